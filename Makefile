@@ -1,0 +1,47 @@
+# Everything runs in .venv, made on first use. Another interpreter: make test PYTHON=python3.12
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip -qq
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test test-full lint clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.installed ## decode with the model that ships, on CPU
+	@$(BIN)/python examples/demo.py
+
+test: lint ## lint, types and the quick tests
+	@$(BIN)/python -m pytest -q --durations=10
+
+test-full: lint ## the same, and every promise at full size (slow)
+	@$(BIN)/python -m pytest -q --durations=20 --timeout=1800 -m "full or not full"
+
+lint: $(VENV)/.installed-dev ## ruff and mypy
+	@$(BIN)/ruff check
+	@$(BIN)/mypy
+
+clean: ## remove .venv, caches and build output
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .mypy_cache
+	find . -path ./.git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.created:
+	@echo "making $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
+	@echo "installing d5p4 into $(VENV) (some minutes the first time)"
+	@$(PIP) install -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.created pyproject.toml constraints.txt
+	@echo "installing d5p4[dev] into $(VENV) (some minutes the first time)"
+	@$(PIP) install -c constraints.txt -e ".[dev]"
+	@touch $@ $(VENV)/.installed

@@ -1,0 +1,128 @@
+"""The loop: pool -> distinct rows -> body -> quality and similarity -> k parents -> their children -> next pool.
+
+One call decodes P prompts that share a schedule. Everything random is keyed (see `rng`), so the answers do not depend on
+which prompts share the call. `generate` is the comfortable way in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .answers import Ledger, gather_result
+from .guidance import guidance_at, guide
+from .look import Look, check_finite
+from .methods import Scorer
+from .pool import Pool, pick
+from .project import Children, Draw, Parents, keep_distinct, projection
+from .rng import SELECT, hash_tokens, mix
+from .rows import Prompts, RowRunner, occurrence
+from .settings import Settings
+from .types import Callback, Model, Result, Schedule, Snapshot
+
+
+@torch.inference_mode()
+def decode(
+    model: Model,
+    prompts: Prompts,
+    schedule: Schedule,
+    settings: Settings,
+    *,
+    seed: Tensor,
+    key: Tensor,
+    scorer: Scorer | None = None,
+    references: Sequence[Any] | None = None,
+    callback: Callback | None = None,
+) -> Result:
+    """k answers for each of P prompts. seed, key [P] int64 start each prompt's random streams."""
+    spec, steps = settings.spec, len(schedule.steps)
+    select, project = spec.build(settings), projection(settings.order)
+    finish = spec.finish(settings, scorer, references) if spec.finish else None
+    head = model.head.ban(model.eos_ids if settings.eos == "never" else ())
+    draw = Draw(
+        head, model.mask_id, settings.temperature, settings.top_k, settings.top_p, settings.order,
+        settings.order_temperature, model.eos_ids if settings.eos == "last" else (),
+    )  # fmt: skip
+    guided = settings.guidance_window or ((0, (steps + 1) // 2) if spec.half_guided else None)
+
+    conditional = RowRunner(model, prompts, settings.max_tokens_per_forward, settings.savings)
+    unconditional = RowRunner(
+        model, prompts.without_prompt(model.mask_id), settings.max_tokens_per_forward, settings.savings
+    )
+    masks = torch.full((len(key), settings.pool_size, schedule.length), model.mask_id, device=key.device)
+    pool = Pool.start(masks, prompts.positions, settings.k, torch.promote_types(head.weight.dtype, torch.float32))
+    ledger = Ledger(len(key), key.device, settings.history)
+    state: dict[str, Any] = {}
+
+    for step in schedule.steps:
+        # 1. distinct rows through the body; guidance on states
+        g = guidance_at(step.index, settings.guidance, guided)
+        hidden = conditional.run(pool.tokens, pool.row_hash)
+        states, fresh = hidden.states, hidden.fresh
+        if g != 1:
+            free = unconditional.run(pool.tokens, pool.row_hash)
+            states, fresh = guide(hidden.states, free.states, g), fresh + free.fresh
+
+        # 2. k parents, by quality and similarity
+        look = Look(pool, hidden, states, step, settings, model, head, ledger.alive)
+        view = look.view(state)
+        window = settings.select_window
+        if step.last or window is None or window[0] <= step.index < window[1]:
+            choice = select(view, settings.k, mix(seed, key, SELECT, step.index))
+        else:
+            choice = view.stay()
+
+        # 3. their children: only the parents' rows are sampled
+        chosen = pool.take(choice.parents)
+        slots = hidden.slot.gather(1, choice.parents)
+
+        def rows_at(where: Tensor, slots: Tensor = slots, states: Tensor = states) -> Tensor:
+            prompt, parent, place = where.nonzero(as_tuple=True)
+            return states[slots[prompt, parent], place]
+
+        stream = mix(seed[:, None], key[:, None], step.index, chosen.row_hash, occurrence(chosen.row_hash))
+        parents = Parents(chosen.tokens, rows_at, conditional.prompts.positions, stream)
+        count = 4 * settings.w if settings.distinct else choice.children
+        children = project(parents, step, draw, count)
+        prompt, parent, _ = children.drawn.nonzero(as_tuple=True)
+        owner = torch.stack([prompt, choice.parents[prompt, parent]], 1)
+        check_finite(children.logsumexp, owner, ledger.alive, step.index)
+        tokens, logprob = children.tokens, children.logprob
+        if settings.distinct:
+            tokens, logprob = _distinct(children, chosen, parents.positions, choice.children)
+        regroup = choice.parents.shape[1] == settings.k
+        following = chosen.branch(tokens, logprob, parents.positions, step.index, regroup)
+
+        # 4. the books, and whoever listens
+        nominal = pool.tokens.shape[1] * (1 if g == 1 else 2)
+        ledger.record(choice, fresh, nominal, view, pool.tokens)
+        dropped = None
+        if callback is not None:
+            shot = Snapshot(step.index, steps, ledger.alive, pool.tokens, view, choice, following.tokens)
+            dropped = callback(shot)
+        pool = following
+        if dropped and not step.last:
+            keep = (~torch.isin(ledger.alive, torch.tensor(sorted(dropped), device=key.device))).nonzero()[:, 0]
+            pool, seed, key = pool.keep(keep), seed[keep], key[keep]
+            ledger.keep(keep)
+            conditional.keep(keep)
+            unconditional.keep(keep)
+            state = {name: value[keep] if isinstance(value, Tensor) else value for name, value in state.items()}
+            if not len(keep):
+                break
+
+    return gather_result(model, prompts, pool, look, view, choice, ledger, finish)
+
+
+def _distinct(children: Children, chosen: Pool, positions: Tensor, keep: int) -> tuple[Tensor, Tensor]:
+    """Of more children than needed, the first `keep` of each parent that are new to the prompt's next pool."""
+    hashes = hash_tokens(children.tokens, positions[:, None, None])
+    kept = keep_distinct(hashes, chosen.tie, keep)
+    flat = kept + torch.arange(kept.shape[1], device=kept.device)[:, None] * hashes.shape[2]
+    return tuple(  # type: ignore[return-value]
+        pick(x.flatten(1, 2), flat.flatten(1)).unflatten(1, kept.shape[1:])
+        for x in (children.tokens, children.logprob)
+    )

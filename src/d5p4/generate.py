@@ -1,0 +1,245 @@
+"""`generate`: prompts in, k good and different answers each out."""
+
+from __future__ import annotations
+
+import secrets
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .decode import decode
+from .errors import D5P4Error, DuplicateAnswers
+from .prompts import Request, encode, layout, plan, split_prompts
+from .rng import hash_tokens, key_of, mix
+from .schedule import make_schedule
+from .settings import Settings
+from .types import Callback, Model, Result, Snapshot
+
+
+def generate(
+    model: Model,
+    prompts: Any = None,
+    *,
+    k: int | None = None,
+    w: int | None = None,
+    method: str | None = None,
+    gen_length: int | None = None,
+    steps: int | None = None,
+    block_length: int | None = None,
+    temperature: float | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    order: str | None = None,
+    order_temperature: float | None = None,
+    guidance: float | None = None,
+    guidance_window: tuple[int, int] | None = None,
+    select_window: tuple[int, int] | None = None,
+    distinct: bool | None = None,
+    eos: str | None = None,
+    quality: str | None = None,
+    positions: str | None = None,
+    normalise: str | None = None,
+    features: str | None = None,
+    feature_layer: str | None = None,
+    similarity: str | None = None,
+    gamma: float | None = None,
+    solver: str | None = None,
+    references: Sequence[Any] | None = None,
+    scorer: Callable[..., Any] | None = None,
+    seed: int | None = None,
+    keys: Sequence[int | str] | None = None,
+    sets: int | None = None,
+    chat: bool | None = None,
+    max_tokens_per_forward: int | None = None,
+    callback: Callback | None = None,
+    history: bool | None = None,
+    logprobs: bool | None = None,
+    **parameters: Any,
+) -> Result:
+    """k answers for each prompt.
+
+    What is left out comes from the model's generation_config.json (key `d5p4`), then from the paper.
+
+    prompts          a string, strings, chat messages, token ids, or None: unconditional, `sets` times. A prompt with
+                     mask tokens is filled in; nothing is appended to it unless gen_length is given
+    k, w             answers a prompt (4); children drawn of each (4)
+    method           "d5p4"; see `d5p4.METHODS`. Its own parameters (beta, alpha, ...) are keyword arguments
+    gen_length       tokens to append: the model's length for MDLM, 128 otherwise
+    steps            in total, spread evenly over blocks and positions: one a position
+    block_length     decode the window in blocks of this length, left to right: one block
+    temperature      of the token draw (1.0; 0 takes the most probable); top_k, top_p filter the draw
+    order            "confidence", "random", "tempered", "margin", "entropy", or "ancestral" (MDLM's default)
+    order_temperature  of the tempered order (0.1)
+    guidance         classifier-free guidance g (1 is off); guidance_window: on steps start..stop-1 only
+    select_window    select on steps start..stop-1 only (the last step always selects)
+    distinct         draw more children and keep different ones (changes results)
+    eos              end-of-text is revealed "last" (LLaDA, Dream), "free"ly (the paper's runs; MDLM) or "never"
+    quality          "entropy", "self-certainty", "logprob" over positions "all" or "masked", normalised by "minmax",
+                     "absolute" or "zscore"
+    features         "flatten", "mean", "masked", "non-masked" of feature_layer "model" or "head" (the head's input)
+    similarity       "cosine" or "rbf" (gamma)
+    solver           "local-search", "one-start", "k-starts", "n-starts", "exact", "exhaustive" for the DPP methods
+    scorer, references  for best-of-n: scorer(texts), or scorer(text, reference) with one reference a prompt
+    seed             None draws a fresh one and returns it
+    keys             names of the prompts for the random streams; by default a hash of the tokens and how often the
+                     prompt came before in this call
+    chat             None applies the chat template to text where the model has one; False never
+    max_tokens_per_forward  caps one forward (16384)
+    callback         called with a `Snapshot` after each step; may return prompt numbers to drop
+    history, logprobs  fill Result.history; Result.logprobs and reveal_step
+
+    Aliases: num_return_sequences (k), max_new_tokens (gen_length), cfg_scale (guidance - 1), remasking and alg (order).
+    """
+    given = dict(
+        k=k, w=w, method=method, gen_length=gen_length, steps=steps, block_length=block_length, temperature=temperature,
+        top_k=top_k, top_p=top_p, order=order, order_temperature=order_temperature, guidance=guidance,
+        guidance_window=guidance_window, select_window=select_window, distinct=distinct, eos=eos, quality=quality,
+        positions=positions, normalise=normalise, features=features, feature_layer=feature_layer,
+        similarity=similarity, gamma=gamma, solver=solver, chat=chat, max_tokens_per_forward=max_tokens_per_forward,
+        history=history, logprobs=logprobs,
+    )  # fmt: skip
+    settings = Settings.make(model, **given, **parameters)
+    if (scorer is not None or references is not None) and settings.method != "best-of-n":
+        raise D5P4Error(f"scorer and references are for method 'best-of-n', not {settings.method!r}")
+    length_given = gen_length is not None or parameters.get("max_new_tokens") is not None
+    asked = split_prompts(prompts, sets)
+    if prompts is None and settings.guidance != 1:
+        raise D5P4Error(f"guidance={settings.guidance:g} strengthens a prompt, and there is none; use guidance=1")
+    requests = [
+        plan(model, encode(model, prompt, settings.chat, i), settings, length_given, i) for i, prompt in enumerate(asked)
+    ]
+    if references is not None and len(references) != len(requests):
+        raise D5P4Error(f"there are {len(references)} references for {len(requests)} prompts")
+    seed = secrets.randbits(32) if seed is None else seed
+    if not isinstance(seed, int) or isinstance(seed, bool):
+        raise D5P4Error(f"seed={seed!r} must be a whole number")
+    return run_requests(
+        model, requests, prompt_keys(requests, keys), settings, seed,
+        scorer=scorer, references=references, callback=callback,
+    )  # fmt: skip
+
+
+def prompt_keys(requests: Sequence[Request], keys: Sequence[int | str] | None) -> list[int]:
+    """One int64 a prompt: from the caller's names, or from the tokens and their occurrence number in this call."""
+    if keys is not None:
+        if len(keys) != len(requests):
+            raise D5P4Error(f"there are {len(keys)} keys for {len(requests)} prompts")
+        if len(set(keys)) < len(keys):
+            twice = Counter(keys).most_common(1)[0][0]
+            raise D5P4Error(f"key {twice!r} names two prompts; their random streams would be the same")
+        return [key_of(key) for key in keys]
+    seen: Counter[tuple[int, ...]] = Counter()
+    result = []
+    for request in requests:
+        ids = tuple(request.ids)
+        tokens = torch.tensor(ids, dtype=torch.int64)
+        result.append(int(mix(hash_tokens(tokens, torch.arange(len(ids))), seen[ids])))
+        seen[ids] += 1
+    return result
+
+
+def run_requests(
+    model: Model,
+    requests: Sequence[Request],
+    keys: Sequence[int],
+    settings: Settings,
+    seed: int,
+    *,
+    scorer: Callable[..., Any] | None = None,
+    references: Sequence[Any] | None = None,
+    callback: Callback | None = None,
+) -> Result:
+    """Decode requests in batches that share a schedule, and put the results back in order."""
+    device = model.head.weight.device
+    pad_id = getattr(model, "pad_id", model.mask_id)
+    parts: list[tuple[list[int], Result]] = []
+    for length, numbers in _batches(model, requests, settings):
+        schedule = make_schedule(length, settings.steps, settings.block_length, settings.order == "ancestral")
+        batch = layout([requests[i] for i in numbers], model.mask_id, pad_id, device)
+        which = torch.tensor(numbers, device=device)
+        result = decode(
+            model,
+            batch,
+            schedule,
+            settings,
+            seed=torch.full((len(numbers),), key_of(seed), device=device),
+            key=torch.tensor([keys[i] for i in numbers], device=device),
+            scorer=scorer,
+            references=None if references is None else [references[i] for i in numbers],
+            callback=None if callback is None else _numbered(callback, which),
+        )
+        parts.append((numbers, result))
+    merged = replace(_merge(parts, pad_id), seed=seed)
+    short = [i for i, answers in enumerate(merged.answers) if answers and merged.distinct[i] < settings.k]
+    if short:
+        warnings.warn(
+            f"{len(short)} of {len(requests)} prompts have fewer than k={settings.k} different answers "
+            f"(Result.distinct); raise temperature or w, or use distinct=True",
+            DuplicateAnswers,
+            stacklevel=3,
+        )
+    return merged
+
+
+def _batches(model: Model, requests: Sequence[Request], settings: Settings) -> Iterable[tuple[int, list[int]]]:
+    """(window length, prompt numbers) of decode calls: one schedule each, pools within eight forwards' tokens."""
+    by_length: dict[int, list[int]] = {}
+    for number, request in enumerate(requests):
+        by_length.setdefault(len(request.window(model.mask_id)), []).append(number)
+    budget = 8 * settings.max_tokens_per_forward
+    for length, numbers in by_length.items():
+        longest = max(len(requests[i].ids) + requests[i].append for i in numbers)
+        size = max(1, budget // (settings.pool_size * longest))
+        for start in range(0, len(numbers), size):
+            yield length, numbers[start : start + size]
+
+
+def _numbered(callback: Callback, numbers: Tensor) -> Callback:
+    """The callback sees and names prompts by their number in the call."""
+    place = {int(number): i for i, number in enumerate(numbers)}
+
+    def call(shot: Snapshot) -> list[int] | None:
+        dropped = callback(replace(shot, prompts=numbers[shot.prompts]))
+        return None if dropped is None else [place[i] for i in dropped if i in place]
+
+    return call
+
+
+def _merge(parts: Sequence[tuple[list[int], Result]], pad_id: int) -> Result:
+    """Results of several decode calls as one, in prompt order, rows left-padded to one length."""
+    if len(parts) == 1:
+        return parts[0][1]
+    order = [number for numbers, _ in parts for number in numbers]
+    back = torch.tensor(order).argsort()
+    longest = max(result.sequences.shape[-1] for _, result in parts)
+
+    def pad(x: Tensor, value: int) -> Tensor:
+        return torch.nn.functional.pad(x, (longest - x.shape[-1], 0), value=value)
+
+    def tensors(name: str) -> Tensor:
+        joined = torch.cat([getattr(result, name) for _, result in parts])
+        return joined[back.to(joined.device)]
+
+    def lists(name: str) -> Any:
+        if getattr(parts[0][1], name) is None:
+            return None
+        joined = [item for _, result in parts for item in getattr(result, name)]
+        return [joined[i] for i in back.tolist()]
+
+    sequences = torch.cat([pad(result.sequences, pad_id) for _, result in parts])
+    attention = torch.cat([pad(result.attention_mask, 0) for _, result in parts])
+    return replace(
+        parts[0][1],
+        **{name: lists(name) for name in ("answers", "texts", "lineage", "logprobs", "reveal_step", "history")},
+        **{
+            name: tensors(name)
+            for name in ("score", "logdet", "similarity", "distinct", "nfe", "rows", "rows_nominal")
+        },
+        sequences=sequences[back.to(sequences.device)],
+        attention_mask=attention[back.to(attention.device)],
+    )

@@ -1,0 +1,64 @@
+"""The Monte-Carlo likelihood bound of masked diffusion models.
+
+With La answer tokens and l of them masked, uniformly which,
+    log p(answer | prompt) >= E_l E_mask [ (La / l) Σ_{masked i} log p(token_i | rest) ],   l uniform on 1..La.
+The l's of one estimate are stratified: evenly spaced over 1..La from a random offset. The result is the mean over samples,
+an unbiased estimate of the bound (in nats).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from .errors import D5P4Error
+from .ops.vocab import vocab_stats
+from .prompts import Prompt, Request, encode, layout
+from .rng import LIKELIHOOD, hash_tokens, key_of, mix, uniform
+from .types import Model
+
+
+@torch.inference_mode()
+def loglikelihood(
+    model: Model,
+    text: str | Sequence[int],
+    prompt: Prompt | None = None,
+    samples: int = 128,
+    *,
+    seed: int = 0,
+    chat: bool | None = False,
+    max_tokens_per_forward: int = 16384,
+) -> float:
+    """Bound on log p(text | prompt) in nats. The text and the prompt may be token ids; the same seed gives the same value."""
+    if not isinstance(samples, int) or samples < 1:
+        raise D5P4Error(f"samples={samples!r} must be a whole number of at least 1")
+    before = [] if prompt is None else encode(model, prompt, chat, 0)
+    answer = encode(model, text, False, 0)
+    if not answer:
+        raise D5P4Error("the text to score has no tokens")
+    if model.mask_id in answer:
+        raise D5P4Error("the text to score holds the mask token; its likelihood is not defined")
+    if len(before) + len(answer) > model.max_length:
+        raise D5P4Error(f"{len(before)} + {len(answer)} tokens do not fit the model's {model.max_length}")
+    device = model.head.weight.device
+    row = layout([Request(before + answer, 0)], model.mask_id, model.mask_id, device).tokens[0]
+    place = torch.arange(len(before), len(row), device=device)
+    stream = mix(key_of(seed), LIKELIHOOD, hash_tokens(row, torch.arange(len(row), device=device)))
+    draws = torch.arange(samples, device=device)
+    offset = uniform(stream, 0) * len(answer)
+    masks = 1 + ((offset + draws * (len(answer) / samples)) % len(answer)).floor().long().clamp_max(len(answer) - 1)
+    chance = uniform(mix(stream, 1 + draws)[:, None], place)  # [samples, La]
+    masked = chance.argsort(dim=-1, stable=True).argsort(dim=-1, stable=True) < masks[:, None]
+    total = torch.zeros((), dtype=chance.dtype, device=device)
+    size = max(1, max_tokens_per_forward // len(row))
+    for part, number in zip(masked.split(size), masks.split(size), strict=True):
+        tokens = row.repeat(len(part), 1)
+        hidden = tokens[:, place].masked_fill(part, model.mask_id)
+        tokens[:, place] = hidden
+        states = model.body(tokens).states[:, place][part]
+        truth = row[place].expand(part.shape)[part][:, None]
+        stats = vocab_stats(states, model.head.weight, model.head.bias, model.head.banned, (), truth)
+        weight = (len(answer) / number)[:, None].expand(part.shape)[part]
+        total += (stats["token"][:, 0] * weight).sum()
+    return float(total / samples)

@@ -1,0 +1,130 @@
+"""The paper's methods by name, as combinations of parts, with the one table of their own parameters and defaults."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from . import select
+from .errors import D5P4Error
+from .types import Final, Finish, Selector
+
+if TYPE_CHECKING:
+    from .settings import Settings
+
+Scorer = Callable[..., Any]
+"""`scorer(texts) -> numbers`, or `scorer(text, reference) -> number` when references are given; higher is better."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to decode: what selects, how large the pool is, what happens at the end."""
+
+    name: str
+    summary: str
+    section: str  # where the paper describes it
+    build: Callable[[Settings], Selector]
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    wide: bool = True  # the pool holds k*w rows; otherwise k
+    solver: bool = False  # takes `solver`
+    presets: Mapping[str, Any] = field(default_factory=dict)  # settings this method changes unless the caller says
+    half_guided: bool = False  # guidance on the first half of the steps unless a window is given
+    finish: Callable[[Settings, Scorer | None, Sequence[Any] | None], Finish] | None = None
+
+
+def _dpp(kernel: str, partition: bool = True) -> Callable[[Settings], Selector]:
+    def build(s: Settings) -> Selector:
+        return select.PartitionDPP(beta=s.params["beta"], kernel=kernel, solver=s.solver, partition=partition)
+
+    return build
+
+
+def _with_params(make: Callable[..., Selector]) -> Callable[[Settings], Selector]:
+    return lambda s: make(**s.params)
+
+
+def _identity(_: Settings) -> Selector:
+    return select.Identity()
+
+
+def _best(values: Tensor, tie: Tensor, k: int) -> Tensor:
+    """The k largest of values [P, N], ties by hash, in row order."""
+    by_tie = tie.argsort(dim=-1, stable=True)
+    worst_last = values.nan_to_num(nan=-math.inf).gather(1, by_tie).argsort(dim=-1, descending=True, stable=True)
+    return by_tie.gather(1, worst_last[:, :k]).sort(-1).values
+
+
+def _best_of_n(settings: Settings, scorer: Scorer | None, references: Sequence[Any] | None) -> Finish:
+    rank = settings.params["rank"] or ("entropy" if scorer is None else "scorer")
+    if rank not in ("entropy", "logprob", "scorer"):
+        raise D5P4Error(f"rank={rank!r} is not a way to rank best-of-n; use 'entropy', 'logprob' or 'scorer'")
+    if rank == "scorer" and scorer is None:
+        raise D5P4Error("best-of-n with rank='scorer' needs scorer=, a function of texts (or of a text and a reference)")
+    if rank != "scorer" and scorer is not None:
+        raise D5P4Error(f"best-of-n was given a scorer and rank={rank!r}; leave one of them out")
+    if references is not None and scorer is None:
+        raise D5P4Error("references need scorer=, a function of a text and a reference")
+
+    def finish(final: Final, k: int) -> Tensor:
+        if scorer is None:
+            values = final.score("entropy", "all") if rank == "entropy" else final.logprob()
+        else:
+            rows = []
+            for prompt, texts in zip(final.prompts.tolist(), final.texts(), strict=True):
+                numbers = (
+                    [scorer(text, references[prompt]) for text in texts] if references is not None else scorer(texts)
+                )
+                numbers = [float(x) for x in numbers]
+                if len(numbers) != len(texts):
+                    raise D5P4Error(f"the scorer gave {len(numbers)} numbers for {len(texts)} texts")
+                rows.append([x if text.strip() else -math.inf for x, text in zip(numbers, texts, strict=True)])
+            values = torch.tensor(rows, dtype=torch.float64, device=final.tie.device)
+        return _best(values, final.tie, k)
+
+    return finish
+
+
+def _keep_certain(settings: Settings, scorer: Scorer | None, references: Sequence[Any] | None) -> Finish:
+    return lambda final, k: _best(final.score("entropy", "masked"), final.tie, k)
+
+
+_TABLE = (
+    Method("d5p4", "partition DPP, additive kernel diag(Q) + beta S (D5P4+)", "3.3", _dpp("additive"),
+           {"beta": 20.0}, solver=True),
+    Method("d5p4x", "partition DPP, multiplicative kernel e^(Q/beta) S e^(Q/beta)", "3.3", _dpp("multiplicative"),
+           {"beta": 1.0}, solver=True),
+    Method("d5p4-p", "d5p4 with guidance on the first half of the steps only", "4.2", _dpp("additive"),
+           {"beta": 20.0}, solver=True, presets={"guidance": 2.0}, half_guided=True),
+    Method("d5p3", "d5p4 without the partition: lineages may die out", "App. E", _dpp("additive", partition=False),
+           {"beta": 20.0}, solver=True),
+    Method("greedy-beam", "the best candidate of each group", "4, App. B.4", lambda s: select.GreedyBeam()),
+    Method("diverse-beam", "quality minus alpha times similarity to those chosen (transversal MMR)", "4, App. B.4",
+           _with_params(select.MMR), {"alpha": 20.0, "form": "mean", "starts": "n"}),
+    Method("cat", "one candidate of each group drawn by softmax(Q / score_temperature)", "4.1",
+           _with_params(select.Categorical), {"score_temperature": 1.0}),
+    Method("random", "one candidate of each group, any", "5", lambda s: select.Random()),
+    Method("k-dpp", "k candidates sampled from the unconstrained k-DPP", "App. B.4",
+           _with_params(select.KDPP), {"beta": 20.0, "kernel": "additive"}),
+    Method("partition-sample", "one candidate of each group sampled from the partition DPP", "ours",
+           _with_params(select.PartitionSample), {"beta": 20.0, "kernel": "additive"}),
+    Method("e-smc", "particles resampled by e^(lam * certainty) every `interval` steps, the k best kept", "App. E",
+           _with_params(select.ESMC),
+           {"lam": 5.0, "interval": 8, "weights": "literal", "potential": "max", "resampling": "multinomial",
+            "ess": None, "incremental": False}, finish=_keep_certain),
+    Method("best-of-n", "k*w independent answers, the k best by entropy, log-probability or a scorer", "4, App. B.4",
+           _identity, {"rank": None}, finish=_best_of_n),
+    Method("independent", "k independent answers: no selection", "4", _identity, wide=False),
+)  # fmt: skip
+
+METHODS: Mapping[str, Method] = {method.name: method for method in _TABLE}
+
+
+def method_named(name: str) -> Method:
+    if name not in METHODS:
+        raise D5P4Error(f"there is no method {name!r}; choose one of {', '.join(METHODS)}")
+    return METHODS[name]

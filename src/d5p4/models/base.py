@@ -1,0 +1,123 @@
+"""What the native architectures have in common: the attributes of `d5p4.types.Model` around one nn.Module."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ..types import Head, Hidden
+from .tokenizer import Tokenizer
+
+END_TOKENS = ("<|eot_id|>", "<|im_end|>", "<|endoftext|>")
+
+
+class NativeModel(nn.Module):
+    """A model whose parameter names, after `prefix`, are those of the public checkpoints.
+
+    Built from config.json alone it has fresh weights and no tokenizer; `d5p4.models.load` fills both in.
+    """
+
+    architecture: ClassVar[str]
+    prefix: ClassVar[str]
+    carry_over: bool
+    default_order: str
+    mask_id: int
+    max_length: int
+    banned: Tensor
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.config = dict(config)
+        self.name = self.architecture
+        self.tokenizer: Tokenizer | None = None
+        self.eos_ids: tuple[int, ...] = ()
+        self.generation_defaults: Mapping[str, Any] = {}
+
+    def body(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Hidden:
+        """Hidden rows of tokens [R, T] int64; attention_mask [R, T] is False at left padding."""
+        raise NotImplementedError
+
+    @property
+    def unembedding(self) -> tuple[Tensor, Tensor | None]:
+        """Weight [V, D] and bias [V] of the head: the parameters themselves."""
+        raise NotImplementedError
+
+    @property
+    def head(self) -> Head:
+        weight, bias = self.unembedding
+        return Head(weight, bias, self.banned)
+
+    @head.setter
+    def head(self, head: Head) -> None:
+        """Take over a head's banned ids; its matrix stays the model's own."""
+        self.banned = head.banned
+
+    @property
+    def device(self) -> torch.device:
+        return self.unembedding[0].device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.unembedding[0].dtype
+
+    @property
+    def pad_id(self) -> int:
+        """The id written at left padding; its value never matters."""
+        pad = self.config.get("pad_token_id")
+        if isinstance(pad, int) and 0 <= pad < self.banned.shape[0]:
+            return pad
+        return self.eos_ids[0] if self.eos_ids else self.mask_id
+
+    def tied(self) -> tuple[str, ...]:
+        """Names a checkpoint may hold besides the parameters, because they repeat one of them."""
+        return ()
+
+    def attach(self, name: str, tokenizer: Tokenizer | None, generation: Mapping[str, Any]) -> None:
+        """Set what depends on the files beside the weights."""
+        self.name, self.tokenizer = name, tokenizer
+        defaults = generation.get("d5p4")
+        self.generation_defaults = dict(defaults) if isinstance(defaults, Mapping) else {}
+        self.eos_ids = self.end_ids(generation)
+        self.ban(self.device)
+
+    def end_ids(self, generation: Mapping[str, Any]) -> tuple[int, ...]:
+        """End-of-text ids: from the configs, then the tokenizer's own end-of-turn tokens."""
+        found = [*_ids(self.config.get("eos_token_id")), *_ids(generation.get("eos_token_id"))]
+        if self.tokenizer is not None:
+            found += [i for i in map(self.tokenizer.special_id, END_TOKENS) if i is not None]
+        size = self.unembedding[0].shape[0]
+        return tuple(dict.fromkeys(i for i in found if 0 <= i < size and i != self.mask_id))
+
+    def ban(self, device: torch.device | str | None = None) -> None:
+        """Make `banned`: the mask id, ids past vocab_size, ids the tokenizer has no string for."""
+        size = self.unembedding[0].shape[0]
+        banned = torch.zeros(size, dtype=torch.bool)
+        banned[self.mask_id] = True
+        banned[self.config.get("vocab_size", size) :] = True
+        if self.tokenizer is not None:
+            banned |= without_token(self.tokenizer.ids(), size)
+        self.register_buffer("banned", banned if device is None else banned.to(device), persistent=False)
+
+    def settle(self, dtype: torch.dtype) -> None:
+        """Ready for decoding in this dtype: no gradients, evaluation mode."""
+        self.to(dtype).eval().requires_grad_(False)
+
+    @staticmethod
+    def reading_dtype(dtype: torch.dtype) -> torch.dtype:
+        """The dtype weights are read in before `settle` brings them to the final one."""
+        return dtype
+
+
+def without_token(ids: Sequence[int] | set[int], size: int) -> Tensor:
+    """[size] bool, True at ids outside the given ones."""
+    missing = torch.ones(size, dtype=torch.bool)
+    missing[[i for i in ids if 0 <= i < size]] = False
+    return missing
+
+
+def _ids(value: Any) -> list[int]:
+    values = value if isinstance(value, (list, tuple)) else [value]
+    return [v for v in values if isinstance(v, int) and not isinstance(v, bool)]

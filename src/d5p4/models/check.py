@@ -1,0 +1,138 @@
+"""`check`: does a checkpoint load and behave like a model? Used by `d5p4 check MODEL`."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import D5P4Error
+from .base import NativeModel
+from .load import load
+
+PROMPT = "The capital of France is"
+SENTENCE = "two plus two is 4, isn't it?"
+MASKS = 8
+PADS = 3
+TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-2, torch.float16: 0.25, torch.bfloat16: 1.0}
+
+
+class CheckLine(NamedTuple):
+    name: str
+    passed: bool
+    detail: str
+
+
+@torch.inference_mode()
+def check(
+    name_or_path: str | Path,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
+    compare_remote: bool = False,
+) -> list[CheckLine]:
+    """Load a checkpoint and try it on one prompt. `compare_remote` also runs the model's own code, if you trust it."""
+    start = time.perf_counter()
+    model = load(name_or_path, device, dtype)
+    seconds = time.perf_counter() - start
+    count = sum(parameter.numel() for parameter in model.parameters())
+    facts = f"{model.architecture}, {count:,} parameters, {str(model.dtype)[6:]} on {model.device}, {seconds:.1f} s"
+    row = _prompt(model)
+    logits = _masked_logits(model, row)
+    lines = [CheckLine("load", True, facts), _finite(logits), _entropy(model, logits), _padding(model, row, logits)]
+    lines += [_round_trip(model), _mask(model)]
+    if compare_remote:
+        lines.append(_remote(name_or_path, model, row, logits))
+    return lines
+
+
+def _prompt(model: NativeModel) -> Tensor:
+    """[1, T]: the known prompt and its masks."""
+    assert model.tokenizer is not None
+    ids = model.tokenizer.encode(PROMPT) + [model.mask_id] * MASKS
+    return torch.tensor([ids], device=model.device)
+
+
+def _masked_logits(model: NativeModel, row: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+    """[masks, V] in at least float32, banned ids at minus infinity."""
+    states = model.body(row, attention_mask).states[0, -MASKS:]
+    logits = torch.nn.functional.linear(states, model.head.weight, model.head.bias)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return logits.masked_fill(model.head.banned, -math.inf)
+
+
+def _allowed(model: NativeModel, logits: Tensor) -> Tensor:
+    return logits[:, ~model.head.banned]
+
+
+def _finite(logits: Tensor) -> CheckLine:
+    bad = int((logits.isnan() | logits.isposinf()).sum())
+    bad += int(logits.isneginf().all(-1).sum())
+    return CheckLine("logits finite", bad == 0, f"{bad} NaN or infinite of {logits.numel():,}")
+
+
+def _entropy(model: NativeModel, logits: Tensor) -> CheckLine:
+    logp = _allowed(model, logits).log_softmax(-1)
+    entropy = float(-(logp.exp() * logp).sum(-1).mean())
+    ceiling = math.log(logp.shape[-1])
+    detail = f"mean entropy {entropy:.3f} nats at the masks after {PROMPT!r}; knowing nothing would be {ceiling:.3f}"
+    return CheckLine("knows something", entropy < ceiling - 0.1, detail)
+
+
+def _padding(model: NativeModel, row: Tensor, logits: Tensor) -> CheckLine:
+    pads = row.new_full((1, PADS), model.pad_id)
+    real = torch.ones(1, PADS + row.shape[1], dtype=torch.bool, device=row.device)
+    real[:, :PADS] = False
+    padded = _masked_logits(model, torch.cat((pads, row), dim=1), real)
+    return _agreement("padding changes nothing", model, logits, padded, f"{PADS} pads on the left")
+
+
+def _agreement(name: str, model: NativeModel, ours: Tensor, theirs: Tensor, what: str) -> CheckLine:
+    ours, theirs = _allowed(model, ours), _allowed(model, theirs)
+    worst = float((ours - theirs).abs().max())
+    same = int((ours.argmax(-1) == theirs.argmax(-1)).sum())
+    limit = TOLERANCE[model.dtype]
+    # Half precision may flip the first of two near-equal tokens; the wider dtypes may not.
+    half = model.dtype in (torch.float16, torch.bfloat16)
+    passed = worst <= limit and (half or same == MASKS)
+    return CheckLine(name, passed, f"{what}: logits within {worst:.2e} (limit {limit:g}), first token {same}/{MASKS}")
+
+
+def _round_trip(model: NativeModel) -> CheckLine:
+    assert model.tokenizer is not None
+    back = model.tokenizer.decode(model.tokenizer.encode(SENTENCE))
+    return CheckLine("tokenizer round trip", back == SENTENCE, f"{SENTENCE!r} came back as {back!r}")
+
+
+def _mask(model: NativeModel) -> CheckLine:
+    assert model.tokenizer is not None
+    text = model.tokenizer.mask_token
+    if text is None:
+        return CheckLine("mask token", False, f"id {model.mask_id} has no string, so prompts cannot contain a mask")
+    ids, shown = model.tokenizer.encode(text), model.tokenizer.decode([model.mask_id])
+    passed = ids == [model.mask_id] and shown == "" and bool(model.head.banned[model.mask_id])
+    return CheckLine("mask token", passed, f"{text!r} encodes to {ids}, mask id {model.mask_id}, decoded as {shown!r}")
+
+
+def _remote(name_or_path: str | Path, model: NativeModel, row: Tensor, logits: Tensor) -> CheckLine:
+    """Compare with the code that comes with the checkpoint."""
+    try:
+        import transformers
+    except ImportError as reason:
+        raise D5P4Error("comparing with the model's own code needs transformers: pip install transformers.") from reason
+    # mdlm-owt registers its class for masked language modelling only.
+    auto: Any = transformers.AutoModelForMaskedLM if model.architecture == "mdlm" else transformers.AutoModel
+    try:
+        remote = auto.from_pretrained(str(name_or_path), trust_remote_code=True, torch_dtype=model.dtype)
+        remote = remote.to(model.device).eval()
+        extra = {"timesteps": torch.zeros(1, device=row.device)} if model.architecture == "mdlm" else {}
+        output = remote(input_ids=row, **extra)
+    except Exception as reason:  # foreign code fails in any way Python can
+        raise D5P4Error(f"the code of {str(name_or_path)!r} did not run: {type(reason).__name__}: {reason}") from reason
+    theirs = getattr(output, "logits", output)[0]
+    if model.architecture == "dream":
+        theirs = torch.cat((theirs[:1], theirs[:-1]))
+    return _agreement("same as its own code", model, logits, theirs[-MASKS:].to(logits), "one prompt")

@@ -1,0 +1,120 @@
+"""Reading a checkpoint folder: JSON files and safetensors weights, never pickle."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from ..errors import D5P4Error
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+FLOATS = ("F64", "F32", "F16", "BF16")
+SHOWN = 8
+
+
+def read_json(path: Path, missing: Any = None) -> Any:
+    """The object in a JSON file; a missing file gives `missing` when that is not None."""
+    if not path.is_file() and missing is not None:
+        return missing
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise D5P4Error(f"{path} does not exist: a checkpoint folder needs it.") from None
+    except (OSError, ValueError) as reason:
+        raise D5P4Error(f"{path} cannot be read as JSON ({reason}): fetch the file again.") from reason
+    if not isinstance(found, dict):
+        raise D5P4Error(f"{path} holds a {type(found).__name__} where a JSON object is expected.")
+    return found
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a folder: the single file, or the shards its index names."""
+    if (folder / SINGLE).is_file():
+        return [folder / SINGLE]
+    if (folder / INDEX).is_file():
+        weight_map = read_json(folder / INDEX).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise D5P4Error(f"{folder / INDEX} has no weight_map: fetch the file again.")
+        names = sorted({str(name) for name in weight_map.values()})
+        absent = [name for name in names if Path(name).name != name or not (folder / name).is_file()]
+        if absent:
+            raise D5P4Error(f"{folder / INDEX} names files that are not in its folder: {_some(absent)}; fetch them.")
+        return [folder / name for name in names]
+    pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
+    if pickles:
+        raise D5P4Error(
+            f"{folder} has its weights only as pickle files ({_some(pickles)}), which can run code when opened; "
+            f"convert them to {SINGLE}."
+        )
+    raise D5P4Error(f"{folder} has neither {SINGLE} nor {INDEX}: put the weights there.")
+
+
+def fill(
+    module: nn.Module,
+    folder: Path,
+    prefix: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    ignore: Sequence[str] = (),
+) -> None:
+    """Give the parameters of a module on the meta device their values.
+
+    Names and shapes are compared first, from the file headers alone. Then one shard is open at a time and each
+    tensor goes straight to the device, so the host holds about one shard at its peak.
+    `ignore`: endings of names that the files may hold without the module having them.
+    """
+    files = weight_files(folder)
+    wanted = {prefix + name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+    _compare(folder, wanted, files, tuple(ignore))
+    for path in files:
+        with _opened(path) as shard:
+            for name in shard.keys():  # noqa: SIM118 (a safetensors file is not a dict)
+                if name in wanted:
+                    # A copy even on the CPU: the file may be overwritten while the model lives.
+                    tensor = shard.get_tensor(name).to(device=device, dtype=dtype, copy=True)
+                    owner, _, leaf = name[len(prefix) :].rpartition(".")
+                    setattr(module.get_submodule(owner), leaf, nn.Parameter(tensor))
+
+
+def _compare(folder: Path, wanted: dict[str, tuple[int, ...]], files: list[Path], ignore: tuple[str, ...]) -> None:
+    found: dict[str, tuple[int, ...]] = {}
+    misfits = []
+    for path in files:
+        with _opened(path) as shard:
+            for name in shard.keys():  # noqa: SIM118
+                piece = shard.get_slice(name)
+                found[name] = tuple(piece.get_shape())
+                if name in wanted and found[name] != wanted[name]:
+                    misfits.append(f"{name} is {list(found[name])}, expected {list(wanted[name])}")
+                elif name in wanted and piece.get_dtype() not in FLOATS:
+                    misfits.append(f"{name} is {piece.get_dtype()}, expected one of {', '.join(FLOATS)}")
+    missing = [name for name in wanted if name not in found]
+    unexpected = [name for name in found if name not in wanted and not (ignore and name.endswith(ignore))]
+    complaints = [
+        f"{kind}: {_some(names)}"
+        for kind, names in (("missing", missing), ("unexpected", unexpected), ("misshapen", misfits))
+        if names
+    ]
+    if complaints:
+        raise D5P4Error(f"the weights in {folder} do not fit its config.json; {'; '.join(complaints)}.")
+
+
+def _opened(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt", device="cpu")
+    except (OSError, SafetensorError) as reason:
+        raise D5P4Error(f"{path} is not a whole safetensors file ({reason}): fetch it again.") from reason
+
+
+def _some(names: Iterable[str]) -> str:
+    names = list(names)
+    more = len(names) - SHOWN
+    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")

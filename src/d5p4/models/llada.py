@@ -1,0 +1,104 @@
+"""LLaDA: a Llama-shaped body with bidirectional attention, in the checkpoint layout of GSAI-ML/LLaDA-8B."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..types import Hidden
+from .base import NativeModel
+from .config import divides, flag, number, only, token, whole
+from .layers import Padding, RMSNorm, Rotary, attend, read_padding, rotary, split_heads
+
+SUPPORTED = {
+    "block_type": "llama",
+    "layer_norm_type": "rms",
+    "activation_type": "silu",
+    "rope": True,
+    "layer_norm_with_affine": True,
+    "block_group_size": 1,
+    "alibi": False,
+    "include_bias": False,
+    "bias_for_layer_norm": False,
+    "attention_layer_norm": False,
+    "input_emb_norm": False,
+    "scale_logits": False,
+}
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int, kv_heads: int, inner: int, eps: float, qkv_bias: bool) -> None:
+        super().__init__()
+        kv_width = width // heads * kv_heads
+        self.heads, self.kv_heads = heads, kv_heads
+        self.attn_norm = RMSNorm(width, eps)
+        self.q_proj = nn.Linear(width, width, bias=qkv_bias)
+        self.k_proj = nn.Linear(width, kv_width, bias=qkv_bias)
+        self.v_proj = nn.Linear(width, kv_width, bias=qkv_bias)
+        self.attn_out = nn.Linear(width, width, bias=False)
+        self.ff_norm = RMSNorm(width, eps)
+        self.ff_proj = nn.Linear(width, inner, bias=False)
+        self.up_proj = nn.Linear(width, inner, bias=False)
+        self.ff_out = nn.Linear(inner, width, bias=False)
+
+    def forward(self, x: Tensor, angles: Rotary, padding: Padding) -> Tensor:
+        """x [R, T, D] to [R, T, D]."""
+        h = self.attn_norm(x)
+        query = split_heads(self.q_proj(h), self.heads)
+        key = split_heads(self.k_proj(h), self.kv_heads)
+        value = split_heads(self.v_proj(h), self.kv_heads)
+        x = x + self.attn_out(attend(query, key, value, angles, padding.keys))
+        h = self.ff_norm(x)
+        return x + self.ff_out(F.silu(self.ff_proj(h)) * self.up_proj(h))
+
+
+class LLaDA(NativeModel):
+    """states and features are both the rows after the last norm."""
+
+    architecture = "llada"
+    prefix = "model.transformer."
+    carry_over = False
+    default_order = "confidence"
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__(config)
+        only(config, {**SUPPORTED, "clip_qkv": None}, "LLaDA")
+        width, heads = whole(config, "d_model"), whole(config, "n_heads")
+        kv_heads = whole(config, "n_kv_heads", 1 if config.get("multi_query_attention") else heads)
+        inner = whole(config, "mlp_hidden_size", whole(config, "mlp_ratio", 4) * width)
+        vocabulary = whole(config, "vocab_size")
+        rows = whole(config, "embedding_size", vocabulary)
+        eps = number(config, "rms_norm_eps", 1e-5)
+        self.head_width = divides(config, "n_heads", width, heads)
+        divides(config, "n_kv_heads", heads, kv_heads)
+        self.rope_theta = number(config, "rope_theta", 10000.0)
+        self.max_length = whole(config, "max_sequence_length")
+        self.mask_id = token(config, "mask_token_id", vocabulary)
+
+        qkv_bias = flag(config, "include_qkv_bias")
+        self.wte = nn.Embedding(rows, width)
+        self.blocks = nn.ModuleList(
+            Block(width, heads, kv_heads, inner, eps, qkv_bias) for _ in range(whole(config, "n_layers"))
+        )
+        self.ln_f = RMSNorm(width, eps)
+        self.ff_out = None if flag(config, "weight_tying") else nn.Linear(width, rows, bias=False)
+        self.ban()
+
+    @property
+    def unembedding(self) -> tuple[Tensor, Tensor | None]:
+        return (self.wte if self.ff_out is None else self.ff_out).weight, None
+
+    def tied(self) -> tuple[str, ...]:
+        return ("ff_out.weight",) if self.ff_out is None else ()
+
+    def body(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Hidden:
+        padding = read_padding(tokens, attention_mask)
+        x = self.wte(tokens)
+        angles = rotary(padding.positions, self.head_width, self.rope_theta, x.dtype)
+        for block in self.blocks:
+            x = block(x, angles, padding)
+        x = self.ln_f(x)
+        return Hidden(x, x)

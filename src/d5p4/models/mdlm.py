@@ -1,0 +1,257 @@
+"""MDLM: a diffusion transformer over tokens, in the checkpoint layout of kuleshov-group/mdlm-owt.
+
+The network is run without time conditioning, so sigma is 0 for every row and every adaLN shift, scale and gate is a
+constant of the checkpoint. The forward therefore always runs on *folded* weights: gates inside the output matrices,
+scales inside the input matrices, shifts inside the biases. `fold()` does that once; an unfolded model (training)
+folds anew, differentiably, in every forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..types import Hidden
+from .base import NativeModel
+from .config import divides, flag, only, token, whole
+from .layers import Padding, Rotary, attend, read_padding, rotary, split_heads, working_dtype
+
+ROTARY_BASE = 10000.0
+FREQUENCIES = 256
+NORM_EPS = 1e-5
+
+
+class Folded(NamedTuple):
+    """The weights one block runs on."""
+
+    qkv: Tensor  # [3D, D]
+    qkv_bias: Tensor | None  # [3D]
+    out: Tensor  # [D, D]
+    up: Tensor  # [4D, D]
+    up_bias: Tensor  # [4D]
+    down: Tensor  # [D, 4D]
+    down_bias: Tensor  # [D]
+
+
+class Scale(nn.Module):
+    """The weight [D] of a LayerNorm; folding gives the last one a bias."""
+
+    bias: nn.Parameter | None
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.register_parameter("bias", None)
+
+
+class Embedding(nn.Module):
+    def __init__(self, vocabulary: int, width: int) -> None:
+        super().__init__()
+        self.embedding = nn.Parameter(torch.empty(vocabulary, width))
+        nn.init.normal_(self.embedding, std=0.02)
+
+
+class SigmaMap(nn.Module):
+    """The network of the noise level; sigma = 0 turns its input into ones (cosines) and zeros (sines)."""
+
+    def __init__(self, cond: int) -> None:
+        super().__init__()
+        self.mlp = nn.Sequential(nn.Linear(FREQUENCIES, cond), nn.SiLU(), nn.Linear(cond, cond))
+
+    def at_zero(self) -> Tensor:
+        """[cond], in max(float32, dtype)."""
+        first, last = _ends(self.mlp)
+        wave = torch.zeros(FREQUENCIES, device=first.weight.device, dtype=working_dtype(first.weight.dtype))
+        wave[: FREQUENCIES // 2] = 1
+        return F.silu(_affine(F.silu(_affine(wave, first)), last))
+
+
+class Block(nn.Module):
+    adaLN_modulation: nn.Linear | None
+
+    def __init__(self, width: int, heads: int, cond: int, dropout: float) -> None:
+        super().__init__()
+        self.heads, self.dropout = heads, dropout
+        self.norm1 = Scale(width)
+        self.attn_qkv = nn.Linear(width, 3 * width, bias=False)
+        self.attn_out = nn.Linear(width, width, bias=False)
+        self.norm2 = Scale(width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU("tanh"), nn.Linear(4 * width, width))
+        self.adaLN_modulation = _modulation(cond, 6 * width)
+
+    def folded(self, condition: Tensor | None) -> Folded:
+        up, down = _ends(self.mlp)
+        qkv, out = self.attn_qkv, self.attn_out
+        if self.adaLN_modulation is None or condition is None:
+            return Folded(qkv.weight, qkv.bias, out.weight, up.weight, up.bias, down.weight, down.bias)
+        dtype, work = up.weight.dtype, condition.dtype
+        vectors = _affine(condition, self.adaLN_modulation).chunk(6)
+        shift_attn, scale_attn, gate_attn, shift_mlp, scale_mlp, gate_mlp = vectors
+        weights = (
+            qkv.weight.to(work) * (self.norm1.weight.to(work) * (1 + scale_attn)),
+            qkv.weight.to(work) @ shift_attn,
+            gate_attn[:, None] * out.weight.to(work),
+            up.weight.to(work) * (self.norm2.weight.to(work) * (1 + scale_mlp)),
+            up.bias.to(work) + up.weight.to(work) @ shift_mlp,
+            gate_mlp[:, None] * down.weight.to(work),
+            gate_mlp * down.bias.to(work),
+        )
+        return Folded(*(weight.to(dtype) for weight in weights))
+
+    def fold(self, condition: Tensor) -> None:
+        folded = self.folded(condition)
+        up, down = _ends(self.mlp)
+        targets = [(self.attn_qkv, "weight"), (self.attn_qkv, "bias"), (self.attn_out, "weight")]
+        targets += [(up, "weight"), (up, "bias"), (down, "weight"), (down, "bias")]
+        for (module, name), weight in zip(targets, folded, strict=True):
+            assert weight is not None
+            setattr(module, name, nn.Parameter(weight))
+        self.adaLN_modulation = None
+        for norm in (self.norm1, self.norm2):
+            norm.register_parameter("weight", None)
+
+    def forward(self, x: Tensor, angles: Rotary, padding: Padding, condition: Tensor | None) -> Tensor:
+        """x [R, T, D] to [R, T, D]."""
+        w = self.folded(condition)
+        qkv = F.linear(_normalised(x), w.qkv, w.qkv_bias)
+        query, key, value = (split_heads(part, self.heads) for part in qkv.chunk(3, dim=-1))
+        mixed = F.linear(attend(query, key, value, angles, padding.keys), w.out)
+        x = x + F.dropout(mixed, self.dropout, self.training)
+        inner = F.gelu(F.linear(_normalised(x), w.up, w.up_bias), approximate="tanh")
+        return x + F.dropout(F.linear(inner, w.down, w.down_bias), self.dropout, self.training)
+
+
+class OutputLayer(nn.Module):
+    adaLN_modulation: nn.Linear | None
+
+    def __init__(self, width: int, vocabulary: int, cond: int, tied: bool) -> None:
+        super().__init__()
+        self.norm_final = Scale(width)
+        self.linear = nn.Linear(width, vocabulary)
+        if tied:
+            self.linear.register_parameter("weight", None)
+        self.adaLN_modulation = _modulation(cond, 2 * width)
+
+    def affine(self, condition: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Scale and shift [D] after the last norm. They stay out of the head, whose matrix may be the embedding."""
+        weight = self.norm_final.weight
+        if self.adaLN_modulation is None or condition is None:
+            assert self.norm_final.bias is not None
+            return weight, self.norm_final.bias
+        shift, scale = _affine(condition, self.adaLN_modulation).chunk(2)
+        return (weight.to(condition.dtype) * (1 + scale)).to(weight.dtype), shift.to(weight.dtype)
+
+    def fold(self, condition: Tensor) -> None:
+        scale, shift = self.affine(condition)
+        self.norm_final.weight, self.norm_final.bias = nn.Parameter(scale), nn.Parameter(shift)
+        self.adaLN_modulation = None
+
+    def forward(self, x: Tensor, condition: Tensor | None) -> Tensor:
+        scale, shift = self.affine(condition)
+        work = working_dtype(x.dtype)
+        normal = F.layer_norm(x.to(work), x.shape[-1:], eps=NORM_EPS)
+        return (normal * scale.to(work) + shift.to(work)).to(scale.dtype)
+
+
+class MDLM(NativeModel):
+    """states are the rows after the last modulation, features the last block's output before the last norm.
+
+    Training sequences are wrapped documents in which the end-of-text token is an ordinary separator,
+    so there are no end-of-text ids: nothing is cut.
+    """
+
+    architecture = "mdlm"
+    prefix = "backbone."
+    carry_over = True
+    default_order = "ancestral"
+    sigma_map: SigmaMap | None
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__(config)
+        only(config, {"time_conditioning": False}, "MDLM")
+        width, heads, cond = whole(config, "hidden_dim"), whole(config, "n_heads"), whole(config, "cond_dim")
+        vocabulary = whole(config, "vocab_size")
+        self.head_width = divides(config, "n_heads", width, heads)
+        self.max_length = whole(config, "model_length")
+        self.mask_id = token(config, "mask_token_id", vocabulary, default=vocabulary - 1)
+        dropout = float(config.get("dropout") or 0.0)
+
+        self.vocab_embed = Embedding(vocabulary, width)
+        self.sigma_map = SigmaMap(cond)
+        self.blocks = nn.ModuleList(Block(width, heads, cond, dropout) for _ in range(whole(config, "n_blocks")))
+        self.output_layer = OutputLayer(width, vocabulary, cond, flag(config, "tie_word_embeddings"))
+        self.ban()
+
+    @property
+    def unembedding(self) -> tuple[Tensor, Tensor | None]:
+        linear = self.output_layer.linear
+        return (self.vocab_embed.embedding if linear.weight is None else linear.weight), linear.bias
+
+    def tied(self) -> tuple[str, ...]:
+        return ("output_layer.linear.weight",) if self.output_layer.linear.weight is None else ()
+
+    def end_ids(self, generation: Mapping[str, Any]) -> tuple[int, ...]:
+        return ()
+
+    @property
+    def condition(self) -> Tensor | None:
+        """[cond] input of every adaLN, or None once folded."""
+        return None if self.sigma_map is None else self.sigma_map.at_zero()
+
+    @torch.no_grad()
+    def fold(self) -> None:
+        """Fold the constants into the weights for good; a second call does nothing."""
+        condition = self.condition
+        if condition is None:
+            return
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            block.fold(condition)
+        self.output_layer.fold(condition)
+        self.sigma_map = None
+
+    def settle(self, dtype: torch.dtype) -> None:
+        self.fold()
+        super().settle(dtype)
+
+    @staticmethod
+    def reading_dtype(dtype: torch.dtype) -> torch.dtype:
+        return working_dtype(dtype)
+
+    def body(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Hidden:
+        padding = read_padding(tokens, attention_mask)
+        condition = self.condition
+        x = self.vocab_embed.embedding[tokens]
+        angles = rotary(padding.positions, self.head_width, ROTARY_BASE, x.dtype)
+        for block in self.blocks:
+            x = block(x, angles, padding, condition)
+        return Hidden(self.output_layer(x, condition), x)
+
+
+def _normalised(x: Tensor) -> Tensor:
+    """LayerNorm without weight, in max(float32, dtype), back in the dtype of x."""
+    return F.layer_norm(x.to(working_dtype(x.dtype)), x.shape[-1:], eps=NORM_EPS).to(x.dtype)
+
+
+def _modulation(cond: int, width: int) -> nn.Linear:
+    """adaLN starts at zero: every block is the identity before training."""
+    linear = nn.Linear(cond, width)
+    nn.init.zeros_(linear.weight)
+    nn.init.zeros_(linear.bias)
+    return linear
+
+
+def _ends(mlp: nn.Sequential) -> tuple[nn.Linear, nn.Linear]:
+    """The two linear layers around an activation."""
+    first, _, last = mlp
+    assert isinstance(first, nn.Linear) and isinstance(last, nn.Linear)
+    return first, last
+
+
+def _affine(x: Tensor, linear: nn.Linear) -> Tensor:
+    """A linear layer in the dtype of x."""
+    return F.linear(x, linear.weight.to(x.dtype), linear.bias.to(x.dtype))

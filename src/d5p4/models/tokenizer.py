@@ -1,0 +1,230 @@
+"""Text to token ids and back, and conversations to prompts, from the files beside a checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers
+from tokenizers.models import BPE
+
+from ..errors import D5P4Error
+from .checkpoint import read_json
+
+FILES = "tokenizer.json, or vocab.json and merges.txt"
+MASK_TEXT = "<|mask|>"
+NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+# Qwen2's split: contractions, words with one leading mark, single digits, runs of marks, line ends, other space.
+QWEN2_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+    r"|[^\r\n\p{L}\p{N}]?\p{L}+"
+    r"|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+"
+    r"|\s+(?!\S)"
+    r"|\s+"
+)
+
+
+class Tokenizer:
+    """A `tokenizers` backend with a chat template and a mask token.
+
+    Strings of special tokens are recognised inside text; nothing is added around it.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        chat_template: str | None = None,
+        named: Mapping[str, str] | None = None,
+        mask_id: int | None = None,
+    ) -> None:
+        """`named`: strings the chat template may use, such as {"bos_token": "<s>"}."""
+        backend.no_truncation()
+        backend.no_padding()
+        self.backend = backend
+        self.chat_template = chat_template
+        self.named = dict(named or {})
+        self.mask_id = mask_id
+        if mask_id is not None:
+            _give_mask(backend, mask_id)
+        self._ids = set(backend.get_vocab(with_added_tokens=True).values())
+        self._special = {i for i, token in backend.get_added_tokens_decoder().items() if token.special}
+
+    @classmethod
+    def read(cls, folder: str | Path, *, mask_id: int | None = None, qwen2: bool | None = None) -> Tokenizer:
+        """The tokenizer of a folder. `qwen2` says which split vocab.json is for; None reads it off tokenizer_class."""
+        folder = Path(folder)
+        settings = read_json(folder / "tokenizer_config.json", missing={})
+        specials = {**read_json(folder / "special_tokens_map.json", missing={}), **settings}
+        named = {key: text for key in NAMED if (text := _text(specials.get(key))) is not None}
+        if (folder / "tokenizer.json").is_file():
+            backend = _parse(folder / "tokenizer.json")
+        elif (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
+            if qwen2 is None:
+                kind = str(settings.get("tokenizer_class", "")).lower()
+                qwen2 = kind.startswith(("qwen2", "dream"))
+            backend = _byte_level(folder, settings, qwen2)
+        else:
+            raise D5P4Error(f"{folder} has no tokenizer: put {FILES} there, or pass tokenizer=.")
+        extra = specials.get("additional_special_tokens") or []
+        _make_special(backend, [*named.values(), *(text for item in extra if (text := _text(item)) is not None)])
+        return cls(backend, chat_template=_chat_template(folder, settings), named=named, mask_id=mask_id)
+
+    @staticmethod
+    def lies_in(folder: Path) -> bool:
+        """Whether a folder has the files `read` needs."""
+        both = (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file()
+        return both or (folder / "tokenizer.json").is_file()
+
+    def for_model(self, mask_id: int) -> Tokenizer:
+        """The same tokenizer for a model with this mask id."""
+        if self.mask_id == mask_id:
+            return self
+        copy = tokenizers.Tokenizer.from_str(self.backend.to_str())
+        return Tokenizer(copy, chat_template=self.chat_template, named=self.named, mask_id=mask_id)
+
+    def encode(self, text: str) -> list[int]:
+        return self.backend.encode(text, add_special_tokens=False).ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text without special tokens, the mask and ids that have no token."""
+        kept = [i for i in map(int, ids) if i in self._ids and i not in self._special and i != self.mask_id]
+        return self.backend.decode(kept, skip_special_tokens=False)
+
+    def has_token(self, token_id: int) -> bool:
+        return token_id in self._ids
+
+    def ids(self) -> set[int]:
+        """Every id that has a token."""
+        return self._ids
+
+    def token_id(self, text: str) -> int | None:
+        """The id of a token's own string."""
+        return self.backend.token_to_id(text)
+
+    def special_id(self, text: str) -> int | None:
+        """The id of a special token's string; None when it is no special token."""
+        found = self.token_id(text)
+        return found if found in self._special else None
+
+    @property
+    def mask_token(self) -> str | None:
+        """What to write in a prompt for a position to be filled."""
+        return None if self.mask_id is None else self.backend.id_to_token(self.mask_id)
+
+    @property
+    def has_chat(self) -> bool:
+        return self.chat_template is not None
+
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> str | None:
+        """The prompt text that asks for the next answer in a conversation; None without a chat template."""
+        if self.chat_template is None:
+            return None
+        return render_chat(self.chat_template, messages, self.named)
+
+
+def render_chat(template: str, messages: Sequence[Mapping[str, str]], named: Mapping[str, str]) -> str:
+    """Render a chat template, which is foreign code, in jinja2's sandbox."""
+    import jinja2
+    from jinja2.ext import loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    if isinstance(messages, (str, Mapping)) or not all(isinstance(m, Mapping) and "role" in m for m in messages):
+        raise D5P4Error(f"messages={messages!r} should be a list of objects with 'role' and 'content'.")
+
+    def raise_exception(reason: str) -> None:
+        raise jinja2.TemplateError(reason)
+
+    def tojson(value: Any, indent: int | None = None) -> str:
+        return json.dumps(value, ensure_ascii=False, indent=indent)
+
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment.filters["tojson"] = tojson
+    environment.globals["raise_exception"] = raise_exception
+    try:
+        rendered = environment.from_string(template).render(
+            **named, messages=[dict(m) for m in messages], add_generation_prompt=True
+        )
+    except Exception as reason:  # a template can fail in any way Python can
+        raise D5P4Error(f"the chat template could not be rendered: {type(reason).__name__}: {reason}") from reason
+    return rendered
+
+
+def _parse(path: Path) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer.from_file(str(path))
+    except Exception as reason:  # the library raises bare Exception
+        raise D5P4Error(f"{path} is not a tokenizer file ({reason}): fetch it again.") from reason
+
+
+def _byte_level(folder: Path, settings: Mapping[str, Any], qwen2: bool) -> tokenizers.Tokenizer:
+    """A byte-level BPE tokenizer from vocab.json, merges.txt and the lists of added tokens."""
+    try:
+        vocabulary, merges = BPE.read_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
+        added = {text: AddedToken(text) for text in read_json(folder / "added_tokens.json", missing={})}
+        ids = {text: int(i) for text, i in read_json(folder / "added_tokens.json", missing={}).items()}
+        for i, entry in (settings.get("added_tokens_decoder") or {}).items():
+            options = {k: entry[k] for k in ("single_word", "lstrip", "rstrip", "normalized", "special") if k in entry}
+            added[entry["content"]] = AddedToken(entry["content"], **options)
+            ids[entry["content"]] = int(i)
+        # Added tokens join the vocabulary first, so that each keeps its own id even where ids have gaps.
+        backend = tokenizers.Tokenizer(BPE({**vocabulary, **ids}, merges))
+    except D5P4Error:
+        raise
+    except Exception as reason:
+        raise D5P4Error(f"the tokenizer files in {folder} cannot be read ({reason}): fetch them again.") from reason
+    if qwen2:
+        backend.normalizer = normalizers.NFC()
+        split = pre_tokenizers.Split(Regex(QWEN2_SPLIT), behavior="isolated")
+        bytes_only = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        backend.pre_tokenizer = pre_tokenizers.Sequence([split, bytes_only])
+    else:
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=bool(settings.get("add_prefix_space")))
+    backend.decoder = decoders.ByteLevel()
+    for text in sorted(added, key=lambda text: ids[text]):
+        token = added[text]
+        (backend.add_special_tokens if token.special else backend.add_tokens)([token])
+    _make_special(backend, ["<|endoftext|>"])
+    return backend
+
+
+def _make_special(backend: tokenizers.Tokenizer, texts: Sequence[str]) -> None:
+    """Mark strings that already have an id as special tokens."""
+    special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+    wanted = [text for text in texts if text not in special and backend.token_to_id(text) is not None]
+    backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in wanted])
+
+
+def _give_mask(backend: tokenizers.Tokenizer, mask_id: int) -> None:
+    """Make the mask id a special token; an id without a string gets `<|mask|>` when it is the next free one."""
+    text = backend.id_to_token(mask_id)
+    if text is None:
+        ids = backend.get_vocab(with_added_tokens=True).values()
+        if mask_id != max(ids, default=-1) + 1 or len(ids) != mask_id or backend.token_to_id(MASK_TEXT) is not None:
+            return
+        backend.add_special_tokens([AddedToken(MASK_TEXT, special=True, normalized=False)])
+    else:
+        _make_special(backend, [text])
+
+
+def _chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    template = settings.get("chat_template")
+    if isinstance(template, list):
+        named = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _text(token: Any) -> str | None:
+    """The string of a special token, which files write bare or as an object."""
+    token = token.get("content") if isinstance(token, dict) else token
+    return token if isinstance(token, str) else None

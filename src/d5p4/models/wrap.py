@@ -1,0 +1,242 @@
+"""`wrap`: a module already in memory, such as transformers' Llama or Qwen2, as a model for decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tokenizers
+import torch
+from torch import Tensor, nn
+
+from ..errors import D5P4Error
+from ..types import Head, Hidden
+from .base import without_token
+from .dream import shift_right
+from .layers import read_padding
+from .tokenizer import Tokenizer
+
+HiddenRows = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(tokens [R, T], attention_mask [R, T] bool, position_ids [R, T]) to hidden rows [R, T, D]."""
+
+MASKABLE = (None, "eager", "sdpa")
+SCALED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+
+
+def wrap(
+    module: nn.Module,
+    tokenizer: Any,
+    *,
+    mask_id: int,
+    shift: bool = False,
+    eos_ids: Sequence[int] = (),
+    banned: Sequence[int] | None = None,
+    max_length: int | None = None,
+    carry_over: bool = False,
+    order: str = "confidence",
+    name: str | None = None,
+    hidden: HiddenRows | None = None,
+) -> WrappedModel:
+    """Split a module into body and head without computing its logits.
+
+    `tokenizer`: ours, one of transformers, one of `tokenizers`, or None. `shift`: row i - 1 predicts token i (Dream).
+    `banned`: ids that must never be drawn besides the mask and ids without a token.
+    `hidden`: gives the head's input rows for modules whose inside is not that of a transformers causal model.
+    """
+    head = _head(module)
+    size = head.weight.shape[0]
+    for what, ids in (("mask_id", [mask_id]), ("eos_ids", eos_ids), ("banned", banned or ())):
+        wrong = [i for i in ids if not 0 <= i < size]
+        if wrong:
+            raise D5P4Error(f"{what} has {wrong[0]}, which is not an id of the module's {size} tokens.")
+    if hidden is None:
+        hidden = _inner_rows(module)
+    if max_length is None:
+        max_length = getattr(getattr(module, "config", None), "max_position_embeddings", None)
+        if not isinstance(max_length, int):
+            raise D5P4Error("max_length=None, and the module's config does not say: give the longest length.")
+    codec = adapt_tokenizer(tokenizer, mask_id)
+    never = torch.zeros(size, dtype=torch.bool)
+    never[[mask_id, *(banned or ())]] = True
+    if codec is not None:
+        never |= without_token(codec.ids(), size)
+    return WrappedModel(
+        module,
+        hidden,
+        name=name or type(module).__name__,
+        banned=never,
+        shift=shift,
+        mask_id=mask_id,
+        eos_ids=tuple(dict.fromkeys(eos_ids)),
+        max_length=max_length,
+        carry_over=carry_over,
+        default_order=order,
+        tokenizer=codec,
+    )
+
+
+class WrappedModel:
+    """A foreign module behind the contract of `d5p4.types.Model`. It keeps the module's mode and gradients."""
+
+    architecture = "wrapped"
+
+    def __init__(
+        self,
+        module: nn.Module,
+        hidden: HiddenRows,
+        *,
+        name: str,
+        banned: Tensor,
+        shift: bool,
+        mask_id: int,
+        eos_ids: tuple[int, ...],
+        max_length: int,
+        carry_over: bool,
+        default_order: str,
+        tokenizer: Tokenizer | ForeignTokenizer | None,
+    ) -> None:
+        self.module, self.hidden, self.name, self.shift = module, hidden, name, shift
+        self.mask_id, self.eos_ids, self.max_length = mask_id, eos_ids, max_length
+        self.carry_over, self.default_order = carry_over, default_order
+        self.tokenizer: Tokenizer | ForeignTokenizer | None = tokenizer
+        self.generation_defaults: Mapping[str, Any] = {}
+        describe = getattr(getattr(module, "config", None), "to_dict", dict)
+        self.config: dict[str, Any] = describe()
+        self._banned = banned
+
+    @property
+    def head(self) -> Head:
+        linear = _head(self.module)
+        self._banned = self._banned.to(linear.weight.device)
+        return Head(linear.weight, getattr(linear, "bias", None), self._banned)
+
+    @head.setter
+    def head(self, head: Head) -> None:
+        """Take over a head's banned ids; its matrix stays the module's own."""
+        self._banned = head.banned
+
+    @property
+    def device(self) -> torch.device:
+        return _head(self.module).weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return _head(self.module).weight.dtype
+
+    @property
+    def pad_id(self) -> int:
+        pad = self.config.get("pad_token_id")
+        if isinstance(pad, int) and 0 <= pad < self._banned.shape[0]:
+            return pad
+        return self.eos_ids[0] if self.eos_ids else self.mask_id
+
+    def body(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Hidden:
+        padding = read_padding(tokens, attention_mask)
+        visible = torch.ones_like(tokens, dtype=torch.bool)
+        if padding.keys is not None:
+            visible = padding.keys[:, 0, 0, :]
+        rows = self.hidden(tokens, visible, padding.positions.expand_as(tokens)).to(self.dtype)
+        if self.shift:
+            rows = shift_right(rows, padding)
+        return Hidden(rows, rows)
+
+
+class ForeignTokenizer:
+    """A transformers tokenizer as the codec of this library."""
+
+    def __init__(self, inner: Any, mask_id: int) -> None:
+        self.inner, self.mask_id = inner, mask_id
+        self._ids = set(inner.get_vocab().values())
+
+    def encode(self, text: str) -> list[int]:
+        return list(self.inner.encode(text, add_special_tokens=False))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        kept = [i for i in map(int, ids) if i in self._ids and i != self.mask_id]
+        return self.inner.decode(kept, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+    def ids(self) -> set[int]:
+        return self._ids
+
+    def has_token(self, token_id: int) -> bool:
+        return token_id in self._ids
+
+    def token_id(self, text: str) -> int | None:
+        return self.inner.get_vocab().get(text)
+
+    @property
+    def mask_token(self) -> str | None:
+        return self.inner.convert_ids_to_tokens(self.mask_id) if self.has_token(self.mask_id) else None
+
+    @property
+    def has_chat(self) -> bool:
+        return bool(getattr(self.inner, "chat_template", None))
+
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> str | None:
+        if not self.has_chat:
+            return None
+        try:
+            return self.inner.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        except Exception as reason:  # a template can fail in any way Python can
+            raise D5P4Error(f"the chat template could not be rendered: {type(reason).__name__}: {reason}") from reason
+
+
+def adapt_tokenizer(tokenizer: Any, mask_id: int) -> Tokenizer | ForeignTokenizer | None:
+    """Any tokenizer `wrap` accepts, as a codec that knows the mask id."""
+    if tokenizer is None:
+        return None
+    if isinstance(tokenizer, Tokenizer):
+        return tokenizer.for_model(mask_id)
+    if isinstance(tokenizer, tokenizers.Tokenizer):
+        return Tokenizer(tokenizers.Tokenizer.from_str(tokenizer.to_str()), mask_id=mask_id)
+    if all(hasattr(tokenizer, part) for part in ("encode", "decode", "get_vocab", "convert_ids_to_tokens")):
+        return ForeignTokenizer(tokenizer, mask_id)
+    raise D5P4Error(
+        f"tokenizer is a {type(tokenizer).__name__}: give a d5p4 Tokenizer, a transformers or tokenizers one, or None."
+    )
+
+
+def _head(module: nn.Module) -> Any:
+    """The module's unembedding: a linear layer with a floating weight [V, D]."""
+    getter = getattr(module, "get_output_embeddings", None)
+    linear = getter() if callable(getter) else None
+    weight = getattr(linear, "weight", None)
+    if not isinstance(weight, Tensor) or weight.ndim != 2 or not weight.is_floating_point():
+        found = "none" if weight is None else f"{type(linear).__name__} with a {getattr(weight, 'dtype', '?')} weight"
+        raise D5P4Error(
+            f"{type(module).__name__}.get_output_embeddings() gives {found}: "
+            "the head has to be one linear layer with an unquantised weight [V, D]."
+        )
+    return linear
+
+
+def _inner_rows(module: nn.Module) -> HiddenRows:
+    """The last hidden rows of a transformers causal model, attending in both directions."""
+    config = getattr(module, "config", None)
+    inner = getattr(module, getattr(module, "base_model_prefix", "") or "base_model", None)
+    if inner is None or inner is module or not callable(inner):
+        raise D5P4Error(f"{type(module).__name__} has no inner base model: pass hidden=, which gives its last rows.")
+    for key in SCALED_LOGITS:
+        value = getattr(config, key, None)
+        if value not in (None, 1, 1.0):
+            raise D5P4Error(
+                f"{type(module).__name__} has {key}={value}: its logits are not one affine map of its hidden rows."
+            )
+
+    def rows(tokens: Tensor, attention_mask: Tensor, position_ids: Tensor) -> Tensor:
+        kind = getattr(config, "_attn_implementation", None)
+        if kind not in MASKABLE:
+            raise D5P4Error(
+                f"{type(module).__name__} runs {kind!r} attention, which takes no bidirectional mask: "
+                "load it with attn_implementation='sdpa'."
+            )
+        # transformers takes a four-dimensional mask as it is; without one the model would be causal.
+        dtype = next(inner.parameters()).dtype
+        hide = torch.zeros(attention_mask.shape, dtype=dtype, device=tokens.device)
+        hide = hide.masked_fill(~attention_mask, torch.finfo(dtype).min)
+        length = tokens.shape[1]
+        full = hide[:, None, None, :].expand(-1, 1, length, length)
+        output = inner(input_ids=tokens, attention_mask=full, position_ids=position_ids, use_cache=False)
+        return output.last_hidden_state
+
+    return rows

@@ -1,0 +1,159 @@
+"""MAP inference of a determinantal point process with one item per group.
+
+maximise log det(L_S) + sum of log_gain over S, over sets S with one item from each of k groups of w = N / k items.
+
+Greedy elimination from several first picks, then 1-swap local search from each result, then the best of all by an exact
+re-scoring: O(s k^2 N) for the greedy part of s starts and O(k^2 N) for every move of each. With s = k this finds the
+optimum more often than greedy from all N items, at a fraction of its cost. `map_inference` is the same without groups.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from d5p4.ops.pivots import eliminate, zero_pivot
+from d5p4.ops.problem import Problem, prepare
+from d5p4.ops.ties import TOLERANCE, argbest
+
+Starts = Literal["one", "k", "n"]
+_CHUNK = 1 << 24  # numbers in one temporary
+_GOLDEN = -7046029254386353131
+
+
+def partition_map(
+    kernel: Tensor,
+    k: int,
+    log_gain: Tensor | None = None,
+    quality: Tensor | None = None,
+    tie: Tensor | None = None,
+    *,
+    starts: Starts = "k",
+    local_search: bool = True,
+) -> Tensor:
+    """The chosen items [P, k], ascending, one from each group g = items g*w .. (g+1)*w - 1.
+
+    kernel [P, N, N]; log_gain [P, N] (twice the log of a diagonal scaling of the kernel, without its overflow);
+    quality [P, N] decides where determinants vanish, tie [P, N] between equals. starts: "one" (the first pick is free),
+    "k" (the largest diagonal times gain of each group), "n" (every item). Valid whatever the input: see `ops.problem`.
+    """
+    return map_inference(kernel, k, log_gain, quality, tie, partition=True, starts=starts, local_search=local_search)
+
+
+def map_inference(
+    kernel: Tensor,
+    k: int,
+    log_gain: Tensor | None = None,
+    quality: Tensor | None = None,
+    tie: Tensor | None = None,
+    *,
+    partition: bool = False,
+    starts: Starts = "k",
+    local_search: bool = True,
+) -> Tensor:
+    """`partition_map` over all sets of k items; "k" starts are then the k largest diagonals times gain."""
+    if starts not in ("one", "k", "n"):
+        raise ValueError(f'starts must be "one", "k" or "n", got {starts!r}')
+    problem = prepare(kernel, k, log_gain, quality, tie, partition=partition)
+    return problem.restore(solve(problem, starts, local_search))
+
+
+def solve(problem: Problem, starts: Starts = "k", local_search: bool = True) -> Tensor:
+    """The chosen items [P, k] of a prepared problem, in its own order."""
+    prompts, size = problem.quality.shape
+    first = _first_picks(problem, starts)
+    per_prompt = problem.k * size * (1 if first is None else first.shape[1])
+    step = max(1, 4 * _CHUNK // per_prompt)
+    found = []
+    for start in range(0, prompts, step):
+        part = problem.part(start, start + step)
+        head = None if first is None else first[start : start + step]
+        result = eliminate(part.kernel, part.log_gain, part.quality, part.tie, part.group, part.k, head)
+        # Slot a holds the item of group a, or without groups the a-th smallest: equal sets are then equal rows.
+        sets = result.picks.sort(-1).values
+        if local_search:
+            sets = torch.cat([sets, _climb(part, sets, result.zeros == 0)], 1)
+        found.append(part.best(sets) if sets.shape[1] > 1 else sets.squeeze(1))
+    return torch.cat(found) if found else torch.zeros(0, problem.k, dtype=torch.int64, device=problem.kernel.device)
+
+
+def _first_picks(problem: Problem, starts: Starts) -> Tensor | None:
+    """Forced first picks [P, s]; None leaves the one first pick free."""
+    if starts == "one":
+        return None
+    prompts, size = problem.quality.shape
+    if starts == "n":
+        return torch.arange(size, device=problem.kernel.device).expand(prompts, size)
+    diagonal = problem.kernel.diagonal(dim1=-2, dim2=-1)
+    regular = diagonal > zero_pivot(diagonal.dtype)
+    weight = torch.where(regular, diagonal.log() + problem.log_gain, torch.finfo(diagonal.dtype).min)
+    weight = torch.where(regular.any(-1, keepdim=True), weight, problem.quality)
+    picks, group = [], problem.group
+    for _ in range(problem.k):
+        pick = argbest(weight, problem.tie).unsqueeze(-1)
+        weight = torch.where(group == group[pick], -torch.inf, weight)
+        picks.append(pick)
+    return torch.cat(picks, -1)
+
+
+def _climb(problem: Problem, sets: Tensor, regular: Tensor) -> Tensor:
+    """Best-improvement 1-swap local search from sets [P, s, k] where regular [P, s]; the others stay.
+
+    With A = (L_S)^-1, Y = A L_{S,:} and r_i = L_ii - sum_a L_{S_a,i} Y_ai, putting item i into slot a multiplies the
+    determinant by r_i A_aa + Y_ai^2. A is computed afresh for every move, so no error builds up.
+    """
+    prompts, starts, k = sets.shape
+    size = problem.kernel.shape[-1]
+    device = sets.device
+    items = torch.arange(size, device=device)
+    if problem.groups == k:
+        slot, item = problem.group, items
+    else:
+        slot, item = torch.arange(k, device=device).repeat_interleave(size), items.repeat(k)
+    prompt = torch.arange(prompts, device=device).repeat_interleave(starts)
+    # Starts often meet in one set: climb once from each distinct one.
+    rows, twin = torch.cat([prompt.unsqueeze(-1), sets.view(-1, k)], -1).unique(dim=0, return_inverse=True)
+    prompt, current = rows[:, 0], rows[:, 1:].contiguous()
+    active = twin[regular.view(-1)].unique()
+    for _ in range(20 * k + 100):
+        moved = []
+        for rows_now in active.split(max(1, _CHUNK // (k * size))):
+            change, move = _best_move(problem, prompt[rows_now], current[rows_now], slot, item)
+            better = change > TOLERANCE
+            rows_now, move = rows_now[better], move[better]
+            current[rows_now, slot[move]] = item[move]
+            moved.append(rows_now)
+        if not moved:
+            break
+        active = torch.cat(moved)
+        if active.numel() == 0:
+            break
+    return current[twin].view(prompts, starts, k)
+
+
+def _best_move(problem: Problem, prompt: Tensor, sets: Tensor, slot: Tensor, item: Tensor) -> tuple[Tensor, Tensor]:
+    """Largest change of the log value [b] and the move [b] that makes it; move m puts item[m] into slot[m]."""
+    inverse, cross, solved = condition(problem.kernel, prompt, sets)
+    residual = problem.kernel.diagonal(dim1=-2, dim2=-1)[prompt] - (cross * solved).sum(1)
+    precision = inverse.diagonal(dim1=-2, dim2=-1)[:, slot]
+    ratio = residual[:, item] * precision + solved[:, slot, item] ** 2
+    gain, tie = problem.log_gain[prompt], problem.tie[prompt]
+    change = ratio.log() + gain[:, item] - gain.gather(-1, sets)[:, slot]
+    inside = torch.zeros_like(gain, dtype=torch.bool).scatter_(-1, sets, True)
+    # A large gain must not pay for a lost rank, which rounding shows as a tiny determinant.
+    allowed = ~inside[:, item] & (ratio > zero_pivot(ratio.dtype) * precision)
+    change = torch.where(allowed, change, -torch.inf)
+    move = argbest(change, tie[:, item] ^ (tie.gather(-1, sets)[:, slot] * _GOLDEN))
+    return change.gather(-1, move.unsqueeze(-1)).squeeze(-1), move
+
+
+def condition(
+    kernel: Tensor, prompt: Tensor, sets: Tensor, columns: slice = slice(None)
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A = (L_S)^-1 [b, k, k], L_{S,c} [b, k, c] and A L_{S,c} for sets [b, k] of prompts [b] and some columns c."""
+    inside = kernel[prompt.view(-1, 1, 1), sets.unsqueeze(-1), sets.unsqueeze(-2)]
+    inverse = torch.linalg.inv_ex(inside).inverse
+    cross = kernel[:, :, columns][prompt.unsqueeze(-1), sets]
+    return inverse, cross, inverse @ cross

@@ -1,0 +1,128 @@
+"""A subset-selection problem made safe to solve, and the one rule that says which of two sets is better.
+
+maximise log det(L_S) + sum of log_gain over S, over sets S of k items, one from each group.
+
+Sets compare by (1) fewer zero pivots, (2) sum of log pivot + log gain over the pivots that are not zero, (3) sum of
+quality, (4) the members' ties, smallest first. Values within TOLERANCE are equal. The pivots are those of a Cholesky
+factorisation of L_S that takes the largest pivot times gain first, so that they do not depend on the order of items.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from d5p4.ops.canonical import canonical_order
+from d5p4.ops.pivots import eliminate
+from d5p4.ops.ties import TOLERANCE
+
+_LARGEST = torch.iinfo(torch.int64).max
+_WORST = -1e30  # finite, so that a taken item (minus infinity) is worse still; float32 holds it
+_CHUNK = 1 << 22  # numbers in one temporary
+
+
+@dataclass(frozen=True)
+class Problem:
+    """P problems over N items in canonical order: all finite, the kernel symmetric, its largest diagonal entry 1."""
+
+    kernel: Tensor  # [P, N, N]
+    log_gain: Tensor  # [P, N]
+    quality: Tensor  # [P, N]
+    tie: Tensor  # [P, N]
+    order: Tensor  # [P, N] the caller's index of each item
+    k: int
+    groups: int  # k with the partition, N without
+
+    @property
+    def group(self) -> Tensor:
+        """[N] group of each item."""
+        size = self.kernel.shape[-1]
+        return torch.arange(size, device=self.kernel.device) // (size // self.groups)
+
+    def part(self, start: int, stop: int) -> Problem:
+        """Prompts start..stop-1."""
+        cut = slice(start, stop)
+        return Problem(
+            self.kernel[cut], self.log_gain[cut], self.quality[cut], self.tie[cut], self.order[cut], self.k, self.groups
+        )
+
+    def score(self, sets: Tensor) -> tuple[Tensor, Tensor]:
+        """Zero pivots [P, M] and log value [P, M] of sets [P, M, k]. O(k^3) each."""
+        prompts, count, k = sets.shape
+        flat = sets.reshape(prompts * count, k)
+        prompt = torch.arange(prompts, device=sets.device).repeat_interleave(count)
+        own_group = torch.arange(k, device=sets.device)
+        zeros, logs = [], []
+        for at, p in zip(flat.split(_CHUNK // (k * k) + 1), prompt.split(_CHUNK // (k * k) + 1), strict=True):
+            p = p.unsqueeze(-1)
+            inside = self.kernel[p.unsqueeze(-1), at.unsqueeze(-1), at.unsqueeze(-2)]
+            result = eliminate(inside, self.log_gain[p, at], self.quality[p, at], self.tie[p, at], own_group, k)
+            zeros.append(result.zeros)
+            logs.append(result.logs)
+        return torch.cat(zeros).view(prompts, count), torch.cat(logs).view(prompts, count)
+
+    def best(self, sets: Tensor) -> Tensor:
+        """The best set [P, k] of sets [P, M, k]."""
+        prompts, count, k = sets.shape
+        prompt = torch.arange(prompts, device=sets.device).view(-1, 1, 1)
+        zeros, logs = self.score(sets)
+        close = zeros == zeros.amin(-1, keepdim=True)
+        for value in (logs, self.quality[prompt, sets].sum(-1)):
+            value = torch.where(close, value, -torch.inf)
+            close &= value >= value.amax(-1, keepdim=True) - TOLERANCE
+        members = self.tie[prompt, sets].sort(-1).values
+        for member in members.unbind(-1):
+            member = torch.where(close, member, _LARGEST)
+            close &= member == member.amin(-1, keepdim=True)
+        return sets[prompt.view(-1), close.to(torch.uint8).argmax(-1)]
+
+    def restore(self, sets: Tensor) -> Tensor:
+        """Sets [P, k] in the caller's indices, ascending."""
+        return self.order.gather(-1, sets).sort(-1).values
+
+
+def prepare(
+    kernel: Tensor,
+    k: int,
+    log_gain: Tensor | None = None,
+    quality: Tensor | None = None,
+    tie: Tensor | None = None,
+    *,
+    partition: bool = True,
+) -> Problem:
+    """Symmetrise, scale, put into canonical order and replace what is not finite.
+
+    kernel [P, N, N]; log_gain, quality, tie [P, N]. A prompt with a kernel or gain that is not finite gets the kernel
+    0: every pivot is zero and quality alone decides, NaN being the worst. Without quality, log of the diagonal stands
+    in; without ties, the index.
+    """
+    if kernel.ndim != 3 or kernel.shape[1] != kernel.shape[2]:
+        raise ValueError(f"kernel must be [P, N, N], got {list(kernel.shape)}")
+    prompts, size, _ = kernel.shape
+    if not 1 <= k <= size:
+        raise ValueError(f"cannot choose k = {k} of N = {size} items")
+    if partition and size % k:
+        raise ValueError(f"N = {size} items do not split into k = {k} groups of equal size")
+    groups = k if partition else size
+    dtype = torch.float32 if kernel.device.type == "mps" else torch.float64
+    kernel = kernel.detach().to(dtype)
+    kernel = (kernel + kernel.transpose(-1, -2)) / 2
+    diagonal = kernel.diagonal(dim1=-2, dim2=-1)
+    gain = torch.zeros_like(diagonal) if log_gain is None else log_gain.detach().to(dtype)
+    worth = diagonal.log() if quality is None else quality.detach().to(dtype)
+    worth = worth.nan_to_num(nan=_WORST, posinf=-_WORST, neginf=_WORST).clamp(_WORST, -_WORST)
+    if tie is None:
+        tie = torch.arange(size, device=kernel.device).expand(prompts, size)
+
+    kernel = kernel / diagonal.amax(-1).view(-1, 1, 1)
+    gain = gain - gain.amax(-1, keepdim=True)
+    sound = kernel.isfinite().all(-1).all(-1) & gain.isfinite().all(-1) & (diagonal.amax(-1) > 0)
+    kernel = torch.where(sound.view(-1, 1, 1), kernel, 0.0)
+    gain = torch.where(sound.view(-1, 1), gain, 0.0)
+
+    order = canonical_order(tie, groups)
+    kernel = kernel.gather(1, order.unsqueeze(-1).expand_as(kernel)).gather(2, order.unsqueeze(1).expand_as(kernel))
+    gain, worth, tie = (values.gather(-1, order) for values in (gain, worth, tie))
+    return Problem(kernel, gain, worth, tie, order, k, groups)

@@ -1,0 +1,36 @@
+"""The ancestral rule of MDLM: each masked position is unmasked by chance (t - s)/t, its token drawn from the model.
+
+Which positions move is decided first, so the head runs only on rows that some child draws from (about L/steps a child).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..ops.sample import draw as draw_tokens
+from ..rng import ORDER, TOKEN, uniform
+from ..types import Step
+from .base import Children, Draw, Parents
+
+
+def ancestral(parents: Parents, step: Step, draw: Draw, count: int) -> Children:
+    """`count` children of each parent."""
+    masked = parents.tokens == draw.mask_id
+    masked[..., : step.start] = False
+    masked[..., step.stop :] = False
+    child = torch.arange(count, device=masked.device)[:, None]
+    position = parents.positions[:, None, None]
+    chance = uniform(parents.keyed(ORDER)[..., None, None], position, child)  # [P, m, C, L]
+    moves = (chance < step.move) & masked[:, :, None]
+    drawn = moves.any(2)  # [P, m, L]
+    prompt, parent, place = drawn.nonzero(as_tuple=True)
+    u = uniform(parents.keyed(TOKEN)[prompt, parent][:, None], parents.positions[prompt, place][:, None], child[:, 0])
+    head = draw.head
+    token, stats = draw_tokens(
+        parents.states(drawn), head.weight, head.bias, head.banned, u, draw.temperature, draw.top_k, draw.top_p
+    )
+    tokens = parents.tokens[:, :, None].expand(moves.shape).clone()
+    logprob = stats["token"].new_zeros(moves.shape)
+    tokens[prompt, parent, :, place] = torch.where(moves[prompt, parent, :, place], token, draw.mask_id)
+    logprob[prompt, parent, :, place] = torch.where(moves[prompt, parent, :, place], stats["token"], 0.0)
+    return Children(tokens, logprob, stats["logsumexp"], drawn)

@@ -1,0 +1,53 @@
+"""What a projection gets and gives: parents in, children out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from ..rng import mix
+from ..types import Head, Step
+
+
+@dataclass(frozen=True)
+class Parents:
+    """The m chosen parents of P prompts."""
+
+    tokens: Tensor  # [P, m, L]
+    states: Callable[[Tensor], Tensor]  # [P, m, L] bool of R positions -> their hidden states [R, D]
+    positions: Tensor  # [P, L] counted from the first real token
+    stream: Tensor  # [P, m] keyed by seed, prompt, step, the parent's tokens and its occurrence
+
+    def keyed(self, purpose: int) -> Tensor:
+        """[P, m] the streams for one purpose."""
+        return mix(self.stream, purpose)
+
+
+@dataclass(frozen=True)
+class Draw:
+    """How tokens are drawn and positions ordered."""
+
+    head: Head
+    mask_id: int
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    order: str = "confidence"
+    order_temperature: float = 0.1
+    last_ids: tuple[int, ...] = ()  # revealed last: end-of-text under eos="last"
+
+
+class Children(NamedTuple):
+    """C children of each parent."""
+
+    tokens: Tensor  # [P, m, C, L]
+    logprob: Tensor  # [P, m, C, L] of the tokens revealed now (temperature 1, unfiltered); 0 elsewhere
+    logsumexp: Tensor  # [R] of the rows drawn from, to find rows that are not finite
+    drawn: Tensor  # [P, m, L] bool, those rows
+
+
+Projection = Callable[[Parents, Step, Draw, int], Children]
+"""`project(parents, step, draw, count)`: `count` children of each parent."""

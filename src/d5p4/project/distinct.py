@@ -1,0 +1,35 @@
+"""Distinct branching (an option: it changes results). Duplicates dominate a pool; a duplicate child is a wasted place.
+
+More children than needed are drawn; parents, in the order of their tie hashes, keep the first that differ from each other
+and from every child already kept in the prompt's pool. Places left over repeat a parent's kept children.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def keep_distinct(child_hash: Tensor, tie: Tensor, keep: int) -> Tensor:
+    """Which `keep` of C drawn children each parent keeps: child_hash [P, m, C], parents' tie [P, m] -> [P, m, keep]."""
+    prompts, parents, drawn = child_hash.shape
+    chosen = torch.zeros(prompts, parents, keep, dtype=torch.int64, device=tie.device)
+    row = torch.arange(prompts, device=tie.device)
+    turn = tie.argsort(dim=-1, stable=True)
+    taken = child_hash.new_zeros(prompts, 0)
+    taken_ok = taken.bool()
+    for place in range(parents):
+        parent = turn[:, place]
+        hashes = child_hash[row, parent]  # [P, C]
+        repeat = (hashes[:, :, None] == hashes[:, None, :]).tril(-1).any(-1)
+        seen = ((hashes[:, :, None] == taken[:, None, :]) & taken_ok[:, None, :]).any(-1)
+        new = ~(repeat | seen)
+        new &= new.cumsum(-1) <= keep
+        order = (~new).to(torch.uint8).argsort(dim=-1, stable=True)[:, :keep]  # new ones first, in child order
+        count = new.sum(-1, keepdim=True)
+        slot = torch.arange(keep, device=tie.device) % count.clamp_min(1)
+        picked = order.gather(1, slot) * (count > 0)
+        chosen[row, parent] = picked
+        taken = torch.cat([taken, hashes.gather(1, picked)], 1)
+        taken_ok = torch.cat([taken_ok, (count > 0).expand(-1, keep)], 1)
+    return chosen

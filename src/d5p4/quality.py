@@ -1,0 +1,81 @@
+"""Quality Q: one number per candidate, from the guided, unfiltered, temperature-1 distributions of its window.
+
+    entropy          -H_j                          mean over positions
+    self-certainty   -(1/V) Σ_v log p_j(v)         mean over positions
+    logprob          log p_j(token) where revealed, max log p_j where masked
+
+A model that carries revealed tokens over (MDLM) has a one-hot distribution there: entropy 0, log-probability 0, no
+self-certainty; its head runs on masked positions only.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from .ops.vocab import vocab_stats
+from .types import Head
+
+KINDS = ("entropy", "self-certainty", "logprob")
+POSITIONS = ("all", "masked")
+NORMALISERS = ("minmax", "absolute", "zscore")
+_STATISTIC = {"entropy": "entropy", "self-certainty": "certainty", "logprob": "best"}
+
+
+def position_values(
+    kind: str, states: Tensor, tokens: Tensor, masked: Tensor, head: Head, carry_over: bool
+) -> tuple[Tensor, Tensor]:
+    """Per-position values and log-sum-exps [U, B] for states [U, B, D], tokens [U, B], masked [U, B].
+
+    Positions the head does not look at have value 0 and log-sum-exp 0.
+    """
+    where = masked if carry_over else torch.ones_like(masked)
+    given = tokens[where][:, None] if kind == "logprob" and not carry_over else None
+    stats = vocab_stats(states[where], head.weight, head.bias, head.banned, (_STATISTIC[kind],), given)
+    found = stats[_STATISTIC[kind]]
+    if kind == "entropy":
+        found = -found
+    elif given is not None:
+        found = torch.where(masked[where], found, stats["token"][:, 0])
+    values = found.new_zeros(masked.shape)
+    normalisers = found.new_zeros(masked.shape)
+    values[where], normalisers[where] = found, stats["logsumexp"]
+    return values, normalisers
+
+
+def mean_score(kind: str, positions: str, values: Tensor, masked: Tensor, carry_over: bool) -> Tensor:
+    """[U] mean of values over the counted positions; NaN for self-certainty with nothing left to be certain of."""
+    if positions == "all" and not (carry_over and kind == "self-certainty"):
+        return values.mean(-1)
+    count = masked.sum(-1)
+    mean = (values * masked).sum(-1) / count.clamp_min(1)
+    return mean.masked_fill(count == 0, torch.nan) if kind == "self-certainty" else mean
+
+
+def fill_finished(raw: Tensor) -> Tensor:
+    """NaN scores [P, N] become the pool's best: a finished row is as certain as the surest."""
+    best = raw.nan_to_num(nan=-torch.inf).amax(-1, keepdim=True)
+    best = best.masked_fill(best == -torch.inf, 0)
+    return torch.where(raw.isnan(), best, raw)
+
+
+def normalise(raw: Tensor, how: str, kind: str, vocabulary: int) -> Tensor:
+    """Q [P, N] >= 0 from raw scores.
+
+    minmax    (s - min) / (max - min) over the pool, as in the paper; 0 where the spread is rounding noise
+    zscore    (s - min) / std, 0 under the same guard: a z-score moved so that the kernel stays positive semidefinite
+    absolute  no reference to the pool: 1 - H/log V, e^(mean log p), or 1 - e^-(self-certainty - log V)
+    """
+    if how == "absolute":
+        if kind == "entropy":
+            return (1 + raw / math.log(max(vocabulary, 2))).clamp(0, 1)
+        if kind == "logprob":
+            return raw.exp()
+        return -torch.expm1(-(raw - math.log(vocabulary)).clamp_min(0))
+    low = raw.amin(-1, keepdim=True)
+    spread = raw.amax(-1, keepdim=True) - low
+    noise = spread <= 1e-6 * raw.mean(-1, keepdim=True).abs().clamp_min(1)
+    scale = spread if how == "minmax" else raw.std(-1, keepdim=True, correction=0)
+    return ((raw - low) / scale.masked_fill(noise, 1)).masked_fill(noise, 0)

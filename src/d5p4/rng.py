@@ -1,0 +1,95 @@
+"""Keyed randomness: every random number is a pure function of what it is for.
+
+A 64-bit stream is mixed from (seed, prompt key, purpose, step, parent's tokens, parent's occurrence); Philox4x32-10
+with that stream as its key and (position, child) as its counter gives the uniform. Nothing is consumed in sequence, so
+batch size, padding, order of prompts, de-duplication and ranks cannot change a draw. All integers are int64 tensors
+that wrap; the numbers are fixed since the first release.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch import Tensor
+
+TOKEN, ORDER, SELECT, LIKELIHOOD = 1, 2, 3, 4
+"""Purposes: which token, which position, which parent, which positions the likelihood bound masks."""
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_MASK32 = 0xFFFFFFFF
+
+
+def _signed(value: int) -> int:
+    """The int64 with the same 64 bits."""
+    value &= (1 << 64) - 1
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    """Logical right shift of int64 (torch's own keeps the sign)."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _finish(x: Tensor) -> Tensor:
+    """The splitmix64 finaliser: a bijection of 64 bits in which every input bit reaches every output bit."""
+    x = (x ^ _shift(x, 30)) * _signed(0xBF58476D1CE4E5B9)
+    x = (x ^ _shift(x, 27)) * _signed(0x94D049BB133111EB)
+    return x ^ _shift(x, 31)
+
+
+def mix(*words: Tensor | int) -> Tensor:
+    """A 64-bit hash of a tuple of int64 words, with broadcasting."""
+    device = next((w.device for w in words if isinstance(w, Tensor)), torch.device("cpu"))
+    state = torch.zeros((), dtype=torch.int64, device=device)
+    for word in words:
+        tensor = word if isinstance(word, Tensor) else torch.tensor(_signed(word), device=device)
+        state = _finish((state + _signed(_GOLDEN)) ^ _finish(tensor.to(torch.int64) + _signed(_GOLDEN)))
+    return state
+
+
+def hash_tokens(tokens: Tensor, positions: Tensor) -> Tensor:
+    """A 64-bit hash [...] of rows tokens[..., L] at positions[..., L]; independent of the order of the columns."""
+    return _finish(mix(tokens, positions).sum(-1))
+
+
+def key_of(value: int | str) -> int:
+    """A prompt key from what the caller calls the prompt: a whole number or any text."""
+    if isinstance(value, int):
+        return _signed(value)
+    return _signed(int.from_bytes(hashlib.blake2b(value.encode(), digest_size=8).digest(), "little"))
+
+
+def _multiply(constant: int, x: Tensor) -> tuple[Tensor, Tensor]:
+    """High and low 32 bits of constant * x, both factors below 2**32."""
+    product = x * constant  # wraps beyond 2**63; the bits are right all the same
+    return (product >> 32) & _MASK32, product & _MASK32
+
+
+def philox(key: Tensor, counter: tuple[Tensor | int, Tensor | int, Tensor | int, Tensor | int]) -> Tensor:
+    """The first word of Philox4x32-10 (Salmon et al., 2011) as int64 in [0, 2**32), with broadcasting."""
+    k0, k1 = key & _MASK32, _shift(key, 32)
+    c0, c1, c2, c3 = (torch.as_tensor(c, dtype=torch.int64, device=key.device) & _MASK32 for c in counter)
+    for _ in range(10):
+        high0, low0 = _multiply(0xD2511F53, c0)
+        high1, low1 = _multiply(0xCD9E8D57, c2)
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0, k1 = (k0 + 0x9E3779B9) & _MASK32, (k1 + 0xBB67AE85) & _MASK32
+    return c0.expand(torch.broadcast_shapes(c0.shape, c1.shape, c2.shape, c3.shape))
+
+
+def wide(device: torch.device) -> torch.dtype:
+    """The widest float the device has."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def uniform(stream: Tensor, position: Tensor | int, child: Tensor | int = 0) -> Tensor:
+    """Uniforms (x + 1/2) / 2**32, strictly inside (0, 1), shaped by broadcasting the three."""
+    word = philox(stream, (position, child, 0, 0))
+    u = (word.to(wide(word.device)) + 0.5) / 2**32
+    return u if u.dtype == torch.float64 else u.clamp_max(1 - 2**-24)  # float32 would round the largest up to 1
+
+
+def gumbel(u: Tensor) -> Tensor:
+    """Standard Gumbel noise from uniforms inside (0, 1): argmax(log p + noise) is a draw from p."""
+    return -torch.log(-torch.log(u))

@@ -1,0 +1,130 @@
+"""Distinct rows through the model, once.
+
+Equal rows of a prompt give equal hidden states, so each goes through the body once and the others share it; a row that was
+already in the previous pool (an ancestral child equal to its parent) reuses what was computed then. Both are exact: they
+change cost, never results. The hidden rows kept are those of the window.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from .types import Model
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """P prompts ready to decode: left-padded rows whose window positions hold the mask id."""
+
+    tokens: Tensor  # [P, T]
+    attention_mask: Tensor  # [P, T] bool
+    window: Tensor  # [P, L] indices into the row, ascending
+
+    @property
+    def positions(self) -> Tensor:
+        """[P, L] window positions counted from the first real token."""
+        padding = (~self.attention_mask).sum(-1, keepdim=True)
+        return self.window - padding
+
+    def fill(self, answers: Tensor) -> Tensor:
+        """[P, N, T] whole rows holding answers [P, N, L]."""
+        shape = (*answers.shape[:2], self.tokens.shape[1])
+        window = self.window[:, None].expand(answers.shape)
+        return self.tokens[:, None].expand(shape).scatter(2, window, answers)
+
+    def without_prompt(self, mask_id: int) -> Prompts:
+        """The unconditional half of guidance: every real token is the mask."""
+        return Prompts(self.tokens.masked_fill(self.attention_mask, mask_id), self.attention_mask, self.window)
+
+    def take(self, index: Tensor) -> Prompts:
+        return Prompts(self.tokens[index], self.attention_mask[index], self.window[index])
+
+
+def first_equal(row_hash: Tensor) -> Tensor:
+    """[P, N] index of the first row with the same hash."""
+    return (row_hash[:, :, None] == row_hash[:, None, :]).to(torch.uint8).argmax(-1)
+
+
+def occurrence(row_hash: Tensor) -> Tensor:
+    """[P, N] how many earlier rows have the same hash."""
+    equal = row_hash[:, :, None] == row_hash[:, None, :]
+    return equal.tril(-1).sum(-1)
+
+
+@dataclass(frozen=True)
+class WindowHidden:
+    """Hidden window rows of the U distinct rows of all pools."""
+
+    states: Tensor  # [U, L, D]
+    features: Tensor  # [U, L, D]
+    owner: Tensor  # [U, 2] prompt and row of the pool that each belongs to
+    first: Tensor  # [P, N] the first row of the pool that equals this one
+    slot: Tensor  # [P, N] which of the U a row of the pool is
+    fresh: Tensor  # [P] rows that went through the model for this
+
+
+class RowRunner:
+    """Runs the body for pools of one batch of prompts, remembering the last pool's rows."""
+
+    def __init__(self, model: Model, prompts: Prompts, max_tokens: int, savings: bool = True) -> None:
+        self.model, self.prompts, self.max_tokens, self.savings = model, prompts, max_tokens, savings
+        self._last: tuple[Tensor, WindowHidden] | None = None
+
+    def run(self, answers: Tensor, row_hash: Tensor) -> WindowHidden:
+        """Hidden rows for pools of answers [P, N, L] with hashes [P, N]."""
+        first = first_equal(row_hash)
+        everyone = torch.arange(row_hash.shape[1], device=row_hash.device).expand_as(first)
+        stored = first == everyone if self.savings else torch.ones_like(first, dtype=torch.bool)
+        known, known_slot = self._known(row_hash)
+        known &= stored
+        fresh = stored & ~known
+        states, features = self._forward(answers, fresh)
+        if self._last is not None and known.any():
+            old = self._last[1]
+            order = torch.cat([fresh.flatten().nonzero()[:, 0], known.flatten().nonzero()[:, 0]]).argsort()
+            states = torch.cat([states, old.states[known_slot[known]]])[order]
+            one_tensor = old.features is old.states
+            features = states if one_tensor else torch.cat([features, old.features[known_slot[known]]])[order]
+        slot = (stored.flatten().cumsum(0) - 1).view_as(first).gather(1, first)
+        hidden = WindowHidden(states, features, stored.nonzero(), first, slot, fresh.sum(-1))
+        if self.savings:
+            self._last = (row_hash, hidden)
+        return hidden
+
+    def _known(self, row_hash: Tensor) -> tuple[Tensor, Tensor]:
+        """Which rows the last pool held, and their slots there."""
+        if self._last is None:
+            return torch.zeros_like(row_hash, dtype=torch.bool), torch.zeros_like(row_hash)
+        old_hash, old = self._last
+        equal = row_hash[:, :, None] == old_hash[:, None, :]
+        return equal.any(-1), old.slot.gather(1, equal.to(torch.uint8).argmax(-1))
+
+    def _forward(self, answers: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        """states, features [rows, L, D] of the chosen rows [P, N], in microbatches."""
+        prompt, row = chosen.nonzero(as_tuple=True)
+        size = max(1, self.max_tokens // self.prompts.tokens.shape[1])
+        padded = not bool(self.prompts.attention_mask.all())
+        states, features = [], []
+        for part in zip(prompt.split(size), row.split(size), strict=True):
+            batch = self.prompts.take(part[0])
+            tokens = batch.fill(answers[part][:, None])[:, 0]
+            hidden = self.model.body(tokens, batch.attention_mask if padded else None)
+            window = batch.window[:, :, None].expand(-1, -1, hidden.states.shape[-1])
+            states.append(hidden.states.gather(1, window))
+            features.append(states[-1] if hidden.features is hidden.states else hidden.features.gather(1, window))
+        if not states:
+            width = self.model.head.weight.shape[1]
+            nothing = self.model.head.weight.new_zeros(0, answers.shape[2], width)
+            return nothing, nothing
+        joined = torch.cat(states)
+        return joined, joined if features[0] is states[0] else torch.cat(features)
+
+    def keep(self, index: Tensor) -> None:
+        """Go on with these prompts only."""
+        self.prompts = self.prompts.take(index)
+        if self._last is not None:
+            row_hash, old = self._last
+            self._last = (row_hash[index], replace(old, slot=old.slot[index]))

@@ -1,0 +1,47 @@
+"""Which window positions are decoded when."""
+
+from __future__ import annotations
+
+from .errors import D5P4Error
+from .types import Schedule, Step
+
+
+def spread(total: int, parts: int) -> list[int]:
+    """`total` as evenly as possible over `parts`, the larger shares first."""
+    return [total // parts + (i < total % parts) for i in range(parts)]
+
+
+def _shares(steps: int, sizes: list[int]) -> list[int]:
+    """Steps for each block: one each, then always to the block with the most positions a step."""
+    shares = [1] * len(sizes)
+    for _ in range(steps - len(sizes)):
+        needy = max(range(len(sizes)), key=lambda b: (sizes[b] / shares[b], -b))
+        shares[needy] += 1
+    return shares
+
+
+def make_schedule(length: int, steps: int | None, block_length: int | None, ancestral: bool) -> Schedule:
+    """A window of `length` positions in blocks, `steps` in total spread evenly over the blocks.
+
+    An order rule reveals at least one position a step, so it takes at most one step a position; the ancestral rule may
+    take more. In a block of S steps, ancestral step i unmasks each masked position with chance 1/(S - i): time runs
+    evenly from 1 to 0 and the last step leaves no mask.
+    """
+    block = min(block_length or length, length)
+    starts = list(range(0, length, block))
+    sizes = [min(block, length - start) for start in starts]
+    total = length if steps is None else steps
+    if total < len(starts):
+        raise D5P4Error(
+            f"steps={total} is fewer than the {len(starts)} blocks of {block} positions; use a larger block_length"
+        )
+    plan: list[Step] = []
+    for start, size, share in zip(starts, sizes, _shares(total, sizes), strict=True):
+        count = share if ancestral else min(share, size)
+        reveals = spread(size, count)
+        plan += [Step(0, start, start + size, reveals[i], 1.0 / (count - i), False) for i in range(count)]
+    final = len(plan) - 1
+    return Schedule(
+        length,
+        tuple(Step(i, s.start, s.stop, s.reveal, s.move, i == final) for i, s in enumerate(plan)),
+    )

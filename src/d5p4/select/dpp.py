@@ -1,0 +1,74 @@
+"""D5P4: the most likely set of a determinantal point process, with one child of every parent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from torch import Tensor
+
+from d5p4.errors import D5P4Error
+from d5p4.kernel import build, check_beta, check_kind
+from d5p4.ops.partition_map import map_inference
+from d5p4.select.beam import GreedyBeam
+from d5p4.select.exact import branch_and_bound, exhaustive
+from d5p4.select.groups import by_group
+from d5p4.types import Choice, PoolView
+
+Solver = Literal["local-search", "one-start", "k-starts", "n-starts", "exact", "exhaustive"]
+
+
+@dataclass(frozen=True)
+class PartitionDPP:
+    """argmax of det(L_S) over sets with one item per group (partition) or over all sets of k items (D5P3).
+
+    kernel: "additive" (D5P4) or "multiplicative" (D5P4x); larger beta, more diverse; beta = 0 is quality alone.
+    solver: "local-search" (greedy from k starts and swaps from each, the default), greedy alone from one, k or all N
+    starts, "exact" (branch and bound), "exhaustive" (every set).
+    """
+
+    beta: float
+    kernel: Literal["additive", "multiplicative"] = "additive"
+    solver: Solver = "local-search"
+    partition: bool = True
+
+    def __post_init__(self) -> None:
+        check_beta(self.beta)
+        check_kind(self.kernel)
+        if self.solver not in get_args(Solver):
+            raise D5P4Error(f"solver must be one of {', '.join(get_args(Solver))}, got {self.solver!r}")
+        if self.solver == "exact" and not self.partition:
+            raise D5P4Error("solver 'exact' needs the partition; without it use 'exhaustive'")
+
+    def __call__(self, pool: PoolView, k: int, key: Tensor) -> Choice:
+        if self.partition:
+            by_group(pool.tie, k)
+        elif not 1 <= k <= pool.size:
+            raise D5P4Error(f"cannot choose k = {k} of a pool of {pool.size} rows")
+        if self.beta == 0:
+            return GreedyBeam()(pool, k, key) if self.partition else pool.keep(top(pool.quality, pool.tie, k))
+        kernel, log_gain = build(self.kernel, pool.quality, pool.similarity, self.beta)
+        return pool.keep(self._solve(kernel, k, log_gain, pool.quality, pool.tie))
+
+    def _solve(self, kernel: Tensor, k: int, log_gain: Tensor | None, quality: Tensor, tie: Tensor) -> Tensor:
+        if self.solver == "exact":
+            return branch_and_bound(kernel, k, log_gain, quality, tie)
+        if self.solver == "exhaustive":
+            return exhaustive(kernel, k, log_gain, quality, tie, partition=self.partition)
+        search = self.solver == "local-search"
+        return map_inference(
+            kernel,
+            k,
+            log_gain,
+            quality,
+            tie,
+            partition=self.partition,
+            starts="one" if self.solver == "one-start" else "n" if self.solver == "n-starts" else "k",
+            local_search=search,
+        )
+
+
+def top(quality: Tensor, tie: Tensor, k: int) -> Tensor:
+    """The k best items [P, k], ascending: a kernel of zeros leaves the choice to quality."""
+    nothing = quality.new_zeros(()).expand(*quality.shape, quality.shape[-1])
+    return map_inference(nothing, k, None, quality, tie, starts="one", local_search=False)

@@ -1,0 +1,203 @@
+"""All options of a decode in one validated object. `generate`, the command line, file runs and the server build this one.
+
+What the caller leaves out (None) comes from the model folder's generation_config.json, there only under its key `d5p4`,
+then from the method's presets, then from the paper.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from .errors import D5P4Error
+from .methods import METHODS, Method, method_named
+from .project import ORDERS
+from .quality import KINDS, NORMALISERS, POSITIONS
+from .similarity import FEATURES, SIMILARITIES
+from .types import Model
+
+SOLVERS = ("local-search", "one-start", "k-starts", "n-starts", "exact", "exhaustive")
+_REMASKING = {"low_confidence": "confidence", "random": "random"}
+_ALG = {"origin": "ancestral", "maskgit_plus": "confidence", "topk_margin": "margin", "entropy": "entropy"}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Every field is what `d5p4.generate` documents under the same name; `params` are the method's own parameters."""
+
+    method: str = "d5p4"
+    k: int = 4
+    w: int = 4
+    gen_length: int | None = None  # None: the model's length for MDLM, 128 otherwise
+    steps: int | None = None  # total over all blocks; None: one a position
+    block_length: int | None = None  # None: the whole window
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    order: str = "confidence"
+    order_temperature: float = 0.1
+    guidance: float = 1.0
+    guidance_window: tuple[int, int] | None = None  # global steps start..stop-1
+    select_window: tuple[int, int] | None = None  # global steps start..stop-1; the last step always selects
+    distinct: bool = False
+    eos: str = "last"
+    quality: str = "entropy"
+    positions: str = "all"
+    normalise: str = "minmax"
+    features: str = "flatten"
+    feature_layer: str = "model"
+    similarity: str = "cosine"
+    gamma: float = 1.0
+    solver: str = "local-search"
+    max_tokens_per_forward: int = 16384
+    chat: bool | None = None
+    history: bool = False
+    logprobs: bool = False
+    savings: bool = True  # exact savings; False runs every row of every pool (for tests and measurements)
+    params: Mapping[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def make(model: Model, **given: Any) -> Settings:
+        """Resolve and validate. Unknown names are method parameters; foreign ones are an error."""
+        given = _without_aliases({name: value for name, value in given.items() if value is not None})
+        defaults = dict(model.generation_defaults)
+        if "length" in defaults:
+            defaults["gen_length"] = defaults.pop("length")
+        by_method = defaults.pop("methods", {})
+        method = method_named(given.get("method", defaults.get("method", Settings.method)))
+        names = {f.name for f in fields(Settings)} - {"params"}
+        unknown = sorted(set(defaults) - names)
+        if unknown:
+            raise D5P4Error(f"generation_config.json has unknown names under 'd5p4': {', '.join(unknown)}")
+        own = {name: value for name, value in given.items() if name not in names}
+        chosen = {"order": model.default_order} | defaults | dict(method.presets)
+        chosen |= {name: value for name, value in given.items() if name in names}
+        if "eos" not in chosen:
+            chosen["eos"] = "free" if model.carry_over or chosen["order"] == "ancestral" else "last"
+        chosen["params"] = _parameters(method, own, by_method.get(method.name, {}))
+        if "solver" in given and not method.solver:
+            raise D5P4Error(f"method {method.name!r} has no solver; leave solver={given['solver']!r} out")
+        for name in ("guidance_window", "select_window"):
+            if isinstance(chosen.get(name), list):
+                chosen[name] = tuple(chosen[name])
+        settings = Settings(**chosen)
+        settings.check()
+        return settings
+
+    @property
+    def spec(self) -> Method:
+        return METHODS[self.method]
+
+    @property
+    def pool_size(self) -> int:
+        """N."""
+        return self.k * self.w if self.spec.wide else self.k
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def check(self) -> None:
+        """Raise a sentence for the first value that cannot be."""
+        _whole("k", self.k, 1)
+        _whole("w", self.w, 1)
+        for name in ("gen_length", "steps", "block_length", "top_k"):
+            if getattr(self, name) is not None:
+                _whole(name, getattr(self, name), 1)
+        _whole("max_tokens_per_forward", self.max_tokens_per_forward, 1)
+        _number("temperature", self.temperature, 0)
+        _number("order_temperature", self.order_temperature, 0)
+        _number("gamma", self.gamma, 0)
+        if self.top_p is not None and not (_is_number(self.top_p) and 0 < self.top_p <= 1):
+            raise D5P4Error(f"top_p={self.top_p!r} must lie in (0, 1]")
+        if not (_is_number(self.guidance) and 1 <= self.guidance < math.inf):
+            raise D5P4Error(
+                f"guidance={self.guidance!r} must be a number of at least 1 (1 is off; LLaDA's cfg_scale is guidance - 1)"
+            )
+        _among("order", self.order, ("ancestral", *ORDERS))
+        _among("eos", self.eos, ("last", "free", "never"))
+        _among("quality", self.quality, KINDS)
+        _among("positions", self.positions, POSITIONS)
+        _among("normalise", self.normalise, NORMALISERS)
+        _among("features", self.features, FEATURES)
+        _among("feature_layer", self.feature_layer, ("model", "head"))
+        _among("similarity", self.similarity, SIMILARITIES)
+        _among("solver", self.solver, SOLVERS)
+        _window("guidance_window", self.guidance_window)
+        _window("select_window", self.select_window)
+        for name in ("distinct", "history", "logprobs", "savings"):
+            if not isinstance(getattr(self, name), bool):
+                raise D5P4Error(f"{name}={getattr(self, name)!r} must be True or False")
+        if self.eos == "last" and self.order == "ancestral":
+            raise D5P4Error("eos='last' needs an order to put the end-of-text last in; the ancestral rule has none")
+        fixed_tokens = self.temperature == 0 or self.top_k == 1
+        if fixed_tokens and self.order in ("confidence", "margin", "entropy") and self.k > 1:
+            cause = "temperature=0" if self.temperature == 0 else "top_k=1"
+            raise D5P4Error(
+                f"{cause} with order={self.order!r} is deterministic and would give {self.k} equal answers; "
+                "use order='tempered' (or 'random'), a temperature above 0, or k=1"
+            )
+        self.spec.build(self)  # the selector checks its own parameters
+
+
+def _without_aliases(given: dict[str, Any]) -> dict[str, Any]:
+    """Other libraries' names become ours; naming a thing twice is an error."""
+    plain = {"num_return_sequences": "k", "max_new_tokens": "gen_length"}
+    translated = {
+        "cfg_scale": ("guidance", lambda s: s + 1 if _is_number(s) else s),
+        "remasking": ("order", lambda name: _translate("remasking", name, _REMASKING)),
+        "alg": ("order", lambda name: _translate("alg", name, _ALG)),
+    }
+    result = dict(given)
+    for alias in (*plain, *translated):
+        if alias not in result:
+            continue
+        name, change = translated.get(alias, (plain.get(alias, ""), lambda value: value))
+        value = result.pop(alias)
+        if name in result:
+            raise D5P4Error(f"{alias} and {name} are the same setting; give one of them")
+        result[name] = change(value)
+    return result
+
+
+def _translate(alias: str, name: Any, table: Mapping[str, str]) -> str:
+    if name not in table:
+        raise D5P4Error(f"{alias}={name!r} is not known; use one of {', '.join(table)}")
+    return table[name]
+
+
+def _parameters(method: Method, own: dict[str, Any], configured: Mapping[str, Any]) -> dict[str, Any]:
+    foreign = sorted((set(own) | set(configured)) - set(method.parameters))
+    if foreign:
+        known = ", ".join(method.parameters) or "none"
+        raise D5P4Error(f"method {method.name!r} has no parameter {', '.join(foreign)} (its own: {known})")
+    return dict(method.parameters) | dict(configured) | own
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)
+
+
+def _whole(name: str, value: Any, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise D5P4Error(f"{name}={value!r} must be a whole number of at least {least}")
+
+
+def _number(name: str, value: Any, least: float) -> None:
+    if not (_is_number(value) and least <= value < math.inf):
+        raise D5P4Error(f"{name}={value!r} must be a number of at least {least:g}")
+
+
+def _among(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise D5P4Error(f"{name}={value!r} is not known; use one of {', '.join(choices)}")
+
+
+def _window(name: str, value: Any) -> None:
+    if value is None:
+        return
+    if not (isinstance(value, tuple) and len(value) == 2 and all(isinstance(x, int) for x in value)) or not (
+        0 <= value[0] <= value[1]
+    ):
+        raise D5P4Error(f"{name}={value!r} must be two whole numbers, start <= stop, counted in steps from 0")

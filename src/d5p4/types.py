@@ -1,0 +1,242 @@
+"""The small data types every room speaks: what a model is, what a selector sees and returns, what a call gives back.
+
+Letters in shapes: P prompts, N rows of one prompt's pool, m chosen parents, R flat rows, T padded row length,
+L window positions (the positions to be decoded), V vocabulary, D hidden width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+
+class Hidden(NamedTuple):
+    """What the body of a model gives for a batch of rows."""
+
+    states: Tensor  # [R, T, D] the head's direct input; row i predicts token i
+    features: Tensor  # [R, T, D] what similarity is measured on (may be the same tensor)
+
+
+@dataclass(frozen=True)
+class Head:
+    """The unembedding: logits = states @ weight.T + bias, minus infinity where banned."""
+
+    weight: Tensor  # [V, D]
+    bias: Tensor | None  # [V]
+    banned: Tensor  # [V] bool: the mask id and ids without a token
+
+    def ban(self, ids: Sequence[int]) -> Head:
+        """The same head with more ids banned."""
+        if not ids:
+            return self
+        banned = self.banned.clone()
+        banned[list(ids)] = True
+        return Head(self.weight, self.bias, banned)
+
+
+class TextCodec(Protocol):
+    """What the library asks of a tokenizer."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text without special tokens."""
+        ...
+
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> str | None:
+        """The prompt text for a conversation, or None when the model has no chat template."""
+        ...
+
+
+class Model(Protocol):
+    """A masked diffusion language model, split into body and head.
+
+    `body` takes left-padded rows; positions are counted from the first real token, so that a padded row
+    gives the numbers of the unpadded one.
+    """
+
+    name: str
+    head: Head
+    mask_id: int
+    eos_ids: tuple[int, ...]
+    max_length: int
+    carry_over: bool  # True: a revealed token has probability one (MDLM); False: every position is scored
+    default_order: str
+    tokenizer: TextCodec | None
+    generation_defaults: Mapping[str, Any]  # the `d5p4` entry of generation_config.json
+
+    def body(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Hidden: ...
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a schedule. All prompts of a decode call share it."""
+
+    index: int
+    start: int  # the block is window positions start..stop-1
+    stop: int
+    reveal: int  # positions revealed by an order rule
+    move: float  # chance that the ancestral rule unmasks a masked position
+    last: bool
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Which window positions are decoded when. Built by `d5p4.schedule.make_schedule`."""
+
+    length: int
+    steps: tuple[Step, ...]
+
+
+class PoolView:
+    """What a selector sees of the pools of P prompts at one step.
+
+    Quality, similarity and raw scores are computed when first asked for, so a selector pays only for what it reads.
+    Each may be given as a tensor or as a function without arguments. `score(kind, positions)` gives other raw scores.
+    """
+
+    def __init__(
+        self,
+        *,
+        group: Tensor,
+        tie: Tensor,
+        quality: Tensor | Callable[[], Tensor],
+        similarity: Tensor | Callable[[], Tensor],
+        raw: Tensor | Callable[[], Tensor] | None = None,
+        score: Callable[[str, str], Tensor] | None = None,
+        vocabulary: int = 0,
+        step: int = 0,
+        last: bool = False,
+        width: int = 1,
+        state: dict[str, Any] | None = None,
+    ) -> None:
+        self.group = group  # [P, N] int64, contiguous for methods with a partition
+        self.tie = tie  # [P, N] int64, a hash of lineage; decides between equals
+        self.step = step
+        self.last = last
+        self.width = width  # w: children a chosen parent has when this is not the last step
+        self.vocabulary = vocabulary  # tokens that can be drawn (E-SMC normalises by its logarithm)
+        self.state = {} if state is None else state  # a method's own memory from step to step
+        self._quality, self._similarity, self._raw, self._score = quality, similarity, raw, score
+
+    @property
+    def size(self) -> int:
+        """N, rows in one prompt's pool."""
+        return self.group.shape[1]
+
+    @cached_property
+    def quality(self) -> Tensor:
+        """Q [P, N] float64 (float32 where the device has no float64), normalised, higher is better, never negative."""
+        return self._quality() if callable(self._quality) else self._quality
+
+    @cached_property
+    def similarity(self) -> Tensor:
+        """S [P, N, N], cosine (or RBF) Gram matrix with a diagonal of exactly 1."""
+        return self._similarity() if callable(self._similarity) else self._similarity
+
+    @cached_property
+    def raw(self) -> Tensor:
+        """[P, N] the score that Q normalises."""
+        raw = self.quality if self._raw is None else self._raw
+        return raw() if callable(raw) else raw
+
+    def score(self, kind: str, positions: str) -> Tensor:
+        """[P, N] raw score of any kind ("entropy", "self-certainty", "logprob") over "all" or "masked" positions."""
+        if self._score is None:
+            raise TypeError("this pool was made without a score function")
+        return self._score(kind, positions)
+
+    def keep(self, parents: Tensor) -> Choice:
+        """Choose parents [P, m], each with w children, or one child at the last step."""
+        return Choice(parents, 1 if self.last else self.width)
+
+    def stay(self) -> Choice:
+        """Choose every row, one child each: no selection."""
+        everyone = torch.arange(self.size, device=self.group.device).expand_as(self.group)
+        return Choice(everyone, 1)
+
+
+class Choice(NamedTuple):
+    """A selection: the next pool has m * children rows."""
+
+    parents: Tensor  # [P, m] int64 indices into the pool, ascending
+    children: int
+
+
+Selector = Callable[[PoolView, int, Tensor], Choice]
+"""`select(pool, k, key)`: key [P] int64 starts each prompt's random stream for this step."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a callback gets after each step. Tensors must not be changed."""
+
+    step: int
+    steps: int
+    prompts: Tensor  # [P] which prompts of the call these are
+    tokens: Tensor  # [P, N, L] window tokens of the pool that was selected from
+    view: PoolView
+    choice: Choice
+    next_tokens: Tensor  # [P, m * children, L] window tokens of the next pool
+
+
+@dataclass(frozen=True)
+class HistoryStep:
+    """One step of one prompt, kept when `history=True`."""
+
+    step: int
+    tokens: Tensor  # [N, L]
+    scores: Tensor  # [N]
+    quality: Tensor  # [N]
+    similarity: Tensor  # [N, N]
+    group: Tensor  # [N]
+    parents: Tensor  # [m]
+    children: int
+
+
+Callback = Callable[[Snapshot], Any]
+"""May return an iterable of prompt numbers to drop (cancelled requests); None goes on."""
+
+
+@dataclass
+class Result:
+    """k answers for each of P prompts, best score first. A dropped prompt has empty lists and NaN scores."""
+
+    answers: list[list[list[int]]]  # [P][k] token ids, cut at the first end-of-text
+    texts: list[list[str]]  # [P][k] the answer; the whole filled text when infilling
+    sequences: Tensor  # [P, k, T] prompt and answer, left-padded
+    attention_mask: Tensor  # [P, T] True at real tokens
+    score: Tensor  # [P, k] comparable between prompts; `score_kind` says what it is
+    score_kind: str
+    logdet: Tensor  # [P] log det S of the k chosen rows at the last forward
+    similarity: Tensor  # [P, k, k] that S
+    distinct: Tensor  # [P] how many of the k answers differ
+    lineage: list[Tensor]  # [P] of [k, steps]: index of each answer's ancestor in the pool of every step
+    seed: int
+    nfe: Tensor  # [P] steps with a forward
+    rows: Tensor  # [P] distinct rows that needed one
+    rows_nominal: Tensor  # [P] rows the paper would count
+    logprobs: list[list[list[float]]] | None = None  # [P][k] of each answer token at its reveal
+    reveal_step: list[list[list[int]]] | None = None  # [P][k] step of each answer token's reveal
+    history: list[list[HistoryStep]] | None = None  # [P][steps]
+    settings: Any = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class Final:
+    """What a method may look at after the last projection, when it still holds more than k rows."""
+
+    tie: Tensor  # [P, N]
+    score: Callable[[str, str], Tensor]  # [P, N] raw scores of each row's parent at the last forward
+    logprob: Callable[[], Tensor]  # [P, N] mean log-probability of the final tokens
+    texts: Callable[[], list[list[str]]]  # [P][N]
+    prompts: Tensor  # [P] which prompts of the call these are
+
+
+Finish = Callable[[Final, int], Tensor]
+"""`finish(final, k)` -> keep [P, k], rows of the final pool."""

@@ -1,0 +1,277 @@
+"""Writers of tiny random checkpoints in the public layouts of LLaDA, Dream and MDLM.
+
+Each has two layers, a character tokenizer (`TINY_TEXT`) and logits with a spread of about 1.5, so that it behaves like
+a trained model with opinions. Keyword arguments override config.json.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+
+TINY_TEXT = "abcdefghijklmnopqrstuvwxyz0123456789 \n.,?!'-:="
+LLADA_SPECIALS = (
+    "<|startoftext|>",
+    "<|endoftext|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|eot_id|>",
+    "<|mdm_mask|>",
+)
+DREAM_SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|beginoftext|>", "<|mask|>")
+LLADA_CHAT = (
+    "{{ bos_token }}{% for m in messages %}<|start_header_id|>{{ m['role'] }}<|end_header_id|>\n\n"
+    "{{ m['content'] | trim }}<|eot_id|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
+)
+DREAM_CHAT = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SPREAD = 1.5  # standard deviation of the logits
+
+
+def write_llada(
+    folder: str | Path,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    shards: int = 1,
+    chat: bool = False,
+    generation: dict[str, Any] | None = None,
+    **overrides: Any,
+) -> Path:
+    """A LLaDA folder; its last two ids have no token."""
+    size = len(TINY_TEXT) + len(LLADA_SPECIALS) + 2
+    ids = {text: len(TINY_TEXT) + i for i, text in enumerate(LLADA_SPECIALS)}
+    config: dict[str, Any] = {
+        "architectures": ["LLaDAModelLM"],
+        "model_type": "llada",
+        "block_type": "llama",
+        "activation_type": "silu",
+        "layer_norm_type": "rms",
+        "rope": True,
+        "alibi": False,
+        "include_bias": False,
+        "include_qkv_bias": False,
+        "scale_logits": False,
+        "input_emb_norm": False,
+        "weight_tying": False,
+        "d_model": 32,
+        "n_heads": 4,
+        "n_kv_heads": 4,
+        "n_layers": 2,
+        "mlp_hidden_size": 48,
+        "rope_theta": 10000.0,
+        "rms_norm_eps": 1e-5,
+        "vocab_size": size,
+        "embedding_size": size,
+        "max_sequence_length": 128,
+        "mask_token_id": ids["<|mdm_mask|>"],
+        "eos_token_id": ids["<|endoftext|>"],
+        "pad_token_id": ids["<|endoftext|>"],
+        **overrides,
+    }
+    d, f, v = config["d_model"], config["mlp_hidden_size"], config["embedding_size"]
+    kv = d // config["n_heads"] * config["n_kv_heads"]
+    shapes: dict[str, tuple[int, ...]] = {"wte.weight": (v, d), "ln_f.weight": (d,)}
+    for i in range(config["n_layers"]):
+        block = {"attn_norm": (d,), "q_proj": (d, d), "k_proj": (kv, d), "v_proj": (kv, d), "attn_out": (d, d)}
+        block |= {"ff_norm": (d,), "ff_proj": (f, d), "up_proj": (f, d), "ff_out": (d, f)}
+        shapes |= {f"blocks.{i}.{name}.weight": shape for name, shape in block.items()}
+        if config["include_qkv_bias"]:
+            shapes |= {f"blocks.{i}.{name}_proj.bias": (block[f"{name}_proj"][0],) for name in "qkv"}
+    if not config["weight_tying"]:
+        shapes["ff_out.weight"] = (v, d)
+    embedding_std = SPREAD / d**0.5 if config["weight_tying"] else 1.0
+    weights = _draw(shapes, seed, dtype, {"wte.weight": embedding_std, "ff_out.weight": SPREAD / d**0.5})
+    folder = _write(folder, config, {f"model.transformer.{k}": w for k, w in weights.items()}, shards, generation)
+    _character_tokenizer(LLADA_SPECIALS).save(str(folder / "tokenizer.json"))
+    settings: dict[str, Any] = {"bos_token": "<|startoftext|>", "eos_token": "<|endoftext|>"}
+    _json(folder / "tokenizer_config.json", settings | ({"chat_template": LLADA_CHAT} if chat else {}))
+    return folder
+
+
+def write_dream(
+    folder: str | Path,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    shards: int = 1,
+    chat: bool = False,
+    generation: dict[str, Any] | None = None,
+    **overrides: Any,
+) -> Path:
+    """A Dream folder with Qwen2-style tokenizer files; its last two ids have no token."""
+    size = len(TINY_TEXT) + len(DREAM_SPECIALS) + 2
+    ids = {text: len(TINY_TEXT) + i for i, text in enumerate(DREAM_SPECIALS)}
+    config: dict[str, Any] = {
+        "architectures": ["DreamModel"],
+        "model_type": "Dream",
+        "hidden_act": "silu",
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 48,
+        "vocab_size": size,
+        "rope_theta": 1000000.0,
+        "rope_scaling": None,
+        "rms_norm_eps": 1e-6,
+        "use_sliding_window": False,
+        "sliding_window": None,
+        "tie_word_embeddings": False,
+        "max_position_embeddings": 128,
+        "mask_token_id": ids["<|mask|>"],
+        "eos_token_id": ids["<|endoftext|>"],
+        "pad_token_id": ids["<|endoftext|>"],
+        **overrides,
+    }
+    d, f, v = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
+    kv = d // config["num_attention_heads"] * config["num_key_value_heads"]
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (v, d), "model.norm.weight": (d,)}
+    for i in range(config["num_hidden_layers"]):
+        layer: dict[str, tuple[int, ...]] = {"input_layernorm.weight": (d,), "post_attention_layernorm.weight": (d,)}
+        layer |= {"self_attn.q_proj.weight": (d, d), "self_attn.q_proj.bias": (d,)}
+        layer |= {f"self_attn.{name}_proj.weight": (kv, d) for name in "kv"}
+        layer |= {f"self_attn.{name}_proj.bias": (kv,) for name in "kv"}
+        layer |= {"self_attn.o_proj.weight": (d, d), "mlp.gate_proj.weight": (f, d)}
+        layer |= {"mlp.up_proj.weight": (f, d), "mlp.down_proj.weight": (d, f)}
+        shapes |= {f"model.layers.{i}.{name}": shape for name, shape in layer.items()}
+    if not config["tie_word_embeddings"]:
+        shapes["lm_head.weight"] = (v, d)
+    embedding_std = SPREAD / d**0.5 if config["tie_word_embeddings"] else 1.0
+    special = {"model.embed_tokens.weight": embedding_std, "lm_head.weight": SPREAD / d**0.5}
+    folder = _write(folder, config, _draw(shapes, seed, dtype, special), shards, generation)
+    _json(folder / "vocab.json", {byte_letter(c): i for i, c in enumerate(TINY_TEXT)})
+    (folder / "merges.txt").write_text("#version: 0.2\n", encoding="utf-8")
+    _json(folder / "added_tokens.json", ids)
+    decoder = {str(i): {"content": text, "special": True, "normalized": False} for text, i in ids.items()}
+    settings: dict[str, Any] = {"tokenizer_class": "DreamTokenizer", "added_tokens_decoder": decoder}
+    settings |= {"eos_token": "<|endoftext|>", "bos_token": "<|beginoftext|>", "mask_token": "<|mask|>"}
+    _json(folder / "tokenizer_config.json", settings | ({"chat_template": DREAM_CHAT} if chat else {}))
+    return folder
+
+
+def write_mdlm(
+    folder: str | Path,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    shards: int = 1,
+    chat: bool = False,
+    generation: dict[str, Any] | None = None,
+    **overrides: Any,
+) -> Path:
+    """An MDLM folder; as in the public one, the tokenizer knows nothing of the mask, the last id."""
+    size = len(TINY_TEXT) + 2
+    config: dict[str, Any] = {
+        "architectures": ["MDLM"],
+        "model_type": "mdlm",
+        "vocab_size": size,
+        "model_length": 64,
+        "hidden_dim": 32,
+        "cond_dim": 8,
+        "n_blocks": 2,
+        "n_heads": 4,
+        "dropout": 0.1,
+        "time_conditioning": False,
+        **overrides,
+    }
+    d, c, v = config["hidden_dim"], config["cond_dim"], config["vocab_size"]
+    tied = config.get("tie_word_embeddings", False)
+    shapes: dict[str, tuple[int, ...]] = {"vocab_embed.embedding": (v, d)}
+    shapes |= {"sigma_map.mlp.0.weight": (c, 256), "sigma_map.mlp.0.bias": (c,)}
+    shapes |= {"sigma_map.mlp.2.weight": (c, c), "sigma_map.mlp.2.bias": (c,)}
+    for i in range(config["n_blocks"]):
+        block: dict[str, tuple[int, ...]] = {"norm1.weight": (d,), "norm2.weight": (d,)}
+        block |= {"attn_qkv.weight": (3 * d, d), "attn_out.weight": (d, d)}
+        block |= {"mlp.0.weight": (4 * d, d), "mlp.0.bias": (4 * d,), "mlp.2.weight": (d, 4 * d), "mlp.2.bias": (d,)}
+        block |= {"adaLN_modulation.weight": (6 * d, c), "adaLN_modulation.bias": (6 * d,)}
+        shapes |= {f"blocks.{i}.{name}": shape for name, shape in block.items()}
+    shapes |= {"output_layer.norm_final.weight": (d,), "output_layer.linear.bias": (v,)}
+    shapes |= {"output_layer.adaLN_modulation.weight": (2 * d, c), "output_layer.adaLN_modulation.bias": (2 * d,)}
+    if not tied:
+        shapes["output_layer.linear.weight"] = (v, d)
+    special = {"vocab_embed.embedding": SPREAD / d**0.5 if tied else 1.0}
+    special |= {"output_layer.linear.weight": SPREAD / d**0.5}
+    weights = _draw(shapes, seed, dtype, special)
+    for i in range(config["n_blocks"]):
+        gates = weights[f"blocks.{i}.adaLN_modulation.bias"].view(6, d)
+        gates[2] += 1  # open gates, as training leaves them
+        gates[5] += 1
+    width = d // config["n_heads"]
+    weights["rotary_emb.inv_freq"] = 10000.0 ** -(torch.arange(0, width, 2) / width)
+    folder = _write(folder, config, {f"backbone.{k}": w for k, w in weights.items()}, shards, generation)
+    _character_tokenizer(("<|endoftext|>",)).save(str(folder / "tokenizer.json"))
+    _json(folder / "tokenizer_config.json", {"chat_template": DREAM_CHAT} if chat else {})
+    return folder
+
+
+def byte_letter(character: str) -> str:
+    """How a byte-level vocabulary writes one ASCII character."""
+    return {" ": "Ġ", "\n": "Ċ"}.get(character, character)
+
+
+def _character_tokenizer(specials: tuple[str, ...]) -> Tokenizer:
+    tokenizer = Tokenizer(BPE({byte_letter(c): i for i, c in enumerate(TINY_TEXT)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in specials])
+    return tokenizer
+
+
+def _draw(
+    shapes: dict[str, tuple[int, ...]], seed: int, dtype: torch.dtype, special: dict[str, float]
+) -> dict[str, torch.Tensor]:
+    """Matrices that keep the scale of their input, attention sharper than that, norms near 1, small biases."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = {}
+    for name, shape in shapes.items():
+        noise = torch.randn(shape, generator=generator, dtype=torch.float64)
+        if name in special:
+            noise = noise * special[name]
+        elif len(shape) == 2:
+            sharp = any(part in name for part in ("q_proj", "k_proj", "attn_qkv"))
+            noise = noise * (1.7 if sharp else 1.0) / shape[1] ** 0.5
+        elif "norm" in name or "ln_f" in name:
+            noise = 1 + 0.1 * noise
+        else:
+            noise = 0.1 * noise
+        weights[name] = noise.to(dtype)
+    return weights
+
+
+def _write(
+    folder: str | Path,
+    config: dict[str, Any],
+    weights: dict[str, torch.Tensor],
+    shards: int,
+    generation: dict[str, Any] | None,
+) -> Path:
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    _json(folder / "config.json", config)
+    if generation is not None:
+        _json(folder / "generation_config.json", generation)
+    if shards == 1:
+        save_file(weights, folder / "model.safetensors")
+        return folder
+    weight_map = {}
+    for shard in range(shards):
+        file = f"model-{shard + 1:05d}-of-{shards:05d}.safetensors"
+        names = sorted(weights)[shard::shards]
+        save_file({name: weights[name] for name in names}, folder / file)
+        weight_map |= dict.fromkeys(names, file)
+    _json(folder / "model.safetensors.index.json", {"metadata": {}, "weight_map": weight_map})
+    return folder
+
+
+def _json(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content), encoding="utf-8")

@@ -1,0 +1,63 @@
+"""A 30-line model that satisfies the contract: how most tests run the real loop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from d5p4.types import Head, Hidden
+
+
+class Letters:
+    """Token i is the letter chr(97 + i)."""
+
+    def __init__(self, template: bool = False) -> None:
+        self.template = template
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(c) - 97 for c in text]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(chr(97 + i) for i in ids)
+
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> str | None:
+        return "a".join(m["content"] for m in messages) + "b" if self.template else None
+
+
+class FakeModel:
+    """Each position sees itself, its distance to every other token and a mean of all: cheap, bidirectional, seeded."""
+
+    name = "fake"
+
+    def __init__(
+        self, vocabulary: int = 12, width: int = 8, *, carry_over: bool = False, seed: int = 0, scale: float = 1.5,
+        max_length: int = 64, dtype: torch.dtype = torch.float64, template: bool = False,
+    ) -> None:  # fmt: skip
+        g = torch.Generator().manual_seed(seed)
+        random = torch.randn(vocabulary, width, generator=g, dtype=dtype)
+        self.embedding = random
+        self.place = torch.randn(max_length, width, generator=g, dtype=dtype)
+        self.mixer = torch.randn(2 * width, width, generator=g, dtype=dtype) / width**0.5
+        banned = torch.zeros(vocabulary, dtype=torch.bool)
+        banned[-1] = True
+        weight = torch.randn(vocabulary, width, generator=g, dtype=dtype) * scale
+        self.head = Head(weight, torch.randn(vocabulary, generator=g, dtype=dtype), banned)
+        self.mask_id, self.pad_id, self.eos_ids = vocabulary - 1, 0, (vocabulary - 2,)
+        self.max_length, self.carry_over = max_length, carry_over
+        self.default_order = "ancestral" if carry_over else "confidence"
+        self.tokenizer: Any = Letters(template)
+        self.generation_defaults: dict[str, Any] = {}
+        self.rows_seen = 0
+
+    def body(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Hidden:
+        real = torch.ones_like(tokens, dtype=torch.bool) if attention_mask is None else attention_mask
+        self.rows_seen += len(tokens)
+        position = (real.cumsum(-1) - 1).clamp_min(0)
+        x = (self.embedding[tokens] + self.place[position]) * real[..., None]
+        near = torch.exp(-(position[:, :, None] - position[:, None, :]).abs().to(x.dtype)) * real[:, None, :]
+        context = torch.tanh(near @ x)
+        states = torch.tanh(torch.cat([x, context], -1) @ self.mixer)
+        return Hidden(states, states + 0.5 * x)

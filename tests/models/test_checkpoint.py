@@ -1,0 +1,170 @@
+"""Broken checkpoint folders are refused with one sentence that names the fault."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from d5p4.errors import D5P4Error
+from d5p4.models import checkpoint, load
+from tests.checkpoints import write_dream, write_llada, write_mdlm
+
+
+def edit(folder: Path, change) -> None:
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors")
+
+
+def test_all_key_faults_come_in_one_error(tmp_path: Path) -> None:
+    folder = write_llada(tmp_path)
+
+    def change(weights: dict[str, torch.Tensor]) -> None:
+        del weights["model.transformer.ln_f.weight"]
+        weights["model.transformer.extra"] = torch.zeros(2)
+        weights["model.transformer.blocks.0.q_proj.weight"] = torch.zeros(3, 3)
+        weights["model.transformer.blocks.1.q_proj.weight"] = torch.zeros(32, 32, dtype=torch.int8)
+
+    edit(folder, change)
+    with pytest.raises(D5P4Error) as caught:
+        load(folder, "cpu")
+    message = str(caught.value)
+    for part in ("missing: model.transformer.ln_f.weight", "unexpected: model.transformer.extra", "misshapen:"):
+        assert part in message
+    assert "blocks.0.q_proj.weight is [3, 3], expected [32, 32]" in message
+    assert "blocks.1.q_proj.weight is I8" in message
+
+
+def test_long_lists_are_cut(tmp_path: Path) -> None:
+    folder = write_llada(tmp_path, n_layers=2)
+    edit(folder, lambda weights: [weights.pop(name) for name in list(weights) if "blocks" in name])
+    with pytest.raises(D5P4Error, match="and 10 more"):
+        load(folder, "cpu")
+
+
+def test_nothing_is_read_before_the_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_llada(tmp_path)
+    edit(folder, lambda weights: weights.pop("model.transformer.ln_f.weight"))
+    reads = watch_files(monkeypatch)[1]
+    with pytest.raises(D5P4Error):
+        load(folder, "cpu")
+    assert reads == []
+
+
+@pytest.mark.parametrize(
+    ("write", "name"),
+    [(write_dream, "tie_word_embeddings"), (write_llada, "weight_tying"), (write_mdlm, "tie_word_embeddings")],
+)
+def test_a_tied_head_may_be_stored_twice(tmp_path: Path, write, name: str) -> None:
+    folder = write(tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, name: True}))
+    model = load(folder, "cpu")
+    assert not any("lm_head" in key or key in ("ff_out.weight", "output_layer.linear.weight") for key in model.state_dict())
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.pth", "last.ckpt"])
+def test_pickle_is_refused(tmp_path: Path, name: str) -> None:
+    folder = write_llada(tmp_path)
+    (folder / "model.safetensors").rename(folder / name)
+    with pytest.raises(D5P4Error, match=f"{name}.*convert"):
+        load(folder, "cpu")
+
+
+def test_no_weights(tmp_path: Path) -> None:
+    folder = write_llada(tmp_path)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(D5P4Error, match="neither model.safetensors nor"):
+        load(folder, "cpu")
+
+
+@pytest.mark.parametrize("keep", [0, 4, 500, -40])
+def test_truncated_file(tmp_path: Path, keep: int) -> None:
+    file = write_llada(tmp_path) / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:keep])
+    with pytest.raises(D5P4Error, match="model.safetensors is not a whole"):
+        load(tmp_path, "cpu")
+
+
+def test_missing_shard(tmp_path: Path) -> None:
+    folder = write_llada(tmp_path, shards=3)
+    (folder / "model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(D5P4Error, match="model-00002-of-00003.safetensors"):
+        load(folder, "cpu")
+
+
+def test_shards_outside_the_folder_are_refused(tmp_path: Path) -> None:
+    folder = write_llada(tmp_path / "inner", shards=2)
+    index = folder / "model.safetensors.index.json"
+    write_llada(tmp_path)
+    index.write_text(json.dumps({"weight_map": {"a": "../model.safetensors"}}))
+    with pytest.raises(D5P4Error, match="not in its folder"):
+        load(folder, "cpu")
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("content", ["{broken", "[1, 2]"])
+def test_unreadable_json(tmp_path: Path, name: str, content: str) -> None:
+    folder = write_llada(tmp_path, shards=2)
+    (folder / name).write_text(content)
+    with pytest.raises(D5P4Error, match=name):
+        load(folder, "cpu")
+
+
+def watch_files(monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], list[str]]:
+    """Count how many weight files are open at once, and list the tensors read."""
+    real = checkpoint.safe_open
+    now, most, reads = [0], [0], []
+
+    class Watched:
+        def __init__(self, *args, **kwargs) -> None:
+            self.inner = real(*args, **kwargs)
+
+        def __enter__(self):
+            now[0] += 1
+            most[0] = max(most[0], now[0])
+            self.file = self.inner.__enter__()
+            return self
+
+        def __exit__(self, *reason):
+            now[0] -= 1
+            return self.inner.__exit__(*reason)
+
+        def keys(self):
+            return self.file.keys()
+
+        def get_slice(self, name):
+            return self.file.get_slice(name)
+
+        def get_tensor(self, name):
+            reads.append(name)
+            return self.file.get_tensor(name)
+
+    monkeypatch.setattr(checkpoint, "safe_open", Watched)
+    return most, reads
+
+
+def test_one_shard_is_open_at_a_time_and_each_tensor_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_llada(tmp_path, shards=4)
+    most, reads = watch_files(monkeypatch)
+    model = load(folder, "cpu")
+    assert most == [1]
+    assert len(reads) == len(set(reads)) == len(list(model.parameters()))
+
+
+def test_weights_do_not_depend_on_the_file_afterwards(tmp_path: Path) -> None:
+    folder = write_llada(tmp_path)
+    model = load(folder, "cpu")
+    before = model.head.weight.clone()
+    file = folder / "model.safetensors"
+    size = file.stat().st_size
+    with file.open("r+b") as stream:
+        stream.seek(size // 2)
+        stream.write(bytes(size - size // 2))
+    assert torch.equal(model.head.weight, before)

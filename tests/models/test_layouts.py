@@ -1,0 +1,190 @@
+"""Each native model gives the logits of an independent implementation of its architecture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from d5p4.models import MDLM, load
+from d5p4.models.base import NativeModel
+from d5p4.models.checkpoint import fill, read_json
+from tests.checkpoints import write_dream, write_llada, write_mdlm
+from tests.models.references import PlainMDLM, causal_logits, llama_of, qwen2_of
+
+# float32 against a float64 reference, on logits with a spread of 1.5
+FLOAT32_BOUND = 5e-5
+WRITERS = {"llada": write_llada, "dream": write_dream, "mdlm": write_mdlm}
+
+
+def rows(model: NativeModel, count: int = 3, length: int = 17) -> Tensor:
+    """Random rows with about a third of masks."""
+    generator = torch.Generator().manual_seed(5)
+    tokens = torch.randint(0, 45, (count, length), generator=generator)
+    return tokens.masked_fill(torch.rand(count, length, generator=generator) < 0.3, model.mask_id)
+
+
+def logits(model: NativeModel, tokens: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+    head = model.head
+    return torch.nn.functional.linear(model.body(tokens, attention_mask).states, head.weight, head.bias)
+
+
+def reference(folder: Path, kind: str, tokens: Tensor) -> Tensor:
+    with torch.no_grad():
+        if kind == "mdlm":
+            plain = PlainMDLM(folder, torch.float64)
+            return torch.stack([plain(row)[0] for row in tokens])
+        if kind == "llada":
+            return causal_logits(llama_of(folder, torch.float64), tokens)
+        found = causal_logits(qwen2_of(folder, torch.float64), tokens)
+        return torch.cat((found[:, :1], found[:, :-1]), dim=1)
+
+
+CASES = [
+    ("llada", {}),
+    ("llada", {"n_kv_heads": 2}),
+    ("llada", {"n_kv_heads": None, "multi_query_attention": True}),
+    ("llada", {"weight_tying": True, "rope_theta": 500000.0}),
+    ("dream", {}),
+    ("dream", {"num_key_value_heads": 4}),
+    ("dream", {"tie_word_embeddings": True}),
+    ("mdlm", {}),
+    ("mdlm", {"tie_word_embeddings": True}),
+]
+
+
+@pytest.mark.parametrize(("kind", "overrides"), CASES)
+def test_same_logits_as_an_independent_model(tmp_path: Path, kind: str, overrides: dict) -> None:
+    shapes = {**overrides, "n_kv_heads": 1} if overrides.get("multi_query_attention") else overrides
+    folder = WRITERS[kind](tmp_path, dtype=torch.float64, **shapes)
+    model = load(folder, "cpu", "float64")
+    tokens = rows(model)
+    wanted = reference(folder, kind, tokens)
+    assert 0.8 < wanted.std() < 3
+    assert (logits(model, tokens) - wanted).abs().max() <= 1e-10
+    narrow = load(folder, "cpu", "float32")
+    assert narrow.dtype == torch.float32
+    assert (logits(narrow, tokens) - wanted).abs().max() <= FLOAT32_BOUND
+
+
+def test_llada_with_qkv_bias(tmp_path: Path) -> None:
+    folder = write_llada(tmp_path, dtype=torch.float64, include_qkv_bias=True)
+    _, weights = __import__("tests.models.references", fromlist=["read"]).read(folder)
+    model = load(folder, "cpu", "float64")
+    tokens = rows(model)
+    before = logits(model, tokens)
+    for block in model.blocks:
+        block.q_proj.bias.zero_()
+    assert any(name.endswith("q_proj.bias") for name in weights)
+    assert (logits(model, tokens) - before).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_bfloat16_stays_near(tmp_path: Path, kind: str) -> None:
+    folder = WRITERS[kind](tmp_path)
+    model = load(folder, "cpu", "bf16")
+    tokens = rows(model)
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    found = logits(model, tokens)
+    assert found.dtype == torch.bfloat16
+    assert (found - reference(folder, kind, tokens)).abs().mean() < 0.05
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_shards_equal_the_single_file(tmp_path: Path, kind: str) -> None:
+    whole = load(WRITERS[kind](tmp_path / "whole"), "cpu")
+    parts = load(WRITERS[kind](tmp_path / "parts", shards=3), "cpu")
+    for (name, a), (other, b) in zip(whole.named_parameters(), parts.named_parameters(), strict=True):
+        assert name == other and torch.equal(a, b)
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_contract(tmp_path: Path, kind: str) -> None:
+    defaults = {"order": "random", "steps": 4}
+    model = load(WRITERS[kind](tmp_path, generation={"d5p4": defaults, "eos_token_id": [3, 4, 3]}), "cpu")
+    tokens = rows(model)
+    states, features = model.body(tokens)
+    head = model.head
+    assert states.shape == features.shape == (*tokens.shape, 32)
+    assert head.weight.data_ptr() == model.unembedding[0].data_ptr()
+    assert head.banned[model.mask_id] and head.banned.shape == head.weight.shape[:1]
+    assert model.generation_defaults == defaults
+    assert model.architecture == kind and not model.training
+    assert not any(p.requires_grad for p in model.parameters())
+    assert (states is features) == (kind != "mdlm")
+    assert model.carry_over == (kind == "mdlm")
+    assert model.default_order == ("ancestral" if kind == "mdlm" else "confidence")
+    model.head = head.ban([5])
+    assert model.head.banned[5] and model.head.weight is head.weight
+
+
+def test_end_ids_come_from_configs_then_tokenizer(tmp_path: Path) -> None:
+    model = load(write_llada(tmp_path / "a", generation={"eos_token_id": [3, 47]}), "cpu")
+    name = model.tokenizer.token_id
+    assert model.eos_ids == (name("<|endoftext|>"), 3, name("<|eot_id|>"))
+    assert load(write_mdlm(tmp_path / "b"), "cpu").eos_ids == ()
+    dream = load(write_dream(tmp_path / "c"), "cpu")
+    assert dream.eos_ids == tuple(map(dream.tokenizer.token_id, ("<|endoftext|>", "<|im_end|>")))
+    assert dream.pad_id == dream.eos_ids[0]
+
+
+def test_ids_without_a_token_are_banned(tmp_path: Path) -> None:
+    model = load(write_llada(tmp_path), "cpu")
+    size = model.config["vocab_size"]
+    assert model.head.banned.nonzero().flatten().tolist() == [model.mask_id, size - 2, size - 1]
+
+
+def test_rows_past_the_vocabulary_are_banned(tmp_path: Path) -> None:
+    model = load(write_llada(tmp_path, embedding_size=60), "cpu")
+    assert model.head.weight.shape[0] == 60 and model.head.banned[54:].all()
+
+
+def unfolded(folder: Path, dtype: torch.dtype) -> MDLM:
+    with torch.device("meta"):
+        model = MDLM(read_json(folder / "config.json"))
+    fill(model, folder, model.prefix, torch.device("cpu"), dtype, ("rotary_emb.inv_freq",))
+    return model.eval()
+
+
+def test_mdlm_features_are_before_the_last_norm(tmp_path: Path) -> None:
+    folder = write_mdlm(tmp_path, dtype=torch.float64)
+    model = load(folder, "cpu", "float64")
+    row = rows(model)[0]
+    assert (model.body(row[None]).features[0] - PlainMDLM(folder, torch.float64)(row)[1]).abs().max() < 1e-10
+
+
+def test_mdlm_trains_unfolded_and_folds_to_the_same_numbers(tmp_path: Path) -> None:
+    folder = write_mdlm(tmp_path, dtype=torch.float64)
+    model = unfolded(folder, torch.float64)
+    tokens = rows(model)
+    before = logits(model, tokens)
+    before.square().mean().backward()
+    silent = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
+    assert silent == []
+    model.fold()
+    model.fold()
+    names = {name for name, _ in model.named_parameters()}
+    assert not any("adaLN" in name or "sigma_map" in name for name in names)
+    assert (logits(model, tokens) - before).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("kind", ["llada", "mdlm"])
+def test_fresh_models_train(tmp_path: Path, kind: str) -> None:
+    config = read_json(WRITERS[kind](tmp_path) / "config.json")
+    torch.manual_seed(0)
+    model = type(load(tmp_path, "cpu"))({**config, "dropout": 0.0})
+    optimiser = torch.optim.Adam(model.parameters(), lr=1e-2)
+    tokens = torch.arange(12)[None] % 7
+    losses = []
+    for _ in range(30):
+        masked = tokens.clone()
+        masked[:, ::2] = model.mask_id
+        loss = torch.nn.functional.cross_entropy(logits(model, masked).flatten(0, 1), tokens.flatten())
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(float(loss))
+    assert losses[-1] < 0.3 * losses[0]
+    assert model.head.banned[model.mask_id]

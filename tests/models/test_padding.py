@@ -1,0 +1,72 @@
+"""A left-padded row gives the numbers of the unpadded one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from d5p4.errors import D5P4Error
+from d5p4.models import load
+from tests.checkpoints import write_dream, write_llada, write_mdlm
+
+WRITERS = [write_llada, write_dream, write_mdlm]
+
+
+@pytest.mark.parametrize("write", WRITERS)
+@pytest.mark.parametrize("prompt", [5, 0])
+def test_padded_rows_equal_unpadded_rows(tmp_path: Path, write, prompt: int) -> None:
+    """Without a prompt the first real position is a mask, which Dream predicts from its own row."""
+    model = load(write(tmp_path, dtype=torch.float64), "cpu", "float64")
+    generator = torch.Generator().manual_seed(1)
+    pads = [0, 1, 4, 9]
+    plain, padded, mask = [], [], []
+    for pad in pads:
+        row = torch.cat((torch.randint(0, 45, (prompt,), generator=generator), torch.full((7,), model.mask_id)))
+        row[prompt + 3] = 2
+        plain.append(row)
+        junk = torch.randint(0, 45, (pad,), generator=generator)
+        padded.append(torch.cat((junk, row, torch.full((max(pads) - pad,), 1))))
+        mask.append(pad)
+    # Rows of different length are aligned at their right end: cut all to one width per pad.
+    for pad, row, wide in zip(pads, plain, padded, strict=True):
+        alone = model.body(row[None])
+        batch = torch.stack((wide[: pad + len(row)], wide[: pad + len(row)].flip(0)))
+        real = torch.ones_like(batch, dtype=torch.bool)
+        real[0, :pad] = False
+        together = model.body(batch, real)
+        for one, both in zip(alone, together, strict=True):
+            assert both.isfinite().all()
+            assert (both[0, pad:] - one[0]).abs().max() < 1e-12
+        assert (model.body(batch[1:]).states - together.states[1:]).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("write", WRITERS)
+def test_a_row_of_padding_alone_is_finite(tmp_path: Path, write) -> None:
+    model = load(write(tmp_path), "cpu")
+    tokens = torch.full((2, 6), model.pad_id)
+    real = torch.zeros(2, 6, dtype=torch.bool)
+    real[1] = True
+    assert model.body(tokens, real).states.isfinite().all()
+
+
+def test_full_mask_is_the_fast_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load(write_llada(tmp_path), "cpu")
+    masks = []
+    real = torch.nn.functional.scaled_dot_product_attention
+
+    def spy(*args, attn_mask=None, **kwargs):
+        masks.append(attn_mask)
+        return real(*args, attn_mask=attn_mask, **kwargs)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", spy)
+    tokens = torch.arange(6)[None]
+    model.body(tokens, torch.ones_like(tokens, dtype=torch.bool))
+    assert masks == [None, None]
+
+
+def test_mask_of_another_shape_is_refused(tmp_path: Path) -> None:
+    model = load(write_llada(tmp_path), "cpu")
+    with pytest.raises(D5P4Error, match=r"\(1, 5\).*\(1, 6\)"):
+        model.body(torch.arange(6)[None], torch.ones(1, 5, dtype=torch.bool))

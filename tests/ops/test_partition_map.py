@@ -1,0 +1,291 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from tests.select.cases import inputs, is_transversal, permute, shuffle, ties
+from torch import Tensor
+
+from d5p4.kernel import additive, build, multiplicative
+from d5p4.ops.partition_map import condition, map_inference, partition_map
+from d5p4.ops.problem import prepare
+from d5p4.select import branch_and_bound, exhaustive
+
+SHAPES = [(2, 2), (2, 5), (3, 3), (3, 5), (4, 2), (4, 4), (5, 3), (6, 2), (6, 3)]
+LARGE_SHAPES = [(4, 5), (5, 4), (5, 5), (6, 4), (6, 5)]
+KERNELS = [("additive", b) for b in (0.0, 0.1, 1.0, 10.0, 100.0, 1000.0)] + [
+    ("multiplicative", b) for b in (0.01, 0.1, 1.0, 100.0, 1000.0)
+]
+
+
+def values(kernel: Tensor, k: int, gain: Tensor | None, sets: Tensor) -> Tensor:
+    """log det + gains, by slogdet."""
+    p = torch.arange(len(sets)).view(-1, 1, 1)
+    value = torch.linalg.slogdet(kernel[p, sets.unsqueeze(-1), sets.unsqueeze(-2)]).logabsdet
+    return value if gain is None else value + gain.gather(-1, sets).sum(-1)
+
+
+def sweep(shapes: list[tuple[int, int]], prompts: int) -> tuple[int, int]:
+    """Number of regular problems and in how many of them k starts with local search find the optimum."""
+    total = hits = 0
+    for number, ((k, w), (kind, beta)) in enumerate(itertools.product(shapes, KERNELS)):
+        quality, similarity, tie = inputs(prompts, k, w, number, dim=(16, 768)[number % 2], parent=(0.0, 0.7)[number // 2 % 2])
+        kernel, gain = build(kind, quality, similarity, beta)
+        found = partition_map(kernel, k, gain, quality, tie)
+        assert is_transversal(found, k, w)
+        optimum = exhaustive(kernel, k, gain, quality, tie)
+        assert torch.equal(branch_and_bound(kernel, k, gain, quality, tie), optimum)
+        problem = prepare(kernel, k, gain, quality, None)
+        zeros, best = problem.score(optimum.unsqueeze(1))
+        missed, value = problem.score(found.unsqueeze(1))
+        _, start = problem.score(partition_map(kernel, k, gain, quality, tie, local_search=False).unsqueeze(1))
+        regular = zeros == 0
+        assert (missed[regular] == 0).all()
+        assert (value[regular] <= best[regular] + 1e-8).all()
+        assert (value[regular] >= start[regular] - 1e-8).all()
+        total += int(regular.sum())
+        hits += int((value >= best - 1e-8)[regular].sum())
+    return total, hits
+
+
+def test_finds_the_optimum_in_97_percent_of_2000_problems() -> None:
+    total, hits = sweep(SHAPES, 22)
+    assert total >= 2000
+    assert hits >= 0.97 * total, f"{hits} of {total}"
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_finds_the_optimum_in_97_percent_of_large_problems() -> None:
+    total, hits = sweep(LARGE_SHAPES, 40)
+    assert total >= 2000
+    assert hits >= 0.97 * total, f"{hits} of {total}"
+
+
+def degenerate(kind: str, k: int, w: int, prompts: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """quality, kernel, tie"""
+    quality, similarity, tie = inputs(prompts, k, w, seed)
+    n = k * w
+    kernel = additive(quality, similarity, 5.0)
+    if kind == "rank one":
+        kernel = torch.full_like(kernel, 3.0)
+    elif kind == "low rank":
+        e = torch.randn(prompts, n, max(1, k - 1), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        kernel = e @ e.mT
+    elif kind == "duplicates":
+        same = torch.arange(n) // 2 * 2
+        quality, kernel = quality[:, same] * 0, similarity[:, same][:, :, same]
+    elif kind == "zero quality":
+        quality = torch.zeros_like(quality)
+        kernel = 5.0 * similarity
+    elif kind == "zeros":
+        kernel = torch.zeros_like(kernel)
+    elif kind == "negative":
+        kernel = -kernel
+    elif kind == "indefinite":
+        kernel = torch.randn(prompts, n, n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 10
+    elif kind == "huge":
+        kernel = kernel * 1e307
+    elif kind == "tiny":
+        kernel = kernel * 1e-300
+    elif kind == "nan":
+        kernel[::2, 0, 1] = torch.nan
+    elif kind == "inf":
+        kernel[::2, 1, 1] = torch.inf
+    elif kind == "nan quality":
+        quality[:, ::3] = torch.nan
+        kernel = torch.zeros_like(kernel)
+    return quality, kernel, tie
+
+
+DEGENERATE = [
+    "rank one", "low rank", "duplicates", "zero quality", "zeros", "negative", "indefinite", "huge", "tiny", "nan", "inf",
+    "nan quality",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", DEGENERATE)
+def test_any_input_gives_a_valid_set(kind: str) -> None:
+    for seed, (k, w) in enumerate([(1, 4), (2, 3), (4, 3), (3, 1), (5, 2)]):
+        quality, kernel, tie = degenerate(kind, k, w, 16, seed)
+        for starts, search in itertools.product(("one", "k", "n"), (False, True)):
+            assert is_transversal(partition_map(kernel, k, None, quality, tie, starts=starts, local_search=search), k, w)
+        assert is_transversal(partition_map(kernel, k), k, w)
+        free = map_inference(kernel, k, None, quality, tie)
+        assert (free.diff(dim=-1) > 0).all() and free.min() >= 0 and free.max() < k * w
+        if kind != "indefinite":  # the bound holds for kernels
+            best = exhaustive(kernel, k, None, quality, tie)
+            assert is_transversal(best, k, w)
+            assert torch.equal(branch_and_bound(kernel, k, None, quality, tie), best)
+
+
+def test_a_broken_prompt_falls_back_to_quality_and_leaves_the_others_alone() -> None:
+    quality, similarity, tie = inputs(6, 3, 4, 1)
+    kernel = additive(quality, similarity, 20.0)
+    whole = partition_map(kernel, 3, None, quality, tie)
+    kernel[2, 0, 5], kernel[4, 7, 7] = torch.nan, torch.inf
+    quality[4, 1] = torch.nan
+    found = partition_map(kernel, 3, None, quality, tie)
+    expected = quality.nan_to_num(nan=-1).view(6, 3, 4).argmax(-1) + torch.arange(3) * 4
+    assert torch.equal(found[[2, 4]], expected[[2, 4]])
+    assert torch.equal(found[[0, 1, 3, 5]], whole[[0, 1, 3, 5]])
+
+
+def test_asymmetric_noise_changes_nothing() -> None:
+    quality, similarity, tie = inputs(32, 4, 4, 2)
+    kernel = additive(quality, similarity, 10.0)
+    noise = torch.randn(32, 16, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    skewed = kernel + (noise - noise.mT)
+    assert torch.equal(partition_map(skewed, 4, None, quality, tie), partition_map(kernel, 4, None, quality, tie))
+
+
+def test_regular_sets_win_over_singular_ones() -> None:
+    """Group 0 holds a copy of group 1's best item; its other item is poor but independent."""
+    kernel = torch.tensor([[[9.0, 0, 9, 0], [0, 0.1, 0, 0], [9, 0, 9, 0], [0, 0, 0, 1e-9]]])
+    quality = torch.tensor([[9.0, 0, 9, 0]])
+    assert partition_map(kernel, 2, None, quality).tolist() == [[1, 2]]
+    kernel[0, 1, 1] = 0  # now only the pair with the negligible item is not better than singular ones
+    assert partition_map(kernel, 2, None, quality).tolist() == exhaustive(kernel, 2, None, quality).tolist()
+
+
+def test_swap_ratio_is_the_ratio_of_determinants() -> None:
+    quality, similarity, _ = inputs(8, 4, 3, 3)
+    kernel = additive(quality, similarity, 10.0)
+    sets = torch.tensor([0, 4, 7, 11]).expand(8, -1)
+    inverse, cross, solved = condition(kernel, torch.arange(8), sets)
+    residual = kernel.diagonal(dim1=-2, dim2=-1) - (cross * solved).sum(1)
+    before = values(kernel, 4, None, sets)
+    for slot, item in itertools.product(range(4), range(12)):
+        if item in sets[0]:
+            continue
+        after = sets.clone()
+        after[:, slot] = item
+        ratio = residual[:, item] * inverse[:, slot, slot] + solved[:, slot, item] ** 2
+        torch.testing.assert_close(ratio.log(), values(kernel, 4, None, after) - before, rtol=0, atol=1e-9)
+
+
+def test_more_starts_are_better_on_average_and_local_search_never_worse() -> None:
+    quality, similarity, tie = inputs(300, 5, 4, 4)
+    kernel = additive(quality, similarity, 30.0)
+    value = {
+        (starts, search): values(kernel, 5, None, partition_map(kernel, 5, None, quality, tie, starts=starts, local_search=search))
+        for starts in ("one", "k", "n")
+        for search in (False, True)
+    }
+    means = [value[starts, False].mean() for starts in ("one", "k", "n")]
+    assert means[0] < means[1] < means[2] < value["k", True].mean()
+    for starts in ("one", "k", "n"):
+        assert (value[starts, True] >= value[starts, False] - 1e-9).all()
+
+
+def test_result_of_local_search_has_no_better_neighbour() -> None:
+    quality, similarity, tie = inputs(40, 4, 4, 5)
+    kernel, gain = multiplicative(quality, similarity, 2.0)
+    found = partition_map(kernel, 4, gain, quality, tie, starts="one")
+    value = values(kernel, 4, gain, found)
+    for slot, place in itertools.product(range(4), range(4)):
+        near = found.clone()
+        near[:, slot] = slot * 4 + place
+        assert (values(kernel, 4, gain, near) <= value + 1e-8).all()
+
+
+def test_without_groups_against_all_subsets() -> None:
+    hits = total = 0
+    for seed, (kind, beta) in enumerate(KERNELS[1:]):
+        quality, similarity, tie = inputs(40, 3, 3, seed)
+        kernel, gain = build(kind, quality, similarity, beta)
+        found = map_inference(kernel, 3, gain, quality, tie)
+        best = exhaustive(kernel, 3, gain, quality, tie, partition=False)
+        reference = torch.combinations(torch.arange(9), 3)
+        by_slogdet = torch.stack([values(kernel, 3, gain, s.expand(40, -1)) for s in reference], -1).amax(-1)
+        torch.testing.assert_close(values(kernel, 3, gain, best), by_slogdet, rtol=0, atol=1e-7)
+        hits += int((values(kernel, 3, gain, found) > by_slogdet - 1e-8).sum())
+        total += 40
+    assert hits >= 0.97 * total, f"{hits} of {total}"
+
+
+@pytest.mark.parametrize("twins", [False, True])
+@pytest.mark.parametrize("solver", ["one", "k", "n", "greedy", "exhaustive", "bound", "free"])
+def test_permuting_the_pool_permutes_the_choice(solver: str, twins: bool) -> None:
+    k, w, prompts = 4, 3, 60
+    quality, similarity, tie = inputs(prompts, k, w, 6)
+    if twins:  # groups 0 and 1 hold the same children, and group 2 two equal ones
+        same = torch.tensor([0, 1, 2, 0, 1, 2, 6, 6, 8, 9, 10, 11])
+        quality, similarity = quality[:, same], similarity[:, same][:, :, same]
+    solve = {
+        "one": lambda *a: partition_map(*a, starts="one"),
+        "k": partition_map,
+        "n": lambda *a: partition_map(*a, starts="n"),
+        "greedy": lambda *a: partition_map(*a, local_search=False),
+        "exhaustive": exhaustive,
+        "bound": branch_and_bound,
+        "free": map_inference,
+    }[solver]
+    for kind, beta in (("additive", 10.0), ("multiplicative", 1.0)):
+        kernel, gain = build(kind, quality, similarity, beta)
+        chosen = solve(kernel, k, gain, quality, tie)
+        for seed in range(3):
+            order = shuffle(prompts, k, w, seed)
+            again = solve(
+                permute(kernel, order), k, None if gain is None else permute(gain, order), permute(quality, order),
+                permute(tie, order),
+            )  # fmt: skip
+            assert torch.equal(order.gather(-1, again).sort(-1).values, chosen)
+
+
+def test_last_bits_of_the_kernel_do_not_decide_between_equals() -> None:
+    k, w, prompts = 4, 4, 80
+    quality, similarity, tie = inputs(prompts, k, w, 7)
+    same = torch.arange(16) // 2 * 2
+    quality, similarity = quality[:, same], similarity[:, same][:, :, same]
+    kernel = additive(quality, similarity, 10.0)
+    noise = torch.randn(prompts, 16, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    assert torch.equal(
+        partition_map(kernel * (1 + 1e-15 * noise), k, None, quality, tie), partition_map(kernel, k, None, quality, tie)
+    )
+
+
+def test_prompts_do_not_see_each_other() -> None:
+    quality, similarity, tie = inputs(20, 4, 4, 8)
+    kernel = additive(quality, similarity, 100.0)
+    whole = partition_map(kernel, 4, None, quality, tie)
+    alone = [partition_map(kernel[p : p + 1], 4, None, quality[p : p + 1], tie[p : p + 1]) for p in range(20)]
+    assert torch.equal(whole, torch.cat(alone))
+    assert partition_map(kernel[:0], 4).shape == (0, 4)
+
+
+def test_gains_do_not_overflow() -> None:
+    quality, similarity, tie = inputs(50, 4, 4, 9)
+    for beta in (1e-5, 1e-30, 1e-320):
+        kernel, gain = multiplicative(quality, similarity, beta)
+        found = partition_map(kernel, 4, gain, quality, tie)
+        assert torch.equal(found, quality.view(50, 4, 4).argmax(-1) + torch.arange(4) * 4)
+
+
+def test_gains_equal_a_scaled_kernel() -> None:
+    quality, similarity, tie = inputs(50, 4, 4, 10)
+    kernel, gain = multiplicative(quality, similarity, 1.0)
+    scale = (gain / 2).exp()
+    scaled = scale.unsqueeze(-1) * kernel * scale.unsqueeze(-2)
+    assert torch.equal(partition_map(kernel, 4, gain, quality, tie), partition_map(scaled, 4, None, quality, tie))
+
+
+def test_bad_shapes_are_named() -> None:
+    kernel = torch.eye(6).expand(2, 6, 6)
+    with pytest.raises(ValueError, match="N = 6.*k = 4"):
+        partition_map(kernel, 4)
+    with pytest.raises(ValueError, match="k = 0"):
+        partition_map(kernel, 0)
+    with pytest.raises(ValueError, match="k = 7"):
+        map_inference(kernel, 7)
+    with pytest.raises(ValueError, match="some"):
+        partition_map(kernel, 2, starts="some")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"\[6, 6\]"):
+        partition_map(torch.eye(6), 2)
+
+
+def test_ties_of_sets_are_decided_by_their_smallest_members() -> None:
+    tie = ties(1, 6, 3)
+    found = exhaustive(torch.ones(1, 6, 6), 3, None, torch.zeros(1, 6), tie)
+    assert torch.equal(found, tie.view(1, 3, 2).argmin(-1) + torch.arange(3) * 2)

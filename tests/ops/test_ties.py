@@ -1,0 +1,95 @@
+"""Choosing among equals by their hash, never by their place."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from d5p4.ops.ties import TOLERANCE, argbest, coarse
+
+INF, NAN = torch.inf, torch.nan
+
+
+def row(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("values", "tie", "best"),
+    [
+        pytest.param([1.0, 3.0, 2.0], [0, 9, 0], 1, id="the largest wins whatever the hashes"),
+        pytest.param([3.0, 3.0, 2.0], [5, 4, 0], 1, id="equal: the smaller hash"),
+        pytest.param([3.0, 3.0, 3.0], [5, -4, 0], 1, id="hashes are signed"),
+        pytest.param([3.0, 3.0 - TOLERANCE / 2, 2.0], [5, 4, 0], 1, id="within the tolerance is equal"),
+        pytest.param([3.0, 3.0 - TOLERANCE * 2, 2.0], [5, 4, 0], 0, id="beyond it is not"),
+        pytest.param([NAN, -7.0, NAN], [0, 9, 0], 1, id="NaN loses to any number"),
+        pytest.param([NAN, -INF, NAN], [5, 4, 3], 2, id="NaN is minus infinity"),
+        pytest.param([-INF, -INF, -INF], [5, 4, 6], 1, id="all minus infinity: the smallest hash"),
+        pytest.param([NAN, NAN, NAN], [5, 6, 4], 2, id="all NaN: the smallest hash"),
+        pytest.param([INF, 1.0, INF], [5, 0, 4], 2, id="plus infinity ties with itself alone"),
+        pytest.param([-INF, -1e300, -INF], [0, 9, 0], 1, id="any finite value beats minus infinity"),
+    ],
+)
+def test_argbest(values: list[float], tie: list[int], best: int) -> None:
+    assert argbest(row(*values), torch.tensor(tie)).item() == best
+
+
+def test_argbest_measures_ties_from_the_best_value() -> None:
+    """Closeness does not chain: the third is close to the second but not to the best."""
+    values = row(1.0, 1.0 - 0.9 * TOLERANCE, 1.0 - 1.8 * TOLERANCE)
+    assert argbest(values, torch.tensor([2, 1, 0])).item() == 1
+
+
+def test_argbest_takes_any_dimension_and_broadcasts_hashes() -> None:
+    values = torch.randint(0, 3, (4, 5, 6), generator=torch.Generator().manual_seed(0)).double()
+    tie = torch.randperm(5, generator=torch.Generator().manual_seed(1))
+    along = argbest(values, tie[:, None], dim=1)
+    assert along.shape == (4, 6)
+    assert torch.equal(along, argbest(values.transpose(1, 2), tie))
+    for batch in range(4):
+        for column in range(6):
+            assert along[batch, column] == argbest(values[batch, :, column], tie)
+
+
+def test_argbest_follows_a_permutation() -> None:
+    generator = torch.Generator().manual_seed(2)
+    values = torch.randint(0, 4, (300, 12), generator=generator).double()  # many ties
+    values += (torch.rand(values.shape, generator=generator, dtype=torch.float64) - 0.5) * TOLERANCE  # last bits
+    values[::3, :4] = NAN
+    values[::5, 4:] = -INF
+    tie = torch.randint(-(2**62), 2**62, values.shape, generator=generator)
+    chosen = argbest(values, tie)
+    for _ in range(5):
+        order = torch.randperm(12, generator=generator)
+        assert torch.equal(order[argbest(values[:, order], tie[:, order])], chosen)
+
+
+def test_argbest_leaves_its_inputs_alone() -> None:
+    values, tie = row(NAN, 1.0), torch.tensor([1, 2])
+    argbest(values, tie)
+    assert values[0].isnan() and tie.tolist() == [1, 2]
+
+
+def test_coarse_makes_structural_ties_exact() -> None:
+    values = row(0.1 + 0.2, 0.3, -0.7, -(0.1 * 7))
+    assert values[0] != values[1] and values[2] != values[3]
+    rounded = coarse(values)
+    assert rounded[0] == rounded[1] and rounded[2] == rounded[3]
+
+
+def test_coarse_keeps_what_differs_and_the_order() -> None:
+    values = row(-INF, -2.0, -2.0 + 10 * TOLERANCE, 0.0, TOLERANCE * 3, 1.0, INF)
+    rounded = coarse(values)
+    assert (rounded.diff() > 0).all()
+    finite = values.isfinite()
+    assert (rounded[finite] - values[finite]).abs().max() <= TOLERANCE
+    assert torch.equal(coarse(rounded), rounded)
+
+
+def test_a_stable_sort_of_coarse_values_sees_the_hash_order() -> None:
+    values = row(0.3, 0.1 + 0.2, 0.5, 0.3)
+    tie = torch.tensor([3, 1, 9, 2])
+    by_hash = tie.argsort()
+    order = by_hash[coarse(values[by_hash]).argsort(stable=True, descending=True)]
+    assert order.tolist() == [2, 1, 3, 0]

@@ -1,0 +1,73 @@
+import math
+
+import pytest
+import torch
+
+from d5p4.ops import vocab
+from d5p4.ops.vocab import row_stats, vocab_stats
+
+
+@pytest.fixture
+def head():
+    g = torch.Generator().manual_seed(0)
+    weight = torch.randn(40, 6, generator=g, dtype=torch.float64)
+    bias = torch.randn(40, generator=g, dtype=torch.float64)
+    banned = torch.zeros(40, dtype=torch.bool)
+    banned[[3, 39]] = True
+    return weight, bias, banned
+
+
+WANT = ("entropy", "best", "margin", "certainty")
+
+
+def test_statistics_match_the_distribution(head):
+    weight, bias, banned = head
+    states = torch.randn(50, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 3
+    tokens = torch.randint(0, 3, (50, 2), generator=torch.Generator().manual_seed(2))
+    stats = vocab_stats(states, weight, bias, banned, WANT, tokens)
+    logits = (states @ weight.T + bias)[:, ~banned]
+    p = torch.softmax(logits, -1)
+    entropy = torch.distributions.Categorical(probs=p).entropy()
+    ordered = p.sort(-1, descending=True).values
+    torch.testing.assert_close(stats["entropy"], entropy, atol=1e-12, rtol=0)
+    torch.testing.assert_close(stats["best"], ordered[:, 0].log(), atol=1e-12, rtol=0)
+    torch.testing.assert_close(stats["margin"], ordered[:, 0] - ordered[:, 1], atol=1e-12, rtol=0)
+    torch.testing.assert_close(stats["certainty"], -p.log().mean(-1), atol=1e-12, rtol=0)
+    torch.testing.assert_close(stats["token"], p.log().gather(1, tokens), atol=1e-12, rtol=0)
+
+
+def test_chunks_do_not_change_results(head, monkeypatch):
+    weight, bias, banned = head
+    states = torch.randn(33, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    tokens = torch.zeros(33, 1, dtype=torch.int64)
+    whole = vocab_stats(states, weight, bias, banned, WANT, tokens)
+    monkeypatch.setattr(vocab, "CHUNK", 200)  # five rows at a time
+    parts = vocab_stats(states, weight, bias, banned, WANT, tokens)
+    for name in whole:
+        torch.testing.assert_close(whole[name], parts[name], atol=1e-13, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("row", "entropy"),
+    [([0.0] * 5, math.log(5)), ([0.0, -math.inf, 0.0, -math.inf, -math.inf], math.log(2)), ([1e4, 0, 0, 0, 0], 0.0)],
+)
+def test_extreme_rows(row, entropy):
+    stats = row_stats(torch.tensor([row], dtype=torch.float64), torch.zeros(5, dtype=torch.bool), ("entropy", "margin"))
+    assert stats["entropy"].item() == pytest.approx(entropy, abs=1e-12)
+
+
+def test_nan_and_infinite_logits_show_in_the_logsumexp():
+    logits = torch.tensor([[0.0, math.nan], [math.inf, 0.0], [-math.inf, -math.inf], [0.0, 1.0]])
+    finite = row_stats(logits, torch.zeros(2, dtype=torch.bool), ())["logsumexp"].isfinite()
+    assert finite.tolist() == [False, False, False, True]
+
+
+def test_bf16_states_give_float32_statistics(head):
+    weight, bias, banned = (x.to(torch.bfloat16) if x.is_floating_point() else x for x in head)
+    stats = vocab_stats(torch.zeros(2, 6, dtype=torch.bfloat16), weight, bias, banned, ("entropy",))
+    assert stats["entropy"].dtype == torch.float32
+
+
+def test_no_rows(head):
+    stats = vocab_stats(torch.zeros(0, 6), *head, ("entropy",), torch.zeros(0, 2, dtype=torch.int64))
+    assert stats["entropy"].shape == (0,) and stats["token"].shape == (0, 2)

@@ -1,0 +1,81 @@
+import math
+
+import pytest
+import torch
+
+from d5p4.quality import KINDS, fill_finished, mean_score, normalise, position_values
+from d5p4.types import Head
+
+
+@pytest.fixture
+def scene():
+    g = torch.Generator().manual_seed(0)
+    head = Head(torch.randn(9, 5, generator=g, dtype=torch.float64), None, torch.arange(9) == 8)
+    states = torch.randn(4, 6, 5, generator=g, dtype=torch.float64)
+    tokens = torch.randint(0, 8, (4, 6), generator=g)
+    masked = torch.rand(4, 6, generator=g) < 0.5
+    masked[3] = False
+    p = torch.softmax((states @ head.weight.T)[..., :8], -1)
+    return head, states, tokens.masked_fill(masked, 8), masked, p
+
+
+@pytest.mark.parametrize("carry_over", [False, True])
+@pytest.mark.parametrize("positions", ["all", "masked"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_scores_against_their_formulas(scene, kind, positions, carry_over):
+    head, states, tokens, masked, p = scene
+    values, _ = position_values(kind, states, tokens, masked, head, carry_over)
+    score = mean_score(kind, positions, values, masked, carry_over)
+    for row in range(4):
+        expected = []
+        for j in range(6):
+            hidden = bool(masked[row, j])
+            if positions == "masked" and not hidden or kind == "self-certainty" and carry_over and not hidden:
+                continue
+            q = p[row, j]
+            if carry_over and not hidden:
+                expected.append(0.0)
+            elif kind == "entropy":
+                expected.append(float((q * q.log()).sum()))
+            elif kind == "self-certainty":
+                expected.append(float(-q.log().mean()))
+            else:
+                expected.append(float(q.max().log() if hidden else q[tokens[row, j]].log()))
+        if expected:
+            assert score[row].item() == pytest.approx(sum(expected) / len(expected), abs=1e-12)
+        else:
+            assert score[row].isnan() if kind == "self-certainty" else score[row] == 0
+
+
+def test_head_runs_only_where_a_carrying_model_is_masked(scene, monkeypatch):
+    head, states, tokens, masked, _ = scene
+    seen = []
+    import d5p4.quality as module
+
+    original = module.vocab_stats
+    monkeypatch.setattr(module, "vocab_stats", lambda s, *rest: seen.append(len(s)) or original(s, *rest))
+    position_values("entropy", states, tokens, masked, head, True)
+    assert seen == [int(masked.sum())]
+
+
+def test_minmax_reaches_zero_and_one_and_ignores_rounding_noise():
+    q = normalise(torch.tensor([[-3.0, -1.0, -2.0], [-2.0, -2.0 - 1e-9, -2.0]], dtype=torch.float64), "minmax", "entropy", 9)
+    assert q.tolist() == [[0.0, 1.0, 0.5], [0.0, 0.0, 0.0]]
+
+
+def test_zscore_keeps_ratios_and_is_never_negative():
+    raw = torch.tensor([[-3.0, -1.0, -2.0]], dtype=torch.float64)
+    q = normalise(raw, "zscore", "entropy", 9)
+    assert q[0].tolist() == pytest.approx([0, 2 / raw.std(correction=0).item(), 1 / raw.std(correction=0).item()])
+
+
+def test_absolute_does_not_look_at_the_pool():
+    entropies = torch.tensor([[-math.log(8), -math.log(8) / 2, 0.0]])
+    assert normalise(entropies, "absolute", "entropy", 8)[0].tolist() == pytest.approx([0, 0.5, 1])
+    assert normalise(torch.tensor([[math.log(0.25)]]), "absolute", "logprob", 8).item() == pytest.approx(0.25)
+    assert normalise(torch.tensor([[math.log(8)]]), "absolute", "self-certainty", 8).item() == pytest.approx(0, abs=1e-6)
+
+
+def test_finished_rows_are_as_certain_as_the_surest():
+    raw = torch.tensor([[1.0, math.nan, 3.0], [math.nan, math.nan, math.nan]])
+    assert fill_finished(raw).tolist() == [[1, 3, 3], [0, 0, 0]]

@@ -1,0 +1,262 @@
+"""Keyed randomness: the published vectors, the distribution, and numbers that may never change."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from d5p4 import rng
+
+ONES = 0xFFFFFFFF
+BITS64 = (1 << 64) - 1
+
+
+def as_key(low: int, high: int) -> Tensor:
+    """Two 32-bit words as the int64 key, low word first."""
+    word = low | high << 32
+    return torch.tensor(word - (1 << 64) if word >> 63 else word)
+
+
+def plain_philox(key: tuple[int, int], counter: tuple[int, int, int, int]) -> int:
+    """Philox4x32-10 in Python's whole numbers."""
+    (k0, k1), (c0, c1, c2, c3) = key, counter
+    for _ in range(10):
+        a, b = 0xD2511F53 * c0, 0xCD9E8D57 * c2
+        c0, c1, c2, c3 = (b >> 32) ^ c1 ^ k0, b & ONES, (a >> 32) ^ c3 ^ k1, a & ONES
+        k0, k1 = (k0 + 0x9E3779B9) & ONES, (k1 + 0xBB67AE85) & ONES
+    return c0
+
+
+def plain_mix(*words: int) -> int:
+    """`mix` in Python's whole numbers."""
+
+    def finish(x: int) -> int:
+        x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & BITS64
+        x = (x ^ (x >> 27)) * 0x94D049BB133111EB & BITS64
+        return x ^ (x >> 31)
+
+    state, golden = 0, 0x9E3779B97F4A7C15
+    for word in words:
+        state = finish((state + golden & BITS64) ^ finish(word + golden & BITS64))
+    return state - (1 << 64) if state >> 63 else state
+
+
+# Philox ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "counter", "word"),
+    [
+        ((0, 0), (0, 0, 0, 0), 0x6627E8D5),
+        ((ONES, ONES), (ONES, ONES, ONES, ONES), 0x408F276D),
+        ((0xA4093822, 0x299F31D0), (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344), 0xD16CFE09),
+    ],
+)
+def test_philox_gives_the_published_vectors(key: tuple, counter: tuple, word: int) -> None:
+    assert rng.philox(as_key(*key), counter).item() == word
+
+
+def test_philox_equals_whole_number_arithmetic() -> None:
+    source = random.Random(0)
+    cases = [tuple(source.getrandbits(32) for _ in range(6)) for _ in range(200)]
+    keys = torch.stack([as_key(case[0], case[1]) for case in cases])
+    counters = torch.tensor([case[2:] for case in cases]).unbind(-1)
+    expected = [plain_philox(case[:2], case[2:]) for case in cases]
+    assert rng.philox(keys, counters).tolist() == expected
+
+
+def test_philox_broadcasts_key_and_counter() -> None:
+    keys = torch.arange(3)[:, None, None]
+    words = rng.philox(keys, (torch.arange(4)[:, None], torch.arange(5), 0, 0))
+    assert words.shape == (3, 4, 5)
+    for key, first, second in itertools.product(range(3), range(4), range(5)):
+        assert words[key, first, second] == rng.philox(torch.tensor(key), (first, second, 0, 0))
+
+
+# Uniforms -------------------------------------------------------------------------------------------------------------
+
+STREAMS = rng.mix(11, torch.arange(64))
+
+
+@pytest.fixture(scope="module")
+def draws() -> Tensor:
+    """Uniforms [64 streams, 64 positions, 32 children]."""
+    return rng.uniform(STREAMS[:, None, None], torch.arange(64)[:, None], torch.arange(32))
+
+
+def test_uniform_is_strictly_inside_zero_and_one(draws: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert draws.dtype == torch.float64
+    assert draws.min() > 0 and draws.max() < 1
+    for word in (0, ONES):  # the two ends, which a sample would never meet
+        monkeypatch.setattr(rng, "philox", lambda key, counter, word=word: torch.tensor(word))
+        u = rng.uniform(torch.tensor(0), 0)
+        assert 0 < u < 1
+        assert rng.gumbel(u).isfinite()
+
+
+def test_uniform_is_uniform(draws: Tensor) -> None:
+    counts = torch.histc(draws, 256, 0, 1)
+    assert stats.chisquare(counts.numpy()).pvalue > 1e-3
+    assert stats.kstest(draws.flatten().numpy(), "uniform").pvalue > 1e-3
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2], ids=["streams", "positions", "children"])
+def test_neighbouring_uniforms_are_independent(draws: Tensor, dim: int) -> None:
+    length = draws.shape[dim] // 2
+    pairs = draws.movedim(dim, 0).reshape(length, 2, -1)  # pairs that share no draw
+    left, right = (pairs[:, side].flatten() for side in (0, 1))
+    cell = (left * 16).long() * 16 + (right * 16).long()
+    assert stats.chisquare(torch.bincount(cell, minlength=256).numpy()).pvalue > 1e-3
+
+
+def test_streams_that_differ_in_one_word_are_independent() -> None:
+    seeds = torch.arange(4096)
+    base = rng.uniform(rng.mix(seeds, 5, rng.TOKEN, 0), 3)
+    for other in (
+        rng.mix(seeds, 6, rng.TOKEN, 0),  # another prompt
+        rng.mix(seeds, 5, rng.ORDER, 0),  # another purpose
+        rng.mix(seeds, 5, rng.TOKEN, 1),  # another step
+        rng.mix(seeds + 1, 5, rng.TOKEN, 0),  # another seed
+    ):
+        cell = (base * 8).long() * 8 + (rng.uniform(other, 3) * 8).long()
+        assert stats.chisquare(torch.bincount(cell, minlength=64).numpy()).pvalue > 1e-3
+
+
+def test_uniform_depends_on_its_own_place_only(draws: Tensor) -> None:
+    order = torch.randperm(64, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(rng.uniform(STREAMS[order, None], torch.arange(64), 9), draws[order, :, 9])
+    assert rng.uniform(STREAMS[5], 40, 9) == draws[5, 40, 9]
+    assert torch.equal(rng.uniform(STREAMS[:3, None], torch.tensor([7, 2])), draws[:3, [7, 2], 0])
+
+
+def test_gumbel_argmax_draws_from_the_distribution() -> None:
+    p = torch.tensor([0.5, 0.25, 0.15, 0.1], dtype=torch.float64)
+    noise = rng.gumbel(rng.uniform(rng.mix(3, torch.arange(20_000))[:, None], torch.arange(4)))
+    counts = torch.bincount((p.log() + noise).argmax(-1), minlength=4)
+    assert stats.chisquare(counts.numpy(), (p * 20_000).numpy()).pvalue > 1e-3
+
+
+# Hashes ---------------------------------------------------------------------------------------------------------------
+
+
+def test_mix_equals_whole_number_arithmetic() -> None:
+    source = random.Random(1)
+    for size in range(1, 6):
+        words = [source.getrandbits(64) for _ in range(size)]
+        assert rng.mix(*words).item() == plain_mix(*words)
+        assert rng.mix(*(rng.mix(torch.tensor(7), word) for word in words)).item() == plain_mix(
+            *(plain_mix(7, word) for word in words)
+        )
+
+
+def test_mix_depends_on_order_and_length() -> None:
+    hashes = {rng.mix(*words).item() for words in itertools.permutations((1, 2, 3))}
+    hashes |= {rng.mix(*[0] * size).item() for size in range(4)}
+    assert len(hashes) == 10
+
+
+def test_mix_broadcasts_and_takes_numbers_for_tensors() -> None:
+    rows, columns = torch.arange(3)[:, None], torch.arange(4)
+    hashes = rng.mix(rows, 8, columns)
+    assert hashes.shape == (3, 4) and hashes.dtype == torch.int64
+    for row, column in itertools.product(range(3), range(4)):
+        assert hashes[row, column] == rng.mix(row, 8, column)
+    assert rng.mix(2**64 - 1) == rng.mix(-1) == rng.mix(torch.tensor(-1, dtype=torch.int32))
+
+
+def test_mix_does_not_collide() -> None:
+    a, b, c = (torch.arange(size) for size in (50, 50, 40))
+    hashes = rng.mix(a[:, None, None], b[:, None], c)
+    assert hashes.numel() == 100_000
+    assert hashes.unique().numel() == hashes.numel()
+
+
+def test_hash_tokens_depends_on_every_token_and_position() -> None:
+    tokens, positions = torch.tensor([5, 9, 5, 2]), torch.arange(4)
+    rows = [tokens]
+    for place in range(4):
+        changed = tokens.clone()
+        changed[place] += 1
+        rows.append(changed)
+    rows += [tokens[[1, 0, 2, 3]], tokens.flip(0)]
+    assert rng.hash_tokens(torch.stack(rows), positions).unique().numel() == len(rows)
+    assert rng.hash_tokens(tokens, positions) != rng.hash_tokens(tokens, positions + 1)
+    assert rng.hash_tokens(tokens, positions) != rng.hash_tokens(positions, tokens)
+    assert rng.hash_tokens(tokens[:3], positions[:3]) != rng.hash_tokens(tokens, positions)
+
+
+def test_hash_tokens_of_a_batch_are_those_of_its_rows() -> None:
+    tokens = torch.tensor([[[1, 2, 3], [4, 5, 6]], [[1, 2, 3], [3, 2, 1]]])
+    positions = torch.tensor([[[0, 1, 2]], [[7, 8, 9]]])
+    hashes = rng.hash_tokens(tokens, positions)
+    assert hashes.shape == (2, 2)
+    for prompt, row in itertools.product(range(2), range(2)):
+        assert hashes[prompt, row] == rng.hash_tokens(tokens[prompt, row], positions[prompt, 0])
+
+
+def test_hash_tokens_does_not_see_padding() -> None:
+    """The window of a left-padded row, at positions counted from the first real token, hashes like the unpadded one."""
+    prompt, window = torch.tensor([8, 8]), torch.tensor([3, 1, 4])
+    short = torch.cat([prompt, window])
+    padded = torch.cat([torch.zeros(6, dtype=torch.int64), short])
+    counted = torch.arange(len(padded)) - 6
+    assert rng.hash_tokens(padded[8:], counted[8:]) == rng.hash_tokens(short[2:], torch.arange(5)[2:])
+
+
+def test_hash_tokens_adds_up_from_parts() -> None:
+    """The words before the last step are a sum over positions: split anywhere, in any order."""
+    tokens, positions = torch.arange(100, 120), torch.arange(20)
+    whole = rng.hash_tokens(tokens, positions)
+    words = rng.mix(tokens, positions)
+    for cut in (1, 7, 19):
+        assert rng._finish(words[:cut].sum() + words[cut:].sum()) == whole
+    order = torch.randperm(20, generator=torch.Generator().manual_seed(0))
+    assert rng.hash_tokens(tokens[order], positions[order]) == whole
+
+
+def test_hash_tokens_does_not_collide() -> None:
+    rows = torch.cartesian_prod(*[torch.arange(10)] * 5)  # 1e5 rows of five small tokens
+    assert rng.hash_tokens(rows, torch.arange(5)).unique().numel() == len(rows)
+
+
+# Frozen since the first release ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "key"),
+    [
+        (0, 0),
+        (1, 1),
+        (-1, -1),
+        (2**64 - 1, -1),
+        (2**63, -(2**63)),
+        (12345678901234567890, -6101065172474983726),
+        ("", -5426141060434712860),
+        ("a", 3405396810240292928),
+        ("prompt-1", 9205575635437560729),
+        ("é", 3394012004367669963),
+    ],
+)
+def test_key_of_is_frozen(value: int | str, key: int) -> None:
+    assert rng.key_of(value) == key
+
+
+def test_hashes_are_frozen() -> None:
+    assert (rng.TOKEN, rng.ORDER, rng.SELECT, rng.LIKELIHOOD) == (1, 2, 3, 4)
+    assert rng.mix(0).item() == 258863698125685209
+    assert rng.mix(1, 2, 3).item() == 17824878756907967
+    assert rng.mix(3, 2, 1).item() == 2392573924989223431
+    assert rng.hash_tokens(torch.tensor([5, 6, 7]), torch.arange(3)).item() == 7551992540365352275
+
+
+def test_uniforms_are_frozen() -> None:
+    stream = rng.mix(7, rng.key_of("a"), rng.TOKEN, 3)
+    assert stream.item() == -8205118211530954075
+    assert rng.philox(stream, (torch.arange(4), 2, 0, 0)).tolist() == [677056810, 2702074680, 1068714222, 2285672507]
+    expected = ["0x1.42d88954p-3", "0x1.421cc671p-1", "0x1.fd9a4774p-3", "0x1.10793077p-1"]
+    assert rng.uniform(stream, torch.arange(4), 2).tolist() == [float.fromhex(u) for u in expected]

@@ -1,0 +1,44 @@
+import pytest
+
+from d5p4 import D5P4Error, make_schedule
+
+
+@pytest.mark.parametrize(
+    ("length", "steps", "block", "reveals"),
+    [
+        (6, None, None, [1] * 6),
+        (6, 3, None, [2, 2, 2]),
+        (7, 3, None, [3, 2, 2]),
+        (6, 100, None, [1] * 6),
+        (7, None, 3, [1] * 7),
+        (7, 4, 3, [2, 1, 3, 1]),
+        (8, 4, 4, [2, 2, 2, 2]),
+        (5, 1, None, [5]),
+        (5, None, 50, [1] * 5),
+    ],
+)
+def test_orders_reveal_every_position_once(length, steps, block, reveals):
+    schedule = make_schedule(length, steps, block, ancestral=False)
+    assert [s.reveal for s in schedule.steps] == reveals
+    assert sum(s.reveal for s in schedule.steps) == length
+    assert [s.last for s in schedule.steps] == [False] * (len(reveals) - 1) + [True]
+    assert [s.index for s in schedule.steps] == list(range(len(reveals)))
+
+
+def test_blocks_are_the_next_positions_in_order():
+    spans = [(s.start, s.stop) for s in make_schedule(7, 6, 3, ancestral=False).steps]
+    assert spans == [(0, 3), (0, 3), (0, 3), (3, 6), (3, 6), (6, 7)]
+
+
+def test_ancestral_takes_all_its_steps_and_ends_with_certainty():
+    steps = make_schedule(4, 10, None, ancestral=True).steps
+    assert len(steps) == 10 and steps[-1].move == 1
+    still_masked = 1.0
+    for i, s in enumerate(steps):
+        still_masked *= 1 - s.move
+        assert still_masked == pytest.approx(1 - (i + 1) / 10)
+
+
+def test_fewer_steps_than_blocks_is_an_error():
+    with pytest.raises(D5P4Error, match="steps=2 is fewer than the 4 blocks"):
+        make_schedule(8, 2, 2, ancestral=False)
