@@ -263,7 +263,7 @@ def _write(
     if shards == 1:
         save_file(weights, folder / "model.safetensors")
         return folder
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for shard in range(shards):
         file = f"model-{shard + 1:05d}-of-{shards:05d}.safetensors"
         names = sorted(weights)[shard::shards]

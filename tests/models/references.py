@@ -94,9 +94,9 @@ def llama_of(folder: Path, dtype: torch.dtype, wide: bool = True) -> Any:
             attn_implementation="sdpa",
         )
     )
+    llama.to(dtype).eval()
     missing, unexpected = llama.load_state_dict(renamed, strict=False)
     assert not unexpected and set(missing) <= {"lm_head.weight"}
-    llama.to(dtype).eval()
     if not wide:
         return llama
     return widen(llama, config["d_model"] // config["n_heads"], config["rope_theta"], config["rms_norm_eps"])
@@ -110,9 +110,9 @@ def qwen2_of(folder: Path, dtype: torch.dtype, wide: bool = True) -> Any:
     qwen2 = transformers.Qwen2ForCausalLM(
         transformers.Qwen2Config(**{key: config[key] for key in keys}, attn_implementation="sdpa")
     )
+    qwen2.to(dtype).eval()
     missing, unexpected = qwen2.load_state_dict(weights, strict=False)
     assert not unexpected and set(missing) <= {"lm_head.weight"}
-    qwen2.to(dtype).eval()
     if not wide:
         return qwen2
     width = config["hidden_size"] // config["num_attention_heads"]

@@ -45,7 +45,7 @@ def reference(folder: Path, kind: str, tokens: Tensor) -> Tensor:
 CASES = [
     ("llada", {}),
     ("llada", {"n_kv_heads": 2}),
-    ("llada", {"n_kv_heads": None, "multi_query_attention": True}),
+    ("llada", {"n_kv_heads": 1}),
     ("llada", {"weight_tying": True, "rope_theta": 500000.0}),
     ("dream", {}),
     ("dream", {"num_key_value_heads": 4}),
@@ -57,8 +57,7 @@ CASES = [
 
 @pytest.mark.parametrize(("kind", "overrides"), CASES)
 def test_same_logits_as_an_independent_model(tmp_path: Path, kind: str, overrides: dict) -> None:
-    shapes = {**overrides, "n_kv_heads": 1} if overrides.get("multi_query_attention") else overrides
-    folder = WRITERS[kind](tmp_path, dtype=torch.float64, **shapes)
+    folder = WRITERS[kind](tmp_path, dtype=torch.float64, **overrides)
     model = load(folder, "cpu", "float64")
     tokens = rows(model)
     wanted = reference(folder, kind, tokens)
@@ -71,13 +70,11 @@ def test_same_logits_as_an_independent_model(tmp_path: Path, kind: str, override
 
 def test_llada_with_qkv_bias(tmp_path: Path) -> None:
     folder = write_llada(tmp_path, dtype=torch.float64, include_qkv_bias=True)
-    _, weights = __import__("tests.models.references", fromlist=["read"]).read(folder)
     model = load(folder, "cpu", "float64")
     tokens = rows(model)
     before = logits(model, tokens)
     for block in model.blocks:
         block.q_proj.bias.zero_()
-    assert any(name.endswith("q_proj.bias") for name in weights)
     assert (logits(model, tokens) - before).abs().max() > 1e-3
 
 
@@ -175,16 +172,16 @@ def test_fresh_models_train(tmp_path: Path, kind: str) -> None:
     config = read_json(WRITERS[kind](tmp_path) / "config.json")
     torch.manual_seed(0)
     model = type(load(tmp_path, "cpu"))({**config, "dropout": 0.0})
-    optimiser = torch.optim.Adam(model.parameters(), lr=1e-2)
     tokens = torch.arange(12)[None] % 7
     losses = []
     for _ in range(30):
         masked = tokens.clone()
         masked[:, ::2] = model.mask_id
         loss = torch.nn.functional.cross_entropy(logits(model, masked).flatten(0, 1), tokens.flatten())
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-        losses.append(float(loss))
+        losses.append(loss.item())
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        with torch.no_grad():
+            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                parameter -= 5e-3 * gradient.sign()
     assert losses[-1] < 0.3 * losses[0]
     assert model.head.banned[model.mask_id]

@@ -46,7 +46,11 @@ def pool(quality: Tensor, similarity: Tensor, tie: Tensor, **more: object) -> Po
     size = quality.shape[1]
     more.setdefault("width", 2)
     return PoolView(
-        group=torch.arange(size).expand_as(tie), tie=tie, quality=quality, similarity=similarity, **more  # type: ignore[arg-type]
+        group=torch.arange(size).expand_as(tie),
+        tie=tie,
+        quality=quality,
+        similarity=similarity,
+        **more,  # type: ignore[arg-type]
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..types import Head, Hidden
+from ..types import Head, Hidden, TextCodec
 from .tokenizer import Tokenizer
 
 END_TOKENS = ("<|eot_id|>", "<|im_end|>", "<|endoftext|>")
@@ -32,7 +32,7 @@ class NativeModel(nn.Module):
         super().__init__()
         self.config = dict(config)
         self.name = self.architecture
-        self.tokenizer: Tokenizer | None = None
+        self.tokenizer: TextCodec | None = None
         self.eos_ids: tuple[int, ...] = ()
         self.generation_defaults: Mapping[str, Any] = {}
 
@@ -80,26 +80,26 @@ class NativeModel(nn.Module):
         self.name, self.tokenizer = name, tokenizer
         defaults = generation.get("d5p4")
         self.generation_defaults = dict(defaults) if isinstance(defaults, Mapping) else {}
-        self.eos_ids = self.end_ids(generation)
-        self.ban(self.device)
+        self.eos_ids = self.end_ids(generation, tokenizer)
+        self.ban(tokenizer)
 
-    def end_ids(self, generation: Mapping[str, Any]) -> tuple[int, ...]:
+    def end_ids(self, generation: Mapping[str, Any], tokenizer: Tokenizer | None) -> tuple[int, ...]:
         """End-of-text ids: from the configs, then the tokenizer's own end-of-turn tokens."""
         found = [*_ids(self.config.get("eos_token_id")), *_ids(generation.get("eos_token_id"))]
-        if self.tokenizer is not None:
-            found += [i for i in map(self.tokenizer.special_id, END_TOKENS) if i is not None]
+        if tokenizer is not None:
+            found += [i for i in map(tokenizer.special_id, END_TOKENS) if i is not None]
         size = self.unembedding[0].shape[0]
         return tuple(dict.fromkeys(i for i in found if 0 <= i < size and i != self.mask_id))
 
-    def ban(self, device: torch.device | str | None = None) -> None:
+    def ban(self, tokenizer: Tokenizer | None = None) -> None:
         """Make `banned`: the mask id, ids past vocab_size, ids the tokenizer has no string for."""
         size = self.unembedding[0].shape[0]
-        banned = torch.zeros(size, dtype=torch.bool)
+        banned = torch.zeros(size, dtype=torch.bool, device=self.device)
         banned[self.mask_id] = True
         banned[self.config.get("vocab_size", size) :] = True
-        if self.tokenizer is not None:
-            banned |= without_token(self.tokenizer.ids(), size)
-        self.register_buffer("banned", banned if device is None else banned.to(device), persistent=False)
+        if tokenizer is not None:
+            banned |= without_token(tokenizer.ids(), size).to(banned.device)
+        self.register_buffer("banned", banned, persistent=False)
 
     def settle(self, dtype: torch.dtype) -> None:
         """Ready for decoding in this dtype: no gradients, evaluation mode."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from ..errors import D5P4Error
 from .base import NativeModel
 from .load import load
+from .tokenizer import Tokenizer
 
 PROMPT = "The capital of France is"
 SENTENCE = "two plus two is 4, isn't it?"
@@ -40,20 +41,15 @@ def check(
     seconds = time.perf_counter() - start
     count = sum(parameter.numel() for parameter in model.parameters())
     facts = f"{model.architecture}, {count:,} parameters, {str(model.dtype)[6:]} on {model.device}, {seconds:.1f} s"
-    row = _prompt(model)
+    codec = model.tokenizer
+    assert isinstance(codec, Tokenizer)  # load gives no other
+    row = torch.tensor([codec.encode(PROMPT) + [model.mask_id] * MASKS], device=model.device)
     logits = _masked_logits(model, row)
     lines = [CheckLine("load", True, facts), _finite(logits), _entropy(model, logits), _padding(model, row, logits)]
-    lines += [_round_trip(model), _mask(model)]
+    lines += [_round_trip(codec), _mask(model, codec)]
     if compare_remote:
         lines.append(_remote(name_or_path, model, row, logits))
     return lines
-
-
-def _prompt(model: NativeModel) -> Tensor:
-    """[1, T]: the known prompt and its masks."""
-    assert model.tokenizer is not None
-    ids = model.tokenizer.encode(PROMPT) + [model.mask_id] * MASKS
-    return torch.tensor([ids], device=model.device)
 
 
 def _masked_logits(model: NativeModel, row: Tensor, attention_mask: Tensor | None = None) -> Tensor:
@@ -101,18 +97,16 @@ def _agreement(name: str, model: NativeModel, ours: Tensor, theirs: Tensor, what
     return CheckLine(name, passed, f"{what}: logits within {worst:.2e} (limit {limit:g}), first token {same}/{MASKS}")
 
 
-def _round_trip(model: NativeModel) -> CheckLine:
-    assert model.tokenizer is not None
-    back = model.tokenizer.decode(model.tokenizer.encode(SENTENCE))
+def _round_trip(codec: Tokenizer) -> CheckLine:
+    back = codec.decode(codec.encode(SENTENCE))
     return CheckLine("tokenizer round trip", back == SENTENCE, f"{SENTENCE!r} came back as {back!r}")
 
 
-def _mask(model: NativeModel) -> CheckLine:
-    assert model.tokenizer is not None
-    text = model.tokenizer.mask_token
+def _mask(model: NativeModel, codec: Tokenizer) -> CheckLine:
+    text = codec.mask_token
     if text is None:
         return CheckLine("mask token", False, f"id {model.mask_id} has no string, so prompts cannot contain a mask")
-    ids, shown = model.tokenizer.encode(text), model.tokenizer.decode([model.mask_id])
+    ids, shown = codec.encode(text), codec.decode([model.mask_id])
     passed = ids == [model.mask_id] and shown == "" and bool(model.head.banned[model.mask_id])
     return CheckLine("mask token", passed, f"{text!r} encodes to {ids}, mask id {model.mask_id}, decoded as {shown!r}")
 
@@ -127,7 +121,7 @@ def _remote(name_or_path: str | Path, model: NativeModel, row: Tensor, logits: T
     auto: Any = transformers.AutoModelForMaskedLM if model.architecture == "mdlm" else transformers.AutoModel
     try:
         remote = auto.from_pretrained(str(name_or_path), trust_remote_code=True, torch_dtype=model.dtype)
-        remote = remote.to(model.device).eval()
+        remote = remote.to(model.device, model.dtype).eval()
         extra = {"timesteps": torch.zeros(1, device=row.device)} if model.architecture == "mdlm" else {}
         output = remote(input_ids=row, **extra)
     except Exception as reason:  # foreign code fails in any way Python can

@@ -103,7 +103,7 @@ def download(hub_id: str, patterns: list[str]) -> Path:
 
 
 def architecture(config: Mapping[str, Any], folder: Path) -> str:
-    """"mdlm", "llada" or "dream", from model_type and architectures."""
+    """One of ARCHITECTURES, from model_type and architectures."""
     kind = str(config.get("model_type") or "")
     classes = [str(name) for name in config.get("architectures") or []]
     known = {CLASS_NAMES.get(name.lower()) for name in (kind, *classes) if name}
@@ -126,7 +126,9 @@ def find_tokenizer(folder: Path, model: NativeModel, given: str | Path | Tokeniz
         folder = find(given)
     elif model.architecture == "mdlm" and not Tokenizer.lies_in(folder):
         folder = gpt2_files(folder, model)
-    return Tokenizer.read(folder, mask_id=model.mask_id, qwen2=_split_kind(folder, model, given))
+    # Dream's own files are Qwen2's whatever tokenizer_class says; other folders speak for themselves.
+    qwen2 = True if model.architecture == "dream" and given is None else None
+    return Tokenizer.read(folder, mask_id=model.mask_id, qwen2=qwen2)
 
 
 def gpt2_files(folder: Path, model: NativeModel) -> Path:
@@ -138,11 +140,6 @@ def gpt2_files(folder: Path, model: NativeModel) -> Path:
         return download("gpt2", ["tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"])
     except D5P4Error as reason:
         raise D5P4Error(f"{missing} (It uses GPT-2's. {reason})") from reason
-
-
-def _split_kind(folder: Path, model: NativeModel, given: object) -> bool | None:
-    """Dream's files are Qwen2's whatever tokenizer_class says; other folders speak for themselves."""
-    return True if model.architecture == "dream" and given is None else None
 
 
 def choose_device(device: str | torch.device | None) -> torch.device:

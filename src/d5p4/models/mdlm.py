@@ -19,6 +19,7 @@ from ..types import Hidden
 from .base import NativeModel
 from .config import divides, flag, only, token, whole
 from .layers import Padding, Rotary, attend, read_padding, rotary, split_heads, working_dtype
+from .tokenizer import Tokenizer
 
 ROTARY_BASE = 10000.0
 FREQUENCIES = 256
@@ -194,7 +195,7 @@ class MDLM(NativeModel):
     def tied(self) -> tuple[str, ...]:
         return ("output_layer.linear.weight",) if self.output_layer.linear.weight is None else ()
 
-    def end_ids(self, generation: Mapping[str, Any]) -> tuple[int, ...]:
+    def end_ids(self, generation: Mapping[str, Any], tokenizer: Tokenizer | None) -> tuple[int, ...]:
         return ()
 
     @property
@@ -225,7 +226,7 @@ class MDLM(NativeModel):
     def body(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Hidden:
         padding = read_padding(tokens, attention_mask)
         condition = self.condition
-        x = self.vocab_embed.embedding[tokens]
+        x = F.embedding(tokens, self.vocab_embed.embedding)
         angles = rotary(padding.positions, self.head_width, ROTARY_BASE, x.dtype)
         for block in self.blocks:
             x = block(x, angles, padding, condition)

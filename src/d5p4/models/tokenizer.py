@@ -65,6 +65,7 @@ class Tokenizer:
         named = {key: text for key in NAMED if (text := _text(specials.get(key))) is not None}
         if (folder / "tokenizer.json").is_file():
             backend = _parse(folder / "tokenizer.json")
+            _add_listed(backend, settings, folder)
         elif (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
             if qwen2 is None:
                 kind = str(settings.get("tokenizer_class", "")).lower()
@@ -169,10 +170,9 @@ def _byte_level(folder: Path, settings: Mapping[str, Any], qwen2: bool) -> token
         vocabulary, merges = BPE.read_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
         added = {text: AddedToken(text) for text in read_json(folder / "added_tokens.json", missing={})}
         ids = {text: int(i) for text, i in read_json(folder / "added_tokens.json", missing={}).items()}
-        for i, entry in (settings.get("added_tokens_decoder") or {}).items():
-            options = {k: entry[k] for k in ("single_word", "lstrip", "rstrip", "normalized", "special") if k in entry}
-            added[entry["content"]] = AddedToken(entry["content"], **options)
-            ids[entry["content"]] = int(i)
+        for i, token in _listed(settings).items():
+            added[token.content] = token
+            ids[token.content] = i
         # Added tokens join the vocabulary first, so that each keeps its own id even where ids have gaps.
         backend = tokenizers.Tokenizer(BPE({**vocabulary, **ids}, merges))
     except D5P4Error:
@@ -188,10 +188,38 @@ def _byte_level(folder: Path, settings: Mapping[str, Any], qwen2: bool) -> token
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=bool(settings.get("add_prefix_space")))
     backend.decoder = decoders.ByteLevel()
     for text in sorted(added, key=lambda text: ids[text]):
-        token = added[text]
-        (backend.add_special_tokens if token.special else backend.add_tokens)([token])
+        _add(backend, added[text])
     _make_special(backend, ["<|endoftext|>"])
     return backend
+
+
+def _listed(settings: Mapping[str, Any]) -> dict[int, AddedToken]:
+    """The added tokens of tokenizer_config.json, by ascending id."""
+    options = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    listed = (settings.get("added_tokens_decoder") or {}).items()
+    found = {int(i): AddedToken(e["content"], **{k: e[k] for k in options if k in e}) for i, e in listed}
+    return dict(sorted(found.items()))
+
+
+def _add_listed(backend: tokenizers.Tokenizer, settings: Mapping[str, Any], folder: Path) -> None:
+    """Add the tokens that tokenizer_config.json lists and tokenizer.json lacks."""
+    try:
+        listed = _listed(settings)
+    except Exception as reason:
+        raise D5P4Error(f"{folder / 'tokenizer_config.json'} lists added tokens that cannot be read.") from reason
+    for i, token in listed.items():
+        if backend.token_to_id(token.content) is None:
+            _add(backend, token)
+        found = backend.token_to_id(token.content)
+        if found != i:
+            raise D5P4Error(
+                f"the tokenizer files in {folder} disagree: {token.content!r} is {found} in tokenizer.json "
+                f"and {i} in tokenizer_config.json; fetch them again."
+            )
+
+
+def _add(backend: tokenizers.Tokenizer, token: AddedToken) -> None:
+    (backend.add_special_tokens if token.special else backend.add_tokens)([token])
 
 
 def _make_special(backend: tokenizers.Tokenizer, texts: Sequence[str]) -> None:

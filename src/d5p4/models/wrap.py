@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import D5P4Error
-from ..types import Head, Hidden
+from ..types import Head, Hidden, TextCodec
 from .base import without_token
 from .dream import shift_right
 from .layers import read_padding
@@ -93,12 +93,12 @@ class WrappedModel:
         max_length: int,
         carry_over: bool,
         default_order: str,
-        tokenizer: Tokenizer | ForeignTokenizer | None,
+        tokenizer: TextCodec | None,
     ) -> None:
         self.module, self.hidden, self.name, self.shift = module, hidden, name, shift
         self.mask_id, self.eos_ids, self.max_length = mask_id, eos_ids, max_length
         self.carry_over, self.default_order = carry_over, default_order
-        self.tokenizer: Tokenizer | ForeignTokenizer | None = tokenizer
+        self.tokenizer: TextCodec | None = tokenizer
         self.generation_defaults: Mapping[str, Any] = {}
         describe = getattr(getattr(module, "config", None), "to_dict", dict)
         self.config: dict[str, Any] = describe()

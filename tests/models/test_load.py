@@ -1,0 +1,189 @@
+"""Finding a model, choosing device and dtype, refusing what is not supported."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+import torch
+
+from d5p4.errors import D5P4Error
+from d5p4.models import MDLM, Dream, LLaDA, Tokenizer, load
+from d5p4.models.load import choose_device, choose_dtype
+from tests.checkpoints import write_dream, write_llada, write_mdlm
+
+WRITERS = {LLaDA: write_llada, Dream: write_dream, MDLM: write_mdlm}
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
+    """A stand-in for the hub: names to folders."""
+    folders: dict[str, Path] = {}
+
+    def snapshot_download(name: str, allow_patterns: list[str]) -> str:
+        assert not any(pattern.endswith((".py", ".bin", "*")) for pattern in allow_patterns)
+        if name not in folders:
+            raise OSError(f"404 for {name}\nmore lines")
+        return str(folders[name])
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    return folders
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_defaults(tmp_path: Path, kind: type) -> None:
+    model = load(WRITERS[kind](tmp_path), "cpu")
+    assert type(model) is kind and model.name == str(tmp_path)
+    assert model.device == torch.device("cpu") and model.dtype == torch.float32
+
+
+def test_hub_ids(tmp_path: Path, hub: dict[str, Path]) -> None:
+    hub["someone/tiny"] = write_llada(tmp_path)
+    assert load("someone/tiny", "cpu").name == "someone/tiny"
+    with pytest.raises(D5P4Error, match="'someone/else'.*404 for someone/else$"):
+        load("someone/else", "cpu")
+
+
+@pytest.mark.parametrize("name", ["nothing-here", "./nothing/here", "/nothing", "a/b/c", "no such", Path("a/b")])
+def test_unknown_names(name: str | Path) -> None:
+    with pytest.raises(D5P4Error, match="no folder here, no model shipped"):
+        load(name, "cpu")
+
+
+def test_shipped_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = sys.modules["d5p4.models.load"]
+    monkeypatch.setattr(module, "__file__", str(tmp_path / "src" / "d5p4" / "models" / "load.py"))
+    write_llada(tmp_path / "models" / "checkout")
+    write_llada(tmp_path / "src" / "d5p4" / "models" / "weights" / "inside")
+    for name in ("checkout", "inside"):
+        assert load(name, "cpu").name == name
+
+
+def test_a_file_is_not_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(D5P4Error, match="give the folder"):
+        load(write_llada(tmp_path) / "config.json", "cpu")
+
+
+def test_empty_folder(tmp_path: Path) -> None:
+    with pytest.raises(D5P4Error, match="config.json does not exist"):
+        load(tmp_path, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "classes", "word"),
+    [
+        ("llama", ["LlamaForCausalLM"], "supported are MDLM"),
+        ("llada_moe", ["LLaDAMoEModelLM"], "LLaDA-MoE"),
+        ("llada2_moe", ["LLaDA2MoeModelLM"], "LLaDA2"),
+        ("llada", ["LLaDAMoEModel"], "LLaDA-MoE"),
+        (None, [], "supported"),
+        ("dreamer", None, "supported"),
+    ],
+)
+def test_unknown_architectures(tmp_path: Path, model_type: str, classes: list[str], word: str) -> None:
+    folder = write_llada(tmp_path, model_type=model_type, architectures=classes)
+    with pytest.raises(D5P4Error, match=word):
+        load(folder, "cpu")
+
+
+def test_architecture_without_model_type(tmp_path: Path) -> None:
+    assert isinstance(load(write_llada(tmp_path, model_type=None), "cpu"), LLaDA)
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "value"),
+    [
+        (LLaDA, "block_type", "sequential"),
+        (LLaDA, "layer_norm_type", "default"),
+        (LLaDA, "alibi", True),
+        (LLaDA, "rope", False),
+        (LLaDA, "activation_type", "swiglu"),
+        (LLaDA, "input_emb_norm", True),
+        (LLaDA, "scale_logits", True),
+        (LLaDA, "include_bias", True),
+        (LLaDA, "clip_qkv", 8.0),
+        (LLaDA, "block_group_size", 4),
+        (LLaDA, "attention_layer_norm", True),
+        (LLaDA, "mask_token_id", 999),
+        (LLaDA, "mask_token_id", None),
+        (LLaDA, "rms_norm_eps", "small"),
+        (LLaDA, "max_sequence_length", 0),
+        (Dream, "rope_scaling", {"rope_type": "yarn", "factor": 4.0}),
+        (Dream, "use_sliding_window", True),
+        (Dream, "hidden_act", "gelu"),
+        (Dream, "head_dim", 5),
+        (MDLM, "time_conditioning", True),
+        (MDLM, "mask_token_id", -1),
+    ],
+)
+def test_unsupported_values_are_named(tmp_path: Path, kind: type, key: str, value: object) -> None:
+    folder = WRITERS[kind](tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, key: value}))
+    with pytest.raises(D5P4Error, match=key):
+        load(folder, "cpu")
+
+
+def test_heads_have_to_divide(tmp_path: Path) -> None:
+    with pytest.raises(D5P4Error, match="n_heads=5"):
+        load(write_llada(tmp_path / "a", n_heads=5), "cpu")
+    with pytest.raises(D5P4Error, match="num_key_value_heads=3"):
+        load(write_dream(tmp_path / "b", num_key_value_heads=3), "cpu")
+
+
+def test_rope_table_of_transformers_5(tmp_path: Path) -> None:
+    table = {"rope_theta": 5000.0, "rope_type": "default"}
+    assert load(write_dream(tmp_path, rope_theta=None, rope_parameters=table), "cpu").rope_theta == 5000.0
+
+
+def test_dtypes_and_devices() -> None:
+    cpu = torch.device("cpu")
+    names = {"float32": torch.float32, "bf16": torch.bfloat16, "bfloat16": torch.bfloat16, "float64": torch.float64}
+    names |= {"fp64": torch.float64, "torch.float32": torch.float32}
+    assert {name: choose_dtype(name, cpu) for name in names} == names
+    assert choose_dtype(None, torch.device("cuda")) == torch.bfloat16
+    assert choose_dtype(torch.float64, cpu) == torch.float64
+    for wrong in ("float7", torch.int64, 3):
+        with pytest.raises(D5P4Error, match="dtype="):
+            choose_dtype(wrong, cpu)
+    with pytest.raises(D5P4Error, match="MPS"):
+        choose_dtype("float64", torch.device("mps"))
+    for wrong in ("gpu", "cuda:99", "meta"):
+        with pytest.raises(D5P4Error, match="device="):
+            choose_device(wrong)
+
+
+def test_tokenizer_argument(tmp_path: Path) -> None:
+    folder = write_llada(tmp_path / "a", chat=True)
+    other = load(folder, "cpu").tokenizer
+    bare = write_llada(tmp_path / "b")
+    (bare / "tokenizer.json").unlink()
+    with pytest.raises(D5P4Error, match="has no tokenizer.*tokenizer="):
+        load(bare, "cpu")
+    assert load(bare, "cpu", tokenizer=folder).tokenizer.has_chat
+    assert load(bare, "cpu", tokenizer=str(folder)).tokenizer.has_chat
+    assert load(bare, "cpu", tokenizer=other).tokenizer is other
+
+
+def test_mdlm_fetches_the_tokenizer_of_gpt2(tmp_path: Path, hub: dict[str, Path]) -> None:
+    folder = write_mdlm(tmp_path / "a", vocab_size=50258, hidden_dim=8, n_heads=1)
+    files = write_mdlm(tmp_path / "b")
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(D5P4Error, match="put tokenizer.json.*GPT-2"):
+        load(folder, "cpu")
+    hub["gpt2"] = files
+    assert isinstance(load(folder, "cpu").tokenizer, Tokenizer)
+    (files / "tokenizer.json").unlink()
+    with pytest.raises(D5P4Error, match="no tokenizer"):
+        load(files, "cpu")  # 48 tokens are not GPT-2's
+
+
+def test_import_stays_light() -> None:
+    heavy = {"transformers", "huggingface_hub", "jinja2"}
+    code = f"import sys, d5p4.models; print(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,202 @@
+"""Tokenizers from files agree with transformers; chat templates run in a sandbox."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import transformers
+from tokenizers import Tokenizer as Backend
+from tokenizers import models, pre_tokenizers, trainers
+
+from d5p4.errors import D5P4Error
+from d5p4.models import Tokenizer, load
+from tests.checkpoints import TINY_TEXT, write_dream, write_llada, write_mdlm
+
+CORPUS = [
+    "The quick brown fox can't jump; it won't, they're told. I'll see: 1234567 times, 3.14!",
+    "naïve café, Ærø, 北京欢迎你, привет мир — emoji 🙂🙃 and e\u0301 decomposed",
+    "def f(x):\n    return x+1\n\n\n\tif True:\r\n  pass   \n",
+]
+AWKWARD = [
+    "",
+    " ",
+    "   leading and trailing   ",
+    "tabs\t\tand\n\n\nlines\r\n\r\n  x",
+    "don't DON'T they'RE we'Ve I'm it'd he'll 's",
+    "0 12 1234567 3.14159 1,000,000 ½ ² ٣",
+    "cafe\u0301 café Å Å ﬁ",
+    "北京 привет 🙂‍↔️ 👩‍👩‍👧 \u200b zero\u00a0width \ufeff",
+    "x+=1;y!==z //comment---- ....",
+    "a<|endoftext|>b <|endoftext|> c",
+    "<|im_start|>user\nhi<|im_end|>\n",
+]
+
+
+@pytest.fixture(scope="module")
+def bpe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """vocab.json and merges.txt of a small byte-level BPE."""
+    folder = tmp_path_factory.mktemp("bpe")
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, special_tokens=["<|endoftext|>"])
+    backend.train_from_iterator(CORPUS * 3, trainer)
+    backend.model.save(str(folder))
+    return folder
+
+
+def copy(source: Path, target: Path, **files: object) -> Path:
+    for name in ("vocab.json", "merges.txt"):
+        (target / name).write_bytes((source / name).read_bytes())
+    for name, content in files.items():
+        (target / f"{name}.json").write_text(json.dumps(content))
+    return target
+
+
+@pytest.mark.parametrize("text", AWKWARD)
+def test_gpt2_files(bpe: Path, tmp_path: Path, text: str) -> None:
+    folder = copy(bpe, tmp_path)
+    ours = Tokenizer.read(folder)
+    theirs = transformers.GPT2Tokenizer.from_pretrained(str(folder))
+    ids = theirs.encode(text, add_special_tokens=False)
+    assert ours.encode(text) == ids
+    assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+@pytest.mark.parametrize("text", AWKWARD)
+@pytest.mark.parametrize("kind", ["Qwen2Tokenizer", "DreamTokenizer"])
+def test_qwen2_files(bpe: Path, tmp_path: Path, text: str, kind: str) -> None:
+    size = len(json.loads((bpe / "vocab.json").read_text()))
+    names = ["<|im_start|>", "<|im_end|>", "<|mask|>"]
+    ids = {name: size + i for i, name in enumerate(names)}
+    decoder = {str(i): {"content": name, "special": True, "normalized": False} for name, i in ids.items()}
+    settings = {"tokenizer_class": kind, "added_tokens_decoder": decoder}
+    folder = copy(bpe, tmp_path, added_tokens=ids, tokenizer_config=settings)
+    ours = Tokenizer.read(folder, mask_id=ids["<|mask|>"])
+    theirs = transformers.Qwen2Tokenizer.from_pretrained(str(folder))
+    wanted = theirs.encode(text, add_special_tokens=False)
+    assert ours.encode(text) == wanted
+    assert ours.decode(wanted) == theirs.decode(wanted, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    assert {name: ours.special_id(name) for name in names} == ids
+
+
+def test_the_two_splits_differ(bpe: Path) -> None:
+    """So that choosing the wrong one would be noticed."""
+    gpt2, qwen2 = Tokenizer.read(bpe, qwen2=False), Tokenizer.read(bpe, qwen2=True)
+    assert any(gpt2.encode(text) != qwen2.encode(text) for text in AWKWARD)
+
+
+def test_added_ids_may_have_gaps(bpe: Path, tmp_path: Path) -> None:
+    named = {"mask_token": {"content": "<|far|>"}}
+    folder = copy(bpe, tmp_path, added_tokens={"<|far|>": 1000}, special_tokens_map=named)
+    ours = Tokenizer.read(folder, mask_id=1000)
+    assert ours.encode("a<|far|>b")[1] == 1000 and ours.mask_token == "<|far|>"
+    assert ours.decode([1000, 999, 5000, -3]) == ""
+    assert not ours.has_token(999)
+
+
+def test_mask_token_is_given_to_the_next_free_id(tmp_path: Path) -> None:
+    tokenizer = load(write_mdlm(tmp_path), "cpu").tokenizer
+    mask = len(TINY_TEXT) + 1
+    assert tokenizer.mask_token == "<|mask|>"
+    assert tokenizer.encode("ab<|mask|><|mask|> c") == [0, 1, mask, mask, 36, 2]
+    assert tokenizer.decode([0, mask, 1]) == "ab"
+    plain = Tokenizer.read(tmp_path)
+    assert plain.mask_token is None
+    assert plain.for_model(mask + 5).mask_token is None
+    assert plain.for_model(mask).mask_token == "<|mask|>" and not plain.has_token(mask)
+
+
+def test_tokens_listed_only_in_the_config(tmp_path: Path) -> None:
+    folder = write_mdlm(tmp_path)
+    size = len(TINY_TEXT) + 1
+
+    def listed(i: int) -> None:
+        entry = {"content": "<|sep|>", "special": True}
+        (folder / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": {str(i): entry}}))
+
+    listed(size)
+    assert Tokenizer.read(folder).special_id("<|sep|>") == size
+    listed(size + 3)
+    with pytest.raises(D5P4Error, match="disagree.*<|sep|>"):
+        Tokenizer.read(folder)
+
+
+def test_text_round_trip_and_specials(tmp_path: Path) -> None:
+    tokenizer = load(write_llada(tmp_path), "cpu").tokenizer
+    text = "what is 9 - 2?\nit's 7."
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.encode("<|eot_id|>") == [tokenizer.token_id("<|eot_id|>")]
+    assert tokenizer.decode(tokenizer.encode("a<|eot_id|>b")) == "ab"
+    assert tokenizer.token_id("nothing") is None and tokenizer.special_id("a") is None
+
+
+def test_chat_templates(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": " hi "}]
+    llada = load(write_llada(tmp_path / "a", chat=True), "cpu").tokenizer
+    wanted = "<|startoftext|><|start_header_id|>user<|end_header_id|>\n\nhi<|eot_id|>"
+    assert llada.chat(messages) == wanted + "<|start_header_id|>assistant<|end_header_id|>\n\n"
+    dream = load(write_dream(tmp_path / "b", chat=True), "cpu").tokenizer
+    assert dream.chat(messages) == "<|im_start|>user\n hi <|im_end|>\n<|im_start|>assistant\n"
+    silent = load(write_dream(tmp_path / "c"), "cpu").tokenizer
+    assert silent.chat(messages) is None and not silent.has_chat and dream.has_chat
+
+
+def test_chat_template_same_as_transformers(tmp_path: Path) -> None:
+    template = (
+        "{%- for m in messages %}\n    {%- if m.role == 'system' %}{% continue %}{% endif %}\n"
+        "    {{- m | tojson }}\n{% endfor %}\n  {%- if add_generation_prompt %}go{% endif %}"
+    )
+    folder = write_llada(tmp_path)
+    (folder / "chat_template.jinja").write_text(template)
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "é <b> 'q'"}]
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), chat_template=template)
+    wanted = theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert Tokenizer.read(folder).chat(messages) == wanted
+
+
+def test_where_the_template_comes_from(tmp_path: Path) -> None:
+    folder = write_llada(tmp_path, chat=True)
+    named = [{"name": "tool", "template": "tool"}, {"name": "default", "template": "default"}]
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    assert Tokenizer.read(folder).chat([]) == "default"
+    (folder / "chat_template.jinja").write_text("file")
+    assert Tokenizer.read(folder).chat([]) == "file"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+        "{{ raise_exception('only users may speak') }}",
+        "{% for m in messages %}",
+        "{{ undefined_thing.attribute }}",
+        "{{ 1 / 0 }}",
+        "{{ range(10 ** 9) | list }}",
+    ],
+)
+def test_bad_templates_are_refused(tmp_path: Path, template: str) -> None:
+    folder = write_llada(tmp_path)
+    (folder / "chat_template.jinja").write_text(template)
+    with pytest.raises(D5P4Error, match="chat template"):
+        Tokenizer.read(folder).chat([{"role": "user", "content": "hi"}])
+
+
+@pytest.mark.parametrize("messages", ["hi", {"role": "user"}, [{"content": "x"}], ["x"]])
+def test_bad_messages(tmp_path: Path, messages: object) -> None:
+    tokenizer = Tokenizer.read(write_llada(tmp_path, chat=True))
+    with pytest.raises(D5P4Error, match="role"):
+        tokenizer.chat(messages)
+
+
+def test_broken_files(bpe: Path, tmp_path: Path) -> None:
+    folder = copy(bpe, tmp_path)
+    (folder / "merges.txt").write_text("#version: 0.2\nnope nada\n")
+    with pytest.raises(D5P4Error, match="tokenizer files"):
+        Tokenizer.read(folder)
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(D5P4Error, match="tokenizer.json"):
+        Tokenizer.read(folder)

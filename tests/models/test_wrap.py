@@ -1,0 +1,140 @@
+"""A wrapped transformers model equals the native one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import tokenizers
+import torch
+import transformers
+from torch import nn
+
+from d5p4.errors import D5P4Error
+from d5p4.models import load, wrap
+from tests.checkpoints import write_dream, write_llada
+from tests.models.references import llama_of, qwen2_of
+
+CASES = [(write_llada, llama_of, False), (write_dream, qwen2_of, True)]
+
+
+@pytest.mark.parametrize(("write", "foreign", "shift"), CASES)
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_wrapped_equals_native(tmp_path: Path, write, foreign, shift: bool, attention: str) -> None:
+    folder = write(tmp_path, dtype=torch.float64)
+    native = load(folder, "cpu", "float64")
+    module = foreign(folder, torch.float64)
+    module.config._attn_implementation = attention
+    model = wrap(module, native.tokenizer, mask_id=native.mask_id, shift=shift, eos_ids=native.eos_ids)
+    assert torch.equal(model.head.banned, native.head.banned)
+    assert model.head.weight is module.get_output_embeddings().weight
+    assert (model.max_length, model.eos_ids, model.mask_id) == (128, native.eos_ids, native.mask_id)
+    assert (model.dtype, model.device) == (torch.float64, torch.device("cpu"))
+
+    tokens = torch.randint(0, 50, (3, 11), generator=torch.Generator().manual_seed(2))
+    # transformers' eager attention takes its softmax in float32
+    bound = 1e-10 if attention == "sdpa" else 1e-5
+    with torch.no_grad():
+        assert (model.body(tokens).states - native.body(tokens).states).abs().max() < bound
+        real = torch.ones_like(tokens, dtype=torch.bool)
+        real[0, :4] = False
+        real[1, :1] = False
+        ours, theirs = native.body(tokens, real).states, model.body(tokens, real).states
+    assert theirs.isfinite().all()
+    assert (ours - theirs)[real].abs().max() < bound
+
+
+def test_untouched_transformers_model_in_float32(tmp_path: Path) -> None:
+    folder = write_dream(tmp_path)
+    native = load(folder, "cpu")
+    model = wrap(qwen2_of(folder, torch.float32, wide=False), None, mask_id=native.mask_id, shift=True)
+    tokens = torch.arange(12)[None]
+    with torch.no_grad():
+        assert (model.body(tokens).states - native.body(tokens).states).abs().max() < 5e-5
+
+
+def test_logits_are_never_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = llama_of(write_llada(tmp_path), torch.float32)
+    monkeypatch.setattr(module.lm_head, "forward", lambda *_: pytest.fail("the head was run"))
+    wrap(module, None, mask_id=51).body(torch.arange(5)[None])
+
+
+class Bare(nn.Module):
+    """A module without transformers' structure."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.out = nn.Embedding(9, 4), nn.Linear(4, 9)
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.out
+
+
+def test_hidden_callable_for_other_modules() -> None:
+    module = Bare()
+    seen = []
+
+    def hidden(tokens, attention_mask, position_ids):
+        seen.append((attention_mask, position_ids))
+        return module.embed(tokens)
+
+    model = wrap(module, None, mask_id=8, banned=[2], max_length=16, hidden=hidden, order="random", name="bare")
+    tokens = torch.tensor([[1, 2, 3]])
+    states = model.body(tokens, torch.tensor([[False, True, True]])).states
+    assert torch.equal(states, module.embed(tokens))
+    assert seen[0][0].tolist() == [[False, True, True]] and seen[0][1].tolist() == [[0, 0, 1]]
+    assert model.head.banned.nonzero().flatten().tolist() == [2, 8]
+    assert model.head.bias is module.out.bias
+    assert (model.name, model.default_order, model.max_length, model.pad_id) == ("bare", "random", 16, 8)
+
+
+def test_refusals(tmp_path: Path) -> None:
+    module = llama_of(write_llada(tmp_path), torch.float32)
+    with pytest.raises(D5P4Error, match="mask_id has 99"):
+        wrap(module, None, mask_id=99)
+    with pytest.raises(D5P4Error, match="eos_ids has -1"):
+        wrap(module, None, mask_id=1, eos_ids=[-1])
+    with pytest.raises(D5P4Error, match="tokenizer is a int"):
+        wrap(module, 3, mask_id=1)
+    with pytest.raises(D5P4Error, match="get_output_embeddings"):
+        wrap(nn.Linear(2, 2), None, mask_id=1)
+    with pytest.raises(D5P4Error, match="hidden="):
+        wrap(Bare(), None, mask_id=1, max_length=4)
+    with pytest.raises(D5P4Error, match="max_length=None"):
+        wrap(Bare(), None, mask_id=1, hidden=lambda *_: torch.zeros(1))
+    module.config._attn_implementation = "flash_attention_2"
+    with pytest.raises(D5P4Error, match="attn_implementation='sdpa'"):
+        wrap(module, None, mask_id=1).body(torch.arange(3)[None])
+    module.config.logit_scale = 0.5
+    with pytest.raises(D5P4Error, match="logit_scale=0.5"):
+        wrap(module, None, mask_id=1)
+    quantised = Bare()
+    quantised.out.weight = nn.Parameter(torch.zeros(9, 4, dtype=torch.int8), requires_grad=False)
+    with pytest.raises(D5P4Error, match="int8"):
+        wrap(quantised, None, mask_id=1)
+
+
+def test_tokenizers_are_adapted(tmp_path: Path) -> None:
+    folder = write_llada(tmp_path, chat=True)
+    native = load(folder, "cpu")
+    module = llama_of(folder, torch.float32)
+    backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "tokenizer.json"),
+        bos_token="<|startoftext|>",
+        eos_token="<|endoftext|>",
+        chat_template=native.tokenizer.chat_template,
+    )
+    text = "well, hello there<|eot_id|> 12"
+    ids = native.tokenizer.encode(text)
+    messages = [{"role": "user", "content": "hi"}]
+    for given in (native.tokenizer, backend, fast):
+        model = wrap(module, given, mask_id=native.mask_id)
+        codec = model.tokenizer
+        assert codec.encode(text) == ids
+        assert codec.decode([*ids, native.mask_id, 53, 10**9]) == "well, hello there 12"
+        assert codec.mask_token == "<|mdm_mask|>" and codec.token_id("<|eot_id|>") == 50
+        assert codec.has_token(3) and not codec.has_token(53)
+        assert torch.equal(model.head.banned, native.head.banned)
+        assert codec.chat(messages) == (native.tokenizer.chat(messages) if codec.has_chat else None)
+    assert wrap(module, fast, mask_id=51).tokenizer.has_chat

@@ -1,0 +1,202 @@
+"""The same answers, however the work is laid out. Float64, so that only our own doing could change a token."""
+
+import itertools
+import warnings
+
+import pytest
+import torch
+
+import d5p4
+from d5p4.select import PartitionDPP
+from tests.fake import FakeModel
+
+PROMPTS = ["abc", "ahead", "c", "bigfee", "jig"]
+KEYS = [f"prompt-{i}" for i in range(len(PROMPTS))]
+METHODS = list(d5p4.METHODS)
+MODELS = {"orders": dict(carry_over=False), "ancestral": dict(carry_over=True)}
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", d5p4.DuplicateAnswers)
+        yield
+
+
+def run(model, prompts, method, *, w=3, **options):
+    options = dict(k=3, gen_length=7, steps=5, seed=11) | options
+    if method == "e-smc":
+        options["interval"] = 2
+    return d5p4.generate(model, prompts, method=method, w=w, **options)
+
+
+def facts(result):
+    """Everything exact of each prompt; scores to the noise of float64 sums."""
+    return [
+        (
+            result.answers[p],
+            result.texts[p],
+            [round(x, 9) for x in result.score[p].tolist()],
+            int(result.rows[p]),
+            int(result.nfe[p]),
+            result.lineage[p].tolist(),
+        )
+        for p in range(len(result.answers))
+    ]
+
+
+@pytest.mark.parametrize("guidance", [1.0, 2.0])
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("method", METHODS)
+def test_answers_do_not_depend_on_the_batch(method, kind, guidance):
+    model = FakeModel(**MODELS[kind])
+    together = facts(run(model, PROMPTS, method, guidance=guidance))
+    one_by_one = [facts(run(model, [p], method, guidance=guidance))[0] for p in PROMPTS]
+    assert together == one_by_one  # also: padded equals unpadded
+    order = [3, 0, 4, 2, 1]
+    shuffled = facts(run(model, [PROMPTS[i] for i in order], method, guidance=guidance))
+    assert shuffled == [together[i] for i in order]
+    tiny = facts(run(model, PROMPTS, method, guidance=guidance, max_tokens_per_forward=20))
+    assert tiny == together
+
+
+@pytest.mark.parametrize("guidance", [1.0, 2.0])
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("method", METHODS)
+def test_savings_change_cost_and_nothing_else(method, kind, guidance):
+    model = FakeModel(**MODELS[kind])
+    saved = run(model, PROMPTS, method, guidance=guidance, steps=9)
+    plain = run(model, PROMPTS, method, guidance=guidance, steps=9, savings=False)
+    assert [f[:3] + f[5:] for f in facts(saved)] == [f[:3] + f[5:] for f in facts(plain)]
+    assert torch.equal(plain.rows, plain.rows_nominal)
+    assert (saved.rows < plain.rows).all()
+
+
+def test_rows_are_what_the_model_saw():
+    for kind in MODELS.values():
+        model = FakeModel(**kind)
+        result = run(model, PROMPTS, "d5p4", guidance=1.5)
+        assert model.rows_seen == int(result.rows.sum())
+
+
+def test_first_step_is_one_row_and_unchanged_children_are_free():
+    model = FakeModel(carry_over=True)
+    shots = []
+    result = run(model, ["abc"], "d5p4", steps=30, callback=lambda s: shots.append(s) and None)
+    expected, previous = 0, set()
+    for shot in shots:
+        rows = {tuple(row) for row in shot.tokens[0].tolist()}
+        expected += len(rows - previous)
+        previous = rows
+    assert int(result.rows[0]) == expected
+    assert int(result.nfe[0]) < 30  # whole steps in which nothing moved
+
+
+@pytest.mark.parametrize("method", ["d5p4", "independent", "best-of-n"])
+def test_equal_prompts_in_one_call_differ_and_can_be_named(method):
+    model = FakeModel()
+    twice = run(model, ["abc", "abc"], method, temperature=2.0)
+    assert twice.answers[0] != twice.answers[1]
+    named = run(model, ["abc", "abc"], method, temperature=2.0, keys=["x", "y"])
+    swapped = run(model, ["abc", "abc"], method, temperature=2.0, keys=["y", "x"])
+    assert named.answers == swapped.answers[::-1] and named.answers[0] != named.answers[1]
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_many_unconditional_sets_equal_fewer(kind):
+    model = FakeModel(**MODELS[kind])
+    many = d5p4.generate(model, sets=5, k=2, w=2, gen_length=6, seed=3, temperature=2.0)
+    few = d5p4.generate(model, sets=2, k=2, w=2, gen_length=6, seed=3, temperature=2.0)
+    assert many.answers[:2] == few.answers
+    assert len({str(a) for a in many.answers}) == 5
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_infilling_prompts_of_different_schedules_share_a_call(kind):
+    model = FakeModel(**MODELS[kind])
+    mask = model.mask_id
+    prompts = [[0, mask, 1, mask], [mask, mask, mask, 2, 3], [4, mask, 5, mask, 6], [mask]]
+    together = run(model, prompts, "d5p4", gen_length=None, steps=None)
+    alone = [run(model, [p], "d5p4", gen_length=None, steps=None) for p in prompts]
+    assert together.answers == [r.answers[0] for r in alone]
+    assert together.texts == [r.texts[0] for r in alone]
+    for p, prompt in enumerate(prompts):
+        for row in range(3):
+            sequence = together.sequences[p, row][together.attention_mask[p]].tolist()
+            assert len(sequence) == len(prompt)
+            assert all(s == t for s, t in zip(sequence, prompt, strict=True) if t != mask)
+            assert mask not in sequence
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_pools_with_equal_groups(method):
+    """At low temperature groups hold the same children; the layout must still not matter."""
+    model = FakeModel(scale=4.0)
+    options = dict(temperature=0.7, order="tempered", w=4, k=3)
+    if method == "independent":
+        options["k"] = 5
+    together = facts(run(model, PROMPTS, method, **options))
+    assert any(len({tuple(a) for a in answers}) < len(answers) for answers, *_ in together) or method == "d5p3"
+    assert together == [facts(run(model, [p], method, **options))[0] for p in PROMPTS]
+    plain = facts(run(model, PROMPTS, method, savings=False, **options))
+    assert [f[0] for f in plain] == [f[0] for f in together]
+
+
+PARTITION = [m for m in METHODS if m in ("d5p4", "d5p4x", "greedy-beam", "diverse-beam", "cat", "random")]
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("method", [*PARTITION, "partition-sample"])
+def test_one_child_a_beam_is_independent_sampling(method, kind):
+    model = FakeModel(**MODELS[kind])
+    assert run(model, PROMPTS, method, w=1).answers == run(model, PROMPTS, "independent").answers
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("method", ["d5p4", "d5p4x"])
+def test_beta_zero_is_greedy_beam(method, kind):
+    model = FakeModel(**MODELS[kind])
+    greedy = run(model, PROMPTS, "greedy-beam").answers
+    assert run(model, PROMPTS, method, beta=0.0).answers == greedy
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_one_answer(method):
+    result = run(FakeModel(), PROMPTS[:2], method, k=1)
+    assert [len(a) for a in result.answers] == [1, 1] and result.logdet.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("options", [
+    {"block_length": 3}, {"distinct": True}, {"select_window": (1, 3)}, {"eos": "never"}, {"features": "masked"},
+    {"quality": "self-certainty", "positions": "masked"}, {"quality": "logprob", "normalise": "zscore"},
+    {"similarity": "rbf", "feature_layer": "head"}, {"top_p": 0.8, "top_k": 5}, {"solver": "exact"},
+    {"normalise": "absolute", "features": "non-masked"}, {"guidance": 2.0, "guidance_window": (1, 3)},
+], ids=str)  # fmt: skip
+def test_options_keep_the_promise(options, kind):
+    model = FakeModel(**MODELS[kind])
+    together = facts(run(model, PROMPTS, "d5p4", **options))
+    assert together == [facts(run(model, [p], "d5p4", **options))[0] for p in PROMPTS]
+    plain = facts(run(model, PROMPTS, "d5p4", savings=False, **options))
+    assert [f[0] for f in plain] == [f[0] for f in together]
+
+
+def test_permuting_the_groups_of_a_pool_permutes_the_choice_in_the_loop():
+    """Two lineages meet in equal rows: whichever group comes first, the same set of rows must be chosen."""
+    g = torch.Generator().manual_seed(0)
+    rows = torch.randn(1, 4, 6, generator=g, dtype=torch.float64)
+    rows = torch.cat([rows, rows], 1)  # two groups with the same children
+    unit = torch.nn.functional.normalize(rows, dim=-1)
+    similarity = unit @ unit.transpose(1, 2)
+    quality = torch.tensor([[0.1, 0.9, 0.4, 0.9, 0.1, 0.9, 0.4, 0.9]], dtype=torch.float64)
+    tie = torch.tensor([[13, 5, 8, 21, 3, 34, 55, 2]])
+    for order in itertools.permutations(range(2)):
+        index = torch.cat([torch.arange(4) + 4 * o for o in order])
+        view = d5p4.PoolView(
+            group=torch.arange(8)[None] // 4, tie=tie[:, index], quality=quality[:, index],
+            similarity=similarity[:, index][:, :, index], width=4,
+        )  # fmt: skip
+        chosen = PartitionDPP(beta=20.0)(view, 2, torch.zeros(1, dtype=torch.int64)).parents
+        names = sorted(index[chosen[0]].tolist())
+        assert order != (0, 1) or (first := names)
+        assert names == first

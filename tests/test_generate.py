@@ -1,0 +1,308 @@
+"""What `generate` promises its caller, on the fake model."""
+
+import math
+import warnings
+
+import pytest
+import torch
+
+import d5p4
+from d5p4 import D5P4Error
+from d5p4.ops.vocab import logits_of
+from tests.fake import FakeModel
+
+
+def generate(model, prompts=None, **options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", d5p4.DuplicateAnswers)
+        return d5p4.generate(model, prompts, **(dict(k=3, w=3, gen_length=8, seed=5) | options))
+
+
+def test_fields_and_shapes():
+    model = FakeModel()
+    r = generate(model, ["abc", "ahead"], logprobs=True, history=True)
+    assert [len(a) for a in r.answers] == [3, 3] and [len(t) for t in r.texts] == [3, 3]
+    assert r.sequences.shape == (2, 3, 13) and r.attention_mask.sum(-1).tolist() == [11, 13]
+    assert r.score.shape == (2, 3) and (r.score.diff(dim=-1) <= 0).all()
+    assert r.similarity.shape == (2, 3, 3) and r.logdet.shape == (2,)
+    assert r.seed == 5 and r.nfe.tolist() == [8, 8] and r.rows_nominal.tolist() == [72, 72]
+    assert r.settings.method == "d5p4" and "entropy" in r.score_kind
+    for p in range(2):
+        assert r.distinct[p] == len({tuple(a) for a in r.answers[p]})
+        for a, text, lp, reveal in zip(r.answers[p], r.texts[p], r.logprobs[p], r.reveal_step[p], strict=True):
+            assert text == model.tokenizer.decode(a) and len(lp) == len(a) == len(reveal)
+            assert all(x <= 0 for x in lp) and sorted(set(reveal)) == sorted(reveal)
+        for i in range(3):
+            sequence = r.sequences[p, i][r.attention_mask[p]].tolist()
+            assert sequence[-8:][: len(r.answers[p][i])] == r.answers[p][i]
+            assert model.mask_id not in sequence
+
+
+def test_lineage_leads_back_through_history():
+    r = generate(FakeModel(), "abc", history=True, temperature=2.0)
+    steps = r.history[0]
+    for i in range(3):
+        path = r.lineage[0][i].tolist()
+        for t in range(len(steps) - 1):
+            ancestor, child = steps[t].tokens[path[t]], steps[t + 1].tokens[path[t + 1]]
+            assert path[t] in steps[t].parents.tolist()
+            known = ancestor != 11
+            assert torch.equal(ancestor[known], child[known])
+        final = r.sequences[0, i][-8:]
+        known = steps[-1].tokens[path[-1]] != 11
+        assert torch.equal(steps[-1].tokens[path[-1]][known], final[known])
+    for step in steps:
+        assert step.quality.shape == step.scores.shape == step.group.shape == (9,)
+        assert step.similarity.shape == (9, 9) and (step.similarity.diagonal() == 1).all()
+        assert step.group[step.parents].tolist() == [0, 1, 2]  # one of each group
+
+
+def test_score_is_the_mean_entropy_of_the_last_forward():
+    model = FakeModel()
+    r = generate(model, "abc", history=True)
+    for i in range(3):
+        row = torch.cat([torch.tensor([0, 1, 2]), r.history[0][-1].tokens[r.lineage[0][i, -1]]])
+        logits = logits_of(model.body(row[None]).states[0, 3:], model.head.weight, model.head.bias, model.head.banned)
+        entropy = torch.distributions.Categorical(logits=logits).entropy().mean()
+        assert r.score[0, i].item() == pytest.approx(-entropy.item(), abs=1e-9)
+
+
+def test_score_of_a_carrying_model_is_the_mean_log_probability_at_reveal():
+    model = FakeModel(carry_over=True)
+    model.eos_ids = ()
+    r = generate(model, "abc", logprobs=True, steps=5)
+    for i in range(3):
+        assert r.score[0, i].item() == pytest.approx(sum(r.logprobs[0][i]) / 8, abs=1e-9)
+
+
+def test_logprob_is_the_models_own_at_the_reveal():
+    model = FakeModel()
+    r = generate(model, "abc", history=True, logprobs=True, temperature=3.0, eos="free")
+    answer, reveal, logprob = r.answers[0][0], r.reveal_step[0][0], r.logprobs[0][0]
+    for j, token in enumerate(answer):
+        before = r.history[0][reveal[j]].tokens[r.lineage[0][0, reveal[j]]]
+        states = model.body(torch.cat([torch.tensor([0, 1, 2]), before])[None]).states[0, 3 + j]
+        logits = logits_of(states[None], model.head.weight, model.head.bias, model.head.banned)
+        assert logprob[j] == pytest.approx(logits.log_softmax(-1)[0, token].item(), abs=1e-9)
+
+
+def test_same_seed_same_answers_and_a_fresh_one_is_returned():
+    model = FakeModel()
+    a = generate(model, "abc", seed=None, temperature=2.0)
+    b = generate(model, "abc", seed=None, temperature=2.0)
+    assert a.seed != b.seed
+    assert generate(model, "abc", seed=a.seed, temperature=2.0).answers == a.answers
+
+
+def test_prompt_forms_agree():
+    model = FakeModel()
+    ids = [0, 1, 2]
+    expected = generate(model, "abc").answers
+    for prompt in (["abc"], ids, [ids], torch.tensor(ids), torch.tensor([ids])):
+        assert generate(model, prompt).answers == expected
+
+
+def test_chat_is_applied_where_there_is_a_template():
+    chatty = FakeModel(template=True)
+    expected = generate(chatty, [0, 1, 1]).answers  # the template adds b
+    assert generate(chatty, "ab").answers == expected
+    assert generate(chatty, [{"role": "user", "content": "ab"}]).answers == expected
+    assert generate(chatty, "ab", chat=False).answers == generate(chatty, [0, 1]).answers
+
+
+def test_answers_stop_at_the_end_of_text():
+    model = FakeModel()
+    model.head.bias[10] = 3.0
+    r = generate(model, "abc", gen_length=20, eos="free")
+    assert any(len(a) < 20 for a in r.answers[0]) and all(10 not in a for a in r.answers[0])
+
+
+def test_end_of_text_last_and_never():
+    model = FakeModel()
+    model.head.bias[10] = 1.5
+    prompts = ["abc", "ahead", "c", "jig", "bee", "add", "dig", "big"]
+    free, last, never = (generate(model, prompts, gen_length=20, eos=eos) for eos in ("free", "last", "never"))
+    lengths = [sum(len(a) for answers in r.answers for a in answers) for r in (free, last, never)]
+    assert lengths[0] < lengths[1] < lengths[2] == 8 * 3 * 20
+    assert not (never.sequences[..., -20:] == 10).any()
+
+
+def test_infilling_keeps_the_given_text_and_appends_only_when_asked():
+    model = FakeModel()
+    hole = [0, 11, 2, 11, 11]
+    r = generate(model, [hole], gen_length=None)
+    assert all(len(t) == 5 and t[0] == "a" and t[2] == "c" for t in r.texts[0])
+    assert all(len(a) == 3 for a in r.answers[0])
+    r = generate(model, [hole], gen_length=2, eos="never")
+    assert r.sequences.shape[-1] == 7 and all(len(t) == 7 for t in r.texts[0])
+
+
+@pytest.mark.parametrize("steps", [1, 3, 5, 8, 100])
+@pytest.mark.parametrize("order", ["confidence", "random", "tempered", "margin", "entropy", "ancestral"])
+def test_any_number_of_steps_fills_everything(order, steps):
+    eos = "free" if order == "ancestral" else "last"
+    r = generate(FakeModel(), ["abc", "a"], order=order, steps=steps, eos=eos)
+    assert not (r.sequences == 11).any()
+    expected = steps if order == "ancestral" else min(steps, 8)
+    assert all(len(line[0]) == expected for line in r.lineage)
+
+
+def test_blocks_are_decoded_left_to_right():
+    r = generate(FakeModel(), "abc", block_length=3, logprobs=True, eos="never")
+    for reveal in r.reveal_step[0]:
+        assert max(reveal[:3]) < min(reveal[3:6]) and max(reveal[3:6]) < min(reveal[6:])
+
+
+def test_selection_window():
+    shots = []
+    generate(FakeModel(), "abc", select_window=(2, 4), callback=lambda s: shots.append(s.choice) and None)
+    assert [c.parents.shape[1] for c in shots] == [9, 9, 3, 3, 9, 9, 9, 3]
+    assert [c.children for c in shots] == [1, 1, 3, 3, 1, 1, 1, 1]
+
+
+def test_guidance_runs_the_second_half_only_where_it_is_on():
+    model = FakeModel()
+    full = generate(model, "abc", guidance=2.0)
+    part = generate(model, "abc", guidance=2.0, guidance_window=(0, 4))
+    off = generate(model, "abc")
+    assert full.rows_nominal.item() == 144 and part.rows_nominal.item() == 108 and off.rows_nominal.item() == 72
+    assert generate(model, "abc", method="d5p4-p").rows_nominal.item() == 108
+    assert full.answers != off.answers
+
+
+def test_guidance_in_the_loop_is_guidance_on_logits():
+    """One step, one row: the draw must follow l_u + g (l_c - l_u)."""
+    model, g = FakeModel(), 2.5
+    r = generate(model, "abc", k=1, w=1, gen_length=1, guidance=g, temperature=0)
+    masked = torch.tensor([[0, 1, 2, 11], [11, 11, 11, 11]])
+    states = model.body(masked).states[:, -1]
+    conditional, free = states @ model.head.weight.T + model.head.bias
+    logits = (free + g * (conditional - free)).masked_fill(model.head.banned, -math.inf)
+    assert r.sequences[0, 0, -1] == logits.argmax()
+
+
+def test_callback_may_drop_prompts_without_touching_the_others():
+    model = FakeModel()
+    prompts = ["abc", "ahead", "c"]
+    whole = generate(model, prompts)
+    steps = []
+
+    def drop(shot):
+        steps.append(shot.prompts.tolist())
+        return [1] if shot.step == 2 else None
+
+    r = generate(model, prompts, callback=drop)
+    assert steps == [[0, 1, 2]] * 3 + [[0, 2]] * 5
+    assert r.answers[0] == whole.answers[0] and r.answers[2] == whole.answers[2]
+    assert r.answers[1] == [] and r.score[1].isnan().all()
+    nobody = generate(model, prompts, callback=lambda s: [0, 1, 2])
+    assert nobody.answers == [[], [], []]
+
+
+@pytest.mark.parametrize("carry_over", [False, True])
+def test_best_of_n_ranks_as_told(carry_over):
+    model = FakeModel(carry_over=carry_over)
+    pool = generate(model, "abc", method="independent", k=9, logprobs=True)
+    longest = generate(model, "abc", method="best-of-n", scorer=lambda texts: [t.count("g") for t in texts])
+    by_count = sorted((t.count("g") for t in pool.texts[0]), reverse=True)[:3]
+    assert sorted((t.count("g") for t in longest.texts[0]), reverse=True) == by_count
+    oracle = generate(
+        model, ["abc", "c"], method="best-of-n", scorer=lambda t, ref: t.count(ref), references=["c", "g"]
+    )
+    assert [max(t.count(x) for t in ts) for ts, x in zip(oracle.texts, "cg", strict=True)] == [
+        max(t.count(x) for t in ts)
+        for ts, x in zip(generate(model, ["abc", "c"], method="independent", k=9).texts, "cg", strict=True)
+    ]
+    by_entropy = generate(model, "abc", method="best-of-n")
+    if not carry_over:
+        assert by_entropy.score[0].tolist() == pytest.approx(pool.score[0, :3].tolist(), abs=1e-9)
+    by_logprob = generate(model, "abc", method="best-of-n", rank="logprob")
+    if carry_over:
+        assert by_logprob.score[0].tolist() == pytest.approx(pool.score[0, :3].tolist(), abs=1e-9)
+
+
+def test_fewer_distinct_answers_than_asked_warn():
+    model = FakeModel(scale=20.0)
+    with pytest.warns(d5p4.DuplicateAnswers, match="1 of 1 prompts have fewer than k=4"):
+        r = d5p4.generate(model, "abc", gen_length=2, seed=0, temperature=0.01)
+    assert r.distinct.item() < 4
+
+
+def test_distinct_finds_more_different_answers():
+    model = FakeModel(scale=3.0)
+    prompts = ["abc", "ahead", "c", "jig", "bee", "add", "dig", "big"]
+    plain, distinct = (generate(model, prompts, gen_length=4, distinct=d, k=4, w=4) for d in (False, True))
+    assert distinct.distinct.sum() > plain.distinct.sum()
+
+
+def test_mask_and_banned_ids_never_come_out():
+    model = FakeModel()
+    model.head.bias[11], model.head.bias[4] = 50.0, 50.0
+    model.head.banned[4] = True
+    r = generate(model, "abc", gen_length=12)
+    assert not torch.isin(r.sequences[..., 3:], torch.tensor([4, 11])).any()
+
+
+@pytest.mark.parametrize("carry_over", [False, True])
+def test_nan_logits_name_the_step_and_row(carry_over):
+    model = FakeModel(carry_over=carry_over)
+    original, calls = model.body, []
+
+    def broken(tokens, attention_mask=None):
+        hidden = original(tokens, attention_mask)
+        calls.append(1)
+        if len(calls) == 3:
+            hidden.states[0] = math.nan
+        return hidden
+
+    model.body = broken
+    for method in ("d5p4", "independent"):
+        calls.clear()
+        with pytest.raises(d5p4.NonFiniteLogits, match=r"step 2, prompt 0, row \d"):
+            generate(model, "abc", method=method)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "options", "message"),
+    [
+        ([], {}, "the list is empty"),
+        ("abc", {"gen_length": 100}, "prompt 0 has 3 tokens and asks for 100 more, but the model holds 64"),
+        (["a", "a" * 70], {}, "prompt 1 has 70 tokens"),
+        ([0, 99], {}, "token id 99"),
+        (["a", 3.5], {}, "prompt 1"),
+        ("abc", {"sets": 3}, "sets is for unconditional"),
+        (None, {"sets": 0}, "sets=0"),
+        (None, {"guidance": 2.0}, "guidance=2"),
+        ([{"role": "user", "content": "ab"}], {}, "no chat template"),
+        ("abc", {"chat": True}, "no chat template"),
+        ("abc", {"keys": ["a", "b"]}, "2 keys for 1 prompts"),
+        (["a", "b"], {"keys": ["x", "x"]}, "key 'x' names two prompts"),
+        ("abc", {"seed": "x"}, "seed='x'"),
+        ("abc", {"scorer": len}, "scorer and references are for method 'best-of-n'"),
+        ("abc", {"method": "best-of-n", "rank": "scorer"}, "needs scorer="),
+        ("abc", {"method": "best-of-n", "scorer": lambda t: [1]}, "1 numbers for 9 texts"),
+        ("abc", {"method": "best-of-n", "references": ["x"]}, "references need scorer"),
+        ("abc", {"steps": 1, "block_length": 2}, "steps=1 is fewer than the 4 blocks"),
+    ],
+    ids=str,
+)
+def test_bad_input_is_named(prompts, options, message):
+    with pytest.raises(D5P4Error, match=message):
+        generate(FakeModel(), prompts, **options)
+
+
+def test_mask_in_a_chat_prompt():
+    with pytest.raises(D5P4Error, match="mask token in a chat prompt"):
+        generate(FakeModel(template=True), "al")
+    with pytest.raises(D5P4Error, match="needs 'role' and 'content'"):
+        generate(FakeModel(template=True), [{"role": "user"}])
+
+
+def test_ancestral_unmasks_evenly_over_time():
+    model = FakeModel(carry_over=True, max_length=400)
+    left = []
+    generate(model, None, gen_length=400, steps=10, method="independent", k=8,
+             callback=lambda s: left.append((s.next_tokens == 11).double().mean().item()) and None)  # fmt: skip
+    for i, share in enumerate(left):
+        assert share == pytest.approx(1 - (i + 1) / 10, abs=0.04)
+    assert left[-1] == 0
