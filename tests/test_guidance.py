@@ -5,7 +5,8 @@ from d5p4.guidance import guidance_at, guide
 
 def test_guidance_on_states_equals_guidance_on_logits():
     g = torch.Generator().manual_seed(0)
-    weight, bias = torch.randn(50, 8, generator=g, dtype=torch.float64), torch.randn(50, generator=g, dtype=torch.float64)
+    weight = torch.randn(50, 8, generator=g, dtype=torch.float64)
+    bias = torch.randn(50, generator=g, dtype=torch.float64)
     c, u = (torch.randn(7, 8, generator=g, dtype=torch.float64) for _ in range(2))
     for scale in (1.0, 1.5, 3.0):
         lc, lu = c @ weight.T + bias, u @ weight.T + bias

@@ -48,7 +48,8 @@ def test_same_seed_same_value_whatever_the_batch():
 
 
 @pytest.mark.parametrize(
-    ("text", "samples", "message"), [("", 4, "no tokens"), ("al", 4, "mask"), ("a", 0, "samples=0"), ("a" * 99, 4, "99")]
+    ("text", "samples", "message"),
+    [("", 4, "no tokens"), ("al", 4, "mask"), ("a", 0, "samples=0"), ("a" * 99, 4, "99")],
 )
 def test_bad_input(text, samples, message):
     with pytest.raises(d5p4.D5P4Error, match=message):

@@ -59,7 +59,8 @@ def test_head_runs_only_where_a_carrying_model_is_masked(scene, monkeypatch):
 
 
 def test_minmax_reaches_zero_and_one_and_ignores_rounding_noise():
-    q = normalise(torch.tensor([[-3.0, -1.0, -2.0], [-2.0, -2.0 - 1e-9, -2.0]], dtype=torch.float64), "minmax", "entropy", 9)
+    raw = torch.tensor([[-3.0, -1.0, -2.0], [-2.0, -2.0 - 1e-9, -2.0]], dtype=torch.float64)
+    q = normalise(raw, "minmax", "entropy", 9)
     assert q.tolist() == [[0.0, 1.0, 0.5], [0.0, 0.0, 0.0]]
 
 
@@ -73,7 +74,8 @@ def test_absolute_does_not_look_at_the_pool():
     entropies = torch.tensor([[-math.log(8), -math.log(8) / 2, 0.0]])
     assert normalise(entropies, "absolute", "entropy", 8)[0].tolist() == pytest.approx([0, 0.5, 1])
     assert normalise(torch.tensor([[math.log(0.25)]]), "absolute", "logprob", 8).item() == pytest.approx(0.25)
-    assert normalise(torch.tensor([[math.log(8)]]), "absolute", "self-certainty", 8).item() == pytest.approx(0, abs=1e-6)
+    uniform = torch.tensor([[math.log(8)]])
+    assert normalise(uniform, "absolute", "self-certainty", 8).item() == pytest.approx(0, abs=1e-6)
 
 
 def test_finished_rows_are_as_certain_as_the_surest():

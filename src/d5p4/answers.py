@@ -14,6 +14,9 @@ from .rng import wide
 from .rows import Prompts
 from .types import Choice, Final, Finish, HistoryStep, Model, PoolView, Result
 
+LOGPROB_SCORE = "mean log-probability of each token at its reveal"
+ENTROPY_SCORE = "mean negative entropy over the answer at the last forward"
+
 
 class Ledger:
     """What a decode call spends and where its rows come from."""
@@ -144,7 +147,7 @@ def gather_result(
         sequences=torch.full((total, k, prompts.tokens.shape[1]), model.mask_id, device=device),
         attention_mask=prompts.attention_mask,
         score=score,
-        score_kind="mean log-probability at reveal" if model.carry_over else "mean negative entropy at the last forward",
+        score_kind=LOGPROB_SCORE if model.carry_over else ENTROPY_SCORE,
         logdet=_logdet(similarity),
         similarity=similarity,
         distinct=torch.zeros(total, dtype=torch.int64, device=device),

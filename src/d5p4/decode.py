@@ -1,7 +1,7 @@
 """The loop: pool -> distinct rows -> body -> quality and similarity -> k parents -> their children -> next pool.
 
-One call decodes P prompts that share a schedule. Everything random is keyed (see `rng`), so the answers do not depend on
-which prompts share the call. `generate` is the comfortable way in.
+One call decodes P prompts that share a schedule. Everything random is keyed (see `rng`), so the answers do not depend
+on which prompts share the call. `generate` is the comfortable way in.
 """
 
 from __future__ import annotations
@@ -122,7 +122,8 @@ def _distinct(children: Children, chosen: Pool, positions: Tensor, keep: int) ->
     hashes = hash_tokens(children.tokens, positions[:, None, None])
     kept = keep_distinct(hashes, chosen.tie, keep)
     flat = kept + torch.arange(kept.shape[1], device=kept.device)[:, None] * hashes.shape[2]
-    return tuple(  # type: ignore[return-value]
-        pick(x.flatten(1, 2), flat.flatten(1)).unflatten(1, kept.shape[1:])
-        for x in (children.tokens, children.logprob)
-    )
+
+    def kept_of(x: Tensor) -> Tensor:
+        return pick(x.flatten(1, 2), flat.flatten(1)).unflatten(1, kept.shape[1:])
+
+    return kept_of(children.tokens), kept_of(children.logprob)

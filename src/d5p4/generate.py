@@ -110,9 +110,8 @@ def generate(
     asked = split_prompts(prompts, sets)
     if prompts is None and settings.guidance != 1:
         raise D5P4Error(f"guidance={settings.guidance:g} strengthens a prompt, and there is none; use guidance=1")
-    requests = [
-        plan(model, encode(model, prompt, settings.chat, i), settings, length_given, i) for i, prompt in enumerate(asked)
-    ]
+    encoded = [encode(model, prompt, settings.chat, number) for number, prompt in enumerate(asked)]
+    requests = [plan(model, ids, settings, length_given, number) for number, ids in enumerate(encoded)]
     if references is not None and len(references) != len(requests):
         raise D5P4Error(f"there are {len(references)} references for {len(requests)} prompts")
     seed = secrets.randbits(32) if seed is None else seed
@@ -156,11 +155,10 @@ def run_requests(
 ) -> Result:
     """Decode requests in batches that share a schedule, and put the results back in order."""
     device = model.head.weight.device
-    pad_id = getattr(model, "pad_id", model.mask_id)
     parts: list[tuple[list[int], Result]] = []
     for length, numbers in _batches(model, requests, settings):
         schedule = make_schedule(length, settings.steps, settings.block_length, settings.order == "ancestral")
-        batch = layout([requests[i] for i in numbers], model.mask_id, pad_id, device)
+        batch = layout([requests[i] for i in numbers], model.mask_id, model.pad_id, device)
         which = torch.tensor(numbers, device=device)
         result = decode(
             model,
@@ -174,7 +172,7 @@ def run_requests(
             callback=None if callback is None else _numbered(callback, which),
         )
         parts.append((numbers, result))
-    merged = replace(_merge(parts, pad_id), seed=seed)
+    merged = replace(_merge(parts, model.pad_id), seed=seed)
     short = [i for i, answers in enumerate(merged.answers) if answers and merged.distinct[i] < settings.k]
     if short:
         warnings.warn(
@@ -233,13 +231,12 @@ def _merge(parts: Sequence[tuple[list[int], Result]], pad_id: int) -> Result:
 
     sequences = torch.cat([pad(result.sequences, pad_id) for _, result in parts])
     attention = torch.cat([pad(result.attention_mask, 0) for _, result in parts])
-    return replace(
-        parts[0][1],
-        **{name: lists(name) for name in ("answers", "texts", "lineage", "logprobs", "reveal_step", "history")},
-        **{
-            name: tensors(name)
-            for name in ("score", "logdet", "similarity", "distinct", "nfe", "rows", "rows_nominal")
-        },
-        sequences=sequences[back.to(sequences.device)],
-        attention_mask=attention[back.to(attention.device)],
-    )
+    merged: dict[str, Any] = {
+        "sequences": sequences[back.to(sequences.device)],
+        "attention_mask": attention[back.to(attention.device)],
+    }
+    for name in ("answers", "texts", "lineage", "logprobs", "reveal_step", "history"):
+        merged[name] = lists(name)
+    for name in ("score", "logdet", "similarity", "distinct", "nfe", "rows", "rows_nominal"):
+        merged[name] = tensors(name)
+    return replace(parts[0][1], **merged)

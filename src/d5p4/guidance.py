@@ -1,7 +1,7 @@
 """Classifier-free guidance, on hidden states.
 
-The head is affine, so l_u + g (l_c - l_u) = head(h_u + g (h_c - h_u)) exactly: guidance costs a second body pass, and no
-second vocabulary pass. g = 1 is off (LLaDA's own scale s is g - 1).
+The head is affine, so l_u + g (l_c - l_u) = head(h_u + g (h_c - h_u)) exactly: guidance costs a second body pass, and
+no second vocabulary pass. g = 1 is off (LLaDA's own scale s is g - 1).
 """
 
 from __future__ import annotations

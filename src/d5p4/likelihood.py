@@ -2,8 +2,8 @@
 
 With La answer tokens and l of them masked, uniformly which,
     log p(answer | prompt) >= E_l E_mask [ (La / l) Σ_{masked i} log p(token_i | rest) ],   l uniform on 1..La.
-The l's of one estimate are stratified: evenly spaced over 1..La from a random offset. The result is the mean over samples,
-an unbiased estimate of the bound (in nats).
+The l's of one estimate are stratified: evenly spaced over 1..La from a random offset. The result is the mean over
+samples, an unbiased estimate of the bound (in nats).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def loglikelihood(
     chat: bool | None = False,
     max_tokens_per_forward: int = 16384,
 ) -> float:
-    """Bound on log p(text | prompt) in nats. The text and the prompt may be token ids; the same seed gives the same value."""
+    """Bound on log p(text | prompt) in nats. Text and prompt may be token ids; the same seed gives the same value."""
     if not isinstance(samples, int) or samples < 1:
         raise D5P4Error(f"samples={samples!r} must be a whole number of at least 1")
     before = [] if prompt is None else encode(model, prompt, chat, 0)

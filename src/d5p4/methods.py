@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -37,7 +37,7 @@ class Method:
     finish: Callable[[Settings, Scorer | None, Sequence[Any] | None], Finish] | None = None
 
 
-def _dpp(kernel: str, partition: bool = True) -> Callable[[Settings], Selector]:
+def _dpp(kernel: Literal["additive", "multiplicative"], partition: bool = True) -> Callable[[Settings], Selector]:
     def build(s: Settings) -> Selector:
         return select.PartitionDPP(beta=s.params["beta"], kernel=kernel, solver=s.solver, partition=partition)
 
@@ -64,7 +64,7 @@ def _best_of_n(settings: Settings, scorer: Scorer | None, references: Sequence[A
     if rank not in ("entropy", "logprob", "scorer"):
         raise D5P4Error(f"rank={rank!r} is not a way to rank best-of-n; use 'entropy', 'logprob' or 'scorer'")
     if rank == "scorer" and scorer is None:
-        raise D5P4Error("best-of-n with rank='scorer' needs scorer=, a function of texts (or of a text and a reference)")
+        raise D5P4Error("best-of-n with rank='scorer' needs scorer=, a function of texts or of text and reference")
     if rank != "scorer" and scorer is not None:
         raise D5P4Error(f"best-of-n was given a scorer and rank={rank!r}; leave one of them out")
     if references is not None and scorer is None:

@@ -44,7 +44,7 @@ def split_prompts(prompts: Any, sets: int | None) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
     if not isinstance(prompts, Sequence):
-        raise D5P4Error(f"prompts of type {type(prompts).__name__} are not understood; give text, token ids or messages")
+        raise D5P4Error(f"prompts of type {type(prompts).__name__} mean nothing here; give text, token ids or messages")
     if not prompts:
         raise D5P4Error("there is no prompt: the list is empty (prompts=None asks for unconditional answers)")
     if all(isinstance(part, Mapping) for part in prompts) or all(_is_id(part) for part in prompts):

@@ -1,8 +1,8 @@
 """Distinct rows through the model, once.
 
-Equal rows of a prompt give equal hidden states, so each goes through the body once and the others share it; a row that was
-already in the previous pool (an ancestral child equal to its parent) reuses what was computed then. Both are exact: they
-change cost, never results. The hidden rows kept are those of the window.
+Equal rows of a prompt give equal hidden states, so each goes through the body once and the others share it; a row that
+was already in the previous pool (an ancestral child equal to its parent) reuses what was computed then. Both are exact:
+they change cost, never results. The hidden rows kept are those of the window.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""All options of a decode in one validated object. `generate`, the command line, file runs and the server build this one.
+"""All options of a decode in one validated object: `generate`, the command line, file runs and the server build it.
 
 What the caller leaves out (None) comes from the model folder's generation_config.json, there only under its key `d5p4`,
 then from the method's presets, then from the paper.
@@ -113,7 +113,7 @@ class Settings:
             raise D5P4Error(f"top_p={self.top_p!r} must lie in (0, 1]")
         if not (_is_number(self.guidance) and 1 <= self.guidance < math.inf):
             raise D5P4Error(
-                f"guidance={self.guidance!r} must be a number of at least 1 (1 is off; LLaDA's cfg_scale is guidance - 1)"
+                f"guidance={self.guidance!r} must be a number of at least 1 (1 is off; cfg_scale is guidance - 1)"
             )
         _among("order", self.order, ("ancestral", *ORDERS))
         _among("eos", self.eos, ("last", "free", "never"))

@@ -61,14 +61,23 @@ class Model(Protocol):
     """
 
     name: str
-    head: Head
     mask_id: int
     eos_ids: tuple[int, ...]
     max_length: int
     carry_over: bool  # True: a revealed token has probability one (MDLM); False: every position is scored
     default_order: str
-    tokenizer: TextCodec | None
     generation_defaults: Mapping[str, Any]  # the `d5p4` entry of generation_config.json
+
+    @property
+    def head(self) -> Head: ...
+
+    @property
+    def tokenizer(self) -> TextCodec | None: ...
+
+    @property
+    def pad_id(self) -> int:
+        """Written at left padding; its value never matters."""
+        ...
 
     def body(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Hidden: ...
 

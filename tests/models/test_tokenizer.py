@@ -59,7 +59,7 @@ def copy(source: Path, target: Path, **files: object) -> Path:
 def test_gpt2_files(bpe: Path, tmp_path: Path, text: str) -> None:
     folder = copy(bpe, tmp_path)
     ours = Tokenizer.read(folder)
-    theirs = transformers.GPT2Tokenizer.from_pretrained(str(folder))
+    theirs = transformers.GPT2TokenizerFast.from_pretrained(str(folder))
     ids = theirs.encode(text, add_special_tokens=False)
     assert ours.encode(text) == ids
     assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
@@ -75,7 +75,7 @@ def test_qwen2_files(bpe: Path, tmp_path: Path, text: str, kind: str) -> None:
     settings = {"tokenizer_class": kind, "added_tokens_decoder": decoder}
     folder = copy(bpe, tmp_path, added_tokens=ids, tokenizer_config=settings)
     ours = Tokenizer.read(folder, mask_id=ids["<|mask|>"])
-    theirs = transformers.Qwen2Tokenizer.from_pretrained(str(folder))
+    theirs = transformers.Qwen2TokenizerFast.from_pretrained(str(folder))
     wanted = theirs.encode(text, add_special_tokens=False)
     assert ours.encode(text) == wanted
     assert ours.decode(wanted) == theirs.decode(wanted, skip_special_tokens=True, clean_up_tokenization_spaces=False)

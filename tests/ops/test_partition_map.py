@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from d5p4.kernel import additive, build, multiplicative
-from d5p4.ops.partition_map import condition, map_inference, partition_map
+from d5p4.ops.partition_map import _climb, condition, map_inference, partition_map
 from d5p4.ops.problem import prepare
 from d5p4.select import branch_and_bound, exhaustive
 from tests.select.cases import inputs, is_transversal, permute, shuffle, ties
@@ -189,6 +189,23 @@ def test_result_of_local_search_has_no_better_neighbour() -> None:
         near = found.clone()
         near[:, slot] = slot * 4 + place
         assert (values(kernel, gain, near) <= value + 1e-8).all()
+
+
+@pytest.mark.parametrize("partition", [True, False])
+def test_a_large_gain_does_not_lead_local_search_into_a_lost_rank(partition: bool) -> None:
+    """Copies of rows in several groups and gains of hundreds of nats: rounding must not pass for a determinant."""
+    k, w, prompts = 4, 4, 60
+    quality, similarity, tie = inputs(prompts, k, w, 12)
+    same = torch.tensor([0, 1, 2, 3, 0, 1, 6, 7, 2, 3, 10, 11, 6, 10, 0, 15])
+    kernel, gain = multiplicative(quality, similarity[:, same][:, :, same], 0.003)
+    problem = prepare(kernel, k, gain, quality, tie, partition=partition)
+    start = exhaustive(kernel, k, None, None, None, partition=partition)  # regular, and with much quality left to gain
+    start = problem.order.argsort(-1).gather(-1, start).sort(-1).values.unsqueeze(1)
+    regular, before = problem.score(start)
+    assert (regular == 0).all()
+    zeros, after = problem.score(_climb(problem, start, regular == 0))
+    assert (zeros == 0).all()
+    assert (after >= before).all() and (after > before + 1).double().mean() > 0.9
 
 
 def test_without_groups_against_all_subsets() -> None:

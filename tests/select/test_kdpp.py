@@ -50,6 +50,19 @@ def test_draws_with_equal_eigenvalues() -> None:
     assert chi_square(count(KDPP(0.25)(view, 2, keys(draws)).parents, sets, 6), chances) > 1e-3
 
 
+def test_last_bits_do_not_choose_among_equal_eigenvalues() -> None:
+    prompts = 60
+    quality = torch.rand(prompts, 12, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    quality = quality[:, torch.arange(12) // 4 * 4]
+    similarity = torch.eye(12, dtype=torch.float64).expand(prompts, 12, 12)
+    _, _, tie = inputs(prompts, 4, 3, 0)
+    noise = torch.randn(prompts, 12, 12, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    draws = [
+        KDPP(0.3)(pool(quality, s, tie), 4, keys(prompts)).parents for s in (similarity, similarity + 1e-15 * noise)
+    ]
+    assert torch.equal(*draws)
+
+
 def test_duplicates_are_never_drawn_together() -> None:
     draws = 500
     quality, similarity, tie = inputs(1, 3, 2, 5)

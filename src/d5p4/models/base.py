@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..types import Head, Hidden, TextCodec
+from ..types import Head, Hidden
 from .tokenizer import Tokenizer
 
 END_TOKENS = ("<|eot_id|>", "<|im_end|>", "<|endoftext|>")
@@ -32,7 +32,7 @@ class NativeModel(nn.Module):
         super().__init__()
         self.config = dict(config)
         self.name = self.architecture
-        self.tokenizer: TextCodec | None = None
+        self.tokenizer: Tokenizer | None = None
         self.eos_ids: tuple[int, ...] = ()
         self.generation_defaults: Mapping[str, Any] = {}
 
@@ -49,11 +49,6 @@ class NativeModel(nn.Module):
     def head(self) -> Head:
         weight, bias = self.unembedding
         return Head(weight, bias, self.banned)
-
-    @head.setter
-    def head(self, head: Head) -> None:
-        """Take over a head's banned ids; its matrix stays the model's own."""
-        self.banned = head.banned
 
     @property
     def device(self) -> torch.device:

@@ -110,11 +110,6 @@ class WrappedModel:
         self._banned = self._banned.to(linear.weight.device)
         return Head(linear.weight, getattr(linear, "bias", None), self._banned)
 
-    @head.setter
-    def head(self, head: Head) -> None:
-        """Take over a head's banned ids; its matrix stays the module's own."""
-        self._banned = head.banned
-
     @property
     def device(self) -> torch.device:
         return _head(self.module).weight.device

@@ -1,4 +1,4 @@
-"""Token draws: one keyed uniform through the inverse CDF, in vocabulary order, of the tempered and filtered distribution.
+"""Token draws: one keyed uniform through the inverse CDF, in vocabulary order, of the tempered, filtered distribution.
 
 Temperature, top-k and top-p shape only the draw; the log-probability that comes back is that of the plain distribution.
 The cumulative sum runs in float64, so the tail of a vocabulary of 10^5 keeps its mass (float32 would lose about 1e-6).
@@ -48,7 +48,7 @@ def draw(
     top_p: float | None = None,
     want: Collection[str] = (),
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """C draws for each row: states [R, D], uniforms u [R, C] -> tokens [R, C] and `vocab.row_stats`, "token" among them.
+    """C draws a row: states [R, D], uniforms u [R, C] -> tokens [R, C] and `vocab.row_stats`, "token" among them.
 
     Temperature 0 takes the most probable token (the lowest id among equals).
     """

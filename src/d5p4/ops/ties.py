@@ -1,8 +1,8 @@
 """Deciding between equals without looking at their order.
 
 Floating sums differ in their last bits with the batch they were computed in. Values within TOLERANCE are therefore
-equal, and the row's lineage hash decides; permuting a pool permutes what is chosen and changes nothing. Meant for float64
-(float32 values of size 1 are further apart than TOLERANCE: there only exact equals are equal).
+equal, and the row's lineage hash decides; permuting a pool permutes what is chosen and changes nothing. Meant for
+float64 (float32 values of size 1 are further apart than TOLERANCE: there only exact equals are equal).
 """
 
 from __future__ import annotations

@@ -5,7 +5,17 @@ from .base import Children, Draw, Parents, Projection
 from .distinct import keep_distinct
 from .order import ORDERS, by_order
 
-__all__ = ["ORDERS", "Children", "Draw", "Parents", "Projection", "ancestral", "by_order", "keep_distinct", "projection"]
+__all__ = [
+    "ORDERS",
+    "Children",
+    "Draw",
+    "Parents",
+    "Projection",
+    "ancestral",
+    "by_order",
+    "keep_distinct",
+    "projection",
+]
 
 
 def projection(order: str) -> Projection:

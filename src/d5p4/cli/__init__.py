@@ -1,0 +1,39 @@
+"""The command line: one file a command, each thin. What happens is in the library."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from .check import check
+from .compare import compare
+from .errors import Commands
+from .generate import generate
+from .info import info
+from .methods import methods
+
+app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+for command in (generate, compare, methods, info, check):
+    app.command()(command)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from ..__about__ import __version__
+
+        typer.echo(f"d5p4 {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def d5p4(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    """Decode masked diffusion language models into sets of good answers that differ."""
+
+
+def main() -> None:
+    app(prog_name="d5p4")

@@ -1,0 +1,88 @@
+"""`d5p4 info`: what a checkpoint is, from its files alone; the weights are not read."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from .options import Device, Dtype, Json
+from .record import print_json
+from .show import visible
+
+LAYERS = ("n_layers", "num_hidden_layers", "n_blocks")
+WIDTH = ("d_model", "hidden_size", "hidden_dim")
+
+
+def info(
+    model: Annotated[str, typer.Argument(help="A folder, a hub id such as org/name, or a shipped name.")],
+    device: Device = None,
+    dtype: Dtype = None,
+    json: Json = False,
+) -> None:
+    """Say what a model is and which defaults it brings."""
+    facts = describe(model, device, dtype)
+    if json:
+        print_json(facts)
+        return
+    table = Table.grid(padding=(0, 2))
+    for name, value in facts.items():
+        table.add_row(Text(name.replace("_", " "), style="dim"), Text(_worded(name, value)))
+    Console().print(table)
+
+
+def describe(name: str, device: str | None = None, dtype: str | None = None) -> dict[str, Any]:
+    """Facts about a checkpoint; device and dtype are those `d5p4.load` would choose."""
+    import torch
+
+    from ..models.checkpoint import read_json, weight_files
+    from ..models.load import ARCHITECTURES, architecture, choose_device, choose_dtype, find, find_tokenizer
+
+    chosen = choose_device(device)
+    kind = choose_dtype(dtype, chosen)
+    folder = find(name)
+    config = read_json(folder / "config.json")
+    with torch.device("meta"):
+        model = ARCHITECTURES[architecture(config, folder)](config)
+    tokenizer = find_tokenizer(folder, model, None)
+    model.attach(name, tokenizer, read_json(folder / "generation_config.json", missing={}))
+    return {
+        "name": name,
+        "folder": str(folder),
+        "architecture": model.architecture,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "layers": _first(config, LAYERS),
+        "width": _first(config, WIDTH),
+        "vocabulary": model.unembedding[0].shape[0],
+        "mask_id": model.mask_id,
+        "mask_token": tokenizer.mask_token,
+        "eos_ids": list(model.eos_ids),
+        "max_length": model.max_length,
+        "chat_template": tokenizer.has_chat,
+        "default_order": model.default_order,
+        "defaults": dict(model.generation_defaults),
+        "device": str(chosen),
+        "dtype": str(kind).removeprefix("torch."),
+        "weight_bytes": sum(path.stat().st_size for path in weight_files(folder)),
+    }
+
+
+def _first(config: dict[str, Any], names: tuple[str, ...]) -> Any:
+    return next((config[name] for name in names if name in config), None)
+
+
+def _worded(name: str, value: Any) -> str:
+    if name == "weight_bytes":
+        return f"{value:,}"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, dict):
+        return visible(", ".join(f"{key}={item}" for key, item in value.items())) or "none"
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    if isinstance(value, int):
+        return f"{value:,}" if name == "parameters" else str(value)
+    return "unknown" if value is None else visible(str(value))

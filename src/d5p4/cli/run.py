@@ -1,0 +1,36 @@
+"""One call of `d5p4.generate` as the commands make it: timed, with progress, without Python's own warnings."""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from ..errors import D5P4Error, DuplicateAnswers
+from .progress import progress
+
+if TYPE_CHECKING:
+    from ..types import Model, Result
+
+
+def run(model: Model, prompts: Any, label: str, shown: bool, **settings: Any) -> tuple[Result, float]:
+    """The result and the seconds it took."""
+    import d5p4
+
+    count = len(prompts) if prompts is not None else settings.get("sets") or 1
+    start = time.perf_counter()
+    with warnings.catch_warnings(), progress(label, count, shown) as callback:
+        warnings.simplefilter("ignore", DuplicateAnswers)  # the commands say it in their own way
+        result = d5p4.generate(model, prompts, callback=callback, **settings)
+    return result, time.perf_counter() - start
+
+
+def read_prompt(prompt: str) -> str:
+    """The prompt argument; "-" stands for standard input."""
+    if prompt != "-":
+        return prompt
+    try:
+        return sys.stdin.read().removesuffix("\n")
+    except UnicodeDecodeError as reason:
+        raise D5P4Error(f"standard input is not {reason.encoding} text: byte {reason.start} cannot be read") from None
