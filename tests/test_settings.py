@@ -84,6 +84,8 @@ def test_aliases():
         ({"method": "independent", "beta": 3.0}, "'independent' has no parameter beta"),
         ({"method": "greedy-beam", "solver": "exact"}, "'greedy-beam' has no solver"),
         ({"beta": -1.0}, "beta"),
+        ({"beta": "x"}, "beta='x'"),
+        ({"method": "e-smc", "interval": 2.5}, "interval=2.5"),
         ({"method": "cat", "score_temperature": -1.0}, "score_temperature"),
         ({"method": "e-smc", "interval": 0}, "interval"),
         ({"remasking": "high"}, "remasking='high'"),

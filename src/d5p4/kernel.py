@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from d5p4.errors import D5P4Error
+from .errors import D5P4Error
 
 KERNELS = ("additive", "multiplicative")
 

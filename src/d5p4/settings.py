@@ -172,6 +172,18 @@ def _parameters(method: Method, own: dict[str, Any], configured: Mapping[str, An
     if foreign:
         known = ", ".join(method.parameters) or "none"
         raise D5P4Error(f"method {method.name!r} has no parameter {', '.join(foreign)} (its own: {known})")
+    for name, value in {**configured, **own}.items():
+        default = method.parameters[name]
+        if isinstance(default, bool):
+            fits = isinstance(value, bool)
+        elif isinstance(default, int):
+            fits = isinstance(value, int) and not isinstance(value, bool)
+        elif isinstance(default, float):
+            fits = _is_number(value)
+        else:  # a name, or a number that may be left out
+            fits = isinstance(value, str) or (default is None and _is_number(value))
+        if not fits:
+            raise D5P4Error(f"{name}={value!r} is not a value for method {method.name!r} (default {default!r})")
     return dict(method.parameters) | dict(configured) | own
 
 

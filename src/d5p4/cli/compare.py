@@ -12,7 +12,7 @@ from .options import Decoding, Device, Dtype, Json, ModelName, Parameters, Quiet
 from .progress import load_model
 from .record import Answers, print_json
 from .run import read_prompt, run
-from .show import number, plain_table, prompt_line, side_by_side
+from .show import number, plain_table, print_prompt, side_by_side
 
 
 @with_options
@@ -69,7 +69,7 @@ def share(methods: str, parameters: dict[str, Any]) -> dict[str, dict[str, Any]]
 
 def _print(prompt: str, rows: list[tuple[str, Answers, float]]) -> None:
     console = Console()
-    console.print(prompt_line(prompt))
+    print_prompt(console, prompt)
     for part in side_by_side([(method, answers.texts) for method, answers, _ in rows], console):
         console.print(part, "")
     columns = ("method", "distinct", "mean cosine", "mean score", "rows", "nominal rows", "seconds")

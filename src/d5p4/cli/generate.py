@@ -14,7 +14,7 @@ from .options import Decoding, Device, Dtype, Json, ModelName, Parameters, Quiet
 from .progress import load_model
 from .record import Answers, print_json
 from .run import read_prompt, run
-from .show import answers_table, facts_line, note, prompt_line
+from .show import answers_table, facts_line, note, print_prompt
 
 
 @with_options
@@ -79,7 +79,7 @@ def _lines(prompt: str | None, file: Path | None) -> list[PromptLine]:
 
 def _print(line: PromptLine | None, answers: Answers, prompts: int, seconds: float) -> None:
     console = Console()
-    console.print(prompt_line(line.prompt if line else None, line.id if line else None))
+    print_prompt(console, line.prompt if line else None, line.id if line else None)
     console.print(answers_table(answers))
     facts = [
         f"{answers.distinct} of {len(answers.texts)} distinct",

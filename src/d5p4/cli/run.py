@@ -28,9 +28,9 @@ def run(model: Model, prompts: Any, label: str, shown: bool, **settings: Any) ->
 
 def read_prompt(prompt: str) -> str:
     """The prompt argument; "-" stands for standard input."""
-    if prompt != "-":
-        return prompt
     try:
-        return sys.stdin.read().removesuffix("\n")
-    except UnicodeDecodeError as reason:
-        raise D5P4Error(f"standard input is not {reason.encoding} text: byte {reason.start} cannot be read") from None
+        text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
+        text.encode()  # bytes that are no text arrive as half surrogate pairs, or not at all
+    except UnicodeError as reason:
+        raise D5P4Error(f"the prompt is not valid text: {reason}") from None
+    return text

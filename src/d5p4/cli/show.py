@@ -58,13 +58,12 @@ def answers_table(answers: Answers) -> Table:
     return table
 
 
-def prompt_line(prompt: str | list[dict[str, Any]] | None, name: str | int | None = None) -> Text:
-    """The prompt in one line, as the heading of its answers."""
+def print_prompt(console: Console, prompt: str | list[dict[str, Any]] | None, name: str | int | None = None) -> None:
+    """The prompt, cut to one line, as the heading of its answers."""
     text = "unconditional" if prompt is None else prompt if isinstance(prompt, str) else prompt[-1]["content"]
     words = " ".join(visible(text).split()) or "empty prompt"
-    heading = Text(words if name is None else f"{visible(str(name))}  {words}", style="bold")
-    heading.no_wrap, heading.overflow = True, "ellipsis"
-    return heading
+    heading = words if name is None else f"{visible(str(name))}  {words}"
+    console.print(Text(heading, style="bold"), no_wrap=True, overflow="ellipsis")
 
 
 def side_by_side(columns: list[tuple[str, list[str]]], console: Console) -> list[Table]:

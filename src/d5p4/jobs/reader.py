@@ -68,6 +68,9 @@ def _lines(path: Path) -> list[str]:
 def _parse(place: str, number: int, line: str) -> PromptLine:
     try:
         entry = json.loads(line)
+        json.dumps(entry, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise D5P4Error(f"{place}: not valid text: it holds half a surrogate pair") from None
     except (ValueError, RecursionError) as reason:
         raise D5P4Error(f"{place}: not valid JSON: {reason}") from None
     if not isinstance(entry, dict):

@@ -14,9 +14,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from d5p4.ops.pivots import eliminate, zero_pivot
-from d5p4.ops.problem import Problem, prepare
-from d5p4.ops.ties import TOLERANCE, argbest
+from .pivots import eliminate, zero_pivot
+from .problem import Problem, prepare
+from .ties import TOLERANCE, argbest
 
 Starts = Literal["one", "k", "n"]
 _CHUNK = 1 << 24  # numbers in one temporary

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from d5p4.ops.ties import argbest
+from .ties import argbest
 
 
 class Elimination(NamedTuple):

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from d5p4.ops.canonical import canonical_order
-from d5p4.ops.pivots import eliminate
-from d5p4.ops.ties import TOLERANCE
+from .canonical import canonical_order
+from .pivots import eliminate
+from .ties import TOLERANCE
 
 _LARGEST = torch.iinfo(torch.int64).max
 _WORST = -1e30  # finite, so that a taken item (minus infinity) is worse still; float32 holds it

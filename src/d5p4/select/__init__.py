@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from d5p4.ops.partition_map import partition_map
-from d5p4.select.beam import GreedyBeam
-from d5p4.select.cat import Categorical
-from d5p4.select.dpp import PartitionDPP
-from d5p4.select.exact import branch_and_bound, exhaustive
-from d5p4.select.identity import Identity
-from d5p4.select.kdpp import KDPP
-from d5p4.select.mmr import MMR
-from d5p4.select.random import Random
-from d5p4.select.sampled import PartitionSample
-from d5p4.select.smc import ESMC
+from ..ops.partition_map import partition_map
+from .beam import GreedyBeam
+from .cat import Categorical
+from .dpp import PartitionDPP
+from .exact import branch_and_bound, exhaustive
+from .identity import Identity
+from .kdpp import KDPP
+from .mmr import MMR
+from .random import Random
+from .sampled import PartitionSample
+from .smc import ESMC
 
 __all__ = [
     "ESMC",

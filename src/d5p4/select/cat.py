@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from d5p4.errors import D5P4Error
-from d5p4.ops.ties import argbest
-from d5p4.rng import gumbel, mix, uniform
-from d5p4.select.beam import GreedyBeam
-from d5p4.select.groups import by_group, to_parents
-from d5p4.types import Choice, PoolView
+from ..errors import D5P4Error
+from ..ops.ties import argbest
+from ..rng import gumbel, mix, uniform
+from ..types import Choice, PoolView
+from .beam import GreedyBeam
+from .groups import by_group, to_parents
 
 
 @dataclass(frozen=True)

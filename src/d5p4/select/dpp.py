@@ -7,13 +7,13 @@ from typing import Literal, get_args
 
 from torch import Tensor
 
-from d5p4.errors import D5P4Error
-from d5p4.kernel import build, check_beta, check_kind
-from d5p4.ops.partition_map import map_inference
-from d5p4.select.beam import GreedyBeam
-from d5p4.select.exact import branch_and_bound, exhaustive
-from d5p4.select.groups import by_group
-from d5p4.types import Choice, PoolView
+from ..errors import D5P4Error
+from ..kernel import build, check_beta, check_kind
+from ..ops.partition_map import map_inference
+from ..types import Choice, PoolView
+from .beam import GreedyBeam
+from .exact import branch_and_bound, exhaustive
+from .groups import by_group
 
 Solver = Literal["local-search", "one-start", "k-starts", "n-starts", "exact", "exhaustive"]
 

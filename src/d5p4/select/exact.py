@@ -9,9 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from d5p4.errors import D5P4Error
-from d5p4.ops.partition_map import solve
-from d5p4.ops.problem import Problem, prepare
+from ..errors import D5P4Error
+from ..ops.partition_map import solve
+from ..ops.problem import Problem, prepare
 
 LIMIT = 1_000_000
 _CHUNK = 1 << 22  # set members looked at together

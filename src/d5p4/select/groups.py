@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from d5p4.errors import D5P4Error
+from ..errors import D5P4Error
 
 
 def by_group(values: Tensor, k: int) -> Tensor:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from d5p4.types import Choice, PoolView
+from ..types import Choice, PoolView
 
 
 @dataclass(frozen=True)

@@ -8,25 +8,27 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from d5p4.errors import D5P4Error
-from d5p4.kernel import build, check_beta, check_kind
-from d5p4.ops.canonical import canonical_order
-from d5p4.ops.ties import TOLERANCE, argbest
-from d5p4.rng import uniform
-from d5p4.select.draw import inverse_cdf
-from d5p4.types import Choice, PoolView
+from ..errors import D5P4Error
+from ..kernel import build, check_beta, check_kind
+from ..ops.canonical import canonical_order
+from ..ops.ties import argbest
+from ..rng import uniform
+from ..types import Choice, PoolView
+from .draw import inverse_cdf
 
 _EIGENVECTOR, _ITEM = 0, 1
+_PARTING = 1e-7
 
 
 @dataclass(frozen=True)
 class KDPP:
     """P(S) = det(L_S) / e_k(eigenvalues), |S| = k (Kulesza and Taskar, 2011). O(N^3 + N k^2) a prompt.
 
-    Eigenvectors depend on the last bits of L where eigenvalues coincide, so items are put in the order of their ties
-    and L on a grid of 1e-9 of its largest diagonal entry first. Eigenvalues at or below what that grid can feign count
-    as zero; where fewer than k are left, the best remaining items by quality fill the set. So does a prompt with a
-    kernel that is not finite.
+    Where eigenvalues coincide (equal rows in the pool) eigenvectors would depend on the last bits of L. So items are
+    put in the order of their ties, and each diagonal entry is raised by a different amount of up to 1e-7 of the
+    largest, which parts the eigenvalues far above rounding and far below anything a sample could show. Eigenvalues
+    within ten times that count as zero; where fewer than k are left, the best remaining items by quality fill the set.
+    So does a prompt with a kernel that is not finite.
     """
 
     beta: float
@@ -57,9 +59,10 @@ def sample(kernel: Tensor, k: int, quality: Tensor, tie: Tensor, key: Tensor) ->
     kernel = (kernel + kernel.transpose(-1, -2)) / 2
     kernel = kernel / kernel.diagonal(dim1=-2, dim2=-1).amax(-1).view(-1, 1, 1)
     sound = kernel.isfinite().all(-1).all(-1)
-    kernel = torch.where(sound.view(-1, 1, 1), (kernel / TOLERANCE).round() * TOLERANCE, 0.0)
+    apart = _PARTING * torch.linspace(0, 1, size, dtype=kernel.dtype, device=kernel.device)
+    kernel = torch.where(sound.view(-1, 1, 1), kernel, 0.0) + apart.diag()
     values, vectors = torch.linalg.eigh(kernel)
-    values = torch.where(values > TOLERANCE * size**0.5, values, 0.0)
+    values = torch.where(values > 10 * _PARTING, values, 0.0)
     chosen = choose_eigenvectors(values.log(), k, key)
     basis = vectors * chosen.unsqueeze(1)
     return _sample_projection(basis, chosen.sum(-1), k, quality, tie, key)

@@ -9,10 +9,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from d5p4.errors import D5P4Error
-from d5p4.ops.ties import argbest
-from d5p4.select.groups import by_group, to_parents
-from d5p4.types import Choice, PoolView
+from ..errors import D5P4Error
+from ..ops.ties import argbest
+from ..types import Choice, PoolView
+from .groups import by_group, to_parents
 
 _WORST = -1e30  # finite, so that a taken item (minus infinity) is worse still
 

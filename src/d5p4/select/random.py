@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from d5p4.ops.ties import argbest
-from d5p4.rng import mix, uniform
-from d5p4.select.groups import by_group, to_parents
-from d5p4.types import Choice, PoolView
+from ..ops.ties import argbest
+from ..rng import mix, uniform
+from ..types import Choice, PoolView
+from .groups import by_group, to_parents
 
 
 @dataclass(frozen=True)

@@ -9,16 +9,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from d5p4.errors import D5P4Error
-from d5p4.kernel import build, check_beta, check_kind
-from d5p4.ops.partition_map import condition, solve
-from d5p4.ops.problem import Problem, prepare
-from d5p4.ops.ties import argbest
-from d5p4.rng import gumbel, mix, uniform
-from d5p4.select.draw import inverse_cdf
-from d5p4.select.exact import transversals
-from d5p4.select.groups import by_group
-from d5p4.types import Choice, PoolView
+from ..errors import D5P4Error
+from ..kernel import build, check_beta, check_kind
+from ..ops.partition_map import condition, solve
+from ..ops.problem import Problem, prepare
+from ..ops.ties import argbest
+from ..rng import gumbel, mix, uniform
+from ..types import Choice, PoolView
+from .draw import inverse_cdf
+from .exact import transversals
+from .groups import by_group
 
 _CHUNK = 1 << 22  # set members looked at together
 

@@ -9,11 +9,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from d5p4.errors import D5P4Error
-from d5p4.ops.canonical import canonical_order
-from d5p4.rng import uniform
-from d5p4.select.draw import inverse_cdf
-from d5p4.types import Choice, PoolView
+from ..errors import D5P4Error
+from ..ops.canonical import canonical_order
+from ..rng import uniform
+from ..types import Choice, PoolView
+from .draw import inverse_cdf
 
 _STATE = "esmc_reward"
 

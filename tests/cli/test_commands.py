@@ -1,0 +1,91 @@
+import json
+from dataclasses import fields
+from inspect import signature
+
+import pytest
+import torch
+
+import d5p4
+from d5p4.cli.options import Decoding, Parameters
+
+
+def test_version(cli):
+    assert cli("--version").stdout == f"d5p4 {d5p4.__version__}\n"
+
+
+def test_help_of_every_command(cli):
+    for command in ("generate", "compare", "methods", "info", "check"):
+        assert command in cli("--help").stdout
+        assert cli(command, "--help").exit_code == 0
+    shown = cli("generate", "--help").stdout
+    assert "--score-temperature" in shown and "--max-new-tokens" not in shown
+
+
+def test_every_option_of_the_library_is_on_the_command_line():
+    own = {name for method in d5p4.METHODS.values() for name in method.parameters}
+    assert {field.name for field in fields(Parameters)} == own | {"solver"}
+    arguments = set(signature(d5p4.generate).parameters)
+    only_python = {"model", "prompts", "references", "scorer", "keys", "callback", "history", "parameters"}
+    only_generate = {"method", "sets", "logprobs"}
+    aliases = {"num_return_sequences", "max_new_tokens", "cfg_scale", "remasking", "alg"}
+    shared = {field.name for field in fields(Decoding)}
+    assert shared == arguments - only_python - only_generate - {"solver"} | aliases
+
+
+def test_methods(cli):
+    found = json.loads(cli("methods", "--json").stdout)
+    assert [entry["name"] for entry in found] == list(d5p4.METHODS)
+    assert found[0]["parameters"] == {"beta": 20.0, "solver": "local-search"} and found[0]["section"] == "3.3"
+    shown = cli("methods").stdout
+    assert all(name in shown for name in d5p4.METHODS) and "beta 20" in shown
+
+
+def test_info(cli, models):
+    found = json.loads(cli("info", models.chat, "--device", "cpu", "--json").stdout)
+    model = d5p4.load(models.chat, "cpu")
+    assert found["parameters"] == sum(p.numel() for p in model.parameters())
+    assert (found["architecture"], found["layers"], found["width"]) == ("llada", 2, 32)
+    assert (found["mask_id"], found["mask_token"]) == (model.mask_id, "<|mdm_mask|>")
+    assert tuple(found["eos_ids"]) == model.eos_ids and found["vocabulary"] == model.head.weight.shape[0]
+    assert (found["max_length"], found["default_order"]) == (model.max_length, model.default_order)
+    assert found["chat_template"] is True and found["defaults"] == {"k": 3, "temperature": 0.8}
+    assert (found["dtype"], found["device"]) == ("float32", "cpu") and found["weight_bytes"] > 4 * found["parameters"]
+    shown = cli("info", models.mdlm).stdout
+    assert "mdlm" in shown and "ancestral" in shown and "chat template  no" in shown
+
+
+def test_check(cli, models):
+    found = cli("check", models.llada, "--device", "cpu", "--dtype", "float64")
+    *lines, verdict = found.stdout.splitlines()
+    assert found.exit_code == 0 and verdict == "pass"
+    assert len(lines) >= 5 and all(line.startswith("pass  ") for line in lines)
+
+
+def test_check_of_broken_weights(cli, models):
+    found = cli("check", models.broken)
+    *lines, verdict = found.stdout.splitlines()
+    assert found.exit_code == 1 and verdict == "fail"
+    assert any(line.startswith("fail  logits finite") for line in lines)
+
+
+@pytest.mark.parametrize("answer", ["[red]x[/red] [/]", "\x1b[2J\x00:smile:", "\n\n", "", "a\r\n\tb\u202e"])
+def test_answers_cannot_disturb_the_terminal(cli, models, monkeypatch, answer):
+    class Odd:
+        """The tiny model's tokenizer with one answer to everything."""
+
+        def __init__(self, codec):
+            self.encode, self.chat = codec.encode, codec.chat
+
+        def decode(self, ids):
+            return answer
+
+    model = d5p4.load(models.llada, "cpu", torch.float32)
+    model.tokenizer = Odd(model.tokenizer)
+    monkeypatch.setattr(d5p4, "load", lambda *_: model)
+    for command in ("generate", "compare"):
+        found = cli(command, answer, "-m", "x", "--gen-length", 2, "-k", 2, "--seed", 1)
+        assert found.exit_code == 0, found.exception
+        assert not any(bad in found.stdout for bad in "\x1b\x00\r\t\u202e")
+        assert "red" not in answer or "[red]x[/red] [/]" in found.stdout
+        assert "smile" not in answer or r"\x1b[2J\x00:smile:" in found.stdout
+        assert answer.strip() or "empty" in found.stdout or "white space only" in found.stdout

@@ -1,0 +1,57 @@
+import json
+
+import pytest
+
+import d5p4
+
+ARGUMENTS = ("--gen-length", 6, "--seed", 5)
+
+
+def test_side_by_side(cli, models):
+    found = cli("compare", "two plus two", "-m", models.llada, *ARGUMENTS, "--methods", "independent,d5p4,cat")
+    assert found.exit_code == 0, found.output
+    heading, columns, *_ = found.stdout.splitlines()
+    assert heading == "two plus two" and columns.split() == ["#", "independent", "d5p4", "cat"]
+    assert "mean cosine" in found.stdout and "seed 5" in found.stdout
+
+
+def test_many_methods_share_the_width(cli, models):
+    found = cli("compare", "two", "-m", models.llada, *ARGUMENTS, "--methods", ",".join(d5p4.METHODS), "-k", 2)
+    assert found.exit_code == 0, found.output
+    assert all(name in found.stdout for name in d5p4.METHODS)
+    assert max(map(len, found.stdout.splitlines())) <= 100
+
+
+def test_json_is_what_the_library_returns(cli, models):
+    options = ("--methods", "diverse-beam, d5p4", "--alpha", 3, "--beta", 7, "--solver", "exact", "--json")
+    found = cli("compare", "two", "-m", models.llada, *ARGUMENTS, *options)
+    assert found.exit_code == 0, found.output
+    beam, dpp = map(json.loads, found.stdout.splitlines())
+    result = d5p4.generate(d5p4.load(models.llada), "two", gen_length=6, seed=5, beta=7.0, solver="exact")
+    assert beam["method"] == "diverse-beam" and beam["settings"]["params"]["alpha"] == 3
+    assert dpp["answers"] == result.texts[0]
+    off = result.similarity[0].clone().fill_diagonal_(0)
+    assert dpp["mean_cosine"] == pytest.approx(float(off.sum() / 12))
+    assert dpp["mean_score"] == pytest.approx(float(result.score[0].mean()))
+
+
+def test_one_fresh_seed_for_all(cli, models):
+    found = cli("compare", "two", "-m", models.llada, "--gen-length", 2, "--methods", "random,cat", "--json", "-k", 1)
+    first, second = map(json.loads, found.stdout.splitlines())
+    assert first["seed"] == second["seed"]
+    assert first["mean_cosine"] is None
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (("--methods", "random,d5p4", "--alpha", 3), "none of the methods random, d5p4 has a parameter alpha"),
+        (("--methods", "random", "--solver", "exact"), "has a parameter solver"),
+        (("--methods", "random,best"), "there is no method 'best'"),
+        (("--methods", ","), "names no method"),
+        (("--methods", "cat,cat"), "twice"),
+        (("-k", 0), "k=0"),
+    ],
+)
+def test_bad_options(fails, models, options, expected):
+    assert expected in fails("compare", "two", "-m", models.llada, *ARGUMENTS, *options)

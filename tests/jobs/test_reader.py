@@ -1,0 +1,83 @@
+import json
+
+import pytest
+
+from d5p4 import D5P4Error
+from d5p4.jobs import PromptLine, prompt_keys, read_prompts
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture
+def read(tmp_path):
+    def call(content, name="p.jsonl"):
+        path = tmp_path / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return read_prompts(path)
+
+    return call
+
+
+def test_json_lines(read):
+    lines = read(
+        '{"id": "a", "prompt": "x", "reference": [4], "level": 2}\n'
+        "\n"
+        '{"messages": [{"role": "user", "content": "hi"}], "prompt": null}\r\n'
+        '{"id": 0, "prompt": "u\u2028v"}'
+    )
+    assert lines == [
+        PromptLine(1, "a", "x", [4], {"level": 2}),
+        PromptLine(3, None, MESSAGES),
+        PromptLine(4, 0, "u\u2028v"),
+    ]
+    assert prompt_keys(lines) is None
+
+
+def test_keys_need_every_id(read):
+    assert prompt_keys(read('{"id": 0, "prompt": "x"}\n{"id": "0", "prompt": "x"}')) == [0, "0"]
+
+
+def test_plain_text(read):
+    found = read("one \n\n  \n{two}\n", "p.TXT")
+    assert found == [PromptLine(1, None, "one "), PromptLine(4, None, "{two}")]
+
+
+def test_byte_order_mark(read):
+    assert read(b'\xef\xbb\xbf{"prompt": "x"}')[0].prompt == "x"
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("{'prompt': 1}", "not valid JSON: "),
+        ("[" * 100_000, "not valid JSON: "),
+        ("[1]", "expected a JSON object, found a list"),
+        ('"x"', "expected a JSON object, found text"),
+        ("{}", "neither 'prompt' nor 'messages'"),
+        (json.dumps({"prompt": "x", "messages": MESSAGES}), "both 'prompt' and 'messages'"),
+        ('{"prompt": 3}', "'prompt' must be text, not a number"),
+        ('{"prompt": ["x"]}', "'prompt' must be text, not a list"),
+        ('{"messages": []}', "at least one message"),
+        ('{"messages": "hi"}', "at least one message"),
+        ('{"messages": ["hi"]}', "an object with 'role' and 'content'"),
+        ('{"messages": [{"role": "user"}]}', "an object with 'role' and 'content'"),
+        ('{"prompt": "x", "id": true}', "'id' must be text or a whole number, not true or false"),
+        ('{"prompt": "x", "id": 1.5}', "'id' must be text or a whole number, not a number"),
+        (r'{"prompt": "\ud800"}', "half a surrogate pair"),
+        ('{"prompt": "x", "id": "first"}', "id 'first' was used before, in line 1"),
+    ],
+)
+def test_a_bad_line_is_named(read, line, expected):
+    with pytest.raises(D5P4Error) as caught:
+        read('{"id": "first", "prompt": "x"}\n\n' + line + "\n")
+    assert "p.jsonl line 3: " in str(caught.value) and expected in str(caught.value)
+
+
+def test_files_that_cannot_be_read(read, tmp_path):
+    for path, expected in ((tmp_path / "none.jsonl", "does not exist"), (tmp_path, "is a folder")):
+        with pytest.raises(D5P4Error, match=f"{path.name}.* {expected}"):
+            read_prompts(path)
+    contents = {b"": "holds no prompt", b" \n\n": "holds no prompt", b"ab\xff": "not UTF-8 .*byte 2"}
+    for content, expected in contents.items():
+        with pytest.raises(D5P4Error, match=f"p.jsonl.* {expected}"):
+            read(content)

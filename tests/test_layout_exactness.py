@@ -1,0 +1,62 @@
+"""The promises of test_exactness on the three real architectures, float64, through files and tokenizers."""
+
+import warnings
+
+import pytest
+import torch
+
+import d5p4
+from tests.checkpoints import write_dream, write_llada, write_mdlm
+
+WRITERS = {"llada": write_llada, "dream": write_dream, "mdlm": write_mdlm}
+PROMPTS = ["the cat", "a", "two little words here"]
+
+
+@pytest.fixture(scope="module", params=WRITERS)
+def model(request, tmp_path_factory):
+    return d5p4.load(WRITERS[request.param](tmp_path_factory.mktemp(request.param)), "cpu", "float64")
+
+
+def run(model, prompts, method="d5p4", **options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", d5p4.DuplicateAnswers)
+        options = dict(k=3, w=2, gen_length=6, steps=4, seed=2, temperature=1.2, method=method) | options
+        return d5p4.generate(model, prompts, **options)
+
+
+def check(model, method, **options):
+    together = run(model, PROMPTS, method, **options)
+    assert together.answers == [run(model, [p], method, **options).answers[0] for p in PROMPTS]
+    assert together.answers == run(model, PROMPTS[::-1], method, **options).answers[::-1]
+    assert together.answers == run(model, PROMPTS, method, max_tokens_per_forward=30, **options).answers
+    assert together.answers == run(model, PROMPTS, method, savings=False, **options).answers
+
+
+@pytest.mark.parametrize("guidance", [1.0, 2.0])
+@pytest.mark.parametrize("method", ["d5p4", "independent"])
+def test_layouts_keep_the_promise(model, method, guidance):
+    check(model, method, guidance=guidance)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("guidance", [1.0, 1.5])
+@pytest.mark.parametrize("options", [{}, {"distinct": True}, {"block_length": 2}, {"k": 5, "w": 3}], ids=str)
+@pytest.mark.parametrize("method", list(d5p4.METHODS))
+def test_layouts_keep_the_promise_for_every_method(model, method, options, guidance):
+    check(model, method, guidance=guidance, **options)
+
+
+def test_unconditional_and_infilled(model):
+    text = "the " + (model.tokenizer.mask_token or "") * 3 + " cat"
+    sets = run(model, None, sets=2, gen_length=5)
+    assert len(sets.texts) == 2 and sets.sequences.shape == (2, 3, 5)
+    filled = run(model, text, gen_length=None, chat=False)
+    assert all(t.startswith("the ") and t.endswith(" cat") for t in filled.texts[0])
+    assert all(len(a) == 3 for a in filled.answers[0])
+
+
+def test_float32_and_bfloat16_run(tmp_path):
+    folder = write_llada(tmp_path)
+    for dtype in ("float32", "bf16"):
+        result = run(d5p4.load(folder, "cpu", dtype), PROMPTS)
+        assert torch.isfinite(result.score).all() and not (result.sequences == 0).all()
