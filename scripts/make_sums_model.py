@@ -70,7 +70,7 @@ def train(steps: int, seed: int = 0) -> LLaDA:
 def write(model: LLaDA, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     vocabulary = {c: i for i, c in enumerate(CHARACTERS)} | {"<|endoftext|>": END, "<|mask|>": MASK}
-    codec = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token="<|endoftext|>"))
+    codec = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=""))
     codec.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     codec.decoder = decoders.Fuse()
     codec.add_special_tokens(["<|endoftext|>", "<|mask|>"])

@@ -11,7 +11,7 @@ from .decode import decode
 from .errors import D5P4Error, DuplicateAnswers, NonFiniteLogits
 from .generate import generate
 from .likelihood import loglikelihood
-from .methods import METHODS, Method
+from .methods import METHODS, Method, register
 from .models import load, wrap
 from .rows import Prompts
 from .schedule import make_schedule
@@ -42,6 +42,7 @@ __all__ = [
     "load",
     "loglikelihood",
     "make_schedule",
+    "register",
     "select",
     "wrap",
 ]

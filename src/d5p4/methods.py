@@ -121,7 +121,14 @@ _TABLE = (
     Method("independent", "k independent answers: no selection", "4", _identity, wide=False),
 )  # fmt: skip
 
-METHODS: Mapping[str, Method] = {method.name: method for method in _TABLE}
+METHODS: dict[str, Method] = {method.name: method for method in _TABLE}
+
+
+def register(method: Method) -> None:
+    """Make a method of your own known by its name, to `generate` and to the command line of this process."""
+    if method.name in METHODS:
+        raise D5P4Error(f"there is already a method {method.name!r}")
+    METHODS[method.name] = method
 
 
 def method_named(name: str) -> Method:

@@ -1,0 +1,32 @@
+"""The examples run as written."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.checkpoints import write_llada
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+SCRIPTS = sorted(p.name for p in EXAMPLES.glob("*.py") if p.name != "demo.py")  # `make demo` runs that one
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_llada(tmp_path_factory.mktemp("llada"))
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_runs(script, folder):
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(EXAMPLES / script), str(folder)],
+        capture_output=True, text=True, env=os.environ | {"PYTHONIOENCODING": "utf-8", "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) >= 2
+
+
+def test_there_are_examples():
+    assert len(SCRIPTS) >= 5
