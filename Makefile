@@ -9,7 +9,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-full lint clean
+.PHONY: help demo test test-full test-gpu lint clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,7 +21,10 @@ test: lint ## lint, types and the quick tests
 	@$(BIN)/python -m pytest -q --durations=10
 
 test-full: lint ## the same, and every promise at full size (slow)
-	@$(BIN)/python -m pytest -q --durations=20 --timeout=1800 -m "full or not full"
+	@$(BIN)/python -m pytest -q --durations=20 --timeout=1800 -m "not gpu"
+
+test-gpu: ## the tests that need CUDA, with the Python and torch of this machine
+	@PYTHONPATH=src $(PYTHON) -m pytest -q -m gpu tests/gpu
 
 lint: $(VENV)/.installed-dev ## ruff and mypy
 	@$(BIN)/ruff check

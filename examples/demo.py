@@ -66,7 +66,7 @@ def main() -> None:
     console.print("[bold green]right and new[/]  [dim]right, said before[/]  [red]wrong[/]\n")
 
     summary = Table(title=f"all {len(prompts)} questions, {K} answers each")
-    for name in ("method", "right", "different right answers a question", "rows through the model", "rows in the paper"):
+    for name in ("method", "right", "different right answers a question", "rows run", "rows the paper counts"):
         summary.add_column(name, justify="left" if name == "method" else "right")
     for method, result in results.items():
         right = [

@@ -24,7 +24,7 @@ from .settings import Settings
 from .types import Callback, Model, Result, Schedule, Snapshot
 
 
-@torch.inference_mode()
+@torch.no_grad()  # not inference mode: callers may train on what comes back
 def decode(
     model: Model,
     prompts: Prompts,

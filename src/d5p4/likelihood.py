@@ -19,7 +19,7 @@ from .rng import LIKELIHOOD, hash_tokens, key_of, mix, uniform
 from .types import Model
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def loglikelihood(
     model: Model,
     text: str | Sequence[int],

@@ -57,7 +57,8 @@ def key_of(value: int | str) -> int:
     """A prompt key from what the caller calls the prompt: a whole number or any text."""
     if isinstance(value, int):
         return _signed(value)
-    return _signed(int.from_bytes(hashlib.blake2b(value.encode(), digest_size=8).digest(), "little"))
+    digest = hashlib.blake2b(value.encode(errors="surrogatepass"), digest_size=8).digest()
+    return _signed(int.from_bytes(digest, "little"))
 
 
 def _multiply(constant: int, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,16 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, get_args
 
 from .errors import D5P4Error
 from .methods import METHODS, Method, method_named
 from .project import ORDERS
 from .quality import KINDS, NORMALISERS, POSITIONS
+from .select import Solver
 from .similarity import FEATURES, SIMILARITIES
 from .types import Model
 
-SOLVERS = ("local-search", "one-start", "k-starts", "n-starts", "exact", "exhaustive")
+SOLVERS = get_args(Solver)
 _REMASKING = {"low_confidence": "confidence", "random": "random"}
 _ALG = {"origin": "ancestral", "maskgit_plus": "confidence", "topk_margin": "margin", "entropy": "entropy"}
 
@@ -50,7 +51,7 @@ class Settings:
     feature_layer: str = "model"
     similarity: str = "cosine"
     gamma: float = 1.0
-    solver: str = "local-search"
+    solver: Solver = "local-search"
     max_tokens_per_forward: int = 16384
     chat: bool | None = None
     history: bool = False
@@ -170,7 +171,7 @@ def _translate(alias: str, name: Any, table: Mapping[str, str]) -> str:
 def _parameters(method: Method, own: dict[str, Any], configured: Mapping[str, Any]) -> dict[str, Any]:
     foreign = sorted((set(own) | set(configured)) - set(method.parameters))
     if foreign:
-        known = ", ".join(method.parameters) or "none"
+        known = ", ".join([*method.parameters, *(["solver"] if method.solver else [])]) or "none"
         raise D5P4Error(f"method {method.name!r} has no parameter {', '.join(foreign)} (its own: {known})")
     for name, value in {**configured, **own}.items():
         default = method.parameters[name]

@@ -80,7 +80,7 @@ def _lines(prompt: str | None, file: Path | None) -> list[PromptLine]:
 def _print(line: PromptLine | None, answers: Answers, prompts: int, seconds: float) -> None:
     console = Console()
     print_prompt(console, line.prompt if line else None, line.id if line else None)
-    console.print(answers_table(answers))
+    console.print(answers_table(answers, console.width))
     facts = [
         f"{answers.distinct} of {len(answers.texts)} distinct",
         f"{answers.rows:,} of {answers.rows_nominal:,} rows",

@@ -48,9 +48,10 @@ def plain_table(*columns: str, wide: str = "") -> Table:
     return table
 
 
-def answers_table(answers: Answers) -> Table:
+def answers_table(answers: Answers, width: int) -> Table:
+    """The answers by rank; a blank line between them when one takes several."""
     table = plain_table("#", "score", "distance", "answer", wide="answer")
-    table.show_lines = any("\n" in text.strip() for text in answers.texts)
+    table.show_lines = any("\n" in text.strip() or len(text) > width - NARROWEST for text in answers.texts)
     for rank, text in enumerate(answers.texts):
         table.add_row(
             str(rank + 1), number(answers.score[rank]), number(answers.distance[rank]), answer_text(text)

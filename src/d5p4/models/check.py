@@ -116,7 +116,7 @@ def _remote(name_or_path: str | Path, model: NativeModel, row: Tensor, logits: T
     try:
         import transformers
     except ImportError as reason:
-        raise D5P4Error("comparing with the model's own code needs transformers: pip install transformers.") from reason
+        raise D5P4Error("comparing with the model's own code needs transformers: pip install transformers") from reason
     # mdlm-owt registers its class for masked language modelling only.
     auto: Any = transformers.AutoModelForMaskedLM if model.architecture == "mdlm" else transformers.AutoModel
     try:

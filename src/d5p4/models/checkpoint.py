@@ -27,11 +27,11 @@ def read_json(path: Path, missing: Any = None) -> Any:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise D5P4Error(f"{path} does not exist: a checkpoint folder needs it.") from None
+        raise D5P4Error(f"{path} does not exist: a checkpoint folder needs it") from None
     except (OSError, ValueError) as reason:
-        raise D5P4Error(f"{path} cannot be read as JSON ({reason}): fetch the file again.") from reason
+        raise D5P4Error(f"{path} cannot be read as JSON ({reason}): fetch the file again") from reason
     if not isinstance(found, dict):
-        raise D5P4Error(f"{path} holds a {type(found).__name__} where a JSON object is expected.")
+        raise D5P4Error(f"{path} holds a {type(found).__name__} where a JSON object is expected")
     return found
 
 
@@ -42,19 +42,19 @@ def weight_files(folder: Path) -> list[Path]:
     if (folder / INDEX).is_file():
         weight_map = read_json(folder / INDEX).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
-            raise D5P4Error(f"{folder / INDEX} has no weight_map: fetch the file again.")
+            raise D5P4Error(f"{folder / INDEX} has no weight_map: fetch the file again")
         names = sorted({str(name) for name in weight_map.values()})
         absent = [name for name in names if Path(name).name != name or not (folder / name).is_file()]
         if absent:
-            raise D5P4Error(f"{folder / INDEX} names files that are not in its folder: {_some(absent)}; fetch them.")
+            raise D5P4Error(f"{folder / INDEX} names files that are not in its folder: {_some(absent)}; fetch them")
         return [folder / name for name in names]
     pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
     if pickles:
         raise D5P4Error(
             f"{folder} has its weights only as pickle files ({_some(pickles)}), which can run code when opened; "
-            f"convert them to {SINGLE}."
+            f"convert them to {SINGLE}"
         )
-    raise D5P4Error(f"{folder} has neither {SINGLE} nor {INDEX}: put the weights there.")
+    raise D5P4Error(f"{folder} has neither {SINGLE} nor {INDEX}: put the weights there")
 
 
 def fill(
@@ -104,14 +104,14 @@ def _compare(folder: Path, wanted: dict[str, tuple[int, ...]], files: list[Path]
         if names
     ]
     if complaints:
-        raise D5P4Error(f"the weights in {folder} do not fit its config.json; {'; '.join(complaints)}.")
+        raise D5P4Error(f"the weights in {folder} do not fit its config.json; {'; '.join(complaints)}")
 
 
 def _opened(path: Path) -> Any:
     try:
         return safe_open(path, framework="pt", device="cpu")
     except (OSError, SafetensorError) as reason:
-        raise D5P4Error(f"{path} is not a whole safetensors file ({reason}): fetch it again.") from reason
+        raise D5P4Error(f"{path} is not a whole safetensors file ({reason}): fetch it again") from reason
 
 
 def _some(names: Iterable[str]) -> str:

@@ -15,9 +15,9 @@ def whole(config: Config, key: str, default: int | None = None) -> int:
     value = config.get(key)
     value = default if value is None else value
     if value is None:
-        raise D5P4Error(f"config.json has no {key!r}, which this architecture needs: add it.")
+        raise D5P4Error(f"config.json has no {key!r}, which this architecture needs: add it")
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise D5P4Error(f"config.json has {key}={value!r}, which should be a whole number of 1 or more.")
+        raise D5P4Error(f"config.json has {key}={value!r}, which should be a whole number of 1 or more")
     return value
 
 
@@ -26,7 +26,7 @@ def number(config: Config, key: str, default: float) -> float:
     value = config.get(key)
     value = default if value is None else value
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-        raise D5P4Error(f"config.json has {key}={value!r}, which should be a number above 0.")
+        raise D5P4Error(f"config.json has {key}={value!r}, which should be a number above 0")
     return float(value)
 
 
@@ -35,9 +35,9 @@ def token(config: Config, key: str, vocabulary: int, default: int | None = None)
     value = config.get(key)
     value = default if value is None else value
     if value is None:
-        raise D5P4Error(f"config.json has no {key!r}, which decoding needs: add the id.")
+        raise D5P4Error(f"config.json has no {key!r}, which decoding needs: add the id")
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < vocabulary:
-        raise D5P4Error(f"config.json has {key}={value!r}, which is not an id of its {vocabulary} tokens.")
+        raise D5P4Error(f"config.json has {key}={value!r}, which is not an id of its {vocabulary} tokens")
     return value
 
 
@@ -45,7 +45,7 @@ def flag(config: Config, key: str, default: bool = False) -> bool:
     value = config.get(key)
     value = default if value is None else value
     if not isinstance(value, bool):
-        raise D5P4Error(f"config.json has {key}={value!r}, which should be true or false.")
+        raise D5P4Error(f"config.json has {key}={value!r}, which should be true or false")
     return value
 
 
@@ -56,12 +56,12 @@ def only(config: Config, supported: Mapping[str, Any], architecture: str) -> Non
         if value is not None and value != wanted:
             raise D5P4Error(
                 f"config.json has {key}={value!r}, but d5p4's {architecture} implements only {key}={wanted!r}; "
-                "load the model with its own code and pass it to d5p4.models.wrap instead."
+                "load the model with its own code and pass it to d5p4.wrap instead"
             )
 
 
 def divides(config: Config, key: str, whole_part: int, parts: int) -> int:
     """whole_part / parts, refused when it leaves a remainder."""
     if whole_part % parts:
-        raise D5P4Error(f"config.json has {key}={parts}, which does not divide {whole_part}.")
+        raise D5P4Error(f"config.json has {key}={parts}, which does not divide {whole_part}")
     return whole_part // parts

@@ -127,7 +127,7 @@ def _rope_theta(config: Mapping[str, Any]) -> float:
         if kind != "default":
             raise D5P4Error(
                 f"config.json has {key}={table!r}, but d5p4's Dream implements plain rotary positions only; "
-                "load the model with its own code and pass it to d5p4.models.wrap instead."
+                "load the model with its own code and pass it to d5p4.wrap instead"
             )
     table = config.get("rope_parameters") or {}
     return number(config if config.get("rope_theta") is not None else table, "rope_theta", 10000.0)

@@ -46,7 +46,7 @@ def read_padding(tokens: Tensor, attention_mask: Tensor | None) -> Padding:
         if attention_mask.shape != tokens.shape:
             raise D5P4Error(
                 f"attention_mask has shape {tuple(attention_mask.shape)} but tokens have {tuple(tokens.shape)}: "
-                "give one entry for each token."
+                "give one entry for each token"
             )
         real = attention_mask.to(device=tokens.device, dtype=torch.bool)
         if not bool(real.all()):

@@ -68,14 +68,14 @@ def find(name_or_path: str | Path) -> Path:
     if folder.is_dir():
         return folder
     if folder.exists():
-        raise D5P4Error(f"{name!r} is a file: give the folder that holds config.json and the weights.")
+        raise D5P4Error(f"{name!r} is a file: give the folder that holds config.json and the weights")
     found = shipped(name)
     if found is not None:
         return found
     if not HUB_ID.fullmatch(name) or isinstance(name_or_path, Path):
         raise D5P4Error(
             f"{name!r} is no folder here, no model shipped with d5p4 and no hub id of the form org/name: "
-            "check the spelling."
+            "check the spelling"
         )
     return download(name, HUB_FILES)
 
@@ -96,9 +96,9 @@ def download(hub_id: str, patterns: list[str]) -> Path:
 
         return Path(snapshot_download(hub_id, allow_patterns=patterns))
     except Exception as reason:  # the hub client raises many unrelated kinds
-        first_line = (str(reason).strip() or "no reason given").splitlines()[0]
+        first = (str(reason).strip() or "no reason given").splitlines()[0].split(". ")[0].rstrip(".")
         raise D5P4Error(
-            f"{hub_id!r} is no folder here, and fetching it from the hub failed: {type(reason).__name__}: {first_line}"
+            f"{hub_id!r} is no folder here, and fetching it from the hub failed ({type(reason).__name__}: {first})"
         ) from reason
 
 
@@ -111,10 +111,10 @@ def architecture(config: Mapping[str, Any], folder: Path) -> str:
     if len(known) == 1 and None not in known:
         return str(known.pop())
     said = f"model_type={kind!r} and architectures={classes}"
-    moe = " LLaDA-MoE and LLaDA2 are not supported." if "llada" in said.lower() else ""
+    moe = "; LLaDA-MoE and LLaDA2 are not supported" if "llada" in said.lower() else ""
     raise D5P4Error(
         f"{folder / 'config.json'} has {said}; supported are MDLM (mdlm), LLaDA (llada) and Dream (dream), "
-        f"and d5p4.models.wrap takes other modules.{moe}"
+        f"and d5p4.wrap takes other modules{moe}"
     )
 
 
@@ -133,13 +133,13 @@ def find_tokenizer(folder: Path, model: NativeModel, given: str | Path | Tokeniz
 
 def gpt2_files(folder: Path, model: NativeModel) -> Path:
     """GPT-2's tokenizer files, which the public MDLM checkpoints use without shipping them."""
-    missing = f"{folder} has no tokenizer: put {FILES} there, or pass tokenizer=."
+    missing = f"{folder} has no tokenizer: put {FILES} there, or pass tokenizer="
     if model.config.get("vocab_size") not in (GPT2_VOCABULARY, GPT2_VOCABULARY + 1):
         raise D5P4Error(missing)
     try:
         return download("gpt2", ["tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"])
     except D5P4Error as reason:
-        raise D5P4Error(f"{missing} (It uses GPT-2's. {reason})") from reason
+        raise D5P4Error(f"{missing} (it uses GPT-2's, but {reason})") from reason
 
 
 def choose_device(device: str | torch.device | None) -> torch.device:
@@ -150,13 +150,13 @@ def choose_device(device: str | torch.device | None) -> torch.device:
     try:
         chosen = torch.device(device)
     except (RuntimeError, TypeError) as reason:
-        raise D5P4Error(f"device={device!r} is not a device: use 'cuda', 'cuda:0', 'mps' or 'cpu'.") from reason
+        raise D5P4Error(f"device={device!r} is not a device: use 'cuda', 'cuda:0', 'mps' or 'cpu'") from reason
     if chosen.type == "cuda" and not (chosen.index or 0) < torch.cuda.device_count():
-        raise D5P4Error(f"device={device!r} is not there: this torch sees {torch.cuda.device_count()} CUDA devices.")
+        raise D5P4Error(f"device={device!r} is not there: this torch sees {torch.cuda.device_count()} CUDA devices")
     if chosen.type == "mps" and not torch.backends.mps.is_available():
-        raise D5P4Error(f"device={device!r} is not there: this torch has no MPS; use 'cpu'.")
+        raise D5P4Error(f"device={device!r} is not there: this torch has no MPS; use 'cpu'")
     if chosen.type not in ("cuda", "mps", "cpu", "xpu"):
-        raise D5P4Error(f"device={device!r} cannot hold a model for decoding: use 'cuda', 'mps' or 'cpu'.")
+        raise D5P4Error(f"device={device!r} cannot hold a model for decoding: use 'cuda', 'mps' or 'cpu'")
     return chosen
 
 
@@ -165,7 +165,7 @@ def choose_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     chosen = DTYPES.get(dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
     if chosen is None or chosen not in DTYPES.values():
-        raise D5P4Error(f"dtype={dtype!r} is not supported: use one of {', '.join(DTYPES)}.")
+        raise D5P4Error(f"dtype={dtype!r} is not supported: use one of {', '.join(DTYPES)}")
     if chosen is torch.float64 and device.type == "mps":
-        raise D5P4Error("dtype='float64' does not exist on MPS: use 'float32', or device='cpu'.")
+        raise D5P4Error("dtype='float64' does not exist on MPS: use 'float32', or device='cpu'")
     return chosen

@@ -72,7 +72,7 @@ class Tokenizer:
                 qwen2 = kind.startswith(("qwen2", "dream"))
             backend = _byte_level(folder, settings, qwen2)
         else:
-            raise D5P4Error(f"{folder} has no tokenizer: put {FILES} there, or pass tokenizer=.")
+            raise D5P4Error(f"{folder} has no tokenizer: put {FILES} there, or pass tokenizer=")
         extra = specials.get("additional_special_tokens") or []
         _make_special(backend, [*named.values(), *(text for item in extra if (text := _text(item)) is not None)])
         return cls(backend, chat_template=_chat_template(folder, settings), named=named, mask_id=mask_id)
@@ -137,7 +137,7 @@ def render_chat(template: str, messages: Sequence[Mapping[str, str]], named: Map
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     if isinstance(messages, (str, Mapping)) or not all(isinstance(m, Mapping) and "role" in m for m in messages):
-        raise D5P4Error(f"messages={messages!r} should be a list of objects with 'role' and 'content'.")
+        raise D5P4Error(f"messages={messages!r} should be a list of objects with 'role' and 'content'")
 
     def raise_exception(reason: str) -> None:
         raise jinja2.TemplateError(reason)
@@ -161,7 +161,7 @@ def _parse(path: Path) -> tokenizers.Tokenizer:
     try:
         return tokenizers.Tokenizer.from_file(str(path))
     except Exception as reason:  # the library raises bare Exception
-        raise D5P4Error(f"{path} is not a tokenizer file ({reason}): fetch it again.") from reason
+        raise D5P4Error(f"{path} is not a tokenizer file ({reason}): fetch it again") from reason
 
 
 def _byte_level(folder: Path, settings: Mapping[str, Any], qwen2: bool) -> tokenizers.Tokenizer:
@@ -178,7 +178,7 @@ def _byte_level(folder: Path, settings: Mapping[str, Any], qwen2: bool) -> token
     except D5P4Error:
         raise
     except Exception as reason:
-        raise D5P4Error(f"the tokenizer files in {folder} cannot be read ({reason}): fetch them again.") from reason
+        raise D5P4Error(f"the tokenizer files in {folder} cannot be read ({reason}): fetch them again") from reason
     if qwen2:
         backend.normalizer = normalizers.NFC()
         split = pre_tokenizers.Split(Regex(QWEN2_SPLIT), behavior="isolated")
@@ -206,7 +206,7 @@ def _add_listed(backend: tokenizers.Tokenizer, settings: Mapping[str, Any], fold
     try:
         listed = _listed(settings)
     except Exception as reason:
-        raise D5P4Error(f"{folder / 'tokenizer_config.json'} lists added tokens that cannot be read.") from reason
+        raise D5P4Error(f"{folder / 'tokenizer_config.json'} lists added tokens that cannot be read") from reason
     for i, token in listed.items():
         if backend.token_to_id(token.content) is None:
             _add(backend, token)
@@ -214,7 +214,7 @@ def _add_listed(backend: tokenizers.Tokenizer, settings: Mapping[str, Any], fold
         if found != i:
             raise D5P4Error(
                 f"the tokenizer files in {folder} disagree: {token.content!r} is {found} in tokenizer.json "
-                f"and {i} in tokenizer_config.json; fetch them again."
+                f"and {i} in tokenizer_config.json; fetch them again"
             )
 
 

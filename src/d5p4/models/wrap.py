@@ -48,13 +48,13 @@ def wrap(
     for what, ids in (("mask_id", [mask_id]), ("eos_ids", eos_ids), ("banned", banned or ())):
         wrong = [i for i in ids if not 0 <= i < size]
         if wrong:
-            raise D5P4Error(f"{what} has {wrong[0]}, which is not an id of the module's {size} tokens.")
+            raise D5P4Error(f"{what} has {wrong[0]}, which is not an id of the module's {size} tokens")
     if hidden is None:
         hidden = _inner_rows(module)
     if max_length is None:
         max_length = getattr(getattr(module, "config", None), "max_position_embeddings", None)
         if not isinstance(max_length, int):
-            raise D5P4Error("max_length=None, and the module's config does not say: give the longest length.")
+            raise D5P4Error("max_length=None, and the module's config does not say: give the longest length")
     codec = adapt_tokenizer(tokenizer, mask_id)
     never = torch.zeros(size, dtype=torch.bool)
     never[[mask_id, *(banned or ())]] = True
@@ -187,7 +187,7 @@ def adapt_tokenizer(tokenizer: Any, mask_id: int) -> Tokenizer | ForeignTokenize
     if all(hasattr(tokenizer, part) for part in ("encode", "decode", "get_vocab", "convert_ids_to_tokens")):
         return ForeignTokenizer(tokenizer, mask_id)
     raise D5P4Error(
-        f"tokenizer is a {type(tokenizer).__name__}: give a d5p4 Tokenizer, a transformers or tokenizers one, or None."
+        f"tokenizer is a {type(tokenizer).__name__}: give a d5p4 Tokenizer, a transformers or tokenizers one, or None"
     )
 
 
@@ -200,7 +200,7 @@ def _head(module: nn.Module) -> Any:
         found = "none" if weight is None else f"{type(linear).__name__} with a {getattr(weight, 'dtype', '?')} weight"
         raise D5P4Error(
             f"{type(module).__name__}.get_output_embeddings() gives {found}: "
-            "the head has to be one linear layer with an unquantised weight [V, D]."
+            "the head has to be one linear layer with an unquantised weight [V, D]"
         )
     return linear
 
@@ -210,12 +210,12 @@ def _inner_rows(module: nn.Module) -> HiddenRows:
     config = getattr(module, "config", None)
     inner = getattr(module, getattr(module, "base_model_prefix", "") or "base_model", None)
     if inner is None or inner is module or not callable(inner):
-        raise D5P4Error(f"{type(module).__name__} has no inner base model: pass hidden=, which gives its last rows.")
+        raise D5P4Error(f"{type(module).__name__} has no inner base model: pass hidden=, which gives its last rows")
     for key in SCALED_LOGITS:
         value = getattr(config, key, None)
         if value not in (None, 1, 1.0):
             raise D5P4Error(
-                f"{type(module).__name__} has {key}={value}: its logits are not one affine map of its hidden rows."
+                f"{type(module).__name__} has {key}={value}: its logits are not one affine map of its hidden rows"
             )
 
     def rows(tokens: Tensor, attention_mask: Tensor, position_ids: Tensor) -> Tensor:
@@ -223,7 +223,7 @@ def _inner_rows(module: nn.Module) -> HiddenRows:
         if kind not in MASKABLE:
             raise D5P4Error(
                 f"{type(module).__name__} runs {kind!r} attention, which takes no bidirectional mask: "
-                "load it with attn_implementation='sdpa'."
+                "load it with attn_implementation='sdpa'"
             )
         # transformers takes a four-dimensional mask as it is; without one the model would be causal.
         dtype = next(inner.parameters()).dtype

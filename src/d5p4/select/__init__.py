@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..ops.partition_map import partition_map
 from .beam import GreedyBeam
 from .cat import Categorical
-from .dpp import PartitionDPP
+from .dpp import PartitionDPP, Solver
 from .exact import branch_and_bound, exhaustive
 from .identity import Identity
 from .kdpp import KDPP
@@ -24,6 +24,7 @@ __all__ = [
     "PartitionDPP",
     "PartitionSample",
     "Random",
+    "Solver",
     "branch_and_bound",
     "exhaustive",
     "partition_map",

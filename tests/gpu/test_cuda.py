@@ -1,0 +1,49 @@
+"""What the CPU promises, on CUDA. Run by `make test-gpu` on a machine that has one."""
+
+import warnings
+
+import pytest
+import torch
+
+import d5p4
+from tests.checkpoints import write_dream, write_llada, write_mdlm
+
+pytestmark = pytest.mark.gpu
+
+WRITERS = {"llada": write_llada, "dream": write_dream, "mdlm": write_mdlm}
+PROMPTS = ["the cat", "a", "two little words here"]
+
+
+@pytest.fixture(scope="module", params=WRITERS)
+def folder(request, tmp_path_factory):
+    return WRITERS[request.param](tmp_path_factory.mktemp(request.param))
+
+
+def run(model, method="d5p4", **options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", d5p4.DuplicateAnswers)
+        options = dict(k=3, w=3, gen_length=8, seed=2, temperature=1.2, method=method) | options
+        return d5p4.generate(model, PROMPTS, **options)
+
+
+@pytest.mark.parametrize("guidance", [1.0, 2.0])
+@pytest.mark.parametrize("method", list(d5p4.METHODS))
+def test_float64_gives_the_tokens_of_the_cpu(folder, method, guidance):
+    here, there = (d5p4.load(folder, device, "float64") for device in ("cuda", "cpu"))
+    for options in ({}, {"distinct": True, "steps": 5}):
+        on_gpu, on_cpu = (run(model, method, guidance=guidance, **options) for model in (here, there))
+        assert on_gpu.answers == on_cpu.answers
+        torch.testing.assert_close(on_gpu.score.cpu(), on_cpu.score, atol=1e-9, rtol=0)
+        assert on_gpu.rows.tolist() == on_cpu.rows.tolist()
+
+
+def test_default_is_bfloat16_on_cuda(folder):
+    model = d5p4.load(folder)
+    assert model.device.type == "cuda" and model.dtype == torch.bfloat16
+    result = run(model, guidance=1.5, history=True, logprobs=True)
+    assert torch.isfinite(result.score).all() and all(len(answers) == 3 for answers in result.answers)
+
+
+def test_likelihood_agrees(folder):
+    here, there = (d5p4.loglikelihood(d5p4.load(folder, d, "float64"), "the cat", "a") for d in ("cuda", "cpu"))
+    assert here == pytest.approx(there, abs=1e-9)
