@@ -49,21 +49,25 @@ def main() -> None:
             results[method] = d5p4.generate(model, prompts, k=K, w=W, method=method, seed=seed, callback=advance)
 
     table = Table(title=f"{K} ways to write a number as a sum (seed {seed})", show_lines=True)
-    table.add_column("question")
+    table.add_column("question", no_wrap=True)
     for method in results:
-        table.add_column(f"{method}: answers, best first", width=38)
+        table.add_column(f"{method}: answers, best first", ratio=1)
     for row in (0, 5, 10):
         cells = [Text(prompts[row])]
         for result in results.values():
             seen, cell = set(), Text()
             for answer in result.texts[row]:
-                style = "red" if not is_right(TOTALS[row], answer) else "dim" if answer in seen else "bold green"
-                cell.append(answer, style).append("  ")
+                if not is_right(TOTALS[row], answer):
+                    cell.append(f"✗{answer}  ", "red")
+                elif answer in seen:
+                    cell.append(f"({answer})  ", "dim")
+                else:
+                    cell.append(f"{answer}  ", "bold green")
                 seen.add(answer)
             cells.append(cell)
         table.add_row(*cells)
     console.print(table)
-    console.print("[bold green]right and new[/]  [dim]right, said before[/]  [red]wrong[/]\n")
+    console.print("[bold green]right and new[/]  [dim](right, said before)[/]  [red]✗wrong[/]\n")
 
     summary = Table(title=f"all {len(prompts)} questions, {K} answers each")
     for name in ("method", "right", "different right answers a question", "rows run", "rows the paper counts"):
@@ -82,9 +86,12 @@ def main() -> None:
     console.print(summary)
     command = ".venv/bin/d5p4"
     console.print("\nTry it yourself:", style="bold")
-    console.print(f'  {command} generate "17=" --model out/sums -k 6', highlight=False)
-    console.print(f'  {command} compare "17=" --model out/sums --methods independent,greedy-beam,d5p4', highlight=False)
-    console.print(f"  {command} methods", highlight=False)
+    for line in (
+        f'{command} generate "17=" --model out/sums -k 6',
+        f'{command} compare "17=" --model out/sums --methods independent,greedy-beam,d5p4',
+        f"{command} methods",
+    ):
+        console.print(f"  {line}", highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

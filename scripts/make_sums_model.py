@@ -44,6 +44,7 @@ def questions() -> torch.Tensor:
 
 
 def train(steps: int, seed: int = 0) -> LLaDA:
+    print(f"making the demo model: {steps} steps of training, some seconds", flush=True)
     torch.manual_seed(seed)
     data, model = questions(), LLaDA(CONFIG)
     optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.98), weight_decay=0.01)
@@ -61,7 +62,7 @@ def train(steps: int, seed: int = 0) -> LLaDA:
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
-        if (step + 1) % 100 == 0:
+        if (step + 1) % 100 == 0 and sys.stdout.isatty() or step + 1 == steps:
             print(f"\rtraining the demo model: step {step + 1} of {steps}, loss {loss.item():.3f}", end="", flush=True)
     print()
     return model
