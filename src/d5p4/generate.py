@@ -185,12 +185,16 @@ def run_requests(
 
 
 def _batches(model: Model, requests: Sequence[Request], settings: Settings) -> Iterable[tuple[int, list[int]]]:
-    """(window length, prompt numbers) of decode calls: one schedule each, pools within eight forwards' tokens."""
+    """(window length, prompt numbers) of decode calls: one schedule each, pools within eight forwards' tokens.
+
+    Prompts of like length go together, so that little is padded.
+    """
     by_length: dict[int, list[int]] = {}
     for number, request in enumerate(requests):
         by_length.setdefault(len(request.window(model.mask_id)), []).append(number)
     budget = 8 * settings.max_tokens_per_forward
     for length, numbers in by_length.items():
+        numbers.sort(key=lambda number: len(requests[number].ids))
         longest = max(len(requests[i].ids) + requests[i].append for i in numbers)
         size = max(1, budget // (settings.pool_size * longest))
         for start in range(0, len(numbers), size):

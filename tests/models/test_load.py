@@ -44,7 +44,7 @@ def test_defaults(tmp_path: Path, kind: type) -> None:
 def test_hub_ids(tmp_path: Path, hub: dict[str, Path]) -> None:
     hub["someone/tiny"] = write_llada(tmp_path)
     assert load("someone/tiny", "cpu").name == "someone/tiny"
-    with pytest.raises(D5P4Error, match="'someone/else'.*404 for someone/else\)$"):
+    with pytest.raises(D5P4Error, match=r"'someone/else'.*404 for someone/else\)$"):
         load("someone/else", "cpu")
 
 
