@@ -192,7 +192,7 @@ def test_callback_may_drop_prompts_without_touching_the_others():
         return [1] if shot.step == 2 else None
 
     r = generate(model, prompts, callback=drop)
-    assert steps == [[0, 1, 2]] * 3 + [[0, 2]] * 5
+    assert [sorted(s) for s in steps] == [[0, 1, 2]] * 3 + [[0, 2]] * 5
     assert r.answers[0] == whole.answers[0] and r.answers[2] == whole.answers[2]
     assert r.answers[1] == [] and r.score[1].isnan().all()
     nobody = generate(model, prompts, callback=lambda s: [0, 1, 2])

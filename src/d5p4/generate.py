@@ -214,8 +214,6 @@ def _numbered(callback: Callback, numbers: Tensor) -> Callback:
 
 def _merge(parts: Sequence[tuple[list[int], Result]], pad_id: int) -> Result:
     """Results of several decode calls as one, in prompt order, rows left-padded to one length."""
-    if len(parts) == 1:
-        return parts[0][1]
     order = [number for numbers, _ in parts for number in numbers]
     back = torch.tensor(order).argsort()
     longest = max(result.sequences.shape[-1] for _, result in parts)

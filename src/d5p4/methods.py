@@ -60,9 +60,11 @@ def _best(values: Tensor, tie: Tensor, k: int) -> Tensor:
 
 
 def _best_of_n(settings: Settings, scorer: Scorer | None, references: Sequence[Any] | None) -> Finish:
-    rank = settings.params["rank"] or ("entropy" if scorer is None else "scorer")
+    rank = settings.params["rank"]
+    if rank == "auto":
+        rank = "entropy" if scorer is None else "scorer"
     if rank not in ("entropy", "logprob", "scorer"):
-        raise D5P4Error(f"rank={rank!r} is not a way to rank best-of-n; use 'entropy', 'logprob' or 'scorer'")
+        raise D5P4Error(f"rank={rank!r} is not a way to rank best-of-n; use 'auto', 'entropy', 'logprob' or 'scorer'")
     if rank == "scorer" and scorer is None:
         raise D5P4Error("best-of-n with rank='scorer' needs scorer=, a function of texts or of text and reference")
     if rank != "scorer" and scorer is not None:
@@ -117,7 +119,7 @@ _TABLE = (
            {"lam": 5.0, "interval": 8, "weights": "literal", "potential": "max", "resampling": "multinomial",
             "ess": None, "incremental": False}, finish=_keep_certain),
     Method("best-of-n", "k*w independent answers, the k best by entropy, log-probability or a scorer", "4, App. B.4",
-           _identity, {"rank": None}, finish=_best_of_n),
+           _identity, {"rank": "auto"}, finish=_best_of_n),
     Method("independent", "k independent answers: no selection", "4", _identity, wide=False),
 )  # fmt: skip
 

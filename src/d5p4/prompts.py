@@ -12,7 +12,7 @@ from torch import Tensor
 from .errors import D5P4Error
 from .rows import Prompts
 from .settings import Settings
-from .types import Model, TextCodec
+from .types import Model
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]] | Tensor
 """A text, token ids (a mask id is a hole to fill), or chat messages."""
@@ -89,14 +89,7 @@ def _encode_text(model: Model, text: str, chat: bool | None, number: int) -> lis
             return _encode_chat(model, message, number)
         if chat:
             raise D5P4Error("chat=True, but this model has no chat template")
-    return _tokens(model.tokenizer, text, number)
-
-
-def _tokens(tokenizer: TextCodec, text: str, number: int) -> list[int]:
-    try:
-        return tokenizer.encode(text)
-    except Exception as reason:  # tokenizers have no exception of their own
-        raise D5P4Error(f"prompt {number} cannot be written in this model's tokens: {reason}") from reason
+    return model.tokenizer.encode(text)
 
 
 def _encode_chat(model: Model, messages: Sequence[Mapping[str, str]], number: int) -> list[int]:
@@ -106,7 +99,7 @@ def _encode_chat(model: Model, messages: Sequence[Mapping[str, str]], number: in
     text = model.tokenizer.chat(messages) if model.tokenizer is not None else None
     if text is None or model.tokenizer is None:
         raise D5P4Error(f"prompt {number} is a conversation, but this model has no chat template")
-    ids = _tokens(model.tokenizer, text, number)
+    ids = model.tokenizer.encode(text)
     if model.mask_id in ids:
         raise D5P4Error(
             f"prompt {number} has the mask token in a chat prompt; to fill holes in a text use chat=False or token ids"

@@ -12,7 +12,7 @@ def test_side_by_side(cli, models):
     assert found.exit_code == 0, found.output
     heading, columns, *_ = found.stdout.splitlines()
     assert heading == "two plus two" and columns.split() == ["#", "independent", "d5p4", "cat"]
-    assert "mean cosine" in found.stdout and "seed 5" in found.stdout
+    assert "cosine" in found.stdout and "seed 5" in found.stdout
 
 
 def test_many_methods_share_the_width(cli, models):

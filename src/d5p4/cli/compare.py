@@ -72,12 +72,13 @@ def _print(prompt: str, rows: list[tuple[str, Answers, float]]) -> None:
     print_prompt(console, prompt)
     for part in side_by_side([(method, answers.texts) for method, answers, _ in rows], console):
         console.print(part, "")
-    columns = ("method", "distinct", "mean cosine", "mean score", "rows", "nominal rows", "seconds")
-    table = plain_table(*columns, wide="method")
+    table = plain_table("method", "distinct", "cosine", "score", "rows", "nominal", "seconds", wide="method")
+    table.columns[0].no_wrap = True
     for method, answers, seconds in rows:
         table.add_row(
             method, f"{answers.distinct} of {len(answers.texts)}", number(answers.mean_cosine),
             number(answers.mean_score), f"{answers.rows:,}", f"{answers.rows_nominal:,}", number(seconds, 1),
         )  # fmt: skip
     console.print(table)
-    console.print(f"  seed {rows[0][1].result.seed}", style="dim", highlight=False)
+    legend = f"  means over the answers (cosine: over their pairs) · seed {rows[0][1].result.seed}"
+    console.print(legend, style="dim", highlight=False)

@@ -98,7 +98,7 @@ class Parameters:
     form: Annotated[str | None, _option(METHOD, "mean or max similarity to those chosen (diverse-beam).")] = None
     starts: Annotated[str | None, _option(METHOD, "one, k or n (diverse-beam).")] = None
     score_temperature: Annotated[float | None, _option(METHOD, "Of the draw by quality (cat).")] = None
-    rank: Annotated[str | None, _option(METHOD, "entropy or logprob (best-of-n).")] = None
+    rank: Annotated[str | None, _option(METHOD, "auto, entropy or logprob (best-of-n).")] = None
     lam: Annotated[float | None, _option(METHOD, "Sharpness of the potential (e-smc).")] = None
     interval: Annotated[int | None, _option(METHOD, "Steps between resamplings (e-smc).")] = None
     weights: Annotated[str | None, _option(METHOD, "literal or textbook (e-smc).")] = None

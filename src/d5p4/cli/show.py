@@ -48,10 +48,15 @@ def plain_table(*columns: str, wide: str = "") -> Table:
     return table
 
 
+def _takes_lines(texts: list[str], width: int) -> bool:
+    """Whether a text fills more than one line of this width."""
+    return any("\n" in text.strip() or len(text) > width for text in texts)
+
+
 def answers_table(answers: Answers, width: int) -> Table:
     """The answers by rank; a blank line between them when one takes several."""
     table = plain_table("#", "score", "distance", "answer", wide="answer")
-    table.show_lines = any("\n" in text.strip() or len(text) > width - NARROWEST for text in answers.texts)
+    table.show_lines = _takes_lines(answers.texts, width - NARROWEST)
     for rank, text in enumerate(answers.texts):
         table.add_row(
             str(rank + 1), number(answers.score[rank]), number(answers.distance[rank]), answer_text(text)
@@ -73,8 +78,8 @@ def side_by_side(columns: list[tuple[str, list[str]]], console: Console) -> list
     tables = []
     for start in range(0, len(columns), count):
         part = columns[start : start + count]
-        table = Table(box=box.SIMPLE_HEAD, show_lines=True, pad_edge=False, header_style="bold", show_edge=False)
-        table.add_column("#", justify="right", no_wrap=True)
+        table = plain_table("#")
+        table.show_lines = _takes_lines([text for _, texts in part for text in texts], console.width // len(part) - 4)
         for name, _ in part:
             table.add_column(name, overflow="fold", ratio=1)
         for rank in range(max(len(texts) for _, texts in part)):

@@ -91,7 +91,10 @@ class Tokenizer:
         return Tokenizer(copy, chat_template=self.chat_template, named=self.named, mask_id=mask_id)
 
     def encode(self, text: str) -> list[int]:
-        return self.backend.encode(text, add_special_tokens=False).ids
+        try:
+            return self.backend.encode(text, add_special_tokens=False).ids
+        except Exception as reason:  # the backend raises nothing more precise
+            raise D5P4Error(f"{text[:40]!r} cannot be written in this model's tokens: {reason}") from reason
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text without special tokens, the mask and ids that have no token."""
