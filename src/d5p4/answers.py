@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from .look import Look
+from .ops.pivots import eliminate
+from .ops.ties import ranked
 from .ops.vocab import vocab_stats
 from .pool import Pool, pick
 from .rng import wide
@@ -68,13 +70,6 @@ class Cut:
         return next(ends, len(answer))
 
 
-def appended_positions(prompts: Prompts) -> Tensor:
-    """[P] how many window positions lie in the unbroken run at the end of the row."""
-    total, length = prompts.tokens.shape[1], prompts.window.shape[1]
-    run = prompts.window == torch.arange(total - length, total, device=prompts.window.device)
-    return run.flip(-1).cumprod(-1).sum(-1)
-
-
 def write_text(model: Model, sequence: list[int], answer: list[int], cut: int, infilled: bool) -> str:
     """The answer; the whole filled text when holes in a given text were filled."""
     ids = sequence[: len(sequence) - (len(answer) - cut)] if infilled else answer[:cut]
@@ -99,7 +94,7 @@ def gather_result(
     total, k = len(ledger.nfe), settings.k
     kept = prompts.take(alive)
     sequences = kept.fill(pool.tokens)  # [P', N, T]
-    appended = appended_positions(kept).tolist()
+    appended = kept.appended.tolist()
     infilled = [n < pool.tokens.shape[2] for n in appended]
     cuts = [Cut(n, model.eos_ids) for n in appended]
     starts = (~kept.attention_mask).sum(-1).tolist()
@@ -121,7 +116,7 @@ def gather_result(
         return stats["token"].view(pool.tokens.shape).mean(-1)
 
     def last_score(kind: str, positions: str) -> Tensor:
-        return look.score(kind, positions).gather(1, choice.parents)
+        return look.score(kind, positions, whole=True).gather(1, choice.parents)
 
     if len(alive) and finish is not None:
         keep = finish(Final(pool.tie, last_score, logprob, texts, alive), k)
@@ -130,15 +125,14 @@ def gather_result(
 
     score = torch.full((total, k), torch.nan, dtype=wide(device), device=device)
     similarity = torch.full((total, k, k), torch.nan, dtype=wide(device), device=device)
+    logdet = torch.full((total,), torch.nan, dtype=wide(device), device=device)
     if len(alive):
-        if model.carry_over:
-            all_scores = pool.logprob.mean(-1)
-        else:
-            all_scores = look.score("entropy", "all", whole=True).gather(1, choice.parents)
-        keep = _by_score(keep, all_scores, pool.row_hash)
+        all_scores = pool.logprob.mean(-1) if model.carry_over else last_score("entropy", "all")
+        keep = keep.gather(1, ranked(*(x.gather(1, keep) for x in (all_scores, pool.row_hash, pool.tie))))
         score[alive] = all_scores.gather(1, keep).to(score.dtype)
         parents = choice.parents.gather(1, keep)
         similarity[alive] = pick(pick(view.similarity, parents).transpose(1, 2), parents)
+        logdet[alive] = _logdet(similarity[alive])
     rows = keep.tolist()
 
     result = Result(
@@ -148,7 +142,7 @@ def gather_result(
         attention_mask=prompts.attention_mask,
         score=score,
         score_kind=LOGPROB_SCORE if model.carry_over else ENTROPY_SCORE,
-        logdet=_logdet(similarity),
+        logdet=logdet,
         similarity=similarity,
         distinct=torch.zeros(total, dtype=torch.int64, device=device),
         lineage=[torch.zeros(k, 0, dtype=torch.int64, device=device) for _ in range(total)],
@@ -178,13 +172,8 @@ def gather_result(
     return result
 
 
-def _by_score(keep: Tensor, score: Tensor, row_hash: Tensor) -> Tensor:
-    """keep [P, k] with the best score first; equals by the hash of their tokens."""
-    keep = keep.gather(1, row_hash.gather(1, keep).argsort(dim=-1, stable=True))
-    return keep.gather(1, score.gather(1, keep).argsort(dim=-1, descending=True, stable=True))
-
-
 def _logdet(similarity: Tensor) -> Tensor:
-    """[P] log det of [P, k, k]; minus infinity where two rows are equal."""
-    sign, logabs = torch.linalg.slogdet(similarity)
-    return torch.where(sign <= 0, -torch.inf, logabs)
+    """[P] log det of [P, k, k]; minus infinity where a row is explained by the others."""
+    nothing, place = torch.zeros_like(similarity[:, 0]), torch.arange(similarity.shape[1], device=similarity.device)
+    result = eliminate(similarity, nothing, nothing, place.expand(nothing.shape), place, len(place))
+    return torch.where(result.zeros > 0, -torch.inf, result.logs)[:, 0]

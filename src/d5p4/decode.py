@@ -16,9 +16,9 @@ from .answers import Ledger, gather_result
 from .guidance import guidance_at, guide
 from .look import Look, check_finite
 from .methods import Scorer
-from .pool import Pool, pick
-from .project import Children, Draw, Parents, keep_distinct, projection
-from .rng import SELECT, hash_tokens, mix
+from .pool import Pool
+from .project import Draw, Parents, distinct_children, projection
+from .rng import SELECT, mix
 from .rows import Prompts, RowRunner, occurrence
 from .settings import Settings
 from .types import Callback, Model, Result, Schedule, Snapshot
@@ -48,9 +48,10 @@ def decode(
     )  # fmt: skip
     guided = settings.guidance_window or ((0, (steps + 1) // 2) if spec.half_guided else None)
 
-    conditional = RowRunner(model, prompts, settings.max_tokens_per_forward, settings.savings)
-    unconditional = RowRunner(
-        model, prompts.without_prompt(model.mask_id), settings.max_tokens_per_forward, settings.savings
+    reuse = settings.savings and settings.order == "ancestral"  # under an order no child equals its parent
+    conditional, unconditional = (
+        RowRunner(model, rows, settings.max_tokens_per_forward, settings.savings, reuse)
+        for rows in (prompts, prompts.without_prompt(model.mask_id))
     )
     masks = torch.full((len(key), settings.pool_size, schedule.length), model.mask_id, device=key.device)
     pool = Pool.start(masks, prompts.positions, settings.k, torch.promote_types(head.weight.dtype, torch.float32))
@@ -78,23 +79,18 @@ def decode(
         # 3. their children: only the parents' rows are sampled
         chosen = pool.take(choice.parents)
         slots = hidden.slot.gather(1, choice.parents)
-
-        def rows_at(where: Tensor, slots: Tensor = slots, states: Tensor = states) -> Tensor:
-            prompt, parent, place = where.nonzero(as_tuple=True)
-            return states[slots[prompt, parent], place]
-
-        stream = mix(seed[:, None], key[:, None], step.index, chosen.row_hash, occurrence(chosen.row_hash))
-        parents = Parents(chosen.tokens, rows_at, conditional.prompts.positions, stream)
+        number = occurrence(chosen.row_hash, chosen.tie)
+        stream = mix(seed[:, None], key[:, None], step.index, chosen.row_hash, number)
+        parents = Parents(chosen.tokens, states, slots, conditional.prompts.positions, stream)
         count = 4 * settings.w if settings.distinct else choice.children
         children = project(parents, step, draw, count)
         prompt, parent, _ = children.drawn.nonzero(as_tuple=True)
         owner = torch.stack([prompt, choice.parents[prompt, parent]], 1)
         check_finite(children.logsumexp, owner, ledger.alive, step.index)
-        tokens, logprob = children.tokens, children.logprob
         if settings.distinct:
-            tokens, logprob = _distinct(children, chosen, parents.positions, choice.children)
+            children = distinct_children(children, parents, chosen.tie, choice.children)
         regroup = choice.parents.shape[1] == settings.k
-        following = chosen.branch(tokens, logprob, parents.positions, step.index, regroup)
+        following = chosen.branch(children.tokens, children.logprob, parents.positions, step.index, regroup)
 
         # 4. the books, and whoever listens
         nominal = pool.tokens.shape[1] * (1 if g == 1 else 2)
@@ -116,14 +112,3 @@ def decode(
 
     return gather_result(model, prompts, pool, look, view, choice, ledger, finish)
 
-
-def _distinct(children: Children, chosen: Pool, positions: Tensor, keep: int) -> tuple[Tensor, Tensor]:
-    """Of more children than needed, the first `keep` of each parent that are new to the prompt's next pool."""
-    hashes = hash_tokens(children.tokens, positions[:, None, None])
-    kept = keep_distinct(hashes, chosen.tie, keep)
-    flat = kept + torch.arange(kept.shape[1], device=kept.device)[:, None] * hashes.shape[2]
-
-    def kept_of(x: Tensor) -> Tensor:
-        return pick(x.flatten(1, 2), flat.flatten(1)).unflatten(1, kept.shape[1:])
-
-    return kept_of(children.tokens), kept_of(children.logprob)

@@ -115,8 +115,8 @@ def generate(
     if references is not None and len(references) != len(requests):
         raise D5P4Error(f"there are {len(references)} references for {len(requests)} prompts")
     seed = secrets.randbits(32) if seed is None else seed
-    if not isinstance(seed, int) or isinstance(seed, bool):
-        raise D5P4Error(f"seed={seed!r} must be a whole number")
+    if not isinstance(seed, int) or isinstance(seed, bool) or not -(2**63) <= seed < 2**63:
+        raise D5P4Error(f"seed={seed!r} must be a whole number of 64 bits")
     return run_requests(
         model, requests, prompt_keys(requests, keys), settings, seed,
         scorer=scorer, references=references, callback=callback,
@@ -128,10 +128,15 @@ def prompt_keys(requests: Sequence[Request], keys: Sequence[int | str] | None) -
     if keys is not None:
         if len(keys) != len(requests):
             raise D5P4Error(f"there are {len(keys)} keys for {len(requests)} prompts")
-        if len(set(keys)) < len(keys):
-            twice = Counter(keys).most_common(1)[0][0]
-            raise D5P4Error(f"key {twice!r} names two prompts; their random streams would be the same")
-        return [key_of(key) for key in keys]
+        wrong = next((key for key in keys if not isinstance(key, (int, str)) or isinstance(key, bool)), None)
+        if wrong is not None:
+            raise D5P4Error(f"key {wrong!r} must be a whole number or text")
+        named = [key_of(key) for key in keys]
+        twice, times = Counter(named).most_common(1)[0]
+        if times > 1:
+            same = keys[named.index(twice)]
+            raise D5P4Error(f"key {same!r} names two prompts; their random streams would be the same")
+        return named
     seen: Counter[tuple[int, ...]] = Counter()
     result = []
     for request in requests:
@@ -158,6 +163,8 @@ def run_requests(
     parts: list[tuple[list[int], Result]] = []
     for length, numbers in _batches(model, requests, settings):
         schedule = make_schedule(length, settings.steps, settings.block_length, settings.order == "ancestral")
+        if all(step.move == 1 for step in schedule.steps):
+            settings.check_random("one step a block")
         batch = layout([requests[i] for i in numbers], model.mask_id, model.pad_id, device)
         which = torch.tensor(numbers, device=device)
         result = decode(
@@ -192,13 +199,16 @@ def _batches(model: Model, requests: Sequence[Request], settings: Settings) -> I
     by_length: dict[int, list[int]] = {}
     for number, request in enumerate(requests):
         by_length.setdefault(len(request.window(model.mask_id)), []).append(number)
-    budget = 8 * settings.max_tokens_per_forward
+    most = 8 * settings.max_tokens_per_forward // settings.pool_size
     for length, numbers in by_length.items():
-        numbers.sort(key=lambda number: len(requests[number].ids))
-        longest = max(len(requests[i].ids) + requests[i].append for i in numbers)
-        size = max(1, budget // (settings.pool_size * longest))
-        for start in range(0, len(numbers), size):
-            yield length, numbers[start : start + size]
+        numbers.sort(key=lambda number: requests[number].length)
+        batch: list[int] = []
+        for number in numbers:
+            if batch and (len(batch) + 1) * requests[number].length > most:
+                yield length, batch
+                batch = []
+            batch.append(number)
+        yield length, batch
 
 
 def _numbered(callback: Callback, numbers: Tensor) -> Callback:

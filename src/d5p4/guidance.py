@@ -6,6 +6,7 @@ no second vocabulary pass. g = 1 is off (LLaDA's own scale s is g - 1).
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 
@@ -16,5 +17,7 @@ def guidance_at(step: int, guidance: float, window: tuple[int, int] | None) -> f
 
 
 def guide(conditional: Tensor, unconditional: Tensor, g: float) -> Tensor:
-    """Guided states, same shape as both."""
-    return unconditional + g * (conditional - unconditional)
+    """Guided states, same shape as both, in max(float32, dtype): g magnifies what a narrower sum would round away."""
+    wide = torch.promote_types(conditional.dtype, torch.float32)
+    c, u = conditional.to(wide), unconditional.to(wide)
+    return u + g * (c - u)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
-from .errors import D5P4Error
+from .errors import D5P4Error, NonFiniteLogits
 from .ops.vocab import vocab_stats
 from .prompts import Prompt, Request, encode, layout
 from .rng import LIKELIHOOD, hash_tokens, key_of, mix, uniform
@@ -59,6 +59,8 @@ def loglikelihood(
         states = model.body(tokens).states[:, place][part]
         truth = row[place].expand(part.shape)[part][:, None]
         stats = vocab_stats(states, model.head.weight, model.head.bias, model.head.banned, (), truth)
+        if not bool(stats["logsumexp"].isfinite().all()):
+            raise NonFiniteLogits("the model gave logits that are not finite; check the weights or use float32")
         weight = (len(answer) / number)[:, None].expand(part.shape)[part]
         total += (stats["token"][:, 0] * weight).sum()
     return float(total / samples)

@@ -45,7 +45,6 @@ class Look:
         self.pool, self.hidden, self.step, self.settings = pool, hidden, step, settings
         self.states = states  # [U, L, D] after guidance; features stay those of the conditional rows
         self.model, self.head, self.prompts = model, head, prompts
-        self.vocabulary = int((~head.banned).sum())
         self._values: dict[tuple[str, int, int], tuple[Tensor, Tensor]] = {}
 
     def score(self, kind: str, positions: str, whole: bool = False) -> Tensor:
@@ -83,7 +82,7 @@ class Look:
 
         def quality() -> Tensor:
             raw = view.raw.to(wide(view.raw.device))
-            return normalise(raw, settings.normalise, settings.quality, self.vocabulary)
+            return normalise(raw, settings.normalise, settings.quality, self.head.drawable)
 
         view = PoolView(
             group=self.pool.group,
@@ -92,7 +91,7 @@ class Look:
             similarity=self.similarity,
             raw=lambda: self.score(settings.quality, settings.positions),
             score=self.score,
-            vocabulary=self.vocabulary,
+            vocabulary=self.head.drawable,
             step=self.step.index,
             last=self.step.last,
             width=settings.w,

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from . import select
 from .errors import D5P4Error
+from .ops.ties import ranked
 from .types import Final, Finish, Selector
 
 if TYPE_CHECKING:
@@ -52,13 +53,6 @@ def _identity(_: Settings) -> Selector:
     return select.Identity()
 
 
-def _best(values: Tensor, tie: Tensor, k: int) -> Tensor:
-    """The k largest of values [P, N], ties by hash, in row order."""
-    by_tie = tie.argsort(dim=-1, stable=True)
-    worst_last = values.nan_to_num(nan=-math.inf).gather(1, by_tie).argsort(dim=-1, descending=True, stable=True)
-    return by_tie.gather(1, worst_last[:, :k]).sort(-1).values
-
-
 def _best_of_n(settings: Settings, scorer: Scorer | None, references: Sequence[Any] | None) -> Finish:
     rank = settings.params["rank"]
     if rank == "auto":
@@ -86,13 +80,13 @@ def _best_of_n(settings: Settings, scorer: Scorer | None, references: Sequence[A
                     raise D5P4Error(f"the scorer gave {len(numbers)} numbers for {len(texts)} texts")
                 rows.append([x if text.strip() else -math.inf for x, text in zip(numbers, texts, strict=True)])
             values = torch.tensor(rows, dtype=torch.float64, device=final.tie.device)
-        return _best(values, final.tie, k)
+        return ranked(values, final.tie)[:, :k]
 
     return finish
 
 
 def _keep_certain(settings: Settings, scorer: Scorer | None, references: Sequence[Any] | None) -> Finish:
-    return lambda final, k: _best(final.score("entropy", "masked"), final.tie, k)
+    return lambda final, k: ranked(final.score("entropy", "masked"), final.tie)[:, :k]
 
 
 _TABLE = (

@@ -60,11 +60,12 @@ class Pool:
         row_hash = hash_tokens(flat, positions[:, None])
         mother = torch.arange(parents, device=tokens.device).repeat_interleave(children).expand(prompts, -1)
         place = torch.arange(children, device=tokens.device).repeat(parents)
+        number = occurrence(self.row_hash, self.tie)
         new = flat != self.tokens.repeat_interleave(children, 1)
         return Pool(
             tokens=flat,
             row_hash=row_hash,
-            tie=mix(row_hash, self.row_hash.gather(1, mother), occurrence(self.row_hash).gather(1, mother), place),
+            tie=mix(row_hash, self.row_hash.gather(1, mother), number.gather(1, mother), place),
             group=mother if regroup else self.group.gather(1, mother),
             logprob=torch.where(new, logprob.flatten(1, 2), self.logprob.repeat_interleave(children, 1)),
             revealed=torch.where(new, step, self.revealed.repeat_interleave(children, 1)),

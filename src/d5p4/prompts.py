@@ -25,6 +25,10 @@ class Request:
     ids: list[int]
     append: int  # mask positions after the prompt
 
+    @property
+    def length(self) -> int:
+        return len(self.ids) + self.append
+
     def window(self, mask_id: int) -> list[int]:
         """Positions to decode, in order: the holes of the prompt, then what follows it."""
         holes = [i for i, token in enumerate(self.ids) if token == mask_id]
@@ -126,7 +130,7 @@ def plan(model: Model, ids: list[int], settings: Settings, length_given: bool, n
 
 def layout(requests: Sequence[Request], mask_id: int, pad_id: int, device: torch.device) -> Prompts:
     """Left-padded rows of requests whose windows have one length."""
-    longest = max(len(r.ids) + r.append for r in requests)
+    longest = max(r.length for r in requests)
     tokens, real, window = [], [], []
     for r in requests:
         row = r.ids + [mask_id] * r.append
@@ -134,5 +138,5 @@ def layout(requests: Sequence[Request], mask_id: int, pad_id: int, device: torch
         tokens.append([pad_id] * padding + row)
         real.append([False] * padding + [True] * len(row))
         window.append([padding + i for i in r.window(mask_id)])
-    as_tensor = [torch.tensor(x, device=device) for x in (tokens, real, window)]
-    return Prompts(*as_tensor)
+    appended = [r.append for r in requests]
+    return Prompts(*(torch.tensor(x, device=device) for x in (tokens, real, window, appended)))

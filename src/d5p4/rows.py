@@ -22,6 +22,7 @@ class Prompts:
     tokens: Tensor  # [P, T]
     attention_mask: Tensor  # [P, T] bool
     window: Tensor  # [P, L] indices into the row, ascending
+    appended: Tensor  # [P] how many of them, the last ones, follow the prompt; the others are holes in it
 
     @property
     def positions(self) -> Tensor:
@@ -37,10 +38,10 @@ class Prompts:
 
     def without_prompt(self, mask_id: int) -> Prompts:
         """The unconditional half of guidance: every real token is the mask."""
-        return Prompts(self.tokens.masked_fill(self.attention_mask, mask_id), self.attention_mask, self.window)
+        return replace(self, tokens=self.tokens.masked_fill(self.attention_mask, mask_id))
 
     def take(self, index: Tensor) -> Prompts:
-        return Prompts(self.tokens[index], self.attention_mask[index], self.window[index])
+        return Prompts(self.tokens[index], self.attention_mask[index], self.window[index], self.appended[index])
 
 
 def first_equal(row_hash: Tensor) -> Tensor:
@@ -48,10 +49,11 @@ def first_equal(row_hash: Tensor) -> Tensor:
     return (row_hash[:, :, None] == row_hash[:, None, :]).to(torch.uint8).argmax(-1)
 
 
-def occurrence(row_hash: Tensor) -> Tensor:
-    """[P, N] how many earlier rows have the same hash."""
+def occurrence(row_hash: Tensor, tie: Tensor) -> Tensor:
+    """[P, N] the number of each row among those with its hash, counted in the order of their ties."""
     equal = row_hash[:, :, None] == row_hash[:, None, :]
-    return equal.tril(-1).sum(-1)
+    earlier = (tie[:, None, :] < tie[:, :, None]) | (tie[:, None, :] == tie[:, :, None]).tril(-1)
+    return (equal & earlier).sum(-1)
 
 
 @dataclass(frozen=True)
@@ -67,17 +69,19 @@ class WindowHidden:
 
 
 class RowRunner:
-    """Runs the body for pools of one batch of prompts, remembering the last pool's rows."""
+    """Runs the body for pools of one batch of prompts."""
 
-    def __init__(self, model: Model, prompts: Prompts, max_tokens: int, savings: bool = True) -> None:
-        self.model, self.prompts, self.max_tokens, self.savings = model, prompts, max_tokens, savings
+    def __init__(self, model: Model, prompts: Prompts, max_tokens: int, share: bool = True, reuse: bool = True) -> None:
+        """`share`: equal rows run once. `reuse`: rows of the last pool are kept for the next (worth it where children
+        may equal their parents)."""
+        self.model, self.prompts, self.max_tokens, self.share, self.reuse = model, prompts, max_tokens, share, reuse
         self._last: tuple[Tensor, WindowHidden] | None = None
 
     def run(self, answers: Tensor, row_hash: Tensor) -> WindowHidden:
         """Hidden rows for pools of answers [P, N, L] with hashes [P, N]."""
         first = first_equal(row_hash)
         everyone = torch.arange(row_hash.shape[1], device=row_hash.device).expand_as(first)
-        stored = first == everyone if self.savings else torch.ones_like(first, dtype=torch.bool)
+        stored = first == everyone if self.share else torch.ones_like(first, dtype=torch.bool)
         known, known_slot = self._known(row_hash)
         known &= stored
         fresh = stored & ~known
@@ -90,7 +94,7 @@ class RowRunner:
             features = states if one_tensor else torch.cat([features, old.features[known_slot[known]]])[order]
         slot = (stored.flatten().cumsum(0) - 1).view_as(first).gather(1, first)
         hidden = WindowHidden(states, features, stored.nonzero(), first, slot, fresh.sum(-1))
-        if self.savings:
+        if self.reuse:
             self._last = (row_hash, hidden)
         return hidden
 

@@ -73,7 +73,7 @@ class Settings:
         if unknown:
             raise D5P4Error(f"generation_config.json has unknown names under 'd5p4': {', '.join(unknown)}")
         own = {name: value for name, value in given.items() if name not in names}
-        chosen = {"order": model.default_order} | defaults | dict(method.presets)
+        chosen = {"order": model.default_order} | dict(method.presets) | defaults
         chosen |= {name: value for name, value in given.items() if name in names}
         if "eos" not in chosen:
             chosen["eos"] = "free" if model.carry_over or chosen["order"] == "ancestral" else "last"
@@ -132,14 +132,20 @@ class Settings:
                 raise D5P4Error(f"{name}={getattr(self, name)!r} must be True or False")
         if self.eos == "last" and self.order == "ancestral":
             raise D5P4Error("eos='last' needs an order to put the end-of-text last in; the ancestral rule has none")
-        fixed_tokens = self.temperature == 0 or self.top_k == 1
-        if fixed_tokens and self.order in ("confidence", "margin", "entropy") and self.k > 1:
+        fixed_order = self.order in ("confidence", "margin", "entropy")
+        if fixed_order or (self.order == "tempered" and self.order_temperature == 0):
+            self.check_random(f"order={self.order!r}")
+        self.spec.build(self)  # the selector checks its own parameters
+
+
+    def check_random(self, fixed: str) -> None:
+        """Raise when tokens are fixed too, so that k answers would be one; `fixed` says what fixes the order."""
+        if self.k > 1 and (self.temperature == 0 or self.top_k == 1):
             cause = "temperature=0" if self.temperature == 0 else "top_k=1"
             raise D5P4Error(
-                f"{cause} with order={self.order!r} is deterministic and would give {self.k} equal answers; "
-                "use order='tempered' (or 'random'), a temperature above 0, or k=1"
+                f"{cause} with {fixed} is deterministic and would give {self.k} equal answers; "
+                "use order='tempered' (or 'random') with several steps, a temperature above 0, or k=1"
             )
-        self.spec.build(self)  # the selector checks its own parameters
 
 
 def _without_aliases(given: dict[str, Any]) -> dict[str, Any]:

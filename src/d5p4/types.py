@@ -30,6 +30,11 @@ class Head:
     bias: Tensor | None  # [V]
     banned: Tensor  # [V] bool: the mask id and ids without a token
 
+    @cached_property
+    def drawable(self) -> int:
+        """How many ids can be drawn."""
+        return int((~self.banned).sum())
+
     def ban(self, ids: Sequence[int]) -> Head:
         """The same head with more ids banned."""
         if not ids:
@@ -209,7 +214,8 @@ class HistoryStep:
 
 
 Callback = Callable[[Snapshot], Any]
-"""May return an iterable of prompt numbers to drop (cancelled requests); None goes on."""
+"""May return an iterable of prompt numbers to drop (cancelled requests); None goes on. After the last step it is too
+late. A snapshot's view holds the step's hidden states: keep what you read from it, not the snapshot."""
 
 
 @dataclass

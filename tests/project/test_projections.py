@@ -25,11 +25,9 @@ def scene(tokens=(MASK, MASK, MASK, MASK), samples=SAMPLES, **options):
     table = torch.cat([PROBABILITIES.log(), torch.zeros(4, 1)], 1)
     row = torch.tensor(tokens).expand(samples, 1, length)
 
-    def states(where):
-        return table[where.nonzero()[:, 2]]
-
+    slot = torch.zeros(samples, 1, dtype=torch.int64)
     positions = torch.arange(length).expand(samples, length)
-    parents = Parents(row, states, positions, mix(torch.arange(samples))[:, None])
+    parents = Parents(row, table[None], slot, positions, mix(torch.arange(samples))[:, None])
     return parents, Draw(head, MASK, **options)
 
 

@@ -64,17 +64,20 @@ def solve(problem: Problem, starts: Starts = "k", local_search: bool = True) -> 
     """The chosen items [P, k] of a prepared problem, in its own order."""
     prompts, size = problem.quality.shape
     first = _first_picks(problem, starts)
-    per_prompt = problem.k * size * (1 if first is None else first.shape[1])
-    step = max(1, 4 * _CHUNK // per_prompt)
+    together = max(1, 4 * _CHUNK // (problem.k * size))  # starts in one go, over prompts and within one
+    step = max(1, together // (1 if first is None else first.shape[1]))
     found = []
     for start in range(0, prompts, step):
         part = problem.part(start, start + step)
-        head = None if first is None else first[start : start + step]
-        result = eliminate(part.kernel, part.log_gain, part.quality, part.tie, part.group, part.k, head)
+        heads = [None] if first is None else first[start : start + step].split(together, 1)
+        results = [
+            eliminate(part.kernel, part.log_gain, part.quality, part.tie, part.group, part.k, head) for head in heads
+        ]
         # Slot a holds the item of group a, or without groups the a-th smallest: equal sets are then equal rows.
-        sets = result.picks.sort(-1).values
+        sets = torch.cat([result.picks for result in results], 1).sort(-1).values
         if local_search:
-            sets = torch.cat([sets, _climb(part, sets, result.zeros == 0)], 1)
+            regular = torch.cat([result.zeros for result in results], 1) == 0
+            sets = torch.cat([sets, _climb(part, sets, regular)], 1)
         found.append(part.best(sets) if sets.shape[1] > 1 else sets.squeeze(1))
     return torch.cat(found) if found else torch.zeros(0, problem.k, dtype=torch.int64, device=problem.kernel.device)
 

@@ -58,7 +58,8 @@ def draw(
         if temperature == 0:
             token = logits.argmax(-1, keepdim=True).expand(u[rows].shape)
         else:
-            token = inverse_cdf(filter_logits(logits / temperature, top_k, top_p), u[rows])
+            sharp = (logits - logits.amax(-1, keepdim=True)) / temperature  # the maximum first: nothing overflows
+            token = inverse_cdf(filter_logits(sharp, top_k, top_p), u[rows])
         tokens.append(token)
         parts.append(row_stats(logits, banned, want, token))
     if not parts:

@@ -27,6 +27,15 @@ def argbest(values: Tensor, tie: Tensor, dim: int = -1) -> Tensor:
     return (close & (tie == tie.amin(dim, keepdim=True))).to(torch.uint8).argmax(dim)
 
 
+def ranked(values: Tensor, *ties: Tensor) -> Tensor:
+    """Indices that sort values [..., N] from the largest down; equals by the first tie, then the next, upwards."""
+    order = torch.arange(values.shape[-1], device=values.device).expand(values.shape)
+    for tie in reversed(ties):
+        order = order.gather(-1, tie.gather(-1, order).argsort(dim=-1, stable=True))
+    keys = coarse(values.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf))
+    return order.gather(-1, keys.gather(-1, order).argsort(dim=-1, descending=True, stable=True))
+
+
 def coarse(values: Tensor) -> Tensor:
     """Values on a grid of TOLERANCE, so that a stable sort sees ties as ties (but for pairs astride a grid border)."""
     return (values / TOLERANCE).round() * TOLERANCE

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 CHUNK = 1 << 24
+_HAS_OUT_DTYPE = tuple(int(x) for x in torch.__version__.split(".")[:2]) >= (2, 8)
 
 
 def row_chunks(rows: int, vocabulary: int) -> Iterator[slice]:
@@ -30,9 +31,29 @@ def row_chunks(rows: int, vocabulary: int) -> Iterator[slice]:
 
 def logits_of(states: Tensor, weight: Tensor, bias: Tensor | None, banned: Tensor) -> Tensor:
     """states [R, D] -> logits [R, V] in max(float32, dtype), minus infinity at banned ids."""
-    logits = torch.nn.functional.linear(states, weight, bias)
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    logits = _wide_product(states, weight)
+    if bias is not None:
+        logits = logits + bias
     return logits.masked_fill(banned, -torch.inf)
+
+
+def _wide_product(states: Tensor, weight: Tensor) -> Tensor:
+    """states [R, D] @ weight.T accumulated and kept in max(float32, dtype), so that our rounding is not the model's.
+
+    Half-precision weights meet float32 states (guidance) as two halves of the states, which keeps 16 bits of them.
+    """
+    if weight.dtype not in (torch.bfloat16, torch.float16):
+        return states.to(weight.dtype) @ weight.T
+    if weight.is_cuda and _HAS_OUT_DTYPE:
+        high = states.to(weight.dtype)
+        product = torch.mm(high, weight.T, out_dtype=torch.float32)
+        if states.dtype != weight.dtype:
+            low = (states - high).to(weight.dtype)
+            product += torch.mm(low, weight.T, out_dtype=torch.float32)
+        return product
+    tile = max(1, CHUNK // weight.shape[1])
+    wide = states.float()
+    return torch.cat([wide @ part.float().T for part in weight.split(tile)], -1)
 
 
 def row_stats(logits: Tensor, banned: Tensor, want: Collection[str], tokens: Tensor | None = None) -> dict[str, Tensor]:

@@ -2,7 +2,7 @@
 
 from .ancestral import ancestral
 from .base import Children, Draw, Parents, Projection
-from .distinct import keep_distinct
+from .distinct import distinct_children, keep_distinct
 from .order import ORDERS, by_order
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "Projection",
     "ancestral",
     "by_order",
+    "distinct_children",
     "keep_distinct",
     "projection",
 ]

@@ -27,7 +27,7 @@ def ancestral(parents: Parents, step: Step, draw: Draw, count: int) -> Children:
     u = uniform(parents.keyed(TOKEN)[prompt, parent][:, None], parents.positions[prompt, place][:, None], child[:, 0])
     head = draw.head
     token, stats = draw_tokens(
-        parents.states(drawn), head.weight, head.bias, head.banned, u, draw.temperature, draw.top_k, draw.top_p
+        parents.rows(drawn), head.weight, head.bias, head.banned, u, draw.temperature, draw.top_k, draw.top_p
     )
     tokens = parents.tokens[:, :, None].expand(moves.shape).clone()
     logprob = stats["token"].new_zeros(moves.shape)

@@ -17,9 +17,15 @@ class Parents:
     """The m chosen parents of P prompts."""
 
     tokens: Tensor  # [P, m, L]
-    states: Callable[[Tensor], Tensor]  # [P, m, L] bool of R positions -> their hidden states [R, D]
+    states: Tensor  # [U, L, D] hidden window rows
+    slot: Tensor  # [P, m] which of the U a parent is
     positions: Tensor  # [P, L] counted from the first real token
     stream: Tensor  # [P, m] keyed by seed, prompt, step, the parent's tokens and its occurrence
+
+    def rows(self, where: Tensor) -> Tensor:
+        """Hidden states [R, D] at the R positions that are True in where [P, m, L]."""
+        prompt, parent, place = where.nonzero(as_tuple=True)
+        return self.states[self.slot[prompt, parent], place]
 
     def keyed(self, purpose: int) -> Tensor:
         """[P, m] the streams for one purpose."""

@@ -9,6 +9,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..rng import hash_tokens
+from .base import Children, Parents
+
+
+def distinct_children(children: Children, parents: Parents, tie: Tensor, keep: int) -> Children:
+    """Of more children than needed, the first `keep` of each parent (tie [P, m]) that are new to the next pool."""
+    kept = keep_distinct(hash_tokens(children.tokens, parents.positions[:, None, None]), tie, keep)
+    index = kept[..., None].expand(*kept.shape, children.tokens.shape[-1])
+    return children._replace(tokens=children.tokens.gather(2, index), logprob=children.logprob.gather(2, index))
+
 
 def keep_distinct(child_hash: Tensor, tie: Tensor, keep: int) -> Tensor:
     """Which `keep` of C drawn children each parent keeps: child_hash [P, m, C], parents' tie [P, m] -> [P, m, keep]."""

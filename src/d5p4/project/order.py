@@ -38,7 +38,7 @@ def by_order(parents: Parents, step: Step, draw: Draw, count: int) -> Children:
     head = draw.head
     want = _STATISTIC.get(draw.order, ())
     token, stats = draw_tokens(
-        parents.states(masked), head.weight, head.bias, head.banned, u, draw.temperature, draw.top_k, draw.top_p, want
+        parents.rows(masked), head.weight, head.bias, head.banned, u, draw.temperature, draw.top_k, draw.top_p, want
     )
     noise = uniform(parents.keyed(ORDER)[prompt, parent][:, None], position, child)
     worth = _worth(draw, token, stats, noise)

@@ -10,6 +10,7 @@ from torch import Tensor
 from ..errors import D5P4Error
 from ..kernel import build, check_beta, check_kind
 from ..ops.partition_map import map_inference
+from ..ops.ties import ranked
 from ..types import Choice, PoolView
 from .beam import GreedyBeam
 from .exact import branch_and_bound, exhaustive
@@ -69,6 +70,5 @@ class PartitionDPP:
 
 
 def top(quality: Tensor, tie: Tensor, k: int) -> Tensor:
-    """The k best items [P, k], ascending: a kernel of zeros leaves the choice to quality."""
-    nothing = quality.new_zeros(()).expand(*quality.shape, quality.shape[-1])
-    return map_inference(nothing, k, None, quality, tie, starts="one", local_search=False)
+    """The k best items [P, k], ascending."""
+    return ranked(quality, tie)[:, :k].sort(-1).values

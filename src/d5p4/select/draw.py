@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-def inverse_cdf(weights: Tensor, u: Tensor) -> Tensor:
+def draw_index(weights: Tensor, u: Tensor) -> Tensor:
     """Indices [P, m] drawn with chance proportional to weights [P, N] >= 0, one for each uniform in u [P, m].
 
     An index of weight zero is never drawn while another has weight.

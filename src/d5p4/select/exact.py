@@ -62,7 +62,7 @@ def branch_and_bound(
     Depth first; a partial set A can reach at most log det(L_A) + sum over free groups of the largest log pivot given A
     (Hadamard and Fischer). Branches on the group with the fewest items that can still win; starts from `partition_map`.
     Items of a group that no other group can tell apart are looked at once. Where every set is singular, all distinct
-    ones are compared (`limit` holds for these).
+    ones are compared if there are at most `limit`; beyond that the answer is `partition_map`'s.
     """
     problem = prepare(kernel, k, log_gain, quality, tie)
     start = solve(problem)
@@ -79,7 +79,8 @@ def _one_prompt(problem: Problem, start: Tensor, limit: int) -> Tensor:
     if regular or leaves:
         candidates = torch.tensor([start[0].tolist(), *leaves], device=start.device)
         return problem.best(candidates.unsqueeze(0))
-    _check_count(math.prod(len(items) for items in distinct), limit)
+    if math.prod(len(items) for items in distinct) > limit:
+        return start
     items = [torch.tensor(members, device=start.device) for members in distinct]
     return _best_of_all(problem, torch.cartesian_prod(*items).view(-1, problem.k))
 
@@ -162,5 +163,5 @@ def _check_count(count: int, limit: int) -> None:
     if count > limit:
         raise D5P4Error(
             f"{count} sets are more than the limit of {limit}; "
-            "use solver 'exact' or 'local-search', or a smaller k or w, or raise the limit"
+            "use branch and bound (solver 'exact'), local search, or a smaller k or w"
         )

@@ -14,7 +14,7 @@ from ..ops.canonical import canonical_order
 from ..ops.ties import argbest
 from ..rng import uniform
 from ..types import Choice, PoolView
-from .draw import inverse_cdf
+from .draw import draw_index
 
 _EIGENVECTOR, _ITEM = 0, 1
 _PARTING = 1e-7
@@ -112,7 +112,7 @@ def _sample_projection(basis: Tensor, rank: Tensor, k: int, quality: Tensor, tie
     items = []
     for t in range(k):
         weight = torch.where(free, variance.clamp_min(0), 0.0)
-        drawn = inverse_cdf(weight, uniform(key.unsqueeze(-1), t, _ITEM).to(weight.dtype))
+        drawn = draw_index(weight, uniform(key.unsqueeze(-1), t, _ITEM).to(weight.dtype))
         best = argbest(torch.where(free, worth, -torch.inf), tie).unsqueeze(-1)
         drawing = (rank.unsqueeze(-1) > t) & (weight.sum(-1, keepdim=True) > 0)
         item = torch.where(drawing, drawn, best)

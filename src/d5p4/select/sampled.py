@@ -16,7 +16,7 @@ from ..ops.problem import Problem, prepare
 from ..ops.ties import argbest
 from ..rng import gumbel, mix, uniform
 from ..types import Choice, PoolView
-from .draw import inverse_cdf
+from .draw import draw_index
 from .exact import transversals
 from .groups import by_group
 
@@ -98,7 +98,7 @@ class PartitionSample:
             ratio = residual * inverse[:, slot, slot].unsqueeze(-1) + solved[:, slot] ** 2
             weight = (ratio.log() + problem.log_gain[:, here]) / self.temperature
             weight = (weight - weight.amax(-1, keepdim=True)).exp()
-            drawn = inverse_cdf(weight, uniform(key.unsqueeze(-1), move).to(weight.dtype)).squeeze(-1)
+            drawn = draw_index(weight, uniform(key.unsqueeze(-1), move).to(weight.dtype)).squeeze(-1)
             moved = sets.clone()
             moved[:, slot] = drawn + slot * width
             sets = torch.where(zeros == 0, moved, sets)

@@ -13,7 +13,7 @@ from ..errors import D5P4Error
 from ..ops.canonical import canonical_order
 from ..rng import uniform
 from ..types import Choice, PoolView
-from .draw import inverse_cdf
+from .draw import draw_index
 
 _STATE = "esmc_reward"
 
@@ -93,5 +93,5 @@ class ESMC:
             u = uniform(key.unsqueeze(-1), number)
         else:
             u = (uniform(key.unsqueeze(-1), 0) + number) / tie.shape[-1]
-        drawn = inverse_cdf(chances.gather(-1, order), u.to(chances.dtype))
+        drawn = draw_index(chances.gather(-1, order), u.to(chances.dtype))
         return order.gather(-1, drawn).sort(-1).values
