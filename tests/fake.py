@@ -34,12 +34,13 @@ class FakeModel:
 
     def __init__(
         self, vocabulary: int = 12, width: int = 8, *, carry_over: bool = False, seed: int = 0, scale: float = 1.5,
-        max_length: int = 64, dtype: torch.dtype = torch.float64, template: bool = False,
+        max_length: int = 64, dtype: torch.dtype = torch.float64, template: bool = False, ordered: bool = True,
     ) -> None:  # fmt: skip
         g = torch.Generator().manual_seed(seed)
         random = torch.randn(vocabulary, width, generator=g, dtype=dtype)
         self.embedding = random
-        self.place = torch.randn(max_length, width, generator=g, dtype=dtype)
+        self.place = torch.randn(max_length, width, generator=g, dtype=dtype) * ordered
+        self.ordered = ordered  # False: positions are alike, so permuted rows tie exactly
         self.mixer = torch.randn(2 * width, width, generator=g, dtype=dtype) / width**0.5
         banned = torch.zeros(vocabulary, dtype=torch.bool)
         banned[-1] = True
@@ -57,7 +58,8 @@ class FakeModel:
         self.rows_seen += len(tokens)
         position = (real.cumsum(-1) - 1).clamp_min(0)
         x = (self.embedding[tokens] + self.place[position]) * real[..., None]
-        near = torch.exp(-(position[:, :, None] - position[:, None, :]).abs().to(x.dtype)) * real[:, None, :]
+        distance = (position[:, :, None] - position[:, None, :]).abs().to(x.dtype) * self.ordered
+        near = torch.exp(-distance) * real[:, None, :]
         context = torch.tanh(near @ x)
         states = torch.tanh(torch.cat([x, context], -1) @ self.mixer)
         return Hidden(states, states + 0.5 * x)

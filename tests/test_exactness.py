@@ -142,6 +142,23 @@ def test_pools_with_equal_groups(method):
     assert [f[0] for f in plain] == [f[0] for f in together]
 
 
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("method", METHODS)
+def test_permuted_rows_tie_exactly_and_the_layout_still_does_not_matter(method, kind):
+    """A model that cannot tell positions apart: scores, confidences and determinants tie up to the last bits."""
+    g = torch.Generator().manual_seed(0)
+    prompts = [torch.randint(0, 3, (1 + i % 5,), generator=g).tolist() for i in range(60)]
+    keys = list(range(60))
+    model = FakeModel(vocabulary=5, ordered=False, scale=1.0, seed=2, **MODELS[kind])
+    order = "ancestral" if kind == "ancestral" else "random"
+    options = dict(gen_length=5, steps=None, k=3, w=4, order=order, eos="free")
+    one = run(model, prompts, method, keys=keys, **options)
+    other = run(model, prompts[::-1], method, keys=keys[::-1], max_tokens_per_forward=25, **options)
+    assert one.answers == other.answers[::-1]
+    assert [x.tolist() for x in one.lineage] == [x.tolist() for x in other.lineage[::-1]]
+    torch.testing.assert_close(one.logdet, other.logdet.flip(0), atol=1e-6, rtol=0)
+
+
 PARTITION = [m for m in METHODS if m in ("d5p4", "d5p4x", "greedy-beam", "diverse-beam", "cat", "random")]
 
 

@@ -221,6 +221,46 @@ def test_best_of_n_ranks_as_told(carry_over):
         assert by_logprob.score[0].tolist() == pytest.approx(pool.score[0, :3].tolist(), abs=1e-9)
 
 
+def test_best_of_n_keeps_the_best_by_the_score_it_shows_also_with_blocks():
+    model = FakeModel()
+    for seed in range(5):
+        pool = generate(model, "abc", method="independent", k=12, block_length=2, seed=seed)
+        best = generate(model, "abc", method="best-of-n", k=3, w=4, block_length=2, seed=seed)
+        assert best.score[0].tolist() == pytest.approx(pool.score[0, :3].tolist(), abs=1e-9)
+
+
+def test_logdet_is_of_the_chosen_rows_and_minus_infinity_for_equal_ones():
+    r = generate(FakeModel(), ["abc", "ahead", "jig"], temperature=2.0, k=2)
+    expected = torch.log(1 - r.similarity[:, 0, 1] ** 2)
+    torch.testing.assert_close(r.logdet, expected, atol=1e-9, rtol=0)
+    same = generate(FakeModel(), "abc", gen_length=1, k=3, temperature=3.0)  # one step: all rows are the first pool's
+    assert same.logdet.item() == -math.inf and (same.similarity == 1).all()
+
+
+def test_holes_at_the_end_of_a_prompt_are_not_the_answer():
+    model = FakeModel()
+    model.head.bias[10] = 30.0  # end of text everywhere
+    r = generate(model, [[0, 11]], gen_length=3, eos="free")
+    assert all(a == [10] for a in r.answers[0])  # the hole's token stays, what follows is cut
+    assert all(t.startswith("a") and len(t) == 2 for t in r.texts[0])
+
+
+def test_a_tiny_temperature_is_the_most_probable_token():
+    for dtype in (torch.float32, torch.float64):
+        model = FakeModel(dtype=dtype)
+        cold, zero = (generate(model, "abc", k=1, temperature=t) for t in (1e-38, 0))
+        assert cold.answers == zero.answers
+
+
+def test_batches_hold_prompts_of_like_length():
+    model = FakeModel(max_length=2000)
+    sizes = []
+    prompts = [[1] * 4] * 30 + [[1] * 900]
+    d5p4.generate(model, prompts, k=2, w=2, gen_length=4, steps=1, max_tokens_per_forward=40, seed=0, temperature=5.0,
+                  callback=lambda s: sizes.append(len(s.prompts)) and None)  # fmt: skip
+    assert sizes == [10, 10, 10, 1]
+
+
 def test_fewer_distinct_answers_than_asked_warn():
     model = FakeModel(scale=20.0)
     with pytest.warns(d5p4.DuplicateAnswers, match="1 of 1 prompts have fewer than k=4"):
@@ -283,6 +323,10 @@ def test_nan_logits_name_the_step_and_row(carry_over):
         ("abc", {"method": "best-of-n", "scorer": lambda t: [1]}, "1 numbers for 9 texts"),
         ("abc", {"method": "best-of-n", "references": ["x"]}, "references need scorer"),
         ("abc", {"steps": 1, "block_length": 2}, "steps=1 is fewer than the 4 blocks"),
+        ("abc", {"steps": 1, "temperature": 0, "order": "random"}, "one step a block is deterministic"),
+        ("abc", {"seed": 2**64}, "must be a whole number of 64 bits"),
+        (["a", "b"], {"keys": [0, 2**64]}, "names two prompts"),
+        ("abc", {"keys": [1.5]}, "key 1.5 must be"),
     ],
     ids=str,
 )

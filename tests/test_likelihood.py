@@ -47,6 +47,13 @@ def test_same_seed_same_value_whatever_the_batch():
     assert one != d5p4.loglikelihood(model, "cgg", "ab", 32, seed=4)
 
 
+def test_nan_is_an_error():
+    model = FakeModel()
+    model.head.weight[3] = float("nan")
+    with pytest.raises(d5p4.NonFiniteLogits):
+        d5p4.loglikelihood(model, "abc")
+
+
 @pytest.mark.parametrize(
     ("text", "samples", "message"),
     [("", 4, "no tokens"), ("al", 4, "mask"), ("a", 0, "samples=0"), ("a" * 99, 4, "99")],

@@ -28,6 +28,8 @@ def test_caller_before_model_before_paper():
     s = make(model, gen_length=5, order="margin", beta=2.0)
     assert (s.gen_length, s.steps, s.order, s.params["beta"]) == (5, 3, "margin", 2.0)
     assert make(model, method="d5p4x").params["beta"] == 1.0
+    model.generation_defaults = {"guidance": 3.0}
+    assert make(model, method="d5p4-p").guidance == 3.0
 
 
 def test_a_models_unknown_default_is_named():
@@ -92,6 +94,7 @@ def test_aliases():
         ({"temperature": 0}, "temperature=0 with order='confidence' is deterministic"),
         ({"top_k": 1, "order": "entropy"}, "top_k=1 with order='entropy' is deterministic"),
         ({"order": "ancestral", "eos": "last"}, "eos='last'"),
+        ({"order": "tempered", "order_temperature": 0.0, "temperature": 0}, "order='tempered' is deterministic"),
     ],
     ids=str,
 )

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from d5p4.ops.ties import TOLERANCE, argbest, coarse
+from d5p4.ops.ties import TOLERANCE, argbest, coarse, ranked
 
 INF, NAN = torch.inf, torch.nan
 
@@ -93,3 +93,13 @@ def test_a_stable_sort_of_coarse_values_sees_the_hash_order() -> None:
     by_hash = tie.argsort()
     order = by_hash[coarse(values[by_hash]).argsort(stable=True, descending=True)]
     assert order.tolist() == [2, 1, 3, 0]
+
+
+def test_ranked_sorts_down_and_equals_by_ties():
+    values = torch.tensor([[1.0, 3.0, 3.0 + 1e-12, float("nan"), 3.0, -torch.inf]], dtype=torch.float64)
+    first = torch.tensor([[0, 7, 7, 0, 2, 1]])
+    second = torch.tensor([[0, 5, 4, 9, 0, 1]])
+    assert ranked(values, first, second).tolist() == [[4, 2, 1, 0, 3, 5]]
+    shuffle = torch.tensor([3, 1, 5, 0, 2, 4])
+    again = ranked(values[:, shuffle], first[:, shuffle], second[:, shuffle])
+    assert shuffle[again].tolist() == [[4, 2, 1, 0, 3, 5]]

@@ -68,6 +68,20 @@ def test_bf16_states_give_float32_statistics(head):
     assert stats["entropy"].dtype == torch.float32
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("guided", [False, True])
+def test_half_precision_weights_add_no_rounding_of_ours(dtype, guided, monkeypatch):
+    """Against float64 from the same half-precision numbers; float32 states are what guidance gives."""
+    monkeypatch.setattr(vocab, "CHUNK", 128)  # several vocabulary tiles
+    g = torch.Generator().manual_seed(0)
+    weight = torch.randn(300, 64, generator=g).to(dtype)
+    states = torch.randn(20, 64, generator=g)
+    states = states if guided else states.to(dtype)
+    banned = torch.zeros(300, dtype=torch.bool)
+    logits = vocab.logits_of(states, weight, None, banned)
+    torch.testing.assert_close(logits.double(), states.double() @ weight.double().T, atol=2e-5, rtol=0)
+
+
 def test_no_rows(head):
     stats = vocab_stats(torch.zeros(0, 6), *head, ("entropy",), torch.zeros(0, 2, dtype=torch.int64))
     assert stats["entropy"].shape == (0,) and stats["token"].shape == (0, 2)
