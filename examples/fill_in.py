@@ -1,11 +1,14 @@
-"""Fill the holes of a text in several ways. Usage: fill_in.py MODEL"""
+"""Fill the holes of a text, written as _, in three ways. Usage: fill_in.py MODEL "text with ___ holes"
+
+End-of-text is not drawn here (eos="never"), so every hole gets a token that shows.
+"""
 
 import sys
 
 import d5p4
 
-model = d5p4.load(sys.argv[1])
-hole = model.tokenizer.mask_token * 6
-result = d5p4.generate(model, f"the cat {hole} the mat", k=3, chat=False, seed=0)
-for text in result.texts[0]:
-    print(repr(text))
+_, folder, text = sys.argv
+model = d5p4.load(folder)
+holes = text.replace("_", model.tokenizer.mask_token)
+for filled in d5p4.generate(model, holes, k=3, chat=False, eos="never", seed=0).texts[0]:
+    print(repr(filled))

@@ -1,12 +1,12 @@
-"""Four different answers to one prompt. Usage: four_answers.py MODEL [PROMPT]"""
+"""Four different answers to one prompt. Usage: four_answers.py MODEL PROMPT"""
 
 import sys
 
 import d5p4
 
-model = d5p4.load(sys.argv[1])
-prompt = sys.argv[2] if len(sys.argv) > 2 else "Name a river and say where it flows."
-result = d5p4.generate(model, prompt, k=4, gen_length=16, seed=0)
+_, folder, prompt = sys.argv
+model = d5p4.load(folder)
+result = d5p4.generate(model, prompt, k=4, seed=0)
 for score, text in zip(result.score[0], result.texts[0], strict=True):
     print(f"{score:8.3f}  {text!r}")
 print(f"{int(result.distinct[0])} of 4 differ; {int(result.rows[0])} rows instead of {int(result.rows_nominal[0])}")

@@ -1,4 +1,4 @@
-"""A selection rule of your own: a function of the pool's view. Usage: own_method.py MODEL
+"""A selection rule of your own: a function of the pool's view. Usage: own_method.py MODEL PROMPT
 
 This one keeps, of each group, the child that is least like the rest of the pool.
 """
@@ -18,6 +18,6 @@ def loners(pool: d5p4.PoolView, k: int, key: Tensor) -> d5p4.Choice:
 
 
 d5p4.register(d5p4.Method("loners", "the child least like the pool", "mine", lambda settings: loners))
-model = d5p4.load(sys.argv[1])
-for text in d5p4.generate(model, "a story", method="loners", k=4, gen_length=16, seed=0).texts[0]:
+_, folder, prompt = sys.argv
+for text in d5p4.generate(d5p4.load(folder), prompt, method="loners", k=4, seed=0).texts[0]:
     print(repr(text))

@@ -1,10 +1,11 @@
-"""Watch the best draft being denoised, through the callback. Usage: watch.py MODEL"""
+"""Watch the best draft being denoised, through the callback. Usage: watch.py MODEL PROMPT"""
 
 import sys
 
 import d5p4
 
-model = d5p4.load(sys.argv[1])
+_, folder, prompt = sys.argv
+model = d5p4.load(folder)
 
 
 def show(shot: d5p4.Snapshot) -> None:
@@ -13,4 +14,4 @@ def show(shot: d5p4.Snapshot) -> None:
     print(f"{shot.step + 1:3}/{shot.steps}", text)
 
 
-d5p4.generate(model, "a story", k=2, gen_length=16, steps=8, seed=0, callback=show)
+d5p4.generate(model, prompt, k=2, seed=0, callback=show)

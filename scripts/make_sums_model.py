@@ -77,7 +77,7 @@ def write(model: LLaDA, folder: Path) -> None:
     codec.add_special_tokens(["<|endoftext|>", "<|mask|>"])
     codec.save(str(folder / "tokenizer.json"))
     (folder / "config.json").write_text(json.dumps(CONFIG, indent=1))
-    defaults = {"length": ANSWER, "steps": ANSWER, "order": "confidence"}
+    defaults = {"length": ANSWER, "order": "confidence"}
     (folder / "generation_config.json").write_text(json.dumps({"d5p4": defaults}, indent=1))
     weights = {LLaDA.prefix + name: value.contiguous() for name, value in model.state_dict().items()}
     save_file(weights, folder / "model.safetensors")

@@ -1,4 +1,4 @@
-"""A 30-line model that satisfies the contract: how most tests run the real loop."""
+"""A small model that satisfies the contract: how most tests run the real loop."""
 
 from __future__ import annotations
 

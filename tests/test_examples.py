@@ -15,13 +15,13 @@ SCRIPTS = sorted(p.name for p in EXAMPLES.glob("*.py") if p.name != "demo.py")  
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return write_llada(tmp_path_factory.mktemp("llada"))
+    return write_llada(tmp_path_factory.mktemp("llada"), generation={"d5p4": {"length": 12}})
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_runs(script, folder):
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(EXAMPLES / script), str(folder)],
+        [sys.executable, "-W", "ignore", str(EXAMPLES / script), str(folder), "a __ cat"],
         capture_output=True, text=True, env=os.environ | {"PYTHONIOENCODING": "utf-8", "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

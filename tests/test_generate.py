@@ -3,6 +3,7 @@
 import math
 import warnings
 
+import numpy as np
 import pytest
 import torch
 
@@ -98,8 +99,60 @@ def test_prompt_forms_agree():
     model = FakeModel()
     ids = [0, 1, 2]
     expected = generate(model, "abc").answers
-    for prompt in (["abc"], ids, [ids], torch.tensor(ids), torch.tensor([ids])):
+    array = np.array(ids)
+    for prompt in (["abc"], ids, [ids], torch.tensor(ids), torch.tensor([ids]), array, [array], list(array), ("abc",)):
         assert generate(model, prompt).answers == expected
+
+
+def test_numpy_numbers_are_numbers():
+    plain = generate(FakeModel(), "abc", k=2, seed=7, keys=[4], temperature=1.5).answers
+    fancy = dict(k=np.int64(2), seed=np.int64(7), keys=np.array([4]), temperature=np.float64(1.5))
+    assert generate(FakeModel(), "abc", **fancy).answers == plain
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 1e-39, 1e39, 1e300])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_no_temperature_leaves_a_mask(dtype, temperature):
+    r = generate(FakeModel(dtype=dtype), "abc", temperature=temperature)
+    assert not (r.sequences == 11).any()
+    r = generate(FakeModel(dtype=dtype), "abc", order="tempered", order_temperature=temperature)
+    assert not (r.sequences == 11).any()
+
+
+def test_dropped_prompts_may_come_as_a_tensor_or_a_number():
+    for drop in (lambda s: s.prompts[s.prompts == 1], lambda s: 1, lambda s: {1}, lambda s: np.array([1])):
+        r = generate(FakeModel(), ["abc", "c"], callback=drop)
+        assert r.answers[1] == [] and len(r.answers[0]) == 3
+        assert r.logdet[1].isnan() and r.score[1].isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("parents", "children", "message"),
+    [
+        ([[0, 1, 9]], 3, "outside the pool of 9"),
+        ([[0, 1, -1]], 3, "outside the pool"),
+        ([0, 1, 2], 3, "of shape .3,."),
+        ([[0, 1, 2]], 0, "with 0 children"),
+        ([[0.5, 1, 2]], 3, "must return a Choice of int64 parents"),
+        ([[0, 1, 2, 3]], None, "4 x 1 rows where 3 are needed"),
+    ],
+    ids=str,
+)
+def test_a_selector_of_ones_own_is_told_what_is_wrong(parents, children, message, monkeypatch):
+    def select(pool, k, key):
+        chosen = torch.tensor(parents)
+        return pool.keep(chosen) if children is None else d5p4.Choice(chosen, children)
+
+    monkeypatch.setitem(d5p4.METHODS, "mine", d5p4.Method("mine", "", "", lambda s: select))
+    with pytest.raises(D5P4Error, match=message):
+        generate(FakeModel(), "abc", method="mine")
+    with pytest.raises(D5P4Error, match="already a method 'mine'"):
+        d5p4.register(d5p4.METHODS["mine"])
+
+
+def test_a_result_is_printed_in_one_line():
+    text = repr(generate(FakeModel(), ["abc", "c"]))
+    assert text.startswith("Result(2 prompts, 6 answers") and "\n" not in text
 
 
 def test_chat_is_applied_where_there_is_a_template():
@@ -204,6 +257,7 @@ def test_best_of_n_ranks_as_told(carry_over):
     model = FakeModel(carry_over=carry_over)
     pool = generate(model, "abc", method="independent", k=9, logprobs=True)
     longest = generate(model, "abc", method="best-of-n", scorer=lambda texts: [t.count("g") for t in texts])
+    assert longest.score[0].tolist() == [t.count("g") for t in longest.texts[0]] and "scorer" in longest.score_kind
     by_count = sorted((t.count("g") for t in pool.texts[0]), reverse=True)[:3]
     assert sorted((t.count("g") for t in longest.texts[0]), reverse=True) == by_count
     oracle = generate(
@@ -327,6 +381,19 @@ def test_nan_logits_name_the_step_and_row(carry_over):
         ("abc", {"seed": 2**64}, "must be a whole number of 64 bits"),
         (["a", "b"], {"keys": [0, 2**64]}, "names two prompts"),
         ("abc", {"keys": [1.5]}, "key 1.5 must be"),
+        ("abc", {"keys": 3}, "keys must be a list with one entry a prompt, not int"),
+        ("abc", {"callback": 3}, "callback=3 is not a function"),
+        ("abc", {"callback": lambda shot: ["x"]}, "the callback returned 'x'"),
+        ("abc", {"callback": lambda shot: True}, "the callback returned True"),
+        ("abc", {"method": "best-of-n", "scorer": 3}, "scorer=3 is not a function"),
+        ("abc", {"method": "best-of-n", "scorer": lambda t: None}, "the scorer gave None"),
+        ("abc", {"method": "best-of-n", "scorer": max, "references": "x"}, "references must be a list"),
+        ("abc", {"method": []}, "no method"),
+        ("abc", {"k": 10**30}, "at most"),
+        ("abc", {"steps": 10**9}, "steps=1000000000"),
+        ("abc", {"temperature": 10**400}, "temperature="),
+        (b"abc", {}, "bytes"),
+        ([b"abc"], {}, "bytes"),
     ],
     ids=str,
 )

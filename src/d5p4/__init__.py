@@ -16,16 +16,18 @@ from .models import load, wrap
 from .rows import Prompts
 from .schedule import make_schedule
 from .settings import Settings
-from .types import Choice, Head, Hidden, HistoryStep, Model, PoolView, Result, Schedule, Snapshot, Step
+from .types import Choice, Final, Head, Hidden, HistoryStep, Kept, Model, PoolView, Result, Schedule, Snapshot, Step
 
 __all__ = [
     "METHODS",
     "Choice",
     "D5P4Error",
     "DuplicateAnswers",
+    "Final",
     "Head",
     "Hidden",
     "HistoryStep",
+    "Kept",
     "Method",
     "Model",
     "NonFiniteLogits",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from .errors import D5P4Error
 from .look import Look
 from .ops.pivots import eliminate
 from .ops.ties import ranked
@@ -14,9 +17,10 @@ from .ops.vocab import vocab_stats
 from .pool import Pool, pick
 from .rng import wide
 from .rows import Prompts
-from .types import Choice, Final, Finish, HistoryStep, Model, PoolView, Result
+from .types import Choice, Final, Finish, HistoryStep, Kept, Model, PoolView, Result
 
 LOGPROB_SCORE = "mean log-probability of each token at its reveal"
+SCORER_SCORE = "the scorer's number"
 ENTROPY_SCORE = "mean negative entropy over the answer at the last forward"
 
 
@@ -118,18 +122,24 @@ def gather_result(
     def last_score(kind: str, positions: str) -> Tensor:
         return look.score(kind, positions, whole=True).gather(1, choice.parents)
 
+    if len(alive) and bool((pool.tokens == model.mask_id).any()):
+        raise D5P4Error("decoding ended with masks in an answer; please report this with the settings used")
+    kept_rows = Kept(torch.arange(k, device=device).expand(len(alive), k))
     if len(alive) and finish is not None:
-        keep = finish(Final(pool.tie, last_score, logprob, texts, alive), k)
-    else:
-        keep = torch.arange(k, device=device).expand(len(alive), k)
+        kept_rows = finish(Final(pool.tie, last_score, logprob, texts, alive), k)
+    keep, outside = kept_rows.rows, kept_rows.score is not None
 
     score = torch.full((total, k), torch.nan, dtype=wide(device), device=device)
     similarity = torch.full((total, k, k), torch.nan, dtype=wide(device), device=device)
     logdet = torch.full((total,), torch.nan, dtype=wide(device), device=device)
     if len(alive):
-        all_scores = pool.logprob.mean(-1) if model.carry_over else last_score("entropy", "all")
-        keep = keep.gather(1, ranked(*(x.gather(1, keep) for x in (all_scores, pool.row_hash, pool.tie))))
-        score[alive] = all_scores.gather(1, keep).to(score.dtype)
+        if kept_rows.score is None:
+            own = pool.logprob.mean(-1) if model.carry_over else last_score("entropy", "all")
+            kept_rows = kept_rows._replace(score=own.gather(1, keep))
+        assert kept_rows.score is not None
+        order = ranked(kept_rows.score, pool.row_hash.gather(1, keep), pool.tie.gather(1, keep))
+        keep = keep.gather(1, order)
+        score[alive] = kept_rows.score.gather(1, order).to(score.dtype)
         parents = choice.parents.gather(1, keep)
         similarity[alive] = pick(pick(view.similarity, parents).transpose(1, 2), parents)
         logdet[alive] = _logdet(similarity[alive])
@@ -141,7 +151,7 @@ def gather_result(
         sequences=torch.full((total, k, prompts.tokens.shape[1]), model.mask_id, device=device),
         attention_mask=prompts.attention_mask,
         score=score,
-        score_kind=LOGPROB_SCORE if model.carry_over else ENTROPY_SCORE,
+        score_kind=SCORER_SCORE if outside else LOGPROB_SCORE if model.carry_over else ENTROPY_SCORE,
         logdet=logdet,
         similarity=similarity,
         distinct=torch.zeros(total, dtype=torch.int64, device=device),
@@ -177,3 +187,16 @@ def _logdet(similarity: Tensor) -> Tensor:
     nothing, place = torch.zeros_like(similarity[:, 0]), torch.arange(similarity.shape[1], device=similarity.device)
     result = eliminate(similarity, nothing, nothing, place.expand(nothing.shape), place, len(place))
     return torch.where(result.zeros > 0, -torch.inf, result.logs)[:, 0]
+
+
+def prompts_to_drop(said: Any) -> list[int]:
+    """The prompt numbers a callback returned, as None, a number, a tensor or any iterable of numbers."""
+    if said is None:
+        return []
+    if hasattr(said, "tolist"):
+        said = said.tolist()
+    numbers = [said] if isinstance(said, int) else list(said) if isinstance(said, Iterable) else [said]
+    wrong = [n for n in numbers if not isinstance(n, int) or isinstance(n, bool)]
+    if wrong:
+        raise D5P4Error(f"the callback returned {wrong[0]!r}; return None, or the numbers of prompts to drop")
+    return numbers

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .answers import Ledger, gather_result
+from .answers import Ledger, gather_result, prompts_to_drop
 from .guidance import guidance_at, guide
 from .look import Look, check_finite
 from .methods import Scorer
@@ -72,7 +72,8 @@ def decode(
         view = look.view(state)
         window = settings.select_window
         if step.last or window is None or window[0] <= step.index < window[1]:
-            choice = select(view, settings.k, mix(seed, key, SELECT, step.index))
+            key_now = mix(seed, key, SELECT, step.index)
+            choice = view.check(select(view, settings.k, key_now), settings.k if step.last and not finish else None)
         else:
             choice = view.stay()
 
@@ -95,13 +96,13 @@ def decode(
         # 4. the books, and whoever listens
         nominal = pool.tokens.shape[1] * (1 if g == 1 else 2)
         ledger.record(choice, fresh, nominal, view, pool.tokens)
-        dropped = None
+        dropped: list[int] = []
         if callback is not None:
             shot = Snapshot(step.index, steps, ledger.alive, pool.tokens, view, choice, following.tokens)
-            dropped = callback(shot)
+            dropped = prompts_to_drop(callback(shot))
         pool = following
         if dropped and not step.last:
-            keep = (~torch.isin(ledger.alive, torch.tensor(sorted(dropped), device=key.device))).nonzero()[:, 0]
+            keep = (~torch.isin(ledger.alive, torch.tensor(dropped, device=key.device))).nonzero()[:, 0]
             pool, seed, key = pool.keep(keep), seed[keep], key[keep]
             ledger.keep(keep)
             conditional.keep(keep)

@@ -5,19 +5,20 @@ from __future__ import annotations
 import secrets
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .answers import prompts_to_drop
 from .decode import decode
 from .errors import D5P4Error, DuplicateAnswers
 from .prompts import Request, encode, layout, plan, split_prompts
 from .rng import hash_tokens, key_of, mix
 from .schedule import make_schedule
-from .settings import Settings
+from .settings import Settings, plain_number
 from .types import Callback, Model, Result, Snapshot
 
 
@@ -103,7 +104,10 @@ def generate(
         similarity=similarity, gamma=gamma, solver=solver, chat=chat, max_tokens_per_forward=max_tokens_per_forward,
         history=history, logprobs=logprobs,
     )  # fmt: skip
+    if not hasattr(model, "body") or not hasattr(model, "head"):
+        raise D5P4Error(f"model is a {type(model).__name__}; d5p4.load or d5p4.wrap make one")
     settings = Settings.make(model, **given, **parameters)
+    _check_functions(callback=callback, scorer=scorer)
     if (scorer is not None or references is not None) and settings.method != "best-of-n":
         raise D5P4Error(f"scorer and references are for method 'best-of-n', not {settings.method!r}")
     length_given = gen_length is not None or parameters.get("max_new_tokens") is not None
@@ -112,9 +116,8 @@ def generate(
         raise D5P4Error(f"guidance={settings.guidance:g} strengthens a prompt, and there is none; use guidance=1")
     encoded = [encode(model, prompt, settings.chat, number) for number, prompt in enumerate(asked)]
     requests = [plan(model, ids, settings, length_given, number) for number, ids in enumerate(encoded)]
-    if references is not None and len(references) != len(requests):
-        raise D5P4Error(f"there are {len(references)} references for {len(requests)} prompts")
-    seed = secrets.randbits(32) if seed is None else seed
+    _check_lists(len(requests), references=references, keys=keys)
+    seed = secrets.randbits(32) if seed is None else plain_number(seed)
     if not isinstance(seed, int) or isinstance(seed, bool) or not -(2**63) <= seed < 2**63:
         raise D5P4Error(f"seed={seed!r} must be a whole number of 64 bits")
     return run_requests(
@@ -123,11 +126,26 @@ def generate(
     )  # fmt: skip
 
 
+def _check_functions(**given: Any) -> None:
+    for name, value in given.items():
+        if value is not None and not callable(value):
+            raise D5P4Error(f"{name}={value!r} is not a function")
+
+
+def _check_lists(prompts: int, **given: Any) -> None:
+    """Each must be left out or have one entry a prompt."""
+    for name, value in given.items():
+        listed = hasattr(value, "__getitem__") and hasattr(value, "__len__") and not isinstance(value, (str, Mapping))
+        if value is not None and not listed:
+            raise D5P4Error(f"{name} must be a list with one entry a prompt, not {type(value).__name__}")
+        if value is not None and len(value) != prompts:
+            raise D5P4Error(f"there are {len(value)} {name} for {prompts} prompts")
+
+
 def prompt_keys(requests: Sequence[Request], keys: Sequence[int | str] | None) -> list[int]:
     """One int64 a prompt: from the caller's names, or from the tokens and their occurrence number in this call."""
     if keys is not None:
-        if len(keys) != len(requests):
-            raise D5P4Error(f"there are {len(keys)} keys for {len(requests)} prompts")
+        keys = [plain_number(key) for key in keys]
         wrong = next((key for key in keys if not isinstance(key, (int, str)) or isinstance(key, bool)), None)
         if wrong is not None:
             raise D5P4Error(f"key {wrong!r} must be a whole number or text")
@@ -215,9 +233,9 @@ def _numbered(callback: Callback, numbers: Tensor) -> Callback:
     """The callback sees and names prompts by their number in the call."""
     place = {int(number): i for i, number in enumerate(numbers)}
 
-    def call(shot: Snapshot) -> list[int] | None:
-        dropped = callback(replace(shot, prompts=numbers[shot.prompts]))
-        return None if dropped is None else [place[i] for i in dropped if i in place]
+    def call(shot: Snapshot) -> list[int]:
+        dropped = prompts_to_drop(callback(replace(shot, prompts=numbers[shot.prompts])))
+        return [place[i] for i in dropped if i in place]
 
     return call
 

@@ -27,12 +27,18 @@ def loglikelihood(
     samples: int = 128,
     *,
     seed: int = 0,
-    chat: bool | None = False,
+    chat: bool | None = None,
     max_tokens_per_forward: int = 16384,
 ) -> float:
-    """Bound on log p(text | prompt) in nats. Text and prompt may be token ids; the same seed gives the same value."""
-    if not isinstance(samples, int) or samples < 1:
-        raise D5P4Error(f"samples={samples!r} must be a whole number of at least 1")
+    """Bound on log p(text | prompt) in nats. Text and prompt may be token ids; the same seed gives the same value.
+
+    The prompt is read as `generate` reads it: `chat=None` applies the chat template where the model has one.
+    """
+    for name, value in (("samples", samples), ("max_tokens_per_forward", max_tokens_per_forward)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise D5P4Error(f"{name}={value!r} must be a whole number of at least 1")
+    if not isinstance(seed, int) or isinstance(seed, bool):
+        raise D5P4Error(f"seed={seed!r} must be a whole number")
     before = [] if prompt is None else encode(model, prompt, chat, 0)
     answer = encode(model, text, False, 0)
     if not answer:

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import Tensor
 
 from . import select
 from .errors import D5P4Error
 from .ops.ties import ranked
-from .types import Final, Finish, Selector
+from .rng import wide
+from .types import Final, Finish, Kept, Selector
 
 if TYPE_CHECKING:
     from .settings import Settings
@@ -66,27 +66,35 @@ def _best_of_n(settings: Settings, scorer: Scorer | None, references: Sequence[A
     if references is not None and scorer is None:
         raise D5P4Error("references need scorer=, a function of a text and a reference")
 
-    def finish(final: Final, k: int) -> Tensor:
+    def finish(final: Final, k: int) -> Kept:
         if scorer is None:
             values = final.score("entropy", "all") if rank == "entropy" else final.logprob()
-        else:
-            rows = []
-            for prompt, texts in zip(final.prompts.tolist(), final.texts(), strict=True):
-                numbers = (
-                    [scorer(text, references[prompt]) for text in texts] if references is not None else scorer(texts)
-                )
-                numbers = [float(x) for x in numbers]
-                if len(numbers) != len(texts):
-                    raise D5P4Error(f"the scorer gave {len(numbers)} numbers for {len(texts)} texts")
-                rows.append([x if text.strip() else -math.inf for x, text in zip(numbers, texts, strict=True)])
-            values = torch.tensor(rows, dtype=torch.float64, device=final.tie.device)
-        return ranked(values, final.tie)[:, :k]
+            return Kept(ranked(values, final.tie)[:, :k])
+        judged = [
+            _judge(scorer, texts, None if references is None else (references[prompt],))
+            for prompt, texts in zip(final.prompts.tolist(), final.texts(), strict=True)
+        ]
+        values = torch.tensor(judged, dtype=wide(final.tie.device), device=final.tie.device)
+        rows = ranked(values, final.tie)[:, :k]
+        return Kept(rows, values.gather(1, rows))
 
     return finish
 
 
+def _judge(scorer: Scorer, texts: list[str], reference: tuple[Any] | None) -> list[float]:
+    """A number for each text; empty texts are the worst."""
+    said = scorer(texts) if reference is None else [scorer(text, *reference) for text in texts]
+    try:
+        numbers = [float(x) for x in said]
+    except (TypeError, ValueError):
+        raise D5P4Error(f"the scorer gave {said!r}, which is not a number for each text") from None
+    if len(numbers) != len(texts):
+        raise D5P4Error(f"the scorer gave {len(numbers)} numbers for {len(texts)} texts")
+    return [x if text.strip() else -math.inf for x, text in zip(numbers, texts, strict=True)]
+
+
 def _keep_certain(settings: Settings, scorer: Scorer | None, references: Sequence[Any] | None) -> Finish:
-    return lambda final, k: ranked(final.score("entropy", "masked"), final.tie)[:, :k]
+    return lambda final, k: Kept(ranked(final.score("entropy", "masked"), final.tie)[:, :k])
 
 
 _TABLE = (
@@ -122,12 +130,14 @@ METHODS: dict[str, Method] = {method.name: method for method in _TABLE}
 
 def register(method: Method) -> None:
     """Make a method of your own known by its name, to `generate` and to the command line of this process."""
+    if not isinstance(method, Method):
+        raise D5P4Error(f"register takes a d5p4.Method, not {type(method).__name__}")
     if method.name in METHODS:
         raise D5P4Error(f"there is already a method {method.name!r}")
     METHODS[method.name] = method
 
 
 def method_named(name: str) -> Method:
-    if name not in METHODS:
+    if not isinstance(name, str) or name not in METHODS:
         raise D5P4Error(f"there is no method {name!r}; choose one of {', '.join(METHODS)}")
     return METHODS[name]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .errors import D5P4Error
 from .rows import Prompts
-from .settings import Settings
+from .settings import Settings, plain_number
 from .types import Model
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]] | Tensor
@@ -43,17 +43,22 @@ def split_prompts(prompts: Any, sets: int | None) -> list[Prompt]:
         return [[] for _ in range(sets or 1)]
     if sets is not None:
         raise D5P4Error("sets is for unconditional answers; repeat the prompt in the list instead")
-    if isinstance(prompts, Tensor):
-        prompts = prompts.tolist()
-    if isinstance(prompts, str):
-        return [prompts]
+    prompts = _as_list(prompts)
+    if isinstance(prompts, (str, bytes)):
+        return [prompts]  # bytes are refused by `encode`
     if not isinstance(prompts, Sequence):
         raise D5P4Error(f"prompts of type {type(prompts).__name__} mean nothing here; give text, token ids or messages")
+    prompts = [plain_number(part) for part in prompts]
     if not prompts:
         raise D5P4Error("there is no prompt: the list is empty (prompts=None asks for unconditional answers)")
     if all(isinstance(part, Mapping) for part in prompts) or all(_is_id(part) for part in prompts):
         return [prompts]
     return list(prompts)
+
+
+def _as_list(value: Any) -> Any:
+    """Tensors and arrays as lists."""
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _is_id(value: Any) -> bool:
@@ -62,7 +67,12 @@ def _is_id(value: Any) -> bool:
 
 def encode(model: Model, prompt: Any, chat: bool | None, number: int) -> list[int]:
     """Token ids of one prompt; the chat template is applied to text where the model has one, unless chat=False."""
-    ids = _ids_of(model, prompt, chat, number)
+    try:
+        ids = _ids_of(model, prompt, chat, number)
+    except D5P4Error as reason:
+        if str(reason).startswith("prompt "):
+            raise
+        raise D5P4Error(f"prompt {number}: {reason}") from reason
     size = model.head.weight.shape[0]
     wrong = next((i for i in ids if not 0 <= i < size), None)
     if wrong is not None:
@@ -71,16 +81,17 @@ def encode(model: Model, prompt: Any, chat: bool | None, number: int) -> list[in
 
 
 def _ids_of(model: Model, prompt: Any, chat: bool | None, number: int) -> list[int]:
-    if isinstance(prompt, Tensor):
-        prompt = prompt.tolist()
+    prompt = _as_list(prompt)
     if isinstance(prompt, str):
         return _encode_text(model, prompt, chat, number)
     if isinstance(prompt, Sequence) and prompt and all(isinstance(part, Mapping) for part in prompt):
         if chat is False:
             raise D5P4Error(f"prompt {number} is a conversation, but chat=False turns the chat template off")
         return _encode_chat(model, prompt, number)
-    if isinstance(prompt, Sequence) and all(_is_id(part) for part in prompt):
-        return list(prompt)
+    if isinstance(prompt, Sequence) and not isinstance(prompt, (bytes, bytearray)):
+        ids = [plain_number(part) for part in prompt]
+        if all(_is_id(part) for part in ids):
+            return ids
     raise D5P4Error(f"prompt {number} ({type(prompt).__name__}) is neither text, token ids nor a list of messages")
 
 

@@ -30,7 +30,7 @@ def make_schedule(length: int, steps: int | None, block_length: int | None, ance
     block = min(block_length or length, length)
     starts = list(range(0, length, block))
     sizes = [min(block, length - start) for start in starts]
-    total = length if steps is None else steps
+    total = length if steps is None else steps if ancestral else min(steps, length)
     if total < len(starts):
         raise D5P4Error(
             f"steps={total} is fewer than the {len(starts)} blocks of {block} positions; use a larger block_length"

@@ -1,7 +1,8 @@
-"""All options of a decode in one validated object: `generate`, the command line, file runs and the server build it.
+"""All options of a decode in one validated object, which `generate` and the command line build.
 
-What the caller leaves out (None) comes from the model folder's generation_config.json, there only under its key `d5p4`,
-then from the method's presets, then from the paper.
+What the caller leaves out (None) comes from the model folder's generation_config.json, there only under its key `d5p4`
+({"length": ..., "steps": ..., "order": ..., "methods": {"d5p4": {"beta": ...}}}), then from the method's presets, then
+from the paper.
 """
 
 from __future__ import annotations
@@ -62,11 +63,13 @@ class Settings:
     @staticmethod
     def make(model: Model, **given: Any) -> Settings:
         """Resolve and validate. Unknown names are method parameters; foreign ones are an error."""
-        given = _without_aliases({name: value for name, value in given.items() if value is not None})
+        given = _without_aliases({name: plain_number(value) for name, value in given.items() if value is not None})
         defaults = dict(model.generation_defaults)
         if "length" in defaults:
             defaults["gen_length"] = defaults.pop("length")
         by_method = defaults.pop("methods", {})
+        if not isinstance(by_method, Mapping) or not all(isinstance(own, Mapping) for own in by_method.values()):
+            raise D5P4Error(f"generation_config.json: 'methods' must hold parameters by method, not {by_method!r}")
         method = method_named(given.get("method", defaults.get("method", Settings.method)))
         names = {f.name for f in fields(Settings)} - {"params"}
         unknown = sorted(set(defaults) - names)
@@ -103,9 +106,9 @@ class Settings:
         """Raise a sentence for the first value that cannot be."""
         _whole("k", self.k, 1)
         _whole("w", self.w, 1)
-        for name in ("gen_length", "steps", "block_length", "top_k"):
+        for name, most in (("gen_length", 2**31), ("steps", 10**6), ("block_length", 2**31), ("top_k", 2**31)):
             if getattr(self, name) is not None:
-                _whole(name, getattr(self, name), 1)
+                _whole(name, getattr(self, name), 1, most)
         _whole("max_tokens_per_forward", self.max_tokens_per_forward, 1)
         _number("temperature", self.temperature, 0)
         _number("order_temperature", self.order_temperature, 0)
@@ -127,8 +130,8 @@ class Settings:
         _among("solver", self.solver, SOLVERS)
         _window("guidance_window", self.guidance_window)
         _window("select_window", self.select_window)
-        for name in ("distinct", "history", "logprobs", "savings"):
-            if not isinstance(getattr(self, name), bool):
+        for name in ("distinct", "history", "logprobs", "savings", "chat"):
+            if not isinstance(getattr(self, name), bool) and not (name == "chat" and self.chat is None):
                 raise D5P4Error(f"{name}={getattr(self, name)!r} must be True or False")
         if self.eos == "last" and self.order == "ancestral":
             raise D5P4Error("eos='last' needs an order to put the end-of-text last in; the ancestral rule has none")
@@ -169,7 +172,7 @@ def _without_aliases(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _translate(alias: str, name: Any, table: Mapping[str, str]) -> str:
-    if name not in table:
+    if not isinstance(name, str) or name not in table:
         raise D5P4Error(f"{alias}={name!r} is not known; use one of {', '.join(table)}")
     return table[name]
 
@@ -194,13 +197,19 @@ def _parameters(method: Method, own: dict[str, Any], configured: Mapping[str, An
     return dict(method.parameters) | dict(configured) | own
 
 
+def plain_number(value: Any) -> Any:
+    """A numpy or torch scalar as the Python number it holds."""
+    return value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
+
+
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and -1e308 <= value <= 1e308
 
 
-def _whole(name: str, value: Any, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise D5P4Error(f"{name}={value!r} must be a whole number of at least {least}")
+def _whole(name: str, value: Any, least: int, most: int = 2**31) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        limit = f" and at most {most}" if isinstance(value, int) and value > most else ""
+        raise D5P4Error(f"{name}={value!r} must be a whole number of at least {least}{limit}")
 
 
 def _number(name: str, value: Any, least: float) -> None:

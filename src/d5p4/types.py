@@ -7,12 +7,14 @@ L window positions (the positions to be decoded), V vocabulary, D hidden width.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+
+from .errors import D5P4Error
 
 
 class Hidden(NamedTuple):
@@ -165,6 +167,20 @@ class PoolView:
             raise TypeError("this pool was made without a score function")
         return self._score(kind, positions)
 
+    def check(self, choice: Any, after: int | None) -> Choice:
+        """The choice, or an error that says what a selector got wrong; `after`: rows the next pool must have."""
+        parents = getattr(choice, "parents", None)
+        if not isinstance(choice, Choice) or not isinstance(parents, Tensor) or parents.dtype != torch.int64:
+            raise D5P4Error(f"a selector must return a Choice of int64 parents (pool.keep makes one), not {choice!r}")
+        shape, prompts = tuple(parents.shape), self.group.shape[0]
+        if len(shape) != 2 or shape[0] != prompts or shape[1] < 1 or not choice.children >= 1:
+            raise D5P4Error(f"the selector chose parents of shape {shape} with {choice.children} children, not [P, m]")
+        if after is not None and shape[1] * choice.children != after:
+            raise D5P4Error(f"the selector chose {shape[1]} x {choice.children} rows where {after} are needed")
+        if prompts and (int(parents.min()) < 0 or int(parents.max()) >= self.size):
+            raise D5P4Error(f"the selector chose a row outside the pool of {self.size}")
+        return Choice(parents.sort(-1).values, choice.children)
+
     def keep(self, parents: Tensor) -> Choice:
         """Choose parents [P, m], each with w children, or one child at the last step."""
         return Choice(parents, 1 if self.last else self.width)
@@ -218,7 +234,7 @@ Callback = Callable[[Snapshot], Any]
 late. A snapshot's view holds the step's hidden states: keep what you read from it, not the snapshot."""
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Result:
     """k answers for each of P prompts, best score first. A dropped prompt has empty lists and NaN scores."""
 
@@ -239,7 +255,15 @@ class Result:
     logprobs: list[list[list[float]]] | None = None  # [P][k] of each answer token at its reveal
     reveal_step: list[list[list[int]]] | None = None  # [P][k] step of each answer token's reveal
     history: list[list[HistoryStep]] | None = None  # [P][steps]
-    settings: Any = field(default=None, repr=False)
+    settings: Any = None
+
+    def __repr__(self) -> str:
+        answers = sum(map(len, self.answers))
+        rows, nominal = int(self.rows.sum()), int(self.rows_nominal.sum())
+        return (
+            f"Result({len(self.texts)} prompts, {answers} answers, {int(self.distinct.sum())} distinct, "
+            f"{rows} of {nominal} rows, seed {self.seed}; texts[0][:1]={self.texts[0][:1] if self.texts else []})"
+        )
 
 
 @dataclass(frozen=True)
@@ -253,5 +277,12 @@ class Final:
     prompts: Tensor  # [P] which prompts of the call these are
 
 
-Finish = Callable[[Final, int], Tensor]
-"""`finish(final, k)` -> keep [P, k], rows of the final pool."""
+class Kept(NamedTuple):
+    """What a finish keeps."""
+
+    rows: Tensor  # [P, k] of the final pool
+    score: Tensor | None = None  # [P, k] a score to show and sort by instead of the model's own
+
+
+Finish = Callable[[Final, int], Kept]
+"""`finish(final, k)` chooses k rows of the final pool."""

@@ -98,3 +98,18 @@ def test_a_closed_pipe_is_quiet():
     started = run("methods", "--json", stdout=writer, stderr=subprocess.PIPE)
     os.close(writer)
     assert started.communicate()[1] == ""
+
+
+def test_a_bad_prompt_of_a_file_is_named_by_its_line(fails, models, tmp_path):
+    file = tmp_path / "prompts.txt"
+    file.write_text("a cat\n\n" + "a" * 500 + "\n")
+    assert "prompts.txt line 3 has 500 tokens" in fails("generate", "-m", models.llada, "--file", file)
+
+
+@pytest.mark.parametrize("command", [["methods"], ["info"]])
+@pytest.mark.parametrize("ending", ["> /dev/full", ">&-"])
+def test_an_output_that_cannot_be_written_is_no_traceback(models, command, ending):
+    words = [sys.executable, "-m", "d5p4", *command, *([models.llada] if command == ["info"] else [])]
+    done = subprocess.run(["bash", "-c", f"{' '.join(words)} {ending}"], capture_output=True, text=True)
+    assert "Traceback" not in done.stderr
+    assert (done.returncode, "cannot write" in done.stderr) in [(2, True), (0, False)]

@@ -29,6 +29,20 @@ class Commands(TyperGroup):
             typer.echo("stopped", err=True)
             raise typer.Exit(130) from None
         except BrokenPipeError:
-            # Whatever is still buffered has no reader; give the interpreter's last flush a place to go.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _write_nowhere()
             raise typer.Exit(1) from None
+        except OSError as error:
+            _write_nowhere()
+            typer.echo(f"error: cannot write the output: {error.strerror or error}", err=True)
+            raise typer.Exit(2) from None
+        except (MemoryError, RuntimeError) as error:
+            said = str(error).splitlines()[0] if str(error) else "out of memory"
+            if not isinstance(error, MemoryError) and "memory" not in said:
+                raise
+            typer.echo(f"error: {said}; use a smaller -k, -w or --gen-length", err=True)
+            raise typer.Exit(2) from None
+
+
+def _write_nowhere() -> None:
+    """Whatever is still buffered has no reader; give the interpreter's last flush a place to go."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,7 +28,8 @@ def generate(
     ] = None,
     model: ModelName,
     file: Annotated[
-        Path | None, typer.Option("--file", "-f", help="Prompts: JSON lines, or .txt with one a line.")
+        Path | None,
+        typer.Option("--file", "-f", help="JSON lines with prompt or messages (and id), or .txt, a prompt a line."),
     ] = None,
     method: Annotated[str | None, typer.Option(help="See d5p4 methods (d5p4).", show_default=False)] = None,
     sets: Annotated[
@@ -53,7 +57,8 @@ def generate(
     if lines:  # ids that name every prompt also name the random streams
         settings["keys"] = prompt_keys(lines)
     prompts = [line.prompt for line in lines] or None
-    result, seconds = run(loaded, prompts, "decoding", shown, sets=sets, logprobs=logprobs or None, **settings)
+    with _naming_lines(file, lines):
+        result, seconds = run(loaded, prompts, "decoding", shown, sets=sets, logprobs=logprobs or None, **settings)
     count = len(result.texts)
     for place in range(count):
         line = lines[place] if lines else None
@@ -68,6 +73,18 @@ def generate(
         Console().print(facts_line(f"{count} {what}", f"seed {result.seed}", f"{seconds:.1f} s"))
     if not quiet:
         _note_duplicates(result)
+
+
+@contextmanager
+def _naming_lines(file: Path | None, lines: list[PromptLine]) -> Iterator[None]:
+    """Errors of the library count prompts from 0; with a file the line is what helps."""
+    try:
+        yield
+    except D5P4Error as error:
+        found = re.match(r"prompt (\d+)(.*)", str(error), re.DOTALL)
+        if file is None or found is None:
+            raise
+        raise D5P4Error(f"{file} line {lines[int(found[1])].line}{found[2]}") from error
 
 
 def _lines(prompt: str | None, file: Path | None) -> list[PromptLine]:

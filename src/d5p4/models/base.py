@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from ..errors import D5P4Error
 from ..types import Head, Hidden
 from .tokenizer import Tokenizer
 
@@ -74,7 +75,9 @@ class NativeModel(nn.Module):
         """Set what depends on the files beside the weights."""
         self.name, self.tokenizer = name, tokenizer
         defaults = generation.get("d5p4")
-        self.generation_defaults = dict(defaults) if isinstance(defaults, Mapping) else {}
+        if defaults is not None and not isinstance(defaults, Mapping):
+            raise D5P4Error(f"generation_config.json has d5p4={defaults!r}, which should be an object")
+        self.generation_defaults = dict(defaults or {})
         self.eos_ids = self.end_ids(generation, tokenizer)
         self.ban(tokenizer)
 

@@ -8,6 +8,7 @@ from typing import Any
 from ..errors import D5P4Error
 
 Config = Mapping[str, Any]
+LARGEST = 2**24  # no size of a model is larger; a slip of the pen must not fill the memory
 
 
 def whole(config: Config, key: str, default: int | None = None) -> int:
@@ -16,8 +17,8 @@ def whole(config: Config, key: str, default: int | None = None) -> int:
     value = default if value is None else value
     if value is None:
         raise D5P4Error(f"config.json has no {key!r}, which this architecture needs: add it")
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise D5P4Error(f"config.json has {key}={value!r}, which should be a whole number of 1 or more")
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST:
+        raise D5P4Error(f"config.json has {key}={value!r}, which should be a whole number from 1 to {LARGEST}")
     return value
 
 

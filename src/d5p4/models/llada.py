@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..errors import D5P4Error
 from ..types import Hidden
 from .base import NativeModel
 from .config import divides, flag, number, only, token, whole
@@ -71,6 +72,8 @@ class LLaDA(NativeModel):
         inner = whole(config, "mlp_hidden_size", whole(config, "mlp_ratio", 4) * width)
         vocabulary = whole(config, "vocab_size")
         rows = whole(config, "embedding_size", vocabulary)
+        if rows < vocabulary:
+            raise D5P4Error(f"config.json has embedding_size={rows}, fewer than its vocab_size={vocabulary}")
         eps = number(config, "rms_norm_eps", 1e-5)
         self.head_width = divides(config, "n_heads", width, heads)
         divides(config, "n_kv_heads", heads, kv_heads)

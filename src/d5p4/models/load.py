@@ -63,6 +63,8 @@ def load(
 
 def find(name_or_path: str | Path) -> Path:
     """The folder a name stands for, downloading it when it is a hub id."""
+    if not isinstance(name_or_path, (str, Path)) or not str(name_or_path):
+        raise D5P4Error(f"a model is named by text or a path, not {name_or_path!r}")
     name = str(name_or_path)
     folder = Path(name_or_path).expanduser()
     if folder.is_dir():
@@ -105,7 +107,8 @@ def download(hub_id: str, patterns: list[str]) -> Path:
 def architecture(config: Mapping[str, Any], folder: Path) -> str:
     """One of ARCHITECTURES, from model_type and architectures."""
     kind = str(config.get("model_type") or "")
-    classes = [str(name) for name in config.get("architectures") or []]
+    listed = config.get("architectures") or []
+    classes = [str(name) for name in listed] if isinstance(listed, list) else [str(listed)]
     known = {CLASS_NAMES.get(name.lower()) for name in (kind, *classes) if name}
     # Every name has to agree: a mixture-of-experts model must not be read as its dense cousin.
     if len(known) == 1 and None not in known:

@@ -46,9 +46,11 @@ def wrap(
     head = _head(module)
     size = head.weight.shape[0]
     for what, ids in (("mask_id", [mask_id]), ("eos_ids", eos_ids), ("banned", banned or ())):
-        wrong = [i for i in ids if not 0 <= i < size]
+        if isinstance(ids, int):
+            raise D5P4Error(f"{what}={ids!r} must be a list of token ids")
+        wrong = [i for i in ids if not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < size]
         if wrong:
-            raise D5P4Error(f"{what} has {wrong[0]}, which is not an id of the module's {size} tokens")
+            raise D5P4Error(f"{what} has {wrong[0]!r}, which is not an id of the module's {size} tokens")
     if hidden is None:
         hidden = _inner_rows(module)
     if max_length is None:

@@ -98,10 +98,15 @@ def prepare(
     0: every pivot is zero and quality alone decides, NaN being the worst. Without quality, log of the diagonal stands
     in; without ties, the index.
     """
+    kernel = torch.as_tensor(kernel)
+    log_gain, quality, tie = (x if x is None else torch.as_tensor(x) for x in (log_gain, quality, tie))
     if kernel.ndim != 3 or kernel.shape[1] != kernel.shape[2]:
-        raise ValueError(f"kernel must be [P, N, N], got {list(kernel.shape)}")
+        raise ValueError(f"kernel must be [P, N, N] (kernel[None] for one problem), got {list(kernel.shape)}")
     prompts, size, _ = kernel.shape
-    if not 1 <= k <= size:
+    for name, values in (("log_gain", log_gain), ("quality", quality), ("tie", tie)):
+        if values is not None and values.shape != (prompts, size):
+            raise ValueError(f"{name} must be [P, N] = [{prompts}, {size}], got {list(values.shape)}")
+    if not isinstance(k, int) or not 1 <= k <= size:
         raise ValueError(f"cannot choose k = {k} of N = {size} items")
     if partition and size % k:
         raise ValueError(f"N = {size} items do not split into k = {k} groups of equal size")

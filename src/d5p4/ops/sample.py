@@ -30,11 +30,20 @@ def filter_logits(logits: Tensor, top_k: int | None, top_p: float | None) -> Ten
     return logits
 
 
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.float32 if x.device.type == "mps" else torch.float64)
+
+
+def _tempered(logits: Tensor, banned: Tensor, temperature: float) -> Tensor:
+    """Logits over the temperature. The maximum comes off first and banned ids are set again, so that none makes NaN."""
+    logits = _wide(logits - logits.amax(-1, keepdim=True))
+    return (logits / max(temperature, torch.finfo(logits.dtype).tiny)).masked_fill(banned, -torch.inf)
+
+
 def inverse_cdf(logits: Tensor, u: Tensor) -> Tensor:
     """Tokens [R, C]: the first index whose cumulative probability reaches u [R, C]; never a token of probability 0."""
-    wide = torch.float32 if logits.device.type == "mps" else torch.float64
-    cdf = torch.softmax(logits.to(wide), -1).cumsum(-1)
-    return torch.searchsorted(cdf, u.to(wide) * cdf[:, -1:]).clamp_max(logits.shape[-1] - 1)
+    cdf = torch.softmax(_wide(logits), -1).cumsum(-1)
+    return torch.searchsorted(cdf, _wide(u) * cdf[:, -1:]).clamp_max(logits.shape[-1] - 1)
 
 
 def draw(
@@ -58,8 +67,7 @@ def draw(
         if temperature == 0:
             token = logits.argmax(-1, keepdim=True).expand(u[rows].shape)
         else:
-            sharp = (logits - logits.amax(-1, keepdim=True)) / temperature  # the maximum first: nothing overflows
-            token = inverse_cdf(filter_logits(sharp, top_k, top_p), u[rows])
+            token = inverse_cdf(filter_logits(_tempered(logits, banned, temperature), top_k, top_p), u[rows])
         tokens.append(token)
         parts.append(row_stats(logits, banned, want, token))
     if not parts:

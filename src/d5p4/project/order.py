@@ -81,6 +81,6 @@ def _temper(
     prompt, parent, place = where
     keep = coarse(dense).sort(dim=-1, descending=True, stable=True).indices[..., : 2 * reveal]
     support = torch.zeros_like(dense, dtype=torch.bool).scatter(-1, keep, True)
-    shaken = (dense / temperature).to(noise.dtype)
+    shaken = (dense.to(noise.dtype) - dense.amax(-1, keepdim=True)) / temperature
     shaken[prompt, parent, :, place] += gumbel(noise)
     return shaken.masked_fill(~support, -torch.inf)

@@ -32,13 +32,13 @@ def exhaustive(
 ) -> Tensor:
     """The best [P, k] of all w^k sets with one item per group, or of all C(N, k) sets. O(w^k k^3) a prompt."""
     problem = prepare(kernel, k, log_gain, quality, tie, partition=partition)
-    size = kernel.shape[-1]
+    size, device = problem.kernel.shape[-1], problem.kernel.device
     if partition:
         _check_count((size // k) ** k, limit)
-        sets = transversals(k, size // k, kernel.device)
+        sets = transversals(k, size // k, device)
     else:
         _check_count(math.comb(size, k), limit)
-        sets = torch.combinations(torch.arange(size, device=kernel.device), k)
+        sets = torch.combinations(torch.arange(size, device=device), k)
     return problem.restore(_best_of_all(problem, sets))
 
 

@@ -48,7 +48,7 @@ class ESMC:
             raise D5P4Error(f'potential must be "max" or "mean", got {self.potential!r}')
         if self.resampling not in ("multinomial", "systematic"):
             raise D5P4Error(f'resampling must be "multinomial" or "systematic", got {self.resampling!r}')
-        if self.ess is not None and not 0 < self.ess <= 1:
+        if self.ess is not None and not (isinstance(self.ess, (int, float)) and 0 < self.ess <= 1):
             raise D5P4Error(f"ess must be a fraction in (0, 1], got {self.ess}")
         if self.incremental and self.potential == "mean":
             raise D5P4Error('incremental weights need potential "max", got "mean"')
