@@ -1,15 +1,15 @@
-"""From the last pool to a Result: scores, order, texts, lineage and the cost."""
+"""From the last pool to a Result: scores, order, texts and lineage."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from .errors import D5P4Error
+from .ledger import Ledger
 from .look import Look
 from .ops.pivots import eliminate
 from .ops.ties import ranked
@@ -17,143 +17,100 @@ from .ops.vocab import vocab_stats
 from .pool import Pool, pick
 from .rng import wide
 from .rows import Prompts
-from .types import Choice, Final, Finish, HistoryStep, Kept, Model, PoolView, Result
+from .types import Choice, Final, Finish, Kept, Model, PoolView, Result
 
 LOGPROB_SCORE = "mean log-probability of each token at its reveal"
-SCORER_SCORE = "the scorer's number"
 ENTROPY_SCORE = "mean negative entropy over the answer at the last forward"
-
-
-class Ledger:
-    """What a decode call spends and where its rows come from."""
-
-    def __init__(self, prompts: int, device: torch.device, history: bool) -> None:
-        self.alive = torch.arange(prompts, device=device)  # prompts not dropped
-        self.nfe, self.rows, self.nominal = (torch.zeros(prompts, dtype=torch.int64, device=device) for _ in range(3))
-        self.trail: list[Tensor] = []  # per step [P, rows of the next pool]: index of each row's parent
-        self.history: list[list[HistoryStep]] | None = [[] for _ in range(prompts)] if history else None
-
-    def record(self, choice: Choice, fresh: Tensor, nominal: int, view: PoolView, tokens: Tensor) -> None:
-        self.nfe[self.alive] += fresh > 0
-        self.rows[self.alive] += fresh
-        self.nominal[self.alive] += nominal
-        self.trail.append(choice.parents.repeat_interleave(choice.children, 1))
-        if self.history is not None:
-            for place, prompt in enumerate(self.alive.tolist()):
-                self.history[prompt].append(
-                    HistoryStep(
-                        view.step, tokens[place], view.raw[place], view.quality[place], view.similarity[place],
-                        view.group[place], choice.parents[place], choice.children,
-                    )  # fmt: skip
-                )
-
-    def keep(self, index: Tensor) -> None:
-        self.alive = self.alive[index]
-        self.trail = [parents[index] for parents in self.trail]
-
-    def lineage(self, rows: Tensor) -> Tensor:
-        """[P, k, steps] ancestors of the final rows [P, k] in the pool of each step."""
-        path = []
-        for parents in reversed(self.trail):
-            rows = parents.gather(1, rows)
-            path.append(rows)
-        return torch.stack(path[::-1], -1)
+SCORER_SCORE = "the scorer's number"
 
 
 @dataclass(frozen=True)
-class Cut:
-    """Where an answer ends and what its text is."""
+class LastPool:
+    """The rows left after the last step, and what can be said of them. P prompts, N rows each."""
 
-    appended: int  # the last so many window positions follow the prompt; the rest fill holes in it
-    eos_ids: tuple[int, ...]
+    model: Model
+    prompts: Prompts
+    pool: Pool
+    look: Look  # at the pool their parents were chosen from
+    choice: Choice
 
-    def length(self, answer: list[int]) -> int:
-        """Tokens before the first end-of-text among the appended ones."""
-        first = len(answer) - self.appended
-        ends = (i for i in range(first, len(answer)) if answer[i] in self.eos_ids)
+    @cached_property
+    def sequences(self) -> Tensor:
+        """[P, N, T] whole rows."""
+        return self.prompts.fill(self.pool.tokens)
+
+    @cached_property
+    def tokens(self) -> list[list[list[int]]]:
+        return self.pool.tokens.tolist()
+
+    @cached_property
+    def appended(self) -> list[int]:
+        """[P] how many window positions follow the prompt; the others fill holes in it."""
+        return self.prompts.appended.tolist()
+
+    def end(self, p: int, n: int) -> int:
+        """Length of an answer: up to the first end-of-text among the appended tokens."""
+        answer = self.tokens[p][n]
+        ends = (i for i in range(len(answer) - self.appended[p], len(answer)) if answer[i] in self.model.eos_ids)
         return next(ends, len(answer))
 
+    def text(self, p: int, n: int) -> str:
+        """The answer; the whole filled text when holes in a given text were filled."""
+        answer, end = self.tokens[p][n], self.end(p, n)
+        ids = answer[:end]
+        if self.appended[p] < len(answer):
+            row = self.sequences[p, n][self.prompts.attention_mask[p]].tolist()
+            ids = row[: len(row) - (len(answer) - end)]
+        codec = self.model.tokenizer
+        return " ".join(map(str, ids)) if codec is None else codec.decode(ids)
 
-def write_text(model: Model, sequence: list[int], answer: list[int], cut: int, infilled: bool) -> str:
-    """The answer; the whole filled text when holes in a given text were filled."""
-    ids = sequence[: len(sequence) - (len(answer) - cut)] if infilled else answer[:cut]
-    if model.tokenizer is None:
-        return " ".join(map(str, ids))
-    return model.tokenizer.decode(ids)
+    def texts(self) -> list[list[str]]:
+        return [[self.text(p, n) for n in range(len(rows))] for p, rows in enumerate(self.tokens)]
+
+    def score(self, kind: str, positions: str) -> Tensor:
+        """[P, N] raw score of each row's parent over the whole window at the last forward."""
+        return self.look.score(kind, positions, whole=True).gather(1, self.choice.parents)
+
+    def logprob(self) -> Tensor:
+        """[P, N] mean log-probability of the tokens: at the last forward, or at their reveal for a carrying model."""
+        if self.model.carry_over:
+            return self.pool.logprob.mean(-1)
+        states = self.look.states[self.look.hidden.slot.gather(1, self.choice.parents)]  # [P, N, L, D]
+        head, tokens = self.look.head, self.pool.tokens
+        stats = vocab_stats(states.flatten(0, 2), head.weight, head.bias, head.banned, (), tokens.reshape(-1, 1))
+        return stats["token"].view(tokens.shape).mean(-1)
+
+    def own_score(self) -> Tensor:
+        """[P, N] what `Result.score` shows unless a scorer was given."""
+        return self.pool.logprob.mean(-1) if self.model.carry_over else self.score("entropy", "all")
+
+    def keep(self, finish: Finish | None, k: int, prompts: Tensor) -> tuple[Tensor, Tensor, bool]:
+        """The k rows [P, k] to return, best first, their scores [P, k], and whether those are a scorer's."""
+        rows, score = Kept(torch.arange(k, device=prompts.device).expand(len(prompts), k))
+        if finish is not None:
+            rows, score = finish(Final(self.pool.tie, self.score, self.logprob, self.texts, prompts), k)
+        shown = self.own_score().gather(1, rows) if score is None else score
+        order = ranked(shown, self.pool.row_hash.gather(1, rows), self.pool.tie.gather(1, rows))
+        return rows.gather(1, order), shown.gather(1, order), score is not None
 
 
-def gather_result(
-    model: Model,
-    prompts: Prompts,
-    pool: Pool,
-    look: Look,
-    view: PoolView,
-    choice: Choice,
-    ledger: Ledger,
-    finish: Finish | None,
-) -> Result:
-    """The k answers of each prompt, best first. `look`, `view` and `choice` are the last step's."""
-    settings = look.settings
-    alive, device = ledger.alive, pool.tokens.device
-    total, k = len(ledger.nfe), settings.k
-    kept = prompts.take(alive)
-    sequences = kept.fill(pool.tokens)  # [P', N, T]
-    appended = kept.appended.tolist()
-    infilled = [n < pool.tokens.shape[2] for n in appended]
-    cuts = [Cut(n, model.eos_ids) for n in appended]
-    starts = (~kept.attention_mask).sum(-1).tolist()
-    ids, answers = sequences.tolist(), pool.tokens.tolist()
+def empty_result(prompts: Prompts, ledger: Ledger, look: Look, mask_id: int) -> Result:
+    """A result in which every prompt was dropped."""
+    settings, device = look.settings, prompts.tokens.device
+    total, k = len(prompts.tokens), settings.k
 
-    def text(p: int, n: int) -> str:
-        answer = answers[p][n]
-        return write_text(model, ids[p][n][starts[p] :], answer, cuts[p].length(answer), infilled[p])
+    def unknown(*shape: int) -> Tensor:
+        return torch.full(shape, torch.nan, dtype=wide(device), device=device)
 
-    def texts() -> list[list[str]]:
-        return [[text(p, n) for n in range(len(answers[p]))] for p in range(len(answers))]
-
-    def logprob() -> Tensor:
-        if model.carry_over:
-            return pool.logprob.mean(-1)
-        states = look.states[look.hidden.slot.gather(1, choice.parents)]  # [P', N, L, D]
-        head, flat = look.head, pool.tokens.reshape(-1, 1)
-        stats = vocab_stats(states.flatten(0, 2), head.weight, head.bias, head.banned, (), flat)
-        return stats["token"].view(pool.tokens.shape).mean(-1)
-
-    def last_score(kind: str, positions: str) -> Tensor:
-        return look.score(kind, positions, whole=True).gather(1, choice.parents)
-
-    if len(alive) and bool((pool.tokens == model.mask_id).any()):
-        raise D5P4Error("decoding ended with masks in an answer; please report this with the settings used")
-    kept_rows = Kept(torch.arange(k, device=device).expand(len(alive), k))
-    if len(alive) and finish is not None:
-        kept_rows = finish(Final(pool.tie, last_score, logprob, texts, alive), k)
-    keep, outside = kept_rows.rows, kept_rows.score is not None
-
-    score = torch.full((total, k), torch.nan, dtype=wide(device), device=device)
-    similarity = torch.full((total, k, k), torch.nan, dtype=wide(device), device=device)
-    logdet = torch.full((total,), torch.nan, dtype=wide(device), device=device)
-    if len(alive):
-        if kept_rows.score is None:
-            own = pool.logprob.mean(-1) if model.carry_over else last_score("entropy", "all")
-            kept_rows = kept_rows._replace(score=own.gather(1, keep))
-        assert kept_rows.score is not None
-        order = ranked(kept_rows.score, pool.row_hash.gather(1, keep), pool.tie.gather(1, keep))
-        keep = keep.gather(1, order)
-        score[alive] = kept_rows.score.gather(1, order).to(score.dtype)
-        parents = choice.parents.gather(1, keep)
-        similarity[alive] = pick(pick(view.similarity, parents).transpose(1, 2), parents)
-        logdet[alive] = _logdet(similarity[alive])
-    rows = keep.tolist()
-
-    result = Result(
+    return Result(
         answers=[[] for _ in range(total)],
         texts=[[] for _ in range(total)],
-        sequences=torch.full((total, k, prompts.tokens.shape[1]), model.mask_id, device=device),
+        sequences=torch.full((total, k, prompts.tokens.shape[1]), mask_id, device=device),
         attention_mask=prompts.attention_mask,
-        score=score,
-        score_kind=SCORER_SCORE if outside else LOGPROB_SCORE if model.carry_over else ENTROPY_SCORE,
-        logdet=logdet,
-        similarity=similarity,
+        score=unknown(total, k),
+        score_kind=LOGPROB_SCORE if look.model.carry_over else ENTROPY_SCORE,
+        logdet=unknown(total),
+        similarity=unknown(total, k, k),
         distinct=torch.zeros(total, dtype=torch.int64, device=device),
         lineage=[torch.zeros(k, 0, dtype=torch.int64, device=device) for _ in range(total)],
         seed=0,
@@ -165,20 +122,36 @@ def gather_result(
         history=ledger.history,
         settings=settings,
     )
+
+
+def gather_result(
+    prompts: Prompts, pool: Pool, look: Look, view: PoolView, choice: Choice, ledger: Ledger, finish: Finish | None
+) -> Result:
+    """The k answers of each prompt that was not dropped. `look`, `view` and `choice` are the last step's."""
+    model, alive = look.model, ledger.alive
+    result = empty_result(prompts, ledger, look, model.mask_id)
     if not len(alive):
         return result
-    result.sequences[alive] = pick(sequences, keep)
-    lineage = ledger.lineage(keep)
-    logprobs, reveals = pool.logprob.tolist(), pool.revealed.tolist()
+    if bool((pool.tokens == model.mask_id).any()):
+        raise D5P4Error("decoding ended with masks in an answer; please report this with the settings used")
+    last = LastPool(model, prompts.take(alive), pool, look, choice)
+    keep, score, judged = last.keep(finish, look.settings.k, alive)
+    result.score_kind = SCORER_SCORE if judged else result.score_kind
+    result.score[alive] = score.to(result.score.dtype)
+    result.sequences[alive] = pick(last.sequences, keep)
+    parents = choice.parents.gather(1, keep)
+    similarity = pick(pick(view.similarity, parents).transpose(1, 2), parents)
+    result.similarity[alive], result.logdet[alive] = similarity, _logdet(similarity)
+    lineage, logprobs, reveals = ledger.lineage(keep), pool.logprob.tolist(), pool.revealed.tolist()
     for p, prompt in enumerate(alive.tolist()):
-        ends = [cuts[p].length(answers[p][n]) for n in rows[p]]
-        result.answers[prompt] = [answers[p][n][:end] for n, end in zip(rows[p], ends, strict=True)]
-        result.texts[prompt] = [text(p, n) for n in rows[p]]
+        rows = [(n, last.end(p, n)) for n in keep[p].tolist()]
+        result.answers[prompt] = [last.tokens[p][n][:end] for n, end in rows]
+        result.texts[prompt] = [last.text(p, n) for n, _ in rows]
         result.distinct[prompt] = len({tuple(answer) for answer in result.answers[prompt]})
         result.lineage[prompt] = lineage[p]
         if result.logprobs is not None and result.reveal_step is not None:
-            result.logprobs[prompt] = [logprobs[p][n][:end] for n, end in zip(rows[p], ends, strict=True)]
-            result.reveal_step[prompt] = [reveals[p][n][:end] for n, end in zip(rows[p], ends, strict=True)]
+            result.logprobs[prompt] = [logprobs[p][n][:end] for n, end in rows]
+            result.reveal_step[prompt] = [reveals[p][n][:end] for n, end in rows]
     return result
 
 
@@ -187,16 +160,3 @@ def _logdet(similarity: Tensor) -> Tensor:
     nothing, place = torch.zeros_like(similarity[:, 0]), torch.arange(similarity.shape[1], device=similarity.device)
     result = eliminate(similarity, nothing, nothing, place.expand(nothing.shape), place, len(place))
     return torch.where(result.zeros > 0, -torch.inf, result.logs)[:, 0]
-
-
-def prompts_to_drop(said: Any) -> list[int]:
-    """The prompt numbers a callback returned, as None, a number, a tensor or any iterable of numbers."""
-    if said is None:
-        return []
-    if hasattr(said, "tolist"):
-        said = said.tolist()
-    numbers = [said] if isinstance(said, int) else list(said) if isinstance(said, Iterable) else [said]
-    wrong = [n for n in numbers if not isinstance(n, int) or isinstance(n, bool)]
-    if wrong:
-        raise D5P4Error(f"the callback returned {wrong[0]!r}; return None, or the numbers of prompts to drop")
-    return numbers

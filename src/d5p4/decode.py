@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .answers import Ledger, gather_result, prompts_to_drop
+from .answers import gather_result
 from .guidance import guidance_at, guide
+from .ledger import Ledger, prompts_to_drop
 from .look import Look, check_finite
 from .methods import Scorer
 from .pool import Pool
@@ -111,5 +112,5 @@ def decode(
             if not len(keep):
                 break
 
-    return gather_result(model, prompts, pool, look, view, choice, ledger, finish)
+    return gather_result(prompts, pool, look, view, choice, ledger, finish)
 

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .answers import prompts_to_drop
 from .decode import decode
 from .errors import D5P4Error, DuplicateAnswers
+from .ledger import prompts_to_drop
 from .prompts import Request, encode, layout, plan, split_prompts
 from .rng import hash_tokens, key_of, mix
 from .schedule import make_schedule

@@ -36,26 +36,20 @@ def info(
 
 def describe(name: str, device: str | None = None, dtype: str | None = None) -> dict[str, Any]:
     """Facts about a checkpoint; device and dtype are those `d5p4.load` would choose."""
-    import torch
-
-    from ..models.checkpoint import read_json, weight_files
-    from ..models.load import ARCHITECTURES, architecture, choose_device, choose_dtype, find, find_tokenizer
+    from ..models.checkpoint import weight_files
+    from ..models.load import choose_device, choose_dtype, without_weights
 
     chosen = choose_device(device)
     kind = choose_dtype(dtype, chosen)
-    folder = find(name)
-    config = read_json(folder / "config.json")
-    with torch.device("meta"):
-        model = ARCHITECTURES[architecture(config, folder)](config)
-    tokenizer = find_tokenizer(folder, model, None)
-    model.attach(name, tokenizer, read_json(folder / "generation_config.json", missing={}))
+    model, folder, tokenizer, generation = without_weights(name)
+    model.attach(name, tokenizer, generation)
     return {
         "name": name,
         "folder": str(folder),
         "architecture": model.architecture,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "layers": _first(config, LAYERS),
-        "width": _first(config, WIDTH),
+        "layers": _first(model.config, LAYERS),
+        "width": _first(model.config, WIDTH),
         "vocabulary": model.unembedding[0].shape[0],
         "mask_id": model.mask_id,
         "mask_token": tokenizer.mask_token,

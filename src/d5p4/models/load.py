@@ -48,17 +48,24 @@ def load(
     """
     device = choose_device(device)
     dtype = choose_dtype(dtype, device)
-    folder = find(name_or_path)
-    config = read_json(folder / "config.json")
-    generation = read_json(folder / "generation_config.json", missing={})
-    with torch.device("meta"):
-        model = ARCHITECTURES[architecture(config, folder)](config)
-    codec = find_tokenizer(folder, model, tokenizer)
+    model, folder, codec, generation = without_weights(name_or_path, tokenizer)
     ignore = ("rotary_emb.inv_freq", *(model.prefix + name for name in model.tied()))
     fill(model, folder, model.prefix, device, model.reading_dtype(dtype), ignore)
     model.settle(dtype)
     model.attach(str(name_or_path), codec, generation)
     return model
+
+
+def without_weights(
+    name_or_path: str | Path, tokenizer: str | Path | Tokenizer | None = None
+) -> tuple[NativeModel, Path, Tokenizer, dict[str, Any]]:
+    """A model on the meta device, its folder, tokenizer and generation_config.json: all that small files say."""
+    folder = find(name_or_path)
+    config = read_json(folder / "config.json")
+    generation = read_json(folder / "generation_config.json", missing={})
+    with torch.device("meta"):
+        model = ARCHITECTURES[architecture(config, folder)](config)
+    return model, folder, find_tokenizer(folder, model, tokenizer), generation
 
 
 def find(name_or_path: str | Path) -> Path:

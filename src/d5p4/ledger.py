@@ -1,0 +1,61 @@
+"""The books of a decode call: what it spends, where its rows come from, who is still wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .errors import D5P4Error
+from .types import Choice, HistoryStep, PoolView
+
+
+class Ledger:
+    """What a decode call spends and where its rows come from."""
+
+    def __init__(self, prompts: int, device: torch.device, history: bool) -> None:
+        self.alive = torch.arange(prompts, device=device)  # prompts not dropped
+        self.nfe, self.rows, self.nominal = (torch.zeros(prompts, dtype=torch.int64, device=device) for _ in range(3))
+        self.trail: list[Tensor] = []  # per step [P, rows of the next pool]: index of each row's parent
+        self.history: list[list[HistoryStep]] | None = [[] for _ in range(prompts)] if history else None
+
+    def record(self, choice: Choice, fresh: Tensor, nominal: int, view: PoolView, tokens: Tensor) -> None:
+        self.nfe[self.alive] += fresh > 0
+        self.rows[self.alive] += fresh
+        self.nominal[self.alive] += nominal
+        self.trail.append(choice.parents.repeat_interleave(choice.children, 1))
+        if self.history is not None:
+            for place, prompt in enumerate(self.alive.tolist()):
+                self.history[prompt].append(
+                    HistoryStep(
+                        view.step, tokens[place], view.raw[place], view.quality[place], view.similarity[place],
+                        view.group[place], choice.parents[place], choice.children,
+                    )  # fmt: skip
+                )
+
+    def keep(self, index: Tensor) -> None:
+        self.alive = self.alive[index]
+        self.trail = [parents[index] for parents in self.trail]
+
+    def lineage(self, rows: Tensor) -> Tensor:
+        """[P, k, steps] ancestors of the final rows [P, k] in the pool of each step."""
+        path = []
+        for parents in reversed(self.trail):
+            rows = parents.gather(1, rows)
+            path.append(rows)
+        return torch.stack(path[::-1], -1)
+
+
+def prompts_to_drop(said: Any) -> list[int]:
+    """The prompt numbers a callback returned, as None, a number, a tensor or any iterable of numbers."""
+    if said is None:
+        return []
+    if hasattr(said, "tolist"):
+        said = said.tolist()
+    numbers = [said] if isinstance(said, int) else list(said) if isinstance(said, Iterable) else [said]
+    wrong = [n for n in numbers if not isinstance(n, int) or isinstance(n, bool)]
+    if wrong:
+        raise D5P4Error(f"the callback returned {wrong[0]!r}; return None, or the numbers of prompts to drop")
+    return numbers
