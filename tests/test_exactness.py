@@ -217,3 +217,21 @@ def test_permuting_the_groups_of_a_pool_permutes_the_choice_in_the_loop():
         names = sorted(index[chosen[0]].tolist())
         assert order != (0, 1) or (first := names)
         assert names == first
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "texts"),
+    [
+        ("orders", {}, ["gggfcgcc", "gghfgccc", "ggggccgc"]),
+        ("orders", {"method": "independent"}, ["ggggccgc", "gggccccc", "gggccccc"]),
+        ("orders", {"distinct": True, "guidance": 1.5}, ["gghggccc", "fggfcccf", "ggggcccc"]),
+        ("ancestral", {}, ["ggggccc", "cgfccgcc", "ggffgcgc"]),
+        ("ancestral", {"method": "independent"}, ["cgfggccc", "ggfccgcc", "ggfccgcf"]),
+        ("ancestral", {"distinct": True, "guidance": 1.5}, ["ggcggccf", "fgfccgcc", "gggfccef"]),
+    ],
+    ids=str,
+)
+def test_the_answers_of_a_seed_are_fixed_from_the_first_release(kind, options, texts):
+    model = FakeModel(**MODELS[kind])
+    r = d5p4.generate(model, "abc", k=3, w=3, gen_length=8, seed=5, temperature=1.5, **options)
+    assert r.texts[0] == texts

@@ -108,8 +108,8 @@ def generate(
         raise D5P4Error(f"model is a {type(model).__name__}; d5p4.load or d5p4.wrap make one")
     settings = Settings.make(model, **given, **parameters)
     _check_functions(callback=callback, scorer=scorer)
-    if (scorer is not None or references is not None) and settings.method != "best-of-n":
-        raise D5P4Error(f"scorer and references are for method 'best-of-n', not {settings.method!r}")
+    if (scorer is not None or references is not None) and not settings.spec.scored:
+        raise D5P4Error(f"scorer and references are for method 'best-of-n'; {settings.method!r} has no use for them")
     length_given = gen_length is not None or parameters.get("max_new_tokens") is not None
     asked = split_prompts(prompts, sets)
     if prompts is None and settings.guidance != 1:

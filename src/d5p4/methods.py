@@ -36,6 +36,7 @@ class Method:
     presets: Mapping[str, Any] = field(default_factory=dict)  # settings this method changes unless the caller says
     half_guided: bool = False  # guidance on the first half of the steps unless a window is given
     finish: Callable[[Settings, Scorer | None, Sequence[Any] | None], Finish] | None = None
+    scored: bool = False  # `finish` makes use of scorer and references
 
 
 def _dpp(kernel: Literal["additive", "multiplicative"], partition: bool = True) -> Callable[[Settings], Selector]:
@@ -121,7 +122,7 @@ _TABLE = (
            {"lam": 5.0, "interval": 8, "weights": "literal", "potential": "max", "resampling": "multinomial",
             "ess": None, "incremental": False}, finish=_keep_certain),
     Method("best-of-n", "k*w independent answers, the k best by entropy, log-probability or a scorer", "4, App. B.4",
-           _identity, {"rank": "auto"}, finish=_best_of_n),
+           _identity, {"rank": "auto"}, finish=_best_of_n, scored=True),
     Method("independent", "k independent answers: no selection", "4", _identity, wide=False),
 )  # fmt: skip
 
