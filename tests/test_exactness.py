@@ -155,6 +155,7 @@ def test_permuted_rows_tie_exactly_and_the_layout_still_does_not_matter(method, 
     one = run(model, prompts, method, keys=keys, **options)
     other = run(model, prompts[::-1], method, keys=keys[::-1], max_tokens_per_forward=25, **options)
     assert one.answers == other.answers[::-1]
+    assert (one.score.diff(dim=-1) <= 0).all()
     assert [x.tolist() for x in one.lineage] == [x.tolist() for x in other.lineage[::-1]]
     torch.testing.assert_close(one.logdet, other.logdet.flip(0), atol=1e-6, rtol=0)
 

@@ -12,7 +12,7 @@ from .errors import D5P4Error
 from .ledger import Ledger
 from .look import Look
 from .ops.pivots import eliminate
-from .ops.ties import ranked
+from .ops.ties import coarse, ranked
 from .ops.vocab import vocab_stats
 from .pool import Pool, pick
 from .rng import wide
@@ -81,8 +81,9 @@ class LastPool:
         return stats["token"].view(tokens.shape).mean(-1)
 
     def own_score(self) -> Tensor:
-        """[P, N] what `Result.score` shows unless a scorer was given."""
-        return self.pool.logprob.mean(-1) if self.model.carry_over else self.score("entropy", "all")
+        """[P, N] what `Result.score` shows unless a scorer was given; on the grid of ties, so that it sorts as shown."""
+        score = self.pool.logprob.mean(-1) if self.model.carry_over else self.score("entropy", "all")
+        return coarse(score.to(wide(score.device)))
 
     def keep(self, finish: Finish | None, k: int, prompts: Tensor) -> tuple[Tensor, Tensor, bool]:
         """The k rows [P, k] to return, best first, their scores [P, k], and whether those are a scorer's."""
