@@ -81,7 +81,7 @@ class LastPool:
         return stats["token"].view(tokens.shape).mean(-1)
 
     def own_score(self) -> Tensor:
-        """[P, N] what `Result.score` shows unless a scorer was given; on the grid of ties, so that it sorts as shown."""
+        """[P, N] what `Result.score` shows unless there is a scorer; on the grid of ties, so that it sorts as shown."""
         score = self.pool.logprob.mean(-1) if self.model.carry_over else self.score("entropy", "all")
         return coarse(score.to(wide(score.device)))
 
