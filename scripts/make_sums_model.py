@@ -10,15 +10,18 @@ public checkpoint takes: config.json, tokenizer.json, safetensors, `d5p4.load`.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
-import tokenizers
-import torch
-from safetensors.torch import save_file
-from tokenizers import decoders, models, pre_tokenizers
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # on a busy machine spinning threads would take minutes
 
-from d5p4.models.llada import LLaDA
+import tokenizers  # noqa: E402
+import torch  # noqa: E402
+from safetensors.torch import save_file  # noqa: E402
+from tokenizers import decoders, models, pre_tokenizers  # noqa: E402
+
+from d5p4.models.llada import LLaDA  # noqa: E402
 
 CHARACTERS = "0123456789+="
 END, MASK = len(CHARACTERS), len(CHARACTERS) + 1

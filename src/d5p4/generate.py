@@ -146,9 +146,9 @@ def prompt_keys(requests: Sequence[Request], keys: Sequence[int | str] | None) -
     """One int64 a prompt: from the caller's names, or from the tokens and their occurrence number in this call."""
     if keys is not None:
         keys = [plain_number(key) for key in keys]
-        wrong = next((key for key in keys if not isinstance(key, (int, str)) or isinstance(key, bool)), None)
-        if wrong is not None:
-            raise D5P4Error(f"key {wrong!r} must be a whole number or text")
+        wrong = [key for key in keys if not isinstance(key, (int, str)) or isinstance(key, bool)]
+        if wrong:
+            raise D5P4Error(f"key {wrong[0]!r} must be a whole number or text")
         named = [key_of(key) for key in keys]
         twice, times = Counter(named).most_common(1)[0]
         if times > 1:

@@ -39,6 +39,8 @@ def loglikelihood(
             raise D5P4Error(f"{name}={value!r} must be a whole number of at least 1")
     if not isinstance(seed, int) or isinstance(seed, bool):
         raise D5P4Error(f"seed={seed!r} must be a whole number")
+    if not isinstance(text, str) and not all(isinstance(part, int) for part in text):
+        raise D5P4Error("text must be one string or token ids; call once for each text")
     before = [] if prompt is None else encode(model, prompt, chat, 0)
     answer = encode(model, text, False, 0)
     if not answer:

@@ -24,7 +24,7 @@ def check_finite(logsumexp: Tensor, owner: Tensor, prompts: Tensor, step: int) -
         prompt, row = owner[bad[0, 0]].tolist()
         raise NonFiniteLogits(
             f"the model gave logits that are not finite at step {step}, prompt {int(prompts[prompt])}, row {row}; "
-            "check the weights, or load them in float32"
+            "check the weights and guidance, or load them in float32"
         )
 
 

@@ -83,15 +83,15 @@ def _best_of_n(settings: Settings, scorer: Scorer | None, references: Sequence[A
 
 
 def _judge(scorer: Scorer, texts: list[str], reference: tuple[Any] | None) -> list[float]:
-    """A number for each text; empty texts are the worst."""
+    """A number for each text; empty texts and NaN are the worst."""
     said = scorer(texts) if reference is None else [scorer(text, *reference) for text in texts]
     try:
         numbers = [float(x) for x in said]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise D5P4Error(f"the scorer gave {said!r}, which is not a number for each text") from None
     if len(numbers) != len(texts):
         raise D5P4Error(f"the scorer gave {len(numbers)} numbers for {len(texts)} texts")
-    return [x if text.strip() else -math.inf for x, text in zip(numbers, texts, strict=True)]
+    return [x if text.strip() and not math.isnan(x) else -math.inf for x, text in zip(numbers, texts, strict=True)]
 
 
 def _keep_certain(settings: Settings, scorer: Scorer | None, references: Sequence[Any] | None) -> Finish:

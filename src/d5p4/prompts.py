@@ -44,7 +44,7 @@ def split_prompts(prompts: Any, sets: int | None) -> list[Prompt]:
     if sets is not None:
         raise D5P4Error("sets is for unconditional answers; repeat the prompt in the list instead")
     prompts = _as_list(prompts)
-    if isinstance(prompts, (str, bytes)):
+    if isinstance(prompts, (str, bytes, bytearray)):
         return [prompts]  # bytes are refused by `encode`
     if not isinstance(prompts, Sequence):
         raise D5P4Error(f"prompts of type {type(prompts).__name__} mean nothing here; give text, token ids or messages")

@@ -21,6 +21,7 @@ from .similarity import FEATURES, SIMILARITIES
 from .types import Model
 
 SOLVERS = get_args(Solver)
+LARGEST_POOL = 1 << 14  # similarity is N x N
 _REMASKING = {"low_confidence": "confidence", "random": "random"}
 _ALG = {"origin": "ancestral", "maskgit_plus": "confidence", "topk_margin": "margin", "entropy": "entropy"}
 
@@ -84,8 +85,9 @@ class Settings:
         if "solver" in given and not method.solver:
             raise D5P4Error(f"method {method.name!r} has no solver; leave solver={given['solver']!r} out")
         for name in ("guidance_window", "select_window"):
-            if isinstance(chosen.get(name), list):
-                chosen[name] = tuple(chosen[name])
+            window: Any = chosen.get(name)
+            window = window.tolist() if hasattr(window, "tolist") else window
+            chosen[name] = tuple(window) if isinstance(window, list) else window
         settings = Settings(**chosen)
         settings.check()
         return settings
@@ -106,6 +108,8 @@ class Settings:
         """Raise a sentence for the first value that cannot be."""
         _whole("k", self.k, 1)
         _whole("w", self.w, 1)
+        if self.pool_size > LARGEST_POOL:
+            raise D5P4Error(f"k={self.k} and w={self.w} make a pool of more than {LARGEST_POOL} rows; lower one")
         for name, most in (("gen_length", 2**31), ("steps", 10**6), ("block_length", 2**31), ("top_k", 2**31)):
             if getattr(self, name) is not None:
                 _whole(name, getattr(self, name), 1, most)

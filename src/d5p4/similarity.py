@@ -28,4 +28,7 @@ def similarity(features: Tensor, masked: Tensor, pooling: str, kind: str, gamma:
         wide = features.to(torch.promote_types(features.dtype, torch.float32))
         pooled = (wide * weight[..., None]).sum(2) / weight.sum(-1, keepdim=True).clamp_min(1)
     cosine = cosine_gram(pooled)
-    return cosine if kind == "cosine" else torch.exp(-2 * gamma * (1 - cosine))
+    if kind == "cosine":
+        return cosine
+    apart = (1 - cosine).to(torch.float32 if cosine.device.type == "mps" else torch.float64)
+    return torch.exp(-2 * min(gamma, 1e30) * apart)  # a larger gamma says no more, and would make NaN of equal rows

@@ -173,8 +173,10 @@ class PoolView:
         if not isinstance(choice, Choice) or not isinstance(parents, Tensor) or parents.dtype != torch.int64:
             raise D5P4Error(f"a selector must return a Choice of int64 parents (pool.keep makes one), not {choice!r}")
         shape, prompts = tuple(parents.shape), self.group.shape[0]
-        if len(shape) != 2 or shape[0] != prompts or shape[1] < 1 or not choice.children >= 1:
-            raise D5P4Error(f"the selector chose parents of shape {shape} with {choice.children} children, not [P, m]")
+        if len(shape) != 2 or shape[0] != prompts or shape[1] < 1:
+            raise D5P4Error(f"the selector chose parents of shape {shape}, not [P, m] with P = {prompts} prompts")
+        if not isinstance(choice.children, int) or choice.children < 1:
+            raise D5P4Error(f"the selector chose parents with {choice.children!r} children; at least 1 is needed")
         if after is not None and shape[1] * choice.children != after:
             raise D5P4Error(f"the selector chose {shape[1]} x {choice.children} rows where {after} are needed")
         if prompts and (int(parents.min()) < 0 or int(parents.max()) >= self.size):
@@ -236,25 +238,40 @@ late. A snapshot's view holds the step's hidden states: keep what you read from 
 
 @dataclass(eq=False, repr=False)
 class Result:
-    """k answers for each of P prompts, best score first. A dropped prompt has empty lists and NaN scores."""
+    """k answers for each of P prompts, best score first. A dropped prompt has empty lists and NaN scores.
 
-    answers: list[list[list[int]]]  # [P][k] token ids, cut at the first end-of-text
-    texts: list[list[str]]  # [P][k] the answer; the whole filled text when infilling
-    sequences: Tensor  # [P, k, T] prompt and answer, left-padded
-    attention_mask: Tensor  # [P, T] True at real tokens
-    score: Tensor  # [P, k] comparable between prompts; `score_kind` says what it is
+    answers         [P][k] token ids, cut at the first end-of-text (an answer may be empty)
+    texts           [P][k] the answer; the whole filled text when holes were filled
+    sequences       [P, k, T] prompt and answer, left-padded; attention_mask [P, T] is True at real tokens
+    score           [P, k] comparable between prompts; `score_kind` says what it is
+    similarity      [P, k, k] S of the chosen rows at the last forward; logdet [P] its log determinant
+    distinct        [P] how many of the k answers differ
+    lineage         [P] of [k, steps]: index of each answer's ancestor in the pool of every step
+    seed            the seed used
+    nfe             [P] steps with a forward; rows [P] distinct rows that needed one
+    rows_nominal    [P] rows the paper would count
+    logprobs        [P][k] log-probability of each token at its reveal; reveal_step [P][k] the step (logprobs=True)
+    history         [P][steps] of HistoryStep (history=True)
+    settings        the resolved Settings
+    """
+
+    answers: list[list[list[int]]]
+    texts: list[list[str]]
+    sequences: Tensor
+    attention_mask: Tensor
+    score: Tensor
     score_kind: str
-    logdet: Tensor  # [P] log det S of the k chosen rows at the last forward
-    similarity: Tensor  # [P, k, k] that S
-    distinct: Tensor  # [P] how many of the k answers differ
-    lineage: list[Tensor]  # [P] of [k, steps]: index of each answer's ancestor in the pool of every step
+    logdet: Tensor
+    similarity: Tensor
+    distinct: Tensor
+    lineage: list[Tensor]
     seed: int
-    nfe: Tensor  # [P] steps with a forward
-    rows: Tensor  # [P] distinct rows that needed one
-    rows_nominal: Tensor  # [P] rows the paper would count
-    logprobs: list[list[list[float]]] | None = None  # [P][k] of each answer token at its reveal
-    reveal_step: list[list[list[int]]] | None = None  # [P][k] step of each answer token's reveal
-    history: list[list[HistoryStep]] | None = None  # [P][steps]
+    nfe: Tensor
+    rows: Tensor
+    rows_nominal: Tensor
+    logprobs: list[list[list[float]]] | None = None
+    reveal_step: list[list[list[int]]] | None = None
+    history: list[list[HistoryStep]] | None = None
     settings: Any = None
 
     def __repr__(self) -> str:

@@ -315,10 +315,10 @@ def test_ties_of_sets_are_decided_by_their_smallest_members() -> None:
 
 def test_arrays_are_taken_and_bad_shapes_are_named() -> None:
     kernel = np.eye(6)[None] + 0.1
-    assert partition_map(kernel, 3).tolist() == [[0, 2, 4]]
+    assert partition_map(kernel, np.int64(3)).tolist() == [[0, 2, 4]]
     with pytest.raises(ValueError, match=r"kernel\[None\] for one problem"):
         partition_map(kernel[0], 3)
     with pytest.raises(ValueError, match=r"quality must be \[P, N\] = \[1, 6\]"):
         partition_map(kernel, 3, quality=np.ones((1, 5)))
-    with pytest.raises(ValueError, match="k = 2.0"):
+    with pytest.raises(ValueError, match="k must be a whole number, got 2.0"):
         partition_map(kernel, 2.0)  # type: ignore[arg-type]

@@ -106,7 +106,10 @@ def prepare(
     for name, values in (("log_gain", log_gain), ("quality", quality), ("tie", tie)):
         if values is not None and values.shape != (prompts, size):
             raise ValueError(f"{name} must be [P, N] = [{prompts}, {size}], got {list(values.shape)}")
-    if not isinstance(k, int) or not 1 <= k <= size:
+    if not hasattr(k, "__index__"):
+        raise ValueError(f"k must be a whole number, got {k!r}")
+    k = k.__index__()
+    if not 1 <= k <= size:
         raise ValueError(f"cannot choose k = {k} of N = {size} items")
     if partition and size % k:
         raise ValueError(f"N = {size} items do not split into k = {k} groups of equal size")
