@@ -14,8 +14,8 @@ from .look import Look
 from .ops.pivots import eliminate
 from .ops.ties import coarse, ranked
 from .ops.vocab import vocab_stats
+from .ops.width import wide
 from .pool import Pool, pick
-from .rng import wide
 from .rows import Prompts
 from .types import Choice, Final, Finish, Kept, Model, PoolView, Result
 

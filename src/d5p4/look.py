@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from .errors import NonFiniteLogits
+from .ops.width import wide
 from .pool import Pool, pick
 from .quality import fill_finished, mean_score, normalise, position_values
-from .rng import wide
 from .rows import WindowHidden
 from .settings import Settings
 from .similarity import similarity

@@ -12,7 +12,7 @@ import torch
 from . import select
 from .errors import D5P4Error
 from .ops.ties import ranked
-from .rng import wide
+from .ops.width import wide
 from .types import Final, Finish, Kept, Selector
 
 if TYPE_CHECKING:

@@ -13,6 +13,8 @@ import hashlib
 import torch
 from torch import Tensor
 
+from .ops.width import wide
+
 TOKEN, ORDER, SELECT, LIKELIHOOD = 1, 2, 3, 4
 """Purposes: which token, which position, which parent, which positions the likelihood bound masks."""
 
@@ -77,11 +79,6 @@ def philox(key: Tensor, counter: tuple[Tensor | int, Tensor | int, Tensor | int,
         c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
         k0, k1 = (k0 + 0x9E3779B9) & _MASK32, (k1 + 0xBB67AE85) & _MASK32
     return c0.expand(torch.broadcast_shapes(c0.shape, c1.shape, c2.shape, c3.shape))
-
-
-def wide(device: torch.device) -> torch.dtype:
-    """The widest float the device has."""
-    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def uniform(stream: Tensor, position: Tensor | int, child: Tensor | int = 0) -> Tensor:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .ops.gram import cosine_gram
+from .ops.width import wide
 
 FEATURES = ("flatten", "mean", "masked", "non-masked")
 SIMILARITIES = ("cosine", "rbf")
@@ -25,10 +26,10 @@ def similarity(features: Tensor, masked: Tensor, pooling: str, kind: str, gamma:
         pooled = features.flatten(2)
     else:
         weight = torch.ones_like(masked) if pooling == "mean" else masked if pooling == "masked" else ~masked
-        wide = features.to(torch.promote_types(features.dtype, torch.float32))
-        pooled = (wide * weight[..., None]).sum(2) / weight.sum(-1, keepdim=True).clamp_min(1)
+        features = features.to(torch.promote_types(features.dtype, torch.float32))
+        pooled = (features * weight[..., None]).sum(2) / weight.sum(-1, keepdim=True).clamp_min(1)
     cosine = cosine_gram(pooled)
     if kind == "cosine":
         return cosine
-    apart = (1 - cosine).to(torch.float32 if cosine.device.type == "mps" else torch.float64)
+    apart = (1 - cosine).to(wide(cosine.device))
     return torch.exp(-2 * min(gamma, 1e30) * apart)  # a larger gamma says no more, and would make NaN of equal rows

@@ -17,6 +17,7 @@ from torch import Tensor
 from .canonical import canonical_order
 from .pivots import eliminate
 from .ties import TOLERANCE
+from .width import wide
 
 _LARGEST = torch.iinfo(torch.int64).max
 _WORST = -1e30  # finite, so that a taken item (minus infinity) is worse still; float32 holds it
@@ -114,7 +115,7 @@ def prepare(
     if partition and size % k:
         raise ValueError(f"N = {size} items do not split into k = {k} groups of equal size")
     groups = k if partition else size
-    dtype = torch.float32 if kernel.device.type == "mps" else torch.float64
+    dtype = wide(kernel.device)
     kernel = kernel.detach().to(dtype)
     kernel = (kernel + kernel.transpose(-1, -2)) / 2
     diagonal = kernel.diagonal(dim1=-2, dim2=-1)

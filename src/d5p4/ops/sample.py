@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .vocab import logits_of, row_chunks, row_stats
+from .width import wide
 
 
 def filter_logits(logits: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
@@ -30,20 +31,16 @@ def filter_logits(logits: Tensor, top_k: int | None, top_p: float | None) -> Ten
     return logits
 
 
-def _wide(x: Tensor) -> Tensor:
-    return x.to(torch.float32 if x.device.type == "mps" else torch.float64)
-
-
 def _tempered(logits: Tensor, banned: Tensor, temperature: float) -> Tensor:
     """Logits over the temperature. The maximum comes off first and banned ids are set again, so that none makes NaN."""
-    logits = _wide(logits - logits.amax(-1, keepdim=True))
+    logits = (logits - logits.amax(-1, keepdim=True)).to(wide(logits.device))
     return (logits / max(temperature, torch.finfo(logits.dtype).tiny)).masked_fill(banned, -torch.inf)
 
 
 def inverse_cdf(logits: Tensor, u: Tensor) -> Tensor:
     """Tokens [R, C]: the first index whose cumulative probability reaches u [R, C]; never a token of probability 0."""
-    cdf = torch.softmax(_wide(logits), -1).cumsum(-1)
-    return torch.searchsorted(cdf, _wide(u) * cdf[:, -1:]).clamp_max(logits.shape[-1] - 1)
+    cdf = torch.softmax(logits.to(wide(logits.device)), -1).cumsum(-1)
+    return torch.searchsorted(cdf, u.to(cdf.dtype) * cdf[:, -1:]).clamp_max(logits.shape[-1] - 1)
 
 
 def draw(
