@@ -144,7 +144,6 @@ class Settings:
             self.check_random(f"order={self.order!r}")
         self.spec.build(self)  # the selector checks its own parameters
 
-
     def check_random(self, fixed: str) -> None:
         """Raise when tokens are fixed too, so that k answers would be one; `fixed` says what fixes the order."""
         if self.k > 1 and (self.temperature == 0 or self.top_k == 1):
