@@ -356,6 +356,14 @@ def test_nan_logits_name_the_step_and_row(carry_over):
             generate(model, "abc", method=method)
 
 
+def test_nan_logits_name_the_prompt_of_the_call():
+    """Batches are sorted by length; the error must still count prompts as the caller does."""
+    model = FakeModel()
+    model.embedding[9] = math.nan  # only the longest prompt, which is decoded last, holds a j
+    with pytest.raises(d5p4.NonFiniteLogits, match="step 0, prompt 0, row 0"):
+        generate(model, ["abcj", "c", "ab"])
+
+
 @pytest.mark.parametrize(
     ("prompts", "options", "message"),
     [

@@ -34,11 +34,15 @@ def decode(
     *,
     seed: Tensor,
     key: Tensor,
+    numbers: Tensor | None = None,
     scorer: Scorer | None = None,
     references: Sequence[Any] | None = None,
     callback: Callback | None = None,
 ) -> Result:
-    """k answers for each of P prompts. seed, key [P] int64 start each prompt's random streams."""
+    """k answers for each of P prompts. seed, key [P] int64 start each prompt's random streams.
+
+    numbers [P]: what callbacks and errors call the prompts; 0..P-1 by default.
+    """
     spec, steps = settings.spec, len(schedule.steps)
     select, project = spec.build(settings), projection(settings.order)
     finish = spec.finish(settings, scorer, references) if spec.finish else None
@@ -56,7 +60,7 @@ def decode(
     )
     masks = torch.full((len(key), settings.pool_size, schedule.length), model.mask_id, device=key.device)
     pool = Pool.start(masks, prompts.positions, settings.k, torch.promote_types(head.weight.dtype, torch.float32))
-    ledger = Ledger(len(key), key.device, settings.history)
+    ledger = Ledger(torch.arange(len(key), device=key.device) if numbers is None else numbers, settings.history)
     state: dict[str, Any] = {}
 
     for step in schedule.steps:
@@ -69,7 +73,7 @@ def decode(
             states, fresh = guide(hidden.states, free.states, g), fresh + free.fresh
 
         # 2. k parents, by quality and similarity
-        look = Look(pool, hidden, states, step, settings, model, head, ledger.alive)
+        look = Look(pool, hidden, states, step, settings, model, head, ledger.names)
         view = look.view(state)
         window = settings.select_window
         if step.last or window is None or window[0] <= step.index < window[1]:
@@ -88,7 +92,7 @@ def decode(
         children = project(parents, step, draw, count)
         prompt, parent, _ = children.drawn.nonzero(as_tuple=True)
         owner = torch.stack([prompt, choice.parents[prompt, parent]], 1)
-        check_finite(children.logsumexp, owner, ledger.alive, step.index)
+        check_finite(children.logsumexp, owner, ledger.names, step.index)
         if settings.distinct:
             children = distinct_children(children, parents, chosen.tie, choice.children)
         regroup = choice.parents.shape[1] == settings.k
@@ -99,11 +103,11 @@ def decode(
         ledger.record(choice, fresh, nominal, view, pool.tokens)
         dropped: list[int] = []
         if callback is not None:
-            shot = Snapshot(step.index, steps, ledger.alive, pool.tokens, view, choice, following.tokens)
+            shot = Snapshot(step.index, steps, ledger.names, pool.tokens, view, choice, following.tokens)
             dropped = prompts_to_drop(callback(shot))
         pool = following
         if dropped and not step.last:
-            keep = (~torch.isin(ledger.alive, torch.tensor(dropped, device=key.device))).nonzero()[:, 0]
+            keep = (~torch.isin(ledger.names, torch.tensor(dropped, device=key.device))).nonzero()[:, 0]
             pool, seed, key = pool.keep(keep), seed[keep], key[keep]
             ledger.keep(keep)
             conditional.keep(keep)

@@ -14,12 +14,11 @@ from torch import Tensor
 
 from .decode import decode
 from .errors import D5P4Error, DuplicateAnswers
-from .ledger import prompts_to_drop
 from .prompts import Request, encode, layout, plan, split_prompts
 from .rng import hash_tokens, key_of, mix
 from .schedule import make_schedule
 from .settings import Settings, plain_number
-from .types import Callback, Model, Result, Snapshot
+from .types import Callback, Model, Result
 
 
 def generate(
@@ -184,7 +183,6 @@ def run_requests(
         if all(step.move == 1 for step in schedule.steps):
             settings.check_random("one step a block")
         batch = layout([requests[i] for i in numbers], model.mask_id, model.pad_id, device)
-        which = torch.tensor(numbers, device=device)
         result = decode(
             model,
             batch,
@@ -192,9 +190,10 @@ def run_requests(
             settings,
             seed=torch.full((len(numbers),), key_of(seed), device=device),
             key=torch.tensor([keys[i] for i in numbers], device=device),
+            numbers=torch.tensor(numbers, device=device),
             scorer=scorer,
             references=None if references is None else [references[i] for i in numbers],
-            callback=None if callback is None else _numbered(callback, which),
+            callback=callback,
         )
         parts.append((numbers, result))
     merged = replace(_merge(parts, model.pad_id), seed=seed)
@@ -227,17 +226,6 @@ def _batches(model: Model, requests: Sequence[Request], settings: Settings) -> I
                 batch = []
             batch.append(number)
         yield length, batch
-
-
-def _numbered(callback: Callback, numbers: Tensor) -> Callback:
-    """The callback sees and names prompts by their number in the call."""
-    place = {int(number): i for i, number in enumerate(numbers)}
-
-    def call(shot: Snapshot) -> list[int]:
-        dropped = prompts_to_drop(callback(replace(shot, prompts=numbers[shot.prompts])))
-        return [place[i] for i in dropped if i in place]
-
-    return call
 
 
 def _merge(parts: Sequence[tuple[list[int], Result]], pad_id: int) -> Result:

@@ -15,8 +15,10 @@ from .types import Choice, HistoryStep, PoolView
 class Ledger:
     """What a decode call spends and where its rows come from."""
 
-    def __init__(self, prompts: int, device: torch.device, history: bool) -> None:
-        self.alive = torch.arange(prompts, device=device)  # prompts not dropped
+    def __init__(self, names: Tensor, history: bool) -> None:
+        prompts, device = len(names), names.device
+        self.names = names  # [P] what the caller calls the prompts not dropped
+        self.alive = torch.arange(prompts, device=device)  # [P] their places in the call
         self.nfe, self.rows, self.nominal = (torch.zeros(prompts, dtype=torch.int64, device=device) for _ in range(3))
         self.trail: list[Tensor] = []  # per step [P, rows of the next pool]: index of each row's parent
         self.history: list[list[HistoryStep]] | None = [[] for _ in range(prompts)] if history else None
@@ -36,7 +38,7 @@ class Ledger:
                 )
 
     def keep(self, index: Tensor) -> None:
-        self.alive = self.alive[index]
+        self.alive, self.names = self.alive[index], self.names[index]
         self.trail = [parents[index] for parents in self.trail]
 
     def lineage(self, rows: Tensor) -> Tensor:
