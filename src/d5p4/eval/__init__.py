@@ -1,0 +1,1 @@
+"""Tasks with a checker, and the figures they are reported by."""

@@ -1,0 +1,378 @@
+"""Countdown: the generator by its law, the checker by what it must refuse, the canonical form by what it must merge."""
+
+import functools
+import itertools
+import re
+import zlib
+from collections import Counter
+
+import numpy as np
+import pytest
+from scipy.stats import chisquare
+
+from d5p4.errors import D5P4Error
+from d5p4.eval import countdown
+from d5p4.eval.countdown import END, MASK, PROMPT, WINDOW, Problem, canonical, decode, fault, is_right, problems
+from d5p4.eval.countdown_data import Draws, Ranges, attempt, heldout
+
+PUZZLE = Problem((86, 28, 13, 31), 96)
+ANSWER = "86+28=114,31-13=18,114-18=96"
+GOLDEN_PROBLEMS = ["34,26,83,81:62", "78,44,76,4:22", "50,46,80,7:91"]
+GOLDEN_BATCH = 1931002571
+
+
+def texts(batch):
+    """(problem, answer) of every row."""
+    prompts = (decode(row[PROMPT - length :]) for row, length in zip(batch.prompts, batch.lengths, strict=True))
+    return [(Problem.parse(p), decode(a)) for p, a in zip(prompts, batch.answers, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def examples():
+    return texts(countdown.batch(1500, seed=7, index=0, mix={3: 1, 4: 1, 5: 1}))
+
+
+# ---- the generator
+
+
+@functools.cache
+def all_ways(count, ranges):
+    """How many ways lead to each (numbers, steps), by walking every one of them."""
+
+    def walk(table, steps):
+        if len(table) == 1:
+            if ranges.targets[0] <= table[0] <= ranges.targets[1]:
+                ways[(*numbers, *itertools.chain(*steps))] += 1
+            return
+        for i, j in itertools.combinations(range(len(table)), 2):
+            a, b = max(table[i], table[j]), min(table[i], table[j])
+            rest = [v for place, v in enumerate(table) if place not in (i, j)]
+            for operation, c in enumerate((a + b, a - b, a * b, a / b)):
+                if 0 < c <= ranges.value and c == int(c):
+                    walk([*rest, int(c)], [*steps, (a, operation, b, int(c))])
+
+    ways = Counter()
+    for numbers in itertools.product(range(1, ranges.number + 1), repeat=count):
+        walk(list(numbers), [])
+    return ways
+
+
+@pytest.mark.parametrize(
+    ("count", "ranges", "rows", "columns"),
+    [
+        (3, Ranges(4, 16, (2, 9)), 100_000, slice(None)),
+        (4, Ranges(3, 9, (5, 5)), 500_000, slice(None)),
+        (5, Ranges(2, 3, (3, 3)), 600_000, [*range(5), *range(5, 9)]),  # the numbers with the first step ...
+        (5, Ranges(2, 3, (3, 3)), 200_000, [*range(5), *range(17, 21)]),  # ... and with the last: all would be too many
+    ],
+)
+def test_accepted_rows_are_uniform_over_the_valid_ways(count, ranges, rows, columns):
+    every, weight = map(np.array, zip(*all_ways(count, ranges).items(), strict=True))
+    drawn = attempt(Draws(count), rows, count, ranges)
+    accepted = np.hstack([drawn.numbers, drawn.steps.reshape(len(drawn.steps), -1)])
+    cells, cell = np.unique(np.vstack([every, accepted])[:, columns], axis=0, return_inverse=True)
+    cell = cell.reshape(-1)  # numpy 2.0 gave it a second axis
+    expected = np.bincount(cell[: len(every)], weight, len(cells)) / weight.sum() * len(accepted)
+    assert len(cells) > 80
+    assert expected.min() > 4  # a row that no way leads to would have 0
+    assert chisquare(np.bincount(cell[len(every) :], minlength=len(cells)), expected).pvalue > 1e-3
+    attempts = ranges.number**count * np.prod([4 * n * (n - 1) // 2 for n in range(2, count + 1)])
+    share = weight.sum() / attempts
+    assert len(accepted) / rows == pytest.approx(share, abs=5 * (share / rows) ** 0.5)
+
+
+def test_every_generated_answer_is_right_and_writes_the_larger_operand_first(examples):
+    for problem, answer in examples:
+        assert fault(problem, answer) is None, (problem, answer)
+        assert all(int(a) >= int(b) for a, b in re.findall(r"(\d+)[-+*/](\d+)", answer))
+        assert all(1 <= n <= countdown.LARGEST_NUMBER for n in problem.numbers)
+        assert max(map(int, re.findall(r"\d+", answer))) <= countdown.LARGEST_VALUE
+        assert countdown.TARGETS[0] <= problem.target <= countdown.TARGETS[1]
+
+
+def test_layout_of_a_batch():
+    batch = countdown.batch(600, seed=1, index=2)
+    assert (batch.prompts.dtype, batch.prompts.shape) == (np.uint8, (600, PROMPT))
+    assert (batch.answers.dtype, batch.answers.shape) == (np.uint8, (600, max(WINDOW.values())))
+    assert batch.lengths.dtype == batch.counts.dtype == np.int64
+    padding = np.arange(PROMPT) < PROMPT - batch.lengths[:, None]
+    assert ((batch.prompts == END) == padding).all()
+    ended = batch.answers == END
+    assert (np.sort(ended, axis=1) == ended).all()  # one run, at the end
+    for (problem, answer), count in zip(texts(batch), batch.counts, strict=True):
+        assert len(problem.numbers) == count
+        assert len(answer) < WINDOW[count]
+
+
+def test_windows_hold_the_longest_answer_and_one_end():
+    longest_step = len(f"{countdown.LARGEST_VALUE}-888=111")  # three values of at most three digits
+    for count, window in WINDOW.items():
+        assert (count - 1) * longest_step + (count - 2) + 1 == window
+    assert len(Problem((99,) * 5, 99).prompt) == PROMPT
+
+
+def test_no_heldout_problem_is_trained_on(examples):
+    assert not any(problem.heldout for problem, _ in examples)
+    assert not any(problem.heldout for problem, _ in texts(countdown.batch(2000, seed=0, index=0)))
+
+
+@pytest.mark.parametrize("count", WINDOW)
+def test_one_problem_in_64_is_held_out_whatever_the_order_of_its_numbers(count):
+    ways = attempt(Draws(5, count), 1 << 18, count)
+    distinct = np.unique(np.hstack([np.sort(ways.numbers, axis=1), ways.target[:, None]]), axis=0)
+    flags = heldout(distinct[:, :-1], distinct[:, -1])
+    assert flags.mean() == pytest.approx(1 / 64, abs=4 * (1 / 64 / len(distinct)) ** 0.5)
+    shuffled = np.random.default_rng(0).permuted(distinct[:, :-1], axis=1)
+    assert (heldout(shuffled, distinct[:, -1]) == flags).all()
+    row = int(np.flatnonzero(flags)[0])
+    assert Problem(tuple(distinct[row, :-1].tolist()), int(distinct[row, -1])).heldout
+
+
+def test_a_batch_is_a_function_of_its_arguments():
+    first, again = countdown.batch(256, 3, 9), countdown.batch(256, 3, 9)
+    assert all((a == b).all() for a, b in zip(first, again, strict=True))
+    for other in (countdown.batch(256, 3, 10), countdown.batch(256, 4, 9)):
+        assert len({p for p, _ in texts(first)} & {p for p, _ in texts(other)}) < 3
+
+
+def test_the_data_are_the_same_on_every_machine():
+    """Committed figures and checkpoints that resume refer to these; a change of the generator must be seen."""
+    assert [p.prompt for p in problems(3)] == GOLDEN_PROBLEMS
+    assert zlib.crc32(countdown.batch(512, 0, 0).answers.tobytes()) == GOLDEN_BATCH
+
+
+def test_the_mix_is_kept():
+    counts = countdown.batch(5000, 0, 0).counts
+    for count, share in countdown.MIX.items():
+        assert (counts == count).mean() == pytest.approx(share, abs=0.03)
+    assert set(countdown.batch(50, 0, 0, {5: 2.0, 3: 0.0}).counts.tolist()) == {5}
+
+
+@pytest.mark.parametrize("numbers", WINDOW)
+def test_problems_are_held_out_distinct_and_a_prefix_of_more(numbers):
+    many = problems(500, numbers, seed=1)
+    assert all(p.heldout and len(p.numbers) == numbers for p in many)
+    assert len({(*sorted(p.numbers), p.target) for p in many}) == 500
+    assert problems(70, numbers, seed=1) == many[:70]
+    assert problems(70, numbers, seed=2) != many[:70]
+    assert problems(0, numbers) == []
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda: problems(3, numbers=6), "6"),
+        (lambda: problems(-1), "-1"),
+        (lambda: problems(1, seed=-4), "-4"),
+        (lambda: countdown.batch(0, 0, 0), "0"),
+        (lambda: countdown.batch(4, 0, -2), "-2"),
+        (lambda: countdown.batch(4, 0, 0, {2: 1.0}), "{2: 1.0}"),
+        (lambda: countdown.batch(4, 0, 0, {4: 0.0}), "{4: 0.0}"),
+        (lambda: countdown.batch(4, 0, 0, {}), "{}"),
+        (lambda: countdown.batch(4, 0, 0, {3: float("nan")}), "nan"),
+        (lambda: Problem((3, 0, 5), 8), "0"),
+        (lambda: decode([1, 19]), "19"),
+    ],
+)
+def test_bad_arguments_are_named(call, named):
+    with pytest.raises(D5P4Error, match=re.escape(named)):
+        call()
+
+
+# ---- text
+
+
+def test_prompts_round_trip():
+    assert PUZZLE.prompt == "86,28,13,31:96"
+    assert Problem.parse(PUZZLE.prompt) == PUZZLE
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "86", "86:96", "86,28", "86,28:", "86,,28:96", "086,28:96", "86, 28:96", "86,28:96\n", "86,28:-9", "86,0:86"]
+    + ["\uff18,2:16", "86,28:96:1", "1" * 50 + ",2:3", "a,b:c"],
+)
+def test_bad_prompts_are_refused_by_name(text):
+    with pytest.raises(D5P4Error, match=re.escape(repr(text)[:20])):
+        Problem.parse(text)
+
+
+def test_decode_stops_at_the_end_and_shows_masks():
+    assert decode([8, 6, 10, 2, 14, 8, 8, END, 3, END]) == "86+2=88"
+    assert decode(np.array([1, MASK, 16, 15, 11, 12, 13], np.uint8)) == "1_:,-*/"
+    assert decode([]) == decode([END]) == ""
+
+
+# ---- the checker
+
+
+@pytest.mark.parametrize(
+    ("problem", "answer"),
+    [
+        ("86,28,13,31:96", ANSWER),
+        ("86,28,13,31:96", "31-13=18,28+86=114,114-18=96"),
+        ("2,3:6", "2*3=6"),
+        ("7,7,7:56", "7*7=49,7+49=56"),
+        ("99,99,99:99", "99*99=9801,9801/99=99"),  # larger than anything generated, and right
+        ("4,2,2,1:9", "2+2=4,4+4=8,8+1=9"),  # an original and a result of the same value
+    ],
+)
+def test_right_answers(problem, answer):
+    assert fault(Problem.parse(problem), answer) is None
+    assert is_right(Problem.parse(problem), answer)
+
+
+@pytest.mark.parametrize(
+    ("problem", "answer", "reason"),
+    [
+        ("86,28,13,31:96", "", "0 steps where 3 are needed"),
+        ("86,28,13,31:96", "86+28=114", "1 step where 3 are needed"),
+        ("86,28,13,31:96", "86+28=114,114-18=96", "2 steps where 3 are needed"),  # numbers left unused
+        ("86,28,13,31:96", ANSWER + ",96*1=96", "4 steps where 3 are needed"),
+        ("86,28,13,31:96", ANSWER + ",", "4 steps where 3 are needed"),
+        ("86,28,13,31:96", "86+28=114,31-13=19,114-18=96", "step 2: 31-13 is 18, not 19"),
+        ("86,28,13,31:96", "86+28=114,31-7=24,114-18=96", "7 is not on the table"),
+        ("86,28,13,31:96", "86+28=114,86-31=55,114-18=96", "86 is not on the table"),  # used twice
+        ("86,28,13,31:96", "86+86=172,31-13=18,172-18=154", "86 is not on the table"),  # twice in one step
+        ("86,28,13,31:96", "86+28=114,31-13=18,114+18=132", "ends at 132, not 96"),
+        ("86,28,13,31:95", ANSWER, "ends at 96, not 95"),
+        ("86,28,13,31:114", "31-13=18,86+28=114,114-18=96", "ends at 96, not 114"),  # passed on the way
+        ("86,28,13,31:96", "86+28=114,31-13=18,114-18=96=96", "cannot read step '114-18=96=96'"),
+        ("86,28,13,31:96", "86+28=114,3+", "cannot read step '3+'"),
+        ("86,28,13,31:96", "__import__('os')", "cannot read step"),
+        ("2,3:6", "__import__('os').system('true')", "cannot read step"),
+        ("2,3:6", "2*3=6 ", "cannot read step '2*3=6 '"),
+        ("2,3:6", "2*3=6\n", "cannot read step"),
+        ("2,3:6", "02*3=6", "cannot read step"),
+        ("2,3:6", "+2*3=6", "cannot read step"),
+        ("2,3:6", "2**3=8", "cannot read step"),
+        ("2,3:6", "2*3=06", "cannot read step"),
+        ("2,3:6", "\uff12*3=6", "cannot read step"),
+        ("2,3:6", "2*\u0663=6", "cannot read step"),
+        ("2,3:6", "2*3=6_", "cannot read step"),
+        ("2,3:1", "2-3=1", "step 1: 2-3 is -1, not 1"),
+        ("2,3:1", "2-3=-1", "cannot read step"),
+        ("7,2:3", "7/2=3", "step 1: 7/2 is not whole"),
+        ("3,3,5:5", "3-3=0,5-0=5", "cannot read step '5-0=5'"),
+        ("3,3,5:5", "3-3=0,5+3=8", "step 1: 0 is not allowed"),
+        ("3,5:5", "5/0=5", "cannot read step '5/0=5'"),
+    ],
+)
+def test_wrong_answers_and_why(problem, answer, reason):
+    assert fault(Problem.parse(problem), answer).startswith(reason)
+    assert not is_right(Problem.parse(problem), answer)
+
+
+@pytest.mark.parametrize("answer", ["9" * 10**6, "9" * 10**6 + "+1=2", "1+1=2," * 10**5, "\0", "\ud800", "(" * 10**5])
+def test_long_and_broken_texts_are_wrong_with_a_short_reason(answer):
+    assert len(fault(PUZZLE, answer)) < 80
+    canonical(answer)
+
+
+def test_an_answer_with_any_character_changed_is_wrong_or_another_right_answer(examples):
+    """Right exactly where a second, differently written checker says so."""
+    rng = np.random.default_rng(0)
+    verdicts = Counter()
+    for problem, answer in examples[:300]:
+        for _ in range(10):
+            place = int(rng.integers(len(answer)))
+            changed = answer[:place] + countdown.CHARACTERS[rng.integers(17)] + answer[place + 1 :]
+            verdicts[is_right(problem, changed)] += 1
+            assert is_right(problem, changed) == replayed(problem, changed)
+    assert verdicts[True] > 100
+    assert verdicts[False] > 1000
+
+
+def replayed(problem, answer):
+    table, value = list(problem.numbers), None
+    for step in answer.split(","):
+        parts = re.split(r"([-+*/=])", step)
+        if len(parts) != 5 or parts[3] != "=" or any(p == "" or p[0] == "0" for p in parts[::2]):
+            return False
+        if not all(p.isdigit() for p in parts[::2]):
+            return False
+        a, b, value = int(parts[0]), int(parts[2]), int(parts[4])
+        try:
+            table.remove(a)
+            table.remove(b)
+        except ValueError:
+            return False
+        if not {"+": value == a + b, "-": value == a - b, "*": value == a * b, "/": value * b == a}.get(parts[1]):
+            return False
+        table.append(value)
+    return table == [problem.target] and value == problem.target
+
+
+# ---- the canonical form
+
+
+def flipped(step):
+    left, operation, rest = re.split(r"([-+*/])", step)
+    right, result = rest.split("=")
+    return f"{right}{operation}{left}={result}" if operation in "+*" else step
+
+
+def neighbours(answer):
+    """What one flip of + or *, or one swap of neighbouring steps, makes of an answer."""
+    steps = answer.split(",")
+    flips = [[*steps[:i], flipped(steps[i]), *steps[i + 1 :]] for i in range(len(steps))]
+    swaps = [[*steps[:i], steps[i + 1], steps[i], *steps[i + 2 :]] for i in range(len(steps) - 1)]
+    return [",".join(changed) for changed in flips + swaps]
+
+
+def test_operand_and_step_order_do_not_change_the_canonical_form(examples):
+    rng = np.random.default_rng(1)
+    changed = 0
+    for problem, answer in examples[:400]:
+        form, other = canonical(answer), answer
+        for _ in range(12):
+            near = [text for text in neighbours(other) if is_right(problem, text)]
+            other = near[rng.integers(len(near))]
+            assert canonical(other) == form
+        assert is_right(problem, form)
+        changed += other != answer
+    assert changed > 150
+
+
+def test_unreadable_text_is_its_own_canonical_form():
+    for text in ("", "1+", "1+2=3,", ",".join(["1+2=3"] * 7)):
+        assert canonical(text) == text
+
+
+def every_answer(problem):
+    def walk(table, steps):
+        if len(table) == 1:
+            if table[0] == problem.target:
+                answers.add(",".join(steps))
+            return
+        for i, j in itertools.permutations(range(len(table)), 2):
+            a, b = table[i], table[j]
+            rest = [v for place, v in enumerate(table) if place not in (i, j)]
+            for operation, c in (("+", a + b), ("-", a - b), ("*", a * b), ("/", a / b)):
+                if c > 0 and c == int(c):
+                    walk([*rest, int(c)], [*steps, f"{a}{operation}{b}={int(c)}"])
+
+    answers: set[str] = set()
+    walk(list(problem.numbers), [])
+    return answers
+
+
+@pytest.mark.parametrize("prompt", ["1,2,3,4:24", "4,2,2,1:9", "7,7,1,14:14", "86,28,13,31:96", "6,3,9,12:18"])
+def test_canonical_classes_are_exactly_what_flips_and_swaps_connect(prompt):
+    """All right answers of a problem, joined where a flip of + or * or a swap of neighbouring steps links two."""
+    problem = Problem.parse(prompt)
+    answers = every_answer(problem)
+    assert all(is_right(problem, answer) for answer in answers)
+    classes, left = [], set(answers)
+    while left:
+        reached, edge = set(), [left.pop()]
+        while edge:
+            answer = edge.pop()
+            reached.add(answer)
+            new = set(neighbours(answer)) & left
+            left -= new
+            edge += new
+        classes.append(reached)
+    forms = [{canonical(answer) for answer in group} for group in classes]
+    assert all(len(form) == 1 for form in forms)
+    assert len(set.union(*forms)) == len(classes) > 1
