@@ -1,0 +1,199 @@
+"""The training loop: batches, steps, an average of the weights, a line of progress, a state that survives a kill."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import shlex
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import D5P4Error
+from .folder import write_card, write_json, write_weights
+from .optimiser import Optimiser
+from .recipe import Recipe
+from .schedule import Budget, rate_scale
+
+STATE = "training.state"
+AVERAGE = 0.999  # share of the old average kept at each step
+SAVE_SECONDS = 60.0
+LINE_SECONDS = 10.0
+
+
+@dataclass
+class Run:
+    """One training run and all that has to be kept to continue it."""
+
+    recipe: Recipe
+    model: nn.Module
+    optimiser: Optimiser
+    average: list[Tensor]  # of the parameters
+    step: int = 0
+    seconds: float = 0.0  # of training, without compiling, saving and validating
+
+    @classmethod
+    def fresh(cls, recipe: Recipe) -> Run:
+        torch.manual_seed(recipe.seed)
+        model = recipe.build().to(recipe.device)
+        optimiser = Optimiser(model.named_parameters(), *recipe.rates)
+        return cls(recipe, model, optimiser, [p.detach().clone() for p in model.parameters()])
+
+    def _terms(self) -> dict[str, Any]:
+        """What must not change between two halves of a run."""
+        recipe = self.recipe
+        return {"recipe": recipe.name, "config": recipe.config, "seed": recipe.seed, "rows": recipe.rows}
+
+    def save(self, path: Path) -> None:
+        state = {
+            "terms": self._terms(),
+            "step": self.step,
+            "seconds": self.seconds,
+            "parameters": [p.detach() for p in self.model.parameters()],
+            "average": self.average,
+            "optimiser": self.optimiser.state_dict(),
+        }
+        half = path.with_suffix(".half")
+        torch.save(state, half)
+        os.replace(half, path)  # a kill while writing leaves the last whole state
+
+    @torch.no_grad()
+    def restore(self, path: Path) -> None:
+        try:
+            state = torch.load(path, map_location=self.recipe.device, weights_only=True)
+        except Exception as reason:
+            raise D5P4Error(f"{path} cannot be read ({reason}): delete it to start again") from reason
+        for name, now in self._terms().items():
+            if state["terms"][name] != now:
+                raise D5P4Error(
+                    f"{path} belongs to a run with {name}={state['terms'][name]!r}, not {now!r}: "
+                    "use the same settings, or another folder"
+                )
+        for held, saved in (([*self.model.parameters()], state["parameters"]), (self.average, state["average"])):
+            for tensor, value in zip(held, saved, strict=True):
+                tensor.copy_(value)
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.step, self.seconds = state["step"], state["seconds"]
+
+    def advance(self, batch: Any, scale: float) -> Tensor:
+        """One step; gives its loss."""
+        half = torch.autocast(self.recipe.device.type, torch.bfloat16, enabled=self.recipe.device.type == "cuda")
+        with half:
+            loss = self.recipe.loss(self.model, batch, self.recipe.generator(self.step))
+        loss.backward()
+        self.optimiser.step(scale)
+        with torch.no_grad():
+            # At first the average must forget quickly: the first weights are noise.
+            keep = min(AVERAGE, (1 + self.step) / (10 + self.step))
+            torch._foreach_lerp_(self.average, [p.detach() for p in self.model.parameters()], 1 - keep)
+        self.step += 1
+        return loss.detach()
+
+    @torch.no_grad()
+    def use_average(self) -> None:
+        for parameter, mean in zip(self.model.parameters(), self.average, strict=True):
+            parameter.copy_(mean)
+
+
+def train(
+    recipe: Recipe, out: Path, budget: Budget, compiled: bool = False, say: Callable[[str], None] = print
+) -> dict[str, float]:
+    """Train, continuing from `out` where a state lies there; write the model to `out`; give its held-out figures."""
+    state = out / STATE
+    if (out / "config.json").exists() and not state.exists():
+        raise D5P4Error(f"{out} already holds a model: choose another folder, or delete it")
+    out.mkdir(parents=True, exist_ok=True)
+    run = Run.fresh(recipe)
+    if state.exists():
+        run.restore(state)
+        say(f"continuing from step {run.step:,}, {run.seconds:.0f} s of training")
+    size = sum(p.numel() for p in run.model.parameters())
+    batch = f"{recipe.rows:,} rows x {recipe.row_length} tokens a step"
+    say(f"{recipe.name}: {size:,} parameters, {batch}, on {hardware(recipe.device)}")
+    if compiled:
+        recipe.compile(run.model)
+    try:
+        _steps(run, budget, state, say)
+    except KeyboardInterrupt:
+        run.save(state)
+        say(f"stopped at step {run.step:,}; the same command continues from here")
+        raise
+    run.save(state)  # validation may fail; the training shall not be lost
+    run.use_average()
+    return _finish(run, out, say)
+
+
+def _steps(run: Run, budget: Budget, state: Path, say: Callable[[str], None]) -> None:
+    recipe = run.recipe
+    tokens = recipe.rows * recipe.row_length
+    losses = torch.zeros((), device=recipe.device)
+    counted, last_line, last_save = 0, run.seconds, run.seconds
+    first = True
+    clock = time.perf_counter()
+    for batch in recipe.batches(run.step):
+        progress = budget.progress(run.step, run.seconds)
+        if progress >= 1:
+            return
+        losses += run.advance(batch, rate_scale(run.step, progress))
+        counted += 1
+        now = time.perf_counter()
+        if first:  # compiled in it
+            float(losses)
+            now = time.perf_counter()
+            say(f"first step after {now - clock:.0f} s")
+            first = False
+        else:
+            run.seconds += now - clock
+        clock = now
+        if run.seconds - last_line >= LINE_SECONDS:
+            mean = float(losses) / counted
+            if not math.isfinite(mean):
+                raise D5P4Error(f"the loss is {mean} at step {run.step}: training has failed; try another seed")
+            rate = counted * tokens / (run.seconds - last_line)
+            say(f"step {run.step:7,}  {progress:5.1%}  {run.seconds:5.0f} s  loss {mean:.4f}  {rate:12,.0f} tokens/s")
+            losses.zero_()
+            counted, last_line = 0, run.seconds
+        if run.seconds - last_save >= SAVE_SECONDS:
+            run.save(state)
+            last_save, clock = run.seconds, time.perf_counter()
+
+
+def _finish(run: Run, out: Path, say: Callable[[str], None]) -> dict[str, float]:
+    recipe = run.recipe
+    recipe.write_tokenizer(out)
+    size = write_weights(out, recipe.tensors(run.model))
+    write_json(out / "config.json", recipe.config)
+    figures = recipe.validate(out)
+    facts = {
+        "parameters": f"{sum(p.numel() for p in run.model.parameters()):,}",
+        "weights": f"{size / 2**20:.1f} MiB, bfloat16",
+        "seed": str(recipe.seed),
+        "steps": f"{run.step:,} of {recipe.rows:,} rows x {recipe.row_length} tokens",
+        "training time": f"{run.seconds:.0f} s (without compiling)",
+        "hardware": hardware(recipe.device),
+        "command": f"`{command()}`",
+    }
+    write_card(out, recipe.card, facts, figures)
+    (out / STATE).unlink()
+    for name, value in figures.items():
+        say(f"{name}: {value:.4g}")
+    say(f"written to {out}")
+    return figures
+
+
+def hardware(device: torch.device) -> str:
+    if device.type == "cuda":
+        return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
+    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads, torch {torch.__version__}"
+
+
+def command() -> str:
+    """The command line as a reader would type it."""
+    return " ".join(["d5p4", *map(shlex.quote, sys.argv[1:])])

@@ -1,0 +1,98 @@
+"""Muon for the matrices of the blocks, AdamW for everything else.
+
+Muon (Jordan et al., 2024) steps along the orthogonalised momentum: M = U diag(s) V' becomes about U V', so that every
+direction of a matrix learns alike. Matrices of one shape are orthogonalised together: a step is a few dozen kernels
+however many layers there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+MOMENTUM = 0.95
+DECAY = 0.01
+# A quintic whose iteration brings singular values from (0, 1] into about [0.7, 1.2] in five rounds.
+QUINTIC = (3.4445, -4.7750, 2.0315)
+ROUNDS = 5
+
+
+class Optimiser:
+    """Both optimisers behind one `step(scale)`, where scale multiplies the learning rates."""
+
+    def __init__(self, named: Iterable[tuple[str, nn.Parameter]], matrix_rate: float, other_rate: float) -> None:
+        named = list(named)
+        matrices = [(name, parameter) for name, parameter in named if is_block_matrix(name, parameter)]
+        others = [parameter for name, parameter in named if not is_block_matrix(name, parameter)]
+        self.parameters = [parameter for _, parameter in named]
+        self.other_rate = other_rate
+        self.muon = Muon(matrices, matrix_rate)
+        fused = others[0].device.type == "cuda"
+        self.adam = torch.optim.AdamW(others, lr=other_rate, betas=(0.9, 0.98), weight_decay=0.0, fused=fused)
+
+    def step(self, scale: float) -> None:
+        nn.utils.clip_grad_norm_(self.parameters, 1.0)
+        self.muon.step(scale)
+        for group in self.adam.param_groups:
+            group["lr"] = self.other_rate * scale
+        self.adam.step()
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"muon": self.muon.momenta, "adam": self.adam.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for mine, saved in zip(self.muon.momenta, state["muon"], strict=True):
+            mine.copy_(saved)
+        self.adam.load_state_dict(state["adam"])
+
+
+class Muon:
+    def __init__(self, named: list[tuple[str, nn.Parameter]], rate: float) -> None:
+        self.rate = rate
+        # One matrix may hold several maps: queries, keys and values are orthogonalised each by itself.
+        kinds = [(parameter.shape, 3 if "qkv" in name else 1) for name, parameter in named]
+        self.pieces = [pieces for _, pieces in dict.fromkeys(kinds)]
+        self.groups = [
+            [parameter for (_, parameter), kind in zip(named, kinds, strict=True) if kind == wanted]
+            for wanted in dict.fromkeys(kinds)
+        ]
+        self.momenta = [
+            torch.zeros(len(group), *group[0].shape, device=group[0].device, dtype=group[0].dtype)
+            for group in self.groups
+        ]
+
+    @torch.no_grad()
+    def step(self, scale: float) -> None:
+        rate = self.rate * scale
+        for group, momentum, pieces in zip(self.groups, self.momenta, self.pieces, strict=True):
+            gradient = torch.stack([parameter.grad for parameter in group if parameter.grad is not None])
+            momentum.lerp_(gradient, 1 - MOMENTUM)
+            rows, columns = group[0].shape[0] // pieces, group[0].shape[1]
+            update = gradient.lerp_(momentum, MOMENTUM).view(-1, rows, columns)
+            update = orthogonalised(update).reshape(momentum.shape)
+            weights: list[Tensor] = list(group)
+            torch._foreach_mul_(weights, 1 - rate * DECAY)
+            torch._foreach_add_(weights, list(update.unbind()), alpha=-rate * max(1.0, rows / columns) ** 0.5)
+
+
+def orthogonalised(matrices: Tensor) -> Tensor:
+    """About U V' of each matrix U diag(s) V' in [n, rows, columns]."""
+    tall = matrices.shape[-2] > matrices.shape[-1]
+    x = matrices.mT if tall else matrices
+    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    x = x.bfloat16() if x.device.type == "cuda" else x
+    a, b, c = QUINTIC
+    for _ in range(ROUNDS):
+        square = x @ x.mT
+        x = a * x + (b * square + c * square @ square) @ x
+    return (x.mT if tall else x).to(matrices.dtype)
+
+
+def is_block_matrix(name: str, parameter: Tensor) -> bool:
+    """A weight inside a layer; embeddings, the head, norms, biases and the small adaLN maps are not."""
+    return parameter.ndim == 2 and ("blocks." in name or "layers." in name) and "adaLN" not in name
