@@ -14,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.installed ## make a small model (seconds) and decode it side by side, on CPU
+demo: $(VENV)/.installed ## puzzles solved two ways side by side and a text continued, on CPU
 	@$(BIN)/python examples/demo.py
 
 test: lint ## lint, types and the quick tests

