@@ -34,6 +34,7 @@ def train(
     from ..models.load import choose_device
     from ..train import recipe
     from ..train.corpus import prepare
+    from ..train.loop import refuse_finished
     from ..train.loop import train as run
     from ..train.schedule import Budget
 
@@ -43,8 +44,8 @@ def train(
         raise D5P4Error(f"steps={steps} must be at least 1, and be given instead of minutes")
     if size not in (None, "full", "toy"):
         raise D5P4Error(f"size={size!r} must be full or toy")
-    if seed < 0:
-        raise D5P4Error(f"seed={seed} must not be negative")
+    if not 0 <= seed < 2**63:
+        raise D5P4Error(f"seed={seed} must be at least 0 and below 2**63")
     started = time.perf_counter()
 
     def say(line: str) -> None:
@@ -57,6 +58,7 @@ def train(
         corpus = prepare(data, out)
         say(f"{len(corpus.train):,} tokens to train on, {len(corpus.val):,} held out, in {out}")
         return
+    refuse_finished(out)
     chosen = choose_device(device)
     on_gpu = chosen.type == "cuda"
     what = recipe(name, chosen, out, seed, toy=size == "toy" or (size is None and not on_gpu), data=data)

@@ -18,19 +18,27 @@ def recipe(
     """The recipe of a shipped model.
 
     `data`, for books and judge: a folder with their texts, or one that `corpus.prepare` has made of it; texts are
-    prepared in `out`.
+    prepared in `out`, for as long as the run lasts.
     """
     if name not in RECIPES:
         raise D5P4Error(f"there is no recipe {name!r}: choose one of {', '.join(RECIPES)}")
     if name == "countdown":
+        if data is not None:
+            raise D5P4Error(f"countdown makes its own puzzles: leave out --data {data}")
         from .countdown import Countdown
 
         return Countdown(device, seed, toy)
     if data is None:
         raise D5P4Error(f"{name} learns from texts: give their folder (train.txt and val.txt, or .xz) with --data")
-    from .books import Books
+    from .books import Books, require_rows
     from .corpus import load, prepare
-    from .judge import Judge
+    from .judge import Judge, transformers
 
-    corpus = load(data) if (data / "corpus.json").exists() else prepare(data, out / "corpus")
-    return (Books if name == "books" else Judge)(device, seed, toy, corpus)
+    if name == "judge":
+        transformers()  # is missed now, and not after minutes of preparing
+    prepared = (data / "corpus.json").exists()
+    corpus = load(data) if prepared else prepare(data, out / "corpus")
+    require_rows(corpus)
+    made = (Books if name == "books" else Judge)(device, seed, toy, corpus)
+    made.scratch = None if prepared else out / "corpus"
+    return made

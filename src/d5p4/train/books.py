@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..errors import D5P4Error
 from ..models.mdlm import MDLM
 from .corpus import Corpus
 from .folder import write_json
@@ -45,6 +46,7 @@ class Books(Recipe):
     def __init__(self, device: torch.device, seed: int, toy: bool, corpus: Corpus) -> None:
         super().__init__(device, seed, toy)
         self.corpus = corpus
+        self.data = corpus.name
         self.vocabulary = corpus.tokenizer.get_vocab_size()
 
     @property
@@ -127,6 +129,13 @@ def language_figures(corpus: Corpus, held_out: float, seen: float, bound: str = 
         figures[f"{name}: perplexity a token{bound}"] = math.exp(nats)
         figures[f"{name}: bits a byte{bound}"] = nats * len(tokens) / size / math.log(2)
     return figures
+
+
+def require_rows(corpus: Corpus) -> None:
+    """Training cuts rows from the one text, validation from the other."""
+    for name, tokens in (("train", corpus.train), ("val", corpus.val)):
+        if len(tokens) < LENGTH:
+            raise D5P4Error(f"the {name} text has {len(tokens)} tokens, and a row takes {LENGTH}: give more text")
 
 
 def on_device(tokens: np.ndarray, device: torch.device) -> Tensor:

@@ -50,6 +50,11 @@ class Corpus(NamedTuple):
     train_bytes: int
     tokenizer: Tokenizer
 
+    @property
+    def name(self) -> str:
+        """Tells this corpus from another."""
+        return f"{len(self.train)} + {len(self.val)} tokens of {self.train_bytes} + {self.val_bytes} bytes"
+
 
 def prepare(data: Path, out: Path, vocabulary: int = 8192, tokenizer: Path | None = None) -> Corpus:
     """Tokens of the books in the folder `data`, written to `out`; when `out` has them complete, they are only mapped.

@@ -52,6 +52,7 @@ class Judge(Recipe):
     def __init__(self, device: torch.device, seed: int, toy: bool, corpus: Corpus) -> None:
         super().__init__(device, seed, toy)
         self.corpus = corpus
+        self.data = corpus.name
         end = corpus.tokenizer.token_to_id(END_TEXT)
         assert end is not None
         self.end = end

@@ -6,9 +6,13 @@ import math
 import os
 import platform
 import shlex
+import shutil
+import signal
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,7 +53,13 @@ class Run:
     def _terms(self) -> dict[str, Any]:
         """What must not change between two halves of a run."""
         recipe = self.recipe
-        return {"recipe": recipe.name, "config": recipe.config, "seed": recipe.seed, "rows": recipe.rows}
+        return {
+            "recipe": recipe.name,
+            "config": recipe.config,
+            "seed": recipe.seed,
+            "rows": recipe.rows,
+            "data": recipe.data,
+        }
 
     def save(self, path: Path) -> None:
         state = {
@@ -68,12 +78,13 @@ class Run:
     def restore(self, path: Path) -> None:
         try:
             state = torch.load(path, map_location=self.recipe.device, weights_only=True)
+            terms = dict(state["terms"])
         except Exception as reason:
-            raise D5P4Error(f"{path} cannot be read ({reason}): delete it to start again") from reason
+            raise D5P4Error(f"{path} cannot be read ({reason!r}): delete it to start again") from reason
         for name, now in self._terms().items():
-            if state["terms"][name] != now:
+            if terms.get(name) != now:
                 raise D5P4Error(
-                    f"{path} belongs to a run with {name}={state['terms'][name]!r}, not {now!r}: "
+                    f"{path} belongs to a run with {name}={terms.get(name)!r}, not {now!r}: "
                     "use the same settings, or another folder"
                 )
         for held, saved in (([*self.model.parameters()], state["parameters"]), (self.average, state["average"])):
@@ -88,12 +99,12 @@ class Run:
         with half:
             loss = self.recipe.loss(self.model, batch, self.recipe.generator(self.step))
         loss.backward()
-        self.optimiser.step(scale)
-        with torch.no_grad():
+        with interrupts_held(), torch.no_grad():
+            self.optimiser.step(scale)
             # At first the average must forget quickly: the first weights are noise.
             keep = min(AVERAGE, (1 + self.step) / (10 + self.step))
             torch._foreach_lerp_(self.average, [p.detach() for p in self.model.parameters()], 1 - keep)
-        self.step += 1
+            self.step += 1
         return loss.detach()
 
     @torch.no_grad()
@@ -106,9 +117,8 @@ def train(
     recipe: Recipe, out: Path, budget: Budget, compiled: bool = False, say: Callable[[str], None] = print
 ) -> dict[str, float]:
     """Train, continuing from `out` where a state lies there; write the model to `out`; give its held-out figures."""
+    refuse_finished(out)
     state = out / STATE
-    if (out / "config.json").exists() and not state.exists():
-        raise D5P4Error(f"{out} already holds a model: choose another folder, or delete it")
     out.mkdir(parents=True, exist_ok=True)
     run = Run.fresh(recipe)
     if state.exists():
@@ -130,6 +140,12 @@ def train(
     return _finish(run, out, say)
 
 
+def refuse_finished(out: Path) -> None:
+    """A folder with a model and no state is finished; nothing is trained over it."""
+    if (out / "config.json").exists() and not (out / STATE).exists():
+        raise D5P4Error(f"{out} already holds a model: choose another folder, or delete it")
+
+
 def _steps(run: Run, budget: Budget, state: Path, say: Callable[[str], None]) -> None:
     recipe = run.recipe
     tokens = recipe.rows * recipe.row_length
@@ -140,29 +156,38 @@ def _steps(run: Run, budget: Budget, state: Path, say: Callable[[str], None]) ->
     for batch in recipe.batches(run.step):
         progress = budget.progress(run.step, run.seconds)
         if progress >= 1:
-            return
+            break
         losses += run.advance(batch, rate_scale(run.step, progress))
         counted += 1
         now = time.perf_counter()
         if first:  # compiled in it
-            float(losses)
+            loss = _finite(losses, run.step)  # waits for the device
             now = time.perf_counter()
-            say(f"first step after {now - clock:.0f} s")
-            first = False
+            say(f"first step after {now - clock:.0f} s, loss {loss:.4f}")
+            losses.zero_()
+            counted, first = 0, False
         else:
             run.seconds += now - clock
         clock = now
-        if run.seconds - last_line >= LINE_SECONDS:
-            mean = float(losses) / counted
-            if not math.isfinite(mean):
-                raise D5P4Error(f"the loss is {mean} at step {run.step}: training has failed; try another seed")
-            rate = counted * tokens / (run.seconds - last_line)
-            say(f"step {run.step:7,}  {progress:5.1%}  {run.seconds:5.0f} s  loss {mean:.4f}  {rate:12,.0f} tokens/s")
+        if run.seconds - last_line >= LINE_SECONDS or (counted and budget.progress(run.step, run.seconds) >= 1):
+            mean = _finite(losses, run.step) / counted
+            rate = counted * tokens / max(run.seconds - last_line, 1e-9)
+            done = budget.progress(run.step, run.seconds)
+            say(f"step {run.step:7,}  {done:6.1%}  {run.seconds:5.0f} s  loss {mean:.4f}  {rate:12,.0f} tokens/s")
             losses.zero_()
             counted, last_line = 0, run.seconds
         if run.seconds - last_save >= SAVE_SECONDS:
+            _finite(losses, run.step)  # a good state is not replaced by a bad one
             run.save(state)
             last_save, clock = run.seconds, time.perf_counter()
+    _finite(losses, run.step)
+
+
+def _finite(losses: Tensor, step: int) -> float:
+    total = float(losses)
+    if not math.isfinite(total):
+        raise D5P4Error(f"the loss is {total} by step {step}: training has failed; try another seed")
+    return total
 
 
 def _finish(run: Run, out: Path, say: Callable[[str], None]) -> dict[str, float]:
@@ -181,11 +206,29 @@ def _finish(run: Run, out: Path, say: Callable[[str], None]) -> dict[str, float]
         "command": f"`{command()}`",
     }
     write_card(out, recipe.card, facts, figures)
+    if recipe.scratch is not None:
+        shutil.rmtree(recipe.scratch, ignore_errors=True)
     (out / STATE).unlink()
     for name, value in figures.items():
         say(f"{name}: {value:.4g}")
     say(f"written to {out}")
     return figures
+
+
+@contextmanager
+def interrupts_held() -> Iterator[None]:
+    """Ctrl-C waits for the end of the block, so that what is saved then is never half a step."""
+    if threading.current_thread() is not threading.main_thread():  # which alone gets signals
+        yield
+        return
+    asked: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: asked.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if asked:
+        signal.raise_signal(signal.SIGINT)
 
 
 def hardware(device: torch.device) -> str:
