@@ -22,31 +22,27 @@ LENGTH = 256
 FULL = {"hidden_dim": 320, "n_blocks": 7, "n_heads": 5, "cond_dim": 16}
 TOY = {"hidden_dim": 96, "n_blocks": 2, "n_heads": 3, "cond_dim": 16}
 DRAWS = 8  # noise levels for each row when the bound is measured
-DATA = (
-    "313 simple-language books published before 1928 (137 MB of text, public domain), whole books one after "
-    "another; 17 other books, each cut at 200,000 characters, are held out."
-)
+LICENCE = "The weights may be used as the texts allow; the code is d5p4's (Apache-2.0)."
 
 
 class Books(Recipe):
     name = "books"
     rates = Rates(matrices=0.02, others=3e-3)
     row_length = LENGTH
-    card = Card(
-        title="books",
-        about="Continues, fills in and invents English prose, 256 tokens at a time. A masked diffusion model in MDLM's "
-        "layout, with tied embeddings and a byte-level BPE of 8,192 tokens trained on the same books.",
-        data=DATA,
-        licence="Apache-2.0, like d5p4; the texts are in the public domain.",
-        limits="Facts, instructions, modern language, anything that matters. Its sentences are grammatical for a while "
-        "and mean little; the books are a century old, and so are their opinions. It is for trying out decoding on "
-        "open-ended text.",
-    )
-
     def __init__(self, device: torch.device, seed: int, toy: bool, corpus: Corpus) -> None:
         super().__init__(device, seed, toy)
         self.corpus = corpus
-        self.data = corpus.name
+        self.data = corpus.size
+        self.card = Card(
+            title="books",
+            about=f"Continues, fills in and invents prose like the texts it was trained on, {LENGTH} tokens at a time. "
+            "A masked diffusion model in MDLM's layout, with tied embeddings and a byte-level BPE of "
+            f"{corpus.tokenizer.get_vocab_size():,} tokens trained on the same texts.",
+            data=self.data,
+            licence=LICENCE,
+            limits="Facts, instructions, anything that matters. It is a small model: its sentences are grammatical for "
+            "a while and mean little. It is for trying out decoding on open-ended text.",
+        )
         self.vocabulary = corpus.tokenizer.get_vocab_size()
 
     @property

@@ -51,9 +51,11 @@ class Corpus(NamedTuple):
     tokenizer: Tokenizer
 
     @property
-    def name(self) -> str:
-        """Tells this corpus from another."""
-        return f"{len(self.train)} + {len(self.val)} tokens of {self.train_bytes} + {self.val_bytes} bytes"
+    def size(self) -> str:
+        """In words; tells one corpus from another."""
+        train, val = (f"{size:,} bytes of text in {len(tokens):,} tokens" for size, tokens in
+                      ((self.train_bytes, self.train), (self.val_bytes, self.val)))  # fmt: skip
+        return f"{train}; {val} are held out."
 
 
 def prepare(data: Path, out: Path, vocabulary: int = 8192, tokenizer: Path | None = None) -> Corpus:

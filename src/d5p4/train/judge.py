@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import D5P4Error
-from .books import DATA, LENGTH, crops, language_figures, on_device, spread_rows
+from .books import LENGTH, LICENCE, crops, language_figures, on_device, spread_rows
 from .corpus import END_TEXT, Corpus
 from .folder import write_json
 from .recipe import LAST, Card, Rates, Recipe, start_as_identity
@@ -38,21 +38,21 @@ class Judge(Recipe):
     name = "judge"
     rates = Rates(matrices=0.02, others=3e-3)
     row_length = LENGTH
-    card = Card(
-        title="judge",
-        about="Scores English prose: the perplexity of samples of `books` under a model that reads left to right. A "
-        "Llama in transformers' layout (`AutoModelForCausalLM.from_pretrained`) with the tokenizer of `books`. Put "
-        "`<|endoftext|>` before the text, or let `d5p4.eval.perplexity.CausalJudge` do it.",
-        data=DATA,
-        licence="Apache-2.0, like d5p4; the texts are in the public domain.",
-        limits="Texts of other kinds: it has read only old books, 256 tokens at a time, and is a small model. It "
-        "shares its data with `books`, so it likes what `books` likes; use an outside judge too.",
-    )
 
     def __init__(self, device: torch.device, seed: int, toy: bool, corpus: Corpus) -> None:
         super().__init__(device, seed, toy)
         self.corpus = corpus
-        self.data = corpus.name
+        self.data = corpus.size
+        self.card = Card(
+            title="judge",
+            about="Scores prose: the perplexity of samples of `books` under a model that reads left to right. A Llama "
+            "in transformers' layout (`AutoModelForCausalLM.from_pretrained`) with the tokenizer of `books`. Put "
+            f"`{END_TEXT}` before the text, or let `d5p4.eval.perplexity.CausalJudge` do it.",
+            data=self.data,
+            licence=LICENCE,
+            limits=f"Texts of other kinds: it has read only these, {LENGTH} tokens at a time, and is a small model. It "
+            "shares its data with `books`, so it likes what `books` likes; use an outside judge too.",
+        )
         end = corpus.tokenizer.token_to_id(END_TEXT)
         assert end is not None
         self.end = end

@@ -39,8 +39,8 @@ class Recipe(ABC):
 
     name: ClassVar[str]
     rates: ClassVar[Rates]
-    card: ClassVar[Card]
-    data: str = ""  # tells apart the texts of two runs
+    card: Card
+    data: str = ""  # what it learns from, in words that tell two corpora apart
     scratch: Path | None = None  # a folder only this run needs; removed when the model is written
 
     def __init__(self, device: torch.device, seed: int, toy: bool) -> None:
