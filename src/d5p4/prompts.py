@@ -126,10 +126,11 @@ def plan(model: Model, ids: list[int], settings: Settings, length_given: bool, n
     """How many masks follow the prompt. A prompt with holes gets none unless gen_length was given by the caller."""
     if model.mask_id in ids and not length_given:
         append = 0
-    elif settings.gen_length is not None:
+    elif length_given and settings.gen_length is not None:
         append = settings.gen_length
-    else:
-        append = model.max_length - len(ids) if model.carry_over else min(128, model.max_length - len(ids))
+    else:  # a default gives way where the model has less room
+        default = settings.gen_length or (model.max_length if model.carry_over else 128)
+        append = min(default, model.max_length - len(ids))
     total = len(ids) + append
     if total > model.max_length or append < 0 or model.mask_id not in ids and append < 1:
         raise D5P4Error(

@@ -31,7 +31,7 @@ def texts(tmp_path_factory) -> Path:
     words = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=6)) for _ in range(4000)]
     folder = tmp_path_factory.mktemp("texts")
     (folder / "train.txt").write_text(f"{' '.join(words)}\n{END_TEXT}\n{' '.join(words[:500])}\n")
-    (folder / "val.txt").write_text(" ".join(words[500:1500]))
+    (folder / "val.txt").write_text(" ".join(words[1500:500:-1]))
     return folder
 
 

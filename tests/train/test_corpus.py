@@ -83,9 +83,25 @@ def test_books_are_separated_once_whatever_blank_lines_and_empty_books_there_are
 
 def test_a_book_that_spells_a_special_token_does_not_hold_it(tmp_path: Path) -> None:
     book = f"They wrote {MASK} and {END_TEXT} here."
-    corpus = prepare(write(tmp_path / "data", book, book), tmp_path / "out", 260)
+    corpus = prepare(write(tmp_path / "data", "Something else.", book), tmp_path / "out", 260)
     assert corpus.val.max() < 258
     assert corpus.tokenizer.decode(corpus.val) == book
+
+
+def test_a_held_out_book_that_is_also_trained_on_is_left_out(tmp_path: Path) -> None:
+    """Also in another edition: here every twentieth word differs."""
+    draw = random.Random(1)
+    words = ["".join(draw.choices("abcdefghij", k=5)) for _ in range(1200)]
+    known, other = words[:600], words[600:]
+    edition = ["xyz" if i % 20 == 0 else word for i, word in enumerate(known)]
+    train = f"Another book.\n{END_TEXT}\n{' '.join(known)}\n"
+    held = f"{' '.join(other)}\n{END_TEXT}\n{' '.join(edition)}\n"
+    corpus = prepare(write(tmp_path / "data", train, held), tmp_path / "out", VOCABULARY)
+    assert corpus.left_out == 1
+    assert corpus.tokenizer.decode(corpus.val) == " ".join(other)
+    assert corpus.val_bytes == len(" ".join(other))
+    with pytest.raises(D5P4Error, match="every book of .*val.txt is in the training text"):
+        prepare(write(tmp_path / "again", train, " ".join(edition)), tmp_path / "no", VOCABULARY)
 
 
 def test_cutting_a_book_into_pieces_changes_no_token() -> None:

@@ -88,7 +88,7 @@ def test_views_and_learned_weights_can_be_written(tmp_path: Path) -> None:
 
 
 def test_the_card_says_what_people_and_the_run_know(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["/usr/bin/d5p4", "train", "tiny", "--out", "a b", "--seed", "7"])
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/d5p4", "train", "tiny", "--out", "/home/me/a b", "--seed", "7"])
     card = Card("tiny", "About it.", "From dice.", "Free.", "Everything.")
     facts = {"seed": "7", "hardware": hardware(torch.device("cpu")), "command": f"`{command()}`"}
     write_card(tmp_path, card, facts, {"share solved": 0.123456, "perplexity": 45678.9})

@@ -34,7 +34,7 @@ def train(
     from ..models.load import choose_device
     from ..train import recipe
     from ..train.corpus import prepare
-    from ..train.loop import refuse_finished
+    from ..train.loop import refuse_occupied
     from ..train.loop import train as run
     from ..train.schedule import Budget
 
@@ -55,10 +55,14 @@ def train(
     if name == "corpus":
         if data is None:
             raise D5P4Error("a corpus is made of texts: give their folder (train.txt and val.txt, or .xz) with --data")
+        if any(option is not None for option in (minutes, steps, size, compile, device)):
+            raise D5P4Error("train corpus takes --data and --out only: it trains nothing")
         corpus = prepare(data, out)
         say(f"{len(corpus.train):,} tokens to train on, {len(corpus.val):,} held out, in {out}")
+        if corpus.left_out:
+            say(f"left out of the held-out text, because the training text has them: {corpus.left_out} books")
         return
-    refuse_finished(out)
+    refuse_occupied(out)
     chosen = choose_device(device)
     on_gpu = chosen.type == "cuda"
     what = recipe(name, chosen, out, seed, toy=size == "toy" or (size is None and not on_gpu), data=data)

@@ -33,6 +33,7 @@ DTYPES = {
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja"]
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 GPT2_VOCABULARY = 50257
+CHECKOUT_ONLY = ("books", "judge")  # in `models/` of the repository, not in the wheel
 
 
 def load(
@@ -74,13 +75,16 @@ def find(name_or_path: str | Path) -> Path:
         raise D5P4Error(f"a model is named by text or a path, not {name_or_path!r}")
     name = str(name_or_path)
     folder = Path(name_or_path).expanduser()
-    if folder.is_dir():
-        return folder
-    if folder.exists():
-        raise D5P4Error(f"{name!r} is a file: give the folder that holds config.json and the weights")
     found = shipped(name)
+    # A folder that only happens to have the name of a shipped model does not hide it.
+    if folder.is_dir() and (found is None or (folder / "config.json").is_file()):
+        return folder
     if found is not None:
         return found
+    if folder.exists():
+        raise D5P4Error(f"{name!r} is a file: give the folder that holds config.json and the weights")
+    if name in CHECKOUT_ONLY:
+        raise D5P4Error(f"{name!r} lies in models/ of d5p4's repository and not in its package: give the path to it")
     if not HUB_ID.fullmatch(name) or isinstance(name_or_path, Path):
         raise D5P4Error(
             f"{name!r} is no folder here, no model shipped with d5p4 and no hub id of the form org/name: "
@@ -121,10 +125,12 @@ def architecture(config: Mapping[str, Any], folder: Path) -> str:
     if len(known) == 1 and None not in known:
         return str(known.pop())
     said = f"model_type={kind!r} and architectures={classes}"
-    moe = "; LLaDA-MoE and LLaDA2 are not supported" if "llada" in said.lower() else ""
+    hint = "; LLaDA-MoE and LLaDA2 are not supported" if "llada" in said.lower() else ""
+    if any(name.endswith("ForCausalLM") for name in classes):
+        hint = "; a causal model can score texts (d5p4.eval.perplexity.CausalJudge)"
     raise D5P4Error(
         f"{folder / 'config.json'} has {said}; supported are MDLM (mdlm), LLaDA (llada) and Dream (dream), "
-        f"and d5p4.wrap takes other modules{moe}"
+        f"and d5p4.wrap takes other modules{hint}"
     )
 
 

@@ -94,7 +94,16 @@ class Tokenizer:
         try:
             return self.backend.encode(text, add_special_tokens=False).ids
         except Exception as reason:  # the backend raises nothing more precise
-            raise D5P4Error(f"{text[:40]!r} cannot be written in this model's tokens: {reason}") from reason
+            strange = next((c for c in text if not self._writes(c)), None)
+            why = str(reason) if strange is None else f"it has none for {strange!r}"
+            raise D5P4Error(f"{text[:40]!r} cannot be written in this model's tokens: {why}") from reason
+
+    def _writes(self, character: str) -> bool:
+        try:
+            self.backend.encode(character, add_special_tokens=False)
+        except Exception:
+            return False
+        return True
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text without special tokens, the mask and ids that have no token."""

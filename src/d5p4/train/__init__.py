@@ -36,9 +36,9 @@ def recipe(
 
     if name == "judge":
         transformers()  # is missed now, and not after minutes of preparing
-    prepared = (data / "corpus.json").exists()
-    corpus = load(data) if prepared else prepare(data, out / "corpus")
+    scratch = None if (data / "corpus.json").exists() else out / "training.corpus"
+    corpus = load(data) if scratch is None else prepare(data, scratch)
     require_rows(corpus)
     made = (Books if name == "books" else Judge)(device, seed, toy, corpus)
-    made.scratch = None if prepared else out / "corpus"
+    made.scratch = scratch
     return made

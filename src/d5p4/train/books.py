@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from ..errors import D5P4Error
 from ..models.mdlm import MDLM
 from .corpus import Corpus
-from .folder import write_json
 from .masking import chances, masks
 from .recipe import LAST, Card, Rates, Recipe
 
@@ -91,7 +90,6 @@ class Books(Recipe):
 
     def write_tokenizer(self, folder: Path) -> None:
         self.corpus.tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
-        write_json(folder / "generation_config.json", {"d5p4": {"length": LENGTH}})
 
     def validate(self, folder: Path) -> dict[str, float]:
         """The bound on held-out text, and on as much of the training text."""
@@ -135,7 +133,7 @@ def require_rows(corpus: Corpus) -> None:
 
 
 def on_device(tokens: np.ndarray, device: torch.device) -> Tensor:
-    """The whole text [n] as int16, which holds vocabularies up to 32,768."""
+    """The whole text [n] as int16, which holds every id of a corpus."""
     return torch.from_numpy(np.array(tokens).view(np.int16)).to(device)
 
 

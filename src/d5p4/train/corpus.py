@@ -28,10 +28,11 @@ from ..errors import D5P4Error
 END_TEXT = "<|endoftext|>"
 MASK = "<|mask|>"
 
-FORMAT = 1  # of the folder; goes up when the same text would give other files
-SMALLEST, LARGEST = 256 + 2, 1 << 16  # vocabularies: all bytes and two special tokens; what uint16 can hold
+FORMAT = 2  # of the folder; goes up when the same text would give other files
+SMALLEST, LARGEST = 256 + 2, 1 << 15  # vocabularies: all bytes and two special tokens; what int16 can hold
 PIECE = 1 << 16  # characters encoded as one string
 BATCH = 32  # such strings encoded at once; bounds the memory
+RUN, SHARED = 16, 0.05  # a held-out book may share this part of its runs of so many tokens with the training text
 
 _INVISIBLE = re.compile("[\u200b\u2060\ufeff]")
 _LINE_END = re.compile(r"[ \t]*(?:\r\n|\r|\n)")
@@ -49,6 +50,7 @@ class Corpus(NamedTuple):
     val_bytes: int
     train_bytes: int
     tokenizer: Tokenizer
+    left_out: int = 0  # books of the held-out file that are in the training text
 
     @property
     def size(self) -> str:
@@ -63,6 +65,7 @@ def prepare(data: Path, out: Path, vocabulary: int = 8192, tokenizer: Path | Non
 
     The BPE has exactly `vocabulary` tokens, the last two being `END_TEXT` and `MASK`. A `tokenizer.json` given instead
     (byte-level, with `END_TEXT`) is taken as it is, and `vocabulary` is not used.
+    A held-out book that is in the training text too, perhaps in another edition, is left out.
     An `out` that was made from other data or another tokenizer is an error, since a trained model may depend on it.
     """
     data, out = Path(data), Path(out)
@@ -87,7 +90,9 @@ def prepare(data: Path, out: Path, vocabulary: int = 8192, tokenizer: Path | Non
     made = given or _trained(sources["train"], vocabulary)
     with _replacing(out / "tokenizer.json") as file:
         file.write(made.to_str(pretty=True).encode())
-    counts = {name: _encode(source, made, out / f"{name}.npy") for name, source in sources.items()}
+    counts = {"train": _encode(sources["train"], made, out / "train.npy")}
+    seen = np.unique(runs(np.load(out / "train.npy", mmap_mode="r")))
+    counts["val"] = _encode(sources["val"], made, out / "val.npy", seen)
     with _replacing(out / "corpus.json") as file:
         file.write(json.dumps({"recipe": recipe, **counts}, indent=2).encode() + b"\n")
     return load(out)
@@ -117,6 +122,24 @@ def pieces(book: str, size: int = PIECE) -> Iterator[str]:
             yield book[start : cut.start()]
             start = cut.start()
     yield book[start:]
+
+
+def runs(tokens: np.ndarray) -> np.ndarray:
+    """uint64 [n - RUN + 1]: a hash of every RUN tokens in a row of tokens [n]."""
+    count = max(0, len(tokens) - RUN + 1)
+    mixed = np.zeros(count, np.uint64)
+    for i in range(RUN):
+        mixed *= np.uint64(0x9E3779B97F4A7C15)
+        mixed += tokens[i : i + count]
+    return mixed
+
+
+def _shared(book: np.ndarray, seen: np.ndarray) -> float:
+    """The part of a book's runs that are among those seen (sorted)."""
+    mine = runs(book)
+    if not len(mine) or not len(seen):
+        return 0.0
+    return float((seen[np.searchsorted(seen, mine).clip(max=len(seen) - 1)] == mine).mean())
 
 
 def _source(data: Path, name: str) -> Path:
@@ -181,33 +204,43 @@ def _given(path: Path) -> Tokenizer:
         raise D5P4Error(f"{path} is not plain byte-level: ByteLevel without a prefix space, and no normalizer")
     if tokenizer.token_to_id(END_TEXT) is None:
         raise D5P4Error(f"{path} has no token {END_TEXT}")
+    if tokenizer.token_to_id(MASK) != tokenizer.get_vocab_size() - 1:
+        raise D5P4Error(f"{path} does not have {MASK} as its last token")
     if (largest := max(tokenizer.get_vocab().values())) >= LARGEST:
         raise D5P4Error(f"{path} has the token id {largest}, and ids of {LARGEST} or more cannot be stored")
     return tokenizer
 
 
-def _encode(source: Path, tokenizer: Tokenizer, target: Path) -> dict[str, int]:
-    """Writes the tokens of a file; returns its counts."""
+def _encode(source: Path, tokenizer: Tokenizer, target: Path, seen: np.ndarray | None = None) -> dict[str, int]:
+    """Writes the tokens of a file, without books made of runs already seen; returns its counts."""
     literal = Tokenizer.from_str(tokenizer.to_str())
     literal.encode_special_tokens = True  # a book may spell a special token: its letters are meant
     literal.no_truncation()
     literal.no_padding()
     end = np.array([tokenizer.token_to_id(END_TEXT)], dtype=np.uint16)
     parts: list[np.ndarray] = []
-    documents = size = 0
-    for book in _books(source):
-        if documents:
-            parts.append(end)
+    documents = size = left_out = 0
+    for text in _books(source):
+        texts = list(pieces(text))
+        book = np.concatenate(
+            [
+                np.array(encoding.ids, dtype=np.uint16)
+                for first in range(0, len(texts), BATCH)
+                for encoding in literal.encode_batch_fast(texts[first : first + BATCH], add_special_tokens=False)
+            ]
+        )
+        if seen is not None and _shared(book, seen) > SHARED:
+            left_out += 1
+            continue
+        parts += [end, book] if documents else [book]
         documents += 1
-        size += len(book.encode())
-        texts = list(pieces(book))
-        for first in range(0, len(texts), BATCH):
-            encodings = literal.encode_batch_fast(texts[first : first + BATCH], add_special_tokens=False)
-            parts.extend(np.array(encoding.ids, dtype=np.uint16) for encoding in encodings)
+        size += len(text.encode())
+    if not documents:
+        raise D5P4Error(f"every book of {source} is in the training text: hold out others")
     tokens = np.concatenate(parts)
     with _replacing(target) as file:
         np.save(file, tokens)
-    return {"documents": documents, "bytes": size, "tokens": len(tokens)}
+    return {"documents": documents, "bytes": size, "tokens": len(tokens), "left_out": left_out}
 
 
 @contextmanager
@@ -229,4 +262,6 @@ def _stored(out: Path) -> tuple[Corpus, dict[str, Any]] | None:
         return None
     if (len(train), len(val)) != (description["train"]["tokens"], description["val"]["tokens"]):
         return None
-    return Corpus(train, val, description["val"]["bytes"], description["train"]["bytes"], tokenizer), description
+    bytes_of = {name: description[name]["bytes"] for name in ("train", "val")}
+    left_out = description["val"].get("left_out", 0)
+    return Corpus(train, val, bytes_of["val"], bytes_of["train"], tokenizer, left_out), description

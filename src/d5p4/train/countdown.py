@@ -145,7 +145,7 @@ class Countdown(Recipe):
         codec.decoder = decoders.Fuse()
         codec.add_special_tokens(["<|endoftext|>", "<|mask|>"])
         codec.save(str(folder / "tokenizer.json"))
-        # The best values of the sweeps in benchmarks/countdown.py, for four numbers and for five.
+        # The best values of the sweeps in benchmarks/countdown.py for four numbers.
         methods = {"d5p4": {"beta": 100.0}, "diverse-beam": {"alpha": 100.0}, "d5p4x": {"beta": 3.0}}
         defaults = {"length": ANSWER, "order": "confidence", "methods": methods}
         write_json(folder / "generation_config.json", {"d5p4": defaults})

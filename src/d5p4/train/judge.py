@@ -65,7 +65,7 @@ class Judge(Recipe):
             **(TOY if self.toy else FULL),
             "num_key_value_heads": (TOY if self.toy else FULL)["num_attention_heads"],
             "hidden_act": "silu",
-            "max_position_embeddings": 2 * LENGTH,
+            "max_position_embeddings": LENGTH,
             "rms_norm_eps": 1e-5,
             "rope_theta": 10000.0,
             "tie_word_embeddings": True,
@@ -110,7 +110,7 @@ class Judge(Recipe):
         names = {"bos_token": END_TEXT, "eos_token": END_TEXT, "pad_token": END_TEXT}
         write_json(
             folder / "tokenizer_config.json",
-            {"tokenizer_class": "PreTrainedTokenizerFast", **names, "model_max_length": 2 * LENGTH},
+            {"tokenizer_class": "PreTrainedTokenizerFast", **names, "model_max_length": LENGTH},
         )
 
     @torch.no_grad()

@@ -27,6 +27,7 @@ from .recipe import Recipe
 from .schedule import Budget, rate_scale
 
 STATE = "training.state"
+WRITTEN = ("*.json", "*.safetensors", "README.md")  # what a run leaves
 AVERAGE = 0.999  # share of the old average kept at each step
 SAVE_SECONDS = 60.0
 LINE_SECONDS = 10.0
@@ -37,6 +38,7 @@ class Run:
     """One training run and all that has to be kept to continue it."""
 
     recipe: Recipe
+    budget: Budget
     model: nn.Module
     optimiser: Optimiser
     average: list[Tensor]  # of the parameters
@@ -44,11 +46,11 @@ class Run:
     seconds: float = 0.0  # of training, without compiling, saving and validating
 
     @classmethod
-    def fresh(cls, recipe: Recipe) -> Run:
+    def fresh(cls, recipe: Recipe, budget: Budget) -> Run:
         torch.manual_seed(recipe.seed)
         model = recipe.build().to(recipe.device)
         optimiser = Optimiser(model.named_parameters(), *recipe.rates)
-        return cls(recipe, model, optimiser, [p.detach().clone() for p in model.parameters()])
+        return cls(recipe, budget, model, optimiser, [p.detach().clone() for p in model.parameters()])
 
     def _terms(self) -> dict[str, Any]:
         """What must not change between two halves of a run."""
@@ -59,6 +61,7 @@ class Run:
             "seed": recipe.seed,
             "rows": recipe.rows,
             "data": recipe.data,
+            "budget": str(self.budget),
         }
 
     def save(self, path: Path) -> None:
@@ -117,10 +120,10 @@ def train(
     recipe: Recipe, out: Path, budget: Budget, compiled: bool = False, say: Callable[[str], None] = print
 ) -> dict[str, float]:
     """Train, continuing from `out` where a state lies there; write the model to `out`; give its held-out figures."""
-    refuse_finished(out)
+    refuse_occupied(out)
     state = out / STATE
     out.mkdir(parents=True, exist_ok=True)
-    run = Run.fresh(recipe)
+    run = Run.fresh(recipe, budget)
     if state.exists():
         run.restore(state)
         say(f"continuing from step {run.step:,}, {run.seconds:.0f} s of training")
@@ -130,7 +133,7 @@ def train(
     if compiled:
         recipe.compile(run.model)
     try:
-        _steps(run, budget, state, say)
+        _steps(run, state, say)
     except KeyboardInterrupt:
         run.save(state)
         say(f"stopped at step {run.step:,}; the same command continues from here")
@@ -140,14 +143,16 @@ def train(
     return _finish(run, out, say)
 
 
-def refuse_finished(out: Path) -> None:
-    """A folder with a model and no state is finished; nothing is trained over it."""
-    if (out / "config.json").exists() and not (out / STATE).exists():
-        raise D5P4Error(f"{out} already holds a model: choose another folder, or delete it")
+def refuse_occupied(out: Path) -> None:
+    """Nothing is trained over a finished model or over files of another kind: only a state says that they are ours."""
+    held = sorted(path.name for pattern in WRITTEN for path in out.glob(pattern))
+    if held and not (out / STATE).exists():
+        what = "a model" if "config.json" in held else held[0]
+        raise D5P4Error(f"{out} already holds {what}: choose another folder, or delete it")
 
 
-def _steps(run: Run, budget: Budget, state: Path, say: Callable[[str], None]) -> None:
-    recipe = run.recipe
+def _steps(run: Run, state: Path, say: Callable[[str], None]) -> None:
+    recipe, budget = run.recipe, run.budget
     tokens = recipe.rows * recipe.row_length
     losses = torch.zeros((), device=recipe.device)
     counted, last_line, last_save = 0, run.seconds, run.seconds
@@ -238,5 +243,6 @@ def hardware(device: torch.device) -> str:
 
 
 def command() -> str:
-    """The command line as a reader would type it."""
-    return " ".join(["d5p4", *map(shlex.quote, sys.argv[1:])])
+    """The command line as a reader would type it: where this machine keeps its files is nobody's business."""
+    words = [Path(word).name or word for word in sys.argv[1:]]
+    return " ".join(["d5p4", *map(shlex.quote, words)])

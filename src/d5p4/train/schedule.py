@@ -15,6 +15,9 @@ class Budget:
     seconds: float | None = None
     steps: int | None = None
 
+    def __str__(self) -> str:
+        return f"{self.steps} steps" if self.steps is not None else f"{self.seconds} s"
+
     def progress(self, step: int, seconds: float) -> float:
         """0 at the start, 1 at the end."""
         if self.steps is not None:
