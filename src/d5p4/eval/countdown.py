@@ -75,7 +75,7 @@ class Problem:
     @classmethod
     def parse(cls, text: str) -> "Problem":
         """The problem of a prompt like `86,28,13,31:96`."""
-        if not _PROMPT.fullmatch(text):
+        if not isinstance(text, str) or not _PROMPT.fullmatch(text):
             raise D5P4Error(f"a countdown problem is written like 86,28,13,31:96, got {_shown(text)}")
         numbers, target = text.split(":")
         return cls(tuple(map(int, numbers.split(","))), int(target))
@@ -86,16 +86,18 @@ class Problem:
         return bool(heldout(np.array([self.numbers], np.int64), np.array([self.target], np.int64))[0])
 
 
-def is_right(problem: Problem, answer: str) -> bool:
+def is_right(problem: Problem | str, answer: str) -> bool:
     return fault(problem, answer) is None
 
 
-def fault(problem: Problem, answer: str) -> str | None:
-    """The first thing wrong with an answer, in a few words; None when it is right.
+def fault(problem: Problem | str, answer: str) -> str | None:
+    """The first thing wrong with an answer to a problem (or its prompt), in a few words; None when it is right.
 
     Operands may come in any order and results may be larger than the generator's; zero, fractions and negative values
     are not allowed.
     """
+    if not isinstance(problem, Problem):
+        problem = Problem.parse(problem)
     needed = len(problem.numbers) - 1
     texts = answer.split(",", needed) if answer else []  # what lies beyond the needed steps stays one text
     matches = []
@@ -206,5 +208,5 @@ def decode(ids: Iterable[int]) -> str:
     return "".join(text)
 
 
-def _shown(text: str) -> str:
-    return repr(text if len(text) <= 40 else text[:39] + "…")
+def _shown(text: object) -> str:
+    return repr(text[:39] + "…" if isinstance(text, str) and len(text) > 40 else text)

@@ -39,6 +39,16 @@ class Scored(NamedTuple):
         return float(self.nats.sum() / math.log(2) / size) if size else math.nan
 
 
+def transformers() -> Any:
+    """The library, without its progress bars."""
+    try:
+        import transformers
+    except ImportError as reason:
+        raise D5P4Error("a causal judge needs transformers: pip install 'd5p4[eval]'") from reason
+    transformers.utils.logging.disable_progress_bar()
+    return transformers
+
+
 class CausalJudge:
     """A causal language model of transformers that scores texts (needs the extra `eval`; never runs remote code).
 
@@ -137,10 +147,7 @@ class CausalJudge:
 
 def _read(name_or_path: str | Path, gguf_file: str | None) -> tuple[Any, Any]:
     """Tokenizer and model of a folder, a shipped name or a hub id."""
-    try:
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-    except ImportError as reason:
-        raise D5P4Error("a causal judge needs transformers: pip install 'd5p4[eval]'") from reason
+    library = transformers()
     folder = find(name_or_path)
     options: dict[str, Any] = {"use_safetensors": True}  # as elsewhere here: never a pickle
     if gguf_file is not None:
@@ -148,8 +155,8 @@ def _read(name_or_path: str | Path, gguf_file: str | None) -> tuple[Any, Any]:
             raise D5P4Error(f"gguf_file={gguf_file!r} is not in {folder}")
         options = {"gguf_file": gguf_file}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=gguf_file)
-        model = AutoModelForCausalLM.from_pretrained(folder, **options)
+        tokenizer = library.AutoTokenizer.from_pretrained(folder, gguf_file=gguf_file)
+        model = library.AutoModelForCausalLM.from_pretrained(folder, **options)
     except Exception as reason:  # transformers raises many unrelated kinds
         first = (str(reason).strip() or "no reason given").splitlines()[0]
         raise D5P4Error(

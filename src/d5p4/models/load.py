@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,8 @@ def find(name_or_path: str | Path) -> Path:
     found = shipped(name)
     # A folder that only happens to have the name of a shipped model does not hide it.
     if folder.is_dir() and (found is None or (folder / "config.json").is_file()):
+        if found is not None and isinstance(name_or_path, str):
+            warnings.warn(f"{name!r}: the folder here is taken, not the model shipped with d5p4", stacklevel=2)
         return folder
     if found is not None:
         return found

@@ -185,7 +185,7 @@ def _trained(source: Path, vocabulary: int) -> Tokenizer:
     # Special tokens given to the trainer would come first; public MDLM has its mask last.
     tokenizer.add_special_tokens([END_TEXT, MASK])
     if (size := tokenizer.get_vocab_size()) != vocabulary:
-        raise D5P4Error(f"{source} is too short for a vocabulary of {vocabulary}: it gives {size}")
+        raise D5P4Error(f"{source} is too short for a vocabulary of {vocabulary}: it gives {size}; ask for fewer")
     return tokenizer
 
 

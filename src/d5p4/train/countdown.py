@@ -60,14 +60,14 @@ class Countdown(Recipe):
         title="countdown",
         about="Reaches a target with given numbers, each used once: prompt `86,28,13,31:96`, answer "
         "`86+28=114,31-13=18,114-18=96`. Three to five numbers from 1 to 99, targets from 10 to 99. A masked diffusion "
-        "model in LLaDA's layout over 17 characters, an end and a mask. It ships with d5p4 because one puzzle has many "
-        "right answers, and a few lines can check them.",
+        "model in LLaDA's layout over 17 characters, an end and a mask. One puzzle has many right answers, and a few "
+        "lines can check them: `from d5p4.eval.countdown import is_right`.",
         data="made by `d5p4.eval.countdown` while training: uniform over all valid ways to reach a target, so a puzzle "
         "is as frequent as it has solutions; 10 % with three numbers, 50 % with four, 40 % with five. One puzzle in "
         "64, chosen by a hash of its numbers and target, is held out.",
         licence="Apache-2.0, like d5p4. No outside data was used.",
         limits="Anything but these puzzles. It knows no words, no values above 999 and no puzzles without a solution: "
-        "it answers those too, wrongly. Check its answers (`d5p4.eval.countdown.is_right`).",
+        "it answers those too, wrongly and with confidence. Check its answers.",
     )
 
     @property

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from ..models.checkpoint import INDEX, SINGLE
@@ -33,13 +33,13 @@ def write_weights(folder: Path, tensors: Mapping[str, Tensor], dtype: torch.dtyp
             filled = 0
         shards[-1][name] = rounded
         filled, total = filled + size, total + size
-    metadata = {"format": "pt"}  # transformers refuses files that do not say so
-    if len(shards) == 1:
-        save_file(shards[0], folder / SINGLE, metadata)
-        return total
-    names = [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
+    numbered = [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
+    names = [SINGLE] if len(shards) == 1 else numbered
     for file, shard in zip(names, shards, strict=True):
-        save_file(shard, folder / file, metadata)
+        # transformers refuses files without a format; safetensors itself would make one that others cannot read.
+        (folder / file).write_bytes(save(shard, {"format": "pt"}))
+    if len(shards) == 1:
+        return total
     weight_map = {name: file for file, shard in zip(names, shards, strict=True) for name in shard}
     write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
     return total

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import D5P4Error
+from ..eval.perplexity import transformers
 from .books import LENGTH, LICENCE, crops, language_figures, on_device, spread_rows
 from .corpus import END_TEXT, Corpus
 from .folder import write_json
@@ -17,14 +17,6 @@ from .recipe import LAST, Card, Rates, Recipe, start_as_identity
 
 FULL = {"hidden_size": 192, "num_hidden_layers": 5, "num_attention_heads": 3, "intermediate_size": 512}
 TOY = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 192}
-
-
-def transformers() -> Any:
-    try:
-        import transformers
-    except ImportError as reason:
-        raise D5P4Error("the judge needs transformers: pip install 'd5p4[eval]'") from reason
-    return transformers
 
 
 def causal(model: nn.Module) -> Any:

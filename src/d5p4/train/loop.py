@@ -29,7 +29,7 @@ from .schedule import Budget, rate_scale
 STATE = "training.state"
 WRITTEN = ("*.json", "*.safetensors", "README.md")  # what a run leaves
 AVERAGE = 0.999  # share of the old average kept at each step
-SAVE_SECONDS = 60.0
+SAVE_SECONDS = 20.0
 LINE_SECONDS = 10.0
 
 
@@ -83,7 +83,8 @@ class Run:
             state = torch.load(path, map_location=self.recipe.device, weights_only=True)
             terms = dict(state["terms"])
         except Exception as reason:
-            raise D5P4Error(f"{path} cannot be read ({reason!r}): delete it to start again") from reason
+            why = (str(reason).splitlines() or [type(reason).__name__])[0][:80]
+            raise D5P4Error(f"{path} cannot be read ({why}): delete it to start again") from reason
         for name, now in self._terms().items():
             if terms.get(name) != now:
                 raise D5P4Error(
@@ -122,7 +123,10 @@ def train(
     """Train, continuing from `out` where a state lies there; write the model to `out`; give its held-out figures."""
     refuse_occupied(out)
     state = out / STATE
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as reason:
+        raise D5P4Error(f"{out} cannot be made a folder ({reason.strerror})") from reason
     run = Run.fresh(recipe, budget)
     if state.exists():
         run.restore(state)
