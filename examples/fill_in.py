@@ -10,5 +10,5 @@ import d5p4
 _, folder, text = sys.argv
 model = d5p4.load(folder)
 holes = text.replace("_", model.tokenizer.mask_token)
-for filled in d5p4.generate(model, holes, k=3, chat=False, eos="never", seed=0).texts[0]:
+for filled in d5p4.generate(model, holes, k=3, chat=False, distinct=True, eos="never", seed=0).texts[0]:
     print(repr(filled))
