@@ -20,7 +20,6 @@ def run(*command, cwd, **environment):
 
 
 @pytest.mark.full
-@pytest.mark.timeout(900)
 def test_an_installed_wheel_solves_a_puzzle_offline(tmp_path):
     run(sys.executable, "-m", "build", "--wheel", "--outdir", tmp_path, ROOT, cwd=tmp_path)
     (wheel,) = tmp_path.glob("*.whl")

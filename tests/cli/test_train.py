@@ -95,6 +95,15 @@ def test_a_corpus_is_made_once_for_both(cli, texts: Path, tmp_path: Path) -> Non
     assert (out / "corpus.json").exists()
 
 
+def test_a_model_is_measured_again(cli, tiny, tmp_path: Path) -> None:
+    out = tmp_path / "model"
+    said = succeeded(cli("train", "countdown", "--steps", 1, "--out", out, *CPU))
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    again = succeeded(cli("train", "countdown", "--validate", "--out", out, *CPU))
+    assert again and set(again.splitlines()) <= set(said.splitlines())
+    assert before == {path.name: path.read_bytes() for path in out.iterdir()}
+
+
 def test_ctrl_c_and_the_same_command_again(cli, tiny, tmp_path: Path, monkeypatch) -> None:
     command = ("train", "countdown", "--steps", 3, "--out", tmp_path, *CPU)
     loss, calls = countdown.Countdown.loss, []

@@ -28,10 +28,13 @@ def train(
     compile: Annotated[
         bool | None, typer.Option("--compile/--no-compile", help="Compile the model (on a GPU).")
     ] = None,
+    validate: Annotated[
+        bool, typer.Option("--validate", help="Train nothing: measure the model in the folder again, at its size.")
+    ] = False,
     device: Device = None,
     quiet: Quiet = False,
 ) -> None:
-    """Train a small model: on a GPU as it ships, on a CPU as a toy."""
+    """Train a small model: on a GPU as it ships, on a CPU as a toy; or turn texts into a corpus."""
     from ..models.load import choose_device
     from ..train import recipe
     from ..train.corpus import prepare
@@ -65,11 +68,16 @@ def train(
         if corpus.left_out:
             say(f"left out of the held-out text, because the training text has them: {corpus.left_out} books")
         return
-    refuse_occupied(out)
+    if not validate:
+        refuse_occupied(out)
     chosen = choose_device(device)
     on_gpu = chosen.type == "cuda"
     toy = size == "toy" or (size is None and not on_gpu)
     what = recipe(name, chosen, out, seed, toy, data, vocabulary)
+    if validate:
+        for figure, value in what.validate(out).items():
+            typer.echo(f"{figure}: {value:.4g}")
+        return
     budget = Budget(steps=steps) if steps is not None else Budget(seconds=60 * (minutes or 1.0))
     run(what, out, budget, compiled=on_gpu if compile is None else compile, say=say)
     say(f"{time.perf_counter() - started:.0f} s this time")
