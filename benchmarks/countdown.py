@@ -62,6 +62,7 @@ METHODS = (
     Method("best-of-16", {"method": "best-of-n", "rank": "entropy"}),
     Method("greedy-beam", {"method": "greedy-beam"}),
     Method("diverse-beam", {"method": "diverse-beam"}, "alpha", (1.0, 3.0, 10.0, 30.0, 100.0, 300.0)),
+    Method("best-of-16, no repeats", {"method": "best-of-n", "rank": "entropy", "repeats": False}, main=False),
     Method("independent, distinct", {"method": "independent", "distinct": True}, main=False),
     Method("greedy-beam, distinct", {"method": "greedy-beam", "distinct": True}, main=False),
     # e^(Q/beta): a small beta asks for quality, and from 100 on there is only diversity

@@ -283,6 +283,29 @@ def test_best_of_n_keeps_the_best_by_the_score_it_shows_also_with_blocks():
         assert best.score[0].tolist() == pytest.approx(pool.score[0, :3].tolist(), abs=1e-9)
 
 
+def test_best_of_n_without_repeats_keeps_the_best_different_texts():
+    model = FakeModel()
+    repeated = 0
+    for seed in range(6):
+        options = dict(gen_length=2, temperature=0.5, seed=seed)
+        pool = generate(model, "abc", method="independent", k=12, **options)
+        best: dict[str, float] = {}
+        for text, score in zip(pool.texts[0], pool.score[0].tolist(), strict=True):  # best first
+            best.setdefault(text, score)
+        plain = generate(model, "abc", method="best-of-n", k=3, w=4, **options)
+        different = generate(model, "abc", method="best-of-n", k=3, w=4, repeats=False, **options)
+        assert len(set(different.texts[0])) == min(3, len(best))
+        if len(best) >= 3:
+            top = sorted(best.values(), reverse=True)[:3]
+            assert different.score[0].tolist() == pytest.approx(top, abs=1e-9)
+        repeated += len(set(plain.texts[0])) < 3 <= len(best)
+    assert repeated
+    scored = generate(model, "abc", method="best-of-n", repeats=False, scorer=lambda texts: [0.0] * len(texts)).texts[0]
+    assert len(set(scored)) == 3
+    with pytest.raises(D5P4Error, match="repeats='no'"):
+        generate(model, "abc", method="best-of-n", repeats="no")
+
+
 def test_logdet_is_of_the_chosen_rows_and_minus_infinity_for_equal_ones():
     r = generate(FakeModel(), ["abc", "ahead", "jig"], temperature=2.0, k=2)
     expected = torch.log(1 - r.similarity[:, 0, 1] ** 2)

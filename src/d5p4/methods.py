@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from torch import Tensor
 
 from . import select
 from .errors import D5P4Error
@@ -67,19 +68,40 @@ def _best_of_n(settings: Settings, scorer: Scorer | None, references: Sequence[A
     if references is not None and scorer is None:
         raise D5P4Error("references need scorer=, a function of a text and a reference")
 
+    repeats = settings.params["repeats"]
+    if not isinstance(repeats, bool):
+        raise D5P4Error(f"repeats={repeats!r} must be True or False")
+
+    def best(values: Tensor, final: Final, k: int) -> Tensor:
+        """[P, k] rows by values; without repeats each text once before any comes again."""
+        order = ranked(values, final.tie)
+        return (order if repeats else _first_of_each(order, final.texts()))[:, :k]
+
     def finish(final: Final, k: int) -> Kept:
         if scorer is None:
-            values = final.score("entropy", "all") if rank == "entropy" else final.logprob()
-            return Kept(ranked(values, final.tie)[:, :k])
+            return Kept(best(final.score("entropy", "all") if rank == "entropy" else final.logprob(), final, k))
         judged = [
             _judge(scorer, texts, None if references is None else (references[prompt],))
             for prompt, texts in zip(final.prompts.tolist(), final.texts(), strict=True)
         ]
         values = torch.tensor(judged, dtype=wide(final.tie.device), device=final.tie.device)
-        rows = ranked(values, final.tie)[:, :k]
+        rows = best(values, final, k)
         return Kept(rows, values.gather(1, rows))
 
     return finish
+
+
+def _first_of_each(order: Tensor, texts: list[list[str]]) -> Tensor:
+    """order [P, N] of rows, those whose text came before moved behind the others."""
+    moved = []
+    for rows, said in zip(order.tolist(), texts, strict=True):
+        seen: set[str] = set()
+        again = []
+        for row in rows:
+            again.append(said[row] in seen)
+            seen.add(said[row])
+        moved.append(sorted(range(len(rows)), key=again.__getitem__))
+    return order.gather(1, torch.tensor(moved, device=order.device))
 
 
 def _judge(scorer: Scorer, texts: list[str], reference: tuple[Any] | None) -> list[float]:
@@ -122,7 +144,7 @@ _TABLE = (
            {"lam": 5.0, "interval": 8, "weights": "literal", "potential": "max", "resampling": "multinomial",
             "ess": None, "incremental": False}, finish=_keep_certain),
     Method("best-of-n", "k*w independent answers, the k best by entropy, log-probability or a scorer", "4, App. B.4",
-           _identity, {"rank": "auto"}, finish=_best_of_n, scored=True),
+           _identity, {"rank": "auto", "repeats": True}, finish=_best_of_n, scored=True),
     Method("independent", "k independent answers: no selection", "4", _identity, wide=False),
 )  # fmt: skip
 

@@ -99,6 +99,10 @@ class Parameters:
     starts: Annotated[str | None, _option(METHOD, "one, k or n (diverse-beam).")] = None
     score_temperature: Annotated[float | None, _option(METHOD, "Of the draw by quality (cat).")] = None
     rank: Annotated[str | None, _option(METHOD, "auto, entropy or logprob (best-of-n).")] = None
+    repeats: Annotated[
+        bool | None,
+        _option(METHOD, "Keep the best even where texts repeat (best-of-n).", "--repeats/--no-repeats"),
+    ] = None
     lam: Annotated[float | None, _option(METHOD, "Sharpness of the potential (e-smc).")] = None
     interval: Annotated[int | None, _option(METHOD, "Steps between resamplings (e-smc).")] = None
     weights: Annotated[str | None, _option(METHOD, "literal or textbook (e-smc).")] = None
