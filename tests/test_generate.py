@@ -287,7 +287,7 @@ def test_best_of_n_without_repeats_keeps_the_best_different_texts():
     model = FakeModel()
     repeated = 0
     for seed in range(6):
-        options = dict(gen_length=2, temperature=0.5, seed=seed)
+        options = dict(gen_length=2, temperature=1.0, seed=seed)
         pool = generate(model, "abc", method="independent", k=12, **options)
         best: dict[str, float] = {}
         for text, score in zip(pool.texts[0], pool.score[0].tolist(), strict=True):  # best first
