@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import warnings
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from d5p4.models.load import find, shipped
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = ("countdown", "books", "judge")
 MIB = 2**20
+pytestmark = pytest.mark.filterwarnings("ignore::d5p4.DuplicateAnswers")  # small sets repeat
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +32,7 @@ def books():
 def solve(model, puzzles, **options):
     """The answers of a method to puzzles of one size, with a window that fits them."""
     window = WINDOW[len(puzzles[0].numbers)]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", d5p4.DuplicateAnswers)
-        return d5p4.generate(model, [puzzle.prompt for puzzle in puzzles], gen_length=window, seed=0, **options)
+    return d5p4.generate(model, [puzzle.prompt for puzzle in puzzles], gen_length=window, seed=0, **options)
 
 
 def different_right(puzzles, texts):
