@@ -127,6 +127,16 @@ def test_countdown_fills_in_around_given_steps(countdown):
     assert any(is_right(puzzle, answer) for answer in answers)
 
 
+def test_what_cannot_be_written_is_named(countdown):
+    with pytest.raises(d5p4.D5P4Error, match="it has none for ' '"):
+        d5p4.generate(countdown, "86, 28, 13, 31: 96")
+
+
+def test_books_takes_a_prompt_without_being_told_a_length(books):
+    result = d5p4.generate(books, "It was a cold morning and", k=1, steps=2, method="independent", seed=0)
+    assert result.sequences.shape[-1] == books.max_length
+
+
 def test_books_fills_in_around_given_text(books):
     hole = books.tokenizer.mask_token
     given = f"Once upon a time there was{hole * 4} who lived in a{hole * 3}."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 import d5p4
 from d5p4.train import books, countdown, judge
 from d5p4.train.corpus import END_TEXT, prepare
-from d5p4.train.loop import STATE
+from d5p4.train.loop import STATE, Run
 
 CPU = ("--device", "cpu")
 
@@ -93,6 +94,27 @@ def test_a_corpus_is_made_once_for_both(cli, texts: Path, tmp_path: Path) -> Non
     out = tmp_path / "corpus"
     assert "tokens to train on" in succeeded(cli("train", "corpus", "--data", texts, "--out", out))
     assert (out / "corpus.json").exists()
+
+
+def test_nothing_of_the_user_s_is_written_over_or_removed(cli, fails, tiny, texts: Path, tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("mine")
+    assert "already holds README.md" in fails("train", "countdown", "--steps", 1, "--out", tmp_path, *CPU)
+    assert (tmp_path / "README.md").read_text() == "mine"
+    out = tmp_path / "model"
+    kept = shutil.copytree(texts, out / "corpus")
+    succeeded(cli("train", "books", "--data", kept, "--steps", 1, "--out", out, *CPU))
+    assert sorted(path.name for path in kept.iterdir()) == ["train.txt", "val.txt"]
+    assert not [path for path in out.iterdir() if path.name.startswith("training.")]
+
+
+def test_a_changed_budget_is_refused_when_a_run_continues(cli, fails, tiny, tmp_path: Path, monkeypatch) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "advance", stop)
+        cli("train", "countdown", "--steps", 3, "--out", tmp_path, *CPU)
+    assert "budget='3 steps', not '2 steps'" in fails("train", "countdown", "--steps", 2, "--out", tmp_path, *CPU)
 
 
 def test_a_model_is_measured_again(cli, tiny, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from d5p4.errors import D5P4Error
 from d5p4.models import MDLM, Dream, LLaDA, Tokenizer, load
-from d5p4.models.load import choose_device, choose_dtype
+from d5p4.models.load import choose_device, choose_dtype, find, shipped
 from tests.checkpoints import write_dream, write_llada, write_mdlm
 
 WRITERS = {LLaDA: write_llada, Dream: write_dream, MDLM: write_mdlm}
@@ -187,3 +187,25 @@ def test_import_stays_light() -> None:
     code = f"import sys, d5p4.models; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_folder_hides_a_shipped_model_only_when_it_is_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "countdown").mkdir()
+    assert find("countdown") == shipped("countdown")
+    write_llada(tmp_path / "countdown")
+    with pytest.warns(UserWarning, match="'countdown': the folder here is taken"):
+        assert find("countdown") == Path("countdown")
+
+
+def test_models_of_the_repository_alone_are_named_where_they_are_missing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys.modules["d5p4.models.load"], "shipped", lambda name: None)
+    with pytest.raises(D5P4Error, match="'books' lies in models/ of d5p4's repository"):
+        find("books")
+
+
+def test_a_causal_model_is_sent_to_the_judge(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')
+    with pytest.raises(D5P4Error, match="CausalJudge"):
+        load(tmp_path)
