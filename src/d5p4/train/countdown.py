@@ -92,7 +92,7 @@ class Countdown(Recipe):
 
     @property
     def rows(self) -> int:
-        return 128 if self.toy else 1536
+        return 32 if self.toy else 1536
 
     def build(self) -> nn.Module:
         model = LLaDA(self.config)
