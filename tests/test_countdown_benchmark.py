@@ -10,10 +10,12 @@ import pytest
 import torch
 from rich.console import Console
 
+import d5p4
 from benchmarks import countdown as benchmark
 from benchmarks.countdown import Book, Method, Record, Run
 from d5p4 import D5P4Error
 from d5p4.eval.countdown import Problem, canonical
+from d5p4.models.load import find
 from examples import demo
 from tests.checkpoints import write_llada
 
@@ -167,3 +169,18 @@ def test_the_demo_marks_each_answer():
     assert lines[4] == "3 right, 2 different · 98 of 144 rows"
     narrow = demo.column(PUZZLE, result, 0, 36).plain.splitlines()
     assert narrow[2] == f"✗ {WRONG}"
+
+
+def test_the_committed_results_can_be_gone_on_with():
+    """They are of the shipped weights, and their settings are what the same runs would have today."""
+    book, named = Book.open(demo.RESULTS), {method.name: method for method in benchmark.METHODS}
+    assert book.weights == benchmark.weights_hash(find("countdown"))
+    model = d5p4.load("countdown", device="cpu")
+    for held in book.records:
+        identity = held.run
+        run = Run(
+            identity["role"], named[identity["method"]], identity["numbers"], identity["problems"],
+            identity["seed"], identity["value"], identity["guidance"],
+        )  # fmt: skip
+        assert run.identity() == identity
+        assert benchmark.resolved(run, model) == held.settings, identity
