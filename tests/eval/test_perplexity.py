@@ -11,7 +11,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import d5p4
 from d5p4.eval.perplexity import CausalJudge, Scored
-from d5p4.models.load import shipped
 
 CONTEXT = 24
 TEXTS = ["the cat sat", "", "a", "then the other thing", "été — the end"]
@@ -169,7 +168,6 @@ def test_a_judge_that_cannot_be_read_is_one_sentence(folder, tmp_path, monkeypat
         CausalJudge(folder)
 
 
-@pytest.mark.skipif(shipped("judge") is None, reason="models/judge lies in a source checkout only")
 def test_the_shipped_judge_prefers_english_to_its_words_in_disorder():
     text = "She had gone down to the garden early in the morning, before anyone in the house was awake."
     disorder = " ".join(sorted(text.split()))

@@ -17,14 +17,15 @@ from torch import Tensor, nn
 import d5p4
 from d5p4.errors import D5P4Error
 from d5p4.eval import countdown as task
-from d5p4.train import RECIPES, books, recipe
+from d5p4.train import RECIPES, books, recipe, texts
 from d5p4.train import countdown as countdown_module
-from d5p4.train.books import LENGTH, Books
+from d5p4.train.books import DRAWS, Books
 from d5p4.train.corpus import END_TEXT, MASK, Corpus, prepare
 from d5p4.train.countdown import ANSWER, PROMPT, Countdown, Problems, Rows
 from d5p4.train.judge import Judge
 from d5p4.train.loop import train
 from d5p4.train.schedule import Budget
+from d5p4.train.texts import LENGTH
 
 CPU = torch.device("cpu")
 VOCABULARY = 300
@@ -241,7 +242,7 @@ def test_books_rows_are_pieces_of_the_text(corpus: Corpus) -> None:
 
 def test_crops_reach_both_ends() -> None:
     generator = torch.Generator().manual_seed(0)
-    rows = books.crops(torch.arange(10, dtype=torch.int16), 200, 8, generator)
+    rows = texts.crops(torch.arange(10, dtype=torch.int16), 200, 8, generator)
     assert {tuple(row) for row in rows.tolist()} == {tuple(range(s, s + 8)) for s in range(3)}
 
 
@@ -271,8 +272,8 @@ def test_books_bound_of_a_model_that_knows_nothing_is_the_vocabulary(corpus: Cor
     nn.init.zeros_(model.vocab_embed.embedding)
     nn.init.zeros_(model.output_layer.linear.bias)
     nats = math.log(VOCABULARY - 1)
-    assert what._bound(model, books.spread_rows(corpus.val, 8)) == pytest.approx(nats, rel=0.05)
-    figures = books.language_figures(corpus, nats, nats)
+    assert what.nats(model, texts.spread_rows(corpus.val, 8), DRAWS) == pytest.approx(nats, rel=0.05)
+    figures = texts.language_figures(corpus, nats, nats)
     assert figures["held-out text: perplexity a token"] == pytest.approx(VOCABULARY - 1, rel=1e-5)
     bits = math.log2(VOCABULARY - 1) * len(corpus.val) / corpus.val_bytes
     assert figures["held-out text: bits a byte"] == pytest.approx(bits, rel=1e-6)

@@ -37,7 +37,7 @@ def recipe(
     if data is None:
         raise D5P4Error(f"{name} learns from texts: give their folder (train.txt and val.txt, or .xz) with --data")
     from ..eval.perplexity import transformers
-    from .books import Books, require_rows
+    from .books import Books
     from .corpus import load, prepare
     from .judge import Judge
 
@@ -45,7 +45,6 @@ def recipe(
         transformers()  # is missed now, and not after minutes of preparing
     scratch = None if (data / "corpus.json").exists() else out / "training.corpus"
     corpus = load(data) if scratch is None else prepare(data, scratch, vocabulary)
-    require_rows(corpus)
     made = (Books if name == "books" else Judge)(device, seed, toy, corpus)
     made.scratch = scratch
     return made

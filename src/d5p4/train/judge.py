@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from ..eval.perplexity import transformers
-from .books import LENGTH, LICENCE, crops, language_figures, on_device, spread_rows
 from .corpus import END_TEXT, Corpus
 from .folder import write_json
-from .recipe import LAST, Card, Rates, Recipe, start_as_identity
+from .recipe import Card, start_as_identity
+from .texts import LENGTH, LICENCE, TextRecipe
 
 FULL = {"hidden_size": 192, "num_hidden_layers": 5, "num_attention_heads": 3, "intermediate_size": 512}
 TOY = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 192}
@@ -24,17 +24,13 @@ def causal(model: nn.Module) -> Any:
     return model
 
 
-class Judge(Recipe):
+class Judge(TextRecipe):
     """Every row starts with end-of-text and goes on anywhere in the books, so a text is scored without context."""
 
     name = "judge"
-    rates = Rates(matrices=0.02, others=3e-3)
-    row_length = LENGTH
 
     def __init__(self, device: torch.device, seed: int, toy: bool, corpus: Corpus) -> None:
-        super().__init__(device, seed, toy)
-        self.corpus = corpus
-        self.data = corpus.size
+        super().__init__(device, seed, toy, corpus)
         self.card = Card(
             title="judge",
             about="Scores prose: the perplexity of samples of `books` under a model that reads left to right. A Llama "
@@ -61,15 +57,11 @@ class Judge(Recipe):
             "rms_norm_eps": 1e-5,
             "rope_theta": 10000.0,
             "tie_word_embeddings": True,
-            "vocab_size": self.corpus.tokenizer.get_vocab_size(),
+            "vocab_size": self.vocabulary,
             "bos_token_id": self.end,
             "eos_token_id": self.end,
             "torch_dtype": "bfloat16",
         }
-
-    @property
-    def rows(self) -> int:
-        return 16 if self.toy else 384
 
     def build(self) -> nn.Module:
         library = transformers()
@@ -80,11 +72,6 @@ class Judge(Recipe):
 
     def layers(self, model: nn.Module) -> Iterable[nn.Module]:
         return causal(model).model.layers
-
-    def batches(self, start: int) -> Iterator[Tensor]:
-        text = on_device(self.corpus.train, self.device)
-        for step in range(start, LAST):
-            yield crops(text, self.rows, LENGTH, self.generator(step))
 
     def loss(self, model: nn.Module, batch: Tensor, generator: torch.Generator) -> Tensor:
         read = torch.cat((torch.full_like(batch[:, :1], self.end), batch[:, :-1]), dim=1)
@@ -98,21 +85,13 @@ class Judge(Recipe):
         return dict(model.named_parameters())
 
     def write_tokenizer(self, folder: Path) -> None:
-        self.corpus.tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
+        super().write_tokenizer(folder)
         names = {"bos_token": END_TEXT, "eos_token": END_TEXT, "pad_token": END_TEXT}
         write_json(
             folder / "tokenizer_config.json",
             {"tokenizer_class": "PreTrainedTokenizerFast", **names, "model_max_length": LENGTH},
         )
 
-    @torch.no_grad()
     def validate(self, folder: Path) -> dict[str, float]:
-        model = transformers().AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(self.device)
-        rows = 8 if self.toy else 2000
-
-        def nats(tokens: Any) -> float:
-            parts = spread_rows(tokens, rows).split(self.rows)
-            sums = [float(self.loss(model, part.to(self.device), self.generator(0))) * len(part) for part in parts]
-            return sum(sums) / rows
-
-        return language_figures(self.corpus, nats(self.corpus.val), nats(self.corpus.train))
+        model = transformers().AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        return self.measured(model.to(self.device), draws=1)
