@@ -104,6 +104,7 @@ def test_nothing_of_the_user_s_is_written_over_or_removed(cli, fails, tiny, text
     kept = shutil.copytree(texts, out / "corpus")
     succeeded(cli("train", "books", "--data", kept, "--steps", 1, "--out", out, *CPU))
     assert sorted(path.name for path in kept.iterdir()) == ["train.txt", "val.txt"]
+    succeeded(cli("train", "books", "--validate", "--data", kept, "--out", out, *CPU))
     assert not [path for path in out.iterdir() if path.name.startswith("training.")]
 
 

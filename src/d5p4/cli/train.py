@@ -77,6 +77,7 @@ def train(
     if validate:
         for figure, value in what.validate(out).items():
             typer.echo(f"{figure}: {value:.4g}")
+        what.tidy()
         return
     budget = Budget(steps=steps) if steps is not None else Budget(seconds=60 * (minutes or 1.0))
     run(what, out, budget, compiled=on_gpu if compile is None else compile, say=say)

@@ -6,7 +6,6 @@ import math
 import os
 import platform
 import shlex
-import shutil
 import signal
 import sys
 import threading
@@ -215,8 +214,7 @@ def _finish(run: Run, out: Path, say: Callable[[str], None]) -> dict[str, float]
         "command": f"`{command()}`",
     }
     write_card(out, recipe.card, facts, figures)
-    if recipe.scratch is not None:
-        shutil.rmtree(recipe.scratch, ignore_errors=True)
+    recipe.tidy()
     (out / STATE).unlink()
     for name, value in figures.items():
         say(f"{name}: {value:.4g}")

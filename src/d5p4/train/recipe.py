@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -41,7 +42,7 @@ class Recipe(ABC):
     rates: ClassVar[Rates]
     card: Card
     data: str = ""  # what it learns from, in words that tell two corpora apart
-    scratch: Path | None = None  # a folder only this run needs; removed when the model is written
+    scratch: Path | None = None  # a folder only this run needs
 
     def __init__(self, device: torch.device, seed: int, toy: bool) -> None:
         self.device, self.seed, self.toy = device, seed, toy
@@ -94,6 +95,11 @@ class Recipe(ABC):
         for layer in self.layers(model):
             layer.compile()
         self.cross_entropy = torch.compile(weighted_cross_entropy, dynamic=True)
+
+    def tidy(self) -> None:
+        """Remove what only this run needed."""
+        if self.scratch is not None:
+            shutil.rmtree(self.scratch, ignore_errors=True)
 
     def generator(self, step: int) -> torch.Generator:
         """The randomness of one step's masks."""
