@@ -10,7 +10,8 @@ def test_pooling(pooling):
     features = torch.randn(2, 3, 4, 5, generator=g, dtype=torch.float64)
     masked = torch.rand(2, 3, 4, generator=g) < 0.5
     masked[..., 0], masked[..., 1] = True, False
-    cosine = similarity(features, masked, pooling, "cosine", 1.0)
+    slot = torch.arange(6).view(2, 3)
+    cosine = similarity(features.flatten(0, 1), masked.flatten(0, 1), slot, pooling, "cosine", 1.0)
     for p in range(2):
         rows = []
         for n in range(3):
@@ -24,5 +25,6 @@ def test_rbf_is_of_unit_vectors():
     features = torch.randn(1, 3, 2, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     unit = torch.nn.functional.normalize(features.flatten(2), dim=-1)[0]
     expected = torch.exp(-0.7 * torch.cdist(unit, unit) ** 2)
-    found = similarity(features, torch.zeros(1, 3, 2, dtype=torch.bool), "flatten", "rbf", 0.7)[0]
+    slot = torch.arange(3)[None]
+    found = similarity(features[0], torch.zeros(3, 2, dtype=torch.bool), slot, "flatten", "rbf", 0.7)[0]
     torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)

@@ -141,7 +141,7 @@ def gather_result(
     result.score[alive] = score.to(result.score.dtype)
     result.sequences[alive] = pick(last.sequences, keep)
     parents = choice.parents.gather(1, keep)
-    similarity = pick(pick(view.similarity, parents).transpose(1, 2), parents)
+    similarity = pick(pick(view.similarity, parents).transpose(1, 2), parents).to(result.similarity.dtype)
     result.similarity[alive], result.logdet[alive] = similarity, _logdet(similarity)
     lineage, logprobs, reveals = ledger.lineage(keep), pool.logprob.tolist(), pool.revealed.tolist()
     for p, prompt in enumerate(alive.tolist()):

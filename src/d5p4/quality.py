@@ -31,18 +31,21 @@ def position_values(
 
     Positions the head does not look at have value 0 and log-sum-exp 0.
     """
-    where = masked if carry_over else torch.ones_like(masked)
-    given = tokens[where][:, None] if kind == "logprob" and not carry_over else None
-    stats = vocab_stats(states[where], head.weight, head.bias, head.banned, (_STATISTIC[kind],), given)
-    found = stats[_STATISTIC[kind]]
+    rows = states.flatten(0, 1)
+    if carry_over:
+        place = masked.flatten().nonzero()[:, 0]
+        rows = rows[place]
+    given = tokens.reshape(-1, 1) if kind == "logprob" and not carry_over else None
+    stats = vocab_stats(rows, head.weight, head.bias, head.banned, (_STATISTIC[kind],), given)
+    found, normalisers = stats[_STATISTIC[kind]], stats["logsumexp"]
     if kind == "entropy":
         found = -found
     elif given is not None:
-        found = torch.where(masked[where], found, stats["token"][:, 0])
-    values = found.new_zeros(masked.shape)
-    normalisers = found.new_zeros(masked.shape)
-    values[where], normalisers[where] = found, stats["logsumexp"]
-    return values, normalisers
+        found = torch.where(masked.flatten(), found, stats["token"][:, 0])
+    if carry_over:
+        nothing = found.new_zeros(masked.numel())
+        found, normalisers = (nothing.index_copy(0, place, seen) for seen in (found, normalisers))
+    return found.view(masked.shape), normalisers.view(masked.shape)
 
 
 def mean_score(kind: str, positions: str, values: Tensor, masked: Tensor, carry_over: bool) -> Tensor:

@@ -3,7 +3,7 @@
 A 64-bit stream is mixed from (seed, prompt key, purpose, step, parent's tokens, parent's occurrence); Philox4x32-10
 with that stream as its key and (position, child) as its counter gives the uniform. Nothing is consumed in sequence, so
 batch size, padding, order of prompts, de-duplication and ranks cannot change a draw. All integers are int64 tensors
-that wrap; the numbers are fixed since the first release.
+that wrap; the numbers are fixed since the first release. On CUDA each function is one launch with the same bits.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import hashlib
 import torch
 from torch import Tensor
 
+from .ops import kernels
 from .ops.width import wide
 
 TOKEN, ORDER, SELECT, LIKELIHOOD = 1, 2, 3, 4
@@ -43,15 +44,26 @@ def _finish(x: Tensor) -> Tensor:
 def mix(*words: Tensor | int) -> Tensor:
     """A 64-bit hash of a tuple of int64 words, with broadcasting."""
     device = next((w.device for w in words if isinstance(w, Tensor)), torch.device("cpu"))
+    tensors = [
+        word.to(torch.int64) if isinstance(word, Tensor) else torch.full((), _signed(word), device=device)
+        for word in words
+    ]
+    if tensors and kernels.usable(tensors[0]):
+        from .ops.kernels.rng import mix as launch
+
+        return launch(torch.broadcast_tensors(*tensors))
     state = torch.zeros((), dtype=torch.int64, device=device)
-    for word in words:
-        tensor = word if isinstance(word, Tensor) else torch.tensor(_signed(word), device=device)
-        state = _finish((state + _signed(_GOLDEN)) ^ _finish(tensor.to(torch.int64) + _signed(_GOLDEN)))
+    for tensor in tensors:
+        state = _finish((state + _signed(_GOLDEN)) ^ _finish(tensor + _signed(_GOLDEN)))
     return state
 
 
 def hash_tokens(tokens: Tensor, positions: Tensor) -> Tensor:
     """A 64-bit hash [...] of rows tokens[..., L] at positions[..., L]; independent of the order of the columns."""
+    if kernels.usable(tokens):
+        from .ops.kernels.rng import hash_tokens as launch
+
+        return launch(*torch.broadcast_tensors(tokens, positions))
     return _finish(mix(tokens, positions).sum(-1))
 
 
@@ -83,6 +95,11 @@ def philox(key: Tensor, counter: tuple[Tensor | int, Tensor | int, Tensor | int,
 
 def uniform(stream: Tensor, position: Tensor | int, child: Tensor | int = 0) -> Tensor:
     """Uniforms (x + 1/2) / 2**32, strictly inside (0, 1), shaped by broadcasting the three."""
+    if kernels.usable(stream):
+        from .ops.kernels.rng import uniform as launch
+
+        counters = (c if isinstance(c, Tensor) else stream.new_full((), c) for c in (position, child))
+        return launch(*torch.broadcast_tensors(stream, *counters))
     word = philox(stream, (position, child, 0, 0))
     u = (word.to(wide(word.device)) + 0.5) / 2**32
     return u if u.dtype == torch.float64 else u.clamp_max(1 - 2**-24)  # float32 would round the largest up to 1

@@ -13,23 +13,23 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .ops.gram import cosine_gram
+from .ops.gram import pool_gram
 from .ops.width import wide
 
 FEATURES = ("flatten", "mean", "masked", "non-masked")
 SIMILARITIES = ("cosine", "rbf")
 
 
-def similarity(features: Tensor, masked: Tensor, pooling: str, kind: str, gamma: float) -> Tensor:
-    """S [P, U, U] for features [P, U, B, D] and masked [P, U, B]."""
-    if pooling == "flatten":
-        pooled = features.flatten(2)
-    else:
+def similarity(features: Tensor, masked: Tensor, slot: Tensor, pooling: str, kind: str, gamma: float) -> Tensor:
+    """S [P, N, N] of pools whose row i is features[slot[p, i]]: features [U, B, D], masked [U, B], slot [P, N]."""
+    if pooling != "flatten":
         weight = torch.ones_like(masked) if pooling == "mean" else masked if pooling == "masked" else ~masked
         features = features.to(torch.promote_types(features.dtype, torch.float32))
-        pooled = (features * weight[..., None]).sum(2) / weight.sum(-1, keepdim=True).clamp_min(1)
-    cosine = cosine_gram(pooled)
+        pooled = (features * weight[..., None]).sum(1) / weight.sum(-1, keepdim=True).clamp_min(1)
+        features = pooled[:, None]
+    cosine = pool_gram(features, slot)
     if kind == "cosine":
         return cosine
     apart = (1 - cosine).to(wide(cosine.device))
-    return torch.exp(-2 * min(gamma, 1e30) * apart)  # a larger gamma says no more, and would make NaN of equal rows
+    # A larger gamma says no more, and would make NaN of equal rows.
+    return torch.exp(-2 * min(gamma, 1e30) * apart).to(cosine.dtype)

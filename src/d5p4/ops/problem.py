@@ -84,21 +84,10 @@ class Problem:
         return self.order.gather(-1, sets).sort(-1).values
 
 
-def prepare(
-    kernel: Tensor,
-    k: int,
-    log_gain: Tensor | None = None,
-    quality: Tensor | None = None,
-    tie: Tensor | None = None,
-    *,
-    partition: bool = True,
-) -> Problem:
-    """Symmetrise, scale, put into canonical order and replace what is not finite.
-
-    kernel [P, N, N]; log_gain, quality, tie [P, N]. A prompt with a kernel or gain that is not finite gets the kernel
-    0: every pivot is zero and quality alone decides, NaN being the worst. Without quality, log of the diagonal stands
-    in; without ties, the index.
-    """
+def check(
+    kernel: Tensor, k: int, log_gain: Tensor | None, quality: Tensor | None, tie: Tensor | None, partition: bool
+) -> tuple[Tensor, int, Tensor | None, Tensor | None, Tensor | None]:
+    """The arguments of `prepare` as tensors, or an error that names what does not fit."""
     kernel = torch.as_tensor(kernel)
     log_gain, quality, tie = (x if x is None else torch.as_tensor(x) for x in (log_gain, quality, tie))
     if kernel.ndim != 3 or kernel.shape[1] != kernel.shape[2]:
@@ -114,6 +103,26 @@ def prepare(
         raise ValueError(f"cannot choose k = {k} of N = {size} items")
     if partition and size % k:
         raise ValueError(f"N = {size} items do not split into k = {k} groups of equal size")
+    return kernel, k, log_gain, quality, tie
+
+
+def prepare(
+    kernel: Tensor,
+    k: int,
+    log_gain: Tensor | None = None,
+    quality: Tensor | None = None,
+    tie: Tensor | None = None,
+    *,
+    partition: bool = True,
+) -> Problem:
+    """Symmetrise, scale, put into canonical order and replace what is not finite.
+
+    kernel [P, N, N]; log_gain, quality, tie [P, N]. A prompt with a kernel or gain that is not finite gets the kernel
+    0: every pivot is zero and quality alone decides, NaN being the worst. Without quality, log of the diagonal stands
+    in; without ties, the index.
+    """
+    kernel, k, log_gain, quality, tie = check(kernel, k, log_gain, quality, tie, partition)
+    prompts, size, _ = kernel.shape
     groups = k if partition else size
     dtype = wide(kernel.device)
     kernel = kernel.detach().to(dtype)

@@ -2,6 +2,8 @@
 
 Temperature, top-k and top-p shape only the draw; the log-probability that comes back is that of the plain distribution.
 The cumulative sum runs in float64, so the tail of a vocabulary of 10^5 keeps its mass (float32 would lose about 1e-6).
+On CUDA, float64 apart, the same inverse CDF is taken in two levels (`kernels.sample`): the same token for the same
+uniform, unless u lies within about 1e-7 of the border between two.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
-from .vocab import logits_of, row_chunks, row_stats
+from . import kernels
+from .vocab import KERNEL_CHUNK, logits_of, offset_of, plain_stats, row_chunks, token_logprob, wide_product
 from .width import wide
 
 
@@ -43,6 +46,24 @@ def inverse_cdf(logits: Tensor, u: Tensor) -> Tensor:
     return torch.searchsorted(cdf, u.to(cdf.dtype) * cdf[:, -1:]).clamp_max(logits.shape[-1] - 1)
 
 
+def draw_logits(
+    logits: Tensor,
+    banned: Tensor,
+    u: Tensor,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    want: Collection[str] = (),
+    rows: Tensor | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """`draw` from logits [R', V] in memory; rows [R] says which of them to draw from (all, in order)."""
+    if kernels.usable(logits):
+        return _kernel_draw(logits, offset_of(None, banned), banned, u, temperature, top_k, top_p, want, rows)
+    logits = logits if rows is None else logits[rows]
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).masked_fill(banned, -torch.inf)
+    return _plain_draw(logits, banned, u, temperature, top_k, top_p, want)
+
+
 def draw(
     states: Tensor,
     weight: Tensor,
@@ -58,17 +79,70 @@ def draw(
 
     Temperature 0 takes the most probable token (the lowest id among equals).
     """
+    fast = kernels.usable(weight)
+    offset = offset_of(bias, banned) if fast else None
+    filtered = temperature == 0 or top_k is not None or top_p is not None
+    chunk = None if not fast else KERNEL_CHUNK // 16 if filtered else KERNEL_CHUNK
     tokens, parts = [], []
-    for rows in row_chunks(states.shape[0], weight.shape[0]):
-        logits = logits_of(states[rows], weight, bias, banned)
-        if temperature == 0:
-            token = logits.argmax(-1, keepdim=True).expand(u[rows].shape)
+    for rows in row_chunks(states.shape[0], weight.shape[0], chunk):
+        if offset is not None:
+            product = wide_product(states[rows], weight)
+            token, stats = _kernel_draw(product, offset, banned, u[rows], temperature, top_k, top_p, want)
         else:
-            token = inverse_cdf(filter_logits(_tempered(logits, banned, temperature), top_k, top_p), u[rows])
+            logits = logits_of(states[rows], weight, bias, banned)
+            token, stats = _plain_draw(logits, banned, u[rows], temperature, top_k, top_p, want)
         tokens.append(token)
-        parts.append(row_stats(logits, banned, want, token))
+        parts.append(stats)
     if not parts:
         empty = states.new_zeros(0, dtype=torch.promote_types(states.dtype, torch.float32))
         nothing = torch.zeros(u.shape, dtype=torch.int64, device=u.device)
         return nothing, dict.fromkeys(("logsumexp", *want), empty) | {"token": empty.new_zeros(u.shape)}
     return torch.cat(tokens), {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def _plain_draw(
+    logits: Tensor,
+    banned: Tensor,
+    u: Tensor,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    want: Collection[str],
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """From logits [R, V], wide and minus infinity at banned ids."""
+    if temperature == 0:
+        token = logits.argmax(-1, keepdim=True).expand(u.shape)
+    else:
+        token = inverse_cdf(filter_logits(_tempered(logits, banned, temperature), top_k, top_p), u)
+    return token, plain_stats(logits, banned, want, token)
+
+
+def _kernel_draw(
+    logits: Tensor,
+    offset: Tensor,
+    banned: Tensor,
+    u: Tensor,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    want: Collection[str],
+    rows: Tensor | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """From logits [R', V] + offset [V]."""
+    from .kernels.sample import draw_tokens
+    from .kernels.vocab import block_stats, join_blocks
+
+    plain = block_stats(logits, offset, want, rows=rows)
+    if temperature == 0 or top_k is not None or top_p is not None:
+        whole = (logits if rows is None else logits[rows]).float() + offset
+        if temperature == 0:
+            token = whole.argmax(-1, keepdim=True).expand(u.shape)
+        else:
+            whole = filter_logits((whole - whole.amax(-1, keepdim=True)) / max(temperature, 1e-30), top_k, top_p)
+            token = draw_tokens(whole, None, block_stats(whole, None), u)
+    else:
+        tempered = plain if temperature == 1 else block_stats(logits, offset, (), temperature, rows)
+        token = draw_tokens(logits, offset, tempered, u, temperature, rows)
+    stats = join_blocks(plain, want, offset)
+    stats["token"] = token_logprob(logits, offset, token, stats["logsumexp"], rows)
+    return token, stats

@@ -49,6 +49,7 @@ class PartitionDPP:
         if self.beta == 0:
             return GreedyBeam()(pool, k, key) if self.partition else pool.keep(top(pool.quality, pool.tie, k))
         kernel, log_gain = build(self.kernel, pool.quality, pool.similarity, self.beta)
+        kernel = kernel.to(pool.similarity.dtype)  # no finer than what it is made of; float32 takes the fast solver
         return pool.keep(self._solve(kernel, k, log_gain, pool.quality, pool.tie))
 
     def _solve(self, kernel: Tensor, k: int, log_gain: Tensor | None, quality: Tensor, tie: Tensor) -> Tensor:

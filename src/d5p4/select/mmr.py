@@ -6,15 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from ..errors import D5P4Error
-from ..ops.ties import argbest
+from ..ops.mmr import mmr
 from ..types import Choice, PoolView
-from .groups import by_group, to_parents
-
-_WORST = -1e30  # finite, so that a taken item (minus infinity) is worse still
+from .groups import by_group
 
 
 @dataclass(frozen=True)
@@ -39,36 +36,5 @@ class MMR:
             raise D5P4Error(f'starts must be "one", "k" or "n", got {self.starts!r}')
 
     def __call__(self, pool: PoolView, k: int, key: Tensor) -> Choice:
-        width = by_group(pool.tie, k).shape[-1]
-        quality = pool.quality.nan_to_num(nan=_WORST).clamp(_WORST, -_WORST)
-        similarity = pool.similarity.to(quality.dtype)
-        sound = similarity.isfinite().all(-1).all(-1)
-        similarity = torch.where(sound.view(-1, 1, 1), similarity, 0.0)
-
-        pick = self._first_picks(quality, pool.tie, k, width)  # [P, s]
-        prompt = torch.arange(pick.shape[0], device=pick.device).unsqueeze(-1)
-        group = torch.arange(pool.size, device=pick.device) // width
-        tie = pool.tie.unsqueeze(1)
-        free = group != group[pick].unsqueeze(-1)  # [P, s, N]
-        near = similarity[prompt, pick]
-        total = quality.gather(-1, pick)
-        picks = [pick]
-        for taken in range(1, k):
-            penalty = near / taken if self.form == "mean" else near
-            value = torch.where(free, quality.unsqueeze(1) - self.alpha * penalty, -torch.inf)
-            pick = argbest(value, tie)
-            total = total + value.gather(-1, pick.unsqueeze(-1)).squeeze(-1)
-            free = free & (group != group[pick].unsqueeze(-1))
-            row = similarity[prompt, pick]
-            near = near + row if self.form == "mean" else torch.maximum(near, row)
-            picks.append(pick)
-        winner = argbest(total, pool.tie.gather(-1, picks[0]))
-        return pool.keep(torch.stack(picks, -1)[prompt.squeeze(-1), winner].sort(-1).values)
-
-    def _first_picks(self, quality: Tensor, tie: Tensor, k: int, width: int) -> Tensor:
-        """[P, s]"""
-        if self.starts == "n":
-            return torch.arange(quality.shape[-1], device=quality.device).expand_as(quality)
-        if self.starts == "k":
-            return to_parents(argbest(by_group(quality, k), by_group(tie, k)), width)
-        return argbest(quality, tie).unsqueeze(-1)
+        by_group(pool.tie, k)
+        return pool.keep(mmr(pool.quality, pool.similarity, pool.tie, k, self.alpha, self.form, self.starts))

@@ -1,0 +1,100 @@
+"""Cosine similarity of pools straight from the hidden rows: see `ops.gram`.
+
+Each program multiplies one tile of a pool's Gram matrix over a piece of the positions x width axis, on the matrix units
+with float32 accumulation, reading rows in place (no copy, no cast, no flattening); a second launch adds the pieces in
+float64 and divides by the matrix's own diagonal. One read of the rows while N <= 64.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_PROGRAMS = 512  # wanted in flight
+_PIECES = 128  # of one pool at most: the second launch adds them up
+
+
+@triton.jit
+def _products(
+    features, slot, pieces, size, length, stride, steps, count,
+    PRECISION: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    pool, tile, piece = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    tiles = tl.cdiv(size, TILE)
+    up, across = tile // tiles, tile % tiles
+    if up <= across:
+        left = up * TILE + tl.arange(0, TILE)
+        right = across * TILE + tl.arange(0, TILE)
+        left_row = tl.load(slot + pool * size + left, mask=left < size, other=0)
+        right_row = tl.load(slot + pool * size + right, mask=right < size, other=0)
+        total = tl.zeros((TILE, TILE), tl.float32)
+        start = piece * steps * STEP
+        for step in range(steps):
+            place = start + step * STEP + tl.arange(0, STEP)
+            inside = place < length
+            a = tl.load(
+                features + left_row[:, None] * stride + place[None, :],
+                mask=(left < size)[:, None] & inside[None, :], other=0.0,
+            )  # fmt: skip
+            b = tl.load(
+                features + right_row[:, None] * stride + place[None, :],
+                mask=(right < size)[:, None] & inside[None, :], other=0.0,
+            )  # fmt: skip
+            total = tl.dot(a, tl.trans(b), total, input_precision=PRECISION)
+        target = pieces + ((pool * count + piece) * size + left[:, None]) * size + right[None, :]
+        tl.store(target, total, mask=(left < size)[:, None] & (right < size)[None, :])
+
+
+@triton.jit
+def _cosine(pieces, first, out, size, count, BLOCK: tl.constexpr, DEEP: tl.constexpr):
+    pool, i = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    j = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    inside = j < size
+    mine = tl.load(first + pool * size + i)
+    theirs = tl.load(first + pool * size + j, mask=inside, other=0)
+    low, high = tl.minimum(mine, theirs), tl.maximum(mine, theirs)
+    base = pieces + pool * count * size * size
+    dot, square = tl.zeros((BLOCK,), tl.float64), tl.zeros((BLOCK,), tl.float64)
+    own = tl.zeros((DEEP,), tl.float64)
+    for start in range(0, count, DEEP):
+        piece = start + tl.arange(0, DEEP)
+        real = piece < count
+        part = base + piece.to(tl.int64)[:, None] * size * size
+        where = real[:, None] & inside[None, :]
+        dot += tl.sum(tl.load(part + (low * size + high)[None, :], mask=where, other=0.0).to(tl.float64), 0)
+        square += tl.sum(tl.load(part + (theirs * (size + 1))[None, :], mask=where, other=0.0).to(tl.float64), 0)
+        own += tl.load(base + piece.to(tl.int64) * size * size + mine * (size + 1), mask=real, other=0.0).to(tl.float64)
+    mine_square = tl.sum(own, 0)
+    norm = tl.sqrt(tl.maximum(mine_square, 0.0)) * tl.sqrt(tl.maximum(square, 0.0))
+    cosine = dot / tl.where(norm == 0, 1.0, norm)
+    cosine = tl.where(cosine > 1, 1.0, tl.where(cosine < -1, -1.0, cosine))  # NaN stays
+    cosine = tl.where((theirs == mine) | (square + mine_square == 0), 1.0, cosine)
+    tl.store(out + (pool * size + i) * size + j, cosine.to(tl.float32), mask=inside)
+
+
+def pool_gram(features: Tensor, slot: Tensor, first: Tensor) -> Tensor:
+    """S [P, N, N] float32 of the rows slot [P, N] of features [U, B, D]; first [P, N]: the first row with its slot."""
+    if features.stride(2) != 1 or features.stride(1) != features.shape[2]:
+        features = features.contiguous()
+    pools, size = slot.shape
+    length = features.shape[1] * features.shape[2]
+    out = torch.empty(pools, size, size, dtype=torch.float32, device=features.device)
+    if not out.numel():
+        return out
+    tile = 16 if size <= 16 else 32 if size <= 32 else 64
+    step = 64 if features.dtype == torch.float32 else 128
+    tiles = triton.cdiv(size, tile) ** 2
+    most = triton.cdiv(length, step)
+    steps = triton.cdiv(most, min(most, _PIECES, max(1, _PROGRAMS // (pools * tiles))))
+    count = triton.cdiv(most, steps)
+    pieces = torch.empty(pools, count, size, size, dtype=torch.float32, device=features.device)
+    block = min(64, triton.next_power_of_2(size))
+    with torch.cuda.device_of(out):
+        _products[pools, tiles, count](
+            features, slot, pieces, size, length, features.stride(0), steps, count,
+            "ieee" if features.dtype == torch.float32 else "tf32", tile, step, num_warps=4,
+        )  # fmt: skip
+        _cosine[pools, size, triton.cdiv(size, block)](pieces, first, out, size, count, block, 32, num_warps=4)
+    return out

@@ -1,0 +1,91 @@
+"""Maximal marginal relevance from all starts of P pools in one launch: see `ops.mmr`. One program a (pool, start)."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .partition_map import _better, tickets
+
+_STARTS = {"one": 0, "k": 1, "n": 2}
+
+
+@triton.jit
+def _mmr(
+    quality, similarity, tie, sets, value_out, tie_out, done, out, size, k, width, alpha,
+    MEAN: tl.constexpr, START: tl.constexpr, N: tl.constexpr, K: tl.constexpr, S: tl.constexpr,
+):  # fmt: skip
+    pool, start = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    starts = tl.num_programs(1)
+    program = pool * starts + start
+    item = tl.arange(0, N)
+    live = item < size
+    group = item // width
+    worth = tl.load(quality + pool * size + item, mask=live, other=0.0).to(tl.float64)
+    order = (tl.load(tie + pool * size + item, mask=live, other=0) >> 32).to(tl.int32)
+    free = live
+    near = tl.zeros((N,), tl.float64)
+    slot = tl.arange(0, K)
+    picks = tl.zeros((K,), tl.int32)
+    total = tl.zeros((), tl.float64)
+    first = 0
+    for t in range(k):
+        count = tl.where(t > 0, t, 1).to(tl.float64)
+        if MEAN:
+            value = worth - alpha * near / count
+        else:
+            value = worth - alpha * near
+        allowed = free
+        if START == 1:
+            allowed = free & ((t > 0) | (group == start))
+        if START == 2:
+            allowed = free & ((t > 0) | (item == start))
+        best, _, pick = tl.reduce((tl.where(allowed, value, -float("inf")), order, item), 0, _better)
+        total += best
+        picks = tl.where(slot == t, pick, picks)
+        first = tl.where(t == 0, pick, first)
+        row = tl.load(similarity + (pool * size + pick) * size + item, mask=live, other=0.0).to(tl.float64)
+        row = tl.where(tl.abs(row) < 1e30, row, 0.0)  # NaN and infinities count as unrelated
+        if MEAN:
+            near += row
+        else:
+            near = tl.where(t == 0, row, tl.maximum(near, row))
+        free = free & (group != pick // width)
+    tl.store(sets + program * k + slot, picks, mask=slot < k)
+    tl.store(value_out + program, total)
+    tl.store(tie_out + program, tl.load(tie + pool * size + first))
+    tl.debug_barrier()
+    if tl.atomic_add(done + pool, 1, sem="acq_rel") == starts - 1:
+        tl.store(done + pool, 0)
+        number = tl.arange(0, S)
+        at = pool * starts + number
+        totals = tl.load(value_out + at, mask=number < starts, other=-float("inf"), cache_modifier=".cg")
+        close = (number < starts) & (totals >= tl.max(totals, 0) - 1e-9)
+        heads = tl.load(tie_out + at, mask=number < starts, other=0, cache_modifier=".cg")
+        heads = tl.where(close, heads, 9223372036854775807)
+        winner = tl.min(tl.where(close & (heads == tl.min(heads, 0)), number, S - 1), 0)
+        chosen = tl.load(sets + (pool * starts + winner) * k + slot, mask=slot < k, other=0, cache_modifier=".cg")
+        tl.store(out + pool * k + chosen // width, chosen.to(tl.int64), mask=slot < k)
+
+
+def mmr(quality: Tensor, similarity: Tensor, tie: Tensor, k: int, alpha: float, form: str, starts: str) -> Tensor:
+    """The chosen items [P, k] int64, ascending, for finite quality [P, N] and similarity [P, N, N]."""
+    pools, size = quality.shape
+    count = {"one": 1, "k": k, "n": size}[starts]
+    device = quality.device
+    out = torch.empty(pools, k, dtype=torch.int64, device=device)
+    if pools:
+        sets = torch.empty(pools * count, k, dtype=torch.int32, device=device)
+        value = torch.empty(pools * count, dtype=torch.float64, device=device)
+        heads = torch.empty(pools * count, dtype=torch.int64, device=device)
+        done = tickets(device, pools)
+        block = max(16, triton.next_power_of_2(size))
+        with torch.cuda.device_of(out):
+            _mmr[pools, count](
+                quality.contiguous(), similarity.contiguous(), tie.contiguous(), sets, value, heads, done, out, size, k,
+                size // k, float(alpha), form == "mean", _STARTS[starts], block, triton.next_power_of_2(k),
+                triton.next_power_of_2(count), num_warps=1 if block <= 64 else 4,
+            )  # fmt: skip
+    return out

@@ -1,0 +1,404 @@
+"""k starts, greedy elimination and 1-swap local search for P problems in one launch: see `ops.partition_map`.
+
+One program solves one (problem, start). The last program of a problem to finish compares its starts, so nothing returns
+to the host in between. Up to EXACT items all arithmetic is float64 (such problems wait for memory and barriers, not for
+arithmetic); above, it is float32, and finished sets within 1e-3 of the best are scored anew in float64 to compare them.
+
+Two recurrences keep a step at O(k N):
+ * the greedy rows c_t (see `ops.pivots`) are continued over k identity columns, E = F^-1 for L_S = F F^T, so that
+   A = (L_S)^-1 = E^T E and Y = A L_S,: = E^T C come out of the same loop;
+ * of Y only u_i = Y_(slot of i), i is kept, with r_i = L_ii - L_i,S A L_S,i and p_i = A_aa for a the slot of i. Putting
+   i into its slot multiplies det by r_i p_i + u_i^2. After a swap all three follow from two weighted sums of the k rows
+   L_S,: (the row of Y of the slot that changed, and the covariance of the new item with the rest).
+Sums over slots run in the order of the picks, so a permuted pool gives the permuted answer, bit for bit.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+EXACT = 256
+TILE = 8  # rows of L or C in flight at once
+_SCRATCH = 1 << 28  # bytes of rows in flight
+_STARTS = {"one": 0, "k": 1, "n": 2}
+
+
+@triton.jit
+def _better(value, tie, item, other_value, other_tie, other_item):
+    equal = value == other_value
+    first = (value > other_value) | (equal & ((tie < other_tie) | ((tie == other_tie) & (item < other_item))))
+    return tl.where(first, value, other_value), tl.where(first, tie, other_tie), tl.where(first, item, other_item)
+
+
+@triton.jit
+def _better_with(value, tie, item, extra, other_value, other_tie, other_item, other_extra):
+    """`_better` that brings one more number of the winner along."""
+    equal = value == other_value
+    first = (value > other_value) | (equal & ((tie < other_tie) | ((tie == other_tie) & (item < other_item))))
+    return (
+        tl.where(first, value, other_value),
+        tl.where(first, tie, other_tie),
+        tl.where(first, item, other_item),
+        tl.where(first, extra, other_extra),
+    )
+
+
+@triton.jit
+def _finite(values):
+    """Values within 1e30 of zero; NaN is the worst."""
+    return tl.where(values > -1e30, tl.where(values < 1e30, values, 1e30), -1e30)
+
+
+@triton.jit
+def _greedy(
+    kernel, rows, roots, diagonal, gains, worth, order, size, k, width, floor, start,
+    START: tl.constexpr, HAS_GAIN: tl.constexpr, SEARCH: tl.constexpr, FLOAT: tl.constexpr,
+    N: tl.constexpr, K: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Greedy elimination: residuals [N], slot of each item's group [N], picks [K], zero pivots, log value.
+
+    Leaves C in `rows` [k, N] and, for the search, E in `roots` [k, K].
+    """
+    LOW: tl.constexpr = -float("inf")
+    item, slot_id = tl.arange(0, N), tl.arange(0, K)
+    group = item // width
+    least = tl.max(diagonal, 0) * floor
+    residual = diagonal
+    free = item < size
+    slot = tl.zeros((N,), tl.int32)
+    picks = tl.zeros((K,), tl.int32)
+    logs = tl.full((K,), 0.0 if HAS_GAIN else 1.0, FLOAT)  # pivots, or with gains their logarithms
+    zeros = 0
+    for t in range(k):
+        regular = free & (residual > least)
+        if START == 1:
+            regular = regular & ((t > 0) | (group == start))
+        if START == 2:
+            regular = regular & ((t > 0) | (item == start))
+        if HAS_GAIN:
+            weight = tl.where(regular, tl.log(tl.where(regular, residual, 1.0)) + gains, LOW)
+            best, _, pick, pivot = tl.reduce((weight, order, item, residual), 0, _better_with)
+        else:
+            best, _, pick = tl.reduce((tl.where(regular, residual, LOW), order, item), 0, _better)
+            pivot = best
+        positive = best > LOW
+        if best == LOW:  # every pivot left is zero: quality decides
+            allowed = free
+            if START == 1:
+                allowed = free & ((t > 0) | (group == start))
+            if START == 2:
+                allowed = free & ((t > 0) | (item == start))
+            _, _, pick = tl.reduce((tl.where(allowed, worth, LOW), order, item), 0, _better)
+        scale = tl.where(positive, tl.rsqrt(tl.where(positive, pivot, 1.0)), 0.0)
+        row = tl.load(kernel + pick.to(tl.int64) * size + item, mask=item < size, other=0.0).to(FLOAT)
+        identity = tl.where(slot_id == t, 1.0, 0.0).to(FLOAT)
+        for base in range(0, t, TILE):
+            for j in tl.static_range(TILE):  # unrolled, so that the loads of a tile wait together
+                past = base + j
+                share = tl.load(rows + past * size + pick, mask=past < t, other=0.0)
+                row -= share * tl.load(rows + past * size + item, mask=item < size * (past < t), other=0.0)
+                if SEARCH:
+                    identity -= share * tl.load(roots + past * K + slot_id, mask=slot_id < k * (past < t), other=0.0)
+        row *= scale
+        tl.store(rows + t * size + item, row, mask=item < size)
+        if SEARCH:
+            tl.store(roots + t * K + slot_id, identity * scale)
+        tl.debug_barrier()
+        residual -= row * row
+        mine = group == pick // width
+        free = free & ~mine
+        slot = tl.where(mine, t, slot)
+        picks = tl.where(slot_id == t, pick, picks)
+        zeros += tl.where(positive, 0, 1)
+        logs = tl.where(slot_id == t, tl.where(positive, best, 0.0 if HAS_GAIN else 1.0), logs)
+    value = tl.sum(logs.to(tl.float64), 0)
+    if not HAS_GAIN:
+        value = tl.sum(tl.log(logs.to(tl.float64)), 0)
+    return residual, slot, picks, zeros, value
+
+
+@triton.jit
+def _climb(
+    kernel, gain, rows, roots, inverse, carries, members, residual, slot, picks, gains, order, size, k, floor, enough,
+    HAS_GAIN: tl.constexpr, FLOAT: tl.constexpr, N: tl.constexpr, K: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Best-improvement swaps until none is worth more than `enough`: the members [K] and the gain of the log value.
+
+    A = (L_S)^-1, the members and a vector of each move lie in memory twice, for odd and even moves, so that one barrier
+    a move is enough.
+    """
+    LOW: tl.constexpr = -float("inf")
+    item, slot_id = tl.arange(0, N), tl.arange(0, K)
+    live, inside = item < size, slot_id < k
+    tl.store(members + slot_id, picks)
+    u = tl.zeros((N,), FLOAT)
+    p = tl.zeros((N,), FLOAT)
+    for base in range(0, k, TILE):
+        for j in tl.static_range(TILE):
+            past = base + j
+            root = tl.load(roots + past * K + slot, mask=item < size * (past < k), other=0.0)
+            u += root * tl.load(rows + past * size + item, mask=item < size * (past < k), other=0.0)
+            p += root * root
+    tl.debug_barrier()
+    chosen = item == tl.load(members + slot)
+    if HAS_GAIN:
+        held = _finite(tl.load(gain + tl.load(members + slot)).to(FLOAT))  # gain of the member of the item's slot
+    code = item + slot * 4096
+    climbed = tl.full((), 0.0 if HAS_GAIN else 1.0, tl.float64)  # a sum of logarithms, or a product
+    moves = 0
+    while moves >= 0:
+        old, new = (moves % 2) * K, ((moves + 1) % 2) * K
+        ratio = residual * p + u * u
+        allowed = live & ~chosen & (ratio > floor * p)
+        weight = tl.where(allowed, ratio, LOW)
+        if HAS_GAIN:
+            weight = tl.where(allowed, tl.log(tl.where(allowed, ratio, 1.0)) + gains - held, LOW)
+        best, _, move, through = tl.reduce((weight, order, code, u), 0, _better_with)
+        if (best > (enough if HAS_GAIN else 1.0 + enough)) & (moves < 20 * k + 100):
+            if moves == 0:  # many starts never move and need no A
+                a = tl.zeros((K, K), FLOAT)
+                for base in range(0, k, TILE):
+                    for j in tl.static_range(TILE):
+                        past = base + j
+                        root_row = roots + past * K
+                        left = tl.load(root_row + slot_id[:, None], mask=slot_id[:, None] < k * (past < k), other=0.0)
+                        right = tl.load(root_row + slot_id[None, :], mask=slot_id[None, :] < k * (past < k), other=0.0)
+                        a += left * right
+                tl.store(inverse + slot_id[:, None] * K + slot_id[None, :], a)
+                tl.debug_barrier()
+            a = tl.load(inverse + (old + slot_id)[:, None] * K + slot_id[None, :])
+            pick, at = move % 4096, move // 4096
+            lost = tl.load(inverse + (old + at) * K + slot_id)
+            precision = tl.load(inverse + (old + at) * K + at)
+            member = tl.load(members + old + slot_id, mask=inside, other=0)
+            cross = tl.load(kernel + member.to(tl.int64) * size + pick, mask=inside, other=0.0).to(FLOAT)
+            gone = 1.0 / precision
+            if HAS_GAIN:
+                alone = tl.sum(tl.where(item == pick, ratio, 0.0), 0) * gone
+                climbed += best.to(tl.float64)
+            else:
+                alone = best * gone  # the pivot of the new item given the members that stay
+                climbed *= best.to(tl.float64)
+            come = 1.0 / alone
+            across = tl.sum(a * cross[None, :], 1)
+            carry = tl.where(slot_id == at, 0.0, across - lost * (through * gone))
+            tl.store(carries + old + slot_id, carry)
+            tl.store(members + new + slot_id, tl.where(slot_id == at, pick, member))
+            signed = tl.where(slot_id == at, -1.0, carry)
+            kept = (slot_id != at)[:, None] & (slot_id != at)[None, :]
+            a = tl.where(kept, a - lost[:, None] * (lost * gone)[None, :], 0.0)
+            a += signed[:, None] * (signed * come)[None, :]
+            tl.store(inverse + (new + slot_id)[:, None] * K + slot_id[None, :], a)
+            tl.debug_barrier()
+            shadow = tl.zeros((N,), FLOAT)  # row of Y of the slot that changes
+            joint = tl.load(kernel + pick.to(tl.int64) * size + item, mask=live, other=0.0).to(FLOAT)
+            for base in range(0, k, TILE):
+                for j in tl.static_range(TILE):
+                    past = base + j
+                    source = tl.load(members + old + past, mask=past < k, other=0).to(tl.int64)
+                    block = tl.load(kernel + source * size + item, mask=item < size * (past < k), other=0.0).to(FLOAT)
+                    shadow += block * tl.load(inverse + (old + at) * K + past, mask=past < k, other=0.0)
+                    joint -= block * tl.load(carries + old + past, mask=past < k, other=0.0)
+            my_lost = tl.load(inverse + (old + at) * K + slot)
+            my_carry = tl.load(carries + old + slot)
+            mine = slot == at
+            residual += shadow * shadow * gone - joint * joint * come
+            u = tl.where(mine, joint * come, u - my_lost * gone * shadow - my_carry * joint * come)
+            p = tl.where(mine, come, p - my_lost * my_lost * gone + my_carry * my_carry * come)
+            chosen = tl.where(mine, item == pick, chosen)
+            if HAS_GAIN:
+                held = tl.where(mine, _finite(tl.load(gain + pick).to(FLOAT)), held)
+            moves += 1
+        else:
+            picks = tl.load(members + old + slot_id, mask=inside, other=0)
+            moves = -1
+    return picks, climbed if HAS_GAIN else tl.log(climbed)
+
+
+@triton.jit
+def _solve(
+    kernel, gain, quality, tie, sets, zeros_out, value_out, worth_out, hash_out, done, out,
+    rows, roots, inverse, carries, members, size, k, width, floor, enough,
+    START: tl.constexpr, HAS_GAIN: tl.constexpr, SEARCH: tl.constexpr, WIDE: tl.constexpr,
+    N: tl.constexpr, K: tl.constexpr, TILE: tl.constexpr, S: tl.constexpr,
+):  # fmt: skip
+    problem, start = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    starts = tl.num_programs(1)
+    program = problem * starts + start
+    kernel += problem * size * size
+    quality += problem * size
+    tie += problem * size
+    rows += program * k * size
+    roots += program * K * K
+    FLOAT: tl.constexpr = tl.float64 if WIDE else tl.float32
+
+    item, slot_id = tl.arange(0, N), tl.arange(0, K)
+    live, inside = item < size, slot_id < k
+    diagonal = tl.load(kernel + item * (size + 1), mask=live, other=0.0).to(FLOAT)
+    diagonal = tl.where(diagonal == diagonal, diagonal, 0.0)
+    worth = _finite(tl.load(quality + item, mask=live, other=0.0).to(FLOAT))
+    order = (tl.load(tie + item, mask=live, other=0) >> 32).to(tl.int32)
+    gains = worth
+    if HAS_GAIN:
+        gain += problem * size
+        gains = _finite(tl.load(gain + item, mask=live, other=0.0).to(FLOAT))
+    residual, slot, picks, zeros, value = _greedy(
+        kernel, rows, roots, diagonal, gains, worth, order, size, k, width, floor, start,
+        START, HAS_GAIN, SEARCH, FLOAT, N, K, TILE,
+    )  # fmt: skip
+    if SEARCH:
+        if zeros == 0:
+            picks, climbed = _climb(
+                kernel, gain, rows, roots, inverse + program * 2 * K * K, carries + program * 2 * K,
+                members + program * 2 * K, residual, slot, picks, gains, order, size, k, floor, enough,
+                HAS_GAIN, FLOAT, N, K, TILE,
+            )  # fmt: skip
+            value += climbed
+
+    hashes = tl.load(tie + picks, mask=inside, other=0)
+    hashes = (hashes ^ ((hashes >> 29) & 0x7FFFFFFFF)) * -7046029254386353131
+    held_worth = _finite(tl.load(quality + picks, mask=inside, other=0.0).to(tl.float64))
+    tl.store(sets + program * k + slot_id, picks, mask=inside)
+    tl.store(zeros_out + program, zeros)
+    tl.store(value_out + program, value)
+    tl.store(worth_out + program, tl.sum(held_worth, 0))
+    tl.store(hash_out + program, tl.sum(tl.where(inside, hashes, 0), 0))
+    _choose(
+        kernel, gain, sets, zeros_out, value_out, worth_out, hash_out, done, out, problem, starts, size, k, width,
+        not WIDE, HAS_GAIN, K, S,
+    )  # fmt: skip
+
+
+@triton.jit
+def _log_det(kernel, sets, size, k, K: tl.constexpr):
+    """log det of one finished set in float64, by elimination of its k x k matrix."""
+    slot = tl.arange(0, K)
+    inside = slot < k
+    picks = tl.load(sets + slot, mask=inside, other=0, cache_modifier=".cg").to(tl.int64)
+    where = inside[:, None] & inside[None, :]
+    matrix = tl.load(kernel + picks[:, None] * size + picks[None, :], mask=where, other=0.0).to(tl.float64)
+    pivots = tl.full((K,), 1.0, tl.float64)
+    for t in range(k):
+        here = slot == t
+        column = tl.sum(tl.where(here[:, None], matrix, 0.0), 0)
+        pivot = tl.sum(tl.where(here, column, 0.0), 0)
+        pivot = tl.where(pivot > 0, pivot, 1e-300)
+        pivots = tl.where(here, pivot, pivots)
+        matrix -= column[:, None] * (column / pivot)[None, :]
+    return tl.sum(tl.log(pivots), 0)
+
+
+@triton.jit
+def _choose(
+    kernel, gain, sets, zeros_in, value_in, worth_in, hash_in, done, out, problem, starts, size, k, width,
+    RESCORE: tl.constexpr, HAS_GAIN: tl.constexpr, K: tl.constexpr, S: tl.constexpr,
+):  # fmt: skip
+    """The last program of a problem compares its starts and writes the best set, one item a group."""
+    tl.debug_barrier()
+    finished = tl.atomic_add(done + problem, 1, sem="acq_rel")
+    if finished == starts - 1:
+        tl.store(done + problem, 0)
+        number = tl.arange(0, S)
+        real = number < starts
+        at = problem * starts + number
+        slot = tl.arange(0, K)
+        zeros = tl.load(zeros_in + at, mask=real, other=2147483647, cache_modifier=".cg")
+        close = real & (zeros == tl.min(zeros, 0))
+        mixed = tl.load(hash_in + at, mask=real, other=0, cache_modifier=".cg")
+        value = tl.load(value_in + at, mask=real, other=0.0, cache_modifier=".cg")
+        value = tl.where(close, value, -float("inf"))
+        if RESCORE:
+            near = close & (value >= tl.max(value, 0) - 1e-3)
+            low = tl.min(tl.where(near, mixed, 9223372036854775807), 0)
+            high = tl.max(tl.where(near, mixed, -9223372036854775807), 0)
+            if (low != high) & (tl.min(zeros, 0) == 0):  # different sets, too close for float32 to tell
+                for start in range(starts):
+                    if tl.sum(tl.where(near & (number == start), 1, 0), 0) > 0:
+                        mine = sets + (problem * starts + start) * k
+                        again = _log_det(kernel, mine, size, k, K)
+                        if HAS_GAIN:
+                            picks = tl.load(mine + slot, mask=slot < k, other=0, cache_modifier=".cg")
+                            extra = tl.load(gain + picks, mask=slot < k, other=0.0)
+                            again += tl.sum(extra.to(tl.float64), 0)
+                        value = tl.where(number == start, again, value)
+                value = tl.where(near, value, -float("inf"))
+        close = close & (value >= tl.max(value, 0) - 1e-9)
+        worth = tl.load(worth_in + at, mask=real, other=0.0, cache_modifier=".cg")
+        worth = tl.where(close, worth, -float("inf"))
+        close = close & (worth >= tl.max(worth, 0) - 1e-9)
+        mixed = tl.where(close, mixed, 9223372036854775807)
+        close = close & (mixed == tl.min(mixed, 0))
+        winner = tl.min(tl.where(close, number, S - 1), 0)
+        picks = tl.load(sets + (problem * starts + winner) * k + slot, mask=slot < k, other=0, cache_modifier=".cg")
+        tl.store(out + problem * k + picks // width, picks.to(tl.int64), mask=slot < k)
+
+
+_tickets: dict[tuple[torch.device, int], Tensor] = {}
+
+
+def tickets(device: torch.device, count: int) -> Tensor:
+    """Zeros [count] int32 that every launch leaves zero: one buffer a stream, so that launches never share one."""
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    held = _tickets.get((device, stream))
+    if held is None or len(held) < count:
+        held = torch.zeros(max(count, 1024), dtype=torch.int32, device=device)
+        if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
+            _tickets[device, stream] = held
+    return held
+
+
+def _warps(block: int) -> int:
+    return 1 if block <= 64 else 4 if block <= 256 else 8 if block <= 2048 else 16
+
+
+def partition_map(
+    kernel: Tensor,
+    k: int,
+    log_gain: Tensor | None,
+    quality: Tensor,
+    tie: Tensor,
+    starts: str = "k",
+    local_search: bool = True,
+) -> Tensor:
+    """The chosen items [P, k] int64, ascending: kernel [P, N, N] float32, symmetric; the others [P, N].
+
+    A pivot at or below 1e-10 (above EXACT items 1e-6) of the largest diagonal entry counts as zero.
+    """
+    prompts, size, _ = kernel.shape
+    count = {"one": 1, "k": k, "n": size}[starts]
+    exact = size <= EXACT
+    dtype = torch.float64 if exact else torch.float32
+    together = max(1, _SCRATCH // (count * k * size * dtype.itemsize))
+    out = torch.empty(prompts, k, dtype=torch.int64, device=kernel.device)
+    block = max(16, triton.next_power_of_2(size))
+    slots, places = triton.next_power_of_2(k), triton.next_power_of_2(count)
+    kernel, quality, tie = kernel.contiguous(), quality.contiguous(), tie.contiguous()
+    log_gain = None if log_gain is None else log_gain.contiguous()
+    for first in range(0, prompts, together):
+        cut = slice(first, min(prompts, first + together))
+        part = cut.stop - cut.start
+        programs = part * count
+
+        def new(*shape: int, dtype: torch.dtype) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device=kernel.device)
+
+        sets, zeros = new(programs, k, dtype=torch.int32), new(programs, dtype=torch.int32)
+        value, worth = new(2, programs, dtype=torch.float64)
+        mixed = new(programs, dtype=torch.int64)
+        rows, roots = new(programs, k, size, dtype=dtype), new(programs, slots, slots, dtype=dtype)
+        inverse, carries = new(programs, 2, slots, slots, dtype=dtype), new(programs, 2, slots, dtype=dtype)
+        members = new(programs, 2, slots, dtype=torch.int32)
+        done = tickets(kernel.device, part)
+        gain = None if log_gain is None else log_gain[cut]
+        with torch.cuda.device_of(out):
+            _solve[part, count](
+                kernel[cut], gain, quality[cut], tie[cut], sets, zeros, value, worth, mixed, done, out[cut],
+                rows, roots, inverse, carries, members, size, k, size // k,
+                1e-10 if exact else 1e-6, 1e-9 if exact else 1e-5,
+                _STARTS[starts], gain is not None, local_search, exact,
+                block, slots, min(TILE, slots), places, num_warps=_warps(block),
+            )  # fmt: skip
+    return out

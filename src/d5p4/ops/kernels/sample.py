@@ -1,0 +1,70 @@
+"""Inverse-CDF draws in two levels: the block that holds u by the blocks' masses, then the token inside it.
+
+Each program draws one token of one row and reads one block of its logits, so C draws of a row cost C blocks and not C
+rows. Both cumulative sums run in float64: the border between two tokens is off by no more than the rounding of the
+masses, about 1e-7 of the row's mass whatever the size of the vocabulary, which is less than what one unit in the last
+place of a float32 logit of size 10 moves.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .vocab import Blocks
+
+_LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def _draw(
+    logits, offset, rows, top, mass, uniform, token, vocabulary, stride, blocks, children, sharpness,
+    HAS_OFFSET: tl.constexpr, HAS_ROWS: tl.constexpr, COUNT: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    row, child = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    block = tl.arange(0, COUNT)
+    inside = block < blocks
+    tops = tl.load(top + row * blocks + block, mask=inside, other=-float("inf")).to(tl.float64)
+    masses = tl.load(mass + row * blocks + block, mask=inside, other=0.0).to(tl.float64)
+    largest = tl.max(tops, 0)
+    scaled = masses * tl.exp(tl.maximum(tops - largest, -1e30) * sharpness)
+    heap = tl.cumsum(scaled, 0)
+    goal = tl.load(uniform + row * children + child) * tl.sum(scaled, 0)
+    short = heap < goal
+    last_block = tl.max(tl.where(scaled > 0, block, 0), 0)
+    chosen = tl.minimum(tl.sum(short.to(tl.int32), 0), last_block)
+    before = tl.sum(tl.where(block < chosen, scaled, 0.0), 0)
+
+    source = row
+    if HAS_ROWS:
+        source = tl.load(rows + row)
+    place = chosen * SIZE + tl.arange(0, SIZE)
+    here = place < vocabulary
+    x = tl.load(logits + source * stride + place, mask=here, other=-float("inf")).to(tl.float32)
+    if HAS_OFFSET:
+        x += tl.load(offset + place, mask=here, other=0.0)
+    e = tl.exp2((x - largest.to(tl.float32)) * (sharpness * _LOG2E)).to(tl.float64)
+    climb = tl.cumsum(e, 0) + before
+    last = tl.max(tl.where(e > 0, tl.arange(0, SIZE), 0), 0)
+    found = tl.minimum(tl.sum((climb < goal).to(tl.int32), 0), last)
+    tl.store(token + row * children + child, (chosen * SIZE + found).to(tl.int64))
+
+
+def draw_tokens(
+    logits: Tensor, offset: Tensor | None, blocks: Blocks, u: Tensor, temperature: float = 1.0,
+    rows: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Tokens [R, C] for uniforms u [R, C] float64, from what `block_stats` read at the same temperature."""
+    count, children = u.shape
+    token = torch.empty(u.shape, dtype=torch.int64, device=logits.device)
+    vocabulary, number = logits.shape[1], blocks.top.shape[1]
+    if token.numel():
+        with torch.cuda.device_of(token):
+            _draw[count, children](
+                logits, offset, rows, blocks.top, blocks.mass, u.contiguous(), token, vocabulary, logits.stride(0),
+                number, children, 1.0 / max(temperature, 1e-30), offset is not None, rows is not None,
+                triton.next_power_of_2(number), blocks.size, num_warps=4,
+            )  # fmt: skip
+    return token

@@ -1,0 +1,144 @@
+"""Statistics of logits in one read: see `ops.vocab` for what they are.
+
+The vocabulary is cut into blocks of a few thousand ids. One program reads some rows of one block and leaves, for each
+row, the block's largest logit m_b, its mass Σ e^{x - m_b} and what else is wanted (Σ (x - m_b) e^{x - m_b}, the second
+largest logit, Σ x); a second launch puts the blocks of a row together in float64. The masses are also the upper level
+of the inverse CDF in `kernels.sample`. Bound by memory: about ten instructions a logit. Sums inside a block are float32
+trees of at most 4096 terms (relative error about 1e-7); sums over blocks are float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_LOG2E = tl.constexpr(1.4426950408889634)
+
+
+class Blocks(NamedTuple):
+    """What each block of the vocabulary says of each row; all [R, blocks] float32."""
+
+    top: Tensor  # largest logit
+    mass: Tensor  # Σ e^{(x - top) / temperature}
+    moment: Tensor | None  # Σ (x - top) e^{x - top}
+    second: Tensor | None  # second largest logit
+    total: Tensor | None  # Σ x over ids that are not banned
+    size: int  # ids in a block
+
+
+@triton.jit
+def _block_stats(
+    logits, offset, rows, top, mass, moment, second, total, count, vocabulary, stride, blocks, sharpness,
+    HAS_OFFSET: tl.constexpr, HAS_ROWS: tl.constexpr, MOMENT: tl.constexpr, SECOND: tl.constexpr,
+    TOTAL: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    block = tl.program_id(1)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    real = row < count
+    source = row.to(tl.int64)
+    if HAS_ROWS:
+        source = tl.load(rows + row, mask=real, other=0)
+    place = block * SIZE + tl.arange(0, SIZE)
+    inside = place < vocabulary
+    where = real[:, None] & inside[None, :]
+    x = tl.load(logits + source[:, None] * stride + place[None, :], mask=where, other=-float("inf")).to(tl.float32)
+    if HAS_OFFSET:
+        shift = tl.load(offset + place, mask=inside, other=0.0)
+        x += shift[None, :]
+    largest = tl.max(x, 1)
+    base = tl.where(largest == -float("inf"), 0.0, largest)
+    above = x - base[:, None]
+    e = tl.exp2(above * (sharpness * _LOG2E))
+    target = row.to(tl.int64) * blocks + block
+    tl.store(top + target, largest, mask=real)
+    tl.store(mass + target, tl.sum(e, 1), mask=real)
+    if MOMENT:
+        # The floor keeps 0 * -inf from being NaN; ids that far down have no mass.
+        tl.store(moment + target, tl.sum(tl.maximum(above, -1e30) * e, 1), mask=real)
+    if SECOND:
+        first = tl.argmax(x, 1)
+        rest = tl.where(tl.arange(0, SIZE)[None, :] == first[:, None], -float("inf"), x)
+        tl.store(second + target, tl.max(rest, 1), mask=real)
+    if TOTAL:
+        counted = where
+        if HAS_OFFSET:
+            counted = where & (shift > -float("inf"))[None, :]
+        tl.store(total + target, tl.sum(tl.where(counted, x, 0.0), 1), mask=real)
+
+
+@triton.jit
+def _join_blocks(
+    top, mass, moment, second, total, lse, entropy, best, margin, certainty, drawable, blocks,
+    MOMENT: tl.constexpr, BEST: tl.constexpr, SECOND: tl.constexpr, TOTAL: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    block = tl.arange(0, SIZE)
+    inside = block < blocks
+    tops = tl.load(top + row * blocks + block, mask=inside, other=-float("inf")).to(tl.float64)
+    masses = tl.load(mass + row * blocks + block, mask=inside, other=0.0).to(tl.float64)
+    largest = tl.max(tops, 0)
+    apart = tl.maximum(tops - largest, -1e30)
+    weight = tl.exp(apart)
+    heap = tl.sum(masses * weight, 0)
+    log_heap = tl.log(heap)
+    tl.store(lse + row, (largest + log_heap).to(tl.float32))
+    if MOMENT:
+        moments = tl.load(moment + row * blocks + block, mask=inside, other=0.0).to(tl.float64)
+        mean = tl.sum(weight * (moments + apart * masses), 0) / heap
+        h = log_heap - mean
+        tl.store(entropy + row, tl.where(h < 0, 0.0, h).to(tl.float32))
+    if BEST:
+        tl.store(best + row, (-log_heap).to(tl.float32))
+    if SECOND:
+        seconds = tl.load(second + row * blocks + block, mask=inside, other=-float("inf")).to(tl.float64)
+        winner = tl.argmax(tops, 0)
+        runner_up = tl.max(tl.where(block == winner, seconds, tops), 0)
+        tl.store(margin + row, ((1.0 - tl.exp(runner_up - largest)) / heap).to(tl.float32))
+    if TOTAL:
+        totals = tl.load(total + row * blocks + block, mask=inside, other=0.0).to(tl.float64)
+        number = tl.load(drawable).to(tl.float64)
+        tl.store(certainty + row, (largest + log_heap - tl.sum(totals, 0) / number).to(tl.float32))
+
+
+def block_stats(
+    logits: Tensor, offset: Tensor | None, want: Collection[str] = (), temperature: float = 1.0,
+    rows: Tensor | None = None,
+) -> Blocks:  # fmt: skip
+    """Blocks of logits [R, V] + offset [V] (float32, minus infinity at banned ids); rows [R'] picks rows to read."""
+    count = logits.shape[0] if rows is None else rows.shape[0]
+    vocabulary = logits.shape[1]
+    size = min(4096 if logits.element_size() == 2 else 2048, triton.next_power_of_2(vocabulary))
+    blocks = triton.cdiv(vocabulary, size)
+    top, mass = torch.empty(2, count, blocks, dtype=torch.float32, device=logits.device)
+    moment, second, total = (
+        torch.empty_like(top) if name in want else None for name in ("entropy", "margin", "certainty")
+    )
+    group = 2 if count * blocks >= 4096 else 1
+    if count:
+        with torch.cuda.device_of(top):
+            _block_stats[triton.cdiv(count, group), blocks](
+                logits, offset, rows, top, mass, moment, second, total, count, vocabulary, logits.stride(0), blocks,
+                1.0 / max(temperature, 1e-30), offset is not None, rows is not None, "entropy" in want,
+                "margin" in want, "certainty" in want, group, size, num_warps=4,
+            )  # fmt: skip
+    return Blocks(top, mass, moment, second, total, size)
+
+
+def join_blocks(blocks: Blocks, want: Collection[str], offset: Tensor | None = None) -> dict[str, Tensor]:
+    """The wanted statistics [R] float32, "logsumexp" always; "certainty" counts the ids that offset [V] leaves."""
+    count, number = blocks.top.shape
+    names = ("logsumexp", "entropy", "best", "margin", "certainty")
+    out = {name: blocks.top.new_empty(count) for name in names if name == "logsumexp" or name in want}
+    if count:
+        drawable = (offset > -torch.inf).sum() if "certainty" in want and offset is not None else None
+        with torch.cuda.device_of(blocks.top):
+            _join_blocks[count,](
+                *blocks[:5], *(out.get(name) for name in names), drawable, number, "entropy" in want, "best" in want,
+                "margin" in want, "certainty" in want, triton.next_power_of_2(number), num_warps=1,
+            )  # fmt: skip
+    return out

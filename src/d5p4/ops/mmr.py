@@ -1,0 +1,72 @@
+"""Maximal marginal relevance with one item per group.
+
+Pick i of a free group by the largest Q_i - alpha * similarity to the picks Y; of all starts keep the largest sum of
+those values. The similarity is the mean (1/|Y|) sum of S_ji over Y, or the largest S_ji. O(k N) a start.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from . import kernels
+from .ties import argbest
+
+_WORST = -1e30  # finite, so that a taken item (minus infinity) is worse still
+
+
+def mmr(
+    quality: Tensor,
+    similarity: Tensor,
+    tie: Tensor,
+    k: int,
+    alpha: float,
+    form: Literal["mean", "max"] = "mean",
+    starts: Literal["one", "k", "n"] = "n",
+) -> Tensor:
+    """The chosen items [P, k], ascending, for quality, tie [P, N] and similarity [P, N, N]; N is a multiple of k.
+
+    starts: "n" (every item), "k" (the best of each group), "one" (the best of all). NaN quality is the worst; a pool
+    whose similarity is not finite is chosen from by quality alone.
+    """
+    quality = quality.nan_to_num(nan=_WORST).clamp(_WORST, -_WORST)
+    if kernels.usable(similarity) and quality.shape[1] <= kernels.LARGEST_POOL:
+        from .kernels.mmr import mmr as launch
+
+        return launch(quality, similarity, tie, k, alpha, form, starts)
+    similarity = similarity.to(quality.dtype)
+    sound = similarity.isfinite().all(-1).all(-1)
+    similarity = torch.where(sound.view(-1, 1, 1), similarity, 0.0)
+
+    size = quality.shape[1]
+    group = torch.arange(size, device=quality.device) // (size // k)
+    pick = _first_picks(quality, tie, k, starts)  # [P, s]
+    prompt = torch.arange(pick.shape[0], device=pick.device).unsqueeze(-1)
+    free = group != group[pick].unsqueeze(-1)  # [P, s, N]
+    near = similarity[prompt, pick]
+    total = quality.gather(-1, pick)
+    picks = [pick]
+    for taken in range(1, k):
+        penalty = near / taken if form == "mean" else near
+        value = torch.where(free, quality.unsqueeze(1) - alpha * penalty, -torch.inf)
+        pick = argbest(value, tie.unsqueeze(1))
+        total = total + value.gather(-1, pick.unsqueeze(-1)).squeeze(-1)
+        free = free & (group != group[pick].unsqueeze(-1))
+        row = similarity[prompt, pick]
+        near = near + row if form == "mean" else torch.maximum(near, row)
+        picks.append(pick)
+    winner = argbest(total, tie.gather(-1, picks[0]))
+    return torch.stack(picks, -1)[prompt.squeeze(-1), winner].sort(-1).values
+
+
+def _first_picks(quality: Tensor, tie: Tensor, k: int, starts: str) -> Tensor:
+    """[P, s]"""
+    prompts, size = quality.shape
+    if starts == "n":
+        return torch.arange(size, device=quality.device).expand_as(quality)
+    if starts == "k":
+        best = argbest(quality.view(prompts, k, -1), tie.view(prompts, k, -1))
+        return best + torch.arange(k, device=best.device) * (size // k)
+    return argbest(quality, tie).unsqueeze(-1)

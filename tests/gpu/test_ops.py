@@ -1,0 +1,154 @@
+"""The kernels on CUDA at real sizes; the promises are those of tests/ops/kernels."""
+
+import math
+
+import pytest
+import torch
+
+from d5p4.ops import kernels
+from d5p4.ops.gram import pool_gram
+from d5p4.ops.kernels import partition_map
+from d5p4.ops.sample import draw
+from d5p4.ops.vocab import vocab_stats
+from tests.ops.kernels import cases
+
+pytestmark = pytest.mark.gpu
+HALF = torch.bfloat16
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, HALF], ids=str)
+@pytest.mark.parametrize("vocabulary", [37, 8192, 50258, 126464])
+def test_statistics(vocabulary, dtype):
+    cases.check_statistics(9, vocabulary, dtype, "cuda")
+
+
+def test_rows_that_are_not_finite():
+    cases.check_bad_rows(126464, "cuda")
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.3, 1.7])
+@pytest.mark.parametrize("dtype", [torch.float32, HALF], ids=str)
+@pytest.mark.parametrize("vocabulary", [37, 126464])
+def test_draws(vocabulary, dtype, temperature):
+    cases.check_draws(64, vocabulary, dtype, temperature, "cuda", children=16)
+
+
+def test_the_tail_keeps_its_mass():
+    cases.check_tail(126464, 4000, "cuda")
+
+
+def test_log_probabilities():
+    cases.check_logprob(126464, "cuda")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, HALF], ids=str)
+@pytest.mark.parametrize(("pools", "size"), [(1, 60), (3, 16), (2, 32), (1, 200)])
+def test_gram(pools, size, dtype):
+    cases.check_gram(pools, size, 32, 768, dtype, "cuda")
+
+
+@pytest.mark.parametrize(("kind", "beta"), [("additive", 10.0), ("additive", 100.0), ("multiplicative", 1.0)])
+@pytest.mark.parametrize(
+    ("k", "w", "prompts"), [(1, 5, 3), (5, 1, 3), (4, 4, 64), (6, 10, 16), (8, 4, 16), (16, 16, 4), (20, 32, 2)]
+)
+def test_solver(k, w, prompts, kind, beta):
+    cases.check_solver(k, w, prompts, kind, beta, "cuda")
+
+
+@pytest.mark.parametrize("options", [dict(starts="one"), dict(starts="n"), dict(local_search=False)], ids=str)
+def test_solver_options(options):
+    cases.check_solver(6, 10, 8, "additive", 10.0, "cuda", **options)
+
+
+def test_solver_in_single_precision(monkeypatch):
+    monkeypatch.setattr(partition_map, "EXACT", 0)
+    cases.check_solver(6, 10, 64, "additive", 10.0, "cuda")
+
+
+def test_solver_on_hard_problems():
+    cases.check_hard_problems(6, 10, 3, "cuda")
+    cases.check_hard_problems(20, 16, 1, "cuda")
+
+
+@pytest.mark.parametrize("kind", ["additive", "multiplicative"])
+def test_solver_permuted(kind):
+    cases.check_permutation(6, 10, 8, kind, "cuda")
+    cases.check_permutation(20, 16, 2, kind, "cuda")
+
+
+def test_solver_many_times_over():
+    """Starts of one problem finish in any order; the choice is the same."""
+    from tests.select.cases import inputs
+
+    quality, similarity, tie = (x.cuda() for x in inputs(32, 6, 10, 0))
+    kernel = (similarity * 10 + torch.diag_embed(quality)).float()
+    first = partition_map.partition_map(kernel, 6, None, quality, tie)
+    assert all(torch.equal(partition_map.partition_map(kernel, 6, None, quality, tie), first) for _ in range(200))
+
+
+@pytest.mark.parametrize("form", ["mean", "max"])
+@pytest.mark.parametrize("starts", ["one", "k", "n"])
+def test_mmr(form, starts):
+    cases.check_mmr(6, 10, 8, form, starts, "cuda")
+
+
+def test_rng():
+    cases.check_rng(100_000, "cuda")
+
+
+def head(vocabulary, width):
+    g = torch.Generator(device="cuda").manual_seed(0)
+    weight = (torch.randn(vocabulary, width, generator=g, device="cuda") * 3 / width**0.5).to(HALF)
+    banned = torch.zeros(vocabulary, dtype=torch.bool, device="cuda")
+    banned[5] = True
+    return weight, banned
+
+
+@pytest.mark.parametrize("guided", [False, True])
+def test_streamed_head_against_float64(guided):
+    weight, banned = head(50258, 768)
+    states = torch.randn(700, 768, device="cuda").to(torch.float32 if guided else HALF)
+    with_kernels = vocab_stats(states, weight, None, banned, ("entropy",))
+    exact = vocab_stats(states.double(), weight.double(), None, banned, ("entropy",))
+    for name, values in with_kernels.items():
+        assert (values - exact[name]).abs().max() < 2e-5 if not guided else 1e-3, name
+
+
+def test_streamed_head_stays_within_its_memory():
+    """15,360 rows of 126,464 logits would be 7.8 GB in float32."""
+    weight, banned = head(126464, 1024)
+    states = torch.randn(15360, 1024, device="cuda").to(HALF)
+    vocab_stats(states[:300], weight, None, banned, ("entropy",))
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    vocab_stats(states, weight, None, banned, ("entropy",))
+    assert torch.cuda.max_memory_allocated() - before < 1.5e9
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"temperature": 0.7}, {"top_k": 20}, {"top_p": 0.8}, {"temperature": 0.0}], ids=str
+)
+def test_draw_agrees_with_the_plain_version(options):
+    weight, banned = head(8192, 256)
+    states = torch.randn(300, 256, device="cuda").to(HALF)
+    u = torch.rand(300, 4, device="cuda", dtype=torch.float64)
+    tokens, stats = draw(states, weight, None, banned, u, **options)
+    with kernels.off():
+        plain, plain_stats = draw(states, weight, None, banned, u, **options)
+    assert (tokens == plain).double().mean() > 0.995
+    same = tokens == plain
+    torch.testing.assert_close(stats["token"][same], plain_stats["token"][same], atol=1e-5, rtol=1e-5)
+    assert (tokens != 5).all()
+
+
+def test_gram_copies_nothing():
+    features = torch.randn(60, 256, 1024, device="cuda").to(HALF)
+    slot = torch.arange(60, device="cuda")[None]
+    pool_gram(features, slot)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    pool_gram(features, slot)
+    assert torch.cuda.max_memory_allocated() - before < features.numel() * features.element_size() / 4
+    assert math.isfinite(float(pool_gram(features, slot).sum()))

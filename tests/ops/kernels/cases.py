@@ -1,0 +1,188 @@
+"""What every kernel promises, for any device and size: the interpreter runs these small, a GPU at real sizes."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from d5p4 import rng
+from d5p4.kernel import build
+from d5p4.ops import mmr as plain_mmr
+from d5p4.ops.equal import first_equal
+from d5p4.ops.kernels import gram, mmr, partition_map, sample, vocab
+from d5p4.ops.kernels import rng as kernel_rng
+from d5p4.ops.partition_map import partition_map as plain_map
+from d5p4.ops.problem import prepare
+from d5p4.ops.sample import inverse_cdf
+from d5p4.ops.vocab import plain_stats, token_logprob
+from tests.select.cases import inputs, is_transversal
+
+WANT = ("entropy", "best", "margin", "certainty")
+
+
+def logits_and_offset(rows: int, vocabulary: int, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor]:
+    """Random rows and, first, rows that are hard: all equal, one-hot, minus infinities, a spread of 1e4."""
+    g = torch.Generator().manual_seed(vocabulary)
+    logits = torch.randn(rows, vocabulary, generator=g) * torch.tensor([0.5, 3.0, 10.0])[torch.arange(rows) % 3, None]
+    logits[0] = 1.5
+    logits[1], logits[1, vocabulary // 2] = -math.inf, 3.0
+    logits[2, ::2] = -math.inf
+    logits[3] = torch.linspace(-1e4, 0, vocabulary)
+    offset = torch.randn(vocabulary, generator=g) * 0.1
+    offset[[0, vocabulary - 2]] = -math.inf
+    return logits.to(device, dtype), offset.to(device)
+
+
+def check_statistics(rows: int, vocabulary: int, dtype: torch.dtype, device: str = "cpu") -> None:
+    logits, offset = logits_and_offset(rows, vocabulary, dtype, device)
+    found = vocab.join_blocks(vocab.block_stats(logits, offset, WANT), WANT, offset)
+    wide = logits.double() + offset.double()
+    exact = plain_stats(wide, offset == -math.inf, WANT)
+    for name, values in found.items():
+        both = torch.stack([values.double(), exact[name]])
+        finite = both.isfinite().all(0)  # self-certainty of a token without mass is infinite in both
+        assert (both[0] == both[1])[~finite].all(), name
+        error = (both[0] - both[1]).abs() / both[1].abs().clamp_min(1)
+        assert error[finite].max() < 1e-6, f"{name} is off by {error[finite].max():.1e}"
+
+
+def check_bad_rows(vocabulary: int, device: str = "cpu") -> None:
+    """Rows without a distribution have no finite log-sum-exp, wherever the bad number lies."""
+    logits = torch.zeros(6, vocabulary, device=device)
+    logits[0, 1], logits[1, -1], logits[2, 5], logits[3] = math.nan, math.inf, math.nan, -math.inf
+    blocks = vocab.block_stats(logits, None, ("entropy",))
+    finite = vocab.join_blocks(blocks, ("entropy",))["logsumexp"].isfinite()
+    assert finite.tolist() == [False, False, False, False, True, True]
+    tokens = sample.draw_tokens(logits, None, blocks, torch.full((6, 2), 0.5, dtype=torch.float64, device=device))
+    assert (tokens >= 0).all() and (tokens < vocabulary).all()
+
+
+def check_draws(
+    rows: int, vocabulary: int, dtype: torch.dtype, temperature: float, device: str = "cpu", children: int = 5
+) -> None:
+    """u lies between the token's borders in the float64 CDF, within 1e-6; and never a token without mass."""
+    logits, offset = logits_and_offset(rows + 2, vocabulary, dtype, device)
+    pick = torch.arange(rows, device=device).flip(0)
+    u = rng.uniform(rng.mix(torch.arange(rows))[:, None], torch.arange(children)).to(device)
+    u[:, 0], u[:, -1] = 0.5 / 2**32, 1 - 0.5 / 2**32
+    blocks = vocab.block_stats(logits, offset, (), temperature, pick)
+    tokens = sample.draw_tokens(logits, offset, blocks, u, temperature, pick)
+    wide = (logits[pick].double() + offset.double()) / temperature
+    p = torch.softmax(wide, -1)
+    assert (p.gather(1, tokens) > 0).all() and (offset[tokens] > -math.inf).all()
+    upper = p.cumsum(-1)
+    lower = upper - p
+    assert (lower.gather(1, tokens) <= u + 1e-6).all() and (upper.gather(1, tokens) >= u - 1e-6).all()
+    inner = (tokens == inverse_cdf(wide, u))[:, 1:-1]  # at the very ends the last bits of the tail decide
+    assert inner.double().mean() > 0.97
+
+
+def check_tail(vocabulary: int, draws: int, device: str = "cpu") -> None:
+    """Half of the mass on one token, the rest spread evenly: every draw of the tail is within one token of exact."""
+    logits = torch.zeros(1, vocabulary, device=device)
+    logits[0, 0] = math.log(vocabulary - 1)
+    u = rng.uniform(rng.mix(torch.tensor(1)), torch.arange(draws))[None].to(device)
+    tokens = sample.draw_tokens(logits, None, vocab.block_stats(logits, None), u)[0]
+    exact = torch.where(u[0] <= 0.5, 0, ((u[0] - 0.5) * 2 * (vocabulary - 1)).ceil().long())
+    assert (tokens - exact).abs().max() <= 1
+
+
+def check_logprob(vocabulary: int, device: str = "cpu") -> None:
+    logits, offset = logits_and_offset(5, vocabulary, torch.float32, device)
+    tokens = torch.randint(1, vocabulary - 2, (2, 3), generator=torch.Generator().manual_seed(0)).to(device)
+    rows = torch.tensor([4, 0], device=device)
+    lse = vocab.join_blocks(vocab.block_stats(logits, offset, (), rows=rows), ())["logsumexp"]
+    exact = torch.log_softmax(logits[rows].double() + offset.double(), -1).gather(1, tokens)
+    found = token_logprob(logits, offset, tokens, lse, rows)
+    torch.testing.assert_close(found.double(), exact, atol=5e-6, rtol=1e-6)
+
+
+def check_gram(pools: int, size: int, length: int, width: int, dtype: torch.dtype, device: str = "cpu") -> None:
+    g = torch.Generator().manual_seed(size)
+    features = torch.randn(pools * size, length + 2, width, generator=g) + 1
+    features[0] = 0
+    features = features.to(device, dtype)[:, 1:-1]
+    slot = torch.randint(0, max(1, size // 2), (pools, size), generator=g).to(device)
+    slot += torch.arange(pools, device=device)[:, None] * size
+    slot[:, :2] = torch.tensor([[0, 1]], device=device)
+    found = gram.pool_gram(features, slot, first_equal(slot))
+    rows = torch.nn.functional.normalize(features.double().flatten(1), dim=-1)[slot]
+    exact = rows @ rows.mT
+    equal = slot[:, :, None] == slot[:, None, :]
+    torch.testing.assert_close(found.double(), torch.where(equal, 1.0, exact), atol=1e-6, rtol=0)
+    assert torch.equal(found, found.mT) and (found.diagonal(dim1=1, dim2=2) == 1).all()
+    same = first_equal(slot)  # rows with one slot are one row
+    assert torch.equal(found, found.gather(1, same[:, :, None].expand_as(found)))
+
+
+def check_solver(k: int, w: int, prompts: int, kind: str, beta: float, device: str = "cpu", **options: object) -> None:
+    """The plain solver's value within 1e-3 nat, and its set where the difference is more than rounding."""
+    quality, similarity, tie = (x.to(device) for x in inputs(prompts, k, w, k + w, dim=64, parent=0.5))
+    kernel, gain = build(kind, quality, similarity, beta)
+    narrow = kernel.float()
+    found = partition_map.partition_map(narrow, k, gain, quality, tie, **options)
+    plain = plain_map(narrow.double(), k, gain, quality, tie, **options)
+    assert is_transversal(found, k, w)
+    problem = prepare(kernel, k, gain, quality, None)
+    value, reference = (problem.score(sets[:, None])[1][:, 0] for sets in (found, plain))
+    assert (value >= reference - 1e-3).all(), f"worse by {(reference - value).max():.1e} nat"
+    if k * w <= partition_map.EXACT:
+        assert torch.equal(found, plain)
+
+
+def check_hard_problems(k: int, w: int, prompts: int, device: str = "cpu") -> None:
+    """Whatever the input, one item of each group."""
+    quality, similarity, tie = (x.to(device) for x in inputs(prompts, k, w, 3))
+    size = k * w
+    nan = similarity.clone()
+    nan[:, 1, 2] = nan[:, 2, 1] = math.nan
+    same = torch.arange(size, device=device) // 2 * 2
+    kernels = [
+        torch.zeros_like(similarity), torch.ones_like(similarity), nan, torch.full_like(similarity, math.nan),
+        similarity[:, same][:, :, same], torch.full_like(similarity, math.inf), -similarity,
+    ]  # fmt: skip
+    for kernel in kernels:
+        for worth in (quality, quality * 0, quality * math.nan):
+            found = partition_map.partition_map(kernel.float(), k, None, worth, tie)
+            assert is_transversal(found, k, w)
+    found = partition_map.partition_map(torch.zeros_like(similarity).float(), k, None, quality, tie)
+    best = quality.view(prompts, k, w).argmax(-1) + torch.arange(k, device=device) * w
+    assert torch.equal(found, best), "where all determinants vanish quality decides"
+
+
+def check_permutation(k: int, w: int, prompts: int, kind: str, device: str = "cpu") -> None:
+    """Groups in another order, and items in another order inside them: the same choice."""
+    quality, similarity, tie = (x.to(device) for x in inputs(prompts, k, w, 9))
+    quality[:, 1::w], similarity[:, 1::w] = quality[:, ::w], similarity[:, ::w]
+    similarity[:, :, 1::w] = similarity[:, :, ::w]  # equal siblings: ties decide between them
+    g = torch.Generator().manual_seed(0)
+    order = torch.stack([torch.randperm(w, generator=g) + group * w for group in torch.randperm(k, generator=g)])
+    order = order.flatten().to(device)
+    kernel, gain = build(kind, quality, similarity, 10.0)
+    first = partition_map.partition_map(kernel.float(), k, gain, quality, tie)
+    gain = None if gain is None else gain[:, order]
+    kernel = kernel[:, order][:, :, order].float()
+    turned = partition_map.partition_map(kernel, k, gain, quality[:, order], tie[:, order])
+    assert torch.equal(order[turned].sort(-1).values, first)
+
+
+def check_mmr(k: int, w: int, prompts: int, form: str, starts: str, device: str = "cpu") -> None:
+    quality, similarity, tie = (x.to(device) for x in inputs(prompts, k, w, 5))
+    narrow = similarity.float()
+    found = mmr.mmr(quality, narrow, tie, k, 3.0, form, starts)
+    assert torch.equal(found, plain_mmr.mmr(quality, narrow.double(), tie, k, 3.0, form, starts))
+
+
+def check_rng(size: int, device: str = "cpu") -> None:
+    """The same bits as plain torch on the CPU."""
+    g = torch.Generator().manual_seed(size)
+    a, b = torch.randint(-(2**63), 2**63 - 1, (2, size), generator=g)
+    c = torch.randint(0, 70000, (size,), generator=g)
+    there = [x.to(device) for x in (a, b, c)]
+    assert torch.equal(kernel_rng.mix(there).cpu(), rng.mix(a, b, c))
+    assert torch.equal(kernel_rng.uniform(*there).cpu(), rng.uniform(a, b, c))
+    tokens, positions = c.view(5, -1), torch.arange(size // 5).expand(5, -1)
+    assert torch.equal(kernel_rng.hash_tokens(tokens.to(device), positions.to(device)).cpu(),
+                       rng.hash_tokens(tokens, positions))  # fmt: skip

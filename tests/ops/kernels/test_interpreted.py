@@ -1,0 +1,80 @@
+"""The kernels through Triton's interpreter: small shapes, on the CPU. tests/gpu repeats them on CUDA."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton comes with the dev extra on Linux")
+if torch.cuda.is_available():
+    pytest.skip("tests/gpu runs these on CUDA", allow_module_level=True)
+
+from d5p4.ops.kernels import partition_map  # noqa: E402
+from tests.ops.kernels import cases  # noqa: E402
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("vocabulary", [37, 5000])
+def test_statistics(vocabulary, dtype):
+    cases.check_statistics(7, vocabulary, dtype)
+
+
+def test_rows_that_are_not_finite():
+    cases.check_bad_rows(4100)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_draws(dtype, temperature):
+    cases.check_draws(6, 4500, dtype, temperature)
+
+
+def test_the_tail_keeps_its_mass():
+    cases.check_tail(20_000, 40)
+
+
+def test_log_probabilities():
+    cases.check_logprob(300)
+
+
+# bfloat16 products are wrong in the interpreter; tests/gpu has them.
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("size", [5, 20])
+def test_gram(size, dtype):
+    cases.check_gram(2, size, 4, 40, dtype)
+
+
+@pytest.mark.parametrize("exact", [256, 0], ids=["float64", "float32"])
+@pytest.mark.parametrize(("kind", "beta"), [("additive", 100.0), ("multiplicative", 1.0)])
+def test_solver(monkeypatch, kind, beta, exact):
+    monkeypatch.setattr(partition_map, "EXACT", exact)
+    cases.check_solver(3, 5, 2, kind, beta)
+
+
+@pytest.mark.parametrize("options", [dict(starts="one"), dict(starts="n"), dict(local_search=False)], ids=str)
+def test_solver_options(options):
+    cases.check_solver(3, 2, 1, "additive", 10.0, **options)
+
+
+def test_solver_on_hard_problems():
+    cases.check_hard_problems(2, 2, 1)
+
+
+@pytest.mark.parametrize("kind", ["additive", "multiplicative"])
+def test_solver_permuted(kind):
+    cases.check_permutation(3, 3, 2, kind)
+
+
+@pytest.mark.parametrize("form", ["mean", "max"])
+@pytest.mark.parametrize("starts", ["one", "k", "n"])
+def test_mmr(form, starts):
+    cases.check_mmr(3, 3, 1, form, starts)
+
+
+def test_rng():
+    cases.check_rng(600)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("shape", [(4, 4), (6, 10), (8, 4)])
+def test_solver_at_real_sizes(shape):
+    cases.check_solver(*shape, 4, "additive", 10.0)
+    cases.check_hard_problems(*shape, 1)
