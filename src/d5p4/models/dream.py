@@ -7,30 +7,27 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from ..errors import D5P4Error
+from ..ops.gate import silu_gate
 from ..types import Hidden
 from .base import NativeModel
 from .config import divides, flag, number, only, token, whole
-from .layers import Padding, RMSNorm, Rotary, attend, read_padding, rotary, split_heads
+from .layers import Padding, RMSNorm, Rotary, any_shape, attend, read_padding, rotary
 
 
 class Attention(nn.Module):
     def __init__(self, width: int, heads: int, kv_heads: int) -> None:
         super().__init__()
         kv_width = width // heads * kv_heads
-        self.heads, self.kv_heads = heads, kv_heads
         self.q_proj = nn.Linear(width, width)
         self.k_proj = nn.Linear(width, kv_width)
         self.v_proj = nn.Linear(width, kv_width)
         self.o_proj = nn.Linear(width, width, bias=False)
 
     def forward(self, x: Tensor, angles: Rotary, padding: Padding) -> Tensor:
-        query = split_heads(self.q_proj(x), self.heads)
-        key = split_heads(self.k_proj(x), self.kv_heads)
-        value = split_heads(self.v_proj(x), self.kv_heads)
-        return self.o_proj(attend(query, key, value, angles, padding.keys))
+        mixed = attend(self.q_proj(x), self.k_proj(x), self.v_proj(x), angles, padding.keys)
+        return self.o_proj(mixed)
 
 
 class FeedForward(nn.Module):
@@ -41,7 +38,7 @@ class FeedForward(nn.Module):
         self.down_proj = nn.Linear(inner, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return self.down_proj(silu_gate(self.gate_proj(x), self.up_proj(x)))
 
 
 class Layer(nn.Module):
@@ -52,10 +49,11 @@ class Layer(nn.Module):
         self.input_layernorm = RMSNorm(width, eps)
         self.post_attention_layernorm = RMSNorm(width, eps)
 
-    def forward(self, x: Tensor, angles: Rotary, padding: Padding) -> Tensor:
-        """x [R, T, D] to [R, T, D]."""
-        x = x + self.self_attn(self.input_layernorm(x), angles, padding)
-        return x + self.mlp(self.post_attention_layernorm(x))
+    def forward(self, x: Tensor, delta: Tensor | None, angles: Rotary, padding: Padding) -> tuple[Tensor, Tensor]:
+        """x and what is yet to be added to it, [R, T, D] both, to the same two after this layer."""
+        x, h = self.input_layernorm(x, delta)
+        x, h = self.post_attention_layernorm(x, self.self_attn(h, angles, padding))
+        return x, self.mlp(h)
 
 
 class Stack(nn.Module):
@@ -105,11 +103,13 @@ class Dream(NativeModel):
 
     def body(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Hidden:
         padding = read_padding(tokens, attention_mask)
-        x = self.model.embed_tokens(tokens)
+        x, delta = self.model.embed_tokens(tokens), None
         angles = rotary(padding.positions, self.head_width, self.rope_theta, x.dtype)
-        for layer in self.model.layers:
-            x = layer(x, angles, padding)
-        x = shift_right(self.model.norm(x), padding)
+        with any_shape():
+            for layer in self.model.layers:
+                x, delta = layer(x, delta, angles, padding)
+        _, x = self.model.norm(x, delta)
+        x = shift_right(x, padding)
         return Hidden(x, x)
 
 

@@ -5,31 +5,34 @@ Norms and rotations run in max(float32, the rows' dtype): a float64 model is flo
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..errors import D5P4Error
-
-
-def working_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
+from ..ops.norm import add_rms_norm
+from ..ops.rotate import rotate
+from ..ops.width import working_dtype
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x), back in the dtype of x, times a weight [D]."""
+    """x + delta and, times a weight [D], x + delta over its root mean square: see `ops.norm`.
+
+    The sum of a residual is left to the norm that reads it next: together they are one pass over the rows.
+    """
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
         self.eps = eps
 
-    def forward(self, x: Tensor) -> Tensor:
-        wide = x.to(working_dtype(x.dtype))
-        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return self.weight * wide.to(x.dtype)
+    def forward(self, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
+        """x, delta [..., D] to the sum and its norm, both [..., D]."""
+        return add_rms_norm(x, delta, self.weight, self.eps)
 
 
 class Padding(NamedTuple):
@@ -49,7 +52,8 @@ def read_padding(tokens: Tensor, attention_mask: Tensor | None) -> Padding:
                 "give one entry for each token"
             )
         real = attention_mask.to(device=tokens.device, dtype=torch.bool)
-        if not bool(real.all()):
+        # Elsewhere to look would be to wait for the device; decoding gives no mask where nothing is padded.
+        if real.device.type != "cpu" or not bool(real.all()):
             count = real.long().cumsum(-1)
             # A row of padding alone looks everywhere: softmax over nothing would be NaN.
             keys = real | ~real.any(-1, keepdim=True)
@@ -73,27 +77,31 @@ def rotary(positions: Tensor, width: int, base: float, dtype: torch.dtype) -> Ro
     return Rotary(angles.cos(), angles.sin())
 
 
-def rotate(x: Tensor, angles: Rotary) -> Tensor:
-    """Turn the pairs (i, i + d/2) of x [R, H, T, d]."""
-    wide = x.to(angles.cos.dtype)
-    left, right = wide.chunk(2, dim=-1)
-    return (wide * angles.cos + torch.cat((-right, left), dim=-1) * angles.sin).to(x.dtype)
-
-
-def split_heads(x: Tensor, heads: int) -> Tensor:
-    """[R, T, H * d] to [R, H, T, d]."""
-    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
-
-
 def attend(query: Tensor, key: Tensor, value: Tensor, angles: Rotary, keys: Tensor | None) -> Tensor:
-    """Bidirectional attention of query [R, H, T, d] over key and value [R, K, T, d], K dividing H.
+    """Bidirectional attention of query [R, T, H * d] over key and value [R, T, K * d], K dividing H.
 
-    Gives [R, T, H * d].
+    Gives [R, T, H * d]. Heads stay side by side in memory from the projections to the result, so nothing is copied.
     """
-    query, key = rotate(query, angles), rotate(key, angles)
+    query, key = (rotate(x, *angles).transpose(1, 2) for x in (query, key))
+    value = value.unflatten(-1, (-1, angles.cos.shape[-1])).transpose(1, 2)
     copies = query.shape[1] // key.shape[1]
-    if copies > 1:
-        # Not enable_gqa: with a mask it falls back to the kernel that stores all T x T weights.
+    shared = copies > 1 and keys is None and _flash_shares_heads(query, key, value)
+    if copies > 1 and not shared:
+        # Not enable_gqa: without flash, and so with a mask, it takes the kernel that stores all T x T weights.
         key, value = key.repeat_interleave(copies, dim=1), value.repeat_interleave(copies, dim=1)
-    mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=keys)
+    mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=keys, enable_gqa=shared)
     return mixed.transpose(1, 2).flatten(2)
+
+
+def any_shape() -> AbstractContextManager[None]:
+    """Attention by the kernels that take any shape at once. cuDNN's builds a plan for every new count of rows and
+    tokens, which takes longer than a forward of a few rows, and rows are few and their count changes at every step."""
+    return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
+
+
+def _flash_shares_heads(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether flash attention takes query [R, H, T, d] over fewer heads of key and value [R, K, T, d]."""
+    if not query.is_cuda or torch.compiler.is_compiling():
+        return False
+    params = torch.backends.cuda.SDPAParams(query, key, value, None, 0.0, False, True)
+    return torch.backends.cuda.can_use_flash_attention(params)

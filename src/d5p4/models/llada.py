@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from ..errors import D5P4Error
+from ..ops.gate import silu_gate
 from ..types import Hidden
 from .base import NativeModel
 from .config import divides, flag, number, only, token, whole
-from .layers import Padding, RMSNorm, Rotary, attend, read_padding, rotary, split_heads
+from .layers import Padding, RMSNorm, Rotary, any_shape, attend, read_padding, rotary
 
 SUPPORTED = {
     "block_type": "llama",
@@ -34,7 +34,6 @@ class Block(nn.Module):
     def __init__(self, width: int, heads: int, kv_heads: int, inner: int, eps: float, qkv_bias: bool) -> None:
         super().__init__()
         kv_width = width // heads * kv_heads
-        self.heads, self.kv_heads = heads, kv_heads
         self.attn_norm = RMSNorm(width, eps)
         self.q_proj = nn.Linear(width, width, bias=qkv_bias)
         self.k_proj = nn.Linear(width, kv_width, bias=qkv_bias)
@@ -45,15 +44,12 @@ class Block(nn.Module):
         self.up_proj = nn.Linear(width, inner, bias=False)
         self.ff_out = nn.Linear(inner, width, bias=False)
 
-    def forward(self, x: Tensor, angles: Rotary, padding: Padding) -> Tensor:
-        """x [R, T, D] to [R, T, D]."""
-        h = self.attn_norm(x)
-        query = split_heads(self.q_proj(h), self.heads)
-        key = split_heads(self.k_proj(h), self.kv_heads)
-        value = split_heads(self.v_proj(h), self.kv_heads)
-        x = x + self.attn_out(attend(query, key, value, angles, padding.keys))
-        h = self.ff_norm(x)
-        return x + self.ff_out(F.silu(self.ff_proj(h)) * self.up_proj(h))
+    def forward(self, x: Tensor, delta: Tensor | None, angles: Rotary, padding: Padding) -> tuple[Tensor, Tensor]:
+        """x and what is yet to be added to it, [R, T, D] both, to the same two after this block."""
+        x, h = self.attn_norm(x, delta)
+        mixed = attend(self.q_proj(h), self.k_proj(h), self.v_proj(h), angles, padding.keys)
+        x, h = self.ff_norm(x, self.attn_out(mixed))
+        return x, self.ff_out(silu_gate(self.ff_proj(h), self.up_proj(h)))
 
 
 class LLaDA(NativeModel):
@@ -99,9 +95,10 @@ class LLaDA(NativeModel):
 
     def body(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Hidden:
         padding = read_padding(tokens, attention_mask)
-        x = self.wte(tokens)
+        x, delta = self.wte(tokens), None
         angles = rotary(padding.positions, self.head_width, self.rope_theta, x.dtype)
-        for block in self.blocks:
-            x = block(x, angles, padding)
-        x = self.ln_f(x)
+        with any_shape():
+            for block in self.blocks:
+                x, delta = block(x, delta, angles, padding)
+        _, x = self.ln_f(x, delta)
         return Hidden(x, x)

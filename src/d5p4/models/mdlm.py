@@ -15,10 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..ops.kernels import usable
+from ..ops.width import working_dtype
 from ..types import Hidden
 from .base import NativeModel
 from .config import divides, flag, only, token, whole
-from .layers import Padding, Rotary, attend, read_padding, rotary, split_heads, working_dtype
+from .layers import Padding, Rotary, any_shape, attend, read_padding, rotary
 from .tokenizer import Tokenizer
 
 ROTARY_BASE = 10000.0
@@ -74,9 +76,9 @@ class SigmaMap(nn.Module):
 class Block(nn.Module):
     adaLN_modulation: nn.Linear | None
 
-    def __init__(self, width: int, heads: int, cond: int, dropout: float) -> None:
+    def __init__(self, width: int, cond: int, dropout: float) -> None:
         super().__init__()
-        self.heads, self.dropout = heads, dropout
+        self.dropout = dropout
         self.norm1 = Scale(width)
         self.attn_qkv = nn.Linear(width, 3 * width, bias=False)
         self.attn_out = nn.Linear(width, width, bias=False)
@@ -119,7 +121,7 @@ class Block(nn.Module):
         """x [R, T, D] to [R, T, D]."""
         w = self.folded(condition)
         qkv = F.linear(_normalised(x), w.qkv, w.qkv_bias)
-        query, key, value = (split_heads(part, self.heads) for part in qkv.chunk(3, dim=-1))
+        query, key, value = qkv.chunk(3, dim=-1)
         mixed = F.linear(attend(query, key, value, angles, padding.keys), w.out)
         x = x + F.dropout(mixed, self.dropout, self.training)
         inner = F.gelu(F.linear(_normalised(x), w.up, w.up_bias), approximate="tanh")
@@ -183,7 +185,7 @@ class MDLM(NativeModel):
 
         self.vocab_embed = Embedding(vocabulary, width)
         self.sigma_map = SigmaMap(cond)
-        self.blocks = nn.ModuleList(Block(width, heads, cond, dropout) for _ in range(whole(config, "n_blocks")))
+        self.blocks = nn.ModuleList(Block(width, cond, dropout) for _ in range(whole(config, "n_blocks")))
         self.output_layer = OutputLayer(width, vocabulary, cond, flag(config, "tie_word_embeddings"))
         self.ban()
 
@@ -228,13 +230,16 @@ class MDLM(NativeModel):
         condition = self.condition
         x = F.embedding(tokens, self.vocab_embed.embedding)
         angles = rotary(padding.positions, self.head_width, ROTARY_BASE, x.dtype)
-        for block in self.blocks:
-            x = block(x, angles, padding, condition)
+        with any_shape():
+            for block in self.blocks:
+                x = block(x, angles, padding, condition)
         return Hidden(self.output_layer(x, condition), x)
 
 
 def _normalised(x: Tensor) -> Tensor:
     """LayerNorm without weight, in max(float32, dtype), back in the dtype of x."""
+    if usable(x):
+        return F.layer_norm(x, x.shape[-1:], eps=NORM_EPS)  # CUDA's own computes half precision in float32
     return F.layer_norm(x.to(working_dtype(x.dtype)), x.shape[-1:], eps=NORM_EPS).to(x.dtype)
 
 
