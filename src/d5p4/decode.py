@@ -15,14 +15,16 @@ from torch import Tensor
 from .answers import gather_result
 from .guidance import guidance_at, guide
 from .ledger import Ledger, prompts_to_drop
-from .look import Look, check_finite
+from .look import Look, not_finite
 from .methods import Scorer
+from .ops.equal import occurrence
 from .pool import Pool
 from .project import Draw, Parents, distinct_children, projection
 from .rng import SELECT, mix
-from .rows import Prompts, RowRunner, occurrence
+from .rows import Prompts, RowRunner
 from .settings import Settings
 from .types import Callback, Model, Result, Schedule, Snapshot
+from .watch import Watch
 
 
 @torch.no_grad()  # not inference mode: callers may train on what comes back
@@ -46,10 +48,11 @@ def decode(
     spec, steps = settings.spec, len(schedule.steps)
     select, project = spec.build(settings), projection(settings.order)
     finish = spec.finish(settings, scorer, references) if spec.finish else None
-    head = model.head.ban(model.eos_ids if settings.eos == "never" else ())
+    head = model.head.ban(model.eos_ids if settings.eos == "never" else ()).counted()
+    last_ids = torch.tensor(model.eos_ids, device=key.device) if settings.eos == "last" and model.eos_ids else None
     draw = Draw(
         head, model.mask_id, settings.temperature, settings.top_k, settings.top_p, settings.order,
-        settings.order_temperature, model.eos_ids if settings.eos == "last" else (),
+        settings.order_temperature, last_ids,
     )  # fmt: skip
     guided = settings.guidance_window or ((0, (steps + 1) // 2) if spec.half_guided else None)
 
@@ -62,8 +65,11 @@ def decode(
     pool = Pool.start(masks, prompts.positions, settings.k, torch.promote_types(head.weight.dtype, torch.float32))
     ledger = Ledger(torch.arange(len(key), device=key.device) if numbers is None else numbers, settings.history)
     state: dict[str, Any] = {}
+    watch = Watch()
 
     for step in schedule.steps:
+        watch.check()  # here and in `run` the loop waits for the device; from there to the next pool it does not
+
         # 1. distinct rows through the body; guidance on states
         g = guidance_at(step.index, settings.guidance, guided)
         hidden = conditional.run(pool.tokens, pool.row_hash)
@@ -73,12 +79,16 @@ def decode(
             states, fresh = guide(hidden.states, free.states, g), fresh + free.fresh
 
         # 2. k parents, by quality and similarity
-        look = Look(pool, hidden, states, step, settings, model, head, ledger.names)
+        look = Look(pool, hidden, states, step, settings, model, head, ledger.names, watch)
         view = look.view(state)
         window = settings.select_window
         if step.last or window is None or window[0] <= step.index < window[1]:
-            key_now = mix(seed, key, SELECT, step.index)
-            choice = view.check(select(view, settings.k, key_now), settings.k if step.last and not finish else None)
+            try:
+                chosen_now = select(view, settings.k, mix(seed, key, SELECT, step.index))
+            except Exception:
+                watch.check()  # what it was given may be the cause
+                raise
+            choice = view.check(chosen_now, settings.k if step.last and not finish else None, watch)
         else:
             choice = view.stay()
 
@@ -90,9 +100,9 @@ def decode(
         parents = Parents(chosen.tokens, states, slots, conditional.prompts.positions, stream)
         count = 4 * settings.w if settings.distinct else choice.children
         children = project(parents, step, draw, count)
-        prompt, parent, _ = children.drawn.nonzero(as_tuple=True)
-        owner = torch.stack([prompt, choice.parents[prompt, parent]], 1)
-        check_finite(children.logsumexp, owner, ledger.names, step.index)
+        prompt = torch.arange(len(key), device=key.device)[:, None].expand_as(choice.parents)
+        owner = torch.stack([prompt, choice.parents], 2).flatten(0, 1)
+        watch.expect(children.finite.flatten(), not_finite(ledger.names, owner, step.index))
         if settings.distinct:
             children = distinct_children(children, parents, chosen.tie, choice.children)
         regroup = choice.parents.shape[1] == settings.k
@@ -103,6 +113,7 @@ def decode(
         ledger.record(choice, fresh, nominal, view, pool.tokens)
         dropped: list[int] = []
         if callback is not None:
+            watch.check()
             shot = Snapshot(step.index, steps, ledger.names, pool.tokens, view, choice, following.tokens)
             dropped = prompts_to_drop(callback(shot))
         pool = following
@@ -116,5 +127,6 @@ def decode(
             if not len(keep):
                 break
 
+    watch.check()
     return gather_result(prompts, pool, look, view, choice, ledger, finish)
 

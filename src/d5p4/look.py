@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from .errors import NonFiniteLogits
+from .ops import kernels
 from .ops.width import wide
-from .pool import Pool, pick
+from .pool import Pool
 from .quality import fill_finished, mean_score, normalise, position_values
 from .rows import WindowHidden
 from .settings import Settings
 from .similarity import similarity
 from .types import Head, Model, PoolView, Step
+from .watch import Watch
 
 
-def check_finite(logsumexp: Tensor, owner: Tensor, prompts: Tensor, step: int) -> None:
-    """Raise when a log-sum-exp [R] is not finite; owner [R, 2] says whose row that was."""
-    bad = (~logsumexp.isfinite()).nonzero()
-    if len(bad):
-        prompt, row = owner[bad[0, 0]].tolist()
-        raise NonFiniteLogits(
+def not_finite(prompts: Tensor, owner: Tensor, step: int) -> Callable[[Tensor], NonFiniteLogits]:
+    """The complaint about rows [R] that gave no finite logits; owner [R, 2] says whose they are."""
+
+    def complaint(finite: Tensor) -> NonFiniteLogits:
+        prompt, row = owner[(~finite).nonzero()[0, 0]].tolist()
+        return NonFiniteLogits(
             f"the model gave logits that are not finite at step {step}, prompt {int(prompts[prompt])}, row {row}; "
             "check the weights and guidance, or load them in float32"
         )
+
+    return complaint
 
 
 class Look:
@@ -41,10 +45,11 @@ class Look:
         model: Model,
         head: Head,
         prompts: Tensor,
+        watch: Watch,
     ) -> None:
         self.pool, self.hidden, self.step, self.settings = pool, hidden, step, settings
         self.states = states  # [U, L, D] after guidance; features stay those of the conditional rows
-        self.model, self.head, self.prompts = model, head, prompts
+        self.model, self.head, self.prompts, self.watch = model, head, prompts, watch
         self._values: dict[tuple[str, int, int], tuple[Tensor, Tensor]] = {}
 
     def score(self, kind: str, positions: str, whole: bool = False) -> Tensor:
@@ -57,24 +62,23 @@ class Look:
             values, logsumexp = position_values(
                 kind, self.states[:, start:stop], tokens, masked, self.head, self.model.carry_over
             )
-            check_finite(logsumexp.sum(-1), owner, self.prompts, self.step.index)
+            complaint = not_finite(self.prompts, owner, self.step.index)
+            self.watch.expect(logsumexp.sum(-1).isfinite(), complaint)
             self._values[kind, start, stop] = values, masked
         values, masked = self._values[kind, start, stop]
         mean = mean_score(kind, positions, values, masked, self.model.carry_over)
         return fill_finished(mean[self.hidden.slot])
 
     def similarity(self) -> Tensor:
-        """S [P, N, N]: the Gram matrix of the distinct rows, spread over the pool."""
-        first, settings = self.hidden.first, self.settings
-        is_first = first == torch.arange(first.shape[1], device=first.device)
-        rank = (is_first.cumsum(-1) - 1).gather(1, first)  # which distinct row of its prompt a row is
-        distinct = first.new_zeros(first.shape[0], int(rank.max()) + 1).scatter(1, rank, first)
+        """S [P, N, N]: from the features of the distinct rows, spread over the pool."""
+        settings, owner = self.settings, self.hidden.owner
         features = self.hidden.features if settings.feature_layer == "model" else self.hidden.states
         span = slice(self.step.start, self.step.stop)
-        masked = pick(self.pool.tokens[..., span] == self.model.mask_id, distinct)
-        rows = features[self.hidden.slot.gather(1, distinct)][:, :, span]
-        small = similarity(rows, masked, settings.features, settings.similarity, settings.gamma)
-        return pick(pick(small, rank).transpose(1, 2), rank).to(wide(small.device))
+        masked = self.pool.tokens[owner[:, 0], owner[:, 1], span] == self.model.mask_id
+        found = similarity(
+            features[:, span], masked, self.hidden.slot, settings.features, settings.similarity, settings.gamma
+        )
+        return found if kernels.usable(found) else found.to(wide(found.device))
 
     def view(self, state: dict[str, Any]) -> PoolView:
         """What the selector sees."""

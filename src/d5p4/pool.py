@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+from .ops.equal import occurrence
 from .rng import hash_tokens, mix
-from .rows import occurrence
 
 
 def pick(x: Tensor, index: Tensor) -> Tensor:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from .ops.equal import first_equal
+from .replay import Replay
 from .types import Model
 
 
@@ -44,18 +46,6 @@ class Prompts:
         return Prompts(self.tokens[index], self.attention_mask[index], self.window[index], self.appended[index])
 
 
-def first_equal(row_hash: Tensor) -> Tensor:
-    """[P, N] index of the first row with the same hash."""
-    return (row_hash[:, :, None] == row_hash[:, None, :]).to(torch.uint8).argmax(-1)
-
-
-def occurrence(row_hash: Tensor, tie: Tensor) -> Tensor:
-    """[P, N] the number of each row among those with its hash, counted in the order of their ties."""
-    equal = row_hash[:, :, None] == row_hash[:, None, :]
-    earlier = (tie[:, None, :] < tie[:, :, None]) | (tie[:, None, :] == tie[:, :, None]).tril(-1)
-    return (equal & earlier).sum(-1)
-
-
 @dataclass(frozen=True)
 class WindowHidden:
     """Hidden window rows of the U distinct rows of all pools."""
@@ -74,48 +64,49 @@ class RowRunner:
     def __init__(self, model: Model, prompts: Prompts, max_tokens: int, share: bool = True, reuse: bool = True) -> None:
         """`share`: equal rows run once. `reuse`: rows of the last pool are kept for the next (worth it where children
         may equal their parents)."""
-        self.model, self.prompts, self.max_tokens, self.share, self.reuse = model, prompts, max_tokens, share, reuse
+        self.model, self.max_tokens, self.share, self.reuse = model, max_tokens, share, reuse
+        recordable = share and prompts.tokens.is_cuda and getattr(model, "recordable", False)
+        self.body = Replay(model) if recordable else model.body
+        self.prompts, self.padded = prompts, not bool(prompts.attention_mask.all())
         self._last: tuple[Tensor, WindowHidden] | None = None
 
     def run(self, answers: Tensor, row_hash: Tensor) -> WindowHidden:
-        """Hidden rows for pools of answers [P, N, L] with hashes [P, N]."""
+        """Hidden rows for pools of answers [P, N, L] with hashes [P, N]. Waits for the device: how many rows differ
+        decides the size of the forward."""
         first = first_equal(row_hash)
         everyone = torch.arange(row_hash.shape[1], device=row_hash.device).expand_as(first)
         stored = first == everyone if self.share else torch.ones_like(first, dtype=torch.bool)
-        known, known_slot = self._known(row_hash)
-        known &= stored
-        fresh = stored & ~known
-        states, features = self._forward(answers, fresh)
-        if self._last is not None and known.any():
-            old = self._last[1]
-            order = torch.cat([fresh.flatten().nonzero()[:, 0], known.flatten().nonzero()[:, 0]]).argsort()
-            states = torch.cat([states, old.states[known_slot[known]]])[order]
-            one_tensor = old.features is old.states
-            features = states if one_tensor else torch.cat([features, old.features[known_slot[known]]])[order]
+        owner = stored.nonzero()
         slot = (stored.flatten().cumsum(0) - 1).view_as(first).gather(1, first)
-        hidden = WindowHidden(states, features, stored.nonzero(), first, slot, fresh.sum(-1))
+        if self._last is None:
+            states, features = self._forward(answers, owner)
+            hidden = WindowHidden(states, features, owner, first, slot, stored.sum(-1))
+        else:
+            old_hash, old = self._last
+            equal = row_hash[:, :, None] == old_hash[:, None, :]
+            known = stored & equal.any(-1)
+            fresh = stored & ~known
+            states, features = self._forward(answers, fresh.nonzero())
+            if len(states) < len(owner):
+                known_slot = old.slot.gather(1, equal.to(torch.uint8).argmax(-1))[known]
+                order = torch.cat([fresh.flatten().nonzero()[:, 0], known.flatten().nonzero()[:, 0]]).argsort()
+                states = torch.cat([states, old.states[known_slot]])[order]
+                one_tensor = old.features is old.states
+                features = states if one_tensor else torch.cat([features, old.features[known_slot]])[order]
+            hidden = WindowHidden(states, features, owner, first, slot, fresh.sum(-1))
         if self.reuse:
             self._last = (row_hash, hidden)
         return hidden
 
-    def _known(self, row_hash: Tensor) -> tuple[Tensor, Tensor]:
-        """Which rows the last pool held, and their slots there."""
-        if self._last is None:
-            return torch.zeros_like(row_hash, dtype=torch.bool), torch.zeros_like(row_hash)
-        old_hash, old = self._last
-        equal = row_hash[:, :, None] == old_hash[:, None, :]
-        return equal.any(-1), old.slot.gather(1, equal.to(torch.uint8).argmax(-1))
-
     def _forward(self, answers: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        """states, features [rows, L, D] of the chosen rows [P, N], in microbatches."""
-        prompt, row = chosen.nonzero(as_tuple=True)
+        """states, features [rows, L, D] of the rows chosen [rows, 2], in microbatches."""
+        prompt, row = chosen.unbind(1)
         size = max(1, self.max_tokens // self.prompts.tokens.shape[1])
-        padded = not bool(self.prompts.attention_mask.all())
         states, features = [], []
         for part in zip(prompt.split(size), row.split(size), strict=True):
             batch = self.prompts.take(part[0])
             tokens = batch.fill(answers[part][:, None])[:, 0]
-            hidden = self.model.body(tokens, batch.attention_mask if padded else None)
+            hidden = self.body(tokens, batch.attention_mask if self.padded else None)
             window = batch.window[:, :, None].expand(-1, -1, hidden.states.shape[-1])
             states.append(hidden.states.gather(1, window))
             features.append(states[-1] if hidden.features is hidden.states else hidden.features.gather(1, window))
@@ -129,6 +120,7 @@ class RowRunner:
     def keep(self, index: Tensor) -> None:
         """Go on with these prompts only."""
         self.prompts = self.prompts.take(index)
+        self.padded = not bool(self.prompts.attention_mask.all())
         if self._last is not None:
             row_hash, old = self._last
             self._last = (row_hash[index], replace(old, slot=old.slot[index]))

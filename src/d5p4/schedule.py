@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from .errors import D5P4Error
 from .types import Schedule, Step
 
@@ -39,9 +41,9 @@ def make_schedule(length: int, steps: int | None, block_length: int | None, ance
     for start, size, share in zip(starts, sizes, _shares(total, sizes), strict=True):
         count = share if ancestral else min(share, size)
         reveals = spread(size, count)
-        plan += [Step(0, start, start + size, reveals[i], 1.0 / (count - i), False) for i in range(count)]
+        plan += [
+            Step(0, start, start + size, size - sum(reveals[:i]), reveals[i], 1.0 / (count - i), False)
+            for i in range(count)
+        ]
     final = len(plan) - 1
-    return Schedule(
-        length,
-        tuple(Step(i, s.start, s.stop, s.reveal, s.move, i == final) for i, s in enumerate(plan)),
-    )
+    return Schedule(length, tuple(replace(step, index=i, last=i == final) for i, step in enumerate(plan)))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .errors import D5P4Error
+from .watch import Watch
 
 
 class Hidden(NamedTuple):
@@ -36,6 +37,11 @@ class Head:
     def drawable(self) -> int:
         """How many ids can be drawn."""
         return int((~self.banned).sum())
+
+    def counted(self) -> Head:
+        """The same head, its drawable ids counted now: counting waits for the device."""
+        _ = self.drawable
+        return self
 
     def ban(self, ids: Sequence[int]) -> Head:
         """The same head with more ids banned."""
@@ -96,7 +102,8 @@ class Step:
     index: int
     start: int  # the block is window positions start..stop-1
     stop: int
-    reveal: int  # positions revealed by an order rule
+    masked: int  # positions of the block still masked before the step, under an order rule
+    reveal: int  # of which it reveals so many
     move: float  # chance that the ancestral rule unmasks a masked position
     last: bool
 
@@ -152,7 +159,10 @@ class PoolView:
 
     @cached_property
     def similarity(self) -> Tensor:
-        """S [P, N, N], cosine (or RBF) Gram matrix with a diagonal of exactly 1."""
+        """S [P, N, N], cosine (or RBF) Gram matrix with a diagonal of exactly 1.
+
+        float64, but float32 where the kernels compute it (CUDA, unless the model is float64) or there is no float64.
+        """
         return self._similarity() if callable(self._similarity) else self._similarity
 
     @cached_property
@@ -167,8 +177,11 @@ class PoolView:
             raise TypeError("this pool was made without a score function")
         return self._score(kind, positions)
 
-    def check(self, choice: Any, after: int | None) -> Choice:
-        """The choice, or an error that says what a selector got wrong; `after`: rows the next pool must have."""
+    def check(self, choice: Any, after: int | None, watch: Watch) -> Choice:
+        """The choice, or an error that says what a selector got wrong; `after`: rows the next pool must have.
+
+        A row outside the pool is found when `watch` is looked at; until then another stands in.
+        """
         parents = getattr(choice, "parents", None)
         if not isinstance(choice, Choice) or not isinstance(parents, Tensor) or parents.dtype != torch.int64:
             raise D5P4Error(f"a selector must return a Choice of int64 parents (pool.keep makes one), not {choice!r}")
@@ -179,9 +192,10 @@ class PoolView:
             raise D5P4Error(f"the selector chose parents with {choice.children!r} children; at least 1 is needed")
         if after is not None and shape[1] * choice.children != after:
             raise D5P4Error(f"the selector chose {shape[1]} x {choice.children} rows where {after} are needed")
-        if prompts and (int(parents.min()) < 0 or int(parents.max()) >= self.size):
-            raise D5P4Error(f"the selector chose a row outside the pool of {self.size}")
-        return Choice(parents.sort(-1).values, choice.children)
+        inside = parents.clamp(0, self.size - 1)
+        outside = D5P4Error(f"the selector chose a row outside the pool of {self.size}")
+        watch.expect(parents == inside, lambda _: outside)
+        return Choice(inside.sort(-1).values, choice.children)
 
     def keep(self, parents: Tensor) -> Choice:
         """Choose parents [P, m], each with w children, or one child at the last step."""

@@ -31,8 +31,8 @@ def scene(tokens=(MASK, MASK, MASK, MASK), samples=SAMPLES, **options):
     return parents, Draw(head, MASK, **options)
 
 
-def step(reveal=1, move=1.0, start=0, stop=4):
-    return Step(0, start, stop, reveal, move, False)
+def step(reveal=1, move=1.0, start=0, stop=4, masked=4):
+    return Step(0, start, stop, masked, reveal, move, False)
 
 
 def agrees(counts, probabilities):
@@ -119,7 +119,7 @@ def test_tempered_order_draws_without_replacement_among_the_surest(reveal):
 
 
 def test_end_of_text_is_revealed_last():
-    parents, draw = scene(samples=400, last_ids=(0,))
+    parents, draw = scene(samples=400, last_ids=torch.tensor([0]))
     every = by_order(parents, step(reveal=4), draw, 1).tokens
     shown = by_order(parents, step(reveal=2), draw, 1).tokens
     enough = (every != 0).sum(-1) >= 2

@@ -24,13 +24,17 @@ def ancestral(parents: Parents, step: Step, draw: Draw, count: int) -> Children:
     moves = (chance < step.move) & masked[:, :, None]
     drawn = moves.any(2)  # [P, m, L]
     prompt, parent, place = drawn.nonzero(as_tuple=True)
+    rows = parents.states[parents.slot[prompt, parent], place]
     u = uniform(parents.keyed(TOKEN)[prompt, parent][:, None], parents.positions[prompt, place][:, None], child[:, 0])
     head = draw.head
     token, stats = draw_tokens(
-        parents.rows(drawn), head.weight, head.bias, head.banned, u, draw.temperature, draw.top_k, draw.top_p
+        rows, head.weight, head.bias, head.banned, u, draw.temperature, draw.top_k, draw.top_p
     )
     tokens = parents.tokens[:, :, None].expand(moves.shape).clone()
     logprob = stats["token"].new_zeros(moves.shape)
     tokens[prompt, parent, :, place] = torch.where(moves[prompt, parent, :, place], token, draw.mask_id)
     logprob[prompt, parent, :, place] = torch.where(moves[prompt, parent, :, place], stats["token"], 0.0)
-    return Children(tokens, logprob, stats["logsumexp"], drawn)
+    wrong = torch.zeros_like(parents.slot).index_put(
+        (prompt, parent), (~stats["logsumexp"].isfinite()).long(), accumulate=True
+    )
+    return Children(tokens, logprob, wrong == 0)

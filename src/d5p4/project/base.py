@@ -22,11 +22,6 @@ class Parents:
     positions: Tensor  # [P, L] counted from the first real token
     stream: Tensor  # [P, m] keyed by seed, prompt, step, the parent's tokens and its occurrence
 
-    def rows(self, where: Tensor) -> Tensor:
-        """Hidden states [R, D] at the R positions that are True in where [P, m, L]."""
-        prompt, parent, place = where.nonzero(as_tuple=True)
-        return self.states[self.slot[prompt, parent], place]
-
     def keyed(self, purpose: int) -> Tensor:
         """[P, m] the streams for one purpose."""
         return mix(self.stream, purpose)
@@ -43,7 +38,7 @@ class Draw:
     top_p: float | None = None
     order: str = "confidence"
     order_temperature: float = 0.1
-    last_ids: tuple[int, ...] = ()  # revealed last: end-of-text under eos="last"
+    last_ids: Tensor | None = None  # revealed last: end-of-text under eos="last"
 
 
 class Children(NamedTuple):
@@ -51,8 +46,7 @@ class Children(NamedTuple):
 
     tokens: Tensor  # [P, m, C, L]
     logprob: Tensor  # [P, m, C, L] of the tokens revealed now (temperature 1, unfiltered); 0 elsewhere
-    logsumexp: Tensor  # [R] of the rows drawn from, to find rows that are not finite
-    drawn: Tensor  # [P, m, L] bool, those rows
+    finite: Tensor  # [P, m] bool: all logits drawn from were finite
 
 
 Projection = Callable[[Parents, Step, Draw, int], Children]

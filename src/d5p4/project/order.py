@@ -27,60 +27,68 @@ _STATISTIC = {"margin": ("margin",), "entropy": ("entropy",)}
 
 
 def by_order(parents: Parents, step: Step, draw: Draw, count: int) -> Children:
-    """`count` children of each parent, each with `step.reveal` more positions of the block revealed."""
-    masked = parents.tokens == draw.mask_id
-    masked[..., : step.start] = False
-    masked[..., step.stop :] = False
-    prompt, parent, place = masked.nonzero(as_tuple=True)
+    """`count` children of each parent, each with `step.reveal` more positions of the block revealed.
+
+    Every row has `step.masked` masked positions in the block, so that no size depends on what the device holds.
+    """
+    masked = parents.tokens[..., step.start : step.stop] == draw.mask_id
+    place = masked.to(torch.uint8).argsort(dim=-1, descending=True, stable=True)[..., : step.masked] + step.start
+    shape = place.shape  # [P, m, M]
     child = torch.arange(count, device=masked.device)
-    position = parents.positions[prompt, place][:, None]
-    u = uniform(parents.keyed(TOKEN)[prompt, parent][:, None], position, child)  # [R, C]
+    position = parents.positions[:, None].expand_as(parents.tokens).gather(2, place)[..., None]
+
+    def keyed_uniform(purpose: int) -> Tensor:
+        return uniform(parents.keyed(purpose)[..., None, None], position, child)  # [P, m, M, C]
+
     head = draw.head
-    want = _STATISTIC.get(draw.order, ())
     token, stats = draw_tokens(
-        parents.rows(masked), head.weight, head.bias, head.banned, u, draw.temperature, draw.top_k, draw.top_p, want
+        parents.states[parents.slot[..., None], place].flatten(0, 2),
+        head.weight,
+        head.bias,
+        head.banned,
+        keyed_uniform(TOKEN).flatten(0, 2),
+        draw.temperature,
+        draw.top_k,
+        draw.top_p,
+        _STATISTIC.get(draw.order, ()),
     )
-    noise = uniform(parents.keyed(ORDER)[prompt, parent][:, None], position, child)
-    worth = _worth(draw, token, stats, noise)
-    shape = (*masked.shape[:2], count, masked.shape[2])
-    dense = worth.new_full(shape, -torch.inf)
-    dense[prompt, parent, :, place] = worth
-    if draw.order == "tempered" and draw.order_temperature > 0:
-        dense = _temper(dense, noise, (prompt, parent, place), step.reveal, draw.order_temperature)
-    best = coarse(dense).sort(dim=-1, descending=True, stable=True).indices[..., : step.reveal]
-    reveal = torch.zeros(shape, dtype=torch.bool, device=masked.device).scatter(-1, best, True) & (dense > -torch.inf)
-    filled = torch.full(shape, draw.mask_id, device=masked.device, dtype=torch.int64)
-    filled[prompt, parent, :, place] = token
-    logprob = stats["token"].new_zeros(shape)
-    logprob[prompt, parent, :, place] = stats["token"]
-    tokens = torch.where(reveal, filled, parents.tokens[:, :, None])
-    return Children(tokens, torch.where(reveal, logprob, 0.0), stats["logsumexp"], masked)
+    tempered = draw.order == "tempered" and draw.order_temperature > 0
+    noise = keyed_uniform(ORDER) if tempered or draw.order == "random" else None
+    worth = _worth(draw, token, stats, noise).view(*shape, count).transpose(2, 3)  # [P, m, C, M]
+    if tempered and noise is not None:
+        worth = _temper(worth, noise.transpose(2, 3), step.reveal, draw.order_temperature)
+    best = coarse(worth).sort(dim=-1, descending=True, stable=True).indices[..., : step.reveal]
+
+    def revealed(values: Tensor) -> Tensor:
+        """Values [R, C] of the best positions, [P, m, C, reveal]."""
+        return values.view(*shape, count).transpose(2, 3).gather(3, best)
+
+    where = place[:, :, None].expand(*shape[:2], count, -1).gather(3, best)
+    rows = parents.tokens[:, :, None].expand(-1, -1, count, -1)
+    logprob = stats["token"].new_zeros(rows.shape).scatter(3, where, revealed(stats["token"]))
+    finite = stats["logsumexp"].isfinite().view(shape).all(-1)
+    return Children(rows.scatter(3, where, revealed(token)), logprob, finite)
 
 
-def _worth(draw: Draw, token: Tensor, stats: dict[str, Tensor], noise: Tensor) -> Tensor:
+def _worth(draw: Draw, token: Tensor, stats: dict[str, Tensor], noise: Tensor | None) -> Tensor:
     """[R, C] larger is revealed earlier; tokens that must come last get the least a rule can give."""
     least = 0.0
-    if draw.order == "random":
-        worth = noise
+    if draw.order == "random" and noise is not None:
+        worth = noise.view(token.shape)
     elif draw.order == "margin":
-        worth = stats["margin"][:, None].expand_as(noise)
+        worth = stats["margin"][:, None].expand_as(token)
     elif draw.order == "entropy":
-        worth, least = -stats["entropy"][:, None].expand_as(noise), -math.log(draw.head.weight.shape[0])
+        worth, least = -stats["entropy"][:, None].expand_as(token), -math.log(draw.head.weight.shape[0])
     else:
         worth = stats["token"].exp()
-    if draw.last_ids:
-        last = torch.isin(token, torch.tensor(draw.last_ids, device=token.device))
-        worth = worth.masked_fill(last, least)
+    if draw.last_ids is not None:
+        worth = worth.masked_fill(torch.isin(token, draw.last_ids), least)
     return worth
 
 
-def _temper(
-    dense: Tensor, noise: Tensor, where: tuple[Tensor, Tensor, Tensor], reveal: int, temperature: float
-) -> Tensor:
-    """Gumbel top-m over the 2m most confident: the law of m draws without replacement."""
-    prompt, parent, place = where
-    keep = coarse(dense).sort(dim=-1, descending=True, stable=True).indices[..., : 2 * reveal]
-    support = torch.zeros_like(dense, dtype=torch.bool).scatter(-1, keep, True)
-    shaken = (dense.to(noise.dtype) - dense.amax(-1, keepdim=True)) / temperature
-    shaken[prompt, parent, :, place] += gumbel(noise)
+def _temper(worth: Tensor, noise: Tensor, reveal: int, temperature: float) -> Tensor:
+    """Gumbel top-m over the 2m most confident: the law of m draws without replacement. worth, noise [P, m, C, M]."""
+    keep = coarse(worth).sort(dim=-1, descending=True, stable=True).indices[..., : 2 * reveal]
+    support = torch.zeros_like(worth, dtype=torch.bool).scatter(-1, keep, True)
+    shaken = (worth.to(noise.dtype) - worth.amax(-1, keepdim=True)) / temperature + gumbel(noise)
     return shaken.masked_fill(~support, -torch.inf)

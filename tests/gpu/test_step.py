@@ -1,0 +1,114 @@
+"""A decode step on CUDA: where it waits for the device, what replays change, what NaN says."""
+
+import warnings
+
+import pytest
+import torch
+
+import d5p4
+from d5p4 import replay
+from d5p4.ops import kernels
+from d5p4.rows import RowRunner
+from d5p4.watch import Watch
+from tests.checkpoints import write_dream, write_llada, write_mdlm
+
+pytestmark = pytest.mark.gpu
+WRITERS = {"llada": write_llada, "dream": write_dream, "mdlm": write_mdlm}
+
+
+@pytest.fixture(scope="module", params=WRITERS)
+def folder(request, tmp_path_factory):
+    return WRITERS[request.param](tmp_path_factory.mktemp(request.param))
+
+
+def run(model, prompts=("the cat", "a"), **options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", d5p4.DuplicateAnswers)
+        return d5p4.generate(model, list(prompts), **(dict(k=3, w=3, gen_length=10, seed=2, temperature=1.2) | options))
+
+
+@pytest.mark.parametrize("method", ["d5p4", "d5p4x", "diverse-beam", "greedy-beam", "cat", "independent"])
+def test_nothing_waits_between_the_forward_and_the_next_pool(monkeypatch, tmp_path, method):
+    """The loop looks at the device before a forward (which rows differ, was all well), and nowhere else."""
+    model = d5p4.load(write_llada(tmp_path), "cuda", "bfloat16")
+    run(model, method=method)  # compile
+    row_run, look = RowRunner.run, Watch.check
+
+    def waiting(function):
+        def wrapped(*args, **kwargs):
+            torch.cuda.set_sync_debug_mode("default")
+            try:
+                return function(*args, **kwargs)
+            finally:
+                torch.cuda.set_sync_debug_mode("error")
+
+        return wrapped
+
+    steps = []
+
+    def last(*args, **kwargs):
+        torch.cuda.set_sync_debug_mode("default")
+        steps.append(1)
+        return gather(*args, **kwargs)
+
+    from d5p4 import decode
+
+    gather = decode.gather_result
+    monkeypatch.setattr(RowRunner, "run", waiting(row_run))
+    monkeypatch.setattr(Watch, "check", waiting(look))
+    monkeypatch.setattr(decode, "gather_result", last)
+    try:
+        run(model, method=method)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert steps
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+@pytest.mark.parametrize("prompts", [["the cat"], ["the cat", "a"]], ids=["even", "padded"])
+def test_replays_change_nothing(monkeypatch, folder, dtype, prompts):
+    model = d5p4.load(folder, "cuda", dtype)
+    recorded = []
+    record = replay.Replay._record
+
+    def counted(self, *args):
+        recorded.append(1)
+        return record(self, *args)
+
+    monkeypatch.setattr(replay.Replay, "_record", counted)
+    replayed = run(model, prompts, guidance=1.5)
+    assert recorded, "no shape came twice: the test shows nothing"
+    monkeypatch.setattr(replay, "FEW", 0)
+    plain = run(model, prompts, guidance=1.5)
+    assert replayed.answers == plain.answers
+    torch.testing.assert_close(replayed.score, plain.score, atol=1e-9 if dtype == "float64" else 1e-5, rtol=0)
+
+
+def test_a_replay_sees_new_weights(tmp_path):
+    """Recordings belong to one call: weights changed between calls, in place or not, are used."""
+    folder = write_llada(tmp_path)
+    model, fresh = (d5p4.load(folder, "cuda", "float64") for _ in range(2))
+    run(model)
+    for m in (model, fresh):
+        for parameter in m.parameters():
+            parameter.data = parameter.data * 0.5
+    assert run(model).answers == run(fresh).answers
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_nan_names_the_prompt(tmp_path, dtype):
+    model = d5p4.load(write_llada(tmp_path), "cuda", dtype)
+    model.unembedding[0].data[3] = float("nan")
+    with pytest.raises(d5p4.NonFiniteLogits, match="step 0, prompt 0"):
+        run(model)
+
+
+def test_kernels_and_plain_versions_give_the_same_answers(folder):
+    model = d5p4.load(folder, "cuda", "float32")
+    for options in ({}, {"method": "diverse-beam"}, {"method": "d5p4x"}, {"distinct": True}, {"top_p": 0.9}):
+        fast = run(model, **options)
+        with kernels.off():
+            plain = run(model, **options)
+        pairs = zip(fast.answers, plain.answers, strict=True)
+        same = sum(a == b for one, two in pairs for a, b in zip(one, two, strict=True))
+        assert same >= 5, f"{same} of 6 answers are equal"  # float32: a near-tie may fall the other way
