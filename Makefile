@@ -9,7 +9,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-full test-gpu lint clean
+.PHONY: help demo test test-full test-gpu bench-gpu bench-cpu lint clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,6 +25,12 @@ test-full: lint ## the same, and every promise at full size (slow)
 
 test-gpu: ## the tests that need CUDA, with the Python and torch of this machine
 	@PYTHONPATH=src $(PYTHON) -m pytest -q -m gpu tests/gpu
+
+bench-gpu: ## every operation, the body and whole steps against a plain baseline: table, JSON, figure
+	@PYTHONPATH=src $(PYTHON) benchmarks/gpu.py
+
+bench-cpu: $(VENV)/.installed ## the same at tiny sizes on CPU, into out/
+	@$(BIN)/python benchmarks/gpu.py --device cpu --small --out out/bench-cpu.json --figure out/bench-cpu.svg
 
 lint: $(VENV)/.installed-dev ## ruff and mypy
 	@$(BIN)/ruff check

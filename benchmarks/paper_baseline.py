@@ -1,0 +1,114 @@
+"""Selection and sampling as the paper describes them, step by step in plain torch: what `gpu.py` compares with.
+
+Full log-softmax and entropy in fp32, fp32 copies of the hidden rows, greedy MAP from every candidate (the paper's
+appendix), float64 softmax and multinomial over the parents' whole rows. One prompt at a time, no host synchronisation.
+Letters: N candidates in k groups of w, L answer positions, T prompt and answer positions, V vocabulary, D width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from d5p4.ops import kernels
+from d5p4.types import Hidden, Model
+
+_SMALLEST_PIVOT = 1e-10
+
+
+def quality(logits: Tensor) -> Tensor:
+    """Q [N] in [0, 1]: min-max over the pool of the mean negative entropy of logits [N, L, V]."""
+    log_p = torch.log_softmax(logits.float(), -1)
+    score = (log_p.exp() * log_p).sum(-1).mean(-1)
+    return (score - score.min()) / (score.max() - score.min() + 1e-12)
+
+
+def similarity(features: Tensor) -> Tensor:
+    """S [N, N]: cosines of features [N, L, D], flattened and normalised in fp32."""
+    rows = F.normalize(features.flatten(1).float(), dim=-1)
+    return rows @ rows.T
+
+
+def greedy_map(kernel: Tensor, k: int) -> Tensor:
+    """The items [k], ascending, of the best of N greedy runs on kernel [N, N], one from each first item.
+
+    Incremental Cholesky: k steps, each of O(k N) for every run; state [N, k, N].
+    """
+    size = kernel.shape[0]
+    start = torch.arange(size, device=kernel.device)
+    group = start // (size // k)
+    variance = kernel.diagonal().repeat(size, 1)  # [N, N] of each run and item, given the run's picks
+    rows = kernel.new_zeros(size, k, size)
+    taken = torch.zeros(size, size, dtype=torch.bool, device=kernel.device)
+    log_det = kernel.new_zeros(size)
+    picks = []
+    for t in range(k):
+        pick = start if t == 0 else variance.masked_fill(taken, -torch.inf).argmax(-1)
+        pivot = variance[start, pick].clamp_min(_SMALLEST_PIVOT)
+        log_det = log_det + pivot.log()
+        picks.append(pick)
+        if t < k - 1:
+            past = rows[:, :t]
+            explained = torch.einsum("st,stn->sn", past[start, :, pick], past)
+            rows[:, t] = (kernel[pick] - explained) / pivot.sqrt()[:, None]
+            variance = variance - rows[:, t] ** 2
+            taken = taken | (group == group[pick][:, None])
+    return _best_start(picks, log_det)
+
+
+def mmr(quality: Tensor, similarity: Tensor, k: int, alpha: float) -> Tensor:
+    """The items [k], ascending, of the best of N runs that pick by Q_i - alpha * mean similarity to the picks.
+
+    quality [N], similarity [N, N]: the mean embedding's inner product is the mean of rows of S, which is cheaper.
+    """
+    size = quality.shape[0]
+    start = torch.arange(size, device=quality.device)
+    group = start // (size // k)
+    pick, total, near = start, quality, similarity
+    taken = group == group[:, None]
+    picks = [pick]
+    for t in range(1, k):
+        value = (quality - alpha * near / t).masked_fill(taken, -torch.inf)
+        pick = value.argmax(-1)
+        total = total + value[start, pick]
+        near = near + similarity[pick]
+        taken = taken | (group == group[pick][:, None])
+        picks.append(pick)
+    return _best_start(picks, total)
+
+
+def _best_start(picks: list[Tensor], value: Tensor) -> Tensor:
+    """The picks [k], ascending, of the run with the largest value [N]; picks are k tensors [N]."""
+    return torch.stack(picks, -1).index_select(0, value.argmax()[None])[0].sort().values
+
+
+def select(logits: Tensor, features: Tensor, k: int, beta: float) -> Tensor:
+    """Parents [k] from logits [N, L, V] and features [N, L, D]."""
+    return greedy_map(torch.diag(quality(logits)) + beta * similarity(features), k)
+
+
+def sample(logits: Tensor, w: int) -> Tensor:
+    """w tokens a position [k, T, w] from logits [k, T, V]."""
+    p = torch.softmax(logits.double(), -1)
+    return torch.multinomial(p.flatten(0, 1), w, replacement=True).view(*p.shape[:2], w)
+
+
+def step(
+    logits: Tensor, features: Tensor, k: int, w: int, beta: float, prompt_logits: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Parents [k] and draws [k, T, w] from logits [N, L, V] and prompt_logits [N, T - L, V].
+
+    The prompt's positions are sampled too, as in the authors' code.
+    """
+    parents = select(logits, features, k, beta)
+    rows = logits[parents]
+    if prompt_logits is not None:
+        rows = torch.cat([prompt_logits[parents], rows], 1)
+    return parents, sample(rows, w)
+
+
+def eager_body(model: Model, tokens: Tensor) -> Hidden:
+    """The body on tokens [R, T] in plain eager torch."""
+    with kernels.off():
+        return model.body(tokens)
