@@ -2,8 +2,10 @@
 
     python benchmarks/agreement.py --a cpu --b cuda --prompts 200
     python benchmarks/agreement.py --a cpu --b cpu:noise --prompts 20
+    python benchmarks/agreement.py --b cuda --keep FILE        there, and then here:
+    python benchmarks/agreement.py --b FILE
 
-A variant is a device and, after a colon, what is special about the run:
+A variant is a file with runs that --keep wrote, or a device and, after a colon, what is special about the run:
     plain     the plain versions of the operations, where a GPU would run our kernels
     small     forwards of at most 512 tokens, so that the products have other shapes
     noise=x   hidden states times 1 + x cos(keyed angle); x is 3e-7 unless given
@@ -25,6 +27,8 @@ the exit status is 1.
 from __future__ import annotations
 
 import argparse
+import gzip
+import io
 import json
 import math
 import platform
@@ -161,6 +165,23 @@ class Run:
     settings: d5p4.Settings
     answers: list[list[tuple[int, ...]]]
     records: list[list[Record]]
+
+
+@dataclass
+class Kept:
+    """The runs of a variant, carried from one machine to another."""
+
+    about: dict[str, Any]
+    runs: dict[str, Run]  # by case
+
+    def save(self, path: Path) -> None:
+        with gzip.open(path, "wb") as file:
+            torch.save(self, file)
+
+    @staticmethod
+    def load(path: str) -> Kept:
+        with gzip.open(path, "rb") as file:
+            return torch.load(io.BytesIO(file.read()), weights_only=False)
 
 
 def carry_out(case: Case, model: Any, variant: Variant, seed: int) -> Run:
@@ -539,6 +560,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", default="", help="only cases with this in their name")
     parser.add_argument("--bound", type=float, default=BOUND, help="near-tie of a token or an order (probability)")
     parser.add_argument("--gap", type=float, default=GAP, help="near-tie of a selection (objective)")
+    parser.add_argument("--keep", type=Path, help="carry out b alone and keep its runs in this file")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/agreement.json"))
     return parser
 
@@ -549,18 +571,32 @@ def main(given: Sequence[str]) -> int:
     chosen = [case for case in cases(args.prompts) if args.only in case.name]
     if not chosen:
         raise d5p4.D5P4Error(f"no case has {args.only!r} in its name")
-    variants = [Variant.parse(spec) for spec in (args.a, args.b)]
+    kept = Kept.load(args.b) if Path(args.b).is_file() else None
+    variants = [Variant.parse(spec) for spec in (args.a, kept.about["b"] if kept else args.b)]
     about = {
-        "date": time.strftime("%Y-%m-%d"), "a": args.a, "b": args.b,
-        "machines": [machine_name(variant.device) for variant in variants], "torch": torch.__version__,
-        "dtype": args.dtype, "seed": args.seed, "bound": args.bound, "gap": args.gap,
+        "date": time.strftime("%Y-%m-%d"), "a": args.a, "b": kept.about["b"] if kept else args.b,
+        "machines": [machine_name(variant.device) for variant in (variants[:1] if kept else variants)],
+        "torch": [torch.__version__] * 2,
+        "dtype": args.dtype, "seed": args.seed, "bound": args.bound, "gap": args.gap, "prompts": args.prompts,
     }  # fmt: skip
-    print(f"{args.a} ({about['machines'][0]}) against {args.b} ({about['machines'][1]}), {args.dtype}", flush=True)
+    if args.keep:
+        runs = {c.name: carry_out(c, variants[1].load(c.model, args.dtype), variants[1], args.seed) for c in chosen}
+        Kept(about, runs).save(args.keep)
+        return 0
+    if kept:
+        wrong = [name for name in ("dtype", "seed", "prompts") if kept.about[name] != about[name]]
+        if wrong:
+            raise d5p4.D5P4Error(f"{args.b} was made with {wrong[0]} {kept.about[wrong[0]]!r}, not {about[wrong[0]]!r}")
+        about |= {name: [about[name][0], kept.about[name][1]] for name in ("machines", "torch")}
+        chosen = [case for case in chosen if case.name in kept.runs]
+    print(f"{args.a} ({about['machines'][0]}) against {about['b']} ({about['machines'][1]}), {args.dtype}", flush=True)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     outcomes: list[Outcome] = []
     for case in chosen:
         began = time.perf_counter()
-        runs = [carry_out(case, variant.load(case.model, args.dtype), variant, args.seed) for variant in variants]
+        done = [kept.runs[case.name]] if kept else []
+        todo = variants[: len(variants) - len(done)]
+        runs = [carry_out(case, variant.load(case.model, args.dtype), variant, args.seed) for variant in todo] + done
         middle = time.perf_counter()
         exact = d5p4.load(case.model, "cpu", "float64")
         outcome = compare(case, *runs, exact, args.seed, args.bound, args.gap)

@@ -300,7 +300,7 @@ def _solver(bench: Bench, k: int, w: int, prompts: int) -> Row:
     )  # fmt: skip
     row |= {"n": k * w, "prompts": prompts}
     problems = bench.plan.problems // (1 if k * w <= 1024 else 4)
-    if prompts == 1 and k * w < 4096:
+    if (k, w, prompts) in bench.plan.valued:
         try:
             row |= solver_value(bench, k, w, problems)
         except Exception as error:

@@ -59,6 +59,7 @@ class Plan:
     points: tuple[Point, ...]  # of the operations
     growth: Mapping[str, tuple[Point, ...]]  # of the whole step, by what grows
     solver: tuple[tuple[int, int, int], ...]  # groups, children, prompts
+    valued: tuple[tuple[int, int, int], ...]  # of those, the sizes whose sets are compared
     mmr: tuple[tuple[int, int, int], ...]
     problems: int  # of the solver's quality, a size
     config: Mapping[str, Any]  # of the model
@@ -89,15 +90,16 @@ def make_plan() -> Plan:
         },
         solver=(
             *((k, w, 1) for k, w in (*pools, (4, 64), (16, 16), (64, 4), (32, 32), (64, 32), (64, 64))),
-            *((k, w, p) for p in (16, 64) for k, w in (*pools, (16, 16))),
+            *((k, w, p) for p in (16, 64) for k, w in pools),
         ),
+        valued=((4, 4, 1), (6, 10, 1), (32, 32, 1), (64, 32, 1)),
         mmr=(*((k, w, 1) for k, w in (*pools, (16, 16), (32, 32), (64, 32))), *((k, w, 64) for k, w in pools)),
         problems=64,
         config=CONFIG,
         forwards=((60, 384), (42, 384), (16, 384), (8, 384), (4, 384), (1, 384), (60, 128)),
         counts=(60, 128),
         steps=8,
-        temperatures=(0.3, 0.25, 0.2, 0.17, 0.15),  # of logits of variance 1: 2 to 45 distinct rows of 60
+        temperatures=(0.3, 0.2, 0.15),  # of logits of variance 1: 2 to 45 distinct rows of 60
     )
 
 
@@ -113,6 +115,7 @@ def make_small_plan() -> Plan:
         points=(base, two),
         growth={"n": (base, replace(base, w=4)), "P": (base, two)},
         solver=((2, 3, 1), (4, 4, 2)),
+        valued=((2, 3, 1),),
         mmr=((2, 3, 1), (4, 4, 2)),
         problems=16,
         config=config,

@@ -76,6 +76,11 @@ def test_solver_permuted(kind):
     cases.check_permutation(20, 16, 2, kind, "cuda")
 
 
+@pytest.mark.parametrize("kind", ["additive", "multiplicative"])
+def test_solver_among_equal_rows(kind):
+    cases.check_equal_rows(4, 4, 64, kind, "cuda")
+
+
 def test_solver_many_times_over():
     """Starts of one problem finish in any order; the choice is the same."""
     from tests.select.cases import inputs

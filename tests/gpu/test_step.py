@@ -1,5 +1,6 @@
 """A decode step on CUDA: where it waits for the device, what replays change, what NaN says."""
 
+import sys
 import warnings
 
 import pytest
@@ -51,12 +52,11 @@ def test_nothing_waits_between_the_forward_and_the_next_pool(monkeypatch, tmp_pa
         steps.append(1)
         return gather(*args, **kwargs)
 
-    from d5p4 import decode
-
-    gather = decode.gather_result
+    loop = sys.modules["d5p4.decode"]  # d5p4.decode is the function
+    gather = loop.gather_result
     monkeypatch.setattr(RowRunner, "run", waiting(row_run))
     monkeypatch.setattr(Watch, "check", waiting(look))
-    monkeypatch.setattr(decode, "gather_result", last)
+    monkeypatch.setattr(loop, "gather_result", last)
     try:
         run(model, method=method)
     finally:
@@ -99,7 +99,7 @@ def test_a_replay_sees_new_weights(tmp_path):
 def test_nan_names_the_prompt(tmp_path, dtype):
     model = d5p4.load(write_llada(tmp_path), "cuda", dtype)
     model.unembedding[0].data[3] = float("nan")
-    with pytest.raises(d5p4.NonFiniteLogits, match="step 0, prompt 0"):
+    with pytest.raises(d5p4.NonFiniteLogits, match="step 0, prompt [01], row"):
         run(model)
 
 

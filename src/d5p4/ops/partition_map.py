@@ -157,7 +157,10 @@ def _best_move(problem: Problem, prompt: Tensor, sets: Tensor, slot: Tensor, ite
     # A large gain must not pay for a lost rank, which rounding shows as a tiny determinant.
     allowed = ~inside[:, item] & (ratio > zero_pivot(ratio.dtype) * precision)
     change = torch.where(allowed, change, -torch.inf)
-    move = argbest(change, tie[:, item] ^ (tie.gather(-1, sets)[:, slot] * _GOLDEN))
+    by = tie[:, item]
+    if problem.groups > problem.k:  # the same item may go into any slot
+        by = by ^ (tie.gather(-1, sets)[:, slot] * _GOLDEN)
+    move = argbest(change, by)
     return change.gather(-1, move.unsqueeze(-1)).squeeze(-1), move
 
 

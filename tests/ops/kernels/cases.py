@@ -124,7 +124,7 @@ def check_solver(k: int, w: int, prompts: int, kind: str, beta: float, device: s
     narrow = kernel.float()
     found = partition_map.partition_map(narrow, k, gain, quality, tie, **options)
     plain = plain_map(narrow.double(), k, gain, quality, tie, **options)
-    assert is_transversal(found, k, w)
+    assert is_transversal(found.cpu(), k, w)
     problem = prepare(kernel, k, gain, quality, None)
     value, reference = (problem.score(sets[:, None])[1][:, 0] for sets in (found, plain))
     assert (value >= reference - 1e-3).all(), f"worse by {(reference - value).max():.1e} nat"
@@ -146,7 +146,7 @@ def check_hard_problems(k: int, w: int, prompts: int, device: str = "cpu") -> No
     for kernel in kernels:
         for worth in (quality, quality * 0, quality * math.nan):
             found = partition_map.partition_map(kernel.float(), k, None, worth, tie)
-            assert is_transversal(found, k, w)
+            assert is_transversal(found.cpu(), k, w)
     found = partition_map.partition_map(torch.zeros_like(similarity).float(), k, None, quality, tie)
     best = quality.view(prompts, k, w).argmax(-1) + torch.arange(k, device=device) * w
     assert torch.equal(found, best), "where all determinants vanish quality decides"
@@ -166,6 +166,19 @@ def check_permutation(k: int, w: int, prompts: int, kind: str, device: str = "cp
     kernel = kernel[:, order][:, :, order].float()
     turned = partition_map.partition_map(kernel, k, gain, quality[:, order], tie[:, order])
     assert torch.equal(order[turned].sort(-1).values, first)
+
+
+def check_equal_rows(k: int, w: int, prompts: int, kind: str, device: str = "cpu") -> None:
+    """Pools of a few distinct rows, spread over all groups: exact ties everywhere, and the plain solver's choice."""
+    quality, similarity, tie = inputs(prompts, k, w, 7)
+    content = torch.randint(0, k + 1, (prompts, k * w), generator=torch.Generator().manual_seed(k))
+    quality, prompt = quality.gather(1, content), torch.arange(prompts)[:, None, None]
+    similarity = similarity[prompt, content[:, :, None], content[:, None, :]]
+    kernel, gain = build(kind, quality, similarity, 100.0)
+    there = (x if x is None else x.to(device) for x in (kernel.float(), gain, quality, tie))
+    kernel32, gain32, quality32, tie32 = there
+    found = partition_map.partition_map(kernel32, k, gain32, quality32, tie32)
+    assert torch.equal(found.cpu(), plain_map(kernel.float().double(), k, gain, quality, tie))
 
 
 def check_mmr(k: int, w: int, prompts: int, form: str, starts: str, device: str = "cpu") -> None:

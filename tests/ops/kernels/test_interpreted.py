@@ -63,6 +63,11 @@ def test_solver_permuted(kind):
     cases.check_permutation(3, 3, 2, kind)
 
 
+@pytest.mark.parametrize("kind", ["additive", "multiplicative"])
+def test_solver_among_equal_rows(kind):
+    cases.check_equal_rows(3, 3, 4, kind)
+
+
 @pytest.mark.parametrize("form", ["mean", "max"])
 @pytest.mark.parametrize("starts", ["one", "k", "n"])
 def test_mmr(form, starts):

@@ -267,7 +267,7 @@ def _solve(
     tl.store(worth_out + program, tl.sum(held_worth, 0))
     tl.store(hash_out + program, tl.sum(tl.where(inside, hashes, 0), 0))
     _choose(
-        kernel, gain, sets, zeros_out, value_out, worth_out, hash_out, done, out, problem, starts, size, k, width,
+        kernel, gain, tie, sets, zeros_out, value_out, worth_out, hash_out, done, out, problem, starts, size, k, width,
         not WIDE, HAS_GAIN, K, S,
     )  # fmt: skip
 
@@ -292,11 +292,26 @@ def _log_det(kernel, sets, size, k, K: tl.constexpr):
 
 
 @triton.jit
+def _earlier(one, other, tie, k, K: tl.constexpr):
+    """Whether the sorted ties of one set come before those of another: the smallest that is not in both decides."""
+    LARGEST: tl.constexpr = 9223372036854775807
+    slot = tl.arange(0, K)
+    inside = slot < k
+    a = tl.load(tie + tl.load(one + slot, mask=inside, other=0, cache_modifier=".cg"), mask=inside, other=LARGEST)
+    b = tl.load(tie + tl.load(other + slot, mask=inside, other=0, cache_modifier=".cg"), mask=inside, other=LARGEST)
+    same = (a[:, None] == b[None, :]).to(tl.int32)
+    only_a = tl.min(tl.where(tl.max(same, 1) > 0, LARGEST, a), 0)
+    only_b = tl.min(tl.where(tl.max(same, 0) > 0, LARGEST, b), 0)
+    return only_a < only_b
+
+
+@triton.jit
 def _choose(
-    kernel, gain, sets, zeros_in, value_in, worth_in, hash_in, done, out, problem, starts, size, k, width,
+    kernel, gain, tie, sets, zeros_in, value_in, worth_in, hash_in, done, out, problem, starts, size, k, width,
     RESCORE: tl.constexpr, HAS_GAIN: tl.constexpr, K: tl.constexpr, S: tl.constexpr,
 ):  # fmt: skip
     """The last program of a problem compares its starts and writes the best set, one item a group."""
+    LARGEST: tl.constexpr = 9223372036854775807
     tl.debug_barrier()
     finished = tl.atomic_add(done + problem, 1, sem="acq_rel")
     if finished == starts - 1:
@@ -312,8 +327,8 @@ def _choose(
         value = tl.where(close, value, -float("inf"))
         if RESCORE:
             near = close & (value >= tl.max(value, 0) - 1e-3)
-            low = tl.min(tl.where(near, mixed, 9223372036854775807), 0)
-            high = tl.max(tl.where(near, mixed, -9223372036854775807), 0)
+            low = tl.min(tl.where(near, mixed, LARGEST), 0)
+            high = tl.max(tl.where(near, mixed, -LARGEST), 0)
             if (low != high) & (tl.min(zeros, 0) == 0):  # different sets, too close for float32 to tell
                 for start in range(starts):
                     if tl.sum(tl.where(near & (number == start), 1, 0), 0) > 0:
@@ -329,9 +344,13 @@ def _choose(
         worth = tl.load(worth_in + at, mask=real, other=0.0, cache_modifier=".cg")
         worth = tl.where(close, worth, -float("inf"))
         close = close & (worth >= tl.max(worth, 0) - 1e-9)
-        mixed = tl.where(close, mixed, 9223372036854775807)
-        close = close & (mixed == tl.min(mixed, 0))
         winner = tl.min(tl.where(close, number, S - 1), 0)
+        low = tl.min(tl.where(close, mixed, LARGEST), 0)
+        if low != tl.max(tl.where(close, mixed, -LARGEST), 0):  # different sets of one value: the smallest ties win
+            for start in range(starts):
+                if tl.sum(tl.where(close & (number == start), 1, 0), 0) > 0:
+                    here, there = sets + (problem * starts + winner) * k, sets + (problem * starts + start) * k
+                    winner = tl.where(_earlier(there, here, tie, k, K), start, winner)
         picks = tl.load(sets + (problem * starts + winner) * k + slot, mask=slot < k, other=0, cache_modifier=".cg")
         tl.store(out + problem * k + picks // width, picks.to(tl.int64), mask=slot < k)
 
