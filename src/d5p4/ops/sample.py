@@ -86,11 +86,14 @@ def draw(
     tokens, parts = [], []
     for rows in row_chunks(states.shape[0], weight.shape[0], chunk):
         if offset is not None:
-            product = wide_product(states[rows], weight)
-            token, stats = _kernel_draw(product, offset, banned, u[rows], temperature, top_k, top_p, want)
+            # No name for the chunk: one that outlives its turn would be a second one in memory.
+            token, stats = _kernel_draw(
+                wide_product(states[rows], weight), offset, banned, u[rows], temperature, top_k, top_p, want
+            )
         else:
-            logits = logits_of(states[rows], weight, bias, banned)
-            token, stats = _plain_draw(logits, banned, u[rows], temperature, top_k, top_p, want)
+            token, stats = _plain_draw(
+                logits_of(states[rows], weight, bias, banned), banned, u[rows], temperature, top_k, top_p, want
+            )
         tokens.append(token)
         parts.append(stats)
     if not parts:

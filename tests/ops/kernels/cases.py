@@ -169,7 +169,10 @@ def check_permutation(k: int, w: int, prompts: int, kind: str, device: str = "cp
 
 
 def check_equal_rows(k: int, w: int, prompts: int, kind: str, device: str = "cpu") -> None:
-    """Pools of a few distinct rows, spread over all groups: exact ties everywhere, and the plain solver's choice."""
+    """Pools of a few distinct rows, spread over all groups: sets of exactly equal value, of which one as good is found.
+
+    Which one may differ from the plain solver's: moves of equal value in two groups are told apart by rounding.
+    """
     quality, similarity, tie = inputs(prompts, k, w, 7)
     content = torch.randint(0, k + 1, (prompts, k * w), generator=torch.Generator().manual_seed(k))
     quality, prompt = quality.gather(1, content), torch.arange(prompts)[:, None, None]
@@ -177,8 +180,16 @@ def check_equal_rows(k: int, w: int, prompts: int, kind: str, device: str = "cpu
     kernel, gain = build(kind, quality, similarity, 100.0)
     there = (x if x is None else x.to(device) for x in (kernel.float(), gain, quality, tie))
     kernel32, gain32, quality32, tie32 = there
-    found = partition_map.partition_map(kernel32, k, gain32, quality32, tie32)
-    assert torch.equal(found.cpu(), plain_map(kernel.float().double(), k, gain, quality, tie))
+    found = partition_map.partition_map(kernel32, k, gain32, quality32, tie32).cpu()
+    exact = kernel.float().double()
+    problem = prepare(exact, k, gain, quality, None)
+    both = torch.stack([found, plain_map(exact, k, gain, quality, tie)], 1)
+    zeros, value = problem.score(both)
+    assert torch.equal(zeros[:, 0], zeros[:, 1])
+    torch.testing.assert_close(value[:, 0], value[:, 1], atol=1e-9, rtol=0)
+    own = content.view(prompts, k, w) == content.gather(1, found)[:, :, None]  # siblings equal to the chosen one
+    first = torch.where(own, tie.view(prompts, k, w), torch.iinfo(torch.int64).max).amin(-1)
+    assert torch.equal(tie.gather(1, found), first), "among equal siblings the smallest tie is chosen"
 
 
 def check_mmr(k: int, w: int, prompts: int, form: str, starts: str, device: str = "cpu") -> None:

@@ -14,7 +14,7 @@ _STARTS = {"one": 0, "k": 1, "n": 2}
 
 @triton.jit
 def _mmr(
-    quality, similarity, tie, sets, value_out, tie_out, done, out, size, k, width, alpha,
+    quality, similarity, tie, sets, value_out, tie_out, done, out, size, k, width, alpha_high, alpha_low,
     MEAN: tl.constexpr, START: tl.constexpr, N: tl.constexpr, K: tl.constexpr, S: tl.constexpr,
 ):  # fmt: skip
     pool, start = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -25,6 +25,7 @@ def _mmr(
     group = item // width
     worth = tl.load(quality + pool * size + item, mask=live, other=0.0).to(tl.float64)
     order = (tl.load(tie + pool * size + item, mask=live, other=0) >> 32).to(tl.int32)
+    alpha = tl.full((), 0.0, tl.float64) + alpha_high + alpha_low  # arguments are float32: two of them hold 48 bits
     free = live
     near = tl.zeros((N,), tl.float64)
     slot = tl.arange(0, K)
@@ -83,9 +84,10 @@ def mmr(quality: Tensor, similarity: Tensor, tie: Tensor, k: int, alpha: float, 
         done = tickets(device, pools)
         block = max(16, triton.next_power_of_2(size))
         with torch.cuda.device_of(out):
+            high = torch.tensor(float(alpha), dtype=torch.float32).item()
             _mmr[pools, count](
                 quality.contiguous(), similarity.contiguous(), tie.contiguous(), sets, value, heads, done, out, size, k,
-                size // k, float(alpha), form == "mean", _STARTS[starts], block, triton.next_power_of_2(k),
+                size // k, high, float(alpha) - high, form == "mean", _STARTS[starts], block, triton.next_power_of_2(k),
                 triton.next_power_of_2(count), num_warps=1 if block <= 64 else 4,
             )  # fmt: skip
     return out

@@ -10,7 +10,8 @@ Two recurrences keep a step at O(k N):
  * of Y only u_i = Y_(slot of i), i is kept, with r_i = L_ii - L_i,S A L_S,i and p_i = A_aa for a the slot of i. Putting
    i into its slot multiplies det by r_i p_i + u_i^2. After a swap all three follow from two weighted sums of the k rows
    L_S,: (the row of Y of the slot that changed, and the covariance of the new item with the rest).
-Sums over slots run in the order of the picks, so a permuted pool gives the permuted answer, bit for bit.
+Sums over slots run in the order of the picks, so a permuted pool gives the permuted answer, bit for bit. Ties tell
+equals apart as in the plain version, but for moves of one value in two groups, between which rounding decides.
 """
 
 from __future__ import annotations
@@ -148,6 +149,7 @@ def _climb(
         held = _finite(tl.load(gain + tl.load(members + slot)).to(FLOAT))  # gain of the member of the item's slot
     code = item + slot * 4096
     climbed = tl.full((), 0.0 if HAS_GAIN else 1.0, tl.float64)  # a sum of logarithms, or a product
+    threshold = tl.full((), 0.0 if HAS_GAIN else 1.0, FLOAT) + enough  # arguments are float32, where 1 + 1e-9 is 1
     moves = 0
     while moves >= 0:
         old, new = (moves % 2) * K, ((moves + 1) % 2) * K
@@ -157,7 +159,7 @@ def _climb(
         if HAS_GAIN:
             weight = tl.where(allowed, tl.log(tl.where(allowed, ratio, 1.0)) + gains - held, LOW)
         best, _, move, through = tl.reduce((weight, order, code, u), 0, _better_with)
-        if (best > (enough if HAS_GAIN else 1.0 + enough)) & (moves < 20 * k + 100):
+        if (best > threshold) & (moves < 20 * k + 100):
             if moves == 0:  # many starts never move and need no A
                 a = tl.zeros((K, K), FLOAT)
                 for base in range(0, k, TILE):
