@@ -123,8 +123,11 @@ def figure(results: Mapping[str, Any], path: Path) -> None:
         _finish(panel, f"selection and sampling, by {name}", name, "ms a step")
     _solver(panels.flat[4], sections.get("solver", {}).get("rows", []))
     _finish(panels.flat[4], "solver, kernel given", "candidates n", "ms")
+    panels.flat[4].legend(fontsize=8)
     _decode(panels.flat[5], results)
     _finish(panels.flat[5], "whole decode step, model included", "", "ms a step")
+    handles, labels = panels.flat[0].get_legend_handles_labels()
+    chart.legend(handles, labels, loc="outside lower center", ncols=5, title="selection and sampling")
     here = sections.get("machine", {}).get("rows", [{}])[0]
     chart.suptitle(f"{here.get('what', '')}, torch {here.get('torch', '')}; base: {results.get('base', '')}")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -165,6 +168,7 @@ def _decode(panel: Any, results: Mapping[str, Any]) -> None:
         list(known), list(known.values()), color=["C3" if label == "baseline" else "C0" for label in known]
     )
     panel.bar_label(drawn, [number(ms) for ms in known.values()])
+    panel.margins(y=0.1)
 
 
 def _line(panel: Any, points: Sequence[tuple[float, float | None]], style: str, colour: str, label: str) -> None:
@@ -177,5 +181,3 @@ def _finish(panel: Any, title: str, across: str, up: str) -> None:
     panel.set(title=title, xlabel=across, ylabel=up)
     panel.set_visible(panel.has_data())
     panel.grid(alpha=0.3)
-    if panel.get_legend_handles_labels()[0]:
-        panel.legend(fontsize=8)

@@ -1,1 +1,1 @@
-"""Numeric kernels: plain torch references; each file is one operation under one name."""
+"""Numeric operations in plain torch, one file each; `kernels` holds their Triton versions under the same names."""

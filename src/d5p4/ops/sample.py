@@ -81,10 +81,8 @@ def draw(
     """
     fast = kernels.usable(weight)
     offset = offset_of(bias, banned) if fast else None
-    filtered = temperature == 0 or top_k is not None or top_p is not None
-    chunk = None if not fast else KERNEL_CHUNK // 16 if filtered else KERNEL_CHUNK
     tokens, parts = [], []
-    for rows in row_chunks(states.shape[0], weight.shape[0], chunk):
+    for rows in row_chunks(states.shape[0], weight.shape[0], KERNEL_CHUNK if fast else None):
         if offset is not None:
             # No name for the chunk: one that outlives its turn would be a second one in memory.
             token, stats = _kernel_draw(
@@ -137,12 +135,15 @@ def _kernel_draw(
 
     plain = block_stats(logits, offset, want, rows=rows)
     if temperature == 0 or top_k is not None or top_p is not None:
-        whole = (logits if rows is None else logits[rows]).float() + offset
-        if temperature == 0:
-            token = whole.argmax(-1, keepdim=True).expand(u.shape)
-        else:
+        found = []
+        for part in row_chunks(len(u), logits.shape[1], KERNEL_CHUNK // 16):  # a sort takes several times its rows
+            whole = (logits[part] if rows is None else logits[rows[part]]).float() + offset
+            if temperature == 0:
+                found.append(whole.argmax(-1, keepdim=True).expand(u[part].shape))
+                continue
             whole = filter_logits((whole - whole.amax(-1, keepdim=True)) / max(temperature, 1e-30), top_k, top_p)
-            token = draw_tokens(whole, None, block_stats(whole, None), u)
+            found.append(draw_tokens(whole, None, block_stats(whole, None), u[part]))
+        token = torch.cat(found)
     else:
         tempered = plain if temperature == 1 else block_stats(logits, offset, (), temperature, rows)
         token = draw_tokens(logits, offset, tempered, u, temperature, rows)

@@ -77,7 +77,7 @@ class Recipe(ABC):
 
     @abstractmethod
     def layers(self, model: nn.Module) -> Iterable[nn.Module]:
-        """The layers, all of one kind: compiled one by one they share one compilation."""
+        """The layers, all of one kind: compiled one by one they share a compilation (LLaDA: the first has its own)."""
 
     @abstractmethod
     def tensors(self, model: nn.Module) -> dict[str, Tensor]:

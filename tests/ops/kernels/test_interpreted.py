@@ -7,6 +7,7 @@ pytest.importorskip("triton", reason="Triton comes with the dev extra on Linux")
 if torch.cuda.is_available():
     pytest.skip("tests/gpu runs these on CUDA", allow_module_level=True)
 
+from d5p4.ops import sample, vocab  # noqa: E402
 from d5p4.ops.kernels import partition_map  # noqa: E402
 from tests.ops.kernels import cases  # noqa: E402
 
@@ -83,3 +84,24 @@ def test_rng():
 def test_solver_at_real_sizes(shape):
     cases.check_solver(*shape, 4, "additive", 10.0)
     cases.check_hard_problems(*shape, 1)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"temperature": 0.4}, {"top_k": 5}, {"top_p": 0.5}, {"temperature": 0.0}], ids=str
+)
+@pytest.mark.parametrize("rows", [None, [4, 1, 1]], ids=["all", "some"])
+def test_draws_with_every_option(monkeypatch, options, rows):
+    """What `ops.sample` makes of the kernels, in chunks of two rows, against its plain version."""
+    monkeypatch.setattr(sample, "KERNEL_CHUNK", 16 * 600)
+    g = torch.Generator().manual_seed(0)
+    logits, u = torch.randn(5, 300, generator=g), torch.rand(5, 3, generator=g, dtype=torch.float64)
+    banned = torch.arange(300) == 4
+    rows = None if rows is None else torch.tensor(rows)
+    u = u if rows is None else u[:3]
+    given = {"temperature": 1.0, "top_k": None, "top_p": None} | options
+    offset = vocab.offset_of(None, banned)
+    tokens, stats = sample._kernel_draw(logits, offset, banned, u, *given.values(), ("entropy",), rows)
+    plain, plain_stats = sample.draw_logits(logits, banned, u, **given, want=("entropy",), rows=rows)
+    assert torch.equal(tokens, plain)
+    for name, values in plain_stats.items():
+        torch.testing.assert_close(stats[name], values, atol=3e-6, rtol=0)
