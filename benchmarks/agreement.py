@@ -31,6 +31,7 @@ import gzip
 import io
 import json
 import math
+import pickle
 import platform
 import sys
 import time
@@ -135,7 +136,10 @@ class Variant:
             name, _, value = option.partition("=")
             if name not in ("plain", "small", "noise") or (value and name != "noise"):
                 raise d5p4.D5P4Error(f"variant {spec!r}: {option!r} is not one of plain, small, noise, noise=x")
-            found[name] = float(value or NOISE) if name == "noise" else True
+            try:
+                found[name] = float(value or NOISE) if name == "noise" else True
+            except ValueError:
+                raise d5p4.D5P4Error(f"variant {spec!r}: {value!r} is not a number") from None
         return Variant(device, **found)
 
     def load(self, name: str, dtype: str) -> Any:
@@ -180,8 +184,12 @@ class Kept:
 
     @staticmethod
     def load(path: str) -> Kept:
-        with gzip.open(path, "rb") as file:
-            return torch.load(io.BytesIO(file.read()), weights_only=False)
+        """Unpickles: open only what you made."""
+        try:
+            with gzip.open(path, "rb") as file:
+                return torch.load(io.BytesIO(file.read()), weights_only=False)
+        except (OSError, EOFError, pickle.UnpicklingError, RuntimeError) as error:
+            raise d5p4.D5P4Error(f"{path} holds no runs that --keep wrote: {error}") from None
 
 
 def carry_out(case: Case, model: Any, variant: Variant, seed: int) -> Run:
@@ -454,7 +462,11 @@ def _trace_selection(
     apart = {name: float((getattr(a, name) - getattr(b, name)).abs().max()) for name in names}
     last = arbiter.step(prompt, index).last
     replayed = all(replay(settings, run, last, key) == run.parents.tolist() for run in (a, b))
-    details = {"a": a.parents.tolist(), "b": b.parents.tolist(), "gap": margin, "apart": apart, "replayed": replayed}
+    rows = [sorted(run.tokens[run.parents].tolist()) for run in (a, b)]
+    details = {
+        "a": a.parents.tolist(), "b": b.parents.tolist(), "same_tokens": rows[0] == rows[1], "gap": margin,
+        "apart": apart, "replayed": replayed,
+    }  # fmt: skip
     rounding = max(apart["raw"], apart["similarity"])
     if not margin <= gap and replayed and rounding <= bound:  # the margin of two singular sets is NaN
         return "scores", rounding, True, details
@@ -571,7 +583,12 @@ def main(given: Sequence[str]) -> int:
     chosen = [case for case in cases(args.prompts) if args.only in case.name]
     if not chosen:
         raise d5p4.D5P4Error(f"no case has {args.only!r} in its name")
+    if not Path(args.b).is_file() and "." in args.b.split(":")[0]:
+        raise d5p4.D5P4Error(f"there is no file {args.b}")
     kept = Kept.load(args.b) if Path(args.b).is_file() else None
+    for path in (args.keep, args.out):
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
     variants = [Variant.parse(spec) for spec in (args.a, kept.about["b"] if kept else args.b)]
     about = {
         "date": time.strftime("%Y-%m-%d"), "a": args.a, "b": kept.about["b"] if kept else args.b,
@@ -582,6 +599,7 @@ def main(given: Sequence[str]) -> int:
     if args.keep:
         runs = {c.name: carry_out(c, variants[1].load(c.model, args.dtype), variants[1], args.seed) for c in chosen}
         Kept(about, runs).save(args.keep)
+        print(f"kept {len(runs)} cases in {args.keep}; compare them elsewhere with --b {args.keep.name}")
         return 0
     if kept:
         wrong = [name for name in ("dtype", "seed", "prompts") if kept.about[name] != about[name]]
@@ -589,8 +607,9 @@ def main(given: Sequence[str]) -> int:
             raise d5p4.D5P4Error(f"{args.b} was made with {wrong[0]} {kept.about[wrong[0]]!r}, not {about[wrong[0]]!r}")
         about |= {name: [about[name][0], kept.about[name][1]] for name in ("machines", "torch")}
         chosen = [case for case in chosen if case.name in kept.runs]
+        if not chosen:
+            raise d5p4.D5P4Error(f"{args.b} holds {', '.join(kept.runs)}, and none with {args.only!r} in its name")
     print(f"{args.a} ({about['machines'][0]}) against {about['b']} ({about['machines'][1]}), {args.dtype}", flush=True)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
     outcomes: list[Outcome] = []
     for case in chosen:
         began = time.perf_counter()

@@ -50,6 +50,7 @@ from benchmarks.gpu_report import figure, report, targets  # noqa: E402
 from benchmarks.solver_quality import KERNELS, instances  # noqa: E402
 from d5p4.kernel import additive, build  # noqa: E402
 from d5p4.models.llada import LLaDA  # noqa: E402
+from d5p4.models.load import choose_device  # noqa: E402
 from d5p4.ops import kernels  # noqa: E402
 from d5p4.ops.gram import pool_gram  # noqa: E402
 from d5p4.ops.mmr import mmr as fast_mmr  # noqa: E402
@@ -443,6 +444,8 @@ def body(bench: Bench) -> list[Row]:
 class Counted:
     """A model that counts the rows its body is given."""
 
+    recordable = False  # a replay would not be counted
+
     def __init__(self, model: LLaDA) -> None:
         self.model, self.rows = model, 0
 
@@ -538,7 +541,8 @@ def summary(what: str, steps: Sequence[Row], share: float, base: Point, paper: R
         return abs(step["distinct"] / base.size - share)
 
     near = [step for step in steps if distance(step) == min(map(distance, steps))]
-    row: Row = {"what": what, "size": f"{len(near)} steps", "distinct_share": near[0]["distinct"] / base.size}
+    rows = statistics.mean(step["distinct"] for step in near)
+    row: Row = {"what": what, "size": f"{len(near)} steps", "distinct_share": rows / base.size}
     row["ours_ms"] = statistics.median(step["ms"] for step in near)
     if "baseline_ms" in paper:
         row |= {"baseline_ms": paper["baseline_ms"], "speedup": paper["baseline_ms"] / row["ours_ms"]}
@@ -551,10 +555,15 @@ SECTIONS: dict[str, Callable[[Bench], list[Row]]] = {
 }
 
 
-def run(plan: Plan, device: str, names: Sequence[str], out: Path, small: bool = False) -> dict[str, Any]:
-    """Measure the machine and the named sections and merge them into the JSON, which is written after each."""
+def run(
+    plan: Plan, device: str, names: Sequence[str], out: Path, small: bool = False, fresh: bool = False
+) -> dict[str, Any]:
+    """Measure the machine and the named sections and merge them into the JSON, which is written after each.
+
+    `fresh`: results of another machine or of other sizes are replaced; otherwise they are an error.
+    """
     bench = Bench(plan, device)
-    old = json.loads(out.read_text()) if out.exists() else {}
+    old = read(out) or {}
     results: dict[str, Any] = {"base": str(plan.base), "small": small, "sections": old.get("sections", {})}
     for name in SECTIONS:
         if name not in names and name != "machine":
@@ -568,9 +577,15 @@ def run(plan: Plan, device: str, names: Sequence[str], out: Path, small: bool = 
             traceback.print_exc()
             section["error"] = one_line(error)
         section["seconds"] = time.perf_counter() - began
-        if name == "machine" and old and origin(old) != origin(results | {"sections": {name: section}}):
-            print("  the results so far are another machine's or of other sizes; starting afresh")
-            results["sections"] = {}
+        if name == "machine":
+            if "error" in section:
+                sys.exit(f"error: the machine could not be measured: {section['error']}")
+            if old and origin(old) != origin(results | {"sections": {name: section}}):
+                if not fresh:
+                    sys.exit(f"error: {out} holds results of {' on '.join(map(str, origin(old)))}; "
+                             "give another --out, or --fresh to replace them")  # fmt: skip
+                results["sections"] = {}
+        section["rates"] = {"bandwidth": bench.bandwidth, "rate": bench.rate, "sustained": bench.sustained}
         sections = results["sections"] | {name: section}
         results["sections"] = {key: sections[key] for key in SECTIONS if key in sections}
         results["targets"] = targets(results)
@@ -578,6 +593,15 @@ def run(plan: Plan, device: str, names: Sequence[str], out: Path, small: bool = 
         out.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
         bench.free()
     return results
+
+
+def read(path: Path) -> dict[str, Any] | None:
+    """The results in a file; None where there are none."""
+    try:
+        results = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return results if isinstance(results, dict) and "sections" in results else None
 
 
 def origin(results: Mapping[str, Any]) -> tuple[str, str | None]:
@@ -593,17 +617,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--sections", default=",".join(SECTIONS), help="of " + ",".join(SECTIONS))
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/gpu.json")
     parser.add_argument("--figure", type=Path, default=ROOT / "docs/performance.svg")
+    parser.add_argument("--fresh", action="store_true", help="replace results of another machine or size")
     parser.add_argument("--draw-only", action="store_true", help="tables and figure from the JSON; nothing is measured")
     options = parser.parse_args(arguments)
-    names = options.sections.split(",")
+    names = [name.strip() for name in options.sections.split(",") if name.strip()]
     unknown = sorted(set(names) - set(SECTIONS))
     if unknown:
         parser.error(f"no section {', '.join(unknown)}; there are {', '.join(SECTIONS)}")
     if options.draw_only:
-        results = json.loads(options.out.read_text())
+        results = read(options.out)
+        if results is None:
+            parser.error(f"{options.out} holds no results of this program")
     else:
+        try:
+            device = choose_device(options.device)
+        except d5p4.D5P4Error as error:
+            parser.error(str(error))
         plan = make_small_plan() if options.small else make_plan()
-        results = run(plan, options.device, names, options.out, options.small)
+        results = run(plan, str(device), names, options.out, options.small, options.fresh)
     print(report(results))
     try:
         figure(results, options.figure)

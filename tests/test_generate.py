@@ -132,7 +132,7 @@ def test_dropped_prompts_may_come_as_a_tensor_or_a_number():
         ([[0, 1, 9]], 3, "outside the pool of 9"),
         ([[0, 1, -1]], 3, "outside the pool"),
         ([0, 1, 2], 3, "of shape .3,."),
-        ([[0, 1, 2]], 0, "parents with 0 children"),
+        ([[0, 1, 2]], 0, "0 children a parent"),
         ([[0.5, 1, 2]], 3, "must return a Choice of int64 parents"),
         ([[0, 1, 2, 3]], None, "4 x 1 rows where 3 are needed"),
     ],
@@ -452,3 +452,24 @@ def test_ancestral_unmasks_evenly_over_time():
     for i, share in enumerate(left):
         assert share == pytest.approx(1 - (i + 1) / 10, abs=0.04)
     assert left[-1] == 0
+
+
+@pytest.mark.parametrize("method", ["d5p4", "best-of-n", "independent"])
+def test_nan_outside_the_last_block_is_found_at_the_last_forward(method):
+    """The result's scores look at the whole window, the last step at its block only."""
+
+    class Broken(FakeModel):
+        def body(self, tokens, attention_mask=None):
+            hidden = super().body(tokens, attention_mask)
+            states = hidden.states.clone()
+            states[(tokens[:, 3:7] != self.mask_id).all(-1), 3] = math.nan
+            return d5p4.Hidden(states, hidden.features)
+
+    with pytest.raises(d5p4.NonFiniteLogits, match="step 7, prompt 0"):
+        d5p4.generate(Broken(), ["abc"], k=2, gen_length=8, steps=8, block_length=4, seed=1, method=method)
+
+
+def test_a_callback_may_return_numbers_of_any_kind():
+    for said in ([np.int64(1)], [torch.tensor(1)], torch.tensor([1]), 1):
+        result = d5p4.generate(FakeModel(), ["ab", "c"], k=2, gen_length=4, seed=1, callback=lambda shot, s=said: s)
+        assert len(result.answers[0]) == 2 and result.answers[1] == []

@@ -128,5 +128,7 @@ def decode(
                 break
 
     watch.check()
-    return gather_result(prompts, pool, look, view, choice, ledger, finish)
+    result = gather_result(prompts, pool, look, view, choice, ledger, finish)
+    watch.check()  # the result's scores look at the whole window
+    return result
 

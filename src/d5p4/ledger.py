@@ -57,6 +57,7 @@ def prompts_to_drop(said: Any) -> list[int]:
     if hasattr(said, "tolist"):
         said = said.tolist()
     numbers = [said] if isinstance(said, int) else list(said) if isinstance(said, Iterable) else [said]
+    numbers = [n.item() if hasattr(n, "item") else n for n in numbers]
     wrong = [n for n in numbers if not isinstance(n, int) or isinstance(n, bool)]
     if wrong:
         raise D5P4Error(f"the callback returned {wrong[0]!r}; return None, or the numbers of prompts to drop")

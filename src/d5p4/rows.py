@@ -53,7 +53,6 @@ class WindowHidden:
     states: Tensor  # [U, L, D]
     features: Tensor  # [U, L, D]
     owner: Tensor  # [U, 2] prompt and row of the pool that each belongs to
-    first: Tensor  # [P, N] the first row of the pool that equals this one
     slot: Tensor  # [P, N] which of the U a row of the pool is
     fresh: Tensor  # [P] rows that went through the model for this
 
@@ -80,7 +79,7 @@ class RowRunner:
         slot = (stored.flatten().cumsum(0) - 1).view_as(first).gather(1, first)
         if self._last is None:
             states, features = self._forward(answers, owner)
-            hidden = WindowHidden(states, features, owner, first, slot, stored.sum(-1))
+            hidden = WindowHidden(states, features, owner, slot, stored.sum(-1))
         else:
             old_hash, old = self._last
             equal = row_hash[:, :, None] == old_hash[:, None, :]
@@ -93,7 +92,7 @@ class RowRunner:
                 states = torch.cat([states, old.states[known_slot]])[order]
                 one_tensor = old.features is old.states
                 features = states if one_tensor else torch.cat([features, old.features[known_slot]])[order]
-            hidden = WindowHidden(states, features, owner, first, slot, fresh.sum(-1))
+            hidden = WindowHidden(states, features, owner, slot, fresh.sum(-1))
         if self.reuse:
             self._last = (row_hash, hidden)
         return hidden

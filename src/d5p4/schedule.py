@@ -42,7 +42,7 @@ def make_schedule(length: int, steps: int | None, block_length: int | None, ance
         count = share if ancestral else min(share, size)
         reveals = spread(size, count)
         plan += [
-            Step(0, start, start + size, size - sum(reveals[:i]), reveals[i], 1.0 / (count - i), False)
+            Step(0, start, start + size, reveals[i], 1.0 / (count - i), False, size - sum(reveals[:i]))
             for i in range(count)
         ]
     final = len(plan) - 1

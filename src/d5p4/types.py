@@ -102,10 +102,10 @@ class Step:
     index: int
     start: int  # the block is window positions start..stop-1
     stop: int
-    masked: int  # positions of the block still masked before the step, under an order rule
-    reveal: int  # of which it reveals so many
+    reveal: int  # positions revealed by an order rule
     move: float  # chance that the ancestral rule unmasks a masked position
     last: bool
+    masked: int  # positions of the block still masked before the step, under an order rule
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ class PoolView:
     def check(self, choice: Any, after: int | None, watch: Watch) -> Choice:
         """The choice, or an error that says what a selector got wrong; `after`: rows the next pool must have.
 
-        A row outside the pool is found when `watch` is looked at; until then another stands in.
+        A row outside the pool is an error when `watch` is looked at; until then another stands in.
         """
         parents = getattr(choice, "parents", None)
         if not isinstance(choice, Choice) or not isinstance(parents, Tensor) or parents.dtype != torch.int64:
@@ -188,13 +188,21 @@ class PoolView:
         shape, prompts = tuple(parents.shape), self.group.shape[0]
         if len(shape) != 2 or shape[0] != prompts or shape[1] < 1:
             raise D5P4Error(f"the selector chose parents of shape {shape}, not [P, m] with P = {prompts} prompts")
-        if not isinstance(choice.children, int) or choice.children < 1:
-            raise D5P4Error(f"the selector chose parents with {choice.children!r} children; at least 1 is needed")
+        if not isinstance(choice.children, int) or isinstance(choice.children, bool) or choice.children < 1:
+            raise D5P4Error(f"the selector chose {choice.children!r} children a parent, not a whole number from 1 on")
+        if after is not None and choice.children != 1:
+            raise D5P4Error(f"the selector chose {choice.children} children a parent at the last step; each has one")
         if after is not None and shape[1] * choice.children != after:
             raise D5P4Error(f"the selector chose {shape[1]} x {choice.children} rows where {after} are needed")
         inside = parents.clamp(0, self.size - 1)
-        outside = D5P4Error(f"the selector chose a row outside the pool of {self.size}")
-        watch.expect(parents == inside, lambda _: outside)
+
+        def complaint(holds: Tensor) -> D5P4Error:
+            return D5P4Error(
+                f"the selector chose row {int(parents[~holds][0])} at step {self.step}, which is outside the pool of "
+                f"{self.size}"
+            )
+
+        watch.expect(parents == inside, complaint)
         return Choice(inside.sort(-1).values, choice.children)
 
     def keep(self, parents: Tensor) -> Choice:

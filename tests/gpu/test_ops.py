@@ -5,12 +5,14 @@ import math
 import pytest
 import torch
 
-from d5p4.ops import kernels
-from d5p4.ops.gram import pool_gram
-from d5p4.ops.kernels import partition_map
-from d5p4.ops.sample import draw
-from d5p4.ops.vocab import vocab_stats
-from tests.ops.kernels import cases
+pytest.importorskip("triton")
+
+from d5p4.ops import kernels  # noqa: E402
+from d5p4.ops.gram import pool_gram  # noqa: E402
+from d5p4.ops.kernels import partition_map  # noqa: E402
+from d5p4.ops.sample import draw  # noqa: E402
+from d5p4.ops.vocab import vocab_stats  # noqa: E402
+from tests.ops.kernels import cases  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 HALF = torch.bfloat16
@@ -68,6 +70,20 @@ def test_solver_in_single_precision(monkeypatch):
 def test_solver_on_hard_problems():
     cases.check_hard_problems(6, 10, 3, "cuda")
     cases.check_hard_problems(20, 16, 1, "cuda")
+
+
+def test_solver_with_gains_that_are_not_finite():
+    cases.check_bad_gains(3, 10, "cuda")
+    cases.check_bad_gains(3, 100, "cuda")
+
+
+def test_solver_at_any_scale():
+    cases.check_scale(6, 10, 16, "cuda")
+    cases.check_scale(20, 16, 4, "cuda")
+
+
+def test_small_ties():
+    cases.check_small_ties(6, 10, "cuda")
 
 
 @pytest.mark.parametrize("kind", ["additive", "multiplicative"])

@@ -32,7 +32,7 @@ def scene(tokens=(MASK, MASK, MASK, MASK), samples=SAMPLES, **options):
 
 
 def step(reveal=1, move=1.0, start=0, stop=4, masked=4):
-    return Step(0, start, stop, masked, reveal, move, False)
+    return Step(0, start, stop, reveal, move, False, masked)
 
 
 def agrees(counts, probabilities):

@@ -23,7 +23,7 @@ class NativeModel(nn.Module):
 
     architecture: ClassVar[str]
     prefix: ClassVar[str]
-    recordable = True  # `body` never waits for the device, so a CUDA graph can hold it
+    recordable = False  # True: `body` never waits for the device, so that a CUDA graph can hold it
     carry_over: bool
     default_order: str
     mask_id: int

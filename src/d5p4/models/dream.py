@@ -71,6 +71,7 @@ class Dream(NativeModel):
 
     architecture = "dream"
     prefix = ""
+    recordable = True
     carry_over = False
     default_order = "confidence"
 

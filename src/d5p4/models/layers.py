@@ -95,7 +95,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, angles: Rotary, keys: Tens
 
 def any_shape() -> AbstractContextManager[None]:
     """Attention by the kernels that take any shape at once. cuDNN's builds a plan for every new count of rows and
-    tokens, which takes longer than a forward of a few rows, and rows are few and their count changes at every step."""
+    tokens, which takes longer than a forward of a few rows, and rows are few and their count changes at every step.
+    The switch is torch's, one for the whole process: forwards in two threads at once may leave cuDNN's turned off."""
     return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
 
 

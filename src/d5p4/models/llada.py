@@ -57,6 +57,7 @@ class LLaDA(NativeModel):
 
     architecture = "llada"
     prefix = "model.transformer."
+    recordable = True
     carry_over = False
     default_order = "confidence"
 

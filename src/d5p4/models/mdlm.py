@@ -169,6 +169,7 @@ class MDLM(NativeModel):
 
     architecture = "mdlm"
     prefix = "backbone."
+    recordable = True
     carry_over = True
     default_order = "ancestral"
     sigma_map: SigmaMap | None

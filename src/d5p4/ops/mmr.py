@@ -6,12 +6,14 @@ those values. The similarity is the mean (1/|Y|) sum of S_ji over Y, or the larg
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from . import kernels
+from .problem import check
 from .ties import argbest
 
 _WORST = -1e30  # finite, so that a taken item (minus infinity) is worse still
@@ -28,11 +30,17 @@ def mmr(
 ) -> Tensor:
     """The chosen items [P, k], ascending, for quality, tie [P, N] and similarity [P, N, N]; N is a multiple of k.
 
-    starts: "n" (every item), "k" (the best of each group), "one" (the best of all). NaN quality is the worst; a pool
-    whose similarity is not finite is chosen from by quality alone.
+    starts: "n" (every item), "k" (the best of each group), "one" (the best of all). NaN quality is the worst. A pool
+    whose similarity is not finite is chosen from by quality alone (on CUDA: rows whose similarity is not finite count
+    as unrelated).
     """
+    k = check(similarity, k, None, quality, tie, partition=True)[1]
+    if form not in ("mean", "max") or starts not in ("one", "k", "n"):
+        raise ValueError(f'form must be "mean" or "max" and starts "one", "k" or "n", got {form!r} and {starts!r}')
+    if not (math.isfinite(alpha) and alpha >= 0):
+        raise ValueError(f"alpha must be a finite number >= 0, got {alpha}")
     quality = quality.nan_to_num(nan=_WORST).clamp(_WORST, -_WORST)
-    if kernels.usable(similarity) and quality.shape[1] <= kernels.LARGEST_POOL:
+    if kernels.usable(similarity) and quality.shape[1] <= kernels.MOST_ITEMS:
         from .kernels.mmr import mmr as launch
 
         return launch(quality, similarity, tie, k, alpha, form, starts)

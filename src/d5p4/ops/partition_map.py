@@ -40,6 +40,7 @@ def partition_map(
     kernel [P, N, N]; log_gain [P, N] (twice the log of a diagonal scaling of the kernel, without its overflow);
     quality [P, N] decides where determinants vanish, tie [P, N] between equals. starts: "one" (the first pick is free),
     "k" (the largest diagonal times gain of each group), "n" (every item). Valid whatever the input: see `ops.problem`.
+    A float32 kernel on CUDA must be symmetric (half of it is read).
     """
     return map_inference(kernel, k, log_gain, quality, tie, partition=True, starts=starts, local_search=local_search)
 
@@ -59,7 +60,7 @@ def map_inference(
     if starts not in ("one", "k", "n"):
         raise ValueError(f'starts must be "one", "k" or "n", got {starts!r}')
     kernel, k, log_gain, quality, tie = check(kernel, k, log_gain, quality, tie, partition)
-    if partition and kernels.usable(kernel) and kernel.shape[1] <= kernels.LARGEST_POOL:
+    if partition and kernels.usable(kernel) and _program_holds(kernel.shape[1], k, starts):
         from .kernels.partition_map import partition_map as launch
 
         worth = kernel.diagonal(dim1=-2, dim2=-1).log() if quality is None else quality
@@ -67,6 +68,12 @@ def map_inference(
         return launch(kernel.detach(), k, log_gain, worth, ties, starts, local_search)
     problem = prepare(kernel, k, log_gain, quality, tie, partition=partition)
     return problem.restore(solve(problem, starts, local_search))
+
+
+def _program_holds(size: int, k: int, starts: Starts) -> bool:
+    """Whether a kernel's programs hold N = size items in k groups, and memory the rows of all starts of a problem."""
+    count = {"one": 1, "k": k, "n": size}[starts]
+    return size <= kernels.MOST_ITEMS and k <= kernels.MOST_GROUPS and count * k * size <= 1 << 28
 
 
 def solve(problem: Problem, starts: Starts = "k", local_search: bool = True) -> Tensor:

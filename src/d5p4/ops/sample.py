@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from . import kernels
-from .vocab import KERNEL_CHUNK, logits_of, offset_of, plain_stats, row_chunks, token_logprob, wide_product
+from .vocab import KERNEL_CHUNK, even_rows, logits_of, offset_of, plain_stats, row_chunks, token_logprob, wide_product
 from .width import wide
 
 
@@ -43,7 +43,8 @@ def _tempered(logits: Tensor, banned: Tensor, temperature: float) -> Tensor:
 def inverse_cdf(logits: Tensor, u: Tensor) -> Tensor:
     """Tokens [R, C]: the first index whose cumulative probability reaches u [R, C]; never a token of probability 0."""
     cdf = torch.softmax(logits.to(wide(logits.device)), -1).cumsum(-1)
-    return torch.searchsorted(cdf, u.to(cdf.dtype) * cdf[:, -1:]).clamp_max(logits.shape[-1] - 1)
+    goal = (u.to(cdf.dtype) * cdf[:, -1:]).clamp_min(torch.finfo(cdf.dtype).tiny)  # u = 0 is reached by any mass
+    return torch.searchsorted(cdf, goal).clamp_max(logits.shape[-1] - 1)
 
 
 def draw_logits(
@@ -57,11 +58,17 @@ def draw_logits(
     rows: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """`draw` from logits [R', V] in memory; rows [R] says which of them to draw from (all, in order)."""
+    _check_uniforms(u, len(logits) if rows is None else len(rows))
     if kernels.usable(logits):
-        return _kernel_draw(logits, offset_of(None, banned), banned, u, temperature, top_k, top_p, want, rows)
+        return _kernel_draw(logits, offset_of(None, banned), u, temperature, top_k, top_p, want, rows)
     logits = logits if rows is None else logits[rows]
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).masked_fill(banned, -torch.inf)
     return _plain_draw(logits, banned, u, temperature, top_k, top_p, want)
+
+
+def _check_uniforms(u: Tensor, rows: int) -> None:
+    if u.ndim != 2 or len(u) != rows:
+        raise ValueError(f"u must be [R, C] with R = {rows} rows, got {list(u.shape)}")
 
 
 def draw(
@@ -79,15 +86,17 @@ def draw(
 
     Temperature 0 takes the most probable token (the lowest id among equals).
     """
-    fast = kernels.usable(weight)
-    offset = offset_of(bias, banned) if fast else None
+    _check_uniforms(u, len(states))
+    fast, vocabulary = kernels.usable(weight) and kernels.usable(states), weight.shape[0]
+    offset, even = (offset_of(bias, banned), even_rows(weight)) if fast else (None, weight)
     tokens, parts = [], []
-    for rows in row_chunks(states.shape[0], weight.shape[0], KERNEL_CHUNK if fast else None):
+    for rows in row_chunks(states.shape[0], vocabulary, KERNEL_CHUNK if fast else None):
         if offset is not None:
             # No name for the chunk: one that outlives its turn would be a second one in memory.
             token, stats = _kernel_draw(
-                wide_product(states[rows], weight), offset, banned, u[rows], temperature, top_k, top_p, want
-            )
+                wide_product(states[rows], even)[:, :vocabulary],
+                offset, u[rows], temperature, top_k, top_p, want,
+            )  # fmt: skip
         else:
             token, stats = _plain_draw(
                 logits_of(states[rows], weight, bias, banned), banned, u[rows], temperature, top_k, top_p, want
@@ -121,7 +130,6 @@ def _plain_draw(
 def _kernel_draw(
     logits: Tensor,
     offset: Tensor,
-    banned: Tensor,
     u: Tensor,
     temperature: float,
     top_k: int | None,
@@ -135,7 +143,7 @@ def _kernel_draw(
 
     plain = block_stats(logits, offset, want, rows=rows)
     if temperature == 0 or top_k is not None or top_p is not None:
-        found = []
+        found = [u.new_zeros(0, u.shape[1], dtype=torch.int64)]
         for part in row_chunks(len(u), logits.shape[1], KERNEL_CHUNK // 16):  # a sort takes several times its rows
             whole = (logits[part] if rows is None else logits[rows[part]]).float() + offset
             if temperature == 0:

@@ -50,23 +50,24 @@ def wide_product(states: Tensor, weight: Tensor) -> Tensor:
     if weight.dtype not in (torch.bfloat16, torch.float16):
         return states.to(weight.dtype) @ weight.T
     if weight.is_cuda and _HAS_OUT_DTYPE:
-        high, even = states.to(weight.dtype), even_rows(weight)
-        product = torch.mm(high, even.T, out_dtype=torch.float32)
+        high = states.to(weight.dtype)
+        product = torch.mm(high, weight.T, out_dtype=torch.float32)
         if states.dtype != weight.dtype:
             low = (states - high).to(weight.dtype)
-            product += torch.mm(low, even.T, out_dtype=torch.float32)
-        return product[:, : weight.shape[0]]
+            product += torch.mm(low, weight.T, out_dtype=torch.float32)
+        return product
     tile = max(1, CHUNK // weight.shape[1])
     wide = states.float()
     return torch.cat([wide @ part.float().T for part in weight.split(tile)], -1)
 
 
 def even_rows(weight: Tensor) -> Tensor:
-    """weight [V, D] with rows of zeros up to a multiple of 64 ids.
+    """weight [V, D], in half precision with rows of zeros up to a multiple of 64 ids.
 
-    Rows of a product that do not start on 16 bytes send cuBLAS to kernels three times slower (V = 50,258 is such).
+    Rows of a product that are not aligned to 16 bytes send cuBLAS to kernels three times slower (V = 50,258 is such).
     """
-    return torch.nn.functional.pad(weight, (0, 0, 0, -weight.shape[0] % 64)) if weight.shape[0] % 8 else weight
+    uneven = weight.element_size() == 2 and weight.shape[0] % 8
+    return torch.nn.functional.pad(weight, (0, 0, 0, -weight.shape[0] % 64)) if uneven else weight
 
 
 def row_stats(logits: Tensor, banned: Tensor, want: Collection[str], tokens: Tensor | None = None) -> dict[str, Tensor]:
@@ -128,13 +129,13 @@ def vocab_stats(
     tokens: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """states [R, D] -> the wanted statistics, each [R] ("token" [R, C])."""
-    fast = kernels.usable(weight)
-    offset = offset_of(bias, banned) if fast else None
+    fast, vocabulary = kernels.usable(weight) and kernels.usable(states), weight.shape[0]
+    offset, even = (offset_of(bias, banned), even_rows(weight)) if fast else (None, weight)
     parts = []
-    for rows in row_chunks(states.shape[0], weight.shape[0], KERNEL_CHUNK if fast else None):
+    for rows in row_chunks(states.shape[0], vocabulary, KERNEL_CHUNK if fast else None):
         given = None if tokens is None else tokens[rows]
         if offset is not None:
-            parts.append(_kernel_stats(wide_product(states[rows], weight), offset, want, given))
+            parts.append(_kernel_stats(wide_product(states[rows], even)[:, :vocabulary], offset, want, given))
         else:
             parts.append(plain_stats(logits_of(states[rows], weight, bias, banned), banned, want, given))
     if not parts:

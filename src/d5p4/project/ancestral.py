@@ -34,7 +34,6 @@ def ancestral(parents: Parents, step: Step, draw: Draw, count: int) -> Children:
     logprob = stats["token"].new_zeros(moves.shape)
     tokens[prompt, parent, :, place] = torch.where(moves[prompt, parent, :, place], token, draw.mask_id)
     logprob[prompt, parent, :, place] = torch.where(moves[prompt, parent, :, place], stats["token"], 0.0)
-    wrong = torch.zeros_like(parents.slot).index_put(
-        (prompt, parent), (~stats["logsumexp"].isfinite()).long(), accumulate=True
-    )
-    return Children(tokens, logprob, wrong == 0)
+    finite = torch.ones_like(drawn)
+    finite[prompt, parent, place] = stats["logsumexp"].isfinite()
+    return Children(tokens, logprob, finite.all(-1))

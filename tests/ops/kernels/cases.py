@@ -152,6 +152,36 @@ def check_hard_problems(k: int, w: int, prompts: int, device: str = "cpu") -> No
     assert torch.equal(found, best), "where all determinants vanish quality decides"
 
 
+def check_bad_gains(k: int, w: int, device: str = "cpu") -> None:
+    """Gains that are not finite, for a whole group or one item: still one item of each group."""
+    quality, similarity, tie = (x.to(device) for x in inputs(1, k, w, 4))
+    for bad in (math.nan, math.inf, -math.inf):
+        for items in (slice(0, w), slice(1, 2)):
+            gain = quality.clone()
+            gain[:, items] = bad
+            found = partition_map.partition_map(similarity.float(), k, gain, quality, tie)
+            assert is_transversal(found.cpu(), k, w)
+
+
+def check_scale(k: int, w: int, prompts: int, device: str = "cpu") -> None:
+    """A kernel times a number has the same best set."""
+    quality, similarity, tie = (x.to(device) for x in inputs(prompts, k, w, 8, dim=64))
+    kernel = (similarity * 100 + torch.diag_embed(quality)).float()
+    whole = partition_map.partition_map(kernel, k, None, quality, tie)
+    for scale in (2.0**-40, 2.0**40):
+        assert torch.equal(partition_map.partition_map(kernel * scale, k, None, quality, tie), whole)
+
+
+def check_small_ties(k: int, w: int, device: str = "cpu") -> None:
+    """Ties may be any whole numbers, small ones too."""
+    tie = torch.arange(k * w, device=device).flip(0)[None]
+    flat = torch.ones(1, k * w, k * w, device=device)
+    nothing = torch.zeros(1, k * w, dtype=torch.float64, device=device)
+    last = torch.arange(1, k + 1) * w - 1
+    assert partition_map.partition_map(flat, k, None, nothing, tie).tolist() == [last.tolist()]
+    assert mmr.mmr(nothing, flat, tie, k, 1.0, "mean", "n").tolist() == [last.tolist()]
+
+
 def check_permutation(k: int, w: int, prompts: int, kind: str, device: str = "cpu") -> None:
     """Groups in another order, and items in another order inside them: the same choice."""
     quality, similarity, tie = (x.to(device) for x in inputs(prompts, k, w, 9))

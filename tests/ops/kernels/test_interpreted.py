@@ -59,6 +59,20 @@ def test_solver_on_hard_problems():
     cases.check_hard_problems(2, 2, 1)
 
 
+def test_solver_with_gains_that_are_not_finite(monkeypatch):
+    cases.check_bad_gains(3, 2)
+    monkeypatch.setattr(partition_map, "EXACT", 0)
+    cases.check_bad_gains(3, 2)
+
+
+def test_solver_at_any_scale():
+    cases.check_scale(3, 4, 2)
+
+
+def test_small_ties():
+    cases.check_small_ties(3, 2)
+
+
 @pytest.mark.parametrize("kind", ["additive", "multiplicative"])
 def test_solver_permuted(kind):
     cases.check_permutation(3, 3, 2, kind)
@@ -100,7 +114,7 @@ def test_draws_with_every_option(monkeypatch, options, rows):
     u = u if rows is None else u[:3]
     given = {"temperature": 1.0, "top_k": None, "top_p": None} | options
     offset = vocab.offset_of(None, banned)
-    tokens, stats = sample._kernel_draw(logits, offset, banned, u, *given.values(), ("entropy",), rows)
+    tokens, stats = sample._kernel_draw(logits, offset, u, *given.values(), ("entropy",), rows)
     plain, plain_stats = sample.draw_logits(logits, banned, u, **given, want=("entropy",), rows=rows)
     assert torch.equal(tokens, plain)
     for name, values in plain_stats.items():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -15,16 +16,31 @@ from functools import cache
 import torch
 from torch import Tensor
 
-LARGEST_POOL = 4096
-"""Rows of a pool that a solver's program can hold."""
+MOST_ITEMS, MOST_GROUPS = 4096, 64
+"""What a solver's program can hold: rows of a pool, and groups (it keeps a matrix of groups x groups)."""
 
 _off = 0
 
 
 @cache
 def installed() -> bool:
-    """Whether Triton can be imported and D5P4_KERNELS=off does not forbid it."""
-    return os.environ.get("D5P4_KERNELS", "").lower() != "off" and importlib.util.find_spec("triton") is not None
+    """Whether Triton can be imported and D5P4_KERNELS=off, read at the first use, does not forbid it."""
+    forbidden = os.environ.get("D5P4_KERNELS", "").strip().lower() in ("off", "0", "no", "false")
+    return not forbidden and importlib.util.find_spec("triton") is not None
+
+
+@cache
+def runs_on(device: torch.device) -> bool:
+    """Whether a kernel can be compiled for the device and run: Triton needs a C compiler and Python's headers."""
+    from .rng import mix
+
+    try:
+        mix([torch.zeros(1, dtype=torch.int64, device=device)])
+    except Exception as error:
+        first = (str(error).splitlines() or [""])[0]
+        warnings.warn(f"Triton does not run on {device} ({first}); d5p4 takes its slower plain versions", stacklevel=4)
+        return False
+    return True
 
 
 def usable(x: Tensor) -> bool:
@@ -33,7 +49,7 @@ def usable(x: Tensor) -> bool:
         return False
     if torch.compiler.is_compiling() or (x.requires_grad and torch.is_grad_enabled()):
         return False
-    return installed()
+    return installed() and runs_on(x.device)
 
 
 @contextmanager

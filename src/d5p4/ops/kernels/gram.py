@@ -19,7 +19,7 @@ _PIECES = 128  # of one pool at most: the second launch adds them up
 @triton.jit
 def _products(
     features, slot, pieces, size, length, stride, steps, count,
-    PRECISION: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr,
+    TILE: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     pool, tile, piece = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     tiles = tl.cdiv(size, TILE)
@@ -42,7 +42,7 @@ def _products(
                 features + right_row[:, None] * stride + place[None, :],
                 mask=(right < size)[:, None] & inside[None, :], other=0.0,
             )  # fmt: skip
-            total = tl.dot(a, tl.trans(b), total, input_precision=PRECISION)
+            total = tl.dot(a, tl.trans(b), total, input_precision="ieee")  # float32 stays float32
         target = pieces + ((pool * count + piece) * size + left[:, None]) * size + right[None, :]
         tl.store(target, total, mask=(left < size)[:, None] & (right < size)[None, :])
 
@@ -93,8 +93,7 @@ def pool_gram(features: Tensor, slot: Tensor, first: Tensor) -> Tensor:
     block = min(64, triton.next_power_of_2(size))
     with torch.cuda.device_of(out):
         _products[pools, tiles, count](
-            features, slot, pieces, size, length, features.stride(0), steps, count,
-            "ieee" if features.dtype == torch.float32 else "tf32", tile, step, num_warps=4,
+            features, slot, pieces, size, length, features.stride(0), steps, count, tile, step, num_warps=4,
         )  # fmt: skip
         _cosine[pools, size, triton.cdiv(size, block)](pieces, first, out, size, count, block, 32, num_warps=4)
     return out

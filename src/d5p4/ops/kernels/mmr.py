@@ -24,7 +24,7 @@ def _mmr(
     live = item < size
     group = item // width
     worth = tl.load(quality + pool * size + item, mask=live, other=0.0).to(tl.float64)
-    order = (tl.load(tie + pool * size + item, mask=live, other=0) >> 32).to(tl.int32)
+    order = tl.load(tie + pool * size + item, mask=live, other=0)
     alpha = tl.full((), 0.0, tl.float64) + alpha_high + alpha_low  # arguments are float32: two of them hold 48 bits
     free = live
     near = tl.zeros((N,), tl.float64)

@@ -11,7 +11,7 @@ Two recurrences keep a step at O(k N):
    i into its slot multiplies det by r_i p_i + u_i^2. After a swap all three follow from two weighted sums of the k rows
    L_S,: (the row of Y of the slot that changed, and the covariance of the new item with the rest).
 Sums over slots run in the order of the picks, so a permuted pool gives the permuted answer, bit for bit. Ties tell
-equals apart as in the plain version, but for moves of one value in two groups, between which rounding decides.
+equals apart; equal are numbers with the same bits, and not, as in the plain version, within 1e-9. Equal rows have them.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _finite(values):
 
 @triton.jit
 def _greedy(
-    kernel, rows, roots, diagonal, gains, worth, order, size, k, width, floor, start,
+    kernel, rows, roots, diagonal, gains, worth, order, size, k, width, least, start,
     START: tl.constexpr, HAS_GAIN: tl.constexpr, SEARCH: tl.constexpr, FLOAT: tl.constexpr,
     N: tl.constexpr, K: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
@@ -66,7 +66,6 @@ def _greedy(
     LOW: tl.constexpr = -float("inf")
     item, slot_id = tl.arange(0, N), tl.arange(0, K)
     group = item // width
-    least = tl.max(diagonal, 0) * floor
     residual = diagonal
     free = item < size
     slot = tl.zeros((N,), tl.int32)
@@ -123,7 +122,7 @@ def _greedy(
 
 @triton.jit
 def _climb(
-    kernel, gain, rows, roots, inverse, carries, members, residual, slot, picks, gains, order, size, k, floor, enough,
+    kernel, gain, rows, roots, inverse, carries, members, residual, slot, picks, gains, order, size, k, least, enough,
     HAS_GAIN: tl.constexpr, FLOAT: tl.constexpr, N: tl.constexpr, K: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Best-improvement swaps until none is worth more than `enough`: the members [K] and the gain of the log value.
@@ -148,13 +147,13 @@ def _climb(
     if HAS_GAIN:
         held = _finite(tl.load(gain + tl.load(members + slot)).to(FLOAT))  # gain of the member of the item's slot
     code = item + slot * 4096
-    climbed = tl.full((), 0.0 if HAS_GAIN else 1.0, tl.float64)  # a sum of logarithms, or a product
+    climbed = tl.zeros((), tl.float64)
     threshold = tl.full((), 0.0 if HAS_GAIN else 1.0, FLOAT) + enough  # arguments are float32, where 1 + 1e-9 is 1
     moves = 0
     while moves >= 0:
         old, new = (moves % 2) * K, ((moves + 1) % 2) * K
         ratio = residual * p + u * u
-        allowed = live & ~chosen & (ratio > floor * p)
+        allowed = live & ~chosen & (ratio > least * p)
         weight = tl.where(allowed, ratio, LOW)
         if HAS_GAIN:
             weight = tl.where(allowed, tl.log(tl.where(allowed, ratio, 1.0)) + gains - held, LOW)
@@ -183,7 +182,7 @@ def _climb(
                 climbed += best.to(tl.float64)
             else:
                 alone = best * gone  # the pivot of the new item given the members that stay
-                climbed *= best.to(tl.float64)
+                climbed += tl.log(best.to(tl.float64))
             come = 1.0 / alone
             across = tl.sum(a * cross[None, :], 1)
             carry = tl.where(slot_id == at, 0.0, across - lost * (through * gone))
@@ -217,7 +216,7 @@ def _climb(
         else:
             picks = tl.load(members + old + slot_id, mask=inside, other=0)
             moves = -1
-    return picks, climbed if HAS_GAIN else tl.log(climbed)
+    return picks, climbed
 
 
 @triton.jit
@@ -242,20 +241,21 @@ def _solve(
     diagonal = tl.load(kernel + item * (size + 1), mask=live, other=0.0).to(FLOAT)
     diagonal = tl.where(diagonal == diagonal, diagonal, 0.0)
     worth = _finite(tl.load(quality + item, mask=live, other=0.0).to(FLOAT))
-    order = (tl.load(tie + item, mask=live, other=0) >> 32).to(tl.int32)
+    order = tl.load(tie + item, mask=live, other=0)
     gains = worth
     if HAS_GAIN:
         gain += problem * size
         gains = _finite(tl.load(gain + item, mask=live, other=0.0).to(FLOAT))
+    least = tl.max(diagonal, 0) * floor  # what counts as zero, at the kernel's own scale
     residual, slot, picks, zeros, value = _greedy(
-        kernel, rows, roots, diagonal, gains, worth, order, size, k, width, floor, start,
+        kernel, rows, roots, diagonal, gains, worth, order, size, k, width, least, start,
         START, HAS_GAIN, SEARCH, FLOAT, N, K, TILE,
     )  # fmt: skip
     if SEARCH:
         if zeros == 0:
             picks, climbed = _climb(
                 kernel, gain, rows, roots, inverse + program * 2 * K * K, carries + program * 2 * K,
-                members + program * 2 * K, residual, slot, picks, gains, order, size, k, floor, enough,
+                members + program * 2 * K, residual, slot, picks, gains, order, size, k, least, enough,
                 HAS_GAIN, FLOAT, N, K, TILE,
             )  # fmt: skip
             value += climbed
@@ -339,14 +339,14 @@ def _choose(
                         if HAS_GAIN:
                             picks = tl.load(mine + slot, mask=slot < k, other=0, cache_modifier=".cg")
                             extra = tl.load(gain + picks, mask=slot < k, other=0.0)
-                            again += tl.sum(extra.to(tl.float64), 0)
+                            again += tl.sum(tl.where(slot < k, _finite(extra.to(tl.float64)), 0.0), 0)
                         value = tl.where(number == start, again, value)
                 value = tl.where(near, value, -float("inf"))
         close = close & (value >= tl.max(value, 0) - 1e-9)
         worth = tl.load(worth_in + at, mask=real, other=0.0, cache_modifier=".cg")
         worth = tl.where(close, worth, -float("inf"))
         close = close & (worth >= tl.max(worth, 0) - 1e-9)
-        winner = tl.min(tl.where(close, number, S - 1), 0)
+        winner = tl.minimum(tl.min(tl.where(close, number, S - 1), 0), starts - 1)
         low = tl.min(tl.where(close, mixed, LARGEST), 0)
         if low != tl.max(tl.where(close, mixed, -LARGEST), 0):  # different sets of one value: the smallest ties win
             for start in range(starts):
@@ -386,7 +386,8 @@ def partition_map(
 ) -> Tensor:
     """The chosen items [P, k] int64, ascending: kernel [P, N, N] float32, symmetric; the others [P, N].
 
-    A pivot at or below 1e-10 (above EXACT items 1e-6) of the largest diagonal entry counts as zero.
+    A pivot at or below 1e-10 (above EXACT items 1e-6) of the largest diagonal entry counts as zero. An item that a
+    number that is not finite touches has pivot zero; the choice stays valid.
     """
     prompts, size, _ = kernel.shape
     count = {"one": 1, "k": k, "n": size}[starts]

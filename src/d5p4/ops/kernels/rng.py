@@ -81,6 +81,7 @@ def mix(words: Sequence[Tensor]) -> Tensor:
 
 def hash_tokens(tokens: Tensor, positions: Tensor) -> Tensor:
     """`d5p4.rng.hash_tokens` of int64 tokens and positions [..., L] of one shape."""
+    tokens, positions = tokens.to(torch.int64), positions.to(torch.int64)
     out = tokens.new_empty(tokens.shape[:-1])
     if out.numel():
         with torch.cuda.device_of(out):

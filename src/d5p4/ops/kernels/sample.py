@@ -13,14 +13,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .vocab import Blocks
+from .vocab import Blocks, sharpness
 
 _LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
 def _draw(
-    logits, offset, rows, top, mass, uniform, token, vocabulary, stride, blocks, children, sharpness,
+    logits, offset, rows, top, mass, uniform, token, vocabulary, stride, blocks, children, inverse_temperature,
     HAS_OFFSET: tl.constexpr, HAS_ROWS: tl.constexpr, COUNT: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     row, child = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -29,9 +29,9 @@ def _draw(
     tops = tl.load(top + row * blocks + block, mask=inside, other=-float("inf")).to(tl.float64)
     masses = tl.load(mass + row * blocks + block, mask=inside, other=0.0).to(tl.float64)
     largest = tl.max(tops, 0)
-    scaled = masses * tl.exp(tl.maximum(tops - largest, -1e30) * sharpness)
+    scaled = masses * tl.exp(tl.maximum(tops - largest, -1e30) * inverse_temperature)
     heap = tl.cumsum(scaled, 0)
-    goal = tl.load(uniform + row * children + child) * tl.sum(scaled, 0)
+    goal = tl.maximum(tl.load(uniform + row * children + child) * tl.sum(scaled, 0), 1e-300)  # u = 0: any mass
     short = heap < goal
     last_block = tl.max(tl.where(scaled > 0, block, 0), 0)
     chosen = tl.minimum(tl.sum(short.to(tl.int32), 0), last_block)
@@ -45,7 +45,7 @@ def _draw(
     x = tl.load(logits + source * stride + place, mask=here, other=-float("inf")).to(tl.float32)
     if HAS_OFFSET:
         x += tl.load(offset + place, mask=here, other=0.0)
-    e = tl.exp2((x - largest.to(tl.float32)) * (sharpness * _LOG2E)).to(tl.float64)
+    e = tl.exp2((x - largest.to(tl.float32)) * (inverse_temperature * _LOG2E)).to(tl.float64)
     climb = tl.cumsum(e, 0) + before
     last = tl.max(tl.where(e > 0, tl.arange(0, SIZE), 0), 0)
     found = tl.minimum(tl.sum((climb < goal).to(tl.int32), 0), last)
@@ -64,7 +64,7 @@ def draw_tokens(
         with torch.cuda.device_of(token):
             _draw[count, children](
                 logits, offset, rows, blocks.top, blocks.mass, u.contiguous(), token, vocabulary, logits.stride(0),
-                number, children, 1.0 / max(temperature, 1e-30), offset is not None, rows is not None,
+                number, children, sharpness(temperature), offset is not None, rows is not None,
                 triton.next_power_of_2(number), blocks.size, num_warps=4,
             )  # fmt: skip
     return token

@@ -33,7 +33,7 @@ class Blocks(NamedTuple):
 
 @triton.jit
 def _block_stats(
-    logits, offset, rows, top, mass, moment, second, total, count, vocabulary, stride, blocks, sharpness,
+    logits, offset, rows, top, mass, moment, second, total, count, vocabulary, stride, blocks, inverse_temperature,
     HAS_OFFSET: tl.constexpr, HAS_ROWS: tl.constexpr, MOMENT: tl.constexpr, SECOND: tl.constexpr,
     TOTAL: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
@@ -53,7 +53,7 @@ def _block_stats(
     largest = tl.max(x, 1)
     base = tl.where(largest == -float("inf"), 0.0, largest)
     above = x - base[:, None]
-    e = tl.exp2(above * (sharpness * _LOG2E))
+    e = tl.exp2(above * (inverse_temperature * _LOG2E))
     target = row.to(tl.int64) * blocks + block
     tl.store(top + target, largest, mask=real)
     tl.store(mass + target, tl.sum(e, 1), mask=real)
@@ -105,6 +105,11 @@ def _join_blocks(
         tl.store(certainty + row, (largest + log_heap - tl.sum(totals, 0) / number).to(tl.float32))
 
 
+def sharpness(temperature: float) -> float:
+    """1 / temperature, within what float32 holds: minus infinity times 0 would be NaN."""
+    return min(max(1.0 / max(temperature, 1e-30), 1e-30), 1e30)
+
+
 def block_stats(
     logits: Tensor, offset: Tensor | None, want: Collection[str] = (), temperature: float = 1.0,
     rows: Tensor | None = None,
@@ -123,7 +128,7 @@ def block_stats(
         with torch.cuda.device_of(top):
             _block_stats[triton.cdiv(count, group), blocks](
                 logits, offset, rows, top, mass, moment, second, total, count, vocabulary, logits.stride(0), blocks,
-                1.0 / max(temperature, 1e-30), offset is not None, rows is not None, "entropy" in want,
+                sharpness(temperature), offset is not None, rows is not None, "entropy" in want,
                 "margin" in want, "certainty" in want, group, size, num_warps=4,
             )  # fmt: skip
     return Blocks(top, mass, moment, second, total, size)
