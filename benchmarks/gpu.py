@@ -46,6 +46,7 @@ from benchmarks.gpu_measure import (  # noqa: E402
     one_line,
     show,
 )
+from benchmarks.gpu_page import fill  # noqa: E402
 from benchmarks.gpu_report import figure, report, targets  # noqa: E402
 from benchmarks.solver_quality import KERNELS, instances  # noqa: E402
 from d5p4.kernel import additive, build  # noqa: E402
@@ -617,6 +618,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--sections", default=",".join(SECTIONS), help="of " + ",".join(SECTIONS))
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/gpu.json")
     parser.add_argument("--figure", type=Path, default=ROOT / "docs/performance.svg")
+    parser.add_argument("--page", type=Path, help="a page whose tables are made anew, such as docs/performance.md")
     parser.add_argument("--fresh", action="store_true", help="replace results of another machine or size")
     parser.add_argument("--draw-only", action="store_true", help="tables and figure from the JSON; nothing is measured")
     options = parser.parse_args(arguments)
@@ -636,6 +638,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         plan = make_small_plan() if options.small else make_plan()
         results = run(plan, str(device), names, options.out, options.small, options.fresh)
     print(report(results))
+    if options.page:
+        options.page.write_text(fill(options.page.read_text(encoding="utf-8"), results), encoding="utf-8")
     try:
         figure(results, options.figure)
     except ImportError:

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from benchmarks import gpu, gpu_report, paper_baseline
+from benchmarks import gpu, gpu_page, gpu_report, paper_baseline
 from benchmarks.gpu_measure import make_plan, make_small_plan
 from benchmarks.solver_quality import instances
 from d5p4.kernel import additive
@@ -105,3 +105,23 @@ def test_baseline_step_scores_selects_and_draws():
     assert (parents // 3).tolist() == [0, 1] and tokens.shape == (2, 7, 3) and int(tokens.max()) < 11
     certain = torch.nn.functional.one_hot(torch.arange(4), 11).double().mul(1e4).expand(2, 4, 11)
     assert (paper_baseline.sample(certain, 3) == torch.arange(4)[:, None]).all()
+
+
+def test_the_page_says_what_the_committed_results_say():
+    """docs/performance.md is made of benchmarks/results/gpu.json: `gpu.py --draw-only --page docs/performance.md`."""
+    page = (gpu.ROOT / "docs/performance.md").read_text(encoding="utf-8")
+    results = gpu.read(gpu.ROOT / "benchmarks/results/gpu.json")
+    assert page.count("<!-- gpu: ") == len(gpu_page.TABLES) and gpu_page.fill(page, results) == page
+
+
+def test_results_of_another_machine_are_not_overwritten(measured, monkeypatch):
+    before = measured.read_text()
+    results = json.loads(before)
+    results["sections"]["machine"]["rows"][0]["what"] = "another machine"
+    measured.write_text(json.dumps(results))
+    try:
+        with pytest.raises(SystemExit, match="another machine; give another --out, or --fresh"):
+            gpu.main(["--device", "cpu", "--small", "--sections", "machine", "--out", str(measured)])
+        assert json.loads(measured.read_text()) == results
+    finally:
+        measured.write_text(before)
