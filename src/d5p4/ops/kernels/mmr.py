@@ -84,9 +84,10 @@ def mmr(quality: Tensor, similarity: Tensor, tie: Tensor, k: int, alpha: float, 
         done = tickets(device, pools)
         block = max(16, triton.next_power_of_2(size))
         with torch.cuda.device_of(out):
+            ties = tie.to(torch.int64).contiguous()
             high = torch.tensor(float(alpha), dtype=torch.float32).item()
             _mmr[pools, count](
-                quality.contiguous(), similarity.contiguous(), tie.contiguous(), sets, value, heads, done, out, size, k,
+                quality.contiguous(), similarity.contiguous(), ties, sets, value, heads, done, out, size, k,
                 size // k, high, float(alpha) - high, form == "mean", _STARTS[starts], block, triton.next_power_of_2(k),
                 triton.next_power_of_2(count), num_warps=1 if block <= 64 else 4,
             )  # fmt: skip

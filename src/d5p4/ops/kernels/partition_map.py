@@ -397,7 +397,7 @@ def partition_map(
     out = torch.empty(prompts, k, dtype=torch.int64, device=kernel.device)
     block = max(16, triton.next_power_of_2(size))
     slots, places = triton.next_power_of_2(k), triton.next_power_of_2(count)
-    kernel, quality, tie = kernel.contiguous(), quality.contiguous(), tie.contiguous()
+    kernel, quality, tie = kernel.contiguous(), quality.contiguous(), tie.to(torch.int64).contiguous()
     log_gain = None if log_gain is None else log_gain.contiguous()
     for first in range(0, prompts, together):
         cut = slice(first, min(prompts, first + together))
