@@ -1,0 +1,105 @@
+"""Compiles the kernels for an H100 or H200 (sm_90), without one: `python compile_all.py [all]`.
+
+The interpreter runs what the compiler refuses (a variable that changes its type in a branch, say). Run as a program of
+its own, because the tests' process holds interpreted kernels.
+"""
+
+import sys
+
+from triton import compile as triton_compile
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from d5p4.ops.kernels import gate, gram, mmr, norm, partition_map, rng, rotate, sample, vocab
+
+H200 = GPUTarget("cuda", 90, 32)
+
+
+def build(function, warps=4, constants=None, **types):
+    """types: of the arguments by name; what has none is a constant."""
+    constants = constants or {}
+    signature = {name: types.get(name, "constexpr") for name in function.arg_names}
+    missing = [name for name, kind in signature.items() if kind == "constexpr" and name not in constants]
+    assert not missing, f"{function.__name__}: {missing}"
+    triton_compile(ASTSource(function, signature, constants), target=H200, options={"num_warps": warps})
+    print(function.__name__, flush=True)
+
+
+def solver(block, slots, wide, gain, start, search, warps, **ones):
+    real, i32 = "*fp64" if wide else "*fp32", dict.fromkeys(("size", "k", "width"), "i32")
+    types = dict(kernel="*fp32", quality="*fp64", tie="*i64", sets="*i32", zeros_out="*i32", value_out="*fp64",
+                 worth_out="*fp64", hash_out="*i64", done="*i32", out="*i64", rows=real, roots=real, inverse=real,
+                 carries=real, members="*i32", floor="fp32", enough="fp32")  # fmt: skip
+    types |= {name: kind for name, kind in i32.items() if name not in ones} | ({"gain": "*fp64"} if gain else {})
+    constants = dict(START=start, HAS_GAIN=gain, SEARCH=search, WIDE=wide, N=block, K=slots, TILE=min(8, slots),
+                     S=slots, **ones)  # fmt: skip
+    build(partition_map._solve, warps, constants | ({} if gain else {"gain": None}), **types)
+
+
+def relevance(mean, start, **ones):
+    types = dict(quality="*fp64", similarity="*fp32", tie="*i64", sets="*i32", value_out="*fp64", tie_out="*i64",
+                 done="*i32", out="*i64", alpha_high="fp32", alpha_low="fp32")  # fmt: skip
+    types |= {name: "i32" for name in ("size", "k", "width") if name not in ones}
+    build(mmr._mmr, 1, dict(MEAN=mean, START=start, N=64, K=8, S=64, **ones), **types)
+
+
+def over_vocabulary(logits):
+    i32 = dict.fromkeys(("count", "vocabulary", "stride", "blocks", "children"), "i32")
+    numbers = dict.fromkeys(("offset", "top", "mass", "moment", "second", "total"), "*fp32")
+    shared = i32 | numbers | dict(logits=logits, rows="*i64", inverse_temperature="fp32")
+    flags = dict.fromkeys(("HAS_OFFSET", "HAS_ROWS", "MOMENT", "BEST", "SECOND", "TOTAL"), True)
+    for function, more, sizes in (
+        (vocab._block_stats, {}, dict(ROWS=2, SIZE=2048)),
+        (vocab._join_blocks, dict.fromkeys(("lse", "entropy", "best", "margin", "certainty"), "*fp32")
+         | {"drawable": "*i64"}, dict(SIZE=64)),
+        (sample._draw, dict(uniform="*fp64", token="*i64"), dict(COUNT=64, SIZE=2048)),
+    ):  # fmt: skip
+        names = function.arg_names
+        types = {name: kind for name, kind in (shared | more).items() if name in names}
+        build(function, 4, {name: value for name, value in (flags | sizes).items() if name in names}, **types)
+
+
+def cosines(features, tile):
+    build(gram._products, 4, dict(TILE=tile, STEP=64), features=features, slot="*i64", pieces="*fp32", size="i32",
+          length="i32", stride="i32", steps="i32", count="i32")  # fmt: skip
+
+
+def integers():
+    build(rng._mix, 4, dict(WORDS=5, BLOCK=512), words="*i64", out="*i64", size="i32")
+    build(rng._hash_rows, 1, dict(BLOCK=128), tokens="*i64", positions="*i64", out="*i64", length="i32")
+    build(rng._uniform, 4, dict(BLOCK=512), stream="*i64", position="*i64", child="*i64", out="*fp64", size="i32")
+    build(gram._cosine, 4, dict(BLOCK=64, DEEP=32), pieces="*fp32", first="*i64", out="*fp32", size="i32", count="i32")
+
+
+def body(kind):
+    rows = dict.fromkeys(("x", "delta", "weight", "total", "normal"), kind)
+    build(norm._add_rms_norm, 8, dict(D=4096, BLOCK=4096, ADD=True), x_step="i32", delta_step="i32", eps="fp32", **rows)
+    build(gate._silu_gate, 8, dict(WIDTH=12288, BLOCK=2048), a=kind, b=kind, out=kind, a_step="i32", b_step="i32")
+    build(rotate._rotate, 4, dict(HEADS=32, HALF=64, TOKENS_BLOCK=1, HEADS_BLOCK=32, HALF_BLOCK=64), x=kind, out=kind,
+          cos="*fp32", sin="*fp32", step="i32", tokens="i32", length="i32", angle_rows="i32")  # fmt: skip
+
+
+if __name__ == "__main__":
+    solver(16, 4, True, False, 1, True, 1)
+    relevance(True, 2)
+    over_vocabulary("*bf16")
+    cosines("*bf16", 64)
+    integers()
+    body("*bf16")
+    if "all" in sys.argv:
+        for gain in (False, True):
+            for start, search in ((0, True), (1, True), (2, False)):
+                solver(64, 8, True, gain, start, search, 1)
+                solver(1024, 32, False, gain, start, search, 8)
+        solver(4096, 64, False, False, 1, True, 16)
+        solver(16, 1, True, False, 1, True, 1, k=1)
+        solver(16, 8, True, False, 1, True, 1, width=1)
+        for mean in (False, True):
+            for start in (0, 1, 2):
+                relevance(mean, start)
+        relevance(True, 2, k=1)
+        relevance(True, 2, width=1)
+        for kind in ("*fp16", "*fp32"):
+            over_vocabulary(kind)
+            body(kind)
+            cosines(kind, 16)
