@@ -18,10 +18,10 @@ demo: $(VENV)/.installed ## puzzles solved two ways side by side and a text cont
 	@$(BIN)/python examples/demo.py
 
 test: lint ## lint, types and the quick tests
-	@$(BIN)/python -m pytest -q --durations=10
+	@$(BIN)/python -m pytest -q --durations=10 -n 2 --dist loadfile
 
 test-full: lint ## the same, and every promise at full size (slow)
-	@$(BIN)/python -m pytest -q --durations=20 --timeout=1800 -m "not gpu"
+	@$(BIN)/python -m pytest -q --durations=20 -n 2 --dist loadfile --timeout=1800 -m "not gpu"
 
 test-gpu: ## the tests that need CUDA, with the Python and torch of this machine
 	@PYTHONPATH=src $(PYTHON) -m pytest -q -m gpu tests/gpu

@@ -51,10 +51,14 @@ def sweep(shapes: list[tuple[int, int]], prompts: int) -> tuple[int, int]:
     return total, hits
 
 
-def test_finds_the_optimum_in_97_percent_of_2000_problems() -> None:
-    total, hits = sweep(SHAPES, 22)
-    assert total >= 2000
-    assert hits >= 0.97 * total, f"{hits} of {total}"
+@pytest.mark.parametrize(
+    ("prompts", "least", "share"), [(5, 450, 0.96), pytest.param(22, 2000, 0.97, marks=pytest.mark.full)]
+)
+def test_finds_the_optimum_in_97_percent_of_many_problems(prompts: int, least: int, share: float) -> None:
+    """Of few problems 96 percent: there chance has more of a say."""
+    total, hits = sweep(SHAPES, prompts)
+    assert total >= least
+    assert hits >= share * total, f"{hits} of {total}"
 
 
 @pytest.mark.full

@@ -243,14 +243,15 @@ def test_the_loss_falls_and_is_told(tmp_path: Path, monkeypatch) -> None:
     assert "figure: 0.5" in said
 
 
-def test_what_is_written_is_the_average_and_says_how_it_was_made(tmp_path: Path) -> None:
+def test_what_is_written_is_the_average_and_says_how_it_was_made(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("sys.argv", ["d5p4", "train", "tiny"])
     recipe = Tiny(seed=5)
     finished(recipe, tmp_path)
     loaded = dict(d5p4.load(tmp_path, device="cpu").named_parameters())
     rounded = {name: tensor.bfloat16().float() for name, tensor in recipe.exact.items()}
     assert all(torch.equal(loaded[name.removeprefix("model.transformer.")], rounded[name]) for name in rounded)
     card = (tmp_path / "README.md").read_text()
-    facts = ("| seed | 5 |", f"| steps | {STEPS} of 8 rows", "| command | `d5p4 ", "| hardware | ", "| figure | 0.5 |")
+    facts = ("| seed | 5 |", f"| steps | {STEPS} of 8 rows", "| command | `d5p4 train tiny", "| hardware | ", "| figure | 0.5 |")
     assert all(fact in card for fact in facts)
 
 
