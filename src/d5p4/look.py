@@ -78,8 +78,7 @@ class Look:
         found = similarity(
             features[:, span], masked, self.hidden.slot, settings.features, settings.similarity, settings.gamma
         )
-        fast = kernels.usable(found) and self.hidden.slot.shape[1] <= kernels.MOST_ITEMS
-        return found if fast else found.to(wide(found.device))
+        return found if kernels.usable(found, found.shape[-1]) else found.to(wide(found.device))
 
     def view(self, state: dict[str, Any]) -> PoolView:
         """What the selector sees."""

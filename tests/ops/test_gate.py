@@ -1,14 +1,9 @@
-import os
-
 import pytest
 import torch
 
-from d5p4.ops import kernels
 from d5p4.ops.gate import silu_gate
+from tests.interpreter import interpreted
 
-interpreted = pytest.mark.skipif(
-    not kernels.installed() or os.environ.get("TRITON_INTERPRET") != "1", reason="needs Triton's interpreter"
-)
 # In half precision silu may round the other way, and its product with it; in float32 exp and the quotient show. The
 # interpreter cuts bfloat16 off where CUDA rounds: one more for the product.
 BOUND = {torch.float32: 4, torch.bfloat16: 3, torch.float16: 2}

@@ -1,15 +1,9 @@
-import os
-
 import pytest
 import torch
 
 from d5p4.models.layers import rotary
-from d5p4.ops import kernels
 from d5p4.ops.rotate import rotate
-
-interpreted = pytest.mark.skipif(
-    not kernels.installed() or os.environ.get("TRITON_INTERPRET") != "1", reason="needs Triton's interpreter"
-)
+from tests.interpreter import interpreted
 
 
 def case(rows, length, heads, width, dtype, angle_rows=1, seed=0):

@@ -33,7 +33,7 @@ def pool_gram(features: Tensor, slot: Tensor) -> Tensor:
     Rows with one slot get equal numbers by construction: they are computed once and spread.
     """
     first = first_equal(slot)
-    if kernels.usable(features) and slot.shape[1] <= kernels.MOST_ITEMS:
+    if kernels.usable(features, slot.shape[1]):
         from .kernels.gram import pool_gram as launch
 
         return launch(features, slot, first)

@@ -40,7 +40,7 @@ def mmr(
     if not (math.isfinite(alpha) and alpha >= 0):
         raise ValueError(f"alpha must be a finite number >= 0, got {alpha}")
     quality = quality.nan_to_num(nan=_WORST).clamp(_WORST, -_WORST)
-    if kernels.usable(similarity) and quality.shape[1] <= kernels.MOST_ITEMS:
+    if kernels.usable(similarity, quality.shape[1]):
         from .kernels.mmr import mmr as launch
 
         return launch(quality, similarity, tie, k, alpha, form, starts)

@@ -60,7 +60,7 @@ def map_inference(
     if starts not in ("one", "k", "n"):
         raise ValueError(f'starts must be "one", "k" or "n", got {starts!r}')
     kernel, k, log_gain, quality, tie = check(kernel, k, log_gain, quality, tie, partition)
-    if partition and kernels.usable(kernel) and _program_holds(kernel.shape[1], k, starts):
+    if partition and kernels.usable(kernel, kernel.shape[1]) and _memory_holds(kernel.shape[1], k, starts):
         from .kernels.partition_map import partition_map as launch
 
         worth = kernel.diagonal(dim1=-2, dim2=-1).log() if quality is None else quality
@@ -70,10 +70,10 @@ def map_inference(
     return problem.restore(solve(problem, starts, local_search))
 
 
-def _program_holds(size: int, k: int, starts: Starts) -> bool:
-    """Whether a kernel's programs hold N = size items in k groups, and memory the rows of all starts of a problem."""
+def _memory_holds(size: int, k: int, starts: Starts) -> bool:
+    """Whether a kernel's program holds k groups, and memory the rows of all starts of a problem of N = size items."""
     count = {"one": 1, "k": k, "n": size}[starts]
-    return size <= kernels.MOST_ITEMS and k <= kernels.MOST_GROUPS and count * k * size <= 1 << 28
+    return k <= kernels.MOST_GROUPS and count * k * size <= 1 << 28
 
 
 def solve(problem: Problem, starts: Starts = "k", local_search: bool = True) -> Tensor:

@@ -43,9 +43,10 @@ def runs_on(device: torch.device) -> bool:
     return True
 
 
-def usable(x: Tensor) -> bool:
-    """Whether the kernels take x: on CUDA, not float64, no gradient wanted, nothing being compiled."""
-    if not x.is_cuda or x.dtype == torch.float64 or _off:
+def usable(x: Tensor, items: int = 0) -> bool:
+    """Whether the kernels take x: on CUDA, not float64, no gradient wanted, nothing being compiled; and pools of so
+    many items."""
+    if not x.is_cuda or x.dtype == torch.float64 or _off or items > MOST_ITEMS:
         return False
     if torch.compiler.is_compiling() or (x.requires_grad and torch.is_grad_enabled()):
         return False

@@ -7,9 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .partition_map import _better, tickets
-
-_STARTS = {"one": 0, "k": 1, "n": 2}
+from .partition_map import STARTS, _better, tickets
 
 
 @triton.jit
@@ -88,7 +86,7 @@ def mmr(quality: Tensor, similarity: Tensor, tie: Tensor, k: int, alpha: float, 
             high = torch.tensor(float(alpha), dtype=torch.float32).item()
             _mmr[pools, count](
                 quality.contiguous(), similarity.contiguous(), ties, sets, value, heads, done, out, size, k,
-                size // k, high, float(alpha) - high, form == "mean", _STARTS[starts], block, triton.next_power_of_2(k),
+                size // k, high, float(alpha) - high, form == "mean", STARTS[starts], block, triton.next_power_of_2(k),
                 triton.next_power_of_2(count), num_warps=1 if block <= 64 else 4,
             )  # fmt: skip
     return out

@@ -24,7 +24,7 @@ from torch import Tensor
 EXACT = 256
 TILE = 8  # rows of L or C in flight at once
 _SCRATCH = 1 << 28  # bytes of rows in flight
-_STARTS = {"one": 0, "k": 1, "n": 2}
+STARTS = {"one": 0, "k": 1, "n": 2}
 
 
 @triton.jit
@@ -420,7 +420,7 @@ def partition_map(
                 kernel[cut], gain, quality[cut], tie[cut], sets, zeros, value, worth, mixed, done, out[cut],
                 rows, roots, inverse, carries, members, size, k, size // k,
                 1e-10 if exact else 1e-6, 1e-9 if exact else 1e-5,
-                _STARTS[starts], gain is not None, local_search, exact,
+                STARTS[starts], gain is not None, local_search, exact,
                 block, slots, min(TILE, slots), places, num_warps=_warps(block),
             )  # fmt: skip
     return out

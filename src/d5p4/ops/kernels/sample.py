@@ -13,9 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .vocab import Blocks, sharpness
-
-_LOG2E = tl.constexpr(1.4426950408889634)
+from .vocab import _LOG2E, Blocks, sharpness
 
 
 @triton.jit
