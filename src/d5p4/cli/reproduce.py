@@ -1,0 +1,89 @@
+"""`d5p4 reproduce`: an experiment of the paper with one command."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..errors import D5P4Error
+from .options import Device, Dtype, Quiet
+
+NAMES = "pareto, fidelity, control, qa, guidance, math, partition, quality-signal, features, scaling, cost, theory, "
+NAMES += "budget; all of them: all; the page of claims from what was drawn: claims."
+
+
+def reproduce(
+    name: Annotated[str, typer.Argument(help=NAMES)],
+    scale: Annotated[str, typer.Option(help="box: the models of the repository, offline; paper: as in the paper.")] = (
+        "box"
+    ),
+    stage: Annotated[
+        list[str] | None, typer.Option(help="decode, score or draw; may be repeated (all, one after the other).")
+    ] = None,
+    model: Annotated[str | None, typer.Option("--model", "-m", help="Instead of the scale's own.")] = None,
+    data: Annotated[Path | None, typer.Option(help="The task's file or folder, where it needs one.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder of the results (results/SCALE).")] = None,
+    change: Annotated[
+        list[str] | None, typer.Option("--set", help="Another value of a setting, such as units=4; may be repeated.")
+    ] = None,
+    scorers: Annotated[str | None, typer.Option(help="Score with these only, commas between, such as ppl,cos.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Start no decoding that would end later.")] = None,
+    seed: Annotated[int, typer.Option(help="Of all random streams.")] = 0,
+    page: Annotated[Path, typer.Option(help="The page that `claims` writes.")] = Path("docs/claims.md"),
+    device: Device = None,
+    dtype: Dtype = None,
+    quiet: Quiet = False,
+) -> None:
+    """Run an experiment of the paper again: config, raw rows, table and figure, stage by stage, resumable."""
+    from ..experiments import EXPERIMENTS
+    from ..experiments.claims import write_claims
+    from ..experiments.run import STAGES
+    from ..experiments.run import reproduce as run
+
+    folder = out if out is not None else Path("results") / scale
+    if name == "claims":
+        typer.echo(write_claims(folder, page))
+        return
+    changes = dict(_change(text) for text in change or ())
+    began = time.monotonic()
+    for each in EXPERIMENTS if name == "all" else (name,):
+        setup = run(
+            each, scale=scale, out=folder, stages=stage or STAGES, model=model, data=data, device=device, dtype=dtype,
+            seed=seed, minutes=None if minutes is None else minutes - (time.monotonic() - began) / 60,
+            scorers=None if scorers is None else scorers.split(","), changes=changes,
+            progress=None if quiet else _Teller(each),
+        )  # fmt: skip
+        typer.echo(f"{each}: {setup.folder}")
+
+
+def _change(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise D5P4Error(f"--set {text!r} must be a name and a value, such as units=4")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+class _Teller:
+    """A line of progress at most every few seconds, with the time left."""
+
+    def __init__(self, label: str) -> None:
+        self.label, self.began, self.last = label, time.monotonic(), 0.0
+        self.start = 0.0  # share done when the stage began
+
+    def __call__(self, share: float, text: str) -> None:
+        now = time.monotonic()
+        if share <= 0 or share < self.start:
+            self.began, self.start = now, share
+        if now - self.last < 2 and share < 1:
+            return
+        self.last = now
+        spent = now - self.began
+        left = f", about {spent / share * (1 - share):.0f} s left" if 0 < share < 1 and spent > 1 else ""
+        typer.echo(f"{self.label} {100 * share:3.0f} % {text}{left}", err=True)

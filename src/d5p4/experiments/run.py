@@ -1,0 +1,115 @@
+"""`reproduce`: the stages of an experiment, one after the other, each going on where it was stopped."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import D5P4Error
+from ..provenance import provenance
+from . import experiment
+from .decoding import decode_cases
+from .scoring import score_cases
+from .setup import Progress, Setup
+from .store import write_json
+
+STAGES = ("decode", "score", "draw")
+
+
+def reproduce(
+    name: str,
+    *,
+    scale: str = "box",
+    out: str | Path | None = None,
+    stages: Sequence[str] = STAGES,
+    model: str | None = None,
+    data: str | Path | None = None,
+    device: str | None = None,
+    dtype: str | None = None,
+    seed: int = 0,
+    minutes: float | None = None,
+    scorers: Sequence[str] | None = None,
+    changes: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> Setup:
+    """Run an experiment of the paper; its files are in `out`/`name` (`results/scale` by default).
+
+    stages    of decode, score, draw; each may run on another machine if the folder goes with it
+    model     instead of the scale's own; data: a file or folder of the task, where it needs one
+    minutes   start no decoding that would end later
+    scorers   only these (ppl, cos, features, or kind:model)
+    changes   other values of the experiment's settings, such as {"units": 4}
+    """
+    for stage in stages:
+        if stage not in STAGES:
+            raise D5P4Error(f"stage={stage!r} is not known; use one of {', '.join(STAGES)}")
+    root = Path(out) if out is not None else Path("results") / scale
+    told = progress or (lambda share, text: None)
+    where = None if data is None else Path(data)
+    setup = Setup(experiment(name), scale, root, model, where, device, dtype, seed, changes or {}, told)
+    deadline = None if minutes is None else time.monotonic() + 60 * minutes
+    for stage in (stage for stage in STAGES if stage in stages):
+        began = time.monotonic()
+        finished = True
+        if stage == "decode":
+            if setup.experiment.measure is not None:
+                setup.experiment.measure(setup)
+            finished = decode_cases(setup, deadline) if setup.cases else True
+        elif stage == "score":
+            score_cases(setup, scorers)
+        else:
+            drawing = setup.experiment.draw(setup)
+            drawing.save(setup.folder, _about(setup))
+        _record(setup, stage, time.monotonic() - began, finished)
+        if not finished:
+            break
+    return setup
+
+
+def _config(setup: Setup) -> Path:
+    return setup.folder / "config.json"
+
+
+def _held(setup: Setup) -> dict[str, Any]:
+    file = _config(setup)
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+
+
+def _record(setup: Setup, stage: str, seconds: float, finished: bool) -> None:
+    """config.json: what the experiment was run with, and where each stage ran last."""
+    device = "cpu" if stage == "draw" else setup.torch_device
+    ran = provenance(device, ["d5p4", *sys.argv[1:]]) | {"seconds": round(seconds, 1), "finished": finished}
+    held = _held(setup)
+    # A stage that found everything done says nothing new about where the rows come from.
+    if stage not in held.get("stages", {}) or seconds > 5 or stage == "draw":
+        held.setdefault("stages", {})[stage] = ran
+    settings = {key: list(value) if isinstance(value, tuple) else value for key, value in setup.settings.items()}
+    held |= {"experiment": setup.experiment.name, "scale": setup.scale, "seed": setup.seed, "settings": settings}
+    if "model" in setup.settings:
+        held |= {"model": Path(setup.named).name}
+    held["cases"] = [
+        {"name": case.name, "task": case.task, "units": case.units, "options": dict(case.options)}
+        for case in setup.cases
+    ]
+    write_json(_config(setup), held)
+
+
+def _about(setup: Setup) -> dict[str, Any]:
+    ran = _held(setup).get("stages", {})
+    made = [
+        f"{verb} on {ran[stage]['machine']} (torch {ran[stage]['torch']}, {ran[stage]['date']})"
+        for stage, verb in (("decode", "decoded" if setup.cases else "measured"), ("score", "scored"))
+        if stage in ran
+    ]
+    command = f"`d5p4 reproduce {setup.experiment.name} --scale {setup.scale}`"
+    return {
+        "experiment": setup.experiment.name,
+        "title": setup.experiment.title,
+        "paper": setup.experiment.paper,
+        "scale": setup.scale,
+        "made": f"{command}; " + "; ".join(made),
+    }

@@ -1,0 +1,171 @@
+"""What an experiment is, and what one run of it is given.
+
+An experiment has settings for each scale ("box": the models of the repository, offline; "paper": the paper's own) and
+up to three stages. *decode* writes raw rows: the sets of answers of its cases, or whatever `measure` finds. *score* adds
+what outside models say of those answers. *draw* reads both and makes table, figure, summary and claims. Each stage goes
+on where it was stopped, and each may run on another machine: only the folder has to be carried over.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..errors import D5P4Error
+from ..models.load import choose_device, find, load
+from ..provenance import weights_hash
+from .store import JsonLines
+
+if TYPE_CHECKING:
+    from ..eval.tasks import Example
+    from ..models.base import NativeModel
+    from .drawing import Drawing
+
+SCALES = ("box", "paper")
+OPEN = "open"  # the task of writing from nothing
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to decode, on the first `units` prompts of a task (or so many sets from nothing)."""
+
+    name: str  # in tables and figures
+    options: Mapping[str, Any]  # of `d5p4.generate`
+    units: int
+    task: str = OPEN
+    group: str = ""  # the method, where several cases are points of one curve
+    value: float | None = None  # of the swept parameter
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One table or figure of the paper."""
+
+    name: str
+    title: str
+    paper: str  # where it stands there
+    settings: Mapping[str, Mapping[str, Any]]  # by scale
+    draw: Callable[[Setup], Drawing]
+    cases: Callable[[Setup], Sequence[Case]] = lambda setup: ()
+    measure: Callable[[Setup], None] | None = None  # raw rows that are no answers; must go on where it stopped
+    scorers: tuple[str, ...] = ()  # of `scorers.SCORERS`
+
+
+Progress = Callable[[float, str], None]
+"""`progress(share done, what is being done)`."""
+
+
+@dataclass(eq=False)
+class Setup:
+    """One run of an experiment: its settings with the caller's changes, its folder, its model."""
+
+    experiment: Experiment
+    scale: str
+    root: Path  # the folder of this scale's results
+    model_name: str | None = None  # instead of the settings' own
+    data: Path | None = None  # of tasks that need a file
+    device: str | None = None
+    dtype: str | None = None
+    seed: int = 0
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    progress: Progress = lambda share, text: None
+
+    def __post_init__(self) -> None:
+        if self.scale not in self.experiment.settings:
+            raise D5P4Error(f"scale={self.scale!r} is not known; use one of {', '.join(self.experiment.settings)}")
+        unknown = sorted(set(self.changes) - set(self.settings))
+        if unknown:
+            known = ", ".join(self.experiment.settings[self.scale])
+            raise D5P4Error(f"{self.experiment.name} has no setting {', '.join(unknown)} (it has: {known})")
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        return dict(self.experiment.settings[self.scale]) | dict(self.changes)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.settings[name]
+
+    @property
+    def folder(self) -> Path:
+        """Of the experiment's own files."""
+        return self.root / self.experiment.name
+
+    @cached_property
+    def cases(self) -> list[Case]:
+        cases = list(self.experiment.cases(self))
+        names = [case.name for case in cases]
+        if len(set(names)) < len(names):
+            raise AssertionError(f"two cases of {self.experiment.name} have one name")
+        return cases
+
+    @cached_property
+    def torch_device(self) -> torch.device:
+        return choose_device(self.device)
+
+    @property
+    def named(self) -> str:
+        """The model's name."""
+        return self.model_name or self["model"]
+
+    @cached_property
+    def weights(self) -> str:
+        """Says which weights rows were made with, wherever the folder lies."""
+        return weights_hash(find(self.named))[:16]
+
+    @cached_property
+    def model(self) -> NativeModel:
+        return load(self.named, self.torch_device, self.dtype)
+
+    def examples(self, task: str, count: int) -> Sequence[Example]:
+        """The first `count` prompts of a task. `name:number` gives a task's number, as in countdown:5."""
+        from ..eval.tasks import load_task
+
+        name, _, number = task.partition(":")
+        options = {"numbers": int(number)} if number else {}
+        held = load_task(name, self.data, limit=count, **options).examples
+        if len(held) < count:
+            raise D5P4Error(f"{task} has {len(held)} prompts in {self.data}, {count} are asked for")
+        return held
+
+    def rows(self, case: Case) -> JsonLines:
+        """The sets of answers of a case. Experiments that decode the same case share them."""
+        made_with = {
+            "task": case.task, "model": Path(self.named).name, "weights": self.weights, "seed": self.seed,
+            "options": _plain(case.options),
+        }  # fmt: skip
+        return JsonLines(self.root / "rows" / f"{_slug(case)}-{_digest(made_with)}.jsonl", made_with)
+
+    def scores(self, case: Case, scorer: str) -> JsonLines:
+        """What a scorer says of a case's sets of answers."""
+        rows = self.rows(case)
+        return JsonLines(self.root / "scores" / scorer / rows.path.name, {"scorer": scorer, **rows.header})
+
+    def measured(self, name: str, **made_with: Any) -> JsonLines:
+        """Rows of the experiment that are no answers; `made_with` is all they depend on besides the model."""
+        return JsonLines(self.folder / f"{name}.jsonl", {"seed": self.seed} | _plain(made_with))
+
+
+def _plain(value: Any) -> Any:
+    return json.loads(json.dumps(value))
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:10]
+
+
+def _slug(case: Case) -> str:
+    words = case.name.replace("β", "beta").replace("α", "alpha").replace("×", "x")
+    return re.sub(r"[^A-Za-z0-9.]+", "-", f"{case.task} {words}").strip("-").lower()
+
+
+def batches(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    for first in range(0, len(items), size):
+        yield items[first : first + size]

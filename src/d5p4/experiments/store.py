@@ -1,0 +1,88 @@
+"""Raw rows of an experiment: append-only JSON lines that survive a kill and say what they were made with."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import D5P4Error
+
+
+class JsonLines:
+    """A file whose first line says what it holds and whose others have a `key` each; a row is written once.
+
+    A last line broken by a kill is dropped. A file made with something else is refused, with the differences.
+    """
+
+    def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
+        self.path, self.header = path, dict(header)
+        self.rows: dict[str, dict[str, Any]] = {}
+        if path.exists():
+            self._read()
+
+    def __contains__(self, key: object) -> bool:
+        return str(key) in self.rows
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self.rows.values())
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def get(self, key: object) -> dict[str, Any] | None:
+        return self.rows.get(str(key))
+
+    def add(self, key: object, row: Mapping[str, Any]) -> None:
+        """Write one row; it is on the disk when this returns."""
+        if key in self:
+            raise D5P4Error(f"{self.path} already holds {key!r}")
+        line = {"key": str(key), **row}
+        fresh = not self.path.exists()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", encoding="utf-8") as file:
+            if fresh:
+                file.write(_line({"header": self.header}))
+            file.write(_line(line))
+            file.flush()
+            os.fsync(file.fileno())
+        self.rows[str(key)] = line
+
+    def _read(self) -> None:
+        data = self.path.read_bytes()
+        whole = data[: data.rfind(b"\n") + 1]
+        if len(whole) < len(data):
+            with self.path.open("r+b") as file:
+                file.truncate(len(whole))
+        if not whole:
+            self.path.unlink()
+            return
+        try:
+            head, *lines = [json.loads(line) for line in whole.decode("utf-8").splitlines()]
+            held = head["header"]
+            self.rows = {line["key"]: line for line in lines}
+        except (ValueError, KeyError, TypeError) as reason:
+            raise D5P4Error(f"{self.path} is not a file of rows ({reason}); move it away") from reason
+        wanted = json.loads(json.dumps(self.header))
+        if held != wanted:
+            names = sorted(name for name in {*held, *wanted} if held.get(name) != wanted.get(name))
+            told = "; ".join(f"{name} was {held.get(name)!r} and is {wanted.get(name)!r}" for name in names)
+            raise D5P4Error(f"{self.path} was made with other settings ({told}); give another --out")
+
+
+def _line(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n"
+
+
+def write_text(path: Path, text: str) -> None:
+    """All at once: a kill leaves the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")

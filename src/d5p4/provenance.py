@@ -1,0 +1,64 @@
+"""Where a figure comes from: machine, versions, weights, command; never where this machine keeps its files."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import os
+import platform
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .__about__ import __version__
+
+_READ_WHOLE = 1 << 30  # weight files up to this size are hashed byte by byte
+_HEAD = 1 << 20
+
+
+def machine(device: torch.device | str) -> str:
+    """The device in words, such as "NVIDIA H200" or "x86_64 CPU, 2 threads"."""
+    device = torch.device(device)
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{platform.machine()} {device.type.upper()}, {torch.get_num_threads()} threads"
+
+
+def file_hash(file: Path) -> str:
+    """sha256 of a file; of its size and first MiB where it is larger than a GiB."""
+    size = file.stat().st_size
+    digest = hashlib.sha256()
+    with file.open("rb") as stream:
+        if size > _READ_WHOLE:
+            digest.update(f"{size}:".encode() + stream.read(_HEAD))
+        else:
+            while block := stream.read(_HEAD):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def weights_hash(folder: Path) -> str:
+    """sha256 over a checkpoint's weight files, in the order of their names."""
+    files = sorted(folder.glob("*.safetensors"))
+    if len(files) == 1:
+        return file_hash(files[0])
+    return hashlib.sha256("".join(map(file_hash, files)).encode()).hexdigest()
+
+
+def command(words: Sequence[str]) -> str:
+    """A command line as a reader would type it: paths of this machine shortened to their last part."""
+    return shlex.join(os.path.basename(word) if word.startswith(("/", "~", "..")) else word for word in words)
+
+
+def provenance(device: torch.device | str, words: Sequence[str] = ()) -> dict[str, Any]:
+    """What stands beside a result."""
+    found = {
+        "machine": machine(device),
+        "torch": torch.__version__,
+        "d5p4": __version__,
+        "date": datetime.date.today().isoformat(),
+    }
+    return found | ({"command": command(words)} if words else {})
