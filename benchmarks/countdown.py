@@ -32,7 +32,7 @@ import torch
 
 import d5p4
 from d5p4.eval.countdown import WINDOW, Problem, canonical, is_right, problems
-from d5p4.eval.passk import Interval, interval, pass_at, relative_cut
+from d5p4.eval.stats import Interval, interval, pass_at, relative_cut
 from d5p4.models.load import find
 
 K, W = 4, 4

@@ -1,0 +1,289 @@
+"""Figures with their doubt: means, ratios, correlations, pass@k, each with a standard error and a 95 % interval.
+
+A *unit* is what chance draws: a problem, a prompt with its group of answers, a run. Answers of one group are not units:
+they share their prompt. Intervals are percentile bootstraps over units; what is not finite is left out and counted.
+Letters in shapes: P problems, m answers to each, S seeds, n units, R resamples, written as how often each unit is in.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ..errors import D5P4Error
+
+Floats = NDArray[np.float64]
+Answer = TypeVar("Answer", bound=Hashable)
+
+DRAWS = 2000  # resamples of a bootstrap
+_NORMAL_95 = 1.959963984540054
+_CELLS = 1 << 22  # counts held at a time: 32 MB
+
+
+class Figure(NamedTuple):
+    """A value with its standard error, 95 % interval, and units counted and left out. NaN: cannot be said."""
+
+    value: float
+    se: float
+    low: float
+    high: float
+    n: int
+    dropped: int = 0
+
+
+class Interval(NamedTuple):
+    """A figure with its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def figure(values: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Figure:
+    """The mean of [n] values, one a unit. Standard error: std(ddof=1) / sqrt(n)."""
+    (kept,), dropped = _finite(values)
+    n = len(kept)
+    if n < 2:
+        return Figure(float(kept[0]) if n else np.nan, np.nan, np.nan, np.nan, n, dropped)
+    samples = _bootstrap(lambda counts: counts @ kept / n, n, seed, draws)
+    return Figure(float(kept.mean()), float(kept.std(ddof=1)) / n**0.5, *_middle(samples), n, dropped)
+
+
+def paired_difference(a: ArrayLike, b: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Figure:
+    """The mean of a - b over the same units, both [n]: what makes a unit hard for both cancels."""
+    left, right = _same_length(a, b)
+    with np.errstate(invalid="ignore"):  # inf - inf is NaN, and left out
+        return figure(left - right, seed, draws)
+
+
+def pooled_figure(
+    parts: ArrayLike, statistic: Callable[[Floats], Floats], seed: int = 0, draws: int = DRAWS
+) -> Figure:
+    """A statistic of sums over units, such as a corpus BLEU: parts [n, d] are summed over units, any number of times.
+
+    `statistic` takes sums [R, d] to values [R]. Standard error: the jackknife, sqrt((n - 1) / n Σ (θ_i - mean θ)²) with
+    θ_i the statistic without unit i; of a mean that is std(ddof=1) / sqrt(n) again.
+    """
+    given = np.asarray(parts, dtype=np.float64)
+    if given.ndim != 2:
+        raise D5P4Error(f"a pooled figure needs parts of shape [units, parts], got shape {given.shape}")
+    columns, dropped = _finite(*given.T)
+    kept = np.stack(columns, axis=1)
+    if not len(kept):
+        return Figure(np.nan, np.nan, np.nan, np.nan, 0, dropped)
+    n, total = len(kept), kept.sum(axis=0, keepdims=True)
+    with np.errstate(all="ignore"):
+        value = float(statistic(total)[0])
+        if n < 2 or not np.isfinite(value):
+            return Figure(value, np.nan, np.nan, np.nan, n, dropped)
+        se = float(((n - 1) * statistic(total - kept).var()) ** 0.5)
+        samples = _bootstrap(lambda counts: statistic(counts @ kept), n, seed, draws)
+    return Figure(value, se, *_middle(samples), n, dropped)
+
+
+def ratio_figure(
+    above: ArrayLike,
+    below: ArrayLike,
+    transform: Callable[[Floats], Floats] = lambda ratio: ratio,
+    seed: int = 0,
+    draws: int = DRAWS,
+) -> Figure:
+    """transform(sum(above) / sum(below)), both [n]; np.exp of nats over tokens is a corpus perplexity."""
+    parts = np.stack(_same_length(above, below), axis=1)
+    return pooled_figure(parts, lambda sums: transform(sums[:, 0] / sums[:, 1]), seed, draws)
+
+
+def pass_at(right: ArrayLike, n: int) -> Floats:
+    """[P]: the chance that n of the m answers, drawn without replacement, hold a right one; `right` is bool [P, m].
+
+    1 - C(m - c, n) / C(m, n) for c right ones among m: without bias for the pass@n of independent answers.
+    """
+    judged = np.asarray(right, dtype=bool)
+    answers = _answers(judged, n, "pass@n", "n")
+    wrong = answers - judged.sum(axis=1, keepdims=True)
+    drawn = np.arange(n)
+    return 1 - np.prod((wrong - drawn).clip(0) / (answers - drawn), axis=1)
+
+
+def best_of(values: ArrayLike, k: int) -> Floats:
+    """[P]: Metric@k, the expected largest of k of the m values [P, m], drawn without replacement.
+
+    Σ_i x_i C(i, k - 1) / C(m, k) over x_0 ≤ … ≤ x_{m-1}: x_i is the largest of the k when the other k - 1 are below it.
+    A row with NaN gives NaN.
+    """
+    given = np.asarray(values, dtype=np.float64)
+    m = _answers(given, k, "Metric@k", "k")
+    place = np.arange(m - 1, k - 1, -1)  # the share of x_{i-1} from that of x_i, from the largest down
+    shares = k / m * np.cumprod(np.concatenate([[1.0], (place - k + 1) / place]))
+    return np.sort(given, axis=1)[:, k - 1 :] @ shares[::-1]
+
+
+def majority(answers: Sequence[Answer | None], weights: Sequence[float] | None = None) -> Answer | None:
+    """The answer with the most votes, or the most weight; of equals the one that came first. None does not vote."""
+    if weights is not None and len(weights) != len(answers):
+        raise D5P4Error(f"there are {len(answers)} answers and {len(weights)} weights")
+    votes: defaultdict[Answer, float] = defaultdict(float)
+    for place, answer in enumerate(answers):
+        if answer is not None:
+            votes[answer] += 1.0 if weights is None else float(weights[place])
+    return max(votes, key=votes.__getitem__) if votes else None
+
+
+def pearson(a: ArrayLike, b: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Figure:
+    """The linear correlation of [n] pairs; NaN where one side is constant. Standard error: the bootstrap's."""
+    (left, right), dropped = _finite(*_same_length(a, b))
+    return _correlation(lambda counts: _weighted_pearson(left, right, counts), len(left), dropped, seed, draws)
+
+
+def spearman(a: ArrayLike, b: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Figure:
+    """Pearson's correlation of the ranks of [n] pairs; equal values share their mean rank, in each resample anew."""
+    (left, right), dropped = _finite(*_same_length(a, b))
+    ranks = _ranker(left), _ranker(right)
+    return _correlation(
+        lambda counts: _weighted_pearson(ranks[0](counts), ranks[1](counts), counts), len(left), dropped, seed, draws
+    )
+
+
+def stratified_correlation(
+    parameter: ArrayLike, metric: ArrayLike, bins: int = 10, log: bool = True, seed: int = 0, draws: int = DRAWS
+) -> Figure:
+    """How well a parameter steers a metric, both [n] points: Pearson's correlation of bin centres and bin means.
+
+    The range of the (log-)parameter is cut into bins of equal width, the metric averaged in each that is not empty. The
+    interval is a bootstrap over points within the same bins, as is the standard error. The paper does not give its
+    number of bins.
+    """
+    if bins < 2:
+        raise D5P4Error(f"bins={bins} must be at least 2")
+    (where, height), dropped = _finite(*_same_length(parameter, metric))
+    if log and len(where) and where.min() <= 0:
+        raise D5P4Error(f"a parameter of {where.min():g} has no logarithm; use log=False")
+    scale = np.log(where) if log else where
+    edges = np.linspace(scale.min(), scale.max(), bins + 1) if len(scale) else np.zeros(bins + 1)
+    centres = (edges[1:] + edges[:-1]) / 2
+    inside = np.clip(np.searchsorted(edges, scale, side="right") - 1, 0, bins - 1)[:, None] == np.arange(bins)
+
+    def statistic(counts: Floats) -> Floats:
+        size = counts @ inside  # [R, bins]
+        means = counts @ (inside * height[:, None]) / size.clip(1)
+        return _weighted_pearson(centres, means, (size > 0).astype(np.float64))
+
+    return _correlation(statistic, len(scale), dropped, seed, draws)
+
+
+def interval(values: ArrayLike) -> Interval:
+    """Mean of [P] or [S, P] values with a normal 95 % interval over problems, each averaged over its seeds first."""
+    figures = np.asarray(values, dtype=np.float64)
+    if figures.ndim not in (1, 2) or figures.shape[-1] < 2:
+        raise D5P4Error(f"an interval needs [problems] or [seeds, problems], two problems or more, got {figures.shape}")
+    each = figures.mean(axis=0) if figures.ndim == 2 else figures
+    mean = float(each.mean())
+    half = _NORMAL_95 * float(each.std(ddof=1)) / len(each) ** 0.5
+    return Interval(mean, mean - half, mean + half)
+
+
+def relative_cut(base: ArrayLike, other: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Interval:
+    """The share of what `base` leaves unsolved that `other` solves: 1 - sum(1 - other) / sum(1 - base), both [P].
+
+    The interval is a paired bootstrap over problems: the same problems are drawn for both, so what makes a problem hard
+    cancels. Draws in which `base` solves everything say nothing and are left out.
+    """
+    before, after = np.asarray(base, dtype=np.float64), np.asarray(other, dtype=np.float64)
+    if before.ndim != 1 or before.shape != after.shape or len(before) < 2:
+        raise D5P4Error(f"a relative cut compares the same two or more problems, got {before.shape} and {after.shape}")
+    left_before, left_after = 1 - before, 1 - after
+    if left_before.sum() <= 0:
+        raise D5P4Error("the base solves every problem, so there is nothing left to cut")
+
+    def cut(counts: Floats) -> Floats:
+        below = counts @ left_before
+        return np.where(below > 0, 1 - counts @ left_after / np.where(below > 0, below, 1), np.nan)
+
+    samples = _bootstrap(cut, len(before), seed, draws)
+    return Interval(float(1 - left_after.sum() / left_before.sum()), *_middle(samples))
+
+
+def _resample(n: int, seed: int, draws: int) -> Iterator[Floats]:
+    """How often each of n units is in each resample, a few rows [R, n] at a time; `seed` alone decides."""
+    source = np.random.default_rng(seed)
+    most = max(1, _CELLS // n)
+    for start in range(0, draws, most):
+        rows = min(most, draws - start)
+        drawn = source.integers(n, size=(rows, n)) + n * np.arange(rows)[:, None]
+        yield np.bincount(drawn.ravel(), minlength=rows * n).reshape(rows, n).astype(np.float64)
+
+
+def _bootstrap(statistic: Callable[[Floats], Floats], n: int, seed: int, draws: int) -> Floats:
+    """[draws]: the statistic of each resample; it takes counts [R, n] to values [R]."""
+    return np.concatenate([statistic(counts) for counts in _resample(n, seed, draws)])
+
+
+def _middle(samples: Floats) -> tuple[float, float]:
+    """The middle 95 % of what can be said."""
+    said = samples[np.isfinite(samples)]
+    return (float(np.quantile(said, 0.025)), float(np.quantile(said, 0.975))) if len(said) else (np.nan, np.nan)
+
+
+def _correlation(statistic: Callable[[Floats], Floats], n: int, dropped: int, seed: int, draws: int) -> Figure:
+    """The figure of a statistic of counts [R, n]; standard error: the spread of the bootstrap."""
+    if not n:
+        return Figure(np.nan, np.nan, np.nan, np.nan, 0, dropped)
+    with np.errstate(all="ignore"):
+        value = float(statistic(np.ones((1, n)))[0])
+        samples = _bootstrap(statistic, n, seed, draws) if np.isfinite(value) else np.array([])
+    said = samples[np.isfinite(samples)]
+    return Figure(value, float(said.std(ddof=1)) if len(said) > 1 else np.nan, *_middle(said), n, dropped)
+
+
+def _weighted_pearson(left: Floats, right: Floats, counts: Floats) -> Floats:
+    """[R]: correlation of left and right ([n] or [R, n]), each pair as often as counts [R, n] says; NaN if constant."""
+    total = counts.sum(axis=1, keepdims=True)
+    a = left - (counts * left).sum(axis=1, keepdims=True) / total
+    b = right - (counts * right).sum(axis=1, keepdims=True) / total
+    spread = np.sqrt((counts * a * a).sum(axis=1) * (counts * b * b).sum(axis=1))
+    # What is constant may be so up to rounding only.
+    size = np.sqrt((counts * left**2).sum(axis=1) * (counts * right**2).sum(axis=1))
+    return np.where(spread > 1e-14 * size, (counts * a * b).sum(axis=1) / spread, np.nan).clip(-1, 1)
+
+
+def _ranker(values: Floats) -> Callable[[Floats], Floats]:
+    """From counts [R, n] to the mean rank of each value in each resample [R, n]."""
+    levels, level = np.unique(values, return_inverse=True)
+    order = np.argsort(level, kind="stable")
+    first = np.searchsorted(level[order], np.arange(len(levels)))
+
+    def ranks(counts: Floats) -> Floats:
+        size = np.add.reduceat(counts[:, order], first, axis=1)  # [R, levels]
+        return (np.cumsum(size, axis=1) - (size - 1) / 2)[:, level]
+
+    return ranks
+
+
+def _finite(*columns: ArrayLike) -> tuple[list[Floats], int]:
+    """Columns [n] of the units that are finite in all of them, and how many are not."""
+    given = [np.asarray(column, dtype=np.float64) for column in columns]
+    if any(column.ndim != 1 for column in given):
+        raise D5P4Error(f"a figure needs one number a unit, got shape {given[0].shape}")
+    good = np.logical_and.reduce([np.isfinite(column) for column in given])
+    return [column[good] for column in given], int((~good).sum())
+
+
+def _same_length(a: ArrayLike, b: ArrayLike) -> tuple[Floats, Floats]:
+    left, right = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
+    if left.ndim != 1 or left.shape != right.shape:
+        raise D5P4Error(f"two numbers a unit are needed, got shapes {left.shape} and {right.shape}")
+    return left, right
+
+
+def _answers(values: NDArray[Any], k: int, what: str, letter: str) -> int:
+    """The answers of each problem in [P, m], of which k are to be drawn."""
+    if values.ndim != 2:
+        raise D5P4Error(f"{what} needs values of shape [problems, answers], got shape {values.shape}")
+    answers = values.shape[1]
+    if not 1 <= k <= answers:
+        raise D5P4Error(f"{what} with {answers} answers needs {letter} between 1 and {answers}, got {k}")
+    return answers
