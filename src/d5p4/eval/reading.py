@@ -1,0 +1,64 @@
+"""What the judge and the encoder share: texts that are texts, rows in batches, files inside packages."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from ..errors import D5P4Error
+
+
+def strings(texts: Sequence[str]) -> Sequence[str]:
+    """The texts, which must be texts in a list."""
+    if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+        raise D5P4Error(f"texts must be a list of strings, not {texts!r:.60}")
+    return texts
+
+
+def whole(name: str, value: int | None) -> int | None:
+    """The value, which must be None or a whole number of at least 1."""
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        raise D5P4Error(f"{name}={value!r} must be a whole number of at least 1")
+    return value
+
+
+def batches(lengths: Sequence[int], batch_size: int, max_tokens: int | None) -> Iterator[list[int]]:
+    """The numbers of rows that go together, those of length 0 or less left out.
+
+    Rows of like length share a batch, so that little is padded. A batch has `batch_size` rows, or with `max_tokens` as
+    many as fit into that many tokens with their padding, at least one.
+    """
+    whole("batch_size", batch_size)
+    whole("max_tokens_per_batch", max_tokens)
+    batch: list[int] = []
+    for i in sorted((i for i, length in enumerate(lengths) if length > 0), key=lambda i: lengths[i]):
+        full = len(batch) == batch_size if max_tokens is None else (len(batch) + 1) * lengths[i] > max_tokens
+        if batch and full:
+            yield batch
+            batch = []
+        batch.append(i)
+    if batch:
+        yield batch
+
+
+def padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and mask [R, T] int64, padded on the right; no model sees the padding's value through the mask."""
+    inputs = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.int64)
+    mask = torch.zeros_like(inputs)
+    for i, row in enumerate(rows):
+        inputs[i, : len(row)] = torch.tensor(row)
+        mask[i, : len(row)] = 1
+    return inputs.to(device), mask.to(device)
+
+
+def package_file(package: str, pattern: str, missing: str) -> Path:
+    """The file or folder of that pattern inside an installed package, which is not imported; or `missing` as error."""
+    spec = importlib.util.find_spec(package)
+    for place in (spec.submodule_search_locations or ()) if spec else ():
+        found = sorted(Path(place).glob(pattern))
+        if found:
+            return found[0]
+    raise D5P4Error(missing)
