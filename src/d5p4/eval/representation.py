@@ -19,6 +19,8 @@ def linear_cka(x: ArrayLike, y: ArrayLike) -> float:
     a, b = _vectors(x, "x"), _vectors(y, "y")
     if len(a) != len(b):
         raise D5P4Error(f"CKA compares views of the same items: x has {len(a)} rows, y has {len(b)}")
+    if len(a) < 2:
+        return 0.0
     a, b = _centred(a), _centred(b)
     k, m = a @ a.T, b @ b.T
     norms = np.linalg.norm(k) * np.linalg.norm(m)

@@ -1,0 +1,237 @@
+import importlib.util
+import json
+import sys
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from transformers import BertConfig, BertModel
+
+from d5p4 import D5P4Error
+from d5p4.eval.encoder import DEFAULT, Encoder
+
+LONGEST = 12
+WORDS = ["the", "cat", "sat", "on", "mat", "dog", "ran", "##s", "été", "中"]
+TEXTS = [
+    "the cat sat on the mat",
+    "",
+    "cats",
+    "  Été 中 \n",
+    "unknown 😀 words",
+    "the dog ran " * 9,  # longer than the model reads
+    "dog",
+]
+KINDS = {
+    "mean": {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True},
+    "cls": {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False},
+}
+
+
+def write_encoder(folder, pooling=None, changes=None):
+    """A tiny random BERT; with `pooling` also the files of sentence-transformers."""
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS]
+    codec = Tokenizer(models.WordPiece({token: i for i, token in enumerate(tokens)}, unk_token="[UNK]"))
+    codec.normalizer = normalizers.BertNormalizer(lowercase=True, strip_accents=False)
+    codec.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    codec.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(tokens), hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24,
+        max_position_embeddings=20, initializer_range=0.5,
+    )  # fmt: skip
+    BertModel(config, add_pooling_layer=False).save_pretrained(folder)
+    codec.save(str(folder / "tokenizer.json"))
+    names = {"unk_token": "[UNK]", "pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 20, **names}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    if pooling is not None:
+        kinds = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
+        modules = [
+            {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+            for i, (path, kind) in enumerate(kinds)
+        ]
+        (folder / "modules.json").write_text(json.dumps(modules))
+        (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": LONGEST}))
+        (folder / "1_Pooling").mkdir()
+        (folder / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 16, **pooling}))
+    if changes is not None:
+        path = folder / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    return Encoder(write_encoder(tmp_path_factory.mktemp("encoder"), KINDS["mean"]), device="cpu")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_vectors_are_those_of_sentence_transformers(tmp_path, kind):
+    library = pytest.importorskip("sentence_transformers")
+    folder = write_encoder(tmp_path, KINDS[kind])
+    encoder = Encoder(folder, device="cpu")
+    assert (encoder.pooling, encoder.max_tokens) == (kind, LONGEST)
+    theirs = library.SentenceTransformer(str(folder), device="cpu").encode(TEXTS, batch_size=3)
+    np.testing.assert_allclose(encoder.encode(TEXTS), theirs, rtol=0, atol=1e-5)
+
+
+def test_vectors_by_hand(tiny):
+    """One text at a time, unpadded: the mean of all token states, [CLS] and [SEP] too, to length 1."""
+    for text, vector in zip(TEXTS, tiny.encode(TEXTS), strict=True):
+        ids = tiny.tokenizer(text)["input_ids"]
+        ids = ids if len(ids) <= LONGEST else [*ids[: LONGEST - 1], ids[-1]]  # [SEP] stays
+        with torch.no_grad():
+            mean = tiny.model(input_ids=torch.tensor([ids])).last_hidden_state[0].mean(0).numpy()
+        np.testing.assert_allclose(vector, mean / np.linalg.norm(mean), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("most", [1, 7, 25, 10_000])
+def test_the_batch_does_not_change_vectors(tiny, most):
+    found = tiny.encode(TEXTS, max_tokens_per_batch=most)
+    assert found.dtype == np.float32 and found.shape == (len(TEXTS), 16)
+    np.testing.assert_allclose(found, tiny.encode(TEXTS), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-6)
+    backwards = tiny.encode(TEXTS[::-1], max_tokens_per_batch=most)
+    np.testing.assert_allclose(backwards[::-1], found, rtol=0, atol=1e-5)
+
+
+def test_a_folder_of_transformers_alone_is_pooled_by_the_mean(tmp_path, tiny):
+    plain = Encoder(write_encoder(tmp_path), device="cpu")
+    assert (plain.pooling, plain.max_tokens) == ("mean", 20)
+    np.testing.assert_allclose(plain.encode(TEXTS[:5]), tiny.encode(TEXTS[:5]), rtol=0, atol=1e-5)
+    assert not np.allclose(plain.encode(TEXTS[5:6]), tiny.encode(TEXTS[5:6]), atol=1e-3)  # it reads more of it
+
+
+def test_cosines_of_a_set(tiny):
+    texts = TEXTS[:4]
+    vectors = tiny.encode(texts).astype(np.float64)
+    pairs = [vectors[i] @ vectors[j] for i in range(4) for j in range(4) if i != j]
+    assert tiny.s_cos(texts) == pytest.approx(np.mean(pairs), abs=1e-6)
+    assert tiny.s_cos(["the cat"] * 3) == pytest.approx(1, abs=1e-6)
+    assert tiny.s_cos(["the cat"]) == tiny.s_cos([]) == 0
+
+
+def test_cosine_with_the_nearest_reference(tiny):
+    predictions, references = ["the dog ran", "cats"], ["sat on", "mat", "the cat"]
+    cosines = [float(tiny.encode([a])[0] @ tiny.encode([b])[0]) for a in predictions for b in references]
+    assert tiny.r_cos(predictions, references) == pytest.approx(max(cosines), abs=1e-5)
+    assert tiny.r_cos(predictions, [*references, "cats"]) == pytest.approx(1, abs=1e-5)
+    for pair in (([], references), (predictions, [])):
+        with pytest.raises(D5P4Error, match="needs a prediction and a reference"):
+            tiny.r_cos(*pair)
+
+
+def test_no_texts_and_bad_texts(tiny):
+    assert tiny.encode([]).shape == (0, 16)
+    for texts in ("one text", ["a", None]):
+        with pytest.raises(D5P4Error, match="list of strings"):
+            tiny.encode(texts)
+    with pytest.raises(D5P4Error, match="max_tokens_per_batch=0"):
+        tiny.encode(["a"], max_tokens_per_batch=0)
+
+
+def test_models_with_their_own_code_run_it_only_when_asked(tmp_path, monkeypatch):
+    from transformers import dynamic_module_utils
+
+    folder = tmp_path / "own"
+    folder.mkdir()
+    write_encoder(folder, KINDS["mean"], {"auto_map": {"AutoModel": "own.Own"}})
+    (folder / "own.py").write_text(
+        "from transformers import BertModel\n"
+        "class Own(BertModel):\n"
+        "    def __init__(self, config):\n"
+        "        super().__init__(config, add_pooling_layer=False)\n"
+        "    def forward(self, **inputs):\n"
+        "        out = super().forward(**inputs)\n"
+        "        out.last_hidden_state = -out.last_hidden_state\n"
+        "        return out\n"
+    )
+    with pytest.raises(D5P4Error, match="remote_code=True"):
+        Encoder(folder, device="cpu")
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    own = Encoder(folder, device="cpu", remote_code=True).encode(TEXTS)
+    plain = write_encoder(tmp_path, KINDS["mean"])
+    np.testing.assert_allclose(own, -Encoder(plain, device="cpu").encode(TEXTS), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("pooling", "message"),
+    [
+        ({"pooling_mode_max_tokens": True}, "pools by max"),
+        ({"pooling_mode_lasttoken": True}, "pools by lasttoken"),
+        ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}, "pools by mean, cls"),
+        ({"pooling_mode": "weightedmean"}, "pools by weightedmean"),
+    ],
+)
+def test_pooling_that_is_not_done_here(tmp_path, pooling, message):
+    with pytest.raises(D5P4Error, match=message):
+        Encoder(write_encoder(tmp_path, pooling), device="cpu")
+
+
+def test_pooling_in_the_newer_spelling(tmp_path):
+    assert Encoder(write_encoder(tmp_path, {"pooling_mode": "cls"}), device="cpu").pooling == "cls"
+
+
+def test_modules_that_are_not_read_here(tmp_path):
+    folder = write_encoder(tmp_path, KINDS["mean"])
+    modules = json.loads((folder / "modules.json").read_text())
+    modules.append({"idx": 3, "name": "3", "path": "3_Dense", "type": "sentence_transformers.models.Dense"})
+    (folder / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(D5P4Error, match="a Dense module"):
+        Encoder(folder, device="cpu")
+
+
+def test_encoders_that_cannot_be_read(tmp_path, monkeypatch):
+    with pytest.raises(D5P4Error, match="'nowhere' is no folder"):
+        Encoder("nowhere")
+    deeper = write_encoder(tmp_path, changes={"num_hidden_layers": 3})
+    with pytest.raises(D5P4Error, match=r"lacks \d+ weights .*layer\.2"):
+        Encoder(deeper, device="cpu")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mdlm"}))
+    with pytest.raises(D5P4Error, match="cannot be read as an encoder"):
+        Encoder(tmp_path, device="cpu")
+    with monkeypatch.context() as without:
+        without.setattr(importlib.util, "find_spec", lambda name: None)
+        with pytest.raises(D5P4Error, match=r"pip install 'd5p4\[eval\]'"):
+            Encoder(device="cpu")
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(D5P4Error, match=r"pip install 'd5p4\[eval\]'"):
+        Encoder(tmp_path, device="cpu")
+
+
+# the model in the box
+
+
+needs_minilm = pytest.mark.skipif(
+    importlib.util.find_spec(DEFAULT.replace("-", "_")) is None, reason=f"{DEFAULT} is not installed"
+)
+
+
+@pytest.fixture(scope="module")
+def minilm():
+    return Encoder(device="cpu")
+
+
+@needs_minilm
+def test_the_default_says_what_sentence_transformers_says(minilm):
+    library = pytest.importorskip("sentence_transformers")
+    texts = [
+        "A man is eating food.",
+        "Été — 中文 😀",
+        "",
+        " ".join(f"sentence number {i}." for i in range(120)),  # more than 256 tokens
+        "Shorter.",
+    ]
+    folder = importlib.util.find_spec(DEFAULT.replace("-", "_")).submodule_search_locations[0]
+    theirs = library.SentenceTransformer(f"{folder}/model", device="cpu").encode(texts, batch_size=2)
+    assert minilm.max_tokens == 256
+    np.testing.assert_allclose(minilm.encode(texts), theirs, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(minilm.encode(texts, max_tokens_per_batch=1), theirs, rtol=0, atol=1e-5)
+
+
+@needs_minilm
+def test_the_default_knows_what_is_alike(minilm):
+    alike = ["A man is eating food.", "A man eats something."]
+    assert minilm.s_cos(alike) > 0.6 > 0.3 > minilm.s_cos([alike[0], "The stock market fell on Tuesday."])

@@ -1,0 +1,310 @@
+import importlib.util
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from d5p4 import D5P4Error
+from d5p4.eval.mauve import MIXTURES, STAR, cluster, last_token_features, mauve, mauve_from_histograms, mauve_interval
+from d5p4.eval.perplexity import CausalJudge
+from tests.eval.test_perplexity import CONTEXT, TEXTS, write_judge
+
+needs_mauve_text = pytest.mark.skipif(importlib.util.find_spec("mauve") is None, reason="mauve-text is not installed")
+KINDS, WIDTH = 6, 24
+
+
+def sample(random, n, shares=None):
+    """[n, D] features around KINDS directions, of which `shares` says how often each comes."""
+    places = np.random.default_rng(99).normal(size=(KINDS, WIDTH))
+    return places[random.choice(KINDS, size=n, p=shares)] + 0.3 * random.normal(size=(n, WIDTH))
+
+
+@pytest.fixture
+def random():
+    return np.random.default_rng(0)
+
+
+def slowly(p, q, scaling=5.0):
+    """The definition, point by point: both integrations over sorted points, as trapezoids."""
+
+    def divergence(a, r):
+        return sum(x * np.log(x / y) for x, y in zip(a, r, strict=True) if x > 0)
+
+    p, q = np.array(p) / np.sum(p), np.array(q) / np.sum(q)
+    curve = [(1.0, 0.0), (0.0, 1.0)]
+    for w in MIXTURES:
+        r = w * p + (1 - w) * q
+        curve.append((np.exp(-scaling * divergence(q, r)), np.exp(-scaling * divergence(p, r))))
+
+    def integral(points):
+        return sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in zip(points[:-1], points[1:], strict=True))
+
+    over_x = integral(sorted(curve, key=lambda point: (point[0], -point[1])))
+    over_y = integral(sorted(((y, x) for x, y in curve), key=lambda point: (point[0], -point[1])))
+    return (over_x + over_y) / 2
+
+
+# the formula
+
+
+HISTOGRAMS = [
+    ([3, 5, 2], [1, 1, 8]),
+    ([0.5, 0.5, 0, 0], [0, 0.25, 0.25, 0.5]),
+    ([10, 0, 0, 3], [0, 7, 0, 1]),
+    ([1, 2, 3, 4, 5, 6], [6, 5, 4, 3, 2, 1]),
+    (list(range(1, 60)), [1] * 59),
+]
+
+
+@pytest.mark.parametrize(("p", "q"), HISTOGRAMS)
+@pytest.mark.parametrize("smoothing", [0.0, STAR])
+def test_the_area_is_the_mean_of_both_integrations(p, q, smoothing):
+    value = mauve_from_histograms(p, q, smoothing=smoothing)
+    assert value == pytest.approx(slowly(np.add(p, smoothing), np.add(q, smoothing)), abs=1e-9)
+    assert value == pytest.approx(mauve_from_histograms(q, p, smoothing=smoothing), abs=1e-9)
+    assert 0 < value < 1
+
+
+@needs_mauve_text
+@pytest.mark.parametrize(("p", "q"), HISTOGRAMS)
+@pytest.mark.parametrize("scaling", [1.0, 5.0])
+def test_the_area_is_that_of_mauve_text(p, q, scaling):
+    from mauve.compute_mauve import get_divergence_curve_for_multinomials
+    from sklearn.metrics import auc
+
+    curve = get_divergence_curve_for_multinomials(np.array(p) / np.sum(p), np.array(q) / np.sum(q), MIXTURES, scaling)
+    x, y = curve.T
+    theirs = (auc(np.sort(x), y[np.argsort(x)]) + auc(np.sort(y), x[np.argsort(y)])) / 2
+    assert mauve_from_histograms(p, q, scaling=scaling) == pytest.approx(theirs, abs=1e-6)
+
+
+def test_ends_of_the_scale():
+    assert mauve_from_histograms([2, 3], [20, 30]) == pytest.approx(1, abs=1e-12)
+    apart = mauve_from_histograms([1, 0], [0, 1])
+    # Points (exp(5 log(1-w)), exp(5 log w)): the area under y = (1 - x^0.2)^5 is B(5, 6) · 5 = 1/252.
+    assert apart == pytest.approx(1 / 252, abs=2e-4)
+    assert mauve_from_histograms([1, 0], [0, 1], smoothing=STAR) > apart
+
+
+def test_smoothing_is_half_a_text_in_every_bin():
+    assert mauve_from_histograms([3, 0, 1], [0, 2, 2], smoothing=STAR) == mauve_from_histograms(
+        [3.5, 0.5, 1.5], [0.5, 2.5, 2.5]
+    )
+
+
+@pytest.mark.parametrize(
+    ("p", "q", "message"),
+    [
+        ([1, 2], [1, 2, 3], "same bins"),
+        ([[1, 2]], [[1, 2]], "same bins"),
+        ([1, -2], [1, 2], "histogram p"),
+        ([1, 2], [0, 0], "histogram q"),
+        ([1, 2], [1, np.nan], "histogram q"),
+    ],
+)
+def test_bad_histograms(p, q, message):
+    with pytest.raises(D5P4Error, match=message):
+        mauve_from_histograms(p, q)
+
+
+@pytest.mark.parametrize("options", [{"smoothing": -1}, {"scaling": np.nan}])
+def test_bad_options(options):
+    with pytest.raises(D5P4Error, match="at least 0"):
+        mauve_from_histograms([1, 2], [1, 2], **options)
+
+
+# from features
+
+
+def test_clusters_are_the_kinds_and_do_not_depend_on_length(random):
+    places = np.eye(4)[[0, 0, 1, 2, 2, 2, 3]]
+    noise = 1e-3 * random.normal(size=(14, 4))
+    found = cluster(places + noise[:7], 5 * places[::-1] + noise[7:], clusters=4)  # rows of another length
+    together = np.concatenate([found.p, found.q[::-1]])
+    kinds = np.tile([0, 0, 1, 2, 2, 2, 3], 2)
+    assert ((together[:, None] == together) == (kinds[:, None] == kinds)).all()
+    assert sorted(found.histograms[0]) == sorted(found.histograms[1]) == [1, 1, 2, 3]
+
+
+def test_a_tenth_of_the_smaller_sample_are_the_clusters(random):
+    p, q = sample(random, 84), sample(random, 56)
+    assert cluster(p, q).number == 6
+    assert cluster(p[:9], q[:30]).number == 2
+    assert len(cluster(p, q).p) == 84 and len(cluster(p, q).q) == 56
+
+
+def test_mauve_is_that_of_the_histograms_of_its_clusters(random):
+    p, q = sample(random, 80), sample(random, 60, [0.4, 0.3, 0.3, 0, 0, 0])
+    histograms = cluster(p, q, clusters=9, seed=3).histograms
+    assert mauve(p, q, clusters=9, seed=3) == mauve_from_histograms(*histograms)
+    assert mauve(p, q, clusters=9, seed=3, smoothing=STAR) == mauve_from_histograms(*histograms, smoothing=STAR)
+    assert mauve(p, q, seed=4) == mauve(p, q, seed=4)
+
+
+def test_less_of_the_reference_covered_is_a_smaller_mauve(random):
+    p = sample(random, 200)
+    values = [
+        mauve(p, sample(random, 200, shares))
+        for shares in (None, [0.3, 0.3, 0.1, 0.1, 0.1, 0.1], [0.5, 0.5, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0])
+    ]
+    assert values == sorted(values, reverse=True)
+    assert values[0] > 0.9 and values[-1] < 0.1
+
+
+@needs_mauve_text
+@pytest.mark.parametrize("shares", [None, [0.5, 0.25, 0.25, 0, 0, 0], [0.3, 0.3, 0.1, 0.1, 0.1, 0.1]])
+def test_the_value_is_near_mauve_text_for_the_same_features(random, shares):
+    from mauve import compute_mauve
+
+    p, q = sample(random, 300), sample(random, 300, shares)
+    # The two k-means draw their starts differently: each is an average over seeds, the difference within their spread.
+    theirs = [compute_mauve(p_features=p, q_features=q, seed=seed) for seed in range(8)]
+    for smoothing, name in ((0.0, "mauve"), (STAR, "mauve_star")):
+        ours = [mauve(p, q, seed=seed, smoothing=smoothing) for seed in range(8)]
+        wanted = [getattr(found, name) for found in theirs]
+        assert np.mean(ours) == pytest.approx(np.mean(wanted), abs=0.03)
+
+
+@needs_mauve_text
+def test_texts_of_few_kinds_give_what_mauve_text_gives(random):
+    """As many clusters as kinds: both k-means find the same ones, and nothing is left to chance."""
+    from mauve import compute_mauve
+
+    places = np.eye(KINDS, WIDTH)
+    p, q = (
+        places[random.choice(KINDS, size=n, p=shares)] + 1e-3 * random.normal(size=(n, WIDTH))
+        for n, shares in ((240, None), (300, [0.4, 0.2, 0.1, 0.1, 0.1, 0.1]))
+    )
+    theirs = compute_mauve(p_features=p, q_features=q, num_buckets=KINDS, kmeans_num_redo=20)
+    assert sorted(np.rint(theirs.p_hist * 240)) == sorted(cluster(p, q, clusters=KINDS).histograms[0])
+    assert mauve(p, q, clusters=KINDS) == pytest.approx(theirs.mauve, abs=1e-6)
+    assert mauve(p, q, clusters=KINDS, smoothing=STAR) == pytest.approx(theirs.mauve_star, abs=1e-6)
+
+
+def test_features_that_do_not_vary_are_alike():
+    same = np.full((5, 3), 0.7)
+    assert mauve(same, 2 * same[:3]) == pytest.approx(1)
+    assert mauve(np.zeros((4, 2)), np.zeros((4, 2))) == pytest.approx(1)
+    assert mauve([[1.0, 0.0]], [[0.0, 1.0]]) < 0.01  # two texts, two clusters
+
+
+@pytest.mark.parametrize(
+    ("p", "q", "options", "message"),
+    [
+        (np.ones((3, 2)), np.ones((3, 4)), {}, "features of 2 and of 4 numbers"),
+        (np.ones((0, 2)), np.ones((3, 2)), {}, "features of p .* at least one text"),
+        (np.ones((3, 2)), np.ones(3), {}, "features of q"),
+        (np.ones((3, 2)), np.array([[1, np.inf]]), {}, "features of q .* not finite"),
+        (np.ones((3, 2)), np.ones((3, 2)), {"clusters": 7}, "clusters=7 are more than the 6 texts"),
+        (np.ones((3, 2)), np.ones((3, 2)), {"clusters": 0}, "clusters=0"),
+    ],
+)
+def test_bad_features(p, q, options, message):
+    with pytest.raises(D5P4Error, match=message):
+        mauve(p, q, **options)
+
+
+def test_without_scikit_learn(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.cluster", None)
+    with pytest.raises(D5P4Error, match=r"d5p4\[eval\]"):
+        mauve(np.ones((3, 2)), np.ones((3, 2)))
+
+
+# what chance does
+
+
+def test_the_interval_is_as_wide_as_fresh_samples_spread():
+    """With kinds that k-means cannot miss the clusters are the same in every sample."""
+    random = np.random.default_rng(1)
+    shares = [0.35, 0.25, 0.1, 0.1, 0.1, 0.1]
+
+    def drawn():
+        kinds = random.choice(KINDS, size=300), random.choice(KINDS, size=200, p=shares)
+        return [np.bincount(kind, minlength=KINDS) for kind in kinds]
+
+    fresh = np.array([mauve_from_histograms(*drawn()) for _ in range(400)])
+    places = np.eye(KINDS)
+    p, q = (np.repeat(places, counts, axis=0) for counts in drawn())
+    found = mauve_interval(p, q, clusters=KINDS, seeds=[0, 1])
+    assert found.figure.value == mauve(p, q, clusters=KINDS, seed=0)
+    assert found.figure.n == 200
+    assert found.figure.low < found.figure.value < found.figure.high
+    assert found.figure.se == pytest.approx(fresh.std(), rel=0.35)
+    assert found.figure.high - found.figure.low == pytest.approx(np.ptp(np.quantile(fresh, [0.025, 0.975])), rel=0.35)
+
+
+def test_texts_drawn_together_are_resampled_together(random):
+    p = sample(random, 120)
+    q = np.repeat(sample(random, 30), 4, axis=0)  # thirty sets of four equal texts
+    alone = mauve_interval(p, q, seeds=[25])
+    together = mauve_interval(p, q, seeds=[25], q_groups=np.arange(30).repeat(4).tolist())
+    assert together.figure.value == alone.figure.value
+    assert together.figure.n == 30 and alone.figure.n == 120
+    assert together.figure.se > 1.2 * alone.figure.se
+
+
+def test_every_seed_of_k_means_is_a_value(random):
+    p, q = sample(random, 60), sample(random, 60)
+    found = mauve_interval(p, q, seeds=[7, 8, 9], smoothing=STAR)
+    assert found.seeds.tolist() == [mauve(p, q, seed=seed, smoothing=STAR) for seed in (7, 8, 9)]
+    assert found.figure.value == found.seeds[0]
+    assert mauve_interval(p, q, seeds=[7, 8, 9], smoothing=STAR).figure == found.figure
+
+
+def test_bad_intervals(random):
+    p = sample(random, 12)
+    with pytest.raises(D5P4Error, match="q_groups names 3 texts, there are 12"):
+        mauve_interval(p, p, q_groups=[1, 2, 3])
+    with pytest.raises(D5P4Error, match="seeds is empty"):
+        mauve_interval(p, p, seeds=[])
+    with pytest.raises(D5P4Error, match="draws=0"):
+        mauve_interval(p, p, draws=0)
+
+
+# features of texts
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_judge(tmp_path_factory.mktemp("judge"))
+
+
+def last_state(judge, ids):
+    """One text by itself, through the whole model and all its layers."""
+    with torch.no_grad():
+        out = judge.model(input_ids=torch.tensor([ids]), output_hidden_states=True)
+    return out.hidden_states[-1][0, -1].numpy()
+
+
+@pytest.mark.parametrize("start", ["<s>", ""])
+def test_a_feature_is_the_state_of_the_last_token(folder, start):
+    judge = CausalJudge(folder, device="cpu", dtype="float64", start=start)
+    texts = [text for text in TEXTS if text]
+    before = [judge.start_id] if start else []
+    wanted = [last_state(judge, before + judge.tokens(text)[0]) for text in texts]
+    for sizes in ({}, {"batch_size": 1}, {"batch_size": 3}, {"max_tokens_per_batch": 20}):
+        found = last_token_features(judge, texts, **sizes)
+        assert found.dtype == np.float32 and found.shape == (len(texts), 16)
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-6)
+
+
+def test_a_long_text_is_cut_before_it_is_read(folder):
+    judge = CausalJudge(folder, device="cpu", start="")
+    long = "a cat sat on a mat and looked"
+    np.testing.assert_allclose(
+        last_token_features(judge, [long], max_tokens=5), last_token_features(judge, [long[:5]]), atol=1e-6
+    )
+    np.testing.assert_allclose(
+        last_token_features(judge, [long]), last_token_features(judge, [long[:CONTEXT]]), atol=1e-6
+    )
+
+
+def test_an_empty_text_is_the_start_token_or_an_error(folder):
+    judge = CausalJudge(folder, device="cpu", start="<s>")
+    np.testing.assert_allclose(last_token_features(judge, ["a", ""])[1], last_state(judge, [judge.start_id]), atol=1e-6)
+    with pytest.raises(D5P4Error, match="text 1 is empty"):
+        last_token_features(CausalJudge(folder, device="cpu", start=""), ["a", ""])
+    assert last_token_features(judge, []).shape == (0, 16)
+    with pytest.raises(D5P4Error, match="max_tokens=0"):
+        last_token_features(judge, ["a"], max_tokens=0)
