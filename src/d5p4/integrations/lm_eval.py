@@ -16,6 +16,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ..__about__ import __version__
 from ..errors import D5P4Error
 from ..generate import generate
@@ -30,6 +32,7 @@ try:
     import lm_eval.models  # noqa: F401  # the harness names its own models only while its registry is empty
     from lm_eval.api.model import LM
     from lm_eval.api.registry import MODEL_REGISTRY, register_model
+    from lm_eval.utils import simple_parse_args_string
     from tqdm import tqdm
 except ImportError as reason:
     raise D5P4Error(f"this needs the lm-evaluation-harness: pip install 'd5p4[lm-eval]' ({reason})") from reason
@@ -118,6 +121,18 @@ class D5P4LM(LM):
                 f"{self.model.max_length} tokens"
             )
         self._device = self.model.head.weight.device
+
+    @classmethod
+    def create_from_arg_obj(cls, arg_dict: Mapping[str, Any], additional_config: Any = None) -> D5P4LM:
+        """model_args go before the command line's own options, whose device is cuda:0 where nobody named one."""
+        options = {name: value for name, value in (additional_config or {}).items() if value is not None}
+        if str(options.get("device")).startswith("cuda") and not torch.cuda.is_available():
+            log.info("there is no CUDA here; --device %s is not used", options.pop("device"))
+        return cls(**{**options, **arg_dict})
+
+    @classmethod
+    def create_from_arg_string(cls, arg_string: str, additional_config: Any = None) -> D5P4LM:
+        return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
 
     # generation
 

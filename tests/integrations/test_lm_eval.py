@@ -1,0 +1,514 @@
+"""The real harness asks, d5p4 answers."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import d5p4
+from d5p4.eval.countdown import is_right, problems
+from d5p4.eval.stats import pass_at
+from tests.checkpoints import write_llada
+from tests.fake import FakeModel
+
+pytest.importorskip("lm_eval", reason="needs d5p4[lm-eval]")
+
+import lm_eval  # noqa: E402
+from lm_eval.api.instance import Instance  # noqa: E402
+from lm_eval.api.model import CachingLM  # noqa: E402
+from lm_eval.api.registry import get_model  # noqa: E402
+from lm_eval.tasks import TaskManager  # noqa: E402
+
+from d5p4.integrations.lm_eval import D5P4LM  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore::d5p4.DuplicateAnswers")  # a tiny model often says the same
+
+PROMPTS = ["50,46,80,7:91", "73,2,63,31:39"]
+SET = {"method": "d5p4", "k": 4, "w": 4, "distinct": True, "seed": 3, "gen_length": 30, "steps": 6}
+
+GENERATION = """\
+task: {name}
+dataset_path: json
+dataset_kwargs:
+  data_files:
+    test: {folder}/puzzles.jsonl
+  cache_dir: {folder}/cache
+test_split: test
+output_type: generate_until
+doc_to_text: "{{{{prompt}}}}"
+doc_to_target: ""
+repeats: {repeats}
+generation_kwargs:
+  until: []
+  do_sample: {do_sample}
+  temperature: 0.5
+filter_list:
+  - name: all
+    filter:
+      - function: take_first_k
+        k: {repeats}
+process_results: !function utils.pass_at_k
+metric_list:
+  - metric: pass@1
+    aggregation: mean
+    higher_is_better: true
+  - metric: pass@2
+    aggregation: mean
+    higher_is_better: true
+"""
+
+CHOICE = """\
+task: countdown_choice
+dataset_path: json
+dataset_kwargs:
+  data_files:
+    test: {folder}/choices.jsonl
+  cache_dir: {folder}/cache
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{{{prompt}}}}"
+doc_to_choice: "{{{{choices}}}}"
+doc_to_target: "{{{{right}}}}"
+target_delimiter: ""
+metric_list:
+  - metric: acc
+    aggregation: mean
+    higher_is_better: true
+"""
+
+UTILS = """\
+from math import comb
+
+from d5p4.eval.countdown import is_right
+
+
+def pass_at_k(doc, results):
+    answers = results[0]
+    right = sum(is_right(doc["prompt"], answer) for answer in answers)
+    sizes = [n for n in (1, 2) if n <= len(answers)]
+    return {f"pass@{n}": 1 - comb(len(answers) - right, n) / comb(len(answers), n) for n in sizes}
+"""
+
+CHOICES = [
+    {"prompt": "78,44,76,4:22", "choices": ["44/4=11,78-76=2,11*2=22", "78-44=34,76-4=72,72+34=22"], "right": 0},
+    {"prompt": "86,28,13,31:96", "choices": ["111111", "86+28=114,31-13=18,114-18=96"], "right": 1},
+]
+
+
+@pytest.fixture(scope="module")
+def countdown():
+    return d5p4.load("countdown", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def wanted(countdown):
+    """What our own call gives."""
+    return d5p4.generate(countdown, PROMPTS, **SET)
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tasks")
+    (folder / "utils.py").write_text(UTILS)
+    (folder / "puzzles.jsonl").write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS))
+    (folder / "choices.jsonl").write_text("".join(json.dumps(choice) + "\n" for choice in CHOICES))
+    for name, repeats, sample in (("four", 4, "true"), ("four_greedy", 4, "false"), ("once", 1, "false")):
+        text = GENERATION.format(name=f"countdown_{name}", folder=folder, repeats=repeats, do_sample=sample)
+        (folder / f"{name}.yaml").write_text(text)
+    (folder / "choice.yaml").write_text(CHOICE.format(folder=folder))
+    return folder
+
+
+def run(model, tasks: Path, name: str, **options):
+    manager = TaskManager(include_path=str(tasks), include_defaults=False)
+    found = lm_eval.simple_evaluate(model, tasks=[name], task_manager=manager, bootstrap_iters=0, **options)
+    return found["results"][name], found["samples"][name], found
+
+
+def ask(*requests: tuple, kind: str = "generate_until") -> list[Instance]:
+    return [Instance(kind, {}, args, 0, ("task", number, 1)) for number, args in enumerate(requests)]
+
+
+def passed(prompt: str, answers: list[str], n: int) -> float:
+    """pass@n by going through every way to take n of the answers."""
+    right = [is_right(prompt, answer) for answer in answers]
+    taken = list(itertools.combinations(right, n))
+    return sum(any(some) for some in taken) / len(taken)
+
+
+# ---- the harness runs a task
+
+
+def test_repeats_are_one_diverse_decode(tasks, countdown, wanted):
+    metrics, samples, whole = run(D5P4LM(countdown, **SET), tasks, "countdown_four")
+    answers = [sample["resps"][0] for sample in samples]
+    assert answers == wanted.texts  # one decode of four, best first
+    assert [len(set(texts)) for texts in answers] == [4, 4]
+    assert (wanted.score[:, :-1] >= wanted.score[:, 1:]).all()
+    for n in (1, 2):
+        by_hand = [passed(prompt, texts, n) for prompt, texts in zip(PROMPTS, answers, strict=True)]
+        assert metrics[f"pass@{n},all"] == pytest.approx(sum(by_hand) / len(by_hand))
+        right = [[is_right(prompt, text) for text in texts] for prompt, texts in zip(PROMPTS, answers, strict=True)]
+        assert metrics[f"pass@{n},all"] == pytest.approx(pass_at(right, n).mean())
+    assert 0 < metrics["pass@1,all"] <= metrics["pass@2,all"]
+    assert whole["config"]["d5p4_seed"] == 3 and whole["config"]["d5p4_settings"]["w"] == 4
+    json.dumps(whole["config"], default=str)
+
+
+def test_command_line(tasks, tmp_path, wanted):
+    """`python -m d5p4.integrations.lm_eval` is the harness's own command line with one model more."""
+    arguments = ",".join(f"{name}={value}" for name, value in SET.items())
+    command = [
+        sys.executable, "-m", "d5p4.integrations.lm_eval", "--model", "d5p4",
+        "--model_args", f"pretrained=countdown,{arguments}", "--tasks", str(tasks / "four.yaml"),
+        "--limit", "1", "--log_samples", "--output_path", str(tmp_path / "out"),
+    ]  # fmt: skip
+    source = str(Path(d5p4.__file__).parents[1])
+    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": source}
+    done = subprocess.run(command, env=os.environ | offline, capture_output=True, text=True, cwd=tmp_path, timeout=110)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "|pass@2|" in done.stdout
+    (file,) = (tmp_path / "out").rglob("samples_countdown_four_*.jsonl")
+    (sample,) = map(json.loads, file.read_text().splitlines())
+    assert sample["resps"][0] == wanted.texts[0]
+
+
+def test_one_repeat_is_the_best_of_k(tasks, countdown, wanted):
+    _, samples, _ = run(D5P4LM(countdown, **SET), tasks, "countdown_once")
+    assert [sample["resps"][0] for sample in samples] == [texts[:1] for texts in wanted.texts]
+
+
+def test_multiple_choice_takes_the_likelier(tasks, countdown):
+    model = D5P4LM(countdown, mc_samples=16, seed=5)
+    metrics, samples, _ = run(model, tasks, "countdown_choice")
+    for sample, choice in zip(samples, CHOICES, strict=True):
+        said = [resps[0] for resps in sample["resps"]]
+        bounds = [d5p4.loglikelihood(countdown, c, choice["prompt"], 16, seed=5) for c in choice["choices"]]
+        assert [value for value, _ in said] == bounds
+        assert not any(greedy for _, greedy in said)  # not looked at
+    assert metrics["acc,none"] == 1.0
+
+
+@pytest.mark.full
+def test_many_puzzles(tmp_path, countdown):
+    """At a size where the figures mean something, the harness's pass@4 is ours, and sets beat copies."""
+    puzzles = [problem.prompt for problem in problems(60, 4)]
+    (tmp_path / "utils.py").write_text(UTILS.replace("(1, 2)", "(1, 2, 4)"))
+    (tmp_path / "puzzles.jsonl").write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in puzzles))
+    text = GENERATION.format(name="many", folder=tmp_path, repeats=4, do_sample="true")
+    text += "  - metric: pass@4\n    aggregation: mean\n    higher_is_better: true\n"
+    (tmp_path / "many.yaml").write_text(text)
+    found = {}
+    for method in ("d5p4", "independent"):
+        metrics, samples, _ = run(D5P4LM(countdown, method=method), tmp_path, "many")
+        answers = [sample["resps"][0] for sample in samples]
+        by_hand = [passed(prompt, texts, 4) for prompt, texts in zip(puzzles, answers, strict=True)]
+        assert metrics["pass@4,all"] == pytest.approx(sum(by_hand) / len(by_hand))
+        found[method] = metrics["pass@4,all"], sum(len(set(texts)) for texts in answers)
+    assert found["d5p4"] > found["independent"]
+
+
+# ---- whose settings count
+
+GREEDY = {"do_sample": False, "temperature": 0.7}
+
+
+@pytest.mark.parametrize(
+    ("model_args", "task", "settings"),
+    [
+        ({}, {}, {"temperature": 0.0}),
+        ({}, GREEDY, {"temperature": 0.0}),
+        ({}, {"do_sample": True, "temperature": 0.7, "top_k": 3}, {"temperature": 0.7, "top_k": 3}),
+        ({}, {"temperature": 0.7, "order": "random", "steps": 4}, {"temperature": 0.7, "order": "random", "steps": 4}),
+        ({}, {"do_sample": True}, {}),
+        ({"temperature": 1.3}, {**GREEDY, "order": "random"}, {"temperature": 1.3, "order": "random"}),
+        ({"order": "margin", "steps": 3}, {"order": "random"}, {"temperature": 0.0, "order": "margin", "steps": 3}),
+        ({"k": 2, "w": 3}, {**GREEDY, "order": "random", "steps": 2}, {"k": 2, "w": 3}),
+    ],
+)
+def test_the_task_decides_only_what_model_args_leave_open_for_one_answer(model_args, task, settings):
+    model = FakeModel()
+    (answer,) = D5P4LM(model, seed=9, **model_args).generate_until(ask(("abc", {"max_gen_toks": 8, **task})))
+    wanted = d5p4.generate(model, "abc", gen_length=8, seed=9, **{"k": 1, **settings})
+    assert answer == wanted.texts[0][0]
+
+
+def test_repeats_go_before_k_and_before_the_task():
+    model = FakeModel()
+    request = ask(("abc", {"max_gen_toks": 8, **GREEDY}))
+    answers = D5P4LM(model, k=2, w=3).generate_until(request * 3)
+    assert answers == d5p4.generate(model, "abc", k=3, w=3, gen_length=8, seed=0).texts[0]
+
+
+@pytest.mark.parametrize(
+    ("model_args", "task", "length"),
+    [
+        ({}, {"max_gen_toks": 6}, 6),
+        ({}, {"max_new_tokens": 6}, 6),
+        ({"gen_length": 5}, {"max_gen_toks": 6}, 5),
+        ({}, {}, 61),  # 128 by default, but the model holds 64
+        ({}, {"max_gen_toks": 999}, 61),
+    ],
+)
+def test_length_of_an_answer(model_args, task, length):
+    model = FakeModel()
+    (answer,) = D5P4LM(model, eos="never", **model_args).generate_until(ask(("abc", task)))
+    assert len(answer) == length
+
+
+def test_a_long_prompt_loses_its_beginning(caplog):
+    model = FakeModel()
+    prompt = "abcdefgh" * 10  # 80 tokens, the model holds 64
+    (answer,) = D5P4LM(model, gen_length=24).generate_until(ask((prompt, {})))
+    assert answer == d5p4.generate(model, prompt[-40:], k=1, gen_length=24, temperature=0.0, seed=0).texts[0][0]
+    assert "first 40 tokens" in caplog.text
+    (answer,) = D5P4LM(model, eos="never").generate_until(ask((prompt, {"max_gen_toks": 60})))
+    assert len(answer) == 32  # half the model before the prompt is cut
+
+
+def test_equal_documents_side_by_side_are_not_repeats():
+    """Two documents with one prompt, two requests each: two decodes of two, with streams of their own."""
+    model = FakeModel()
+    first, second = ask(("abc", {"max_gen_toks": 8}), ("abc", {"max_gen_toks": 8}))
+    answers = D5P4LM(model).generate_until([first, first, second, second])
+    wanted = d5p4.generate(model, ["abc", "abc"], k=2, gen_length=8, seed=0).texts
+    assert answers == wanted[0] + wanted[1]
+    assert wanted[0] != wanted[1]
+
+
+def test_mixed_requests_come_back_in_order():
+    """Groups of equal settings are decoded together; each answer is what the request alone would get."""
+    model = FakeModel()
+    requests = ask(
+        ("abc", {"max_gen_toks": 8}), ("b", {"max_gen_toks": 5}), ("cab", {"max_gen_toks": 8}),
+        ("bb", {"max_gen_toks": 5, "until": ["c", "e"]}), ("", {"max_gen_toks": 5}),
+    )  # fmt: skip
+    asked = [requests[0]] * 3 + [requests[1]] + [requests[2]] * 3 + [requests[3]] * 2 + [requests[4]]
+    together = D5P4LM(model).generate_until(asked)
+    alone = [D5P4LM(model).generate_until(list(run)) for _, run in itertools.groupby(asked, key=id)]
+    assert together == list(itertools.chain.from_iterable(alone))
+    assert len(set(together[:3])) > 1
+
+
+@pytest.mark.parametrize(
+    ("until", "first"),
+    [(["=", ","], "="), ([",", "="], "="), ("=", "="), (",", ","), (["", "x"], None), ([], None), (None, None)],
+)
+def test_until_cuts_at_the_first_of_the_strings(until, first, countdown):
+    settings = {"gen_length": 30, "steps": 3}
+    (answer,) = D5P4LM(countdown, **settings).generate_until(ask(("86,28,13,31:96", {"until": until})))
+    whole = d5p4.generate(countdown, "86,28,13,31:96", k=1, temperature=0.0, seed=0, **settings).texts[0][0]
+    assert 0 < whole.index("=") < whole.index(",")
+    assert answer == (whole if first is None else whole[: whole.index(first)])
+
+
+def test_progress_can_be_silent(capfd):
+    model = D5P4LM(FakeModel(), mc_samples=2)
+    likelihood = ask(("ab", "c"), kind="loglikelihood")
+    model.generate_until(ask(("abc", {"max_gen_toks": 4})), disable_tqdm=True)
+    model.loglikelihood(likelihood, disable_tqdm=True)
+    model.loglikelihood_rolling(ask(("abc",)), disable_tqdm=True)
+    assert capfd.readouterr().err == ""
+    model.generate_until(ask(("abc", {"max_gen_toks": 4})))
+    model.loglikelihood(likelihood)
+    shown = capfd.readouterr().err
+    assert "d5p4 decodes: 100%" in shown and "d5p4 likelihoods: 100%" in shown
+
+
+# ---- the harness's cache
+
+
+def test_repeats_with_a_cache_are_refused(tasks, tmp_path, countdown):
+    """The cache would give one answer four times on the next run."""
+    model = D5P4LM(countdown, **SET)
+    with pytest.raises(d5p4.D5P4Error, match="--use_cache keeps one answer a prompt, but the task asks 4 times"):
+        run(model, tasks, "countdown_four_greedy", use_cache=str(tmp_path / "cache"))
+
+
+def test_sampled_repeats_pass_the_cache_by(tmp_path):
+    model = FakeModel()
+    cached = CachingLM(D5P4LM(model), str(tmp_path / "cache.db"))
+    request = ask(("abc", {"max_gen_toks": 8, "do_sample": True}))
+    first, second = cached.generate_until(request * 3), cached.generate_until(request * 3)
+    assert first == second == d5p4.generate(model, "abc", k=3, gen_length=8, seed=0).texts[0]
+
+
+def test_single_answers_and_likelihoods_are_cached(tmp_path):
+    cached = CachingLM(D5P4LM(FakeModel(), mc_samples=4), str(tmp_path / "cache.db"))
+    asked = {
+        "generate_until": ask(("abc", {"max_gen_toks": 8}), ("cb", {"max_gen_toks": 8})),
+        "loglikelihood": ask(("ab", "cd"), ("", "cd"), kind="loglikelihood"),
+        "loglikelihood_rolling": ask(("abcd",), kind="loglikelihood_rolling"),
+    }
+    first = {kind: getattr(cached, kind)(requests) for kind, requests in asked.items()}
+    cached.lm.model = None  # whoever decodes now fails
+    assert {kind: getattr(cached, kind)(requests) for kind, requests in asked.items()} == first
+
+
+def test_answers_reach_the_cache_before_the_end(tmp_path):
+    """What was decoded before a crash is not decoded again."""
+    model = D5P4LM(FakeModel())
+    cached = CachingLM(model, str(tmp_path / "cache.db"))
+    good, bad = ask(("abc", {"max_gen_toks": 8}), ("abc", {"max_gen_toks": 5, "order": "nonsense"}))
+    with pytest.raises(d5p4.D5P4Error, match="nonsense"):
+        cached.generate_until([good, bad])
+    cached.lm.model = None
+    assert len(cached.generate_until([good])) == 1
+
+
+# ---- likelihood
+
+
+def test_likelihood_is_the_bound():
+    model = FakeModel()
+    lm = D5P4LM(model, mc_samples=32, seed=4)
+    said = lm.loglikelihood(ask(("ab", "cgg"), ("", "cgg"), ("ab", "c"), kind="loglikelihood"))
+    assert said[0] == (d5p4.loglikelihood(model, "cgg", "ab", 32, seed=4), False)
+    assert said[1] == (d5p4.loglikelihood(model, "cgg", None, 32, seed=4), False)
+    assert said[2][0] == pytest.approx(d5p4.loglikelihood(model, "c", "ab", 32, seed=4), abs=1e-12)  # no chance in it
+
+
+def test_spaces_between_belong_to_the_continuation(tmp_path):
+    model = d5p4.load(write_llada(tmp_path / "tiny"), device="cpu")
+    lm = D5P4LM(model, mc_samples=4)
+    said = lm.loglikelihood(ask(("one \n", "two"), ("one", " \ntwo"), ("  ", "two"), kind="loglikelihood"))
+    wanted = d5p4.loglikelihood(model, " \ntwo", "one", 4, chat=False)
+    assert [value for value, _ in said] == [wanted, wanted, d5p4.loglikelihood(model, "  two", None, 4, chat=False)]
+
+
+class Pairs:
+    """A tokenizer in which `ab` is one token: a continuation may begin inside the context's last one."""
+
+    def encode(self, text):
+        return [ord(c) - 97 for c in text.replace("ab", "d")]
+
+    def decode(self, ids):
+        return "".join(chr(97 + i) for i in ids)
+
+    def chat(self, messages):
+        return None
+
+
+def test_a_token_across_the_border_is_split():
+    model = FakeModel()
+    model.tokenizer = Pairs()
+    ((value, _),) = D5P4LM(model, mc_samples=8).loglikelihood(ask(("ca", "bc"), kind="loglikelihood"))
+    assert value == d5p4.loglikelihood(model, [1, 2], [2, 0], 8)
+
+
+def test_greedy_is_said_only_after_looking():
+    model = FakeModel()
+    written = d5p4.generate(model, "ab", k=1, gen_length=4, temperature=0.0, method="independent", eos="never", seed=1)
+    greedy = written.texts[0][0]
+    other = greedy[:-1] + ("a" if greedy[-1] != "a" else "b")
+    requests = ask(("ab", greedy), ("ab", other), ("ab", greedy[:2]), ("ab", ""), kind="loglikelihood")
+    looked = D5P4LM(model, mc_samples=2, greedy_check=True, eos="never").loglikelihood(requests)
+    two = d5p4.generate(model, "ab", k=1, gen_length=2, temperature=0.0, method="independent", eos="never", seed=1)
+    assert [said for _, said in looked] == [True, False, two.texts[0][0] == greedy[:2], True]
+    blind = D5P4LM(model, mc_samples=2).loglikelihood(requests)
+    assert [said for _, said in blind] == [False, False, False, True]
+    assert [value for value, _ in blind] == [value for value, _ in looked]
+    assert blind[3][0] == 0.0
+
+
+def test_long_contexts_and_continuations(caplog):
+    model = FakeModel()
+    lm = D5P4LM(model, mc_samples=2)
+    ((value, _),) = lm.loglikelihood(ask(("abcdefgh" * 10, "cgg"), kind="loglikelihood"))
+    assert value == d5p4.loglikelihood(model, "cgg", ("abcdefgh" * 10)[-61:], 2)
+    assert "lost its first 19 tokens" in caplog.text
+    with pytest.raises(d5p4.D5P4Error, match="65 tokens; the model holds 64"):
+        lm.loglikelihood(ask(("ab", "c" * 65), kind="loglikelihood"))
+
+
+def test_rolling_adds_pieces_of_the_models_length():
+    model = FakeModel()
+    text = "abcdefgh" * 20
+    said = D5P4LM(model, mc_samples=4, seed=2).loglikelihood_rolling(ask((text,), ("abc",), ("",)))
+    pieces = [d5p4.loglikelihood(model, piece, None, 4, seed=2) for piece in (text[:64], text[64:128], text[128:])]
+    assert said == [pytest.approx(sum(pieces)), d5p4.loglikelihood(model, "abc", None, 4, seed=2), 0.0]
+    assert all(isinstance(value, float) for value in said)
+
+
+# ---- chat templates
+
+
+def test_chat_template_is_ours(tasks, tmp_path):
+    folder = write_llada(tmp_path / "tiny", chat=True)
+    model = d5p4.load(folder, device="cpu")
+    _, samples, found = run(D5P4LM(model, gen_length=4), tasks, "countdown_once", apply_chat_template=True)
+    for sample, prompt in zip(samples, PROMPTS, strict=True):
+        rendered = model.tokenizer.chat([{"role": "user", "content": prompt}])
+        assert sample["arguments"][0][0] == rendered
+        wanted = d5p4.generate(model, prompt, k=1, gen_length=4, temperature=0.0, seed=0)  # renders by itself
+        assert sample["resps"][0] == wanted.texts[0]
+    _, samples, _ = run(D5P4LM(model, gen_length=4), tasks, "countdown_once")
+    assert [sample["arguments"][0][0] for sample in samples] == PROMPTS  # raw unless asked
+
+
+def test_a_begun_answer_is_continued(tmp_path):
+    lm = D5P4LM(str(write_llada(tmp_path / "tiny", chat=True)), device="cpu")
+    question = {"role": "user", "content": "why?"}
+    asked = lm.apply_chat_template([question])
+    begun = lm.apply_chat_template([question, {"role": "assistant", "content": "because"}], add_generation_prompt=False)
+    assert begun == asked + "because"
+    assert lm.chat_template(True) == lm.model.tokenizer.chat_template
+    assert lm.chat_template(False) is None
+    assert lm.tokenizer_name.endswith("__tiny") and "/" not in lm.tokenizer_name
+
+
+def test_no_chat_template_is_an_error(countdown):
+    with pytest.raises(d5p4.D5P4Error, match="countdown has no chat template; leave --apply_chat_template out"):
+        D5P4LM(countdown).apply_chat_template([{"role": "user", "content": "1,2,3:9"}])
+
+
+# ---- model_args
+
+
+def test_found_by_name_beside_the_harness_own_models():
+    assert get_model("d5p4") is D5P4LM
+    assert get_model("dummy").__module__.startswith("lm_eval.models")
+
+
+def test_model_args_as_text():
+    text = "pretrained=countdown,method=d5p4,k=4,w=2,beta=5,distinct=True,guidance_window=0:6,dtype=auto"
+    lm = get_model("d5p4").create_from_arg_string(text, {"batch_size": 8, "max_batch_size": None, "device": "cuda:0"})
+    assert lm._settings.params["beta"] == 5 and lm._settings.guidance_window == (0, 6)
+    assert (lm._settings.k, lm._settings.w, lm._settings.distinct, lm._settings.temperature) == (4, 2, True, 1.0)
+    if not torch.cuda.is_available():
+        assert lm.device.type == "cpu"  # the harness says cuda:0 where nobody named a device
+    assert get_model("d5p4").create_from_arg_string(text + ",device=cpu", {"device": "cuda:0"}).device.type == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("model_args", "message"),
+    [
+        ({"temprature": 1, "foo": 2}, "does not know foo, temprature; it knows pretrained, .*temperature.*'d5p4' beta"),
+        ({"alpha": 1.0}, "does not know alpha; .*there is such a parameter of diverse-beam"),
+        ({"chat": True}, "does not know chat"),
+        ({"method": "nope"}, "no method 'nope'"),
+        ({"temperature": -1}, "temperature=-1"),
+        ({"guidance_window": "early"}, "guidance_window='early'"),
+        ({"gen_length": 64}, "gen_length=64 leaves no room for a prompt: the model holds 64"),
+        ({"k": 2, "temperature": 0}, "would give 2 equal answers"),
+    ],
+)
+def test_bad_model_args(model_args, message):
+    with pytest.raises(d5p4.D5P4Error, match=message):
+        D5P4LM(FakeModel(), **model_args)
+
+
+def test_without_the_harness_a_sentence_says_what_to_install(monkeypatch):
+    for name in [name for name in sys.modules if name.split(".")[0] == "lm_eval"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delitem(sys.modules, "d5p4.integrations.lm_eval")
+    with pytest.raises(d5p4.D5P4Error, match=r"pip install 'd5p4\[lm-eval\]'"):
+        importlib.import_module("d5p4.integrations.lm_eval")
