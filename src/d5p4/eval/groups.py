@@ -1,0 +1,223 @@
+"""Files of grouped answers, whoever made them: from a line's fields to a prompt, its answers and its references.
+
+| made by                | answers                                               | references                          |
+|------------------------|-------------------------------------------------------|-------------------------------------|
+| d5p4 generate --json   | `answers`                                             | `reference`, `references`           |
+| other generators       | a list under one of `LISTS`                           | one of `REFERENCES`                 |
+| lm-evaluation-harness  | `resps` of a samples file, lists in lists             | `target`                            |
+| OpenAI's API           | `choices`, or `response` of a batch, with `choices`   | –                                   |
+| one answer a line      | one of `SINGLES`; lines of one `id` or prompt a group | of any line of the group            |
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..errors import D5P4Error
+
+LISTS = ("answers", "texts", "responses", "completions", "outputs", "samples", "generations")
+SINGLES = ("answer", "text", "response", "completion", "output", "generation", "generated_text")
+REFERENCES = ("references", "reference", "target", "correct_answers")
+PROMPTS = ("prompt", "question", "problem", "input", "messages")
+IDS = ("id", "doc_id", "task_id", "custom_id")
+INSIDE = ("text", "message", "content", "generated_text")  # where an answer that is an object keeps its text
+
+
+@dataclass(frozen=True)
+class Group:
+    """The answers to one prompt, and what they are measured against."""
+
+    prompt: str | None
+    answers: tuple[str, ...]
+    references: tuple[str, ...] = ()
+    id: str | int | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)  # whatever else the line holds, but nulls
+
+
+class _Line(NamedTuple):
+    group: Group
+    alone: bool  # one answer of a group that other lines carry on
+    place: str
+
+
+def read_groups(path: str | Path, answers: str | None = None, references: str | None = None) -> list[Group]:
+    """The groups of a file of JSON objects, one a line or in one list, in order; blank lines are skipped.
+
+    `answers` and `references` name the fields to take instead of the usual ones. Lines with a single answer are put
+    together by their id; by their prompt where they have no id, or where ids never repeat and prompts do.
+    """
+    lines, kept_filter = [], None
+    for place, entry in _entries(Path(path)):
+        if "resps" in entry and "filter" in entry:  # the harness repeats its lines for every filter
+            kept_filter = kept_filter or entry["filter"]
+            if entry["filter"] != kept_filter:
+                continue
+        lines.append(_line(place, entry, answers, references))
+    if not lines:
+        raise D5P4Error(f"{path} holds no answers: every line is blank")
+    by_prompt = _ids_number_answers([line for line in lines if line.alone])
+    groups: dict[Any, Group] = {}
+    for number, line in enumerate(lines):
+        group = line.group
+        if not line.alone:
+            groups[number, None] = group
+            continue
+        key = group.prompt if by_prompt or group.id is None else group.id
+        if key is None:
+            raise D5P4Error(f"{line.place}: a single answer, without an id or a prompt to group it by")
+        before = groups.get(("alone", key))
+        if before is not None:
+            joined = tuple(dict.fromkeys(before.references + group.references))
+            group = Group(before.prompt, before.answers + group.answers, joined, before.id, before.extra)
+        groups["alone", key] = group
+    return list(groups.values())
+
+
+def _ids_number_answers(lines: list[_Line]) -> bool:
+    """Whether ids name answers and not prompts."""
+    ids = [line.group.id for line in lines]
+    prompts = [line.group.prompt for line in lines]
+    return len(set(ids)) == len(ids) and None not in prompts and len(set(prompts)) < len(prompts)
+
+
+def _entries(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The objects of a file, and where each is."""
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as reason:
+        raise D5P4Error(f"{path} is not UTF-8 text: byte {reason.start} cannot be read") from None
+    except OSError as reason:
+        raise D5P4Error(f"{path} cannot be read: {reason.strerror or reason}") from None
+    if text.lstrip().startswith("["):
+        entries = [(f"{path} entry {i}", entry) for i, entry in enumerate(_parse(str(path), text), start=1)]
+    else:  # not splitlines: JSON text may hold U+2028 and its like
+        numbered = [(f"{path} line {i}", line) for i, line in enumerate(text.split("\n"), start=1)]
+        entries = [(place, _parse(place, line)) for place, line in numbered if line.strip()]
+    for place, entry in entries:
+        if not isinstance(entry, dict):
+            raise D5P4Error(f"{place}: expected a JSON object, found {entry!r:.40}")
+        yield place, entry
+
+
+def _parse(place: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as reason:
+        raise D5P4Error(f"{place}: not valid JSON: {reason}") from None
+
+
+def _line(place: str, entry: dict[str, Any], answers: str | None, references: str | None) -> _Line:
+    name, value, alone = _answers(place, entry, answers)
+    texts = list(_texts(value, f"{place}: {name!r}"))
+    if not texts:
+        raise D5P4Error(f"{place}: {name!r} holds no answer")
+    alone = alone or isinstance(value, str)
+    about, prompt = _first(entry, PROMPTS)
+    if name == "resps":
+        about, prompt = "arguments", _harness_prompt(entry)
+    if references is not None and references not in entry:
+        raise D5P4Error(f"{place}: has no field {references!r}; it has {', '.join(entry)}")
+    source, wanted = (references, entry[references]) if references is not None else _first(entry, REFERENCES)
+    if name == "resps" and isinstance(wanted, str):
+        wanted = _harness_target(wanted)
+    named, number = _first(entry, IDS)
+    if number is not None and (not isinstance(number, (str, int)) or isinstance(number, bool)):
+        raise D5P4Error(f"{place}: {named!r} must be text or a whole number, not {number!r:.40}")
+    extra = {key: x for key, x in entry.items() if x is not None and key not in (name, about, source, named)}
+    goals = tuple(_texts(wanted, f"{place}: {source!r}", numbers=True)) if wanted is not None else ()
+    return _Line(Group(_prompt(prompt), tuple(texts), goals, number, extra), alone, place)
+
+
+def _answers(place: str, entry: dict[str, Any], answers: str | None) -> tuple[str, Any, bool]:
+    """The field with the answers, its value, and whether it is one of several lines of a group."""
+    if answers is not None:
+        if answers not in entry:
+            raise D5P4Error(f"{place}: has no field {answers!r}; it has {', '.join(entry)}")
+        return answers, entry[answers], False
+    batch = entry.get("response")
+    if isinstance(batch, dict):  # a line of OpenAI's batches
+        body = batch.get("body", batch)
+        if not isinstance(body, dict) or "choices" not in body:
+            raise D5P4Error(f"{place}: 'response' holds no choices (status {batch.get('status_code')})")
+        return "response", body["choices"], False
+    for name in (*LISTS, "resps", "choices"):
+        if entry.get(name) is not None:
+            if name == "resps" and not _is_generation(entry):
+                raise D5P4Error(f"{place}: 'resps' holds log-likelihoods, not answers: the task does not generate")
+            return name, entry[name], False
+    for name in SINGLES:
+        if entry.get(name) is not None:
+            return name, entry[name], True
+    usual = ", ".join((*LISTS, "resps", "choices", *SINGLES))
+    raise D5P4Error(
+        f"{place}: has no answers: expected one of {usual}, found {', '.join(entry) or 'nothing'}; "
+        "answers= (--answers) names another field"
+    )
+
+
+def _texts(value: Any, what: str, numbers: bool = False) -> Iterator[str]:
+    """The texts in a value: itself, in lists, or inside objects such as a message."""
+    if isinstance(value, str):
+        yield value.encode("utf-8", "replace").decode()  # JSON can write half a surrogate pair, judges cannot read it
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _texts(item, what, numbers)
+    elif isinstance(value, dict) and (name := next((n for n in INSIDE if n in value), None)):
+        inside = value[name]
+        if inside is None:  # a message without content: a refusal, or a call of a tool
+            yield ""
+        elif name == "content" and isinstance(inside, list):  # a message in parts
+            yield "".join(_texts(inside, what))
+        else:
+            yield from _texts(inside, what, numbers)
+    elif numbers and isinstance(value, (int, float)) and not isinstance(value, bool):
+        yield str(value)
+    else:
+        raise D5P4Error(f"{what} holds {json.dumps(value)[:40]} where text is expected")
+
+
+def _first(entry: Mapping[str, Any], names: tuple[str, ...]) -> tuple[str | None, Any]:
+    return next(((name, entry[name]) for name in names if entry.get(name) is not None), (None, None))
+
+
+def _prompt(value: Any) -> str | None:
+    """A prompt as text; of a conversation the last message."""
+    if isinstance(value, list) and value:
+        value = value[-1].get("content") if isinstance(value[-1], dict) else value[-1]
+    return value if isinstance(value, str) else None if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def _harness_arguments(entry: Mapping[str, Any]) -> list[Any]:
+    """What the first request of a sample asked: of a generation the context and its settings."""
+    asked = entry.get("arguments")
+    first = next(iter(asked.values()), None) if isinstance(asked, dict) else asked[0] if asked else None
+    return list(first.values()) if isinstance(first, dict) else list(first or ())
+
+
+def _is_generation(entry: Mapping[str, Any]) -> bool:
+    asked = _harness_arguments(entry)
+    return len(asked) < 2 or isinstance(asked[1], dict)
+
+
+def _harness_prompt(entry: Mapping[str, Any]) -> Any:
+    asked = _harness_arguments(entry)
+    if asked:
+        return asked[0]
+    document = entry.get("doc")
+    return _first(document, PROMPTS)[1] if isinstance(document, dict) else None
+
+
+def _harness_target(text: str) -> Any:
+    """The harness writes a list of targets the way Python shows it."""
+    if not text.startswith("["):
+        return text
+    try:
+        found = ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return text
+    return found if isinstance(found, list) and all(isinstance(item, str) for item in found) else text
