@@ -50,12 +50,12 @@ METRICS = {
     "D3": ("%", "different triples over all"),
     "D1-3": ("%", "mean of the three"),
     "EAD": ("%", "D1 over that of as many uniform draws"),
-    "S-BLEU": ("%", "of an answer against the others of its group"),
+    "S-BLEU": ("%", "of an answer against the rest of its group"),
     "S-COS": ("%", "cosine of two answers of a group"),
     "pass@": ("%", "groups with a right one among n answers"),
-    "maj@": ("%", "groups whose first k answers agree on a right one"),
+    "maj@": ("%", "groups whose majority of k answers is right"),
     "right": ("", "different right texts a group"),
-    "right forms": ("", "right answers a group the grader tells apart"),
+    "right forms": ("", "right answers the grader tells apart"),
 }
 
 
