@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ pytest.importorskip("lm_eval", reason="needs d5p4[lm-eval]")
 import lm_eval  # noqa: E402
 from lm_eval.api.instance import Instance  # noqa: E402
 from lm_eval.api.model import CachingLM  # noqa: E402
-from lm_eval.api.registry import get_model  # noqa: E402
+from lm_eval.api.registry import get_model, model_registry  # noqa: E402
 from lm_eval.tasks import TaskManager  # noqa: E402
 
 from d5p4.integrations.lm_eval import D5P4LM  # noqa: E402
@@ -200,7 +201,7 @@ def test_multiple_choice_takes_the_likelier(tasks, countdown):
 @pytest.mark.full
 def test_many_puzzles(tmp_path, countdown):
     """At a size where the figures mean something, the harness's pass@4 is ours, and sets beat copies."""
-    puzzles = [problem.prompt for problem in problems(60, 4)]
+    puzzles = [problem.prompt for problem in problems(40, 4)]
     (tmp_path / "utils.py").write_text(UTILS.replace("(1, 2)", "(1, 2, 4)"))
     (tmp_path / "puzzles.jsonl").write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in puzzles))
     text = GENERATION.format(name="many", folder=tmp_path, repeats=4, do_sample="true")
@@ -208,12 +209,13 @@ def test_many_puzzles(tmp_path, countdown):
     (tmp_path / "many.yaml").write_text(text)
     found = {}
     for method in ("d5p4", "independent"):
-        metrics, samples, _ = run(D5P4LM(countdown, method=method), tmp_path, "many")
+        metrics, samples, _ = run(D5P4LM(countdown, method=method, gen_length=30, steps=15), tmp_path, "many")
         answers = [sample["resps"][0] for sample in samples]
         by_hand = [passed(prompt, texts, 4) for prompt, texts in zip(puzzles, answers, strict=True)]
         assert metrics["pass@4,all"] == pytest.approx(sum(by_hand) / len(by_hand))
         found[method] = metrics["pass@4,all"], sum(len(set(texts)) for texts in answers)
-    assert found["d5p4"] > found["independent"]
+    assert found["d5p4"][0] >= found["independent"][0] > 0.3
+    assert found["d5p4"][1] > found["independent"][1]
 
 
 # ---- whose settings count
@@ -476,6 +478,16 @@ def test_no_chat_template_is_an_error(countdown):
 def test_found_by_name_beside_the_harness_own_models():
     assert get_model("d5p4") is D5P4LM
     assert get_model("dummy").__module__.startswith("lm_eval.models")
+
+
+def test_found_by_its_entry_point(monkeypatch):
+    """Later harnesses keep the entry point of group lm_eval.models in their registry until it is asked for."""
+    entry = EntryPoint("d5p4", "d5p4.integrations.lm_eval:D5P4LM", "lm_eval.models")
+    monkeypatch.setattr(model_registry, "_objs", {**dict(model_registry.items()), "d5p4": entry})
+    monkeypatch.delitem(sys.modules, "d5p4.integrations.lm_eval")
+    found = get_model("d5p4")
+    assert found.__name__ == "D5P4LM" and found is not D5P4LM  # read anew
+    assert found(FakeModel()).loglikelihood(ask(("ab", ""), kind="loglikelihood")) == [(0.0, True)]
 
 
 def test_model_args_as_text():

@@ -120,7 +120,10 @@ class D5P4LM(LM):
                 f"gen_length={decoding['gen_length']} leaves no room for a prompt: the model holds "
                 f"{self.model.max_length} tokens"
             )
-        self._device = self.model.head.weight.device
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.head.weight.device
 
     @classmethod
     def create_from_arg_obj(cls, arg_dict: Mapping[str, Any], additional_config: Any = None) -> D5P4LM:
