@@ -50,18 +50,6 @@ def pooled(features: Tensor, masked: Tensor, how: str) -> Tensor | None:
     return (features * weight[..., None]).sum(1) / count if bool((count > 0).all()) else None
 
 
-def gram(vectors: Tensor) -> np.ndarray:
-    """Inner products [n, n] of vectors [n, D] in float64."""
-    wide = vectors.to("cpu" if vectors.device.type == "mps" else vectors.device, torch.float64)
-    return (wide @ wide.T).cpu().numpy()
-
-
-def coordinates(products: np.ndarray) -> np.ndarray:
-    """Points [n, n] with these inner products [n, n]: all that CKA and ACS see of vectors of any length."""
-    values, vectors = np.linalg.eigh(products)
-    return vectors * np.sqrt(values.clip(0))
-
-
 def debiased_cka(k: np.ndarray, m: np.ndarray) -> float:
     """CKA of inner products k, m [n, n] with the unbiased HSIC; may be negative. 0 if a norm is 0.
 
@@ -76,8 +64,10 @@ def debiased_cka(k: np.ndarray, m: np.ndarray) -> float:
         return float((a * b).sum() + whole - 2 / (n - 2) * (a.sum(0) @ b.sum(0)))
 
     a, b = (x - np.diag(np.diag(x)) for x in (k, m))
-    norms = hsic(a, a) * hsic(b, b)
-    return hsic(a, b) / norms**0.5 if norms > 0 else 0.0
+    norms = [hsic(x, x) for x in (a, b)]
+    # Of equal items rounding is left, not 0.
+    flat = any(norm <= 1e-12 * (x * x).sum() for norm, x in zip(norms, (a, b), strict=True))
+    return 0.0 if flat else hsic(a, b) / (norms[0] * norms[1]) ** 0.5
 
 
 def ratios(setup: Setup) -> list[float]:
@@ -129,16 +119,15 @@ def compared(model: NativeModel, tokens: Tensor, masked: Tensor, outside: np.nda
     rows = tokens.masked_fill(masked, model.mask_id).to(model.device)
     size = max(1, FORWARD // tokens.shape[1])
     features = torch.cat([model.body(part).features for part in rows.split(size)]).float()
-    reference = outside.astype(np.float64) @ outside.astype(np.float64).T
+    outside = outside.astype(np.float64)
+    reference = outside @ outside.T
     found: dict[str, dict[str, float | None]] = {name: {} for name in MEASURES}
     for how in FEATURES:
         vectors = pooled(features, masked.to(features.device), how)
-        if vectors is None:
-            values: tuple[float | None, ...] = (None, None, None)
-        else:
-            products = gram(vectors)
-            points = coordinates(products)
-            values = (linear_cka(points, outside), debiased_cka(products, reference), average_cosine(points))
+        values: tuple[float | None, ...] = (None, None, None)
+        if vectors is not None:
+            points = vectors.cpu().numpy().astype(np.float64)
+            values = (linear_cka(points, outside), debiased_cka(points @ points.T, reference), average_cosine(points))
         for name, value in zip(MEASURES, values, strict=True):
             found[name][how] = None if value is None else round(value, 6)
     return found

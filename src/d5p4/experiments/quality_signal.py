@@ -266,8 +266,8 @@ def draw(setup: Setup) -> Drawing:
             signal_rows,
             "Negative is right: a better score, fewer nats. Ahead: the difference of the two Spearman correlations, "
             "positive where entropy is the better signal. The paper: -.776 (entropy) and -.290 (self-certainty) with "
-            f"GPT-2's perplexity; .906 with its likelihood, which is minus nats. {setup['draws']} masks a text; smollm2 is "
-            "quantised to 4 bits; 95 % bootstrap intervals over texts.",
+            f"GPT-2's perplexity; .906 with its likelihood, which is minus nats. {setup['draws']} masks a text; "
+            "smollm2 is quantised to 4 bits; 95 % bootstrap intervals over texts.",
         ),
         Table(
             "Likelihood bound a token (x) against the judge's log-likelihood a token (y)",
