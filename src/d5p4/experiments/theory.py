@@ -314,9 +314,10 @@ def _tables(setup: Setup, held: dict[str, list[Pool]], figures: dict[str, Any]) 
     bins = []
     for method, found in held.items():
         columns = [dict(binned(found, value)) for value in (*NORMS.values(), *ERRORS.values())]
+        digits = [2] * len(NORMS) + [4] * len(ERRORS)
         for where in columns[0]:
             edges = f"{100 * where - 50 / BINS:.0f}–{100 * where + 50 / BINS:.0f}"
-            bins.append([method, edges, *(shown(column[where], 2) for column in columns)])
+            bins.append([method, edges, *(shown(c[where], d) for c, d in zip(columns, digits, strict=True))])
     what = "texts from nothing" if setup["prompt"] is None else "answers to one prompt"
     note = (
         f"{setup['units']} runs of each method: {what} of {setup['length']} tokens in {setup['steps']} steps, pools of "
@@ -364,13 +365,13 @@ def _claims(late: dict[str, list[Pool]], figures: dict[str, Any]) -> list[Claim]
             f"met up to there by this share of sets: {both('share of sets with ‖H‖₂ < 1, at most 45 % masked')}; "
             f"the mean ‖H‖₂ reaches 1 at a mask ratio of: {where}",
             decided(_minus(inside, 0.95)),
-            "holds: by more than 95 % of sets of D5P4's pools",
+            "to hold it must be met by more than 95 % of the sets of D5P4's pools",
         ),
         Claim(
             "Factoring out the shared component makes the expansion of log det describe real pools",
             "said without a figure",
             f"error to second order at most 45 % masked, weak less shared: {shown(gain)} nats; what is left: "
-            f"{both('error shared, order 2, at most 45 % masked')} nats",
+            f"{both('error shared, order 2, at most 45 % masked', 4)} nats",
             decided(gain),
         ),
         Claim(
@@ -381,11 +382,11 @@ def _claims(late: dict[str, list[Pool]], figures: dict[str, Any]) -> list[Claim]
             decided(order),
         ),
         Claim(
-            "√((1 - det K) / pairs) is above the mean cosine",
+            "√((1 - det K) / pairs) is an upper bound of the mean cosine, so that the determinant bounds it",
             "derived for weak correlation",
             f"true of this share of sets: {both('share of sets under the bound')}",
             decided(_minus(under, 0.95)),
-            "holds: by more than 95 % of sets",
+            "to hold it must be true of more than 95 % of sets",
         ),
     ]
 
@@ -410,23 +411,28 @@ COLOURS = {
 
 def _plot(held: dict[str, list[Pool]]) -> Any:
     plt = pyplot()
-    drawn, axes = plt.subplots(1, 3, figsize=(12, 3.8))
+    drawn, axes = plt.subplots(1, 3, figsize=(12, 4.4))
     for method, line in (("d5p4", "-"), ("independent", ":")):
         for name, value in NORMS.items():
             _curve(axes[0], binned(held[method], value), f"{name}, {method}", linestyle=line, **COLOURS[name])
     axes[0].axhline(1, color="black", linewidth=1)
     axes[0].axvline(100 * CONVERGES, color="black", linewidth=0.8, linestyle="--")
     axes[0].annotate("45 % (paper)", (100 * CONVERGES + 1, 0.03), xycoords=("data", "axes fraction"), fontsize=8)
-    axes[0].set_ylabel("spectral norm (series need < 1)")
+    axes[0].set_ylabel("spectral norm (a series needs < 1)")
+    axes[2].sharey(axes[1])
     for axis, method in zip(axes[1:], METHODS, strict=True):
         for name, value in ERRORS.items():
             _curve(axis, binned(held[method], value), name, linestyle="-", **COLOURS[name])
         axis.set_ylabel("|expansion - log det K| (nats)")
-        axis.set_title(f"pools of {method}", fontsize=10)
+        axis.set_title(f"sets from pools of {method}", fontsize=10)
     for axis in axes:
         axis.set_yscale("log")
+        axis.set_xlim(0, 100)
         axis.set_xlabel("masked tokens (%)")
-        axis.legend(fontsize=8)
+    ticks = [0.1, 0.2, 0.5, 1, 2, 5]
+    axes[0].set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    for axis in axes:
+        axis.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=2)
     return drawn
 
 
