@@ -62,6 +62,7 @@ def test_the_model_is_aligned_with_itself(tmp_path):
     assert found["cka"]["flatten"] == found["debiased"]["flatten"] == pytest.approx(1, abs=1e-5)
     assert found["cka"]["masked"] is None and found["acs"]["masked"] is None
     assert found["cka"]["mean"] == found["cka"]["non-masked"] < 1
+    assert found["chance"]["flatten"] < 1
     everywhere = compared(model, tokens, ~masked, own)  # all texts are the same masks: nothing tells them apart
     assert everywhere["cka"]["flatten"] == everywhere["debiased"]["flatten"] == 0
     assert everywhere["acs"]["flatten"] == pytest.approx(1)
