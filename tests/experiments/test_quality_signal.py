@@ -88,3 +88,16 @@ def test_a_run_writes_its_files_and_a_second_adds_nothing(tmp_path):
     assert {file.name: file.read_bytes() for file in folder.glob("*.jsonl")} == raw
     with pytest.raises(D5P4Error, match="'real 5' is missing"):
         reproduce("quality-signal", **(options | {"changes": TINY | {"real": 6}, "stages": ["draw"]}))
+
+
+def test_the_paper_scale_on_the_other_layout(tmp_path):
+    model, data = str(write_llada(tmp_path / "tiny-llada")), write_texts(tmp_path / "texts.txt")
+    changes = dict(length=24, real=5, draws=4, judges=["judge"])
+    reproduce(
+        "quality-signal", scale="paper", out=tmp_path / "out", model=model, data=data, device="cpu", changes=changes
+    )
+    summary = json.loads((tmp_path / "out" / "quality-signal" / "summary.json").read_text())
+    assert (
+        summary["figures"]["judge: Spearman entropy, all texts"]
+        == (summary["figures"]["judge: Spearman entropy, real texts"])
+    )  # the paper has real texts alone

@@ -15,7 +15,7 @@ from d5p4.experiments.theory import (
     weak_orders,
     whitened,
 )
-from tests.checkpoints import write_mdlm
+from tests.checkpoints import write_llada, write_mdlm
 
 TINY = dict(length=24, steps=8, k=3, w=2, units=2, looks=4, sets=8)
 
@@ -155,3 +155,11 @@ def test_a_second_run_adds_nothing_and_more_units_only_those(ran):
     for name, held in before.items():
         assert (folder / f"{name}.jsonl").read_bytes().startswith(held)
         assert len((folder / f"{name}.jsonl").read_bytes()) > len(held)
+
+
+def test_the_paper_scale_on_the_other_layout(tmp_path):
+    model = str(write_llada(tmp_path / "tiny-llada"))
+    changes = TINY | {"steps": 99}  # more than positions: one a step
+    reproduce("theory", scale="paper", out=tmp_path / "out", model=model, device="cpu", changes=changes)
+    summary = json.loads((tmp_path / "out" / "theory" / "summary.json").read_text())
+    assert summary["scale"] == "paper" and len(summary["claims"]) == 5

@@ -1,8 +1,8 @@
 """Do the model's own scores know which texts an outside judge likes? (Tables prelim_corr, score; Fig. mdlm_corr)
 
 Texts are windows of real text and the model's own samples at several temperatures and numbers of steps, which differ
-more in quality than real texts do. Each is masked several times, the numbers of masks spread evenly over 1..L, and one
-forward of each gives
+more in quality than real texts do. Each is masked several times, the numbers of masks spread evenly over 1..L and the
+same for all texts (as candidates of one decoding step have them), and one forward of each gives
 
     entropy          -(1/L) Σ_j H_j over all positions, the score D5P4 decodes with (of MDLM revealed ones have H = 0)
     masked entropy   the mean of -H_j over masked positions
@@ -102,11 +102,11 @@ def measure(setup: Setup) -> None:
     texts |= _sampled(setup, length)
     lines = _signals(setup)
     missing = [key for key in texts if key not in lines]
+    counts = spread_counts(chance("quality-signal", setup.seed), setup["draws"], length)
     for number, key in enumerate(missing):
         setup.progress(0.3 + 0.4 * number / len(missing), f"signals: {number} of {len(missing)} texts")
         ids = texts[key][0]
-        source = chance("quality-signal", setup.seed, key)
-        masked = random_masks(source, spread_counts(source, setup["draws"], len(ids)), len(ids))
+        masked = random_masks(chance("quality-signal", setup.seed, key), counts, length)
         lines.add(key, signals(setup.model, ids, masked))
     for place, judge in enumerate(setup["judges"]):
         share = 0.3 / len(setup["judges"])
@@ -307,8 +307,8 @@ def _claims(judges: Sequence[str], figures: dict[str, Any]) -> list[Claim]:
             f"Spearman with nats, all texts: entropy {told('Spearman entropy')}, self-certainty "
             f"{told('Spearman certainty')}; difference {told('entropy ahead of self-certainty')}",
             verdict("entropy ahead of self-certainty", *tested),
-            f"difference on real texts alone {told('entropy ahead of self-certainty', 'real texts')}; "
-            "the verdict needs both",
+            f"difference on real texts alone {told('entropy ahead of self-certainty', 'real texts')}; the verdict "
+            "needs both. Ours leaves out the mask id and revealed positions, which would swamp it under MDLM",
         ),
         Claim(
             f"Entropy agrees strongly with the judge's likelihood (Spearman above {STRONG})",
@@ -376,7 +376,7 @@ def _scatter(axis: Any, columns: Columns, x: np.ndarray, y: np.ndarray) -> None:
     for (colour, marker), kind in zip(MARKS, dict.fromkeys(columns.kind.tolist()), strict=False):
         inside = columns.kind == kind
         label = "real text" if kind == REAL else kind
-        axis.scatter(x[inside], y[inside], s=14, alpha=0.75, color=colour, marker=marker, label=label, linewidths=0.8)
+        axis.scatter(x[inside], y[inside], s=14, alpha=0.75, color=colour, marker=marker, label=label, rasterized=True)
 
 
 _BOX = {

@@ -109,16 +109,20 @@ def transversals(group: np.ndarray, size: int, count: int, source: np.random.Gen
 
 
 def _options(setup: Setup, method: str) -> dict[str, Any]:
-    length, steps = min(setup["length"], setup.model.max_length), setup["steps"]
     size = {"k": setup["k"], "w": setup["w"], "beta": setup["beta"]}
     if method == "independent":  # a pool of the same size, each row a group of its own
         size = {"k": setup["k"] * setup["w"]}
-    return {"method": method, "gen_length": length, "steps": steps, **size}
+    return {"method": method, "gen_length": setup["length"], "steps": _steps(setup), **size}
+
+
+def _steps(setup: Setup) -> int:
+    """At least a token a step, as orders other than the ancestral one want it."""
+    return min(setup["steps"], setup["length"])
 
 
 def looks(setup: Setup) -> list[int]:
     """The steps that are looked at; not the first, where all rows are equal."""
-    return sorted({round(step) for step in np.linspace(1, setup["steps"] - 1, setup["looks"])})
+    return sorted({round(step) for step in np.linspace(1, _steps(setup) - 1, setup["looks"])})
 
 
 def _lines(setup: Setup, method: str) -> JsonLines:
