@@ -78,7 +78,7 @@ def _decode(setup: Setup, case: Case, units: Sequence[int]) -> None:
     prompts: dict[str, Any] = {"prompts": None, "sets": len(units)}
     examples = None
     if case.task != OPEN:
-        held = setup.examples(case.task, case.units)
+        held = setup.task(case.task, case.units).examples
         examples = [held[unit] for unit in units]
         prompts = {"prompts": [example.prompt for example in examples]}
     began = time.monotonic()
@@ -88,8 +88,9 @@ def _decode(setup: Setup, case: Case, units: Sequence[int]) -> None:
         keys = [f"{case.task} {unit}" for unit in units]
         result = generate(setup.model, **prompts, keys=keys, seed=setup.seed, **_options(setup, case))
     seconds = (time.monotonic() - began) / len(units)
+    found: dict[str, dict[str, Any]] = {}
     for place, unit in enumerate(units):
-        row = {
+        row: dict[str, Any] = {
             "texts": result.texts[place],
             "score": [round(score, 6) for score in result.score[place].tolist()],
             "logdet": round(max(-1e9, float(result.logdet[place])), 5),
@@ -102,4 +103,5 @@ def _decode(setup: Setup, case: Case, units: Sequence[int]) -> None:
         if examples is not None:
             row |= {"id": examples[place].id, "prompt": examples[place].prompt}
             row |= {"references": list(examples[place].references)}
-        rows.add(unit, row)
+        found[str(unit)] = row
+    rows.add_all(found)

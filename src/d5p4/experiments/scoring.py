@@ -21,7 +21,8 @@ from .setup import Case, Setup, batches
 
 Row = dict[str, Any]
 Scorer = Callable[[Sequence[Row]], list[Row]]
-AT_ONCE = 64  # sets between two writings
+AT_ONCE = 256  # sets between two writings
+TOKENS = 1 << 13  # of a judge's batch
 MAUVE_TOKENS = 1024
 
 
@@ -44,8 +45,7 @@ def score_cases(setup: Setup, wanted: Sequence[str] | None = None) -> None:
         for some in batches(units, AT_ONCE):
             setup.progress(number / len(work), f"{name}: {case.name}")
             found = _scorer(name, setup.device)([rows.rows[str(unit)] for unit in some])
-            for unit, values in zip(some, found, strict=True):
-                scores.add(unit, values)
+            scores.add_all({str(unit): values for unit, values in zip(some, found, strict=True)})
     setup.progress(1.0, "scored")
 
 
@@ -61,28 +61,28 @@ def _scorer(name: str, device: str | None) -> Scorer:
     return {"ppl": _perplexity, "cos": _cosines, "features": _features}[kind](model, device)
 
 
-@lru_cache(maxsize=4)
-def _judge(model: str, device: str | None) -> Any:
+def _perplexity(model: str, device: str | None) -> Scorer:
     from ..eval.perplexity import CausalJudge
 
-    return CausalJudge(model, device=device)
+    judge = CausalJudge(model, device=device, start="")
 
-
-def _perplexity(model: str, device: str | None) -> Scorer:
     def score(rows: Sequence[Row]) -> list[Row]:
         texts = [text for row in rows for text in row["texts"]]
-        nats = iter(_judge(model, device).per_text(texts).tolist())
+        nats = iter(judge.per_text(texts, max_tokens_per_batch=TOKENS).tolist())
         return [{"nats": [round(next(nats), 5) for _ in row["texts"]]} for row in rows]
 
     return score
 
 
 def _features(model: str, device: str | None) -> Scorer:
-    def score(rows: Sequence[Row]) -> list[Row]:
-        from ..eval.mauve import last_token_features
+    from ..eval.mauve import last_token_features
+    from ..eval.perplexity import CausalJudge
 
+    judge = CausalJudge(model, device=device)  # with a start, so that an empty text has a last token too
+
+    def score(rows: Sequence[Row]) -> list[Row]:
         texts = [text for row in rows for text in row["texts"]]
-        found = last_token_features(_judge(model, device), texts, max_tokens=MAUVE_TOKENS)
+        found = last_token_features(judge, texts, max_tokens=MAUVE_TOKENS, max_tokens_per_batch=TOKENS)
         places = np.cumsum([0, *(len(row["texts"]) for row in rows)])
         return [pack(found[a:b]) for a, b in zip(places[:-1], places[1:], strict=True)]
 

@@ -1,9 +1,9 @@
 """What an experiment is, and what one run of it is given.
 
 An experiment has settings for each scale ("box": the models of the repository, offline; "paper": the paper's own) and
-up to three stages. *decode* writes raw rows: the sets of answers of its cases, or whatever `measure` finds. *score* adds
-what outside models say of those answers. *draw* reads both and makes table, figure, summary and claims. Each stage goes
-on where it was stopped, and each may run on another machine: only the folder has to be carried over.
+up to three stages. *decode* writes raw rows: the sets of answers of its cases, or whatever `measure` finds. *score*
+adds what outside models say of those answers. *draw* reads both and makes table, figure, summary and claims. Each stage
+goes on where it was stopped, and each may run on another machine: only the folder has to be carried over.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..provenance import weights_hash
 from .store import JsonLines
 
 if TYPE_CHECKING:
-    from ..eval.tasks import Example
+    from ..eval.tasks import Task
     from ..models.base import NativeModel
     from .drawing import Drawing
 
@@ -77,11 +77,12 @@ class Setup:
     seed: int = 0
     changes: Mapping[str, Any] = field(default_factory=dict)
     progress: Progress = lambda share, text: None
+    _tasks: dict[tuple[str, int], Task] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.scale not in self.experiment.settings:
             raise D5P4Error(f"scale={self.scale!r} is not known; use one of {', '.join(self.experiment.settings)}")
-        unknown = sorted(set(self.changes) - set(self.settings))
+        unknown = sorted(set(self.changes) - set(self.experiment.settings[self.scale]))
         if unknown:
             known = ", ".join(self.experiment.settings[self.scale])
             raise D5P4Error(f"{self.experiment.name} has no setting {', '.join(unknown)} (it has: {known})")
@@ -124,16 +125,18 @@ class Setup:
     def model(self) -> NativeModel:
         return load(self.named, self.torch_device, self.dtype)
 
-    def examples(self, task: str, count: int) -> Sequence[Example]:
-        """The first `count` prompts of a task. `name:number` gives a task's number, as in countdown:5."""
+    def task(self, name: str, count: int) -> Task:
+        """The first `count` prompts of a task; `name:split` gives a split, as in countdown:5."""
         from ..eval.tasks import load_task
 
-        name, _, number = task.partition(":")
-        options = {"numbers": int(number)} if number else {}
-        held = load_task(name, self.data, limit=count, **options).examples
-        if len(held) < count:
-            raise D5P4Error(f"{task} has {len(held)} prompts in {self.data}, {count} are asked for")
-        return held
+        if (name, count) not in self._tasks:
+            plain, _, split = name.partition(":")
+            path = None if plain == "countdown" else self.data
+            held = load_task(plain, path, limit=count, split=split or None)
+            if len(held) < count:
+                raise D5P4Error(f"{name} has {len(held)} prompts in {self.data}, {count} are asked for")
+            self._tasks[name, count] = held
+        return self._tasks[name, count]
 
     def rows(self, case: Case) -> JsonLines:
         """The sets of answers of a case. Experiments that decode the same case share them."""
@@ -141,7 +144,9 @@ class Setup:
             "task": case.task, "model": Path(self.named).name, "weights": self.weights, "seed": self.seed,
             "options": _plain(case.options),
         }  # fmt: skip
-        return JsonLines(self.root / "rows" / f"{_slug(case)}-{_digest(made_with)}.jsonl", made_with)
+        # The case's name is not in it: the same answers may have two names in two experiments.
+        slug = re.sub(r"[^a-z0-9]+", "-", f"{case.task} {case.options['method']}")
+        return JsonLines(self.root / "rows" / f"{slug}-{_digest(made_with)}.jsonl", made_with)
 
     def scores(self, case: Case, scorer: str) -> JsonLines:
         """What a scorer says of a case's sets of answers."""
@@ -159,11 +164,6 @@ def _plain(value: Any) -> Any:
 
 def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:10]
-
-
-def _slug(case: Case) -> str:
-    words = case.name.replace("β", "beta").replace("α", "alpha").replace("×", "x")
-    return re.sub(r"[^A-Za-z0-9.]+", "-", f"{case.task} {words}").strip("-").lower()
 
 
 def batches(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:

@@ -37,18 +37,21 @@ class JsonLines:
 
     def add(self, key: object, row: Mapping[str, Any]) -> None:
         """Write one row; it is on the disk when this returns."""
-        if key in self:
-            raise D5P4Error(f"{self.path} already holds {key!r}")
-        line = {"key": str(key), **row}
-        fresh = not self.path.exists()
+        self.add_all({str(key): row})
+
+    def add_all(self, rows: Mapping[str, Mapping[str, Any]]) -> None:
+        """Write rows by their keys, together; they are on the disk when this returns."""
+        if held := [key for key in rows if key in self]:
+            raise D5P4Error(f"{self.path} already holds {held[0]!r}")
+        lines = {key: {"key": key, **row} for key, row in rows.items()}
+        head = [] if self.path.exists() else [{"header": self.header}]
+        data = "".join(map(_line, [*head, *lines.values()])).encode("utf-8")  # all or nothing of what can be written
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a", encoding="utf-8") as file:
-            if fresh:
-                file.write(_line({"header": self.header}))
-            file.write(_line(line))
+        with self.path.open("ab") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        self.rows[str(key)] = line
+        self.rows |= lines
 
     def _read(self) -> None:
         data = self.path.read_bytes()
@@ -60,7 +63,8 @@ class JsonLines:
             self.path.unlink()
             return
         try:
-            head, *lines = [json.loads(line) for line in whole.decode("utf-8").splitlines()]
+            # Not splitlines: answers may hold other characters that end a line.
+            head, *lines = [json.loads(line) for line in whole.decode("utf-8").split("\n")[:-1]]
             held = head["header"]
             self.rows = {line["key"]: line for line in lines}
         except (ValueError, KeyError, TypeError) as reason:
