@@ -9,6 +9,7 @@ from typing import Any
 
 from ..errors import D5P4Error
 from . import EXPERIMENTS
+from .drawing import cell
 from .store import write_text
 
 HEAD = """# Claims of the paper, re-measured
@@ -37,7 +38,7 @@ def write_claims(folder: Path, page: Path) -> str:
             verdicts[claim["verdict"]] = verdicts.get(claim["verdict"], 0) + 1
             note = f" ({claim['note']})" if claim["note"] else ""
             cells = (claim["claim"], claim["paper"], claim["ours"] + note, f"**{claim['verdict']}**")
-            table.append(f"| {' | '.join(cells)} | [{name}](#{name}) |")
+            table.append(f"| {' | '.join(map(cell, cells))} | [{name}](#{name}) |")
     counted = ", ".join(f"{count} {verdict}" for verdict, count in sorted(verdicts.items(), key=lambda item: -item[1]))
     parts += [f"{sum(verdicts.values())} claims: {counted}.\n\n", "\n".join(table), "\n"]
     for name, summary in drawn:

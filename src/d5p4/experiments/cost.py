@@ -3,7 +3,7 @@
 Two sources. The GPU benchmark of the checkout (`benchmarks/gpu.py`: run anew, or its committed results) has whole
 steps at the paper's size, the paper's way and ours. What it lacks is the paper's *Baseline*, which draws every row of
 the pool for itself; so the stages after the forward are also timed here, the three ways, on the machine at hand. On a
-CPU ours are the plain versions, which save memory rather than time.
+CPU ours are the plain versions, float64 and meant to be exact rather than fast.
 """
 
 from __future__ import annotations

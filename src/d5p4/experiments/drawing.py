@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -71,14 +72,33 @@ class Drawing:
             for ending in ("png", "svg"):
                 file = folder / f"figure.{ending}"
                 self.figure.savefig(file, dpi=110, metadata={"Date": None} if ending == "svg" else {})
+                _shrink(file)
                 if file.stat().st_size > LARGEST_FIGURE:
                     raise D5P4Error(f"{file.name} has {file.stat().st_size} bytes, more than {LARGEST_FIGURE}")
         summary = dict(about) | {"figures": plain(self.figures), "claims": [asdict(claim) for claim in self.claims]}
         write_json(folder / "summary.json", summary)
 
 
+def _shrink(file: Path) -> None:
+    """Drop what nobody would miss: colours beyond 256, digits beyond a hundredth of a point, indentation."""
+    if file.suffix == ".svg":
+        text = file.read_text(encoding="utf-8")
+        file.write_text(re.sub(r"\n +", "\n", re.sub(r"(\d\.\d\d)\d+", r"\1", text)), encoding="utf-8")
+        return
+    from PIL import Image  # comes with matplotlib
+
+    with Image.open(file) as image:
+        small = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    small.save(file, optimize=True)
+
+
 def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(str(cell) for cell in cells) + " |"
+    return f"| {' | '.join(map(cell, cells))} |"
+
+
+def cell(text: object) -> str:
+    """What can stand in a Markdown table."""
+    return " ".join(str(text).split()).replace("|", r"\|")
 
 
 def plain(value: Any) -> Any:
@@ -131,5 +151,5 @@ def every(verdicts: Sequence[Verdict]) -> Verdict:
     """Of a claim with several parts: all hold, one fails, or one is open."""
     for worst in ("does not hold", "not clear", "not testable at this scale"):
         if worst in verdicts:
-            return worst  # type: ignore[return-value]
+            return worst
     return "holds"

@@ -53,6 +53,8 @@ def reproduce(
     setup = Setup(experiment(name), scale, root, model, where, device, dtype, seed, changes or {}, told)
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
     for stage in (stage for stage in STAGES if stage in stages):
+        if stage == "score" and not setup.cases:
+            continue  # no answers, nothing to score
         began = time.monotonic()
         finished = True
         if stage == "decode":
