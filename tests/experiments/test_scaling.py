@@ -150,6 +150,16 @@ def test_smoke(tmp_path):
         reproduce("scaling", out=tmp_path, model=model, device="cpu", changes=CHANGES | {"betas": [2.0]})
 
 
+def test_the_papers_scale_on_a_tiny_checkpoint(tmp_path):
+    """Its settings as they are, but for sizes and counts."""
+    model = str(write_mdlm(tmp_path / "model"))
+    few = {"sets": 1, "length": 12, "steps": 6, "sizes": ["4x4"], "trials": {"16": 2}, "batch": 2}
+    setup = reproduce("scaling", scale="paper", out=tmp_path, model=model, device="cpu", changes=few)
+    assert setup["k"] == 8 and len(setup["betas"]) == 15 and setup["betas"][-1] == 100
+    summary = json.loads((setup.folder / "summary.json").read_text(encoding="utf-8"))
+    assert summary["scale"] == "paper" and set(summary["figures"]["4×4"]) == set(SELECTORS)
+
+
 def test_drawing_before_measuring_says_what_to_do(tmp_path):
     model = str(write_mdlm(tmp_path / "model"))
     with pytest.raises(D5P4Error, match="no step of 1 sets"):
