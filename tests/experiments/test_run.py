@@ -95,7 +95,7 @@ def test_all_stages_write_their_files(own, tmp_path):
     config = json.loads((folder / "config.json").read_text())
     assert config["settings"] == {"count": 4, "power": 2} and (config["scale"], config["seed"]) == ("box", 0)
     assert set(config["stages"]) == {"decode", "draw"}  # there is nothing to score
-    assert config["stages"]["decode"]["finished"] is True
+    assert config["stages"]["decode"][-1]["finished"] is True
     table = (folder / "table.md").read_text(encoding="utf-8")
     assert "| 3 | 9 |" in table and "measured on" in table and "scored" not in table
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
@@ -159,7 +159,7 @@ def test_no_time_left_decodes_nothing_and_says_so(own, tmp_path, tiny):
     setup = reproduce("decoded", out=tmp_path, model=tiny, device="cpu", minutes=0, changes={"units": 2})
     assert all(len(setup.rows(case)) == 0 for case in setup.cases)
     config = json.loads((setup.folder / "config.json").read_text())
-    assert config["stages"]["decode"]["finished"] is False and "draw" not in config["stages"]
+    assert config["stages"]["decode"][-1]["finished"] is False and "draw" not in config["stages"]
     assert not (setup.folder / "summary.json").exists()
 
 

@@ -72,9 +72,9 @@ def score(
 def _judge(name: str | None, device: str | None) -> Any:
     if name is None:
         return None
-    from ..eval.perplexity import CausalJudge
+    from ..eval.perplexity import CausalJudge, paper_start
 
-    return CausalJudge(name, device=device, start="")  # the paper does not score the first token
+    return CausalJudge(name, device=device, start=paper_start(name))
 
 
 def _encoder(name: str | None, device: str | None, remote_code: bool) -> Any:

@@ -97,6 +97,25 @@ def ratio_figure(
     return pooled_figure(parts, lambda sums: transform(sums[:, 0] / sums[:, 1]), seed, draws)
 
 
+def resampled_means(values: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Floats:
+    """[1 + draws, d]: the mean over units of [n, d] values, then that of each resample.
+
+    For statistics of several samples at once: compute them row by row, and read the result with `from_resamples`.
+    """
+    given = np.asarray(values, dtype=np.float64)
+    if given.ndim != 2 or not len(given):
+        raise D5P4Error(f"resampled means need values of shape [units, columns], got shape {given.shape}")
+    rows = [given.mean(axis=0, keepdims=True), *(c @ given / len(given) for c in _resample(len(given), seed, draws))]
+    return np.concatenate(rows)
+
+
+def from_resamples(samples: ArrayLike, n: int = 0) -> Figure:
+    """The figure of a statistic [1 + draws]: its value, then its resamples."""
+    given = np.asarray(samples, dtype=np.float64)
+    said = given[1:][np.isfinite(given[1:])]
+    return Figure(float(given[0]), float(said.std(ddof=1)) if len(said) > 1 else np.nan, *_middle(said), n)
+
+
 def pass_at(right: ArrayLike, n: int) -> Floats:
     """[P]: the chance that n of the m answers, drawn without replacement, hold a right one; `right` is bool [P, m].
 

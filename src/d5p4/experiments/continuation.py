@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from .scoring import Row, nats, sets
+from .scoring import Row, nats, scored, self_cosine, sets
 from .setup import Case, Setup
 
 BOX: Mapping[str, Any] = {
@@ -45,6 +45,26 @@ def search(setup: Setup, method: str, options: Mapping[str, Any], guidance: floa
 
 Chooser = Callable[[Setup, Case], list[list[int]]]
 """[units][k] places in each set of a pool."""
+
+
+def chosen(setup: Setup, case: Case, choose: Chooser | None) -> list[Row]:
+    """The answers of a case that `choose` picks (all without it), and what the scorers said of those."""
+    rows = sets(setup, case)
+    keep = [list(range(len(row["texts"]))) for row in rows] if choose is None else choose(setup, case)
+    said = {judge: nats(setup, case, judge) for judge in setup["judges"]}
+    cosines = scored(setup, case, f"cos:{setup['encoder']}")
+    alike = self_cosine(setup, case, keep)
+    return [
+        {
+            "prompt": row["prompt"],
+            "references": row["references"],
+            "texts": [row["texts"][i] for i in places],
+            "nats": {judge: said[judge][unit, places] for judge in said},
+            "reference": [cosines[unit]["reference"][i] for i in places],
+            "S-COS": float(alike[unit]),
+        }
+        for unit, (row, places) in enumerate(zip(rows, keep, strict=True))
+    ]
 
 
 def first(setup: Setup, case: Case) -> list[list[int]]:

@@ -18,13 +18,15 @@ SECONDS = 45.0  # about so long until rows are written
 
 def decode_cases(setup: Setup, deadline: float | None = None) -> bool:
     """Decode what is missing of all cases; False when the deadline (of time.monotonic) came first."""
-    pending = {case.name: _missing(setup, case) for case in setup.cases}
+    pending = missing(setup)
+    if not pending:
+        return True
     costs = {case.name: _cost(setup, case) for case in setup.cases}
     total = sum(costs[name] * len(units) for name, units in pending.items())
     done, spent = 0.0, 0.0
     for case in setup.cases:
         size = _first_batch(setup, case)
-        units = pending[case.name]
+        units = pending.get(case.name, [])
         while units:
             expected = spent / done * costs[case.name] * min(size, len(units)) if done else 0.0
             if deadline is not None and time.monotonic() + expected > deadline:
@@ -41,9 +43,14 @@ def decode_cases(setup: Setup, deadline: float | None = None) -> bool:
     return True
 
 
-def _missing(setup: Setup, case: Case) -> list[int]:
-    rows = setup.rows(case)
-    return [unit for unit in range(case.units) if unit not in rows]
+def missing(setup: Setup) -> dict[str, list[int]]:
+    """The units of each case that have not been decoded."""
+    found = {}
+    for case in setup.cases:
+        rows = setup.rows(case)
+        if units := [unit for unit in range(case.units) if unit not in rows]:
+            found[case.name] = units
+    return found
 
 
 def _options(setup: Setup, case: Case) -> dict[str, Any]:

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from .scoring import nats, self_cosine
 from .setup import Case, Setup
 
 BOX: Mapping[str, Any] = {
@@ -58,8 +55,3 @@ def sweeps(setup: Setup) -> list[Case]:
         *sweep(setup, "CAT, scores", {"method": "cat"}, "score_temperature", setup["score_temperature"]),
         *sweep(setup, "CAT, tokens", {"method": "greedy-beam"}, "temperature", setup["token_temperature"]),
     ]
-
-
-def points(setup: Setup, cases: Sequence[Case], judge: str) -> dict[str, np.ndarray]:
-    """[units, 2] of each case: mean nats a token of the set's texts, and their mean cosine."""
-    return {case.name: np.stack([nats(setup, case, judge).mean(1), self_cosine(setup, case)], 1) for case in cases}

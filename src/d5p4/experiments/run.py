@@ -12,12 +12,13 @@ from typing import Any
 from ..errors import D5P4Error
 from ..provenance import provenance
 from . import experiment
-from .decoding import decode_cases
+from .decoding import decode_cases, missing
 from .scoring import score_cases
 from .setup import Progress, Setup
 from .store import write_json
 
 STAGES = ("decode", "score", "draw")
+WORTH_A_LINE = 5.0  # seconds; a shorter run of a stage is told only when it is the first
 
 
 def reproduce(
@@ -56,17 +57,19 @@ def reproduce(
         if stage == "score" and not setup.cases:
             continue  # no answers, nothing to score
         began = time.monotonic()
-        finished = True
+        worked = finished = True
         if stage == "decode":
             if setup.experiment.measure is not None:
                 setup.experiment.measure(setup)
-            finished = decode_cases(setup, deadline) if setup.cases else True
+            elif setup.cases:
+                worked = bool(missing(setup))
+            finished = decode_cases(setup, deadline)
         elif stage == "score":
-            score_cases(setup, scorers)
+            worked = score_cases(setup, scorers)
         else:
             drawing = setup.experiment.draw(setup)
             drawing.save(setup.folder, _about(setup))
-        _record(setup, stage, time.monotonic() - began, finished)
+        _record(setup, stage, time.monotonic() - began, finished, worked)
         if not finished:
             break
     return setup
@@ -81,14 +84,16 @@ def _held(setup: Setup) -> dict[str, Any]:
     return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
 
 
-def _record(setup: Setup, stage: str, seconds: float, finished: bool) -> None:
-    """config.json: what the experiment was run with, and where each stage ran last."""
+def _record(setup: Setup, stage: str, seconds: float, finished: bool, worked: bool) -> None:
+    """config.json: what the experiment was run with, and every run of each stage that did something."""
     device = "cpu" if stage == "draw" else setup.torch_device
     ran = provenance(device, ["d5p4", *sys.argv[1:]]) | {"seconds": round(seconds, 1), "finished": finished}
     held = _held(setup)
-    # A stage that found everything done says nothing new about where the rows come from.
-    if stage not in held.get("stages", {}) or seconds > 5 or stage == "draw":
-        held.setdefault("stages", {})[stage] = ran
+    runs = held.setdefault("stages", {}).setdefault(stage, [])
+    if stage == "draw":
+        runs[:] = [ran]
+    elif worked and (not runs or seconds > WORTH_A_LINE):
+        runs.append(ran)
     settings = {key: list(value) if isinstance(value, tuple) else value for key, value in setup.settings.items()}
     held |= {"experiment": setup.experiment.name, "scale": setup.scale, "seed": setup.seed, "settings": settings}
     if "model" in setup.settings:
@@ -100,13 +105,25 @@ def _record(setup: Setup, stage: str, seconds: float, finished: bool) -> None:
     write_json(_config(setup), held)
 
 
+def _runs(setup: Setup, stage: str) -> list[dict[str, Any]]:
+    """Who ran a stage: this experiment, or others that share its answers."""
+    if own := _held(setup).get("stages", {}).get(stage):
+        return own
+    ours = [case.options for case in setup.cases]
+    found = []
+    for file in sorted(setup.root.glob("*/config.json")):
+        other = json.loads(file.read_text(encoding="utf-8"))
+        if any(case["options"] in ours for case in other.get("cases", ())):
+            found += other.get("stages", {}).get(stage, [])
+    return found
+
+
 def _about(setup: Setup) -> dict[str, Any]:
-    ran = _held(setup).get("stages", {})
-    made = [
-        f"{verb} on {ran[stage]['machine']} (torch {ran[stage]['torch']}, {ran[stage]['date']})"
-        for stage, verb in (("decode", "decoded" if setup.cases else "measured"), ("score", "scored"))
-        if stage in ran
-    ]
+    made = []
+    for stage, verb in (("decode", "decoded" if setup.cases else "measured"), ("score", "scored")):
+        places = [f"{run['machine']} (torch {run['torch']}, {run['date']})" for run in _runs(setup, stage)]
+        if places:
+            made.append(f"{verb} on {' and '.join(dict.fromkeys(places))}")
     command = f"`d5p4 reproduce {setup.experiment.name} --scale {setup.scale}`"
     return {
         "experiment": setup.experiment.name,

@@ -36,8 +36,9 @@ def scorer_names(setup: Setup, wanted: Sequence[str] | None = None) -> list[str]
     return [name for name in names if name in wanted or name.split(":")[0] in wanted]
 
 
-def score_cases(setup: Setup, wanted: Sequence[str] | None = None) -> None:
-    """Score what is missing of all cases."""
+def score_cases(setup: Setup, wanted: Sequence[str] | None = None) -> bool:
+    """Score what is missing of all cases; whether there was any."""
+    worked = False
     work = [(name, case) for name in scorer_names(setup, wanted) for case in setup.cases]
     for number, (name, case) in enumerate(work):
         rows, scores = setup.rows(case), setup.scores(case, slug(name))
@@ -46,7 +47,9 @@ def score_cases(setup: Setup, wanted: Sequence[str] | None = None) -> None:
             setup.progress(number / len(work), f"{name}: {case.name}")
             found = _scorer(name, setup.device)([rows.rows[str(unit)] for unit in some])
             scores.add_all({str(unit): values for unit, values in zip(some, found, strict=True)})
+            worked = True
     setup.progress(1.0, "scored")
+    return worked
 
 
 def slug(name: str) -> str:
@@ -62,9 +65,9 @@ def _scorer(name: str, device: str | None) -> Scorer:
 
 
 def _perplexity(model: str, device: str | None) -> Scorer:
-    from ..eval.perplexity import CausalJudge
+    from ..eval.perplexity import CausalJudge, paper_start
 
-    judge = CausalJudge(model, device=device, start="")
+    judge = CausalJudge(model, device=device, start=paper_start(model))
 
     def score(rows: Sequence[Row]) -> list[Row]:
         texts = [text for row in rows for text in row["texts"]]
