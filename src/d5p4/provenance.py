@@ -6,6 +6,7 @@ import datetime
 import hashlib
 import os
 import platform
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,8 @@ from .__about__ import __version__
 
 _READ_WHOLE = 1 << 30  # weight files up to this size are hashed byte by byte
 _HEAD = 1 << 20
+# Also inside a word, as in --out=/somewhere or judges=["/somewhere"]; a network address is none.
+_PATH = re.compile(r"""(?:^|(?<=[="'\[,:]))(?!//)(?:/|~|\.\.)[^"',\]]*""")
 
 
 def machine(device: torch.device | str) -> str:
@@ -50,7 +53,7 @@ def weights_hash(folder: Path) -> str:
 
 def command(words: Sequence[str]) -> str:
     """A command line as a reader would type it: paths of this machine shortened to their last part."""
-    return shlex.join(os.path.basename(word) if word.startswith(("/", "~", "..")) else word for word in words)
+    return shlex.join(_PATH.sub(lambda found: os.path.basename(found[0].rstrip("/")) or found[0], w) for w in words)
 
 
 def provenance(device: torch.device | str, words: Sequence[str] = ()) -> dict[str, Any]:

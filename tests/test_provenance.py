@@ -1,0 +1,86 @@
+import hashlib
+import shutil
+
+import pytest
+import torch
+
+from d5p4 import provenance
+from d5p4.provenance import command, file_hash, machine, weights_hash
+from tests.checkpoints import write_llada, write_mdlm
+
+
+@pytest.mark.parametrize(
+    "words, told",
+    [
+        (["d5p4", "reproduce", "qa"], "d5p4 reproduce qa"),
+        (["d5p4", "--out", "/home/someone/results/box"], "d5p4 --out box"),
+        (["--out", "/home/someone/box/"], "--out box"),
+        (["--out=/home/someone/box", "--set", "model=/models/books"], "--out=box --set model=books"),
+        (["--data", "~/texts/val.txt.xz"], "--data val.txt.xz"),
+        (["--data", "../texts/val.txt"], "--data val.txt"),
+        (["--set", 'judges=["/a/b/judge", "~/c/other"]'], """--set 'judges=["judge", "other"]'"""),
+        (["--set", 'judges=["/a/b/judge","~/c/other"]'], """--set 'judges=["judge","other"]'"""),
+        (["--scorers", "ppl:/models/judge"], "--scorers ppl:judge"),
+        (["--out", "/home/some one/my box"], "--out 'my box'"),
+        # Not of this machine alone:
+        (["--out", "results/box", "--set", "beta=[1, 2.5]"], "--out results/box --set 'beta=[1, 2.5]'"),
+        (["--model", "org/name", "--set", "w=2"], "--model org/name --set w=2"),
+        (["https://example.org/a/b"], "https://example.org/a/b"),
+        (["/", "~", ".."], "/ '~' .."),
+    ],
+)
+def test_a_command_names_no_folder_of_this_machine(words, told):
+    assert command(words) == told
+
+
+def test_a_machine_has_a_name():
+    assert "CPU" in machine("cpu") and f"{torch.get_num_threads()} threads" in machine(torch.device("cpu"))
+    found = provenance.provenance("cpu", ["d5p4", "reproduce"])
+    assert set(found) == {"machine", "torch", "d5p4", "date", "command"} and all(found.values())
+    assert "command" not in provenance.provenance("cpu")
+
+
+def test_the_hash_is_of_the_weights_and_not_of_their_place(tmp_path):
+    folder = write_mdlm(tmp_path / "one")
+    before = weights_hash(folder)
+    shutil.copytree(folder, tmp_path / "two")
+    (tmp_path / "two" / "config.json").write_text("{}")
+    assert weights_hash(tmp_path / "two") == before
+    assert before == hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    file = tmp_path / "two" / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    assert weights_hash(tmp_path / "two") != before
+
+
+def test_the_hash_is_of_all_shards_in_their_order(tmp_path):
+    folder = write_llada(tmp_path / "shards", shards=2)
+    before = weights_hash(folder)
+    first, second = sorted(folder.glob("*.safetensors"))
+    for file in (first, second):
+        data = file.read_bytes()
+        file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        assert weights_hash(folder) != before
+        file.write_bytes(data)
+    assert weights_hash(folder) == before
+    one, other = first.read_bytes(), second.read_bytes()
+    first.write_bytes(other)
+    second.write_bytes(one)
+    assert weights_hash(folder) != before
+
+
+def test_of_a_large_file_size_and_beginning_count(tmp_path, monkeypatch):
+    monkeypatch.setattr(provenance, "_READ_WHOLE", 100)
+    monkeypatch.setattr(provenance, "_HEAD", 10)
+
+    def hashed(data: bytes) -> str:
+        file = tmp_path / "file"
+        file.write_bytes(data)
+        return file_hash(file)
+
+    assert hashed(b"a" * 100) == hashlib.sha256(b"a" * 100).hexdigest()  # block by block
+    assert hashed(b"a" * 99 + b"b") != hashed(b"a" * 100)
+    assert hashed(b"a" * 101) == hashlib.sha256(b"101:" + b"a" * 10).hexdigest()
+    assert hashed(b"a" * 10 + b"b" * 91) == hashed(b"a" * 101)  # the end is not read
+    assert hashed(b"a" * 9 + b"b" * 92) != hashed(b"a" * 101) != hashed(b"a" * 102)
