@@ -21,6 +21,7 @@ BOX: Mapping[str, Any] = {
 PAPER: Mapping[str, Any] = dict(BOX) | {
     "model": "GSAI-ML/LLaDA-8B-Instruct", "judges": ("meta-llama/Meta-Llama-3-8B",), "task": "truthfulqa",
     "encoder": "jinaai/jina-embeddings-v2-base-en", "gen_length": 128, "steps": 128, "units": 817,
+    "remote_code": False,  # Jina v2 needs its own code: --set remote_code=true runs it
 }  # fmt: skip
 POOL = "pool"
 

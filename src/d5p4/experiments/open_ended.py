@@ -18,6 +18,7 @@ PAPER: Mapping[str, Any] = dict(BOX) | {
     "model": "kuleshov-group/mdlm-owt", "judges": ("openai-community/gpt2-large",),
     "encoder": "jinaai/jina-embeddings-v2-base-en", "gen_length": 1024, "steps": 1024, "units": 8,
     "units_independent": 100, "units_fidelity": 100, "beta": (0.25, 0.5, 1, 2, 3, 4, 5, 6, 7, 8, 30, 100),
+    "remote_code": False,  # Jina v2 needs its own code: --set remote_code=true runs it
 }  # fmt: skip
 INDEPENDENT, GREEDY = "independent", "greedy beam"
 

@@ -45,7 +45,8 @@ def score_cases(setup: Setup, wanted: Sequence[str] | None = None) -> bool:
         units = [unit for unit in range(case.units) if unit in rows and unit not in scores]
         for some in batches(units, AT_ONCE):
             setup.progress(number / len(work), f"{name}: {case.name}")
-            found = _scorer(name, setup.device)([rows.rows[str(unit)] for unit in some])
+            score = _scorer(name, setup.device, bool(setup.settings.get("remote_code")))
+            found = score([rows.rows[str(unit)] for unit in some])
             scores.add_all({str(unit): values for unit, values in zip(some, found, strict=True)})
             worked = True
     setup.progress(1.0, "scored")
@@ -59,9 +60,11 @@ def slug(name: str) -> str:
 
 
 @lru_cache(maxsize=8)
-def _scorer(name: str, device: str | None) -> Scorer:
+def _scorer(name: str, device: str | None, remote_code: bool) -> Scorer:
     kind, _, model = name.partition(":")
-    return {"ppl": _perplexity, "cos": _cosines, "features": _features}[kind](model, device)
+    if kind == "cos":
+        return _cosines(model, device, remote_code)
+    return {"ppl": _perplexity, "features": _features}[kind](model, device)
 
 
 def _perplexity(model: str, device: str | None) -> Scorer:
@@ -102,10 +105,10 @@ def unpack(row: Mapping[str, Any]) -> np.ndarray:
     return np.frombuffer(base64.b64decode(row["float16"]), "<f2").reshape(row["shape"]).astype(np.float32)
 
 
-def _cosines(model: str, device: str | None) -> Scorer:
+def _cosines(model: str, device: str | None, remote_code: bool) -> Scorer:
     from ..eval.encoder import Encoder
 
-    encoder = Encoder(model, device=device)
+    encoder = Encoder(model, device=device, remote_code=remote_code)
 
     def score(rows: Sequence[Row]) -> list[Row]:
         texts = sorted({text for row in rows for text in (*row["texts"], *row.get("references", ()))})
