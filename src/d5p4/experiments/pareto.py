@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from ..eval.stats import figure, from_resamples
@@ -63,8 +65,9 @@ def _order(setup: Setup, areas: dict[str, dict[str, np.ndarray]], better: str, w
     return Claim(f"The front of {better} is better than that of {worse}", paper, f"area more: {told}", verdict)
 
 
-def _beats_independent(setup: Setup, found: dict[str, Means], lines: dict[str, list[Case]]) -> Claim:
-    told, verdicts = [], []
+def _beats_independent(setup: Setup, found: Mapping[str, Means], lines: dict[str, list[Case]]) -> Claim:
+    told: list[str] = []
+    verdicts: list[Verdict] = []
     for name in SEARCH:
         each = []
         for m in found.values():
@@ -86,8 +89,9 @@ def _beats_independent(setup: Setup, found: dict[str, Means], lines: dict[str, l
     )
 
 
-def _stable_first(setup: Setup, found: dict[str, Means], lines: dict[str, list[Case]]) -> Claim:
-    told, verdicts = [], []
+def _stable_first(setup: Setup, found: Mapping[str, Means], lines: dict[str, list[Case]]) -> Claim:
+    told: list[str] = []
+    verdicts: list[Verdict] = []
     for judge, m in found.items():
         first = m[lines["D5P4+"][0].name]
         free = []
@@ -106,15 +110,21 @@ def _stable_first(setup: Setup, found: dict[str, Means], lines: dict[str, list[C
     )
 
 
-def _rises_later(setup: Setup, found: dict[str, Means], lines: dict[str, list[Case]]) -> Claim:
-    names = [case.name for case in lines["D5P4+"]]
-    low, middle, high = names[0], names[len(names) // 2 - 1], names[-1]
-    differences = [from_resamples((m[high] - 2 * m[middle] + m[low])[:, 0]) for m in found.values()]
+def _rises_later(setup: Setup, found: Mapping[str, Means], lines: dict[str, list[Case]]) -> Claim:
+    line = lines["D5P4+"]
+    low, middle, high = line[0], line[(len(line) - 1) // 2], line[-1]
+
+    def slope(m: Means, a: Case, b: Case) -> np.ndarray:
+        """Rise of log perplexity a decade of β: the two parts of the sweep need not be equally wide."""
+        decades = np.log10((b.value or 0) / (a.value or 1))
+        return (m[b.name] - m[a.name])[:, 0] / decades if decades else np.full(len(m[a.name]), np.nan)
+
+    differences = [from_resamples(slope(m, middle, high) - slope(m, low, middle)) for m in found.values()]
     told, verdict = by_judges(setup, differences, [decided(d) for d in differences], 3)
     return Claim(
         "A second regime: beyond a threshold perplexity rises faster",
         "Fig. pareto: perplexity rises sharply beyond a threshold",
-        f"rise of log perplexity in the upper half of the sweep of β minus that in the lower half: {told}",
+        f"rise of log perplexity a decade of β above {middle.value:g} minus that below: {told}",
         verdict,
     )
 

@@ -34,9 +34,8 @@ def means(setup: Setup, cases: Sequence[Case], judge: str) -> dict[str, np.ndarr
 def perplexity(values: np.ndarray) -> Figure:
     """exp of the mean of [n] nats."""
     mean = figure(values)
-    return Figure(*(float(np.exp(x)) for x in (mean.value, mean.se, mean.low, mean.high)), mean.n)._replace(
-        se=float(np.exp(mean.value)) * mean.se
-    )
+    value, low, high = (float(np.exp(x)) for x in (mean.value, mean.low, mean.high))
+    return Figure(value, value * mean.se, low, high, mean.n, mean.dropped)
 
 
 def area(front: Sequence[np.ndarray], corner: np.ndarray) -> np.ndarray:
@@ -85,7 +84,9 @@ def draw_plane(axes: Any, setup: Setup, cases: Sequence[Case], judge: str, name_
         if name in name_ends_of:
             end = group[-1].name.split(", ")[-1]
             axes.annotate(end, (x[-1], y[-1]), textcoords="offset points", xytext=(5, 5), fontsize=7)
-    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    if high > 2.5 * low:
+        axes.set_yscale("log")
     axes.set_xlabel("S-COS: cosine between the texts of a set (lower: more different)")
     axes.set_ylabel(f"perplexity under {judge} (lower: better)")
     axes.yaxis.set_major_formatter("{x:.0f}")
