@@ -387,10 +387,10 @@ def _scatter(axis: Any, columns: Columns, x: np.ndarray, y: np.ndarray) -> None:
 _BOX = {
     "model": "books",
     "length": 256,
-    "real": 192,
-    "samples": [[0.7, 64], [1.0, 64], [1.0, 8], [1.3, 64]],  # temperature, steps
-    "each": 32,  # texts of each of these
-    "draws": 16,  # masks of each text
+    "real": 128,
+    "samples": [[0.7, 16], [1.0, 16], [1.0, 4], [1.3, 16]],  # temperature, steps
+    "each": 16,  # texts of each of these
+    "draws": 12,  # masks of each text
     "judges": ["judge", "smollm2"],
     "start": None,  # what a judge reads before a text: its own start token, without which the shipped one is at a loss
 }

@@ -451,12 +451,12 @@ def _curve(axis: Any, points: Sequence[tuple[float, Figure]], label: str, **styl
 _BOX = {
     "model": "books",
     "prompt": None,
-    "length": 256,
-    "steps": 256,
+    "length": 64,
+    "steps": 64,
     "k": 8,
     "w": 4,
     "beta": 10.0,
-    "units": 16,
+    "units": 8,
     "together": 4,  # runs decoded in one call
     "looks": 16,
     "sets": 32,
@@ -467,7 +467,7 @@ EXPERIMENT = Experiment(
     paper="Appendix, theoretical link between DPP MAP and cosine similarity",
     settings={
         "box": _BOX,
-        "paper": _BOX | {"model": "kuleshov-group/mdlm-owt", "length": 1024, "steps": 1024, "looks": 20},
+        "paper": _BOX | {"model": "kuleshov-group/mdlm-owt", "length": 1024, "steps": 1024, "units": 16, "looks": 20},
     },
     measure=measure,
     draw=draw,
