@@ -12,6 +12,7 @@ from d5p4.eval import stats
 from d5p4.eval.stats import (
     best_of,
     figure,
+    from_resamples,
     interval,
     majority,
     paired_difference,
@@ -20,6 +21,7 @@ from d5p4.eval.stats import (
     pooled_figure,
     ratio_figure,
     relative_cut,
+    resampled_means,
     spearman,
     stratified_correlation,
 )
@@ -115,6 +117,55 @@ def test_a_ratio_of_nothing_cannot_be_said():
     assert ratio_figure([math.nan], [1]) == pytest.approx((math.nan,) * 4 + (0, 1), nan_ok=True)
     with pytest.raises(D5P4Error, match=r"\(3,\)"):
         pooled_figure([1, 2, 3], lambda sums: sums[:, 0])
+
+
+def test_resampled_means_are_those_of_all_resamples():
+    """Three units have 27 resamples; the columns of one are of the same units."""
+    values = np.array([[0.0, 10.0], [1.0, 11.0], [5.0, 15.0]])
+    found = resampled_means(values, draws=20_000)
+    assert found.shape == (20_001, 2) and found[0] == pytest.approx(values.mean(axis=0))
+    every = [np.mean(drawn) for drawn in itertools.product(values[:, 0], repeat=3)]
+    for mean in set(every):
+        share = np.mean(np.isclose(every, mean))
+        assert np.isclose(found[1:, 0], mean).mean() == pytest.approx(share, abs=5 * math.sqrt(share / 20_000))
+    assert found[:, 1] - found[:, 0] == pytest.approx(np.full(20_001, 10))
+    assert np.array_equal(found, resampled_means(values, draws=20_000))
+    assert not np.array_equal(found, resampled_means(values, seed=1, draws=20_000))
+
+
+def test_a_mean_from_resamples_is_the_figure_of_the_mean():
+    values = np.random.default_rng(6).normal(size=(40, 3))
+    samples = resampled_means(values, seed=7)
+    for column in range(3):
+        found, plain = from_resamples(samples[:, column], n=40), figure(values[:, column], seed=7)
+        assert found.value == pytest.approx(plain.value) and found.n == 40
+        assert (found.low, found.high) == pytest.approx((plain.low, plain.high))
+        assert found.se == pytest.approx(plain.se, rel=0.1)
+
+
+def test_a_statistic_of_two_samples_from_resamples():
+    """A difference of means with units of their own: the normal interval."""
+    random = np.random.default_rng(8)
+    a, b = random.normal(1, 1, size=(80, 1)), random.normal(0, 2, size=(50, 1))
+    found = from_resamples((resampled_means(a, seed=1) - resampled_means(b, seed=2))[:, 0])
+    assert found.value == pytest.approx(a.mean() - b.mean())
+    spread = math.sqrt(a.var(ddof=1) / 80 + b.var(ddof=1) / 50)
+    assert found.se == pytest.approx(spread, rel=0.1)
+    assert (found.low, found.high) == pytest.approx(
+        (found.value - 1.96 * spread, found.value + 1.96 * spread), abs=0.2 * spread
+    )
+
+
+def test_resamples_that_say_nothing():
+    one = resampled_means([[2.0, 3.0]], draws=5)
+    assert np.array_equal(one, np.tile([2.0, 3.0], (6, 1)))
+    found = from_resamples([1.0, math.nan, 1.0, 3.0, math.inf])
+    assert (found.value, found.se) == (1, pytest.approx(math.sqrt(2))) and 1 <= found.low <= found.high <= 3
+    nothing = from_resamples([math.nan] * 4)
+    assert all(math.isnan(x) for x in nothing[:4])
+    for shape in ((0, 2), (3,)):
+        with pytest.raises(D5P4Error, match=r"\[units, columns\], got shape"):
+            resampled_means(np.zeros(shape))
 
 
 @pytest.mark.parametrize("answers", [1, 4, 7])
