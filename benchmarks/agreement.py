@@ -32,7 +32,6 @@ import io
 import json
 import math
 import pickle
-import platform
 import sys
 import time
 import warnings
@@ -55,6 +54,7 @@ from d5p4.models.load import choose_device
 from d5p4.ops import kernels
 from d5p4.ops.equal import occurrence
 from d5p4.prompts import Request, encode, plan
+from d5p4.provenance import machine
 from d5p4.rng import ORDER, SELECT, TOKEN, hash_tokens, key_of, mix, uniform
 
 K = W = 4
@@ -555,13 +555,6 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def machine_name(device: str) -> str:
-    chosen = choose_device(device)
-    if chosen.type == "cuda":
-        return torch.cuda.get_device_name(chosen)
-    return f"{platform.machine()} {chosen.type.upper()}, {torch.get_num_threads()} threads"
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--a", default="cpu", help="a variant: device[:plain][:small][:noise[=x]]")
@@ -592,7 +585,7 @@ def main(given: Sequence[str]) -> int:
     variants = [Variant.parse(spec) for spec in (args.a, kept.about["b"] if kept else args.b)]
     about = {
         "date": time.strftime("%Y-%m-%d"), "a": args.a, "b": kept.about["b"] if kept else args.b,
-        "machines": [machine_name(variant.device) for variant in (variants[:1] if kept else variants)],
+        "machines": [machine(choose_device(variant.device)) for variant in (variants[:1] if kept else variants)],
         "torch": [torch.__version__] * 2,
         "dtype": args.dtype, "seed": args.seed, "bound": args.bound, "gap": args.gap, "prompts": args.prompts,
     }  # fmt: skip

@@ -20,13 +20,9 @@ judge    perplexity and bits per byte of all these texts under a causal judge, a
 from __future__ import annotations
 
 import argparse
-import datetime
-import hashlib
 import json
 import math
 import os
-import platform
-import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -36,12 +32,12 @@ from typing import Any
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # on a busy machine spinning threads would take minutes
 
 import numpy as np  # noqa: E402
-import torch  # noqa: E402
 
 import d5p4  # noqa: E402
 from d5p4.eval.perplexity import CausalJudge, Scored  # noqa: E402
 from d5p4.models.checkpoint import weight_files  # noqa: E402
-from d5p4.models.load import find  # noqa: E402
+from d5p4.models.load import choose_device, find  # noqa: E402
+from d5p4.provenance import file_hash, provenance  # noqa: E402
 from d5p4.train.corpus import END_TEXT, load  # noqa: E402
 
 K = W = 4
@@ -148,20 +144,7 @@ def judged(judge: CausalJudge, kinds: dict[str, Any], most: int | None, batch_si
 
 
 def hashes(files: Sequence[Path]) -> dict[str, str]:
-    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
-
-
-def provenance(options: argparse.Namespace, began: float) -> dict[str, Any]:
-    """Where, when and how a stage ran."""
-    on_gpu = torch.cuda.is_available() and options.device != "cpu"
-    # Where this machine keeps its data says nothing to others.
-    words = [Path(word).name if word in (str(options.data), options.outside) else word for word in sys.argv[1:]]
-    return {
-        "machine": torch.cuda.get_device_name() if on_gpu else f"CPU, {platform.machine()}, {os.cpu_count()} cores",
-        "torch": torch.__version__, "date": datetime.date.today().isoformat(),
-        "command": shlex.join(["python", "benchmarks/books.py", *words]),
-        "seconds": round(time.perf_counter() - began, 1),
-    }  # fmt: skip
+    return {file.name: file_hash(file) for file in files}
 
 
 def table(results: dict[str, Any]) -> str:
@@ -255,12 +238,14 @@ def main() -> None:
                 results["seed"] = options.seed
                 kinds |= samples(options, model)
             results.pop("judges", None)  # they read other texts
-        results.setdefault("stages", {})[stage] = provenance(options, began)
+        ran = provenance(choose_device(options.device), ["python", "benchmarks/books.py", *sys.argv[1:]])
+        ran["seconds"] = round(time.perf_counter() - began, 1)
+        results.setdefault("stages", {})[stage] = ran
         options.out.parent.mkdir(parents=True, exist_ok=True)
         partial = options.out.with_suffix(".partial")
         partial.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         os.replace(partial, options.out)  # a kill leaves the old file or the new one
-        print(f"{stage}: {results['stages'][stage]['seconds']} s", flush=True)
+        print(f"{stage}: {ran['seconds']} s", flush=True)
     if options.table:
         print(table(results))
 

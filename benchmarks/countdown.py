@@ -16,8 +16,6 @@ import argparse
 import hashlib
 import json
 import os
-import platform
-import shlex
 import sys
 import time
 import warnings
@@ -34,6 +32,7 @@ import d5p4
 from d5p4.eval.countdown import WINDOW, Problem, canonical, is_right, problems
 from d5p4.eval.stats import Interval, interval, pass_at, relative_cut
 from d5p4.models.load import find
+from d5p4.provenance import provenance
 
 K, W = 4, 4
 BETAS = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
@@ -397,22 +396,17 @@ def _sweeps(records: Sequence[Record]) -> list[str]:
 
 
 def weights_hash(folder: Path) -> str:
+    """sha256 of the weight files' bytes, as in files already written; `d5p4.provenance` joins a digest of each."""
     digest = hashlib.sha256()
     for file in sorted(folder.glob("*.safetensors")):
         digest.update(file.read_bytes())
     return digest.hexdigest()
 
 
-def machine_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{platform.machine()} {device.type.upper()}, {torch.get_num_threads()} threads"
-
-
-def _command(given: Sequence[str]) -> str:
+def _words(given: Sequence[str]) -> list[str]:
     """The command without the place of its output, which says nothing about the figures."""
     kept = [word for i, word in enumerate(given) if "--out" not in (word, *given[max(0, i - 1) : i])]
-    return shlex.join(["python", "benchmarks/countdown.py", *(w for w in kept if not w.startswith("--out="))])
+    return ["python", "benchmarks/countdown.py", *(w for w in kept if not w.startswith("--out="))]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -472,10 +466,7 @@ def main(given: Sequence[str]) -> None:
             raise d5p4.D5P4Error(f"{args.out} holds figures in {earlier['dtype']}, not {dtype}; give another --out")
     tokens = args.tokens or (TOKENS if model.device.type == "cuda" else 1 << 14)
     session = len(book.sessions)
-    book.sessions.append({
-        "date": time.strftime("%Y-%m-%d"), "machine": machine_name(model.device), "torch": torch.__version__,
-        "dtype": dtype, "command": _command(given),
-    })  # fmt: skip
+    book.sessions.append(provenance(model.device, _words(given)) | {"dtype": dtype})
     for n in numbers:  # kernels are loaded before anything is timed
         carry_out(Run("test", METHODS[0], n, 8, 0), model, tokens, session)
     print(f"{book.sessions[-1]['machine']}, torch {torch.__version__}, {dtype}", flush=True)

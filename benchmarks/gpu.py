@@ -49,6 +49,7 @@ from benchmarks.gpu_measure import (  # noqa: E402
 from benchmarks.gpu_page import fill  # noqa: E402
 from benchmarks.gpu_report import figure, report, targets  # noqa: E402
 from benchmarks.solver_quality import KERNELS, instances  # noqa: E402
+from d5p4 import provenance  # noqa: E402
 from d5p4.kernel import additive, build  # noqa: E402
 from d5p4.models.llada import LLaDA  # noqa: E402
 from d5p4.models.load import choose_device  # noqa: E402
@@ -193,7 +194,7 @@ def machine(bench: Bench) -> list[Row]:
     bench.rate = rate(plan.matrix, plan.matrix, plan.matrix)
     bench.sustained = rate(plan.matrix, plan.matrix, plan.matrix, times=400 if bench.cuda else 4)  # for half a second
     row = {
-        "what": torch.cuda.get_device_name() if bench.cuda else f"CPU, {torch.get_num_threads()} threads",
+        "what": provenance.machine(bench.device),
         "torch": torch.__version__,
         "triton": triton_version(),
         "driver": driver_version() if bench.cuda else None,

@@ -87,6 +87,12 @@ def test_views_and_learned_weights_can_be_written(tmp_path: Path) -> None:
     assert torch.equal(found["half"], whole.detach()[:3].bfloat16())
 
 
+@pytest.mark.parametrize("given", [["--out", "/home/me/mine"], ["--out", "/home/me/mine/"], ["--out=/home/me/mine"]])
+def test_a_command_names_its_folder_and_not_where_that_is(given: list[str], monkeypatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/d5p4", "train", "tiny", *given])
+    assert command().startswith("d5p4 train tiny ") and command().endswith("mine") and "home" not in command()
+
+
 def test_the_card_says_what_people_and_the_run_know(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/usr/bin/d5p4", "train", "tiny", "--out", "/home/me/a b", "--seed", "7"])
     card = Card("tiny", "About it.", "From dice.", "Free.", "Everything.")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import platform
-import shlex
 import signal
 import sys
 import threading
@@ -19,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .. import provenance
 from ..errors import D5P4Error
 from .folder import write_card, write_json, write_weights
 from .optimiser import Optimiser
@@ -239,12 +238,10 @@ def interrupts_held() -> Iterator[None]:
 
 
 def hardware(device: torch.device) -> str:
-    if device.type == "cuda":
-        return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
-    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    return f"{provenance.machine(device)}, torch {torch.__version__}"
 
 
 def command() -> str:
     """The command line as a reader would type it: where this machine keeps its files is nobody's business."""
-    words = [Path(word).name or word for word in sys.argv[1:]]
-    return " ".join(["d5p4", *map(shlex.quote, words)])
+    # Shortened before: `provenance.command` leaves the path in --out=PATH, and nothing of one that ends in a slash.
+    return provenance.command(["d5p4", *(Path(word).name or word for word in sys.argv[1:])])
