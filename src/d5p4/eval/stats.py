@@ -34,6 +34,13 @@ class Figure(NamedTuple):
     n: int
     dropped: int = 0
 
+    def __neg__(self) -> Figure:
+        return self._replace(value=-self.value, low=-self.high, high=-self.low)
+
+    def plus(self, amount: float) -> Figure:
+        """The figure of the value and a number that is known exactly; `+` joins tuples."""
+        return self._replace(value=self.value + amount, low=self.low + amount, high=self.high + amount)
+
 
 class Interval(NamedTuple):
     """A figure with its 95 % interval."""

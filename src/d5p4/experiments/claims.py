@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
-from typing import Any
 
 from ..errors import D5P4Error
 from . import EXPERIMENTS
 from .drawing import cell
-from .store import write_text
+from .store import read_json, write_text
 
 HEAD = """# Claims of the paper, re-measured
 
@@ -26,7 +24,7 @@ round. [How to run these again, also at the paper's scale](reproduce.md).
 
 def write_claims(folder: Path, page: Path) -> str:
     """Write the page; says in a line what it holds."""
-    found = [(name, _summary(folder / name / "summary.json")) for name in EXPERIMENTS]
+    found = [(name, read_json(folder / name / "summary.json")) for name in EXPERIMENTS]
     drawn = [(name, summary) for name, summary in found if summary is not None]
     if not drawn:
         raise D5P4Error(f"{folder} holds no drawn experiment; run d5p4 reproduce all first")
@@ -49,10 +47,6 @@ def write_claims(folder: Path, page: Path) -> str:
             parts.append(f"\n![{summary['title']}]({where}/{name}/figure.png)\n")
     write_text(page, "".join(parts))
     return f"{page}: {counted}"
-
-
-def _summary(file: Path) -> dict[str, Any] | None:
-    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
 
 
 def _relative(folder: Path, page: Path) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..eval.stats import Figure, stratified_correlation
-from .drawing import STYLES, Claim, Drawing, Table, agreed, decided, pyplot, shown
+from .drawing import STYLES, Claim, Drawing, Table, agreed, bars, decided, pyplot, shown
 from .open_ended import BOX, PAPER, sweeps
 from .plane import curves, points
 from .setup import Case, Experiment, Setup
@@ -66,7 +66,7 @@ def _claims(setup: Setup, found: dict[str, dict[str, tuple[Figure, Figure]]]) ->
             "Cosine falls with the logarithm of β",
             "Table corr: −.925",
             shown(ours, 3),
-            decided(Figure(-ours.value, ours.se, -ours.high, -ours.low, ours.n)),
+            decided(-ours),
         ),
         Claim(
             "Cosine follows D5P4's parameter more closely than those of CAT and diverse beam search",
@@ -84,8 +84,7 @@ def _figure(setup: Setup, found: dict[str, dict[str, tuple[Figure, Figure]]]) ->
     for axis, place, title in ((axes[0], 0, "perplexity"), (axes[1], 1, "cosine between texts")):
         for row, name in enumerate(METHODS):
             figure = found[setup["judges"][-1]][name][place]
-            bar = [[figure.value - figure.low], [figure.high - figure.value]]
-            axis.errorbar(figure.value, row, xerr=np.clip(bar, 0, None), color=STYLES[name]["color"],
+            axis.errorbar(figure.value, row, xerr=bars([figure]), color=STYLES[name]["color"],
                           marker=STYLES[name]["marker"], markeredgecolor="black", markeredgewidth=0.4)  # fmt: skip
             if name in PAPERS:
                 axis.plot(PAPERS[name][place], row, marker="|", color="black", markersize=14)

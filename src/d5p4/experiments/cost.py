@@ -8,7 +8,6 @@ CPU ours are the plain versions, float64 and meant to be exact rather than fast.
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -28,7 +27,7 @@ from ..rng import mix, uniform
 from .cost_drawing import INDEPENDENT, OURS, THEIRS, drawing
 from .drawing import Drawing
 from .setup import Experiment, Setup
-from .store import JsonLines, write_json
+from .store import JsonLines, read_json, write_json
 from .timing import clock, measured, one_thread
 
 CHECKOUT = Path(__file__).resolve().parents[3]
@@ -41,7 +40,7 @@ SECTIONS = ("machine", "solver", "mmr", "step", "body", "decode")
 def benchmark_results() -> dict[str, Any] | None:
     """The committed results of the GPU benchmark, where this is a checkout."""
     file = CHECKOUT / RESULTS
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+    return read_json(file)
 
 
 def measure(setup: Setup) -> None:
@@ -96,7 +95,7 @@ def _held(file: Path) -> set[str]:
     """Sections that were measured without an error."""
     if not file.is_file():
         return set()
-    sections = json.loads(file.read_text(encoding="utf-8"))["sections"]
+    sections = read_json(file)["sections"]
     return {name for name, section in sections.items() if "error" not in section}
 
 
@@ -160,7 +159,7 @@ def draw(setup: Setup) -> Drawing:
     if not rows:
         raise D5P4Error(f"rows.jsonl is not in {setup.folder}; run the decode stage first")
     size = f"{setup['k']}×{setup['w']}, {setup['length']} tokens, vocabulary {setup['vocabulary']}"
-    return drawing(json.loads(file.read_text(encoding="utf-8")), rows, size)
+    return drawing(read_json(file), rows, size)
 
 
 _BOX = {

@@ -137,6 +137,11 @@ def pyplot(**size: Any) -> Any:
     return plt
 
 
+def bars(figures: Sequence[Figure]) -> list[list[float]]:
+    """[2][n] lengths of error bars below and above the values, as matplotlib wants them."""
+    return [[max(0.0, f.value - f.low) for f in figures], [max(0.0, f.high - f.value) for f in figures]]
+
+
 def decided(difference: Figure) -> Verdict:
     """"holds" when the whole interval is above 0, "does not hold" when it is below, else "not clear"."""
     return "holds" if difference.low > 0 else "does not hold" if difference.high < 0 else "not clear"

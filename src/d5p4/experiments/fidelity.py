@@ -8,7 +8,7 @@ from ..errors import D5P4Error
 from ..eval.mauve import MauveInterval, last_token_features, mauve_interval
 from ..eval.perplexity import CausalJudge
 from ..eval.stats import Figure
-from .drawing import Claim, Drawing, Table, Verdict, pyplot, shown
+from .drawing import Claim, Drawing, Table, Verdict, bars, every, pyplot, shown
 from .open_ended import BOX, INDEPENDENT, PAPER, independent, sweep
 from .scoring import MAUVE_TOKENS, TOKENS, pack, scored, unpack
 from .setup import Case, Experiment, Setup
@@ -104,7 +104,7 @@ def _claims(setup: Setup, found: dict[str, list[MauveInterval]]) -> list[Claim]:
             f"{case.name} {shown(found[case.name][place].figure, 4)}" for case in ends
         )
         apart = [_apart(ours, found[case.name][place].figure) for case in ends]
-        claims.append(Claim(f"{kind} is highest at a middle β", paper, told, _joined(apart),
+        claims.append(Claim(f"{kind} is highest at a middle β", paper, told, every(apart),
                             f"the best of {len(inner)}, so its interval is a little too kind"))  # fmt: skip
         alone = found[INDEPENDENT][place].figure
         claims.append(Claim(f"The best β has a higher {kind} than independent sampling",
@@ -119,18 +119,13 @@ def _apart(a: Figure, b: Figure) -> Verdict:
     return "holds" if gap > doubt else "does not hold" if gap < -doubt else "not clear"
 
 
-def _joined(parts: list[Verdict]) -> Verdict:
-    return "does not hold" if "does not hold" in parts else "not clear" if "not clear" in parts else "holds"
-
-
 def _figure(setup: Setup, found: dict[str, list[MauveInterval]]) -> object:
     plt = pyplot()
     picture, axes = plt.subplots(figsize=(6.2, 3.8))
     line = [case for case in setup.cases if case.value is not None]
     for place, name, colour, marker in ((0, "MAUVE", "#0072B2", "o"), (1, "MAUVE*", "#D55E00", "s")):
         figures = [found[case.name][place].figure for case in line]
-        bars = np.array([[f.value - f.low for f in figures], [f.high - f.value for f in figures]]).clip(0)
-        axes.errorbar([case.value for case in line], [f.value for f in figures], yerr=bars, color=colour, marker=marker,
+        axes.errorbar([case.value for case in line], [f.value for f in figures], yerr=bars(figures), color=colour, marker=marker,
                       capsize=2, label=f"D5P4+, {name}")  # fmt: skip
         alone = found[INDEPENDENT][place].figure
         axes.axhline(alone.value, color=colour, linestyle=":", label=f"independent, {name}")

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..eval.stats import Figure, figure, paired_difference
 from .continuation import BOX, PAPER, POOL, best_perplexity, chosen, first, pool, search
-from .drawing import STYLES, Claim, Drawing, Table, decided, every, pyplot, shown
+from .drawing import STYLES, Claim, Drawing, Table, bars, decided, every, pyplot, shown
 from .plane import perplexity
 from .qa import values
 from .setup import Case, Experiment, Setup
@@ -93,8 +93,7 @@ def _figure(setup: Setup, found: Found, strengths: list[float]) -> object:
             column = f"nats {judge}" if metric == "nats" else metric
             each = [found[name][g][column] for g in strengths]
             figures = [perplexity(x) if metric == "nats" else figure(100 * x) for x in each]
-            bars = np.array([[f.value - f.low for f in figures], [f.high - f.value for f in figures]]).clip(0)
-            axis.errorbar(strengths, [f.value for f in figures], yerr=bars, **STYLES[name], label=name, capsize=2,
+            axis.errorbar(strengths, [f.value for f in figures], yerr=bars(figures), **STYLES[name], label=name, capsize=2,
                           linewidth=1.2, elinewidth=0.6)  # fmt: skip
         axis.set_xlabel("guidance g (1: none)")
         axis.set_title(title + (f" under {judge}" if metric == "nats" else ""), fontsize=10)

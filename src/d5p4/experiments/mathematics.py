@@ -11,7 +11,7 @@ from ..eval.graders import GRADERS
 from ..eval.lexical import self_bleu
 from ..eval.stats import Figure, figure, paired_difference, pass_at
 from .continuation import best_internal, best_perplexity, first
-from .drawing import Claim, Drawing, Table, decided, every, pyplot, shown
+from .drawing import Claim, Drawing, Table, bars, decided, every, pyplot, shown
 from .scoring import Row, sets
 from .setup import Case, Experiment, Setup
 
@@ -124,7 +124,7 @@ def _claims(setup: Setup, found: Mapping[str, Mapping[str, Judged]]) -> list[Cla
         return "; ".join(f"{order} {shown(f, digits)}" for order, f in zip(found, figures, strict=True))
 
     coverage, single = gains(ours, "independent", k), gains(ours, "independent", 1)
-    kept = [Figure(f.value + KEPT, f.se, f.low + KEPT, f.high + KEPT, f.n) for f in single]
+    kept = [f.plus(KEPT) for f in single]
     same = {
         name: [paired_difference(each[name].same, each[ours].same) for each in found.values()]
         for name in ("independent", "greedy beam", rival, "best of n, perplexity", "best of n, internal")
@@ -157,9 +157,8 @@ def _figure(found: Mapping[str, Mapping[str, Judged]], k: int) -> object:
         for row, name in enumerate(names):
             for n, marker in ((1, "o"), (k, "s")):
                 f = figure(100 * each[name].solved(n))
-                bar = np.clip([[f.value - f.low], [f.high - f.value]], 0, None)
                 colour = "#0072B2" if name.startswith("D5P4") else "#555555"
-                axis.errorbar(f.value, row, xerr=bar, color=colour, marker=marker, linewidth=1,
+                axis.errorbar(f.value, row, xerr=bars([f]), color=colour, marker=marker, linewidth=1,
                               markerfacecolor=colour if n == k else "white")  # fmt: skip
         axis.set_title(order)
         axis.set_xlabel("problems solved, %")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..eval.stats import Figure, figure, resampled_means
-from .drawing import STYLES, Table, Verdict, agreed, shown
+from .drawing import STYLES, Table, Verdict, agreed, bars, shown
 from .scoring import nats, self_cosine
 from .setup import Case, Setup
 
@@ -77,7 +77,7 @@ def draw_plane(axes: Any, setup: Setup, cases: Sequence[Case], judge: str, name_
         cos = [figure(found[case.name][:, 1]) for case in group]
         x, y = [f.value for f in cos], [f.value for f in ppl]
         axes.errorbar(
-            x, y, xerr=_bars(cos), yerr=_bars(ppl), color=style["color"], marker=style["marker"],
+            x, y, xerr=bars(cos), yerr=bars(ppl), color=style["color"], marker=style["marker"],
             linestyle=style["linestyle"] if len(group) > 1 else "none", linewidth=1.2, elinewidth=0.5, capsize=0,
             label=name, markeredgecolor="black", markeredgewidth=0.4, zorder=3,
         )  # fmt: skip
@@ -92,11 +92,6 @@ def draw_plane(axes: Any, setup: Setup, cases: Sequence[Case], judge: str, name_
     axes.yaxis.set_major_formatter("{x:.0f}")
     axes.yaxis.set_minor_formatter("{x:.0f}")
     axes.tick_params(axis="y", which="minor", labelsize=7)
-
-
-def _bars(figures: Sequence[Figure]) -> np.ndarray:
-    """[2, points] lengths below and above."""
-    return np.array([[f.value - f.low for f in figures], [f.high - f.value for f in figures]]).clip(0)
 
 
 def by_judges(setup: Setup, differences: Sequence[Figure], verdicts: Sequence[Verdict], digits: int = 4) -> (

@@ -12,7 +12,7 @@ from ..eval.lexical import f1, self_bleu
 from ..eval.report import Report, report
 from ..eval.stats import Figure, figure, paired_difference
 from .continuation import BOX, PAPER, POOL, best_by, best_internal, best_perplexity, chosen, first, pool, search
-from .drawing import STYLES, Claim, Drawing, Table, agreed, decided, every, pyplot, shown
+from .drawing import STYLES, Claim, Drawing, Table, agreed, bars, decided, every, pyplot, shown
 from .plane import perplexity
 from .scoring import Row
 from .setup import Case, Experiment, Setup
@@ -137,8 +137,7 @@ def _figure(setup: Setup, figures: dict[str, Mapping[str, Any]]) -> object:
         for row, name in enumerate(names):
             f = figures[name][metric]
             style = STYLES.get(name, STYLES["independent" if name == "k independent" else "best of n"])
-            bar = np.clip([[f.value - f.low], [f.high - f.value]], 0, None)
-            axis.errorbar(f.value, row, xerr=bar, color=style["color"], marker=style["marker"],
+            axis.errorbar(f.value, row, xerr=bars([f]), color=style["color"], marker=style["marker"],
                           markeredgecolor="black", markeredgewidth=0.4)  # fmt: skip
         axis.set_xlabel(f"{metric} ({way}: better)")
     axes[0].set_yticks(range(len(names)), names)

@@ -334,16 +334,12 @@ def _claims(judges: Sequence[str], figures: dict[str, Any]) -> list[Claim]:
 
 
 def _flipped(judges: Sequence[str], figures: dict[str, Any], which: str) -> str:
-    return "; ".join(f"{judge} {shown(_minus(figures[f'{judge}: Spearman entropy, {which}']))}" for judge in judges)
-
-
-def _minus(value: Figure) -> Figure:
-    return value._replace(value=-value.value, low=-value.high, high=-value.low)
+    return "; ".join(f"{judge} {shown(-figures[f'{judge}: Spearman entropy, {which}'])}" for judge in judges)
 
 
 def _against(value: Figure) -> Verdict:
     """Whether minus the correlation with nats is above what the paper calls strong."""
-    found = _minus(value)
+    found = -value
     return decided(found._replace(value=found.value - STRONG, low=found.low - STRONG, high=found.high - STRONG))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,7 @@ from . import experiment
 from .decoding import decode_cases, missing
 from .scoring import score_cases
 from .setup import Progress, Setup
-from .store import write_json
+from .store import read_json, write_json
 
 STAGES = ("decode", "score", "draw")
 WORTH_A_LINE = 5.0  # seconds; a shorter run of a stage is told only when it is the first
@@ -80,8 +79,7 @@ def _config(setup: Setup) -> Path:
 
 
 def _held(setup: Setup) -> dict[str, Any]:
-    file = _config(setup)
-    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    return read_json(_config(setup)) or {}
 
 
 def _record(setup: Setup, stage: str, seconds: float, finished: bool, worked: bool) -> None:
@@ -112,7 +110,7 @@ def _runs(setup: Setup, stage: str) -> list[dict[str, Any]]:
     ours = [case.options for case in setup.cases]
     found = []
     for file in sorted(setup.root.glob("*/config.json")):
-        other = json.loads(file.read_text(encoding="utf-8"))
+        other = read_json(file)
         if any(case["options"] in ours for case in other.get("cases", ())):
             found += other.get("stages", {}).get(stage, [])
     return found

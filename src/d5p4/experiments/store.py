@@ -88,5 +88,10 @@ def write_text(path: Path, text: str) -> None:
     os.replace(partial, path)
 
 
+def read_json(path: Path) -> Any:
+    """What a JSON file holds; None where there is no file."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
 def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")

@@ -361,14 +361,14 @@ def _claims(late: dict[str, list[Pool]], figures: dict[str, Any]) -> list[Claim]
             "The weak-correlation condition ‖C‖₂ < 1 is not always met",
             "said without a figure",
             f"met by this share of sets: {both('share of sets with ‖C‖₂ < 1')}",
-            decided(_minus(weak, 1, flip=True)),
+            decided((-weak).plus(1)),
         ),
         Claim(
             "With the shared component factored out, ‖H‖₂ < 1 up to about 45 % masked tokens",
             "45 %",
             f"met up to there by this share of sets: {both('share of sets with ‖H‖₂ < 1, at most 45 % masked')}; "
             f"the mean ‖H‖₂ reaches 1 at a mask ratio of: {where}",
-            decided(_minus(inside, 0.95)),
+            decided(inside.plus(-0.95)),
             "to hold it must be met by more than 95 % of the sets of D5P4's pools",
         ),
         Claim(
@@ -389,17 +389,10 @@ def _claims(late: dict[str, list[Pool]], figures: dict[str, Any]) -> list[Claim]
             "√((1 - det K) / pairs) is an upper bound of the mean cosine, so that the determinant bounds it",
             "derived for weak correlation",
             f"true of this share of sets: {both('share of sets under the bound')}",
-            decided(_minus(under, 0.95)),
+            decided(under.plus(-0.95)),
             "to hold it must be true of more than 95 % of sets, weakly correlated or not",
         ),
     ]
-
-
-def _minus(value: Figure, threshold: float, flip: bool = False) -> Figure:
-    """value - threshold, or threshold - value."""
-    if flip:
-        return value._replace(value=threshold - value.value, low=threshold - value.high, high=threshold - value.low)
-    return value._replace(value=value.value - threshold, low=value.low - threshold, high=value.high - threshold)
 
 
 COLOURS = {

@@ -243,5 +243,4 @@ def hardware(device: torch.device) -> str:
 
 def command() -> str:
     """The command line as a reader would type it: where this machine keeps its files is nobody's business."""
-    # Shortened before: `provenance.command` leaves the path in --out=PATH, and nothing of one that ends in a slash.
-    return provenance.command(["d5p4", *(Path(word).name or word for word in sys.argv[1:])])
+    return provenance.command(["d5p4", *sys.argv[1:]])
