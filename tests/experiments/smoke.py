@@ -6,11 +6,12 @@ import json
 import math
 import random
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
 
-from d5p4.experiments.drawing import Verdict, pyplot
-from d5p4.experiments.run import reproduce
+from d5p4.experiments.drawing import Verdict, plain, pyplot
+from d5p4.experiments.run import STAGES, reproduce
 from d5p4.experiments.scoring import scorer_names, slug
 from d5p4.experiments.setup import Setup
 
@@ -67,7 +68,8 @@ def check(setup: Setup) -> dict[str, Any]:
     """The files of a finished run; gives the summary."""
     config = json.loads((setup.folder / "config.json").read_text(encoding="utf-8"))
     stages = {"decode", "draw"} | ({"score"} if setup.experiment.scorers else set())
-    assert set(config["stages"]) == stages and config["stages"]["decode"][-1]["finished"] is True
+    assert {stage for stage, runs in config["stages"].items() if runs} == stages
+    assert config["stages"]["decode"][-1]["finished"] is True
     assert config["experiment"] == setup.experiment.name and config["scale"] == setup.scale
     assert [case["name"] for case in config["cases"]] == [case.name for case in setup.cases]
     for name in DRAWN:
@@ -90,14 +92,23 @@ def check(setup: Setup) -> dict[str, Any]:
     return summary
 
 
-def smoke(name: str, out: Path, changes: Mapping[str, Any], more: Mapping[str, Any], **words: Any) -> Setup:
-    """Run it, run it again (nothing may change), run it with `more` units (earlier rows may not change)."""
+def smoke(
+    name: str, out: Path, changes: Mapping[str, Any], more: Mapping[str, Any], redraw: bool = False, **words: Any
+) -> Setup:
+    """Run it, run it again (nothing may change), run it with `more` units (earlier rows may not change).
+
+    `redraw`: the second run writes table, figure and summary again; without it they are only made again.
+    """
     words |= {"out": out, "device": "cpu"}
     setup = reproduce(name, changes=changes, **words)
-    check(setup)
+    summary = check(setup)
     before = files(out)
-    reproduce(name, changes=changes, **words)
+    again = reproduce(name, changes=changes, stages=STAGES if redraw else STAGES[:2], **words)
     assert files(out) == before
+    if not redraw:
+        drawing = again.experiment.draw(again)
+        assert json.loads(json.dumps(plain(drawing.figures))) == summary["figures"]
+        assert [asdict(claim) for claim in drawing.claims] == summary["claims"]
     longer = reproduce(name, changes=dict(changes) | dict(more), stages=["decode", "score"], **words)
     after = files(out)
     raw = [file for file in before if file.endswith(".jsonl")]
