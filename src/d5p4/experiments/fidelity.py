@@ -125,8 +125,8 @@ def _figure(setup: Setup, found: dict[str, list[MauveInterval]]) -> object:
     line = [case for case in setup.cases if case.value is not None]
     for place, name, colour, marker in ((0, "MAUVE", "#0072B2", "o"), (1, "MAUVE*", "#D55E00", "s")):
         figures = [found[case.name][place].figure for case in line]
-        axes.errorbar([case.value for case in line], [f.value for f in figures], yerr=bars(figures), color=colour, marker=marker,
-                      capsize=2, label=f"D5P4+, {name}")  # fmt: skip
+        axes.errorbar([case.value for case in line], [f.value for f in figures], yerr=bars(figures), color=colour,
+                      marker=marker, capsize=2, label=f"D5P4+, {name}")  # fmt: skip
         alone = found[INDEPENDENT][place].figure
         axes.axhline(alone.value, color=colour, linestyle=":", label=f"independent, {name}")
         axes.axhspan(alone.low, alone.high, color=colour, alpha=0.08)

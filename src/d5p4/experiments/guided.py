@@ -93,8 +93,8 @@ def _figure(setup: Setup, found: Found, strengths: list[float]) -> object:
             column = f"nats {judge}" if metric == "nats" else metric
             each = [found[name][g][column] for g in strengths]
             figures = [perplexity(x) if metric == "nats" else figure(100 * x) for x in each]
-            axis.errorbar(strengths, [f.value for f in figures], yerr=bars(figures), **STYLES[name], label=name, capsize=2,
-                          linewidth=1.2, elinewidth=0.6)  # fmt: skip
+            axis.errorbar(strengths, [f.value for f in figures], yerr=bars(figures), **STYLES[name], label=name,
+                          capsize=2, linewidth=1.2, elinewidth=0.6)  # fmt: skip
         axis.set_xlabel("guidance g (1: none)")
         axis.set_title(title + (f" under {judge}" if metric == "nats" else ""), fontsize=10)
         axis.set_xticks(strengths)
