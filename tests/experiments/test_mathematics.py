@@ -114,11 +114,11 @@ def test_math(tmp_path):
 
 @pytest.mark.full
 def test_math_solves_problems(tmp_path):
-    """Enough steps for right answers: more of them are found by more answers."""
-    changes = {"judges": ["judge"], "task": "countdown:4", "gen_length": 36, "steps": 36, "units": 40, "beta": [100.0],
-               "alpha": [20.0]}  # fmt: skip
-    setup = smoke("math", tmp_path, changes, {"units": 42})
+    """All steps, three numbers: one answer is often right, two more often."""
+    changes = {"judges": ["judge"], "task": "countdown:3", "gen_length": 24, "steps": 24, "units": 8, "k": 2, "w": 2,
+               "beta": [100.0], "alpha": [20.0]}  # fmt: skip
+    setup = smoke("math", tmp_path, changes, {"units": 9})
     figures = json.loads((setup.folder / "summary.json").read_text(encoding="utf-8"))["figures"]
     for order in ORDERS:
-        assert 40 < figures[f"{order}: independent"]["pass@1"][0] < figures[f"{order}: independent"]["pass@4"][0]
-        assert figures[f"{order}: best of n, oracle"]["pass@4"][0] >= figures[f"{order}: independent"]["pass@4"][0]
+        alone, oracle = figures[f"{order}: independent"], figures[f"{order}: best of n, oracle"]
+        assert 40 < alone["pass@1"][0] <= alone["pass@2"][0] <= oracle["pass@2"][0]
