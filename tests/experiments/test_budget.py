@@ -11,7 +11,7 @@ from d5p4.experiments.budget import LENGTHS, Spent, _same_rows
 from d5p4.experiments.setup import Case, Setup
 from tests.experiments.smoke import smoke, write_gsm8k
 
-SMALL = {"tasks": ["countdown:4"], "k": 2, "units": 2, "w": [2, 4], "more": [2, 4], "gen_length": 12}
+SMALL = {"tasks": ["countdown:4"], "k": 2, "units": 2, "w": [2, 4], "more": [2, 4], "gen_length": 6}
 
 
 def spent(rows: float, covered: list[float]) -> Any:

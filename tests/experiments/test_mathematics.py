@@ -102,7 +102,7 @@ def test_every_order_has_every_method(tmp_path):
 
 def test_math(tmp_path):
     """The shipped countdown on very few problems, in few steps: what is solved says nothing."""
-    changes = {"judges": ["judge"], "k": 2, "w": 2, "gen_length": 12, "steps": 4, "units": 2, "beta": [25.0],
+    changes = {"judges": ["judge"], "k": 2, "w": 2, "gen_length": 6, "steps": 3, "units": 2, "beta": [25.0],
                "alpha": [20.0]}  # fmt: skip
     setup = smoke("math", tmp_path, changes, {"units": 3})
     summary = json.loads((setup.folder / "summary.json").read_text(encoding="utf-8"))
@@ -115,9 +115,9 @@ def test_math(tmp_path):
 @pytest.mark.full
 def test_math_solves_problems(tmp_path):
     """All steps, three numbers: one answer is often right, two more often."""
-    changes = {"judges": ["judge"], "task": "countdown:3", "gen_length": 24, "steps": 24, "units": 8, "k": 2, "w": 2,
+    changes = {"judges": ["judge"], "task": "countdown:3", "gen_length": 24, "steps": 24, "units": 4, "k": 2, "w": 2,
                "beta": [100.0], "alpha": [20.0]}  # fmt: skip
-    setup = smoke("math", tmp_path, changes, {"units": 9})
+    setup = smoke("math", tmp_path, changes, {"units": 5})
     figures = json.loads((setup.folder / "summary.json").read_text(encoding="utf-8"))["figures"]
     for order in ORDERS:
         alone, oracle = figures[f"{order}: independent"], figures[f"{order}: best of n, oracle"]
