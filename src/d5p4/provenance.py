@@ -53,7 +53,12 @@ def weights_hash(folder: Path) -> str:
 
 def command(words: Sequence[str]) -> str:
     """A command line as a reader would type it: paths of this machine shortened to their last part."""
-    return shlex.join(_PATH.sub(lambda found: os.path.basename(found[0].rstrip("/")) or found[0], w) for w in words)
+    return shlex.join(map(without_places, words))
+
+
+def without_places(text: str) -> str:
+    """A text whose paths of this machine are shortened to their last part."""
+    return _PATH.sub(lambda found: os.path.basename(found[0].rstrip("/")) or found[0], text)
 
 
 def provenance(device: torch.device | str, words: Sequence[str] = ()) -> dict[str, Any]:

@@ -75,6 +75,7 @@ class Drawing:
                 _shrink(file)
                 if file.stat().st_size > LARGEST_FIGURE:
                     raise D5P4Error(f"{file.name} has {file.stat().st_size} bytes, more than {LARGEST_FIGURE}")
+            pyplot().close(self.figure)
         summary = dict(about) | {"figures": plain(self.figures), "claims": [asdict(claim) for claim in self.claims]}
         write_json(folder / "summary.json", summary)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import D5P4Error
-from ..provenance import provenance
+from ..provenance import provenance, without_places
 from . import experiment
 from .decoding import decode_cases, missing
 from .scoring import score_cases
@@ -87,12 +88,12 @@ def _record(setup: Setup, stage: str, seconds: float, finished: bool, worked: bo
     device = "cpu" if stage == "draw" else setup.torch_device
     ran = provenance(device, ["d5p4", *sys.argv[1:]]) | {"seconds": round(seconds, 1), "finished": finished}
     held = _held(setup)
-    runs = held.setdefault("stages", {}).setdefault(stage, [])
+    stages = held.setdefault("stages", {})
     if stage == "draw":
-        runs[:] = [ran]
-    elif worked and (not runs or seconds > WORTH_A_LINE):
-        runs.append(ran)
-    settings = {key: list(value) if isinstance(value, tuple) else value for key, value in setup.settings.items()}
+        stages[stage] = [ran]
+    elif worked and (stage not in stages or seconds > WORTH_A_LINE):
+        stages.setdefault(stage, []).append(ran)
+    settings = json.loads(without_places(json.dumps(setup.settings, ensure_ascii=False)))
     held |= {"experiment": setup.experiment.name, "scale": setup.scale, "seed": setup.seed, "settings": settings}
     if "model" in setup.settings:
         held |= {"model": Path(setup.named).name}
