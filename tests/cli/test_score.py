@@ -68,6 +68,13 @@ def test_named_fields(cli, write):
     assert json.loads(found.stdout)["metrics"]["pass@1"]["value"] == 50
 
 
+def test_gold_is_not_graded_against_itself(cli, fails, write):
+    path = write("own.jsonl", '{"question": "q", "answer": "gold #### 3", "response": "my answer is 4"}')
+    found = cli("score", path, "--references", "answer", "--grader", "gsm8k", "--json")
+    assert json.loads(found.stdout)["metrics"]["pass@1"]["value"] == 0
+    assert "--answers" in fails("score", path, "--grader", "gsm8k")
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [

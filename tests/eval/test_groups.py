@@ -120,6 +120,23 @@ def test_named_fields(file):
         read_groups(path, references="gold")
 
 
+def test_the_references_are_never_the_answers(file):
+    line = {"question": "q", "answer": "gold #### 3", "response": "my answer is 4"}
+    path = file(line)
+    assert read_groups(path, references="answer") == [Group("q", ("my answer is 4",), ("gold #### 3",))]
+    assert read_groups(path, answers="response") == [
+        Group("q", ("my answer is 4",), (), None, {"answer": line["answer"]})
+    ]
+    with pytest.raises(D5P4Error, match="line 1: 'answer' and 'response' may each .*--answers.*--references"):
+        read_groups(path)
+    with pytest.raises(D5P4Error, match="'answer' cannot be both"):
+        read_groups(path, answers="answer", references="answer")
+    listed = file({"question": "q", "answers": ["gold"], "outputs": ["a", "b"]})
+    assert read_groups(listed, references="answers") == [Group("q", ("a", "b"), ("gold",))]
+    with pytest.raises(D5P4Error, match="line 1: has no answers"):
+        read_groups(file({"question": "q", "answer": "gold"}), references="answer")
+
+
 def test_a_list_of_objects(file):
     path = file('[{"answers": ["a"]},\n {"answers": ["b", "c"]}]')
     assert [group.answers for group in read_groups(path)] == [("a",), ("b", "c")]

@@ -51,6 +51,8 @@ def read_groups(path: str | Path, answers: str | None = None, references: str | 
     `answers` and `references` name the fields to take instead of the usual ones. Lines with a single answer are put
     together by their id; by their prompt where they have no id, or where ids never repeat and prompts do.
     """
+    if answers is not None and answers == references:
+        raise D5P4Error(f"{answers!r} cannot be both the answers and the references")
     lines, kept_filter = [], None
     for place, entry in _entries(Path(path)):
         if "resps" in entry and "filter" in entry:  # the harness repeats its lines for every filter
@@ -112,7 +114,8 @@ def _parse(place: str, text: str) -> Any:
 
 
 def _line(place: str, entry: dict[str, Any], answers: str | None, references: str | None) -> _Line:
-    name, value, alone = _answers(place, entry, answers)
+    others = {key: x for key, x in entry.items() if key != references}  # what is measured against is no answer
+    name, value, alone = _answers(place, others, answers)
     texts = list(_texts(value, f"{place}: {name!r}"))
     if not texts:
         raise D5P4Error(f"{place}: {name!r} holds no answer")
@@ -150,9 +153,15 @@ def _answers(place: str, entry: dict[str, Any], answers: str | None) -> tuple[st
             if name == "resps" and not _is_generation(entry):
                 raise D5P4Error(f"{place}: 'resps' holds log-likelihoods, not answers: the task does not generate")
             return name, entry[name], False
-    for name in SINGLES:
-        if entry.get(name) is not None:
-            return name, entry[name], True
+    single = [name for name in SINGLES if entry.get(name) is not None]
+    if len(single) > 1:
+        told = " and ".join(map(repr, single))
+        raise D5P4Error(
+            f"{place}: {told} may each be the answer: name it by answers= (--answers), and what it is measured "
+            "against by references= (--references)"
+        )
+    if single:
+        return single[0], entry[single[0]], True
     usual = ", ".join((*LISTS, "resps", "choices", *SINGLES))
     raise D5P4Error(
         f"{place}: has no answers: expected one of {usual}, found {', '.join(entry) or 'nothing'}; "
