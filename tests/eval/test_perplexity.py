@@ -11,8 +11,9 @@ from tokenizers.models import BPE
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import d5p4
-from d5p4.eval.perplexity import CLAMP, CausalJudge, Scored, paper_perplexity
+from d5p4.eval.perplexity import CLAMP, CausalJudge, Scored, paper_perplexity, paper_start
 from d5p4.eval.reading import batches
+from d5p4.models.load import shipped
 
 CONTEXT = 24
 TEXTS = ["the cat sat", "", "a", "then the other thing", "été — the end"]
@@ -134,6 +135,15 @@ def test_the_papers_figure_reads_what_the_context_holds(judge):
 def test_paper_perplexity_weighs_texts_the_same():
     assert paper_perplexity([1.0, 3.0]) == pytest.approx(math.exp(2))
     assert math.isnan(paper_perplexity([]))
+
+
+def test_the_shipped_judge_keeps_its_start_by_whatever_name(monkeypatch, folder):
+    ours = shipped("judge")
+    monkeypatch.chdir(ours.parent.parent)
+    for name in ("judge", ours, str(ours), "models/judge", "./models/judge/", "models/../models/judge"):
+        assert paper_start(name) is None, name
+    for name in (folder, str(folder), "smollm2", "openai-community/gpt2-large", "nowhere/judge", "x.gguf"):
+        assert paper_start(name) == "", name
 
 
 @pytest.mark.parametrize("clamp", [0, -1.0, math.nan, "15"])

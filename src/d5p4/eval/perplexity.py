@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from ..errors import D5P4Error, NonFiniteLogits
 from ..models.checkpoint import weight_files
 from ..models.layers import working_dtype
-from ..models.load import choose_device, choose_dtype, find
+from ..models.load import choose_device, choose_dtype, find, shipped
 from .reading import batches, package_file, padded, strings, whole
 
 CLAMP = 15.0  # nats: no token of the paper's PPL counts for more
@@ -57,7 +57,8 @@ def paper_start(name: str | Path) -> str | None:
     The shipped judge alone gets its own start: it has never seen a text without one, and reads it badly then (5.0
     instead of 3.9 nats a token of real text).
     """
-    return None if str(name) == "judge" else ""
+    ours = shipped("judge")
+    return None if str(name) == "judge" or (ours and Path(name).expanduser().resolve() == ours.resolve()) else ""
 
 
 def transformers() -> Any:
