@@ -42,7 +42,7 @@ def drawn(setup: Setup) -> Drawing:
     plot, axis = pyplot().subplots(figsize=(3, 2))
     axis.plot(values)
     mean = figure(values)
-    claim = Claim("grows | always", "yes", shown(mean), decided(mean))
+    claim = Claim("grows | always", "yes", shown(mean), decided(figure([value + 5 for value in values])))
     return Drawing([Table("Squares", ("n", "n²"), [[str(n), str(x)] for n, x in enumerate(values)])], plot,
                    {"mean": mean}, [claim])  # fmt: skip
 
@@ -172,6 +172,39 @@ def test_changes_on_the_command_line():
     for bad in ("units", "=4", ""):
         with pytest.raises(D5P4Error, match="must be a name and a value"):
             _change(bad)
+
+
+@pytest.mark.parametrize(
+    "name, change, said",
+    [
+        ("math", "units=abc", "units='abc' must be a number, such as 1000"),
+        ("math", "units=true", "units=True must be a number"),
+        ("math", "units=0", "units=0 must be a whole number of at least 1"),
+        ("math", "units=2.5", "units=2.5 must be a whole number"),
+        ("pareto", "units_independent=-1", "units_independent=-1 must be a whole number"),
+        ("math", "beta=abc", "beta=['abc'] must be a list of which each is a number, such as [25.0, 100.0]"),
+        ("math", 'judges=["judge", 3]', "must be a list of which each is text"),
+        ("math", "model=5", "model=5 must be text, such as 'countdown'"),
+        ("math", "model=null", "model=None must be text"),
+        ("math", "k=[4]", "k=[4] must be a number"),
+        ("scaling", "trials=4", "trials=4 must be a mapping"),
+        ("cost", "from_results=1", "from_results=1 must be true or false"),
+        ("quality-signal", "samples=3", "samples=3 must be a list"),
+        ("quality-signal", "samples=[1, 2]", "samples=[1, 2] must be a list of which each is a list"),
+    ],
+)
+def test_settings_of_another_kind_are_refused(tmp_path, name, change, said):
+    found = cli("reproduce", name, "--set", change, "--out", tmp_path)
+    assert found.exit_code == 2 and said in found.stderr and found.stderr.count("\n") == 1, found.output
+    assert not files(tmp_path)
+
+
+def test_one_value_stands_for_a_list_of_it(tmp_path):
+    changes = {"judges": "judge", "beta": 5, "alpha": (1, 2.5), "units": 2, "guidance": 2}
+    setup = Setup(experiment("math"), "box", tmp_path, changes=changes)
+    assert (setup["judges"], setup["beta"], setup["alpha"], setup["guidance"]) == (["judge"], [5], (1, 2.5), 2)
+    assert Setup(experiment("quality-signal"), "box", tmp_path, changes={"samples": [], "start": ""})["samples"] == []
+    assert Setup(experiment("pareto"), "box", tmp_path, changes={"encoder": None})["encoder"] is None
 
 
 def test_the_command_runs_an_experiment(own, tmp_path):

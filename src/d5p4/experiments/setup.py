@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 SCALES = ("box", "paper")
 OPEN = "open"  # the task of writing from nothing
+LIST = "a list"
+MAY_BE_NONE = ("encoder", "start")  # a setting whose absence says something
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,8 @@ class Setup:
         if unknown:
             known = ", ".join(self.experiment.settings[self.scale])
             raise D5P4Error(f"{self.experiment.name} has no setting {', '.join(unknown)} (it has: {known})")
+        defaults = self.experiment.settings[self.scale]
+        self.changes = {name: _checked(name, value, defaults[name]) for name, value in self.changes.items()}
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -156,6 +160,29 @@ class Setup:
     def measured(self, name: str, **made_with: Any) -> JsonLines:
         """Rows of the experiment that are no answers; `made_with` is all they depend on besides the model."""
         return JsonLines(self.folder / f"{name}.jsonl", {"seed": self.seed} | _plain(made_with))
+
+
+def _checked(name: str, value: Any, default: Any) -> Any:
+    """A caller's value of a setting, which must be of the default's kind; one value may stand for a list of it."""
+    kind = _kind(default)
+    if default is None or (value is None and name in MAY_BE_NONE):
+        return value
+    inner = {_kind(item) for item in default} if kind == LIST else set()
+    if kind == LIST and _kind(value) != LIST and inner != {LIST}:
+        value = [value]
+    if _kind(value) != kind:
+        raise D5P4Error(f"{name}={value!r} must be {kind}, such as {_plain(default)!r}")
+    if len(inner) == 1 and any(_kind(item) not in inner for item in value):
+        raise D5P4Error(f"{name}={value!r} must be {LIST} of which each is {inner.pop()}, such as {_plain(default)!r}")
+    if name.startswith("units") and (not isinstance(value, int) or value < 1):
+        raise D5P4Error(f"{name}={value!r} must be a whole number of at least 1")
+    return value
+
+
+def _kind(value: Any) -> str:
+    kinds: list[tuple[Any, str]] = [(bool, "true or false"), ((int, float), "a number"), (str, "text")]
+    kinds += [((list, tuple), LIST), (Mapping, "a mapping")]
+    return next((told for kind, told in kinds if isinstance(value, kind)), "nothing")
 
 
 def _plain(value: Any) -> Any:
