@@ -1,5 +1,7 @@
 import json
 import re
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from d5p4.experiments.drawing import (
     shown,
 )
 from d5p4.experiments.run import reproduce
+from d5p4.experiments.scoring import sets
 from d5p4.experiments.setup import Case, Experiment, Setup
 from d5p4.experiments.store import write_json
 from tests.checkpoints import write_mdlm
@@ -153,6 +156,54 @@ def test_cases_are_decoded_once_whatever_the_batch(own, tmp_path, tiny):
     config = json.loads((tmp_path / "parts" / "decoded" / "config.json").read_text())
     assert [case["name"] for case in config["cases"]] == ["independent", "d5p4"] and config["cases"][0]["units"] == 3
     assert str(tmp_path) not in json.dumps(config)
+
+
+def shown_rows(setup: Setup) -> Drawing:
+    """Reads answers and measured rows alike."""
+    texts = [row["texts"] for case in setup.cases for row in sets(setup, case)]
+    held = list(setup.measured("own", model=setup.named.rsplit("/", 1)[-1], weights=setup.weights))
+    return Drawing([Table("T", ("n", "held"), [[str(len(texts)), str(len(held))]])])
+
+
+@pytest.fixture
+def carried(monkeypatch, tmp_path, tiny):
+    """An experiment decoded with a model of a folder, to be drawn where its own model, of the hub, is not."""
+    def measure(setup):
+        lines = setup.measured("own", model=setup.named.rsplit("/", 1)[-1], weights=setup.weights)
+        if 0 not in lines:
+            lines.add(0, {"value": 1})
+
+    held = replace(DECODED, name="carried", settings={"box": {"model": "org/far-away", "units": 2}},
+                   measure=measure, draw=shown_rows)  # fmt: skip
+    monkeypatch.setattr(run, "experiment", lambda name: held)
+    reproduce("carried", out=tmp_path, model=tiny, device="cpu", stages=["decode"])
+    return held
+
+
+def test_rows_are_drawn_where_the_model_is_not(carried, monkeypatch, tmp_path, tiny):
+    loading = sys.modules["d5p4.models.load"]  # a function has its name too
+    monkeypatch.setattr(loading, "download", lambda *given: pytest.fail("the model was fetched"))
+    before = files(tmp_path / "rows")
+    for model in (None, "elsewhere/" + Path(tiny).name, tiny):
+        setup = reproduce("carried", out=tmp_path, model=model, device="cpu", stages=["score", "draw"])
+        assert "| 4 | 1 |" in (setup.folder / "table.md").read_text(encoding="utf-8")
+        assert setup.scores(setup.cases[0], "s").path.name == setup.rows(setup.cases[0]).path.name
+        assert json.loads((setup.folder / "config.json").read_text())["model"] == Path(tiny).name
+    assert files(tmp_path / "rows") == before
+    with pytest.raises(D5P4Error, match="2 of 2 rows of 'independent' are missing; run --stage decode"):
+        reproduce("carried", out=tmp_path, model="org/another", device="cpu", stages=["draw"])
+    with pytest.raises(D5P4Error, match="2 of 2 rows of 'independent' are missing"):
+        reproduce("carried", out=tmp_path, seed=1, device="cpu", stages=["draw"])
+
+
+def test_rows_of_several_models_are_not_mixed(carried, tmp_path, tiny):
+    other = str(write_mdlm(tmp_path / "another", seed=5))
+    (tmp_path / "carried" / "own.jsonl").unlink()
+    reproduce("carried", out=tmp_path, model=other, device="cpu", stages=["decode"])
+    with pytest.raises(D5P4Error, match=r"several models made these rows: .*open-d5p4-.*; name one by --model, or"):
+        reproduce("carried", out=tmp_path, device="cpu", stages=["draw"])
+    setup = reproduce("carried", out=tmp_path, model="gone/another", device="cpu", stages=["draw"])
+    assert setup.rows(setup.cases[0]).header["model"] == "another"
 
 
 def test_no_time_left_decodes_nothing_and_says_so(own, tmp_path, tiny):

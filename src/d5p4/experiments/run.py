@@ -51,7 +51,8 @@ def reproduce(
     root = Path(out) if out is not None else Path("results") / scale
     told = progress or (lambda share, text: None)
     where = None if data is None else Path(data)
-    setup = Setup(experiment(name), scale, root, model, where, device, dtype, seed, changes or {}, told)
+    setup = Setup(experiment(name), scale, root, model, where, device, dtype, seed, changes or {}, told,
+                  decoding="decode" in stages)  # fmt: skip
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
     for stage in (stage for stage in STAGES if stage in stages):
         if stage == "score" and not setup.cases:
@@ -96,7 +97,7 @@ def _record(setup: Setup, stage: str, seconds: float, finished: bool, worked: bo
     settings = json.loads(without_places(json.dumps(setup.settings, ensure_ascii=False)))
     held |= {"experiment": setup.experiment.name, "scale": setup.scale, "seed": setup.seed, "settings": settings}
     if "model" in setup.settings:
-        held |= {"model": Path(setup.named).name}
+        held |= {"model": setup.label}
     held["cases"] = [
         {"name": case.name, "task": case.task, "units": case.units, "options": dict(case.options)}
         for case in setup.cases

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import D5P4Error
-from ..models.load import choose_device, find, load
+from ..models.load import choose_device, find, load, shipped
 from ..provenance import weights_hash
 from .store import JsonLines
 
@@ -79,6 +79,8 @@ class Setup:
     seed: int = 0
     changes: Mapping[str, Any] = field(default_factory=dict)
     progress: Progress = lambda share, text: None
+    decoding: bool = True  # False: rows are only read, so the model need not be here
+    finished: bool = True  # False: `missing` sets are left to decode
     _tasks: dict[tuple[str, int], Task] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -123,7 +125,37 @@ class Setup:
     @cached_property
     def weights(self) -> str:
         """Says which weights rows were made with, wherever the folder lies."""
-        return weights_hash(find(self.named))[:16]
+        return self._maker[1] if self._elsewhere else weights_hash(find(self.named))[:16]
+
+    @property
+    def label(self) -> str:
+        """The model's name beside the weights."""
+        return self._maker[0] if self._elsewhere else Path(self.named).name
+
+    @cached_property
+    def _elsewhere(self) -> bool:
+        """Whether the model is neither here nor needed: then the rows themselves say what made them."""
+        return not (self.decoding or Path(self.named).expanduser().is_dir() or shipped(self.named))
+
+    @cached_property
+    def _maker(self) -> tuple[str, str]:
+        """Name and weights of the model that made the rows at hand, all of them; of several the one that is named."""
+        wanted = [{"task": case.task, "seed": self.seed, "options": _plain(case.options)} for case in self.cases]
+        found = {}
+        for path in [*sorted(self.folder.glob("*.jsonl")), *sorted((self.root / "rows").glob("*.jsonl"))]:
+            header = _header(path)
+            if "model" not in header or "weights" not in header:
+                continue
+            maker = str(header.pop("model")), str(header.pop("weights"))
+            if path.parent == self.folder or header in wanted:
+                found[path] = maker
+        named = {path: maker for path, maker in found.items() if maker[0] == Path(self.named).name}
+        if self.model_name is not None or (named and len(set(found.values())) > 1):
+            found = named
+        if len(set(found.values())) > 1:
+            told = ", ".join(f"{path} by {name} ({weights})" for path, (name, weights) in found.items())
+            raise D5P4Error(f"several models made these rows: {told}; name one by --model, or give another --out")
+        return next(iter(found.values()), (Path(self.named).name, "unknown"))
 
     @cached_property
     def model(self) -> NativeModel:
@@ -145,7 +177,7 @@ class Setup:
     def rows(self, case: Case) -> JsonLines:
         """The sets of answers of a case. Experiments that decode the same case share them."""
         made_with = {
-            "task": case.task, "model": Path(self.named).name, "weights": self.weights, "seed": self.seed,
+            "task": case.task, "model": self.label, "weights": self.weights, "seed": self.seed,
             "options": _plain(case.options),
         }  # fmt: skip
         # The case's name is not in it: the same answers may have two names in two experiments.
@@ -159,7 +191,18 @@ class Setup:
 
     def measured(self, name: str, **made_with: Any) -> JsonLines:
         """Rows of the experiment that are no answers; `made_with` is all they depend on besides the model."""
+        if {"model", "weights"} <= set(made_with) and self._elsewhere:
+            made_with["model"] = self.label
         return JsonLines(self.folder / f"{name}.jsonl", {"seed": self.seed} | _plain(made_with))
+
+
+def _header(path: Path) -> dict[str, Any]:
+    """What a file of rows says of itself; nothing where its first line is broken."""
+    with path.open(encoding="utf-8") as file:
+        try:
+            return dict(json.loads(file.readline())["header"])
+        except (ValueError, KeyError, TypeError):
+            return {}
 
 
 def _checked(name: str, value: Any, default: Any) -> Any:
