@@ -132,6 +132,21 @@ def test_a_case_that_shares_its_options_shares_its_rows(tmp_path, models, questi
     assert str(tmp_path) not in setup.rows(case).path.read_text(encoding="utf-8")
 
 
+def test_rows_made_from_other_data_are_refused(tmp_path, models, questions):
+    assert decode_cases(make(tmp_path, models, questions, "gsm8k", 2))
+    lines = questions.read_text(encoding="utf-8").split("\n")
+    other = tmp_path / "other.jsonl"
+    other.write_text("\n".join(line.replace("what is", "how much is") for line in lines), encoding="utf-8")
+    before = {file.name: file.read_bytes() for file in (tmp_path / "rows").iterdir()}
+    said = r"rows\S* was made from other data \(unit 0 asks .*what is.* how much is .*--out"
+    with pytest.raises(D5P4Error, match=said):
+        decode_cases(make(tmp_path, models, other, "gsm8k", 3))
+    with pytest.raises(D5P4Error, match="was made from other data"):
+        make(tmp_path, models, other, "gsm8k", 2).task("gsm8k", 2)  # as a drawing does that grades answers
+    assert {file.name: file.read_bytes() for file in (tmp_path / "rows").iterdir()} == before
+    assert decode_cases(make(tmp_path, models, questions, "gsm8k", 3))
+
+
 def test_too_few_prompts_are_named(tmp_path, models, questions):
     with pytest.raises(D5P4Error, match="gsm8k has 9 prompts in .*test.jsonl, 10 are asked for"):
         decode_cases(make(tmp_path, models, questions, "gsm8k", 10))

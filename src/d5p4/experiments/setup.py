@@ -171,8 +171,19 @@ class Setup:
             held = load_task(plain, path, limit=count, split=split or None)
             if len(held) < count:
                 raise D5P4Error(f"{name} has {len(held)} prompts in {self.data}, {count} are asked for")
+            self._compare(name, held)
             self._tasks[name, count] = held
         return self._tasks[name, count]
+
+    def _compare(self, name: str, held: Task) -> None:
+        """Refuse a task whose prompts are not those that rows at hand were made from."""
+        for case in self.cases:
+            rows = self.rows(case) if case.task == name else ()
+            for row in rows:
+                unit = int(row["key"])
+                if "prompt" in row and unit < len(held) and row["prompt"] != (here := held.examples[unit].prompt):
+                    told = f"unit {unit} asks {row['prompt']!r:.60} and the data at hand {here!r:.60}"
+                    raise D5P4Error(f"{self.rows(case).path} was made from other data ({told}); give another --out")
 
     def rows(self, case: Case) -> JsonLines:
         """The sets of answers of a case. Experiments that decode the same case share them."""
