@@ -211,7 +211,16 @@ def test_no_time_left_decodes_nothing_and_says_so(own, tmp_path, tiny):
     assert all(len(setup.rows(case)) == 0 for case in setup.cases)
     config = json.loads((setup.folder / "config.json").read_text())
     assert config["stages"]["decode"][-1]["finished"] is False and "draw" not in config["stages"]
-    assert not (setup.folder / "summary.json").exists()
+    assert not (setup.folder / "summary.json").exists() and setup.finished is False
+
+
+def test_a_run_that_is_not_finished_says_so(own, tmp_path, tiny):
+    words = ("reproduce", "decoded", "--out", tmp_path, "--model", tiny, "--device", "cpu", "--quiet")
+    found = cli(*words, "--minutes", 0)
+    assert found.exit_code == 3 and found.stderr == ""
+    assert found.stdout == "decoded: not finished, 6 sets left; run the same command again\n"
+    found = cli(*words, "--minutes", 5)
+    assert found.exit_code == 0 and found.stdout == f"decoded: {tmp_path / 'decoded'}\n"
 
 
 def test_changes_on_the_command_line():

@@ -14,6 +14,7 @@ from .options import Device, Dtype, Quiet
 
 NAMES = "pareto, fidelity, control, qa, guidance, math, partition, quality-signal, features, scaling, cost, theory, "
 NAMES += "budget; all of them: all; the page of claims from what was drawn: claims."
+UNFINISHED = 3  # the exit code when --minutes were not enough
 
 
 def reproduce(
@@ -41,6 +42,7 @@ def reproduce(
     """Run an experiment of the paper again: config, raw rows, table and figure, stage by stage, resumable."""
     from ..experiments import EXPERIMENTS
     from ..experiments.claims import write_claims
+    from ..experiments.decoding import missing
     from ..experiments.run import STAGES
     from ..experiments.run import reproduce as run
 
@@ -50,6 +52,7 @@ def reproduce(
         return
     changes = dict(_change(text) for text in change or ())
     began = time.monotonic()
+    finished = True
     for each in EXPERIMENTS if name == "all" else (name,):
         setup = run(
             each, scale=scale, out=folder, stages=stage or STAGES, model=model, data=data, device=device, dtype=dtype,
@@ -57,7 +60,14 @@ def reproduce(
             scorers=None if scorers is None else scorers.split(","), changes=changes,
             progress=None if quiet else _Teller(each),
         )  # fmt: skip
-        typer.echo(f"{each}: {setup.folder}")
+        if setup.finished:
+            typer.echo(f"{each}: {setup.folder}")
+            continue
+        left = sum(map(len, missing(setup).values()))
+        typer.echo(f"{each}: not finished, {left} sets left; run the same command again")
+        finished = False
+    if not finished:
+        raise typer.Exit(UNFINISHED)
 
 
 def _change(text: str) -> tuple[str, Any]:

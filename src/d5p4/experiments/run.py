@@ -72,6 +72,7 @@ def reproduce(
             drawing.save(setup.folder, _about(setup))
         _record(setup, stage, time.monotonic() - began, finished, worked)
         if not finished:
+            setup.finished = False
             break
     return setup
 
