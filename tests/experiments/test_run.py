@@ -293,6 +293,31 @@ def test_errors_of_the_command(tmp_path, words, said):
     assert said in found.stderr and not files(tmp_path)
 
 
+def test_all_of_them_need_a_text_before_anything_is_decoded(tmp_path):
+    found = cli("reproduce", "all", "--out", tmp_path)
+    assert found.exit_code == 2 and not files(tmp_path)
+    assert found.stderr == "error: fidelity, qa, guidance, quality-signal, features need a text file: give --data\n"
+    found = cli("reproduce", "all", "--scale", "paper", "--out", tmp_path)
+    assert "error: fidelity, quality-signal, features need a text file" in found.stderr and not files(tmp_path)
+    for name in run.NEED_TEXT["box"][1:]:  # as if they had been drawn
+        write_json(tmp_path / name / "summary.json", {})
+    assert "error: fidelity needs a text file: give --data" in cli("reproduce", "all", "--out", tmp_path).stderr
+    drawn = cli("reproduce", "all", "--out", tmp_path, "--stage", "draw", "--quiet")
+    assert "rows of" in drawn.stderr and "--data" not in drawn.stderr  # pareto's are missing, and no text is asked for
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("scale", ["box", "paper"])
+def test_who_needs_a_text(tmp_path, name, scale):
+    """Tasks made of one are on the list; the other names of it measure with one."""
+    tasks = {case.task for case in Setup(experiment(name), scale, tmp_path).cases}
+    measures = {"fidelity", "quality-signal", "features"}
+    assert bool(tasks & {"books", "text"} or name in measures) == (name in run.NEED_TEXT[scale])
+    if "books" in tasks:
+        with pytest.raises(D5P4Error, match=f"{name} needs a text file: give --data"):
+            Setup(experiment(name), scale, tmp_path).task("books", 2)
+
+
 def test_progress_has_the_time_left(capsys, monkeypatch):
     now = iter([0.0, 10.0, 20.0, 21.0, 30.0])
     monkeypatch.setattr("time.monotonic", lambda: next(now))

@@ -43,7 +43,7 @@ def reproduce(
     from ..experiments import EXPERIMENTS
     from ..experiments.claims import write_claims
     from ..experiments.decoding import missing
-    from ..experiments.run import STAGES
+    from ..experiments.run import NEED_TEXT, STAGES
     from ..experiments.run import reproduce as run
 
     folder = out if out is not None else Path("results") / scale
@@ -51,6 +51,11 @@ def reproduce(
         typer.echo(write_claims(folder, page))
         return
     changes = dict(_change(text) for text in change or ())
+    if name == "all" and data is None and "decode" in (stage or STAGES):
+        # What has been drawn has its rows, and needs the text no more.
+        undone = [each for each in NEED_TEXT.get(scale, ()) if not (folder / each / "summary.json").is_file()]
+        if undone:
+            raise D5P4Error(f"{', '.join(undone)} need{'s' * (len(undone) == 1)} a text file: give --data")
     began = time.monotonic()
     finished = True
     for each in EXPERIMENTS if name == "all" else (name,):

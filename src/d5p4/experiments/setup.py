@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 SCALES = ("box", "paper")
 OPEN = "open"  # the task of writing from nothing
+TEXTS = ("books", "text")  # tasks made of a text file
 LIST = "a list"
 MAY_BE_NONE = ("encoder", "start")  # a setting whose absence says something
 
@@ -168,6 +169,9 @@ class Setup:
         if (name, count) not in self._tasks:
             plain, _, split = name.partition(":")
             path = None if plain == "countdown" else self.data
+            if plain in TEXTS and path is None:
+                told = f"the task {plain} needs the path of one"
+                raise D5P4Error(f"{self.experiment.name} needs a text file: give --data ({told})")
             held = load_task(plain, path, limit=count, split=split or None)
             if len(held) < count:
                 raise D5P4Error(f"{name} has {len(held)} prompts in {self.data}, {count} are asked for")
