@@ -5,18 +5,23 @@
     print(result.texts[0])
 """
 
-from . import select
-from .__about__ import __version__
-from .decode import decode
-from .errors import D5P4Error, DuplicateAnswers, NonFiniteLogits
-from .generate import generate
-from .likelihood import loglikelihood
-from .methods import METHODS, Method, register
-from .models import load, wrap
-from .rows import Prompts
-from .schedule import make_schedule
-from .settings import Settings
-from .types import Choice, Final, Head, Hidden, HistoryStep, Kept, Model, PoolView, Result, Schedule, Snapshot, Step
+import os
+
+# Before torch loads its threads: on a busy machine those that spin while they wait make a decode many times slower.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+from . import select  # noqa: E402
+from .__about__ import __version__  # noqa: E402
+from .decode import decode  # noqa: E402
+from .errors import D5P4Error, DuplicateAnswers, NonFiniteLogits  # noqa: E402
+from .generate import generate  # noqa: E402
+from .likelihood import loglikelihood  # noqa: E402
+from .methods import METHODS, Method, register  # noqa: E402
+from .models import load, wrap  # noqa: E402
+from .rows import Prompts  # noqa: E402
+from .schedule import make_schedule  # noqa: E402
+from .settings import Settings  # noqa: E402
+from .types import Choice, Final, Head, Hidden, HistoryStep, Kept, Model, PoolView, Result, Schedule, Snapshot, Step  # noqa: E402
 
 __all__ = [
     "METHODS",

@@ -60,7 +60,7 @@ def test_budget(tmp_path):
     """The shipped countdown on very few problems, its answers cut short: what is covered says nothing."""
     setup = smoke("budget", tmp_path, SMALL, {"units": 3}, redraw=True)
     summary = json.loads((setup.folder / "summary.json").read_text(encoding="utf-8"))
-    assert len(summary["figures"]) == 6 and len(summary["claims"]) == 4
+    assert len(summary["figures"]) == 6 and len(summary["claims"]) >= 4
     for name, each in summary["figures"].items():
         assert each["pass@2"][0] <= each["covered"][0] + 1e-9 and each["rows"][0] <= each["nominal"]
         answers = int(name.split()[-2]) if "answers" in name else 2 * int(name.split()[-1])

@@ -122,7 +122,7 @@ def test_qa(tmp_path, model, text):
     metrics, k = summary["figures"]["metrics"], SMALL["k"]
     names = ["k independent", "best of n, perplexity", "best of n, internal", "greedy beam", "diverse beam", "D5P4+",
              "D5P4^P", "best of n, F1 oracle"]  # fmt: skip
-    assert list(metrics) == names and len(summary["claims"]) == 8
+    assert list(metrics) == names and len(summary["claims"]) >= 8
     for each in metrics.values():
         assert {"PPL, judge", "entropy", "F1", f"F1@{k}", "BLEU", "R-COS", "D1", "EAD", "S-BLEU", "S-COS"} <= set(each)
         assert each["F1"][0] <= each[f"F1@{k}"][0] + 1e-9
@@ -140,6 +140,6 @@ def test_guidance(tmp_path, model, text):
     setup = smoke("guidance", tmp_path, changes, {"units": 3}, model=model, data=text)
     summary = json.loads((setup.folder / "summary.json").read_text(encoding="utf-8"))
     assert set(summary["figures"]) == {"independent", "best of n", "greedy beam", "D5P4+"}
-    assert all(set(each) == {"1", "2"} for each in summary["figures"].values()) and len(summary["claims"]) == 4
+    assert all(set(each) == {"1", "2"} for each in summary["figures"].values()) and len(summary["claims"]) >= 4
     texts = {case.name: [row["texts"] for row in setup.rows(case)] for case in setup.cases}
     assert texts["D5P4+, g 1"] != texts["D5P4+, g 2"]

@@ -81,7 +81,7 @@ def test_a_run_writes_its_files_and_a_second_adds_nothing(tmp_path):
     for name in ("cka flatten", "debiased mean", "acs masked", "cka flatten - non-masked"):
         assert all(np.isfinite(summary["figures"][name])), name
     assert summary["figures"]["cka masked by ratio"][0] is None  # nothing is masked there
-    assert len(summary["claims"]) == 2
+    assert len(summary["claims"]) >= 2
     rows = (folder / "alignment.jsonl").read_bytes()
     assert rows.count(b"\n") == 1 + 2 * 3
     reproduce("features", **options)  # what is complete needs no data

@@ -106,7 +106,7 @@ def test_math(tmp_path):
                "alpha": [20.0]}  # fmt: skip
     setup = smoke("math", tmp_path, changes, {"units": 3})
     summary = json.loads((setup.folder / "summary.json").read_text(encoding="utf-8"))
-    assert len(summary["figures"]) == 3 * 7 and len(summary["claims"]) == 6
+    assert len(summary["figures"]) == 3 * 7 and len(summary["claims"]) >= 6
     for each in summary["figures"].values():
         assert set(each) == {"pass@1", "pass@2", "S-BLEU", "different right"}
         assert 0 <= each["pass@1"][0] <= each["pass@2"][0] <= 100

@@ -80,7 +80,7 @@ def test_a_run_writes_its_files_and_a_second_adds_nothing(tmp_path):
     summary = json.loads((folder / "summary.json").read_text())
     for name, value in summary["figures"].items():
         assert value[0] is not None and np.isfinite(value[0]), name
-    assert len(summary["claims"]) == 3
+    assert len(summary["claims"]) >= 3
     raw = {file.name: file.read_bytes() for file in folder.glob("*.jsonl")}
     assert set(raw) == {"texts.jsonl", "samples.jsonl", "signals.jsonl", "judge-judge.jsonl"}
     assert raw["signals.jsonl"].count(b"\n") == raw["judge-judge.jsonl"].count(b"\n") == 1 + 5 + 2 * 3

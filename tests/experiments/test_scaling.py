@@ -139,7 +139,7 @@ def test_smoke(tmp_path):
     assert {row["size"] for row in rows if "each_ms" in row} == {"4x4", "4x8"}
 
     summary = json.loads((setup.folder / "summary.json").read_text(encoding="utf-8"))
-    assert summary["figures"]["4×4"]["local search"]["normalised"][0] > 0.9 and len(summary["claims"]) == 6
+    assert summary["figures"]["4×4"]["local search"]["normalised"][0] > 0.9 and len(summary["claims"]) >= 6
     assert "### Against the optimum" in (setup.folder / "table.md").read_text(encoding="utf-8")
     assert (setup.folder / "figure.png").stat().st_size > 10_000 and (setup.folder / "figure.svg").exists()
 

@@ -137,7 +137,7 @@ def test_a_run_writes_its_files_with_finite_figures(ran):
     for name in ("config.json", "table.md", "figure.png", "figure.svg", "summary.json"):
         assert (folder / name).stat().st_size > 0
     summary = json.loads((folder / "summary.json").read_text())
-    assert len(summary["claims"]) == 5
+    assert len(summary["claims"]) >= 5
     for name, value in summary["figures"].items():
         if "reaches 1" not in name:
             assert value[0] is not None and np.isfinite(value[0]), name
@@ -162,4 +162,4 @@ def test_the_paper_scale_on_the_other_layout(tmp_path):
     changes = TINY | {"steps": 99}  # more than positions: one a step
     reproduce("theory", scale="paper", out=tmp_path / "out", model=model, device="cpu", changes=changes)
     summary = json.loads((tmp_path / "out" / "theory" / "summary.json").read_text())
-    assert summary["scale"] == "paper" and len(summary["claims"]) == 5
+    assert summary["scale"] == "paper" and len(summary["claims"]) >= 5

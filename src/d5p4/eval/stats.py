@@ -20,6 +20,11 @@ Floats = NDArray[np.float64]
 Answer = TypeVar("Answer", bound=Hashable)
 
 DRAWS = 2000  # resamples of a bootstrap
+# Student's t at 97.5 % for 1..29 degrees of freedom
+_STUDENT_95 = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
+    2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045,
+)  # fmt: skip
 _NORMAL_95 = 1.959963984540054
 _CELLS = 1 << 22  # counts held at a time: 32 MB
 
@@ -51,13 +56,15 @@ class Interval(NamedTuple):
 
 
 def figure(values: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Figure:
-    """The mean of [n] values, one a unit. Standard error: std(ddof=1) / sqrt(n)."""
+    """The mean of [n] values, one a unit. Standard error: std(ddof=1) / sqrt(n). Up to 30 units the interval is widened
+    as Student's t widens the normal one."""
     (kept,), dropped = _finite(values)
     n = len(kept)
     if n < 2:
         return Figure(float(kept[0]) if n else np.nan, np.nan, np.nan, np.nan, n, dropped)
-    samples = _bootstrap(lambda counts: counts @ kept / n, n, seed, draws)
-    return Figure(float(kept.mean()), float(kept.std(ddof=1)) / n**0.5, *_middle(samples), n, dropped)
+    mean = float(kept.mean())
+    samples = mean + _widening(n) * (_bootstrap(lambda counts: counts @ kept / n, n, seed, draws) - mean)
+    return Figure(mean, float(kept.std(ddof=1)) / n**0.5, *_middle(samples), n, dropped)
 
 
 def paired_difference(a: ArrayLike, b: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Figure:
@@ -88,7 +95,7 @@ def pooled_figure(
         if n < 2 or not np.isfinite(value):
             return Figure(value, np.nan, np.nan, np.nan, n, dropped)
         se = float(((n - 1) * statistic(total - kept).var()) ** 0.5)
-        samples = _bootstrap(lambda counts: statistic(counts @ kept), n, seed, draws)
+        samples = value + _widening(n) * (_bootstrap(lambda counts: statistic(counts @ kept), n, seed, draws) - value)
     return Figure(value, se, *_middle(samples), n, dropped)
 
 
@@ -99,9 +106,15 @@ def ratio_figure(
     seed: int = 0,
     draws: int = DRAWS,
 ) -> Figure:
-    """transform(sum(above) / sum(below)), both [n]; np.exp of nats over tokens is a corpus perplexity."""
+    """transform(sum(above) / sum(below)), both [n]; np.exp of nats over tokens is a corpus perplexity.
+
+    `transform` rises, so the interval of the ratio is transformed with it.
+    """
     parts = np.stack(_same_length(above, below), axis=1)
-    return pooled_figure(parts, lambda sums: transform(sums[:, 0] / sums[:, 1]), seed, draws)
+    plain = pooled_figure(parts, lambda sums: sums[:, 0] / sums[:, 1], seed, draws)
+    shaped = pooled_figure(parts, lambda sums: transform(sums[:, 0] / sums[:, 1]), seed, draws)
+    low, high = transform(np.array([plain.low, plain.high])).tolist()
+    return shaped._replace(low=low, high=high)
 
 
 def resampled_means(values: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Floats:
@@ -112,8 +125,17 @@ def resampled_means(values: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Flo
     given = np.asarray(values, dtype=np.float64)
     if given.ndim != 2 or not len(given):
         raise D5P4Error(f"resampled means need values of shape [units, columns], got shape {given.shape}")
-    rows = [given.mean(axis=0, keepdims=True), *(c @ given / len(given) for c in _resample(len(given), seed, draws))]
+    n, mean = len(given), given.mean(axis=0, keepdims=True)
+    rows = [mean, *(mean + _widening(n) * (counts @ given / n - mean) for counts in _resample(n, seed, draws))]
     return np.concatenate(rows)
+
+
+def _widening(n: int) -> float:
+    """By how much the bootstrap of a mean of few units is too narrow: Student's t for the normal, n - 1 for n.
+
+    Of 8 normal values the plain percentile interval would cover the mean in 89 % of cases instead of 95.
+    """
+    return _STUDENT_95[n - 2] / _NORMAL_95 * (n / (n - 1)) ** 0.5 if 2 <= n <= 30 else 1.0
 
 
 def from_resamples(samples: ArrayLike, n: int = 0) -> Figure:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ..errors import D5P4Error
@@ -42,16 +44,19 @@ def measure(setup: Setup) -> None:
     examples = setup.task("text", count).examples
     texts = [codec.decode(codec.encode(examples[unit].references[0])[: setup["gen_length"]]) for unit in missing]
     features = last_token_features(judge, texts, max_tokens=MAUVE_TOKENS, max_tokens_per_batch=TOKENS)
-    held.add_all({str(unit): pack(row[None]) for unit, row in zip(missing, features, strict=True)})
+    documents = [examples[unit].meta["document"] for unit in missing]
+    found = zip(missing, features, documents, strict=True)
+    held.add_all({str(unit): pack(row[None]) | {"document": document} for unit, row, document in found})
 
 
-def _real(setup: Setup) -> np.ndarray:
-    """[n, D] features of as many real texts as a case has."""
+def _real(setup: Setup) -> tuple[np.ndarray, list[Any]]:
+    """[n, D] features of as many real texts as a case has, and the document each comes from."""
     held, count = reference(setup), setup["units_fidelity"] * setup["k"]
     if missing := sum(unit not in held for unit in range(count)):
         told = f"fidelity: the features of {missing} of {count} real texts are missing"
         raise D5P4Error(f"{told}; run --stage decode ({held.path})")
-    return np.concatenate([unpack(held.rows[str(unit)]) for unit in range(count)])
+    rows = [held.rows[str(unit)] for unit in range(count)]
+    return np.concatenate([unpack(row) for row in rows]), [row["document"] for row in rows]
 
 
 def _over_seeds(found: MauveInterval) -> MauveInterval:
@@ -65,7 +70,7 @@ def _over_seeds(found: MauveInterval) -> MauveInterval:
 def draw(setup: Setup) -> Drawing:
     if len(setup["beta_fidelity"]) < 3:
         raise D5P4Error(f"beta_fidelity={setup['beta_fidelity']!r}: a middle β needs three values or more")
-    real = _real(setup)
+    real, documents = _real(setup)
     found: dict[str, list[MauveInterval]] = {}
     for case in setup.cases:
         packed = scored(setup, case, f"features:{setup['judges'][0]}")
@@ -73,9 +78,10 @@ def draw(setup: Setup) -> Drawing:
         sets = np.repeat(np.arange(len(packed)), [row["shape"][0] for row in packed])
         seeds = [25 + i for i in range(setup["mauve_seeds"])]
         found[case.name] = [
-            _over_seeds(mauve_interval(real, features, q_groups=sets.tolist(), smoothing=smoothing, seeds=seeds))
+            _over_seeds(mauve_interval(real, features, p_groups=documents, q_groups=sets.tolist(),
+                                       smoothing=smoothing, seeds=seeds))
             for smoothing in (0.0, STAR)
-        ]
+        ]  # fmt: skip
     rows = []
     for case in setup.cases:
         plain, star = found[case.name]
@@ -85,7 +91,7 @@ def draw(setup: Setup) -> Drawing:
     note = (
         f"{len(real)} texts on each side, real ones cut to the generated length; features of the last token under "
         f"{setup['judges'][0]}; mean over {setup['mauve_seeds']} k-means seeds (their spread is shown). "
-        "Intervals resample sets with the clusters fixed."
+        "Intervals resample sets and books with the clusters fixed."
     )
     table = Table("MAUVE against β", ["case", "MAUVE", "MAUVE*", "spread of seeds", "the paper's MAUVE"], rows, note)
     numbers = {name: {"mauve": pair[0].figure, "star": pair[1].figure} for name, pair in found.items()}

@@ -48,7 +48,7 @@ def sweeps(setup: Setup) -> list[Case]:
     """Every point of the quality-diversity plane."""
     greedy = base(setup) | {"w": setup["w"], "method": "greedy-beam"}
     return [
-        independent(setup, setup["units_independent"]),
+        independent(setup, min(setup["units_independent"], 3 * setup["units"])),
         Case(GREEDY, greedy, setup["units"], group=GREEDY),
         *sweep(setup, "D5P4+", {"method": "d5p4"}, "beta", setup["beta"]),
         *sweep(setup, "D5P4×", {"method": "d5p4x"}, "beta", setup["beta_x"]),

@@ -11,7 +11,7 @@ from ..eval.stats import from_resamples
 from . import open_ended
 from .drawing import Claim, Drawing, Table, decided, every, pyplot, shown
 from .open_ended import base
-from .plane import area, by_judges, curves, draw_plane, means, plane_table
+from .plane import area, by_judges, curves, draw_plane, means, plane_table, unbiased
 from .scoring import sets
 from .setup import Case, Experiment, Setup
 
@@ -42,7 +42,8 @@ def cases(setup: Setup) -> list[Case]:
         for beta in setup["beta_large"]:
             options = base(setup) | {"k": k, "w": w, "method": method, "beta": float(beta)}
             large = f"{name} {k}×{w}"
-            found.append(Case(f"{large}, β {beta:g}", options, setup["units_large"], group=large, value=float(beta)))
+            few = min(units, setup["units_large"])
+            found.append(Case(f"{large}, β {beta:g}", options, few, group=large, value=float(beta)))
     return found
 
 
@@ -53,7 +54,7 @@ def draw(setup: Setup) -> Drawing:
     for judge, m in found.items():
         corner = np.array([max(m[case.name][0, 0] for case in lines["E-SMC"]), 1.0])
         areas[judge] = {
-            name: area([m[case.name] for case in lines[name]], corner) for name in ("E-SMC", "D5P3", "D5P4+")
+            name: unbiased(area([m[case.name] for case in lines[name]], corner)) for name in ("E-SMC", "D5P3", "D5P4+")
         }
     better = [from_resamples(each["D5P3"] - each["E-SMC"]) for each in areas.values()]
     told, verdict = by_judges(setup, better, [decided(f) for f in better])
@@ -75,6 +76,14 @@ def draw(setup: Setup) -> Drawing:
               "cosine of D5P3 minus that of D5P4: " + "; ".join(apart),
               every([decided(f) for case, f in zip(lines["D5P3"], spared, strict=True) if (case.value or 0) < 12])),
     ]  # fmt: skip
+    large = f"D5P3 {setup['large'][0]}×{setup['large'][1]}"
+    for case in lines[large][:1]:
+        cosine = from_resamples(first[case.name][:, 1])
+        rival = from_resamples(first[case.name][:, 1] - first[case.name.replace("D5P3", "D5P4+")][:, 1])
+        claims.append(Claim(
+            f"{large} at β {case.value:g} collapses towards one text (cosine above .78)", "PPL 22.24, cosine .7835",
+            f"cosine {shown(cosine, 3)}, {shown(rival, 3)} above D5P4's", decided(cosine.plus(-0.78)),
+        ))  # fmt: skip
     rows = []
     for case in setup.cases:
         decoded = sets(setup, case)

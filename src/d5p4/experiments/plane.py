@@ -5,7 +5,6 @@ Letters in shapes: n units, R resamples (row 0 is the plain value).
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,9 +25,9 @@ def points(setup: Setup, cases: Sequence[Case], judge: str) -> dict[str, np.ndar
 
 
 def means(setup: Setup, cases: Sequence[Case], judge: str) -> dict[str, np.ndarray]:
-    """The means of each case, with resamples of its own."""
-    found = points(setup, cases, judge)
-    return {name: resampled_means(values, seed=zlib.crc32(name.encode())) for name, values in found.items()}
+    """The means of each case and their resamples."""
+    # Units of one number share their random streams in all cases, so they are resampled together.
+    return {name: resampled_means(values, seed=len(values)) for name, values in points(setup, cases, judge).items()}
 
 
 def perplexity(values: np.ndarray) -> Figure:
@@ -46,6 +45,15 @@ def area(front: Sequence[np.ndarray], corner: np.ndarray) -> np.ndarray:
     lowest = np.minimum.accumulate(np.take_along_axis(stacked[..., 1], order, 1), 1)
     widths = np.diff(np.concatenate([x, np.full((len(x), 1), corner[0])], 1), axis=1)
     return (widths * (corner[1] - lowest)).sum(1)
+
+
+def unbiased(samples: np.ndarray) -> np.ndarray:
+    """[1 + R] without the bias that resamples show: what they lie above the value, it may lie above the truth.
+
+    A front is made of its luckiest points, so its area comes out too large, and more so the more points it has.
+    """
+    bias = samples[1:].mean() - samples[0]
+    return np.concatenate([samples[:1] - bias, samples[1:] - 2 * bias])
 
 
 def curves(cases: Sequence[Case]) -> dict[str, list[Case]]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..eval.groups import Group
-from ..eval.lexical import f1, self_bleu
+from ..eval.lexical import distinct, f1, self_bleu
 from ..eval.report import Report, report
 from ..eval.stats import Figure, figure, paired_difference
 from .continuation import BOX, PAPER, POOL, best_by, best_internal, best_perplexity, chosen, first, pool, search
@@ -16,6 +16,11 @@ from .drawing import STYLES, Claim, Drawing, Table, agreed, bars, decided, every
 from .plane import perplexity
 from .scoring import Row
 from .setup import Case, Experiment, Setup
+
+REPEATED = (
+    "Repeated: triples of words that came before in the same answer. In confidence order a small model repeats itself, "
+    "and a judge likes that: low perplexity is no proof of quality here."
+)
 
 
 def cases(setup: Setup) -> list[Case]:
@@ -53,8 +58,17 @@ def values(rows: Sequence[Row], judges: Sequence[str]) -> dict[str, np.ndarray]:
     found |= {"F1": np.array([np.mean(x) for x in each]), "F1@k": np.array([max(x) for x in each])}
     found["S-BLEU"] = np.array([self_bleu(row["texts"]) for row in rows])
     found["S-COS"] = np.array([row["S-COS"] for row in rows])
+    found["D1-3"] = np.array([np.mean([distinct(row["texts"], n) for n in (1, 2, 3)]) for row in rows])
+    found["repeated"] = np.array([np.mean([_repeated(text) for text in row["texts"]]) for row in rows])
     found["R-COS"] = np.array([max(row["reference"]) for row in rows])
     return found
+
+
+def _repeated(text: str) -> float:
+    """The share of a text's triples of words that came before in it."""
+    words = text.split()
+    triples = list(zip(words, words[1:], words[2:], strict=False))
+    return 1 - len(set(triples)) / len(triples) if triples else 0.0
 
 
 def full_report(rows: Sequence[Row]) -> Report:
@@ -76,13 +90,14 @@ def draw(setup: Setup) -> Drawing:
         cells |= {"BLEU": (r["BLEU"], 2), f"BLEU@{k}": (r[f"BLEU@{k}"], 2)}
         cells |= {"R-COS": (figure(100 * m["R-COS"]), 2)}
         cells |= {metric: (r[metric], 2) for metric in ("D1", "D2", "D3", "D1-3", "EAD", "S-BLEU")}
-        cells |= {"S-COS": (figure(100 * m["S-COS"]), 2)}
+        cells |= {metric: (figure(100 * m[metric]), 2) for metric in ("S-COS", "repeated")}
         figures[name] = {metric: value for metric, (value, _) in cells.items()}
         rows.append([name, *(shown(value, digits) for value, digits in cells.values())])
     note = (
         f"{len(found['D5P4+'])} prompts, k = {k}, w = {setup['w']}, guidance {setup['guidance']:g}; all but perplexity "
         f"and entropy (nats) in %. Best-of-n takes {k} of {k * setup['w']} independent answers. The perplexity of "
-        f"best of n is that of {judges[0]}, which also judges it."
+        f"best of n is that of {judges[0]}, which also judges it; internal is the model's own score of an answer "
+        f"(`Result.score`). {REPEATED}"
     )
     table = Table("Every metric", ["method", *next(iter(figures.values()))], rows, note)
     return Drawing([table], _figure(setup, figures), {"metrics": figures}, _claims(setup, measured))
@@ -117,7 +132,13 @@ def _claims(setup: Setup, measured: dict[str, dict[str, np.ndarray]]) -> list[Cl
         "log perplexity lower by " + "; ".join(f"{judge} {shown(d, 3)}" for judge, d in
                                                zip(setup["judges"], kept, strict=True)),
         agreed([decided(d) for d in kept]),
+        "repetition lowers perplexity too, and D5P4's answers repeat themselves more by "
+        f"{shown(less('repeated', 'k independent', 'D5P4+'), 2, 100)} points of triples",
     ))  # fmt: skip
+    lexical = less("D1-3", "k independent", "D5P4+")
+    claims.append(Claim("D5P4's answers have more different n-grams than independent ones (D1-3)",
+                        "57.54 against 55.41", f"higher by {shown(lexical, 2, 100)} points",
+                        decided(lexical)))  # fmt: skip
     gain = less("F1", "D5P4+", "D5P4^P")
     claims.append(Claim("Guidance in the first half only (D5P4^P) raises accuracy (F1)", "20.71 against 19.02",
                         f"higher by {shown(gain, 2, 100)} points", decided(gain)))  # fmt: skip
