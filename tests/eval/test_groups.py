@@ -153,7 +153,7 @@ def test_any_text(file):
     ("line", "expected"),
     [
         ("{", "line 2: not valid JSON"),
-        ("[1]", "line 2: expected a JSON object"),
+        ("[1]", "line 2: expected an object"),
         ('{"answers": [3]}', "line 2: 'answers' holds 3 where text is expected"),
         ('{"answers": [{"score": 1}]}', "where text is expected"),
         ('{"prompt": "p"}', "line 2: has no answers: expected one of answers, .* found prompt; .*--answers"),
@@ -179,3 +179,16 @@ def test_bad_files_are_named(tmp_path):
     path.write_text("\n \n")
     with pytest.raises(D5P4Error, match="holds no answers: every line is blank"):
         read_groups(path)
+
+
+def test_lists_of_answers_and_one_value_over_many_lines(tmp_path):
+    file = tmp_path / "a.jsonl"
+    file.write_text('["a cat", "a dog"]\n["x", "y"]\n')
+    assert [group.answers for group in read_groups(file)] == [("a cat", "a dog"), ("x", "y")]
+    file.write_text('["a cat", "a dog"]')
+    assert [group.answers for group in read_groups(file)] == [("a cat", "a dog")]
+    file.write_text(json.dumps({"prompt": "p", "choices": [{"text": "one"}, {"text": "two"}]}, indent=1))
+    assert [group.answers for group in read_groups(file)] == [("one", "two")]
+    file.write_text("[1, 2]\n[3]\n")
+    with pytest.raises(D5P4Error, match="line 1: expected an object such as"):
+        read_groups(file)

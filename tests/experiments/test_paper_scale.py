@@ -86,7 +86,7 @@ def test_pareto_at_the_papers_scale(given, tmp_path):
     setup = run("pareto", given, tmp_path)
     assert (setup["k"], setup["w"], setup.scale) == (8, 4, "paper")
     assert check(setup)["scale"] == "paper"
-    assert "`d5p4 reproduce pareto --scale paper`" in (setup.folder / "table.md").read_text(encoding="utf-8")
+    assert "`d5p4 reproduce pareto --scale paper --set " in (setup.folder / "table.md").read_text(encoding="utf-8")
     assert all(len(row["texts"]) == 8 for case in setup.cases for row in sets(setup, case))
     pyplot().close("all")
 

@@ -10,6 +10,7 @@ from d5p4.eval.encoder import Encoder
 from d5p4.eval.perplexity import CausalJudge
 from d5p4.experiments import EXPERIMENTS, experiment, scoring
 from d5p4.experiments.drawing import Drawing
+from d5p4.experiments.run import reproduce
 from d5p4.experiments.scoring import (
     nats,
     pack,
@@ -68,7 +69,7 @@ def test_names_of_scorers_come_from_the_settings(tmp_path, model):
     assert scorer_names(setup) == every
     assert scorer_names(setup, ["ppl"]) == every[:2]
     assert scorer_names(setup, ["ppl:org/other", "features"]) == [every[1], every[3]]
-    assert scorer_names(setup, []) == scorer_names(setup, ["nothing"]) == []
+    assert scorer_names(setup, []) == []
     assert scorer_names(make(tmp_path, model, encoder=None)) == ["ppl:judge", "features:judge"]
     assert [slug(name) for name in every[:2]] == ["ppl-judge", "ppl-other"] and slug("cos:/a/b/c/") == "cos-c"
 
@@ -109,7 +110,8 @@ def test_rows_come_in_the_order_of_units(tmp_path, model):
 def test_scores_are_those_of_the_models(tmp_path, model):
     """Against a judge and an encoder asked text by text; nothing is scored twice, and more rows only add."""
     setup = make(tmp_path, model)
-    assert score_cases(setup) is False  # nothing is decoded
+    with pytest.raises(D5P4Error, match="run --stage decode"):
+        score_cases(setup)
     decoded(tmp_path, model)
     assert score_cases(make(tmp_path, model), ["ppl"]) is True
     assert score_cases(make(tmp_path, model)) is True
@@ -160,3 +162,10 @@ def test_code_of_an_encoder_runs_only_when_it_may(tmp_path, monkeypatch):
     assert asked == [False, True]
     for name in ("pareto", "control", "qa", "guidance", "partition"):
         assert experiment(name).settings["paper"]["remote_code"] is False
+
+
+def test_a_scorer_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(D5P4Error, match="math has no scorer 'foo'"):
+        reproduce("math", out=tmp_path, scorers=["foo"], changes={"units": 1})
+    with pytest.raises(D5P4Error, match="run --stage decode"):
+        reproduce("math", out=tmp_path, stages=["score"], changes={"units": 1, "judges": ["judge"]})

@@ -50,6 +50,8 @@ def reproduce(
     if name == "claims":
         typer.echo(write_claims(folder, page))
         return
+    if minutes is not None and minutes < 0:
+        raise D5P4Error(f"minutes={minutes:g} must not be negative")
     changes = dict(_change(text) for text in change or ())
     if name == "all" and data is None and "decode" in (stage or STAGES):
         # What has been drawn has its rows, and needs the text no more.

@@ -95,15 +95,28 @@ def _entries(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         raise D5P4Error(f"{path} is not UTF-8 text: byte {reason.start} cannot be read") from None
     except OSError as reason:
         raise D5P4Error(f"{path} cannot be read: {reason.strerror or reason}") from None
-    if text.lstrip().startswith("["):
-        entries = [(f"{path} entry {i}", entry) for i, entry in enumerate(_parse(str(path), text), start=1)]
-    else:  # not splitlines: JSON text may hold U+2028 and its like
-        numbered = [(f"{path} line {i}", line) for i, line in enumerate(text.split("\n"), start=1)]
-        entries = [(place, _parse(place, line)) for place, line in numbered if line.strip()]
-    for place, entry in entries:
+    for place, entry in _values(path, text):
+        if isinstance(entry, list) and all(isinstance(item, str) for item in entry):
+            entry = {"answers": entry}
         if not isinstance(entry, dict):
-            raise D5P4Error(f"{place}: expected a JSON object, found {entry!r:.40}")
+            told = 'an object such as {"prompt": "…", "answers": ["…", "…"]}, or a list of answers'
+            raise D5P4Error(f"{place}: expected {told}, found {entry!r:.40}")
         yield place, entry
+
+
+def _values(path: Path, text: str) -> list[tuple[str, Any]]:
+    """What a file holds, one JSON value a line, or one value over many lines: a list of entries, or an entry."""
+    try:
+        whole = json.loads(text)
+    except (ValueError, RecursionError):
+        whole = None
+    if isinstance(whole, list) and not (whole and all(isinstance(item, str) for item in whole)):
+        return [(f"{path} entry {i}", entry) for i, entry in enumerate(whole, start=1)]
+    if whole is not None and "\n" in text.strip():
+        return [(str(path), whole)]
+    # Not splitlines: JSON text may hold U+2028 and its like.
+    numbered = [(f"{path} line {i}", line) for i, line in enumerate(text.split("\n"), start=1)]
+    return [(place, _parse(place, line)) for place, line in numbered if line.strip()]
 
 
 def _parse(place: str, text: str) -> Any:

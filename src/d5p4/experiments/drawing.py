@@ -117,7 +117,9 @@ def plain(value: Any) -> Any:
 
 
 def shown(figure: Figure, digits: int = 2, scale: float = 1.0) -> str:
-    """A figure and its 95 % interval, such as "41.2 [39.0, 43.3]"."""
+    """A figure and its 95 % interval, such as "41.2 [39.0, 43.3]"; without it where one unit gives none."""
+    if figure.low != figure.low:
+        return f"{scale * figure.value:.{digits}f}"
     return f"{scale * figure.value:.{digits}f} [{scale * figure.low:.{digits}f}, {scale * figure.high:.{digits}f}]"
 
 

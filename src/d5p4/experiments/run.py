@@ -13,7 +13,7 @@ from ..errors import D5P4Error
 from ..provenance import provenance, without_places
 from . import experiment
 from .decoding import decode_cases, missing
-from .scoring import score_cases
+from .scoring import score_cases, scorer_names
 from .setup import Progress, Setup
 from .store import read_json, write_json
 
@@ -57,6 +57,7 @@ def reproduce(
     where = None if data is None else Path(data)
     setup = Setup(experiment(name), scale, root, model, where, device, dtype, seed, changes or {}, told,
                   decoding="decode" in stages)  # fmt: skip
+    scorer_names(setup, scorers)  # a wrong name is an error before anything is decoded
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
     for stage in (stage for stage in STAGES if stage in stages):
         if stage == "score" and not setup.cases:
@@ -129,7 +130,8 @@ def _about(setup: Setup) -> dict[str, Any]:
         places = [f"{run['machine']} (torch {run['torch']}, {run['date']})" for run in _runs(setup, stage)]
         if places:
             made.append(f"{verb} on {' and '.join(dict.fromkeys(places))}")
-    command = f"`d5p4 reproduce {setup.experiment.name} --scale {setup.scale}`"
+    changed = "".join(f" --set {name}={json.dumps(value)}" for name, value in setup.changes.items())
+    command = f"`{without_places(f'd5p4 reproduce {setup.experiment.name} --scale {setup.scale}{changed}')}`"
     return {
         "experiment": setup.experiment.name,
         "title": setup.experiment.title,

@@ -33,6 +33,10 @@ def scorer_names(setup: Setup, wanted: Sequence[str] | None = None) -> list[str]
     names = [f"{kind}:{model}" for kind in setup.experiment.scorers for model in models[kind] if model]
     if wanted is None:
         return names
+    for each in wanted:
+        if each not in names and each not in setup.experiment.scorers:
+            known = ", ".join((*setup.experiment.scorers, *names)) or "none"
+            raise D5P4Error(f"{setup.experiment.name} has no scorer {each!r} (it has: {known})")
     return [name for name in names if name in wanted or name.split(":")[0] in wanted]
 
 
@@ -40,6 +44,8 @@ def score_cases(setup: Setup, wanted: Sequence[str] | None = None) -> bool:
     """Score what is missing of all cases; whether there was any."""
     worked = False
     work = [(name, case) for name in scorer_names(setup, wanted) for case in setup.cases]
+    if work and not any(len(setup.rows(case)) for case in setup.cases):
+        sets(setup, setup.cases[0])  # says what is missing
     for number, (name, case) in enumerate(work):
         rows, scores = setup.rows(case), setup.scores(case, slug(name))
         units = [unit for unit in range(case.units) if unit in rows and unit not in scores]
