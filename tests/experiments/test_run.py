@@ -299,7 +299,7 @@ def test_all_of_them_need_a_text_before_anything_is_decoded(tmp_path):
     assert found.stderr == "error: fidelity, qa, guidance, quality-signal, features need a text file: give --data\n"
     found = cli("reproduce", "all", "--scale", "paper", "--out", tmp_path)
     assert "error: fidelity, quality-signal, features need a text file" in found.stderr and not files(tmp_path)
-    for name in run.NEED_TEXT["box"][1:]:  # as if they had been drawn
+    for name in [each for each in EXPERIMENTS if "box" in experiment(each).needs_text][1:]:  # as if they had been drawn
         write_json(tmp_path / name / "summary.json", {})
     assert "error: fidelity needs a text file: give --data" in cli("reproduce", "all", "--out", tmp_path).stderr
     drawn = cli("reproduce", "all", "--out", tmp_path, "--stage", "draw", "--quiet")
@@ -312,7 +312,7 @@ def test_who_needs_a_text(tmp_path, name, scale):
     """Tasks made of one are on the list; the other names of it measure with one."""
     tasks = {case.task for case in Setup(experiment(name), scale, tmp_path).cases}
     measures = {"fidelity", "quality-signal", "features"}
-    assert bool(tasks & {"books", "text"} or name in measures) == (name in run.NEED_TEXT[scale])
+    assert bool(tasks & {"books", "text"} or name in measures) == (scale in experiment(name).needs_text)
     if "books" in tasks:
         with pytest.raises(D5P4Error, match=f"{name} needs a text file: give --data"):
             Setup(experiment(name), scale, tmp_path).task("books", 2)

@@ -40,10 +40,10 @@ def reproduce(
     quiet: Quiet = False,
 ) -> None:
     """Run an experiment of the paper again: config, raw rows, table and figure, stage by stage, resumable."""
-    from ..experiments import EXPERIMENTS
+    from ..experiments import EXPERIMENTS, experiment
     from ..experiments.claims import write_claims
     from ..experiments.decoding import missing
-    from ..experiments.run import NEED_TEXT, STAGES
+    from ..experiments.run import STAGES
     from ..experiments.run import reproduce as run
 
     folder = out if out is not None else Path("results") / scale
@@ -55,7 +55,8 @@ def reproduce(
     changes = dict(_change(text) for text in change or ())
     if name == "all" and data is None and "decode" in (stage or STAGES):
         # What has been drawn has its rows, and needs the text no more.
-        undone = [each for each in NEED_TEXT.get(scale, ()) if not (folder / each / "summary.json").is_file()]
+        need = [each for each in EXPERIMENTS if scale in experiment(each).needs_text]
+        undone = [each for each in need if not (folder / each / "summary.json").is_file()]
         if undone:
             raise D5P4Error(f"{', '.join(undone)} need{'s' * (len(undone) == 1)} a text file: give --data")
     began = time.monotonic()

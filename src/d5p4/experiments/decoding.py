@@ -78,7 +78,7 @@ def _first_batch(setup: Setup, case: Case) -> int:
     """Units of the first call: few, so that something is on the disk and a time can be told soon."""
     if setup.torch_device.type != "cuda":
         return 1
-    tokens = 8 * TOKENS.get(setup.torch_device.type, Settings.max_tokens_per_forward)
+    tokens = 8 * TOKENS["cuda"]
     return max(1, tokens // (_settings(setup, case).pool_size * 2 * _length(setup, case)))
 
 

@@ -123,7 +123,7 @@ def shown(figure: Figure, digits: int = 2, scale: float = 1.0) -> str:
     return f"{scale * figure.value:.{digits}f} [{scale * figure.low:.{digits}f}, {scale * figure.high:.{digits}f}]"
 
 
-def pyplot(**size: Any) -> Any:
+def pyplot() -> Any:
     """matplotlib in our style, drawing to files only."""
     try:
         import matplotlib

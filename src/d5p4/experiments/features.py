@@ -268,4 +268,5 @@ EXPERIMENT = Experiment(
     },
     measure=measure,
     draw=draw,
+    needs_text=("box", "paper"),
 )

@@ -146,5 +146,5 @@ def _figure(setup: Setup, found: dict[str, list[MauveInterval]]) -> object:
 EXPERIMENT = Experiment(
     "fidelity", "Fidelity to real text", "Figure mauve",
     {"box": dict(BOX) | {"mauve_seeds": 5}, "paper": dict(PAPER) | {"mauve_seeds": 5}}, draw, cases, measure,
-    ("features",),
+    ("features",), needs_text=("box", "paper"),
 )  # fmt: skip

@@ -119,4 +119,5 @@ def _figure(setup: Setup, found: Found, strengths: list[float]) -> object:
 EXPERIMENT = Experiment(
     "guidance", "Diversity and accuracy under guidance", "Figure cfg and its appendix",
     {"box": dict(BOX) | STRENGTHS, "paper": dict(PAPER) | STRENGTHS}, draw, cases, scorers=("ppl", "cos"),
+    needs_text=("box",),
 )  # fmt: skip

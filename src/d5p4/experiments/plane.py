@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..eval.stats import Figure, figure, resampled_means
+from ..eval.stats import Figure, figure, ratio_figure, resampled_means
 from .drawing import STYLES, Table, Verdict, agreed, bars, shown
 from .scoring import nats, self_cosine
 from .setup import Case, Setup
@@ -32,9 +32,7 @@ def means(setup: Setup, cases: Sequence[Case], judge: str) -> dict[str, np.ndarr
 
 def perplexity(values: np.ndarray) -> Figure:
     """exp of the mean of [n] nats."""
-    mean = figure(values)
-    value, low, high = (float(np.exp(x)) for x in (mean.value, mean.low, mean.high))
-    return Figure(value, value * mean.se, low, high, mean.n, mean.dropped)
+    return ratio_figure(values, np.ones(len(values)), np.exp)
 
 
 def area(front: Sequence[np.ndarray], corner: np.ndarray) -> np.ndarray:
@@ -80,7 +78,7 @@ def draw_plane(axes: Any, setup: Setup, cases: Sequence[Case], judge: str, name_
     """Points with their intervals, a line for each method; the last point of some lines named by its parameter."""
     found = points(setup, cases, judge)
     for name, group in curves(cases).items():
-        style = STYLES[name.split(" 8×4")[0]]
+        style = STYLES[name]
         ppl = [perplexity(found[case.name][:, 0]) for case in group]
         cos = [figure(found[case.name][:, 1]) for case in group]
         x, y = [f.value for f in cos], [f.value for f in ppl]

@@ -168,5 +168,5 @@ def _figure(setup: Setup, figures: dict[str, Mapping[str, Any]]) -> object:
 
 EXPERIMENT = Experiment(
     "qa", "Answers to prompts with references", "QA tables (figures quoted: TruthfulQA)", {"box": BOX, "paper": PAPER},
-    draw, cases, scorers=("ppl", "cos"),
+    draw, cases, scorers=("ppl", "cos"), needs_text=("box",),
 )  # fmt: skip

@@ -410,4 +410,5 @@ EXPERIMENT = Experiment(
     },
     measure=measure,
     draw=draw,
+    needs_text=("box", "paper"),
 )

@@ -18,10 +18,6 @@ from .setup import Progress, Setup
 from .store import read_json, write_json
 
 STAGES = ("decode", "score", "draw")
-NEED_TEXT = {  # experiments that decode nothing without a text file, by scale
-    "box": ("fidelity", "qa", "guidance", "quality-signal", "features"),
-    "paper": ("fidelity", "quality-signal", "features"),
-}
 WORTH_A_LINE = 5.0  # seconds; a shorter run of a stage is told only when it is the first
 
 

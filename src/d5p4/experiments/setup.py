@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from ..models.base import NativeModel
     from .drawing import Drawing
 
-SCALES = ("box", "paper")
 OPEN = "open"  # the task of writing from nothing
 TEXTS = ("books", "text")  # tasks made of a text file
 LIST = "a list"
@@ -59,7 +58,8 @@ class Experiment:
     draw: Callable[[Setup], Drawing]
     cases: Callable[[Setup], Sequence[Case]] = lambda setup: ()
     measure: Callable[[Setup], None] | None = None  # raw rows that are no answers; must go on where it stopped
-    scorers: tuple[str, ...] = ()  # of `scorers.SCORERS`
+    scorers: tuple[str, ...] = ()  # kinds; see `scoring`
+    needs_text: tuple[str, ...] = ()  # scales at which nothing can be decoded without a text file
 
 
 Progress = Callable[[float, str], None]
