@@ -64,7 +64,7 @@ def test_perplexity_is_the_exponential_of_a_mean():
     found, plain = perplexity(values), figure(values)
     assert found.value == pytest.approx(math.exp(values.mean())) and found.n == 40
     assert (found.low, found.high) == pytest.approx((math.exp(plain.low), math.exp(plain.high)))
-    assert found.se == pytest.approx(found.value * plain.se)  # the delta method
+    assert found.se == pytest.approx(found.value * plain.se, rel=0.01)  # the delta method, near the jackknife
     assert perplexity(np.array([1.0, np.nan, 3.0])).dropped == 1
 
 
