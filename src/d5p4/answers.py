@@ -8,6 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from .beams import Seats
 from .errors import D5P4Error
 from .ledger import Ledger
 from .look import Look
@@ -33,6 +34,7 @@ class LastPool:
     pool: Pool
     look: Look  # at the pool their parents were chosen from
     choice: Choice
+    seats: Seats  # where those parents' hidden rows are
 
     @cached_property
     def sequences(self) -> Tensor:
@@ -75,10 +77,10 @@ class LastPool:
         """[P, N] mean log-probability of the tokens: at the last forward, or at their reveal for a carrying model."""
         if self.model.carry_over:
             return self.pool.logprob.mean(-1)
-        states = self.look.states[self.look.hidden.slot.gather(1, self.choice.parents)]  # [P, N, L, D]
-        head, tokens = self.look.head, self.pool.tokens
+        states = self.look.states[self.seats.here(self.look.hidden.slot)]  # [G, q, L, D]
+        head, tokens = self.look.head, self.seats.of(self.pool.tokens)
         stats = vocab_stats(states.flatten(0, 2), head.weight, head.bias, head.banned, (), tokens.reshape(-1, 1))
-        return stats["token"].view(tokens.shape).mean(-1)
+        return self.look.beams.everyone(stats["token"].view(tokens.shape).mean(-1), self.seats)
 
     def own_score(self) -> Tensor:
         """[P, N] what `Result.score` shows unless there is a scorer; on the grid of ties, so that it sorts as shown."""
@@ -126,16 +128,23 @@ def empty_result(prompts: Prompts, ledger: Ledger, look: Look, mask_id: int) -> 
 
 
 def gather_result(
-    prompts: Prompts, pool: Pool, look: Look, view: PoolView, choice: Choice, ledger: Ledger, finish: Finish | None
+    prompts: Prompts,
+    pool: Pool,
+    look: Look,
+    view: PoolView,
+    choice: Choice,
+    seats: Seats,
+    ledger: Ledger,
+    finish: Finish | None,
 ) -> Result:
-    """The k answers of each prompt that was not dropped. `look`, `view` and `choice` are the last step's."""
+    """The k answers of each prompt that was not dropped. `look` to `seats` are the last step's."""
     model, alive = look.model, ledger.alive
     result = empty_result(prompts, ledger, look, model.mask_id)
     if not len(alive):
         return result
     if bool((pool.tokens == model.mask_id).any()):
         raise D5P4Error("decoding ended with masks in an answer; please report this with the settings used")
-    last = LastPool(model, prompts.take(alive), pool, look, choice)
+    last = LastPool(model, prompts.take(alive), pool, look, choice, seats)
     keep, score, judged = last.keep(finish, look.settings.k, alive)
     result.score_kind = SCORER_SCORE if judged else result.score_kind
     result.score[alive] = score.to(result.score.dtype)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .answers import gather_result
+from .beams import ALONE, Beams
 from .guidance import guidance_at, guide
 from .ledger import Ledger, prompts_to_drop
 from .look import Look, not_finite
@@ -40,11 +41,30 @@ def decode(
     scorer: Scorer | None = None,
     references: Sequence[Any] | None = None,
     callback: Callback | None = None,
+    beams: Beams = ALONE,
 ) -> Result:
     """k answers for each of P prompts. seed, key [P] int64 start each prompt's random streams.
 
     numbers [P]: what callbacks and errors call the prompts; 0..P-1 by default.
+    beams: how the rows of a pool are spread over ranks, which then all make this call and all get the result.
     """
+    with beams.together():
+        return _decode(model, prompts, schedule, settings, seed, key, numbers, scorer, references, callback, beams)
+
+
+def _decode(
+    model: Model,
+    prompts: Prompts,
+    schedule: Schedule,
+    settings: Settings,
+    seed: Tensor,
+    key: Tensor,
+    numbers: Tensor | None,
+    scorer: Scorer | None,
+    references: Sequence[Any] | None,
+    callback: Callback | None,
+    beams: Beams,
+) -> Result:
     spec, steps = settings.spec, len(schedule.steps)
     select, project = spec.build(settings), projection(settings.order)
     finish = spec.finish(settings, scorer, references) if spec.finish else None
@@ -58,11 +78,13 @@ def decode(
 
     reuse = settings.savings and settings.order == "ancestral"  # under an order no child equals its parent
     conditional, unconditional = (
-        RowRunner(model, rows, settings.max_tokens_per_forward, settings.savings, reuse)
+        RowRunner(model, rows, settings.max_tokens_per_forward, settings.savings, reuse, beams)
         for rows in (prompts, prompts.without_prompt(model.mask_id))
     )
-    masks = torch.full((len(key), settings.pool_size, schedule.length), model.mask_id, device=key.device)
-    pool = Pool.start(masks, prompts.positions, settings.k, torch.promote_types(head.weight.dtype, torch.float32))
+    size = settings.pool_size
+    masks = torch.full((len(key), size // beams.size, schedule.length), model.mask_id, device=key.device)
+    wide = torch.promote_types(head.weight.dtype, torch.float32)
+    pool = Pool.start(masks, prompts.positions, size, settings.k, wide)
     ledger = Ledger(torch.arange(len(key), device=key.device) if numbers is None else numbers, settings.history)
     state: dict[str, Any] = {}
     watch = Watch()
@@ -79,7 +101,7 @@ def decode(
             states, fresh = guide(hidden.states, free.states, g), fresh + free.fresh
 
         # 2. k parents, by quality and similarity
-        look = Look(pool, hidden, states, step, settings, model, head, ledger.names, watch)
+        look = Look(pool, hidden, states, step, settings, model, head, ledger.names, watch, beams)
         view = look.view(state)
         window = settings.select_window
         if step.last or window is None or window[0] <= step.index < window[1]:
@@ -89,33 +111,35 @@ def decode(
                 watch.check()  # what it was given may be the cause
                 raise
             choice = view.check(chosen_now, settings.k if step.last and not finish else None, watch)
+            choice = choice._replace(parents=beams.agree(choice.parents))
         else:
             choice = view.stay()
 
-        # 3. their children: only the parents' rows are sampled
-        chosen = pool.take(choice.parents)
-        slots = hidden.slot.gather(1, choice.parents)
+        # 3. their children, drawn where their hidden rows are: only the parents' rows are sampled
+        seats = beams.seats(choice.parents, view.size)
+        chosen = pool.take(choice.parents, seats)
         number = occurrence(chosen.row_hash, chosen.tie)
-        stream = mix(seed[:, None], key[:, None], step.index, chosen.row_hash, number)
-        parents = Parents(chosen.tokens, states, slots, conditional.prompts.positions, stream)
+        stream = seats.of(mix(seed[:, None], key[:, None], step.index, chosen.row_hash, number))
+        positions = conditional.prompts.positions
+        parents = Parents(chosen.tokens, states, seats.here(hidden.slot), positions[seats.prompt], stream)
         count = 4 * settings.w if settings.distinct else choice.children
         children = project(parents, step, draw, count)
-        prompt = torch.arange(len(key), device=key.device)[:, None].expand_as(choice.parents)
-        owner = torch.stack([prompt, choice.parents], 2).flatten(0, 1)
+        owner = torch.stack([seats.prompt[:, None].expand_as(seats.row), seats.of(choice.parents)], 2).flatten(0, 1)
         watch.expect(children.finite.flatten(), not_finite(ledger.names, owner, step.index))
         if settings.distinct:
-            children = distinct_children(children, parents, chosen.tie, choice.children)
+            children = distinct_children(children, parents, chosen.tie, choice.children, seats, beams)
         regroup = choice.parents.shape[1] == settings.k
-        following = chosen.branch(children.tokens, children.logprob, parents.positions, step.index, regroup)
+        following = chosen.branch(children.tokens, children.logprob, positions, step.index, regroup, seats, beams)
 
         # 4. the books, and whoever listens
-        nominal = pool.tokens.shape[1] * (1 if g == 1 else 2)
-        ledger.record(choice, fresh, nominal, view, pool.tokens)
+        tokens = beams.gather(pool.tokens) if settings.history or callback is not None else pool.tokens
+        ledger.record(choice, fresh, view.size * (1 if g == 1 else 2), view, tokens)
         dropped: list[int] = []
         if callback is not None:
             watch.check()
-            shot = Snapshot(step.index, steps, ledger.names, pool.tokens, view, choice, following.tokens)
-            dropped = prompts_to_drop(callback(shot))
+            after = beams.gather(following.tokens)
+            shot = Snapshot(step.index, steps, ledger.names, tokens, view, choice, after)
+            dropped = beams.agree_on(prompts_to_drop(callback(shot)))
         pool = following
         if dropped and not step.last:
             keep = (~torch.isin(ledger.names, torch.tensor(dropped, device=key.device))).nonzero()[:, 0]
@@ -128,7 +152,7 @@ def decode(
                 break
 
     watch.check()
-    result = gather_result(prompts, pool, look, view, choice, ledger, finish)
+    result = gather_result(prompts, pool.whole(beams), look, view, choice, seats, ledger, finish)
     watch.check()  # the result's scores look at the whole window
     return result
 

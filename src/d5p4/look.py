@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
+from .beams import Beams
 from .errors import NonFiniteLogits
 from .ops import kernels
 from .ops.width import wide
@@ -20,7 +22,7 @@ from .watch import Watch
 
 
 def not_finite(prompts: Tensor, owner: Tensor, step: int) -> Callable[[Tensor], NonFiniteLogits]:
-    """The complaint about rows [R] that gave no finite logits; owner [R, 2] says whose they are."""
+    """The complaint about rows [R] that gave no finite logits; owner [R, 2] says which row of whose pool they are."""
 
     def complaint(finite: Tensor) -> NonFiniteLogits:
         prompt, row = owner[(~finite).nonzero()[0, 0]].tolist()
@@ -46,10 +48,11 @@ class Look:
         head: Head,
         prompts: Tensor,
         watch: Watch,
+        beams: Beams,
     ) -> None:
         self.pool, self.hidden, self.step, self.settings = pool, hidden, step, settings
         self.states = states  # [U, L, D] after guidance; features stay those of the conditional rows
-        self.model, self.head, self.prompts, self.watch = model, head, prompts, watch
+        self.model, self.head, self.prompts, self.watch, self.beams = model, head, prompts, watch, beams
         self._values: dict[tuple[str, int, int], tuple[Tensor, Tensor]] = {}
 
     def score(self, kind: str, positions: str, whole: bool = False) -> Tensor:
@@ -62,12 +65,13 @@ class Look:
             values, logsumexp = position_values(
                 kind, self.states[:, start:stop], tokens, masked, self.head, self.model.carry_over
             )
-            complaint = not_finite(self.prompts, owner, self.step.index)
+            complaint = not_finite(self.prompts, owner + owner.new_tensor([0, self.first_row]), self.step.index)
             self.watch.expect(logsumexp.sum(-1).isfinite(), complaint)
             self._values[kind, start, stop] = values, masked
         values, masked = self._values[kind, start, stop]
         mean = mean_score(kind, positions, values, masked, self.model.carry_over)
-        return fill_finished(mean[self.hidden.slot])
+        scores = self.beams.gather(mean[self.hidden.slot])
+        return fill_finished(self.beams.alike(scores, self.pool.row_hash))
 
     def similarity(self) -> Tensor:
         """S [P, N, N]: from the features of the distinct rows, spread over the pool."""
@@ -76,9 +80,15 @@ class Look:
         span = slice(self.step.start, self.step.stop)
         masked = self.pool.tokens[owner[:, 0], owner[:, 1], span] == self.model.mask_id
         found = similarity(
-            features[:, span], masked, self.hidden.slot, settings.features, settings.similarity, settings.gamma
-        )
+            features[:, span], masked, self.hidden.slot, settings.features, settings.similarity, settings.gamma,
+            partial(self.beams.cosine, row_hash=self.pool.row_hash),
+        )  # fmt: skip
         return found if kernels.usable(found, found.shape[-1]) else found.to(wide(found.device))
+
+    @property
+    def first_row(self) -> int:
+        """Which row of the pool the first one held here is."""
+        return self.beams.rank * self.hidden.slot.shape[1]
 
     def view(self, state: dict[str, Any]) -> PoolView:
         """What the selector sees."""

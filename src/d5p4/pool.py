@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
 
+from .beams import Beams, Seats
 from .ops.equal import occurrence
 from .rng import hash_tokens, mix
+
+HELD = ("tokens", "logprob", "revealed")
 
 
 def pick(x: Tensor, index: Tensor) -> Tensor:
@@ -18,55 +21,75 @@ def pick(x: Tensor, index: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Pool:
-    """N candidates for each of P prompts."""
+    """N candidates for each of P prompts, n of them held here (all of them, unless ranks share the work)."""
 
-    tokens: Tensor  # [P, N, L] window tokens
+    tokens: Tensor  # [P, n, L] window tokens
+    logprob: Tensor  # [P, n, L] of each token at its reveal, 0 while masked
+    revealed: Tensor  # [P, n, L] step of each token's reveal, -1 while masked
     row_hash: Tensor  # [P, N]
     tie: Tensor  # [P, N] hash of the row, its parent, its parent's occurrence and its place among the siblings
     group: Tensor  # [P, N]
-    logprob: Tensor  # [P, N, L] of each token at its reveal, 0 while masked
-    revealed: Tensor  # [P, N, L] step of each token's reveal, -1 while masked
 
     @staticmethod
-    def start(tokens: Tensor, positions: Tensor, k: int, dtype: torch.dtype) -> Pool:
-        """The first pool: equal rows [P, N, L] of masks, in k contiguous groups."""
-        prompts, rows, _ = tokens.shape
-        row_hash = hash_tokens(tokens, positions[:, None])
+    def start(tokens: Tensor, positions: Tensor, rows: int, k: int, dtype: torch.dtype) -> Pool:
+        """The first pool of `rows` rows in k contiguous groups: those held here are masks, tokens [P, n, L]."""
+        prompts = len(tokens)
+        row_hash = hash_tokens(tokens[:, :1], positions[:, None]).expand(prompts, rows)
         place = torch.arange(rows, device=tokens.device).expand(prompts, rows)
         return Pool(
             tokens=tokens,
+            logprob=torch.zeros(tokens.shape, dtype=dtype, device=tokens.device),
+            revealed=torch.full_like(tokens, -1),
             row_hash=row_hash,
             tie=mix(row_hash, place),
             group=place // (rows // k),
-            logprob=torch.zeros(tokens.shape, dtype=dtype, device=tokens.device),
-            revealed=torch.full_like(tokens, -1),
         )
 
-    def take(self, rows: Tensor) -> Pool:
-        """The pool of rows [P, m]."""
-        return Pool(**{f.name: pick(getattr(self, f.name), rows) for f in fields(self)})
+    def take(self, parents: Tensor, seats: Seats) -> Pool:
+        """The pool of the parents [P, m], of which those at `seats` are held here, [G, q, L]."""
+        return Pool(
+            **{
+                f.name: seats.here(getattr(self, f.name)) if f.name in HELD else pick(getattr(self, f.name), parents)
+                for f in fields(self)
+            }
+        )
 
     def keep(self, prompts: Tensor) -> Pool:
         """The pool of these prompts only."""
         return Pool(**{f.name: getattr(self, f.name)[prompts] for f in fields(self)})
 
-    def branch(self, tokens: Tensor, logprob: Tensor, positions: Tensor, step: int, regroup: bool) -> Pool:
-        """The next pool, when this one holds the m parents: tokens, logprob [P, m, C, L].
+    def whole(self, beams: Beams) -> Pool:
+        """The pool with all its rows held here."""
+        return replace(self, **{name: beams.gather(getattr(self, name)) for name in HELD})
 
-        `regroup`: the parents found the groups of the next pool; otherwise children stay in their parent's group.
+    def branch(
+        self, tokens: Tensor, logprob: Tensor, positions: Tensor, step: int, regroup: bool, seats: Seats, beams: Beams
+    ) -> Pool:
+        """The next pool, when this one holds the m parents: tokens, logprob [G, q, C, L] of the children drawn here.
+
+        positions [P, L]. `regroup`: the parents found the groups of the next pool; otherwise children stay in their
+        parent's group.
         """
-        prompts, parents, children, _ = tokens.shape
-        flat = tokens.flatten(1, 2)
-        row_hash = hash_tokens(flat, positions[:, None])
+        prompts, parents = self.row_hash.shape
+        children = tokens.shape[2]
+        new = tokens != self.tokens[:, :, None]
+        tokens, logprob, revealed = (
+            beams.settle(rows, seats).flatten(1, 2)
+            for rows in (
+                tokens,
+                torch.where(new, logprob, self.logprob[:, :, None]),
+                torch.where(new, step, self.revealed[:, :, None]),
+            )
+        )
+        row_hash = beams.gather(hash_tokens(tokens, positions[:, None]))
         mother = torch.arange(parents, device=tokens.device).repeat_interleave(children).expand(prompts, -1)
         place = torch.arange(children, device=tokens.device).repeat(parents)
         number = occurrence(self.row_hash, self.tie)
-        new = flat != self.tokens.repeat_interleave(children, 1)
         return Pool(
-            tokens=flat,
+            tokens=tokens,
+            logprob=logprob,
+            revealed=revealed,
             row_hash=row_hash,
             tie=mix(row_hash, self.row_hash.gather(1, mother), number.gather(1, mother), place),
             group=mother if regroup else self.group.gather(1, mother),
-            logprob=torch.where(new, logprob.flatten(1, 2), self.logprob.repeat_interleave(children, 1)),
-            revealed=torch.where(new, step, self.revealed.repeat_interleave(children, 1)),
         )

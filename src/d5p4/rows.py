@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from .beams import ALONE, Beams
 from .ops.equal import first_equal
 from .replay import Replay
 from .types import Model
@@ -52,37 +53,44 @@ class WindowHidden:
 
     states: Tensor  # [U, L, D]
     features: Tensor  # [U, L, D]
-    owner: Tensor  # [U, 2] prompt and row of the pool that each belongs to
-    slot: Tensor  # [P, N] which of the U a row of the pool is
-    fresh: Tensor  # [P] rows that went through the model for this
+    owner: Tensor  # [U, 2] prompt and row (of those held here) that each belongs to
+    slot: Tensor  # [P, n] which of the U a row held here is
+    fresh: Tensor  # [P] rows of the whole pool that had to go through the model for this
 
 
 class RowRunner:
     """Runs the body for pools of one batch of prompts."""
 
-    def __init__(self, model: Model, prompts: Prompts, max_tokens: int, share: bool = True, reuse: bool = True) -> None:
+    def __init__(
+        self,
+        model: Model,
+        prompts: Prompts,
+        max_tokens: int,
+        share: bool = True,
+        reuse: bool = True,
+        beams: Beams = ALONE,
+    ) -> None:
         """`share`: equal rows run once. `reuse`: rows of the last pool are kept for the next (worth it where children
-        may equal their parents)."""
-        self.model, self.max_tokens, self.share, self.reuse = model, max_tokens, share, reuse
+        may equal their parents). `beams`: who else holds rows; each rank runs its own."""
+        self.model, self.max_tokens, self.share, self.reuse, self.beams = model, max_tokens, share, reuse, beams
         recordable = share and prompts.tokens.is_cuda and getattr(model, "recordable", False)
         self.body = Replay(model) if recordable else model.body
         self.prompts, self.padded = prompts, not bool(prompts.attention_mask.all())
         self._last: tuple[Tensor, WindowHidden] | None = None
 
     def run(self, answers: Tensor, row_hash: Tensor) -> WindowHidden:
-        """Hidden rows for pools of answers [P, N, L] with hashes [P, N]. Waits for the device: how many rows differ
-        decides the size of the forward."""
-        first = first_equal(row_hash)
-        everyone = torch.arange(row_hash.shape[1], device=row_hash.device).expand_as(first)
-        stored = first == everyone if self.share else torch.ones_like(first, dtype=torch.bool)
+        """Hidden rows for answers [P, n, L] held here of pools with hashes [P, N]. Waits for the device: how many rows
+        differ decides the size of the forward."""
+        held = self.beams.own(row_hash)
+        first = first_equal(held)
+        stored = self._stored(first)
         owner = stored.nonzero()
         slot = (stored.flatten().cumsum(0) - 1).view_as(first).gather(1, first)
         if self._last is None:
             states, features = self._forward(answers, owner)
-            hidden = WindowHidden(states, features, owner, slot, stored.sum(-1))
         else:
             old_hash, old = self._last
-            equal = row_hash[:, :, None] == old_hash[:, None, :]
+            equal = held[:, :, None] == self.beams.own(old_hash)[:, None, :]
             known = stored & equal.any(-1)
             fresh = stored & ~known
             states, features = self._forward(answers, fresh.nonzero())
@@ -92,10 +100,22 @@ class RowRunner:
                 states = torch.cat([states, old.states[known_slot]])[order]
                 one_tensor = old.features is old.states
                 features = states if one_tensor else torch.cat([features, old.features[known_slot]])[order]
-            hidden = WindowHidden(states, features, owner, slot, fresh.sum(-1))
+        hidden = WindowHidden(states, features, owner, slot, self._fresh(row_hash))
         if self.reuse:
             self._last = (row_hash, hidden)
         return hidden
+
+    def _stored(self, first: Tensor) -> Tensor:
+        """[P, N] which rows get hidden rows of their own: the first of equal ones."""
+        everyone = torch.arange(first.shape[1], device=first.device)
+        return first == everyone if self.share else torch.ones_like(first, dtype=torch.bool)
+
+    def _fresh(self, row_hash: Tensor) -> Tensor:
+        """[P] rows of whole pools with hashes [P, N] that the last pools did not have."""
+        stored = self._stored(first_equal(row_hash))
+        if self._last is not None:
+            stored &= ~(row_hash[:, :, None] == self._last[0][:, None, :]).any(-1)
+        return stored.sum(-1)
 
     def _forward(self, answers: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
         """states, features [rows, L, D] of the rows chosen [rows, 2], in microbatches."""

@@ -10,6 +10,8 @@ cosine is the Gram matrix of unit vectors e; rbf is exp(-γ |e_i - e_j|²) = exp
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -20,14 +22,25 @@ FEATURES = ("flatten", "mean", "masked", "non-masked")
 SIMILARITIES = ("cosine", "rbf")
 
 
-def similarity(features: Tensor, masked: Tensor, slot: Tensor, pooling: str, kind: str, gamma: float) -> Tensor:
-    """S [P, N, N] of pools whose row i is features[slot[p, i]]: features [U, B, D], masked [U, B], slot [P, N]."""
+def similarity(
+    features: Tensor,
+    masked: Tensor,
+    slot: Tensor,
+    pooling: str,
+    kind: str,
+    gamma: float,
+    gram: Callable[[Tensor, Tensor], Tensor] = pool_gram,
+) -> Tensor:
+    """S [P, N, N] of pools whose row i is features[slot[p, i]]: features [U, B, D], masked [U, B], slot [P, N].
+
+    `gram(features, slot)` gives the cosines; it may know of rows that are held elsewhere.
+    """
     if pooling != "flatten":
         weight = torch.ones_like(masked) if pooling == "mean" else masked if pooling == "masked" else ~masked
         features = features.to(torch.promote_types(features.dtype, torch.float32))
         pooled = (features * weight[..., None]).sum(1) / weight.sum(-1, keepdim=True).clamp_min(1)
         features = pooled[:, None]
-    cosine = pool_gram(features, slot)
+    cosine = gram(features, slot)
     if kind == "cosine":
         return cosine
     apart = (1 - cosine).to(wide(cosine.device))

@@ -2,6 +2,7 @@
 
 Normalising by the Gram matrix's own diagonal (rather than normalising rows first) keeps S_ii exactly 1 and
 near-identical rows from crossing 1. O(P U^2 F) time. On CUDA, float64 apart, `kernels.gram` reads the rows in place.
+Products over slices of the features add up, so ranks may each hold one (`slice_borders`, `pool_products`, `to_cosine`).
 """
 
 from __future__ import annotations
@@ -15,16 +16,7 @@ from .equal import first_equal
 
 def cosine_gram(rows: Tensor) -> Tensor:
     """rows [P, U, F] -> S [P, U, U] in [-1, 1], in max(float32, dtype). Two zero rows count as equal."""
-    rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
-    gram = rows @ rows.transpose(-1, -2)
-    square = gram.diagonal(dim1=-2, dim2=-1)
-    norm = square.clamp_min(0).sqrt()
-    zero = norm == 0
-    product = norm[..., :, None] * norm[..., None, :]
-    cosine = (gram / product.masked_fill(product == 0, 1)).clamp(-1, 1)
-    cosine = torch.where(zero[..., :, None] & zero[..., None, :], 1.0, cosine)
-    same = torch.eye(rows.shape[1], dtype=torch.bool, device=rows.device)
-    return cosine.masked_fill(same, 1.0)
+    return to_cosine(_products(rows), torch.arange(rows.shape[1], device=rows.device).expand(rows.shape[:2]))
 
 
 def pool_gram(features: Tensor, slot: Tensor) -> Tensor:
@@ -37,9 +29,52 @@ def pool_gram(features: Tensor, slot: Tensor) -> Tensor:
         from .kernels.gram import pool_gram as launch
 
         return launch(features, slot, first)
+    return to_cosine(_pool_products(features, slot, first), first)
+
+
+def pool_products(features: Tensor, slot: Tensor, piece: int) -> Tensor:
+    """<h_i, h_j> [P, N, N] of the same pools; `piece` is `slice_borders`' grain. float64 where kernels make it."""
+    if not kernels.usable(features, slot.shape[1]):
+        return _pool_products(features, slot, first_equal(slot))
+    from .kernels.gram import pool_pieces
+
+    upper = pool_pieces(features, slot, piece).sum(1, dtype=torch.float64).triu()
+    return upper + upper.triu(1).transpose(1, 2)
+
+
+def to_cosine(products: Tensor, first: Tensor) -> Tensor:
+    """S [P, N, N] from <h_i, h_j>; rows i and j are the same where first [P, N] is."""
+    norm = products.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
+    zero = norm == 0
+    scale = norm[..., :, None] * norm[..., None, :]
+    cosine = (products / scale.masked_fill(scale == 0, 1)).clamp(-1, 1)
+    same = (zero[..., :, None] & zero[..., None, :]) | (first[..., :, None] == first[..., None, :])
+    return cosine.masked_fill(same, 1.0)
+
+
+def slice_borders(features: Tensor, size: int, parts: int) -> tuple[list[int], int]:
+    """Borders of `parts` slices of the B x D axis of features [U, B, D], and the grain they are multiples of.
+
+    The kernels add up pieces of one length whatever the slices are: their sums do not depend on `parts`.
+    """
+    length, grain = features.shape[1] * features.shape[2], features.shape[2]
+    if kernels.usable(features, size):
+        from .kernels.gram import piece_length
+
+        grain = piece_length(length, size, features.dtype)
+    pieces = -(-length // grain)
+    return [min(length, pieces * part // parts * grain) for part in range(parts + 1)], grain
+
+
+def _products(rows: Tensor) -> Tensor:
+    rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
+    return rows @ rows.transpose(-1, -2)
+
+
+def _pool_products(features: Tensor, slot: Tensor, first: Tensor) -> Tensor:
     is_first = first == torch.arange(first.shape[1], device=first.device)
     rank = (is_first.cumsum(-1) - 1).gather(1, first)  # which distinct row of its pool a row is
     distinct = first.new_zeros(first.shape[0], int(rank.max()) + 1 if rank.numel() else 0).scatter(1, rank, first)
-    small = cosine_gram(features[slot.gather(1, distinct)].flatten(2))
+    small = _products(features[slot.gather(1, distinct)].flatten(2))
     pool = torch.arange(len(slot), device=slot.device).view(-1, 1, 1)
     return small[pool, rank[:, :, None], rank[:, None, :]]

@@ -14,7 +14,7 @@ from ..types import Head, Step
 
 @dataclass(frozen=True)
 class Parents:
-    """The m chosen parents of P prompts."""
+    """The chosen parents whose hidden rows are here: m of each of P prompts, or any grid of them."""
 
     tokens: Tensor  # [P, m, L]
     states: Tensor  # [U, L, D] hidden window rows

@@ -9,13 +9,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..beams import Beams, Seats
 from ..rng import hash_tokens
 from .base import Children, Parents
 
 
-def distinct_children(children: Children, parents: Parents, tie: Tensor, keep: int) -> Children:
+def distinct_children(
+    children: Children, parents: Parents, tie: Tensor, keep: int, seats: Seats, beams: Beams
+) -> Children:
     """Of more children than needed, the first `keep` of each parent (tie [P, m]) that are new to the next pool."""
-    kept = keep_distinct(hash_tokens(children.tokens, parents.positions[:, None, None]), tie, keep)
+    names = beams.everyone(hash_tokens(children.tokens, parents.positions[:, None, None]), seats)
+    kept = seats.of(keep_distinct(names, tie, keep))
     index = kept[..., None].expand(*kept.shape, children.tokens.shape[-1])
     return children._replace(tokens=children.tokens.gather(2, index), logprob=children.logprob.gather(2, index))
 

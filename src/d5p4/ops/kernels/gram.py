@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_PROGRAMS = 512  # wanted in flight
+_PROGRAMS = 512  # wanted in flight for one pool
 _PIECES = 128  # of one pool at most: the second launch adds them up
 
 
@@ -74,26 +74,48 @@ def _cosine(pieces, first, out, size, count, BLOCK: tl.constexpr, DEEP: tl.const
     tl.store(out + (pool * size + i) * size + j, cosine.to(tl.float32), mask=inside)
 
 
+def piece_length(length: int, size: int, dtype: torch.dtype) -> int:
+    """How much of the positions x width axis one program multiplies. It follows from the shape of one pool, never from
+    how many there are, so that a pool's numbers do not depend on the others."""
+    step = _step(dtype)
+    most = triton.cdiv(length, step)
+    return step * triton.cdiv(most, min(most, _PIECES, max(1, _PROGRAMS // triton.cdiv(size, _tile(size)) ** 2)))
+
+
 def pool_gram(features: Tensor, slot: Tensor, first: Tensor) -> Tensor:
     """S [P, N, N] float32 of the rows slot [P, N] of features [U, B, D]; first [P, N]: the first row with its slot."""
+    pools, size = slot.shape
+    out = torch.empty(pools, size, size, dtype=torch.float32, device=features.device)
+    if not out.numel():
+        return out
+    pieces = pool_pieces(features, slot, piece_length(features.shape[1] * features.shape[2], size, features.dtype))
+    block = min(64, triton.next_power_of_2(size))
+    with torch.cuda.device_of(out):
+        _cosine[pools, size, triton.cdiv(size, block)](
+            pieces, first, out, size, pieces.shape[1], block, 32, num_warps=4
+        )  # fmt: skip
+    return out
+
+
+def pool_pieces(features: Tensor, slot: Tensor, piece: int) -> Tensor:
+    """[P, pieces, N, N] float32: products of the rows slot [P, N] of features [U, B, D] over pieces of the B x D axis.
+    Of a matrix that spans several tiles only those on and above the diagonal are written."""
     if features.stride(2) != 1 or features.stride(1) != features.shape[2]:
         features = features.contiguous()
     pools, size = slot.shape
     length = features.shape[1] * features.shape[2]
-    out = torch.empty(pools, size, size, dtype=torch.float32, device=features.device)
-    if not out.numel():
-        return out
-    tile = 16 if size <= 16 else 32 if size <= 32 else 64
-    step = 64 if features.dtype == torch.float32 else 128
-    tiles = triton.cdiv(size, tile) ** 2
-    most = triton.cdiv(length, step)
-    steps = triton.cdiv(most, min(most, _PIECES, max(1, _PROGRAMS // (pools * tiles))))
-    count = triton.cdiv(most, steps)
+    tile, step, count = _tile(size), _step(features.dtype), triton.cdiv(length, piece)
     pieces = torch.empty(pools, count, size, size, dtype=torch.float32, device=features.device)
-    block = min(64, triton.next_power_of_2(size))
-    with torch.cuda.device_of(out):
-        _products[pools, tiles, count](
-            features, slot, pieces, size, length, features.stride(0), steps, count, tile, step, num_warps=4,
+    with torch.cuda.device_of(pieces):
+        _products[pools, triton.cdiv(size, tile) ** 2, count](
+            features, slot, pieces, size, length, features.stride(0), piece // step, count, tile, step, num_warps=4,
         )  # fmt: skip
-        _cosine[pools, size, triton.cdiv(size, block)](pieces, first, out, size, count, block, 32, num_warps=4)
-    return out
+    return pieces
+
+
+def _tile(size: int) -> int:
+    return 16 if size <= 16 else 32 if size <= 32 else 64
+
+
+def _step(dtype: torch.dtype) -> int:
+    return 64 if dtype == torch.float32 else 128
