@@ -24,6 +24,7 @@ class Seats(NamedTuple):
     column: Tensor  # [G, q] which of the m parents
     row: Tensor  # [G, q] which of the rows held here
     settled: bool  # their children stay here, as this rank's rows of the next pool
+    everybody: tuple[int, int]  # P, m
 
     def of(self, everybody: Tensor) -> Tensor:
         """[G, q, ...] of what everybody has for the m parents [P, m, ...]."""
@@ -39,6 +40,9 @@ class Beams:
 
     size = 1
     rank = 0
+
+    def check(self, k: int, pool_size: int, **refused: Any) -> None:
+        """Raise a sentence for what cannot be spread; `refused` must be left out by the caller of a spread decode."""
 
     def own(self, everybody: Tensor) -> Tensor:
         """[P, n, ...] the part of [P, N, ...] that is held here."""
@@ -56,7 +60,7 @@ class Beams:
         """Where the parents [P, m] of a pool of `rows` rows sit."""
         prompts, count = parents.shape
         column = torch.arange(count, device=parents.device).expand(prompts, count)
-        return Seats(torch.arange(prompts, device=parents.device), column, parents, True)
+        return Seats(torch.arange(prompts, device=parents.device), column, parents, True, (prompts, count))
 
     def everyone(self, drawn: Tensor, seats: Seats) -> Tensor:
         """[P, m, ...] from what was made for the parents here, [G, q, ...]."""

@@ -48,6 +48,7 @@ def decode(
     numbers [P]: what callbacks and errors call the prompts; 0..P-1 by default.
     beams: how the rows of a pool are spread over ranks, which then all make this call and all get the result.
     """
+    beams.check(settings.k, settings.pool_size, callback=callback, scorer=scorer, history=settings.history)
     with beams.together():
         return _decode(model, prompts, schedule, settings, seed, key, numbers, scorer, references, callback, beams)
 
@@ -132,14 +133,12 @@ def _decode(
         following = chosen.branch(children.tokens, children.logprob, positions, step.index, regroup, seats, beams)
 
         # 4. the books, and whoever listens
-        tokens = beams.gather(pool.tokens) if settings.history or callback is not None else pool.tokens
-        ledger.record(choice, fresh, view.size * (1 if g == 1 else 2), view, tokens)
+        ledger.record(choice, fresh, view.size * (1 if g == 1 else 2), view, pool.tokens)
         dropped: list[int] = []
         if callback is not None:
             watch.check()
-            after = beams.gather(following.tokens)
-            shot = Snapshot(step.index, steps, ledger.names, tokens, view, choice, after)
-            dropped = beams.agree_on(prompts_to_drop(callback(shot)))
+            shot = Snapshot(step.index, steps, ledger.names, pool.tokens, view, choice, following.tokens)
+            dropped = prompts_to_drop(callback(shot))
         pool = following
         if dropped and not step.last:
             keep = (~torch.isin(ledger.names, torch.tensor(dropped, device=key.device))).nonzero()[:, 0]

@@ -1,0 +1,226 @@
+"""The ranks of a job as a mesh: prompts go to `data` groups of `beam` ranks, and a group shares each pool.
+
+Rank = group * beam + place in the group, so that groups are neighbours on a host. Groups need nothing of each other:
+they take work from a counter in torchrun's store and meet at the end.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..beams import ALONE, Beams
+from ..errors import D5P4Error
+from .errors import CURE, RankLost
+from .spread import SpreadBeams
+from .watchdog import Watchdog
+
+POLL = 0.02  # seconds between two looks at the store, growing to
+POLL_MOST = 0.5
+
+
+class Mesh:
+    """One process, which waits for nobody; `connect` gives the mesh of several."""
+
+    data = beam = world = 1
+    rank = 0
+    beams: Beams = ALONE
+    device: torch.device | None = None  # where this rank's model belongs; None: as the caller likes
+
+    def __init__(self) -> None:
+        self._counts: dict[str, int] = {}
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def leader(self) -> bool:
+        """Whether this rank speaks and writes for its group."""
+        return self.beams.rank == 0
+
+    def ticket(self, name: str) -> int:
+        """0, 1, 2, ...: each number goes to one group."""
+        return self.count(name, 1) - 1
+
+    def count(self, name: str, more: int = 0) -> int:
+        """The sum of what all groups have added under a name, after adding `more`."""
+        self._counts[name] = self._counts.get(name, 0) + more
+        return self._counts[name]
+
+    def share(self, value: Any) -> Any:
+        """The first rank's value, on all ranks."""
+        return value
+
+    def meet(self) -> None:
+        """Wait until all ranks are here."""
+
+    def beat(self) -> None:
+        """Say that this rank is at work; a rank that is silent for longer than the timeout ends the job."""
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the other ranks that this one has given up."""
+
+    def close(self) -> None:
+        """All ranks are done. Nothing else may be asked of the mesh."""
+
+
+class Ranks(Mesh):
+    """One of several processes."""
+
+    def __init__(self, data: int, beam: int, rank: int, store: dist.Store, watchdog: Watchdog, name: str) -> None:
+        super().__init__()
+        self.data, self.beam, self.rank, self.world = data, beam, rank, data * beam
+        self._store, self._watchdog, self._name = store, watchdog, name
+        self._shared = self._met = 0
+
+    def ticket(self, name: str) -> int:
+        if self.beam == 1:
+            return self.count(name, 1) - 1
+        with self.beams.together():
+            return self.beams.agree_on(self.count(name, 1) - 1 if self.leader else None)
+
+    def count(self, name: str, more: int = 0) -> int:
+        self._look_for_failures()
+        return self._ask(self._store.add, f"{self._name}/count/{name}", more if self.leader else 0)
+
+    def share(self, value: Any) -> Any:
+        key, self._shared = f"{self._name}/share/{self._shared}", self._shared + 1
+        if self.first:
+            self._ask(self._store.set, key, pickle.dumps(value))
+            return value
+        self._wait_for(lambda: self._store.check([key]))
+        return pickle.loads(self._ask(self._store.get, key))
+
+    def meet(self) -> None:
+        key, self._met = f"{self._name}/meet/{self._met}", self._met + 1
+        self._ask(self._store.add, key, 1)
+        self._wait_for(lambda: self._store.add(key, 0) == self.world)
+
+    def beat(self) -> None:
+        self._watchdog.beat()
+
+    def fail(self, error: BaseException) -> None:
+        said = f"rank {self.rank} gave up: {error}"
+        with suppress(RuntimeError):  # whoever held the store may be gone already
+            self._store.compare_set(f"{self._name}/failed", "", said)
+        self._leave()
+
+    def close(self) -> None:
+        self.meet()
+        self._leave()
+
+    def _leave(self) -> None:
+        """The process that holds the store leaves last."""
+        self._watchdog.close()
+        with suppress(RuntimeError):
+            left = self._store.add(f"{self._name}/left", 1)
+            until = time.monotonic() + 5
+            while self.first and left < self.world and time.monotonic() < until:
+                time.sleep(POLL)
+                left = self._store.add(f"{self._name}/left", 0)
+
+    def _wait_for(self, reached: Any) -> None:
+        pause = POLL
+        with self._watchdog.waiting():
+            while not self._ask(reached):
+                self._look_for_failures()
+                time.sleep(pause)
+                pause = min(POLL_MOST, 1.2 * pause)
+
+    def _look_for_failures(self) -> None:
+        key = f"{self._name}/failed"
+        if self._ask(self._store.check, [key]):
+            raise RankLost(f"{self._ask(self._store.get, key).decode()} (rank {self.rank} stops with it)")
+
+    def _ask(self, question: Any, *given: Any) -> Any:
+        try:
+            return question(*given)
+        except RuntimeError as error:
+            said = (str(error).splitlines() or [type(error).__name__])[0]
+            raise RankLost(f"rank 0, which holds the store, does not answer ({said:.120}); {CURE}") from error
+
+
+def connect(mesh: tuple[int, int] | None = None, timeout: float = 600.0, device: str | None = None) -> Mesh:
+    """The mesh of this job, from the environment torchrun sets; without one, a single process.
+
+    mesh     (data, beam), as many ranks as there are; (ranks, 1) by default
+    timeout  seconds after which a rank that does nothing ends the job
+    device   "cuda" or "cpu"; by default this rank's GPU where there is one. Groups exchange by NCCL where every rank of
+             a host has a GPU of its own, else by gloo through the host's memory.
+    """
+    if not timeout > 0:
+        raise D5P4Error(f"timeout={timeout:g} must be a positive number of seconds")
+    world, rank = _number("WORLD_SIZE", 1), _number("RANK", 0)
+    data, beam = mesh if mesh is not None else (world, 1)
+    if data < 1 or beam < 1 or data * beam != world:
+        raise D5P4Error(
+            f"mesh={data},{beam} needs {data * beam} ranks and there are {world}; start as many by torchrun "
+            f"--nproc-per-node"
+        )
+    if world == 1:
+        return Mesh()
+    place = _own_device(device)
+    # A restart by torchrun finds the store of the start before.
+    name = f"d5p4/{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    wait = timedelta(seconds=timeout + 30)  # longer than the watchdog's, which has more to say
+
+    def client() -> dist.TCPStore:
+        return dist.TCPStore(os.environ["MASTER_ADDR"], _number("MASTER_PORT", 29500), timeout=wait)
+
+    try:
+        store = client() if rank or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else _serve(wait)
+    except RuntimeError as error:
+        said = (str(error).splitlines() or [type(error).__name__])[0]
+        raise RankLost(f"rank {rank} cannot reach the store that torchrun names ({said:.120})") from error
+    watchdog = Watchdog(client, rank, world, timeout, name)
+    watchdog.start()
+    ranks = Ranks(data, beam, rank, store, watchdog, name)
+    ranks.device = place
+    if beam > 1:
+        ranks.beams = _spread(ranks, dist.PrefixStore(name, store), place, wait, watchdog)
+    return ranks
+
+
+def _spread(mesh: Mesh, store: dist.Store, device: torch.device, wait: timedelta, watchdog: Watchdog) -> SpreadBeams:
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", store=store, rank=mesh.rank, world_size=mesh.world, timeout=wait)
+    own_gpus = device.type == "cuda" and _number("LOCAL_WORLD_SIZE", mesh.world) <= torch.cuda.device_count()
+    found: SpreadBeams | None = None
+    for start in range(0, mesh.world, mesh.beam):  # every rank makes every group, in one order
+        members = list(range(start, start + mesh.beam))
+        host = dist.new_group(members, wait, "gloo")
+        fast = dist.new_group(members, wait, "nccl") if own_gpus else None
+        if mesh.rank in members:
+            found = SpreadBeams(members, mesh.rank - start, host, fast, watchdog)
+    assert found is not None
+    return found
+
+
+def _serve(wait: timedelta) -> dist.TCPStore:
+    return dist.TCPStore(
+        os.environ["MASTER_ADDR"], _number("MASTER_PORT", 29500), is_master=True, timeout=wait, wait_for_workers=False
+    )
+
+
+def _own_device(wanted: str | None) -> torch.device:
+    if wanted in (None, "cuda") and torch.cuda.is_available():
+        device = torch.device("cuda", _number("LOCAL_RANK", 0) % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+        return device
+    return torch.device(wanted or "cpu")
+
+
+def _number(name: str, default: int) -> int:
+    value = os.environ.get(name, "")
+    try:
+        return int(value) if value else default
+    except ValueError:
+        raise D5P4Error(f"the environment has {name}={value!r}, which is not a number; start by torchrun") from None

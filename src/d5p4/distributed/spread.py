@@ -1,0 +1,236 @@
+"""One prompt's groups over R ranks: see `d5p4.beams` for who holds what.
+
+Hidden states never move. For similarity each rank is sent a slice of the features of every distinct row, multiplies
+its slice, and N x N sums are added up; scores and hashes are gathered, the first rank's choice of parents is broadcast.
+Where a parent's children belong on another rank (methods without the partition), its holder draws them and the tokens
+are sent.
+
+All ranks make the same calls in the same order. Before each exchange they vote, on the host: a rank whose part failed
+(out of memory, logits that are not finite) says so there instead of staying away, and all ranks raise its error.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..beams import Beams, Seats
+from ..errors import D5P4Error, NonFiniteLogits
+from ..ops.equal import first_equal
+from ..ops.gram import pool_products, slice_borders, to_cosine
+from .errors import CURE, RankLost
+from .watchdog import Watchdog
+
+
+class SpreadBeams(Beams):
+    """`ranks` of the job share each pool; `host` is their group for small things (gloo), `fast` the one for large ones
+    on the device (NCCL), if there is one."""
+
+    def __init__(
+        self,
+        ranks: list[int],
+        rank: int,
+        host: dist.ProcessGroup,
+        fast: dist.ProcessGroup | None = None,
+        watchdog: Watchdog | None = None,
+    ) -> None:
+        self.ranks, self.size, self.rank = ranks, len(ranks), rank
+        self._host, self._fast, self._watchdog = host, fast, watchdog
+        self._told: BaseException | None = None  # the error that all ranks know of
+        self.sent: Counter[str] = Counter()  # bytes this rank has sent, by what they were
+
+    def check(self, k: int, pool_size: int, **refused: Any) -> None:
+        if k % self.size or pool_size % self.size:
+            raise D5P4Error(f"k={k} does not split over {self.size} ranks; let the number of beam ranks divide k")
+        for name, value in refused.items():
+            if value:
+                raise D5P4Error(f"{name} needs the whole pool in one process; leave it out where beams are spread")
+
+    def own(self, everybody: Tensor) -> Tensor:
+        return everybody.tensor_split(self.size, 1)[self.rank]
+
+    def gather(self, held: Tensor) -> Tensor:
+        return torch.cat(self._all_gather(held, "rows"), 1)
+
+    def alike(self, values: Tensor, row_hash: Tensor) -> Tensor:
+        return values.gather(1, first_equal(row_hash))
+
+    def seats(self, parents: Tensor, rows: int) -> Seats:
+        prompts, count = parents.shape
+        if count % self.size:
+            raise D5P4Error(f"the selector chose {count} parents, which do not split over {self.size} ranks")
+        own_rows, own_columns = rows // self.size, count // self.size
+        column = torch.arange(count, device=parents.device)
+        holder = parents // own_rows
+        if bool((holder == column // own_columns).all()):
+            column = column[self.rank * own_columns : (self.rank + 1) * own_columns].expand(prompts, -1)
+            row = self.own(parents) - self.rank * own_rows
+            return Seats(torch.arange(prompts, device=parents.device), column, row, True, (prompts, count))
+        prompt, column = (holder == self.rank).nonzero(as_tuple=True)
+        row = parents[prompt, column] - self.rank * own_rows
+        return Seats(prompt, column[:, None], row[:, None], False, (prompts, count))
+
+    def everyone(self, drawn: Tensor, seats: Seats) -> Tensor:
+        if seats.settled:
+            return self.gather(drawn)
+        whole = drawn.new_zeros(*seats.everybody, *drawn.shape[2:])
+        whole[seats.prompt[:, None], seats.column] = drawn
+        return self._all_reduce(whole, "children")
+
+    def settle(self, drawn: Tensor, seats: Seats) -> Tensor:
+        return drawn if seats.settled else self.own(self.everyone(drawn, seats)).contiguous()
+
+    def cosine(self, features: Tensor, slot: Tensor, row_hash: Tensor) -> Tensor:
+        first = first_equal(row_hash)
+        rows = _DistinctRows.of(first, self.size)
+        borders, grain = slice_borders(features, row_hash.shape[1], self.size)
+        prompt, row = rows.held_by[self.rank]
+        mine = features[slot[prompt, row]].flatten(1)
+        widths = [stop - start for start, stop in zip(borders, borders[1:], strict=False)]
+        slices = torch.cat([part.flatten() for part in mine.split(widths, 1)])
+        width, counts = widths[self.rank], [len(prompts) for prompts, _ in rows.held_by]
+        received = self._all_to_all(
+            slices, [len(mine) * each for each in widths], [count * width for count in counts], "features"
+        )
+        products = pool_products(received.view(sum(counts), 1, width), rows.slot, grain)
+        products = self._all_reduce(products, "products")
+        pool = torch.arange(len(first), device=first.device).view(-1, 1, 1)
+        cosine = to_cosine(products[pool, first[:, :, None], first[:, None, :]], first)
+        return cosine.to(torch.promote_types(features.dtype, torch.float32))
+
+    def agree(self, parents: Tensor) -> Tensor:
+        chosen = parents.cpu()
+        with self._exchange("parents", chosen, share=self.size - 1 if self.rank == 0 else 0):
+            dist.broadcast(chosen, self.ranks[0], self._host)
+        return chosen.to(parents.device)
+
+    def agree_on(self, value: Any) -> Any:
+        held = [value]
+        with self._exchange("words"):
+            dist.broadcast_object_list(held, self.ranks[0], self._host)
+        return held[0]
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        try:
+            yield
+            self._vote(None)  # nobody goes on while another's part may still fail
+        except Exception as error:
+            if error is not self._told and not isinstance(error, RankLost):
+                self._vote(error)
+            raise
+
+    def _vote(self, error: Exception | None) -> None:
+        """All say whether their part went well; where one did not, all raise the first rank's error."""
+        failed = torch.tensor([0 if error is None else 1])
+        said: list[Any] = [None] * self.size
+        with self._connected():
+            dist.all_reduce(failed, dist.ReduceOp.MAX, self._host)
+            if not int(failed):
+                return
+            dist.all_gather_object(said, None if error is None else _Failure.of(error), self._host)
+        rank, failure = next((rank, failure) for rank, failure in enumerate(said) if failure is not None)
+        self._told = error if rank == self.rank and error is not None else failure.revive(self.ranks[rank])
+        raise self._told from (None if self._told is error else error)
+
+    def _all_gather(self, x: Tensor, what: str) -> list[Tensor]:
+        moved, group = self._ready(x)
+        parts = [torch.empty_like(moved) for _ in range(self.size)]
+        with self._exchange(what, moved, share=self.size - 1):
+            dist.all_gather(parts, moved, group)
+        return [part.to(x.device) for part in parts]
+
+    def _all_reduce(self, x: Tensor, what: str) -> Tensor:
+        moved, group = self._ready(x)
+        with self._exchange(what, moved, share=2 * (self.size - 1) / self.size):
+            dist.all_reduce(moved, group=group)
+        return moved.to(x.device)
+
+    def _all_to_all(self, x: Tensor, send: list[int], receive: list[int], what: str) -> Tensor:
+        moved, group = self._ready(x)
+        result = moved.new_empty(sum(receive))
+        bytes_of = moved.element_size()  # as bytes: older gloos do not know every type
+        others = sum(send) - send[self.rank]
+        with self._exchange(what, moved, share=others / max(1, sum(send))):
+            dist.all_to_all_single(
+                result.view(torch.uint8), moved.view(torch.uint8),
+                [bytes_of * count for count in receive], [bytes_of * count for count in send], group,
+            )  # fmt: skip
+        return result.to(x.device)
+
+    def _ready(self, x: Tensor) -> tuple[Tensor, dist.ProcessGroup]:
+        """x and the group that can send it; where only the host's can, a copy on the host."""
+        if x.is_cuda and self._fast is not None:
+            return x.contiguous(), self._fast
+        return x.cpu().contiguous(), self._host
+
+    @contextmanager
+    def _exchange(self, what: str, sent: Tensor | None = None, share: float = 1.0) -> Iterator[None]:
+        """Around a collective: after a vote, so that all come to it. `share` of `sent` leaves this rank."""
+        self._vote(None)
+        if sent is not None:
+            self.sent[what] += round(sent.numel() * sent.element_size() * share)
+        with self._connected():
+            yield
+
+    @contextmanager
+    def _connected(self) -> Iterator[None]:
+        try:
+            if self._watchdog is None:
+                yield
+            else:
+                with self._watchdog.waiting():
+                    yield
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            said = (str(error).splitlines() or [type(error).__name__])[0]
+            ranks = " and ".join(map(str, self.ranks))
+            raise RankLost(
+                f"the exchange between ranks {ranks} broke off, so one of them is gone or hangs ({said:.120}); {CURE}"
+            ) from error
+
+
+class _DistinctRows(NamedTuple):
+    """The first rows of each kind in pools that R ranks hold."""
+
+    held_by: list[tuple[Tensor, Tensor]]  # for each rank: prompts and rows (counted from its first) of those it holds
+    slot: Tensor  # [P, N] the place of each row of the pools among all of them, rank by rank
+
+    @staticmethod
+    def of(first: Tensor, ranks: int) -> _DistinctRows:
+        """first [P, N]: the first row equal to each."""
+        prompts, size = first.shape
+        is_first = (first == torch.arange(size, device=first.device)).view(prompts, ranks, -1).transpose(0, 1)
+        place = (is_first.flatten().cumsum(0) - 1).view(ranks, prompts, -1).transpose(0, 1).reshape(prompts, size)
+        held = [each.nonzero(as_tuple=True) for each in is_first]
+        return _DistinctRows([(prompt, row) for prompt, row in held], place.gather(1, first))
+
+
+class _Failure(NamedTuple):
+    """An error, in words that can be sent."""
+
+    kind: str
+    said: str
+    prompts: tuple[int, ...] = ()
+
+    @staticmethod
+    def of(error: Exception) -> _Failure:
+        if isinstance(error, torch.OutOfMemoryError):
+            return _Failure("memory", str(error))
+        if isinstance(error, NonFiniteLogits):
+            return _Failure("logits", str(error), tuple(getattr(error, "prompts", ())))
+        return _Failure("known" if isinstance(error, D5P4Error) else "unknown", f"{type(error).__name__}: {error}")
+
+    def revive(self, rank: int) -> Exception:
+        if self.kind == "memory":
+            return torch.OutOfMemoryError(f"rank {rank}: {self.said}")
+        if self.kind == "logits":
+            return NonFiniteLogits(self.said, self.prompts)
+        return D5P4Error(self.said) if self.kind == "known" else RuntimeError(f"rank {rank} failed: {self.said}")

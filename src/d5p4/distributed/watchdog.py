@@ -1,0 +1,114 @@
+"""Ends a job in which a rank has died or hangs, within a set time and with a sentence that names it.
+
+Every rank publishes a pulse in the store: a count that grows while its process lives, and what its main thread is
+doing: working (with a count of steps) or waiting for others. Every rank watches the next one. Guilty is a process whose
+pulse stands still, and a main thread that works without a step; whoever waits is never guilty. The store itself may
+hang with the process that holds it, so one thread talks to it and another, which never does, watches the first.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from torch.distributed import TCPStore
+
+from .errors import CURE
+
+UNFINISHED = 3
+"""The exit code of a rank that gives up because of another."""
+GONE = "gone"  # the pulse of a rank that has finished
+
+
+class Watchdog:
+    """Watches the next rank. `connect` makes a client of the store for the thread that talks to it."""
+
+    def __init__(self, connect: Callable[[], TCPStore], rank: int, world: int, timeout: float, name: str) -> None:
+        self.rank, self.world, self.timeout, self.name = rank, world, timeout, name
+        self._connect = connect
+        self._interval = min(5.0, timeout / 8)
+        self._steps = 0
+        self._waiting = 0
+        self._asked = time.monotonic()  # when the store last answered
+        self._closed = threading.Event()
+
+    def start(self) -> None:
+        for work in (self._exchange, self._watch_the_store):
+            threading.Thread(target=work, daemon=True).start()
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def beat(self) -> None:
+        """The main thread has made a step."""
+        self._steps += 1
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """While the main thread waits for other ranks."""
+        self._waiting += 1
+        try:
+            yield
+        finally:
+            self._waiting -= 1
+            self.beat()
+
+    def _exchange(self) -> None:
+        try:
+            store = self._connect()
+            other = (self.rank + 1) % self.world
+            pulse, heard = 0, _Heard(time.monotonic())
+            while not self._closed.wait(self._interval):
+                pulse += 1
+                store.set(self._key(self.rank), f"{pulse} {'waits' if self._waiting else f'step {self._steps}'}")
+                if store.check([self._key(other)]):
+                    heard.says(store.get(self._key(other)).decode(), time.monotonic())
+                self._asked = time.monotonic()
+                if complaint := heard.complaint(other, self.timeout, self._asked):
+                    self._end(complaint)
+            store.set(self._key(self.rank), GONE)
+        except Exception as error:
+            if not self._closed.is_set():
+                said = (str(error).splitlines() or [type(error).__name__])[0]
+                self._end(f"rank 0, which holds the store, has gone ({said:.120})")
+
+    def _watch_the_store(self) -> None:
+        while not self._closed.wait(self._interval):
+            if time.monotonic() - self._asked > self.timeout + 2 * self._interval:
+                self._end(f"rank 0, which holds the store, has not answered for {self.timeout:g} s")
+
+    def _key(self, rank: int) -> str:
+        return f"{self.name}/pulse/{rank}"
+
+    def _end(self, complaint: str) -> None:
+        text = f"error: rank {self.rank} of {self.world} stops: {complaint}; {CURE}\n"
+        os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, text.encode())
+        os._exit(UNFINISHED)
+
+
+class _Heard:
+    """What was heard of a rank, and when it last changed by our own clock."""
+
+    def __init__(self, now: float) -> None:
+        self._pulse, self._state = "", "starts"
+        self._pulse_at = self._state_at = now
+
+    def says(self, text: str, now: float) -> None:
+        pulse, _, state = text.partition(" ")
+        if pulse != self._pulse:
+            self._pulse, self._pulse_at = pulse, now
+        if state != self._state or state == "waits":
+            self._state, self._state_at = state, now
+
+    def complaint(self, rank: int, timeout: float, now: float) -> str | None:
+        if self._pulse == GONE:
+            return None
+        if now - self._pulse_at > timeout:
+            return f"rank {rank} has not been heard of for {timeout:g} s; its process is gone or stopped"
+        if now - self._state_at > timeout:
+            return f"rank {rank} has made no step for {timeout:g} s; it hangs"
+        return None

@@ -1,0 +1,55 @@
+"""One prompt's groups over ranks: the same answers, scores, lineage and counts for every number of ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+import d5p4
+from tests.distributed import work
+from tests.distributed.ranks import results
+
+MDLM = {"carry_over": True}
+METHODS = [{"method": name} for name in d5p4.METHODS]
+CASES = [
+    *METHODS,
+    {"method": "e-smc", "interval": 1},  # resamples at the last step too
+    {"method": "best-of-n", "rank": "logprob"},
+    {"method": "d5p4", "distinct": True},
+    {"method": "d5p3", "distinct": True, "w": 3},
+    {"method": "d5p4", "guidance": 2.0, "block_length": 3, "steps": 4},
+    {"method": "d5p4", "features": "masked", "similarity": "rbf"},
+    {"method": "d5p4", "savings": False},
+    {"method": "d5p4", "select_window": (1, 3)},
+    {"method": "diverse-beam", "model": {"ordered": False}},  # permuted rows tie exactly
+    {"method": "d5p4", "model": MDLM, "quality": "self-certainty", "steps": 9},
+    {"method": "e-smc", "model": MDLM, "interval": 2, "steps": 9, "guidance": 1.5},
+    {"method": "best-of-n", "rank": "logprob", "model": MDLM},
+    {"method": "d5p3", "model": MDLM, "steps": 12, "order": "ancestral"},
+]
+MORE = [
+    {**case, **extra}
+    for case in CASES
+    for extra in ({"seed": 11}, {"order": "tempered", "seed": 5}, {"order": "ancestral", "eos": "free", "steps": 9})
+    if not ("order" in case and "order" in extra)
+]
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return work.decode(CASES)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_answers_do_not_depend_on_the_number_of_ranks(alone, tmp_path, world):
+    for found in results("tests.distributed.work:decode", world, tmp_path, cases=CASES, mesh=[1, world]):
+        for case, one, many in zip(CASES, alone, found, strict=True):
+            assert many == one, case
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("world", [2, 4])
+def test_answers_do_not_depend_on_the_number_of_ranks_whatever_the_order(tmp_path, world):
+    alone = work.decode(MORE)
+    for found in results("tests.distributed.work:decode", world, tmp_path, cases=MORE, mesh=[1, world]):
+        for case, one, many in zip(MORE, alone, found, strict=True):
+            assert many == one, case

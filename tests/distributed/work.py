@@ -1,0 +1,120 @@
+"""What the processes of these tests do."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from typing import Any
+
+import torch
+
+import d5p4
+from d5p4.distributed import connect
+from tests.fake import FakeModel
+
+PROMPTS = ["abc", "a", "bcabbc", "cab", "abc"]
+
+
+def answers(result: d5p4.Result) -> dict[str, Any]:
+    """All of a result that must not depend on the number of ranks."""
+    return {
+        "answers": result.answers,
+        "score": [[float(f"{x:.6g}") for x in row] for row in result.score.tolist()],
+        "logdet": [f"{x:.6g}" for x in result.logdet.tolist()],
+        "distinct": result.distinct.tolist(),
+        "lineage": [x.tolist() for x in result.lineage],
+        "nfe": result.nfe.tolist(),
+        "rows": result.rows.tolist(),
+        "nominal": result.rows_nominal.tolist(),
+        "logprobs": [[[float(f"{x:.6g}") for x in row] for row in rows] for rows in result.logprobs or []],
+        "reveal_step": result.reveal_step,
+    }
+
+
+def decode(cases: list[dict[str, Any]], mesh: list[int] | None = None) -> list[Any]:
+    """The results of all cases, one after the other, in one set of processes."""
+    torch.set_num_threads(1)
+    ranks = connect(tuple(mesh) if mesh else None, timeout=60)
+    found = []
+    for case in cases:
+        options = dict(case)
+        model = FakeModel(**options.pop("model", {}))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", d5p4.DuplicateAnswers)
+            common = dict(k=4, w=2, gen_length=6, temperature=1.2, seed=3, logprobs=True)
+            found.append(answers(d5p4.generate(model, PROMPTS, beams=ranks.beams, **common | options)))
+    ranks.close()
+    return found
+
+
+class Breaking(FakeModel):
+    """Fails on one rank only, at one forward."""
+
+    def __init__(self, how: str, rank: int) -> None:
+        super().__init__()
+        self.how, self.left = how if int(os.environ["RANK"]) == rank else "", 3
+
+    def body(self, tokens: torch.Tensor, attention_mask: torch.Tensor | None = None) -> Any:
+        self.left -= 1
+        if self.left == 0 and self.how == "memory":
+            raise torch.OutOfMemoryError("no room")
+        if self.left == 0 and self.how == "hang":
+            time.sleep(600)
+        if self.left == 0 and self.how == "die":
+            os._exit(9)
+        hidden = super().body(tokens, attention_mask)
+        if self.left == 0 and self.how == "logits":
+            hidden.states[0] = torch.nan
+        return hidden
+
+
+def break_one(how: str, rank: int, timeout: float = 60) -> list[str]:
+    """The kind of error each rank meets, and that they can go on together."""
+    mesh = connect((1, int(os.environ["WORLD_SIZE"])), timeout=timeout)
+    options: Any = dict(k=2, w=2, gen_length=6, seed=3)
+    try:
+        d5p4.generate(Breaking(how, rank), PROMPTS, beams=mesh.beams, **options)
+        kind = "nothing"
+    except (torch.OutOfMemoryError, d5p4.D5P4Error) as error:
+        kind = type(error).__name__
+        if kind == "RankLost":
+            raise
+    again = d5p4.generate(FakeModel(), PROMPTS, beams=mesh.beams, **options)
+    mesh.close()
+    return [kind, *again.texts[0]]
+
+
+def count_and_meet(tickets: int) -> dict[str, Any]:
+    """What the mesh promises besides beams."""
+    mesh = connect()
+    mine = []
+    while (ticket := mesh.ticket("work")) < tickets:
+        mine.append(ticket)
+        mesh.count("done", 1)
+        mesh.beat()
+    mesh.meet()
+    shared = mesh.share({"from": mesh.rank})
+    done = mesh.count("done")
+    mesh.close()
+    return {"mine": mine, "shared": shared, "done": done, "first": mesh.first, "world": mesh.world}
+
+
+def wait_for_the_others(sleeper: int, seconds: float, timeout: float) -> str:
+    """One rank sleeps at work; the others wait for it."""
+    mesh = connect(timeout=timeout)
+    if mesh.rank == sleeper:
+        time.sleep(seconds)
+    mesh.meet()
+    mesh.close()
+    return "met"
+
+
+def give_up(rank: int) -> None:
+    """One rank finds something wrong; the others must not wait for it."""
+    mesh = connect(timeout=60)
+    if mesh.rank == rank:
+        error = d5p4.D5P4Error("the file is not there")
+        mesh.fail(error)
+        raise error
+    mesh.meet()
