@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .beams import ALONE, Beams
 from .decode import decode
 from .errors import D5P4Error, DuplicateAnswers
 from .prompts import Request, encode, layout, plan, split_prompts
@@ -52,13 +53,14 @@ def generate(
     references: Sequence[Any] | None = None,
     scorer: Callable[..., Any] | None = None,
     seed: int | None = None,
-    keys: Sequence[int | str] | None = None,
+    keys: Sequence[int | str | None] | None = None,
     sets: int | None = None,
     chat: bool | None = None,
     max_tokens_per_forward: int | None = None,
     callback: Callback | None = None,
     history: bool | None = None,
     logprobs: bool | None = None,
+    beams: Beams = ALONE,
     **parameters: Any,
 ) -> Result:
     """k answers for each prompt.
@@ -86,12 +88,14 @@ def generate(
     solver           "local-search", "one-start", "k-starts", "n-starts", "exact", "exhaustive" for the DPP methods
     scorer, references  for best-of-n: scorer(texts), or scorer(text, reference) with one reference a prompt
     seed             None draws a fresh one and returns it
-    keys             names of the prompts for the random streams; by default a hash of the tokens and how often the
-                     prompt came before in this call
+    keys             names of the prompts for the random streams; by default, and where one is None, a hash of the
+                     tokens and how often the prompt came before in this call
     chat             None applies the chat template to text where the model has one; False never
     max_tokens_per_forward  caps one forward (16384)
     callback         called with a `Snapshot` after each step; may return prompt numbers to drop
     history, logprobs  fill Result.history; Result.logprobs and reveal_step
+    beams            `beams` of `d5p4.distributed.connect(...)`: each pool is spread over ranks, all of which make this
+                     call and get the same result; seed must be given
 
     Aliases: num_return_sequences (k), max_new_tokens (gen_length), cfg_scale (guidance - 1), remasking and alg (order).
     """
@@ -116,12 +120,11 @@ def generate(
     encoded = [encode(model, prompt, settings.chat, number) for number, prompt in enumerate(asked)]
     requests = [plan(model, ids, settings, length_given, number) for number, ids in enumerate(encoded)]
     _check_lists(len(requests), references=references, keys=keys)
-    seed = secrets.randbits(32) if seed is None else plain_number(seed)
-    if not isinstance(seed, int) or isinstance(seed, bool) or not -(2**63) <= seed < 2**63:
-        raise D5P4Error(f"seed={seed!r} must be a whole number of 64 bits")
+    if seed is None and beams.size > 1:
+        raise D5P4Error("seed=None would be another seed on each rank; give one where beams are spread")
     return run_requests(
-        model, requests, prompt_keys(requests, keys), settings, seed,
-        scorer=scorer, references=references, callback=callback,
+        model, requests, prompt_keys(requests, keys), settings, chosen_seed(seed),
+        scorer=scorer, references=references, callback=callback, beams=beams,
     )  # fmt: skip
 
 
@@ -141,27 +144,40 @@ def _check_lists(prompts: int, **given: Any) -> None:
             raise D5P4Error(f"there are {len(value)} {name} for {prompts} prompts")
 
 
-def prompt_keys(requests: Sequence[Request], keys: Sequence[int | str] | None) -> list[int]:
-    """One int64 a prompt: from the caller's names, or from the tokens and their occurrence number in this call."""
-    if keys is not None:
-        keys = [plain_number(key) for key in keys]
-        wrong = [key for key in keys if not isinstance(key, (int, str)) or isinstance(key, bool)]
-        if wrong:
-            raise D5P4Error(f"key {wrong[0]!r} must be a whole number or text")
-        named = [key_of(key) for key in keys]
-        twice, times = Counter(named).most_common(1)[0]
-        if times > 1:
-            same = keys[named.index(twice)]
-            raise D5P4Error(f"key {same!r} names two prompts; their random streams would be the same")
-        return named
-    seen: Counter[tuple[int, ...]] = Counter()
-    result = []
-    for request in requests:
-        ids = tuple(request.ids)
+def prompt_keys(requests: Sequence[Request], keys: Sequence[int | str | None] | None) -> list[int]:
+    """One int64 a prompt: from the caller's name, or (None) from its tokens and how often they came before."""
+    given = [plain_number(key) for key in keys] if keys is not None else [None] * len(requests)
+    wrong = [key for key in given if key is not None and (not isinstance(key, (int, str)) or isinstance(key, bool))]
+    if wrong:
+        raise D5P4Error(f"key {wrong[0]!r} must be a whole number or text")
+    named = Counter(key_of(key) for key in given if key is not None)
+    if twice := [key for key in given if key is not None and named[key_of(key)] > 1]:
+        raise D5P4Error(f"key {twice[0]!r} names two prompts; their random streams would be the same")
+    occurrences = Occurrences()
+    return [occurrences.key(request.ids, key) for request, key in zip(requests, given, strict=True)]
+
+
+class Occurrences:
+    """How often each prompt came before, and the keys that follow from it."""
+
+    def __init__(self) -> None:
+        self._seen: Counter[int] = Counter()
+
+    def key(self, ids: Sequence[int], name: int | str | None = None) -> int:
+        """The key of the next prompt, of which the caller may know a name."""
         tokens = torch.tensor(ids, dtype=torch.int64)
-        result.append(int(mix(hash_tokens(tokens, torch.arange(len(ids))), seen[ids])))
-        seen[ids] += 1
-    return result
+        row = hash_tokens(tokens, torch.arange(len(ids)))
+        before = self._seen[int(row)]
+        self._seen[int(row)] += 1
+        return int(mix(row, before)) if name is None else key_of(name)
+
+
+def chosen_seed(seed: Any) -> int:
+    """The caller's seed, or a fresh one for None."""
+    seed = secrets.randbits(32) if seed is None else plain_number(seed)
+    if not isinstance(seed, int) or isinstance(seed, bool) or not -(2**63) <= seed < 2**63:
+        raise D5P4Error(f"seed={seed!r} must be a whole number of 64 bits")
+    return seed
 
 
 def run_requests(
@@ -174,11 +190,12 @@ def run_requests(
     scorer: Callable[..., Any] | None = None,
     references: Sequence[Any] | None = None,
     callback: Callback | None = None,
+    beams: Beams = ALONE,
 ) -> Result:
     """Decode requests in batches that share a schedule, and put the results back in order."""
     device = model.head.weight.device
     parts: list[tuple[list[int], Result]] = []
-    for length, numbers in _batches(model, requests, settings):
+    for length, numbers in batches(model, requests, settings):
         schedule = make_schedule(length, settings.steps, settings.block_length, settings.order == "ancestral")
         if all(step.move == 1 for step in schedule.steps):
             settings.check_random("one step a block")
@@ -194,6 +211,7 @@ def run_requests(
             scorer=scorer,
             references=None if references is None else [references[i] for i in numbers],
             callback=callback,
+            beams=beams,
         )
         parts.append((numbers, result))
     merged = replace(_merge(parts, model.pad_id), seed=seed)
@@ -208,7 +226,7 @@ def run_requests(
     return merged
 
 
-def _batches(model: Model, requests: Sequence[Request], settings: Settings) -> Iterable[tuple[int, list[int]]]:
+def batches(model: Model, requests: Sequence[Request], settings: Settings) -> Iterable[tuple[int, list[int]]]:
     """(window length, prompt numbers) of decode calls: one schedule each, pools within eight forwards' tokens.
 
     Prompts of like length go together, so that little is padded.

@@ -25,10 +25,12 @@ def not_finite(prompts: Tensor, owner: Tensor, step: int) -> Callable[[Tensor], 
     """The complaint about rows [R] that gave no finite logits; owner [R, 2] says which row of whose pool they are."""
 
     def complaint(finite: Tensor) -> NonFiniteLogits:
-        prompt, row = owner[(~finite).nonzero()[0, 0]].tolist()
+        wrong = owner[~finite]
+        numbers = prompts[wrong[:, 0]].tolist()
         return NonFiniteLogits(
-            f"the model gave logits that are not finite at step {step}, prompt {int(prompts[prompt])}, row {row}; "
-            "check the weights and guidance, or load them in float32"
+            f"the model gave logits that are not finite at step {step}, prompt {numbers[0]}, row {int(wrong[0, 1])}; "
+            "check the weights and guidance, or load them in float32",
+            prompts=sorted(set(numbers)),
         )
 
     return complaint

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from d5p4 import D5P4Error
-from d5p4.jobs import PromptLine, prompt_keys, read_prompts
+from d5p4.jobs import PromptLine, read_prompts
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -30,11 +30,6 @@ def test_json_lines(read):
         PromptLine(3, None, MESSAGES),
         PromptLine(4, 0, "u\u2028v"),
     ]
-    assert prompt_keys(lines) is None
-
-
-def test_keys_need_every_id(read):
-    assert prompt_keys(read('{"id": 0, "prompt": "x"}\n{"id": "0", "prompt": "x"}')) == [0, "0"]
 
 
 def test_plain_text(read):

@@ -8,10 +8,10 @@ import typer
 from rich.console import Console
 
 from ..errors import D5P4Error
+from .call import read_prompt, run
 from .options import Decoding, Device, Dtype, Json, ModelName, Parameters, Quiet, given, with_options
 from .progress import load_model
 from .record import Answers, print_json
-from .run import read_prompt, run
 from .show import number, plain_table, print_prompt, side_by_side
 
 

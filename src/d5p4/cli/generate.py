@@ -12,11 +12,11 @@ import typer
 from rich.console import Console
 
 from ..errors import D5P4Error
-from ..jobs import PromptLine, prompt_keys, read_prompts
+from ..jobs import PromptLine, read_prompts
+from .call import read_prompt, run
 from .options import Decoding, Device, Dtype, Json, ModelName, Parameters, Quiet, given, with_options
 from .progress import load_model
 from .record import Answers, print_json
-from .run import read_prompt, run
 from .show import answers_table, facts_line, note, print_prompt
 
 
@@ -54,8 +54,8 @@ def generate(
     lines = _lines(prompt, file)
     shown = not (quiet or json)
     loaded = load_model(model, device, dtype, shown)
-    if lines:  # ids that name every prompt also name the random streams
-        settings["keys"] = prompt_keys(lines)
+    if lines:  # an id also names the random stream
+        settings["keys"] = [line.id for line in lines]
     prompts = [line.prompt for line in lines] or None
     with _naming_lines(file, lines):
         result, seconds = run(loaded, prompts, "decoding", shown, sets=sets, logprobs=logprobs or None, **settings)

@@ -1,5 +1,5 @@
 """Files of prompts."""
 
-from .reader import PromptLine, prompt_keys, read_prompts
+from .reader import PromptLine, read_prompts
 
-__all__ = ["PromptLine", "prompt_keys", "read_prompts"]
+__all__ = ["PromptLine", "read_prompts"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,12 +41,6 @@ def read_prompts(path: str | Path) -> list[PromptLine]:
         if entry.id is not None and first.setdefault(entry.id, entry.line) != entry.line:
             raise D5P4Error(f"{path} line {entry.line}: id {entry.id!r} was used before, in line {first[entry.id]}")
     return lines
-
-
-def prompt_keys(lines: Sequence[PromptLine]) -> list[str | int] | None:
-    """The ids as `keys` of `d5p4.generate`; None unless every line has one."""
-    ids = [entry.id for entry in lines if entry.id is not None]
-    return ids if len(ids) == len(lines) else None
 
 
 def _lines(path: Path) -> list[str]:
