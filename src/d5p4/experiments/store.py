@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..errors import D5P4Error
+from ..store import append, json_line, read_json, write_json, write_text
+
+__all__ = ["JsonLines", "read_json", "write_json", "write_text"]
 
 
 class JsonLines:
@@ -45,12 +47,9 @@ class JsonLines:
             raise D5P4Error(f"{self.path} already holds {held[0]!r}")
         lines = {key: {"key": key, **row} for key, row in rows.items()}
         head = [] if self.path.exists() else [{"header": self.header}]
-        data = "".join(map(_line, [*head, *lines.values()])).encode("utf-8")  # all or nothing of what can be written
+        data = [json_line(line) for line in (*head, *lines.values())]  # all or nothing of what can be written
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("ab") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        append(self.path, data)
         self.rows |= lines
 
     def _read(self) -> None:
@@ -74,24 +73,3 @@ class JsonLines:
             names = sorted(name for name in {*held, *wanted} if held.get(name) != wanted.get(name))
             told = "; ".join(f"{name} was {held.get(name)!r} and is {wanted.get(name)!r}" for name in names)
             raise D5P4Error(f"{self.path} was made with other settings ({told}); give another --out")
-
-
-def _line(value: Mapping[str, Any]) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n"
-
-
-def write_text(path: Path, text: str) -> None:
-    """All at once: a kill leaves the old file or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
-
-
-def read_json(path: Path) -> Any:
-    """What a JSON file holds; None where there is no file."""
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-
-
-def write_json(path: Path, value: Any) -> None:
-    write_text(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")

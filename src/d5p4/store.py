@@ -1,0 +1,65 @@
+"""Files that survive a kill: replaced as a whole, or appended to line by line, and on the disk when a call returns."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import IO, Any
+
+
+def json_line(value: Any) -> bytes:
+    """One line of a file of JSON lines."""
+    return (json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n").encode("utf-8")
+
+
+def append(path: Path, lines: Iterable[bytes]) -> None:
+    """Add lines to a file, which is made where there is none; its folder has to be there."""
+    new = not path.exists()
+    with path.open("ab") as file:
+        file.write(b"".join(lines))
+        file.flush()
+        os.fsync(file.fileno())
+    if new:
+        sync_folder(path.parent)
+
+
+def replace_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Give a file new contents, all at once: a kill leaves the old file or the new one."""
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("wb") as file:
+        write(file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Names of files made or moved in a folder are on the disk too, where the system can promise that."""
+    if os.name == "nt":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError:  # some file systems of networks refuse
+        pass
+    finally:
+        os.close(handle)
+
+
+def write_text(path: Path, text: str) -> None:
+    """All at once, as `replace_file`; folders are made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = text.encode("utf-8")
+    replace_file(path, lambda file: file.write(data))
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file holds; None where there is no file."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
