@@ -13,6 +13,7 @@ from .errors import D5P4Error
 from .ledger import Ledger
 from .look import Look
 from .ops.pivots import eliminate
+from .ops.sums import steady_mean
 from .ops.ties import coarse, ranked
 from .ops.vocab import vocab_stats
 from .ops.width import wide
@@ -76,16 +77,16 @@ class LastPool:
     def logprob(self) -> Tensor:
         """[P, N] mean log-probability of the tokens: at the last forward, or at their reveal for a carrying model."""
         if self.model.carry_over:
-            return self.pool.logprob.mean(-1)
+            return steady_mean(self.pool.logprob)
         states = self.look.states[self.seats.here(self.look.hidden.slot)]  # [G, q, L, D]
         head, tokens = self.look.head, self.seats.of(self.pool.tokens)
-        stats = vocab_stats(states.flatten(0, 2), head.weight, head.bias, head.banned, (), tokens.reshape(-1, 1))
-        return self.look.beams.everyone(stats["token"].view(tokens.shape).mean(-1), self.seats)
+        given = tokens.reshape(-1, 1)
+        stats = vocab_stats(states.flatten(0, 2), head.weight, head.bias, head.banned, (), given, head.fixed)
+        return self.look.beams.everyone(steady_mean(stats["token"].view(tokens.shape)), self.seats)
 
     def own_score(self) -> Tensor:
         """[P, N] what `Result.score` shows unless there is a scorer; on the grid of ties, so that it sorts as shown."""
-        score = self.pool.logprob.mean(-1) if self.model.carry_over else self.score("entropy", "all")
-        return coarse(score.to(wide(score.device)))
+        return coarse(steady_mean(self.pool.logprob) if self.model.carry_over else self.score("entropy", "all"))
 
     def keep(self, finish: Finish | None, k: int, prompts: Tensor) -> tuple[Tensor, Tensor, bool]:
         """The k rows [P, k] to return, best first, their scores [P, k], and whether those are a scorer's."""

@@ -7,6 +7,7 @@ on which prompts share the call. `generate` is the comfortable way in.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -69,7 +70,8 @@ def _decode(
     spec, steps = settings.spec, len(schedule.steps)
     select, project = spec.build(settings), projection(settings.order)
     finish = spec.finish(settings, scorer, references) if spec.finish else None
-    head = model.head.ban(model.eos_ids if settings.eos == "never" else ()).counted()
+    head = replace(model.head, fixed=settings.deterministic)
+    head = head.ban(model.eos_ids if settings.eos == "never" else ()).counted()
     last_ids = torch.tensor(model.eos_ids, device=key.device) if settings.eos == "last" and model.eos_ids else None
     draw = Draw(
         head, model.mask_id, settings.temperature, settings.top_k, settings.top_p, settings.order,

@@ -15,7 +15,7 @@ from torch import Tensor
 from .beams import ALONE, Beams
 from .decode import decode
 from .errors import D5P4Error, DuplicateAnswers
-from .prompts import Request, encode, layout, plan, split_prompts
+from .prompts import Request, bucket, encode, layout, plan, split_prompts
 from .rng import hash_tokens, key_of, mix
 from .schedule import make_schedule
 from .settings import Settings, plain_number
@@ -57,6 +57,7 @@ def generate(
     sets: int | None = None,
     chat: bool | None = None,
     max_tokens_per_forward: int | None = None,
+    deterministic: bool | None = None,
     callback: Callback | None = None,
     history: bool | None = None,
     logprobs: bool | None = None,
@@ -91,7 +92,9 @@ def generate(
     keys             names of the prompts for the random streams; by default, and where one is None, a hash of the
                      tokens and how often the prompt came before in this call
     chat             None applies the chat template to text where the model has one; False never
-    max_tokens_per_forward  caps one forward (16384)
+    max_tokens_per_forward  caps one forward (16384; with deterministic 4096, and part of what decides the answers)
+    deterministic    forwards of fixed shapes, so that on CUDA answers and scores in half precision are the same bits
+                     whatever other prompts there are; slower
     callback         called with a `Snapshot` after each step; may return prompt numbers to drop
     history, logprobs  fill Result.history; Result.logprobs and reveal_step
     beams            `beams` of `d5p4.distributed.connect(...)`: each pool is spread over ranks, all of which make this
@@ -105,7 +108,7 @@ def generate(
         guidance_window=guidance_window, select_window=select_window, distinct=distinct, eos=eos, quality=quality,
         positions=positions, normalise=normalise, features=features, feature_layer=feature_layer,
         similarity=similarity, gamma=gamma, solver=solver, chat=chat, max_tokens_per_forward=max_tokens_per_forward,
-        history=history, logprobs=logprobs,
+        deterministic=deterministic, history=history, logprobs=logprobs,
     )  # fmt: skip
     if not hasattr(model, "body") or not hasattr(model, "head"):
         raise D5P4Error(f"model is a {type(model).__name__}; d5p4.load or d5p4.wrap make one")
@@ -191,15 +194,21 @@ def run_requests(
     references: Sequence[Any] | None = None,
     callback: Callback | None = None,
     beams: Beams = ALONE,
+    max_tokens_per_call: int | None = None,
 ) -> Result:
-    """Decode requests in batches that share a schedule, and put the results back in order."""
+    """Decode requests in batches that share a schedule, and put the results back in order.
+
+    max_tokens_per_call: tokens of the pools decoded together (`Settings.max_tokens_per_call`). Fewer take less memory;
+    deterministic results do not depend on it.
+    """
     device = model.head.weight.device
     parts: list[tuple[list[int], Result]] = []
-    for length, numbers in batches(model, requests, settings):
+    for length, numbers in batches(model, requests, settings, max_tokens_per_call):
         schedule = make_schedule(length, settings.steps, settings.block_length, settings.order == "ancestral")
         if all(step.move == 1 for step in schedule.steps):
             settings.check_random("one step a block")
-        batch = layout([requests[i] for i in numbers], model.mask_id, model.pad_id, device)
+        fixed = _row_length(model, requests[numbers[0]], settings) if settings.deterministic else None
+        batch = layout([requests[i] for i in numbers], model.mask_id, model.pad_id, device, fixed)
         result = decode(
             model,
             batch,
@@ -226,24 +235,32 @@ def run_requests(
     return merged
 
 
-def batches(model: Model, requests: Sequence[Request], settings: Settings) -> Iterable[tuple[int, list[int]]]:
-    """(window length, prompt numbers) of decode calls: one schedule each, pools within eight forwards' tokens.
+def batches(
+    model: Model, requests: Sequence[Request], settings: Settings, max_tokens_per_call: int | None = None
+) -> Iterable[tuple[int, list[int]]]:
+    """(window length, prompt numbers) of decode calls: one schedule each, pools within `max_tokens_per_call` tokens.
 
-    Prompts of like length go together, so that little is padded.
+    Prompts of like length go together, so that little is padded; under `deterministic` those of one row length.
     """
-    by_length: dict[int, list[int]] = {}
+    lengths = [_row_length(model, request, settings) for request in requests]
+    alike: dict[tuple[int, int | None], list[int]] = {}
     for number, request in enumerate(requests):
-        by_length.setdefault(len(request.window(model.mask_id)), []).append(number)
-    most = 8 * settings.max_tokens_per_forward // settings.pool_size
-    for length, numbers in by_length.items():
+        together = lengths[number] if settings.deterministic else None
+        alike.setdefault((len(request.window(model.mask_id)), together), []).append(number)
+    most = (max_tokens_per_call or settings.max_tokens_per_call) // settings.pool_size
+    for (window, _), numbers in alike.items():
         numbers.sort(key=lambda number: requests[number].length)
         batch: list[int] = []
         for number in numbers:
-            if batch and (len(batch) + 1) * requests[number].length > most:
-                yield length, batch
+            if batch and (len(batch) + 1) * lengths[number] > most:
+                yield window, batch
                 batch = []
             batch.append(number)
-        yield length, batch
+        yield window, batch
+
+
+def _row_length(model: Model, request: Request, settings: Settings) -> int:
+    return bucket(request.length, model.max_length) if settings.deterministic else request.length
 
 
 def _merge(parts: Sequence[tuple[list[int], Result]], pad_id: int) -> Result:

@@ -14,6 +14,8 @@ from .rows import Prompts
 from .settings import Settings, plain_number
 from .types import Model
 
+BUCKET = 64  # row lengths under `deterministic` are its multiples
+
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]] | Tensor
 """A text, token ids (a mask id is a hole to fill), or chat messages."""
 
@@ -140,9 +142,16 @@ def plan(model: Model, ids: list[int], settings: Settings, length_given: bool, n
     return Request(ids, append)
 
 
-def layout(requests: Sequence[Request], mask_id: int, pad_id: int, device: torch.device) -> Prompts:
-    """Left-padded rows of requests whose windows have one length."""
-    longest = max(r.length for r in requests)
+def bucket(length: int, max_length: int) -> int:
+    """The row length of a request of this length under `deterministic`."""
+    return min(-(-length // BUCKET) * BUCKET, max_length)
+
+
+def layout(
+    requests: Sequence[Request], mask_id: int, pad_id: int, device: torch.device, fixed: int | None = None
+) -> Prompts:
+    """Left-padded rows of requests whose windows have one length; `fixed`: rows and forwards of just this length."""
+    longest = max(r.length for r in requests) if fixed is None else fixed
     tokens, real, window = [], [], []
     for r in requests:
         row = r.ids + [mask_id] * r.append
@@ -151,4 +160,5 @@ def layout(requests: Sequence[Request], mask_id: int, pad_id: int, device: torch
         real.append([False] * padding + [True] * len(row))
         window.append([padding + i for i in r.window(mask_id)])
     appended = [r.append for r in requests]
-    return Prompts(*(torch.tensor(x, device=device) for x in (tokens, real, window, appended)))
+    tensors = (torch.tensor(x, device=device) for x in (tokens, real, window, appended))
+    return Prompts(*tensors, fixed=fixed is not None)

@@ -15,7 +15,9 @@ import math
 import torch
 from torch import Tensor
 
+from .ops.sums import steady_mean, steady_sum
 from .ops.vocab import vocab_stats
+from .ops.width import wide
 from .types import Head
 
 KINDS = ("entropy", "self-certainty", "logprob")
@@ -36,7 +38,7 @@ def position_values(
         place = masked.flatten().nonzero()[:, 0]
         rows = rows[place]
     given = tokens.reshape(-1, 1) if kind == "logprob" and not carry_over else None
-    stats = vocab_stats(rows, head.weight, head.bias, head.banned, (_STATISTIC[kind],), given)
+    stats = vocab_stats(rows, head.weight, head.bias, head.banned, (_STATISTIC[kind],), given, head.fixed)
     found, normalisers = stats[_STATISTIC[kind]], stats["logsumexp"]
     if kind == "entropy":
         found = -found
@@ -49,11 +51,14 @@ def position_values(
 
 
 def mean_score(kind: str, positions: str, values: Tensor, masked: Tensor, carry_over: bool) -> Tensor:
-    """[U] mean of values over the counted positions; NaN for self-certainty with nothing left to be certain of."""
+    """[U] mean of values over the counted positions; NaN for self-certainty with nothing left to be certain of.
+
+    In the widest float of the device, the same bits whatever the other rows are.
+    """
     if positions == "all" and not (carry_over and kind == "self-certainty"):
-        return values.mean(-1)
+        return steady_mean(values)
     count = masked.sum(-1)
-    mean = (values * masked).sum(-1) / count.clamp_min(1)
+    mean = steady_sum((values * masked).to(wide(values.device))) / count.clamp_min(1)
     return mean.masked_fill(count == 0, torch.nan) if kind == "self-certainty" else mean
 
 
@@ -79,6 +84,7 @@ def normalise(raw: Tensor, how: str, kind: str, vocabulary: int) -> Tensor:
         return -torch.expm1(-(raw - math.log(vocabulary)).clamp_min(0))
     low = raw.amin(-1, keepdim=True)
     spread = raw.amax(-1, keepdim=True) - low
-    noise = spread <= 1e-6 * raw.mean(-1, keepdim=True).abs().clamp_min(1)
-    scale = spread if how == "minmax" else raw.std(-1, keepdim=True, correction=0)
+    mean = steady_mean(raw)[..., None]
+    noise = spread <= 1e-6 * mean.abs().clamp_min(1)
+    scale = spread if how == "minmax" else steady_mean((raw - mean).square())[..., None].sqrt()
     return ((raw - low) / scale.masked_fill(noise, 1)).masked_fill(noise, 0)

@@ -3,11 +3,14 @@
 Equal rows of a prompt give equal hidden states, so each goes through the body once and the others share it; a row that
 was already in the previous pool (an ancestral child equal to its parent) reuses what was computed then. Both are exact:
 they change cost, never results. The hidden rows kept are those of the window.
+
+A forward of another shape may round a row another way. Where prompts are laid out for one (`Prompts.fixed`), every
+forward has exactly that shape, filled up with copies of a row, and always an attention mask.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -26,6 +29,7 @@ class Prompts:
     attention_mask: Tensor  # [P, T] bool
     window: Tensor  # [P, L] indices into the row, ascending
     appended: Tensor  # [P] how many of them, the last ones, follow the prompt; the others are holes in it
+    fixed: bool = field(default=False, kw_only=True)  # every forward has as many rows as fit, whatever there is to run
 
     @property
     def positions(self) -> Tensor:
@@ -44,7 +48,8 @@ class Prompts:
         return replace(self, tokens=self.tokens.masked_fill(self.attention_mask, mask_id))
 
     def take(self, index: Tensor) -> Prompts:
-        return Prompts(self.tokens[index], self.attention_mask[index], self.window[index], self.appended[index])
+        tokens, attention_mask, window, appended = self.tokens, self.attention_mask, self.window, self.appended
+        return Prompts(tokens[index], attention_mask[index], window[index], appended[index], fixed=self.fixed)
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,15 @@ class WindowHidden:
     owner: Tensor  # [U, 2] prompt and row (of those held here) that each belongs to
     slot: Tensor  # [P, n] which of the U a row held here is
     fresh: Tensor  # [P] rows of the whole pool that had to go through the model for this
+
+
+def rows_of_forward(max_tokens: int, length: int) -> int:
+    """How many rows of this length a forward has: at most, or exactly for fixed prompts."""
+    return max(1, max_tokens // length)
+
+
+def _needs_mask(prompts: Prompts) -> bool:
+    return prompts.fixed or not bool(prompts.attention_mask.all())
 
 
 class RowRunner:
@@ -73,9 +87,9 @@ class RowRunner:
         """`share`: equal rows run once. `reuse`: rows of the last pool are kept for the next (worth it where children
         may equal their parents). `beams`: who else holds rows; each rank runs its own."""
         self.model, self.max_tokens, self.share, self.reuse, self.beams = model, max_tokens, share, reuse, beams
-        recordable = share and prompts.tokens.is_cuda and getattr(model, "recordable", False)
+        recordable = share and not prompts.fixed and prompts.tokens.is_cuda and getattr(model, "recordable", False)
         self.body = Replay(model) if recordable else model.body
-        self.prompts, self.padded = prompts, not bool(prompts.attention_mask.all())
+        self.prompts, self.masked = prompts, _needs_mask(prompts)
         self._last: tuple[Tensor, WindowHidden] | None = None
 
     def run(self, answers: Tensor, row_hash: Tensor) -> WindowHidden:
@@ -119,27 +133,31 @@ class RowRunner:
 
     def _forward(self, answers: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
         """states, features [rows, L, D] of the rows chosen [rows, 2], in microbatches."""
-        prompt, row = chosen.unbind(1)
-        size = max(1, self.max_tokens // self.prompts.tokens.shape[1])
-        states, features = [], []
-        for part in zip(prompt.split(size), row.split(size), strict=True):
-            batch = self.prompts.take(part[0])
-            tokens = batch.fill(answers[part][:, None])[:, 0]
-            hidden = self.body(tokens, batch.attention_mask if self.padded else None)
-            window = batch.window[:, :, None].expand(-1, -1, hidden.states.shape[-1])
-            states.append(hidden.states.gather(1, window))
-            features.append(states[-1] if hidden.features is hidden.states else hidden.features.gather(1, window))
-        if not states:
-            width = self.model.head.weight.shape[1]
-            nothing = self.model.head.weight.new_zeros(0, answers.shape[2], width)
+        if not len(chosen):
+            weight = self.model.head.weight
+            nothing = weight.new_zeros(0, answers.shape[2], weight.shape[1])
             return nothing, nothing
+        size = rows_of_forward(self.max_tokens, self.prompts.tokens.shape[1])
+        states, features = [], []
+        for part in chosen.split(size):
+            count = len(part)
+            if self.prompts.fixed and count < size:
+                part = torch.cat([part, part[:1].expand(size - count, 2)])
+            prompt, row = part.unbind(1)
+            batch = self.prompts.take(prompt)
+            tokens = batch.fill(answers[prompt, row][:, None])[:, 0]
+            hidden = self.body(tokens, batch.attention_mask if self.masked else None)
+            window = batch.window[:count, :, None].expand(-1, -1, hidden.states.shape[-1])
+            states.append(hidden.states[:count].gather(1, window))
+            same = hidden.features is hidden.states
+            features.append(states[-1] if same else hidden.features[:count].gather(1, window))
         joined = torch.cat(states)
         return joined, joined if features[0] is states[0] else torch.cat(features)
 
     def keep(self, index: Tensor) -> None:
         """Go on with these prompts only."""
         self.prompts = self.prompts.take(index)
-        self.padded = not bool(self.prompts.attention_mask.all())
+        self.masked = _needs_mask(self.prompts)
         if self._last is not None:
             row_hash, old = self._last
             self._last = (row_hash[index], replace(old, slot=old.slot[index]))

@@ -22,6 +22,10 @@ from .types import Model
 
 SOLVERS = get_args(Solver)
 LARGEST_POOL = 1 << 14  # similarity is N x N
+FIXED_TOKENS = 4096
+"""Tokens of every forward under `deterministic`, unless given. Each step fills its last forward up, half a forward on
+average, so small is good; below about 2000 tokens the matrix units of a large model wait for its weights."""
+FORWARDS_A_CALL = 8
 _REMASKING = {"low_confidence": "confidence", "random": "random"}
 _ALG = {"origin": "ancestral", "maskgit_plus": "confidence", "topk_margin": "margin", "entropy": "entropy"}
 
@@ -54,7 +58,8 @@ class Settings:
     similarity: str = "cosine"
     gamma: float = 1.0
     solver: Solver = "local-search"
-    max_tokens_per_forward: int = 16384
+    max_tokens_per_forward: int = 16384  # 4096 with deterministic
+    deterministic: bool = False
     chat: bool | None = None
     history: bool = False
     logprobs: bool = False
@@ -79,6 +84,8 @@ class Settings:
         own = {name: value for name, value in given.items() if name not in names}
         chosen = {"order": model.default_order} | dict(method.presets) | defaults
         chosen |= {name: value for name, value in given.items() if name in names}
+        if chosen.get("deterministic") is True:
+            chosen.setdefault("max_tokens_per_forward", FIXED_TOKENS)
         if "eos" not in chosen:
             chosen["eos"] = "free" if model.carry_over or chosen["order"] == "ancestral" else "last"
         chosen["params"] = _parameters(method, own, by_method.get(method.name, {}))
@@ -100,6 +107,16 @@ class Settings:
     def pool_size(self) -> int:
         """N."""
         return self.k * self.w if self.spec.wide else self.k
+
+    @property
+    def max_tokens_per_call(self) -> int:
+        """Tokens that the pools of one decode call may have together.
+
+        Deterministic results do not depend on it, so it is then no smaller than usual: what fills forwards up is shared
+        by more prompts.
+        """
+        least = Settings.max_tokens_per_forward if self.deterministic else 0
+        return FORWARDS_A_CALL * max(self.max_tokens_per_forward, least)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -134,7 +151,7 @@ class Settings:
         _among("solver", self.solver, SOLVERS)
         _window("guidance_window", self.guidance_window)
         _window("select_window", self.select_window)
-        for name in ("distinct", "history", "logprobs", "savings", "chat"):
+        for name in ("distinct", "history", "logprobs", "savings", "deterministic", "chat"):
             if not isinstance(getattr(self, name), bool) and not (name == "chat" and self.chat is None):
                 raise D5P4Error(f"{name}={getattr(self, name)!r} must be True or False")
         if self.eos == "last" and self.order == "ancestral":

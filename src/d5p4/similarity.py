@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from .ops.gram import pool_gram
+from .ops.sums import steady_sum
 from .ops.width import wide
 
 FEATURES = ("flatten", "mean", "masked", "non-masked")
@@ -38,7 +39,7 @@ def similarity(
     if pooling != "flatten":
         weight = torch.ones_like(masked) if pooling == "mean" else masked if pooling == "masked" else ~masked
         features = features.to(torch.promote_types(features.dtype, torch.float32))
-        pooled = (features * weight[..., None]).sum(1) / weight.sum(-1, keepdim=True).clamp_min(1)
+        pooled = steady_sum(features * weight[..., None], 1) / weight.sum(-1, keepdim=True).clamp_min(1)
         features = pooled[:, None]
     cosine = gram(features, slot)
     if kind == "cosine":

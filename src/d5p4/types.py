@@ -7,7 +7,7 @@ L window positions (the positions to be decoded), V vocabulary, D hidden width.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
@@ -32,6 +32,7 @@ class Head:
     weight: Tensor  # [V, D]
     bias: Tensor | None  # [V]
     banned: Tensor  # [V] bool: the mask id and ids without a token
+    fixed: bool = False  # products in chunks of one size, so that a row's numbers do not depend on the others
 
     @cached_property
     def drawable(self) -> int:
@@ -49,7 +50,7 @@ class Head:
             return self
         banned = self.banned.clone()
         banned[list(ids)] = True
-        return Head(self.weight, self.bias, banned)
+        return replace(self, banned=banned)
 
 
 class TextCodec(Protocol):

@@ -74,7 +74,17 @@ class Decoding:
     similarity: Annotated[str | None, _option(SELECTION, "cosine or rbf.")] = None
     gamma: Annotated[float | None, _option(SELECTION, "Of the rbf similarity (1.0).")] = None
 
-    max_tokens_per_forward: Annotated[int | None, _option(RUNNING, "Cap on one forward (16384).")] = None
+    max_tokens_per_forward: Annotated[
+        int | None, _option(RUNNING, "Cap on one forward (16384; 4096 with --deterministic).")
+    ] = None
+    deterministic: Annotated[
+        bool | None,
+        _option(
+            RUNNING,
+            "Forwards of fixed shapes: the same bits whatever else is in the batch. Slower.",
+            "--deterministic/--no-deterministic",
+        ),
+    ] = None
 
     num_return_sequences: Annotated[int | None, _alias("--num-return-sequences")] = None
     max_new_tokens: Annotated[int | None, _alias("--max-new-tokens")] = None

@@ -14,7 +14,18 @@ import torch
 from torch import Tensor
 
 from . import kernels
-from .vocab import KERNEL_CHUNK, even_rows, logits_of, offset_of, plain_stats, row_chunks, token_logprob, wide_product
+from .vocab import (
+    KERNEL_CHUNK,
+    even_rows,
+    filled,
+    head_chunks,
+    logits_of,
+    offset_of,
+    plain_stats,
+    row_chunks,
+    token_logprob,
+    wide_product,
+)
 from .width import wide
 
 
@@ -81,25 +92,27 @@ def draw(
     top_k: int | None = None,
     top_p: float | None = None,
     want: Collection[str] = (),
+    fixed: bool = False,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """C draws a row: states [R, D], uniforms u [R, C] -> tokens [R, C] and `vocab.row_stats`, "token" among them.
 
-    Temperature 0 takes the most probable token (the lowest id among equals).
+    Temperature 0 takes the most probable token (the lowest id among equals). `fixed`: see `ops.vocab`.
     """
     _check_uniforms(u, len(states))
     fast, vocabulary = kernels.usable(weight) and kernels.usable(states), weight.shape[0]
     offset, even = (offset_of(bias, banned), even_rows(weight)) if fast else (None, weight)
     tokens, parts = [], []
-    for rows in row_chunks(states.shape[0], vocabulary, KERNEL_CHUNK if fast else None):
+    for rows, size in head_chunks(states.shape[0], vocabulary, fast, fixed):
+        some, chance = filled(states[rows], size), filled(u[rows], size)
         if offset is not None:
             # No name for the chunk: one that outlives its turn would be a second one in memory.
             token, stats = _kernel_draw(
-                wide_product(states[rows], even)[:, :vocabulary],
-                offset, u[rows], temperature, top_k, top_p, want,
+                wide_product(some, even)[:, :vocabulary],
+                offset, chance, temperature, top_k, top_p, want,
             )  # fmt: skip
         else:
             token, stats = _plain_draw(
-                logits_of(states[rows], weight, bias, banned), banned, u[rows], temperature, top_k, top_p, want
+                logits_of(some, weight, bias, banned), banned, chance, temperature, top_k, top_p, want
             )
         tokens.append(token)
         parts.append(stats)
@@ -107,7 +120,8 @@ def draw(
         empty = states.new_zeros(0, dtype=torch.promote_types(states.dtype, torch.float32))
         nothing = torch.zeros(u.shape, dtype=torch.int64, device=u.device)
         return nothing, dict.fromkeys(("logsumexp", *want), empty) | {"token": empty.new_zeros(u.shape)}
-    return torch.cat(tokens), {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    joined = {name: torch.cat([part[name] for part in parts])[: len(states)] for name in parts[0]}
+    return torch.cat(tokens)[: len(states)], joined
 
 
 def _plain_draw(

@@ -9,7 +9,8 @@ With x = W h + b (minus infinity at banned ids), p = softmax(x) and V' ids that 
     token        log p of given tokens
 O(R V D) time. Rows go through in chunks of bounded size, so nothing of size R x V exists. Everything is computed in
 max(float32, the model's dtype). On CUDA, float64 apart, a chunk's statistics are one read of it (`kernels.vocab`),
-within 2e-6 of these in a log-sum-exp of size 10.
+within 2e-6 of these in a log-sum-exp of size 10. With `fixed`, every chunk has one number of rows, the last filled up
+with zeros: a matrix product of one shape gives a row the same bits wherever it stands, one of another shape need not.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from . import kernels
 
 CHUNK = 1 << 24  # logits in one chunk
 KERNEL_CHUNK = 1 << 28  # the same for the kernels, which make no copies of it: 1 GiB, and few reads of the weights
+FIXED_CHUNK = 1 << 26  # the same for chunks of a fixed size: the last one is filled up, so they are small
 _HAS_OUT_DTYPE = tuple(int(x) for x in torch.__version__.split(".")[:2]) >= (2, 8)
 
 
@@ -32,6 +34,27 @@ def row_chunks(rows: int, vocabulary: int, chunk: int | None = None) -> Iterator
     size -= size % 256 if size > 256 else 0  # whole tiles of the matrix units
     for start in range(0, rows, size):
         yield slice(start, min(rows, start + size))
+
+
+def fixed_rows(vocabulary: int, fast: bool) -> int:
+    """Rows of every chunk under `fixed`: a power of two that follows from the vocabulary alone."""
+    wanted = (FIXED_CHUNK if fast else CHUNK) // vocabulary
+    return 1 << (min(max(wanted, 64), 4096).bit_length() - 1)
+
+
+def head_chunks(rows: int, vocabulary: int, fast: bool, fixed: bool) -> Iterator[tuple[slice, int]]:
+    """Slices of rows for products with the head, and how many rows each product must have."""
+    if fixed:
+        size = fixed_rows(vocabulary, fast)
+        yield from ((slice(start, min(rows, start + size)), size) for start in range(0, rows, size))
+    else:
+        for part in row_chunks(rows, vocabulary, KERNEL_CHUNK if fast else None):
+            yield part, part.stop - part.start
+
+
+def filled(x: Tensor, rows: int) -> Tensor:
+    """x [R, ...] with rows of zeros up to so many."""
+    return x if len(x) == rows else torch.cat([x, x.new_zeros(rows - len(x), *x.shape[1:])])
 
 
 def logits_of(states: Tensor, weight: Tensor, bias: Tensor | None, banned: Tensor) -> Tensor:
@@ -127,19 +150,21 @@ def vocab_stats(
     banned: Tensor,
     want: Collection[str] = (),
     tokens: Tensor | None = None,
+    fixed: bool = False,
 ) -> dict[str, Tensor]:
-    """states [R, D] -> the wanted statistics, each [R] ("token" [R, C])."""
+    """states [R, D] -> the wanted statistics, each [R] ("token" [R, C]); with `fixed`, whatever the other rows are."""
     fast, vocabulary = kernels.usable(weight) and kernels.usable(states), weight.shape[0]
     offset, even = (offset_of(bias, banned), even_rows(weight)) if fast else (None, weight)
     parts = []
-    for rows in row_chunks(states.shape[0], vocabulary, KERNEL_CHUNK if fast else None):
-        given = None if tokens is None else tokens[rows]
+    for rows, size in head_chunks(states.shape[0], vocabulary, fast, fixed):
+        given = None if tokens is None else filled(tokens[rows], size)
+        some = filled(states[rows], size)
         if offset is not None:
-            parts.append(_kernel_stats(wide_product(states[rows], even)[:, :vocabulary], offset, want, given))
+            parts.append(_kernel_stats(wide_product(some, even)[:, :vocabulary], offset, want, given))
         else:
-            parts.append(plain_stats(logits_of(states[rows], weight, bias, banned), banned, want, given))
+            parts.append(plain_stats(logits_of(some, weight, bias, banned), banned, want, given))
     if not parts:
         empty = states.new_zeros(0, dtype=torch.promote_types(states.dtype, torch.float32))
         stats = dict.fromkeys(("logsumexp", *want), empty)
         return stats if tokens is None else stats | {"token": empty.new_zeros(tokens.shape)}
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    return {name: torch.cat([part[name] for part in parts])[: len(states)] for name in parts[0]}

@@ -28,7 +28,7 @@ def ancestral(parents: Parents, step: Step, draw: Draw, count: int) -> Children:
     u = uniform(parents.keyed(TOKEN)[prompt, parent][:, None], parents.positions[prompt, place][:, None], child[:, 0])
     head = draw.head
     token, stats = draw_tokens(
-        rows, head.weight, head.bias, head.banned, u, draw.temperature, draw.top_k, draw.top_p
+        rows, head.weight, head.bias, head.banned, u, draw.temperature, draw.top_k, draw.top_p, fixed=head.fixed
     )
     tokens = parents.tokens[:, :, None].expand(moves.shape).clone()
     logprob = stats["token"].new_zeros(moves.shape)

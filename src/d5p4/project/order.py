@@ -51,6 +51,7 @@ def by_order(parents: Parents, step: Step, draw: Draw, count: int) -> Children:
         draw.top_k,
         draw.top_p,
         _STATISTIC.get(draw.order, ()),
+        head.fixed,
     )
     tempered = draw.order == "tempered" and draw.order_temperature > 0
     noise = keyed_uniform(ORDER) if tempered or draw.order == "random" else None
