@@ -15,6 +15,7 @@ from .__about__ import __version__  # noqa: E402
 from .decode import decode  # noqa: E402
 from .errors import D5P4Error, DuplicateAnswers, NonFiniteLogits  # noqa: E402
 from .generate import generate  # noqa: E402
+from .jobs import run_file  # noqa: E402
 from .likelihood import loglikelihood  # noqa: E402
 from .methods import METHODS, Method, register  # noqa: E402
 from .models import load, wrap  # noqa: E402
@@ -50,6 +51,7 @@ __all__ = [
     "loglikelihood",
     "make_schedule",
     "register",
+    "run_file",
     "select",
     "wrap",
 ]

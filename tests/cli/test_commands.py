@@ -25,7 +25,7 @@ def test_every_option_of_the_library_is_on_the_command_line():
     own = {name for method in d5p4.METHODS.values() for name in method.parameters}
     assert {field.name for field in fields(Parameters)} == own | {"solver"}
     arguments = set(signature(d5p4.generate).parameters)
-    only_python = {"model", "prompts", "references", "scorer", "keys", "callback", "history", "parameters"}
+    only_python = {"model", "prompts", "references", "scorer", "keys", "callback", "history", "beams", "parameters"}
     only_generate = {"method", "sets", "logprobs"}
     aliases = {"num_return_sequences", "max_new_tokens", "cfg_scale", "remasking", "alg"}
     shared = {field.name for field in fields(Decoding)}

@@ -25,16 +25,18 @@ def test_json_lines(read):
         '{"messages": [{"role": "user", "content": "hi"}], "prompt": null}\r\n'
         '{"id": 0, "prompt": "u\u2028v"}'
     )
-    assert lines == [
-        PromptLine(1, "a", "x", [4], {"level": 2}),
-        PromptLine(3, None, MESSAGES),
-        PromptLine(4, 0, "u\u2028v"),
+    assert [(line.line, line.id, line.prompt) for line in lines] == [
+        (1, "a", "x"),
+        (3, None, MESSAGES),
+        (4, 0, "u\u2028v"),
     ]
+    assert lines[0].fields == {"id": "a", "prompt": "x", "reference": [4], "level": 2}
+    assert lines[1].fields == {"messages": MESSAGES, "prompt": None}
 
 
 def test_plain_text(read):
     found = read("one \n\n  \n{two}\n", "p.TXT")
-    assert found == [PromptLine(1, None, "one "), PromptLine(4, None, "{two}")]
+    assert found == [PromptLine(1, None, "one ", {"prompt": "one "}), PromptLine(4, None, "{two}", {"prompt": "{two}"})]
 
 
 def test_byte_order_mark(read):

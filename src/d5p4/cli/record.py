@@ -1,98 +1,14 @@
-"""What the commands say about one prompt's answers, and JSON lines of it."""
+"""JSON on standard output."""
 
 from __future__ import annotations
 
 import json
-import math
 import sys
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from ..types import Result
+from ..record import Answers, finite
 
-
-@dataclass(frozen=True)
-class Answers:
-    """The answers to prompt number `place` of a result, as plain numbers; None where there is none."""
-
-    result: Result
-    place: int
-
-    @property
-    def texts(self) -> list[str]:
-        return self.result.texts[self.place]
-
-    @property
-    def score(self) -> list[float | None]:
-        return finite(self.result.score[self.place].tolist())
-
-    @property
-    def distance(self) -> list[float | None]:
-        """Of each answer to the nearest other one: 1 minus their similarity."""
-        rows = self.result.similarity[self.place].tolist()
-        others = [[s for j, s in enumerate(row) if j != i] for i, row in enumerate(rows)]
-        return finite([max(0.0, 1 - max(row)) if row else None for row in others])
-
-    @property
-    def distinct(self) -> int:
-        return int(self.result.distinct[self.place])
-
-    @property
-    def rows(self) -> int:
-        return int(self.result.rows[self.place])
-
-    @property
-    def rows_nominal(self) -> int:
-        return int(self.result.rows_nominal[self.place])
-
-    @property
-    def nfe(self) -> int:
-        return int(self.result.nfe[self.place])
-
-    @property
-    def mean_cosine(self) -> float | None:
-        """Mean similarity of two different answers."""
-        matrix = self.result.similarity[self.place].tolist()
-        pairs = [s for i, row in enumerate(matrix) for j, s in enumerate(row) if j != i]
-        return finite(sum(pairs) / len(pairs)) if pairs else None
-
-    @property
-    def mean_score(self) -> float | None:
-        scores = self.result.score[self.place].tolist()
-        return finite(sum(scores) / len(scores))
-
-    def to_dict(self) -> dict[str, Any]:
-        result, place = self.result, self.place
-        found = {
-            "answers": self.texts,
-            "tokens": result.answers[place],
-            "score": self.score,
-            "score_kind": result.score_kind,
-            "distance": self.distance,
-            "distinct": self.distinct,
-            "logdet": float(result.logdet[place]),
-            "rows": self.rows,
-            "rows_nominal": self.rows_nominal,
-            "nfe": self.nfe,
-            "seed": result.seed,
-            "method": result.settings.method,
-            "settings": result.settings.to_dict(),
-        }
-        if result.logprobs is not None and result.reveal_step is not None:
-            found |= {"logprobs": result.logprobs[place], "reveal_step": result.reveal_step[place]}
-        return found
-
-
-def finite(value: Any) -> Any:
-    """The same value with None in place of NaN and infinities, which JSON does not have."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(item) for item in value]
-    return value
+__all__ = ["Answers", "finite", "print_json"]
 
 
 def print_json(value: Any) -> None:

@@ -1,0 +1,140 @@
+"""The output of a run as the first rank keeps it: its beginning, and its end out of the parts.
+
+The end has four steps: all lines into the output, the header says finished, the parts go, their folder goes. Whichever
+was the last to happen, the same command finds its way from there.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import D5P4Error
+from ..generate import chosen_seed
+from ..settings import Settings
+from ..types import Model
+from .header import Header, changes, configuration, facts, settings_hash
+from .parts import Parts
+from .reader import PromptFile
+from .report import Pace, Report
+
+if TYPE_CHECKING:
+    from ..distributed import Mesh
+
+
+@dataclass(frozen=True)
+class Start:
+    """What the first rank finds out for all."""
+
+    number: int
+    seed: int
+    settings: str  # the hash of the configuration
+    digest: str  # of the input
+    word: str  # to be read in the folder of the parts
+    finished: frozenset[int] = frozenset()  # lines
+    answered: int = 0  # of them with answers
+    report: Report | None = None  # there was nothing left to do
+
+
+class Output:
+    """The output, its header and its parts, in the hands of one process (`Parts.locked`)."""
+
+    def __init__(self, parts: Parts, file: PromptFile, mesh: Mesh) -> None:
+        self.parts, self.file, self.mesh, self.path = parts, file, mesh, parts.output
+        self.header = Header(self.path)
+        self.notes: list[str] = []
+
+    def begin(
+        self, model: Model, settings: Settings, length_given: bool, seed: int | None, retry_errors: bool
+    ) -> Start:
+        """Look at what there is, and write down that this start goes on with it."""
+        self._check_ours()
+        seed = chosen_seed(self.header.seed if seed is None else seed)
+        configured = configuration(model, settings, length_given, self.file, seed)
+        number = 1 + max(len(self.header.starts), self.parts.last_start())
+        start = Start(number, seed, settings_hash(configured), self.file.digest, secrets.token_hex(8))
+        found = self.parts.read(self.mesh.beat)
+        if self.header.finished or found.places:  # otherwise there is nothing that could be spoiled
+            self.header.check(configured)
+        if self.header.finished:
+            self.header.check_output()
+            report = Report.from_dict(self.header.data["report"])
+            if not (retry_errors and report.failed):
+                self.parts.remove()
+                return Start(**vars(start) | {"report": report.nothing_left()})
+            self.parts.restore(number)
+            found = self.parts.read(self.mesh.beat)
+        with writing(self.path):
+            mesh = (self.mesh.data, self.mesh.beam)
+            self.header.begin(configured, model.name, number, facts(model, settings, self.mesh.world, mesh))
+            self.parts.say(start.word)
+        self.notes += found.notes
+        answered = sum(not place.failed for place in found.places.values())
+        return Start(**vars(start) | {"finished": frozenset(found.finished(retry_errors)), "answered": answered})
+
+    def end(self, start: Start, pace: Pace, memory: list[int]) -> Report:
+        """Merge the parts. `memory`: token budgets that were too large."""
+        self.file.check_unchanged()
+        found = self.parts.read(self.mesh.beat)
+        if len(found.places) != self.file.count:
+            raise D5P4Error(
+                f"{self.parts.folder} holds {len(found.places)} of {self.file.count} lines, though every rank has "
+                "finished; run the same command again"
+            )
+        places = found.places.values()
+        failed, answers = sum(place.failed for place in places), sum(place.answers for place in places)
+        notes = [*self.notes, *changes(self.header.starts)]
+        notes += [f"out of memory at {size} tokens a forward; went on with half of it" for size in memory]
+        if failed:
+            notes.append(f"{failed} prompts failed: their lines say why, and --retry-errors decodes them again")
+        report = Report(
+            prompts=self.file.count,
+            now=self.file.count - pace.before,
+            before=pace.before,
+            failed=failed,
+            distinct=round(sum(place.distinct for place in places) / answers, 6) if answers else None,
+            rows=sum(place.rows for place in places),
+            seconds=round(pace.seconds, 3),
+            prompts_per_second=round(pace.prompts_per_second, 3),
+            rows_per_second=round(pace.rows_per_second, 3),
+            seed=start.seed,
+            settings=start.settings,
+            notes=tuple(notes),
+        )
+        with writing(self.path):
+            self.parts.merge(found.places, self.mesh.beat)
+            self.header.end(report.to_dict())
+            self.parts.remove()
+        return report
+
+    def _check_ours(self) -> None:
+        """Nothing that another program made is touched."""
+        if self.header.exists:
+            return
+        name = self.header.path.name
+        if self.path.exists():
+            raise D5P4Error(
+                f"{self.path} exists and was not made by d5p4 run (there is no {name}); move it away, or give another "
+                "--output"
+            )
+        if self.parts.files():
+            raise D5P4Error(
+                f"{self.parts.folder} holds lines of a run whose {name} is gone; bring that back, or move the folder "
+                "away"
+            )
+
+
+@contextmanager
+def writing(place: Path) -> Iterator[None]:
+    """What the system says when a disk is full, as a sentence."""
+    try:
+        yield
+    except OSError as reason:
+        raise D5P4Error(
+            f"{place} cannot be written: {reason.strerror or reason}; what is finished is kept: free some space and "
+            "run the same command again"
+        ) from reason

@@ -1,0 +1,239 @@
+"""`run_file`: every prompt of a file decoded once, however often the run is stopped and however many ranks share it."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import D5P4Error
+from ..generate import chosen_seed
+from ..models import load
+from ..settings import Settings
+from ..store import append
+from ..types import Model, Snapshot
+from .batches import Decoder, Outcome
+from .lines import answer_line, error_line
+from .output import Output, Start, writing
+from .parts import Parts
+from .plan import Work, plan_work
+from .reader import BadLine, PromptFile, PromptLine
+from .report import Pace, Progress, Report
+
+if TYPE_CHECKING:
+    from ..distributed import Mesh
+
+FEW = 20
+"""So many failures at the beginning of a start, without one success, are not the prompts' fault."""
+REFUSED = ("prompts", "keys", "sets", "references", "scorer", "callback", "history", "beams")
+PATIENCE = 20.0  # seconds that what the first rank writes may take to be seen by the others
+OFTEN = 0.5  # seconds between two calls of `progress`
+
+
+def run_file(
+    model: Model | str | Path,
+    input: str | Path,
+    output: str | Path,
+    *,
+    seed: int | None = None,
+    strict: bool = False,
+    retry_errors: bool = False,
+    mesh: Mesh | None = None,
+    progress: Progress | None = None,
+    **options: Any,
+) -> Report:
+    """Decode each prompt of a file into a line of another; call it again with the same arguments to go on.
+
+    model         a loaded model, or a name for `d5p4.load`
+    input         JSON lines with `prompt` or `messages`, if wanted `id` (which names the random stream) and anything
+                  else, which is carried through; or a .txt file with a prompt a line
+    output        JSON lines in the order of the input. Until all are there they are in `output`.parts; the header
+                  (`answers.run.json` for `answers.jsonl`) says what they are made with
+    seed          None draws one at the first start, which the header keeps
+    strict        stop at the first prompt that fails; otherwise its line says why
+    retry_errors  decode again what failed before
+    mesh          of `d5p4.distributed.connect`, where several ranks share the prompts; by default this job's
+    progress      called on the first rank with a `Pace`, at most every half second
+    options       those of `d5p4.generate`
+    """
+    from ..distributed import connect
+
+    own = mesh is None
+    mesh = connect() if mesh is None else mesh
+    try:
+        loaded = load(model, mesh.device) if isinstance(model, (str, Path)) else model
+        run = Run(loaded, Path(input), Path(output), options, mesh, strict, progress)
+        report = run.run(seed if seed is None else chosen_seed(seed), retry_errors)
+    except BaseException as error:
+        mesh.fail(error)
+        raise
+    if own:
+        mesh.close()
+    return report
+
+
+class Run:
+    """One start of a run, on one rank."""
+
+    start: Start
+
+    def __init__(
+        self,
+        model: Model,
+        input: Path,
+        output: Path,
+        options: dict[str, Any],
+        mesh: Mesh,
+        strict: bool = False,
+        progress: Progress | None = None,
+    ) -> None:
+        if refused := [name for name in REFUSED if options.get(name) is not None]:
+            raise D5P4Error(f"{refused[0]} has no meaning for a whole file; leave it out")
+        if not hasattr(model, "body") or not hasattr(model, "head"):
+            raise D5P4Error(f"model is a {type(model).__name__}; d5p4.load or d5p4.wrap make one")
+        self.model, self.mesh, self.strict = model, mesh, strict
+        self.settings = Settings.make(model, **{name: x for name, x in options.items() if name not in REFUSED})
+        self.length_given = options.get("gen_length") is not None or options.get("max_new_tokens") is not None
+        _check_places(input, output)
+        self.file = PromptFile(input)
+        self.parts = Parts(output)
+        self.progress = progress if mesh.first else None
+        self.held: list[bytes] = []  # error lines that wait for a first success
+        self.first_error = ""
+        self.began = self.told = time.monotonic()
+
+    def run(self, seed: int | None, retry_errors: bool) -> Report:
+        with ExitStack() as stack:
+            output = None
+            if self.mesh.first:
+                stack.enter_context(self.parts.locked())
+                output = Output(self.parts, self.file, self.mesh)
+                self.start = output.begin(self.model, self.settings, self.length_given, seed, retry_errors)
+            self.start = self.mesh.share(self.start if output else None)
+            if self.start.report is not None:
+                return self.start.report
+            self._check_same_places()
+            self.began = time.monotonic()
+            self._work()
+            self.mesh.meet()
+            report = output.end(self.start, self._pace(), self._memory()) if output else None
+            return self.mesh.share(report)
+
+    def _check_same_places(self) -> None:
+        """All ranks must read the same input and see the same folder."""
+        if self.file.digest != self.start.digest:
+            raise D5P4Error(f"{self.file.path} is another file on rank {self.mesh.rank} than on rank 0; share one")
+        until = time.monotonic() + PATIENCE
+        while not self.parts.hears(self.start.word):
+            if time.monotonic() > until:
+                raise D5P4Error(
+                    f"rank {self.mesh.rank} does not see what rank 0 writes into {self.parts.folder}; the output must "
+                    "be on a file system that all hosts share"
+                )
+            time.sleep(0.1)
+        self.mesh.meet()
+
+    def _work(self) -> None:
+        """Take batches that are not finished, one after the other, from the counter that all ranks share."""
+        callback = self._step if self.mesh.beam == 1 else None
+        decoder = Decoder(self.model, self.settings, self.start.seed, self.mesh.beams, callback)
+        ticket, number = self._ticket(), 0
+        for work in plan_work(self.file, self.model, self.settings, self.length_given):
+            self.mesh.beat()
+            if work.bad and self.strict:
+                self._fail(work.bad[0], work.bad[0].error)
+            if self.start.finished.issuperset(work.lines):
+                continue
+            if number == ticket:
+                self._do(work, decoder)
+                ticket = self._ticket()
+            number += 1
+        self._write(self.held)
+
+    def _do(self, work: Work, decoder: Decoder) -> None:
+        """Decode a batch and put its lines on the disk."""
+        done, settings = self.start.finished, self.start.settings
+        outcome = decoder.decode(work.items) if work.items else Outcome()
+        for size in decoder.too_large:
+            self._count(f"memory {size}", 1)
+        for bad in work.bad:
+            self._fail(bad, bad.error)
+        for item, error in outcome.failed:
+            self._fail(item.source, error)
+        lines = [
+            answer_line(item.source, result, place, settings)
+            for item, result, place in outcome.answered
+            if item.line not in done
+        ]
+        # Lines that can never be decoded are no bad sign where others were.
+        signs = len(outcome.failed) + (0 if self.start.answered else len(work.bad))
+        if self._any_answered(len(outcome.answered), signs):
+            lines, self.held = [*self.held, *lines], []
+        self._write(lines)
+        self._count("finished", sum(line not in done for line in work.lines))
+        self._count("rows", sum(int(result.rows[place]) for _, result, place in outcome.answered))
+        self._tell()
+
+    def _fail(self, source: PromptLine | BadLine, error: str) -> None:
+        if self.strict:
+            raise D5P4Error(f"{self.file.path} line {source.line}: {error} (--strict stops here)")
+        self.first_error = self.first_error or f"line {source.line}: {error}"
+        if source.line not in self.start.finished:
+            self.held.append(error_line(source, error, self.start.settings))
+
+    def _any_answered(self, answered: int, failed: int) -> bool:
+        """Whether any rank had an answer. Where everything fails, settings or device are wrong, and the run stops."""
+        answered, failed = self._count("answered", answered), self._count("failed", failed)
+        if failed >= FEW and not answered:
+            raise D5P4Error(
+                f"the first {failed} prompts all failed, so the run stops and none of them counts as finished; "
+                f"the first: {self.first_error}"
+            )
+        return answered > 0
+
+    def _write(self, lines: list[bytes]) -> None:
+        if lines and self.mesh.leader:
+            with writing(self.parts.folder):
+                append(self.parts.file(self.start.number, self.mesh.rank), lines)
+
+    def _step(self, shot: Snapshot) -> None:
+        self.mesh.beat()
+        if time.monotonic() - self.told >= OFTEN:
+            self._tell(len(shot.prompts) * (shot.step + 1) / shot.steps)
+
+    def _tell(self, part: float = 0.0) -> None:
+        """Progress, with the part of this rank's batch that is decoded so far."""
+        if self.progress is not None:
+            self.told = time.monotonic()
+            self.progress(self._pace(part))
+
+    def _pace(self, part: float = 0.0) -> Pace:
+        before = len(self.start.finished)
+        now = min(self._count("finished") + part, self.file.count - before)
+        return Pace(self.file.count, before, now, self._count("rows"), time.monotonic() - self.began)
+
+    def _memory(self) -> list[int]:
+        """Token budgets that were too large on some rank."""
+        most = self.settings.max_tokens_per_forward
+        sizes = [most >> halvings for halvings in range(most.bit_length())]
+        return [size for size in sizes if self._count(f"memory {size}")]
+
+    def _ticket(self) -> int:
+        return self.mesh.ticket(self._name("batch"))
+
+    def _count(self, what: str, more: int = 0) -> int:
+        return self.mesh.count(self._name(what), more)
+
+    def _name(self, what: str) -> str:
+        """A name in the store of the ranks, which may see several runs."""
+        return f"{self.parts.output}/{self.start.number}/{what}"
+
+
+def _check_places(input: Path, output: Path) -> None:
+    if not output.name or output.is_dir():
+        raise D5P4Error(f"{output} is a folder; the output is a file such as {output / 'answers.jsonl'}")
+    if not output.parent.is_dir():
+        raise D5P4Error(f"there is no folder {output.parent} for the output")
+    if output.resolve() == input.resolve():
+        raise D5P4Error(f"{output} is both input and output; give another --output")
