@@ -1,0 +1,242 @@
+"""`deterministic=True`: every forward and every product of the head has one shape, and answers stay what they are.
+
+That equal shapes give equal bits is the matrix library's part: tests/gpu/test_deterministic.py demands it on CUDA.
+"""
+
+import math
+import warnings
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import d5p4
+from d5p4.cli import app
+from d5p4.generate import batches, run_requests
+from d5p4.ops import sample, vocab
+from d5p4.ops.sums import steady_mean, steady_sum
+from d5p4.prompts import Request, bucket
+from d5p4.settings import Settings
+from tests.checkpoints import write_dream, write_llada, write_mdlm
+from tests.fake import FakeModel
+
+PROMPTS = ["abc", "ahead" * 12, "c", "bigfee" * 22, "jig" * 30, "add"]
+KEYS = [f"prompt-{i}" for i in range(len(PROMPTS))]
+ALL = tuple(range(len(PROMPTS)))
+ORDER = [3, 0, 5, 4, 2, 1]
+KINDS = {"orders": dict(carry_over=False), "ancestral": dict(carry_over=True)}
+LONGEST, TOKENS = 150, 300
+
+
+class Watched(FakeModel):
+    """Remembers what its body was given."""
+
+    def __init__(self, **options):
+        super().__init__(max_length=LONGEST, **options)
+        self.given = []
+
+    def body(self, tokens, attention_mask=None):
+        self.given.append((tokens, attention_mask))
+        return super().body(tokens, attention_mask)
+
+
+def run(model, which=ALL, **options):
+    options = dict(k=3, w=3, gen_length=7, steps=4, seed=11, temperature=1.5) | options
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", d5p4.DuplicateAnswers)
+        return d5p4.generate(model, [PROMPTS[i] for i in which], keys=[KEYS[i] for i in which], **options)
+
+
+def fixed(model, which=ALL, **options):
+    return run(model, which, **(dict(deterministic=True, max_tokens_per_forward=TOKENS) | options))
+
+
+def facts(result):
+    return [
+        (result.answers[p], result.texts[p], [round(x, 9) for x in result.score[p].tolist()], int(result.rows[p]),
+         int(result.nfe[p]), result.lineage[p].tolist())
+        for p in range(len(result.answers))
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("guidance", [1.0, 1.5])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_forward_has_the_promised_shape(kind, guidance):
+    model = Watched(**KINDS[kind])
+    fixed(model, guidance=guidance)
+    shapes = {tuple(tokens.shape) for tokens, _ in model.given}
+    assert shapes == {(TOKENS // 64, 64), (TOKENS // 128, 128), (TOKENS // LONGEST, LONGEST)}
+    for tokens, mask in model.given:
+        assert mask is not None and mask.shape == tokens.shape
+        assert mask.any(-1).all()  # no row of padding alone: softmax over nothing is NaN
+
+
+def test_missing_rows_are_copies_of_a_real_one():
+    model = Watched()
+    fixed(model, [0], steps=1, temperature=3.0, max_tokens_per_forward=640)
+    (tokens, _), = model.given
+    assert len(tokens) == 10 and len(tokens.unique(dim=0)) == 1  # the first step has one row
+
+
+def test_a_row_longer_than_a_forward_is_a_forward():
+    model = Watched()
+    assert facts(fixed(model, [3], max_tokens_per_forward=50)) == facts(run(Watched(), [3]))
+    assert {len(tokens) for tokens, _ in model.given} == {1}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("method", d5p4.METHODS)
+def test_in_float64_nothing_changes(method, kind):
+    model = FakeModel(max_length=LONGEST, **KINDS[kind])
+    plain = facts(run(model, method=method))
+    assert facts(fixed(model, method=method)) == plain
+    shuffled = facts(fixed(model, ORDER, method=method))
+    assert shuffled == [plain[i] for i in ORDER]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [dict(guidance=2.0), dict(distinct=True), dict(block_length=3), dict(top_p=0.8), dict(top_k=3),
+     dict(features="mean"), dict(quality="logprob", positions="masked"), dict(normalise="zscore"),
+     dict(savings=False), dict(logprobs=True)],
+    ids=str,
+)  # fmt: skip
+def test_in_float64_nothing_changes_under_options(options):
+    model = FakeModel(max_length=LONGEST)
+    assert facts(fixed(model, **options)) == facts(run(model, **options))
+
+
+def test_prompts_dropped_on_the_way_leave_the_shapes_alone():
+    model = Watched()
+    kept = fixed(model, callback=lambda shot: [0, 3] if shot.step == 1 else None)
+    assert {len(tokens) * tokens.shape[1] <= TOKENS for tokens, _ in model.given} == {True}
+    assert len({tuple(tokens.shape) for tokens, _ in model.given}) == 3
+    assert [kept.answers[i] for i in (1, 2, 4, 5)] == [run(model).answers[i] for i in (1, 2, 4, 5)]
+
+
+@pytest.mark.parametrize("write", [write_llada, write_dream, write_mdlm])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_half_precision_gives_the_same_answers_and_scores_in_any_batch(write, dtype, tmp_path):
+    """On the CPU too. Similarities are promised on CUDA alone, where kernels make them."""
+    model = d5p4.load(write(tmp_path), "cpu", dtype)
+    prompts = ["the cat", "a", "two little words", "far away from all of it", "on a mat"]
+    options = dict(k=3, w=2, gen_length=8, seed=2, temperature=1.2, deterministic=True, max_tokens_per_forward=256)
+
+    def decode(which):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", d5p4.DuplicateAnswers)
+            return d5p4.generate(model, [prompts[i] for i in which], keys=list(which), **options)
+
+    together = decode(range(5))
+    for which in ([0], [3], [4, 2, 1]):
+        other = decode(which)
+        assert other.answers == [together.answers[i] for i in which]
+        assert other.score.tolist() == together.score[which].tolist()
+        torch.testing.assert_close(other.similarity, together.similarity[which], atol=1e-6, rtol=0)
+
+
+def test_row_lengths_are_multiples_of_64_within_the_model():
+    assert [bucket(n, 150) for n in (1, 64, 65, 128, 129, 150)] == [64, 64, 128, 128, 150, 150]
+
+
+def requests(*lengths):
+    return [Request([0] * (length - 7), 7) for length in lengths]
+
+
+def test_calls_hold_one_row_length_and_as_many_prompts_as_asked():
+    model, asked = FakeModel(max_length=LONGEST), requests(10, 140, 60, 65, 30, 128)
+    settings = Settings.make(model, k=2, w=2, deterministic=True)
+    assert list(batches(model, asked, settings)) == [(7, [0, 4, 2]), (7, [1]), (7, [3, 5])]
+    assert list(batches(model, asked, settings, 2 * 64 * 4)) == [(7, [0, 4]), (7, [2]), (7, [1]), (7, [3]), (7, [5])]
+    usual = Settings.make(model, k=2, w=2, max_tokens_per_forward=100)
+    assert usual.max_tokens_per_call == 800
+    assert list(batches(model, asked, usual)) == [(7, [0, 4, 2]), (7, [3]), (7, [5]), (7, [1])]
+    assert settings.max_tokens_per_call == Settings.make(model).max_tokens_per_call  # small forwards, usual calls
+
+
+@pytest.mark.filterwarnings("ignore::d5p4.DuplicateAnswers")
+def test_fewer_prompts_a_call_change_memory_and_nothing_else():
+    found = []
+    for most in (None, 64 * 9):
+        model = Watched()
+        options = dict(k=3, w=3, gen_length=7, temperature=2.0, deterministic=True, max_tokens_per_forward=TOKENS)
+        settings = Settings.make(model, **options)
+        result = run_requests(model, requests(10, 20, 30), [1, 2, 3], settings, 5, max_tokens_per_call=most)
+        found.append(({tuple(tokens.shape) for tokens, _ in model.given}, result.answers))
+    assert found[0] == found[1]
+
+
+def test_the_default_forward_is_smaller_and_a_given_one_counts():
+    model = FakeModel()
+    assert Settings.make(model).max_tokens_per_forward == 16384 and not Settings.make(model).deterministic
+    assert Settings.make(model, deterministic=True).max_tokens_per_forward == 4096
+    assert Settings.make(model, deterministic=True, max_tokens_per_forward=99).max_tokens_per_forward == 99
+    assert Settings.make(model, deterministic=False).max_tokens_per_forward == 16384
+    model.generation_defaults = {"deterministic": True}
+    assert Settings.make(model).max_tokens_per_forward == 4096
+    with pytest.raises(d5p4.D5P4Error, match="deterministic='yes' must be True or False"):
+        Settings.make(model, deterministic="yes")
+
+
+def test_command_line(tmp_path):
+    folder = write_llada(tmp_path)
+    words = ["generate", "a", "--model", str(folder), "-k", "2", "-w", "1", "--gen-length", "4", "--seed", "1"]
+    found = CliRunner().invoke(app, [*words, "--device", "cpu", "--dtype", "float64", "--json", "--deterministic"])
+    assert found.exit_code == 0, found.output
+    assert '"deterministic": true' in found.stdout and '"max_tokens_per_forward": 4096' in found.stdout
+
+
+def head(vocabulary, width=6):
+    both = torch.randn(vocabulary, width + 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return both[:, 1:].contiguous(), both[:, 0], torch.arange(vocabulary) == vocabulary - 1
+
+
+@pytest.mark.parametrize("rows", [1, 63, 64, 200])
+def test_products_of_the_head_have_one_number_of_rows(monkeypatch, rows):
+    seen = []
+    product = vocab.wide_product
+    monkeypatch.setattr(vocab, "wide_product", lambda x, w: seen.append(len(x)) or product(x, w))
+    monkeypatch.setattr(vocab, "CHUNK", 90 * 40)  # 90 rows: the power of two below is 64
+    weight, bias, banned = head(40)
+    states = torch.randn(rows, 6, generator=torch.Generator().manual_seed(rows), dtype=torch.float64)
+    tokens = torch.arange(rows)[:, None] % 39
+    u = torch.rand(rows, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    want = ("entropy", "best", "margin", "certainty")
+    stats = vocab.vocab_stats(states, weight, bias, banned, want, tokens, fixed=True)
+    drawn, drawn_stats = sample.draw(states, weight, bias, banned, u, 0.9, None, 0.8, want, fixed=True)
+    assert set(seen) == {64} and len(seen) == 2 * -(-rows // 64)
+    plain = vocab.vocab_stats(states, weight, bias, banned, want, tokens)
+    plain_drawn, plain_drawn_stats = sample.draw(states, weight, bias, banned, u, 0.9, None, 0.8, want)
+    assert torch.equal(drawn, plain_drawn)
+    for ours, theirs in ((stats, plain), (drawn_stats, plain_drawn_stats)):
+        assert ours.keys() == theirs.keys()
+        for name in ours:
+            torch.testing.assert_close(ours[name], theirs[name], atol=1e-12, rtol=0)
+
+
+def test_no_rows_need_no_product():
+    weight, bias, banned = head(40)
+    nothing = torch.zeros(0, 6, dtype=torch.float64)
+    assert vocab.vocab_stats(nothing, weight, bias, banned, ("entropy",), fixed=True)["entropy"].shape == (0,)
+    assert sample.draw(nothing, weight, bias, banned, torch.zeros(0, 2), fixed=True)[0].shape == (0, 2)
+
+
+def test_chunks_of_the_head_follow_from_the_vocabulary_alone():
+    assert [vocab.fixed_rows(v, True) for v in (19, 8192, 50_258, 126_464, 2_000_000)] == [4096, 4096, 1024, 512, 64]
+    assert [vocab.fixed_rows(v, False) for v in (19, 126_464)] == [4096, 128]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 64, 129])
+def test_steady_sums_are_sums_and_do_not_look_at_other_rows(size):
+    x = torch.randn(33, size, 5, generator=torch.Generator().manual_seed(size)) * 100
+    exact = torch.tensor([[math.fsum(x[i, :, j].tolist()) for j in range(5)] for i in range(33)], dtype=torch.float64)
+    torch.testing.assert_close(steady_sum(x, 1).double(), exact, atol=1e-2, rtol=1e-5)
+    torch.testing.assert_close(steady_mean(x.transpose(1, 2)), exact / size, atol=1e-10, rtol=0)
+    for i in (0, 5, 32):
+        assert torch.equal(steady_sum(x[i : i + 1], 1), steady_sum(x, 1)[i : i + 1])
+        assert torch.equal(steady_mean(x[i : i + 1]), steady_mean(x)[i : i + 1])
+
+
+def test_steady_sums_keep_nan_and_take_nothing():
+    assert steady_sum(torch.tensor([1.0, math.nan, 2.0])).isnan()
+    assert steady_sum(torch.zeros(4, 0)).tolist() == [0, 0, 0, 0]
