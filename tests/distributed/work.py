@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -100,9 +101,11 @@ def count_and_meet(tickets: int) -> dict[str, Any]:
     return {"mine": mine, "shared": shared, "done": done, "first": mesh.first, "world": mesh.world}
 
 
-def wait_for_the_others(sleeper: int, seconds: float, timeout: float) -> str:
-    """One rank sleeps at work; the others wait for it."""
+def wait_for_the_others(sleeper: int, seconds: float, timeout: float, ready: str | None = None) -> str:
+    """One rank sleeps at work; the others wait for it. The file `ready` says that all are connected."""
     mesh = connect(timeout=timeout)
+    if ready and mesh.first:
+        Path(ready).touch()
     if mesh.rank == sleeper:
         time.sleep(seconds)
     mesh.meet()
@@ -118,3 +121,27 @@ def give_up(rank: int) -> None:
         mesh.fail(error)
         raise error
     mesh.meet()
+
+
+def wait_at_work(seconds: float, timeout: float) -> str:
+    """Rank 1 works on, rank 0 waits for it."""
+    mesh = connect(timeout=timeout)
+    until = time.monotonic() + (seconds if mesh.rank == 1 else 0)
+    while time.monotonic() < until:
+        time.sleep(0.2)
+        mesh.beat()
+    mesh.meet()
+    mesh.close()
+    return "met"
+
+
+def complaints(cases: list[dict[str, Any]]) -> list[str]:
+    """What is said about options that cannot be spread."""
+    mesh, said = connect((1, int(os.environ["WORLD_SIZE"]))), []
+    for options in cases:
+        try:
+            d5p4.generate(FakeModel(), PROMPTS, beams=mesh.beams, **{"k": 2, "w": 2, "seed": 1, **options})
+        except d5p4.D5P4Error as error:
+            said.append(str(error))
+    mesh.close()
+    return said

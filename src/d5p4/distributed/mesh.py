@@ -120,6 +120,8 @@ class Ranks(Mesh):
     def _leave(self) -> None:
         """The process that holds the store leaves last."""
         self._watchdog.close()
+        if self.beam > 1 and dist.is_initialized():
+            dist.destroy_process_group()
         with suppress(RuntimeError):
             left = self._store.add(f"{self._name}/left", 1)
             until = time.monotonic() + 5
@@ -184,6 +186,7 @@ def connect(mesh: tuple[int, int] | None = None, timeout: float = 600.0, device:
     watchdog.start()
     ranks = Ranks(data, beam, rank, store, watchdog, name)
     ranks.device = place
+    ranks.meet()  # or a rank that starts late would look for a store that has gone
     if beam > 1:
         ranks.beams = _spread(ranks, dist.PrefixStore(name, store), place, wait, watchdog)
     return ranks

@@ -8,6 +8,7 @@ hang with the process that holds it, so one thread talks to it and another, whic
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import threading
@@ -36,12 +37,19 @@ class Watchdog:
         self._asked = time.monotonic()  # when the store last answered
         self._closed = threading.Event()
 
+        work = (self._exchange, self._watch_the_store)
+        self._threads = [threading.Thread(target=each, daemon=True) for each in work]
+
     def start(self) -> None:
-        for work in (self._exchange, self._watch_the_store):
-            threading.Thread(target=work, daemon=True).start()
+        for thread in self._threads:
+            thread.start()
+        atexit.register(self.close)
 
     def close(self) -> None:
+        """Stop watching. A thread that talks to the store while the interpreter ends would take it down."""
         self._closed.set()
+        for thread in self._threads:
+            thread.join(timeout=5)
 
     def beat(self) -> None:
         """The main thread has made a step."""
