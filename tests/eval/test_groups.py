@@ -192,3 +192,20 @@ def test_lists_of_answers_and_one_value_over_many_lines(tmp_path):
     file.write_text("[1, 2]\n[3]\n")
     with pytest.raises(D5P4Error, match="line 1: expected an object such as"):
         read_groups(file)
+
+
+def test_lines_with_an_error_are_skipped_and_counted(file):
+    """Of d5p4 run (whose input may have had an `answer`, a `response` or `resps`), and of a batch file of OpenAI."""
+    ours = {"prompt": "q", "answer": "gold", "response": {"status_code": 200}, "resps": [["x"]]}
+    found = read_groups(
+        file(
+            ours | {"line": 1, "answers": ["a", "b"]},
+            ours | {"line": 2, "error": "too long", "answers": []},
+            {"custom_id": "x", "response": None, "error": {"message": "failed"}},
+            {"custom_id": "y", "response": {"body": {"choices": [{"text": "c"}]}}, "error": None},
+            {"answers": ["d"], "error": "a warning"},
+        )
+    )
+    assert [group.answers for group in found] == [("a", "b"), ("c",), ("d",)] and found.skipped == 2
+    with pytest.raises(D5P4Error, match="all of its 1 lines are errors, first .*line 1: .*too long"):
+        read_groups(file({"line": 1, "error": "too long", "answers": []}))

