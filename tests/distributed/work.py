@@ -15,6 +15,7 @@ from d5p4.distributed import connect
 from tests.fake import FakeModel
 
 PROMPTS = ["abc", "a", "bcabbc", "cab", "abc"]
+GPU_PROMPTS = ["the cat", "a", "two little words here", "the cat"] * 4
 
 
 def answers(result: d5p4.Result) -> dict[str, Any]:
@@ -145,3 +146,17 @@ def complaints(cases: list[dict[str, Any]]) -> list[str]:
             said.append(str(error))
     mesh.close()
     return said
+
+
+def on_one_gpu(folder: str, beam: int, cases: list[dict[str, Any]]) -> list[Any]:
+    """The same on CUDA in bf16; ranks that share a GPU exchange through the host."""
+    mesh, found = connect((1, beam), timeout=120), []
+    model = d5p4.load(folder, "cuda", "bfloat16")
+    for options in cases:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", d5p4.DuplicateAnswers)
+            common = dict(k=4, w=4, gen_length=12, seed=3, temperature=1.2, logprobs=True, deterministic=True)
+            result = d5p4.generate(model, GPU_PROMPTS, beams=mesh.beams, **common | options)
+        found.append(answers(result) | {"similarity": result.similarity.tolist()})
+    mesh.close()
+    return found
