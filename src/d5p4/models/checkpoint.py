@@ -64,12 +64,14 @@ def fill(
     device: torch.device,
     dtype: torch.dtype,
     ignore: Sequence[str] = (),
+    mapped: bool = False,
 ) -> None:
     """Give the parameters of a module on the meta device their values.
 
     Names and shapes are compared first, from the file headers alone. Then one shard is open at a time and each
     tensor goes straight to the device, so the host holds about one shard at its peak.
     `ignore`: endings of names that the files may hold without the module having them.
+    `mapped`: on the CPU a tensor of the wanted dtype is the file's own pages, copied where they are written to.
     """
     files = weight_files(folder)
     wanted = {prefix + name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
@@ -78,8 +80,8 @@ def fill(
         with _opened(path) as shard:
             for name in shard.keys():  # noqa: SIM118 (a safetensors file is not a dict)
                 if name in wanted:
-                    # A copy even on the CPU: the file may be overwritten while the model lives.
-                    tensor = shard.get_tensor(name).to(device=device, dtype=dtype, copy=True)
+                    # Unless asked for, a copy even on the CPU: the file may be overwritten while the model lives.
+                    tensor = shard.get_tensor(name).to(device=device, dtype=dtype, copy=not mapped)
                     owner, _, leaf = name[len(prefix) :].rpartition(".")
                     setattr(module.get_submodule(owner), leaf, nn.Parameter(tensor))
 

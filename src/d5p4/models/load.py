@@ -42,17 +42,23 @@ def load(
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     tokenizer: str | Path | Tokenizer | None = None,
+    mapped: bool = False,
 ) -> NativeModel:
     """Load an MDLM, LLaDA or Dream checkpoint from a folder, a shipped name or a hub id.
 
     `device`: the best there is by default. `dtype`: bfloat16 on CUDA and float32 elsewhere by default.
     `tokenizer`: a folder or a Tokenizer to use instead of the checkpoint's own.
+    `mapped`: for several processes on one host. On the CPU, weights whose dtype in the file is the wanted one stay the
+    file's pages, which the host holds once for all processes; the file must not be overwritten while the model lives
+    (written to in place, a weight changes in this process only). Others are copied as always, and so are those that
+    MDLM folds as it loads: all but embedding and head. On a GPU it changes nothing: every process has its own copy
+    there, and reads the file through the host's page cache anyway.
     """
     device = choose_device(device)
     dtype = choose_dtype(dtype, device)
     model, folder, codec, generation = without_weights(name_or_path, tokenizer)
     ignore = ("rotary_emb.inv_freq", *(model.prefix + name for name in model.tied()))
-    fill(model, folder, model.prefix, device, model.reading_dtype(dtype), ignore)
+    fill(model, folder, model.prefix, device, model.reading_dtype(dtype), ignore, mapped)
     model.settle(dtype)
     model.attach(str(name_or_path), codec, generation)
     return model

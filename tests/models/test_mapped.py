@@ -1,0 +1,103 @@
+"""`load(mapped=True)`: processes of one host hold a checkpoint's weights once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from d5p4 import load
+from d5p4.distributed import connect
+from d5p4.models.base import NativeModel
+from tests.checkpoints import write_dream, write_llada, write_mdlm
+from tests.distributed.ranks import results
+
+LARGE = {"d_model": 512, "n_heads": 8, "n_kv_heads": 8, "mlp_hidden_size": 1024, "n_layers": 6}
+ROLLUP = Path("/proc/self/smaps_rollup")
+
+
+def logits(model: NativeModel) -> torch.Tensor:
+    with torch.no_grad():
+        states = model.body(torch.arange(24).view(2, 12) % 7).states
+        weight, bias = model.unembedding
+        return torch.nn.functional.linear(states, weight, bias)
+
+
+def mapped_parameters(model: NativeModel, file: Path) -> list[str]:
+    """Names of the parameters that lie in the map of a file."""
+    lines = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(str(file))]
+    spans = [[int(end, 16) for end in line[0].split("-")] for line in lines]
+    assert all("p" in line[1] for line in lines)  # private: what is written stays in the process
+    return [
+        name
+        for name, parameter in model.named_parameters()
+        if any(start <= parameter.data_ptr() < stop for start, stop in spans)
+    ]
+
+
+@pytest.mark.parametrize("write", [write_llada, write_dream, write_mdlm])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_nothing_else_changes(tmp_path: Path, write, dtype: torch.dtype) -> None:
+    folder = write(tmp_path, shards=2)
+    plain, mapped = load(folder, "cpu", dtype), load(folder, "cpu", dtype, mapped=True)
+    for (name, one), (_, other) in zip(plain.named_parameters(), mapped.named_parameters(), strict=True):
+        assert torch.equal(one, other) and one.dtype == other.dtype == dtype, name
+        assert not other.requires_grad
+    assert torch.allclose(logits(plain), logits(mapped), rtol=1e-5)
+
+
+@pytest.mark.skipif(not ROLLUP.is_file(), reason="needs Linux's /proc")
+def test_what_is_mapped(tmp_path: Path) -> None:
+    file = write_llada(tmp_path / "llada") / "model.safetensors"
+    assert mapped_parameters(load(file.parent, "cpu"), file) == []
+    model = load(file.parent, "cpu", mapped=True)
+    assert mapped_parameters(model, file) == [name for name, _ in model.named_parameters()]
+    assert mapped_parameters(load(file.parent, "cpu", "bfloat16", mapped=True), file) == []  # of another dtype
+    file = write_mdlm(tmp_path / "mdlm") / "model.safetensors"
+    found = mapped_parameters(load(file.parent, "cpu", mapped=True), file)
+    assert {"vocab_embed.embedding", "output_layer.linear.weight"} <= set(found)
+    assert not [name for name in found if name.startswith("blocks.")]  # folded into new ones
+
+
+def test_the_file_keeps_what_it_has(tmp_path: Path) -> None:
+    folder = write_llada(tmp_path)
+    before = (folder / "model.safetensors").read_bytes()
+    model = load(folder, "cpu", mapped=True)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(3.0)
+    assert float(model.unembedding[0].sum()) == 3.0 * model.unembedding[0].numel()
+    assert (folder / "model.safetensors").read_bytes() == before
+    assert not torch.equal(load(folder, "cpu", mapped=True).unembedding[0], model.unembedding[0])
+
+
+def footprint(model: str) -> list[int]:
+    """Bytes of this process, pages held with others counted by their share, that a model adds: mapped, copied."""
+    mesh = connect(timeout=60)
+    found = []
+    for mapped in (True, False):
+        load(model, "cpu", mapped=mapped)  # what is needed once
+        before = _share()
+        held = load(model, "cpu", mapped=mapped)
+        assert all(bool(parameter.sum().isfinite()) for parameter in held.parameters())  # every page is there
+        mesh.meet()
+        found.append(_share() - before)
+        mesh.meet()  # nobody lets go before all have counted
+        del held
+    mesh.close()
+    return found
+
+
+def _share() -> int:
+    return next(1024 * int(line.split()[1]) for line in ROLLUP.read_text().splitlines() if line.startswith("Pss:"))
+
+
+@pytest.mark.skipif(not ROLLUP.is_file(), reason="needs Linux's /proc")
+def test_two_processes_hold_the_pages_once(tmp_path: Path) -> None:
+    folder = write_llada(tmp_path / "model", **LARGE)
+    size = (folder / "model.safetensors").stat().st_size
+    assert size > 60e6
+    for mapped, copied in results("tests.models.test_mapped:footprint", 2, tmp_path / "ranks", model=str(folder)):
+        assert 0.4 * size < mapped < 0.6 * size
+        assert copied > 0.9 * size
