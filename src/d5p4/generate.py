@@ -15,6 +15,7 @@ from torch import Tensor
 from .beams import ALONE, Beams
 from .decode import decode
 from .errors import D5P4Error, DuplicateAnswers
+from .ops import kernels
 from .prompts import Request, bucket, encode, layout, plan, split_prompts
 from .rng import hash_tokens, key_of, mix
 from .schedule import make_schedule
@@ -202,6 +203,8 @@ def run_requests(
     deterministic results do not depend on it.
     """
     device = model.head.weight.device
+    if settings.deterministic:
+        _check_steady(model.head.weight, settings)
     parts: list[tuple[list[int], Result]] = []
     for length, numbers in batches(model, requests, settings, max_tokens_per_call):
         schedule = make_schedule(length, settings.steps, settings.block_length, settings.order == "ancestral")
@@ -233,6 +236,16 @@ def run_requests(
             stacklevel=3,
         )
     return merged
+
+
+def _check_steady(weight: Tensor, settings: Settings) -> None:
+    """Raise where numbers of a prompt would depend on the others all the same: plain similarities on CUDA."""
+    exact = weight.dtype == torch.float64  # and ties are decided within 1e-9
+    if weight.is_cuda and not exact and not kernels.usable(weight.detach(), settings.pool_size):
+        raise D5P4Error(
+            f"deterministic=True on {weight.device} needs the Triton kernels and pools of at most {kernels.MOST_ITEMS} "
+            f"rows (here {settings.pool_size}); see that Triton runs and D5P4_KERNELS is not off, or load in float64"
+        )
 
 
 def batches(

@@ -7,6 +7,7 @@ import pytest
 
 import d5p4
 from d5p4.eval.countdown import WINDOW, problems
+from d5p4.ops import kernels
 from d5p4.rows import RowRunner
 from tests.checkpoints import TINY_TEXT, write_dream, write_llada, write_mdlm
 
@@ -113,3 +114,8 @@ def test_a_gpu_needs_it(tmp_path):
     model = d5p4.load(write_llada(tmp_path, d_model=256, mlp_hidden_size=512), "cuda", "bfloat16")
     found = shares((model, texts(), dict(gen_length=12)), deterministic=False)
     assert min(found.values()) < 1
+
+
+def test_without_kernels_it_is_refused(scene):
+    with kernels.off(), pytest.raises(d5p4.D5P4Error, match="needs the Triton kernels"):
+        decode(scene, [0])
