@@ -71,9 +71,13 @@ def run(
         settings["method"] = method_named(method).name  # wrong names are told before a model is loaded
     ranks = connect(None if mesh is None else _mesh(mesh), timeout, device)
     shown = ranks.first and not (quiet or json)
+    place = device if ranks.device is None else str(ranks.device)
     try:
-        place = device if ranks.device is None else str(ranks.device)
-        loaded = load_model(model, place, dtype, shown)
+        try:
+            loaded = load_model(model, place, dtype, shown)
+        except BaseException as error:
+            ranks.fail(error)
+            raise
         with file_progress(shown) as progress:
             report = d5p4.run_file(
                 loaded, input, output, strict=strict, retry_errors=retry_errors, mesh=ranks, progress=progress,
@@ -84,9 +88,6 @@ def run(
         if ranks.first or "gave up" not in str(error):
             raise
         raise typer.Exit(2) from None  # the rank that gave up says why
-    except BaseException as error:
-        ranks.fail(error)
-        raise
     if not ranks.first:
         return
     if json:

@@ -184,6 +184,8 @@ class Run:
 
     def _any_answered(self, answered: int, failed: int) -> bool:
         """Whether any rank had an answer. Where everything fails, settings or device are wrong, and the run stops."""
+        if not self.mesh.leader:  # the counts may not be the leader's yet
+            return True
         answered, failed = self._count("answered", answered), self._count("failed", failed)
         if failed >= FEW and not answered:
             raise D5P4Error(

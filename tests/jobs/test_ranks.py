@@ -1,0 +1,66 @@
+"""Many ranks on one file: the same bytes for every number of them, and a dead one's work is done by the next start."""
+
+import json
+import random
+import time
+
+import pytest
+
+from tests.jobs.work import entries, finish, kill_at_random, run, start, written
+
+
+@pytest.mark.parametrize("world, mesh", [(2, None), (4, None), (4, (2, 2))])
+def test_every_number_of_ranks_gives_the_same_file(folder, whole, world, mesh):
+    assert run(folder, world, mesh=mesh) == whole
+    reports = [json.loads((folder / f"said-{rank}.txt").read_text()) for rank in range(world)]
+    assert all(report == reports[0] for report in reports) and reports[0]["now"] == len(entries())
+    [begun] = json.loads((folder / "a.run.json").read_text())["starts"]
+    assert begun["ranks"] == world and begun["mesh"] == list(mesh or (world, 1))
+    assert not (folder / "a.jsonl.parts").exists()
+
+
+def test_ranks_share_the_work(folder):
+    processes = start(folder, 2, pause=0.004)
+    parts = folder / "a.jsonl.parts"
+    seen: set[str] = set()
+    while any(process.is_alive() for process in processes):
+        seen |= {path.name for path in parts.glob("part-*.jsonl")}
+        time.sleep(0.01)
+    finish(processes, folder)
+    assert seen == {"part-0001-0000.jsonl", "part-0001-0001.jsonl"}
+
+
+def test_a_dead_ranks_work_is_finished_by_another_number_of_ranks(folder, whole):
+    processes = start(folder, 2, pause=0.004)
+    while not written(folder):
+        time.sleep(0.005)
+    processes[1].kill()
+    processes[0].kill()  # as torchrun does
+    for process in processes:
+        process.join()
+    assert run(folder, 3) == whole
+    assert [begun["ranks"] for begun in json.loads((folder / "a.run.json").read_text())["starts"]] == [2, 3]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(2))
+def test_killed_in_a_loop_with_any_number_of_ranks(folder, whole, seed):
+    assert kill_at_random(folder, 20, seed, worlds=(1, 2, 3, 4)) >= 5
+    assert run(folder, random.Random(seed).choice((1, 2, 4))) == whole
+
+
+def test_an_error_of_the_first_rank_ends_all(folder):
+    run(folder)
+    processes = start(folder, 2, k=3)
+    first, second = finish(processes, folder)
+    assert [process.exitcode for process in processes] == [2, 2]
+    assert "settings.k was 2 and is 3" in first
+    assert "rank 0 gave up" in second and "settings.k was 2 and is 3" in second
+
+
+def test_strict_stops_all_ranks(folder):
+    processes = start(folder, 2, strict=True)
+    said = finish(processes, folder)
+    assert [process.exitcode for process in processes] == [2, 2]
+    assert any("line 51: the prompt holds token id 25" in text for text in said)
+    assert not (folder / "a.jsonl").exists()
