@@ -21,14 +21,18 @@ from .types import Head, Model, PoolView, Step
 from .watch import Watch
 
 
-def not_finite(prompts: Tensor, owner: Tensor, step: int) -> Callable[[Tensor], NonFiniteLogits]:
-    """The complaint about rows [R] that gave no finite logits; owner [R, 2] says which row of whose pool they are."""
+def not_finite(
+    prompts: Tensor, owner: Tensor, step: int, first_row: int = 0
+) -> Callable[[Tensor], NonFiniteLogits]:
+    """The complaint about rows [R] that gave no finite logits; owner [R, 2] says which row of whose pool they are,
+    counted from `first_row`."""
 
     def complaint(finite: Tensor) -> NonFiniteLogits:
         wrong = owner[~finite]
         numbers = prompts[wrong[:, 0]].tolist()
         return NonFiniteLogits(
-            f"the model gave logits that are not finite at step {step}, prompt {numbers[0]}, row {int(wrong[0, 1])}; "
+            f"the model gave logits that are not finite at step {step}, prompt {numbers[0]}, row "
+            f"{first_row + int(wrong[0, 1])}; "
             "check the weights and guidance, or load them in float32",
             prompts=sorted(set(numbers)),
         )
@@ -67,7 +71,7 @@ class Look:
             values, logsumexp = position_values(
                 kind, self.states[:, start:stop], tokens, masked, self.head, self.model.carry_over
             )
-            complaint = not_finite(self.prompts, owner + owner.new_tensor([0, self.first_row]), self.step.index)
+            complaint = not_finite(self.prompts, owner, self.step.index, self.first_row)
             self.watch.expect(logsumexp.sum(-1).isfinite(), complaint)
             self._values[kind, start, stop] = values, masked
         values, masked = self._values[kind, start, stop]

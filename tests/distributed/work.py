@@ -148,10 +148,10 @@ def complaints(cases: list[dict[str, Any]]) -> list[str]:
     return said
 
 
-def on_one_gpu(folder: str, beam: int, cases: list[dict[str, Any]]) -> list[Any]:
+def on_one_gpu(model_folder: str, beam: int, cases: list[dict[str, Any]]) -> list[Any]:
     """The same on CUDA in bf16; ranks that share a GPU exchange through the host."""
     mesh, found = connect((1, beam), timeout=120), []
-    model = d5p4.load(folder, "cuda", "bfloat16")
+    model = d5p4.load(model_folder, "cuda", "bfloat16")
     for options in cases:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", d5p4.DuplicateAnswers)

@@ -29,7 +29,7 @@ def folder(request, tmp_path_factory):
 
 
 def test_two_ranks_on_one_gpu_give_the_bits_of_one(folder, tmp_path):
-    function, given = "tests.distributed.work:on_one_gpu", {"folder": str(folder), "cases": CASES}
+    function, given = "tests.distributed.work:on_one_gpu", {"model_folder": str(folder), "cases": CASES}
     (alone,) = results(function, 1, tmp_path / "one", beam=1, **given)
     for found in results(function, 2, tmp_path / "two", beam=2, **given):
         for case, one, two in zip(CASES, alone, found, strict=True):
