@@ -203,7 +203,7 @@ def budget(bench: Bench) -> list[Row]:
 def batching(bench: Bench) -> list[Row]:
     """Whole files of puzzles through `run_file`: one prompt at a time, and batched by token budgets."""
     plan, model, found = bench.plan, bench.countdown, []
-    puzzles = bench.puzzles(plan.file)
+    puzzles, fixed = bench.puzzles(plan.file), {"max_tokens_per_forward": 64} if bench.small else {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
 
@@ -226,7 +226,7 @@ def batching(bench: Bench) -> list[Row]:
         for what, options in (
             ("batched, default budget", {}),
             ("batched, 131072 tokens a forward", {"max_tokens_per_forward": 1 << 17}),
-            ("batched, deterministic", {"deterministic": True} | ({"max_tokens_per_forward": 64} if bench.small else {})),
+            ("batched, deterministic", {"deterministic": True} | fixed),
         ):
             lines = run(what, plan.file, job_plan.WINDOW, **options)
             same = sum(
