@@ -10,6 +10,7 @@ import resource
 import socket
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -148,10 +149,8 @@ def written(folder: Path) -> int:
     """Bytes in the parts."""
     found = 0
     for path in (folder / "a.jsonl.parts").glob("part-*"):
-        try:
+        with suppress(FileNotFoundError):  # it was the end
             found += path.stat().st_size
-        except FileNotFoundError:  # it was the end
-            pass
     return found
 
 

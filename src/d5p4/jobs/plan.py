@@ -47,9 +47,9 @@ class Work:
 
 
 def plan_work(
-    lines: Iterable[PromptLine | BadLine], model: Model, settings: Settings, length_given: bool
+    lines: Iterable[PromptLine | BadLine], model: Model, settings: Settings, length_given: bool, bad_first: bool
 ) -> Iterator[Work]:
-    """The work of a file, window by window; bad lines come after the batches of their window."""
+    """The work of a file, window by window; the bad lines of a window come before its batches or after them."""
     occurrences, rest = Occurrences(), iter(lines)
     while window := list(islice(rest, WINDOW)):
         found = [
@@ -58,10 +58,11 @@ def plan_work(
         ]
         ready = [entry for entry in found if isinstance(entry, Item)]
         bad = [entry for entry in found if isinstance(entry, BadLine)]
-        for _, numbers in batches(model, [item.request for item in ready], settings):
-            yield Work(items=tuple(ready[i] for i in numbers))
+        planned = batches(model, [item.request for item in ready], settings)
+        works = [Work(items=tuple(ready[i] for i in numbers)) for _, numbers in planned]
         if bad:
-            yield Work(bad=tuple(bad))
+            works.insert(0 if bad_first else len(works), Work(bad=tuple(bad)))
+        yield from works
 
 
 def _ready(

@@ -139,7 +139,7 @@ class Run:
         callback = self._step if self.mesh.beam == 1 else None
         decoder = Decoder(self.model, self.settings, self.start.seed, self.mesh.beams, callback)
         ticket, number = self._ticket(), 0
-        for work in plan_work(self.file, self.model, self.settings, self.length_given):
+        for work in plan_work(self.file, self.model, self.settings, self.length_given, bad_first=self.strict):
             self.mesh.beat()
             if work.bad and self.strict:
                 self._fail(work.bad[0], work.bad[0].error)

@@ -1,0 +1,125 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import d5p4
+from d5p4.cli import progress as module
+from d5p4.cli.progress import duration, file_progress
+from d5p4.jobs import Pace
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = ("-k", 2, "-w", 2, "--gen-length", 6, "--seed", 5, "--device", "cpu", "--dtype", "float64")
+
+
+@pytest.fixture
+def input(write):
+    talk = [{"role": "user", "content": "two"}]
+    return write(
+        "p.jsonl",
+        '{"id": "a", "prompt": "two plus two", "reference": "four", "score": 1}',
+        *[json.dumps({"prompt": "one plus " + "one " * n}) for n in range(8)],
+        json.dumps({"messages": talk}),
+        "{",
+    )
+
+
+def test_run(cli, models, input, tmp_path):
+    output = tmp_path / "a.jsonl"
+    found = cli("run", "-i", input, "-o", output, "-m", models.chat, *SMALL)
+    assert found.exit_code == 0, (found.output, found.exception)
+    lines = [json.loads(line) for line in output.read_text().splitlines()]
+    prompts = [line.get("prompt", line.get("messages")) for line in lines[:-1]]
+    result = d5p4.generate(
+        d5p4.load(models.chat, "cpu", "float64"), prompts, k=2, w=2, gen_length=6, seed=5,
+        keys=[line.get("id") for line in lines[:-1]],
+    )  # fmt: skip
+    assert [line["answers"] for line in lines[:-1]] == result.texts and "not valid JSON" in lines[-1]["error"]
+    assert lines[0]["reference"] == "four" and lines[0]["given"] == {"score": 1}
+    first, second = found.stdout.splitlines()
+    assert first == f"{output}: 11 prompts, 1 of them failed"
+    assert "11 now, 0 before" in second and "distinct" in second and "seed 5" in second and "prompts/s" in second
+    assert "note: 1 prompt failed: its line says why" in found.stderr
+    assert (tmp_path / "a.run.json").is_file()
+
+
+def test_run_again(cli, fails, models, input, tmp_path):
+    arguments = ("run", "-i", input, "-o", tmp_path / "a.jsonl", "-m", models.llada)
+    assert cli(*arguments, *SMALL, "--quiet").stderr == ""
+    again = cli(*arguments, *SMALL, "--json")
+    report = json.loads(again.stdout)
+    assert again.stderr.count("note") == 1
+    assert (report["now"], report["before"], report["failed"], report["seed"]) == (0, 11, 2, 5)
+    message = fails(*arguments, *SMALL, "--method", "independent", "--seed", 6)
+    assert 'settings.method was "d5p4" and is "independent"' in message and "seed was 5 and is 6" in message
+    retried = json.loads(cli(*arguments, *SMALL, "--retry-errors", "--json", "--quiet").stdout)
+    assert (retried["now"], retried["before"], retried["failed"]) == (2, 9, 2)
+
+
+def test_the_file_can_be_scored(cli, models, input, tmp_path):
+    cli("run", "-i", input, "-o", tmp_path / "a.jsonl", "-m", models.chat, *SMALL)
+    found = json.loads(cli("score", tmp_path / "a.jsonl", "--json").stdout)
+    assert found["groups"] == 10 and found["metrics"]["answers"]["value"] == 2
+    assert "lines with an error instead of answers, left out: 1" in found["notes"]
+
+
+def test_errors(fails, models, input, tmp_path):
+    def message(*options, file=input):
+        return fails("run", "-i", file, "-o", tmp_path / "a.jsonl", "-m", models.chat, *SMALL, *options)
+
+    assert "p.jsonl line 11: not valid JSON" in message("--strict")
+    assert "mesh=2,1 needs 2 ranks and there are 1" in message("--mesh", "2,1")
+    assert "mesh='2x1' must be two numbers" in message("--mesh", "2x1")
+    assert "timeout=0 must be" in message("--timeout", 0)
+    assert "there is no method 'd5p5'" in message("--method", "d5p5")
+    assert "none.jsonl does not exist" in message(file=tmp_path / "none.jsonl")
+    assert not (tmp_path / "a.jsonl").exists() and not (tmp_path / "a.jsonl.parts").exists()
+
+
+def test_help_shows_how_to_start_many(cli):
+    shown = " ".join(cli("run", "--help").stdout.split())
+    assert "torchrun --nproc-per-node 8 -m d5p4 run" in shown
+    assert all(name in shown for name in ("--strict", "--retry-errors", "--mesh", "--timeout", "--deterministic"))
+
+
+def test_progress_outside_a_terminal_is_a_line_now_and_then(capsys, monkeypatch):
+    with file_progress(shown=False) as show:
+        assert show is None
+    monkeypatch.setattr(module, "LINE_EVERY", 0.0)
+    with file_progress(shown=True) as show:
+        show(Pace(total=10_000, before=1_000, now=500.5, rows=40_000, seconds=100))
+        show(Pace(total=10, before=0, now=0, rows=0, seconds=0))
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "1,500 of 10,000 prompts, 5 prompts/s, 400 rows/s, about 28 min 18 s left"
+    assert second == "0 of 10 prompts, 0 prompts/s"
+    assert [duration(x) for x in (0.26, 59.4, 60, 7325)] == ["0.3 s", "59 s", "1 min 0 s", "2 h 2 min"]
+
+
+def test_progress_in_a_terminal_is_a_bar(capsys, monkeypatch):
+    from rich.console import Console
+
+    monkeypatch.setattr(module, "Console", lambda stderr: Console(stderr=stderr, force_terminal=True, width=100))
+    with file_progress(shown=True) as show:
+        show(Pace(total=100, before=20, now=30, rows=4_000, seconds=10))
+    out, err = capsys.readouterr()
+    assert out == "" and "50%" in err and "3 prompts/s, 400 rows/s, about 17 s left" in err
+
+
+def test_torchrun(cli, models, input, tmp_path):
+    """Two ranks as a user starts them: one report, and the file that one process makes."""
+    given = ["-i", input, "-m", models.chat, *SMALL, "--max-tokens-per-forward", 64]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]
+    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    found = subprocess.run(
+        [str(word) for word in (*torchrun, "-m", "d5p4", "run", "-o", tmp_path / "a.jsonl", *given)],
+        env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.count("11 prompts") == 1 and "11 now, 0 before" in found.stdout
+    [begun] = json.loads((tmp_path / "a.run.json").read_text())["starts"]
+    assert begun["ranks"] == 2 and begun["mesh"] == [2, 1]
+    assert cli("run", "-o", tmp_path / "b.jsonl", *given).exit_code == 0
+    assert (tmp_path / "a.jsonl").read_bytes() == (tmp_path / "b.jsonl").read_bytes()
