@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from d5p4 import load
-from d5p4.distributed import connect
 from d5p4.models.base import NativeModel
 from tests.checkpoints import write_dream, write_llada, write_mdlm
-from tests.distributed.ranks import results
 
 LARGE = {"d_model": 512, "n_heads": 8, "n_kv_heads": 8, "mlp_hidden_size": 1024, "n_layers": 6}
+ROOT = Path(__file__).resolve().parents[2]
 ROLLUP = Path("/proc/self/smaps_rollup")
 
 
@@ -72,21 +75,13 @@ def test_the_file_keeps_what_it_has(tmp_path: Path) -> None:
     assert not torch.equal(load(folder, "cpu", mapped=True).unembedding[0], model.unembedding[0])
 
 
-def footprint(model: str) -> list[int]:
-    """Bytes of this process, pages held with others counted by their share, that a model adds: mapped, copied."""
-    mesh = connect(timeout=60)
-    found = []
-    for mapped in (True, False):
-        load(model, "cpu", mapped=mapped)  # what is needed once
-        before = _share()
-        held = load(model, "cpu", mapped=mapped)
-        assert all(bool(parameter.sum().isfinite()) for parameter in held.parameters())  # every page is there
-        mesh.meet()
-        found.append(_share() - before)
-        mesh.meet()  # nobody lets go before all have counted
-        del held
-    mesh.close()
-    return found
+def footprint(folder: Path, mapped: bool) -> tuple[int, NativeModel]:
+    """Bytes that a model adds to this process, where pages held by several processes count by their share."""
+    load(folder, "cpu", mapped=mapped)  # what is needed once
+    before = _share()
+    model = load(folder, "cpu", mapped=mapped)
+    assert all(bool(parameter.sum().isfinite()) for parameter in model.parameters())  # every page is there
+    return _share() - before, model
 
 
 def _share() -> int:
@@ -95,9 +90,19 @@ def _share() -> int:
 
 @pytest.mark.skipif(not ROLLUP.is_file(), reason="needs Linux's /proc")
 def test_two_processes_hold_the_pages_once(tmp_path: Path) -> None:
-    folder = write_llada(tmp_path / "model", **LARGE)
+    folder = write_llada(tmp_path, **LARGE)
     size = (folder / "model.safetensors").stat().st_size
     assert size > 60e6
-    for mapped, copied in results("tests.models.test_mapped:footprint", 2, tmp_path / "ranks", model=str(folder)):
-        assert 0.4 * size < mapped < 0.6 * size
-        assert copied > 0.9 * size
+    alone, model = footprint(folder, mapped=True)
+    assert 0.9 * size < alone < 1.1 * size
+    command = [sys.executable, "-m", "tests.models.test_mapped", str(folder)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+    said = subprocess.run(command, env=environment, cwd=ROOT, check=True, capture_output=True, timeout=100).stdout
+    mapped, copied = json.loads(said)
+    del model  # the pages were held here all the time
+    assert 0.4 * size < mapped < 0.6 * size
+    assert 0.9 * size < copied < 1.1 * size
+
+
+if __name__ == "__main__":
+    print(json.dumps([footprint(Path(sys.argv[1]), mapped)[0] for mapped in (True, False)]))

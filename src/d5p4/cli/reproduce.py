@@ -10,7 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import D5P4Error
-from .options import Device, Dtype, Quiet
+from .options import RUNNING, Device, Dtype, Quiet
+from .ranks import joined
 
 NAMES = "pareto, fidelity, control, qa, guidance, math, partition, quality-signal, features, scaling, cost, theory, "
 NAMES += "budget; all of them: all; the page of claims from what was drawn: claims."
@@ -38,8 +39,14 @@ def reproduce(
     device: Device = None,
     dtype: Dtype = None,
     quiet: Quiet = False,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds after which a silent rank ends the job.", rich_help_panel=RUNNING)
+    ] = 600.0,
 ) -> None:
-    """Run an experiment of the paper again: config, raw rows, table and figure, stage by stage, resumable."""
+    """Run an experiment of the paper again: config, raw rows, table and figure, stage by stage, resumable.
+
+    Many GPUs: torchrun --nproc-per-node 8 -m d5p4 reproduce NAME ...
+    """
     from ..experiments import EXPERIMENTS, experiment
     from ..experiments.claims import write_claims
     from ..experiments.decoding import missing
@@ -47,9 +54,6 @@ def reproduce(
     from ..experiments.run import reproduce as run
 
     folder = out if out is not None else Path("results") / scale
-    if name == "claims":
-        typer.echo(write_claims(folder, page))
-        return
     if minutes is not None and minutes < 0:
         raise D5P4Error(f"minutes={minutes:g} must not be negative")
     changes = dict(_change(text) for text in change or ())
@@ -61,20 +65,25 @@ def reproduce(
             raise D5P4Error(f"{', '.join(undone)} need{'s' * (len(undone) == 1)} a text file: give --data")
     began = time.monotonic()
     finished = True
-    for each in EXPERIMENTS if name == "all" else (name,):
-        setup = run(
-            each, scale=scale, out=folder, stages=stage or STAGES, model=model, data=data, device=device, dtype=dtype,
-            seed=seed, minutes=None if minutes is None else minutes - (time.monotonic() - began) / 60,
-            scorers=None if scorers is None else scorers.split(","), changes=changes,
-            progress=None if quiet else _Teller(each),
-        )  # fmt: skip
-        if setup.finished:
-            typer.echo(f"{each}: {setup.folder}")
-            continue
-        left = sum(map(len, missing(setup).values()))
-        typer.echo(f"{each}: not finished, {left} sets left; run the same command again")
-        finished = False
-    if not finished:
+    with joined(None, timeout, device) as mesh:
+        if name == "claims" and mesh.first:
+            typer.echo(write_claims(folder, page))
+        for each in {"all": EXPERIMENTS, "claims": ()}.get(name, (name,)):
+            setup = run(
+                each, scale=scale, out=folder, stages=stage or STAGES, model=model, data=data, device=device,
+                dtype=dtype, seed=seed, minutes=None if minutes is None else minutes - (time.monotonic() - began) / 60,
+                scorers=None if scorers is None else scorers.split(","), changes=changes,
+                progress=None if quiet else _Teller(each), mesh=mesh,
+            )  # fmt: skip
+            finished = finished and setup.finished
+            if not mesh.first:
+                continue
+            if setup.finished:
+                typer.echo(f"{each}: {setup.folder}")
+            else:
+                left = sum(map(len, missing(setup).values()))
+                typer.echo(f"{each}: not finished, {left} sets left; run the same command again")
+    if not finished and mesh.first:
         raise typer.Exit(UNFINISHED)
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..distributed import Mesh
 from ..errors import D5P4Error
 from ..models.load import choose_device, find, load, shipped
 from ..provenance import weights_hash
@@ -82,6 +83,7 @@ class Setup:
     progress: Progress = lambda share, text: None
     decoding: bool = True  # False: rows are only read, so the model need not be here
     finished: bool = True  # False: `missing` sets are left to decode
+    mesh: Mesh = field(default_factory=Mesh)  # the ranks that share the decoding
     _tasks: dict[tuple[str, int], Task] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -160,7 +162,7 @@ class Setup:
 
     @cached_property
     def model(self) -> NativeModel:
-        return load(self.named, self.torch_device, self.dtype)
+        return load(self.named, self.torch_device, self.dtype, mapped=self.mesh.world > 1)
 
     def task(self, name: str, count: int) -> Task:
         """The first `count` prompts of a task; `name:split` gives a split, as in countdown:5."""
@@ -197,7 +199,7 @@ class Setup:
         }  # fmt: skip
         # The case's name is not in it: the same answers may have two names in two experiments.
         slug = re.sub(r"[^a-z0-9]+", "-", f"{case.task} {case.options['method']}")
-        return JsonLines(self.root / "rows" / f"{slug}-{_digest(made_with)}.jsonl", made_with)
+        return JsonLines(self.root / "rows" / f"{slug}-{_digest(made_with)}.jsonl", made_with, mend=self.mesh.first)
 
     def scores(self, case: Case, scorer: str) -> JsonLines:
         """What a scorer says of a case's sets of answers."""

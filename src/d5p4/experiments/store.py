@@ -17,10 +17,11 @@ class JsonLines:
     """A file whose first line says what it holds and whose others have a `key` each; a row is written once.
 
     A last line broken by a kill is dropped. A file made with something else is refused, with the differences.
+    `mend=False`: the broken line is left where it is, in a file that another process writes or puts right.
     """
 
-    def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
-        self.path, self.header = path, dict(header)
+    def __init__(self, path: Path, header: Mapping[str, Any], mend: bool = True) -> None:
+        self.path, self.header, self.mend = path, dict(header), mend
         self.rows: dict[str, dict[str, Any]] = {}
         if path.exists():
             self._read()
@@ -55,11 +56,12 @@ class JsonLines:
     def _read(self) -> None:
         data = self.path.read_bytes()
         whole = data[: data.rfind(b"\n") + 1]
-        if len(whole) < len(data):
+        if len(whole) < len(data) and self.mend:
             with self.path.open("r+b") as file:
                 file.truncate(len(whole))
         if not whole:
-            self.path.unlink()
+            if self.mend:
+                self.path.unlink()
             return
         try:
             # Not splitlines: answers may hold other characters that end a line.

@@ -1,0 +1,87 @@
+"""Rows that several ranks decode: each appends to a part of its own, which the first rank folds into the case's file.
+
+A part is named by start and rank, so that a process which outlives its start writes into no file of another, and parts
+of a start that died are folded by the next one, however many ranks that has.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..distributed import Mesh
+from ..errors import D5P4Error
+from .store import JsonLines, write_text
+
+WORD = "ranks.word"
+PATIENCE = 20.0  # seconds that what the first rank writes may take to be seen by the others
+
+
+def part(rows: JsonLines, start: str, rank: int) -> JsonLines:
+    """Where a rank puts its rows of a case, beside the case's file."""
+    return JsonLines(rows.path.with_name(f"{rows.path.name}.part-{start}-{rank}"), rows.header, mend=False)
+
+
+def fold(rows: JsonLines) -> None:
+    """Add the rows of all parts to the case's file, each once and in the order of units; then the parts may go."""
+    paths = sorted(rows.path.parent.glob(f"{rows.path.name}.part-*"))
+    found = {}
+    for path in paths:
+        for key, row in JsonLines(path, rows.header, mend=False).rows.items():
+            if key not in rows:
+                found[key] = row
+    if found:
+        rows.add_all({key: found[key] for key in sorted(found, key=int)})
+    for path in paths:
+        path.unlink(missing_ok=True)
+
+
+def check_shared(folder: Path, word: str, mesh: Mesh) -> None:
+    """All ranks must see one folder, or the first would not find what the others write."""
+    if mesh.world == 1:
+        return
+    file = folder / WORD
+    if mesh.first:
+        write_text(file, word)
+    mesh.meet()
+    until = time.monotonic() + PATIENCE
+    while not _reads(file, word):
+        if time.monotonic() > until:
+            raise D5P4Error(
+                f"rank {mesh.rank} does not see what rank 0 writes into {folder}; --out must be on a file system that "
+                "all hosts share"
+            )
+        time.sleep(0.1)
+    mesh.meet()
+    if mesh.first:
+        file.unlink(missing_ok=True)
+
+
+def _reads(file: Path, word: str) -> bool:
+    try:
+        return file.read_text(encoding="utf-8") == word
+    except OSError:
+        return False
+
+
+@contextmanager
+def at_work(mesh: Mesh) -> Iterator[None]:
+    """While this rank does what has no steps to report, such as scoring: the others wait as long as it lives."""
+    done = threading.Event()
+
+    def beat() -> None:
+        while not done.wait(0.2):
+            mesh.beat()
+
+    thread = threading.Thread(target=beat, daemon=True)
+    if mesh.world > 1:
+        thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        if mesh.world > 1:
+            thread.join()
