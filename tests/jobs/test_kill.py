@@ -8,18 +8,31 @@ from pathlib import Path
 import pytest
 
 import d5p4
+from d5p4.eval.groups import read_groups
 from d5p4.jobs.header import Header
 from d5p4.jobs.parts import Parts
 from tests.jobs.work import decode_here, entries, kill_at_random, run, start, write, written
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.full)])
-def test_killed_in_a_loop(folder, whole, kills):
-    assert kill_at_random(folder, kills, seed=kills) >= 1
+def test_killed_in_a_loop(folder, whole):
+    kill_at_random(folder, 3, seed=0)
     assert run(folder) == whole
     header = json.loads((folder / "a.run.json").read_text())
     assert header["finished"] and header["report"]["prompts"] == len(entries())
     assert len(header["starts"]) >= 2 and not (folder / "a.jsonl.parts").exists()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("worlds", [(1,), (1, 2, 3, 4)])
+def test_killed_many_times(folder, worlds):
+    """Also with another number of ranks at every start."""
+    write(folder / "p.jsonl", entries(600))
+    decode_here(folder)
+    whole = (folder / "a.jsonl").read_bytes()
+    (folder / "a.jsonl").unlink()
+    (folder / "a.run.json").unlink()
+    kill_at_random(folder, 25, seed=1, worlds=worlds)
+    assert run(folder, worlds[-1]) == whole
 
 
 def interrupted(folder: Path, lines: int) -> Parts:
@@ -41,6 +54,7 @@ def test_finished_prompts_are_never_decoded_again(folder, whole):
     parts = interrupted(folder, 20)
     [part] = parts.files()
     kept = part.read_bytes()
+    assert len(read_groups(part)) >= 20  # what is there can be scored meanwhile
     seen = []
     report = decode_here(folder, progress=lambda pace: seen.append(part.read_bytes()) if part.exists() else None)
     assert seen[0] == kept  # nothing was written over

@@ -1,12 +1,11 @@
 """Many ranks on one file: the same bytes for every number of them, and a dead one's work is done by the next start."""
 
 import json
-import random
 import time
 
 import pytest
 
-from tests.jobs.work import entries, finish, kill_at_random, run, start, written
+from tests.jobs.work import entries, finish, run, start, write, written
 
 
 @pytest.mark.parametrize("world, mesh", [(2, None), (4, None), (4, (2, 2))])
@@ -42,13 +41,6 @@ def test_a_dead_ranks_work_is_finished_by_another_number_of_ranks(folder, whole)
     assert [begun["ranks"] for begun in json.loads((folder / "a.run.json").read_text())["starts"]] == [2, 3]
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("seed", range(2))
-def test_killed_in_a_loop_with_any_number_of_ranks(folder, whole, seed):
-    assert kill_at_random(folder, 20, seed, worlds=(1, 2, 3, 4)) >= 5
-    assert run(folder, random.Random(seed).choice((1, 2, 4))) == whole
-
-
 def test_an_error_of_the_first_rank_ends_all(folder):
     run(folder)
     processes = start(folder, 2, k=3)
@@ -64,3 +56,17 @@ def test_strict_stops_all_ranks(folder):
     assert [process.exitcode for process in processes] == [2, 2]
     assert any("line 51: the prompt holds token id 25" in text for text in said)
     assert not (folder / "a.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    "other, told",
+    [(entries(), "does not see what rank 0 writes into"), (entries()[1:], "is another file on rank 1 than on rank 0")],
+)
+def test_hosts_that_share_no_files_are_told_so(folder, other, told):
+    for rank, lines in enumerate((entries(), other)):
+        (folder / str(rank)).mkdir()
+        write(folder / str(rank) / "p.jsonl", lines)
+    processes = start(folder, 2, apart=True)
+    first, second = finish(processes, folder)
+    assert [process.exitcode for process in processes] == [2, 2]
+    assert told in second and "rank 1 gave up" in first

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -20,15 +20,13 @@ if TYPE_CHECKING:
 LINE_EVERY = 30.0  # seconds between lines of progress outside a terminal
 
 
-def load_model(name: str, device: str | None, dtype: str | None, shown: bool) -> NativeModel:
+def load_model(name: str, device: str | None, dtype: str | None, shown: bool, mapped: bool = False) -> NativeModel:
     """`d5p4.load` with a word about it."""
     import d5p4
 
     console = Console(stderr=True)
-    if not (shown and console.is_terminal):
-        return d5p4.load(name, device, dtype)
-    with console.status(f"loading {name}"):
-        return d5p4.load(name, device, dtype)
+    with console.status(f"loading {name}") if shown and console.is_terminal else nullcontext():
+        return d5p4.load(name, device, dtype, mapped=mapped)
 
 
 @contextmanager

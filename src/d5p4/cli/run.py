@@ -74,7 +74,7 @@ def run(
     place = device if ranks.device is None else str(ranks.device)
     try:
         try:
-            loaded = load_model(model, place, dtype, shown)
+            loaded = load_model(model, place, dtype, shown, mapped=ranks.world > 1)
         except BaseException as error:
             ranks.fail(error)
             raise

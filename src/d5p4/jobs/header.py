@@ -23,6 +23,7 @@ from ..types import Model
 from .reader import PromptFile
 
 SMALL_FILES = ("*.json", "*.txt", "*.jinja", "*.model")
+SAMPLES, SAMPLE_SIZE = 64, 1 << 16
 NOT_SETTINGS = ("input", "seed")  # of the configuration: the hash in each line is of the rest
 
 
@@ -147,7 +148,21 @@ def _model_hashes(model: Model) -> dict[str, str]:
         return {"parameters": _parameters_hash(model)}
     small = sorted({path for pattern in SMALL_FILES for path in folder.glob(pattern)})
     listed = "".join(f"{path.name} {file_hash(path)}\n" for path in small)
-    return {"weights": weights_hash(folder), "files": hashlib.sha256(listed.encode()).hexdigest()}
+    sampled = "".join(map(_sample_hash, sorted(folder.glob("*.safetensors"))))
+    texts = {"files": listed, "samples": sampled}
+    return {"weights": weights_hash(folder)} | {
+        name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()
+    }
+
+
+def _sample_hash(path: Path) -> str:
+    """Of blocks all over a file: two trainings of one large model differ somewhere, but seldom at the beginning."""
+    size, digest = path.stat().st_size, hashlib.sha256()
+    with path.open("rb") as file:
+        for i in range(SAMPLES):
+            file.seek(size * i // SAMPLES)
+            digest.update(file.read(SAMPLE_SIZE))
+    return digest.hexdigest()
 
 
 def _folder(model: Model) -> Path | None:

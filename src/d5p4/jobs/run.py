@@ -62,8 +62,9 @@ def run_file(
     own = mesh is None
     mesh = connect() if mesh is None else mesh
     try:
-        loaded = load(model, mesh.device) if isinstance(model, (str, Path)) else model
-        run = Run(loaded, Path(input), Path(output), options, mesh, strict, progress)
+        if isinstance(model, (str, Path)):
+            model = load(model, mesh.device, mapped=mesh.world > 1)
+        run = Run(model, Path(input), Path(output), options, mesh, strict, progress)
         report = run.run(seed if seed is None else chosen_seed(seed), retry_errors)
     except BaseException as error:
         mesh.fail(error)
@@ -136,7 +137,8 @@ class Run:
 
     def _work(self) -> None:
         """Take batches that are not finished, one after the other, from the counter that all ranks share."""
-        callback = self._step if self.mesh.beam == 1 else None
+        heard = self.progress is not None or self.mesh.world > 1
+        callback = self._step if heard and self.mesh.beam == 1 else None  # groups of ranks beat by themselves
         decoder = Decoder(self.model, self.settings, self.start.seed, self.mesh.beams, callback)
         ticket, number = self._ticket(), 0
         for work in plan_work(self.file, self.model, self.settings, self.length_given, bad_first=self.strict):
