@@ -90,10 +90,10 @@ def test_progress_outside_a_terminal_is_a_line_now_and_then(capsys, monkeypatch)
         assert show is None
     monkeypatch.setattr(module, "LINE_EVERY", 0.0)
     with file_progress(shown=True) as show:
-        show(Pace(total=10_000, before=1_000, now=500.5, rows=40_000, seconds=100))
+        show(Pace(total=10_000, before=1_000, now=500.5, rows=140_000, seconds=100))
         show(Pace(total=10, before=0, now=0, rows=0, seconds=0))
     first, second = capsys.readouterr().err.splitlines()
-    assert first == "1,500 of 10,000 prompts, 5 prompts/s, 400 rows/s, about 28 min 18 s left"
+    assert first == "1,500 of 10,000 prompts, 5 prompts/s, 1,400 rows/s, about 28 min 18 s left"
     assert second == "0 of 10 prompts, 0 prompts/s"
     assert [duration(x) for x in (0.26, 59.4, 60, 7325)] == ["0.3 s", "59 s", "1 min 0 s", "2 h 2 min"]
 

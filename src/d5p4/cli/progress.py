@@ -81,8 +81,12 @@ class _Lines:
 
 def _speed(pace: Pace) -> str:
     left = "" if pace.left is None else f", about {duration(pace.left)} left"
-    rows = f", {pace.rows_per_second:.3g} rows/s" if pace.rows else ""  # known when a batch is done
-    return f"{pace.prompts_per_second:.3g} prompts/s{rows}{left}"
+    rows = f", {rate(pace.rows_per_second)} rows/s" if pace.rows else ""  # known when a batch is done
+    return f"{rate(pace.prompts_per_second)} prompts/s{rows}{left}"
+
+
+def rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def duration(seconds: float) -> str:

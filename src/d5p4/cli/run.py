@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +12,7 @@ from rich.text import Text
 
 from ..errors import D5P4Error
 from .options import RUNNING, Decoding, Device, Dtype, Json, ModelName, Parameters, Quiet, given, with_options
-from .progress import duration, file_progress, load_model
+from .progress import duration, file_progress, load_model, rate
 from .record import print_json
 from .show import facts_line, note, visible
 
@@ -87,7 +88,8 @@ def run(
     except RankLost as error:
         if ranks.first or "gave up" not in str(error):
             raise
-        raise typer.Exit(2) from None  # the rank that gave up says why
+        time.sleep(1)  # the rank that gave up says why, if torchrun, which ends all with the first, lets it
+        raise typer.Exit(2) from None
     if not ranks.first:
         return
     if json:
@@ -116,6 +118,6 @@ def _print(report: Report, output: Path) -> None:
         facts.append(f"{100 * report.distinct:.1f} % of the answers distinct")
     facts += [f"{report.rows:,} rows", f"seed {report.seed}"]
     if report.now:
-        speed = f"{report.prompts_per_second:.3g} prompts/s, {report.rows_per_second:.3g} rows/s"
+        speed = f"{rate(report.prompts_per_second)} prompts/s, {rate(report.rows_per_second)} rows/s"
         facts += [duration(report.seconds), speed]
     console.print(facts_line(*facts), soft_wrap=True)
