@@ -260,3 +260,10 @@ def test_uniforms_are_frozen() -> None:
     assert rng.philox(stream, (torch.arange(4), 2, 0, 0)).tolist() == [677056810, 2702074680, 1068714222, 2285672507]
     expected = ["0x1.42d88954p-3", "0x1.421cc671p-1", "0x1.fd9a4774p-3", "0x1.10793077p-1"]
     assert rng.uniform(stream, torch.arange(4), 2).tolist() == [float.fromhex(u) for u in expected]
+
+
+def test_rows_of_any_length_hash_as_each_alone() -> None:
+    rows = [[3, 1, 2], [], [3, 1, 2], [5] * 40, [1]]
+    alone = [int(rng.hash_tokens(torch.tensor(row, dtype=torch.int64), torch.arange(len(row)))) for row in rows]
+    assert rng.hash_rows(rows).tolist() == alone
+    assert rng.hash_rows([]).tolist() == []

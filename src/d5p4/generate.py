@@ -17,7 +17,7 @@ from .decode import decode
 from .errors import D5P4Error, DuplicateAnswers
 from .ops import kernels
 from .prompts import Request, bucket, encode, layout, plan, split_prompts
-from .rng import hash_tokens, key_of, mix
+from .rng import hash_rows, key_of, mix
 from .schedule import make_schedule
 from .settings import Settings, plain_number
 from .types import Callback, Model, Result
@@ -157,8 +157,7 @@ def prompt_keys(requests: Sequence[Request], keys: Sequence[int | str | None] | 
     named = Counter(key_of(key) for key in given if key is not None)
     if twice := [key for key in given if key is not None and named[key_of(key)] > 1]:
         raise D5P4Error(f"key {twice[0]!r} names two prompts; their random streams would be the same")
-    occurrences = Occurrences()
-    return [occurrences.key(request.ids, key) for request, key in zip(requests, given, strict=True)]
+    return Occurrences().keys([request.ids for request in requests], given)
 
 
 class Occurrences:
@@ -167,13 +166,15 @@ class Occurrences:
     def __init__(self) -> None:
         self._seen: Counter[int] = Counter()
 
-    def key(self, ids: Sequence[int], name: int | str | None = None) -> int:
-        """The key of the next prompt, of which the caller may know a name."""
-        tokens = torch.tensor(ids, dtype=torch.int64)
-        row = hash_tokens(tokens, torch.arange(len(ids)))
-        before = self._seen[int(row)]
-        self._seen[int(row)] += 1
-        return int(mix(row, before)) if name is None else key_of(name)
+    def keys(self, rows: Sequence[Sequence[int]], names: Sequence[int | str | None]) -> list[int]:
+        """The keys of the next prompts: of their token ids, unless the caller has a name for one."""
+        hashes = hash_rows(rows)
+        before = []
+        for row in hashes.tolist():
+            before.append(self._seen[row])
+            self._seen[row] += 1
+        own = mix(hashes, torch.tensor(before, dtype=torch.int64)).tolist()
+        return [key if name is None else key_of(name) for key, name in zip(own, names, strict=True)]
 
 
 def chosen_seed(seed: Any) -> int:

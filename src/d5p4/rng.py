@@ -9,6 +9,7 @@ that wrap; the numbers are fixed since the first release. On CUDA each function 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -65,6 +66,15 @@ def hash_tokens(tokens: Tensor, positions: Tensor) -> Tensor:
 
         return launch(*torch.broadcast_tensors(tokens, positions))
     return _finish(mix(tokens, positions).sum(-1))
+
+
+def hash_rows(rows: Sequence[Sequence[int]]) -> Tensor:
+    """`hash_tokens` [n] of n rows of any lengths, each at positions 0, 1, ..."""
+    lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
+    owner = torch.arange(len(rows)).repeat_interleave(lengths)
+    tokens = torch.tensor([token for row in rows for token in row], dtype=torch.int64)
+    positions = torch.arange(len(tokens)) - (lengths.cumsum(0) - lengths)[owner]
+    return _finish(torch.zeros_like(lengths).index_add_(0, owner, mix(tokens, positions)))
 
 
 def key_of(value: int | str) -> int:

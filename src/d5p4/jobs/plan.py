@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 
@@ -52,26 +53,30 @@ def plan_work(
     """The work of a file, window by window; the bad lines of a window come before its batches or after them."""
     occurrences, rest = Occurrences(), iter(lines)
     while window := list(islice(rest, WINDOW)):
-        found = [
-            source if isinstance(source, BadLine) else _ready(source, model, settings, length_given, occurrences)
-            for source in window
-        ]
-        ready = [entry for entry in found if isinstance(entry, Item)]
-        bad = [entry for entry in found if isinstance(entry, BadLine)]
+        bad = [source for source in window if isinstance(source, BadLine)]
+        encoded: list[tuple[PromptLine, list[int]]] = []
+        for source in window:
+            if isinstance(source, PromptLine):
+                with _failing(source, bad):
+                    encoded.append((source, encode(model, source.prompt, settings.chat, 0)))
+        keys = occurrences.keys([ids for _, ids in encoded], [source.id for source, _ in encoded])
+        ready: list[Item] = []
+        for (source, ids), key in zip(encoded, keys, strict=True):
+            with _failing(source, bad):
+                ready.append(Item(source, plan(model, ids, settings, length_given, 0), key))
         planned = batches(model, [item.request for item in ready], settings)
         works = [Work(items=tuple(ready[i] for i in numbers)) for _, numbers in planned]
         if bad:
+            bad.sort(key=lambda entry: entry.line)
             works.insert(0 if bad_first else len(works), Work(bad=tuple(bad)))
         yield from works
 
 
-def _ready(
-    source: PromptLine, model: Model, settings: Settings, length_given: bool, occurrences: Occurrences
-) -> Item | BadLine:
+@contextmanager
+def _failing(source: PromptLine, bad: list[BadLine]) -> Iterator[None]:
+    """What is wrong with a prompt makes its line a bad one."""
     try:
-        ids = encode(model, source.prompt, settings.chat, 0)
-        key = occurrences.key(ids, source.id)
-        return Item(source, plan(model, ids, settings, length_given, 0), key)
+        yield
     except D5P4Error as reason:
         said = re.sub(r"^prompt 0\b", "the prompt", str(reason)).removeprefix("the prompt: ")
-        return BadLine(source.line, said, source.fields)
+        bad.append(BadLine(source.line, said, source.fields))
