@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 ROOT = Path(__file__).resolve().parents[1]
+VOTES = "votes"  # counted beside the bytes: one before each exchange
 Row = dict[str, Any]
 
 
@@ -99,12 +100,19 @@ def work(sizes: Sizes) -> dict[str, Any]:
     torch.set_num_threads(1)
     mesh = connect((1, sizes.ranks), timeout=120, device="cpu")
     beams, model, found = mesh.beams, LookUp(sizes), {}
+    vote, voted = beams._vote, Counter()
+
+    def counted(error: Exception | None) -> None:
+        voted["all"] += 1
+        vote(error)
+
+    beams._vote = counted
     for what, options in CASES.items():
         marks: list[Counter[str]] = []
         times: list[float] = []
 
         def mark(marks: list[Counter[str]] = marks, times: list[float] = times) -> None:
-            marks.append(Counter(beams.sent))
+            marks.append(beams.sent + Counter({VOTES: voted["all"]}))
             times.append(time.perf_counter())
 
         model.at_forward = mark
@@ -125,7 +133,7 @@ def work(sizes: Sizes) -> dict[str, Any]:
         beams.agree_on(0)
         began = time.perf_counter()
         for _ in range(votes):
-            beams._vote(None)
+            vote(None)
         found["vote"] = {"ms": (time.perf_counter() - began) / votes * 1e3}
     mesh.close()
     return found
@@ -161,7 +169,7 @@ def measure(sizes: Sizes) -> list[Row]:
         ranks = start(sizes, Path(folder))
     rows = []
     for what in CASES:
-        kinds = sorted({kind for rank in ranks for step in rank[what]["steps"] for kind in step})
+        kinds = sorted({kind for rank in ranks for step in rank[what]["steps"] for kind in step} - {VOTES})
         sent = [
             {kind: statistics.mean(step.get(kind, 0) for step in rank[what]["steps"][1:]) for kind in kinds}
             for rank in ranks
@@ -174,7 +182,8 @@ def measure(sizes: Sizes) -> list[Row]:
             "sent": busiest,
             "sent_mb": sum(busiest.values()) / 1e6,
             "rows_sent": busiest["features"] / one_row,
-            "first_step_mb": max(sum(rank[what]["steps"][0].values()) for rank in ranks) / 1e6,
+            "first_step_mb": max(sum(rank[what]["steps"][0].get(kind, 0) for kind in kinds) for rank in ranks) / 1e6,
+            "exchanges": ranks[0][what]["steps"][1][VOTES],
             "gather_mb": sizes.gathered(2) / 1e6,
             "authors_mb": sizes.gathered(4) / 1e6,
         })  # fmt: skip

@@ -40,7 +40,7 @@ WORDS = [
 
 @dataclass(frozen=True)
 class Sizes:
-    lines: int = 20_000  # of the input
+    lines: int = 8_192  # of the input
     kept: int = 4_096  # lines in parts
     parts: int = 512
     requests: int = 4_000  # to the store
@@ -54,10 +54,14 @@ def measure(sizes: Sizes) -> list[Row]:
         return [*_input(sizes, folder), *_parts(sizes, folder), *_store(sizes)]
 
 
-def _timed(fn: Callable[[], Any]) -> tuple[float, Any]:
-    began = time.perf_counter()
-    found = fn()
-    return time.perf_counter() - began, found
+def _timed(fn: Callable[[], Any], repeats: int = 3) -> tuple[float, Any]:
+    """Seconds of the fastest of some calls, and the last one's result."""
+    best = float("inf")
+    for _ in range(repeats):
+        began = time.perf_counter()
+        found = fn()
+        best = min(best, time.perf_counter() - began)
+    return best, found
 
 
 def _row(what: str, seconds: float, count: int, **more: Any) -> Row:
@@ -80,7 +84,7 @@ def _input(sizes: Sizes, folder: Path) -> list[Row]:
     )  # fmt: skip
     settings = Settings.make(model, k=K, w=4, gen_length=ANSWER_TOKENS)
     scan, lines = _timed(lambda: PromptFile(path))
-    plan, work = _timed(lambda: list(plan_work(lines, model, settings, True)))
+    plan, work = _timed(lambda: list(plan_work(lines, model, settings, True, bad_first=False)))
     tokens = sum(len(item.request.ids) for each in work for item in each.items) / sizes.lines
     return [
         _row("count and hash the input", scan, sizes.lines, bytes=path.stat().st_size / sizes.lines),
