@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import d5p4
+from d5p4.jobs import decoder as module
 from d5p4.jobs import plan
 from tests.checkpoints import write_llada
 from tests.fake import FakeModel
@@ -158,22 +159,39 @@ def test_a_file_with_few_prompts_may_fail_altogether(box):
     assert report.failed == 3 and all(line["error"] for line in lines) and report.distinct is None
 
 
-@pytest.mark.parametrize("options", [{}, {"deterministic": True}])
-def test_too_little_memory_halves_the_budget(box, tmp_path, options):
+def sizes(report):
+    """Budgets that were too large, as the report tells them."""
+    return [int(re.search(r"budget of (\d+)", note)[1]) for note in report.notes if "out of memory" in note]
+
+
+def test_too_little_memory_halves_the_budget(box, tmp_path):
     """Answers stay the same; the report notes each size once."""
-    entries = prompts(40)
-    whole, _ = box(entries, max_tokens_per_forward=1024, **options)
+    whole, _ = box(prompts(40), max_tokens_per_forward=1024)
     box.output = tmp_path / "b.jsonl"
-    if options:  # the shape of a forward is fixed: only fewer prompts a call could help
-        assert "out of memory with line 1 alone" in box.fails(
-            model=Cramped(100), max_tokens_per_forward=1024, **options
-        )
-        return
     model = Cramped(100)
     lines, report = box(model=model, max_tokens_per_forward=1024)
     assert lines == whole and 50 < model.largest <= 100
-    told = [note for note in report.notes if "out of memory" in note]
-    assert [int(note.split()[4]) for note in told] == [1024, 512, 256, 128]
+    assert sizes(report) == [1024, 512, 256, 128]
+
+
+def test_too_little_memory_leaves_fixed_shapes_alone(box, tmp_path, monkeypatch):
+    """Under `deterministic` only fewer prompts at a time can help."""
+    options = {"deterministic": True, "max_tokens_per_forward": 256}
+    whole, _ = box(prompts(40), **options)
+    box.output = tmp_path / "b.jsonl"
+    shapes, real = set(), module.run_requests
+
+    def crowded(model, requests, keys, settings, seed, **given):
+        if len(requests) > 3:
+            raise torch.OutOfMemoryError("no room")
+        shapes.add(settings.max_tokens_per_forward)
+        return real(model, requests, keys, settings, seed, **given)
+
+    monkeypatch.setattr(module, "run_requests", crowded)
+    lines, report = box(**options)
+    assert lines == whole and shapes == {256} and sizes(report)[0] == 256
+    box.output = tmp_path / "c.jsonl"
+    assert "out of memory with line" in box.fails(model=Cramped(100), **options)
 
 
 def test_too_little_memory_for_one_prompt(box, tmp_path):

@@ -88,7 +88,7 @@ class Output:
         places = found.places.values()
         failed, answers = sum(place.failed for place in places), sum(place.answers for place in places)
         notes = [*self.notes, *changes(self.header.starts)]
-        notes += [f"out of memory at {size} tokens a forward; went on with half of it" for size in memory]
+        notes += [f"out of memory with a budget of {size} tokens; went on with half of it" for size in memory]
         if failed:
             who, whose = ("1 prompt", "its line says") if failed == 1 else (f"{failed} prompts", "their lines say")
             notes.append(f"{who} failed: {whose} why, and --retry-errors decodes again what failed")

@@ -13,7 +13,7 @@ from ..models import load
 from ..settings import Settings
 from ..store import append
 from ..types import Model, Snapshot
-from .batches import Decoder, Outcome
+from .decoder import Decoder, Outcome
 from .lines import answer_line, error_line
 from .output import Output, Start, writing
 from .parts import Parts
