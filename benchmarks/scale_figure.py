@@ -74,6 +74,9 @@ def _rates(panel: Any, rows: Sequence[Row]) -> None:
 def _gains(panel: Any, rows: Sequence[Row], files: Sequence[Row]) -> None:
     if rows:
         _lines(panel, rows, "gain")
+        top = max(row["gain"] for row in [*rows, *files] if "gain" in row)
+        ticks = [tick for tick in (1, 2, 5, 10, 20, 50, 100, 200, 500) if tick <= 1.5 * top]
+        panel.set_yticks(ticks, [str(tick) for tick in ticks])
         panel.set(xlabel="prompts decoded together", ylabel="times the prompts a second of one")
     for row in files:
         if row["what"] == "batched, default budget":
