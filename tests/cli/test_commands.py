@@ -81,7 +81,7 @@ def test_answers_cannot_disturb_the_terminal(cli, models, monkeypatch, answer):
 
     model = d5p4.load(models.llada, "cpu", torch.float32)
     model.tokenizer = Odd(model.tokenizer)
-    monkeypatch.setattr(d5p4, "load", lambda *_: model)
+    monkeypatch.setattr(d5p4, "load", lambda *_, **__: model)
     for command in ("generate", "compare"):
         found = cli(command, answer, "-m", "x", "--gen-length", 2, "-k", 2, "--seed", 1)
         assert found.exit_code == 0, found.exception
