@@ -25,7 +25,7 @@ from d5p4.experiments.run import reproduce
 from d5p4.experiments.scoring import sets
 from d5p4.experiments.setup import Case, Experiment, Setup
 from d5p4.experiments.store import JsonLines
-from tests.checkpoints import write_llada
+from tests.checkpoints import write_llada, write_mdlm
 from tests.distributed.ranks import ROOT, finish, free_port, results, start
 
 UNITS = 10
@@ -248,20 +248,24 @@ def test_kills_at_random_moments(tmp_path, given, alone):
 
 @pytest.mark.full
 def test_the_command_under_torchrun(tmp_path):
-    words = ["reproduce", "math", "--stage", "decode", "--device", "cpu", "--dtype", "float64", "--out", str(tmp_path)]
-    words += ["--set", "units=3", "--set", "beta=25", "--set", "alpha=20"]
+    model, out = write_mdlm(tmp_path / "model"), tmp_path / "out"
+    words = ["reproduce", "pareto", "--stage", "decode", "--model", str(model), "--device", "cpu", "--out", str(out)]
+    for change in ("gen_length=8", "steps=4", "units=2", "k=2", "w=2"):
+        words += ["--set", change]
     launch = ["torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port()), "-m"]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
 
     def call(*more: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", *launch, "d5p4", *words, *more]
-        return subprocess.run(command, env=environment, text=True, capture_output=True, timeout=900)
+        return subprocess.run(command, env=environment, text=True, capture_output=True, timeout=300)
 
     short = call("--minutes", "0", "--quiet")
-    assert short.returncode != 0 and re.fullmatch(r"math: not finished, \d+ sets left; run .*\n", short.stdout)
+    assert short.returncode != 0 and re.fullmatch(r"pareto: not finished, \d+ sets left; run .*\n", short.stdout)
     whole = call()
-    assert whole.returncode == 0 and whole.stdout == f"math: {tmp_path / 'math'}\n", whole.stderr
-    config = json.loads((tmp_path / "math" / "config.json").read_text())
-    assert config["stages"]["decode"][-1]["ranks"] == 2 and config["stages"]["decode"][-1]["finished"]
-    files = list((tmp_path / "rows").iterdir())
-    assert len(files) == len(config["cases"]) and all(file.read_bytes().count(b"\n") == 4 for file in files)
+    assert whole.returncode == 0 and whole.stdout == f"pareto: {out / 'pareto'}\n", whole.stderr
+    told = [line for line in whole.stderr.splitlines() if line.startswith("pareto ")]
+    assert told[-1] == "pareto 100 % decoded" and told.count(told[-1]) == 1
+    config = json.loads((out / "pareto" / "config.json").read_text())
+    assert config["stages"]["decode"][0]["ranks"] == 2
+    files = {file.name: file.read_text(encoding="utf-8").splitlines()[1:] for file in (out / "rows").iterdir()}
+    assert sum(map(len, files.values())) == sum(case["units"] for case in config["cases"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -78,6 +79,7 @@ def test_the_file_keeps_what_it_has(tmp_path: Path) -> None:
 def footprint(folder: Path, mapped: bool) -> tuple[int, NativeModel]:
     """Bytes that a model adds to this process, where pages held by several processes count by their share."""
     load(folder, "cpu", mapped=mapped)  # what is needed once
+    gc.collect()
     before = _share()
     model = load(folder, "cpu", mapped=mapped)
     assert all(bool(parameter.sum().isfinite()) for parameter in model.parameters())  # every page is there
@@ -93,16 +95,17 @@ def test_two_processes_hold_the_pages_once(tmp_path: Path) -> None:
     folder = write_llada(tmp_path, **LARGE)
     size = (folder / "model.safetensors").stat().st_size
     assert size > 60e6
-    alone, model = footprint(folder, mapped=True)
-    assert 0.9 * size < alone < 1.1 * size
+    _, model = footprint(folder, mapped=True)
     command = [sys.executable, "-m", "tests.models.test_mapped", str(folder)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
     said = subprocess.run(command, env=environment, cwd=ROOT, check=True, capture_output=True, timeout=100).stdout
-    mapped, copied = json.loads(said)
+    found = json.loads(said)
     del model  # the pages were held here all the time
-    assert 0.4 * size < mapped < 0.6 * size
-    assert 0.9 * size < copied < 1.1 * size
+    assert 0.4 * size < found["mapped"] < 0.6 * size
+    assert 0.9 * size < found["copied"] < 1.1 * size
+    assert found["compiler"] is False  # which takes torch longer to import than all the rest
 
 
 if __name__ == "__main__":
-    print(json.dumps([footprint(Path(sys.argv[1]), mapped)[0] for mapped in (True, False)]))
+    sizes = {name: footprint(Path(sys.argv[1]), name == "mapped")[0] for name in ("mapped", "copied")}
+    print(json.dumps(sizes | {"compiler": "torch._dynamo" in sys.modules}))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from ..errors import D5P4Error
 from .base import NativeModel
@@ -71,9 +72,19 @@ def without_weights(
     folder = find(name_or_path)
     config = read_json(folder / "config.json")
     generation = read_json(folder / "generation_config.json", missing={})
-    with torch.device("meta"):
+    with torch.device("meta"), _Undrawn():
         model = ARCHITECTURES[architecture(config, folder)](config)
     return model, folder, find_tokenizer(folder, model, tokenizer), generation
+
+
+class _Undrawn(TorchFunctionMode):
+    """Initial weights that nobody will see are not drawn: on the meta device that alone would import a compiler."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return args[0] if args else given["tensor"]
+        return func(*args, **given)
 
 
 def find(name_or_path: str | Path) -> Path:
