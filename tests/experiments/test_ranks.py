@@ -19,6 +19,7 @@ import pytest
 from d5p4.distributed import connect
 from d5p4.errors import D5P4Error
 from d5p4.experiments import decoding, run
+from d5p4.experiments import parts as parts_module
 from d5p4.experiments.drawing import Drawing, Table
 from d5p4.experiments.parts import fold, part
 from d5p4.experiments.run import reproduce
@@ -58,9 +59,14 @@ def shared(folder: Path, out: Path, **words: Any) -> Setup:
     return reproduce("shared", out=out, model=model, data=data, device="cpu", dtype="float64", **words)
 
 
-def work(given: str, out: str, fails: int | None = None, dies: int | None = None, calls: int = 3) -> dict[str, Any]:
-    """What a rank does: first without time, then to the end. One rank may fail or be killed at one of its calls."""
+def work(
+    given: str, out: str, fails: int | None = None, dies: int | None = None, apart: bool = False
+) -> dict[str, Any]:
+    """What a rank does: first without time, then to the end. One rank may fail or be killed at its third call.
+    `apart`: ranks do not see each other's files."""
     mesh = connect(timeout=60)
+    parts_module.PATIENCE = 1.0
+    out = f"{out}-{mesh.rank}" if apart else out
     generate, made = decoding.generate, 0
 
     def watched(*args: Any, **words: Any) -> Any:
@@ -70,9 +76,9 @@ def work(given: str, out: str, fails: int | None = None, dies: int | None = None
         made += 1
         if dies is not None and mesh.rank != dies and made > 1:
             time.sleep(0.3)
-        if made == calls and mesh.rank == dies:
+        if made == 3 and mesh.rank == dies:
             os.kill(os.getpid(), signal.SIGKILL)
-        if made == calls and mesh.rank == fails:
+        if made == 3 and mesh.rank == fails:
             raise D5P4Error("the moon is full")
         return generate(*args, **words)
 
@@ -192,6 +198,15 @@ def test_a_rank_that_fails_says_why(tmp_path, given, alone):
     assert "rank 1 gave up: the moon is full" in ended[0][1] and "the moon is full" in ended[1][1]
     shared(given, out)
     assert rows(out) == alone
+
+
+@pytest.mark.full
+def test_ranks_that_do_not_share_a_folder_decode_nothing(tmp_path, given):
+    ended = finish(start(WORK, 2, tmp_path / "ranks", given=str(given), out=str(tmp_path / "out"), apart=True))
+    assert all(code != 0 for code, _ in ended)
+    for _, said in ended:
+        assert "rank 1 does not see what rank 0 writes into" in said and "all hosts share" in said
+    assert not parts(tmp_path / "out-0") and not parts(tmp_path / "out-1")
 
 
 def test_parts_are_folded_once(tmp_path):
