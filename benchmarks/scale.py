@@ -185,8 +185,8 @@ def rows(bench: Bench) -> list[Row]:
         alone = None
         for count in counts:
             row = bench.decode(what, model, prompts(count), max_tokens_per_forward=WHOLE, **options)
-            alone = alone or row["prompts_per_s"]
-            found.append(show(row | {"gain": row["prompts_per_s"] / alone}))
+            alone = alone or row["rows_per_s"]  # not prompts: some prompts have fewer rows than others
+            found.append(show(row | {"gain": row["rows_per_s"] / alone}))
     return found
 
 

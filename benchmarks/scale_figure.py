@@ -77,7 +77,7 @@ def _gains(panel: Any, rows: Sequence[Row], files: Sequence[Row]) -> None:
         top = max(row["gain"] for row in [*rows, *files] if "gain" in row)
         ticks = [tick for tick in (1, 2, 5, 10, 20, 50, 100, 200, 500) if tick <= 1.5 * top]
         panel.set_yticks(ticks, [str(tick) for tick in ticks])
-        panel.set(xlabel="prompts decoded together", ylabel="times the prompts a second of one")
+        panel.set(xlabel="prompts decoded together", ylabel="times the rows a second of one")
     for row in files:
         if row["what"] == "batched, default budget":
             panel.axhline(row["gain"], color="#666666", linestyle=":", label="countdown, a whole file by run_file")
