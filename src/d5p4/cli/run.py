@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +12,7 @@ from rich.text import Text
 from ..errors import D5P4Error
 from .options import RUNNING, Decoding, Device, Dtype, Json, ModelName, Parameters, Quiet, given, with_options
 from .progress import duration, file_progress, load_model, rate
+from .ranks import joined
 from .record import print_json
 from .show import facts_line, note, visible
 
@@ -64,32 +64,20 @@ def run(
     """
     import d5p4
 
-    from ..distributed import RankLost, connect
     from ..methods import method_named
 
     settings: dict[str, Any] = given(decoding) | given(parameters)
     if method is not None:
         settings["method"] = method_named(method).name  # wrong names are told before a model is loaded
-    ranks = connect(None if mesh is None else _mesh(mesh), timeout, device)
-    shown = ranks.first and not (quiet or json)
-    place = device if ranks.device is None else str(ranks.device)
-    try:
-        try:
-            loaded = load_model(model, place, dtype, shown, mapped=ranks.world > 1)
-        except BaseException as error:
-            ranks.fail(error)
-            raise
+    with joined(None if mesh is None else _mesh(mesh), timeout, device) as ranks:
+        shown = ranks.first and not (quiet or json)
+        place = device if ranks.device is None else str(ranks.device)
+        loaded = load_model(model, place, dtype, shown, mapped=ranks.world > 1)
         with file_progress(shown) as progress:
             report = d5p4.run_file(
                 loaded, input, output, strict=strict, retry_errors=retry_errors, mesh=ranks, progress=progress,
                 logprobs=logprobs or None, **settings,
             )  # fmt: skip
-        ranks.close()
-    except RankLost as error:
-        if ranks.first or "gave up" not in str(error):
-            raise
-        time.sleep(1)  # the rank that gave up says why, if torchrun, which ends all with the first, lets it
-        raise typer.Exit(2) from None
     if not ranks.first:
         return
     if json:

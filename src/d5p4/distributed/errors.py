@@ -8,4 +8,8 @@ CURE = "what is finished is kept: start the same command again"
 
 
 class RankLost(D5P4Error):
-    """Another rank has died, hangs or has given up."""
+    """Another rank has died, hangs or has given up; `told`: it says itself why."""
+
+    def __init__(self, said: str, told: bool = False) -> None:
+        super().__init__(said)
+        self.told = told

@@ -80,6 +80,7 @@ class Ranks(Mesh):
         self.data, self.beam, self.rank, self.world = data, beam, rank, data * beam
         self._store, self._watchdog, self._name = store, watchdog, name
         self._shared = self._met = 0
+        self._left = False
 
     def ticket(self, name: str) -> int:
         if self.beam == 1:
@@ -119,6 +120,9 @@ class Ranks(Mesh):
 
     def _leave(self) -> None:
         """The process that holds the store leaves last."""
+        if self._left:
+            return
+        self._left = True
         self._watchdog.close()
         if self.beam > 1 and dist.is_initialized():
             dist.destroy_process_group()
@@ -140,7 +144,7 @@ class Ranks(Mesh):
     def _look_for_failures(self) -> None:
         key = f"{self._name}/failed"
         if self._ask(self._store.check, [key]):
-            raise RankLost(f"{self._ask(self._store.get, key).decode()} (rank {self.rank} stops with it)")
+            raise RankLost(f"{self._ask(self._store.get, key).decode()} (rank {self.rank} stops with it)", told=True)
 
     def _ask(self, question: Any, *given: Any) -> Any:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from ..models import load
 from ..settings import Settings
 from ..store import append
 from ..types import Model, Snapshot
+from .budget import default_budget
 from .decoder import Decoder, Outcome
 from .lines import answer_line, error_line
 from .output import Output, Start, writing
@@ -55,7 +57,7 @@ def run_file(
     retry_errors  decode again what failed before
     mesh          of `d5p4.distributed.connect`, where several ranks share the prompts; by default this job's
     progress      called on the first rank with a `Pace`, at most every half second
-    options       those of `d5p4.generate`
+    options       those of `d5p4.generate`; max_tokens_per_forward is chosen by the model's size (`jobs.budget`)
     """
     from ..distributed import connect
 
@@ -95,6 +97,9 @@ class Run:
             raise D5P4Error(f"model is a {type(model).__name__}; d5p4.load or d5p4.wrap make one")
         self.model, self.mesh, self.strict = model, mesh, strict
         self.settings = Settings.make(model, **{name: x for name, x in options.items() if name not in REFUSED})
+        given = dict(model.generation_defaults) | options
+        if given.get("max_tokens_per_forward") is None and not self.settings.deterministic:
+            self.settings = replace(self.settings, max_tokens_per_forward=default_budget(model))
         self.length_given = options.get("gen_length") is not None or options.get("max_new_tokens") is not None
         _check_places(input, output)
         self.file = PromptFile(input)

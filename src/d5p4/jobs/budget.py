@@ -1,0 +1,34 @@
+"""How many tokens a forward of a file run takes, unless the caller says.
+
+Enough for the device to be busy and no more: a batch is eight forwards' tokens at every step, which is what a kill
+loses and what the last rank keeps the others waiting for. Measured on an H200 (docs/scale.md): 8 B parameters work at
+their full rate from 2,048 tokens on, 10 M from 131,072 to 262,144.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from ..types import Model
+
+
+class Appetite(NamedTuple):
+    """What keeps a kind of device busy."""
+
+    work: float  # floating-point operations of a forward
+    least: int  # tokens
+
+
+CUDA, OTHERS = Appetite(5e12, 8192), Appetite(4e10, 1024)
+MOST = 1 << 18
+
+
+def default_budget(model: Model) -> int:
+    """Tokens a forward: a power of two that follows from the model's size and the kind of device alone."""
+    module: Any = getattr(model, "module", model)
+    weights = module.parameters() if isinstance(module, nn.Module) else [model.head.weight]
+    appetite = CUDA if model.head.weight.is_cuda else OTHERS
+    tokens = appetite.work / (2 * sum(weight.numel() for weight in weights))
+    return min(max(1 << max(0, round(tokens).bit_length() - 1), appetite.least), MOST)
