@@ -229,7 +229,7 @@ def sent(facts: Facts) -> str:
 
 def rates(facts: Facts) -> str:
     return markdown(
-        ["model", "prompts together", "distinct rows", "rows/s", "prompts/s", "rows/s over those of one prompt", "peak, GB"],
+        ["model", "prompts together", "distinct rows", "rows/s", "prompts/s", "gain in rows/s", "peak, GB"],
         [[row["what"], str(row["prompts"]), percent(row["distinct_share"]), row["rows_per_s"], row["prompts_per_s"],
           row["gain"], row.get("peak_gb")] for row in facts.rows("rows")],
     )  # fmt: skip
