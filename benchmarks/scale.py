@@ -234,7 +234,7 @@ def batching(bench: Bench) -> list[Row]:
         alone = run("one prompt at a time", plan.alone, 1)
         for what, options in (
             ("batched, default budget", {}),
-            ("batched, 131072 tokens a forward", {"max_tokens_per_forward": 1 << 17}),
+            ("batched, 16384 tokens a forward", {"max_tokens_per_forward": 1 << 14}),
             ("batched, deterministic", {"deterministic": True} | fixed),
         ):
             lines = run(what, plan.file, job_plan.WINDOW, **options)

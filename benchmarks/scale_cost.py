@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from d5p4.jobs.budget import CUDA
 from d5p4.settings import Settings
 
 RANKS_A_HOST = 8
+BUDGET = CUDA.least  # tokens a forward that `run_file` takes for a model of this size
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,11 @@ class Job:
     @property
     def batch(self) -> int:
         """Prompts of one decode call under the default budget."""
-        return max(1, Settings(k=self.k, w=self.w).max_tokens_per_call // self.pool // (self.prompt + self.answer))
+        return max(1, self.settings.max_tokens_per_call // self.pool // (self.prompt + self.answer))
+
+    @property
+    def settings(self) -> Settings:
+        return Settings(k=self.k, w=self.w, max_tokens_per_forward=BUDGET)
 
     def seconds(self, step: StepTime, prompts: int | None = None) -> float:
         """Of a GPU for one prompt, decoded with others (as many as the budget takes)."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from benchmarks.scale_cost import Costs, Job, StepTime
 from d5p4.generate import batches
 from d5p4.jobs.plan import WINDOW
-from d5p4.settings import Settings
 
 Floats = NDArray[np.float64]
 
@@ -63,11 +62,12 @@ class Cut(NamedTuple):
 
 
 @cache
-def cut(prompts: int, mean: int, answer: int, k: int, w: int, spread: float) -> Cut:
-    """As `run_file` cuts it: the same windows, the same function."""
-    middle = math.log(mean) - spread**2 / 2
+def cut(job: Job, spread: float) -> Cut:
+    """As `run_file` cuts it: the same windows, the same function, the same budget."""
+    prompts, answer, settings, model = job.prompts, job.answer, job.settings, SimpleNamespace(mask_id=-1)
+    middle = math.log(job.prompt) - spread**2 / 2
     drawn = np.random.default_rng(0).lognormal(middle, spread, prompts).clip(16, 1024).astype(int)
-    lengths, settings, model = drawn + answer, Settings(k=k, w=w), SimpleNamespace(mask_id=-1)
+    lengths = drawn + answer
     order: list[int] = []
     first, window = [], []
     for number, start in enumerate(range(0, prompts, WINDOW)):
@@ -81,7 +81,7 @@ def cut(prompts: int, mean: int, answer: int, k: int, w: int, spread: float) -> 
 
 @cache
 def planned(job: Job, spread: float, mixed: float, step: StepTime) -> Batches:
-    found = cut(job.prompts, job.prompt, job.answer, job.k, job.w, spread)
+    found = cut(replace(job, steps=1, share=1.0), spread)  # which do not matter to it
     reach = min(mixed * job.share, 1 - job.share)
     share = np.random.default_rng(1).uniform(job.share - reach, job.share + reach, job.prompts)
     longest = np.maximum.reduceat(found.lengths[found.order], found.first)  # rows are padded to it

@@ -75,7 +75,7 @@ def test_cost_is_rows_times_their_time():
     job = Job(prompts=3600, k=2, w=2, prompt=128, answer=256, steps=3, share=0.5)
     assert job.rows == 1 + 2 * 4 * 0.5
     together = job.batch
-    assert together == 8 * 16384 // 4 // 384
+    assert together == 8 * 8192 // 4 // 384
     first, later = max(20.0, together * 10.0), together * 4 * 0.5 * 10.0
     assert job.gpu_hours(STEP) == pytest.approx((first + 2 * later) / together / 1e3)
     assert job.seconds(STEP, 1) == pytest.approx((20 + 2 * 20) / 1e3)  # alone, the least step counts
