@@ -120,3 +120,9 @@ def test_what_cannot_be_spread_is_a_sentence(tmp_path):
         assert "k=3 does not split over 2 ranks" in said[0]
         assert "history needs the whole pool" in said[1]
         assert "seed=None would be another seed" in said[2]
+
+
+def test_a_device_that_is_not_there_is_a_sentence(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(d5p4.D5P4Error, match="device='tpu7'"):
+        connect(device="tpu7")

@@ -99,6 +99,9 @@ def count_and_meet(tickets: int) -> dict[str, Any]:
     shared = mesh.share({"from": mesh.rank})
     done = mesh.count("done")
     mesh.close()
+    again = connect()  # a second job of the same processes starts from nothing
+    assert again.share(mesh.rank + 7) == 7 and again.count("done") == 0
+    again.close()
     return {"mine": mine, "shared": shared, "done": done, "first": mesh.first, "world": mesh.world}
 
 

@@ -11,6 +11,8 @@ import pickle
 import time
 from contextlib import suppress
 from datetime import timedelta
+from functools import cache
+from itertools import count
 from typing import Any
 
 import torch
@@ -18,12 +20,14 @@ import torch.distributed as dist
 
 from ..beams import ALONE, Beams
 from ..errors import D5P4Error
+from ..models.load import choose_device
 from .errors import CURE, RankLost
 from .spread import SpreadBeams
 from .watchdog import Watchdog
 
 POLL = 0.02  # seconds between two looks at the store, growing to
 POLL_MOST = 0.5
+_calls = count()  # of `connect`, which all ranks make alike
 
 
 class Mesh:
@@ -174,15 +178,17 @@ def connect(mesh: tuple[int, int] | None = None, timeout: float = 600.0, device:
     if world == 1:
         return Mesh()
     place = _own_device(device)
-    # A restart by torchrun finds the store of the start before.
-    name = f"d5p4/{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    # A restart by torchrun finds the store of the start before, and a second call what the first one left.
+    name = f"d5p4/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{next(_calls)}"
     wait = timedelta(seconds=timeout + 30)  # longer than the watchdog's, which has more to say
 
+    host, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), _number("MASTER_PORT", 29500)
+
     def client() -> dist.TCPStore:
-        return dist.TCPStore(os.environ["MASTER_ADDR"], _number("MASTER_PORT", 29500), timeout=wait)
+        return dist.TCPStore(host, port, timeout=wait)
 
     try:
-        store = client() if rank or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else _serve(wait)
+        store = client() if rank or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else _served(host, port)
     except RuntimeError as error:
         said = (str(error).splitlines() or [type(error).__name__])[0]
         raise RankLost(f"rank {rank} cannot reach the store that torchrun names ({said:.120})") from error
@@ -211,10 +217,10 @@ def _spread(mesh: Mesh, store: dist.Store, device: torch.device, wait: timedelta
     return found
 
 
-def _serve(wait: timedelta) -> dist.TCPStore:
-    return dist.TCPStore(
-        os.environ["MASTER_ADDR"], _number("MASTER_PORT", 29500), is_master=True, timeout=wait, wait_for_workers=False
-    )
+@cache
+def _served(host: str, port: int) -> dist.TCPStore:
+    """The store, held by this process as long as it lives."""
+    return dist.TCPStore(host, port, is_master=True, wait_for_workers=False)
 
 
 def _own_device(wanted: str | None) -> torch.device:
@@ -222,7 +228,7 @@ def _own_device(wanted: str | None) -> torch.device:
         device = torch.device("cuda", _number("LOCAL_RANK", 0) % torch.cuda.device_count())
         torch.cuda.set_device(device)
         return device
-    return torch.device(wanted or "cpu")
+    return choose_device(wanted or "cpu")
 
 
 def _number(name: str, default: int) -> int:
