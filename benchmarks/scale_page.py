@@ -1,4 +1,4 @@
-"""The tables and the drawing of docs/scale.md, from the JSON of `gpu.py` and `scale.py`.
+"""The tables and the drawing of docs/scale.md, from the JSON of `gpu.py`, `scale.py` and `deterministic.py`.
 
 A table lies between <!-- scale: NAME --> and <!-- end -->; NAME is one of TABLES.
 """
@@ -26,8 +26,8 @@ Row = dict[str, Any]
 class Facts:
     """What was measured."""
 
-    def __init__(self, gpu: Mapping[str, Any], scale: Mapping[str, Any]) -> None:
-        self.gpu, self.scale = gpu, scale
+    def __init__(self, gpu: Mapping[str, Any], scale: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
+        self.gpu, self.scale, self.fixed = gpu, scale, fixed
 
     @cached_property
     def step(self) -> StepTime:
@@ -274,10 +274,24 @@ def fit(facts: Facts) -> str:
     )
 
 
+def bits(facts: Facts) -> str:
+    """What `deterministic` keeps, and what it costs."""
+    rows = [
+        [model, str(plain["size"]), percent(plain["unchanged"]), percent(fixed["unchanged"]),
+         percent(fixed["same_bits"]), plain["rows_s"], fixed["rows_s"], plain["rows_s"] / fixed["rows_s"]]
+        for model, held in facts.fixed["models"].items()
+        for plain, fixed in zip(held["plain"], held["deterministic"], strict=True)
+    ]  # fmt: skip
+    header = ["model", "prompts in a batch", "unchanged answers without", "with", "same bits with"]
+    table = markdown([*header, "rows/s without", "rows/s with", "times the cost"], rows)
+    return f"{table}\n\nMeasured on: {facts.fixed['machine']}, torch {facts.fixed['torch']}."
+
+
 TABLES: dict[str, Callable[[Facts], str]] = {
     "fit": fit, "cost": cost, "distinct": _measured("distinct", shares), "simulation": simulation, "few": few,
     "saturation": saturation, "host": _measured("host", host), "latency": latency, "bytes": _measured("bytes", sent),
     "rows": _measured("rows", rates), "budget": _measured("budget", budgets), "batching": _measured("batching", files),
+    "bits": bits,
 }  # fmt: skip
 
 

@@ -3,7 +3,8 @@
     python benchmarks/scale_plan.py                           prints the tables of docs/scale.md
     python benchmarks/scale_plan.py --page docs/scale.md --figure docs/scale.svg
 
-Step times come from benchmarks/results/gpu.json (LLaDA-8B's shape on one H200), all else from scale.json. The
+Step times come from benchmarks/results/gpu.json (LLaDA-8B's shape on one H200), fixed shapes from deterministic.json,
+all else from scale.json. The
 arithmetic is in scale_cost.py, the simulation in scale_schedule.py, the tables in scale_page.py.
 """
 
@@ -33,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--page", type=Path, help="a page whose tables are made anew, such as docs/scale.md")
     parser.add_argument("--figure", type=Path, help="a drawing, such as docs/scale.svg; needs matplotlib")
     options = parser.parse_args(arguments)
-    facts = Facts(read("gpu.json"), read("scale.json"))
+    facts = Facts(read("gpu.json"), read("scale.json"), read("deterministic.json"))
     if options.page:
         options.page.write_text(fill(options.page.read_text(encoding="utf-8"), facts), encoding="utf-8")
     if options.figure:

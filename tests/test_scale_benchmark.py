@@ -29,7 +29,7 @@ def measured(tmp_path_factory):
 
 
 def facts(results):
-    return scale_page.Facts(scale_plan.read("gpu.json"), results)
+    return scale_page.Facts(scale_plan.read("gpu.json"), results, scale_plan.read("deterministic.json"))
 
 
 def test_every_section_is_measured_and_merged(measured):

@@ -24,3 +24,10 @@ class Sized(nn.Module):
 ])  # fmt: skip
 def test_large_models_take_fewer_tokens(parameters, cuda, tokens):
     assert default_budget(Sized(parameters, cuda)) == tokens
+
+
+@pytest.mark.parametrize("parameters, cuda, tokens", [
+    (8_000_000_000, True, 4096), (9_700_000, True, 1 << 15), (8_000_000_000, False, 1024), (9_700_000, False, 2048),
+])  # fmt: skip
+def test_forwards_that_are_filled_up_are_smaller(parameters, cuda, tokens):
+    assert default_budget(Sized(parameters, cuda), deterministic=True) == tokens

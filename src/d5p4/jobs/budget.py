@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from ..settings import FIXED_TOKENS
 from ..types import Model
 
 
@@ -25,10 +26,14 @@ CUDA, OTHERS = Appetite(5e12, 8192), Appetite(4e10, 1024)
 MOST = 1 << 18
 
 
-def default_budget(model: Model) -> int:
-    """Tokens a forward: a power of two that follows from the model's size and the kind of device alone."""
+def default_budget(model: Model, deterministic: bool = False) -> int:
+    """Tokens a forward: a power of two that follows from the model's size and the kind of device alone.
+
+    A deterministic forward is filled up to its whole size, so it is a quarter of others.
+    """
     module: Any = getattr(model, "module", model)
     weights = module.parameters() if isinstance(module, nn.Module) else [model.head.weight]
     appetite = CUDA if model.head.weight.is_cuda else OTHERS
     tokens = appetite.work / (2 * sum(weight.numel() for weight in weights))
-    return min(max(1 << max(0, round(tokens).bit_length() - 1), appetite.least), MOST)
+    budget = min(max(1 << max(0, round(tokens).bit_length() - 1), appetite.least), MOST)
+    return max(budget // 4, min(budget, FIXED_TOKENS)) if deterministic else budget

@@ -98,8 +98,9 @@ class Run:
         self.model, self.mesh, self.strict = model, mesh, strict
         self.settings = Settings.make(model, **{name: x for name, x in options.items() if name not in REFUSED})
         given = dict(model.generation_defaults) | options
-        if given.get("max_tokens_per_forward") is None and not self.settings.deterministic:
-            self.settings = replace(self.settings, max_tokens_per_forward=default_budget(model))
+        if given.get("max_tokens_per_forward") is None:
+            budget = default_budget(model, self.settings.deterministic)
+            self.settings = replace(self.settings, max_tokens_per_forward=budget)
         self.length_given = options.get("gen_length") is not None or options.get("max_new_tokens") is not None
         _check_places(input, output)
         self.file = PromptFile(input)
