@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from d5p4.distributed import connect
+from d5p4.distributed import folder as shared_folder
 from d5p4.errors import D5P4Error
 from d5p4.experiments import decoding, run
-from d5p4.experiments import parts as parts_module
 from d5p4.experiments.drawing import Drawing, Table
 from d5p4.experiments.parts import fold, part
 from d5p4.experiments.run import reproduce
@@ -65,7 +65,7 @@ def work(
     """What a rank does: first without time, then to the end. One rank may fail or be killed at its third call.
     `apart`: ranks do not see each other's files."""
     mesh = connect(timeout=60)
-    parts_module.PATIENCE = 1.0
+    shared_folder.PATIENCE = 1.0
     out = f"{out}-{mesh.rank}" if apart else out
     generate, made = decoding.generate, 0
 

@@ -18,7 +18,7 @@ import torch
 
 import d5p4
 from d5p4.distributed import connect
-from d5p4.jobs import run as jobs
+from d5p4.distributed import folder as shared_folder
 from tests.fake import FakeModel
 
 SMALL: dict[str, Any] = dict(k=2, w=2, gen_length=4, temperature=1.3, seed=5, max_tokens_per_forward=32)
@@ -101,7 +101,7 @@ def decode(folder: Path, rank: int, world: int, port: int, given: dict[str, Any]
     pause = options.pop("pause", 0.0)
     if options.pop("apart", False):  # as on hosts that share no file system
         folder = folder / str(rank)
-        jobs.PATIENCE = 0.2
+        shared_folder.PATIENCE = 0.2
     if world > 1:
         names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_PORT": port}
         os.environ.update({name: str(value) for name, value in names.items()}, MASTER_ADDR="127.0.0.1")

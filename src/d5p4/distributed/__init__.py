@@ -6,7 +6,8 @@
 """
 
 from .errors import RankLost
+from .folder import check_shared
 from .mesh import Mesh, connect
 from .spread import SpreadBeams
 
-__all__ = ["Mesh", "RankLost", "SpreadBeams", "connect"]
+__all__ = ["Mesh", "RankLost", "SpreadBeams", "check_shared", "connect"]

@@ -12,11 +12,12 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from ..distributed import check_shared
 from ..errors import DuplicateAnswers
 from ..generate import generate
 from ..settings import Settings
 from ..types import Callback
-from .parts import at_work, check_shared, fold, part
+from .parts import at_work, fold, part
 from .setup import OPEN, Case, Setup
 from .store import JsonLines
 
@@ -41,7 +42,7 @@ def decode_cases(setup: Setup, deadline: float | None = None) -> bool:
         work = mesh.share(_find_work(setup, deadline) if mesh.first else None)
         if not work.pending:
             return True
-        check_shared(setup.root / "rows", work.start, mesh)
+        check_shared(setup.root / "rows", mesh, "--out")
         if mesh.world > 1:
             _ = setup.model  # it may take longer than a rank may be silent
     _decode_share(setup, work)

@@ -7,17 +7,11 @@ of a start that died are folded by the next one, however many ranks that has.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from ..distributed import Mesh
-from ..errors import D5P4Error
-from .store import JsonLines, write_text
-
-WORD = "ranks.word"
-PATIENCE = 20.0  # seconds that what the first rank writes may take to be seen by the others
+from .store import JsonLines
 
 
 def part(rows: JsonLines, start: str, rank: int) -> JsonLines:
@@ -37,34 +31,6 @@ def fold(rows: JsonLines) -> None:
         rows.add_all({key: found[key] for key in sorted(found, key=int)})
     for path in paths:
         path.unlink(missing_ok=True)
-
-
-def check_shared(folder: Path, word: str, mesh: Mesh) -> None:
-    """All ranks must see one folder, or the first would not find what the others write."""
-    if mesh.world == 1:
-        return
-    file = folder / WORD
-    if mesh.first:
-        write_text(file, word)
-    mesh.meet()
-    until = time.monotonic() + PATIENCE
-    while not _reads(file, word):
-        if time.monotonic() > until:
-            raise D5P4Error(
-                f"rank {mesh.rank} does not see what rank 0 writes into {folder}; --out must be on a file system that "
-                "all hosts share"
-            )
-        time.sleep(0.1)
-    mesh.meet()
-    if mesh.first:
-        file.unlink(missing_ok=True)
-
-
-def _reads(file: Path, word: str) -> bool:
-    try:
-        return file.read_text(encoding="utf-8") == word
-    except OSError:
-        return False
 
 
 @contextmanager

@@ -6,13 +6,12 @@ was the last to happen, the same command finds its way from there.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from ..distributed import Mesh
 from ..errors import D5P4Error
 from ..generate import chosen_seed
 from ..settings import Settings
@@ -21,9 +20,6 @@ from .header import Header, changes, configuration, facts, settings_hash
 from .parts import Parts
 from .reader import PromptFile
 from .report import Pace, Report
-
-if TYPE_CHECKING:
-    from ..distributed import Mesh
 
 
 @dataclass(frozen=True)
@@ -34,7 +30,6 @@ class Start:
     seed: int
     settings: str  # the hash of the configuration
     digest: str  # of the input
-    word: str  # to be read in the folder of the parts
     finished: frozenset[int] = frozenset()  # lines
     answered: int = 0  # of them with answers
     report: Report | None = None  # there was nothing left to do
@@ -56,7 +51,7 @@ class Output:
         seed = chosen_seed(self.header.seed if seed is None else seed)
         configured = configuration(model, settings, length_given, self.file, seed)
         number = 1 + max(len(self.header.starts), self.parts.last_start())
-        start = Start(number, seed, settings_hash(configured), self.file.digest, secrets.token_hex(8))
+        start = Start(number, seed, settings_hash(configured), self.file.digest)
         found = self.parts.read(self.mesh.beat)
         if self.header.finished or found.places:  # otherwise there is nothing that could be spoiled
             self.header.check(configured)
@@ -71,7 +66,6 @@ class Output:
         with writing(self.path):
             mesh = (self.mesh.data, self.mesh.beam)
             self.header.begin(configured, model.name, number, facts(model, settings, self.mesh.world, mesh))
-            self.parts.say(start.word)
         self.notes += found.notes
         answered = sum(not place.failed for place in found.places.values())
         return Start(**vars(start) | {"finished": frozenset(found.finished(retry_errors)), "answered": answered})

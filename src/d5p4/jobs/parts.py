@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from ..errors import D5P4Error
-from ..store import replace_file, sync_folder, write_text
+from ..store import replace_file, sync_folder
 
-LOCK, WORD = "lock", "word"
+LOCK = "lock"
 PART = re.compile(r"part-(\d+)-(\d+)\.jsonl")
 BUSY = (errno.EACCES, errno.EAGAIN, errno.EWOULDBLOCK)
 
@@ -122,17 +122,6 @@ class Parts:
 
         replace_file(self.output, write)
 
-    def say(self, word: str) -> None:
-        """Write a word that every rank must be able to read."""
-        write_text(self.folder / WORD, word)
-
-    def hears(self, word: str) -> bool:
-        """Whether the word is what is written."""
-        try:
-            return (self.folder / WORD).read_text(encoding="utf-8") == word
-        except OSError:
-            return False
-
     def remove(self) -> None:
         """The parts, once they are no longer needed."""
         for path in (*self.files(), *self.folder.glob("*.partial")):
@@ -153,8 +142,7 @@ class Parts:
                 yield
             finally:
                 if not self.files():
-                    for name in (LOCK, WORD):
-                        (self.folder / name).unlink(missing_ok=True)
+                    (self.folder / LOCK).unlink(missing_ok=True)
                     with suppress(OSError):  # somebody else's file is in it
                         self.folder.rmdir()
 

@@ -6,8 +6,9 @@ import time
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..distributed import Mesh, check_shared, connect
 from ..errors import D5P4Error
 from ..generate import chosen_seed
 from ..models import load
@@ -23,13 +24,9 @@ from .plan import Work, plan_work
 from .reader import BadLine, PromptFile, PromptLine
 from .report import Pace, Progress, Report
 
-if TYPE_CHECKING:
-    from ..distributed import Mesh
-
 FEW = 20
 """So many failures at the beginning of a start, without one success, are not the prompts' fault."""
 REFUSED = ("prompts", "keys", "sets", "references", "scorer", "callback", "history", "beams")
-PATIENCE = 20.0  # seconds that what the first rank writes may take to be seen by the others
 OFTEN = 0.5  # seconds between two calls of `progress`
 
 
@@ -59,8 +56,6 @@ def run_file(
     progress      called on the first rank with a `Pace`, at most every half second
     options       those of `d5p4.generate`; max_tokens_per_forward is chosen by the model's size (`jobs.budget`)
     """
-    from ..distributed import connect
-
     own = mesh is None
     mesh = connect() if mesh is None else mesh
     try:
@@ -131,15 +126,7 @@ class Run:
         """All ranks must read the same input and see the same folder."""
         if self.file.digest != self.start.digest:
             raise D5P4Error(f"{self.file.path} is another file on rank {self.mesh.rank} than on rank 0; share one")
-        until = time.monotonic() + PATIENCE
-        while not self.parts.hears(self.start.word):
-            if time.monotonic() > until:
-                raise D5P4Error(
-                    f"rank {self.mesh.rank} does not see what rank 0 writes into {self.parts.folder}; the output must "
-                    "be on a file system that all hosts share"
-                )
-            time.sleep(0.1)
-        self.mesh.meet()
+        check_shared(self.parts.folder, self.mesh, "--output")
 
     def _work(self) -> None:
         """Take batches that are not finished, one after the other, from the counter that all ranks share."""
