@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from ..errors import D5P4Error
 
 CURE = "what is finished is kept: start the same command again"
@@ -13,3 +15,9 @@ class RankLost(D5P4Error):
     def __init__(self, said: str, told: bool = False) -> None:
         super().__init__(said)
         self.told = told
+
+
+def in_short(error: BaseException) -> str:
+    """The first line of what an error says, without the place in a library's source; its kind where it says nothing."""
+    lines = str(error).strip().splitlines()
+    return (re.sub(r"^\[[^\]]*\]\s*", "", lines[0]) if lines else "")[:160] or type(error).__name__

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import pickle
+import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache
 from itertools import count
@@ -21,12 +23,13 @@ import torch.distributed as dist
 from ..beams import ALONE, Beams
 from ..errors import D5P4Error
 from ..models.load import choose_device
-from .errors import CURE, RankLost
+from .errors import CURE, RankLost, in_short
 from .spread import SpreadBeams
-from .watchdog import Watchdog
+from .watchdog import Watchdog, failure_key
 
 POLL = 0.02  # seconds between two looks at the store, growing to
 POLL_MOST = 0.5
+PIECE = 1 << 20  # bytes of a value of the store, which refuses large ones
 _calls = count()  # of `connect`, which all ranks make alike
 
 
@@ -75,6 +78,15 @@ class Mesh:
     def close(self) -> None:
         """All ranks are done. Nothing else may be asked of the mesh."""
 
+    def __enter__(self) -> Mesh:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            self.close()
+        else:
+            self.fail(error)
+
 
 class Ranks(Mesh):
     """One of several processes."""
@@ -88,7 +100,7 @@ class Ranks(Mesh):
 
     def ticket(self, name: str) -> int:
         if self.beam == 1:
-            return self.count(name, 1) - 1
+            return super().ticket(name)
         with self.beams.together():
             return self.beams.agree_on(self.count(name, 1) - 1 if self.leader else None)
 
@@ -99,10 +111,14 @@ class Ranks(Mesh):
     def share(self, value: Any) -> Any:
         key, self._shared = f"{self._name}/share/{self._shared}", self._shared + 1
         if self.first:
-            self._ask(self._store.set, key, pickle.dumps(value))
+            data = pickle.dumps(value)
+            for start in range(0, len(data), PIECE):
+                self._ask(self._store.set, f"{key}/{start}", data[start : start + PIECE])
+            self._ask(self._store.set, key, str(len(data)))
             return value
         self._wait_for(lambda: self._store.check([key]))
-        return pickle.loads(self._ask(self._store.get, key))
+        size = int(self._ask(self._store.get, key))
+        return pickle.loads(b"".join(self._ask(self._store.get, f"{key}/{start}") for start in range(0, size, PIECE)))
 
     def meet(self) -> None:
         key, self._met = f"{self._name}/meet/{self._met}", self._met + 1
@@ -113,9 +129,11 @@ class Ranks(Mesh):
         self._watchdog.beat()
 
     def fail(self, error: BaseException) -> None:
-        said = f"rank {self.rank} gave up: {error}"
+        if self._left:
+            return
+        said = f"rank {self.rank} gave up: {str(error) or type(error).__name__}"
         with suppress(RuntimeError):  # whoever held the store may be gone already
-            self._store.compare_set(f"{self._name}/failed", "", said)
+            self._store.compare_set(failure_key(self._name), "", said)
         self._leave()
 
     def close(self) -> None:
@@ -146,7 +164,7 @@ class Ranks(Mesh):
                 pause = min(POLL_MOST, 1.2 * pause)
 
     def _look_for_failures(self) -> None:
-        key = f"{self._name}/failed"
+        key = failure_key(self._name)
         if self._ask(self._store.check, [key]):
             raise RankLost(f"{self._ask(self._store.get, key).decode()} (rank {self.rank} stops with it)", told=True)
 
@@ -154,8 +172,29 @@ class Ranks(Mesh):
         try:
             return question(*given)
         except RuntimeError as error:
-            said = (str(error).splitlines() or [type(error).__name__])[0]
-            raise RankLost(f"rank 0, which holds the store, does not answer ({said:.120}); {CURE}") from error
+            raise RankLost(f"rank 0, which holds the store, does not answer ({in_short(error)}); {CURE}") from error
+
+
+@contextmanager
+def at_work(mesh: Mesh) -> Iterator[None]:
+    """While this rank does what has no steps to report, such as loading a model: it counts as working as long as it
+    lives, however long that takes."""
+    if mesh.world == 1:
+        yield
+        return
+    done = threading.Event()
+
+    def beat() -> None:
+        while not done.wait(0.2):
+            mesh.beat()
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def connect(mesh: tuple[int, int] | None = None, timeout: float = 600.0, device: str | None = None) -> Mesh:
@@ -190,8 +229,7 @@ def connect(mesh: tuple[int, int] | None = None, timeout: float = 600.0, device:
     try:
         store = client() if rank or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else _served(host, port)
     except RuntimeError as error:
-        said = (str(error).splitlines() or [type(error).__name__])[0]
-        raise RankLost(f"rank {rank} cannot reach the store that torchrun names ({said:.120})") from error
+        raise RankLost(f"rank {rank} cannot reach the store that torchrun names ({in_short(error)})") from error
     watchdog = Watchdog(client, rank, world, timeout, name)
     watchdog.start()
     ranks = Ranks(data, beam, rank, store, watchdog, name)

@@ -2,8 +2,10 @@
 
 Every rank publishes a pulse in the store: a count that grows while its process lives, and what its main thread is
 doing: working (with a count of steps) or waiting for others. Every rank watches the next one. Guilty is a process whose
-pulse stands still, and a main thread that works without a step; whoever waits is never guilty. The store itself may
-hang with the process that holds it, so one thread talks to it and another, which never does, watches the first.
+pulse stands still, one that ends without leaving the mesh, and a main thread that works without a step; whoever waits
+is never guilty. The complaint goes into the store, where all ranks find it: those that wait stop at once, those at work
+may finish what they are at within the timeout. The store itself may hang with the process that holds it, so one thread
+talks to it and another, which never does, watches the first.
 """
 
 from __future__ import annotations
@@ -14,11 +16,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from torch.distributed import TCPStore
 
-from .errors import CURE
+from .errors import CURE, in_short
 
 UNFINISHED = 3
 """The exit code of a rank that gives up because of another."""
@@ -36,6 +38,8 @@ class Watchdog:
         self._waiting = 0
         self._asked = time.monotonic()  # when the store last answered
         self._closed = threading.Event()
+        self._deserted = False
+        self._store: TCPStore | None = None
 
         work = (self._exchange, self._watch_the_store)
         self._threads = [threading.Thread(target=each, daemon=True) for each in work]
@@ -43,7 +47,13 @@ class Watchdog:
     def start(self) -> None:
         for thread in self._threads:
             thread.start()
-        atexit.register(self.close)
+        atexit.register(self._desert)
+
+    def _desert(self) -> None:
+        """The process ends without a word."""
+        if not self._closed.is_set():
+            self._deserted = True
+            self.close()
 
     def close(self) -> None:
         """Stop watching. A thread that talks to the store while the interpreter ends would take it down."""
@@ -67,9 +77,9 @@ class Watchdog:
 
     def _exchange(self) -> None:
         try:
-            store = self._connect()
+            self._store = store = self._connect()
             other = (self.rank + 1) % self.world
-            pulse, heard = 0, _Heard(time.monotonic())
+            pulse, heard, failed_at = 0, _Heard(time.monotonic()), None
             while not self._closed.wait(self._interval):
                 pulse += 1
                 store.set(self._key(self.rank), f"{pulse} {'waits' if self._waiting else f'step {self._steps}'}")
@@ -78,24 +88,43 @@ class Watchdog:
                 self._asked = time.monotonic()
                 if complaint := heard.complaint(other, self.timeout, self._asked):
                     self._end(complaint)
+                if store.check([failure_key(self.name)]):
+                    failed_at = failed_at or self._asked
+                    if self._asked - failed_at > self.timeout:
+                        self._end(store.get(failure_key(self.name)).decode())
+            if self._deserted:
+                self._tell(f"rank {self.rank} left without a word")
             store.set(self._key(self.rank), GONE)
         except Exception as error:
             if not self._closed.is_set():
-                said = (str(error).splitlines() or [type(error).__name__])[0]
-                self._end(f"rank 0, which holds the store, has gone ({said:.120})")
+                self._store = None
+                self._end(f"rank 0, which holds the store, has gone ({in_short(error)})")
 
     def _watch_the_store(self) -> None:
         while not self._closed.wait(self._interval):
             if time.monotonic() - self._asked > self.timeout + 2 * self._interval:
+                self._store = None
                 self._end(f"rank 0, which holds the store, has not answered for {self.timeout:g} s")
 
     def _key(self, rank: int) -> str:
         return f"{self.name}/pulse/{rank}"
 
+    def _tell(self, complaint: str) -> None:
+        """The first complaint counts."""
+        if self._store is not None:
+            with suppress(RuntimeError):
+                self._store.compare_set(failure_key(self.name), "", complaint)
+
     def _end(self, complaint: str) -> None:
+        self._tell(complaint)
         text = f"error: rank {self.rank} of {self.world} stops: {complaint}; {CURE}\n"
         os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, text.encode())
         os._exit(UNFINISHED)
+
+
+def failure_key(name: str) -> str:
+    """Where in the store of a job it says why it cannot go on."""
+    return f"{name}/failed"
 
 
 class _Heard:

@@ -12,12 +12,12 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ..distributed import check_shared
+from ..distributed import at_work, check_shared
 from ..errors import DuplicateAnswers
 from ..generate import generate
 from ..settings import Settings
 from ..types import Callback
-from .parts import at_work, fold, part
+from .parts import fold, part
 from .setup import OPEN, Case, Setup
 from .store import JsonLines
 

@@ -6,11 +6,6 @@ of a start that died are folded by the next one, however many ranks that has.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-from ..distributed import Mesh
 from .store import JsonLines
 
 
@@ -31,23 +26,3 @@ def fold(rows: JsonLines) -> None:
         rows.add_all({key: found[key] for key in sorted(found, key=int)})
     for path in paths:
         path.unlink(missing_ok=True)
-
-
-@contextmanager
-def at_work(mesh: Mesh) -> Iterator[None]:
-    """While this rank does what has no steps to report, such as scoring: the others wait as long as it lives."""
-    done = threading.Event()
-
-    def beat() -> None:
-        while not done.wait(0.2):
-            mesh.beat()
-
-    thread = threading.Thread(target=beat, daemon=True)
-    if mesh.world > 1:
-        thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        if mesh.world > 1:
-            thread.join()

@@ -9,12 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..distributed import Mesh, connect
+from ..distributed import Mesh, at_work, connect
 from ..errors import D5P4Error
 from ..provenance import provenance, without_places
 from . import experiment
 from .decoding import decode_cases, missing
-from .parts import at_work
 from .scoring import score_cases, scorer_names
 from .setup import Progress, Setup
 from .store import read_json, write_json
