@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .ops.gram import pool_gram
+from .types import Choice
 
 
 class Seats(NamedTuple):
@@ -74,9 +75,9 @@ class Beams:
         """S [P, N, N] of pools whose row i held here is features[slot[p, i]]: features [U, B, D], slot [P, n]."""
         return pool_gram(features, slot)
 
-    def agree(self, parents: Tensor) -> Tensor:
-        """The parents that count: the first rank's."""
-        return parents
+    def agree(self, choice: Choice) -> Choice:
+        """The choice that counts: the first rank's."""
+        return choice
 
     def agree_on(self, value: Any) -> Any:
         """The first rank's value of a small plain object."""

@@ -113,8 +113,7 @@ def _decode(
             except Exception:
                 watch.check()  # what it was given may be the cause
                 raise
-            choice = view.check(chosen_now, settings.k if step.last and not finish else None, watch)
-            choice = choice._replace(parents=beams.agree(choice.parents))
+            choice = beams.agree(view.check(chosen_now, settings.k if step.last and not finish else None, watch))
         else:
             choice = view.stay()
 

@@ -206,28 +206,29 @@ def run_requests(
     device = model.head.weight.device
     if settings.deterministic:
         _check_steady(model.head.weight, settings)
-    parts: list[tuple[list[int], Result]] = []
-    for length, numbers in batches(model, requests, settings, max_tokens_per_call):
-        schedule = make_schedule(length, settings.steps, settings.block_length, settings.order == "ancestral")
-        if all(step.move == 1 for step in schedule.steps):
-            settings.check_random("one step a block")
-        fixed = _row_length(model, requests[numbers[0]], settings) if settings.deterministic else None
-        batch = layout([requests[i] for i in numbers], model.mask_id, model.pad_id, device, fixed)
-        result = decode(
-            model,
-            batch,
-            schedule,
-            settings,
-            seed=torch.full((len(numbers),), key_of(seed), device=device),
-            key=torch.tensor([keys[i] for i in numbers], device=device),
-            numbers=torch.tensor(numbers, device=device),
-            scorer=scorer,
-            references=None if references is None else [references[i] for i in numbers],
-            callback=callback,
-            beams=beams,
-        )
-        parts.append((numbers, result))
-    merged = replace(_merge(parts, model.pad_id), seed=seed)
+    with beams.together():  # also what fails before and after a decode fails on all ranks
+        parts: list[tuple[list[int], Result]] = []
+        for length, numbers in batches(model, requests, settings, max_tokens_per_call):
+            schedule = make_schedule(length, settings.steps, settings.block_length, settings.order == "ancestral")
+            if all(step.move == 1 for step in schedule.steps):
+                settings.check_random("one step a block")
+            fixed = _row_length(model, requests[numbers[0]], settings) if settings.deterministic else None
+            batch = layout([requests[i] for i in numbers], model.mask_id, model.pad_id, device, fixed)
+            result = decode(
+                model,
+                batch,
+                schedule,
+                settings,
+                seed=torch.full((len(numbers),), key_of(seed), device=device),
+                key=torch.tensor([keys[i] for i in numbers], device=device),
+                numbers=torch.tensor(numbers, device=device),
+                scorer=scorer,
+                references=None if references is None else [references[i] for i in numbers],
+                callback=callback,
+                beams=beams,
+            )
+            parts.append((numbers, result))
+        merged = replace(_merge(parts, model.pad_id), seed=seed)
     short = [i for i, answers in enumerate(merged.answers) if answers and merged.distinct[i] < settings.k]
     if short:
         warnings.warn(

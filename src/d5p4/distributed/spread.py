@@ -24,8 +24,11 @@ from ..beams import Beams, Seats
 from ..errors import D5P4Error, NonFiniteLogits
 from ..ops.equal import first_equal
 from ..ops.gram import pool_products, slice_borders, to_cosine
-from .errors import CURE, RankLost
+from ..types import Choice
+from .errors import CURE, RankLost, in_short
 from .watchdog import Watchdog
+
+KNOWN = "known_to_all_ranks"  # marks an error; to keep the error itself would keep the tensors of its frames
 
 
 class SpreadBeams(Beams):
@@ -42,12 +45,12 @@ class SpreadBeams(Beams):
     ) -> None:
         self.ranks, self.size, self.rank = ranks, len(ranks), rank
         self._host, self._fast, self._watchdog = host, fast, watchdog
-        self._told: BaseException | None = None  # the error that all ranks know of
         self.sent: Counter[str] = Counter()  # bytes this rank has sent, by what they were
 
     def check(self, k: int, pool_size: int, **refused: Any) -> None:
-        if k % self.size or pool_size % self.size:
-            raise D5P4Error(f"k={k} does not split over {self.size} ranks; let the number of beam ranks divide k")
+        for name, value in (("k", k), ("pool", pool_size)):
+            if value % self.size:
+                raise D5P4Error(f"{name}={value} does not split over {self.size} ranks; let their number divide it")
         for name, value in refused.items():
             if value:
                 raise D5P4Error(f"{name} needs the whole pool in one process; leave it out where beams are spread")
@@ -104,11 +107,16 @@ class SpreadBeams(Beams):
         cosine = to_cosine(products[pool, first[:, :, None], first[:, None, :]], first)
         return cosine.to(torch.promote_types(features.dtype, torch.float32))
 
-    def agree(self, parents: Tensor) -> Tensor:
-        chosen = parents.cpu()
-        with self._exchange("parents", chosen, share=self.size - 1 if self.rank == 0 else 0):
-            dist.broadcast(chosen, self.ranks[0], self._host)
-        return chosen.to(parents.device)
+    def agree(self, choice: Choice) -> Choice:
+        parents = choice.parents.cpu()
+        shape = torch.tensor([parents.shape[1], choice.children])
+        with self._exchange("parents", parents, share=self.size - 1 if self.rank == 0 else 0):
+            dist.broadcast(shape, self.ranks[0], self._host)
+            count, children = shape.tolist()
+            if count != parents.shape[1]:  # the first rank saw other numbers than this one, and decided otherwise
+                parents = parents.new_empty(len(parents), count)
+            dist.broadcast(parents, self.ranks[0], self._host)
+        return Choice(parents.to(choice.parents.device), children)
 
     def agree_on(self, value: Any) -> Any:
         held = [value]
@@ -122,7 +130,7 @@ class SpreadBeams(Beams):
             yield
             self._vote(None)  # nobody goes on while another's part may still fail
         except Exception as error:
-            if error is not self._told and not isinstance(error, RankLost):
+            if not isinstance(error, RankLost) and not getattr(error, KNOWN, False):
                 self._vote(error)
             raise
 
@@ -136,8 +144,9 @@ class SpreadBeams(Beams):
                 return
             dist.all_gather_object(said, None if error is None else _Failure.of(error), self._host)
         rank, failure = next((rank, failure) for rank, failure in enumerate(said) if failure is not None)
-        self._told = error if rank == self.rank and error is not None else failure.revive(self.ranks[rank])
-        raise self._told from (None if self._told is error else error)
+        told = error if rank == self.rank and error is not None else failure.revive(self.ranks[rank])
+        setattr(told, KNOWN, True)
+        raise told from (None if told is error else error)
 
     def _all_gather(self, x: Tensor, what: str) -> list[Tensor]:
         moved, group = self._ready(x)
@@ -190,10 +199,10 @@ class SpreadBeams(Beams):
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            said = (str(error).splitlines() or [type(error).__name__])[0]
             ranks = " and ".join(map(str, self.ranks))
             raise RankLost(
-                f"the exchange between ranks {ranks} broke off, so one of them is gone or hangs ({said:.120}); {CURE}"
+                f"the exchange between ranks {ranks} broke off, so one of them is gone or hangs ({in_short(error)}); "
+                f"{CURE}"
             ) from error
 
 
