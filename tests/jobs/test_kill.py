@@ -9,6 +9,7 @@ import pytest
 
 import d5p4
 from d5p4.eval.groups import read_groups
+from d5p4.jobs import plan
 from d5p4.jobs.header import Header
 from d5p4.jobs.parts import Parts
 from tests.jobs.work import decode_here, entries, kill_at_random, run, start, write, written
@@ -163,15 +164,29 @@ def test_a_second_run_on_the_same_output_is_refused(folder, whole):
     assert process.exitcode == 0 and (folder / "a.jsonl").read_bytes() == whole
 
 
-def test_an_input_that_changes_meanwhile_is_an_error(folder):
+@pytest.mark.parametrize("again", [False, True])
+def test_an_input_that_changes_meanwhile_is_an_error(folder, whole, monkeypatch, again):
+    """Written over while lines are still to be read, perhaps even put back: no line of another file is kept."""
+    monkeypatch.setattr(plan, "WINDOW", 8)
+    padded = [entry | {"level": "x" * 2000} for entry in entries()]  # longer than what is read ahead
+    write(folder / "p.jsonl", padded)
+    changed = []
+
     def change(pace) -> None:
-        (folder / "p.jsonl").write_text('{"prompt": "ab"}\n' * len(entries()))
+        if not changed:
+            changed.append(write(folder / "p.jsonl", [entry | {"prompt": "ccc"} for entry in padded]))
+        elif again:
+            write(folder / "p.jsonl", padded)
 
     with pytest.raises(d5p4.D5P4Error, match="was changed while it was being decoded"):
-        decode_here(folder, progress=change, max_tokens_per_forward=4096)
+        decode_here(folder, progress=change)
     assert not (folder / "a.jsonl").exists()
-    write(folder / "p.jsonl", entries())
-    decode_here(folder)
+    write(folder / "p.jsonl", padded)
+    assert decode_here(folder).before > 0
+    lines = [json.loads(line) for line in (folder / "a.jsonl").read_text().splitlines()]
+    assert [line["prompt"] for line in lines] == [entry["prompt"] for entry in padded]
+    kept = [json.loads(line) for line in whole.splitlines()]
+    assert [line["answers"] for line in lines] == [line["answers"] for line in kept]
 
 
 def test_a_header_that_is_gone_is_an_error(folder):

@@ -70,16 +70,19 @@ class PromptFile:
             yield found
 
     def check_unchanged(self) -> None:
-        """Raise where the file is no longer what it was."""
-        if self._stamped() != self._stamp and PromptFile(self.path).digest != self.digest:
-            raise D5P4Error(f"{self.path} was changed while it was being decoded; bring it back as it was")
+        """Raise where the file was written to since it was counted: what was read since may be another's."""
+        if self._stamped() != self._stamp:
+            raise D5P4Error(
+                f"{self.path} was changed while it was being decoded; bring it back as it was and run the same command "
+                "again"
+            )
 
-    def _stamped(self) -> tuple[int, int] | None:
+    def _stamped(self) -> tuple[int, ...] | None:
         try:
             found = self.path.stat()
         except OSError:
             return None  # reading it has more to say
-        return found.st_size, found.st_mtime_ns
+        return found.st_size, found.st_mtime_ns, found.st_ino
 
     def _raw(self) -> Iterator[tuple[int, bytes]]:
         try:

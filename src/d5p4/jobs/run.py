@@ -191,6 +191,7 @@ class Run:
 
     def _write(self, lines: list[bytes]) -> None:
         if lines and self.mesh.leader:
+            self.file.check_unchanged()  # lines are read as they are needed
             with writing(self.parts.folder):
                 append(self.parts.file(self.start.number, self.mesh.rank), lines)
 
