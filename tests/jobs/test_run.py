@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import d5p4
+from d5p4.distributed import Mesh, RankLost
 from d5p4.jobs import decoder as module
 from d5p4.jobs import plan
 from tests.checkpoints import write_llada
@@ -152,6 +153,65 @@ def test_when_everything_fails_nothing_is_marked_as_finished(box):
     assert not box.output.exists()
     lines, report = box(model=FakeModel())
     assert report.before == 0 and all(line["answers"] for line in lines)
+
+
+def stopped(box, at, *given, **options):
+    """A start that ends when so many prompts are finished: how many lines are on the disk."""
+
+    class Stopped(BaseException):
+        pass
+
+    def stop(pace):
+        if pace.now >= at:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        box(*given, progress=stop, **options)
+    return sum(path.read_bytes().count(b"\n") for path in box.parts.glob("part-*"))
+
+
+def test_failures_after_answers_never_stop_a_run(box):
+    """Whether the answers are this start's, an earlier one's or, with retry_errors, those of a finished run."""
+    options = {"model": Spoiled(2), "max_tokens_per_forward": 4}
+    entries = [{"prompt": "ab"}] * 10 + [{"prompt": "cabab"}] * 24
+    assert stopped(box, 10, entries, **options) == 10
+    assert stopped(box, 15, **options) == 25  # each failure is on the disk at once
+    _, report = box(**options)
+    assert (report.failed, report.before) == (24, 25)
+    _, report = box(retry_errors=True, **options)
+    assert (report.failed, report.now, report.before) == (24, 24, 10)
+
+
+def test_bad_lines_are_written_at_once_and_never_stop_a_run(box, monkeypatch):
+    monkeypatch.setattr(plan, "WINDOW", 8)
+    assert stopped(box, 8, [{"prompt": "ab"}] * 8 + [{"prompt": "zz"}] * 60) == 8
+    assert stopped(box, 24) == 32
+    assert box()[1].failed == 60
+    box.output = box.output.with_name("b.jsonl")  # bad windows first, but fewer bad lines in one than are a sign
+    assert box([{"prompt": "zz"}] * 40 + [{"prompt": "ab"}] * 9)[1].failed == 40
+
+
+def test_a_file_without_a_prompt_that_can_be_decoded_stops(box, monkeypatch):
+    monkeypatch.setattr(plan, "WINDOW", 32)
+    entries = [{"question": "ab"}] * 40
+    message = box.fails(entries)
+    assert "none of the first 32 prompts can be decoded" in message and "line 1: has neither 'prompt' nor" in message
+    assert not box.output.exists() and not box.parts.exists()
+    assert box([{"prompt": "ab"}, *entries])[1].failed == 40
+
+
+def test_what_is_decoded_is_kept_when_another_rank_has_failed(box):
+    class Left(Mesh):
+        """Tells of the failure as soon as it is asked something that is no ticket."""
+
+        def count(self, name, more=0):
+            if not name.endswith("batch"):
+                raise RankLost("rank 1 gave up")
+            return super().count(name, more)
+
+    assert "rank 1 gave up" in box.fails(prompts(3), mesh=Left())
+    [part] = box.parts.glob("part-*")
+    assert part.read_bytes().count(b"\n") >= 1
 
 
 def test_a_file_with_few_prompts_may_fail_altogether(box):

@@ -25,7 +25,7 @@ from .reader import BadLine, PromptFile, PromptLine
 from .report import Pace, Progress, Report
 
 FEW = 20
-"""So many failures at the beginning of a start, without one success, are not the prompts' fault."""
+"""So many failures at the beginning of a run, without one answer, are not the prompts' fault."""
 REFUSED = ("prompts", "keys", "sets", "references", "scorer", "callback", "history", "beams")
 OFTEN = 0.5  # seconds between two calls of `progress`
 
@@ -101,7 +101,8 @@ class Run:
         self.file = PromptFile(input)
         self.parts = Parts(output)
         self.progress = progress if mesh.first else None
-        self.held: list[bytes] = []  # error lines that wait for a first success
+        self.answered = False  # whether any prompt of the run is known to have answers
+        self.held: list[bytes] = []  # lines of failed decodes until then, fewer than FEW and a batch's
         self.first_error = ""
         self.began = self.told = time.monotonic()
 
@@ -116,6 +117,7 @@ class Run:
             if self.start.report is not None:
                 return self.start.report
             self._check_same_places()
+            self.answered = self.start.answered > 0
             self.began = time.monotonic()
             self._work()
             self.mesh.meet()
@@ -134,62 +136,71 @@ class Run:
         callback = self._step if heard and self.mesh.beam == 1 else None  # groups of ranks beat by themselves
         decoder = Decoder(self.model, self.settings, self.start.seed, self.mesh.beams, callback)
         ticket, number = self._ticket(), 0
-        for work in plan_work(self.file, self.model, self.settings, self.length_given, bad_first=self.strict):
+        planned = plan_work(self.file, self.model, self.settings, self.length_given, bad_first=self.strict)
+        for place, work in enumerate(planned):
             self.mesh.beat()
             if work.bad and self.strict:
-                self._fail(work.bad[0], work.bad[0].error)
+                self._stop(work.bad[0], work.bad[0].error)
+            if place == 0:
+                self._check_any_good(work)
             if self.start.finished.issuperset(work.lines):
                 continue
             if number == ticket:
                 self._do(work, decoder)
                 ticket = self._ticket()
             number += 1
-        self._write(self.held)
+        self._write([], with_held=True)
+
+    def _check_any_good(self, first: Work) -> None:
+        """Of a window the batches come first. Where there is none, all ranks find so and stop alike."""
+        if not first.items and len(first.bad) >= FEW and not self.start.answered:
+            raise D5P4Error(
+                f"{self.file.path}: none of the first {len(first.bad)} prompts can be decoded, so the run stops and "
+                f"none of them counts as finished; the first: line {first.bad[0].line}: {first.bad[0].error}"
+            )
 
     def _do(self, work: Work, decoder: Decoder) -> None:
-        """Decode a batch and put its lines on the disk."""
+        """Decode a batch. Its lines are on the disk before the other ranks are asked anything: one may have failed."""
         done, settings = self.start.finished, self.start.settings
         outcome = decoder.decode(work.items) if work.items else Outcome()
+        lines = [error_line(bad, bad.error, settings) for bad in work.bad if bad.line not in done]
+        for item, result, place in outcome.answered:
+            if item.line not in done:
+                lines.append(answer_line(item.source, result, place, settings))
+        for item, error in outcome.failed:
+            self.first_error = self.first_error or f"line {item.line}: {error}"
+            if item.line not in done and self.mesh.leader:
+                self.held.append(error_line(item.source, error, settings))
+        self.answered = self.answered or bool(outcome.answered)
+        self._write(lines, with_held=self.answered and not self.strict)
+        if outcome.failed and self.strict:
+            item, error = outcome.failed[0]
+            self._stop(item.source, error)
+        self._look_at_failures(len(outcome.answered), len(outcome.failed))
         for size in decoder.too_large:
             self._count(f"memory {size}", 1)
-        for bad in work.bad:
-            self._fail(bad, bad.error)
-        for item, error in outcome.failed:
-            self._fail(item.source, error)
-        lines = [
-            answer_line(item.source, result, place, settings)
-            for item, result, place in outcome.answered
-            if item.line not in done
-        ]
-        # Lines that can never be decoded are no bad sign where others were.
-        signs = len(outcome.failed) + (0 if self.start.answered else len(work.bad))
-        if self._any_answered(len(outcome.answered), signs):
-            lines, self.held = [*self.held, *lines], []
-        self._write(lines)
         self._count("finished", sum(line not in done for line in work.lines))
         self._count("rows", sum(int(result.rows[place]) for _, result, place in outcome.answered))
         self._tell()
 
-    def _fail(self, source: PromptLine | BadLine, error: str) -> None:
-        if self.strict:
-            raise D5P4Error(f"{self.file.path} line {source.line}: {error} (--strict stops here)")
-        self.first_error = self.first_error or f"line {source.line}: {error}"
-        if source.line not in self.start.finished:
-            self.held.append(error_line(source, error, self.start.settings))
+    def _stop(self, source: PromptLine | BadLine, error: str) -> None:
+        raise D5P4Error(f"{self.file.path} line {source.line}: {error} (--strict stops here)")
 
-    def _any_answered(self, answered: int, failed: int) -> bool:
-        """Whether any rank had an answer. Where everything fails, settings or device are wrong, and the run stops."""
+    def _look_at_failures(self, answered: int, failed: int) -> None:
+        """Where no rank of any start has an answer and decodes fail, settings or device are wrong: the run stops."""
         if not self.mesh.leader:  # the counts may not be the leader's yet
-            return True
+            return
         answered, failed = self._count("answered", answered), self._count("failed", failed)
-        if failed >= FEW and not answered:
+        self.answered = self.answered or answered > 0
+        if failed >= FEW and not self.answered:
             raise D5P4Error(
                 f"the first {failed} prompts all failed, so the run stops and none of them counts as finished; "
                 f"the first: {self.first_error}"
             )
-        return answered > 0
 
-    def _write(self, lines: list[bytes]) -> None:
+    def _write(self, lines: list[bytes], with_held: bool) -> None:
+        if with_held:
+            lines, self.held = [*self.held, *lines], []
         if lines and self.mesh.leader:
             self.file.check_unchanged()  # lines are read as they are needed
             with writing(self.parts.folder):
