@@ -20,7 +20,7 @@ from .prompts import Request, bucket, encode, layout, plan, split_prompts
 from .rng import hash_rows, key_of, mix
 from .schedule import make_schedule
 from .settings import Settings, plain_number
-from .types import Callback, Model, Result
+from .types import Callback, Model, Result, Schedule
 
 
 def generate(
@@ -238,6 +238,14 @@ def run_requests(
             stacklevel=3,
         )
     return merged
+
+
+def schedule_for(length: int, settings: Settings) -> Schedule:
+    """The steps of windows of one length; an error where there can be none, or k answers would be one."""
+    schedule = make_schedule(length, settings.steps, settings.block_length, settings.order == "ancestral")
+    if all(step.move == 1 for step in schedule.steps):
+        settings.check_random("one step a block")
+    return schedule
 
 
 def _check_steady(weight: Tensor, settings: Settings) -> None:

@@ -120,6 +120,23 @@ def test_a_prompt_that_fails_is_a_line_with_its_error(box):
     assert "line 4: not valid JSON" in box.fails(strict=True) and not box.output.exists()
 
 
+@pytest.mark.parametrize(
+    "good, wrong, options, told",
+    [
+        ("abl", "allll", {"steps": 2, "block_length": 1}, "steps=2 is fewer than the 4 blocks"),
+        ("abll", "al", {"temperature": 0.0, "order": "tempered"}, "temperature=0 with one step a block"),
+    ],
+)
+def test_a_window_that_has_no_schedule_is_a_line_with_an_error(box, good, wrong, options, told):
+    """The window is that of the holes, so it can be one prompt's fault; where it is everybody's the run stops."""
+    options = options | {"gen_length": None}
+    lines, report = box([{"prompt": good}] * 30 + [{"prompt": wrong}], **options)
+    assert report.failed == 1 and told in lines[-1]["error"]
+    box.output = box.output.with_name("b.jsonl")
+    message = box.fails([{"prompt": wrong}] * 30, **options)
+    assert "none of the first 30 prompts can be decoded" in message and told in message
+
+
 def test_errors_are_decoded_again_on_request(box):
     entries = prompts(8)
     wrong = [i for i, entry in enumerate(entries) if entry["prompt"][0] == "a"]

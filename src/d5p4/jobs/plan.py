@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from ..errors import D5P4Error
-from ..generate import Occurrences, batches
+from ..generate import Occurrences, batches, schedule_for
 from ..prompts import Request, encode, plan
 from ..settings import Settings
 from ..types import Model
@@ -52,6 +52,7 @@ def plan_work(
 ) -> Iterator[Work]:
     """The work of a file, window by window; the bad lines of a window come before its batches or after them."""
     occurrences, rest = Occurrences(), iter(lines)
+    possible: set[int] = set()  # lengths of windows that have a schedule
     while window := list(islice(rest, WINDOW)):
         bad = [source for source in window if isinstance(source, BadLine)]
         encoded: list[tuple[PromptLine, list[int]]] = []
@@ -63,7 +64,11 @@ def plan_work(
         ready: list[Item] = []
         for (source, ids), key in zip(encoded, keys, strict=True):
             with _failing(source, bad):
-                ready.append(Item(source, plan(model, ids, settings, length_given, 0), key))
+                request = plan(model, ids, settings, length_given, 0)
+                if (length := len(request.window(model.mask_id))) not in possible:
+                    schedule_for(length, settings)
+                    possible.add(length)
+                ready.append(Item(source, request, key))
         planned = batches(model, [item.request for item in ready], settings)
         works = [Work(items=tuple(ready[i] for i in numbers)) for _, numbers in planned]
         if bad:
