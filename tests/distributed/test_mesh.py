@@ -25,7 +25,12 @@ def test_alone_there_is_nobody_to_wait_for(monkeypatch):
     mesh.close()
 
 
-@pytest.mark.parametrize("world, mesh", [("1", (2, 1)), ("4", (2, 1)), ("4", (3, 1)), ("2", (0, 2))])
+def test_a_mesh_has_no_side_of_nothing():
+    with pytest.raises(d5p4.D5P4Error, match="mesh=0,2 must be two numbers of at least 1"):
+        connect((0, 2))
+
+
+@pytest.mark.parametrize("world, mesh", [("1", (2, 1)), ("4", (2, 1)), ("4", (3, 1))])
 def test_a_mesh_needs_its_ranks(monkeypatch, world, mesh):
     monkeypatch.setenv("WORLD_SIZE", world)
     with pytest.raises(d5p4.D5P4Error, match=f"mesh={mesh[0]},{mesh[1]} needs .* there are {world}"):
@@ -48,6 +53,7 @@ def test_every_ticket_goes_to_one_rank(tmp_path):
 
 @pytest.mark.parametrize(
     "how, kind, rank", [("memory", "OutOfMemoryError", 1), ("logits", "NonFiniteLogits", 0),
+                        ("layout", "OutOfMemoryError", 1),
                         pytest.param("memory", "OutOfMemoryError", 0, marks=pytest.mark.full),
                         pytest.param("logits", "NonFiniteLogits", 1, marks=pytest.mark.full)],
 )  # fmt: skip
@@ -84,8 +90,31 @@ def test_waiting_longer_than_the_timeout_is_no_fault(tmp_path):
 @pytest.mark.full
 def test_a_rank_that_sleeps_at_work_is_named(tmp_path):
     ended = finish(start(WORK + "wait_for_the_others", 3, tmp_path, sleeper=1, seconds=600, timeout=2))
-    assert any("rank 1 has made no step for 2 s" in said for _, said in ended)
+    assert "rank 1 has made no step for 2 s" in ended[0][1] and "rank 1 has made no step for 2 s" in ended[2][1]
     assert all(code != 0 for code, _ in ended)
+
+
+@pytest.mark.parametrize("world", [3, pytest.param(4, marks=pytest.mark.full)])
+def test_all_that_wait_for_a_dead_rank_end_together_and_name_it(tmp_path, world):
+    """However many there are: only one of them watches it."""
+    ready, dead = tmp_path / "ready", world - 1
+    given = {"sleeper": dead, "seconds": 600, "timeout": 3, "ready": str(ready)}
+    processes = start(WORK + "wait_for_the_others", world, tmp_path, **given)
+    while not ready.exists() and processes[0].poll() is None:
+        time.sleep(0.05)
+    processes[dead].kill()
+    began = time.monotonic()
+    ended = finish(processes)
+    assert time.monotonic() - began < 2 * 3
+    for code, said in ended[:dead]:
+        assert code != 0 and f"rank {dead} has not been heard of for 3 s" in said, said
+
+
+def test_a_rank_that_leaves_without_a_word_is_missed_at_once(tmp_path):
+    began = time.monotonic()
+    ended = finish(start(WORK + "leave", 2, tmp_path, rank=1, timeout=60))
+    assert time.monotonic() - began < 40
+    assert ended[0][0] != 0 and "rank 1 left without a word" in ended[0][1]
 
 
 @pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.full)])

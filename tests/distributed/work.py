@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 import time
 import warnings
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,8 @@ import torch
 
 import d5p4
 from d5p4.distributed import connect
+from d5p4.prompts import layout
+from d5p4.rows import RowRunner
 from tests.fake import FakeModel
 
 PROMPTS = ["abc", "a", "bcabbc", "cab", "abc"]
@@ -71,10 +76,31 @@ class Breaking(FakeModel):
         return hidden
 
 
+def _watch_hidden_rows() -> list[Any]:
+    """Weak references to the hidden rows of all forwards from now on."""
+    made: list[Any] = []
+    forward = RowRunner._forward
+
+    def watched(self: RowRunner, *given: Any) -> Any:
+        states, features = forward(self, *given)
+        made.append(weakref.ref(states))
+        return states, features
+
+    RowRunner._forward = watched  # type: ignore[method-assign]
+    return made
+
+
+def _no_room(*given: Any) -> Any:
+    raise torch.OutOfMemoryError("no room for the prompts")
+
+
 def break_one(how: str, rank: int, timeout: float = 60) -> list[str]:
     """The kind of error each rank meets, and that they can go on together."""
     mesh = connect((1, int(os.environ["WORLD_SIZE"])), timeout=timeout)
     options: Any = dict(k=2, w=2, gen_length=6, seed=3)
+    hidden = _watch_hidden_rows()
+    if how == "layout" and mesh.rank == rank:  # outside the decode
+        sys.modules["d5p4.generate"].layout = _no_room  # type: ignore[attr-defined]
     try:
         d5p4.generate(Breaking(how, rank), PROMPTS, beams=mesh.beams, **options)
         kind = "nothing"
@@ -82,6 +108,9 @@ def break_one(how: str, rank: int, timeout: float = 60) -> list[str]:
         kind = type(error).__name__
         if kind == "RankLost":
             raise
+    sys.modules["d5p4.generate"].layout = layout  # type: ignore[attr-defined]
+    gc.collect()
+    assert not any(reference() is not None for reference in hidden), "tensors of the failed decode are still held"
     again = d5p4.generate(FakeModel(), PROMPTS, beams=mesh.beams, **options)
     mesh.close()
     return [kind, *again.texts[0]]
@@ -163,3 +192,10 @@ def on_one_gpu(model_folder: str, beam: int, cases: list[dict[str, Any]]) -> lis
         found.append(answers(result) | {"similarity": result.similarity.tolist()})
     mesh.close()
     return found
+
+
+def leave(rank: int, timeout: float) -> None:
+    """One rank ends without a word, as if all were well; the others wait for it."""
+    mesh = connect(timeout=timeout)
+    if mesh.rank != rank:
+        mesh.meet()

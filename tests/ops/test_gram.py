@@ -1,27 +1,46 @@
+import pytest
 import torch
 
-from d5p4.ops.gram import cosine_gram
+from d5p4.ops.gram import pool_gram, pool_products, slice_borders, to_cosine
+
+
+def pools_of(rows):
+    """Features [P U, 1, F] and slots [P, U] of rows [P, U, F]."""
+    return rows.flatten(0, 1)[:, None], torch.arange(rows.shape[0] * rows.shape[1]).view(rows.shape[:2])
 
 
 def test_matches_normalised_rows():
     rows = torch.randn(3, 5, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     unit = torch.nn.functional.normalize(rows, dim=-1)
-    torch.testing.assert_close(cosine_gram(rows), unit @ unit.transpose(1, 2), atol=1e-14, rtol=0)
+    torch.testing.assert_close(pool_gram(*pools_of(rows)), unit @ unit.transpose(1, 2), atol=1e-14, rtol=0)
 
 
 def test_diagonal_is_exactly_one_and_nothing_exceeds_it():
     rows = torch.randn(1, 1, 5000, generator=torch.Generator().manual_seed(0)).repeat(1, 6, 1)
     rows[0, 1:] += 1e-6 * torch.randn(5, 5000, generator=torch.Generator().manual_seed(1))
-    cosine = cosine_gram(rows)
+    cosine = pool_gram(*pools_of(rows))
     assert (cosine.diagonal(dim1=1, dim2=2) == 1).all() and cosine.max() <= 1
 
 
 def test_zero_rows_are_equal_to_each_other_and_unlike_the_rest():
-    cosine = cosine_gram(torch.tensor([[[0.0, 0.0], [0.0, 0.0], [1.0, 0.0]]]))
+    cosine = pool_gram(*pools_of(torch.tensor([[[0.0, 0.0], [0.0, 0.0], [1.0, 0.0]]])))
     assert cosine[0].tolist() == [[1, 1, 0], [1, 1, 0], [0, 0, 1]]
 
 
-def test_bf16_is_accumulated_in_float32():
+def test_bf16_loses_nothing_in_sums():
     rows = torch.randn(1, 4, 64, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
-    assert cosine_gram(rows).dtype == torch.float32
-    torch.testing.assert_close(cosine_gram(rows), cosine_gram(rows.double()).float(), atol=1e-5, rtol=0)
+    cosine = pool_gram(*pools_of(rows))
+    assert cosine.dtype == torch.float32
+    assert torch.equal(cosine, pool_gram(*pools_of(rows.double())).float())
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 8])
+def test_slices_add_up_to_the_same_numbers(parts):
+    features = torch.randn(7, 5, 6, generator=torch.Generator().manual_seed(0))
+    slot = torch.tensor([[0, 1, 1, 2], [3, 4, 5, 6]])
+    borders, grain = slice_borders(features, 4, parts)
+    assert borders[0] == 0 and borders[-1] == 30 and sorted(borders) == borders
+    flat = features.flatten(1)[:, None]
+    products = sum(pool_products(flat[..., a:b], slot, grain) for a, b in zip(borders, borders[1:], strict=False))
+    first = torch.tensor([[0, 1, 1, 3], [0, 1, 2, 3]])
+    assert torch.equal(to_cosine(products, first).float(), pool_gram(features, slot))

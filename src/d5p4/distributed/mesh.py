@@ -209,7 +209,9 @@ def connect(mesh: tuple[int, int] | None = None, timeout: float = 600.0, device:
         raise D5P4Error(f"timeout={timeout:g} must be a positive number of seconds")
     world, rank = _number("WORLD_SIZE", 1), _number("RANK", 0)
     data, beam = mesh if mesh is not None else (world, 1)
-    if data < 1 or beam < 1 or data * beam != world:
+    if data < 1 or beam < 1:
+        raise D5P4Error(f"mesh={data},{beam} must be two numbers of at least 1")
+    if data * beam != world:
         raise D5P4Error(
             f"mesh={data},{beam} needs {data * beam} ranks and there are {world}; start as many by torchrun "
             f"--nproc-per-node"

@@ -24,6 +24,7 @@ from ..beams import Beams, Seats
 from ..errors import D5P4Error, NonFiniteLogits
 from ..ops.equal import first_equal
 from ..ops.gram import pool_products, slice_borders, to_cosine
+from ..ops.width import working_dtype
 from ..types import Choice
 from .errors import CURE, RankLost, in_short
 from .watchdog import Watchdog
@@ -105,7 +106,7 @@ class SpreadBeams(Beams):
         products = self._all_reduce(products, "products")
         pool = torch.arange(len(first), device=first.device).view(-1, 1, 1)
         cosine = to_cosine(products[pool, first[:, :, None], first[:, None, :]], first)
-        return cosine.to(torch.promote_types(features.dtype, torch.float32))
+        return cosine.to(working_dtype(features.dtype))
 
     def agree(self, choice: Choice) -> Choice:
         parents = choice.parents.cpu()

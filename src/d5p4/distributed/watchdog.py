@@ -119,6 +119,8 @@ class Watchdog:
         self._tell(complaint)
         text = f"error: rank {self.rank} of {self.world} stops: {complaint}; {CURE}\n"
         os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, text.encode())
+        if self.rank == 0:
+            time.sleep(1)  # the store may go with this process; let the others read
         os._exit(UNFINISHED)
 
 

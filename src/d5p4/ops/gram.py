@@ -12,28 +12,25 @@ from torch import Tensor
 
 from . import kernels
 from .equal import first_equal
-
-
-def cosine_gram(rows: Tensor) -> Tensor:
-    """rows [P, U, F] -> S [P, U, U] in [-1, 1], in max(float32, dtype). Two zero rows count as equal."""
-    return to_cosine(_products(rows), torch.arange(rows.shape[1], device=rows.device).expand(rows.shape[:2]))
+from .width import wide, working_dtype
 
 
 def pool_gram(features: Tensor, slot: Tensor) -> Tensor:
-    """S [P, N, N] of pools whose row i is features[slot[p, i]], for features [U, B, D] and slot [P, N].
+    """S [P, N, N] in max(float32, dtype) of pools whose row i is features[slot[p, i]]: features [U, B, D], slot [P, N].
 
-    Rows with one slot get equal numbers by construction: they are computed once and spread.
+    Two rows of zeros count as equal. Rows with one slot get equal numbers by construction: they are computed once.
     """
     first = first_equal(slot)
     if kernels.usable(features, slot.shape[1]):
         from .kernels.gram import pool_gram as launch
 
         return launch(features, slot, first)
-    return to_cosine(_pool_products(features, slot, first), first)
+    return to_cosine(_pool_products(features, slot, first), first).to(working_dtype(features.dtype))
 
 
 def pool_products(features: Tensor, slot: Tensor, piece: int) -> Tensor:
-    """<h_i, h_j> [P, N, N] of the same pools; `piece` is `slice_borders`' grain. float64 where kernels make it."""
+    """<h_i, h_j> [P, N, N] of the same pools in the widest float, so that sums of slices do not depend on the slices;
+    `piece` is `slice_borders`' grain."""
     if not kernels.usable(features, slot.shape[1]):
         return _pool_products(features, slot, first_equal(slot))
     from .kernels.gram import pool_pieces
@@ -66,15 +63,11 @@ def slice_borders(features: Tensor, size: int, parts: int) -> tuple[list[int], i
     return [min(length, pieces * part // parts * grain) for part in range(parts + 1)], grain
 
 
-def _products(rows: Tensor) -> Tensor:
-    rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
-    return rows @ rows.transpose(-1, -2)
-
-
 def _pool_products(features: Tensor, slot: Tensor, first: Tensor) -> Tensor:
     is_first = first == torch.arange(first.shape[1], device=first.device)
     rank = (is_first.cumsum(-1) - 1).gather(1, first)  # which distinct row of its pool a row is
     distinct = first.new_zeros(first.shape[0], int(rank.max()) + 1 if rank.numel() else 0).scatter(1, rank, first)
-    small = _products(features[slot.gather(1, distinct)].flatten(2))
+    rows = features[slot.gather(1, distinct)].flatten(2).to(wide(features.device))
+    small = rows @ rows.transpose(-1, -2)
     pool = torch.arange(len(slot), device=slot.device).view(-1, 1, 1)
     return small[pool, rank[:, :, None], rank[:, None, :]]
