@@ -143,25 +143,31 @@ def requests(*lengths):
     return [Request([0] * (length - 7), 7) for length in lengths]
 
 
-def test_calls_hold_one_row_length_and_as_many_prompts_as_asked():
+def call_size(monkeypatch, tokens):
+    monkeypatch.setattr(Settings, "max_tokens_per_call", property(lambda self: tokens))
+
+
+def test_calls_hold_one_row_length_and_as_many_prompts_as_fit(monkeypatch):
     model, asked = FakeModel(max_length=LONGEST), requests(10, 140, 60, 65, 30, 128)
     settings = Settings.make(model, k=2, w=2, deterministic=True)
     assert list(batches(model, asked, settings)) == [(7, [0, 4, 2]), (7, [1]), (7, [3, 5])]
-    assert list(batches(model, asked, settings, 2 * 64 * 4)) == [(7, [0, 4]), (7, [2]), (7, [1]), (7, [3]), (7, [5])]
     usual = Settings.make(model, k=2, w=2, max_tokens_per_forward=100)
     assert usual.max_tokens_per_call == 800
     assert list(batches(model, asked, usual)) == [(7, [0, 4, 2]), (7, [3]), (7, [5]), (7, [1])]
     assert settings.max_tokens_per_call == Settings.make(model).max_tokens_per_call  # small forwards, usual calls
+    call_size(monkeypatch, 2 * 64 * 4)
+    assert list(batches(model, asked, settings)) == [(7, [0, 4]), (7, [2]), (7, [1]), (7, [3]), (7, [5])]
 
 
 @pytest.mark.filterwarnings("ignore::d5p4.DuplicateAnswers")
-def test_fewer_prompts_a_call_change_memory_and_nothing_else():
+def test_fewer_prompts_a_call_change_memory_and_nothing_else(monkeypatch):
     found = []
-    for most in (None, 64 * 9):
+    for most in (1 << 20, 64 * 9):
+        call_size(monkeypatch, most)
         model = Watched()
         options = dict(k=3, w=3, gen_length=7, temperature=2.0, deterministic=True, max_tokens_per_forward=TOKENS)
         settings = Settings.make(model, **options)
-        result = run_requests(model, requests(10, 20, 30), [1, 2, 3], settings, 5, max_tokens_per_call=most)
+        result = run_requests(model, requests(10, 20, 30), [1, 2, 3], settings, 5)
         found.append(({tuple(tokens.shape) for tokens, _ in model.given}, result.answers))
     assert found[0] == found[1]
 

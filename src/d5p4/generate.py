@@ -111,17 +111,16 @@ def generate(
         similarity=similarity, gamma=gamma, solver=solver, chat=chat, max_tokens_per_forward=max_tokens_per_forward,
         deterministic=deterministic, history=history, logprobs=logprobs,
     )  # fmt: skip
-    if not hasattr(model, "body") or not hasattr(model, "head"):
-        raise D5P4Error(f"model is a {type(model).__name__}; d5p4.load or d5p4.wrap make one")
+    check_model(model)
     settings = Settings.make(model, **given, **parameters)
     _check_functions(callback=callback, scorer=scorer)
     if (scorer is not None or references is not None) and not settings.spec.scored:
         raise D5P4Error(f"scorer and references are for method 'best-of-n'; {settings.method!r} has no use for them")
-    length_given = gen_length is not None or parameters.get("max_new_tokens") is not None
     asked = split_prompts(prompts, sets)
     if prompts is None and settings.guidance != 1:
         raise D5P4Error(f"guidance={settings.guidance:g} strengthens a prompt, and there is none; use guidance=1")
     encoded = [encode(model, prompt, settings.chat, number) for number, prompt in enumerate(asked)]
+    length_given = gives_length(given | parameters)
     requests = [plan(model, ids, settings, length_given, number) for number, ids in enumerate(encoded)]
     _check_lists(len(requests), references=references, keys=keys)
     if seed is None and beams.size > 1:
@@ -130,6 +129,16 @@ def generate(
         model, requests, prompt_keys(requests, keys), settings, chosen_seed(seed),
         scorer=scorer, references=references, callback=callback, beams=beams,
     )  # fmt: skip
+
+
+def check_model(model: Any) -> None:
+    if not hasattr(model, "body") or not hasattr(model, "head"):
+        raise D5P4Error(f"model is a {type(model).__name__}; d5p4.load or d5p4.wrap make one")
+
+
+def gives_length(options: Mapping[str, Any]) -> bool:
+    """Whether the caller's own options say how many tokens to append."""
+    return options.get("gen_length") is not None or options.get("max_new_tokens") is not None
 
 
 def _check_functions(**given: Any) -> None:
@@ -196,22 +205,15 @@ def run_requests(
     references: Sequence[Any] | None = None,
     callback: Callback | None = None,
     beams: Beams = ALONE,
-    max_tokens_per_call: int | None = None,
 ) -> Result:
-    """Decode requests in batches that share a schedule, and put the results back in order.
-
-    max_tokens_per_call: tokens of the pools decoded together (`Settings.max_tokens_per_call`). Fewer take less memory;
-    deterministic results do not depend on it.
-    """
+    """Decode requests in batches that share a schedule, and put the results back in order."""
     device = model.head.weight.device
     if settings.deterministic:
         _check_steady(model.head.weight, settings)
     with beams.together():  # also what fails before and after a decode fails on all ranks
         parts: list[tuple[list[int], Result]] = []
-        for length, numbers in batches(model, requests, settings, max_tokens_per_call):
-            schedule = make_schedule(length, settings.steps, settings.block_length, settings.order == "ancestral")
-            if all(step.move == 1 for step in schedule.steps):
-                settings.check_random("one step a block")
+        for length, numbers in batches(model, requests, settings):
+            schedule = schedule_for(length, settings)
             fixed = _row_length(model, requests[numbers[0]], settings) if settings.deterministic else None
             batch = layout([requests[i] for i in numbers], model.mask_id, model.pad_id, device, fixed)
             result = decode(
@@ -258,10 +260,8 @@ def _check_steady(weight: Tensor, settings: Settings) -> None:
         )
 
 
-def batches(
-    model: Model, requests: Sequence[Request], settings: Settings, max_tokens_per_call: int | None = None
-) -> Iterable[tuple[int, list[int]]]:
-    """(window length, prompt numbers) of decode calls: one schedule each, pools within `max_tokens_per_call` tokens.
+def batches(model: Model, requests: Sequence[Request], settings: Settings) -> Iterable[tuple[int, list[int]]]:
+    """(window length, prompt numbers) of decode calls: one schedule each, pools within `settings.max_tokens_per_call`.
 
     Prompts of like length go together, so that little is padded; under `deterministic` those of one row length.
     """
@@ -270,7 +270,7 @@ def batches(
     for number, request in enumerate(requests):
         together = lengths[number] if settings.deterministic else None
         alike.setdefault((len(request.window(model.mask_id)), together), []).append(number)
-    most = (max_tokens_per_call or settings.max_tokens_per_call) // settings.pool_size
+    most = settings.max_tokens_per_call // settings.pool_size
     for (window, _), numbers in alike.items():
         numbers.sort(key=lambda number: requests[number].length)
         batch: list[int] = []

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..distributed import Mesh, check_shared, connect
 from ..errors import D5P4Error
-from ..generate import chosen_seed
+from ..generate import check_model, chosen_seed, gives_length
 from ..models import load
 from ..settings import Settings
 from ..store import append
@@ -88,15 +88,14 @@ class Run:
     ) -> None:
         if refused := [name for name in REFUSED if options.get(name) is not None]:
             raise D5P4Error(f"{refused[0]} has no meaning for a whole file; leave it out")
-        if not hasattr(model, "body") or not hasattr(model, "head"):
-            raise D5P4Error(f"model is a {type(model).__name__}; d5p4.load or d5p4.wrap make one")
+        check_model(model)
         self.model, self.mesh, self.strict = model, mesh, strict
         self.settings = Settings.make(model, **{name: x for name, x in options.items() if name not in REFUSED})
         given = dict(model.generation_defaults) | options
         if given.get("max_tokens_per_forward") is None:
             budget = default_budget(model, self.settings.deterministic)
             self.settings = replace(self.settings, max_tokens_per_forward=budget)
-        self.length_given = options.get("gen_length") is not None or options.get("max_new_tokens") is not None
+        self.length_given = gives_length(options)
         _check_places(input, output)
         self.file = PromptFile(input)
         self.parts = Parts(output)
