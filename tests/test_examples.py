@@ -30,3 +30,9 @@ def test_runs(script, folder):
 
 def test_there_are_examples():
     assert len(SCRIPTS) >= 5
+
+
+def test_what_the_readme_calls_is_there():
+    """`import d5p4` is enough for the names the README uses."""
+    code = "import d5p4; d5p4.distributed.connect; d5p4.run_file; d5p4.select.partition_map; d5p4.loglikelihood"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -171,7 +171,7 @@ def test_bad_files_are_named(tmp_path):
     path = tmp_path / "f.jsonl"
     with pytest.raises(D5P4Error, match="f.jsonl cannot be read: No such file"):
         read_groups(path)
-    with pytest.raises(D5P4Error, match="cannot be read: Is a directory"):
+    with pytest.raises(D5P4Error, match="is a folder without .jsonl files"):
         read_groups(tmp_path)
     path.write_bytes(b'{"answers": ["\xff"]}')
     with pytest.raises(D5P4Error, match="not UTF-8 text: byte 14"):
@@ -209,3 +209,14 @@ def test_lines_with_an_error_are_skipped_and_counted(file):
     assert [group.answers for group in found] == [("a", "b"), ("c",), ("d",)] and found.skipped == 2
     with pytest.raises(D5P4Error, match="all of its 1 lines are errors, first .*line 1: .*too long"):
         read_groups(file({"line": 1, "error": "too long", "answers": []}))
+
+
+def test_the_parts_of_a_run_are_read_as_one(tmp_path):
+    folder = tmp_path / "a.jsonl.parts"
+    folder.mkdir()
+    (folder / "part-0001-0000.jsonl").write_text('{"line": 1, "prompt": "a", "answers": ["x", "y"]}\n')
+    (folder / "part-0001-0001.jsonl").write_text('{"line": 2, "prompt": "b", "answers": ["z"]}\n{"line": 3, "ans')
+    (folder / "lock").touch()
+    assert [group.answers for group in read_groups(folder)] == [("x", "y"), ("z",)]
+    with pytest.raises(D5P4Error, match="without .jsonl files"):
+        read_groups(tmp_path)

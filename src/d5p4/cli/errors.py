@@ -33,7 +33,7 @@ class Commands(TyperGroup):
             raise typer.Exit(1) from None
         except OSError as error:
             _write_nowhere()
-            typer.echo(f"error: cannot write the output: {error.strerror or error}", err=True)
+            typer.echo(f"error: cannot write to standard output: {error.strerror or error}", err=True)
             raise typer.Exit(2) from None
         except (MemoryError, RuntimeError) as error:
             said = str(error).splitlines()[0] if str(error) else "out of memory"

@@ -75,7 +75,7 @@ class Decoding:
     gamma: Annotated[float | None, _option(SELECTION, "Of the rbf similarity (1.0).")] = None
 
     max_tokens_per_forward: Annotated[
-        int | None, _option(RUNNING, "Cap on one forward (16384; 4096 with --deterministic).")
+        int | None, _option(RUNNING, "Cap on one forward (16384; 4096 if deterministic; in run by the model's size).")
     ] = None
     deterministic: Annotated[
         bool | None,

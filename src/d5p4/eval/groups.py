@@ -54,7 +54,8 @@ class _Line(NamedTuple):
 def read_groups(path: str | Path, answers: str | None = None, references: str | None = None) -> Groups:
     """The groups of a file of JSON objects, one a line or in one list, in order; blank lines are skipped.
 
-    So are lines with an `error` and no answers, which are counted.
+    So are lines with an `error` and no answers, which are counted. Of a folder all .jsonl files are read, such as the
+    parts of a run that goes on.
 
     `answers` and `references` name the fields to take instead of the usual ones. Lines with a single answer are put
     together by their id; by their prompt where they have no id, or where ids never repeat and prompts do.
@@ -112,13 +113,22 @@ def _ids_number_answers(lines: list[_Line]) -> bool:
 
 
 def _entries(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The objects of a file, and where each is."""
+    """The objects of a file or of a folder's files, and where each is."""
+    if path.is_dir():
+        files = sorted(path.glob("*.jsonl"))
+        if not files:
+            raise D5P4Error(f"{path} is a folder without .jsonl files: give a file of answers")
+        for file in files:
+            yield from _entries(file)
+        return
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as reason:
         raise D5P4Error(f"{path} is not UTF-8 text: byte {reason.start} cannot be read") from None
     except OSError as reason:
         raise D5P4Error(f"{path} cannot be read: {reason.strerror or reason}") from None
+    if path.parent.name.endswith(".parts"):
+        text = text[: text.rfind("\n") + 1]  # a run may be writing the last line
     for place, entry in _values(path, text):
         if isinstance(entry, list) and all(isinstance(item, str) for item in entry):
             entry = {"answers": entry}
