@@ -22,6 +22,7 @@ from typing import Any
 import torch.distributed as dist
 
 import d5p4
+from d5p4.jobs.done import Done
 from d5p4.jobs.parts import Parts
 from d5p4.jobs.plan import plan_work
 from d5p4.jobs.reader import PromptFile
@@ -131,7 +132,7 @@ def _store(sizes: Sizes) -> list[Row]:
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
     client = dist.TCPStore("127.0.0.1", server.port, timeout=timedelta(seconds=30))
     asked, _ = _timed(lambda: [client.add("count", 1) for _ in range(sizes.requests)])
-    told = pickle.dumps(frozenset(range(1, sizes.finished + 1)))
+    told = pickle.dumps(Done(sizes.finished, range(1, sizes.finished + 1, 2)))
 
     def tell() -> None:
         client.set("finished", told)

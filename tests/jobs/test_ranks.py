@@ -29,6 +29,16 @@ def test_ranks_share_the_work(folder):
     assert seen == {"part-0001-0000.jsonl", "part-0001-0001.jsonl"}
 
 
+def test_ranks_that_spell_the_output_differently_share_the_work_too(folder, whole):
+    processes = start(folder, 2, pause=0.004, spelled=True)
+    most = 0
+    while any(process.is_alive() for process in processes):
+        most = max(most, written(folder))
+        time.sleep(0.002)
+    finish(processes, folder)
+    assert (folder / "a.jsonl").read_bytes() == whole and 0 < most <= len(whole)
+
+
 def test_a_dead_ranks_work_is_finished_by_another_number_of_ranks(folder, whole):
     processes = start(folder, 2, pause=0.004)
     while not written(folder):

@@ -102,6 +102,8 @@ def decode(folder: Path, rank: int, world: int, port: int, given: dict[str, Any]
     if options.pop("apart", False):  # as on hosts that share no file system
         folder = folder / str(rank)
         shared_folder.PATIENCE = 0.2
+    if options.pop("spelled", False):  # each rank has its own way to write the same place
+        folder = folder.joinpath(*["..", folder.name] * rank)
     if world > 1:
         names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_PORT": port}
         os.environ.update({name: str(value) for name, value in names.items()}, MASTER_ADDR="127.0.0.1")

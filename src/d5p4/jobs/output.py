@@ -6,9 +6,10 @@ was the last to happen, the same command finds its way from there.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..distributed import Mesh
@@ -16,6 +17,7 @@ from ..errors import D5P4Error
 from ..generate import chosen_seed
 from ..settings import Settings
 from ..types import Model
+from .done import Done
 from .header import Header, changes, configuration, facts, settings_hash
 from .parts import Parts
 from .reader import PromptFile
@@ -30,7 +32,8 @@ class Start:
     seed: int
     settings: str  # the hash of the configuration
     digest: str  # of the input
-    finished: frozenset[int] = frozenset()  # lines
+    token: str  # names what the ranks count in this start
+    finished: Done = Done()  # lines
     answered: int = 0  # of them with answers
     report: Report | None = None  # there was nothing left to do
 
@@ -51,7 +54,7 @@ class Output:
         seed = chosen_seed(self.header.seed if seed is None else seed)
         configured = configuration(model, settings, length_given, self.file, seed)
         number = 1 + max(len(self.header.starts), self.parts.last_start())
-        start = Start(number, seed, settings_hash(configured), self.file.digest)
+        start = Start(number, seed, settings_hash(configured), self.file.digest, secrets.token_hex(8))
         found = self.parts.read(self.mesh.beat)
         if self.header.finished or found.places:  # otherwise there is nothing that could be spoiled
             self.header.check(configured)
@@ -60,7 +63,7 @@ class Output:
             report = Report.from_dict(self.header.data["report"])
             if not (retry_errors and report.failed):
                 self.parts.remove()
-                return Start(**vars(start) | {"report": report.nothing_left()})
+                return replace(start, report=report.nothing_left())
             self.parts.restore(number)
             found = self.parts.read(self.mesh.beat)
         with writing(self.path):
@@ -68,7 +71,7 @@ class Output:
             self.header.begin(configured, model.name, number, facts(model, settings, self.mesh.world, mesh))
         self.notes += found.notes
         answered = sum(not place.failed for place in found.places.values())
-        return Start(**vars(start) | {"finished": frozenset(found.finished(retry_errors)), "answered": answered})
+        return replace(start, finished=Done(self.file.last, found.finished(retry_errors)), answered=answered)
 
     def end(self, start: Start, pace: Pace, memory: list[int]) -> Report:
         """Merge the parts. `memory`: token budgets that were too large."""

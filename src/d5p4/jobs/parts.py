@@ -43,9 +43,9 @@ class Found:
     places: dict[int, Place] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
-    def finished(self, retry_errors: bool = False) -> set[int]:
+    def finished(self, retry_errors: bool = False) -> Iterator[int]:
         """Numbers of lines that need not be decoded again."""
-        return {line for line, place in self.places.items() if not (retry_errors and place.failed)}
+        return (line for line, place in self.places.items() if not (retry_errors and place.failed))
 
     def add(self, line: int, place: Place) -> None:
         """The first line of a number counts, but anything after an error replaces it."""

@@ -46,12 +46,13 @@ class PromptFile:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.text = self.path.suffix.lower() == ".txt"
-        self.count = 0
+        self.count = self.last = 0  # lines that are not blank, and the number of the last of them
         self._stamp = self._stamped()
         digest = hashlib.sha256()
-        for _, raw in self._raw():
+        for number, raw in self._raw():
             digest.update(raw)
-            self.count += bool(raw.strip())
+            if raw.strip():
+                self.count, self.last = self.count + 1, number
         self.digest = digest.hexdigest()
         if not self.count:
             raise D5P4Error(f"{self.path} holds no prompt: every line is blank")

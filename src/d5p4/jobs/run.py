@@ -142,7 +142,7 @@ class Run:
                 self._stop(work.bad[0], work.bad[0].error)
             if place == 0:
                 self._check_any_good(work)
-            if self.start.finished.issuperset(work.lines):
+            if self.start.finished.has_all(work.lines):
                 continue
             if number == ticket:
                 self._do(work, decoder)
@@ -234,8 +234,8 @@ class Run:
         return self.mesh.count(self._name(what), more)
 
     def _name(self, what: str) -> str:
-        """A name in the store of the ranks, which may see several runs."""
-        return f"{self.parts.output}/{self.start.number}/{what}"
+        """A name in the store of the ranks, which may see several runs and spell their places differently."""
+        return f"{self.start.token}/{what}"
 
 
 def _check_places(input: Path, output: Path) -> None:
