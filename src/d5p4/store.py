@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,13 +27,18 @@ def append(path: Path, lines: Iterable[bytes]) -> None:
 
 
 def replace_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Give a file new contents, all at once: a kill leaves the old file or the new one."""
+    """Give a file new contents, all at once: a kill leaves the old file or the new one, a failure the old one alone."""
     partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    try:
+        with partial.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)  # or a full disk would stay full
+        raise
     sync_folder(path.parent)
 
 

@@ -118,6 +118,8 @@ def test_every_state_of_the_end_is_recovered_from(folder, whole):
 
     parts.folder.mkdir()  # their folder is still there
     (parts.folder / "lock").touch()
+    (parts.folder / "ranks.word").touch()  # in which ranks looked whether they share it
+    (parts.folder / "ranks.word.partial").touch()
     again(len(entries()))
 
 
@@ -148,6 +150,7 @@ def test_a_full_disk_is_an_error_and_nothing_is_lost(folder, whole, begun, limit
     message = (folder / "said-0.txt").read_text()
     assert process.exitcode == 2 and f"{place} cannot be written: File too large" in message
     assert "run the same command again" in message and not (folder / "a.jsonl").exists()
+    assert not list(folder.glob("**/*.partial"))  # it would keep the disk full
     kept = sum(path.read_bytes().count(b"\n") for path in Parts(folder / "a.jsonl").files())
     assert kept >= 3
     report = decode_here(folder)

@@ -29,6 +29,10 @@ def test_ranks_share_the_work(folder):
     assert seen == {"part-0001-0000.jsonl", "part-0001-0001.jsonl"}
 
 
+def test_a_model_may_take_longer_to_load_and_to_hash_than_a_step(folder, whole):
+    assert run(folder, 2, slow=3.0, timeout=1.5) == whole
+
+
 def test_ranks_that_spell_the_output_differently_share_the_work_too(folder, whole):
     processes = start(folder, 2, pause=0.004, spelled=True)
     most = 0
@@ -58,6 +62,14 @@ def test_an_error_of_the_first_rank_ends_all(folder):
     assert [process.exitcode for process in processes] == [2, 2]
     assert "settings.k was 2 and is 3" in first
     assert "rank 0 gave up" in second and "settings.k was 2 and is 3" in second
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_on_all_ranks(folder):
+    (folder / "a.jsonl.parts" / "ranks.word.partial").mkdir(parents=True)
+    processes = start(folder, 2)
+    first, second = finish(processes, folder)
+    assert [process.exitcode for process in processes] == [2, 2]
+    assert "a.jsonl.parts cannot be written: Is a directory" in first and "rank 0 gave up" in second
 
 
 def test_strict_stops_all_ranks(folder):

@@ -19,6 +19,8 @@ import torch
 import d5p4
 from d5p4.distributed import connect
 from d5p4.distributed import folder as shared_folder
+from d5p4.jobs import output as output_module
+from d5p4.jobs import run as run_module
 from tests.fake import FakeModel
 
 SMALL: dict[str, Any] = dict(k=2, w=2, gen_length=4, temperature=1.3, seed=5, max_tokens_per_forward=32)
@@ -111,7 +113,13 @@ def decode(folder: Path, rank: int, world: int, port: int, given: dict[str, Any]
     if limit is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, free[1]))
     model: Any = Slow() if pause else FakeModel()
-    model.pause = pause
+    if slow := options.pop("slow", 0.0):  # to load and to hash, as large models are
+        run_module.load = lambda *given, **more: time.sleep(slow) or FakeModel()
+        hashes = output_module.configuration
+        output_module.configuration = lambda *given: time.sleep(slow) or hashes(*given)
+        model = "slow"
+    if pause:
+        model.pause = pause
     try:
         ranks = connect(tuple(mesh) if mesh else None, timeout)
         report = d5p4.run_file(model, folder / "p.jsonl", folder / "a.jsonl", mesh=ranks, **options)

@@ -64,6 +64,7 @@ def run(
     """
     import d5p4
 
+    from ..distributed import at_work
     from ..methods import method_named
 
     settings: dict[str, Any] = given(decoding) | given(parameters)
@@ -72,7 +73,8 @@ def run(
     with joined(None if mesh is None else _mesh(mesh), timeout, device) as ranks:
         shown = ranks.first and not (quiet or json)
         place = device if ranks.device is None else str(ranks.device)
-        loaded = load_model(model, place, dtype, shown, mapped=ranks.world > 1)
+        with at_work(ranks):
+            loaded = load_model(model, place, dtype, shown, mapped=ranks.world > 1)
         with file_progress(shown) as progress:
             report = d5p4.run_file(
                 loaded, input, output, strict=strict, retry_errors=retry_errors, mesh=ranks, progress=progress,

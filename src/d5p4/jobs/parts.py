@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from ..distributed.folder import WORD
 from ..errors import D5P4Error
 from ..store import replace_file, sync_folder
 
@@ -142,8 +143,9 @@ class Parts:
                 yield
             finally:
                 if not self.files():
-                    (self.folder / LOCK).unlink(missing_ok=True)
-                    with suppress(OSError):  # somebody else's file is in it
+                    with suppress(OSError):  # something of somebody else's is in it
+                        for left in (*self.folder.glob(f"{WORD}*"), self.folder / LOCK):
+                            left.unlink(missing_ok=True)
                         self.folder.rmdir()
 
     def _lock(self, file: IO[bytes]) -> None:

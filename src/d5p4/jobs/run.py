@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..distributed import Mesh, check_shared, connect
+from ..distributed import Mesh, at_work, check_shared, connect
 from ..errors import D5P4Error
 from ..generate import check_model, chosen_seed, gives_length
 from ..models import load
@@ -59,9 +59,10 @@ def run_file(
     own = mesh is None
     mesh = connect() if mesh is None else mesh
     try:
-        if isinstance(model, (str, Path)):
-            model = load(model, mesh.device, mapped=mesh.world > 1)
-        run = Run(model, Path(input), Path(output), options, mesh, strict, progress)
+        with at_work(mesh):
+            if isinstance(model, (str, Path)):
+                model = load(model, mesh.device, mapped=mesh.world > 1)
+            run = Run(model, Path(input), Path(output), options, mesh, strict, progress)
         report = run.run(seed if seed is None else chosen_seed(seed), retry_errors)
     except BaseException as error:
         mesh.fail(error)
@@ -111,7 +112,8 @@ class Run:
             if self.mesh.first:
                 stack.enter_context(self.parts.locked())
                 output = Output(self.parts, self.file, self.mesh)
-                self.start = output.begin(self.model, self.settings, self.length_given, seed, retry_errors)
+                with at_work(self.mesh):  # weights are hashed and lines copied
+                    self.start = output.begin(self.model, self.settings, self.length_given, seed, retry_errors)
             self.start = self.mesh.share(self.start if output else None)
             if self.start.report is not None:
                 return self.start.report
@@ -120,14 +122,18 @@ class Run:
             self.began = time.monotonic()
             self._work()
             self.mesh.meet()
-            report = output.end(self.start, self._pace(), self._memory()) if output else None
+            report = None
+            if output:
+                with at_work(self.mesh):
+                    report = output.end(self.start, self._pace(), self._memory())
             return self.mesh.share(report)
 
     def _check_same_places(self) -> None:
         """All ranks must read the same input and see the same folder."""
         if self.file.digest != self.start.digest:
             raise D5P4Error(f"{self.file.path} is another file on rank {self.mesh.rank} than on rank 0; share one")
-        check_shared(self.parts.folder, self.mesh, "--output")
+        with writing(self.parts.folder):
+            check_shared(self.parts.folder, self.mesh, "--output")
 
     def _work(self) -> None:
         """Take batches that are not finished, one after the other, from the counter that all ranks share."""
