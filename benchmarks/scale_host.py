@@ -24,14 +24,20 @@ import torch.distributed as dist
 import d5p4
 from d5p4.jobs.done import Done
 from d5p4.jobs.parts import Parts
-from d5p4.jobs.plan import plan_work
+from d5p4.jobs.plan import Work, plan_work
 from d5p4.jobs.reader import PromptFile
+from d5p4.models import Tokenizer
 from d5p4.settings import Settings
 from d5p4.store import append, json_line
 
 Row = dict[str, Any]
 K, ANSWER_TOKENS, PROMPT_TOKENS = 16, 256, 128
 LETTERS_A_TOKEN = 4.3  # of English under the usual vocabularies
+CHAT = (
+    "{% for message in messages %}{% set said = message['role'] + ': ' + message['content'] | trim + '\n' %}"
+    "{% if loop.first %}{% set said = '# ' + said %}{% endif %}{{ said }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+)
 WORDS = [
     "the", "of", "and", "to", "in", "is", "that", "for", "it", "was", "on", "as", "with", "at", "from", "or", "an",
     "which", "not", "have", "had", "they", "were", "would", "about", "when", "who", "some", "could", "time", "journey",
@@ -85,11 +91,21 @@ def _input(sizes: Sizes, folder: Path) -> list[Row]:
     )  # fmt: skip
     settings = Settings.make(model, k=K, w=4, gen_length=ANSWER_TOKENS)
     scan, lines = _timed(lambda: PromptFile(path))
-    plan, work = _timed(lambda: list(plan_work(lines, model, settings, True, bad_first=False)))
+    work: list[Work] = []
+
+    def planned() -> float:
+        nonlocal work
+        seconds, work = _timed(lambda: list(plan_work(lines, model, settings, True, bad_first=False)))
+        return seconds
+
+    plain = planned()
     tokens = sum(len(item.request.ids) for each in work for item in each.items) / sizes.lines
+    model.tokenizer = Tokenizer(books.tokenizer.backend, chat_template=CHAT, mask_id=books.mask_id)
+    chat = planned()
     return [
         _row("count and hash the input", scan, sizes.lines, bytes=path.stat().st_size / sizes.lines),
-        _row("plan a prompt (tokenise, hash, sort, batch)", plan, sizes.lines, tokens=tokens),
+        _row("plan a prompt (tokenise, hash, sort, batch)", plain, sizes.lines, tokens=tokens),
+        _row("plan a prompt with a chat template", chat, sizes.lines),
     ]
 
 
@@ -132,7 +148,7 @@ def _store(sizes: Sizes) -> list[Row]:
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
     client = dist.TCPStore("127.0.0.1", server.port, timeout=timedelta(seconds=30))
     asked, _ = _timed(lambda: [client.add("count", 1) for _ in range(sizes.requests)])
-    told = pickle.dumps(Done(sizes.finished, range(1, sizes.finished + 1, 2)))
+    told = pickle.dumps(Done(sizes.finished, random.Random(0).sample(range(1, sizes.finished + 1), sizes.finished // 2)))
 
     def tell() -> None:
         client.set("finished", told)

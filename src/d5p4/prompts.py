@@ -101,9 +101,9 @@ def _encode_text(model: Model, text: str, chat: bool | None, number: int) -> lis
     if model.tokenizer is None:
         raise D5P4Error("this model has no tokenizer: give prompts as token ids, or load it with tokenizer=")
     if chat is not False:
-        message = [{"role": "user", "content": text}]
-        if model.tokenizer.chat(message) is not None:
-            return _encode_chat(model, message, number)
+        rendered = model.tokenizer.chat([{"role": "user", "content": text}])
+        if rendered is not None:
+            return _encode_rendered(model, rendered, number)
         if chat:
             raise D5P4Error("chat=True, but this model has no chat template")
     return model.tokenizer.encode(text)
@@ -116,6 +116,11 @@ def _encode_chat(model: Model, messages: Sequence[Mapping[str, str]], number: in
     text = model.tokenizer.chat(messages) if model.tokenizer is not None else None
     if text is None or model.tokenizer is None:
         raise D5P4Error(f"prompt {number} is a conversation, but this model has no chat template")
+    return _encode_rendered(model, text, number)
+
+
+def _encode_rendered(model: Model, text: str, number: int) -> list[int]:
+    assert model.tokenizer is not None
     ids = model.tokenizer.encode(text)
     if model.mask_id in ids:
         raise D5P4Error(

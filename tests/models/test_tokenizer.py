@@ -7,12 +7,16 @@ from pathlib import Path
 
 import pytest
 import transformers
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers, trainers
 
 from d5p4.errors import D5P4Error
 from d5p4.models import Tokenizer, load
+from d5p4.models.tokenizer import render_chat
+from d5p4.prompts import encode
 from tests.checkpoints import TINY_TEXT, write_dream, write_llada, write_mdlm
+from tests.fake import FakeModel
 
 CORPUS = [
     "The quick brown fox can't jump; it won't, they're told. I'll see: 1234567 times, 3.14!",
@@ -142,6 +146,31 @@ def test_chat_templates(tmp_path: Path) -> None:
     assert dream.chat(messages) == "<|im_start|>user\n hi <|im_end|>\n<|im_start|>assistant\n"
     silent = load(write_dream(tmp_path / "c"), "cpu").tokenizer
     assert silent.chat(messages) is None and not silent.has_chat and dream.has_chat
+
+
+def test_a_text_is_rendered_once_and_its_template_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file may have a million prompts."""
+    compiled, rendered, real = [], [], ImmutableSandboxedEnvironment.from_string
+
+    def counted(self, source, *given, **more):
+        compiled.append(source)
+        return real(self, source, *given, **more)
+
+    class Chat:
+        def chat(self, messages):
+            rendered.append(messages)
+            return render_chat(
+                "{{ begin }}{% for m in messages %}{{ m.content }}{% endfor %}c", messages, {"begin": "b"}
+            )
+
+        def encode(self, text):
+            return [ord(letter) - 97 for letter in text]
+
+    monkeypatch.setattr(ImmutableSandboxedEnvironment, "from_string", counted)
+    model = FakeModel()
+    model.tokenizer = Chat()
+    assert [encode(model, text, None, 0) for text in ("a", "aa", "f")] == [[1, 0, 2], [1, 0, 0, 2], [1, 5, 2]]
+    assert len(rendered) == 3 and len(compiled) == 1
 
 
 def test_chat_template_same_as_transformers(tmp_path: Path) -> None:
