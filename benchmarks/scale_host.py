@@ -148,7 +148,8 @@ def _store(sizes: Sizes) -> list[Row]:
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
     client = dist.TCPStore("127.0.0.1", server.port, timeout=timedelta(seconds=30))
     asked, _ = _timed(lambda: [client.add("count", 1) for _ in range(sizes.requests)])
-    told = pickle.dumps(Done(sizes.finished, random.Random(0).sample(range(1, sizes.finished + 1), sizes.finished // 2)))
+    scattered = random.Random(0).sample(range(1, sizes.finished + 1), sizes.finished // 2)  # the largest there can be
+    told = pickle.dumps(Done(sizes.finished, scattered))
 
     def tell() -> None:
         client.set("finished", told)

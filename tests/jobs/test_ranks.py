@@ -55,6 +55,29 @@ def test_a_dead_ranks_work_is_finished_by_another_number_of_ranks(folder, whole)
     assert [begun["ranks"] for begun in json.loads((folder / "a.run.json").read_text())["starts"]] == [2, 3]
 
 
+@pytest.mark.parametrize("victim", [0, 1])
+def test_the_survivor_of_a_dead_rank_ends_by_itself_and_keeps_its_lines(folder, whole, victim):
+    """Nobody kills it, as where each host has a launcher of its own."""
+    timeout, survivor = 3.0, 1 - victim
+    processes = start(folder, 2, pause=0.004, timeout=timeout, stderr=True)
+    part = folder / "a.jsonl.parts" / f"part-0001-{survivor:04d}.jsonl"
+    while not (part.exists() and part.stat().st_size):
+        time.sleep(0.002)
+    processes[victim].kill()
+    killed, there = time.monotonic(), part.read_bytes()
+    processes[survivor].join(60)
+    seconds = time.monotonic() - killed
+    assert processes[survivor].exitcode in (2, 3) and seconds < 2 * timeout
+    said = [folder / f"{name}-{survivor}.txt" for name in ("said", "stderr")]
+    text = "".join(path.read_text() for path in said if path.exists())
+    assert f"rank {victim}" in text and "start the same command again" in text
+    kept = part.read_bytes()
+    assert kept.startswith(there) and kept.endswith(b"\n") and not (folder / "a.jsonl").exists()
+    lines = [path.read_bytes().count(b"\n") for path in part.parent.glob("part-*.jsonl")]
+    assert run(folder, 2) == whole
+    assert json.loads((folder / "said-0.txt").read_text())["before"] == sum(lines) >= 1
+
+
 def test_an_error_of_the_first_rank_ends_all(folder):
     run(folder)
     processes = start(folder, 2, k=3)

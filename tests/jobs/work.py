@@ -104,6 +104,8 @@ def decode(folder: Path, rank: int, world: int, port: int, given: dict[str, Any]
     if options.pop("apart", False):  # as on hosts that share no file system
         folder = folder / str(rank)
         shared_folder.PATIENCE = 0.2
+    if options.pop("stderr", False):  # what the watchdog says goes to a file too
+        os.dup2(os.open(folder / f"stderr-{rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
     if options.pop("spelled", False):  # each rank has its own way to write the same place
         folder = folder.joinpath(*["..", folder.name] * rank)
     if world > 1:
