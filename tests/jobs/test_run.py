@@ -199,6 +199,16 @@ def test_failures_after_answers_never_stop_a_run(box):
     assert (report.failed, report.now, report.before) == (24, 24, 10)
 
 
+def test_a_prompt_that_is_too_large_may_be_all_that_is_left(box):
+    entries = [{"prompt": "ab"}] * 10 + [{"prompt": "ab" * 20}] * 2
+    assert stopped(box, 10, entries, model=Cramped(40)) == 10
+    lines, report = box(model=Cramped(40))
+    assert (report.failed, report.before) == (2, 10) and "too little memory" in lines[-1]["error"]
+    box.output = box.output.with_name("b.jsonl")
+    stopped(box, 10, [*entries[:10], *prompts(40)])
+    assert "out of memory with line" in box.fails(model=Cramped(2))  # none of so many fits: it is the device
+
+
 def test_bad_lines_are_written_at_once_and_never_stop_a_run(box, monkeypatch):
     monkeypatch.setattr(plan, "WINDOW", 8)
     assert stopped(box, 8, [{"prompt": "ab"}] * 8 + [{"prompt": "zz"}] * 60) == 8
@@ -231,9 +241,20 @@ def test_what_is_decoded_is_kept_when_another_rank_has_failed(box):
     assert part.read_bytes().count(b"\n") >= 1
 
 
-def test_a_file_with_few_prompts_may_fail_altogether(box):
-    lines, report = box([{"prompt": "zz"}] * 3)
-    assert report.failed == 3 and all(line["error"] for line in lines) and report.distinct is None
+def test_a_file_of_failures_is_no_finished_run(box):
+    """However few they are; and it may be mended without another output."""
+    assert "all prompts of" in (said := box.fails([{"prompt": "zz"}] * 3)) and "the first: line 1: " in said
+    assert not box.output.exists()
+    lines, report = box(prompts(2))
+    assert report.failed == 0 and [line["line"] for line in lines] == [1, 2]
+
+
+@pytest.mark.parametrize("name", ["-", "/dev/null"])
+def test_only_files_on_a_disk_are_read_and_written(box, name):
+    model, prompts_file = FakeModel(), box.input
+    for given in ((name, "a.jsonl"), (prompts_file, name)):
+        with pytest.raises(d5p4.D5P4Error, match=f"{name} cannot be the (input|output)"):
+            d5p4.run_file(model, *given, **SMALL)
 
 
 def sizes(report):
@@ -336,7 +357,7 @@ def test_what_others_made_is_left_alone(box, tmp_path):
     box.header.unlink()
     box()
     box.output = tmp_path / "a.txt"
-    assert "a.run.json belongs to a.jsonl" in box.fails()
+    assert "a.run.json is the header of a.jsonl" in box.fails()
 
 
 def test_a_finished_output_that_was_changed_is_an_error(box):

@@ -28,10 +28,22 @@ class Outcome:
 
 
 class Decoder:
-    """Decodes batches. Too little memory halves the budget that later ones are executed with, never their plan."""
+    """Decodes batches. Too little memory halves the budget that later ones are executed with, never their plan.
 
-    def __init__(self, model: Model, settings: Settings, seed: int, beams: Beams, callback: Callback | None) -> None:
+    patience: how many prompts may lack memory even alone before one is decoded; more are the device's fault.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        settings: Settings,
+        seed: int,
+        beams: Beams,
+        callback: Callback | None = None,
+        patience: int = 0,
+    ) -> None:
         self.model, self.settings, self.seed, self.beams, self.callback = model, settings, seed, beams, callback
+        self.patience = patience
         self.halvings = 0
         self.too_large: set[int] = set()  # token budgets that the last batch had to halve
         self.succeeded = False  # whether a prompt was decoded by this decoder
@@ -55,7 +67,8 @@ class Decoder:
             elif self._halve(part):
                 todo.append(part)
             else:
-                if not self.succeeded:  # perhaps it is not this prompt but somebody else on the device
+                self.patience -= not self.succeeded
+                if self.patience < 0:  # perhaps it is not this prompt but somebody else on the device
                     raise D5P4Error(
                         f"out of memory with line {part[0].line} alone, before any prompt was decoded; free the "
                         "device, or use a smaller -k, -w or --gen-length"

@@ -68,9 +68,15 @@ class Header:
             if self.data and not {"output", "configuration", "starts", "finished"} <= set(self.data):
                 raise ValueError("it is another program's")
         except (OSError, ValueError) as reason:
-            raise D5P4Error(f"{self.path} is not the header of a run ({reason}); move it away") from None
+            raise D5P4Error(
+                f"{self.path} is not the header of a run ({reason}); bring back the one that was there, or move it "
+                f"away together with {output.name} and {output.name}.parts"
+            ) from None
         if self.data and self.data["output"] != output.name:
-            raise D5P4Error(f"{self.path} belongs to {self.data['output']}; give an --output with another name")
+            raise D5P4Error(
+                f"{self.path} is the header of {self.data['output']}; give that as --output (a run keeps its name), or "
+                "one with another name"
+            )
 
     @property
     def exists(self) -> bool:

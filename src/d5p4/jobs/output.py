@@ -19,7 +19,7 @@ from ..settings import Settings
 from ..types import Model
 from .done import Done
 from .header import Header, changes, configuration, facts, settings_hash
-from .parts import Parts
+from .parts import Found, Parts
 from .reader import PromptFile
 from .report import Pace, Report
 
@@ -56,8 +56,11 @@ class Output:
         number = 1 + max(len(self.header.starts), self.parts.last_start())
         start = Start(number, seed, settings_hash(configured), self.file.digest, secrets.token_hex(8))
         found = self.parts.read(self.mesh.beat)
-        if self.header.finished or found.places:  # otherwise there is nothing that could be spoiled
+        if self.header.finished or found.answered:
             self.header.check(configured)
+        elif found.places:  # nothing but failures: there is nothing that could be spoiled, or worth keeping
+            self.parts.remove()
+            found = Found()
         if self.header.finished:
             self.header.check_output()
             report = Report.from_dict(self.header.data["report"])
@@ -70,8 +73,7 @@ class Output:
             mesh = (self.mesh.data, self.mesh.beam)
             self.header.begin(configured, model.name, number, facts(model, settings, self.mesh.world, mesh))
         self.notes += found.notes
-        answered = sum(not place.failed for place in found.places.values())
-        return replace(start, finished=Done(self.file.last, found.finished(retry_errors)), answered=answered)
+        return replace(start, finished=Done(self.file.last, found.finished(retry_errors)), answered=found.answered)
 
     def end(self, start: Start, pace: Pace, memory: list[int]) -> Report:
         """Merge the parts. `memory`: token budgets that were too large."""
@@ -81,6 +83,11 @@ class Output:
             raise D5P4Error(
                 f"{self.parts.folder} holds {len(found.places)} of {self.file.count} lines, though every rank has "
                 "finished; run the same command again"
+            )
+        if not found.answered:
+            raise D5P4Error(
+                f"all prompts of {self.file.path} failed, so the run is not finished; the first: "
+                f"{self.parts.error(min(found.places), found)}"
             )
         places = found.places.values()
         failed, answers = sum(place.failed for place in places), sum(place.answers for place in places)

@@ -44,6 +44,11 @@ class Found:
     places: dict[int, Place] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
+    @property
+    def answered(self) -> int:
+        """How many have answers."""
+        return sum(not place.failed for place in self.places.values())
+
     def finished(self, retry_errors: bool = False) -> Iterator[int]:
         """Numbers of lines that need not be decoded again."""
         return (line for line, place in self.places.items() if not (retry_errors and place.failed))
@@ -95,6 +100,13 @@ class Parts:
             if broken:
                 found.notes.append(f"{path.name} has {broken} broken lines; their prompts count as not decoded")
         return found
+
+    def error(self, line: int, found: Found) -> str:
+        """What a line that failed says."""
+        place = found.places[line]
+        with place.part.open("rb") as file:
+            file.seek(place.start)
+            return f"line {line}: {json.loads(file.read(place.stop - place.start))['error']}"
 
     def restore(self, start: int) -> None:
         """The lines of a finished output are the first part of a new start."""

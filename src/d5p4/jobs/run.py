@@ -139,7 +139,8 @@ class Run:
         """Take batches that are not finished, one after the other, from the counter that all ranks share."""
         heard = self.progress is not None or self.mesh.world > 1
         callback = self._step if heard and self.mesh.beam == 1 else None  # groups of ranks beat by themselves
-        decoder = Decoder(self.model, self.settings, self.start.seed, self.mesh.beams, callback)
+        patience = FEW if self.start.answered else 0  # what is left may be just the prompts that are too large
+        decoder = Decoder(self.model, self.settings, self.start.seed, self.mesh.beams, callback, patience)
         ticket, number = self._ticket(), 0
         planned = plan_work(self.file, self.model, self.settings, self.length_given, bad_first=self.strict)
         for place, work in enumerate(planned):
@@ -245,6 +246,9 @@ class Run:
 
 
 def _check_places(input: Path, output: Path) -> None:
+    for what, path in (("input", input), ("output", output)):
+        if str(path) == "-" or (path.exists() and not path.is_file() and not path.is_dir()):
+            raise D5P4Error(f"{path} cannot be the {what}, which is read more than once: give a file on a disk")
     if not output.name or output.is_dir():
         raise D5P4Error(f"{output} is a folder; the output is a file such as {output / 'answers.jsonl'}")
     if not output.parent.is_dir():
