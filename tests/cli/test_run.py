@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -123,3 +124,18 @@ def test_torchrun(cli, models, input, tmp_path):
     assert begun["ranks"] == 2 and begun["mesh"] == [2, 1]
     assert cli("run", "-o", tmp_path / "b.jsonl", *given).exit_code == 0
     assert (tmp_path / "a.jsonl").read_bytes() == (tmp_path / "b.jsonl").read_bytes()
+
+
+def test_what_slurm_sends_stops_it_with_a_word(models, write, tmp_path):
+    many = write("m.jsonl", *[json.dumps({"prompt": "one plus " + "one " * (n % 7)}) for n in range(3000)])
+    output = tmp_path / "a.jsonl"
+    command = [sys.executable, "-m", "d5p4", "run", "-i", many, "-o", output, "-m", models.chat, *SMALL]
+    words = [*map(str, command), "--max-tokens-per-forward", "64", "--quiet"]
+    running = subprocess.Popen(words, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    parts = output.with_name("a.jsonl.parts")
+    while running.poll() is None and not any(part.stat().st_size for part in parts.glob("part-*.jsonl")):
+        time.sleep(0.02)
+    running.terminate()
+    said = running.communicate(timeout=60)
+    assert (running.returncode, said[0]) == (143, "")
+    assert said[1] == "stopped by SIGTERM; what is finished is kept: the same command goes on\n"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -70,16 +72,25 @@ def run(
     settings: dict[str, Any] = given(decoding) | given(parameters)
     if method is not None:
         settings["method"] = method_named(method).name  # wrong names are told before a model is loaded
-    with joined(None if mesh is None else _mesh(mesh), timeout, device) as ranks:
-        shown = ranks.first and not (quiet or json)
-        place = device if ranks.device is None else str(ranks.device)
-        with at_work(ranks):
-            loaded = load_model(model, place, dtype, shown, mapped=ranks.world > 1)
-        with file_progress(shown) as progress:
-            report = d5p4.run_file(
-                loaded, input, output, strict=strict, retry_errors=retry_errors, mesh=ranks, progress=progress,
-                logprobs=logprobs or None, **settings,
-            )  # fmt: skip
+    before = signal.signal(signal.SIGTERM, _stop)
+    try:
+        with joined(None if mesh is None else _mesh(mesh), timeout, device) as ranks:
+            shown = ranks.first and not (quiet or json)
+            place = device if ranks.device is None else str(ranks.device)
+            with at_work(ranks):
+                loaded = load_model(model, place, dtype, shown, mapped=ranks.world > 1)
+            with file_progress(shown) as progress:
+                report = d5p4.run_file(
+                    loaded, input, output, strict=strict, retry_errors=retry_errors, mesh=ranks, progress=progress,
+                    logprobs=logprobs or None, **settings,
+                )  # fmt: skip
+    except KeyboardInterrupt as stop:
+        if _is_first():
+            told = f" by {stop}" if str(stop) else ""
+            typer.echo(f"stopped{told}; what is finished is kept: the same command goes on", err=True)
+        raise typer.Exit(143 if str(stop) else 130) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
     if not ranks.first:
         return
     if json:
@@ -89,6 +100,15 @@ def run(
     if not quiet:
         for line in report.notes:
             note(line)
+
+
+def _stop(number: int, frame: object) -> None:
+    """What Slurm and torchrun send; the run ends as by Ctrl-C."""
+    raise KeyboardInterrupt(signal.Signals(number).name)
+
+
+def _is_first() -> bool:
+    return os.environ.get("RANK", "0") == "0"
 
 
 def _mesh(text: str) -> tuple[int, int]:
@@ -101,7 +121,8 @@ def _mesh(text: str) -> tuple[int, int]:
 
 def _print(report: Report, output: Path) -> None:
     console = Console()
-    count = f"{report.prompts:,} prompts" + (f", {report.failed:,} of them failed" if report.failed else "")
+    count = f"{report.prompts:,} prompt{'s' * (report.prompts != 1)}"
+    count += f", {report.failed:,} of them failed" if report.failed else ""
     console.print(Text(f"{visible(str(output))}: {count}", style="bold"), soft_wrap=True)
     facts = [f"{report.now:,} now, {report.before:,} before"]
     if report.distinct is not None:
