@@ -28,10 +28,19 @@ def measured(tmp_path_factory):
     return json.loads(path.read_text(encoding="utf-8"))
 
 
+@pytest.fixture(scope="module")
+def exchanged(tmp_path_factory):
+    """The bytes that two processes exchange."""
+    path = tmp_path_factory.mktemp("scale") / "scale.json"
+    scale.run(scale.small_plan(), torch.device("cpu"), ["bytes"], path, small=True)
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
 def facts(results):
     return scale_page.Facts(scale_plan.read("gpu.json"), results, scale_plan.read("deterministic.json"))
 
 
+@pytest.mark.full
 def test_every_section_is_measured_and_merged(measured):
     sections = measured["sections"]
     assert list(sections) == list(scale.SECTIONS)
@@ -46,8 +55,8 @@ def test_every_section_is_measured_and_merged(measured):
     ]
 
 
-def test_ranks_send_half_of_what_a_gather_sends_and_less_where_rows_are_equal(measured):
-    rows = {row["what"]: row for row in measured["sections"]["bytes"]["rows"]}
+def test_ranks_send_half_of_what_a_gather_sends_and_less_where_rows_are_equal(exchanged):
+    rows = {row["what"]: row for row in exchanged["sections"]["bytes"]["rows"]}
     sizes = scale.small_plan().exchange
     differ, equal = rows["all rows differ"], rows["some rows are equal"]
     assert differ["sent"]["features"] == sizes.own_rows * sizes.length * sizes.width * 2 // 2
@@ -141,6 +150,7 @@ def test_sections_are_known_by_name(capsys):
     assert "no section bites" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_tables_are_made_of_what_was_measured(measured):
     told = facts(measured)
     assert all(scale_page.TABLES[name](told) for name in scale_page.TABLES if name not in ("simulation", "few"))
@@ -149,6 +159,7 @@ def test_tables_are_made_of_what_was_measured(measured):
     assert "Not measured yet: `python benchmarks/scale.py --sections rows`" in scale_page.TABLES["rows"](missing)
 
 
+@pytest.mark.full
 def test_the_drawing_can_be_made_before_and_after_measuring(measured, tmp_path):
     figure = pytest.importorskip("matplotlib") and scale_plan.figure
     for name, results in (("full", measured), ("empty", {"sections": {}})):

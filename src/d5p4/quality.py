@@ -84,7 +84,8 @@ def normalise(raw: Tensor, how: str, kind: str, vocabulary: int) -> Tensor:
         return -torch.expm1(-(raw - math.log(vocabulary)).clamp_min(0))
     low = raw.amin(-1, keepdim=True)
     spread = raw.amax(-1, keepdim=True) - low
-    mean = steady_mean(raw)[..., None]
-    noise = spread <= 1e-6 * mean.abs().clamp_min(1)
-    scale = spread if how == "minmax" else steady_mean((raw - mean).square())[..., None].sqrt()
+    noise = spread <= 1e-6 * raw.mean(-1, keepdim=True).abs().clamp_min(1)
+    scale = spread
+    if how == "zscore":
+        scale = steady_mean((raw - steady_mean(raw)[..., None]).square())[..., None].sqrt()
     return ((raw - low) / scale.masked_fill(noise, 1)).masked_fill(noise, 0)

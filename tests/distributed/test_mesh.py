@@ -52,9 +52,10 @@ def test_every_ticket_goes_to_one_rank(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "how, kind, rank", [("memory", "OutOfMemoryError", 1), ("logits", "NonFiniteLogits", 0),
-                        ("layout", "OutOfMemoryError", 1),
+    "how, kind, rank", [("memory", "OutOfMemoryError", 1),
                         pytest.param("memory", "OutOfMemoryError", 0, marks=pytest.mark.full),
+                        pytest.param("layout", "OutOfMemoryError", 1, marks=pytest.mark.full),
+                        pytest.param("logits", "NonFiniteLogits", 0, marks=pytest.mark.full),
                         pytest.param("logits", "NonFiniteLogits", 1, marks=pytest.mark.full)],
 )  # fmt: skip
 def test_what_fails_on_one_rank_fails_on_all_and_they_go_on(tmp_path, how, kind, rank):
@@ -63,7 +64,8 @@ def test_what_fails_on_one_rank_fails_on_all_and_they_go_on(tmp_path, how, kind,
     assert found[0][0] == kind
 
 
-@pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_dies_in_a_decode_ends_the_job(tmp_path, rank):
     began = time.monotonic()
     ended = finish(start(WORK + "break_one", 2, tmp_path, how="die", rank=rank, timeout=20))

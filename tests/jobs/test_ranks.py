@@ -29,6 +29,7 @@ def test_ranks_share_the_work(folder):
     assert seen == {"part-0001-0000.jsonl", "part-0001-0001.jsonl"}
 
 
+@pytest.mark.full
 def test_a_model_may_take_longer_to_load_and_to_hash_than_a_step(folder, whole):
     assert run(folder, 2, slow=3.0, timeout=1.5) == whole
 

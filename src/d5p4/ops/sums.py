@@ -17,11 +17,14 @@ def steady_sum(x: Tensor, dim: int = -1) -> Tensor:
     size = x.shape[dim]
     if size == 0:
         return x.sum(dim)
-    while size > 1:
-        if size % 2:
-            x = torch.cat([x, torch.zeros_like(x.narrow(dim, 0, 1))], dim)
-        size = (size + 1) // 2
-        x = x.narrow(dim, 0, size) + x.narrow(dim, size, size)
+    whole = 1 << (size - 1).bit_length()
+    if whole > size:
+        rest = list(x.shape)
+        rest[dim] = whole - size
+        x = torch.cat([x, x.new_zeros(rest)], dim)
+    while whole > 1:
+        whole //= 2
+        x = x.narrow(dim, 0, whole) + x.narrow(dim, whole, whole)
     return x.squeeze(dim)
 
 
