@@ -91,7 +91,7 @@ class Job:
 class Costs:
     """What ranks do besides decoding, in seconds; measured by scale.py unless said."""
 
-    plan: float = 500e-6  # a prompt, on every rank
+    plan: float = 500e-6  # a prompt with a chat template, on every rank
     find: float = 60e-6  # a line, when parts are read
     merge: float = 50e-6  # a line, at the end
     start: float = 30.0  # torchrun, imports, CUDA (assumed)
@@ -108,9 +108,8 @@ class Costs:
             return next((row["us"] / 1e6 for row in rows if row["what"].startswith(beginning)), default)
 
         known = Costs()
-        return replace(
-            known, plan=of("plan", known.plan), find=of("find", known.find), merge=of("merge", known.merge)
-        )
+        plan = of("plan a prompt with a chat template", known.plan)
+        return replace(known, plan=plan, find=of("find", known.find), merge=of("merge", known.merge))
 
     def loading(self, ranks: int) -> float:
         """Each host reads the weights once; its ranks share the pages."""
