@@ -21,13 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import d5p4  # noqa: E402
-from benchmarks.gpu_measure import random_model  # noqa: E402
+from benchmarks.gpu_measure import Counted, random_model  # noqa: E402
 from benchmarks.large_checkpoint import CONFIG  # noqa: E402
 from d5p4.eval.countdown import WINDOW, problems  # noqa: E402
 from d5p4.models.load import choose_device  # noqa: E402
@@ -60,20 +59,6 @@ SMALL = {
 }
 
 
-class Counted:
-    """A model that counts the rows its body is given; replays are not seen, and there are none in what is counted."""
-
-    def __init__(self, model: Any) -> None:
-        self.model, self.rows = model, 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.model, name)
-
-    def body(self, tokens: Tensor, attention_mask: Tensor | None = None) -> d5p4.Hidden:
-        self.rows += len(tokens)
-        return self.model.body(tokens, attention_mask)
-
-
 def make(case: Case, device: torch.device, small: bool) -> tuple[Any, list[Any]]:
     """The model in bf16 and its prompts: puzzles, or token ids of different lengths."""
     if case.model == "countdown":
@@ -98,7 +83,7 @@ def measure(model: Any, prompts: Sequence[Any], size: int, options: Mapping[str,
     """All prompts, `size` at a time: what came out of each, and how long it took."""
     parts = [range(start, min(start + size, len(prompts))) for start in range(0, len(prompts), size)]
     decode(model, prompts, parts[0], {**options, "steps": 2})  # compiles what must be
-    counted = Counted(model)
+    counted = Counted(model, recordable=True)  # as in use; what is counted below has no replays
     sync(model)
     began = time.perf_counter()
     results = [decode(counted, prompts, part, options) for part in parts]

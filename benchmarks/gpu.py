@@ -38,6 +38,7 @@ from benchmarks import paper_baseline as baseline  # noqa: E402
 from benchmarks.gpu_measure import (  # noqa: E402
     SMALL_OP,
     Bench,
+    Counted,
     Plan,
     Point,
     Row,
@@ -51,7 +52,6 @@ from benchmarks.gpu_report import figure, report, targets  # noqa: E402
 from benchmarks.solver_quality import KERNELS, instances  # noqa: E402
 from d5p4 import provenance  # noqa: E402
 from d5p4.kernel import additive, build  # noqa: E402
-from d5p4.models.llada import LLaDA  # noqa: E402
 from d5p4.models.load import choose_device  # noqa: E402
 from d5p4.ops import kernels  # noqa: E402
 from d5p4.ops.gram import pool_gram  # noqa: E402
@@ -441,22 +441,6 @@ def body(bench: Bench) -> list[Row]:
         "largest_extra_ms": max(a - b for a, b in zip(first, again, strict=True)),
     }  # fmt: skip
     return [*result, row]
-
-
-class Counted:
-    """A model that counts the rows its body is given."""
-
-    recordable = False  # a replay would not be counted
-
-    def __init__(self, model: LLaDA) -> None:
-        self.model, self.rows = model, 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.model, name)
-
-    def body(self, tokens: Tensor, attention_mask: Tensor | None = None) -> d5p4.Hidden:
-        self.rows += len(tokens)
-        return self.model.body(tokens, attention_mask)
 
 
 def watch(bench: Bench, model: Counted, steps: int, **options: Any) -> list[Row]:

@@ -17,6 +17,7 @@ from benchmarks.gpu_report import number
 from benchmarks.large_checkpoint import CONFIG
 from d5p4.models.llada import LLaDA
 from d5p4.ops import kernels
+from d5p4.types import Hidden
 
 SMALL_OP = 20  # calls in one CUDA graph, so that launching a graph is not what is timed
 Row = dict[str, Any]
@@ -271,6 +272,22 @@ def random_model(config: Mapping[str, Any], device: torch.device, dtype: torch.d
     model.settle(dtype)
     model.attach("random", None, {})
     return model
+
+
+class Counted:
+    """A model that counts the rows its body is given. A replayed forward is not counted, so `recordable` says whether
+    there may be any."""
+
+    def __init__(self, model: Any, recordable: bool = False) -> None:
+        self.model, self.rows = model, 0
+        self.recordable = recordable and model.recordable
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    def body(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Hidden:
+        self.rows += len(tokens)
+        return self.model.body(tokens, attention_mask)
 
 
 def one_line(error: BaseException) -> str:

@@ -47,26 +47,10 @@ def decode(
     """k answers for each of P prompts. seed, key [P] int64 start each prompt's random streams.
 
     numbers [P]: what callbacks and errors call the prompts; 0..P-1 by default.
-    beams: how the rows of a pool are spread over ranks, which then all make this call and all get the result.
+    beams: how the rows of a pool are spread over ranks, which then all make this call, inside `beams.together()`, and
+    all get the result.
     """
     beams.check(settings.k, settings.pool_size, callback=callback, scorer=scorer, history=settings.history)
-    with beams.together():
-        return _decode(model, prompts, schedule, settings, seed, key, numbers, scorer, references, callback, beams)
-
-
-def _decode(
-    model: Model,
-    prompts: Prompts,
-    schedule: Schedule,
-    settings: Settings,
-    seed: Tensor,
-    key: Tensor,
-    numbers: Tensor | None,
-    scorer: Scorer | None,
-    references: Sequence[Any] | None,
-    callback: Callback | None,
-    beams: Beams,
-) -> Result:
     spec, steps = settings.spec, len(schedule.steps)
     select, project = spec.build(settings), projection(settings.order)
     finish = spec.finish(settings, scorer, references) if spec.finish else None
