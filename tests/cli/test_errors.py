@@ -106,8 +106,10 @@ def test_a_bad_prompt_of_a_file_is_named_by_its_line(fails, models, tmp_path):
     assert "prompts.txt line 3 has 500 tokens" in fails("generate", "-m", models.llada, "--file", file)
 
 
-@pytest.mark.parametrize("command", [["methods"], ["info"]])
-@pytest.mark.parametrize("ending", ["> /dev/full", ">&-"])
+@pytest.mark.parametrize("command, ending", [
+    (["methods"], "> /dev/full"), (["info"], ">&-"), pytest.param(["info"], "> /dev/full", marks=pytest.mark.full),
+    pytest.param(["methods"], ">&-", marks=pytest.mark.full),
+])  # fmt: skip
 def test_an_output_that_cannot_be_written_is_no_traceback(models, command, ending):
     words = [sys.executable, "-m", "d5p4", *command, *([models.llada] if command == ["info"] else [])]
     done = subprocess.run(["bash", "-c", f"{' '.join(words)} {ending}"], capture_output=True, text=True)

@@ -75,6 +75,7 @@ def test_a_rank_that_dies_in_a_decode_ends_the_job(tmp_path, rank):
     assert "broke off" in said or "has gone" in said, said
 
 
+@pytest.mark.full
 def test_a_rank_that_hangs_in_a_decode_ends_the_job(tmp_path):
     began = time.monotonic()
     ended = finish(start(WORK + "break_one", 2, tmp_path, how="hang", rank=1, timeout=3))

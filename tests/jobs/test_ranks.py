@@ -56,7 +56,7 @@ def test_a_dead_ranks_work_is_finished_by_another_number_of_ranks(folder, whole)
     assert [begun["ranks"] for begun in json.loads((folder / "a.run.json").read_text())["starts"]] == [2, 3]
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.full)])
 def test_the_survivor_of_a_dead_rank_ends_by_itself_and_keeps_its_lines(folder, whole, victim):
     """Nobody kills it, as where each host has a launcher of its own."""
     timeout, survivor = 3.0, 1 - victim
