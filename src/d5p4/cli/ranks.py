@@ -20,14 +20,10 @@ def joined(mesh: tuple[int, int] | None, timeout: float, device: str | None) -> 
 
     ranks = connect(mesh, timeout, device)
     try:
-        yield ranks
-        ranks.close()
+        with ranks:
+            yield ranks
     except RankLost as error:
-        ranks.fail(error)
         if ranks.first or not error.told:
             raise
         time.sleep(1)  # torchrun ends all ranks with the first: let the one that gave up say why
         raise typer.Exit(2) from None
-    except BaseException as error:
-        ranks.fail(error)
-        raise
