@@ -122,7 +122,9 @@ def decode(
         dropped: list[int] = []
         if callback is not None:
             watch.check()
-            shot = Snapshot(step.index, steps, ledger.names, pool.tokens, view, choice, following.tokens)
+            shot = Snapshot(
+                step.index, steps, ledger.names, pool.tokens, view, choice, following.tokens, following.logprob
+            )  # fmt: skip
             dropped = prompts_to_drop(callback(shot))
         pool = following
         if dropped and not step.last:

@@ -238,6 +238,7 @@ class Snapshot:
     view: PoolView
     choice: Choice
     next_tokens: Tensor  # [P, m * children, L] window tokens of the next pool
+    next_logprobs: Tensor  # [P, m * children, L] log-probability of each at its reveal; of no meaning at masks
 
 
 @dataclass(frozen=True)
