@@ -125,10 +125,19 @@ def generate(
     _check_lists(len(requests), references=references, keys=keys)
     if seed is None and beams.size > 1:
         raise D5P4Error("seed=None would be another seed on each rank; give one where beams are spread")
-    return run_requests(
+    result = run_requests(
         model, requests, prompt_keys(requests, keys), settings, chosen_seed(seed),
         scorer=scorer, references=references, callback=callback, beams=beams,
     )  # fmt: skip
+    short = [i for i, answers in enumerate(result.answers) if answers and result.distinct[i] < settings.k]
+    if short:
+        warnings.warn(
+            f"{len(short)} of {len(requests)} prompts have fewer than k={settings.k} different answers "
+            f"(Result.distinct); raise temperature or w, or use distinct=True",
+            DuplicateAnswers,
+            stacklevel=2,
+        )
+    return result
 
 
 def check_model(model: Any) -> None:
@@ -199,15 +208,19 @@ def run_requests(
     requests: Sequence[Request],
     keys: Sequence[int],
     settings: Settings,
-    seed: int,
+    seed: int | Sequence[int],
     *,
     scorer: Callable[..., Any] | None = None,
     references: Sequence[Any] | None = None,
     callback: Callback | None = None,
     beams: Beams = ALONE,
 ) -> Result:
-    """Decode requests in batches that share a schedule, and put the results back in order."""
+    """Decode requests in batches that share a schedule, and put the results back in order.
+
+    seed: one for all, or one a request; the result names the first.
+    """
     device = model.head.weight.device
+    seeds = [seed] * len(requests) if isinstance(seed, int) else list(seed)
     if settings.deterministic:
         _check_steady(model.head.weight, settings)
     with beams.together():  # also what fails before and after a decode fails on all ranks
@@ -221,7 +234,7 @@ def run_requests(
                 batch,
                 schedule,
                 settings,
-                seed=torch.full((len(numbers),), key_of(seed), device=device),
+                seed=torch.tensor([key_of(seeds[i]) for i in numbers], device=device),
                 key=torch.tensor([keys[i] for i in numbers], device=device),
                 numbers=torch.tensor(numbers, device=device),
                 scorer=scorer,
@@ -230,16 +243,7 @@ def run_requests(
                 beams=beams,
             )
             parts.append((numbers, result))
-        merged = replace(_merge(parts, model.pad_id), seed=seed)
-    short = [i for i, answers in enumerate(merged.answers) if answers and merged.distinct[i] < settings.k]
-    if short:
-        warnings.warn(
-            f"{len(short)} of {len(requests)} prompts have fewer than k={settings.k} different answers "
-            f"(Result.distinct); raise temperature or w, or use distinct=True",
-            DuplicateAnswers,
-            stacklevel=3,
-        )
-    return merged
+        return replace(_merge(parts, model.pad_id), seed=seeds[0])
 
 
 def schedule_for(length: int, settings: Settings) -> Schedule:

@@ -8,7 +8,7 @@ import torch
 
 import d5p4
 from d5p4.distributed import Mesh, RankLost
-from d5p4.jobs import decoder as module
+from d5p4.jobs import run as module
 from d5p4.jobs import plan
 from tests.checkpoints import write_llada
 from tests.fake import FakeModel

@@ -2,54 +2,61 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Generic, Protocol, TypeVar
 
 import torch
 
-from ..beams import Beams
-from ..errors import D5P4Error, DuplicateAnswers, NonFiniteLogits
-from ..generate import run_requests
+from ..errors import D5P4Error, NonFiniteLogits
+from ..prompts import Request
 from ..settings import Settings
-from ..types import Callback, Model, Result
-from .plan import Item
+from ..types import Result
 
 NOT_FINITE = "the model gave logits that are not finite; check the weights and guidance, or load them in float32"
 NO_MEMORY = "there is too little memory to decode this prompt alone, one row a forward"
 
 
+class Planned(Protocol):
+    """A prompt of a batch."""
+
+    @property
+    def request(self) -> Request: ...
+
+    @property
+    def name(self) -> str:
+        """What an error calls it."""
+        ...
+
+
+Item = TypeVar("Item", bound=Planned)
+Attempt = Callable[[list[Item], Settings], Result]
+"""Decodes prompts together; raises where one of them spoils it."""
+
+
 @dataclass
-class Outcome:
+class Outcome(Generic[Item]):
     """What came of a batch."""
 
     answered: list[tuple[Item, Result, int]] = field(default_factory=list)  # the result, and its place in it
     failed: list[tuple[Item, str]] = field(default_factory=list)
 
 
-class Decoder:
+class Decoder(Generic[Item]):
     """Decodes batches. Too little memory halves the budget that later ones are executed with, never their plan.
 
     patience: how many prompts may lack memory even alone before one is decoded; more are the device's fault.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        settings: Settings,
-        seed: int,
-        beams: Beams,
-        callback: Callback | None = None,
-        patience: int = 0,
-    ) -> None:
-        self.model, self.settings, self.seed, self.beams, self.callback = model, settings, seed, beams, callback
-        self.patience = patience
+    def __init__(self, attempt: Attempt[Item], settings: Settings, patience: float = 0) -> None:
+        self.attempt, self.settings, self.patience = attempt, settings, patience
         self.halvings = 0
         self.too_large: set[int] = set()  # token budgets that the last batch had to halve
         self.succeeded = False  # whether a prompt was decoded by this decoder
 
-    def decode(self, items: Sequence[Item]) -> Outcome:
-        outcome, self.too_large = Outcome(), set()
+    def decode(self, items: Sequence[Item]) -> Outcome[Item]:
+        outcome: Outcome[Item] = Outcome()
+        self.too_large = set()
         todo, halvings = [list(items)], self.halvings
         while todo:
             part = todo.pop()
@@ -70,7 +77,7 @@ class Decoder:
                 self.patience -= not self.succeeded
                 if self.patience < 0:  # perhaps it is not this prompt but somebody else on the device
                     raise D5P4Error(
-                        f"out of memory with line {part[0].line} alone, before any prompt was decoded; free the "
+                        f"out of memory with {part[0].name} alone, before any prompt was decoded; free the "
                         "device, or use a smaller -k, -w or --gen-length"
                     )
                 outcome.failed.append((part[0], NO_MEMORY))
@@ -83,12 +90,7 @@ class Decoder:
         if self.halvings and not settings.deterministic:
             settings = replace(settings, max_tokens_per_forward=max(1, self._budget()))
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DuplicateAnswers)  # `distinct` in each line says it
-                return run_requests(
-                    self.model, [item.request for item in part], [item.key for item in part], settings, self.seed,
-                    callback=self.callback, beams=self.beams,
-                )  # fmt: skip
+            return self.attempt(part, settings)
         except NonFiniteLogits as error:
             if not error.prompts:
                 raise

@@ -34,6 +34,10 @@ class Item:
     def line(self) -> int:
         return self.source.line
 
+    @property
+    def name(self) -> str:
+        return f"line {self.line}"
+
 
 @dataclass(frozen=True)
 class Work:

@@ -10,17 +10,17 @@ from typing import Any
 
 from ..distributed import Mesh, at_work, check_shared, connect
 from ..errors import D5P4Error
-from ..generate import check_model, chosen_seed, gives_length
+from ..generate import check_model, chosen_seed, gives_length, run_requests
 from ..models import load
 from ..settings import Settings
 from ..store import append
-from ..types import Model, Snapshot
+from ..types import Model, Result, Snapshot
 from .budget import default_budget
 from .decoder import Decoder, Outcome
 from .lines import answer_line, error_line
 from .output import Output, Start, writing
 from .parts import Parts
-from .plan import Work, plan_work
+from .plan import Item, Work, plan_work
 from .reader import BadLine, PromptFile, PromptLine
 from .report import Pace, Progress, Report
 
@@ -140,7 +140,14 @@ class Run:
         heard = self.progress is not None or self.mesh.world > 1
         callback = self._step if heard and self.mesh.beam == 1 else None  # groups of ranks beat by themselves
         patience = FEW if self.start.answered else 0  # what is left may be just the prompts that are too large
-        decoder = Decoder(self.model, self.settings, self.start.seed, self.mesh.beams, callback, patience)
+
+        def attempt(items: list[Item], settings: Settings) -> Result:
+            return run_requests(
+                self.model, [item.request for item in items], [item.key for item in items], settings, self.start.seed,
+                callback=callback, beams=self.mesh.beams,
+            )  # fmt: skip
+
+        decoder = Decoder(attempt, self.settings, patience)
         ticket, number = self._ticket(), 0
         planned = plan_work(self.file, self.model, self.settings, self.length_given, bad_first=self.strict)
         for place, work in enumerate(planned):
@@ -165,7 +172,7 @@ class Run:
                 f"none of them counts as finished; the first: line {first.bad[0].line}: {first.bad[0].error}"
             )
 
-    def _do(self, work: Work, decoder: Decoder) -> None:
+    def _do(self, work: Work, decoder: Decoder[Item]) -> None:
         """Decode a batch. Its lines are on the disk before the other ranks are asked anything: one may have failed."""
         done, settings = self.start.finished, self.start.settings
         outcome = decoder.decode(work.items) if work.items else Outcome()
