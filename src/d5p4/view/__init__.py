@@ -1,0 +1,12 @@
+"""See a decode: its trace as plain JSON, and the page that shows it.
+
+    trace = d5p4.view.trace(model, "86,28,13,31:96", method="d5p4", seed=1)
+    d5p4.view.write_html("trace.html", [trace])
+"""
+
+from .drafts import drafts
+from .grade import count_right, grade
+from .html import html, page_folder, write_html
+from .trace import FORMAT, Recorder, trace
+
+__all__ = ["FORMAT", "Recorder", "count_right", "drafts", "grade", "html", "page_folder", "trace", "write_html"]

@@ -1,0 +1,68 @@
+"""The page as one file that needs no server and no network, with traces in it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import D5P4Error
+from .trace import FORMAT
+
+_STYLE = re.compile(r'<link rel="stylesheet" href="page/([\w.-]+)">')
+_SCRIPT = re.compile(r'<script src="page/([\w.-]+)"[^>]*></script>')
+_UNSAFE = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+
+
+def page_folder() -> Path:
+    """Where the page's files are: index.html, style.css and scripts, asked for as page/NAME."""
+    return Path(__file__).parent / "page"
+
+
+def bundle(traces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Traces as the one JSON object that files hold and the page opens."""
+    return {"format": FORMAT, "traces": list(traces)}
+
+
+def html(traces: Sequence[Mapping[str, Any]]) -> str:
+    """The page with everything in it; its policy allows these very scripts and no connection at all."""
+    if not traces:
+        raise D5P4Error("there is no trace to show: give at least one")
+    page = (page_folder() / "index.html").read_text(encoding="utf-8")
+    allowed: dict[str, list[str]] = {"style": [], "script": []}
+
+    def inline(kind: str, name: str) -> str:
+        text = (page_folder() / name).read_text(encoding="utf-8")
+        allowed[kind].append("'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() + "'")
+        return f"<{kind}>{text}</{kind}>"
+
+    page = _STYLE.sub(lambda found: inline("style", found[1]), page)
+    data = f'<script type="application/json" id="traces">{_safe(bundle(traces))}</script>\n'
+    head, first, rest = page.partition("<body>")
+    scripts = _SCRIPT.findall(head) + _SCRIPT.findall(rest)
+    head = _SCRIPT.sub("", head)
+    body = _SCRIPT.sub("", rest)
+    early, *later = scripts  # the first sets the theme before anything is drawn
+    head = head.replace("</head>", inline("script", early) + "\n</head>")
+    body = body.replace("</body>", data + "\n".join(inline("script", name) for name in later) + "\n</body>")
+    policy = (
+        f"default-src 'none'; script-src {' '.join(allowed['script'])}; style-src {' '.join(allowed['style'])}; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+    )
+    meta = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+    return (head + first + body).replace("<head>", f"<head>\n{meta}", 1)
+
+
+def write_html(path: str | Path, traces: Sequence[Mapping[str, Any]]) -> None:
+    """Write the page with these traces into one file."""
+    Path(path).write_text(html(traces), encoding="utf-8")
+
+
+def _safe(value: Any) -> str:
+    """JSON that can stand inside a script element, whatever the texts in it say."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return re.sub("[<>&\u2028\u2029]", lambda found: _UNSAFE[found[0]], text)

@@ -1,0 +1,254 @@
+"""The trace of a decode: every pool, who was chosen, what was revealed. Plain JSON that the page replays.
+
+A row is written as what it has that its parent had not; the parent of row i of a pool is `chosen[i // children]` of the
+pool before. Pool 0 is all masks. T steps, N rows of a pool, L window positions, k answers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..generate import generate
+from ..ops.width import wide
+from ..prompts import encode
+from ..record import Answers, finite
+from ..types import Callback, Model, Result, Snapshot
+from .grade import count_right, grade
+from .pieces import Piece, piece
+
+FORMAT = "d5p4-trace/1"
+MOST_SIMILARITIES = 3_000_000  # of one trace; beyond, only every so many steps keep their matrix
+
+Change = list[Any]  # [position, token or piece, logprob]
+
+
+def trace(model: Model, prompt: Any = None, *, callback: Callback | None = None, **options: Any) -> dict[str, Any]:
+    """Decode one prompt by `d5p4.generate` with these options; its trace. `callback` hears every step as well."""
+    recorder = Recorder(model)
+
+    def listen(shot: Snapshot) -> Any:
+        recorder.step(shot, 0)
+        return None if callback is None else callback(shot)
+
+    start = time.perf_counter()
+    result = generate(model, None if prompt is None else [prompt], callback=listen, **options)
+    return recorder.trace(prompt, result, 0, result.seed, time.perf_counter() - start)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What is kept of one step, all on the host."""
+
+    score: Tensor  # [N]
+    quality: Tensor  # [N]
+    group: list[int]  # [N]
+    chosen: list[int]  # [m]
+    children: int
+    similarity: Tensor | None  # [N (N - 1) / 2] float32
+    where: Tensor  # [changes, 3] row of the next pool, position, token
+    logprob: Tensor  # [changes]
+
+    def changes(self) -> list[list[Change]]:
+        """For each row of the next pool: [position, token, logprob] of what was revealed."""
+        rows: list[list[Change]] = [[] for _ in range(len(self.chosen) * self.children)]
+        for (row, position, token), chance in zip(self.where.tolist(), _rounded(self.logprob, 4), strict=True):
+            rows[row].append([position, token, chance])
+        return rows
+
+
+class Recorder:
+    """Collects the trace of one prompt, step by step."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self._steps: list[_Step] = []
+        self._final: list[list[int]] = []  # [m][L] tokens after the last step
+
+    def step(self, shot: Snapshot, place: int) -> None:
+        """Take down a step. `place`: the prompt's row in the snapshot's tensors. Nothing of the snapshot is kept."""
+        view, choice = shot.view, shot.choice
+        size, device = view.size, shot.tokens.device
+        before = shot.tokens[place, choice.parents[place]].repeat_interleave(choice.children, 0)
+        after = shot.next_tokens[place]
+        row, position = (after != before).nonzero(as_tuple=True)
+        parts = [
+            view.raw[place], view.quality[place], shot.next_logprobs[place, row, position],
+            view.group[place], choice.parents[place], row, position, after[row, position],
+        ]  # fmt: skip
+        kept = self._keeps_similarity(shot, size)
+        if kept:
+            below = torch.tril_indices(size, size, -1, device=device)
+            parts.append(view.similarity[place, below[0], below[1]])
+        packed = torch.cat([part.to(wide(device)) for part in parts]).cpu()  # one transfer; ids are exact in floats
+        score, quality, logprob, *rest = packed.split([len(part) for part in parts])
+        group, chosen, row, position, token = (part.long() for part in rest[:5])
+        self._steps.append(
+            _Step(
+                score.clone(), quality.clone(), group.tolist(), chosen.tolist(), choice.children,
+                rest[5].float().clone() if kept else None, torch.stack([row, position, token], 1), logprob.clone(),
+            )  # fmt: skip
+        )
+        if shot.step == shot.steps - 1:
+            self._final = after.tolist()
+
+    @staticmethod
+    def _keeps_similarity(shot: Snapshot, size: int) -> bool:
+        stride = -(-size * (size - 1) // 2 * shot.steps // MOST_SIMILARITIES)
+        return size > 1 and (shot.step % max(1, stride) == 0 or shot.step == shot.steps - 1)
+
+    def trace(self, prompt: Any, result: Result, place: int, seed: int, seconds: float) -> dict[str, Any]:
+        """The whole trace, when the decode is over. `place`: the prompt's row in the result, decoded with `seed`."""
+        settings, answers = result.settings, Answers(result, place)
+        pieces = _Pieces(self.model)
+        right = grade(self.model, prompt, answers.texts)
+        pools = [self._pool(t, pieces) for t in range(len(self._steps))]
+        found = {
+            "format": FORMAT,
+            **_worded(self.model, prompt),
+            "model": describe(self.model),
+            "method": settings.method,
+            "parameters": finite(dict(settings.params)),
+            "k": settings.k,
+            "w": settings.w,
+            "seed": seed,
+            "settings": finite(settings.to_dict()),
+            "length": len(self._final[0]) if self._final else 0,
+            "steps": len(pools),
+            "score_kind": result.score_kind,
+            "pools": pools,
+            "answers": self._answers(prompt, result, place, right, pieces),
+            "frame": self._frame(prompt, settings.chat, pieces),
+            "similarity": [_rounded(row, 4) for row in result.similarity[place]],
+            "distinct": answers.distinct,
+            "right": None if right is None else count_right(answers.texts, right),
+            "rows": answers.rows,
+            "rows_nominal": answers.rows_nominal,
+            "nfe": answers.nfe,
+            "seconds": round(seconds, 4),
+            "pieces": pieces.texts,
+            "end": pieces.ends(),
+        }
+        return found
+
+    def _pool(self, t: int, pieces: _Pieces) -> dict[str, Any]:
+        step = self._steps[t]
+        changes = self._steps[t - 1].changes() if t else [[] for _ in step.group]
+        return {
+            "changes": pieces.written(changes),
+            "score": _rounded(step.score, 6),
+            "quality": _rounded(step.quality, 6),
+            "group": step.group,
+            "similarity": None if step.similarity is None else _rounded(step.similarity, 4),
+            "chosen": step.chosen,
+            "children": step.children,
+        }
+
+    def _answers(
+        self, prompt: Any, result: Result, place: int, right: list[bool] | None, pieces: _Pieces
+    ) -> list[dict[str, Any]]:
+        from ..eval.countdown import canonical
+
+        numbers, last = Answers(result, place), self._steps[-1]
+        changes = pieces.written(last.changes())
+        window = self._window(prompt, result, place)
+        found = []
+        for rank, text in enumerate(numbers.texts):
+            lineage = result.lineage[place][rank].tolist()
+            # A parent chosen twice has two rows; equal tokens have equal log-probabilities.
+            row = next(
+                n
+                for n, parent in enumerate(last.chosen)
+                if parent == lineage[-1] and self._final[n] == window[rank]
+            )
+            good = None if right is None else right[rank]
+            found.append(
+                {
+                    "text": text,
+                    "score": _round(numbers.score[rank], 6),
+                    "distance": _round(numbers.distance[rank], 6),
+                    "lineage": lineage,
+                    "changes": changes[row],
+                    "end": len(result.answers[place][rank]),
+                    "right": good,
+                    "canonical": canonical(text) if good else None,
+                }
+            )
+        return found
+
+    def _window(self, prompt: Any, result: Result, place: int) -> list[list[int]]:
+        """[k][L] the answers' window tokens: the holes of the prompt, then what follows it."""
+        rows = result.sequences[place][:, result.attention_mask[place]]
+        ids = self._ids(prompt, result.settings.chat)
+        holes = [i for i, token in enumerate(ids) if token == self.model.mask_id]
+        return rows[:, [*holes, *range(len(ids), rows.shape[1])]].tolist()
+
+    def _ids(self, prompt: Any, chat: bool | None) -> list[int]:
+        return [] if prompt is None else encode(self.model, prompt, chat, 0)
+
+    def _frame(self, prompt: Any, chat: bool | None, pieces: _Pieces) -> list[int | None] | None:
+        """The text around holes, None at each hole; what is appended follows. None where there are no holes."""
+        ids, mask = self._ids(prompt, chat), self.model.mask_id
+        return [None if token == mask else pieces.index(token) for token in ids] if mask in ids else None
+
+
+class _Pieces:
+    """The tokens that occur, numbered as they come."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self._number: dict[int, int] = {}
+        self.texts: list[Piece] = []
+
+    def index(self, token: int) -> int:
+        if token not in self._number:
+            self._number[token] = len(self.texts)
+            self.texts.append(piece(self.model, token))
+        return self._number[token]
+
+    def written(self, rows: list[list[Change]]) -> list[list[Change]]:
+        return [[[position, self.index(token), chance] for position, token, chance in row] for row in rows]
+
+    def ends(self) -> list[int]:
+        return [self._number[token] for token in self.model.eos_ids if token in self._number]
+
+
+def describe(model: Model) -> dict[str, Any]:
+    """The model in a few plain facts; a folder is named without the path to it."""
+    folder = Path(model.name)
+    parameters = getattr(model, "parameters", None)
+    return {
+        "name": folder.resolve().name if folder.is_dir() else model.name,
+        "architecture": getattr(model, "architecture", type(model).__name__),
+        "parameters": sum(part.numel() for part in parameters()) if callable(parameters) else None,
+        "max_length": model.max_length,
+    }
+
+
+def _worded(model: Model, prompt: Any) -> dict[str, Any]:
+    """The prompt as text, and as messages where it is a conversation."""
+    if prompt is None or isinstance(prompt, str):
+        return {"prompt": prompt}
+    parts: Sequence[Any] = prompt.tolist() if hasattr(prompt, "tolist") else list(prompt)
+    if parts and all(isinstance(part, dict) for part in parts):
+        return {"prompt": parts[-1].get("content"), "messages": parts}
+    ids = list(map(int, parts))
+    return {"prompt": " ".join(map(str, ids)) if model.tokenizer is None else model.tokenizer.decode(ids)}
+
+
+def _rounded(values: Tensor, digits: int) -> list[float | None]:
+    """Short numbers for a file; None where there is none."""
+    numbers = values.double().cpu().numpy()
+    short = np.round(numbers, digits).tolist()
+    return short if np.isfinite(numbers).all() else finite(short)
+
+
+def _round(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(value, digits)

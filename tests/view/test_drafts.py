@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import pytest
+
+import d5p4
+from d5p4.view import drafts
+from d5p4.view.pieces import piece, spell
+from tests.checkpoints import write_llada
+from tests.fake import FakeModel
+
+pytestmark = pytest.mark.filterwarnings("ignore::d5p4.DuplicateAnswers")
+
+
+def all_drafts(model, **options):
+    found, shots = [], []
+
+    def listen(shot):
+        found.append([drafts(model, shot, place) for place in range(len(shot.prompts))])
+        shots.append((shot.next_tokens.clone(), shot.next_logprobs.clone(), shot.choice.children))
+
+    result = d5p4.generate(model, ["abc", "ba"], callback=listen, seed=3, **options)
+    return found, shots, result
+
+
+@pytest.mark.parametrize("options", [{}, {"distinct": True}, {"method": "independent"}, {"eos": "free"}])
+def test_drafts_are_the_beams_so_far(options):
+    model = FakeModel()
+    found, shots, _ = all_drafts(model, k=3, w=2, gen_length=6, **options)
+    for step, (tokens, logprobs, children) in zip(found, shots, strict=True):
+        for place, rows in enumerate(step):
+            assert len(rows) == 3
+            for beam, draft in enumerate(rows):
+                row, chances = tokens[place, beam * children].tolist(), logprobs[place, beam * children].tolist()
+                length = len(draft["tokens"])
+                assert all(token in model.eos_ids for token in row[length:])
+                assert not length or row[length - 1] not in model.eos_ids
+                for token, chance, text, shown in zip(row, chances, draft["tokens"], draft["logprobs"], strict=False):
+                    masked = token == model.mask_id
+                    assert (text is None, shown is None) == (masked, masked)
+                    assert masked or (text == chr(97 + token) and shown == pytest.approx(chance, abs=1e-4))
+                assert draft["text"] == "".join("░" if text is None else text for text in draft["tokens"])
+    assert found[0][0][0]["text"].count("░") == 5  # one revealed, five to come
+    assert "░" not in "".join(draft["text"] for place in found[-1] for draft in place)
+
+
+def test_at_most_sixteen():
+    found, _, _ = all_drafts(FakeModel(), k=6, w=3, gen_length=3, method="best-of-n", temperature=2)
+    assert all(len(rows) == 16 for step in found for rows in step)
+
+
+def test_characters_that_take_several_tokens(tmp_path):
+    """The byte-level vocabularies of LLaDA and Dream split rare characters."""
+    model = d5p4.load(str(write_llada(tmp_path / "llada")))
+    text = "a b"
+    assert "".join(spell(piece(model, token) for token in model.tokenizer.encode(text))) == text
+    assert all(piece(model, token) == "" for token in model.eos_ids)
+    assert spell(["a", [0xE2, 0x82], [0xAC], "b"]) == ["a", "", "€", "b"]
+    assert spell([[0xE2], None, [0x61]]) == ["\ufffd", None, "a"]
+    assert spell(["x", [0xE2, 0x82]]) == ["x", "\ufffd"]
+
+
+def test_bytes_of_a_part_of_a_character():
+    import tokenizers
+    from tokenizers import decoders, models
+
+    from d5p4.models.tokenizer import Tokenizer
+
+    letters = {"â": 0, "Ĥ": 1, "¬": 2, "Ġa": 3, "<m>": 4}
+    backend = tokenizers.Tokenizer(models.BPE(letters, []))
+    backend.decoder = decoders.ByteLevel()
+    model = FakeModel()
+    model.tokenizer = Tokenizer(backend, mask_id=4)
+    assert [piece(model, i) for i in range(4)] == [[0xE2], [0x82], [0xAC], " a"]
+    assert "".join(spell(piece(model, i) for i in (3, 0, 1, 2))) == " a€" == model.tokenizer.decode([3, 0, 1, 2])

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import pytest
+
+import d5p4
+from d5p4.view import count_right, grade, trace
+from tests.fake import FakeModel
+
+pytestmark = pytest.mark.filterwarnings("ignore::d5p4.DuplicateAnswers")
+
+RIGHT = "86+28=114,31-13=18,114-18=96"
+SAME = "31-13=18,28+86=114,114-18=96"
+WRONG = "86+28=114,31-13=18,114-18=97"
+
+
+@pytest.fixture(scope="module")
+def model():
+    return d5p4.load("countdown", dtype="float32")
+
+
+def test_answers_to_a_puzzle(model):
+    texts = [RIGHT, SAME, WRONG, ""]
+    right = grade(model, "86,28,13,31:96", texts)
+    assert right == [True, True, False, False]
+    assert count_right(texts, right) == 1
+
+
+@pytest.mark.parametrize("prompt", ["86,28", None, [1, 2], [{"role": "user", "content": "86,28,13,31:96"}]])
+def test_what_is_no_puzzle_is_not_graded(model, prompt):
+    assert grade(model, prompt, [RIGHT]) is None
+
+
+def test_other_models_are_not_graded():
+    assert grade(FakeModel(), "86,28,13,31:96", [RIGHT]) is None
+    assert trace(FakeModel(), "ab", k=2, w=1, gen_length=3, seed=1)["right"] is None
+
+
+def test_a_trace_says_what_is_right(model):
+    found = trace(model, "3,5,7:22", k=2, w=2, gen_length=24, steps=12, seed=1, distinct=True)
+    right = [answer["right"] for answer in found["answers"]]
+    assert right == grade(model, "3,5,7:22", [answer["text"] for answer in found["answers"]])
+    assert found["right"] == count_right([answer["text"] for answer in found["answers"]], right)
+    assert [answer["canonical"] is not None for answer in found["answers"]] == right

@@ -1,0 +1,139 @@
+"""The trace is the decode: replayed, it gives what `generate(history=True)` gives."""
+
+from __future__ import annotations
+
+import gc
+import json
+import weakref
+
+import pytest
+import torch
+
+import d5p4
+from d5p4 import view
+from d5p4.view import trace as trace_of
+from tests.fake import FakeModel
+from tests.view.replay import answers, pools
+
+pytestmark = pytest.mark.filterwarnings("ignore::d5p4.DuplicateAnswers")
+
+CASES = {
+    "d5p4": {},
+    "independent": {"method": "independent"},
+    "best-of-n": {"method": "best-of-n", "rank": "logprob"},
+    "e-smc": {"method": "e-smc", "interval": 2},
+    "diverse-beam": {"method": "diverse-beam"},
+    "distinct": {"distinct": True},
+    "blocks": {"block_length": 3, "steps": 4},
+    "window": {"select_window": (2, 4)},
+    "ancestral": {"carry_over": True, "steps": 5},
+    "infilling": {"prompt": "ab" + "l" + "c" + "ll" + "d", "gen_length": None},
+    "infilling and on": {"prompt": "ab" + "l" + "c", "gen_length": 4},
+    "unconditional": {"prompt": None},
+    "ids": {"prompt": [1, 2, 3]},
+    "one": {"k": 1, "w": 1},
+}
+
+
+def decoded(prompt="abc", carry_over=False, **options):
+    """The trace and the result of the same call, and the model."""
+    model = FakeModel(carry_over=carry_over)
+    options = {"k": 3, "w": 2, "gen_length": 6, "seed": 5, "temperature": 1.3} | options
+    result = d5p4.generate(model, prompt, history=True, logprobs=True, **options)
+    return trace_of(model, prompt, **options), result, model
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_replayed_trace_is_the_history(case):
+    trace, result, model = decoded(**CASES[case])
+    pieces = [model.tokenizer.encode(text)[0] for text in trace["pieces"]]
+
+    def ids(row):
+        return [model.mask_id if entry is None else pieces[entry[0]] for entry in row]
+
+    history = result.history[0]
+    assert len(trace["pools"]) == trace["steps"] == len(history)
+    for pool, rows, step in zip(trace["pools"], pools(trace), history, strict=True):
+        assert [ids(row) for row in rows] == step.tokens.tolist()
+        assert (pool["chosen"], pool["children"]) == (step.parents.tolist(), step.children)
+        assert pool["group"] == step.group.tolist()
+        assert pool["score"] == pytest.approx(step.scores.tolist(), abs=1e-6)
+        assert pool["quality"] == pytest.approx(step.quality.tolist(), abs=1e-6)
+        size = len(step.group)
+        below = [float(step.similarity[i, j]) for i in range(size) for j in range(i)]
+        assert (pool["similarity"] or []) == pytest.approx(below, abs=1e-4)
+    for rank, (answer, row) in enumerate(zip(trace["answers"], answers(trace), strict=True)):
+        assert answer["lineage"] == result.lineage[0][rank].tolist()
+        assert answer["text"] == result.texts[0][rank]
+        assert ids(row)[: answer["end"]] == result.answers[0][rank]
+        assert [chance for _, chance in row][: answer["end"]] == pytest.approx(result.logprobs[0][rank], abs=1e-4)
+        assert answer["score"] == pytest.approx(float(result.score[0, rank]), abs=1e-6)
+    assert trace["distinct"] == int(result.distinct[0]) and trace["rows"] == int(result.rows[0])
+    assert trace["rows_nominal"] == int(result.rows_nominal[0]) and trace["seed"] == 5
+    assert torch.allclose(torch.tensor(trace["similarity"]).double(), result.similarity[0].double(), atol=1e-4)
+    assert json.loads(json.dumps(trace, allow_nan=False)) == trace  # plain JSON, no NaN
+
+
+def test_holes_keep_the_text_around_them():
+    trace, result, _ = decoded(**CASES["infilling and on"])
+    frame = trace["frame"]
+    assert [None if i is None else trace["pieces"][i] for i in frame] == ["a", "b", None, "c"]
+    row = iter(answers(trace)[0][: trace["answers"][0]["end"]])
+    around = [entry if entry is not None else next(row)[0] for entry in frame]
+    text = "".join(trace["pieces"][i] for i in [*around, *(piece for piece, _ in row)])
+    assert text == result.texts[0][0]
+    assert decoded()[0]["frame"] is None
+
+
+def test_the_callers_seed_and_place_count():
+    """A server decodes several prompts in one call, and drops some on the way."""
+    model, recorder = FakeModel(), view.Recorder(FakeModel())
+
+    def listen(shot):
+        numbers = shot.prompts.tolist()
+        recorder.step(shot, numbers.index(2))
+        return [0] if shot.step == 1 else None
+
+    options = {"k": 2, "w": 2, "gen_length": 5, "seed": 3}
+    result = d5p4.generate(model, ["ab", "ac", "ad"], callback=listen, **options)
+    trace = recorder.trace("ad", result, 2, 77, 0.5)
+    alone = trace_of(model, "ad", **options)
+    assert trace["seed"] == 77 and trace["seconds"] == 0.5
+    for name in ("pools", "answers", "pieces", "similarity"):
+        assert trace[name] == alone[name]
+
+
+def test_a_recorder_lets_go_of_every_step():
+    """A view holds the hidden states of its step."""
+    recorder, alive = view.Recorder(FakeModel()), []
+
+    def listen(shot):
+        recorder.step(shot, 0)
+        alive.append(weakref.ref(shot.view))
+        gc.collect()
+        assert sum(ref() is not None for ref in alive) <= 2  # this step's and at most the one before
+
+    d5p4.generate(FakeModel(), "ab", k=2, w=2, gen_length=6, seed=1, callback=listen)
+
+
+def test_long_runs_keep_a_bounded_number_of_similarities(monkeypatch):
+    import sys
+
+    monkeypatch.setattr(sys.modules["d5p4.view.trace"], "MOST_SIMILARITIES", 40)
+    trace, _, _ = decoded(gen_length=8)
+    kept = [pool["similarity"] is not None for pool in trace["pools"]]
+    assert kept[0] and kept[-1] and sum(kept) < len(kept)
+    assert sum(len(pool["similarity"]) for pool in trace["pools"] if pool["similarity"]) <= 40 + 2 * 15
+
+
+def test_a_callback_hears_the_steps_too():
+    heard = []
+    trace_of(FakeModel(), "ab", k=2, w=2, gen_length=4, seed=1, callback=lambda shot: heard.append(shot.step))
+    assert heard == [0, 1, 2, 3]
+
+
+def test_a_folder_is_named_without_the_path_to_it(tmp_path):
+    model = FakeModel()
+    model.name = str(tmp_path / "mine")
+    (tmp_path / "mine").mkdir()
+    assert trace_of(model, "ab", k=1, w=1, gen_length=2, seed=1)["model"]["name"] == "mine"
