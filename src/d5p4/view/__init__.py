@@ -6,7 +6,18 @@
 
 from .drafts import drafts
 from .grade import count_right, grade
-from .html import html, page_folder, write_html
+from .html import html, page_folder, write_html, write_json
 from .trace import FORMAT, Recorder, trace
 
-__all__ = ["FORMAT", "Recorder", "count_right", "drafts", "grade", "html", "page_folder", "trace", "write_html"]
+__all__ = [
+    "FORMAT",
+    "Recorder",
+    "count_right",
+    "drafts",
+    "grade",
+    "html",
+    "page_folder",
+    "trace",
+    "write_html",
+    "write_json",
+]

@@ -31,6 +31,8 @@ def grade(model: Model, prompt: Any, texts: Sequence[str]) -> list[bool] | None:
     return [is_right(problem, text) for text in texts]
 
 
-def count_right(texts: Sequence[str], right: Sequence[bool]) -> int:
-    """How many right answers differ by more than the order of operands and of independent steps."""
+def count_right(texts: Sequence[str], right: Sequence[bool] | None) -> int | None:
+    """How many right answers differ by more than the order of operands and of independent steps; None: not graded."""
+    if right is None:
+        return None
     return len({canonical(text) for text, good in zip(texts, right, strict=True) if good})

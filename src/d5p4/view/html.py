@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import D5P4Error
+from ..store import json_line, replace_file, write_text
 from .trace import FORMAT
 
 _STYLE = re.compile(r'<link rel="stylesheet" href="page/([\w.-]+)">')
@@ -59,7 +60,13 @@ def html(traces: Sequence[Mapping[str, Any]]) -> str:
 
 def write_html(path: str | Path, traces: Sequence[Mapping[str, Any]]) -> None:
     """Write the page with these traces into one file."""
-    Path(path).write_text(html(traces), encoding="utf-8")
+    write_text(Path(path), html(traces))
+
+
+def write_json(path: str | Path, traces: Sequence[Mapping[str, Any]]) -> None:
+    """Write the traces alone; the page's "open" shows them."""
+    data = json_line(bundle(traces))
+    replace_file(Path(path), lambda file: file.write(data))
 
 
 def _safe(value: Any) -> str:

@@ -128,7 +128,7 @@ class Recorder:
             "frame": self._frame(prompt, settings.chat, pieces),
             "similarity": [_rounded(row, 4) for row in result.similarity[place]],
             "distinct": answers.distinct,
-            "right": None if right is None else count_right(answers.texts, right),
+            "right": count_right(answers.texts, right),
             "rows": answers.rows,
             "rows_nominal": answers.rows_nominal,
             "nfe": answers.nfe,

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import d5p4
+from d5p4 import view
+
+ARGUMENTS = ("--gen-length", 6, "--seed", 5, "-k", 2, "-w", 2)
+
+
+def test_a_json_file_holds_what_the_library_gives(cli, models, tmp_path):
+    file = tmp_path / "trace.json"
+    options = ("--methods", "independent, d5p4", "--beta", 7)
+    found = cli("trace", "two plus two", "-m", models.llada, *ARGUMENTS, *options, "-o", file)
+    assert found.exit_code == 0, found.output
+    written = json.loads(file.read_text(encoding="utf-8"))
+    model = d5p4.load(models.llada)
+    one = view.trace(model, "two plus two", method="independent", k=2, w=2, gen_length=6, seed=5)
+    two = view.trace(model, "two plus two", method="d5p4", beta=7.0, k=2, w=2, gen_length=6, seed=5)
+    for trace in (*written["traces"], one, two):
+        del trace["seconds"]
+    assert written == {"format": view.FORMAT, "traces": [one, two]}
+    assert "seed 5" in found.stdout and "trace.json" in found.stdout.replace("\n", "")
+
+
+def test_a_page(cli, models, tmp_path):
+    file = tmp_path / "trace.html"
+    file.write_text("old")
+    found = cli("trace", "-m", models.mdlm, "--gen-length", 6, "-k", 2, "-w", 2, "--methods", "cat", "-o", file, "-q")
+    assert (found.exit_code, found.stdout) == (0, ""), found.output
+    text = file.read_text(encoding="utf-8")
+    assert text.startswith("<!doctype html>") and '"format":"d5p4-trace/1"' in text
+    assert [path.name for path in tmp_path.iterdir()] == ["trace.html"]
+
+
+def test_one_fresh_seed_for_all(cli, models, tmp_path):
+    file = tmp_path / "trace.json"
+    options = ("--gen-length", 2, "--methods", "random,cat", "-k", 1, "-q")
+    assert cli("trace", "two", "-m", models.llada, *options, "-o", file).exit_code == 0
+    first, second = json.loads(file.read_text(encoding="utf-8"))["traces"]
+    assert first["seed"] == second["seed"]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (("-o", "{tmp}/no/trace.html"), "there is no folder"),
+        (("-o", "{tmp}"), "should end in .html"),
+        (("-o", "{tmp}/folder.html"), "is a folder"),
+        (("-o", "{tmp}/trace.txt"), "should end in .html (a page) or .json"),
+        (("-o", "{tmp}/t.html", "--methods", "cat,best"), "there is no method 'best'"),
+        (("-o", "{tmp}/t.html", "-k", 0), "k=0"),
+    ],
+)
+def test_what_cannot_be_is_said_before_any_work(fails, models, tmp_path, options, expected):
+    (tmp_path / "folder.html").mkdir()
+    options = [str(option).format(tmp=tmp_path) for option in options]
+    said = fails("trace", "two", "-m", models.llada if "-k" in options else "no/model", "--gen-length", 4, *options)
+    assert expected in said
+    assert [path.name for path in tmp_path.iterdir()] == ["folder.html"]
+
+
+def test_a_place_that_refuses(fails, models, tmp_path, monkeypatch):
+    """As a full or read-only disk does; whoever runs the tests may be allowed everything."""
+    from pathlib import Path
+
+    def refuse(self, *_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    said = fails("trace", "two", "-m", "no/model", "-o", tmp_path / "trace.html")
+    assert "trace.html cannot be written: Permission denied" in said
