@@ -9,7 +9,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-full test-gpu bench-gpu bench-cpu lint clean
+.PHONY: help demo test test-full test-browser test-gpu bench-gpu bench-cpu lint clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,7 +21,10 @@ test: lint ## lint, types and the quick tests
 	@$(BIN)/python -m pytest -q --durations=10 -n 2 --dist loadfile
 
 test-full: lint ## the same, and every promise at full size (slow)
-	@$(BIN)/python -m pytest -q --durations=20 -n 2 --dist loadfile --timeout=1800 -m "not gpu"
+	@$(BIN)/python -m pytest -q --durations=20 -n 2 --dist loadfile --timeout=1800 -m "not gpu and not browser"
+
+test-browser: $(VENV)/.installed-dev ## the playground in a real chromium, which must be installed
+	@$(BIN)/python -m pytest -q --durations=5 -m browser tests/browser
 
 test-gpu: ## the tests that need CUDA, with the Python and torch of this machine
 	@PYTHONPATH=src $(PYTHON) -m pytest -q -m gpu tests/gpu

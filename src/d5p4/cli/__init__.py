@@ -17,11 +17,12 @@ from .methods import methods
 from .reproduce import reproduce
 from .run import run
 from .score import score
+from .serve import serve
 from .trace import trace
 from .train import train
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-for command in (generate, run, compare, trace, score, reproduce, methods, info, check, train):
+for command in (generate, run, compare, serve, trace, score, reproduce, methods, info, check, train):
     app.command()(command)
 
 

@@ -7,7 +7,7 @@
 from .drafts import drafts
 from .grade import count_right, grade
 from .html import html, page_folder, write_html, write_json
-from .trace import FORMAT, Recorder, trace
+from .trace import FORMAT, Recorder, describe, trace
 
 __all__ = [
     "FORMAT",

@@ -1,0 +1,103 @@
+"""`d5p4 serve`: an OpenAI-compatible server with a playground."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .options import RUNNING, Device, Dtype, ModelName, Quiet
+from .show import note
+
+LIMITS = "Limits"
+
+
+def _limit(help: str) -> Any:
+    return typer.Option(help=help, rich_help_panel=LIMITS, show_default=True)
+
+
+def serve(
+    *,
+    model: ModelName,
+    host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 for every network.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port; 0 takes a free one.", min=0, max=65535)] = 8000,
+    name: Annotated[
+        str | None, typer.Option(help="What clients call the model (its hub id, shipped name or folder's name).")
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(envvar="D5P4_API_KEY", help="Bearer token that requests must show.", show_envvar=True),
+    ] = None,
+    allowed_host: Annotated[
+        list[str] | None, typer.Option(help="Another name the server is called by, such as a proxy's; may be repeated.")
+    ] = None,
+    max_queue: Annotated[int, _limit("Prompts that may wait; more are answered with 429.")] = 256,
+    max_pool: Annotated[int, _limit("Rows of a pool, n times w.")] = 256,
+    max_prompt_tokens: Annotated[int | None, _limit("Tokens of a prompt (what the model holds).")] = None,
+    max_gen_length: Annotated[int | None, _limit("Tokens of an answer (what the model holds).")] = None,
+    max_steps: Annotated[int, _limit("Denoising steps.")] = 1024,
+    max_body: Annotated[int, _limit("Bytes of a request.")] = 1 << 20,
+    timeout: Annotated[float, _limit("Seconds a request may take, waiting included.")] = 300.0,
+    client_timeout: Annotated[float, _limit("Seconds to wait for a client to send or to read.")] = 20.0,
+    grace: Annotated[float, _limit("Seconds that requests have to finish when the server stops.")] = 30.0,
+    max_tokens_per_forward: Annotated[
+        int | None, typer.Option(help="Cap on one forward (by the model's size).", rich_help_panel=RUNNING)
+    ] = None,
+    deterministic: Annotated[
+        bool,
+        typer.Option(
+            "--deterministic", help="On a GPU, the same bits whoever else is served. Slower.", rich_help_panel=RUNNING
+        ),
+    ] = False,
+    quiet: Quiet = False,
+    device: Device = None,
+    dtype: Dtype = None,
+) -> None:
+    """Serve a model over HTTP: OpenAI's API under /v1, a playground at /."""
+    from ..models.load import find
+    from ..serve import Limits
+    from ..serve import serve as run
+    from ..serve.server import log_to_stderr
+    from .progress import load_model
+
+    folder = find(model)  # a wrong name is told before anything listens
+    limits = Limits(
+        max_prompt_tokens, max_gen_length, max_pool, max_steps, max_body, max_queue, timeout, client_timeout, grace
+    )
+    fixed: dict[str, Any] = {"deterministic": True} if deterministic else {}
+    if max_tokens_per_forward is not None:
+        fixed["max_tokens_per_forward"] = max_tokens_per_forward
+
+    def started(url: str) -> None:
+        if not quiet:
+            typer.echo(f"playground  {url}/\nOpenAI API  {url}/v1", err=True)
+            if api_key is None and not _loopback(host):
+                note("anybody who reaches this address can use it; give --api-key to ask for a token")
+
+    if not quiet:
+        log_to_stderr()
+    run(
+        lambda: load_model(model, device, dtype, shown=False),
+        name=name or _named(model, folder), host=host, port=port, limits=limits, api_key=api_key or None,
+        hosts=_hosts(host, allowed_host or []), started=started, **fixed,
+    )  # fmt: skip
+
+
+def _named(model: str, folder: Path) -> str:
+    """A path stays private: clients see the folder's name."""
+    return folder.resolve().name if os.path.isdir(os.path.expanduser(model)) else model
+
+
+def _hosts(host: str, allowed: list[str]) -> list[str] | None:
+    """At a loopback address only its own names, so that no page of another site gets here by a name it controls."""
+    return [host, "localhost", "127.0.0.1", "::1", *allowed] if _loopback(host) else None
+
+
+def _loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

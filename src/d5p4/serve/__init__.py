@@ -1,0 +1,18 @@
+"""An OpenAI-compatible server and the playground. Needs the extra `serve`.
+
+    app = d5p4.serve.create_app(model, name="countdown")         # an ASGI app
+    d5p4.serve.serve(model, name="countdown", port=8000)         # or the whole server
+"""
+
+from ..errors import D5P4Error
+from .limits import Limits
+
+try:
+    from .app import create_app
+    from .server import serve
+except ModuleNotFoundError as missing:
+    if missing.name not in ("fastapi", "uvicorn", "prometheus_client", "starlette", "pydantic"):
+        raise
+    raise D5P4Error(f"{missing.name} is missing: pip install 'd5p4[serve]'") from None
+
+__all__ = ["Limits", "create_app", "serve"]

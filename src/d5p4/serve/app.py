@@ -1,0 +1,185 @@
+"""The HTTP app: OpenAI's routes, the playground, and what operators look at."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import FileResponse, Response
+from starlette.staticfiles import StaticFiles
+
+from ..__about__ import __version__
+from ..errors import D5P4Error
+from ..types import Model
+from ..view import page_folder
+from .card import card
+from .engine import Engine
+from .errors import ApiError, json_response, not_possible, not_valid
+from .guard import Guard
+from .limits import Limits
+from .respond import Reply
+from .schema import (
+    Asked,
+    ChatCompletion,
+    ChatRequest,
+    Completion,
+    CompletionRequest,
+    ErrorBody,
+    ModelEntry,
+    ModelList,
+)
+from .stream import EventStream
+from .wait import attended
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorBody} for status in (400, 401, 404, 408, 413, 415, 429, 500, 503)
+}
+STREAM = {"text/event-stream": {"schema": {"type": "string", "description": "With stream: true."}}}
+POSTED: dict[int | str, dict[str, Any]] = ERRORS | {200: {"content": STREAM}}
+
+
+def create_app(
+    model: Model | Callable[[], Model],
+    *,
+    name: str,
+    limits: Limits | None = None,
+    api_key: str | None = None,
+    hosts: Sequence[str] | None = None,
+    failed: Callable[[BaseException], None] | None = None,
+    **fixed: Any,
+) -> FastAPI:
+    """An ASGI app that serves one model.
+
+    model     a loaded model, or a function that loads it; until it has, /readyz and requests are answered with 503
+    name      what clients call the model
+    api_key   a bearer token that requests must show
+    hosts     names the server may be called by (None: any); keeps pages of other sites from reaching it by a name of
+              their own
+    failed    hears why the model could not be loaded
+    fixed     options of `d5p4.generate` that the server decides: deterministic, max_tokens_per_forward
+    """
+    limits = limits or Limits()
+    engine = Engine(_loader(model), limits, fixed)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        engine.start(failed or (lambda error: None))
+        yield
+        await engine.stop()
+
+    app = FastAPI(
+        title="d5p4", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
+        redirect_slashes=False,
+        description="n different good answers from a masked diffusion language model.",
+    )  # fmt: skip
+    app.state.engine = engine
+    app.add_middleware(Guard, limits=limits, metrics=engine.metrics, api_key=api_key, hosts=hosts)
+    _answer_errors(app)
+    _serve_page(app)
+    _look_after(app, engine)
+    started = int(time.time())
+
+    def entry() -> dict[str, Any]:
+        about = card(engine.model, name, limits)
+        return {"id": name, "object": "model", "created": started, "owned_by": "d5p4", "d5p4": about}
+
+    @app.get("/v1/models", response_model=ModelList, responses=ERRORS)
+    async def models() -> Response:
+        return json_response({"object": "list", "data": [entry()]})
+
+    @app.get("/v1/models/{model:path}", response_model=ModelEntry, responses=ERRORS)
+    async def one_model(model: str) -> Response:
+        _check_name(model, name)
+        return json_response(entry())
+
+    async def serve(body: Asked, request: Request) -> Response:
+        if body.model is not None:
+            _check_name(body.model, name)
+        ask = await engine.understand(body)
+        jobs = engine.submit(ask)
+        reply = Reply(ask, engine.model, name)
+        if body.stream:
+            return EventStream(engine, jobs, reply)
+        async with attended(engine, jobs, request.receive):
+            try:
+                finished = await engine.answers(jobs)
+            except asyncio.CancelledError:
+                if not any(job.outcome.cancelled() for job in jobs):
+                    raise
+                return Response(status_code=499)  # nobody reads it
+        data = await asyncio.to_thread(lambda: reply.encoded(reply.whole(finished), finished))
+        return Response(data, media_type="application/json")
+
+    @app.post("/v1/completions", response_model=Completion, responses=POSTED)
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        return await serve(body, request)
+
+    @app.post("/v1/chat/completions", response_model=ChatCompletion, responses=POSTED)
+    async def chat_completions(body: ChatRequest, request: Request) -> Response:
+        return await serve(body, request)
+
+    return app
+
+
+def _loader(model: Model | Callable[[], Model]) -> Callable[[], Model]:
+    loaded: Any = model
+    return (lambda: loaded) if hasattr(loaded, "body") else loaded
+
+
+def _check_name(asked: str, name: str) -> None:
+    if asked != name:
+        raise ApiError(404, f"there is no model {asked!r} here; there is {name!r}", "model", "model_not_found")
+
+
+def _answer_errors(app: FastAPI) -> None:
+    @app.exception_handler(ApiError)
+    async def ours(_: Request, error: ApiError) -> Response:
+        return error.response()
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> Response:
+        return not_valid(error).response()
+
+    @app.exception_handler(D5P4Error)
+    async def impossible(_: Request, error: D5P4Error) -> Response:
+        return not_possible(error).response()
+
+    @app.exception_handler(HTTPException)
+    async def others(_: Request, error: HTTPException) -> Response:
+        found = ApiError(error.status_code, str(error.detail)).response()
+        found.headers.update(error.headers or {})
+        return found
+
+    @app.exception_handler(Exception)
+    async def unexpected(_: Request, error: Exception) -> Response:
+        return ApiError(500, "something went wrong here; the server's log says what").response()
+
+
+def _serve_page(app: FastAPI) -> None:
+    folder = page_folder()
+    app.mount("/page", StaticFiles(directory=folder), name="page")
+
+    @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
+    async def page() -> FileResponse:
+        return FileResponse(folder / "index.html", headers={"cache-control": "no-cache"})
+
+
+def _look_after(app: FastAPI, engine: Engine) -> None:
+    @app.api_route("/healthz", methods=["GET", "HEAD"], include_in_schema=False)
+    async def alive() -> Response:
+        return json_response({"status": "alive"})
+
+    @app.api_route("/readyz", methods=["GET", "HEAD"], include_in_schema=False)
+    async def ready() -> Response:
+        said = "ready" if engine.ready else "stopping" if engine.draining else "loading"
+        return json_response({"status": said}, 200 if engine.ready else 503)
+
+    @app.get("/metrics", include_in_schema=False)
+    async def metrics() -> Response:
+        return Response(engine.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -1,0 +1,174 @@
+"""Finished prompts as OpenAI's response bodies and stream chunks, with what our answers have beside them."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from ..__about__ import __version__
+from ..types import Model
+from ..view.pieces import piece, spell
+from .ask import Ask
+from .errors import encoded
+from .job import Finished
+from .schema import ChatRequest
+
+
+class Reply:
+    """The bodies of one response."""
+
+    def __init__(self, ask: Ask, model: Model, name: str) -> None:
+        self.ask, self.model, self.name = ask, model, name
+        self.chat = isinstance(ask.body, ChatRequest)
+        self.id = f"{'chatcmpl' if self.chat else 'cmpl'}-{secrets.token_hex(12)}"
+        self.created = int(time.time())
+
+    def encoded(self, body: dict[str, Any], finished: list[Finished]) -> bytes:
+        """A body as JSON; traces, which are JSON already, take the place of their names."""
+        data = encoded(body)
+        if b'"history":[' in data:
+            for i, one in enumerate(finished):
+                data = data.replace(encoded(f"{self.id} {i}"), one.history or b"null", 1)
+        return data
+
+    def whole(self, finished: list[Finished]) -> dict[str, Any]:
+        choices = [
+            self._choice(index, answer, self._said(answer.text))
+            for index, answer in enumerate(self._answers(finished))
+        ]
+        kind = "chat.completion" if self.chat else "text_completion"
+        return self._frame(kind, choices) | {"usage": self.usage(finished), "d5p4": self.about(finished)}
+
+    def opening(self) -> dict[str, Any]:
+        """The first chunk: who speaks, in every choice."""
+        empty = {"logprobs": None, "finish_reason": None}
+        said = {"delta": {"role": "assistant", "content": ""}} if self.chat else {"text": ""}
+        choices = range(len(self.ask.prompts) * self.ask.settings.k)
+        return self._chunk([{"index": index, **said, **empty} for index in choices])
+
+    def draft(self, prompt: int, draft: dict[str, Any]) -> dict[str, Any]:
+        """A chunk without text in the standard fields: what the answers to a prompt look like by now."""
+        empty = {"index": prompt * self.ask.settings.k, "logprobs": None, "finish_reason": None}
+        return self._chunk([empty | self._delta("")]) | {"d5p4": {"prompt": prompt} | draft}
+
+    def chunks(self, finished: list[Finished]) -> Iterator[dict[str, Any]]:
+        """The end of a stream: each answer, with the last of them what they are as a set, and the usage if asked."""
+        answers = list(self._answers(finished))
+        for index, answer in enumerate(answers):
+            yield self._chunk([self._choice(index, answer, self._delta(answer.text)) | {"finish_reason": None}])
+        for index, answer in enumerate(answers):
+            end = self._choice(index, answer, {"delta": {}} if self.chat else {"text": ""}) | {"logprobs": None}
+            last = {"d5p4": self.about(finished)} if index == len(answers) - 1 else {}
+            yield self._chunk([end]) | last
+        options = self.ask.body.stream_options
+        if options is not None and options.include_usage:
+            yield self._chunk([]) | {"usage": self.usage(finished)}
+
+    def usage(self, finished: list[Finished]) -> dict[str, Any]:
+        asked = sum(len(request.ids) for request in self.ask.requests)
+        written = sum(len(tokens) for one in finished for tokens in one.tokens)
+        return {
+            "prompt_tokens": asked,
+            "completion_tokens": written,
+            "total_tokens": asked + written,
+            "rows": sum(one.rows for one in finished),
+            "rows_nominal": sum(one.rows_nominal for one in finished),
+            "nfe": sum(one.nfe for one in finished),
+            "seed": self.ask.seed,
+        }
+
+    def about(self, finished: list[Finished]) -> dict[str, Any]:
+        """What the answers are as sets."""
+        texts = [{self._cut(text)[0] for text in one.texts} for one in finished]
+        graded = [one.right_ones for one in finished if one.right_ones is not None]
+        found = {
+            "seed": self.ask.seed,
+            "method": self.ask.settings.method,
+            "distinct": sum(map(len, texts)),
+            "right": sum(graded) if graded else None,
+            "score_kind": finished[0].score_kind,
+            "settings": self.ask.settings.to_dict(),
+        }
+        history = [f"{self.id} {i}" for i, one in enumerate(finished) if one.history is not None]
+        return found | ({"history": history} if history else {})
+
+    def _answers(self, finished: list[Finished]) -> Iterator[_Answer]:
+        for one in finished:
+            for place, text in enumerate(one.texts):
+                cut, stopped = self._cut(text)
+                yield _Answer(one, place, cut, stopped or one.ended[place])
+
+    def _cut(self, text: str) -> tuple[str, bool]:
+        """The text before the first stop, and whether there was one."""
+        ends = [text.index(stop) for stop in self.ask.body.stops if stop in text]
+        return (text[: min(ends)], True) if ends else (text, False)
+
+    def _choice(self, index: int, answer: _Answer, said: dict[str, Any]) -> dict[str, Any]:
+        wanted = self.ask.body.logprobs  # type: ignore[attr-defined]
+        logprobs = None if wanted is None or wanted is False else answer.logprobs(self.model, self.chat)
+        reason = "stop" if answer.stopped else "length"
+        return {"index": index, **said, "logprobs": logprobs, "finish_reason": reason, "d5p4": answer.about()}
+
+    def _said(self, text: str) -> dict[str, Any]:
+        if self.chat:
+            return {"message": {"role": "assistant", "content": text, "refusal": None}}
+        return {"text": text}
+
+    def _delta(self, text: str) -> dict[str, Any]:
+        return {"delta": {"content": text}} if self.chat else {"text": text}
+
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return self._frame("chat.completion.chunk" if self.chat else "text_completion", choices)
+
+    def _frame(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.name,
+            "system_fingerprint": f"d5p4-{__version__}",
+            "choices": choices,
+        }
+
+
+class _Answer:
+    """One answer of a finished prompt, cut where the request says."""
+
+    def __init__(self, one: Finished, place: int, text: str, stopped: bool) -> None:
+        self.one, self.place, self.text, self.stopped = one, place, text, stopped
+
+    def about(self) -> dict[str, Any]:
+        one, place = self.one, self.place
+        right = None if one.right is None else one.right[place]
+        return {"score": one.score[place], "distance": one.distance[place], "right": right}
+
+    def _pieces(self, model: Model) -> list[str]:
+        return [text or "" for text in spell(piece(model, token) for token in self.one.tokens[self.place])]
+
+    def logprobs(self, model: Model, chat: bool) -> dict[str, Any]:
+        """Of the tokens that are in the text: each one's log-probability when it was revealed, and the step."""
+        one, place = self.one, self.place
+        rows, offset = [], 0
+        for text, chance, step in zip(
+            self._pieces(model), one.logprobs[place], one.reveal_step[place], strict=True
+        ):
+            if offset >= len(self.text) and text and self.stopped:
+                break
+            rows.append((text, chance, offset, step))
+            offset += len(text)
+        if chat:
+            content = [
+                {
+                    "token": text, "logprob": chance, "bytes": list(text.encode("utf-8", "replace")),
+                    "top_logprobs": [], "reveal_step": step,
+                }
+                for text, chance, _, step in rows
+            ]  # fmt: skip
+            return {"content": content, "refusal": None}
+        tokens, chances, offsets, steps = ([row[i] for row in rows] for i in range(4))
+        return {
+            "tokens": tokens, "token_logprobs": chances, "top_logprobs": None, "text_offset": offsets,
+            "reveal_step": steps,
+        }  # fmt: skip

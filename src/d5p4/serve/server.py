@@ -1,0 +1,100 @@
+"""uvicorn around the app: binds, says where it is, and leaves nobody without an answer when it stops."""
+
+from __future__ import annotations
+
+import logging
+import math
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import uvicorn
+
+from ..errors import D5P4Error
+from ..types import Model
+from .app import create_app
+from .connection import patient
+from .limits import Limits
+
+BACKLOG = 2048
+
+
+class Server(uvicorn.Server):
+    """A server that drains: requests that are here finish or are refused, new ones are refused at once."""
+
+    def __init__(self, config: uvicorn.Config, engine: Any) -> None:
+        super().__init__(config)
+        self.engine = engine
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.engine.drain()
+        await super().shutdown(sockets)
+
+
+def serve(
+    model: Model | Callable[[], Model],
+    *,
+    name: str,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    limits: Limits | None = None,
+    api_key: str | None = None,
+    hosts: Sequence[str] | None = None,
+    started: Callable[[str], None] | None = None,
+    **fixed: Any,
+) -> None:
+    """Serve a model until SIGINT or SIGTERM. `started` hears the address; the rest is as for `create_app`."""
+    limits = limits or Limits()
+    failure: list[BaseException] = []
+
+    def failed(error: BaseException) -> None:
+        failure.append(error)
+        server.should_exit = True
+
+    app = create_app(model, name=name, limits=limits, api_key=api_key, hosts=hosts, failed=failed, **fixed)
+    config = uvicorn.Config(
+        app, http=patient(limits.client_timeout), ws="none", lifespan="on", log_config=None, access_log=False,
+        server_header=False, timeout_keep_alive=math.ceil(limits.client_timeout),
+        timeout_graceful_shutdown=math.ceil(limits.grace) + 10,
+    )  # fmt: skip
+    server = Server(config, app.state.engine)
+    _allow_connections()
+    bound = bind(host, port)
+    if started is not None:
+        started(address(bound))
+    with bound:
+        server.run(sockets=[bound])
+    if failure:
+        error = failure[0]
+        raise error if isinstance(error, D5P4Error) else D5P4Error(f"the model could not be loaded: {error}")
+
+
+def bind(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        found = socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except (OSError, OverflowError) as reason:
+        said = getattr(reason, "strerror", None) or reason
+        raise D5P4Error(f"cannot listen at {host} port {port}: {said}; give another --host or --port") from None
+    return found
+
+
+def _allow_connections() -> None:
+    """As many open connections as the system lets this process have."""
+    try:
+        import resource
+    except ModuleNotFoundError:  # Windows has no such limit
+        return
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def address(bound: socket.socket) -> str:
+    host, port = bound.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def log_to_stderr(level: int = logging.INFO) -> None:
+    """A line a request: its route, status and time. Never what was asked or answered."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
+    logging.getLogger("d5p4.serve").setLevel(level)

@@ -1,0 +1,129 @@
+"""The one thread that owns the model: it loads it, then decodes what waits, alike prompts together."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..generate import run_requests
+from ..jobs.decoder import NOT_FINITE, Decoder
+from ..record import Answers, finite
+from ..settings import Settings
+from ..types import Model, Result, Snapshot
+from ..view import Recorder, count_right, grade
+from .errors import ApiError, encoded
+from .job import Finished, Job
+from .lineup import Lineup
+from .metrics import Metrics
+
+log = logging.getLogger("d5p4.serve")
+
+
+class Worker(threading.Thread):
+    """Started once. `model` is None until it is loaded; `failure` says why it never was."""
+
+    def __init__(
+        self, load: Callable[[], Model], lineup: Lineup, metrics: Metrics, loaded: Callable[[], None]
+    ) -> None:
+        super().__init__(name="d5p4-worker", daemon=True)
+        self._load, self.lineup, self.metrics, self._loaded = load, lineup, metrics, loaded
+        self.model: Model | None = None
+        self.failure: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self.model = self._load()
+        except BaseException as error:
+            self.failure = error
+        self._loaded()
+        while self.model is not None and (batch := self.lineup.take(self._fits)):
+            self._serve(self.model, batch)
+
+    def _fits(self, batch: Sequence[Job], job: Job) -> bool:
+        settings = job.settings
+        longest = max(other.request.length for other in (*batch, job))
+        return (len(batch) + 1) * longest * settings.pool_size <= settings.max_tokens_per_call
+
+    def _serve(self, model: Model, batch: list[Job]) -> None:
+        """Every job of the batch gets an outcome, whatever happens."""
+        try:
+            wanted = [job for job in batch if not job.unwanted]
+            if wanted:
+                self._decode(model, wanted)
+        except BaseException as error:
+            where = "".join(traceback.format_tb(error.__traceback__))  # not the message, which may quote a prompt
+            log.error("a decode failed: %s\n%s", type(error).__name__, where)
+            for job in batch:
+                job.fail(ApiError(500, "the decode failed; the server's log says where"))
+
+    def _decode(self, model: Model, batch: list[Job]) -> None:
+        start = time.monotonic()
+        for job in batch:
+            self.metrics.waited.observe(max(0.0, start - job.asked))
+        self.metrics.batch.observe(len(batch))
+
+        def attempt(jobs: list[Job], settings: Settings) -> Result:
+            def watch(shot: Snapshot) -> list[int]:
+                """Who goes on hears of the step; who does not is dropped."""
+                gone = []
+                for place, number in enumerate(shot.prompts.tolist()):
+                    if jobs[number].unwanted:
+                        gone.append(number)
+                    else:
+                        jobs[number].step(model, shot, place)
+                return gone
+
+            for job in jobs:
+                job.recorder = Recorder(model) if job.history else None  # an attempt before this one may have failed
+            requests, keys, seeds = zip(*((job.request, job.key, job.seed) for job in jobs), strict=True)
+            return run_requests(model, requests, keys, settings, seeds, callback=watch)
+
+        with self.metrics.running(len(batch)):
+            outcome = Decoder(attempt, batch[0].settings, patience=math.inf).decode(batch)
+        seconds = time.monotonic() - start
+        self.metrics.decoding.observe(seconds)
+        for job, result, place in outcome.answered:
+            if result.answers[place] and not job.unwanted:
+                self.metrics.answered(result, place)
+                job.finish(finished(model, job, result, place, seconds))
+        for job, error in outcome.failed:
+            caused = error == NOT_FINITE and job.settings.guidance != 1
+            job.fail(ApiError(400 if caused else 500, error, "guidance" if caused else None))
+
+
+def finished(model: Model, job: Job, result: Result, place: int, seconds: float) -> Finished:
+    """Prompt number `place` of a result as plain data."""
+    answers = Answers(result, place)
+    assert result.logprobs is not None and result.reveal_step is not None
+    window = len(job.request.window(model.mask_id))
+    right = grade(model, job.prompt, answers.texts)
+    return Finished(
+        texts=answers.texts,
+        tokens=result.answers[place],
+        logprobs=finite(result.logprobs[place]),
+        reveal_step=result.reveal_step[place],
+        ended=[len(tokens) < window for tokens in result.answers[place]],
+        score=answers.score,
+        score_kind=result.score_kind,
+        distance=answers.distance,
+        right=right,
+        right_ones=None if right is None else count_right(answers.texts, right),
+        rows=answers.rows,
+        rows_nominal=answers.rows_nominal,
+        nfe=answers.nfe,
+        history=None if job.recorder is None else in_pieces(
+            job.recorder.trace(job.prompt, result, place, job.seed, seconds)
+        ),
+    )  # fmt: skip
+
+
+def in_pieces(trace: dict[str, Any]) -> bytes:
+    """A trace as JSON, its pools one by one: writing a large object in one go would hold all other threads up."""
+    rest = {name: value for name, value in trace.items() if name != "pools"}
+    return encoded(rest)[:-1] + b',"pools":[' + b",".join(map(encoded, trace["pools"])) + b"]}"
+
