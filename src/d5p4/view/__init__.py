@@ -13,6 +13,7 @@ __all__ = [
     "FORMAT",
     "Recorder",
     "count_right",
+    "describe",
     "drafts",
     "grade",
     "html",
