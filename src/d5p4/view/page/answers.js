@@ -1,0 +1,136 @@
+"use strict";
+/* One run's answers: drafts while they denoise, then the ancestors of each answer at any step. */
+D5P4.answers = (() => {
+  const { el, number, plural, copy, toast } = D5P4.dom;
+  const LETTERS = ["a", "b", "c", "d"];
+
+  class Run {
+    /** `index` 0 is the left run. */
+    constructor(index, method) {
+      this.index = index;
+      this.letter = LETTERS[index % LETTERS.length];
+      this.method = method;
+      this.replay = null;
+      this.items = [];
+      this.title = el("h3", {}, el("span", { class: "letter", text: this.letter.toUpperCase() }), el("span", { text: method }));
+      this.headline = el("p", { class: "headline" });
+      this.facts = el("p", { class: "facts" });
+      this.progress = el("progress", { max: 1, value: 0, "aria-label": `progress of ${method}` });
+      this.list = el("ol", { class: "answers" });
+      this.node = el(
+        "section",
+        { class: `run run-${this.letter}`, "aria-label": `run ${this.letter.toUpperCase()}: ${method}` },
+        el("header", {}, this.title, this.headline, this.facts),
+        this.progress,
+        this.list,
+      );
+    }
+
+    /** Before the first draft. */
+    wait(text) {
+      this.headline.textContent = text;
+      this.node.classList.add("busy");
+    }
+
+    showDrafts(step, steps, drafts) {
+      this.progress.value = step / steps;
+      this.headline.textContent = `step ${step} of ${steps}`;
+      this.resize(drafts.length);
+      drafts.forEach((draft, i) => this.items[i].line.show(D5P4.tokens.ofDraft(draft)));
+    }
+
+    fail(text) {
+      this.node.classList.remove("busy");
+      this.headline.textContent = text;
+    }
+
+    /** The run is over; its trace can be looked through. */
+    finish(replay) {
+      const { trace } = replay;
+      this.replay = replay;
+      this.node.classList.remove("busy");
+      this.progress.value = 1;
+      const different = `${trace.distinct} of ${trace.answers.length} different`;
+      this.headline.replaceChildren(
+        el("strong", { text: trace.right === null ? different : plural(trace.right, "different right answer") }),
+        trace.right === null ? "" : ` · ${different}`,
+      );
+      this.facts.textContent = [
+        parameters(trace),
+        `${D5P4.dom.whole(trace.rows)} of ${D5P4.dom.whole(trace.rows_nominal)} rows`,
+        `${number(trace.seconds, trace.seconds < 10 ? 1 : 0)} s`,
+      ].filter(Boolean).join(" · ");
+      this.list.style.setProperty("--block", `${D5P4.tokens.blockWidth(trace.pieces).toFixed(2)}ch`);
+      this.list.classList.toggle("prose", D5P4.tokens.blockWidth(trace.pieces) > 1.2);
+      this.resize(trace.answers.length);
+      this.items.forEach((item, rank) => this.describe(item, rank));
+    }
+
+    /** As many items as there are answers. */
+    resize(count) {
+      while (this.items.length > count) this.items.pop().node.remove();
+      while (this.items.length < count) {
+        const item = makeItem(this.items.length);
+        this.items.push(item);
+        this.list.append(item.node);
+      }
+    }
+
+    describe(item, rank) {
+      const { answers } = this.replay.trace;
+      const answer = answers[rank];
+      const twin = answers.findIndex((other) => other.text === answer.text);
+      item.notes.replaceChildren(
+        ...[
+          answer.right === true && el("span", { class: "badge right", text: "✓ right" }),
+          answer.right === false && el("span", { class: "badge wrong", text: "✗ wrong" }),
+          twin < rank && el("span", { class: "badge same", text: `same as ${twin + 1}` }),
+          el("span", { class: "figure", title: this.replay.trace.score_kind, text: `score ${number(answer.score)}` }),
+          answer.distance !== null &&
+            el("span", {
+              class: "figure",
+              title: "1 − similarity to the nearest other answer",
+              text: `distance ${number(answer.distance)}`,
+            }),
+          el("button", {
+            type: "button",
+            class: "quiet",
+            text: "copy",
+            "aria-label": `copy answer ${rank + 1} of ${this.method}`,
+            on: { click: async () => toast((await copy(answer.text)) ? "answer copied" : "copying is not allowed here") },
+          }),
+        ].filter(Boolean),
+      );
+    }
+
+    /** Show the answers as they were before step `step`; from `replay.steps` on, finished. */
+    show(step, differences) {
+      if (!this.replay) return;
+      const at = Math.min(step, this.replay.steps);
+      const rows = this.replay.trace.answers.map((_, rank) => this.replay.tokens(this.replay.answerRow(rank, at)));
+      const plain = rows.map((row) => row.map((token) => (token.masked ? null : token.text)));
+      rows.forEach((row, rank) => {
+        const marks = differences && rank ? D5P4.diff.differing(plain[rank], plain[0]) : [];
+        this.items[rank].line.show(row, marks);
+      });
+    }
+  }
+
+  function makeItem(rank) {
+    const line = new D5P4.tokens.Line();
+    const notes = el("p", { class: "notes" });
+    const badge = el("span", { class: `rank answer-${(rank % 8) + 1}`, text: rank + 1, "aria-hidden": "true" });
+    return { line, notes, node: el("li", {}, badge, el("div", {}, line.node, notes)) };
+  }
+
+  /** What distinguishes the method's setting, such as "β 100". */
+  function parameters(trace) {
+    const names = { beta: "β", alpha: "α", lam: "λ", score_temperature: "temperature" };
+    return Object.entries(trace.parameters || {})
+      .filter(([name, value]) => name in names && typeof value === "number")
+      .map(([name, value]) => `${names[name]} ${value}`)
+      .join(", ");
+  }
+
+  return { Run, parameters };
+})();

@@ -1,0 +1,95 @@
+"use strict";
+/* Talking to the server: the model's card, and runs as streams of drafts that end in a trace. */
+D5P4.api = (() => {
+  const KEY = "d5p4-key";
+  let card = null;
+
+  function headers() {
+    const found = { "Content-Type": "application/json" };
+    const key = sessionStorage.getItem(KEY);
+    if (key) found.Authorization = `Bearer ${key}`;
+    return found;
+  }
+
+  /** What went wrong, as a sentence for people; `status` 401 asks for a key. */
+  class Refusal extends Error {
+    constructor(message, status) {
+      super(message);
+      this.status = status;
+    }
+  }
+
+  async function refusal(response) {
+    let said = `the server answered ${response.status}`;
+    try {
+      const body = await response.json();
+      if (body && body.error && body.error.message) said = body.error.message;
+    } catch {
+      /* no JSON: the status has to do */
+    }
+    return new Refusal(said, response.status);
+  }
+
+  async function request(path, options = {}) {
+    let response;
+    try {
+      response = await fetch(path, { headers: headers(), cache: "no-store", ...options });
+    } catch (reason) {
+      if (reason.name === "AbortError") throw reason;
+      throw new Refusal("the server cannot be reached; is it still running?", 0);
+    }
+    if (!response.ok) throw await refusal(response);
+    return response;
+  }
+
+  /** The model the server has: {id, ...what it says of it}. */
+  async function model() {
+    const body = await (await request("v1/models")).json();
+    const entry = body.data[0];
+    card = { id: entry.id, ...entry.d5p4 };
+    return card;
+  }
+
+  /** The objects of a stream of server-sent events. */
+  async function* events(response) {
+    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+    let rest = "";
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      rest += value;
+      const blocks = rest.split(/\r?\n\r?\n/);
+      rest = blocks.pop();
+      for (const block of blocks) {
+        const data = block.split(/\r?\n/).filter((line) => line.startsWith("data:"));
+        const text = data.map((line) => line.slice(5).trimStart()).join("\n");
+        if (text && text !== "[DONE]") yield JSON.parse(text);
+      }
+    }
+  }
+
+  /** Decode; `onDraft(step, steps, drafts)` hears drafts. The trace. */
+  async function run(body, onDraft, signal) {
+    const chat = card && card.chat;
+    const { prompt, ...rest } = body;
+    const asked = chat
+      ? { messages: [{ role: "user", content: prompt }], logprobs: true, ...rest }
+      : { prompt, logprobs: 0, ...rest };
+    const path = chat ? "v1/chat/completions" : "v1/completions";
+    const text = JSON.stringify({ model: card && card.id, stream: true, history: true, ...asked });
+    const response = await request(path, { method: "POST", body: text, signal });
+    let trace = null;
+    for await (const event of events(response)) {
+      if (event.error) throw new Refusal(event.error.message || "the run failed", response.status);
+      const ours = event.d5p4 || {};
+      if (ours.drafts) onDraft(ours.step, ours.steps, ours.drafts);
+      if (ours.history) [trace] = ours.history;
+    }
+    if (!trace) throw new Refusal("the answer ended before the run was finished; try again", response.status);
+    return trace;
+  }
+
+  const useKey = (key) => (key ? sessionStorage.setItem(KEY, key) : sessionStorage.removeItem(KEY));
+
+  return { model, run, useKey, Refusal, card: () => card };
+})();

@@ -1,0 +1,171 @@
+"use strict";
+/* The page put together: with a server it asks and shows, as a file it shows what is in it. */
+(() => {
+  const { find, copy, toast, announce } = D5P4.dom;
+  let abort = null; // of the run under way
+  let asked = null; // the form of the runs that are shown
+  let seedUsed = null;
+
+  function complain(text) {
+    find("error").textContent = text;
+    find("error").hidden = !text;
+  }
+
+  const freshSeed = () => crypto.getRandomValues(new Uint32Array(1))[0];
+
+  function busy(on) {
+    find("run").hidden = on;
+    find("stop").hidden = !on;
+    document.body.classList.toggle("running", on);
+  }
+
+  /** At most one frame's drafts at a time: a fast server must not make a slow page. */
+  function painter(run) {
+    let latest = null;
+    return (step, steps, drafts) => {
+      if (!latest) requestAnimationFrame(() => {
+        if (!run.replay && latest) run.showDrafts(...latest);
+        latest = null;
+      });
+      latest = [step, steps, drafts];
+    };
+  }
+
+  /** Run what the form says; afterwards go to a step. */
+  async function run(step) {
+    if (abort) return;
+    complain("");
+    let form;
+    try {
+      form = D5P4.form.read();
+    } catch (reason) {
+      complain(reason.message);
+      return;
+    }
+    const seed = form.seed === undefined ? freshSeed() : form.seed;
+    const bodies = D5P4.form.bodies(form, seed);
+    const controller = new AbortController();
+    abort = controller;
+    busy(true);
+    find("seed-used").textContent = `seed ${seed}`;
+    find("asked").textContent = form.prompt;
+    find("asked-facts").textContent = `seed ${seed}`;
+    const columns = D5P4.results.begin(bodies.map((body) => body.method));
+    announce(`denoising with ${bodies.map((body) => body.method).join(" and ")}`);
+    try {
+      const traces = await Promise.all(bodies.map((body, i) => one(body, columns[i], controller.signal)));
+      [asked, seedUsed] = [form, seed];
+      show(D5P4.trace.read(traces), step);
+    } catch (reason) {
+      controller.abort(); // the other run is of no use without this one
+      columns.forEach((column) => column.replay || column.fail("stopped"));
+      if (reason.name === "AbortError") announce("stopped");
+      else await explain(reason);
+    } finally {
+      abort = null;
+      busy(false);
+    }
+  }
+
+  async function one(body, column, signal) {
+    const trace = await D5P4.api.run(body, painter(column), signal);
+    column.finish(new D5P4.trace.Replay(trace));
+    column.show(Infinity, true);
+    return trace;
+  }
+
+  async function explain(reason) {
+    if (reason.status === 401) {
+      complain("this server wants a key");
+      find("key-dialog").showModal();
+    } else {
+      complain(reason.message || String(reason));
+    }
+  }
+
+  function show(replays, step) {
+    D5P4.results.finish(replays, step);
+    for (const id of ["save-json", "save-png", "copy-link"]) find(id).disabled = false;
+    const found = replays.map(({ trace }) => {
+      const right = trace.right === null ? "" : `, ${trace.right} of them right and different`;
+      return `${trace.method}: ${trace.distinct} of ${trace.answers.length} answers differ${right}`;
+    });
+    announce(found.join(". "));
+  }
+
+  function showFile(replays) {
+    [asked, seedUsed] = [null, null]; // no run of this server: a link could not bring it back
+    show(replays);
+  }
+
+  async function copyLink() {
+    const address = D5P4.link.write(asked, seedUsed);
+    history.replaceState(null, "", `#${address.split("#")[1]}`);
+    const done = await copy(address);
+    const what = asked || D5P4.embedded ? "link copied" : "link copied: theme and step only, the file has to be opened again";
+    toast(done ? what : "the link is in the address bar");
+  }
+
+  /** Card, form, and whatever the address asks for. */
+  async function connect() {
+    try {
+      D5P4.form.build(await D5P4.api.model());
+    } catch (reason) {
+      await explain(reason);
+      return;
+    }
+    complain("");
+    find("run").disabled = false;
+    const { asked: wanted, step, look } = D5P4.link.read();
+    D5P4.results.look.write(look);
+    if (!wanted) return;
+    D5P4.form.write(wanted);
+    await run(step);
+  }
+
+  function wireForm() {
+    D5P4.form.wire();
+    find("form").addEventListener("submit", (event) => {
+      event.preventDefault();
+      run();
+    });
+    find("form").addEventListener("keydown", (event) => {
+      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
+        event.preventDefault();
+        run();
+      }
+    });
+    find("stop").addEventListener("click", () => abort && abort.abort());
+    find("keep-seed").addEventListener("click", () => {
+      if (seedUsed !== null) find("seed").value = seedUsed;
+    });
+    find("key-dialog").addEventListener("close", () => {
+      if (find("key-dialog").returnValue !== "ok") return;
+      D5P4.api.useKey(find("key").value.trim());
+      if (D5P4.api.card()) run();
+      else connect();
+    });
+  }
+
+  function start() {
+    D5P4.player.wire(D5P4.results.show);
+    D5P4.results.wire();
+    D5P4.save.wire(showFile);
+    find("theme").addEventListener("click", D5P4.theme.toggle);
+    find("copy-link").addEventListener("click", copyLink);
+    const embedded = find("traces");
+    D5P4.embedded = !!embedded;
+    if (!embedded) {
+      wireForm();
+      connect();
+      return;
+    }
+    document.body.classList.add("file");
+    find("form-side").remove();
+    const { step, look } = D5P4.link.read();
+    D5P4.results.look.write(look);
+    show(D5P4.trace.read(JSON.parse(embedded.textContent)), step);
+  }
+
+  start();
+})();

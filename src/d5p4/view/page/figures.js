@@ -1,0 +1,68 @@
+"use strict";
+/* The runs in figures, side by side: what they found and what it cost. */
+D5P4.figures = (() => {
+  const { el, number, whole } = D5P4.dom;
+
+  /** Rows of the table: a name, a value of a trace, how it is written, and a bar where sizes compare. */
+  const ROWS = [
+    { name: "different answers", value: (r) => r.trace.distinct, of: (r) => r.trace.answers.length },
+    { name: "different right answers", value: (r) => r.trace.right, of: (r) => r.trace.answers.length, graded: true },
+    { name: "mean score", value: (r) => r.mean.score, write: (v) => number(v, 3) },
+    { name: "mean distance to the nearest", value: (r) => r.mean.distance, write: (v) => number(v, 3) },
+    { name: "rows computed", value: (r) => r.trace.rows, of: (r) => r.trace.rows_nominal, shared: true },
+    { name: "forward steps", value: (r) => r.trace.nfe },
+    { name: "seconds", value: (r) => r.trace.seconds, write: (v) => number(v, 2), bar: true },
+  ];
+
+  function cell(row, replay, replays) {
+    const value = row.value(replay);
+    const text = row.write ? row.write(value) : whole(value);
+    const children = [el("span", { text: row.of ? `${text} of ${whole(row.of(replay))}` : text })];
+    const largest = (f) => Math.max(...replays.map(f));
+    if (row.of || row.bar) {
+      const most = row.of ? (row.shared ? largest(row.of) : row.of(replay)) : largest(row.value);
+      const outer = row.of ? row.of(replay) / most : 1;
+      children.push(
+        el(
+          "span",
+          { class: "bar", "aria-hidden": "true", style: { "--of": outer.toFixed(4) } },
+          el("span", { style: { "--part": (most ? value / most : 0).toFixed(4) } }),
+        ),
+      );
+    }
+    return el("td", {}, children);
+  }
+
+  function table(replays) {
+    const graded = replays.some((replay) => replay.trace.right !== null);
+    const head = replays.map((replay, run) =>
+      el("th", { scope: "col", class: `run-${run ? "b" : "a"}`, text: replay.trace.method }),
+    );
+    const rows = ROWS.filter((row) => !row.graded || graded).map((row) =>
+      el(
+        "tr",
+        {},
+        el("th", { scope: "row", text: row.name }),
+        replays.map((replay, run) => {
+          const made = cell(row, replay, replays);
+          made.className = `run-${run ? "b" : "a"}`;
+          return made;
+        }),
+      ),
+    );
+    const kind = replays[0].trace.score_kind;
+    return el(
+      "div",
+      {},
+      el(
+        "table",
+        { class: "figures" },
+        el("thead", {}, el("tr", {}, el("td"), head)),
+        el("tbody", {}, rows),
+      ),
+      el("p", { class: "caption", text: `Score: ${kind}. Rows: distinct candidates that went through the model, of those the method asks for.` }),
+    );
+  }
+
+  return { table };
+})();

@@ -1,0 +1,149 @@
+"use strict";
+/* The whole view as one picture: answers, lineage, similarity and scatter of every run. */
+D5P4.picture = (() => {
+  const { number, whole } = D5P4.dom;
+  const SCALE = 2;
+  const PAD = 36;
+  const COLUMN = 620;
+  const LINE = 24;
+  const HEAT = 300;
+
+  /** Tokens broken into lines: [[{token, x, width}]]. */
+  function lines(context, tokens, width, block) {
+    const found = [[]];
+    let x = 0;
+    for (const token of tokens) {
+      const text = token.masked ? "" : token.end ? "∎" : token.text.replace(/\n/g, "↵");
+      const wide = token.masked ? block : context.measureText(text).width;
+      if (x + wide > width && x > 0) {
+        found.push([]);
+        x = 0;
+      }
+      found[found.length - 1].push({ token, text, x, width: wide });
+      x += wide;
+    }
+    return found;
+  }
+
+  function writeTokens(context, rows, x, y, colours) {
+    rows.forEach((row, i) => {
+      const middle = y + i * LINE + LINE / 2;
+      for (const { token, text, x: at, width } of row) {
+        if (token.masked) {
+          context.fillStyle = colours.mask;
+          context.fillRect(x + at + 1, middle - 8, width - 2, 16);
+        } else {
+          if (token.chance !== null && !token.given) {
+            context.fillStyle = D5P4.colours.mix(colours.unsure, colours.sure, token.chance);
+            context.fillRect(x + at, middle - 10, width, 20);
+          }
+          context.fillStyle = token.given || token.end ? colours.muted : colours.ink;
+          context.fillText(text, x + at, middle + 1);
+        }
+      }
+    });
+  }
+
+  /** The answers of a run from (x, y) on; the height they take. With `context` null they are only measured. */
+  function answers(context, ruler, replay, step, x, y, colours) {
+    const font = `15px ${colours.mono}`;
+    ruler.font = font;
+    const block = ruler.measureText("0").width * D5P4.tokens.blockWidth(replay.trace.pieces);
+    let height = 0;
+    replay.trace.answers.forEach((answer, rank) => {
+      ruler.font = font;
+      const tokens = replay.tokens(replay.answerRow(rank, Math.min(step, replay.steps)));
+      const rows = lines(ruler, tokens, COLUMN - 130, block);
+      if (context) {
+        const middle = y + height + LINE / 2;
+        context.textBaseline = "middle";
+        context.fillStyle = D5P4.colours.answer(colours, rank);
+        context.beginPath();
+        context.arc(x + 10, middle, 10, 0, 2 * Math.PI);
+        context.fill();
+        context.fillStyle = colours.surface;
+        context.font = `bold 12px ${colours.font}`;
+        context.textAlign = "center";
+        context.fillText(String(rank + 1), x + 10, middle + 1);
+        context.textAlign = "left";
+        context.font = font;
+        writeTokens(context, rows, x + 30, y + height, colours);
+        context.font = `12px ${colours.font}`;
+        context.textAlign = "right";
+        context.fillStyle = answer.right === false ? colours.wrong : answer.right ? colours.right : colours.muted;
+        const mark = answer.right === null ? "" : answer.right ? "✓ " : "✗ ";
+        context.fillText(`${mark}score ${number(answer.score)}`, x + COLUMN - 4, middle);
+        context.textAlign = "left";
+      }
+      height += rows.length * LINE + 10;
+    });
+    return height;
+  }
+
+  function title(context, text, x, y, colours, size = 15, colour = colours.ink) {
+    context.textAlign = "left";
+    context.textBaseline = "alphabetic";
+    context.fillStyle = colour;
+    context.font = `600 ${size}px ${colours.font}`;
+    context.fillText(text, x, y);
+  }
+
+  /** Draw with another origin. */
+  function shifted(context, x, y, f) {
+    context.save();
+    context.translate(x, y);
+    f();
+    context.restore();
+  }
+
+  function draw(replays, step) {
+    const colours = D5P4.colours.read();
+    const canvas = document.createElement("canvas");
+    const context = canvas.getContext("2d");
+    const tallest = Math.max(...replays.map((replay) => answers(null, context, replay, step, 0, 0, colours)));
+    const tree = D5P4.lineage.heightFor(replays);
+    const wide = PAD + replays.length * (COLUMN + PAD);
+    const width = Math.max(wide, 2 * PAD + COLUMN + 400);
+    const top = { answers: PAD + 92 };
+    top.lineage = top.answers + tallest + 40;
+    top.heat = top.lineage + tree + 50;
+    top.scatter = top.heat + HEAT + 60;
+    const height = top.scatter + 320 + PAD;
+    canvas.width = width * SCALE;
+    canvas.height = height * SCALE;
+    context.scale(SCALE, SCALE);
+    context.fillStyle = colours.surface;
+    context.fillRect(0, 0, width, height);
+    const { trace } = replays[0];
+    title(context, trace.prompt === null ? "unconditional" : trace.prompt.replace(/\s+/g, " ").slice(0, 90), PAD, PAD + 12, colours, 22);
+    const shownStep = step >= replays[0].steps ? "finished" : `step ${step}`;
+    title(context, `${trace.model.name} · seed ${trace.seed} · k ${trace.k} · w ${trace.w} · ${shownStep}`, PAD, PAD + 36, colours, 13, colours.muted);
+    const matrices = replays.map((replay) => D5P4.heat.matrix(replay, Math.min(step, replay.steps)));
+    const low = D5P4.heat.lowest(matrices);
+    replays.forEach((replay, i) => {
+      const x = PAD + i * (COLUMN + PAD);
+      const colour = i ? colours.b : colours.a;
+      const right = replay.trace.right === null ? "" : ` · ${replay.trace.right} different right`;
+      context.fillStyle = colour;
+      context.fillRect(x, PAD + 52, COLUMN, 3);
+      title(context, replay.trace.method, x, PAD + 78, colours, 16, colour);
+      context.textAlign = "right";
+      context.font = `13px ${colours.font}`;
+      context.fillStyle = colours.muted;
+      const facts = `${replay.trace.distinct} of ${replay.trace.answers.length} different${right} · ${whole(replay.trace.rows)} rows`;
+      context.fillText(facts, x + COLUMN, PAD + 78);
+      answers(context, context, replay, step, x, top.answers, colours);
+      title(context, "lineage", x, top.lineage - 12, colours, 13, colours.muted);
+      shifted(context, x, top.lineage, () =>
+        D5P4.lineage.draw(context, replay, COLUMN, tree, { step: Math.min(step, replay.steps), focus: null, colours }),
+      );
+      title(context, `similarity, ${number(low)} to 1`, x, top.heat - 12, colours, 13, colours.muted);
+      if (matrices[i]) shifted(context, x, top.heat, () => D5P4.heat.draw(context, matrices[i], HEAT, low, colours));
+    });
+    title(context, "score over distance to the nearest other answer", PAD, top.scatter - 12, colours, 13, colours.muted);
+    shifted(context, PAD, top.scatter, () => D5P4.scatter.draw(context, replays, COLUMN, 320, colours));
+    return canvas;
+  }
+
+  return { draw };
+})();
