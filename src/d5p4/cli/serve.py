@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..errors import D5P4Error
 from .options import RUNNING, Device, Dtype, ModelName, Quiet
 from .show import note
 
@@ -63,6 +64,8 @@ def serve(
     from ..serve.server import log_to_stderr
     from .progress import load_model
 
+    if api_key is not None and not api_key.strip():
+        raise D5P4Error(f"api_key={api_key!r} is empty; give a token, or leave --api-key out")
     folder = find(model)  # a wrong name is told before anything listens
     limits = Limits(
         max_prompt_tokens, max_gen_length, max_pool, max_steps, max_body, max_queue, timeout, client_timeout, grace
@@ -81,7 +84,7 @@ def serve(
         log_to_stderr()
     run(
         lambda: load_model(model, device, dtype, shown=False),
-        name=name or _named(model, folder), host=host, port=port, limits=limits, api_key=api_key or None,
+        name=name or _named(model, folder), host=host, port=port, limits=limits, api_key=api_key,
         hosts=_hosts(host, allowed_host or []), started=started, **fixed,
     )  # fmt: skip
 

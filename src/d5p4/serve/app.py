@@ -38,7 +38,7 @@ from .stream import EventStream
 from .wait import attended
 
 ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorBody} for status in (400, 401, 404, 408, 413, 415, 429, 500, 503)
+    status: {"model": ErrorBody} for status in (400, 401, 403, 404, 408, 413, 415, 429, 500, 503)
 }
 STREAM = {"text/event-stream": {"schema": {"type": "string", "description": "With stream: true."}}}
 POSTED: dict[int | str, dict[str, Any]] = ERRORS | {200: {"content": STREAM}}
@@ -124,7 +124,25 @@ def create_app(
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         return await serve(body, request)
 
+    _describe(app)
     return app
+
+
+def _describe(app: FastAPI) -> None:
+    """The schema, without the 422 that FastAPI adds to every route: a body that is not valid is answered with 400."""
+    written = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            found = written()
+            for route in found["paths"].values():
+                for operation in route.values():
+                    operation["responses"].pop("422", None)
+            for unused in ("HTTPValidationError", "ValidationError"):
+                found["components"]["schemas"].pop(unused, None)
+        return app.openapi_schema or {}
+
+    app.openapi = openapi  # type: ignore[method-assign]
 
 
 def _loader(model: Model | Callable[[], Model]) -> Callable[[], Model]:
@@ -155,10 +173,6 @@ def _answer_errors(app: FastAPI) -> None:
         found = ApiError(error.status_code, str(error.detail)).response()
         found.headers.update(error.headers or {})
         return found
-
-    @app.exception_handler(Exception)
-    async def unexpected(_: Request, error: Exception) -> Response:
-        return ApiError(500, "something went wrong here; the server's log says what").response()
 
 
 def _serve_page(app: FastAPI) -> None:

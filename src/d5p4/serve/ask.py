@@ -14,7 +14,7 @@ from ..prompts import Request, encode, plan
 from ..settings import Settings
 from ..types import Model
 from .errors import ApiError, not_possible
-from .limits import LARGEST_HISTORY, Limits
+from .limits import LARGEST_HISTORY, MOST_HISTORIES, Limits
 from .schema import Asked, ChatRequest, CompletionRequest
 
 
@@ -48,6 +48,8 @@ def understand(model: Model, body: Asked, limits: Limits, fixed: dict[str, Any])
         prompts = _prompts(model, body)
         if len(prompts) > limits.max_queue:
             raise ApiError(400, f"there are {len(prompts)} prompts; this server takes {limits.max_queue}", "prompt")
+        if body.history and len(prompts) > MOST_HISTORIES:
+            raise ApiError(400, f"history is kept for up to {MOST_HISTORIES} prompts, not {len(prompts)}", "history")
         ids = [encode(model, prompt, chat, number) for number, prompt in enumerate(prompts)]
         _check_prompts(ids, limits, "messages" if isinstance(body, ChatRequest) else "prompt")
         given = body.length() is not None
@@ -113,4 +115,7 @@ def _prompts(model: Model, body: Asked) -> list[Any]:
 
 
 def has_template(model: Model) -> bool:
-    return model.tokenizer is not None and model.tokenizer.chat([{"role": "user", "content": ""}]) is not None
+    try:
+        return model.tokenizer is not None and model.tokenizer.chat([{"role": "user", "content": "a"}]) is not None
+    except D5P4Error:  # it has one, which wants another conversation
+        return True

@@ -35,6 +35,8 @@ def patient(seconds: float) -> type[H11Protocol]:
         def _expect_head(self) -> None:
             if self._head is not None:
                 self._head.cancel()
+            if self.transport.is_closing():
+                return
             self._head = self.loop.call_later(seconds, self._close_silent)
 
         def _close_silent(self) -> None:

@@ -102,11 +102,13 @@ class Engine:
     async def answers(self, jobs: list[Job]) -> list[Finished]:
         return [await job.outcome for job in jobs]
 
-    def drain(self) -> None:
+    async def drain(self) -> None:
         """Take no more; what is here has the limit's `grace` to finish, then it is refused."""
         self.draining = True
         self.lineup.close()
-        asyncio.get_running_loop().call_later(self.limits.grace, self._refuse)
+        if self._live:
+            await asyncio.wait([job.outcome for job in self._live], timeout=self.limits.grace)
+        self._refuse()
 
     def _refuse(self) -> None:
         for job in list(self._live):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import reprlib
+import traceback
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +17,7 @@ from ..errors import D5P4Error
 
 KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 OUR_WORDS = {"k=": "n=", "gen_length": "max_tokens"}  # what the library calls a thing -> what the request does
+UNKNOWN = "unknown_parameter"
 LONGEST_VALUE = 80  # characters of a bad value that are shown
 
 
@@ -31,7 +34,8 @@ class ApiError(HTTPException):
         again: bool = True,
     ) -> None:
         """`again` False tells OpenAI's clients, which try most errors three times, that it would be no use."""
-        headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
+        headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
+        headers |= {} if retry_after is None else {"Retry-After": str(retry_after)}
         super().__init__(status, message, headers | ({} if again else {"x-should-retry": "false"}))
         self.message, self.param, self.code = message, param, code
 
@@ -66,20 +70,34 @@ def not_valid(error: RequestValidationError) -> ApiError:
     """The first thing that is wrong with a body."""
     first = error.errors()[0]
     path = [str(part) for part in first["loc"] if part != "body"]
+    about = first.get("ctx", {})
     if first["type"] == "json_invalid":
-        return ApiError(400, f"the body is not JSON: {first.get('ctx', {}).get('error', first['msg'])}")
-    param = next((part for part in path if not part.isdigit()), None)
-    if param is None:
+        return ApiError(400, f"the body is not JSON: {about.get('error', first['msg'])}")
+    if first["type"] == "refused":
+        return ApiError(400, about["said"], about["field"])
+    if first["type"] == "unknown":
+        return ApiError(400, f"{shown(about['field'])} is not a field of this request", about["field"], UNKNOWN)
+    if not path:
         return ApiError(400, f"the body must be a JSON object: {first['msg']}")
+    param = path[0]
+    named = ".".join(path) if len(path) > 1 and path[1].isdigit() else param  # messages.0.role
     if first["type"] == "extra_forbidden":
-        return ApiError(400, f"{shown(param)} is not a field of this request", param, "unknown_parameter")
+        return ApiError(400, f"{named} is not a field of this request", param, UNKNOWN)
     if first["type"] == "missing":
-        return ApiError(400, f"{param} is missing", param, "missing_required_parameter")
-    said = first["msg"].removeprefix("Value error, ")
-    message = said if said.startswith(param) else f"{param}={shown(first['input'])}: {said}"
-    return ApiError(400, message, param)
+        return ApiError(400, f"{named} is missing", param, "missing_required_parameter")
+    return ApiError(400, f"{named}={shown(first['input'])}: {first['msg']}", param)
+
+
+def where(error: BaseException) -> str:
+    """An error for the log: what kind and where, not its message, which may quote a prompt."""
+    return f"{type(error).__name__}\n{''.join(traceback.format_tb(error.__traceback__))}"
 
 
 def shown(value: Any) -> str:
-    text = ascii(value) if not isinstance(value, str) else repr(value)
-    return text if len(text) <= LONGEST_VALUE else text[:LONGEST_VALUE] + "..."
+    """A client's value, short, however long or deep it is."""
+    return _SHORT.repr(value)
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = LONGEST_VALUE
+_SHORT.maxlevel = 3

@@ -3,7 +3,6 @@ written down about it."""
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import hmac
 import logging
@@ -12,7 +11,8 @@ from collections.abc import Sequence
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .errors import ApiError
+from .bodies import Bodies
+from .errors import ApiError, where
 from .limits import Limits
 from .metrics import Metrics
 
@@ -24,7 +24,6 @@ PAGE_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data: blob:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-SWALLOWED = 8 << 20  # bytes of a body that is too large which are read before the answer, so that it arrives
 
 
 class Guard:
@@ -33,28 +32,34 @@ class Guard:
     def __init__(
         self, app: ASGIApp, limits: Limits, metrics: Metrics, api_key: str | None, hosts: Sequence[str] | None
     ) -> None:
-        self.app, self.limits, self.metrics = app, limits, metrics
-        self.key = None if api_key is None else _digest(api_key.encode())
+        self.app, self.bodies, self.metrics = app, Bodies(limits), metrics
+        self.key = None if api_key is None else _digest(api_key.strip().encode())
         self.hosts = None if hosts is None else {host.lower() for host in hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        start, status = time.monotonic(), 500
+        start, status, begun = time.monotonic(), 500, False
 
         async def answer(message: Message) -> None:
-            nonlocal status
+            nonlocal status, begun
             if message["type"] == "http.response.start":
-                status = message["status"]
+                status, begun = message["status"], True
                 message["headers"] = [*message["headers"], *_headers(scope["path"])]
             await send(message)
 
         try:
             self._check(scope)
-            await self.app(scope, self._bounded(scope, receive), answer)
+            async with self.bodies.bounded(scope, receive) as bounded:
+                await self.app(scope, bounded, answer)
         except ApiError as error:
             await error.response()(scope, receive, answer)
+        except Exception as error:
+            log.error("a request failed: %s", where(error))
+            if not begun:
+                said = "something went wrong here; the server's log says where"
+                await ApiError(500, said).response()(scope, receive, answer)
         finally:
             self._note(scope, status, time.monotonic() - start)
 
@@ -71,40 +76,6 @@ class Guard:
             kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
             if kind != b"application/json":  # which a page of another site cannot send without asking
                 raise ApiError(415, "the body must be JSON, with content-type application/json")
-
-    def _bounded(self, scope: Scope, receive: Receive) -> Receive:
-        """`receive` that gives up on bodies that are too large or too slow."""
-        most, end = self.limits.max_body, time.monotonic() + self.limits.client_timeout
-        headers = dict(scope["headers"])
-        told = headers.get(b"content-length", b"")
-        too_large = ApiError(413, f"the body is larger than {most} bytes")
-        got, whole = 0, False
-
-        async def bounded() -> Message:
-            nonlocal got, whole
-            if whole:
-                return await receive()
-            if told.isdigit() and int(told) > most and b"expect" in headers:
-                raise too_large  # the client has not begun to send
-            message = await self._soon(receive, end)
-            got += len(message.get("body", b""))
-            whole = not message.get("more_body", False)
-            if got > most:
-                while not whole and got < SWALLOWED + most:
-                    message = await self._soon(receive, end)
-                    got += len(message.get("body", b""))
-                    whole = not message.get("more_body", False)
-                raise too_large
-            return message
-
-        return bounded
-
-    async def _soon(self, receive: Receive, end: float) -> Message:
-        try:
-            return await asyncio.wait_for(receive(), max(0.0, end - time.monotonic()))
-        except asyncio.TimeoutError:
-            said = f"the body did not arrive within {self.limits.client_timeout:g} s"
-            raise ApiError(408, said, again=False) from None
 
     def _note(self, scope: Scope, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "other")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 
 from ..errors import D5P4Error
 
 LARGEST_HISTORY = 128
 """Rows of a pool up to which `history` may be asked for: each step's similarities are the square of it."""
+MOST_HISTORIES = 16
+"""Prompts of a request with `history`: each may be tens of megabytes, and they go out together."""
 
 
 @dataclass(frozen=True)
@@ -27,5 +30,5 @@ class Limits:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if value is not None and value <= 0:
-                raise D5P4Error(f"{field.name}={value!r} must be above 0")
+            if value is not None and not 0 < value < math.inf:
+                raise D5P4Error(f"{field.name}={value!r} must be a number above 0")

@@ -56,22 +56,17 @@ class Lineup:
             self._closed = True
             self._change.notify()
 
-    def clear(self) -> None:
-        with self._change:
-            self._waiting.clear()
-            self._change.notify()
-
     def take(self, fits: Callable[[Sequence[Job], Job], bool]) -> list[Job]:
         """The oldest job and those that can share its decode; waits for one. Empty when closed and nobody waits.
 
         fits(batch, job): whether one more job has room beside a batch.
         """
         with self._change:
-            if not self._waiting:
+            while not self._waiting:  # who woke us may have left by the time the others are here
+                if self._closed:
+                    return []
                 self._change.wait_for(lambda: self._waiting or self._closed)
                 self._linger()
-            if not self._waiting:
-                return []
             batch = [self._waiting[0]]
             for job in list(self._waiting)[1:]:
                 if job.alike == batch[0].alike and fits(batch, job):

@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 STOPS = 4
 Whole = Annotated[int, Field(ge=1, le=2**31)]
 Number = Annotated[float, Field(ge=-1e30, le=1e30)]
 Steps = Annotated[list[Annotated[int, Field(ge=0, le=2**31)]], Field(min_length=2, max_length=2)]
-Ids = Annotated[list[int], Field(min_length=1)]
+First = Field(fail_fast=True)  # one thing wrong with a list is enough: a body can hold a million
+Texts = Annotated[list[str], Field(min_length=1), First]
+Ids = Annotated[list[int], Field(min_length=1), First]
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "echo": (False,), "suffix": ("",), "frequency_penalty": (0,), "presence_penalty": (0,), "logit_bias": ({},),
@@ -18,6 +21,10 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "response_format": ({"type": "text"},), "modalities": (["text"],), "top_logprobs": (0,),
 }  # fmt: skip
 """Fields of OpenAI's that this server does not do, and the values that ask for nothing."""
+
+
+def refused(field: str, said: str) -> PydanticCustomError:
+    return PydanticCustomError("refused", "{said}", {"field": field, "said": said})
 
 
 class Strict(BaseModel):
@@ -39,7 +46,7 @@ class Asked(Strict):
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = Field(
         None, description="Same seed, same answers; a fresh one, told in usage."
     )
-    stop: str | Annotated[list[str], Field(max_length=STOPS)] | None = Field(
+    stop: str | Annotated[list[str], Field(max_length=STOPS), First] | None = Field(
         None, description="Answers are cut before the first of these."
     )
     stream: bool | None = None
@@ -95,14 +102,23 @@ class Asked(Strict):
     presence_penalty: Number | None = None
     logit_bias: dict[str, Any] | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, body: Any) -> Any:
+        if isinstance(body, dict):
+            for name in body:
+                if name not in cls.model_fields:
+                    raise PydanticCustomError("unknown", "{field} is not known", {"field": name})
+        return body
+
     @model_validator(mode="after")
     def _nothing_unsupported(self) -> Asked:
         for name, nothing in NEUTRAL.items():
             value = getattr(self, name, None)
             if value is not None and value not in nothing:
-                raise ValueError(f"{name} is not supported here; leave it out")
+                raise refused(name, f"{name} is not supported here; leave it out")
         if "" in self.stops:
-            raise ValueError("stop holds an empty text, which every answer begins with; leave it out")
+            raise refused("stop", "stop holds an empty text, which every answer begins with; leave it out")
         return self
 
     @property
@@ -128,7 +144,7 @@ OPTIONS = (
 
 
 class CompletionRequest(Asked):
-    prompt: str | Ids | Annotated[list[str], Field(min_length=1)] | Annotated[list[Ids], Field(min_length=1)] = Field(
+    prompt: str | Ids | Texts | Annotated[list[Ids], Field(min_length=1), First] = Field(
         description="A text, token ids, or several of either. A text with mask tokens is filled in."
     )
     logprobs: Annotated[int, Field(ge=0, le=5)] | bool | None = Field(
@@ -141,7 +157,7 @@ class CompletionRequest(Asked):
     @model_validator(mode="after")
     def _no_best_of(self) -> CompletionRequest:
         if self.best_of not in (None, self.n or 1):
-            raise ValueError('best_of is not supported here; use method "best-of-n" with n and w')
+            raise refused("best_of", 'best_of is not supported here; use method "best-of-n" with n and w')
         return self
 
 
@@ -154,13 +170,13 @@ class Message(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
     role: Annotated[str, Field(min_length=1, max_length=64)]
-    content: str | list[TextPart] | None = None
+    content: str | Annotated[list[TextPart], First] | None = None
     name: str | None = None
 
     @model_validator(mode="after")
     def _text_alone(self) -> Message:
         if isinstance(self.content, list) and any(part.type != "text" or part.text is None for part in self.content):
-            raise ValueError("messages can hold text only")
+            raise refused("messages", "messages can hold text only")
         return self
 
     def plain(self) -> dict[str, str]:
@@ -170,7 +186,7 @@ class Message(BaseModel):
 
 
 class ChatRequest(Asked):
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1), First]
     max_completion_tokens: Whole | None = None
     logprobs: bool | None = Field(None, description="Each token's log-probability at its reveal.")
     top_logprobs: int | None = None
@@ -179,7 +195,7 @@ class ChatRequest(Asked):
     functions: list[Any] | None = None
     function_call: Any = None
     response_format: dict[str, Any] | None = None
-    modalities: list[str] | None = None
+    modalities: Annotated[list[str], First] | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
     verbosity: str | None = None

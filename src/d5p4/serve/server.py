@@ -9,25 +9,33 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 
 from ..errors import D5P4Error
 from ..types import Model
 from .app import create_app
 from .connection import patient
+from .engine import Engine
 from .limits import Limits
 
 BACKLOG = 2048
 
 
 class Server(uvicorn.Server):
-    """A server that drains: requests that are here finish or are refused, new ones are refused at once."""
+    """A server that drains: requests that are here finish or are refused, new ones are refused with 503."""
 
-    def __init__(self, config: uvicorn.Config, engine: Any) -> None:
+    def __init__(self, app: FastAPI, limits: Limits) -> None:
+        config = uvicorn.Config(
+            app, http=patient(limits.client_timeout), ws="none", lifespan="on", log_config=None, access_log=False,
+            server_header=False, timeout_keep_alive=math.ceil(limits.client_timeout),
+            timeout_graceful_shutdown=math.ceil(limits.client_timeout) + 5,
+        )  # fmt: skip
         super().__init__(config)
-        self.engine = engine
+        self.engine: Engine = app.state.engine
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self.engine.drain()
+        """The door stays open until those inside are served: who comes now is told to come back, not cut off."""
+        await self.engine.drain()
         await super().shutdown(sockets)
 
 
@@ -52,12 +60,7 @@ def serve(
         server.should_exit = True
 
     app = create_app(model, name=name, limits=limits, api_key=api_key, hosts=hosts, failed=failed, **fixed)
-    config = uvicorn.Config(
-        app, http=patient(limits.client_timeout), ws="none", lifespan="on", log_config=None, access_log=False,
-        server_header=False, timeout_keep_alive=math.ceil(limits.client_timeout),
-        timeout_graceful_shutdown=math.ceil(limits.grace) + 10,
-    )  # fmt: skip
-    server = Server(config, app.state.engine)
+    server = Server(app, limits)
     _allow_connections()
     bound = bind(host, port)
     if started is not None:

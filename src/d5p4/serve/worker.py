@@ -6,17 +6,17 @@ import logging
 import math
 import threading
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..errors import D5P4Error
 from ..generate import run_requests
 from ..jobs.decoder import NOT_FINITE, Decoder
 from ..record import Answers, finite
 from ..settings import Settings
 from ..types import Model, Result, Snapshot
 from ..view import Recorder, count_right, grade
-from .errors import ApiError, encoded
+from .errors import ApiError, encoded, not_possible, where
 from .job import Finished, Job
 from .lineup import Lineup
 from .metrics import Metrics
@@ -50,16 +50,19 @@ class Worker(threading.Thread):
         return (len(batch) + 1) * longest * settings.pool_size <= settings.max_tokens_per_call
 
     def _serve(self, model: Model, batch: list[Job]) -> None:
-        """Every job of the batch gets an outcome, whatever happens."""
+        """Every job of the batch gets an outcome, whatever happens; one that fails does not take others with it."""
+        wanted = [job for job in batch if not job.unwanted]
+        if not wanted:
+            return
         try:
-            wanted = [job for job in batch if not job.unwanted]
-            if wanted:
-                self._decode(model, wanted)
+            self._decode(model, wanted)
+            return
         except BaseException as error:
-            where = "".join(traceback.format_tb(error.__traceback__))  # not the message, which may quote a prompt
-            log.error("a decode failed: %s\n%s", type(error).__name__, where)
-            for job in batch:
-                job.fail(ApiError(500, "the decode failed; the server's log says where"))
+            if len(wanted) == 1:
+                wanted[0].fail(_refused(error))
+                return
+        for job in wanted:  # outside of the block, whose error holds tensors
+            self._serve(model, [job])
 
     def _decode(self, model: Model, batch: list[Job]) -> None:
         start = time.monotonic()
@@ -94,6 +97,13 @@ class Worker(threading.Thread):
         for job, error in outcome.failed:
             caused = error == NOT_FINITE and job.settings.guidance != 1
             job.fail(ApiError(400 if caused else 500, error, "guidance" if caused else None))
+
+
+def _refused(error: BaseException) -> ApiError:
+    if isinstance(error, D5P4Error):
+        return not_possible(error)
+    log.error("a decode failed: %s", where(error))
+    return ApiError(500, "the decode failed; the server's log says where")
 
 
 def finished(model: Model, job: Job, result: Result, place: int, seconds: float) -> Finished:
