@@ -1,7 +1,7 @@
 "use strict";
 /* One run's answers: drafts while they denoise, then the ancestors of each answer at any step. */
 D5P4.answers = (() => {
-  const { el, number, plural, copy, toast } = D5P4.dom;
+  const { el, number, figure, plural, copy, toast } = D5P4.dom;
   const LETTERS = ["a", "b", "c", "d"];
 
   class Run {
@@ -60,7 +60,7 @@ D5P4.answers = (() => {
         `${D5P4.dom.whole(trace.rows)} of ${D5P4.dom.whole(trace.rows_nominal)} rows`,
         `${number(trace.seconds, trace.seconds < 10 ? 1 : 0)} s`,
       ].filter(Boolean).join(" · ");
-      this.list.style.setProperty("--block", `${D5P4.tokens.blockWidth(trace.pieces).toFixed(2)}ch`);
+      document.documentElement.style.setProperty("--block", `${D5P4.tokens.blockWidth(trace.pieces).toFixed(2)}ch`);
       this.list.classList.toggle("prose", D5P4.tokens.blockWidth(trace.pieces) > 1.2);
       this.resize(trace.answers.length);
       this.items.forEach((item, rank) => this.describe(item, rank));
@@ -85,22 +85,23 @@ D5P4.answers = (() => {
           answer.right === true && el("span", { class: "badge right", text: "✓ right" }),
           answer.right === false && el("span", { class: "badge wrong", text: "✗ wrong" }),
           twin < rank && el("span", { class: "badge same", text: `same as ${twin + 1}` }),
-          el("span", { class: "figure", title: this.replay.trace.score_kind, text: `score ${number(answer.score)}` }),
+          el("span", { class: "figure", title: this.replay.trace.score_kind, text: `score ${figure(answer.score)}` }),
           answer.distance !== null &&
             el("span", {
               class: "figure",
               title: "1 − similarity to the nearest other answer",
               text: `distance ${number(answer.distance)}`,
             }),
-          el("button", {
-            type: "button",
-            class: "quiet",
-            text: "copy",
-            "aria-label": `copy answer ${rank + 1} of ${this.method}`,
-            on: { click: async () => toast((await copy(answer.text)) ? "answer copied" : "copying is not allowed here") },
-          }),
         ].filter(Boolean),
       );
+      const button = el("button", {
+        type: "button",
+        class: "quiet",
+        text: "copy",
+        "aria-label": `copy answer ${rank + 1} of ${this.method}`,
+        on: { click: async () => toast((await copy(answer.text)) ? "answer copied" : "copying is not allowed here") },
+      });
+      item.copy.replaceChildren(button);
     }
 
     /** Show the answers as they were before step `step`; from `replay.steps` on, finished. */
@@ -120,7 +121,8 @@ D5P4.answers = (() => {
     const line = new D5P4.tokens.Line();
     const notes = el("p", { class: "notes" });
     const badge = el("span", { class: `rank answer-${(rank % 8) + 1}`, text: rank + 1, "aria-hidden": "true" });
-    return { line, notes, node: el("li", {}, badge, el("div", {}, line.node, notes)) };
+    const copyPlace = el("div");
+    return { line, notes, copy: copyPlace, node: el("li", {}, badge, el("div", {}, line.node, notes), copyPlace) };
   }
 
   /** What distinguishes the method's setting, such as "β 100". */

@@ -51,6 +51,7 @@
     find("asked").textContent = form.prompt;
     find("asked-facts").textContent = `seed ${seed}`;
     const columns = D5P4.results.begin(bodies.map((body) => body.method));
+    if (find("results").offsetTop > window.innerHeight / 2) find("results").scrollIntoView({ block: "start" });
     announce(`denoising with ${bodies.map((body) => body.method).join(" and ")}`);
     try {
       const traces = await Promise.all(bodies.map((body, i) => one(body, columns[i], controller.signal)));

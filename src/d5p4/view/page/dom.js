@@ -24,6 +24,13 @@ D5P4.dom = (() => {
     return value.toFixed(digits).replace("-", "−");
   }
 
+  /** A score: enough digits to tell it from its neighbours. */
+  function figure(value) {
+    if (value === null || value === undefined || !Number.isFinite(value)) return "–";
+    const digits = value === 0 ? 2 : Math.min(6, Math.max(2, 1 - Math.floor(Math.log10(Math.abs(value)))));
+    return number(value, digits);
+  }
+
   const whole = (value) => (Number.isFinite(value) ? value.toLocaleString("en-US") : "–");
   const plural = (count, word) => `${whole(count)} ${word}${count === 1 ? "" : "s"}`;
 
@@ -69,5 +76,5 @@ D5P4.dom = (() => {
     node.style.setProperty("top", `${Math.max(8, top)}px`);
   }
 
-  return { el, find, number, whole, plural, copy, announce, toast, place };
+  return { el, find, number, figure, whole, plural, copy, announce, toast, place };
 })();

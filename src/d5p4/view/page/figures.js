@@ -1,13 +1,13 @@
 "use strict";
 /* The runs in figures, side by side: what they found and what it cost. */
 D5P4.figures = (() => {
-  const { el, number, whole } = D5P4.dom;
+  const { el, number, figure, whole } = D5P4.dom;
 
   /** Rows of the table: a name, a value of a trace, how it is written, and a bar where sizes compare. */
   const ROWS = [
     { name: "different answers", value: (r) => r.trace.distinct, of: (r) => r.trace.answers.length },
     { name: "different right answers", value: (r) => r.trace.right, of: (r) => r.trace.answers.length, graded: true },
-    { name: "mean score", value: (r) => r.mean.score, write: (v) => number(v, 3) },
+    { name: "mean score", value: (r) => r.mean.score, write: figure },
     { name: "mean distance to the nearest", value: (r) => r.mean.distance, write: (v) => number(v, 3) },
     { name: "rows computed", value: (r) => r.trace.rows, of: (r) => r.trace.rows_nominal, shared: true },
     { name: "forward steps", value: (r) => r.trace.nfe },

@@ -78,12 +78,9 @@ D5P4.form = (() => {
     const [slider, exact] = [find(`knob-${run}`), find(`exact-${run}`)];
     find(`knob-row-${run}`).classList.toggle("off", !knob);
     slider.disabled = exact.disabled = !knob;
-    find(`knob-label-${run}`).textContent = knob ? knob.label : "no knob";
-    find(`knob-help-${run}`).textContent = knob ? knob.help : "this method has none";
-    if (!knob) {
-      exact.value = "";
-      return;
-    }
+    if (!knob) return;
+    find(`knob-label-${run}`).textContent = knob.label;
+    find(`knob-help-${run}`).textContent = knob.help;
     slider.min = knob.low;
     slider.max = knob.high;
     setKnob(run, knobs[run][knob.name] ?? chosen.parameters[knob.name], false);

@@ -4,7 +4,7 @@ D5P4.lineage = (() => {
   const TOP = 22;
   const LEFT = 12;
   const RIGHT = 30;
-  const NARROWEST = 11; // pixels between two columns; longer runs show a part around the step
+  const NARROWEST = 6.5; // pixels between two columns; longer runs show a part around the step
   const GAP = 0.7; // rows between two groups
 
   /** Where things are for a picture of this size. `around` is the step that has to be seen. */
@@ -139,8 +139,9 @@ D5P4.lineage = (() => {
         context.beginPath();
         context.fillStyle = sharing
           ? D5P4.colours.answer(colours, sharing[0])
-          : chosen.has(row) ? colours.muted : colours.line;
-        context.arc(where.x(t), where.y(t, row), chosen.has(row) ? small + 1.5 : small, 0, 2 * Math.PI);
+          : chosen.has(row) && chosen.size < size ? colours.muted : colours.dot;
+        const radius = sharing ? small + 1.5 : chosen.has(row) ? small + 0.8 : small;
+        context.arc(where.x(t), where.y(t, row), radius, 0, 2 * Math.PI);
         context.fill();
       }
     }

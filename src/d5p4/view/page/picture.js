@@ -1,7 +1,7 @@
 "use strict";
 /* The whole view as one picture: answers, lineage, similarity and scatter of every run. */
 D5P4.picture = (() => {
-  const { number, whole } = D5P4.dom;
+  const { number, figure, whole } = D5P4.dom;
   const SCALE = 2;
   const PAD = 36;
   const COLUMN = 620;
@@ -13,7 +13,7 @@ D5P4.picture = (() => {
     const found = [[]];
     let x = 0;
     for (const token of tokens) {
-      const text = token.masked ? "" : token.end ? "∎" : token.text.replace(/\n/g, "↵");
+      const text = token.masked ? "" : token.end ? "·" : token.text.replace(/\n/g, "↵");
       const wide = token.masked ? block : context.measureText(text).width;
       if (x + wide > width && x > 0) {
         found.push([]);
@@ -33,8 +33,8 @@ D5P4.picture = (() => {
           context.fillStyle = colours.mask;
           context.fillRect(x + at + 1, middle - 8, width - 2, 16);
         } else {
-          if (token.chance !== null && !token.given) {
-            context.fillStyle = D5P4.colours.mix(colours.unsure, colours.sure, token.chance);
+          if (token.chance !== null && !token.given && !token.end) {
+            context.fillStyle = D5P4.colours.mix(colours.unsure, colours.sure, D5P4.tokens.shade(token.chance));
             context.fillRect(x + at, middle - 10, width, 20);
           }
           context.fillStyle = token.given || token.end ? colours.muted : colours.ink;
@@ -72,7 +72,7 @@ D5P4.picture = (() => {
         context.textAlign = "right";
         context.fillStyle = answer.right === false ? colours.wrong : answer.right ? colours.right : colours.muted;
         const mark = answer.right === null ? "" : answer.right ? "✓ " : "✗ ";
-        context.fillText(`${mark}score ${number(answer.score)}`, x + COLUMN - 4, middle);
+        context.fillText(`${mark}score ${figure(answer.score)}`, x + COLUMN - 4, middle);
         context.textAlign = "left";
       }
       height += rows.length * LINE + 10;
@@ -103,12 +103,11 @@ D5P4.picture = (() => {
     const tallest = Math.max(...replays.map((replay) => answers(null, context, replay, step, 0, 0, colours)));
     const tree = D5P4.lineage.heightFor(replays);
     const wide = PAD + replays.length * (COLUMN + PAD);
-    const width = Math.max(wide, 2 * PAD + COLUMN + 400);
+    const width = Math.max(wide, 3 * PAD + HEAT + 400);
     const top = { answers: PAD + 92 };
     top.lineage = top.answers + tallest + 40;
     top.heat = top.lineage + tree + 50;
-    top.scatter = top.heat + HEAT + 60;
-    const height = top.scatter + 320 + PAD;
+    const height = top.heat + HEAT + PAD + 10;
     canvas.width = width * SCALE;
     canvas.height = height * SCALE;
     context.scale(SCALE, SCALE);
@@ -137,11 +136,13 @@ D5P4.picture = (() => {
       shifted(context, x, top.lineage, () =>
         D5P4.lineage.draw(context, replay, COLUMN, tree, { step: Math.min(step, replay.steps), focus: null, colours }),
       );
-      title(context, `similarity, ${number(low)} to 1`, x, top.heat - 12, colours, 13, colours.muted);
-      if (matrices[i]) shifted(context, x, top.heat, () => D5P4.heat.draw(context, matrices[i], HEAT, low, colours));
+      const left = PAD + i * (HEAT + PAD);
+      title(context, `similarity, ${replay.trace.method}`, left, top.heat - 12, colours, 13, colour);
+      if (matrices[i]) shifted(context, left, top.heat, () => D5P4.heat.draw(context, matrices[i], HEAT, low, colours));
     });
-    title(context, "score over distance to the nearest other answer", PAD, top.scatter - 12, colours, 13, colours.muted);
-    shifted(context, PAD, top.scatter, () => D5P4.scatter.draw(context, replays, COLUMN, 320, colours));
+    const rest = PAD + replays.length * (HEAT + PAD);
+    title(context, "score over distance", rest, top.heat - 12, colours, 13, colours.muted);
+    shifted(context, rest, top.heat, () => D5P4.scatter.draw(context, replays, width - PAD - rest, HEAT, colours));
     return canvas;
   }
 

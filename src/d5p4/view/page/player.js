@@ -36,7 +36,7 @@ D5P4.player = (() => {
     clearInterval(timer);
     timer = 0;
     const { play } = parts();
-    play.textContent = "▶";
+    play.classList.remove("playing");
     play.setAttribute("aria-label", "play");
   }
 
@@ -48,7 +48,7 @@ D5P4.player = (() => {
     }
     if (step >= steps) goTo(0);
     const { play } = parts();
-    play.textContent = "❚❚";
+    play.classList.add("playing");
     play.setAttribute("aria-label", "pause");
     timer = setInterval(() => {
       goTo(step + 1);

@@ -1,8 +1,8 @@
 "use strict";
 /* Quality against difference: every answer of every run, score over the distance to its nearest neighbour. */
 D5P4.scatter = (() => {
-  const { el, number, place } = D5P4.dom;
-  const PAD = { left: 46, right: 16, top: 14, bottom: 38 };
+  const { el, number, figure, place } = D5P4.dom;
+  const PAD = { left: 58, right: 16, top: 14, bottom: 38 };
 
   /** [{run, rank, x, y, right}] of the answers that have both numbers. */
   function points(replays) {
@@ -17,7 +17,7 @@ D5P4.scatter = (() => {
     let low = zero ? 0 : Math.min(...values);
     let high = Math.max(...values);
     const room = (high - low || Math.abs(high) || 1) * 0.12;
-    low = zero ? 0 : low - room;
+    low -= zero ? room / 2 : room;
     high += room;
     return { low, high, at: (value) => from + ((value - low) / (high - low)) * (to - from) };
   }
@@ -28,7 +28,7 @@ D5P4.scatter = (() => {
     const power = 10 ** Math.floor(Math.log10(rough));
     const step = [1, 2, 5, 10].map((n) => n * power).find((n) => n >= rough);
     const found = [];
-    for (let value = Math.ceil(low / step) * step; value <= high; value += step) found.push(value);
+    for (let n = Math.ceil(low / step); n * step <= high; n += 1) found.push(n * step);
     return { values: found, digits: Math.max(0, -Math.floor(Math.log10(step))) };
   }
 
@@ -132,7 +132,7 @@ D5P4.scatter = (() => {
             {},
             el("th", { scope: "row", text: `${replay.trace.method} ${rank + 1}` }),
             el("td", { text: number(answer.distance, 3) }),
-            el("td", { text: number(answer.score, 3) }),
+            el("td", { text: figure(answer.score) }),
             el("td", { text: answer.right === null ? "–" : answer.right ? "right" : "wrong" }),
           ),
         ),
@@ -162,7 +162,7 @@ D5P4.scatter = (() => {
       this.card.replaceChildren(
         el("p", { class: "card-title", text: `${method}, answer ${near.rank + 1}` }),
         el("p", { class: "line", text: near.text }),
-        el("p", { class: "card-facts", text: `score ${number(near.y, 3)} · distance ${number(near.x, 3)}` }),
+        el("p", { class: "card-facts", text: `score ${figure(near.y)} · distance ${number(near.x, 3)}` }),
       );
       place(this.card, event.clientX, event.clientY);
     }

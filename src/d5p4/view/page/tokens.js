@@ -33,6 +33,9 @@ D5P4.tokens = (() => {
     return logprob === null || logprob === undefined ? null : Math.min(1, Math.exp(logprob));
   }
 
+  /** Where a probability lies on the ramp of colours; small ones are spread, for they are the many. */
+  const shade = (value) => Math.sqrt(value);
+
   /** The tokens of a draft of the server. */
   function ofDraft(draft) {
     return draft.tokens.map((text, i) => ({
@@ -48,11 +51,11 @@ D5P4.tokens = (() => {
   function span(token, differs) {
     if (token.masked) return el("span", { class: "mask", "aria-hidden": "true" });
     if (token.given) return el("span", { class: "given", text: token.text });
-    if (token.end) return el("span", { class: "end", text: "∎", title: "end of text", "aria-hidden": "true" });
+    if (token.end) return el("span", { class: "end", text: "·", title: "end of text", "aria-hidden": "true" });
     const known = token.chance !== null;
     return el("span", {
       class: `token${differs ? " differs" : ""}${known ? "" : " unknown"}`,
-      style: known ? { "--chance": token.chance.toFixed(3) } : {},
+      style: known ? { "--shade": shade(token.chance).toFixed(3) } : {},
       title: known ? `probability ${(100 * token.chance).toFixed(1)} %` : undefined,
       text: token.text,
     });
@@ -88,5 +91,5 @@ D5P4.tokens = (() => {
     return lengths.length ? lengths.reduce((a, b) => a + b, 0) / lengths.length : 1;
   }
 
-  return { spell, ofDraft, Line, blockWidth };
+  return { spell, shade, ofDraft, Line, blockWidth };
 })();
