@@ -95,10 +95,10 @@ class Reply:
         return found | ({"history": history} if history else {})
 
     def _answers(self, finished: list[Finished]) -> Iterator[_Answer]:
-        for one in finished:
+        for one, request in zip(finished, self.ask.requests, strict=True):
             for place, text in enumerate(one.texts):
                 cut, stopped = self._cut(text)
-                yield _Answer(one, place, cut, stopped or one.ended[place])
+                yield _Answer(one, place, request.ids, cut, stopped or one.ended[place])
 
     def _cut(self, text: str) -> tuple[str, bool]:
         """The text before the first stop, and whether there was one."""
@@ -136,24 +136,30 @@ class Reply:
 class _Answer:
     """One answer of a finished prompt, cut where the request says."""
 
-    def __init__(self, one: Finished, place: int, text: str, stopped: bool) -> None:
-        self.one, self.place, self.text, self.stopped = one, place, text, stopped
+    def __init__(self, one: Finished, place: int, prompt: list[int], text: str, stopped: bool) -> None:
+        self.one, self.place, self.prompt, self.text, self.stopped = one, place, prompt, text, stopped
 
     def about(self) -> dict[str, Any]:
         one, place = self.one, self.place
         right = None if one.right is None else one.right[place]
         return {"score": one.score[place], "distance": one.distance[place], "right": right}
 
-    def _pieces(self, model: Model) -> list[str]:
-        return [text or "" for text in spell(piece(model, token) for token in self.one.tokens[self.place])]
+    def _tokens(self, model: Model) -> list[tuple[int, float | None, int | None]]:
+        """(token, its log-probability, its step) of the whole text; a filled text has tokens that were given."""
+        one, place = self.one, self.place
+        revealed = zip(one.tokens[place], one.logprobs[place], one.reveal_step[place], strict=True)
+        if model.mask_id not in self.prompt:
+            return list(revealed)
+        holes = iter(revealed)
+        filled = [next(holes) if token == model.mask_id else (token, None, None) for token in self.prompt]
+        return filled + list(holes)
 
     def logprobs(self, model: Model, chat: bool) -> dict[str, Any]:
         """Of the tokens that are in the text: each one's log-probability when it was revealed, and the step."""
-        one, place = self.one, self.place
+        tokens = self._tokens(model)
         rows, offset = [], 0
-        for text, chance, step in zip(
-            self._pieces(model), one.logprobs[place], one.reveal_step[place], strict=True
-        ):
+        for piece_of, (_, chance, step) in zip(spell(piece(model, t) for t, _, _ in tokens), tokens, strict=True):
+            text = piece_of or ""
             if offset >= len(self.text) and text and self.stopped:
                 break
             rows.append((text, chance, offset, step))
@@ -167,8 +173,8 @@ class _Answer:
                 for text, chance, _, step in rows
             ]  # fmt: skip
             return {"content": content, "refusal": None}
-        tokens, chances, offsets, steps = ([row[i] for row in rows] for i in range(4))
+        texts, chances, offsets, steps = ([row[i] for row in rows] for i in range(4))
         return {
-            "tokens": tokens, "token_logprobs": chances, "top_logprobs": None, "text_offset": offsets,
+            "tokens": texts, "token_logprobs": chances, "top_logprobs": None, "text_offset": offsets,
             "reveal_step": steps,
         }  # fmt: skip

@@ -239,7 +239,7 @@ class LegacyLogprobs(BaseModel):
     token_logprobs: list[float | None]
     top_logprobs: None = None
     text_offset: list[int]
-    reveal_step: list[int]
+    reveal_step: list[int | None] = Field(description="None, as the log-probability, where the token was given.")
 
 
 class Choice(BaseModel):

@@ -1,0 +1,65 @@
+"""Small models with the manners that a server has to cope with."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from d5p4.types import Hidden
+from tests.fake import FakeModel
+
+
+class Slow(FakeModel):
+    """Every forward takes a while; `calls` are the rows of each."""
+
+    def __init__(self, seconds: float = 0.01, **options: Any) -> None:
+        super().__init__(**options)
+        self.seconds = seconds
+        self.calls: list[int] = []
+
+    def body(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Hidden:
+        self.calls.append(len(tokens))
+        time.sleep(self.seconds)
+        return super().body(tokens, attention_mask)
+
+
+class Gated(Slow):
+    """Forwards wait until the gate is open, so that a test can fill the queue behind one."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(0.0, **options)
+        self.gate = threading.Event()
+        self.entered = threading.Event()
+
+    def body(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Hidden:
+        self.entered.set()
+        assert self.gate.wait(60), "the test forgot to open the gate"
+        return super().body(tokens, attention_mask)
+
+
+class Faulty(Slow):
+    """Goes wrong for prompts that begin with a letter of `faults`: {"x": "raise"}, "nan" or "memory" (once)."""
+
+    def __init__(self, faults: dict[str, str], vocabulary: int = 30, **options: Any) -> None:
+        super().__init__(0.0, vocabulary=vocabulary, **options)
+        self.faults = {ord(letter) - 97: fault for letter, fault in faults.items()}
+
+    def body(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Hidden:
+        found = super().body(tokens, attention_mask)
+        real = torch.ones_like(tokens, dtype=torch.bool) if attention_mask is None else attention_mask
+        first = tokens.gather(1, real.long().argmax(1, keepdim=True))[:, 0]
+        for token, fault in list(self.faults.items()):
+            rows = first == token
+            if not rows.any():
+                continue
+            if fault == "raise":
+                raise RuntimeError("the model is broken by " + self.tokenizer.decode(tokens[rows][0].tolist()))
+            if fault == "memory":
+                del self.faults[token]
+                raise torch.OutOfMemoryError("there is none")
+            found.states[rows] = torch.nan
+        return found

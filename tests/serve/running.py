@@ -1,0 +1,112 @@
+"""A server that really listens, in a thread of the test's own process."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import openai
+from prometheus_client.parser import text_string_to_metric_families
+
+from d5p4.serve import Limits, create_app
+from d5p4.serve.server import Server, bind
+
+NAME = "fake"
+
+
+class Running:
+    """A server of a test."""
+
+    def __init__(self, model: Any, *, name: str = NAME, limits: dict[str, Any] | None = None, **options: Any) -> None:
+        self.model, self.name = model, name
+        self.limits = Limits(**{"grace": 2.0} | (limits or {}))
+        self.app = create_app(model, name=name, limits=self.limits, **options)
+        self.engine = self.app.state.engine
+        self.bound = bind("127.0.0.1", 0)
+        self.port = self.bound.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.server = Server(self.app, self.limits)
+        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.bound]}, daemon=True)
+        self.http = httpx.Client(base_url=self.url, timeout=60)
+
+    def client(self, **options: Any) -> openai.OpenAI:
+        given = {"api_key": "none", "max_retries": 0, "timeout": 60.0}
+        return openai.OpenAI(base_url=f"{self.url}/v1", **given | options)
+
+    def post(self, path: str = "/v1/completions", **body: Any) -> httpx.Response:
+        return self.http.post(path, json=body)
+
+    def raw(self, body: bytes, path: str = "/v1/completions", **headers: str) -> httpx.Response:
+        """A body as it is."""
+        return self.http.post(path, content=body, headers={"content-type": "application/json"} | headers)
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=60)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of the samples of this name that have these labels."""
+        text = self.http.get("/metrics").text
+        samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+        return sum(s.value for s in samples if s.name == name and labels.items() <= s.labels.items())
+
+    def stop(self) -> None:
+        self.server.should_exit = True
+        self.thread.join(30)
+        assert not self.thread.is_alive()
+        self.http.close()
+
+
+@contextmanager
+def running(model: Any, **options: Any) -> Iterator[Running]:
+    server = Running(model, **options)
+    server.thread.start()
+    if not callable(model):  # a loader's test looks at that itself
+        until(lambda: server.http.get("/readyz").status_code == 200)
+    try:
+        yield server
+    finally:
+        gate = getattr(model, "gate", None)
+        if gate is not None:
+            gate.set()
+        server.stop()
+
+
+def until(true: Callable[[], Any], seconds: float = 20.0) -> Any:
+    """Wait until it is; what it then is."""
+    end = time.monotonic() + seconds
+    while not (found := true()):
+        assert time.monotonic() < end, "it never happened"
+        time.sleep(0.01)
+    return found
+
+
+def request(body: bytes | dict[str, Any], path: str = "/v1/completions", method: str = "POST", **headers: str) -> bytes:
+    """An HTTP request as bytes."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    fields = {"host": "localhost", "content-type": "application/json", "content-length": str(len(data))} | headers
+    lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items() if value != "")]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode() + data
+
+
+def together(*calls: Callable[[], Any]) -> list[Any]:
+    """Make calls in threads at the same time; what each gave, or raised."""
+    found: list[Any] = [None] * len(calls)
+
+    def call(number: int) -> None:
+        try:
+            found[number] = calls[number]()
+        except Exception as error:
+            found[number] = error
+
+    threads = [threading.Thread(target=call, args=(number,)) for number in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found

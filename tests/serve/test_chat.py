@@ -1,0 +1,106 @@
+"""Conversations, through the model's template or without one."""
+
+import openai
+import pytest
+
+import d5p4
+from tests.checkpoints import write_llada
+from tests.fake import FakeModel
+from tests.serve.running import NAME, running
+
+TALK = [
+    {"role": "system", "content": "be short"}, {"role": "user", "content": "a cat?"},
+    {"role": "assistant", "content": "yes."}, {"role": "user", "content": "and a dog?"},
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def talking(tmp_path_factory):
+    """A tiny checkpoint with a chat template."""
+    folder = write_llada(tmp_path_factory.mktemp("models") / "talker", chat=True)
+    with running(d5p4.load(folder, dtype="float64"), name="talker") as server:
+        yield server
+
+
+def test_a_conversation_is_rendered_by_the_template(talking):
+    found = talking.client().chat.completions.create(
+        model="talker", messages=TALK, n=3, seed=5, max_completion_tokens=6, logprobs=True
+    )
+    result = d5p4.generate(talking.model, [TALK], k=3, seed=5, gen_length=6, distinct=True, logprobs=True)
+    assert [choice.message.content for choice in found.choices] == result.texts[0]
+    assert {choice.message.role for choice in found.choices} == {"assistant"}
+    assert found.object == "chat.completion" and found.id.startswith("chatcmpl-")
+    assert found.usage.prompt_tokens == len(talking.model.tokenizer.encode(talking.model.tokenizer.chat(TALK)))
+    for choice, chances in zip(found.choices, result.logprobs[0], strict=True):
+        said = choice.logprobs.content
+        assert [one.logprob for one in said] == pytest.approx(chances)
+        assert "".join(one.token for one in said) == choice.message.content
+        assert bytes(sum((one.bytes for one in said), [])).decode() == choice.message.content
+
+
+def test_parts_of_text_and_new_role_names_mean_the_same(talking):
+    def answers(messages):
+        asked = {"model": "talker", "messages": messages, "seed": 5, "max_tokens": 6}
+        return [choice.message.content for choice in talking.client().chat.completions.create(**asked).choices]
+
+    parts = [{"type": "text", "text": "be"}, {"type": "text", "text": " short"}]
+    assert answers(TALK) == answers([{"role": "developer", "content": parts}, *TALK[1:]])
+
+
+def test_completions_never_apply_the_template(talking):
+    found = talking.client().completions.create(model="talker", prompt="a cat", seed=5, max_tokens=6)
+    assert found.usage.prompt_tokens == 5
+    assert found.choices[0].text == d5p4.generate(
+        talking.model, "a cat", chat=False, k=1, seed=5, gen_length=6
+    ).texts[0][0]
+
+
+def test_a_mask_in_a_conversation_is_refused(talking):
+    with pytest.raises(openai.BadRequestError, match="mask token"):
+        talking.client().chat.completions.create(
+            model="talker", messages=[{"role": "user", "content": "a <|mdm_mask|>"}]
+        )
+
+
+def test_without_a_template_one_message_is_the_prompt(client, server):
+    chat = client.chat.completions.create(
+        model=NAME, messages=[{"role": "user", "content": "abc"}], n=2, seed=3, max_tokens=6
+    )
+    plain = client.completions.create(model=NAME, prompt="abc", n=2, seed=3, max_tokens=6)
+    assert [c.message.content for c in chat.choices] == [c.text for c in plain.choices]
+    for messages in (TALK, [{"role": "system", "content": "abc"}]):
+        with pytest.raises(openai.BadRequestError, match="no chat template"):
+            client.chat.completions.create(model=NAME, messages=messages)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
+        {"role": "user", "content": [{"type": "image_url"}]},
+        {"role": "user", "content": 5},
+        {"content": "abc"},
+        "abc",
+    ],
+)
+def test_messages_that_are_not_text(client, message):
+    with pytest.raises(openai.BadRequestError) as raised:
+        client.chat.completions.create(model=NAME, messages=[message])
+    assert raised.value.param == "messages" and raised.value.code != "internal"
+
+
+def test_a_template_that_is_hard_to_please():
+    """It refuses the conversation, not the server."""
+
+    def refuse(messages):
+        if messages[0]["role"] != "system":
+            raise d5p4.D5P4Error("the chat template could not be rendered: give a system message first")
+        return "abc"
+
+    model = FakeModel(template=True)
+    model.tokenizer.chat = refuse
+    with running(model) as server:
+        assert server.client().models.retrieve(NAME).d5p4["chat"] is True
+        assert server.client().chat.completions.create(model=NAME, messages=TALK, max_tokens=2).choices
+        with pytest.raises(openai.BadRequestError, match="give a system message"):
+            server.client().chat.completions.create(model=NAME, messages=TALK[1:])

@@ -1,0 +1,160 @@
+"""The official client gets what `d5p4.generate` gives, in OpenAI's words."""
+
+import warnings
+
+import pytest
+
+import d5p4
+from d5p4.record import Answers
+from tests.fake import FakeModel
+from tests.serve.running import NAME, running
+
+SMALL = {"model": NAME, "max_tokens": 6, "seed": 3}
+
+
+def offline(model, prompts, **options):
+    """What the server should answer with: n > 1 asks for different answers."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", d5p4.DuplicateAnswers)
+        given = {"chat": False, "seed": 3, "gen_length": 6, "k": 1, "logprobs": True} | options
+        return d5p4.generate(model, prompts, **given | {"distinct": given.get("distinct", given["k"] > 1)})
+
+
+def test_a_completion(client, server):
+    found = client.completions.create(prompt="abc", **SMALL)
+    result = offline(server.model, "abc")
+    assert [choice.text for choice in found.choices] == result.texts[0]
+    assert (found.object, found.model, found.id[:5]) == ("text_completion", NAME, "cmpl-")
+    usage = found.usage
+    assert (usage.prompt_tokens, usage.completion_tokens) == (3, len(result.answers[0][0]))
+    assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+    assert (usage.rows, usage.rows_nominal, usage.nfe) == tuple(
+        int(getattr(result, name)[0]) for name in ("rows", "rows_nominal", "nfe")
+    )
+    assert usage.seed == found.d5p4["seed"] == 3
+
+
+def test_n_answers_are_different_and_the_best_is_first(client, server):
+    found = client.completions.create(prompt="abc", n=4, **SMALL)
+    result = offline(server.model, "abc", k=4)
+    assert [choice.text for choice in found.choices] == result.texts[0]
+    assert [choice.index for choice in found.choices] == [0, 1, 2, 3]
+    assert len({choice.text for choice in found.choices}) == found.d5p4["distinct"] == 4
+    scores = [choice.d5p4["score"] for choice in found.choices]
+    assert scores == pytest.approx(result.score[0].tolist()) and scores == sorted(scores, reverse=True)
+    assert [choice.d5p4["distance"] for choice in found.choices] == pytest.approx(Answers(result, 0).distance)
+
+
+def test_the_response_counts_what_differs(client):
+    found = client.completions.create(
+        prompt="abc", n=4, max_tokens=1, model=NAME, temperature=0.05, seed=1, extra_body={"distinct": False}
+    )
+    assert found.d5p4["distinct"] == len({choice.text for choice in found.choices}) < 4
+    assert found.d5p4["settings"]["distinct"] is False
+
+
+def test_a_fresh_seed_gives_the_same_answers_again(client):
+    asked = {"prompt": "abc", "n": 3, "max_tokens": 8, "model": NAME}
+    first, other = (client.completions.create(**asked) for _ in range(2))
+    again = client.completions.create(**asked, seed=first.usage.seed)
+    assert first.usage.seed != other.usage.seed
+    assert [c.text for c in first.choices] == [c.text for c in again.choices]
+    assert [c.text for c in first.choices] != [c.text for c in other.choices]
+
+
+@pytest.mark.parametrize(
+    "prompt", [["abc", "d", "abc"], [1, 2, 3], [[1, 2], [3]], "a" * 40, "", "abldl"],
+    ids=["texts", "ids", "lists of ids", "long", "empty", "holes"],
+)  # fmt: skip
+def test_prompts_of_every_kind(client, server, prompt):
+    found = client.completions.create(prompt=prompt, n=2, **SMALL)
+    result = offline(server.model, prompt, k=2)
+    assert [choice.text for choice in found.choices] == sum(result.texts, [])
+    assert [choice.index for choice in found.choices] == list(range(2 * len(result.texts)))
+    count = len(prompt) if isinstance(prompt, str) else sum(map(len, prompt)) if prompt[0] != 1 else 3
+    assert found.usage.prompt_tokens == count
+    assert found.usage.rows == int(result.rows.sum())
+
+
+def test_holes_alone_are_filled_where_no_length_is_given(client, server):
+    found = client.completions.create(model=NAME, prompt="ablldl", seed=3, logprobs=0)
+    result = offline(server.model, "ablldl", gen_length=None)
+    text, said = found.choices[0].text, found.choices[0].logprobs
+    assert text == result.texts[0][0] and len(text) == 6 and found.usage.completion_tokens == 3
+    assert "".join(said.tokens) == text and said.text_offset == list(range(6))
+    assert [said.token_logprobs[i] for i in (0, 1, 4)] == [said.reveal_step[i] for i in (0, 1, 4)] == [None] * 3
+    assert [said.token_logprobs[i] for i in (2, 3, 5)] == pytest.approx(result.logprobs[0][0])
+
+
+@pytest.mark.parametrize("stop", [None, "k", ["zz", "f"]])
+def test_log_probabilities_at_reveal(client, server, stop):
+    found = client.completions.create(prompt="abc", n=4, logprobs=1, stop=stop, **SMALL)
+    result = offline(server.model, "abc", k=4)
+    for choice, chances, steps in zip(found.choices, result.logprobs[0], result.reveal_step[0], strict=True):
+        said = choice.logprobs
+        assert "".join(said.tokens) == choice.text
+        assert said.token_logprobs == pytest.approx(chances[: len(said.tokens)])
+        assert said.reveal_step == steps[: len(said.tokens)]
+        assert [choice.text[at : at + 1] for at in said.text_offset] == said.tokens  # a letter a token
+        assert said.top_logprobs is None
+
+
+def test_stop_cuts_the_answer_and_says_so(client):
+    whole = client.completions.create(prompt="abc", n=4, **SMALL).choices
+    letter = whole[0].text[2]
+    for stop in (letter, ["zzz", letter]):
+        cut = client.completions.create(prompt="abc", n=4, stop=stop, **SMALL).choices
+        for before, after in zip(whole, cut, strict=True):
+            assert after.text == before.text.partition(letter)[0]
+            assert after.finish_reason == ("stop" if letter in before.text else before.finish_reason)
+
+
+def test_an_answer_that_the_model_ends_stops_and_others_reach_their_length(client):
+    ours = {"eos": "free", "w": 1}
+    found = client.completions.create(
+        prompt="abc", n=16, max_tokens=8, model=NAME, seed=1, temperature=4, extra_body=ours
+    )
+    reasons = {len(choice.text) < 8: choice.finish_reason for choice in found.choices}
+    assert reasons == {True: "stop", False: "length"}
+
+
+def test_max_tokens_gives_way_to_the_room_there_is(client):
+    found = client.completions.create(prompt="a" * 60, max_tokens=500, model=NAME, seed=1)
+    assert found.usage.completion_tokens <= 4
+
+
+def test_history_is_the_trace(client, server):
+    found = client.completions.create(prompt=["abc", "de"], n=2, extra_body={"history": True}, **SMALL)
+    for text, sent in zip(("abc", "de"), found.d5p4["history"], strict=True):
+        own = d5p4.view.trace(server.model, text, k=2, distinct=True, chat=False, seed=3, gen_length=6)
+        own = own[0] if isinstance(own, list) else own
+        for name in own.keys() - {"seconds", "settings"}:
+            assert sent[name] == own[name], name
+
+
+def test_models(client):
+    listed = client.models.list().data
+    assert [entry.id for entry in listed] == [NAME]
+    about = client.models.retrieve(NAME).d5p4
+    assert about == listed[0].d5p4
+    assert {method["name"] for method in about["methods"]} == set(d5p4.METHODS)
+    assert about["limits"]["max_queue"] == 256 and about["examples"]
+
+
+def test_a_model_named_with_a_slash():
+    with running(FakeModel(), name="some one/model:1 é") as server:
+        assert server.client().models.retrieve("some one/model:1 é").id == "some one/model:1 é"
+        found = server.client().completions.create(model="some one/model:1 é", prompt="a", max_tokens=2)
+        assert found.model == "some one/model:1 é"
+
+
+def test_each_shape_a_model_may_have():
+    """Ancestral order, and no tokenizer."""
+    model = FakeModel(carry_over=True, max_length=16)
+    model.tokenizer = None
+    with running(model) as server:
+        found = server.client().completions.create(model=NAME, prompt=[1, 2], n=2, seed=3, logprobs=0)
+        result = offline(model, [1, 2], k=2, gen_length=None)
+        assert [choice.text for choice in found.choices] == result.texts[0]
+        assert found.choices[0].logprobs.token_logprobs == pytest.approx(result.logprobs[0][0])
+        assert server.post(prompt="abc").status_code == 400

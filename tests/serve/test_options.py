@@ -1,0 +1,125 @@
+"""Every knob of `d5p4.generate` that a client may turn reaches the decode."""
+
+import inspect
+import random
+
+import pytest
+
+import d5p4
+from d5p4.serve.schema import OPTIONS, CompletionRequest
+from tests.fake import FakeModel
+from tests.serve.running import NAME, running
+
+TURNED = {
+    "temperature": 0.7, "top_p": 0.9, "method": "diverse-beam", "w": 3, "steps": 2, "block_length": 2,
+    "order": "random", "order_temperature": 0.5, "guidance": 1.5, "guidance_window": [0, 2], "select_window": [1, 3],
+    "distinct": True, "top_k": 5, "eos": "free", "quality": "logprob", "positions": "masked", "normalise": "zscore",
+    "features": "mean", "feature_layer": "head", "similarity": "rbf", "gamma": 2.0,
+}  # fmt: skip
+OWN = {
+    "beta": ("d5p4", 3.5), "kernel": ("k-dpp", "multiplicative"), "alpha": ("diverse-beam", 2.5),
+    "form": ("diverse-beam", "max"), "starts": ("diverse-beam", "one"), "score_temperature": ("cat", 0.5),
+    "rank": ("best-of-n", "logprob"), "repeats": ("best-of-n", False), "lam": ("e-smc", 2.0),
+    "interval": ("e-smc", 3), "weights": ("e-smc", "textbook"), "potential": ("e-smc", "mean"),
+    "resampling": ("e-smc", "systematic"), "ess": ("e-smc", 0.5), "incremental": ("e-smc", True),
+}  # fmt: skip
+NOT_OURS = {
+    "model", "prompts",  # the request's own
+    "k", "gen_length", "seed", "history", "logprobs",  # n, max_tokens, and fields with a meaning of their own
+    "solver",  # exact ones cannot be interrupted
+    "references", "scorer", "callback", "beams", "keys", "sets", "parameters",  # no JSON
+    "chat", "max_tokens_per_forward", "deterministic",  # the route's and the server's
+}  # fmt: skip
+
+
+def test_every_option_is_a_field():
+    ours = set(inspect.signature(d5p4.generate).parameters) - NOT_OURS
+    own = {name for method in d5p4.METHODS.values() for name in method.parameters}
+    assert set(OPTIONS) == ours | own == TURNED.keys() | OWN.keys()
+    assert set(OPTIONS) <= CompletionRequest.model_fields.keys()
+
+
+@pytest.mark.parametrize("name", TURNED)
+def test_a_setting_arrives(server, name):
+    found = server.post(prompt="abc", n=2, max_tokens=4, seed=1, **{name: TURNED[name]})
+    assert found.status_code == 200, found.text
+    settings = found.json()["d5p4"]["settings"]
+    assert settings[name] == TURNED[name]
+    plain = server.post(prompt="abc", n=2, max_tokens=4, seed=1).json()["d5p4"]["settings"]
+    if name != "distinct":
+        assert plain[name] != TURNED[name]
+        assert {key for key in plain if plain[key] != settings[key]} - {"params", "order"} <= {name}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_method_s_own_parameter_arrives(server, name):
+    method, value = OWN[name]
+    found = server.post(prompt="abc", n=2, max_tokens=4, method=method, **{name: value})
+    assert found.status_code == 200, found.text
+    about = found.json()["d5p4"]
+    assert about["settings"]["params"][name] == value and about["method"] == method
+
+
+@pytest.mark.parametrize("method", d5p4.METHODS)
+def test_every_method_answers_as_offline(client, server, method):
+    found = client.completions.create(
+        model=NAME, prompt="abc", n=3, max_tokens=5, seed=7, extra_body={"method": method, "w": 2}
+    )
+    result = d5p4.generate(
+        server.model, "abc", k=3, w=2, gen_length=5, seed=7, method=method, distinct=True, chat=False
+    )
+    assert [choice.text for choice in found.choices] == result.texts[0]
+    assert [choice.d5p4["score"] for choice in found.choices] == pytest.approx(result.score[0].tolist())
+
+
+EXTREME = (0, -1, 1, 2, 0.5, 1e-30, -1e-30, 1e-300, 1e30, -1e30, 1e300, 1e6, 2**31, 2**31 - 1, 2**63, -(2**63), 2**100)
+NUMBERS = (
+    "n", "max_tokens", "temperature", "top_p", "seed", "w", "steps", "block_length", "order_temperature", "guidance",
+    "top_k", "gamma", "beta", "alpha", "score_temperature", "lam", "interval", "ess",
+)  # fmt: skip
+CHOICES = {
+    "order": ("confidence", "random", "tempered", "margin", "entropy", "ancestral"),
+    "eos": ("last", "free", "never"), "quality": ("entropy", "self-certainty", "logprob"),
+    "positions": ("all", "masked"), "normalise": ("minmax", "absolute", "zscore"),
+    "features": ("flatten", "mean", "masked", "non-masked"), "feature_layer": ("model", "head"),
+    "similarity": ("cosine", "rbf"), "kernel": ("additive", "multiplicative"), "distinct": (True, False),
+    "select_window": ([0, 0], [1, 2**31], [2, 1]), "guidance_window": ([0, 0], [0, 2**31], [0, 0, 0]),
+    "resampling": ("multinomial", "systematic"), "incremental": (True, False), "repeats": (True, False),
+    "rank": ("auto", "logprob", "scorer"), "weights": ("literal", "textbook"), "potential": ("max", "mean"), "form": ("mean", "max"),
+}  # fmt: skip
+
+
+def fuzz(server, rounds, seed):
+    chance = random.Random(seed)
+    seen = {}
+    for number in range(rounds):
+        method = chance.choice(list(d5p4.METHODS))
+        own = list(d5p4.METHODS[method].parameters)
+        body = {"prompt": chance.choice(["abc", "", "all", ["a", "bb"]]), "n": chance.choice([1, 2, 3])}
+        body |= {"max_tokens": 4, "method": method}
+        others = [name for name in (*NUMBERS, *CHOICES) if name not in ("n", "max_tokens")]
+        others = [name for name in others if name in own or hasattr(d5p4.Settings, name)]
+        for name in chance.sample(others, min(len(others), chance.randint(1, 5))) + chance.sample(own, min(1, len(own))):
+            body[name] = chance.choice(CHOICES[name] if name in CHOICES else EXTREME)
+        if chance.random() < 0.1:
+            body[chance.choice(["n", "max_tokens"])] = chance.choice(EXTREME)
+        found = server.post(**body)
+        assert found.status_code in (200, 400), (number, body, found.text)
+        seen[found.status_code] = seen.get(found.status_code, 0) + 1
+    return seen
+
+
+LIMITS = {"max_pool": 32, "max_gen_length": 16}
+
+
+@pytest.mark.parametrize("carry_over", [False, True])
+def test_extreme_numbers_are_answered_or_refused(carry_over):
+    with running(FakeModel(carry_over=carry_over, max_length=24), limits=LIMITS) as server:
+        assert set(fuzz(server, 50, 1)) == {200, 400}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("carry_over", [False, True])
+def test_extreme_numbers_in_plenty(carry_over):
+    with running(FakeModel(carry_over=carry_over, max_length=24), limits=LIMITS) as server:
+        assert set(fuzz(server, 4000, 2)) == {200, 400}
