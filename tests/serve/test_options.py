@@ -85,7 +85,8 @@ CHOICES = {
     "similarity": ("cosine", "rbf"), "kernel": ("additive", "multiplicative"), "distinct": (True, False),
     "select_window": ([0, 0], [1, 2**31], [2, 1]), "guidance_window": ([0, 0], [0, 2**31], [0, 0, 0]),
     "resampling": ("multinomial", "systematic"), "incremental": (True, False), "repeats": (True, False),
-    "rank": ("auto", "logprob", "scorer"), "weights": ("literal", "textbook"), "potential": ("max", "mean"), "form": ("mean", "max"),
+    "rank": ("auto", "logprob", "scorer"), "weights": ("literal", "textbook"), "potential": ("max", "mean"),
+    "form": ("mean", "max"),
 }  # fmt: skip
 
 
@@ -99,8 +100,9 @@ def fuzz(server, rounds, seed):
         body |= {"max_tokens": 4, "method": method}
         others = [name for name in (*NUMBERS, *CHOICES) if name not in ("n", "max_tokens")]
         others = [name for name in others if name in own or hasattr(d5p4.Settings, name)]
-        for name in chance.sample(others, min(len(others), chance.randint(1, 5))) + chance.sample(own, min(1, len(own))):
-            body[name] = chance.choice(CHOICES[name] if name in CHOICES else EXTREME)
+        turned = chance.sample(others, chance.randint(1, 5)) + chance.sample(own, min(1, len(own)))
+        for name in turned:
+            body[name] = chance.choice(CHOICES.get(name, EXTREME))
         if chance.random() < 0.1:
             body[chance.choice(["n", "max_tokens"])] = chance.choice(EXTREME)
         found = server.post(**body)

@@ -14,7 +14,7 @@ from ..prompts import Request, encode, plan
 from ..settings import Settings
 from ..types import Model
 from .errors import ApiError, not_possible
-from .limits import LARGEST_HISTORY, MOST_HISTORIES, Limits
+from .limits import DRAWN_A_ROW, LARGEST_HISTORY, MOST_HISTORIES, Limits
 from .schema import Asked, ChatRequest, CompletionRequest
 
 
@@ -81,6 +81,11 @@ def _check_size(settings: Settings, body: Asked, limits: Limits) -> None:
         size = f"n={settings.k} and w={settings.w}" if settings.spec.wide else f"n={settings.k}"
         pool = f"a pool of {settings.pool_size} rows; this server takes {limits.max_pool}"
         raise ApiError(400, f"{size} make {pool}", "n")
+    selects = settings.spec.finish is None and settings.select_window is None
+    drawn = 4 * settings.w * (settings.k if selects else settings.pool_size) if settings.distinct else 0
+    if drawn > (most := DRAWN_A_ROW * limits.max_pool):
+        said = f"n={settings.k}, w={settings.w} and distinct draw {drawn} children a step; this server takes {most}"
+        raise ApiError(400, f"{said}; lower w, or set distinct to false", "w")
     if (settings.steps or 0) > limits.max_steps:
         raise ApiError(400, f"steps={settings.steps}: this server takes at most {limits.max_steps}", "steps")
     if body.history and settings.pool_size > LARGEST_HISTORY:

@@ -9,6 +9,9 @@ from ..errors import D5P4Error
 
 LARGEST_HISTORY = 128
 """Rows of a pool up to which `history` may be asked for: each step's similarities are the square of it."""
+DRAWN_A_ROW = 64
+"""Children that `distinct` may draw at each step for each row of the largest pool; where nobody selects, or not in all
+steps, it draws for every row of a pool."""
 MOST_HISTORIES = 16
 """Prompts of a request with `history`: each may be tens of megabytes, and they go out together."""
 
