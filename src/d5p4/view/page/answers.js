@@ -1,7 +1,8 @@
 "use strict";
 /* One run's answers: drafts while they denoise, then the ancestors of each answer at any step. */
 D5P4.answers = (() => {
-  const { el, number, figure, plural, copy, toast } = D5P4.dom;
+  const { el, icon, number, figure, plural, copy, toast } = D5P4.dom;
+  const COPY = "M7 2h9a2 2 0 0 1 2 2v9h-2V4H7zM4 6h8a2 2 0 0 1 2 2v8a2 2 0 0 1-2 2H4a2 2 0 0 1-2-2V8a2 2 0 0 1 2-2zm0 2v8h8V8z";
   const LETTERS = ["a", "b", "c", "d"];
 
   class Run {
@@ -96,11 +97,12 @@ D5P4.answers = (() => {
       );
       const button = el("button", {
         type: "button",
-        class: "quiet",
-        text: "copy",
+        class: "quiet copy",
+        title: "copy",
         "aria-label": `copy answer ${rank + 1} of ${this.method}`,
         on: { click: async () => toast((await copy(answer.text)) ? "answer copied" : "copying is not allowed here") },
       });
+      button.append(icon(COPY));
       item.copy.replaceChildren(button);
     }
 

@@ -16,6 +16,18 @@ D5P4.dom = (() => {
     return node;
   }
 
+  /** A small picture, drawn by the path of a 20 x 20 square. */
+  function icon(path) {
+    const name = "http://www.w3.org/2000/svg";
+    const picture = document.createElementNS(name, "svg");
+    picture.setAttribute("viewBox", "0 0 20 20");
+    picture.setAttribute("aria-hidden", "true");
+    const line = document.createElementNS(name, "path");
+    line.setAttribute("d", path);
+    picture.append(line);
+    return picture;
+  }
+
   const find = (id) => document.getElementById(id);
 
   /** A number in a few digits, or a dash. */
@@ -76,5 +88,5 @@ D5P4.dom = (() => {
     node.style.setProperty("top", `${Math.max(8, top)}px`);
   }
 
-  return { el, find, number, figure, whole, plural, copy, announce, toast, place };
+  return { el, icon, find, number, figure, whole, plural, copy, announce, toast, place };
 })();

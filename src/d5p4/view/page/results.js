@@ -118,5 +118,5 @@ D5P4.results = (() => {
     },
   };
 
-  return { begin, finish, clear, show, redraw, wire, look, runs: () => runs, replays: () => replays };
+  return { begin, finish, clear, show, redraw, wire, look, runs: () => runs, replays: () => replays, lineages: () => views.lineage };
 })();

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.browser.driving import browsing, listen, serving
+
+
+def pytest_collection_modifyitems(items: list[Any]) -> None:
+    for item in items:
+        if "tests/browser" in str(item.path).replace("\\", "/"):
+            item.add_marker(pytest.mark.browser)
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[str]:
+    with serving() as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    with browsing() as found:
+        yield found
+
+
+@pytest.fixture
+def visit(browser: Any, server: str) -> Iterator[Callable[..., Any]]:
+    """A page in a fresh profile. What goes wrong on it unseen fails the test."""
+    contexts, wrong = [], []
+
+    def call(*, host: str = server, allow: tuple[str, ...] = (), **options: Any) -> Any:
+        context = browser.new_context(accept_downloads=True, **options)
+        context.set_default_timeout(30_000)
+        context.grant_permissions(["clipboard-read", "clipboard-write"])
+        contexts.append(context)
+        page = context.new_page()
+        wrong.append((listen(page, host), allow))
+        return page
+
+    yield call
+    for context in contexts:
+        context.close()
+    unexpected = [said for found, allow in wrong for said in found if not any(text in said for text in allow)]
+    assert unexpected == []

@@ -1,0 +1,33 @@
+"""The pictures of the playground in docs/: `python -m tests.browser.pictures` from the repository's root."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from pathlib import Path
+
+from PIL import Image
+
+from tests.browser.driving import browsing, finished, ready, serving
+
+SEED = 7
+
+
+def main() -> None:
+    folder = Path(__file__).parents[2] / "docs"
+    with serving() as address, browsing() as browser:
+        for theme, name in (("light", "playground.png"), ("dark", "playground-dark.png")):
+            page = browser.new_page(viewport={"width": 1440, "height": 1560}, color_scheme=theme)
+            ready(page, address)
+            page.locator("#seed").evaluate("(field, seed) => { field.value = seed; }", str(SEED))
+            page.get_by_label("Prompt", exact=True).press("Control+Enter")
+            finished(page)
+            page.evaluate("D5P4.player.goTo(20)")
+            page.locator("#prompt").blur()
+            page.wait_for_timeout(600)
+            shot = Image.open(BytesIO(page.screenshot())).convert("RGB")
+            shot.quantize(256, dither=Image.Dither.NONE).save(folder / name, optimize=True)
+            print(folder.name, name, f"{(folder / name).stat().st_size:,} bytes")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""Whoever reads by keyboard, by screen reader, on a small screen or in the dark gets the same page."""
+
+from __future__ import annotations
+
+import pytest
+
+from d5p4 import load, view
+from tests.browser.driving import PUZZLE, listen, ready, run, small
+
+pytestmark = pytest.mark.filterwarnings("ignore::d5p4.DuplicateAnswers")
+
+CONTRAST = """
+(selectors) => {
+  const dot = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  const channels = (colour) => {
+    dot.clearRect(0, 0, 1, 1);
+    dot.fillStyle = colour;
+    dot.fillRect(0, 0, 1, 1);
+    return [...dot.getImageData(0, 0, 1, 1).data];
+  };
+  const light = (rgb) => {
+    const [r, g, b] = rgb.map((v) => v / 255).map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const behind = (node) => {
+    for (let at = node; at; at = at.parentElement) {
+      const found = channels(getComputedStyle(at).backgroundColor);
+      if (found[3] === 255) return found.slice(0, 3);
+    }
+    return [255, 255, 255];
+  };
+  return selectors.flatMap((selector) => {
+    const nodes = [...document.querySelectorAll(selector)].filter((node) => node.offsetParent && node.textContent);
+    if (!nodes.length) return [[selector, 0]];
+    return nodes.slice(0, 40).map((node) => {
+      const [a, b] = [light(channels(getComputedStyle(node).color).slice(0, 3)), light(behind(node))];
+      return [selector, (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05)];
+    });
+  });
+}
+"""
+TEXT = [
+    "h2", "h3", "h4", ".help", ".headline", ".facts", ".token", ".badge", ".figure", ".rank", ".letter", "#scrub-label",
+    "#model-name", "#model-facts", "label", ".chip", "button.primary", "button.quiet", "#run-a legend", ".caption",
+    ".figures td", ".figures th", "summary", ".brand span",
+]  # fmt: skip
+
+
+def test_contrast_in_both_themes(visit, server):
+    page = visit(color_scheme="light", reduced_motion="reduce")
+    ready(page, server)
+    small(page)
+    run(page)
+    for theme in ("light", "dark"):
+        page.evaluate("(theme) => D5P4.theme.choose(theme)", theme)
+        low = [(theme, selector, ratio) for selector, ratio in page.evaluate(CONTRAST, TEXT) if ratio < 4.5]
+        assert low == []
+
+
+def test_everything_has_a_name(visit, server):
+    page = visit()
+    ready(page, server)
+    small(page)
+    run(page)
+    nameless = page.evaluate(
+        """() => [...document.querySelectorAll("button, input, select, textarea, [tabindex], [role=img], progress")]
+            .filter((node) => !node.hidden && !node.closest("[hidden]"))
+            .filter((node) => !node.getAttribute("aria-label") && !(node.labels && node.labels.length)
+                && !(node.matches("button") && node.textContent.trim()))
+            .map((node) => node.outerHTML.slice(0, 80))"""
+    )
+    assert nameless == []
+    for role in ("banner", "main", "complementary", "navigation"):
+        assert page.get_by_role(role).count() == 1
+    for name in ("Lineage", "Similarity", "Good and different", "In figures"):
+        assert page.get_by_role("heading", name=name).count() == 1
+    assert page.get_by_role("region", name="run B: d5p4").get_by_role("listitem").count() == 3
+    assert page.get_by_role("table").count() >= 1
+    for details in page.locator("details.as-table summary").all():
+        details.click()
+    tables = page.get_by_role("table").all_inner_texts()
+    assert len(tables) == 4 and any("answer 2" in text for text in tables)
+    assert "d5p4: " in page.locator("#announce").inner_text()
+
+
+def test_by_keyboard_alone(visit, server):
+    page = visit(reduced_motion="reduce")
+    ready(page, server)
+    small(page, steps=6)
+    page.get_by_label("Prompt", exact=True).focus()
+    seen = set()
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        seen.add(page.evaluate("document.activeElement.id || document.activeElement.tagName"))
+        outlined = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+        assert outlined != "none" or page.evaluate("document.activeElement === document.body")
+        if page.evaluate("document.activeElement.id") == "run":
+            break
+    assert {"method-a", "method-b", "compare", "knob-b", "k", "w", "distinct", "run"} <= seen
+    page.keyboard.press("Enter")
+    page.locator("#pictures").wait_for(state="visible")
+    assert page.evaluate("getComputedStyle(document.querySelector('.token')).animationName") == "none"
+
+
+def test_no_screen_scrolls_sideways(visit, server):
+    page = visit(viewport={"width": 360, "height": 780})
+    ready(page, server)
+    small(page, steps=6)
+    run(page)
+    for width in (360, 768, 1000, 1280, 1920):
+        page.set_viewport_size({"width": width, "height": 780})
+        page.wait_for_timeout(100)  # pictures follow
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        outside = page.evaluate(
+            """() => [...document.querySelectorAll("button, input, select, textarea, canvas, .run, .token")]
+                .filter((node) => node.offsetParent).filter((node) => {
+                  const box = node.getBoundingClientRect();
+                  return box.width && (box.left < -1 || box.right > innerWidth + 1) && !node.closest(".table-scroll");
+                }).map((node) => node.outerHTML.slice(0, 80))"""
+        )
+        assert outside == []
+
+
+def test_a_file_needs_nothing_else(browser, tmp_path):
+    """`d5p4 trace` writes the same view; texts that look like markup stay texts."""
+    model = load("countdown")
+    options = {"k": 3, "w": 2, "gen_length": 36, "steps": 12, "seed": 5}
+    traces = [view.trace(model, PUZZLE, method=name, **options) for name in ("independent", "d5p4")]
+    for trace in traces:
+        trace["prompt"] = "</script><img src=x onerror=alert(1)> ü €"
+    file = tmp_path / "trace.html"
+    view.write_html(file, traces)
+    context = browser.new_context(offline=True)
+    page = context.new_page()
+    wrong = listen(page, "file://")
+    page.goto(f"{file.as_uri()}#step=4&theme=dark")
+    assert page.locator("#asked").inner_text() == traces[0]["prompt"]
+    assert page.locator("img").count() == 0 and page.locator("form#form").count() == 0
+    assert page.locator("#scrub").input_value() == "4"
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    page.keyboard.press("End")
+    shown = page.locator(".run").nth(1).locator(".line").all_inner_texts()
+    assert shown == [answer["text"] for answer in traces[1]["answers"]]
+    with page.expect_download() as waiting:
+        page.get_by_role("button", name="PNG").click()
+    assert waiting.value.failure() is None
+    refused = page.evaluate("fetch('https://example.org/').then(() => 'sent', () => 'refused')")
+    assert refused == "refused"
+    wrong[:] = [said for said in wrong if "example.org" not in said]  # the try above, which the policy stopped
+    assert wrong == []
+    context.close()

@@ -1,0 +1,287 @@
+"""The playground against a running server, as people use it."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+import zlib
+
+import pytest
+
+import d5p4
+from d5p4.view import grade
+from tests.browser.driving import PUZZLE, finished, ready, run, serving, small, texts, traces, until
+
+pytestmark = pytest.mark.filterwarnings("ignore::d5p4.DuplicateAnswers")
+
+
+def test_a_puzzle_by_two_methods(visit, server):
+    page = visit()
+    ready(page, server)
+    assert page.locator("#model-name").inner_text() == "countdown"
+    assert "9.7 M parameters" in page.locator("#model-facts").inner_text()
+    page.get_by_role("button", name="three numbers").click()
+    assert re.fullmatch(r"\d+,\d+,\d+:\d+", page.get_by_label("Prompt", exact=True).input_value())
+    small(page, steps=24)
+    page.get_by_label("Prompt", exact=True).press("Control+Enter")
+
+    seen = set()  # answers as they denoise: blocks that fill in
+    while not page.locator("#pictures").is_visible():
+        seen.add(page.locator(".run.busy .mask").count())
+    assert len({count for count in seen if count}) >= 3
+
+    found = traces(page)
+    model = d5p4.load("countdown")
+    for trace, method in zip(found, ("independent", "d5p4"), strict=True):
+        result = d5p4.generate(model, PUZZLE, method=method, k=3, w=2, gen_length=36, steps=24, seed=5)
+        assert [answer["text"] for answer in trace["answers"]] == result.texts[0]  # the library's own answers
+    for number, trace in enumerate(found):
+        shown = page.locator(".run").nth(number)
+        assert texts(page, number) == [answer["text"] for answer in trace["answers"]]
+        assert shown.get_by_text("✓ right").count() == sum(
+            grade(model, PUZZLE, [answer["text"] for answer in trace["answers"]]) or []
+        )
+        right = f"{trace['right']} different right answer{'' if trace['right'] == 1 else 's'}"
+        assert right in shown.locator(".headline").inner_text()
+    assert "seed 5" in page.locator("#asked-facts").inner_text()
+    assert page.locator(".token.differs").count() > 0
+    page.get_by_label("underline what differs").uncheck()
+    assert page.locator(".token.differs").count() == 0
+
+
+def test_a_blank_seed_is_drawn_once_for_both(visit, server):
+    page = visit()
+    ready(page, server)
+    small(page, seed=None, steps=6)
+    run(page)
+    first, second = (trace["seed"] for trace in traces(page))
+    assert first == second and f"seed {first}" in page.locator("#seed-used").inner_text()
+    page.get_by_role("button", name="keep").click()
+    assert page.get_by_label("seed", exact=True).input_value() == str(first)
+
+
+def test_methods_have_their_own_knobs(visit, server):
+    page = visit()
+    ready(page, server)
+    assert not page.get_by_label("exact value, run A").is_visible()  # independent has none
+    page.get_by_label("method of run A").select_option("diverse-beam")
+    assert page.locator("#knob-label-a").inner_text() == "α"
+    page.get_by_label("β weight of difference").focus()
+    page.keyboard.press("End")
+    assert page.get_by_label("exact value, run B").input_value() == "10000"
+    small(page, steps=6)
+    run(page)
+    beam, dpp = traces(page)
+    assert (beam["parameters"]["alpha"], dpp["parameters"]["beta"]) == (100, 10000)
+    page.get_by_label("compare with").uncheck()
+    run_again = page.get_by_role("button", name="Run")
+    run_again.click()
+    until(page, "D5P4.results.replays().length === 1")
+    assert page.locator(".run").count() == 1
+
+
+def test_scrubbing(visit, server):
+    page = visit()
+    ready(page, server)
+    small(page)
+    run(page)
+    end = texts(page, 0), texts(page, 1)
+    slider = page.get_by_role("slider", name="step", exact=True)
+    slider.focus()
+    page.keyboard.press("Home")
+    assert page.locator(".run .token").count() == 0 and page.locator(".run .mask").count() == 2 * 3 * 36
+    assert "step 0 of 12" in page.locator("#scrub-label").inner_text()
+    page.keyboard.press("ArrowRight")
+    assert page.locator(".run").nth(0).locator(".mask").count() == 3 * 33  # three tokens a step
+    page.get_by_role("button", name="next step").click()
+    assert page.locator(".run").nth(0).locator(".mask").count() == 3 * 30
+    assert "pool of 6 at step 2" in page.locator("#similarity").inner_text()
+    page.get_by_role("button", name="first step").click()
+    page.get_by_role("button", name="previous step").click()
+    assert slider.input_value() == "0"
+    page.get_by_role("button", name="last step").click()
+    assert (texts(page, 0), texts(page, 1)) == end
+    page.get_by_role("button", name="play").click()
+    until(page, "D5P4.player.now() > 2 && D5P4.player.now() < 12")
+    page.get_by_role("button", name="pause").click()
+    page.get_by_role("heading", name="Lineage").click()  # closes the panel
+    assert not page.locator("#lineage").is_visible()
+
+
+def test_the_lineage_by_keyboard_and_pointer(visit, server):
+    page = visit()
+    ready(page, server)
+    small(page)
+    run(page)
+    dpp = traces(page)[1]
+    lineage = page.get_by_role("group", name="Lineage of d5p4")
+    lineage.focus()
+    page.keyboard.press("ArrowUp")
+    card = lineage.get_by_role("status")
+    row = dpp["answers"][0]["lineage"][-1]
+    assert f"step 11 · candidate {row}" in card.inner_text() and "leads to answer 1" in card.inner_text()
+    page.keyboard.press("ArrowLeft")
+    parent = dpp["answers"][0]["lineage"][-2]
+    quality = f"{dpp['pools'][10]['quality'][parent]:.2f}"
+    assert f"step 10 · candidate {parent}" in card.inner_text() and f"quality {quality}" in card.inner_text()
+    assert "similarity" in card.inner_text() and "parent" in card.inner_text()
+    page.keyboard.press("Enter")
+    assert page.locator("#scrub").input_value() == "10"
+    page.keyboard.press("Escape")
+    assert not card.is_visible()
+    lineage.scroll_into_view_if_needed()
+    box = lineage.bounding_box()
+    where = page.evaluate("(() => { const v = D5P4.results.lineages()[1]; return [v.where.x(3), v.where.y(3, 2)]; })()")
+    canvas = lineage.locator("canvas").bounding_box()
+    page.mouse.move(canvas["x"] + where[0], canvas["y"] + where[1])
+    assert "step 3 · candidate 2" in card.inner_text()
+    page.mouse.move(box["x"] - 30, box["y"] - 30)
+    assert not card.is_visible()
+
+
+def test_the_theme_is_remembered(visit, server):
+    page = visit(color_scheme="light")
+    ready(page, server)
+    background = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(background)
+    page.get_by_role("button", name="light or dark").click()
+    dark = page.evaluate(background)
+    assert light != dark
+    page.reload()
+    assert page.evaluate(background) == dark
+    other = visit(color_scheme="dark")
+    ready(other, server)
+    assert other.evaluate(background) == dark  # the system's wish, where nothing was chosen
+
+
+def test_a_link_brings_the_whole_view_back(visit, server):
+    page = visit(color_scheme="light")
+    ready(page, server)
+    small(page, seed=None)
+    page.get_by_label("β weight of difference").focus()
+    page.keyboard.press("ArrowRight")
+    page.get_by_label("draw more children").check()
+    page.get_by_role("button", name="light or dark").click()
+    run(page)
+    page.get_by_role("heading", name="In figures").click()
+    page.get_by_label("colour", exact=True).uncheck()
+    page.get_by_role("slider", name="step", exact=True).fill("7")
+    page.get_by_role("button", name="Copy link").click()
+    page.get_by_text("link copied").first.wait_for()
+    link = page.evaluate("navigator.clipboard.readText()")
+    assert link.startswith(f"{server}#")
+
+    other = visit(color_scheme="light")
+    asked = []
+    other.on("request", lambda request: asked.append(request.url))
+    other.goto(link)
+    finished(other)
+    first, second = traces(page), traces(other)
+    for trace in (*first, *second):
+        del trace["seconds"]
+    assert first == second
+    assert other.locator("#scrub").input_value() == "7"
+    assert texts(other, 0) == texts(page, 0) and texts(other, 1) == texts(page, 1)
+    assert other.evaluate("document.documentElement.dataset.theme") == "dark"
+    assert not other.locator("#figures").is_visible() and other.locator("#lineage").is_visible()
+    assert not other.get_by_label("colour", exact=True).is_checked()
+    for name in ("prompt", "k", "w", "seed", "steps", "max_tokens", "exact-b", "method-a", "method-b"):
+        if name != "seed":
+            assert other.locator(f"#{name}").input_value() == page.locator(f"#{name}").input_value()
+    assert other.get_by_label("draw more children").is_checked()
+    assert not any("#" in url or "prompt=" in url for url in asked)  # the view stays in the browser
+
+
+def test_exports(visit, server, tmp_path):
+    page = visit()
+    ready(page, server)
+    small(page)
+    run(page)
+    with page.expect_download() as waiting:
+        page.get_by_role("button", name="JSON").click()
+    file = tmp_path / waiting.value.suggested_filename
+    waiting.value.save_as(file)
+    saved = json.loads(file.read_text(encoding="utf-8"))
+    assert file.name == "d5p4-86-28-13-31-96-5.json" and saved["format"] == d5p4.view.FORMAT
+    assert saved["traces"] == traces(page)
+    with page.expect_download() as waiting:
+        page.get_by_role("button", name="PNG").click()
+    picture = tmp_path / waiting.value.suggested_filename
+    waiting.value.save_as(picture)
+    width, height, colours = read_png(picture.read_bytes())
+    assert width >= 1200 and height >= 1000 and len(colours) > 50
+
+    other = visit()  # brought back, without a run
+    ready(other, server)
+    other.locator("#open-file").set_input_files(file)
+    finished(other)
+    assert texts(other, 1) == texts(page, 1)
+    bad = tmp_path / "bad.json"
+    bad.write_text('{"format": "else"}')
+    other.locator("#open-file").set_input_files(bad)
+    other.get_by_text("bad.json cannot be shown: this is no trace").first.wait_for()
+    assert texts(other, 1) == texts(page, 1)
+
+
+def read_png(data: bytes) -> tuple[int, int, set[bytes]]:
+    """Width, height and some of the colours of a PNG with 8 bits a channel."""
+    width, height, depth, kind = struct.unpack(">IIBB", data[16:26])
+    assert data[:8] == b"\x89PNG\r\n\x1a\n" and depth == 8 and kind in (2, 6)
+    packed, at = b"", 8
+    while at < len(data):
+        size, name = struct.unpack(">I4s", data[at : at + 8])
+        packed += data[at + 8 : at + 8 + size] if name == b"IDAT" else b""
+        at += size + 12
+    raw, step = zlib.decompress(packed), 4 if kind == 6 else 3
+    return width, height, {raw[i : i + step] for i in range(1, len(raw) - step, 97 * step)}
+
+
+def test_stop(visit, server):
+    page = visit()
+    ready(page, server)
+    page.get_by_label("k answers").fill("8")
+    page.get_by_label("w children of each").fill("16")
+    page.get_by_role("button", name="Run").click()
+    page.locator(".run.busy .mask").first.wait_for()
+    page.get_by_role("button", name="Stop").click()
+    page.get_by_role("button", name="Run").wait_for()
+    assert "stopped" in page.locator(".run .headline").all_inner_texts()
+    assert not page.locator("#pictures").is_visible() and not page.get_by_role("alert").is_visible()
+    small(page, steps=6)
+    run(page)  # and on it goes
+
+
+def test_errors_are_said_in_words(visit, server):
+    page = visit(allow=("status of 400", "status of 404"))
+    ready(page, server)
+    page.get_by_label("k answers").fill("9999")
+    page.get_by_role("button", name="Run").click()
+    page.get_by_role("alert").wait_for()
+    assert "9999" in page.get_by_role("alert").inner_text()
+    page.get_by_label("k answers").fill("3")
+    page.get_by_label("Prompt", exact=True).fill("héllo")
+    page.get_by_role("button", name="Run").click()
+    until(page, "document.getElementById('error').textContent.includes('é')")
+    small(page)
+    page.get_by_label("seed", exact=True).fill("often")
+    page.get_by_role("button", name="Run").click()
+    assert "the seed must be a number" in page.get_by_role("alert").inner_text()
+    small(page, steps=6)
+    run(page)
+    assert not page.get_by_role("alert").is_visible()
+
+
+def test_a_server_with_a_key(visit):
+    with serving("--api-key", "sesame") as address:
+        page = visit(host=address, allow=("status of 401",))
+        page.goto(address)
+        page.get_by_label("bearer token").fill("wrong")
+        page.get_by_role("button", name="Use it").click()
+        page.get_by_label("bearer token").fill("sesame")
+        page.get_by_role("button", name="Use it").click()
+        page.get_by_role("button", name="Run").and_(page.locator(":enabled")).wait_for()
+        small(page, steps=4)
+        run(page)
+        assert page.evaluate("[sessionStorage.length, localStorage.length]") == [1, 0]
+        assert "sesame" not in page.url
