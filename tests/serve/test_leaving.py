@@ -3,12 +3,14 @@
 import json
 import socket
 import struct
+import threading
 import time
 
 import httpx
 import openai
 import pytest
 
+from d5p4.serve.lineup import Lineup
 from tests.serve.models import Gated, Slow
 from tests.serve.running import NAME, request, running, until
 
@@ -62,9 +64,9 @@ def test_who_leaves_the_queue_frees_its_place():
         assert server.metric("d5p4_batch_prompts_sum") == 2  # what was left in the queue was never decoded
 
 
-def test_others_in_the_batch_go_on(gate=None):
+def test_others_in_the_batch_go_on():
     """One of two that share a decode leaves; the other gets its answer, the same as ever."""
-    with running(Slow(0.02)) as server:
+    with running(Slow(0.005)) as server:
         alone = server.post(**LONG).json()["choices"]
         with server.connect() as leaving, server.connect() as staying:
             leaving.sendall(request(LONG | {"prompt": "cba", "seed": 2}))
@@ -101,10 +103,6 @@ def test_a_client_that_leaves_in_the_moment_it_came_does_not_stop_the_worker():
 
 
 def test_the_lineup_outlives_a_job_that_leaves_while_it_lingers():
-    import threading
-
-    from d5p4.serve.lineup import Lineup
-
     class Job:
         alike = ("", 1)
 
@@ -137,9 +135,9 @@ def test_hundreds_that_leave_mid_stream(count):
                 wire.close()
         assert server.post(**LONG).json()["choices"] == expected
         until(lambda: idle(server))
-        assert server.metric("d5p4_answers_total") + 2 * server.metric("d5p4_cancelled_prompts_total") == 2 * (count + 2)
         until(lambda: not server.server.server_state.tasks and not server.engine._live)
-        assert server.metric("d5p4_answers_total") < count  # hardly anybody was decoded for nothing
+        answered, left = server.metric("d5p4_answers_total") / 2, server.metric("d5p4_cancelled_prompts_total")
+        assert answered + left == count + 2 and answered < count / 2  # hardly anybody was decoded for nothing
 
 
 def test_time_runs_out():

@@ -147,12 +147,11 @@ class _Answer:
     def _tokens(self, model: Model) -> list[tuple[int, float | None, int | None]]:
         """(token, its log-probability, its step) of the whole text; a filled text has tokens that were given."""
         one, place = self.one, self.place
-        found = zip(one.tokens[place], one.logprobs[place], one.reveal_step[place], strict=True)
-        if model.mask_id not in self.prompt:
-            return list(found)
-        holes = iter(found)
-        given = ((token, next(holes) if token == model.mask_id else None) for token in self.prompt)
-        return [revealed or (token, None, None) for token, revealed in given] + list(holes)
+        revealed = iter(zip(one.tokens[place], one.logprobs[place], one.reveal_step[place], strict=True))
+        found: list[tuple[int, float | None, int | None]] = []
+        if model.mask_id in self.prompt:
+            found += [next(revealed) if token == model.mask_id else (token, None, None) for token in self.prompt]
+        return [*found, *revealed]
 
     def logprobs(self, model: Model, chat: bool) -> dict[str, Any]:
         """Of the tokens that are in the text: each one's log-probability when it was revealed, and the step."""

@@ -108,6 +108,7 @@ class Asked(Strict):
         if isinstance(body, dict):
             for name in body:
                 if name not in cls.model_fields:
+                    name = name.encode("utf-8", "backslashreplace").decode()  # half a surrogate pair is no text
                     raise PydanticCustomError("unknown", "{field} is not known", {"field": name})
         return body
 

@@ -1,0 +1,59 @@
+"""When a decode goes wrong, that client hears of it; the others in the batch get their answers; the server lives."""
+
+import logging
+
+import pytest
+
+import d5p4
+from tests.serve.models import Faulty
+from tests.serve.running import running, together
+
+BODY = {"max_tokens": 4, "seed": 1}
+
+
+@pytest.mark.parametrize("fault", ["raise", "nan", "memory"])
+def test_one_bad_prompt_in_a_batch(fault, caplog):
+    prompts = ["abc", "xbc", "bca", "cab"]
+    with running(Faulty({"x": fault})) as server, caplog.at_level(logging.INFO):
+        expected = [d5p4.generate(Faulty({}), text, k=1, chat=False, gen_length=4, seed=1).texts[0] for text in prompts]
+        found = together(*(lambda text=text: server.post(prompt=text, **BODY) for text in prompts))
+        for text, response, answer in zip(prompts, found, expected, strict=True):
+            if text[0] == "x" and fault != "memory":
+                error = response.json()["error"]
+                assert response.status_code == 500 and error["type"] == "server_error"
+                assert ("not finite" if fault == "nan" else "the decode failed") in error["message"]
+            else:
+                assert [choice["text"] for choice in response.json()["choices"]] == answer
+        assert server.metric("d5p4_running_prompts") == 0
+        assert server.post(prompt="abc", **BODY).json()["choices"][0]["text"] == expected[0][0]
+    assert ("a decode failed: RuntimeError" in caplog.text) == (fault == "raise")
+    assert "xbc" not in caplog.text  # an exception's message may quote a prompt
+
+
+def test_one_bad_prompt_of_a_request_fails_it_whole():
+    with running(Faulty({"x": "nan"})) as server:
+        assert server.post(prompt=["abc", "xbc"], **BODY).status_code == 500
+        assert server.post(prompt=["abc", "bbc"], **BODY).status_code == 200
+
+
+def test_guidance_that_overflows_is_the_client_s_fault():
+    with running(Faulty({})) as server:
+        found = server.post(prompt="abc", guidance=1e30, **BODY)
+        assert found.status_code in (200, 400)
+        with running(Faulty({"x": "nan"})) as broken:
+            found = broken.post(prompt="xbc", guidance=2.0, **BODY)
+            assert (found.status_code, found.json()["error"]["param"]) == (400, "guidance")
+
+
+def test_a_request_that_nobody_foresaw_is_a_500_without_its_text_in_the_log(caplog):
+    model = Faulty({})
+
+    def encode(text):
+        raise KeyError(f"marked {text}")
+
+    with running(model) as server, caplog.at_level(logging.INFO):
+        model.tokenizer.encode = encode
+        found = server.post(prompt="secret", **BODY)
+        assert found.status_code == 500 and "something went wrong" in found.json()["error"]["message"]
+        assert server.http.get("/healthz").status_code == 200
+    assert "KeyError" in caplog.text and "secret" not in caplog.text
