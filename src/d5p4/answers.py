@@ -18,7 +18,9 @@ from .ops.ties import coarse, ranked
 from .ops.vocab import vocab_stats
 from .ops.width import wide
 from .pool import Pool, pick
+from .repeats import best_different
 from .rows import Prompts
+from .settings import Settings
 from .types import Choice, Final, Finish, Kept, Model, PoolView, Result
 
 LOGPROB_SCORE = "mean log-probability of each token at its reveal"
@@ -88,13 +90,17 @@ class LastPool:
         """[P, N] what `Result.score` shows unless there is a scorer; on the grid of ties, so that it sorts as shown."""
         return coarse(steady_mean(self.pool.logprob) if self.model.carry_over else self.score("entropy", "all"))
 
-    def keep(self, finish: Finish | None, k: int, prompts: Tensor) -> tuple[Tensor, Tensor, bool]:
+    def keep(self, finish: Finish | None, settings: Settings, prompts: Tensor) -> tuple[Tensor, Tensor, bool]:
         """The k rows [P, k] to return, best first, their scores [P, k], and whether those are a scorer's."""
-        rows, score = Kept(torch.arange(k, device=prompts.device).expand(len(prompts), k))
+        count = settings.groups
+        rows, score = Kept(torch.arange(count, device=prompts.device).expand(len(prompts), count))
         if finish is not None:
-            rows, score = finish(Final(self.pool.tie, self.score, self.logprob, self.texts, prompts), k)
+            rows, score = finish(Final(self.pool.tie, self.score, self.logprob, self.texts, prompts), count)
         shown = self.own_score().gather(1, rows) if score is None else score
         order = ranked(shown, self.pool.row_hash.gather(1, rows), self.pool.tie.gather(1, rows))
+        if settings.spare:
+            texts = [[self.text(p, n) for n in kept] for p, kept in enumerate(rows.tolist())]
+            order = best_different(order, texts, settings.k)
         return rows.gather(1, order), shown.gather(1, order), score is not None
 
 
@@ -146,7 +152,7 @@ def gather_result(
     if bool((pool.tokens == model.mask_id).any()):
         raise D5P4Error("decoding ended with masks in an answer; please report this with the settings used")
     last = LastPool(model, prompts.take(alive), pool, look, choice, seats)
-    keep, score, judged = last.keep(finish, look.settings.k, alive)
+    keep, score, judged = last.keep(finish, look.settings, alive)
     result.score_kind = SCORER_SCORE if judged else result.score_kind
     result.score[alive] = score.to(result.score.dtype)
     result.sequences[alive] = pick(last.sequences, keep)

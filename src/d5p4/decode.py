@@ -50,7 +50,7 @@ def decode(
     beams: how the rows of a pool are spread over ranks, which then all make this call, inside `beams.together()`, and
     all get the result.
     """
-    beams.check(settings.k, settings.pool_size, callback=callback, scorer=scorer, history=settings.history)
+    beams.check(settings.groups, settings.pool_size, callback=callback, scorer=scorer, history=settings.history)
     spec, steps = settings.spec, len(schedule.steps)
     select, project = spec.build(settings), projection(settings.order)
     finish = spec.finish(settings, scorer, references) if spec.finish else None
@@ -71,7 +71,7 @@ def decode(
     size = settings.pool_size
     masks = torch.full((len(key), size // beams.size, schedule.length), model.mask_id, device=key.device)
     wide = torch.promote_types(head.weight.dtype, torch.float32)
-    pool = Pool.start(masks, prompts.positions, size, settings.k, wide)
+    pool = Pool.start(masks, prompts.positions, size, settings.groups, wide)
     ledger = Ledger(torch.arange(len(key), device=key.device) if numbers is None else numbers, settings.history)
     state: dict[str, Any] = {}
     watch = Watch()
@@ -93,11 +93,12 @@ def decode(
         window = settings.select_window
         if step.last or window is None or window[0] <= step.index < window[1]:
             try:
-                chosen_now = select(view, settings.k, mix(seed, key, SELECT, step.index))
+                chosen_now = select(view, settings.groups, mix(seed, key, SELECT, step.index))
             except Exception:
                 watch.check()  # what it was given may be the cause
                 raise
-            choice = beams.agree(view.check(chosen_now, settings.k if step.last and not finish else None, watch))
+            after = settings.groups if step.last and not finish else None
+            choice = beams.agree(view.check(chosen_now, after, watch))
         else:
             choice = view.stay()
 
@@ -114,7 +115,7 @@ def decode(
         watch.expect(children.finite.flatten(), not_finite(ledger.names, owner, step.index))
         if settings.distinct:
             children = distinct_children(children, parents, chosen.tie, choice.children, seats, beams)
-        regroup = choice.parents.shape[1] == settings.k
+        regroup = choice.parents.shape[1] == settings.groups
         following = chosen.branch(children.tokens, children.logprob, positions, step.index, regroup, seats, beams)
 
         # 4. the books, and whoever listens

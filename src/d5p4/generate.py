@@ -42,6 +42,7 @@ def generate(
     guidance_window: tuple[int, int] | None = None,
     select_window: tuple[int, int] | None = None,
     distinct: bool | None = None,
+    spare: int | None = None,
     eos: str | None = None,
     quality: str | None = None,
     positions: str | None = None,
@@ -82,6 +83,7 @@ def generate(
     guidance         classifier-free guidance g (1 is off); guidance_window: on steps start..stop-1 only
     select_window    select on steps start..stop-1 only (the last step always selects)
     distinct         draw more children and keep different ones (changes results)
+    spare            keep so many beams beyond k, and return the k best of them whose texts differ (0)
     eos              end-of-text is revealed "last" (LLaDA, Dream), "free"ly (the paper's runs; MDLM) or "never"
     quality          "entropy", "self-certainty", "logprob" over positions "all" or "masked", normalised by "minmax",
                      "absolute" or "zscore"
@@ -106,8 +108,8 @@ def generate(
     given = dict(
         k=k, w=w, method=method, gen_length=gen_length, steps=steps, block_length=block_length, temperature=temperature,
         top_k=top_k, top_p=top_p, order=order, order_temperature=order_temperature, guidance=guidance,
-        guidance_window=guidance_window, select_window=select_window, distinct=distinct, eos=eos, quality=quality,
-        positions=positions, normalise=normalise, features=features, feature_layer=feature_layer,
+        guidance_window=guidance_window, select_window=select_window, distinct=distinct, spare=spare, eos=eos,
+        quality=quality, positions=positions, normalise=normalise, features=features, feature_layer=feature_layer,
         similarity=similarity, gamma=gamma, solver=solver, chat=chat, max_tokens_per_forward=max_tokens_per_forward,
         deterministic=deterministic, history=history, logprobs=logprobs,
     )  # fmt: skip
@@ -133,7 +135,7 @@ def generate(
     if short:
         warnings.warn(
             f"{len(short)} of {len(requests)} prompts have fewer than k={settings.k} different answers "
-            f"(Result.distinct); raise temperature or w, or use distinct=True",
+            f"(Result.distinct); raise temperature or w, use distinct=True, or spare=2",
             DuplicateAnswers,
             stacklevel=2,
         )

@@ -14,6 +14,7 @@ from . import select
 from .errors import D5P4Error
 from .ops.ties import ranked
 from .ops.width import wide
+from .repeats import first_of_each
 from .types import Final, Finish, Kept, Selector
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def _best_of_n(settings: Settings, scorer: Scorer | None, references: Sequence[A
     def best(values: Tensor, final: Final, k: int) -> Tensor:
         """[P, k] rows by values; without repeats each text once before any comes again."""
         order = ranked(values, final.tie)
-        return (order if repeats else _first_of_each(order, final.texts()))[:, :k]
+        return (order if repeats else first_of_each(order, final.texts()))[:, :k]
 
     def finish(final: Final, k: int) -> Kept:
         if scorer is None:
@@ -89,19 +90,6 @@ def _best_of_n(settings: Settings, scorer: Scorer | None, references: Sequence[A
         return Kept(rows, values.gather(1, rows))
 
     return finish
-
-
-def _first_of_each(order: Tensor, texts: list[list[str]]) -> Tensor:
-    """order [P, N] of rows, those whose text came before moved behind the others."""
-    moved = []
-    for rows, said in zip(order.tolist(), texts, strict=True):
-        seen: set[str] = set()
-        again = []
-        for row in rows:
-            again.append(said[row] in seen)
-            seen.add(said[row])
-        moved.append(sorted(range(len(rows)), key=again.__getitem__))
-    return order.gather(1, torch.tensor(moved, device=order.device))
 
 
 def _judge(scorer: Scorer, texts: list[str], reference: tuple[Any] | None) -> list[float]:

@@ -37,6 +37,7 @@ class Settings:
     method: str = "d5p4"
     k: int = 4
     w: int = 4
+    spare: int = 0  # beams beyond k, of which the k best different ones are returned
     gen_length: int | None = None  # None: the model's length for MDLM, 128 otherwise
     steps: int | None = None  # total over all blocks; None: one a position
     block_length: int | None = None  # None: the whole window
@@ -106,7 +107,12 @@ class Settings:
     @property
     def pool_size(self) -> int:
         """N."""
-        return self.k * self.w if self.spec.wide else self.k
+        return self.groups * self.w if self.spec.wide else self.groups
+
+    @property
+    def groups(self) -> int:
+        """Beams kept at every step."""
+        return self.k + self.spare
 
     @property
     def max_tokens_per_call(self) -> int:
@@ -125,8 +131,10 @@ class Settings:
         """Raise a sentence for the first value that cannot be."""
         _whole("k", self.k, 1)
         _whole("w", self.w, 1)
+        _whole("spare", self.spare, 0)
         if self.pool_size > LARGEST_POOL:
-            raise D5P4Error(f"k={self.k} and w={self.w} make a pool of more than {LARGEST_POOL} rows; lower one")
+            size = f"k={self.k}, w={self.w} and spare={self.spare}" if self.spare else f"k={self.k} and w={self.w}"
+            raise D5P4Error(f"{size} make a pool of more than {LARGEST_POOL} rows; lower one")
         for name, most in (("gen_length", 2**31), ("steps", 10**6), ("block_length", 2**31), ("top_k", 2**31)):
             if getattr(self, name) is not None:
                 _whole(name, getattr(self, name), 1, most)

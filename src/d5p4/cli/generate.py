@@ -114,4 +114,4 @@ def _note_duplicates(result: Any) -> None:
     short = int((result.distinct < k).sum())
     if short:
         who = "the prompt has" if len(result.texts) == 1 else f"{short} of {len(result.texts)} prompts have"
-        note(f"{who} fewer than {k} different answers; raise --temperature or -w, or use --distinct")
+        note(f"{who} fewer than {k} different answers; raise --temperature or -w, or use --distinct or --spare")

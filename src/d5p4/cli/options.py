@@ -60,6 +60,7 @@ class Decoding:
     distinct: Annotated[
         bool | None, _option(DECODING, "Draw more children and keep different ones.", "--distinct/--no-distinct")
     ] = None
+    spare: Annotated[int | None, _option(DECODING, "Beams beyond k; the k best different are returned (0).")] = None
     eos: Annotated[str | None, _option(DECODING, "Reveal end-of-text: last, free or never.")] = None
     seed: Annotated[int | None, _option(DECODING, "Same seed, same answers (a fresh one, printed).")] = None
     chat: Annotated[

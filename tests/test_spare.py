@@ -1,0 +1,66 @@
+"""spare: more beams than answers, of which the k best different ones are returned."""
+
+import pytest
+import torch
+
+import d5p4
+from d5p4 import METHODS, generate
+from d5p4.repeats import best_different, first_of_each
+from tests.fake import FakeModel
+
+COMMON = dict(gen_length=6, w=3, seed=3)
+pytestmark = pytest.mark.filterwarnings("ignore::d5p4.DuplicateAnswers")
+
+
+def different(texts, k):
+    """Places of the k best: each text once before any comes again, best first."""
+    first = [i for i, text in enumerate(texts) if text not in texts[:i]]
+    again = [i for i in range(len(texts)) if i not in first]
+    return sorted([*first, *again][:k])
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("carry_over", [False, True])
+def test_the_k_best_different_answers_of_a_wider_decode(method, carry_over):
+    """Nothing else changes: a decode with k + spare beams, of which k are returned with all that belongs to them."""
+    model, prompts = FakeModel(carry_over=carry_over, scale=4.0), ["ab", "cdef"]
+    wide = generate(model, prompts, k=5, method=method, logprobs=True, **COMMON)
+    found = generate(model, prompts, k=3, spare=2, method=method, logprobs=True, **COMMON)
+    for p in range(len(prompts)):
+        places = different(wide.texts[p], 3)
+        assert found.texts[p] == [wide.texts[p][i] for i in places]
+        assert found.answers[p] == [wide.answers[p][i] for i in places]
+        assert found.logprobs[p] == [wide.logprobs[p][i] for i in places]
+        assert found.score[p].tolist() == wide.score[p][places].tolist() == sorted(found.score[p].tolist())[::-1]
+        assert torch.equal(found.lineage[p], wide.lineage[p][places])
+        assert torch.equal(found.similarity[p], wide.similarity[p][places][:, places])
+    assert found.rows.tolist() == wide.rows.tolist() and found.rows_nominal.tolist() == wide.rows_nominal.tolist()
+    assert found.sequences.shape[1] == 3
+
+
+def test_more_answers_differ():
+    model = FakeModel(scale=6.0)
+    prompts = ["a", "b", "ab", "ba", "cd", "ef", "gh"]
+    counts = [
+        int(generate(model, prompts, k=3, spare=spare, gen_length=4, w=3, seed=1).distinct.sum()) for spare in (0, 6)
+    ]
+    assert counts[1] > counts[0]
+
+
+def test_repeats_fill_what_is_missing():
+    order = torch.tensor([[2, 0, 3, 1], [0, 1, 2, 3]])
+    texts = [["x", "y", "x", "z"], ["a", "a", "a", "b"]]
+    assert first_of_each(order, texts).tolist() == [[2, 3, 1, 0], [0, 3, 1, 2]]
+    assert best_different(order, texts, 3).tolist() == [[2, 3, 1], [0, 1, 3]]
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, "two", True])
+def test_values_that_cannot_be(value):
+    with pytest.raises(d5p4.D5P4Error, match="spare="):
+        generate(FakeModel(), "a", spare=value, gen_length=2)
+
+
+def test_the_pool_counts_spare_beams():
+    with pytest.raises(d5p4.D5P4Error, match="k=4, w=4 and spare=10000"):
+        generate(FakeModel(), "a", spare=10000, gen_length=2)
+    assert generate(FakeModel(), "a", k=2, w=3, spare=1, gen_length=2, seed=0).rows_nominal.tolist() == [18]
