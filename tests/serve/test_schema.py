@@ -1,0 +1,116 @@
+"""Requests made up from the server's own schema: never a 5xx, and answers as the schema says."""
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from d5p4.methods import METHODS
+from d5p4.project import ORDERS
+from d5p4.quality import KINDS, NORMALISERS, POSITIONS
+from d5p4.serve.schema import NEUTRAL
+from d5p4.similarity import FEATURES, SIMILARITIES
+from tests.fake import FakeModel, Letters
+from tests.serve.running import NAME, running
+
+CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+LIMITS = {"max_pool": 8, "max_gen_length": 4, "max_prompt_tokens": 8, "max_steps": 8, "max_queue": 8}
+
+
+class Polyglot(Letters):
+    """Every character is a token."""
+
+    def encode(self, text):
+        return [ord(c) % 11 for c in text]
+
+
+@pytest.fixture(scope="module")
+def tight():
+    model = FakeModel(max_length=16)
+    model.tokenizer = Polyglot()
+    with running(model, limits=LIMITS) as server:
+        yield server
+
+
+SENSIBLE = {
+    "model": [NAME], "method": list(METHODS), "order": ["ancestral", *ORDERS], "eos": ["last", "free", "never"],
+    "quality": list(KINDS), "positions": list(POSITIONS), "normalise": list(NORMALISERS), "features": list(FEATURES),
+    "feature_layer": ["model", "head"], "similarity": list(SIMILARITIES), "n": [1, 2], "w": [1, 2, 4],
+    "max_tokens": [1, 3], "max_completion_tokens": [2], "best_of": [None], "seed": [1, 2**63 - 1],
+} | {name: list(values) + [None] for name, values in NEUTRAL.items()}  # fmt: skip
+"""Values that are not refused, so that what is made up gets as far as a decode."""
+
+
+def narrowed(schema):
+    for kind in ("CompletionRequest", "ChatRequest"):
+        fields = schema["components"]["schemas"][kind]["properties"]
+        for name, values in SENSIBLE.items():
+            if name in fields:
+                fields[name] = {"enum": values}
+        for method in METHODS.values():
+            for name in method.parameters:
+                fields.pop(name, None)  # belong to one method each
+        for name in ("top_logprobs", "stop"):
+            fields.pop(name, None)
+    return schema
+
+
+def test_the_schema_says_what_is_answered(tight):
+    found = tight.http.get("/openapi.json").json()
+    assert set(found["paths"]) == {"/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/models/{model}"}
+    for route in found["paths"].values():
+        for operation in route.values():
+            assert "422" not in operation["responses"] and "400" in operation["responses"]
+    assert "HTTPValidationError" not in found["components"]["schemas"]
+    answer = found["paths"]["/v1/completions"]["post"]["responses"]["200"]["content"]
+    assert set(answer) == {"application/json", "text/event-stream"}
+
+
+def check(tight, examples):
+    """Every operation, with values that fit the schema and values that do not; then sensible ones."""
+    seen = {}
+    for change in (lambda schema: schema, narrowed):
+        drive_all(tight, change(tight.http.get("/openapi.json").json()), examples, seen)
+    return seen
+
+
+def drive_all(tight, described, examples, seen):
+    schema = schemathesis.openapi.from_dict(described)
+    schema.config.base_url = tight.url
+    for found in schema.get_all_operations():
+        operation = found.ok()
+        for mode in schemathesis.GenerationMode:
+            if operation.method == "post" or mode is schemathesis.GenerationMode.POSITIVE:  # any text is a name
+                drive(operation.as_strategy(generation_mode=mode), examples, seen)
+
+
+def drive(strategy, examples, seen):
+    @given(case=strategy)
+    @settings(
+        max_examples=examples, deadline=None, derandomize=True, database=None, phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    def ask(case):
+        response = case.call()
+        case.validate_response(response, checks=CHECKS)
+        seen[response.status_code] = seen.get(response.status_code, 0) + 1
+
+    ask()
+
+
+def test_made_up_requests(tight):
+    seen = check(tight, 25)
+    print(seen)
+    assert seen[200] >= 10 and seen[400] >= 10, seen
+
+
+@pytest.mark.full
+def test_made_up_requests_in_plenty(tight):
+    seen = check(tight, 1000)
+    print(seen)
+    assert 200 in seen and 400 in seen, seen
