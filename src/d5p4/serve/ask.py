@@ -35,13 +35,16 @@ def understand(model: Model, body: Asked, limits: Limits, fixed: dict[str, Any])
     """`fixed`: options of `d5p4.generate` that the server decides."""
     try:
         options = body.options()
-        if options["k"] > 1:
+        if options["k"] > 1 and "distinct" not in model.generation_defaults:
             options.setdefault("distinct", True)
         chat = None if isinstance(body, ChatRequest) else False
         settings = Settings.make(model, **options, **fixed, chat=chat, logprobs=True)
         if "max_tokens_per_forward" not in fixed | dict(model.generation_defaults):
             budget = default_budget(model, settings.deterministic)
             settings = replace(settings, max_tokens_per_forward=budget)
+        if "spare" not in options | dict(model.generation_defaults):
+            most = min(limits.max_pool, LARGEST_HISTORY) if body.history else limits.max_pool
+            settings = replace(settings, spare=_spare(settings, most))
         if settings.spec.finish is not None:
             settings.spec.finish(settings, None, None)  # it checks what there is to rank by
         _check_size(settings, body, limits)
@@ -76,13 +79,20 @@ def understand(model: Model, body: Asked, limits: Limits, fixed: dict[str, Any])
     )
 
 
+def _spare(settings: Settings, most: int) -> int:
+    """Where answers are to differ: half of n, where a pool of `most` rows has room for so many more beams."""
+    room = most // (settings.w if settings.spec.wide else 1) - settings.k
+    return max(0, min(-(-settings.k // 2), room)) if settings.distinct and settings.k > 1 else 0
+
+
 def _check_size(settings: Settings, body: Asked, limits: Limits) -> None:
     if settings.pool_size > limits.max_pool:
-        size = f"n={settings.k} and w={settings.w}" if settings.spec.wide else f"n={settings.k}"
+        given = {"n": settings.k, "w": settings.w if settings.spec.wide else None, "spare": settings.spare or None}
+        size = ", ".join(f"{name}={value}" for name, value in given.items() if value is not None)
         pool = f"a pool of {settings.pool_size} rows; this server takes {limits.max_pool}"
         raise ApiError(400, f"{size} make {pool}", "n")
     selects = settings.spec.finish is None and settings.select_window is None
-    drawn = 4 * settings.w * (settings.k if selects else settings.pool_size) if settings.distinct else 0
+    drawn = 4 * settings.w * (settings.groups if selects else settings.pool_size) if settings.distinct else 0
     if drawn > (most := DRAWN_A_ROW * limits.max_pool):
         said = f"n={settings.k}, w={settings.w} and distinct draw {drawn} children a step; this server takes {most}"
         raise ApiError(400, f"{said}; lower w, or set distinct to false", "w")

@@ -63,6 +63,9 @@ class Asked(Strict):
     guidance_window: Steps | None = Field(None, description="Guide in these steps only: [start, stop].")
     select_window: Steps | None = Field(None, description="Select in these steps only: [start, stop].")
     distinct: bool | None = Field(None, description="Draw more children and keep different ones (true where n > 1).")
+    spare: Annotated[int, Field(ge=0, le=2**20)] | None = Field(
+        None, description="Beams beyond n, of which the n best different ones are returned (half of n with distinct)."
+    )
     history: bool | None = Field(None, description="Send every step's pool with the answers.")
     top_k: Whole | None = None
     eos: str | None = Field(None, description="Reveal end-of-text: last, free or never.")
@@ -137,8 +140,8 @@ class Asked(Strict):
 
 OPTIONS = (
     "temperature", "top_p", "method", "w", "steps", "block_length", "order", "order_temperature", "guidance",
-    "guidance_window", "select_window", "distinct", "top_k", "eos", "quality", "positions", "normalise", "features",
-    "feature_layer", "similarity", "gamma", "beta", "kernel", "alpha", "form", "starts", "score_temperature", "rank",
+    "guidance_window", "select_window", "distinct", "spare", "top_k", "eos", "quality", "positions", "normalise",
+    "features", "feature_layer", "similarity", "gamma", "beta", "kernel", "alpha", "form", "starts", "score_temperature", "rank",
     "repeats", "lam", "interval", "weights", "potential", "resampling", "ess", "incremental",
 )  # fmt: skip
 """Fields that are options of `d5p4.generate` under the same name."""
