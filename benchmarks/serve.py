@@ -37,7 +37,7 @@ from d5p4.eval.countdown import is_right, problems  # noqa: E402
 from d5p4.provenance import provenance  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "serve.json"
-ASKED = {"k": 4, "w": 4, "distinct": True}
+ASKED = {"k": 4, "w": 4, "distinct": True, "spare": 2}  # what the server does for n = 4
 CLIENTS = (1, 8, 32)
 PRODUCT = (4096, 320, 832)  # rows, and the larger of the model's matrices
 Request = tuple[str, int]  # prompt, seed
@@ -88,7 +88,12 @@ def server(*options: str) -> Iterator[str]:
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None
-            url = next(line.split()[-1].rstrip("/") for line in process.stderr if line.startswith("playground"))
+            said = [process.stderr.readline()]
+            while said[-1] and not said[-1].startswith("playground"):
+                said.append(process.stderr.readline())
+            if not said[-1]:
+                raise SystemExit(f"the server did not start: {''.join(said)}")
+            url = said[-1].split()[-1].rstrip("/")
             threading.Thread(target=list, args=(process.stderr,), daemon=True).start()  # so that it never waits for us
             while httpx.get(f"{url}/readyz").status_code != 200:
                 time.sleep(0.1)
@@ -210,7 +215,7 @@ def table(results: dict[str, Any]) -> str:
     lines += [
         "",
         f"{count} held-out puzzles of four numbers, each with its own seed, n = {ASKED['k']}, w = {ASKED['w']}, "
-        f"`distinct`, {results['dtype']}; four different texts for {base['four_different']} of {count}, a right one "
+        f"`distinct`, two spare beams, {results['dtype']}; four different texts for {base['four_different']} of {count}, a right one "
         f"for {base['right']}. Floor: {base['floor']:.2f} requests/s, {base['operations'] / count / 1e9:.0f} GFLOP a "
         f"request at {base['matrix_rate'] / 1e9:.0f} GFLOP/s. "
         f"In float64, {CLIENTS[-1]} clients: {double['equal']} of {double['requests']} as decoded alone. "
