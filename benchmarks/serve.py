@@ -215,9 +215,9 @@ def table(results: dict[str, Any]) -> str:
     lines += [
         "",
         f"{count} held-out puzzles of four numbers, each with its own seed, n = {ASKED['k']}, w = {ASKED['w']}, "
-        f"`distinct`, two spare beams, {results['dtype']}; four different texts for {base['four_different']} of {count}, a right one "
-        f"for {base['right']}. Floor: {base['floor']:.2f} requests/s, {base['operations'] / count / 1e9:.0f} GFLOP a "
-        f"request at {base['matrix_rate'] / 1e9:.0f} GFLOP/s. "
+        f"`distinct`, two spare beams, {results['dtype']}; four different texts for {base['four_different']} of "
+        f"{count}, a right one for {base['right']}. Floor: {base['floor']:.2f} requests/s, "
+        f"{base['operations'] / count / 1e9:.0f} GFLOP a request at {base['matrix_rate'] / 1e9:.0f} GFLOP/s. "
         f"In float64, {CLIENTS[-1]} clients: {double['equal']} of {double['requests']} as decoded alone. "
         f"({about['machine']}, torch {about['torch']}, {about['date']}; `{about['command']}`)",
     ]

@@ -142,7 +142,8 @@ OPTIONS = (
     "temperature", "top_p", "method", "w", "steps", "block_length", "order", "order_temperature", "guidance",
     "guidance_window", "select_window", "distinct", "spare", "top_k", "eos", "quality", "positions", "normalise",
     "features", "feature_layer", "similarity", "gamma", "beta", "kernel", "alpha", "form", "starts",
-    "score_temperature", "rank", "repeats", "lam", "interval", "weights", "potential", "resampling", "ess", "incremental",
+    "score_temperature", "rank", "repeats", "lam", "interval", "weights", "potential", "resampling", "ess",
+    "incremental",
 )  # fmt: skip
 """Fields that are options of `d5p4.generate` under the same name."""
 
