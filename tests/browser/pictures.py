@@ -16,7 +16,7 @@ def main() -> None:
     folder = Path(__file__).parents[2] / "docs"
     with serving() as address, browsing() as browser:
         for theme, name in (("light", "playground.png"), ("dark", "playground-dark.png")):
-            page = browser.new_page(viewport={"width": 1440, "height": 1560}, color_scheme=theme)
+            page = browser.new_page(viewport={"width": 1440, "height": 1690}, color_scheme=theme)
             ready(page, address)
             page.locator("#seed").evaluate("(field, seed) => { field.value = seed; }", str(SEED))
             page.get_by_label("Prompt", exact=True).press("Control+Enter")
@@ -25,7 +25,8 @@ def main() -> None:
             page.locator("#prompt").blur()
             page.wait_for_timeout(600)
             shot = Image.open(BytesIO(page.screenshot())).convert("RGB")
-            shot.quantize(256, dither=Image.Dither.NONE).save(folder / name, optimize=True)
+            few = shot.quantize(256, method=Image.Quantize.MAXCOVERAGE, kmeans=3, dither=Image.Dither.NONE)
+            few.save(folder / name, optimize=True)
             print(folder.name, name, f"{(folder / name).stat().st_size:,} bytes")
 
 

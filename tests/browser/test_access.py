@@ -141,6 +141,9 @@ def test_a_file_needs_nothing_else(browser, tmp_path):
     page.keyboard.press("End")
     shown = page.locator(".run").nth(1).locator(".line").all_inner_texts()
     assert shown == [answer["text"] for answer in traces[1]["answers"]]
+    page.get_by_role("button", name="previous step").click()
+    page.get_by_role("button", name="Copy link").click()
+    assert "step=11" in page.url
     with page.expect_download() as waiting:
         page.get_by_role("button", name="PNG").click()
     assert waiting.value.failure() is None

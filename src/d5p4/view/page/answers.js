@@ -1,26 +1,25 @@
 "use strict";
 /* One run's answers: drafts while they denoise, then the ancestors of each answer at any step. */
 D5P4.answers = (() => {
-  const { el, icon, number, figure, plural, copy, toast } = D5P4.dom;
+  const { el, icon, side, number, figure, plural, copy, toast } = D5P4.dom;
   const COPY = "M7 2h9a2 2 0 0 1 2 2v9h-2V4H7zM4 6h8a2 2 0 0 1 2 2v8a2 2 0 0 1-2 2H4a2 2 0 0 1-2-2V8a2 2 0 0 1 2-2zm0 2v8h8V8z";
-  const LETTERS = ["a", "b", "c", "d"];
 
   class Run {
     /** `index` 0 is the left run. */
     constructor(index, method) {
       this.index = index;
-      this.letter = LETTERS[index % LETTERS.length];
+      this.letter = String.fromCharCode(65 + index);
       this.method = method;
       this.replay = null;
       this.items = [];
-      this.title = el("h3", {}, el("span", { class: "letter", text: this.letter.toUpperCase() }), el("span", { text: method }));
+      this.title = el("h3", {}, el("span", { class: "letter", text: this.letter }), el("span", { text: method }));
       this.headline = el("p", { class: "headline" });
       this.facts = el("p", { class: "facts" });
       this.progress = el("progress", { max: 1, value: 0, "aria-label": `progress of ${method}` });
       this.list = el("ol", { class: "answers" });
       this.node = el(
         "section",
-        { class: `run run-${this.letter}`, "aria-label": `run ${this.letter.toUpperCase()}: ${method}` },
+        { class: `run run-${side(index)}`, "aria-label": `run ${this.letter}: ${method}` },
         el("header", {}, this.title, this.headline, this.facts),
         this.progress,
         this.list,

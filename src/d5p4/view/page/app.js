@@ -154,6 +154,7 @@
     D5P4.save.wire(showFile);
     find("theme").addEventListener("click", D5P4.theme.toggle);
     find("copy-link").addEventListener("click", copyLink);
+    window.addEventListener("hashchange", () => location.hash.includes("=") && location.reload()); // another link, same tab
     const embedded = find("traces");
     D5P4.embedded = !!embedded;
     if (!embedded) {

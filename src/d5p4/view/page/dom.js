@@ -28,6 +28,9 @@ D5P4.dom = (() => {
     return picture;
   }
 
+  /** The letter of a run's colours, of which there are four: 0 is the left run. */
+  const side = (run) => "abcd"[run % 4];
+
   const find = (id) => document.getElementById(id);
 
   /** A number in a few digits, or a dash. */
@@ -88,5 +91,5 @@ D5P4.dom = (() => {
     node.style.setProperty("top", `${Math.max(8, top)}px`);
   }
 
-  return { el, icon, find, number, figure, whole, plural, copy, announce, toast, place };
+  return { el, icon, side, find, number, figure, whole, plural, copy, announce, toast, place };
 })();

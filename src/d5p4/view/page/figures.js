@@ -1,7 +1,7 @@
 "use strict";
 /* The runs in figures, side by side: what they found and what it cost. */
 D5P4.figures = (() => {
-  const { el, number, figure, whole } = D5P4.dom;
+  const { el, side, number, figure, whole } = D5P4.dom;
 
   /** Rows of the table: a name, a value of a trace, how it is written, and a bar where sizes compare. */
   const ROWS = [
@@ -36,7 +36,7 @@ D5P4.figures = (() => {
   function table(replays) {
     const graded = replays.some((replay) => replay.trace.right !== null);
     const head = replays.map((replay, run) =>
-      el("th", { scope: "col", class: `run-${run ? "b" : "a"}`, text: replay.trace.method }),
+      el("th", { scope: "col", class: `run-${side(run)}`, text: replay.trace.method }),
     );
     const rows = ROWS.filter((row) => !row.graded || graded).map((row) =>
       el(
@@ -45,7 +45,7 @@ D5P4.figures = (() => {
         el("th", { scope: "row", text: row.name }),
         replays.map((replay, run) => {
           const made = cell(row, replay, replays);
-          made.className = `run-${run ? "b" : "a"}`;
+          made.className = `run-${side(run)}`;
           return made;
         }),
       ),

@@ -9,6 +9,7 @@ D5P4.heat = (() => {
   function matrix(replay, step) {
     const { trace } = replay;
     if (step >= replay.steps) {
+      if (trace.answers.length < 2) return null;
       const answers = trace.answers.map((_, rank) => rank);
       return {
         size: answers.length,
@@ -91,6 +92,9 @@ D5P4.heat = (() => {
     }
   }
 
+  /** Why there is no matrix. */
+  const missing = (replay) => (replay.widest < 2 ? "one candidate: nothing to compare" : "not kept for this step");
+
   class View {
     constructor(replay, name) {
       Object.assign(this, { replay, step: 0, low: 0, found: null, side: 0 });
@@ -116,7 +120,7 @@ D5P4.heat = (() => {
       if (!width) return;
       if (!this.found) {
         this.canvas.hidden = true;
-        this.caption.textContent = "one candidate: nothing to compare";
+        this.caption.textContent = missing(this.replay);
         return;
       }
       this.canvas.hidden = false;

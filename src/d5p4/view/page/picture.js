@@ -121,7 +121,7 @@ D5P4.picture = (() => {
     const low = D5P4.heat.lowest(matrices);
     replays.forEach((replay, i) => {
       const x = PAD + i * (COLUMN + PAD);
-      const colour = i ? colours.b : colours.a;
+      const colour = colours[D5P4.dom.side(i)];
       const right = replay.trace.right === null ? "" : ` · ${replay.trace.right} different right`;
       context.fillStyle = colour;
       context.fillRect(x, PAD + 52, COLUMN, 3);

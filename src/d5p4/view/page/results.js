@@ -1,7 +1,7 @@
 "use strict";
 /* Everything below the form: the runs, and the pictures of how they came about. */
 D5P4.results = (() => {
-  const { el, find } = D5P4.dom;
+  const { el, side, find } = D5P4.dom;
   const PANELS = ["lineage", "similarity", "scatter", "figures"];
   let runs = [];
   let replays = [];
@@ -56,7 +56,7 @@ D5P4.results = (() => {
     views.heat = replays.map((replay) => new D5P4.heat.View(replay, replay.trace.method));
     views.scatter = new D5P4.scatter.View(replays);
     const column = (view, i) =>
-      el("div", { class: `run-${i ? "b" : "a"}` }, el("h4", { text: replays[i].trace.method }), view.node);
+      el("div", { class: `run-${side(i)}` }, el("h4", { text: replays[i].trace.method }), view.node);
     find("lineage").replaceChildren(...views.lineage.map(column));
     find("similarity").replaceChildren(...views.heat.map(column));
     for (const id of ["lineage", "similarity"]) find(id).dataset.count = replays.length;

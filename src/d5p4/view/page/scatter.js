@@ -1,7 +1,7 @@
 "use strict";
 /* Quality against difference: every answer of every run, score over the distance to its nearest neighbour. */
 D5P4.scatter = (() => {
-  const { el, number, figure, place } = D5P4.dom;
+  const { el, side, number, figure, place } = D5P4.dom;
   const PAD = { left: 58, right: 16, top: 14, bottom: 38 };
 
   /** [{run, rank, x, y, right}] of the answers that have both numbers. */
@@ -82,11 +82,11 @@ D5P4.scatter = (() => {
     });
   }
 
-  /** Left run: circles. Right run: squares. Wrong answers are hollow. */
+  /** Each run has its own colour, and circles or squares in turn. Wrong answers are hollow. */
   function mark(context, point, colours) {
-    const colour = point.run ? colours.b : colours.a;
+    const colour = colours[side(point.run)];
     context.beginPath();
-    if (point.run) context.rect(point.px - 7, point.py - 7, 14, 14);
+    if (point.run % 2) context.rect(point.px - 7, point.py - 7, 14, 14);
     else context.arc(point.px, point.py, 8, 0, 2 * Math.PI);
     context.lineWidth = 2;
     context.strokeStyle = colour;
@@ -106,14 +106,16 @@ D5P4.scatter = (() => {
       this.placed = [];
       this.canvas = el("canvas", { role: "img", "aria-label": "score of each answer over its distance to the nearest other one" });
       this.card = el("div", { class: "card", hidden: true });
+      this.alone = el("p", { class: "caption", text: "one answer: nothing to be far from" });
       this.canvas.addEventListener("pointermove", (event) => this.point(event));
       this.canvas.addEventListener("pointerleave", () => (this.card.hidden = true));
       const graded = replays.some((replay) => replay.trace.right !== null);
-      const keys = replays.map((replay, run) => el("span", { class: `key key-${run ? "b" : "a"}`, text: replay.trace.method }));
+      const keys = replays.map((replay, run) => el("span", { class: `key key-${side(run)}`, text: replay.trace.method }));
       this.node = el(
         "figure",
         { class: "scatter" },
         this.canvas,
+        this.alone,
         this.card,
         el(
           "figcaption",
@@ -145,6 +147,9 @@ D5P4.scatter = (() => {
     redraw() {
       const width = Math.min(this.node.clientWidth, 560);
       if (!width) return;
+      this.canvas.hidden = !points(this.replays).length;
+      this.alone.hidden = !this.canvas.hidden;
+      if (this.canvas.hidden) return;
       const height = Math.min(340, Math.max(240, width * 0.72));
       const context = D5P4.colours.prepare(this.canvas, width, height);
       this.placed = draw(context, this.replays, width, height, D5P4.colours.read());

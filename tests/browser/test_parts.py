@@ -1,0 +1,81 @@
+"""The page's own arithmetic, in the browser that runs it: differences, characters of several tokens, damaged files."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+
+import pytest
+
+from d5p4 import view
+from tests.fake import FakeModel
+
+pytestmark = pytest.mark.filterwarnings("ignore::d5p4.DuplicateAnswers")
+
+
+@pytest.fixture(scope="module")
+def page(browser, tmp_path_factory):
+    """A file with one trace in it; its scripts can be called."""
+    file = tmp_path_factory.mktemp("page") / "trace.html"
+    view.write_html(file, [view.trace(FakeModel(), "ab", k=3, w=2, gen_length=5, seed=1)])
+    page = browser.new_page()
+    page.goto(file.as_uri())
+    yield page
+    page.close()
+
+
+def common(own: tuple, other: tuple) -> int:
+    """Length of the longest common subsequence without masks (None)."""
+
+    @cache
+    def longest(i: int, j: int) -> int:
+        if i == len(own) or j == len(other):
+            return 0
+        if own[i] is not None and own[i] == other[j]:
+            return 1 + longest(i + 1, j + 1)
+        return max(longest(i + 1, j), longest(i, j + 1))
+
+    return longest(0, 0)
+
+
+def test_differences_leave_the_longest_common_part(page):
+    draw = random.Random(0)
+    pairs = [[draw.choices(["a", "b", "c", None], k=draw.randrange(9)) for _ in range(2)] for _ in range(300)]
+    found = page.evaluate("(pairs) => pairs.map(([own, other]) => D5P4.diff.differing(own, other))", pairs)
+    for (own, other), marks in zip(pairs, found, strict=True):
+        shared = [text for text, marked in zip(own, marks, strict=True) if not marked and text is not None]
+        rest = iter(other)
+        assert all(text in rest for text in shared)  # in order
+        assert len(shared) == common(tuple(own), tuple(other))
+        assert not any(marked for text, marked in zip(own, marks, strict=True) if text is None)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "expected"),
+    [
+        (["a", [0xE2, 0x82], [0xAC], "b"], ["a", "", "€", "b"]),
+        ([[0xE2], None, [0x61]], ["\ufffd", "", "a"]),
+        (["x", [0xE2, 0x82]], ["x", "\ufffd"]),
+    ],
+)
+def test_characters_of_several_tokens(page, pieces, expected):
+    """As `d5p4.view.pieces.spell` does it."""
+    cells = [None if piece is None else {"piece": i, "logprob": 0} for i, piece in enumerate(pieces)]
+    told = "([cells, pieces]) => D5P4.tokens.spell(cells, pieces, new Set()).map((token) => token.text)"
+    assert page.evaluate(told, [cells, pieces]) == expected
+    assert [text or "" for text in view.pieces.spell(pieces)] == expected
+
+
+def test_replayed_rows_are_those_of_the_trace(page):
+    """A row of any pool, by its chain of parents, holds what the answers' own timelines hold."""
+    assert page.evaluate(
+        """() => D5P4.results.replays().every((replay) => replay.trace.answers.every((answer, rank) =>
+            answer.lineage.every((row, step) =>
+                JSON.stringify(replay.row(step, row)) === JSON.stringify(replay.answerRow(rank, step)))))"""
+    )
+
+
+@pytest.mark.parametrize("value", [None, [], {}, {"format": view.FORMAT}, {"traces": [{"format": "d5p4-trace/2"}]}])
+def test_files_that_are_no_trace_are_refused_in_words(page, value):
+    said = page.evaluate("(value) => { try { D5P4.trace.read(value); } catch (e) { return e.message; } }", value)
+    assert said and "undefined" not in said and "null" not in said
