@@ -20,7 +20,7 @@ _UNSAFE = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", 
 
 
 def page_folder() -> Path:
-    """Where the page's files are: index.html, style.css and scripts, asked for as page/NAME."""
+    """Where the page's files are: index.html, style sheets and scripts, asked for as page/NAME."""
     return Path(__file__).parent / "page"
 
 

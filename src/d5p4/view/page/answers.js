@@ -2,7 +2,8 @@
 /* One run's answers: drafts while they denoise, then the ancestors of each answer at any step. */
 D5P4.answers = (() => {
   const { el, icon, side, number, figure, plural, copy, toast } = D5P4.dom;
-  const COPY = "M7 2h9a2 2 0 0 1 2 2v9h-2V4H7zM4 6h8a2 2 0 0 1 2 2v8a2 2 0 0 1-2 2H4a2 2 0 0 1-2-2V8a2 2 0 0 1 2-2zm0 2v8h8V8z";
+  const COPY =
+    "M7 2h9a2 2 0 0 1 2 2v9h-2V4H7zM4 6h8a2 2 0 0 1 2 2v8a2 2 0 0 1-2 2H4a2 2 0 0 1-2-2V8a2 2 0 0 1 2-2zm0 2v8h8V8z";
 
   class Run {
     /** `index` 0 is the left run. */
@@ -59,7 +60,9 @@ D5P4.answers = (() => {
         parameters(trace),
         `${D5P4.dom.whole(trace.rows)} of ${D5P4.dom.whole(trace.rows_nominal)} rows`,
         `${number(trace.seconds, trace.seconds < 10 ? 1 : 0)} s`,
-      ].filter(Boolean).join(" · ");
+      ]
+        .filter(Boolean)
+        .join(" · ");
       document.documentElement.style.setProperty("--block", `${D5P4.tokens.blockWidth(trace.pieces).toFixed(2)}ch`);
       this.list.classList.toggle("prose", D5P4.tokens.blockWidth(trace.pieces) > 1.2);
       this.resize(trace.answers.length);

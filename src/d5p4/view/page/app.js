@@ -23,10 +23,11 @@
   function painter(run) {
     let latest = null;
     return (step, steps, drafts) => {
-      if (!latest) requestAnimationFrame(() => {
-        if (!run.replay && latest) run.showDrafts(...latest);
-        latest = null;
-      });
+      if (!latest)
+        requestAnimationFrame(() => {
+          if (!run.replay && latest) run.showDrafts(...latest);
+          latest = null;
+        });
       latest = [step, steps, drafts];
     };
   }
@@ -103,7 +104,8 @@
     const address = D5P4.link.write(asked, seedUsed);
     history.replaceState(null, "", `#${address.split("#")[1]}`);
     const done = await copy(address);
-    const what = asked || D5P4.embedded ? "link copied" : "link copied: theme and step only, the file has to be opened again";
+    const what =
+      asked || D5P4.embedded ? "link copied" : "link copied: theme and step only, the file has to be opened again";
     toast(done ? what : "the link is in the address bar");
   }
 
@@ -154,7 +156,9 @@
     D5P4.save.wire(showFile);
     find("theme").addEventListener("click", D5P4.theme.toggle);
     find("copy-link").addEventListener("click", copyLink);
-    window.addEventListener("hashchange", () => location.hash.includes("=") && location.reload()); // another link, same tab
+    window.addEventListener("hashchange", () => {
+      if (location.hash.includes("=")) location.reload(); // another link in the same tab
+    });
     const embedded = find("traces");
     D5P4.embedded = !!embedded;
     if (!embedded) {

@@ -9,8 +9,25 @@ D5P4.colours = (() => {
     const value = (name) => style.getPropertyValue(`--${name}`).trim();
     const found = { answers: [], font: value("sans"), mono: value("mono") };
     for (const name of [
-      "bg", "surface", "ink", "muted", "line", "faint", "dot", "a", "b", "c", "d", "sure", "unsure", "mask", "right", "wrong", "now",
-      "heat-low", "heat-high",
+      "bg",
+      "surface",
+      "ink",
+      "muted",
+      "line",
+      "faint",
+      "dot",
+      "a",
+      "b",
+      "c",
+      "d",
+      "sure",
+      "unsure",
+      "mask",
+      "right",
+      "wrong",
+      "now",
+      "heat-low",
+      "heat-high",
     ]) {
       found[name] = value(name);
     }

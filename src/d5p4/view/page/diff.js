@@ -27,7 +27,7 @@ D5P4.diff = (() => {
           : Math.max(best[(i + 1) * width + j], best[i * width + j + 1]);
       }
     }
-    for (let i = 0, j = 0; i < rows; ) {
+    for (let i = 0, j = 0; i < rows;) {
       const equal = j < columns && own[start + i] !== null && own[start + i] === other[start + j];
       if (equal && best[i * width + j] === best[(i + 1) * width + j + 1] + 1) {
         i += 1;

@@ -54,13 +54,11 @@ D5P4.figures = (() => {
     return el(
       "div",
       {},
-      el(
-        "table",
-        { class: "figures" },
-        el("thead", {}, el("tr", {}, el("td"), head)),
-        el("tbody", {}, rows),
-      ),
-      el("p", { class: "caption", text: `Score: ${kind}. Rows: distinct candidates that went through the model, of those the method asks for.` }),
+      el("table", { class: "figures" }, el("thead", {}, el("tr", {}, el("td"), head)), el("tbody", {}, rows)),
+      el("p", {
+        class: "caption",
+        text: `Score: ${kind}. Rows: distinct candidates that went through the model, of those the method asks for.`,
+      }),
     );
   }
 

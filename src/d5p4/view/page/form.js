@@ -6,7 +6,13 @@ D5P4.form = (() => {
   const KNOBS = [
     { name: "beta", label: "β", low: -1, high: 4, help: "weight of difference" },
     { name: "alpha", label: "α", low: -1, high: 4, help: "weight of difference" },
-    { name: "score_temperature", label: "score temperature", low: -2, high: 2, help: "how loosely quality is followed" },
+    {
+      name: "score_temperature",
+      label: "score temperature",
+      low: -2,
+      high: 2,
+      help: "how loosely quality is followed",
+    },
     { name: "lam", label: "λ", low: -1, high: 3, help: "how sharply certainty is followed" },
   ];
   const NUMBERS = { max_tokens: 1, steps: 1, temperature: 0, guidance: 0 }; // 1: whole
@@ -30,7 +36,9 @@ D5P4.form = (() => {
     find("model-description").textContent = card.description || "";
     find("examples").replaceChildren(...(card.examples || []).map(example));
     for (const run of RUNS) {
-      find(`method-${run}`).replaceChildren(...card.methods.map((one) => el("option", { value: one.name, text: one.name })));
+      find(`method-${run}`).replaceChildren(
+        ...card.methods.map((one) => el("option", { value: one.name, text: one.name })),
+      );
     }
     choose("a", "independent");
     choose("b", "d5p4");
@@ -47,7 +55,11 @@ D5P4.form = (() => {
   }
 
   function short(count) {
-    const units = [[1e9, "B"], [1e6, "M"], [1e3, "k"]];
+    const units = [
+      [1e9, "B"],
+      [1e6, "M"],
+      [1e3, "k"],
+    ];
     const unit = units.find(([size]) => count >= size);
     return unit ? `${(count / unit[0]).toPrecision(2)} ${unit[1]}` : String(count);
   }
@@ -55,7 +67,13 @@ D5P4.form = (() => {
   const hint = (id, value) => find(id).setAttribute("placeholder", value ?? "auto");
 
   function example(one) {
-    return el("button", { type: "button", class: "chip", title: one.prompt, text: one.label || one.prompt, on: { click: () => use(one) } });
+    return el("button", {
+      type: "button",
+      class: "chip",
+      title: one.prompt,
+      text: one.label || one.prompt,
+      on: { click: () => use(one) },
+    });
   }
 
   /** Take over an example with the settings it brings. */
@@ -120,7 +138,8 @@ D5P4.form = (() => {
   /** All of the form as plain values; throws a sentence for what cannot be. */
   function read() {
     const seed = numberIn("seed", "the seed");
-    if (seed !== undefined && !Number.isSafeInteger(seed)) throw new Error("the seed must be a whole number below 2^53");
+    if (seed !== undefined && !Number.isSafeInteger(seed))
+      throw new Error("the seed must be a whole number below 2^53");
     const found = { prompt: find("prompt").value, k: numberIn("k", "k"), w: numberIn("w", "w"), seed };
     for (const name of Object.keys(NUMBERS)) found[name] = numberIn(name, name.replace("_", " "));
     found.order = text("order") || undefined;
@@ -154,7 +173,8 @@ D5P4.form = (() => {
 
   function compareChanged() {
     find("run-b").classList.toggle("off", !find("compare").checked);
-    for (const node of find("run-b").querySelectorAll("select, input:not(#compare)")) node.disabled = !find("compare").checked;
+    for (const node of find("run-b").querySelectorAll("select, input:not(#compare)"))
+      node.disabled = !find("compare").checked;
     if (find("compare").checked && card) methodChanged("b");
   }
 

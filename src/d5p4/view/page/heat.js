@@ -54,7 +54,12 @@ D5P4.heat = (() => {
         const value = found.value(i, j);
         const t = value === null ? 0 : Math.max(0, Math.min(1, (value - low) / (1 - low)));
         context.fillStyle = D5P4.colours.mix(colours["heat-low"], colours["heat-high"], t);
-        context.fillRect(EDGE + j * cell, EDGE + i * cell, Math.ceil(cell * 10) / 10 + 0.3, Math.ceil(cell * 10) / 10 + 0.3);
+        context.fillRect(
+          EDGE + j * cell,
+          EDGE + i * cell,
+          Math.ceil(cell * 10) / 10 + 0.3,
+          Math.ceil(cell * 10) / 10 + 0.3,
+        );
       }
     }
     context.strokeStyle = colours.surface;
@@ -101,11 +106,27 @@ D5P4.heat = (() => {
       this.canvas = el("canvas", { role: "img", "aria-label": `similarity of the candidates of ${name}` });
       this.card = el("div", { class: "card", hidden: true });
       this.caption = el("p", { class: "caption" });
-      this.body = el("div", { class: "table-scroll", tabindex: "0", role: "region", "aria-label": `similarities of ${name}` });
-      this.table = el("details", { class: "as-table", on: { toggle: () => this.fillTable() } }, el("summary", { text: "as a table" }), this.body);
+      this.body = el("div", {
+        class: "table-scroll",
+        tabindex: "0",
+        role: "region",
+        "aria-label": `similarities of ${name}`,
+      });
+      this.table = el(
+        "details",
+        { class: "as-table", on: { toggle: () => this.fillTable() } },
+        el("summary", { text: "as a table" }),
+        this.body,
+      );
       this.canvas.addEventListener("pointermove", (event) => this.point(event));
       this.canvas.addEventListener("pointerleave", () => (this.card.hidden = true));
-      this.node = el("figure", { class: "heat" }, this.canvas, this.card, el("figcaption", {}, this.caption, this.table));
+      this.node = el(
+        "figure",
+        { class: "heat" },
+        this.canvas,
+        this.card,
+        el("figcaption", {}, this.caption, this.table),
+      );
     }
 
     show(step, low) {
@@ -127,10 +148,11 @@ D5P4.heat = (() => {
       this.side = Math.min(width, 340);
       const context = D5P4.colours.prepare(this.canvas, this.side, this.side);
       draw(context, this.found, this.side, this.low, D5P4.colours.read());
-      const { found } = this;
-      this.caption.textContent = found.final
+      const { size, kept, final } = this.found;
+      const late = kept === this.step ? "" : " (the last one kept)";
+      this.caption.textContent = final
         ? "the answers among themselves"
-        : `pool of ${found.size} at step ${found.kept}${found.kept === this.step ? "" : " (the last one kept)"}; bars: chosen`;
+        : `pool of ${size} at step ${kept}${late}; bars: chosen`;
     }
 
     point(event) {
@@ -154,7 +176,12 @@ D5P4.heat = (() => {
       const { found } = this;
       const all = Array.from({ length: found.size }, (_, row) => row);
       const rows = found.size <= MOST_ROWS ? all : all.filter((row) => found.chosen.has(row));
-      const head = el("tr", {}, el("td"), rows.map((row) => el("th", { scope: "col", text: found.names[row] })));
+      const head = el(
+        "tr",
+        {},
+        el("td"),
+        rows.map((row) => el("th", { scope: "col", text: found.names[row] })),
+      );
       const body = rows.map((i) =>
         el(
           "tr",

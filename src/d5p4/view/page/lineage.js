@@ -88,7 +88,10 @@ D5P4.lineage = (() => {
       trace.answers.forEach((answer, rank) => {
         const from = answer.lineage[t - 1];
         const shift = offset(replay.lines[t - 1].get(from), rank);
-        const y = t < replay.steps ? where.y(t, answer.lineage[t]) + offset(replay.lines[t].get(answer.lineage[t]), rank) : ends[rank];
+        const y =
+          t < replay.steps
+            ? where.y(t, answer.lineage[t]) + offset(replay.lines[t].get(answer.lineage[t]), rank)
+            : ends[rank];
         context.strokeStyle = D5P4.colours.answer(colours, rank);
         context.beginPath();
         curve(context, where.x(t - 1), where.y(t - 1, from) + shift, where.x(t), y);
@@ -139,7 +142,9 @@ D5P4.lineage = (() => {
         context.beginPath();
         context.fillStyle = sharing
           ? D5P4.colours.answer(colours, sharing[0])
-          : chosen.has(row) && chosen.size < size ? colours.muted : colours.dot;
+          : chosen.has(row) && chosen.size < size
+            ? colours.muted
+            : colours.dot;
         const radius = sharing ? small + 1.5 : chosen.has(row) ? small + 0.8 : small;
         context.arc(where.x(t), where.y(t, row), radius, 0, 2 * Math.PI);
         context.fill();

@@ -40,7 +40,11 @@ D5P4.LineageView = (() => {
       if (!width) return;
       const context = D5P4.colours.prepare(this.canvas, width, this.height);
       const { step, focus } = this;
-      this.where = D5P4.lineage.draw(context, this.replay, width, this.height, { step, focus, colours: D5P4.colours.read() });
+      this.where = D5P4.lineage.draw(context, this.replay, width, this.height, {
+        step,
+        focus,
+        colours: D5P4.colours.read(),
+      });
     }
 
     /** The candidate nearest to a pointer, within reach. */
@@ -89,7 +93,10 @@ D5P4.LineageView = (() => {
 
     key(event) {
       const { replay } = this;
-      const at = this.focus || { step: Math.min(this.step, replay.steps - 1), row: replay.trace.answers[0].lineage[Math.min(this.step, replay.steps - 1)] };
+      const at = this.focus || {
+        step: Math.min(this.step, replay.steps - 1),
+        row: replay.trace.answers[0].lineage[Math.min(this.step, replay.steps - 1)],
+      };
       const moves = {
         ArrowLeft: () => (at.step ? { step: at.step - 1, row: replay.parent(at.step, at.row) } : at),
         ArrowRight: () => this.child(at),
@@ -105,7 +112,11 @@ D5P4.LineageView = (() => {
       if (event.key === "Enter") this.goTo(at.step);
       this.set(this.focus ? moves[event.key]() : at);
       const box = this.canvas.getBoundingClientRect();
-      place(this.card, box.left + this.where.x(this.focus.step), box.top + this.where.y(this.focus.step, this.focus.row));
+      place(
+        this.card,
+        box.left + this.where.x(this.focus.step),
+        box.top + this.where.y(this.focus.step, this.focus.row),
+      );
     }
 
     /** The child of a candidate that lived on longest by being chosen; a dead end stays. */

@@ -37,15 +37,21 @@ D5P4.link = (() => {
     };
     const step = asNumber(found.get("step"));
     if (!found.has("a") || !found.has("prompt")) return { asked: null, step, look };
-    const asked = { prompt: found.get("prompt"), order: found.get("order") || undefined, distinct: found.get("distinct") === "1" };
+    const asked = {
+      prompt: found.get("prompt"),
+      order: found.get("order") || undefined,
+      distinct: found.get("distinct") === "1",
+    };
     for (const name of [...SETTINGS, "seed"]) if (name !== "order") asked[name] = asNumber(found.get(name));
-    asked.runs = ["a", "b"].filter((run) => found.has(run)).map((run) => {
-      const parameters = {};
-      for (const [name, value] of found) {
-        if (name.startsWith(`${run}.`) && asNumber(value) !== undefined) parameters[name.slice(2)] = asNumber(value);
-      }
-      return { method: found.get(run), parameters };
-    });
+    asked.runs = ["a", "b"]
+      .filter((run) => found.has(run))
+      .map((run) => {
+        const parameters = {};
+        for (const [name, value] of found) {
+          if (name.startsWith(`${run}.`) && asNumber(value) !== undefined) parameters[name.slice(2)] = asNumber(value);
+        }
+        return { method: found.get(run), parameters };
+      });
     return { asked, step, look };
   }
 

@@ -114,9 +114,24 @@ D5P4.picture = (() => {
     context.fillStyle = colours.surface;
     context.fillRect(0, 0, width, height);
     const { trace } = replays[0];
-    title(context, trace.prompt === null ? "unconditional" : trace.prompt.replace(/\s+/g, " ").slice(0, 90), PAD, PAD + 12, colours, 22);
+    title(
+      context,
+      trace.prompt === null ? "unconditional" : trace.prompt.replace(/\s+/g, " ").slice(0, 90),
+      PAD,
+      PAD + 12,
+      colours,
+      22,
+    );
     const shownStep = step >= replays[0].steps ? "finished" : `step ${step}`;
-    title(context, `${trace.model.name} · seed ${trace.seed} · k ${trace.k} · w ${trace.w} · ${shownStep}`, PAD, PAD + 36, colours, 13, colours.muted);
+    title(
+      context,
+      `${trace.model.name} · seed ${trace.seed} · k ${trace.k} · w ${trace.w} · ${shownStep}`,
+      PAD,
+      PAD + 36,
+      colours,
+      13,
+      colours.muted,
+    );
     const matrices = replays.map((replay) => D5P4.heat.matrix(replay, Math.min(step, replay.steps)));
     const low = D5P4.heat.lowest(matrices);
     replays.forEach((replay, i) => {
@@ -129,8 +144,8 @@ D5P4.picture = (() => {
       context.textAlign = "right";
       context.font = `13px ${colours.font}`;
       context.fillStyle = colours.muted;
-      const facts = `${replay.trace.distinct} of ${replay.trace.answers.length} different${right} · ${whole(replay.trace.rows)} rows`;
-      context.fillText(facts, x + COLUMN, PAD + 78);
+      const different = `${replay.trace.distinct} of ${replay.trace.answers.length} different`;
+      context.fillText(`${different}${right} · ${whole(replay.trace.rows)} rows`, x + COLUMN, PAD + 78);
       answers(context, context, replay, step, x, top.answers, colours);
       title(context, "lineage", x, top.lineage - 12, colours, 13, colours.muted);
       shifted(context, x, top.lineage, () =>

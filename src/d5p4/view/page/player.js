@@ -50,10 +50,13 @@ D5P4.player = (() => {
     const { play } = parts();
     play.classList.add("playing");
     play.setAttribute("aria-label", "pause");
-    timer = setInterval(() => {
-      goTo(step + 1);
-      if (step >= steps) stop();
-    }, Math.max(40, (1000 * SECONDS) / Math.max(1, steps)));
+    timer = setInterval(
+      () => {
+        goTo(step + 1);
+        if (step >= steps) stop();
+      },
+      Math.max(40, (1000 * SECONDS) / Math.max(1, steps)),
+    );
   }
 
   /** A new run: so many steps, shown from `at` (the end by default). */

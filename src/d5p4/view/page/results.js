@@ -45,14 +45,23 @@ D5P4.results = (() => {
   function heading() {
     const { trace } = replays[0];
     find("asked").textContent = trace.prompt === null ? "unconditional" : trace.prompt;
-    const facts = [trace.model.name, `seed ${trace.seed}`, `k ${trace.k}`, `w ${trace.w}`, `${trace.length} tokens`, `${trace.steps} steps`];
+    const facts = [
+      trace.model.name,
+      `seed ${trace.seed}`,
+      `k ${trace.k}`,
+      `w ${trace.w}`,
+      `${trace.length} tokens`,
+      `${trace.steps} steps`,
+    ];
     find("asked-facts").textContent = facts.join(" · ");
   }
 
   function pictures() {
     find("pictures").hidden = false;
     const height = D5P4.lineage.heightFor(replays);
-    views.lineage = replays.map((replay) => new D5P4.LineageView(replay, replay.trace.method, height, D5P4.player.goTo));
+    views.lineage = replays.map(
+      (replay) => new D5P4.LineageView(replay, replay.trace.method, height, D5P4.player.goTo),
+    );
     views.heat = replays.map((replay) => new D5P4.heat.View(replay, replay.trace.method));
     views.scatter = new D5P4.scatter.View(replays);
     const column = (view, i) =>
@@ -118,5 +127,16 @@ D5P4.results = (() => {
     },
   };
 
-  return { begin, finish, clear, show, redraw, wire, look, runs: () => runs, replays: () => replays, lineages: () => views.lineage };
+  return {
+    begin,
+    finish,
+    clear,
+    show,
+    redraw,
+    wire,
+    look,
+    runs: () => runs,
+    replays: () => replays,
+    lineages: () => views.lineage,
+  };
 })();

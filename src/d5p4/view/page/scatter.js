@@ -8,7 +8,14 @@ D5P4.scatter = (() => {
   function points(replays) {
     return replays.flatMap((replay, run) =>
       replay.trace.answers
-        .map((answer, rank) => ({ run, rank, x: answer.distance, y: answer.score, right: answer.right, text: answer.text }))
+        .map((answer, rank) => ({
+          run,
+          rank,
+          x: answer.distance,
+          y: answer.score,
+          right: answer.right,
+          text: answer.text,
+        }))
         .filter((point) => point.x !== null && point.y !== null),
     );
   }
@@ -35,8 +42,18 @@ D5P4.scatter = (() => {
   function draw(context, replays, width, height, colours) {
     const found = points(replays);
     if (!found.length) return [];
-    const x = scale(found.map((point) => point.x), PAD.left, width - PAD.right, true);
-    const y = scale(found.map((point) => point.y), height - PAD.bottom, PAD.top, false);
+    const x = scale(
+      found.map((point) => point.x),
+      PAD.left,
+      width - PAD.right,
+      true,
+    );
+    const y = scale(
+      found.map((point) => point.y),
+      height - PAD.bottom,
+      PAD.top,
+      false,
+    );
     context.font = `11px ${colours.font}`;
     context.fillStyle = colours.muted;
     context.strokeStyle = colours.line;
@@ -104,13 +121,18 @@ D5P4.scatter = (() => {
     constructor(replays) {
       this.replays = replays;
       this.placed = [];
-      this.canvas = el("canvas", { role: "img", "aria-label": "score of each answer over its distance to the nearest other one" });
+      this.canvas = el("canvas", {
+        role: "img",
+        "aria-label": "score of each answer over its distance to the nearest other one",
+      });
       this.card = el("div", { class: "card", hidden: true });
       this.alone = el("p", { class: "caption", text: "one answer: nothing to be far from" });
       this.canvas.addEventListener("pointermove", (event) => this.point(event));
       this.canvas.addEventListener("pointerleave", () => (this.card.hidden = true));
       const graded = replays.some((replay) => replay.trace.right !== null);
-      const keys = replays.map((replay, run) => el("span", { class: `key key-${side(run)}`, text: replay.trace.method }));
+      const keys = replays.map((replay, run) =>
+        el("span", { class: `key key-${side(run)}`, text: replay.trace.method }),
+      );
       this.node = el(
         "figure",
         { class: "scatter" },
@@ -141,7 +163,11 @@ D5P4.scatter = (() => {
       );
       const head = ["answer", "distance", "score", "graded"].map((text) => el("th", { scope: "col", text }));
       const table = el("table", {}, el("thead", {}, el("tr", {}, head)), el("tbody", {}, rows));
-      return el("div", { class: "table-scroll", tabindex: "0", role: "region", "aria-label": "scores and distances" }, table);
+      return el(
+        "div",
+        { class: "table-scroll", tabindex: "0", role: "region", "aria-label": "scores and distances" },
+        table,
+      );
     }
 
     redraw() {

@@ -4,47 +4,40 @@ window.D5P4 = {};
 
 D5P4.theme = (() => {
   const KEY = "d5p4-theme";
-  const root = document.documentElement;
   const listeners = [];
   const system = window.matchMedia("(prefers-color-scheme: dark)");
+  let chosen = new URLSearchParams(location.hash.slice(1)).get("theme") || remembered();
 
   function remembered() {
     try {
       return localStorage.getItem(KEY);
     } catch {
-      return null; // storage may be off, and files may have none
+      return null; // storage may be off
     }
   }
 
-  function chosen() {
-    return root.dataset.theme || null;
-  }
-
+  /** Whether the page is dark: by choice, or else as the system wishes. */
   function dark() {
-    return chosen() ? chosen() === "dark" : system.matches;
+    return chosen === "dark" || (chosen !== "light" && system.matches);
   }
 
-  function choose(theme, remember = true) {
-    if (theme !== "dark" && theme !== "light") return;
-    root.dataset.theme = theme;
-    if (remember) {
-      try {
-        localStorage.setItem(KEY, theme);
-      } catch {
-        /* then it lasts as long as the page */
-      }
-    }
-    tell();
-  }
-
-  function tell() {
+  function apply() {
+    document.documentElement.dataset.theme = dark() ? "dark" : "light";
     listeners.forEach((listener) => listener());
   }
 
-  const inLink = new URLSearchParams(location.hash.slice(1)).get("theme");
-  const first = inLink || remembered();
-  if (first === "dark" || first === "light") root.dataset.theme = first;
-  system.addEventListener("change", tell);
+  function choose(theme) {
+    chosen = theme;
+    try {
+      localStorage.setItem(KEY, theme);
+    } catch {
+      /* then it lasts as long as the page */
+    }
+    apply();
+  }
 
-  return { chosen, dark, choose, toggle: () => choose(dark() ? "light" : "dark"), changed: (f) => listeners.push(f) };
+  system.addEventListener("change", apply);
+  apply();
+
+  return { dark, choose, toggle: () => choose(dark() ? "light" : "dark"), changed: (f) => listeners.push(f) };
 })();

@@ -128,7 +128,9 @@ D5P4.trace = (() => {
     }
 
     text(row) {
-      return this.tokens(row).map((token) => (token.masked ? "░" : token.text)).join("");
+      return this.tokens(row)
+        .map((token) => (token.masked ? "░" : token.text))
+        .join("");
     }
 
     get mean() {
