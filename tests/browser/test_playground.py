@@ -161,7 +161,7 @@ def test_a_link_brings_the_whole_view_back(visit, server):
     small(page, seed=None)
     page.get_by_label("β weight of difference").focus()
     page.keyboard.press("ArrowRight")
-    page.get_by_label("draw more children").check()
+    page.get_by_label("see to it that answers differ").check()
     page.get_by_role("button", name="light or dark").click()
     run(page)
     page.get_by_role("heading", name="In figures").click()
@@ -189,7 +189,7 @@ def test_a_link_brings_the_whole_view_back(visit, server):
     for name in ("prompt", "k", "w", "seed", "steps", "max_tokens", "exact-b", "method-a", "method-b"):
         if name != "seed":
             assert other.locator(f"#{name}").input_value() == page.locator(f"#{name}").input_value()
-    assert other.get_by_label("draw more children").is_checked()
+    assert other.get_by_label("see to it that answers differ").is_checked()
     assert not any("#" in url or "prompt=" in url for url in asked)  # the view stays in the browser
 
 

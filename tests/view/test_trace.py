@@ -24,6 +24,8 @@ CASES = {
     "e-smc": {"method": "e-smc", "interval": 2},
     "diverse-beam": {"method": "diverse-beam"},
     "distinct": {"distinct": True},
+    "spare": {"distinct": True, "spare": 2},
+    "spare of independent ones": {"method": "independent", "spare": 3},
     "blocks": {"block_length": 3, "steps": 4},
     "window": {"select_window": (2, 4)},
     "ancestral": {"carry_over": True, "steps": 5},

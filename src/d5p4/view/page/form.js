@@ -15,7 +15,12 @@ D5P4.form = (() => {
     },
     { name: "lam", label: "λ", low: -1, high: 3, help: "how sharply certainty is followed" },
   ];
-  const NUMBERS = { max_tokens: 1, steps: 1, temperature: 0, guidance: 0 }; // 1: whole
+  const NUMBERS = ["max_tokens", "steps", "temperature", "guidance", "spare"];
+  /** What the shipped models are for. */
+  const TOLD = {
+    countdown: "Reach the number behind the colon with + − × ÷, using each of the others exactly once.",
+    books: "Continues a text in the manner of old novels.",
+  };
   let card = null;
   let knobs = { a: {}, b: {} }; // what was set by hand, by run and parameter
 
@@ -33,7 +38,7 @@ D5P4.form = (() => {
       card.chat && "chat",
     ];
     find("model-facts").textContent = facts.filter(Boolean).join(" · ");
-    find("model-description").textContent = card.description || "";
+    find("model-description").textContent = card.description || TOLD[card.id] || "";
     find("examples").replaceChildren(...(card.examples || []).map(example));
     for (const run of RUNS) {
       find(`method-${run}`).replaceChildren(
@@ -79,7 +84,7 @@ D5P4.form = (() => {
   /** Take over an example with the settings it brings. */
   function use(one) {
     find("prompt").value = one.prompt;
-    for (const name of Object.keys(NUMBERS)) find(name).value = one[name] ?? "";
+    for (const name of NUMBERS) find(name).value = one[name] ?? "";
   }
 
   function choose(run, name) {
@@ -141,7 +146,7 @@ D5P4.form = (() => {
     if (seed !== undefined && !Number.isSafeInteger(seed))
       throw new Error("the seed must be a whole number below 2^53");
     const found = { prompt: find("prompt").value, k: numberIn("k", "k"), w: numberIn("w", "w"), seed };
-    for (const name of Object.keys(NUMBERS)) found[name] = numberIn(name, name.replace("_", " "));
+    for (const name of NUMBERS) found[name] = numberIn(name, name.replace("_", " "));
     found.order = text("order") || undefined;
     found.distinct = find("distinct").checked;
     found.runs = RUNS.filter((run) => run === "a" || find("compare").checked).map((run) => {
@@ -157,7 +162,7 @@ D5P4.form = (() => {
     const put = (id, value) => (find(id).value = value ?? "");
     put("prompt", found.prompt);
     for (const name of ["k", "w"]) if (found[name] !== undefined) put(name, found[name]);
-    for (const name of ["seed", "order", ...Object.keys(NUMBERS)]) put(name, found[name]);
+    for (const name of ["seed", "order", ...NUMBERS]) put(name, found[name]);
     find("distinct").checked = !!found.distinct;
     find("compare").checked = found.runs.length > 1;
     knobs = { a: {}, b: {} };
@@ -165,7 +170,7 @@ D5P4.form = (() => {
       Object.assign(knobs[RUNS[i]], run.parameters);
       choose(RUNS[i], run.method);
     });
-    const more = ["seed", "order", ...Object.keys(NUMBERS)].some((name) => found[name] !== undefined) || found.distinct;
+    const more = ["seed", "order", ...NUMBERS].some((name) => found[name] !== undefined) || found.distinct;
     if (more) find("more").open = true;
     compareChanged();
     poolNote();
@@ -180,8 +185,8 @@ D5P4.form = (() => {
 
   /** The bodies of the requests, one a run, all with the same seed. */
   function bodies(found, seed) {
-    const { prompt, k, w, runs, max_tokens, steps, temperature, guidance, order, distinct } = found;
-    const shared = { prompt, n: k, w, max_tokens, steps, temperature, guidance, order, distinct, seed };
+    const { prompt, k, w, runs, max_tokens, steps, temperature, guidance, spare, order, distinct } = found;
+    const shared = { prompt, n: k, w, max_tokens, steps, temperature, guidance, spare, order, distinct, seed };
     return runs.map((run) => ({ ...shared, method: run.method, ...run.parameters }));
   }
 

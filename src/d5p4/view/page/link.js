@@ -1,7 +1,7 @@
 "use strict";
 /* The whole view in the part of the address behind #, which browsers keep to themselves. */
 D5P4.link = (() => {
-  const SETTINGS = ["k", "w", "max_tokens", "steps", "temperature", "guidance", "order"];
+  const SETTINGS = ["k", "w", "max_tokens", "steps", "temperature", "guidance", "spare", "order"];
 
   /** `asked`: the form of the run that is shown, or null; with its seed, step, theme and panels. */
   function write(asked, seed) {

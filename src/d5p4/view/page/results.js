@@ -45,14 +45,16 @@ D5P4.results = (() => {
   function heading() {
     const { trace } = replays[0];
     find("asked").textContent = trace.prompt === null ? "unconditional" : trace.prompt;
+    const { spare } = trace.settings;
     const facts = [
       trace.model.name,
       `seed ${trace.seed}`,
       `k ${trace.k}`,
       `w ${trace.w}`,
+      spare && `${spare} spare`,
       `${trace.length} tokens`,
       `${trace.steps} steps`,
-    ];
+    ].filter(Boolean);
     find("asked-facts").textContent = facts.join(" · ");
   }
 
