@@ -217,6 +217,17 @@ def test_exports(visit, server, tmp_path):
     other.locator("#open-file").set_input_files(file)
     finished(other)
     assert texts(other, 1) == texts(page, 1)
+    other.reload()
+    other.evaluate(
+        """(text) => {
+          const data = new DataTransfer();
+          data.items.add(new File([text], "dropped.json"));
+          document.dispatchEvent(new DragEvent("drop", { dataTransfer: data, bubbles: true, cancelable: true }));
+        }""",
+        file.read_text(encoding="utf-8"),
+    )
+    finished(other)
+    assert texts(other, 0) == texts(page, 0)
     bad = tmp_path / "bad.json"
     bad.write_text('{"format": "else"}')
     other.locator("#open-file").set_input_files(bad)

@@ -37,7 +37,15 @@ D5P4.answers = (() => {
       this.progress.value = step / steps;
       this.headline.textContent = `step ${step} of ${steps}`;
       this.resize(drafts.length);
+      this.shape(drafts.flatMap((draft) => draft.tokens.filter(Boolean)));
       drafts.forEach((draft, i) => this.items[i].line.show(D5P4.tokens.ofDraft(draft)));
+    }
+
+    /** Blocks as wide as this vocabulary's tokens; a reading face where tokens are words. */
+    shape(pieces) {
+      const width = D5P4.tokens.blockWidth(pieces);
+      document.documentElement.style.setProperty("--block", `${width.toFixed(1)}ch`);
+      this.list.classList.toggle("prose", width > 1.2);
     }
 
     fail(text) {
@@ -63,8 +71,7 @@ D5P4.answers = (() => {
       ]
         .filter(Boolean)
         .join(" · ");
-      document.documentElement.style.setProperty("--block", `${D5P4.tokens.blockWidth(trace.pieces).toFixed(2)}ch`);
-      this.list.classList.toggle("prose", D5P4.tokens.blockWidth(trace.pieces) > 1.2);
+      this.shape(trace.pieces);
       this.resize(trace.answers.length);
       this.items.forEach((item, rank) => this.describe(item, rank));
     }

@@ -13,6 +13,12 @@
 
   const freshSeed = () => crypto.getRandomValues(new Uint32Array(1))[0];
 
+  /** Where the results lie below the form, go there. */
+  function reach() {
+    const results = find("results");
+    if (!D5P4.embedded && results.offsetTop > 300) results.scrollIntoView({ block: "start" });
+  }
+
   function busy(on) {
     find("run").hidden = on;
     find("stop").hidden = !on;
@@ -52,12 +58,13 @@
     find("asked").textContent = form.prompt;
     find("asked-facts").textContent = `seed ${seed}`;
     const columns = D5P4.results.begin(bodies.map((body) => body.method));
-    if (find("results").offsetTop > window.innerHeight / 2) find("results").scrollIntoView({ block: "start" });
+    reach();
     announce(`denoising with ${bodies.map((body) => body.method).join(" and ")}`);
     try {
       const traces = await Promise.all(bodies.map((body, i) => one(body, columns[i], controller.signal)));
       [asked, seedUsed] = [form, seed];
       show(D5P4.trace.read(traces), step);
+      reach();
     } catch (reason) {
       controller.abort(); // the other run is of no use without this one
       columns.forEach((column) => column.replay || column.fail("stopped"));
@@ -138,6 +145,7 @@
         run();
       }
     });
+    find("more").addEventListener("toggle", () => find("more").scrollIntoView({ block: "nearest" }));
     find("stop").addEventListener("click", () => abort && abort.abort());
     find("keep-seed").addEventListener("click", () => {
       if (seedUsed !== null) find("seed").value = seedUsed;
