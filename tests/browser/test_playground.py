@@ -259,6 +259,7 @@ def test_stop(visit, server):
     page.get_by_role("button", name="Run").wait_for()
     assert "stopped" in page.locator(".run .headline").all_inner_texts()
     assert not page.locator("#pictures").is_visible() and not page.get_by_role("alert").is_visible()
+    assert page.get_by_role("button", name="JSON").is_disabled()  # there is nothing to take away
     small(page, steps=6)
     run(page)  # and on it goes
 

@@ -19,6 +19,11 @@
     if (!D5P4.embedded && results.offsetTop > 300) results.scrollIntoView({ block: "start" });
   }
 
+  /** Links and exports are of finished runs. */
+  function sharing(on) {
+    for (const id of ["save-json", "save-png", "copy-link"]) find(id).disabled = !on;
+  }
+
   function busy(on) {
     find("run").hidden = on;
     find("stop").hidden = !on;
@@ -57,6 +62,7 @@
     find("seed-used").textContent = `seed ${seed}`;
     find("asked").textContent = form.prompt;
     find("asked-facts").textContent = `seed ${seed}`;
+    sharing(false);
     const columns = D5P4.results.begin(bodies.map((body) => body.method));
     reach();
     announce(`denoising with ${bodies.map((body) => body.method).join(" and ")}`);
@@ -67,8 +73,9 @@
       reach();
     } catch (reason) {
       controller.abort(); // the other run is of no use without this one
-      columns.forEach((column) => column.replay || column.fail("stopped"));
-      if (reason.name === "AbortError") announce("stopped");
+      const stopped = reason.name === "AbortError";
+      columns.forEach((column) => column.replay || column.fail(stopped ? "stopped" : "not finished"));
+      if (stopped) announce("stopped");
       else await explain(reason);
     } finally {
       abort = null;
@@ -94,7 +101,7 @@
 
   function show(replays, step) {
     D5P4.results.finish(replays, step);
-    for (const id of ["save-json", "save-png", "copy-link"]) find(id).disabled = false;
+    sharing(true);
     const found = replays.map(({ trace }) => {
       const right = trace.right === null ? "" : `, ${trace.right} of them right and different`;
       return `${trace.method}: ${trace.distinct} of ${trace.answers.length} answers differ${right}`;
@@ -122,6 +129,7 @@
       D5P4.form.build(await D5P4.api.model());
     } catch (reason) {
       await explain(reason);
+      if (reason.status === 503) setTimeout(connect, 1500); // the model is still being loaded
       return;
     }
     complain("");
