@@ -94,6 +94,18 @@ def request(body: bytes | dict[str, Any], path: str = "/v1/completions", method:
     return ("\r\n".join(lines) + "\r\n\r\n").encode() + data
 
 
+def response(wire: socket.socket) -> tuple[int, bytes]:
+    """Status and body of the next response on a wire that is kept open."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        data += wire.recv(65536)
+    head, _, body = data.partition(b"\r\n\r\n")
+    length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+    while len(body) < length:
+        body += wire.recv(65536)
+    return int(head.split()[1]), body
+
+
 def together(*calls: Callable[[], Any]) -> list[Any]:
     """Make calls in threads at the same time; what each gave, or raised."""
     found: list[Any] = [None] * len(calls)

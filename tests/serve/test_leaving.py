@@ -6,13 +6,12 @@ import struct
 import threading
 import time
 
-import httpx
 import openai
 import pytest
 
 from d5p4.serve.lineup import Lineup
 from tests.serve.models import Gated, Slow
-from tests.serve.running import NAME, request, running, until
+from tests.serve.running import NAME, request, response, running, until
 
 LONG = {"prompt": "abc", "max_tokens": 60, "n": 2, "seed": 1}  # 60 steps
 
@@ -74,20 +73,9 @@ def test_others_in_the_batch_go_on():
             count = len(server.model.calls)
             until(lambda: server.metric("d5p4_running_prompts") == 2 and len(server.model.calls) > count + 5)
             leaving.close()
-            answer = httpx.Response(200, content=body_of(staying))
-        assert answer.json()["choices"] == alone
+            status, answer = response(staying)
+        assert status == 200 and json.loads(answer)["choices"] == alone
         assert server.metric("d5p4_cancelled_prompts_total") == 1
-
-
-def body_of(wire: socket.socket) -> bytes:
-    data = b""
-    while b"\r\n\r\n" not in data:
-        data += wire.recv(65536)
-    head, _, body = data.partition(b"\r\n\r\n")
-    length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
-    while len(body) < length:
-        body += wire.recv(65536)
-    return body
 
 
 def test_a_client_that_leaves_in_the_moment_it_came_does_not_stop_the_worker():
@@ -151,7 +139,7 @@ def test_time_runs_out():
         until(lambda: idle(server))
         calls = len(server.model.calls)
         assert calls < 40
-        with server.http.stream("POST", "/v1/completions", json=LONG | {"stream": True}) as response:
-            events = response.read().decode().strip().split("\n\n")
+        with server.http.stream("POST", "/v1/completions", json=LONG | {"stream": True}) as streamed:
+            events = streamed.read().decode().strip().split("\n\n")
         assert json.loads(events[-1].removeprefix("data: "))["error"]["code"] == "timeout"
         assert server.post(prompt="abc", max_tokens=2).status_code == 200

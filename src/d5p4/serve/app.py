@@ -40,7 +40,7 @@ from .wait import attended
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody} for status in (400, 401, 403, 404, 408, 413, 415, 429, 500, 503)
 }
-STREAM = {"text/event-stream": {"schema": {"type": "string", "description": "With stream: true."}}}
+STREAM: dict[str, Any] = {"text/event-stream": {}}  # with stream: true
 POSTED: dict[int | str, dict[str, Any]] = ERRORS | {200: {"content": STREAM}}
 
 
@@ -101,7 +101,7 @@ def create_app(
     async def serve(body: Asked, request: Request) -> Response:
         if body.model is not None:
             _check_name(body.model, name)
-        ask = await engine.understand(body)
+        ask = await engine.understand(body, len(await request.body()))
         jobs = engine.submit(ask)
         reply = Reply(ask, engine.model, name)
         if body.stream:

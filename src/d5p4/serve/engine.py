@@ -6,11 +6,13 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 from ..types import Model
 from .ask import Ask, understand
+from .bodies import SMALL
 from .errors import ApiError
 from .job import Finished, Job
 from .limits import Limits
@@ -32,6 +34,7 @@ class Engine:
         self.metrics = Metrics(lambda: len(self.lineup), lambda: self.ready)
         self._load = load
         self._live: set[Job] = set()
+        self._large_ones = ThreadPoolExecutor(1, "d5p4-large")
         self._speed = 1.0  # seconds a prompt took lately, to tell the refused when to come back
         self.draining = False
 
@@ -56,9 +59,12 @@ class Engine:
             raise ApiError(503, "the model is still being loaded", code="loading", retry_after=5)
         return self.worker.model
 
-    async def understand(self, body: Asked) -> Ask:
-        """On a thread of its own: a long prompt takes a while to encode."""
-        return await asyncio.to_thread(understand, self.model, body, self.limits, self.fixed)
+    async def understand(self, body: Asked, size: int) -> Ask:
+        """On another thread, for a long prompt takes a while to encode; bodies of a large size wait for each other, for
+        each takes a hundred times its size."""
+        lane = self._large_ones if size > SMALL else None
+        call = partial(understand, self.model, body, self.limits, self.fixed)
+        return await asyncio.get_running_loop().run_in_executor(lane, call)
 
     def submit(self, ask: Ask) -> list[Job]:
         """A job for each prompt, in the lineup; all of them or an error."""
@@ -120,4 +126,6 @@ class Engine:
         self.lineup.close()
         self._refuse()
         await asyncio.sleep(0)
-        await asyncio.to_thread(self.worker.join, 30)
+        self._large_ones.shutdown(wait=False, cancel_futures=True)
+        loading = self.worker.model is None  # which cannot be interrupted, and leaves nothing behind
+        await asyncio.to_thread(self.worker.join, 0 if loading else 30)

@@ -16,6 +16,8 @@ from starlette.responses import Response
 from ..errors import D5P4Error
 
 KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+CLOSE = {"Connection": "close"}  # the rest of the body will not be read
+SENT_WITH: dict[int, dict[str, str]] = {401: {"WWW-Authenticate": "Bearer"}, 408: CLOSE, 413: CLOSE}
 OUR_WORDS = {"k=": "n=", "gen_length": "max_tokens"}  # what the library calls a thing -> what the request does
 UNKNOWN = "unknown_parameter"
 LONGEST_VALUE = 80  # characters of a bad value that are shown
@@ -34,7 +36,7 @@ class ApiError(HTTPException):
         again: bool = True,
     ) -> None:
         """`again` False tells OpenAI's clients, which try most errors three times, that it would be no use."""
-        headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
+        headers = dict(SENT_WITH.get(status, {}))
         headers |= {} if retry_after is None else {"Retry-After": str(retry_after)}
         super().__init__(status, message, headers | ({} if again else {"x-should-retry": "false"}))
         self.message, self.param, self.code = message, param, code

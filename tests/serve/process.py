@@ -1,0 +1,88 @@
+"""The command `d5p4 serve` as a process of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+import d5p4
+from tests.serve.running import until
+
+
+class Process:
+    def __init__(self, *arguments: object, environment: dict[str, str] | None = None) -> None:
+        words = [sys.executable, "-m", "d5p4", "serve", *map(str, arguments)]
+        given = os.environ | {
+            "PYTHONPATH": str(Path(d5p4.__file__).parents[1]), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1",
+        }  # fmt: skip
+        self.run = subprocess.Popen(
+            words, env=given | (environment or {}), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        self.said: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.run.stderr is not None
+        for line in self.run.stderr:
+            self.said.append(line)
+
+    @property
+    def stderr(self) -> str:
+        return "".join(self.said)
+
+    @property
+    def url(self) -> str:
+        """Where it says it is."""
+        return until(lambda: self.run.poll() is not None or re.search(r"playground  (\S+)/\n", self.stderr), 60)[1]
+
+    def client(self, **options: Any) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=60, **options)
+
+    def ready(self) -> httpx.Client:
+        """A client of the server, when the model is loaded."""
+        client = self.client()
+
+        def loaded() -> bool:
+            assert self.run.poll() is None, self.stderr
+            try:
+                return client.get("/readyz").status_code == 200
+            except httpx.TransportError:
+                return False
+
+        until(loaded, 60)
+        return client
+
+    def end(self, seconds: float = 30.0) -> int:
+        """Its exit code."""
+        code = self.run.wait(seconds)
+        self._reader.join(5)
+        return code
+
+    def memory(self) -> int:
+        """Megabytes that are resident."""
+        text = Path(f"/proc/{self.run.pid}/status").read_text()
+        return int(re.search(r"VmRSS:\s+(\d+)", text)[1]) >> 10  # type: ignore[index]
+
+    def threads(self) -> int:
+        return len(os.listdir(f"/proc/{self.run.pid}/task"))
+
+
+@contextmanager
+def process(*arguments: object, **options: Any) -> Iterator[Process]:
+    started = Process(*arguments, **options)
+    try:
+        yield started
+    finally:
+        if started.run.poll() is None:
+            started.run.kill()
+        started.end()

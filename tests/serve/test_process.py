@@ -1,0 +1,161 @@
+"""The real command: its log, its memory, and how it ends."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.checkpoints import write_llada
+from tests.serve.process import process
+from tests.serve.running import request, response, together, until
+
+LINUX = pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="reads /proc")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A tiny checkpoint."""
+    return write_llada(tmp_path_factory.mktemp("models") / "tiny", max_sequence_length=512)
+
+
+@pytest.fixture(scope="module")
+def command(folder):
+    with process("--model", folder, "--port", 0, "--client-timeout", 5) as found:
+        found.ready()
+        yield found
+
+
+def test_it_listens_at_loopback_and_names_the_model_after_its_folder(command):
+    assert command.url.startswith("http://127.0.0.1:")
+    entry = command.client().get("/v1/models").json()["data"][0]
+    assert entry["id"] == "tiny" and str(os.sep) not in entry["d5p4"]["name"]
+    port = int(command.url.rpartition(":")[2])
+    with socket.socket() as other:  # nobody else can reach it
+        own = socket.gethostbyname(socket.gethostname())
+        if not own.startswith("127."):
+            assert other.connect_ex((own, port)) != 0
+    assert command.client(headers={"host": "evil.example"}).get("/").status_code == 403
+
+
+def test_no_text_of_a_client_is_in_the_log(command):
+    mark = "marked7words"
+    client = command.client()
+    good = {"prompt": mark, "max_tokens": 3}
+    assert client.post("/v1/completions", json=good).status_code == 200
+    assert client.post("/v1/completions", json=good | {"stream": True}).status_code == 200
+    talk = {"messages": [{"role": "user", "content": mark}], "max_tokens": 3}
+    assert client.post("/v1/chat/completions", json=talk).status_code == 200
+    for bad in (
+        {"prompt": mark * 100}, good | {"method": mark}, good | {mark: 1}, good | {"model": mark}, good | {"stop": ""},
+        {"prompt": [mark, 1]}, good | {"user": 5, "temperature": mark},
+    ):  # fmt: skip
+        assert client.post("/v1/completions", json=bad).status_code in (400, 404)
+    client.post("/v1/completions", content=f'{{"prompt": "{mark}', headers={"content-type": "application/json"})
+    client.post("/v1/completions", content=mark, headers={"content-type": f"text/{mark}"})
+    client.get(f"/{mark}?{mark}", headers={"x-mark": mark, "user-agent": mark, "authorization": f"Bearer {mark}"})
+    client.request(mark.upper(), "/")
+    client.get("/healthz", headers={"host": mark})
+    with socket.create_connection(("127.0.0.1", int(command.url.rpartition(":")[2]))) as wire:
+        wire.sendall(f"{mark} {mark}\r\n\r\n".encode())
+        wire.recv(1000)
+    until(lambda: "POST /v1/completions 200" in command.stderr and "POST other 415" in command.stderr)
+    time.sleep(0.1)
+    assert mark not in command.stderr.lower() and "Traceback" not in command.stderr
+
+
+@LINUX
+@pytest.mark.parametrize("rounds", [3, pytest.param(40, marks=pytest.mark.full)])
+def test_memory_and_threads_stay_what_they_are(command, rounds):
+    """Rounds of everything that costs: large bodies, histories, streams that are left, errors."""
+    client = command.client()
+    port = int(command.url.rpartition(":")[2])
+    history = {"prompt": "abc", "n": 4, "w": 4, "max_tokens": 16, "history": True, "seed": 1}
+    big = json.dumps({"prompt": "a" * 500_000}).encode()
+
+    def round_of_it():
+        client.post("/v1/completions", content=big, headers={"content-type": "application/json"})
+        client.post("/v1/completions", json={"prompt": [[]] * 100_000})
+        for number in range(20):
+            wire = socket.create_connection(("127.0.0.1", port))
+            wire.sendall(request(history | {"stream": True, "seed": number}))
+            wire.close()
+        expected = client.post("/v1/completions", json=history).json()["choices"]
+        return [choice["text"] for choice in expected]
+
+    first = [round_of_it() for _ in range(4)][0]  # by now every thread has worked
+    memory, threads = command.memory(), command.threads()
+    for _ in range(rounds):
+        assert round_of_it() == first
+    grown = command.memory() - memory
+    print(f"memory {memory} MB, after {rounds} more rounds {grown:+} MB; {threads} threads")
+    assert grown < 40
+    assert command.threads() <= threads + 2
+    text = client.get("/metrics").text
+    assert "d5p4_running_prompts 0.0" in text and "d5p4_waiting_prompts 0.0" in text
+
+
+LONG = {"prompt": "abc", "n": 4, "w": 8, "max_tokens": 200, "steps": 200, "seed": 1}
+
+
+def test_a_signal_lets_what_is_here_finish(folder):
+    """One request runs, one waits; both are answered, whoever comes then is refused, and the process ends."""
+    with process("--model", folder, "--port", 0, "--grace", 60) as command:
+        client, port = command.ready(), int(command.url.rpartition(":")[2])
+        address = ("127.0.0.1", port)
+        with socket.create_connection(address) as runs, socket.create_connection(address) as waits:
+            runs.sendall(request(LONG | {"max_tokens": 100, "steps": 60}))
+            until(lambda: "d5p4_running_prompts 1.0" in client.get("/metrics").text)
+            waits.sendall(request(LONG | {"max_tokens": 20, "steps": 20}))
+            until(lambda: "d5p4_waiting_prompts 1.0" in client.get("/metrics").text)
+            command.run.send_signal(signal.SIGTERM)
+            until(lambda: client.get("/readyz").status_code == 503)
+            found = client.post("/v1/completions", json=LONG)
+            assert found.status_code == 503 and found.json()["error"]["code"] == "stopping"
+            statuses = together(lambda: response(runs), lambda: response(waits))
+            assert [status for status, _ in statuses] == [200, 200]
+        assert command.end(20) in (0, -signal.SIGTERM, 128 + signal.SIGTERM)
+        assert "Traceback" not in command.stderr
+
+
+def test_a_signal_with_little_grace_refuses_cleanly(folder):
+    with process("--model", folder, "--port", 0, "--grace", 0.3) as command:
+        client, port = command.ready(), int(command.url.rpartition(":")[2])
+        address = ("127.0.0.1", port)
+        with socket.create_connection(address) as runs, socket.create_connection(address) as waits:
+            runs.sendall(request(LONG | {"w": 16}))
+            until(lambda: "d5p4_running_prompts 1.0" in client.get("/metrics").text)
+            waits.sendall(request(LONG))
+            until(lambda: "d5p4_waiting_prompts 1.0" in client.get("/metrics").text)
+            start = time.monotonic()
+            command.run.send_signal(signal.SIGINT)
+            for wire in (runs, waits):
+                status, body = response(wire)
+                assert status == 503 and json.loads(body)["error"]["code"] == "stopping"
+        assert command.end(20) == 130 and time.monotonic() - start < 10
+        assert "Traceback" not in command.stderr and command.stderr.endswith("stopped\n")
+
+
+def test_a_signal_while_the_model_is_being_loaded(tmp_path):
+    """Loading cannot be interrupted, but nobody has to wait for it."""
+    script = tmp_path / "slow.py"
+    script.write_text(
+        "import time\nfrom d5p4.serve import serve\n"
+        "serve(lambda: time.sleep(60), name='slow', port=0, started=lambda url: print(url, flush=True))\n"
+    )
+    given = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    run = subprocess.Popen([sys.executable, str(script)], env=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        run.stdout.readline()
+        time.sleep(0.5)
+        start = time.monotonic()
+        run.send_signal(signal.SIGTERM)
+        _, said = run.communicate(timeout=20)
+        assert time.monotonic() - start < 10 and run.returncode in (0, -signal.SIGTERM)
+        assert b"Traceback" not in said
+    finally:
+        run.kill()

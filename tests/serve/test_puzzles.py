@@ -1,0 +1,43 @@
+"""The shipped model behind the real command: n = 4 gives four different answers."""
+
+import openai
+import pytest
+
+from d5p4.eval.countdown import problems
+from tests.serve.process import process
+from tests.serve.running import together
+
+TARGET = 0.95  # of the puzzles have four different texts
+
+
+def shares(url, puzzles, clients, **extra):
+    """(share of puzzles with four different texts, share of right answers, mean of different right ones)"""
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=600)
+    found = []
+
+    def work(mine):
+        for number in mine:
+            answer = client.completions.create(
+                model="countdown", prompt=puzzles[number].prompt, n=4, seed=number, extra_body=extra
+            )
+            texts = {choice.text for choice in answer.choices}
+            assert len(answer.choices) == 4 and answer.d5p4["distinct"] == len(texts)
+            right = [choice.d5p4["right"] for choice in answer.choices]
+            found.append((len(texts) == 4, sum(right) / 4, answer.d5p4["right"]))
+
+    done = together(*(lambda i=i: work(range(i, len(puzzles), clients)) for i in range(clients)))
+    assert done == [None] * clients, done
+    return [sum(column) / len(puzzles) for column in zip(*found, strict=True)]
+
+
+@pytest.mark.parametrize("count", [4, pytest.param(100, marks=pytest.mark.full)])
+def test_four_different_answers(count):
+    with process("--model", "countdown", "--port", 0) as command:
+        command.ready()
+        puzzles = problems(count)
+        four, right, ways = shares(command.url, puzzles, min(count, 8))
+        print(f"{count} puzzles: four different texts on {four:.0%}, {right:.1%} right, {ways:.2f} different right ones")
+        if count > 4:
+            without = shares(command.url, puzzles, 8, distinct=False)[0]
+            print(f"with distinct: false, four different texts on {without:.0%}")
+        assert four >= TARGET
