@@ -49,7 +49,7 @@ TEXT = [
 def test_contrast_in_both_themes(visit, server):
     page = visit(color_scheme="light", reduced_motion="reduce")
     ready(page, server)
-    small(page)
+    small(page, steps=6)
     run(page)
     for theme in ("light", "dark"):
         page.evaluate("(theme) => D5P4.theme.choose(theme)", theme)
@@ -60,7 +60,7 @@ def test_contrast_in_both_themes(visit, server):
 def test_everything_has_a_name(visit, server):
     page = visit()
     ready(page, server)
-    small(page)
+    small(page, steps=6)
     run(page)
     nameless = page.evaluate(
         """() => [...document.querySelectorAll("button, input, select, textarea, [tabindex], [role=img], progress")]

@@ -196,7 +196,7 @@ def test_a_link_brings_the_whole_view_back(visit, server):
 def test_exports(visit, server, tmp_path):
     page = visit()
     ready(page, server)
-    small(page)
+    small(page, steps=6)
     run(page)
     with page.expect_download() as waiting:
         page.get_by_role("button", name="JSON").click()

@@ -5,9 +5,10 @@
 """
 
 from .drafts import drafts
+from .facts import describe
 from .grade import count_right, grade
 from .html import html, page_folder, write_html, write_json
-from .trace import FORMAT, Recorder, describe, trace
+from .trace import FORMAT, Recorder, trace
 
 __all__ = [
     "FORMAT",

@@ -73,3 +73,22 @@ def spell(pieces: Iterable[Piece | None]) -> list[str | None]:
     if unfinished and texts:
         texts[-1] = f"{texts[-1] or ''}{unfinished}"
     return texts
+
+
+class Pieces:
+    """The tokens that occur in a trace, numbered as they come."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self._number: dict[int, int] = {}
+        self.texts: list[Piece] = []
+
+    def index(self, token: int) -> int:
+        if token not in self._number:
+            self._number[token] = len(self.texts)
+            self.texts.append(piece(self.model, token))
+        return self._number[token]
+
+    def ends(self) -> list[int]:
+        """The numbers of end-of-text tokens."""
+        return [self._number[token] for token in self.model.eos_ids if token in self._number]

@@ -7,9 +7,7 @@ pool before. Pool 0 is all masks. T steps, N rows of a pool, L window positions,
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,8 +19,9 @@ from ..ops.width import wide
 from ..prompts import encode
 from ..record import Answers, finite
 from ..types import Callback, Model, Result, Snapshot
+from .facts import describe, worded
 from .grade import count_right, grade
-from .pieces import Piece, piece
+from .pieces import Pieces
 
 FORMAT = "d5p4-trace/1"
 MOST_SIMILARITIES = 3_000_000  # of one trace; beyond, only every so many steps keep their matrix
@@ -107,12 +106,12 @@ class Recorder:
     def trace(self, prompt: Any, result: Result, place: int, seed: int, seconds: float) -> dict[str, Any]:
         """The whole trace, when the decode is over. `place`: the prompt's row in the result, decoded with `seed`."""
         settings, answers = result.settings, Answers(result, place)
-        pieces = _Pieces(self.model)
+        pieces = Pieces(self.model)
         right = grade(self.model, prompt, answers.texts)
         pools = [self._pool(t, pieces) for t in range(len(self._steps))]
         found = {
             "format": FORMAT,
-            **_worded(self.model, prompt),
+            **worded(self.model, prompt),
             "model": describe(self.model),
             "method": settings.method,
             "parameters": finite(dict(settings.params)),
@@ -138,11 +137,11 @@ class Recorder:
         }
         return found
 
-    def _pool(self, t: int, pieces: _Pieces) -> dict[str, Any]:
+    def _pool(self, t: int, pieces: Pieces) -> dict[str, Any]:
         step = self._steps[t]
         changes = self._steps[t - 1].changes() if t else [[] for _ in step.group]
         return {
-            "changes": pieces.written(changes),
+            "changes": _written(changes, pieces),
             "score": _rounded(step.score, 6),
             "quality": _rounded(step.quality, 6),
             "group": step.group,
@@ -152,12 +151,12 @@ class Recorder:
         }
 
     def _answers(
-        self, prompt: Any, result: Result, place: int, right: list[bool] | None, pieces: _Pieces
+        self, prompt: Any, result: Result, place: int, right: list[bool] | None, pieces: Pieces
     ) -> list[dict[str, Any]]:
         from ..eval.countdown import canonical
 
         numbers, last = Answers(result, place), self._steps[-1]
-        changes = pieces.written(last.changes())
+        changes = _written(last.changes(), pieces)
         window = self._window(prompt, result, place)
         found = []
         for rank, text in enumerate(numbers.texts):
@@ -193,54 +192,15 @@ class Recorder:
     def _ids(self, prompt: Any, chat: bool | None) -> list[int]:
         return [] if prompt is None else encode(self.model, prompt, chat, 0)
 
-    def _frame(self, prompt: Any, chat: bool | None, pieces: _Pieces) -> list[int | None] | None:
+    def _frame(self, prompt: Any, chat: bool | None, pieces: Pieces) -> list[int | None] | None:
         """The text around holes, None at each hole; what is appended follows. None where there are no holes."""
         ids, mask = self._ids(prompt, chat), self.model.mask_id
         return [None if token == mask else pieces.index(token) for token in ids] if mask in ids else None
 
 
-class _Pieces:
-    """The tokens that occur, numbered as they come."""
-
-    def __init__(self, model: Model) -> None:
-        self.model = model
-        self._number: dict[int, int] = {}
-        self.texts: list[Piece] = []
-
-    def index(self, token: int) -> int:
-        if token not in self._number:
-            self._number[token] = len(self.texts)
-            self.texts.append(piece(self.model, token))
-        return self._number[token]
-
-    def written(self, rows: list[list[Change]]) -> list[list[Change]]:
-        return [[[position, self.index(token), chance] for position, token, chance in row] for row in rows]
-
-    def ends(self) -> list[int]:
-        return [self._number[token] for token in self.model.eos_ids if token in self._number]
-
-
-def describe(model: Model) -> dict[str, Any]:
-    """The model in a few plain facts; a folder is named without the path to it."""
-    folder = Path(model.name)
-    parameters = getattr(model, "parameters", None)
-    return {
-        "name": folder.resolve().name if folder.is_dir() else model.name,
-        "architecture": getattr(model, "architecture", type(model).__name__),
-        "parameters": sum(part.numel() for part in parameters()) if callable(parameters) else None,
-        "max_length": model.max_length,
-    }
-
-
-def _worded(model: Model, prompt: Any) -> dict[str, Any]:
-    """The prompt as text, and as messages where it is a conversation."""
-    if prompt is None or isinstance(prompt, str):
-        return {"prompt": prompt}
-    parts: Sequence[Any] = prompt.tolist() if hasattr(prompt, "tolist") else list(prompt)
-    if parts and all(isinstance(part, dict) for part in parts):
-        return {"prompt": parts[-1].get("content"), "messages": parts}
-    ids = list(map(int, parts))
-    return {"prompt": " ".join(map(str, ids)) if model.tokenizer is None else model.tokenizer.decode(ids)}
+def _written(rows: list[list[Change]], pieces: Pieces) -> list[list[Change]]:
+    """Changes with the numbers of pieces instead of token ids."""
+    return [[[position, pieces.index(token), chance] for position, token, chance in row] for row in rows]
 
 
 def _rounded(values: Tensor, digits: int) -> list[float | None]:
