@@ -140,6 +140,20 @@ def test_a_signal_with_little_grace_refuses_cleanly(folder):
         assert "Traceback" not in command.stderr and command.stderr.endswith("stopped\n")
 
 
+def test_a_second_interrupt_waits_for_nobody(folder):
+    with process("--model", folder, "--port", 0, "--grace", 60) as command:
+        client, port = command.ready(), int(command.url.rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port)) as runs:
+            runs.sendall(request(LONG | {"w": 32}))
+            until(lambda: "d5p4_running_prompts 1.0" in client.get("/metrics").text)
+            command.run.send_signal(signal.SIGINT)
+            until(lambda: client.get("/readyz").status_code == 503)
+            start = time.monotonic()
+            command.run.send_signal(signal.SIGINT)
+            assert command.end(20) == 130 and time.monotonic() - start < 5
+        assert "Traceback" not in command.stderr
+
+
 def test_a_signal_while_the_model_is_being_loaded(tmp_path):
     """Loading cannot be interrupted, but nobody has to wait for it."""
     script = tmp_path / "slow.py"

@@ -36,7 +36,7 @@ def test_four_different_answers(count):
         command.ready()
         puzzles = problems(count)
         four, right, ways = shares(command.url, puzzles, min(count, 8))
-        print(f"{count} puzzles: four different texts on {four:.0%}, {right:.1%} right, {ways:.2f} different right ones")
+        print(f"{count} puzzles: four different texts on {four:.0%}, {right:.1%} right, {ways:.2f} different right")
         if count > 4:
             without = shares(command.url, puzzles, 8, distinct=False)[0]
             print(f"with distinct: false, four different texts on {without:.0%}")

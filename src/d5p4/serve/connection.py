@@ -6,7 +6,6 @@ uvicorn itself waits for ever for the head of a request, and for a client to rea
 from __future__ import annotations
 
 import asyncio
-import socket
 from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -21,9 +20,6 @@ def patient(seconds: float) -> type[H11Protocol]:
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
-            # asyncio does this only for sockets that it made itself; without it each answer waits 40 ms for the
-            # client to acknowledge its head
-            transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._expect_head()
 
         def connection_lost(self, exc: Exception | None) -> None:

@@ -20,6 +20,8 @@ log = logging.getLogger("d5p4.serve")
 
 OPEN = ("/healthz", "/readyz", "/", "/favicon.ico")
 """Paths that need no key; so do the page's files under /page/."""
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+"""Those that are written down; any other word is a client's own."""
 PAGE_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data: blob:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -81,7 +83,8 @@ class Guard:
         route = getattr(scope.get("route"), "path", "other")
         self.metrics.requests.labels(route, str(status)).inc()
         self.metrics.seconds.labels(route).observe(seconds)
-        log.info("%s %s %d %.0f ms", scope["method"], route, status, 1000 * seconds)
+        method = scope["method"] if scope["method"] in METHODS else "other"
+        log.info("%s %s %d %.0f ms", method, route, status, 1000 * seconds)
 
 
 def _digest(key: bytes) -> bytes:
