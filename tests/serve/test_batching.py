@@ -9,7 +9,7 @@ import pytest
 import d5p4
 from tests.fake import FakeModel
 from tests.serve.models import Gated, Slow
-from tests.serve.running import NAME, running, together, until
+from tests.serve.running import NAME, differing, running, together, until
 
 ASKED = {"model": NAME, "max_tokens": 6, "seed": 1}
 
@@ -153,10 +153,9 @@ def test_many_clients_at_once_each_get_their_own(clients):
     quick = FakeModel()
     for number, answer in enumerate(found):
         assert not isinstance(answer, Exception), answer
-        k = 1 + number % 2
         shots = []
         offline = d5p4.generate(
-            quick, prompt(number), k=k, distinct=k > 1, chat=False, seed=number, gen_length=6,
+            quick, prompt(number), chat=False, seed=number, gen_length=6, **differing(1 + number % 2),
             callback=lambda shot, shots=shots: shots.append(d5p4.view.drafts(quick, shot, 0)),
         )  # fmt: skip
         texts, drafts = answer

@@ -6,7 +6,7 @@ import pytest
 import d5p4
 from tests.checkpoints import write_llada
 from tests.fake import FakeModel
-from tests.serve.running import NAME, running
+from tests.serve.running import NAME, differing, running
 
 TALK = [
     {"role": "system", "content": "be short"}, {"role": "user", "content": "a cat?"},
@@ -26,7 +26,7 @@ def test_a_conversation_is_rendered_by_the_template(talking):
     found = talking.client().chat.completions.create(
         model="talker", messages=TALK, n=3, seed=5, max_completion_tokens=6, logprobs=True
     )
-    result = d5p4.generate(talking.model, [TALK], k=3, seed=5, gen_length=6, distinct=True, logprobs=True)
+    result = d5p4.generate(talking.model, [TALK], seed=5, gen_length=6, logprobs=True, **differing(3))
     assert [choice.message.content for choice in found.choices] == result.texts[0]
     assert {choice.message.role for choice in found.choices} == {"assistant"}
     assert found.object == "chat.completion" and found.id.startswith("chatcmpl-")

@@ -7,7 +7,7 @@ import pytest
 import d5p4
 from d5p4.record import Answers
 from tests.fake import FakeModel
-from tests.serve.running import NAME, running
+from tests.serve.running import NAME, differing, running
 
 SMALL = {"model": NAME, "max_tokens": 6, "seed": 3}
 
@@ -16,8 +16,8 @@ def offline(model, prompts, **options):
     """What the server should answer with: n > 1 asks for different answers."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", d5p4.DuplicateAnswers)
-        given = {"chat": False, "seed": 3, "gen_length": 6, "k": 1, "logprobs": True} | options
-        return d5p4.generate(model, prompts, **given | {"distinct": given.get("distinct", given["k"] > 1)})
+        given = {"chat": False, "seed": 3, "gen_length": 6, "logprobs": True} | differing(options.pop("k", 1))
+        return d5p4.generate(model, prompts, **given | options)
 
 
 def test_a_completion(client, server):
@@ -126,7 +126,7 @@ def test_max_tokens_gives_way_to_the_room_there_is(client):
 def test_history_is_the_trace(client, server):
     found = client.completions.create(prompt=["abc", "de"], n=2, extra_body={"history": True}, **SMALL)
     for text, sent in zip(("abc", "de"), found.d5p4["history"], strict=True):
-        own = d5p4.view.trace(server.model, text, k=2, distinct=True, chat=False, seed=3, gen_length=6)
+        own = d5p4.view.trace(server.model, text, chat=False, seed=3, gen_length=6, **differing(2))
         own = own[0] if isinstance(own, list) else own
         for name in own.keys() - {"seconds", "settings"}:
             assert sent[name] == own[name], name

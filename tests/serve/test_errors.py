@@ -125,7 +125,7 @@ def test_limits_of_a_server():
         assert server.post(prompt="abcde", max_tokens=4, n=1, w=6).status_code == 200
         assert refused(prompt="abcdef")["code"] == "context_length_exceeded"
         assert refused(max_tokens=9, steps=2)["param"] == "max_tokens"
-        assert refused(n=2, w=4)["message"] == "n=2 and w=4 make a pool of 8 rows; this server takes 6"
+        assert refused(n=2, w=4)["message"] == "n=2, w=4 make a pool of 8 rows; this server takes 6"
         assert refused(n=7, method="independent")["param"] == "n"
         assert refused(max_tokens=5)["message"].startswith("5 steps, one a token: this server takes 4")
         assert refused(prompt=["a"] * 3)["param"] == "prompt"

@@ -8,13 +8,13 @@ import pytest
 import d5p4
 from d5p4.serve.schema import OPTIONS, CompletionRequest
 from tests.fake import FakeModel
-from tests.serve.running import NAME, running
+from tests.serve.running import NAME, differing, running
 
 TURNED = {
     "temperature": 0.7, "top_p": 0.9, "method": "diverse-beam", "w": 3, "steps": 2, "block_length": 2,
     "order": "random", "order_temperature": 0.5, "guidance": 1.5, "guidance_window": [0, 2], "select_window": [1, 3],
     "distinct": True, "top_k": 5, "eos": "free", "quality": "logprob", "positions": "masked", "normalise": "zscore",
-    "features": "mean", "feature_layer": "head", "similarity": "rbf", "gamma": 2.0,
+    "spare": 3, "features": "mean", "feature_layer": "head", "similarity": "rbf", "gamma": 2.0,
 }  # fmt: skip
 OWN = {
     "beta": ("d5p4", 3.5), "kernel": ("k-dpp", "multiplicative"), "alpha": ("diverse-beam", 2.5),
@@ -48,7 +48,7 @@ def test_a_setting_arrives(server, name):
     plain = server.post(prompt="abc", n=2, max_tokens=4, seed=1).json()["d5p4"]["settings"]
     if name != "distinct":
         assert plain[name] != TURNED[name]
-        assert {key for key in plain if plain[key] != settings[key]} - {"params", "order"} <= {name}
+        assert {key for key in plain if plain[key] != settings[key]} - {"params", "order", "spare"} <= {name}
 
 
 @pytest.mark.parametrize("name", OWN)
@@ -66,7 +66,7 @@ def test_every_method_answers_as_offline(client, server, method):
         model=NAME, prompt="abc", n=3, max_tokens=5, seed=7, extra_body={"method": method, "w": 2}
     )
     result = d5p4.generate(
-        server.model, "abc", k=3, w=2, gen_length=5, seed=7, method=method, distinct=True, chat=False
+        server.model, "abc", w=2, gen_length=5, seed=7, method=method, chat=False, **differing(3)
     )
     assert [choice.text for choice in found.choices] == result.texts[0]
     assert [choice.d5p4["score"] for choice in found.choices] == pytest.approx(result.score[0].tolist())
@@ -75,7 +75,7 @@ def test_every_method_answers_as_offline(client, server, method):
 EXTREME = (0, -1, 1, 2, 0.5, 1e-30, -1e-30, 1e-300, 1e30, -1e30, 1e300, 1e6, 2**31, 2**31 - 1, 2**63, -(2**63), 2**100)
 NUMBERS = (
     "n", "max_tokens", "temperature", "top_p", "seed", "w", "steps", "block_length", "order_temperature", "guidance",
-    "top_k", "gamma", "beta", "alpha", "score_temperature", "lam", "interval", "ess",
+    "top_k", "spare", "gamma", "beta", "alpha", "score_temperature", "lam", "interval", "ess",
 )  # fmt: skip
 CHOICES = {
     "order": ("confidence", "random", "tempered", "margin", "entropy", "ancestral"),

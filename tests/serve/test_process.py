@@ -140,7 +140,7 @@ def test_a_signal_with_little_grace_refuses_cleanly(folder):
         assert "Traceback" not in command.stderr and command.stderr.endswith("stopped\n")
 
 
-def test_a_second_interrupt_waits_for_nobody(folder):
+def test_a_second_interrupt_refuses_at_once(folder):
     with process("--model", folder, "--port", 0, "--grace", 60) as command:
         client, port = command.ready(), int(command.url.rpartition(":")[2])
         with socket.create_connection(("127.0.0.1", port)) as runs:
@@ -150,6 +150,7 @@ def test_a_second_interrupt_waits_for_nobody(folder):
             until(lambda: client.get("/readyz").status_code == 503)
             start = time.monotonic()
             command.run.send_signal(signal.SIGINT)
+            assert response(runs)[0] == 503
             assert command.end(20) == 130 and time.monotonic() - start < 5
         assert "Traceback" not in command.stderr
 

@@ -114,9 +114,9 @@ class Engine:
         self.lineup.close()
         if self._live:
             await asyncio.wait([job.outcome for job in self._live], timeout=self.limits.grace)
-        self._refuse()
+        self.refuse()
 
-    def _refuse(self) -> None:
+    def refuse(self) -> None:
         for job in list(self._live):
             job.fail(ApiError(503, STOPPING, code="stopping", retry_after=5))
 
@@ -124,7 +124,7 @@ class Engine:
         """Nobody is served any more, and the worker's thread is over."""
         self.draining = True
         self.lineup.close()
-        self._refuse()
+        self.refuse()
         await asyncio.sleep(0)
         self._large_ones.shutdown(wait=False, cancel_futures=True)
         loading = self.worker.model is None  # which cannot be interrupted, and leaves nothing behind

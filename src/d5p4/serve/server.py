@@ -36,11 +36,13 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """The door stays open until those inside are served: who comes now is told to come back, not cut off. A second
-        Ctrl-C waits for nobody."""
+        Ctrl-C refuses all of them at once."""
         drained = asyncio.ensure_future(self.engine.drain())
         while not drained.done() and not self.force_exit:
             await asyncio.wait([drained], timeout=0.1)
-        drained.cancel()
+        if drained.cancel():
+            self.force_exit = False  # which would leave no time to say so
+            self.engine.refuse()
         await super().shutdown(sockets)
 
 
