@@ -1,4 +1,4 @@
-"""The real command: its log, its memory, and how it ends."""
+"""The real command: its log, its memory, and how it ends (test_guard.py has the other ways to stop a server)."""
 
 import json
 import os
@@ -122,6 +122,7 @@ def test_a_signal_lets_what_is_here_finish(folder):
         assert "Traceback" not in command.stderr
 
 
+@pytest.mark.full
 def test_a_signal_with_little_grace_refuses_cleanly(folder):
     with process("--model", folder, "--port", 0, "--grace", 0.3) as command:
         client, port = command.ready(), int(command.url.rpartition(":")[2])
@@ -140,6 +141,7 @@ def test_a_signal_with_little_grace_refuses_cleanly(folder):
         assert "Traceback" not in command.stderr and command.stderr.endswith("stopped\n")
 
 
+@pytest.mark.full
 def test_a_second_interrupt_refuses_at_once(folder):
     with process("--model", folder, "--port", 0, "--grace", 60) as command:
         client, port = command.ready(), int(command.url.rpartition(":")[2])
@@ -155,6 +157,7 @@ def test_a_second_interrupt_refuses_at_once(folder):
         assert "Traceback" not in command.stderr
 
 
+@pytest.mark.full
 def test_a_signal_while_the_model_is_being_loaded(tmp_path):
     """Loading cannot be interrupted, but nobody has to wait for it."""
     script = tmp_path / "slow.py"

@@ -104,9 +104,8 @@ def drive(strategy, examples, seen):
 
 
 def test_made_up_requests(tight):
-    seen = check(tight, 25)
-    print(seen)
-    assert seen[200] >= 10 and seen[400] >= 10, seen
+    seen = check(tight, 15)
+    assert seen[200] >= 5 and seen[400] >= 10, seen
 
 
 @pytest.mark.full

@@ -96,7 +96,7 @@ def test_who_does_not_read_is_cut_off():
         wire = socket.socket()
         wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         wire.connect(("127.0.0.1", server.port))
-        asked = {"prompt": ["a", "b", "c", "d"], "n": 16, "w": 8, "max_tokens": 40, "steps": 40, "history": True}
+        asked = {"prompt": ["a", "b", "c", "d"], "n": 16, "w": 8, "max_tokens": 30, "history": True}
         wire.sendall(request(asked | {"stream": True}))
         until(lambda: server.metric("d5p4_answers_total") == 64, 60)
         assert connections(server) == 2

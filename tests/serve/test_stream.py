@@ -111,7 +111,7 @@ def test_an_error_before_the_stream_is_a_status_and_in_it_an_event():
 
 def test_a_silent_decode_tells_proxies_that_it_lives(monkeypatch):
     monkeypatch.setattr("d5p4.serve.stream.STILL_HERE", 0.05)
-    with running(Slow(0.4, max_length=16)) as server:
+    with running(Slow(0.15, max_length=16)) as server:
         body = {"prompt": "abc", "stream": True, "max_tokens": 2}
         with server.http.stream("POST", "/v1/completions", json=body) as response:
             events = response.read().decode()
