@@ -64,7 +64,8 @@ def batches(server):
 
 
 def test_what_queued_up_shares_one_decode(gated):
-    bodies = [{"prompt": "abc"[: 1 + i % 3] * 2, "max_tokens": 6, "seed": i} for i in range(8)]
+    bodies = [{"prompt": "abc"[: 1 + i % 3] * 2, "max_tokens": 6, "seed": i} for i in range(7)]
+    bodies.append(bodies[0])  # who asks the same hears the same
     found = behind(gated, *bodies)
     assert batches(gated) == (2, 9)  # the one that held them up, then the eight
     for body, response in zip(bodies, found, strict=True):

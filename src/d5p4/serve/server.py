@@ -7,6 +7,7 @@ import logging
 import math
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import uvicorn
@@ -99,7 +100,8 @@ def _allow_connections() -> None:
     except ModuleNotFoundError:  # Windows has no such limit
         return
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    with suppress(ValueError, OSError):  # macOS says there is no limit, and then does not grant it
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def address(bound: socket.socket) -> str:
