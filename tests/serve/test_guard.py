@@ -77,7 +77,7 @@ def test_names_the_server_is_called_by(locked, host, status):
 
 def test_metrics():
     with running(FakeModel()) as server:
-        server.post(**GOOD, n=3)
+        server.post(prompt="abc", max_tokens=6, seed=1, n=3)
         server.post(prompt="abc", n=0)
         server.http.get("/v1/nothing/marked")
         server.http.get("/v1/models/marked")
