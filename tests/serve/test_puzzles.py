@@ -40,5 +40,5 @@ def test_four_different_answers(count):
         if count > 2:
             without = shares(command.url, puzzles, 8, distinct=False)[0]
             print(f"with distinct: false, four different texts on {without:.0%}")
-        chance = 1.64 * (TARGET * (1 - TARGET) / count) ** 0.5  # so far below is a share of `TARGET` one time in twenty
+        chance = 1.64 * (TARGET * (1 - TARGET) / count) ** 0.5  # a true share of TARGET: one time in 20
         assert four >= TARGET - chance
