@@ -56,7 +56,7 @@ def test_weights_that_cannot_be_read_end_it(models, tmp_path):
         assert "Traceback" not in command.stderr and "model.safetensors" in command.stderr
 
 
-REST = [pytest.param(name, marks=pytest.mark.full) for name in ("uvicorn", "prometheus_client", "pydantic")]
+REST = [pytest.param(name, marks=pytest.mark.full) for name in ("uvicorn", "prometheus_client", "starlette")]
 
 
 @pytest.mark.parametrize("missing", ["fastapi", *REST])

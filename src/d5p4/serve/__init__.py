@@ -11,8 +11,9 @@ try:
     from .app import create_app
     from .server import serve
 except ModuleNotFoundError as missing:
-    if missing.name not in ("fastapi", "uvicorn", "prometheus_client", "starlette", "pydantic"):
+    package = str(missing.name).partition(".")[0]
+    if package not in ("fastapi", "uvicorn", "prometheus_client", "starlette", "pydantic"):
         raise
-    raise D5P4Error(f"{missing.name} is missing: pip install 'd5p4[serve]'") from None
+    raise D5P4Error(f"{package} is missing: pip install 'd5p4[serve]'") from None
 
 __all__ = ["Limits", "create_app", "serve"]
