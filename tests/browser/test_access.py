@@ -119,6 +119,11 @@ def test_no_screen_scrolls_sideways(visit, server):
                 }).map((node) => node.outerHTML.slice(0, 80))"""
         )
         assert outside == []
+    page.evaluate("document.getElementById('error').hidden = false")
+    for height in (500, 700, 900):
+        page.set_viewport_size({"width": 1280, "height": height})
+        box = page.locator(".fields").bounding_box()  # fields scroll above the button and the error, never below them
+        assert box["y"] + box["height"] <= page.locator(".foot").bounding_box()["y"] + 1
 
 
 def test_a_file_needs_nothing_else(browser, tmp_path):

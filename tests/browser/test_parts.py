@@ -79,3 +79,39 @@ def test_replayed_rows_are_those_of_the_trace(page):
 def test_files_that_are_no_trace_are_refused_in_words(page, value):
     said = page.evaluate("(value) => { try { D5P4.trace.read(value); } catch (e) { return e.message; } }", value)
     assert said and "undefined" not in said and "null" not in said
+
+
+def test_a_picture_before_the_end_says_what_is_of_the_end(page):
+    told = page.evaluate(
+        """() => [0, Infinity].map((step) => {
+          const [plain, said] = [CanvasRenderingContext2D.prototype.fillText, []];
+          CanvasRenderingContext2D.prototype.fillText = (text) => said.push(text);
+          D5P4.picture.draw(D5P4.results.replays(), step);
+          CanvasRenderingContext2D.prototype.fillText = plain;
+          return said.filter((text) => /score −|of 3 different/.test(text));
+        })"""
+    )
+    assert len(told[0]) == len(told[1]) == 4
+    for early, late in zip(*told, strict=True):
+        assert early.startswith("ends ") and early.endswith(late)
+
+
+def test_markers_never_hide_each_other(page):
+    """Answers that fall together share a marker; others keep apart, also those of another run."""
+    answers = [(0.1, -1.0), (0.1, -1.0), (0.5, -1.0), (0.1, -1.0), (0.5, -1.001), (0.2, -2.0)]
+    runs = [answers, answers[:3], [(0.1, -1.0)] * 5]
+    markers = page.evaluate(
+        """(runs) => {
+          const replays = runs.map((run) => ({ trace: { answers: run.map(([distance, score]) => (
+            { distance, score, right: null, text: "" })) } }));
+          const context = document.createElement("canvas").getContext("2d");
+          return D5P4.scatter.draw(context, replays, 320, 240, D5P4.colours.read());
+        }""",
+        runs,
+    )
+    labels = [[marker["label"] for marker in markers if marker["run"] == run] for run in range(3)]
+    assert labels == [["1 2 4", "3 5", "6"], ["1 2", "3"], ["1–5"]]
+    for i, one in enumerate(markers):
+        for other in markers[:i]:
+            wide = (one["width"] + other["width"]) / 2
+            assert abs(one["px"] - other["px"]) >= wide or abs(one["py"] - other["py"]) >= 16

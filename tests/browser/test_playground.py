@@ -23,7 +23,11 @@ def test_a_puzzle_by_two_methods(visit, server):
     assert "9.7 M parameters" in page.locator("#model-facts").inner_text()
     page.get_by_role("button", name="three numbers").click()
     assert re.fullmatch(r"\d+,\d+,\d+:\d+", page.get_by_label("Prompt", exact=True).input_value())
+    differ = page.get_by_label("see to it that answers differ")  # as the method is, unless asked for
+    assert differ.is_visible() and not differ.is_checked()
     small(page)
+    sent = []
+    page.on("request", lambda request: sent.append(request.post_data_json) if request.method == "POST" else None)
     page.get_by_label("Prompt", exact=True).press("Control+Enter")
 
     seen = set()  # answers as they denoise: blocks that fill in
@@ -31,6 +35,7 @@ def test_a_puzzle_by_two_methods(visit, server):
         seen.add(page.locator(".run.busy .mask").count())
     assert len({count for count in seen if count}) >= 3
 
+    assert [(body["n"], body["distinct"], "spare" in body) for body in sent] == 2 * [(3, False, False)]
     found = traces(page)
     model = d5p4.load("countdown")
     for trace, method in zip(found, ("independent", "d5p4"), strict=True):
@@ -71,9 +76,19 @@ def test_methods_have_their_own_knobs(visit, server):
     page.keyboard.press("End")
     assert page.get_by_label("exact value, run B").input_value() == "10000"
     small(page, steps=6)
-    run(page)
+    exact = page.get_by_label("exact value, run A")
+    exact.fill("2.5")
+    exact.press("Control+Enter")  # what is typed counts at once
+    finished(page)
     beam, dpp = traces(page)
-    assert (beam["parameters"]["alpha"], dpp["parameters"]["beta"]) == (100, 10000)
+    assert (beam["parameters"]["alpha"], dpp["parameters"]["beta"]) == (2.5, 10000)
+    exact.fill("abc")
+    page.get_by_role("button", name="Run").click()
+    assert page.get_by_role("alert").inner_text() == "α must be a number, not “abc”"
+    assert exact.evaluate("(field) => field === document.activeElement") and page.locator("#pictures").is_visible()
+    exact.fill("")
+    exact.blur()
+    assert exact.input_value() == "100"  # blank: the method's own
     page.get_by_label("compare with").uncheck()
     run_again = page.get_by_role("button", name="Run")
     run_again.click()
@@ -87,11 +102,16 @@ def test_scrubbing(visit, server):
     small(page)
     run(page)
     end = texts(page, 0), texts(page, 1)
+    judged = page.locator(".badge, .headline").all_inner_texts()
     slider = page.get_by_role("slider", name="step", exact=True)
     slider.focus()
     page.keyboard.press("Home")
     assert page.locator(".run .token").count() == 0 and page.locator(".run .mask").count() == 2 * 3 * 36
     assert "step 0 of 12" in page.locator("#scrub-label").inner_text()
+    assert all(text.startswith("ends ") for text in page.locator(".headline, .notes").all_inner_texts())
+    bright = """[...document.querySelectorAll(".run .badge")].filter(
+        (node) => getComputedStyle(node).color !== getComputedStyle(node.parentNode).color).length"""
+    assert page.evaluate(bright) == 0  # grades are those of the end, and look it
     page.keyboard.press("ArrowRight")
     assert page.locator(".run").nth(0).locator(".mask").count() == 3 * 33  # three tokens a step
     page.get_by_role("button", name="next step").click()
@@ -102,6 +122,7 @@ def test_scrubbing(visit, server):
     assert slider.input_value() == "0"
     page.get_by_role("button", name="last step").click()
     assert (texts(page, 0), texts(page, 1)) == end
+    assert page.locator(".badge, .headline").all_inner_texts() == judged and page.evaluate(bright) > 0
     page.get_by_role("button", name="play").click()
     until(page, "D5P4.player.now() > 2 && D5P4.player.now() < 12")
     page.get_by_role("button", name="pause").click()
@@ -270,18 +291,22 @@ def test_errors_are_said_in_words(visit, server):
     page.get_by_label("k answers").fill("9999")
     page.get_by_role("button", name="Run").click()
     page.get_by_role("alert").wait_for()
-    assert "9999" in page.get_by_role("alert").inner_text()
+    said = page.get_by_role("alert").inner_text()
+    assert said.startswith("k=9999")  # the page's word, where the request says n
+    assert said in page.locator(".run .facts").all_inner_texts()
     page.get_by_label("k answers").fill("3")
     page.get_by_label("Prompt", exact=True).fill("héllo")
     page.get_by_role("button", name="Run").click()
     until(page, "document.getElementById('error').textContent.includes('é')")
-    small(page)
-    page.get_by_label("seed", exact=True).fill("often")
-    page.get_by_role("button", name="Run").click()
-    assert "the seed must be a number" in page.get_by_role("alert").inner_text()
     small(page, steps=6)
     run(page)
     assert not page.get_by_role("alert").is_visible()
+    before = page.locator("#results").inner_text()
+    page.get_by_label("Prompt", exact=True).fill("1,2:3")
+    page.get_by_label("seed", exact=True).fill("often")
+    page.get_by_role("button", name="Run").click()
+    assert "the seed must be a number" in page.get_by_role("alert").inner_text()
+    assert page.locator("#results").inner_text() == before  # nothing ran: the last run stays, under its own prompt
 
 
 def test_a_server_with_a_key(visit):

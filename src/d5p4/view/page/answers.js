@@ -12,6 +12,8 @@ D5P4.answers = (() => {
       this.letter = String.fromCharCode(65 + index);
       this.method = method;
       this.replay = null;
+      this.ended = false;
+      this.early = false; // whether a step before the end is shown
       this.items = [];
       this.title = el("h3", {}, el("span", { class: "letter", text: this.letter }), el("span", { text: method }));
       this.headline = el("p", { class: "headline" });
@@ -48,22 +50,21 @@ D5P4.answers = (() => {
       this.list.classList.toggle("prose", width > 1.2);
     }
 
-    fail(text) {
+    /** The run came to nothing; `why` is a sentence. */
+    fail(text, why = "") {
+      this.ended = true;
       this.node.classList.remove("busy");
       this.headline.textContent = text;
+      this.facts.textContent = why;
     }
 
     /** The run is over; its trace can be looked through. */
     finish(replay) {
       const { trace } = replay;
       this.replay = replay;
+      this.ended = true;
       this.node.classList.remove("busy");
       this.progress.value = 1;
-      const different = `${trace.distinct} of ${trace.answers.length} different`;
-      this.headline.replaceChildren(
-        el("strong", { text: trace.right === null ? different : plural(trace.right, "different right answer") }),
-        trace.right === null ? "" : ` · ${different}`,
-      );
       this.facts.textContent = [
         parameters(trace),
         `${D5P4.dom.whole(trace.rows)} of ${D5P4.dom.whole(trace.rows_nominal)} rows`,
@@ -73,6 +74,20 @@ D5P4.answers = (() => {
         .join(" · ");
       this.shape(trace.pieces);
       this.resize(trace.answers.length);
+      this.describeAll(false);
+    }
+
+    /** Counts, grades and scores are those of the end; where a step before it is shown (`early`) they say so. */
+    describeAll(early) {
+      const { trace } = this.replay;
+      this.early = early;
+      this.node.classList.toggle("early", early);
+      const different = `${trace.distinct} of ${trace.answers.length} different`;
+      this.headline.replaceChildren(
+        early ? "ends with " : "",
+        el("strong", { text: trace.right === null ? different : plural(trace.right, "different right answer") }),
+        trace.right === null ? "" : ` · ${different}`,
+      );
       this.items.forEach((item, rank) => this.describe(item, rank));
     }
 
@@ -90,11 +105,13 @@ D5P4.answers = (() => {
       const { answers } = this.replay.trace;
       const answer = answers[rank];
       const twin = answers.findIndex((other) => other.text === answer.text);
+      const badge = (kind, mark, text) =>
+        el("span", { class: `badge ${kind}`, text: `${this.early ? "" : mark}${text}` });
       item.notes.replaceChildren(
         ...[
-          answer.right === true && el("span", { class: "badge right", text: "✓ right" }),
-          answer.right === false && el("span", { class: "badge wrong", text: "✗ wrong" }),
-          twin < rank && el("span", { class: "badge same", text: `same as ${twin + 1}` }),
+          answer.right === true && badge("right", "✓ ", "right"),
+          answer.right === false && badge("wrong", "✗ ", "wrong"),
+          twin < rank && badge("same", "", `same as ${twin + 1}`),
           el("span", { class: "figure", title: this.replay.trace.score_kind, text: `score ${figure(answer.score)}` }),
           answer.distance !== null &&
             el("span", {
@@ -104,6 +121,7 @@ D5P4.answers = (() => {
             }),
         ].filter(Boolean),
       );
+      if (this.early) item.notes.firstChild.prepend(item.notes.firstChild.matches(".badge") ? "ends " : "ends with ");
       const button = el("button", {
         type: "button",
         class: "quiet copy",
@@ -119,6 +137,7 @@ D5P4.answers = (() => {
     show(step, differences) {
       if (!this.replay) return;
       const at = Math.min(step, this.replay.steps);
+      if (this.early !== at < this.replay.steps) this.describeAll(!this.early);
       const rows = this.replay.trace.answers.map((_, rank) => this.replay.tokens(this.replay.answerRow(rank, at)));
       const plain = rows.map((row) => row.map((token) => (token.masked ? null : token.text)));
       rows.forEach((row, rank) => {

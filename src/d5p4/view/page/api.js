@@ -2,6 +2,12 @@
 /* Talking to the server: the model's card, and runs as streams of drafts that end in a trace. */
 D5P4.api = (() => {
   const KEY = "d5p4-key";
+  /** What a request calls a thing -> what the form does. */
+  const PAGE_WORDS = [
+    [/\bn=/g, "k="],
+    [/\blower n\b/g, "lower k"],
+    [/\bmax_tokens\b/g, "tokens"],
+  ];
   let card = null;
 
   function headers() {
@@ -14,7 +20,7 @@ D5P4.api = (() => {
   /** What went wrong, as a sentence for people; `status` 401 asks for a key. */
   class Refusal extends Error {
     constructor(message, status) {
-      super(message);
+      super(PAGE_WORDS.reduce((said, [theirs, ours]) => said.replace(theirs, ours), message));
       this.status = status;
     }
   }
@@ -24,7 +30,8 @@ D5P4.api = (() => {
     try {
       const body = await response.json();
       if (body && body.error && body.error.message) said = body.error.message;
-    } catch {
+    } catch (reason) {
+      if (reason.name === "AbortError") throw reason;
       /* no JSON: the status has to do */
     }
     return new Refusal(said, response.status);

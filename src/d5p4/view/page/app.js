@@ -36,7 +36,7 @@
     return (step, steps, drafts) => {
       if (!latest)
         requestAnimationFrame(() => {
-          if (!run.replay && latest) run.showDrafts(...latest);
+          if (!run.ended && latest) run.showDrafts(...latest);
           latest = null;
         });
       latest = [step, steps, drafts];
@@ -52,6 +52,8 @@
       form = D5P4.form.read();
     } catch (reason) {
       complain(reason.message);
+      if (reason.field) D5P4.form.point(reason.field);
+      find("error").scrollIntoView({ block: "nearest" });
       return;
     }
     const seed = form.seed === undefined ? freshSeed() : form.seed;
@@ -74,9 +76,9 @@
     } catch (reason) {
       controller.abort(); // the other run is of no use without this one
       const stopped = reason.name === "AbortError";
-      columns.forEach((column) => column.replay || column.fail(stopped ? "stopped" : "not finished"));
+      columns.forEach((column) => column.ended || column.fail("stopped", stopped ? "" : "the other run failed"));
       if (stopped) announce("stopped");
-      else await explain(reason);
+      else explain(reason);
     } finally {
       abort = null;
       busy(false);
@@ -84,19 +86,23 @@
   }
 
   async function one(body, column, signal) {
-    const trace = await D5P4.api.run(body, painter(column), signal);
+    let trace;
+    try {
+      trace = await D5P4.api.run(body, painter(column), signal);
+    } catch (reason) {
+      if (reason.name !== "AbortError") column.fail("not finished", worded(reason));
+      throw reason;
+    }
     column.finish(new D5P4.trace.Replay(trace));
     column.show(Infinity, true);
     return trace;
   }
 
-  async function explain(reason) {
-    if (reason.status === 401) {
-      complain("this server wants a key");
-      find("key-dialog").showModal();
-    } else {
-      complain(reason.message || String(reason));
-    }
+  const worded = (reason) => (reason.status === 401 ? "this server wants a key" : reason.message || String(reason));
+
+  function explain(reason) {
+    complain(worded(reason));
+    if (reason.status === 401) find("key-dialog").showModal();
   }
 
   function show(replays, step) {
@@ -128,7 +134,7 @@
     try {
       D5P4.form.build(await D5P4.api.model());
     } catch (reason) {
-      await explain(reason);
+      explain(reason);
       if (reason.status === 503) setTimeout(connect, 1500); // the model is still being loaded
       return;
     }

@@ -114,17 +114,34 @@ D5P4.form = (() => {
     if (!knob) return;
     if (byHand) knobs[run][knob.name] = value;
     find(`exact-${run}`).value = value;
+    slide(run, value);
+  }
+
+  function slide(run, value) {
+    const knob = knobOf(run);
     const slider = find(`knob-${run}`);
     slider.value = value > 0 ? Math.log10(value) : knob.low;
     slider.setAttribute("aria-valuetext", `${knob.label} ${value}`);
   }
 
+  /** Take over what is typed beside the slider; what is no number stays there, for `read` to refuse. */
+  function typed(run) {
+    const value = text(`exact-${run}`);
+    const { name } = knobOf(run);
+    if (!value) delete knobs[run][name];
+    else if (Number.isFinite(Number(value))) {
+      knobs[run][name] = Number(value);
+      slide(run, knobs[run][name]);
+    }
+  }
+
   function poolNote() {
-    const size = Number(find("k").value) * Number(find("w").value);
+    const size = (Number(find("k").value) + Number(find("spare").value)) * Number(find("w").value);
     const most = card && card.limits && card.limits.max_pool;
     const over = most && size > most;
+    const spare = find("distinct").checked && !text("spare") ? ", up to twice as many to make answers differ" : "";
     find("pool-note").textContent = Number.isFinite(size)
-      ? `${whole(size)} candidates a step${over ? `, and this server takes ${whole(most)}` : ""}`
+      ? `${whole(size)} candidates a step${over ? `, and this server takes ${whole(most)}` : spare}`
       : "";
     find("pool-note").classList.toggle("over", !!over);
   }
@@ -133,10 +150,20 @@ D5P4.form = (() => {
     return find(id).value.trim();
   }
 
+  /** An error about a field: `point` brings that one into view. */
+  const refusal = (field, said) => Object.assign(new Error(said), { field });
+
+  function point(field) {
+    const folded = find(field).closest("details");
+    if (folded) folded.open = true;
+    find(field).focus();
+  }
+
   function numberIn(id, name) {
     const value = text(id);
+    if (find(id).validity.badInput) throw refusal(id, `${name} must be a number`);
     if (!value) return undefined;
-    if (!Number.isFinite(Number(value))) throw new Error(`${name} must be a number, not “${value}”`);
+    if (!Number.isFinite(Number(value))) throw refusal(id, `${name} must be a number, not “${value}”`);
     return Number(value);
   }
 
@@ -144,15 +171,15 @@ D5P4.form = (() => {
   function read() {
     const seed = numberIn("seed", "the seed");
     if (seed !== undefined && !Number.isSafeInteger(seed))
-      throw new Error("the seed must be a whole number below 2^53");
+      throw refusal("seed", "the seed must be a whole number below 2^53");
     const found = { prompt: find("prompt").value, k: numberIn("k", "k"), w: numberIn("w", "w"), seed };
     for (const name of NUMBERS) found[name] = numberIn(name, name.replace("_", " "));
     found.order = text("order") || undefined;
     found.distinct = find("distinct").checked;
     found.runs = RUNS.filter((run) => run === "a" || find("compare").checked).map((run) => {
       const knob = knobOf(run);
-      const own = knob && knobs[run][knob.name];
-      return { method: method(run).name, parameters: own === undefined || !knob ? {} : { [knob.name]: own } };
+      const own = knob && numberIn(`exact-${run}`, knob.label) !== undefined ? knobs[run][knob.name] : undefined;
+      return { method: method(run).name, parameters: own === undefined ? {} : { [knob.name]: own } };
     });
     return found;
   }
@@ -170,8 +197,7 @@ D5P4.form = (() => {
       Object.assign(knobs[RUNS[i]], run.parameters);
       choose(RUNS[i], run.method);
     });
-    const more = ["seed", "order", ...NUMBERS].some((name) => found[name] !== undefined) || found.distinct;
-    if (more) find("more").open = true;
+    if (["seed", "order", ...NUMBERS].some((name) => found[name] !== undefined)) find("more").open = true;
     compareChanged();
     poolNote();
   }
@@ -196,14 +222,12 @@ D5P4.form = (() => {
       find(`knob-${run}`).addEventListener("input", (event) => {
         setKnob(run, Number((10 ** Number(event.target.value)).toPrecision(2)));
       });
-      find(`exact-${run}`).addEventListener("change", (event) => {
-        const value = Number(event.target.value);
-        if (Number.isFinite(value)) setKnob(run, value);
-      });
+      find(`exact-${run}`).addEventListener("input", () => typed(run));
+      find(`exact-${run}`).addEventListener("change", () => text(`exact-${run}`) || methodChanged(run));
     }
     find("compare").addEventListener("change", compareChanged);
-    for (const id of ["k", "w"]) find(id).addEventListener("input", poolNote);
+    for (const id of ["k", "w", "spare", "distinct"]) find(id).addEventListener("input", poolNote);
   }
 
-  return { wire, build, read, write, bodies };
+  return { wire, build, read, write, point, bodies };
 })();

@@ -53,9 +53,10 @@ D5P4.picture = (() => {
     replay.trace.answers.forEach((answer, rank) => {
       ruler.font = font;
       const tokens = replay.tokens(replay.answerRow(rank, Math.min(step, replay.steps)));
-      const rows = lines(ruler, tokens, COLUMN - 130, block);
+      const rows = lines(ruler, tokens, COLUMN - 150, block);
       if (context) {
         const middle = y + height + LINE / 2;
+        const early = step < replay.steps;
         context.textBaseline = "middle";
         context.fillStyle = D5P4.colours.answer(colours, rank);
         context.beginPath();
@@ -70,9 +71,10 @@ D5P4.picture = (() => {
         writeTokens(context, rows, x + 30, y + height, colours);
         context.font = `12px ${colours.font}`;
         context.textAlign = "right";
-        context.fillStyle = answer.right === false ? colours.wrong : answer.right ? colours.right : colours.muted;
+        const graded = !early && answer.right !== null;
+        context.fillStyle = graded ? (answer.right ? colours.right : colours.wrong) : colours.muted;
         const mark = answer.right === null ? "" : answer.right ? "✓ " : "✗ ";
-        context.fillText(`${mark}score ${figure(answer.score)}`, x + COLUMN - 4, middle);
+        context.fillText(`${early ? "ends " : ""}${mark}score ${figure(answer.score)}`, x + COLUMN - 4, middle);
         context.textAlign = "left";
       }
       height += rows.length * LINE + 10;
@@ -145,7 +147,8 @@ D5P4.picture = (() => {
       context.font = `13px ${colours.font}`;
       context.fillStyle = colours.muted;
       const different = `${replay.trace.distinct} of ${replay.trace.answers.length} different`;
-      context.fillText(`${different}${right} · ${whole(replay.trace.rows)} rows`, x + COLUMN, PAD + 78);
+      const ends = step < replay.steps ? "ends with " : "";
+      context.fillText(`${ends}${different}${right} · ${whole(replay.trace.rows)} rows`, x + COLUMN, PAD + 78);
       answers(context, context, replay, step, x, top.answers, colours);
       title(context, "lineage", x, top.lineage - 12, colours, 13, colours.muted);
       shifted(context, x, top.lineage, () =>
@@ -156,7 +159,7 @@ D5P4.picture = (() => {
       if (matrices[i]) shifted(context, left, top.heat, () => D5P4.heat.draw(context, matrices[i], HEAT, low, colours));
     });
     const rest = PAD + replays.length * (HEAT + PAD);
-    title(context, "score over distance", rest, top.heat - 12, colours, 13, colours.muted);
+    title(context, "score over distance, as they end", rest, top.heat - 12, colours, 13, colours.muted);
     shifted(context, rest, top.heat, () => D5P4.scatter.draw(context, replays, width - PAD - rest, HEAT, colours));
     return canvas;
   }

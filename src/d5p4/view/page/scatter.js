@@ -39,6 +39,7 @@ D5P4.scatter = (() => {
     return { values: found, digits: Math.max(0, -Math.floor(Math.log10(step))) };
   }
 
+  /** Axes and markers; the markers that were drawn. */
   function draw(context, replays, width, height, colours) {
     const found = points(replays);
     if (!found.length) return [];
@@ -85,42 +86,16 @@ D5P4.scatter = (() => {
     context.fillText("score →", 0, 4);
     context.restore();
     const placed = found.map((point) => ({ ...point, px: x.at(point.x), py: y.at(point.y) }));
-    spread(placed);
-    placed.forEach((point) => mark(context, point, colours));
-    return placed;
-  }
-
-  /** Equal answers lie on each other: shift them so that each can be seen. */
-  function spread(placed) {
-    placed.forEach((point, i) => {
-      const before = placed.slice(0, i).filter((p) => Math.abs(p.x - point.x) < 1e-6 && Math.abs(p.y - point.y) < 1e-6);
-      point.px += before.length * 6;
-      point.py -= before.length * 3;
-    });
-  }
-
-  /** Each run has its own colour, and circles or squares in turn. Wrong answers are hollow. */
-  function mark(context, point, colours) {
-    const colour = colours[side(point.run)];
-    context.beginPath();
-    if (point.run % 2) context.rect(point.px - 7, point.py - 7, 14, 14);
-    else context.arc(point.px, point.py, 8, 0, 2 * Math.PI);
-    context.lineWidth = 2;
-    context.strokeStyle = colour;
-    context.fillStyle = point.right === false ? colours.surface : colour;
-    context.fill();
-    context.stroke();
-    context.fillStyle = point.right === false ? colour : colours.surface;
-    context.font = `bold 10px ${colours.font}`;
-    context.textAlign = "center";
-    context.textBaseline = "middle";
-    context.fillText(String(point.rank + 1), point.px, point.py + 0.5);
+    const area = { left: PAD.left, right: width, top: 0, bottom: height - PAD.bottom };
+    const markers = D5P4.markers.arrange(context, placed, area, colours);
+    D5P4.markers.draw(context, markers, colours);
+    return markers;
   }
 
   class View {
     constructor(replays) {
       this.replays = replays;
-      this.placed = [];
+      this.markers = [];
       this.canvas = el("canvas", {
         role: "img",
         "aria-label": "score of each answer over its distance to the nearest other one",
@@ -178,22 +153,23 @@ D5P4.scatter = (() => {
       if (this.canvas.hidden) return;
       const height = Math.min(340, Math.max(240, width * 0.72));
       const context = D5P4.colours.prepare(this.canvas, width, height);
-      this.placed = draw(context, this.replays, width, height, D5P4.colours.read());
+      this.markers = draw(context, this.replays, width, height, D5P4.colours.read());
     }
 
     point(event) {
       const box = this.canvas.getBoundingClientRect();
       const [x, y] = [event.clientX - box.left, event.clientY - box.top];
-      const near = this.placed.find((point) => Math.hypot(point.px - x, point.py - y) < 11);
+      const near = D5P4.markers.at(this.markers, x, y);
       if (!near) {
         this.card.hidden = true;
         return;
       }
       const { method } = this.replays[near.run].trace;
+      const [first] = near.points;
       this.card.replaceChildren(
-        el("p", { class: "card-title", text: `${method}, answer ${near.rank + 1}` }),
-        el("p", { class: "line", text: near.text }),
-        el("p", { class: "card-facts", text: `score ${figure(near.y)} · distance ${number(near.x, 3)}` }),
+        el("p", { class: "card-title", text: `${method}, answer ${near.label}` }),
+        ...[...new Set(near.points.map((point) => point.text))].map((text) => el("p", { class: "line", text })),
+        el("p", { class: "card-facts", text: `score ${figure(first.y)} · distance ${number(first.x, 3)}` }),
       );
       place(this.card, event.clientX, event.clientY);
     }
