@@ -49,7 +49,7 @@ TEXT = [
 def test_contrast_in_both_themes(visit, server):
     page = visit(color_scheme="light", reduced_motion="reduce")
     ready(page, server)
-    small(page, steps=6)
+    small(page, steps=3)
     run(page)
     for theme in ("light", "dark"):
         page.evaluate("(theme) => D5P4.theme.choose(theme)", theme)
@@ -60,7 +60,7 @@ def test_contrast_in_both_themes(visit, server):
 def test_everything_has_a_name(visit, server):
     page = visit()
     ready(page, server)
-    small(page, steps=6)
+    small(page, steps=3)
     run(page)
     nameless = page.evaluate(
         """() => [...document.querySelectorAll("button, input, select, textarea, [tabindex], [role=img], progress")]
@@ -86,7 +86,7 @@ def test_everything_has_a_name(visit, server):
 def test_by_keyboard_alone(visit, server):
     page = visit(reduced_motion="reduce")
     ready(page, server)
-    small(page, steps=6)
+    small(page, steps=3)
     page.get_by_label("Prompt", exact=True).focus()
     seen = set()
     for _ in range(60):
@@ -105,7 +105,7 @@ def test_by_keyboard_alone(visit, server):
 def test_no_screen_scrolls_sideways(visit, server):
     page = visit(viewport={"width": 360, "height": 780})
     ready(page, server)
-    small(page, steps=6)
+    small(page, steps=3)
     run(page)
     for width in (360, 768, 1000, 1280, 1920):
         page.set_viewport_size({"width": width, "height": 780})

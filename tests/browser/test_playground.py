@@ -58,7 +58,7 @@ def test_a_puzzle_by_two_methods(visit, server):
 def test_a_blank_seed_is_drawn_once_for_both(visit, server):
     page = visit()
     ready(page, server)
-    small(page, seed=None, steps=6)
+    small(page, seed=None, steps=4)
     run(page)
     first, second = (trace["seed"] for trace in traces(page))
     assert first == second and f"seed {first}" in page.locator("#seed-used").inner_text()
@@ -75,7 +75,7 @@ def test_methods_have_their_own_knobs(visit, server):
     page.get_by_label("β weight of difference").focus()
     page.keyboard.press("End")
     assert page.get_by_label("exact value, run B").input_value() == "10000"
-    small(page, steps=6)
+    small(page, steps=4)
     exact = page.get_by_label("exact value, run A")
     exact.fill("2.5")
     exact.press("Control+Enter")  # what is typed counts at once
@@ -179,7 +179,7 @@ def test_the_theme_is_remembered(visit, server):
 def test_a_link_brings_the_whole_view_back(visit, server):
     page = visit(color_scheme="light")
     ready(page, server)
-    small(page, seed=None)
+    small(page, seed=None, steps=9, k=2)
     page.get_by_label("β weight of difference").focus()
     page.keyboard.press("ArrowRight")
     page.get_by_label("see to it that answers differ").check()
@@ -217,7 +217,7 @@ def test_a_link_brings_the_whole_view_back(visit, server):
 def test_exports(visit, server, tmp_path):
     page = visit()
     ready(page, server)
-    small(page, steps=6)
+    small(page, steps=4)
     run(page)
     with page.expect_download() as waiting:
         page.get_by_role("button", name="JSON").click()
@@ -281,7 +281,7 @@ def test_stop(visit, server):
     assert "stopped" in page.locator(".run .headline").all_inner_texts()
     assert not page.locator("#pictures").is_visible() and not page.get_by_role("alert").is_visible()
     assert page.get_by_role("button", name="JSON").is_disabled()  # there is nothing to take away
-    small(page, steps=6)
+    small(page, steps=4)
     run(page)  # and on it goes
 
 
@@ -298,7 +298,7 @@ def test_errors_are_said_in_words(visit, server):
     page.get_by_label("Prompt", exact=True).fill("héllo")
     page.get_by_role("button", name="Run").click()
     until(page, "document.getElementById('error').textContent.includes('é')")
-    small(page, steps=6)
+    small(page, steps=4)
     run(page)
     assert not page.get_by_role("alert").is_visible()
     before = page.locator("#results").inner_text()
