@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 import d5p4
@@ -122,3 +124,12 @@ def test_methods_table_is_complete():
     }  # fmt: skip
     for method in d5p4.METHODS.values():
         assert method.summary and method.section
+
+
+@pytest.mark.parametrize("given", [{}, {"method": "diverse-beam", "alpha": 3.0, "steps": 3}, {"spare": 2, "beta": 5.0},
+                                   {"method": "e-smc", "lam": 2.0, "guidance_window": (0, 2), "guidance": 2.0}])
+def test_options_give_the_same_settings_again(given):
+    """Also after they went through JSON."""
+    model = FakeModel()
+    settings = Settings.make(model, k=3, gen_length=5, **given)
+    assert Settings.make(model, **json.loads(json.dumps(settings.options()))) == settings

@@ -18,7 +18,7 @@ from .ops.ties import coarse, ranked
 from .ops.vocab import vocab_stats
 from .ops.width import wide
 from .pool import Pool, pick
-from .repeats import best_different
+from .repeats import first_of_each
 from .rows import Prompts
 from .settings import Settings
 from .types import Choice, Final, Finish, Kept, Model, PoolView, Result
@@ -91,7 +91,8 @@ class LastPool:
         return coarse(steady_mean(self.pool.logprob) if self.model.carry_over else self.score("entropy", "all"))
 
     def keep(self, finish: Finish | None, settings: Settings, prompts: Tensor) -> tuple[Tensor, Tensor, bool]:
-        """The k rows [P, k] to return, best first, their scores [P, k], and whether those are a scorer's."""
+        """The k rows [P, k] to return, best first (of spare beams: repeats of a text behind the others), their scores
+        [P, k], and whether those are a scorer's."""
         count = settings.groups
         rows, score = Kept(torch.arange(count, device=prompts.device).expand(len(prompts), count))
         if finish is not None:
@@ -100,7 +101,7 @@ class LastPool:
         order = ranked(shown, self.pool.row_hash.gather(1, rows), self.pool.tie.gather(1, rows))
         if settings.spare:
             texts = [[self.text(p, n) for n in kept] for p, kept in enumerate(rows.tolist())]
-            order = best_different(order, texts, settings.k)
+            order = first_of_each(order, texts)[:, : settings.k]
         return rows.gather(1, order), shown.gather(1, order), score is not None
 
 

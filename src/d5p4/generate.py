@@ -83,7 +83,8 @@ def generate(
     guidance         classifier-free guidance g (1 is off); guidance_window: on steps start..stop-1 only
     select_window    select on steps start..stop-1 only (the last step always selects)
     distinct         draw more children and keep different ones (changes results)
-    spare            keep so many beams beyond k, and return the k best of them whose texts differ (0)
+    spare            keep so many beams beyond k, and return the k best of them whose texts differ (0); where there are
+                     fewer, repeats come last
     eos              end-of-text is revealed "last" (LLaDA, Dream), "free"ly (the paper's runs; MDLM) or "never"
     quality          "entropy", "self-certainty", "logprob" over positions "all" or "masked", normalised by "minmax",
                      "absolute" or "zscore"

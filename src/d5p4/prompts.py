@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -65,6 +66,11 @@ def _as_list(value: Any) -> Any:
 
 def _is_id(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def of_only_prompt(error: D5P4Error) -> str:
+    """What is wrong with the only prompt of a call, without its number."""
+    return re.sub(r"^prompt 0\b", "the prompt", str(error)).removeprefix("the prompt: ")
 
 
 def encode(model: Model, prompt: Any, chat: bool | None, number: int) -> list[int]:

@@ -20,8 +20,3 @@ def first_of_each(order: Tensor, texts: Sequence[Sequence[str]]) -> Tensor:
         moved.append(sorted(range(len(rows)), key=again.__getitem__))
     return order.gather(1, torch.tensor(moved, device=order.device))
 
-
-def best_different(order: Tensor, texts: Sequence[Sequence[str]], k: int) -> Tensor:
-    """[P, k] rows of order [P, N], still in that order: each text once before any comes again."""
-    chosen = first_of_each(order, texts)[:, :k]
-    return chosen.gather(1, order.argsort(1).gather(1, chosen).argsort(1))

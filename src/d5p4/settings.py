@@ -127,6 +127,13 @@ class Settings:
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments of `d5p4.generate` that give these settings, with the same model."""
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("params", "savings")}
+        if not self.spec.solver:
+            del own["solver"]
+        return {name: value for name, value in (own | dict(self.params)).items() if value is not None}
+
     def check(self) -> None:
         """Raise a sentence for the first value that cannot be."""
         _whole("k", self.k, 1)

@@ -262,7 +262,9 @@ late. A snapshot's view holds the step's hidden states: keep what you read from 
 
 @dataclass(eq=False, repr=False)
 class Result:
-    """k answers for each of P prompts, best score first. A dropped prompt has empty lists and NaN scores.
+    """k answers for each of P prompts, best score first (with `spare`, repeated texts come last).
+
+    A dropped prompt has empty lists and NaN scores.
 
     answers         [P][k] token ids, cut at the first end-of-text (an answer may be empty)
     texts           [P][k] the answer; the whole filled text when holes were filled

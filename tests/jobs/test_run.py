@@ -8,8 +8,8 @@ import torch
 
 import d5p4
 from d5p4.distributed import Mesh, RankLost
-from d5p4.jobs import run as module
 from d5p4.jobs import plan
+from d5p4.jobs import run as module
 from tests.checkpoints import write_llada
 from tests.fake import FakeModel
 from tests.jobs.work import SMALL, Cramped, Spoiled, prompts, write

@@ -88,7 +88,7 @@ def until(true: Callable[[], Any], seconds: float = 20.0) -> Any:
 
 def differing(n: int) -> dict[str, Any]:
     """What the server asks `d5p4.generate` for, beside what a request says, so that n answers differ."""
-    return {"k": n, "distinct": True, "spare": -(-n // 2)} if n > 1 else {"k": n}
+    return {"k": n, "distinct": True, "spare": n} if n > 1 else {"k": n}
 
 
 def request(body: bytes | dict[str, Any], path: str = "/v1/completions", method: str = "POST", **headers: str) -> bytes:

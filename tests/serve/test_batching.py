@@ -176,11 +176,11 @@ def test_an_answer_does_not_wait_for_an_acknowledgement(server):
 
 
 def test_the_event_loop_answers_while_a_decode_runs_and_a_long_prompt_is_encoded():
-    """A decode of a quarter of a second a forward; a prompt of a megabyte, ten times."""
+    """A decode of a quarter of a second a forward; bodies of a megabyte, a text and a list of lists, ten times."""
     with running(Slow(0.25)) as server:
-        body = ("a" * 1_000_000).encode()
+        text, lists = b'{"prompt": "' + b"a" * 1_000_000 + b'"}', b'{"prompt": [' + b"[1]," * 250_000 + b"[1]]}"
         decode = lambda: server.post(prompt="abc", max_tokens=4)  # noqa: E731
-        encode = [lambda: server.raw(b'{"prompt": "' + body + b'"}')] * 10
+        encode = [lambda body=body: server.raw(body) for body in (text, lists) * 5]
 
         def ask():
             waits = []
@@ -193,4 +193,4 @@ def test_the_event_loop_answers_while_a_decode_runs_and_a_long_prompt_is_encoded
 
         decoded, waits, *encoded = together(decode, ask, *encode)
         assert decoded.status_code == 200 and {found.status_code for found in encoded} == {400}
-        assert waits[26] < 0.25 and waits[-1] < 1.0, waits[-5:]  # nine in ten
+        assert waits[26] < 0.25 and waits[-1] < 1.5, waits[-5:]  # nine in ten

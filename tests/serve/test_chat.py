@@ -2,8 +2,13 @@
 
 import openai
 import pytest
+import tokenizers
+from tokenizers import decoders, models
 
 import d5p4
+from d5p4.models.tokenizer import Tokenizer
+from d5p4.serve.job import Finished
+from d5p4.serve.respond import _Answer
 from tests.checkpoints import write_llada
 from tests.fake import FakeModel
 from tests.serve.running import NAME, differing, running
@@ -104,3 +109,24 @@ def test_a_template_that_is_hard_to_please():
         assert server.client().chat.completions.create(model=NAME, messages=TALK, max_tokens=2).choices
         with pytest.raises(openai.BadRequestError, match="give a system message"):
             server.client().chat.completions.create(model=NAME, messages=TALK[1:])
+
+
+def test_bytes_of_a_character_spread_over_tokens():
+    """The texts of tokens join to the answer, a character standing with its last token; their bytes do at once."""
+    backend = tokenizers.Tokenizer(models.BPE({"â": 0, "Ĥ": 1, "¬": 2, "Ġa": 3, "<m>": 4}, []))
+    backend.decoder = decoders.ByteLevel()
+    model = FakeModel()
+    model.tokenizer = Tokenizer(backend, mask_id=4)
+    ids = [3, 0, 1, 2, 3]
+
+    def told(text, ended):
+        one = Finished(
+            texts=[text], tokens=[ids], logprobs=[[-1.0] * 5], reveal_step=[[0] * 5], ended=[ended], score=[0.0],
+            score_kind="", distance=[None], right=None, right_ones=None, rows=1, rows_nominal=1, nfe=1, history=None,
+        )  # fmt: skip
+        return _Answer(one, 0, []).logprobs(model, chat=True)["content"]
+
+    whole = told(" a€ a", False)
+    assert [token["token"] for token in whole] == [" a", "", "", "€", " a"]
+    assert [token["bytes"] for token in whole] == [[32, 97], [0xE2], [0x82], [0xAC], [32, 97]]
+    assert [token["bytes"] for token in told(" a", True)] == [[32, 97]]  # cut by a stop: what follows is left out

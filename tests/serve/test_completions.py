@@ -6,6 +6,7 @@ import pytest
 
 import d5p4
 from d5p4.record import Answers
+from d5p4.serve.worker import cut
 from tests.fake import FakeModel
 from tests.serve.running import NAME, differing, running
 
@@ -109,6 +110,24 @@ def test_stop_cuts_the_answer_and_says_so(client):
             assert after.finish_reason == ("stop" if letter in before.text else before.finish_reason)
 
 
+def test_what_is_graded_is_the_text_that_is_sent():
+    """A stop cuts right answers into wrong and equal ones."""
+    model = FakeModel()
+    texts = ["31-13=18,86-18=68,68+28=96", "86+28=114,114+13=127,127-31=96", "31-13=18,28-18=10,86+10=96"]
+    cuts = [cut(text, [","]) for text in texts]
+    assert cuts == [("31-13=18", True), ("86+28=114", True), ("31-13=18", True)]
+    with running(model) as server:
+        found = server.post(prompt="abc", n=4, max_tokens=8, seed=1, stop=["a", "b", "c"]).json()
+    assert found["d5p4"]["distinct"] == len({choice["text"] for choice in found["choices"]}) < 4
+
+
+def test_repeats_come_last(client):
+    """Fewer different texts than asked for: those there are stand first."""
+    found = client.completions.create(prompt="abc", n=12, max_tokens=1, model=NAME, temperature=0.2, seed=1)
+    texts = [choice.text for choice in found.choices]
+    assert len(set(texts[: found.d5p4["distinct"]])) == found.d5p4["distinct"] < 12
+
+
 def test_an_answer_that_the_model_ends_stops_and_others_reach_their_length(client):
     ours = {"eos": "free", "w": 1}
     found = client.completions.create(
@@ -127,9 +146,10 @@ def test_history_is_the_trace(client, server):
     found = client.completions.create(prompt=["abc", "de"], n=2, extra_body={"history": True}, **SMALL)
     for text, sent in zip(("abc", "de"), found.d5p4["history"], strict=True):
         own = d5p4.view.trace(server.model, text, chat=False, seed=3, gen_length=6, **differing(2))
-        own = own[0] if isinstance(own, list) else own
         for name in own.keys() - {"seconds", "settings"}:
             assert sent[name] == own[name], name
+    plain = client.completions.create(prompt=["abc", "de"], n=2, **SMALL)
+    assert [choice.text for choice in found.choices] == [choice.text for choice in plain.choices]
 
 
 def test_models(client):

@@ -23,30 +23,32 @@ CHAT = "/v1/chat/completions"
         ({"top_p": 1.5}, "top_p", "top_p=1.5"),
         ({"max_tokens": 0}, "max_tokens", "max_tokens=0"),
         ({"seed": 2**63}, "seed", "seed=9223372036854775808"),
-        ({"stop": ["a"] * 5}, "stop", "stop"),
+        ({"stop": ["a"] * 5}, "stop", "at most 4 items"),
         ({"stop": ["a", ""]}, "stop", "empty"),
         ({"logprobs": 9}, "logprobs", "logprobs=9"),
+        ({"logprobs": 3}, "logprobs", "logprobs=3: alternatives are not kept"),
         ({"best_of": 3}, "best_of", "best_of"),
-        ({"extra_body": {"method": "beam"}}, None, "there is no method 'beam'"),
+        ({"extra_body": {"method": "beam"}}, "method", "there is no method 'beam'"),
         ({"extra_body": {"order": "up"}}, "order", "order='up'"),
         ({"extra_body": {"guidance": 0.5}}, "guidance", "guidance=0.5"),
-        ({"extra_body": {"alpha": 2}}, None, "no parameter alpha"),
+        ({"extra_body": {"alpha": 2}}, "alpha", "no parameter alpha"),
         ({"extra_body": {"betta": 2}}, "betta", "'betta' is not a field"),
         ({"extra_body": {"steps": 5000}}, "steps", "steps=5000"),
         ({"extra_body": {"w": "4"}}, "w", "w='4'"),
         ({"extra_body": {"history": True, "w": 100, "n": 2}}, "history", "pools of up to 128 rows"),
         ({"n": 2, "extra_body": {"w": 2**30, "method": "independent"}}, "w", "w=1073741824"),
-        ({"n": 2, "extra_body": {"w": 100, "method": "best-of-n"}}, "w", "draw 80000 children a step"),
-        ({"n": 2, "extra_body": {"w": 100, "select_window": [1, 2]}}, "w", "draw 80000 children a step"),
+        ({"n": 2, "extra_body": {"w": 100, "method": "best-of-n"}}, "w", "draw 160000 children a step"),
+        ({"n": 2, "extra_body": {"w": 100, "select_window": [1, 2]}}, "w", "draw 160000 children a step"),
         ({"extra_body": {"guidance_window": [1]}}, "guidance_window", "guidance_window"),
         ({"extra_body": {"solver": "exact"}}, "solver", "solver"),
-        ({"prompt": "abcxyz"}, None, "token id 23"),
-        ({"prompt": "a" * 65}, None, "65 tokens"),
-        ({"prompt": []}, "prompt", "prompt=[]"),
+        ({"prompt": "abcxyz"}, "prompt", "the prompt holds token id 23"),
+        ({"prompt": "a" * 65}, "prompt", "65 tokens"),
+        ({"prompt": "a" * 20000}, "prompt", "20000 characters"),
+        ({"prompt": []}, "prompt", "at least 1 item"),
         ({"prompt": [[]]}, "prompt", "prompt"),
         ({"prompt": ["a", 1]}, "prompt", "prompt"),
-        ({"prompt": [12]}, None, "token id 12"),
-        ({"prompt": [-1]}, None, "token id -1"),
+        ({"prompt": [12]}, "prompt", "token id 12"),
+        ({"prompt": [-1]}, "prompt", "token id -1"),
         ({"prompt": ["a"] * 257}, "prompt", "257 prompts; this server takes 256"),
     ],
     ids=lambda value: json.dumps(value)[:40] if isinstance(value, dict) else "",
@@ -68,6 +70,7 @@ def test_what_is_not_done_is_refused_unless_it_asks_for_nothing(server, name):
         "echo": True, "suffix": "a", "frequency_penalty": 0.5, "presence_penalty": -0.5, "logit_bias": {"1": 2},
         "tools": [{}], "tool_choice": "required", "functions": [{}], "function_call": {"name": "f"},
         "response_format": {"type": "json_object"}, "modalities": ["audio"], "top_logprobs": 2,
+        "min_p": 0.1, "repetition_penalty": 1.2, "ignore_eos": True,
     }[name]  # fmt: skip
     found = server.post(path, **asked, **{name: real})
     assert found.status_code == 400 and found.json()["error"]["param"] == name
@@ -125,7 +128,7 @@ def test_limits_of_a_server():
         assert server.post(prompt="abcde", max_tokens=4, n=1, w=6).status_code == 200
         assert refused(prompt="abcdef")["code"] == "context_length_exceeded"
         assert refused(max_tokens=9, steps=2)["param"] == "max_tokens"
-        assert refused(n=2, w=4)["message"] == "n=2, w=4 make a pool of 8 rows; this server takes 6"
+        assert refused(n=2, w=4)["message"] == "n=2, w=4: a pool of 8 rows; this server takes 6"
         assert refused(n=7, method="independent")["param"] == "n"
         assert refused(max_tokens=5)["message"].startswith("5 steps, one a token: this server takes 4")
         assert refused(prompt=["a"] * 3)["param"] == "prompt"

@@ -1,6 +1,7 @@
 """Clients that go away, and requests whose time is over: their slots are free and nothing is decoded for them."""
 
 import json
+import logging
 import socket
 import struct
 import threading
@@ -10,7 +11,7 @@ import openai
 import pytest
 
 from d5p4.serve.lineup import Lineup
-from tests.serve.models import Gated, Slow
+from tests.serve.models import Faulty, Gated, Slow
 from tests.serve.running import NAME, request, response, running, until
 
 LONG = {"prompt": "abc", "max_tokens": 60, "n": 2, "seed": 1}  # 60 steps
@@ -35,6 +36,18 @@ def test_a_client_that_leaves_stops_its_decode(streamed):
         time.sleep(0.1)
         assert len(server.model.calls) == calls
         assert server.post(prompt="abc", max_tokens=2).status_code == 200
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_leaving_when_a_part_of_the_prompts_is_done(streamed, caplog):
+    """Prompts that do not share a decode: the first is finished when the client goes."""
+    with running(Slow(0.02)) as server, caplog.at_level(logging.WARNING):
+        with server.connect() as wire:
+            wire.sendall(request({"prompt": ["a", "all"], "seed": 1, "stream": streamed}))  # the second has holes
+            until(lambda: server.metric("d5p4_answers_total") == 1)
+        until(lambda: idle(server) and not server.server.server_state.tasks)
+        assert server.post(prompt="abc", max_tokens=2).status_code == 200
+    assert not caplog.text
 
 
 def test_closing_the_client_s_stream_is_leaving():
@@ -146,3 +159,19 @@ def test_time_runs_out():
             events = streamed.read().decode().strip().split("\n\n")
         assert json.loads(events[-1].removeprefix("data: "))["error"]["code"] == "timeout"
         assert server.post(prompt="abc", max_tokens=2).status_code == 200
+
+
+def test_time_runs_while_a_prompt_is_encoded():
+    model = Slow(0.0)
+    with running(model, limits={"timeout": 0.3}) as server:
+        model.tokenizer.encode = lambda text: time.sleep(1.0) or [1]
+        start = time.monotonic()
+        found = server.post(prompt="abc", max_tokens=2)
+        assert found.status_code == 503 and found.json()["error"]["code"] == "timeout"
+        assert time.monotonic() - start < 0.9
+
+
+def test_only_clients_that_left_count_as_cancelled():
+    with running(Faulty({"x": "nan"})) as server:
+        assert server.post(prompt=["xbc", "al"], n=1).status_code == 500  # which do not share a decode
+        assert server.metric("d5p4_cancelled_prompts_total") == 0

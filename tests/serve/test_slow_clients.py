@@ -13,6 +13,7 @@ from tests.serve.running import request, response, running, until
 GOOD = {"prompt": "abc", "max_tokens": 6, "seed": 1, "n": 2}
 BODY = request(GOOD)
 MIDDLE = len(BODY) - 10
+LARGE = {"prompt": ["a", "b", "c", "d"], "n": 8, "w": 8, "max_tokens": 30, "history": True}  # megabytes come back
 
 
 def connections(server):
@@ -96,12 +97,30 @@ def test_who_does_not_read_is_cut_off():
         wire = socket.socket()
         wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         wire.connect(("127.0.0.1", server.port))
-        asked = {"prompt": ["a", "b", "c", "d"], "n": 16, "w": 8, "max_tokens": 30, "history": True}
-        wire.sendall(request(asked | {"stream": True}))
-        until(lambda: server.metric("d5p4_answers_total") == 64, 60)
+        wire.sendall(request(LARGE | {"stream": True}))
+        until(lambda: server.metric("d5p4_answers_total") == 32, 60)
         assert connections(server) == 2
         until(lambda: connections(server) == 0 and not server.server.server_state.tasks, 10)
         assert server.post(**GOOD).status_code == 200
+        wire.close()
+
+
+def test_who_reads_slowly_but_steadily_gets_it_all():
+    """However long it takes: what counts is that something was read in the last while."""
+    with running(FakeModel(), limits={"client_timeout": 0.4}) as server:
+        wire = socket.socket()
+        wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+        wire.connect(("127.0.0.1", server.port))
+        start = time.monotonic()
+        wire.sendall(request(LARGE))
+        data = wire.recv(65536)
+        length = int(data.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+        head = data.index(b"\r\n\r\n") + 4
+        got = len(data) - head
+        while got < length and (more := wire.recv(1 << 17)):
+            got += len(more)
+            time.sleep(0.03)
+        assert got == length > 2_000_000 and time.monotonic() - start > 0.8
         wire.close()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from pathlib import Path
 from typing import Annotated, Any
@@ -33,10 +32,10 @@ def serve(
         typer.Option(envvar="D5P4_API_KEY", help="Bearer token that requests must show.", show_envvar=True),
     ] = None,
     allowed_host: Annotated[
-        list[str] | None, typer.Option(help="Another name the server is called by, such as a proxy's; may be repeated.")
+        list[str] | None, typer.Option(help="A name requests may call the server by, such as a proxy's. Repeatable.")
     ] = None,
     max_queue: Annotated[int, _limit("Prompts that may wait; more are answered with 429.")] = 256,
-    max_pool: Annotated[int, _limit("Rows of a pool, n times w.")] = 256,
+    max_pool: Annotated[int, _limit("Rows of the pool a request asks for, n times w.")] = 256,
     max_prompt_tokens: Annotated[int | None, _limit("Tokens of a prompt (what the model holds).")] = None,
     max_gen_length: Annotated[int | None, _limit("Tokens of an answer (what the model holds).")] = None,
     max_steps: Annotated[int, _limit("Denoising steps.")] = 1024,
@@ -58,18 +57,19 @@ def serve(
     dtype: Dtype = None,
 ) -> None:
     """Serve a model over HTTP: OpenAI's API under /v1, a playground at /."""
-    from ..models.load import find
+    from ..models.load import without_weights
     from ..serve import Limits
     from ..serve import serve as run
-    from ..serve.server import log_to_stderr
+    from ..serve.server import log_to_stderr, loopback
     from .progress import load_model
 
     if api_key is not None and not api_key.strip():
         raise D5P4Error(f"api_key={api_key!r} is empty; give a token, or leave --api-key out")
-    folder = find(model)  # a wrong name is told before anything listens
+    folder = without_weights(model)[1]  # a wrong name or kind of model is told before anything listens
     limits = Limits(
-        max_prompt_tokens, max_gen_length, max_pool, max_steps, max_body, max_queue, timeout, client_timeout, grace
-    )
+        max_prompt_tokens=max_prompt_tokens, max_gen_length=max_gen_length, max_pool=max_pool, max_steps=max_steps,
+        max_body=max_body, max_queue=max_queue, timeout=timeout, client_timeout=client_timeout, grace=grace,
+    )  # fmt: skip
     fixed: dict[str, Any] = {"deterministic": True} if deterministic else {}
     if max_tokens_per_forward is not None:
         fixed["max_tokens_per_forward"] = max_tokens_per_forward
@@ -77,7 +77,7 @@ def serve(
     def started(url: str) -> None:
         if not quiet:
             typer.echo(f"playground  {url}/\nOpenAI API  {url}/v1", err=True)
-            if api_key is None and not _loopback(host):
+            if api_key is None and not loopback(host):
                 note("anybody who reaches this address can use it; give --api-key to ask for a token")
 
     if not quiet:
@@ -85,22 +85,10 @@ def serve(
     run(
         lambda: load_model(model, device, dtype, shown=False),
         name=name or _named(model, folder), host=host, port=port, limits=limits, api_key=api_key,
-        hosts=_hosts(host, allowed_host or []), started=started, **fixed,
+        hosts=allowed_host, started=started, **fixed,
     )  # fmt: skip
 
 
 def _named(model: str, folder: Path) -> str:
     """A path stays private: clients see the folder's name."""
     return folder.resolve().name if os.path.isdir(os.path.expanduser(model)) else model
-
-
-def _hosts(host: str, allowed: list[str]) -> list[str] | None:
-    """At a loopback address only its own names, so that no page of another site gets here by a name it controls."""
-    return [host, "localhost", "127.0.0.1", "::1", *allowed] if _loopback(host) else None
-
-
-def _loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

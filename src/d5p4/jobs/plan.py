@@ -5,7 +5,6 @@ So whatever was interrupted, and however many ranks there are, a prompt is decod
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from itertools import islice
 
 from ..errors import D5P4Error
 from ..generate import Occurrences, batches, schedule_for
-from ..prompts import Request, encode, plan
+from ..prompts import Request, encode, of_only_prompt, plan
 from ..settings import Settings
 from ..types import Model
 from .reader import BadLine, PromptLine
@@ -87,5 +86,4 @@ def _failing(source: PromptLine, bad: list[BadLine]) -> Iterator[None]:
     try:
         yield
     except D5P4Error as reason:
-        said = re.sub(r"^prompt 0\b", "the prompt", str(reason)).removeprefix("the prompt: ")
-        bad.append(BadLine(source.line, said, source.fields))
+        bad.append(BadLine(source.line, of_only_prompt(reason), source.fields))

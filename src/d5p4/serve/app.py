@@ -9,37 +9,28 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import FileResponse, Response
 from starlette.staticfiles import StaticFiles
 
 from ..__about__ import __version__
-from ..errors import D5P4Error
 from ..types import Model
 from ..view import page_folder
 from .card import card
 from .engine import Engine
-from .errors import ApiError, json_response, not_possible, not_valid
+from .errors import ApiError, json_response
 from .guard import Guard
 from .limits import Limits
+from .replies import ChatCompletion, Completion, ErrorBody, ModelEntry, ModelList
 from .respond import Reply
-from .schema import (
-    Asked,
-    ChatCompletion,
-    ChatRequest,
-    Completion,
-    CompletionRequest,
-    ErrorBody,
-    ModelEntry,
-    ModelList,
-)
+from .schema import Asked, ChatRequest, CompletionRequest
 from .stream import EventStream
-from .wait import attended
+from .wait import attended, left
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody} for status in (400, 401, 403, 404, 408, 413, 415, 429, 500, 503)
 }
+NOT_HERE = "this is not served here; there are /v1/completions, /v1/chat/completions and /v1/models"
 STREAM: dict[str, Any] = {"text/event-stream": {}}  # with stream: true
 POSTED: dict[int | str, dict[str, Any]] = ERRORS | {200: {"content": STREAM}}
 
@@ -85,9 +76,13 @@ def create_app(
     _look_after(app, engine)
     started = int(time.time())
 
+    told: dict[str, Any] = {}  # of the model, once it is there
+
     def entry() -> dict[str, Any]:
-        about = card(engine.model, name, limits)
-        return {"id": name, "object": "model", "created": started, "owned_by": "d5p4", "d5p4": about}
+        model = engine.model
+        if not told:
+            told.update(card(model, limits))
+        return {"id": name, "object": "model", "created": started, "owned_by": "d5p4", "d5p4": told}
 
     @app.get("/v1/models", response_model=ModelList, responses=ERRORS)
     async def models() -> Response:
@@ -98,38 +93,47 @@ def create_app(
         _check_name(model, name)
         return json_response(entry())
 
-    async def serve(body: Asked, request: Request) -> Response:
+    async def serve(kind: type[Asked], request: Request) -> Response:
+        end = asyncio.get_running_loop().time() + limits.timeout
+        data = await request.body()
+        body = await engine.valid(kind, data)
         if body.model is not None:
             _check_name(body.model, name)
-        ask = await engine.understand(body, len(await request.body()))
+        ask = await engine.understand(body, len(data), end)
         jobs = engine.submit(ask)
         reply = Reply(ask, engine.model, name)
         if body.stream:
-            return EventStream(engine, jobs, reply)
-        async with attended(engine, jobs, request.receive):
+            return EventStream(engine, jobs, reply, end)
+        async with attended(engine, jobs, request.receive, end):
             try:
                 finished = await engine.answers(jobs)
             except asyncio.CancelledError:
-                if not any(job.outcome.cancelled() for job in jobs):
+                if not left(jobs):
                     raise
                 return Response(status_code=499)  # nobody reads it
         data = await asyncio.to_thread(lambda: reply.encoded(reply.whole(finished), finished))
         return Response(data, media_type="application/json")
 
-    @app.post("/v1/completions", response_model=Completion, responses=POSTED)
-    async def completions(body: CompletionRequest, request: Request) -> Response:
-        return await serve(body, request)
+    @app.post("/v1/completions", response_model=Completion, responses=POSTED, openapi_extra=_asks(CompletionRequest))
+    async def completions(request: Request) -> Response:
+        return await serve(CompletionRequest, request)
 
-    @app.post("/v1/chat/completions", response_model=ChatCompletion, responses=POSTED)
-    async def chat_completions(body: ChatRequest, request: Request) -> Response:
-        return await serve(body, request)
+    @app.post("/v1/chat/completions", response_model=ChatCompletion, responses=POSTED, openapi_extra=_asks(ChatRequest))
+    async def chat_completions(request: Request) -> Response:
+        return await serve(ChatRequest, request)
 
     _describe(app)
     return app
 
 
+def _asks(kind: type[Asked]) -> dict[str, Any]:
+    """What a route takes, for the schema; the body is read and checked by hand, off the loop where it is large."""
+    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{kind.__name__}"}}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
 def _describe(app: FastAPI) -> None:
-    """The schema, without the 422 that FastAPI adds to every route: a body that is not valid is answered with 400."""
+    """The schema: with what requests hold, and without the 422 that FastAPI adds, for what is not valid is a 400."""
     written = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -138,8 +142,13 @@ def _describe(app: FastAPI) -> None:
             for route in found["paths"].values():
                 for operation in route.values():
                     operation["responses"].pop("422", None)
+            schemas = found["components"]["schemas"]
             for unused in ("HTTPValidationError", "ValidationError"):
-                found["components"]["schemas"].pop(unused, None)
+                schemas.pop(unused, None)
+            for kind in (CompletionRequest, ChatRequest):
+                own = kind.model_json_schema(ref_template="#/components/schemas/{model}")
+                schemas |= own.pop("$defs", {})
+                schemas[kind.__name__] = own
         return app.openapi_schema or {}
 
     app.openapi = openapi  # type: ignore[method-assign]
@@ -160,17 +169,10 @@ def _answer_errors(app: FastAPI) -> None:
     async def ours(_: Request, error: ApiError) -> Response:
         return error.response()
 
-    @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> Response:
-        return not_valid(error).response()
-
-    @app.exception_handler(D5P4Error)
-    async def impossible(_: Request, error: D5P4Error) -> Response:
-        return not_possible(error).response()
-
     @app.exception_handler(HTTPException)
-    async def others(_: Request, error: HTTPException) -> Response:
-        found = ApiError(error.status_code, str(error.detail)).response()
+    async def others(request: Request, error: HTTPException) -> Response:
+        said = NOT_HERE if error.status_code == 404 else str(error.detail)
+        found = ApiError(error.status_code, said).response()
         found.headers.update(error.headers or {})
         return found
 
@@ -191,8 +193,7 @@ def _look_after(app: FastAPI, engine: Engine) -> None:
 
     @app.api_route("/readyz", methods=["GET", "HEAD"], include_in_schema=False)
     async def ready() -> Response:
-        said = "ready" if engine.ready else "stopping" if engine.draining else "loading"
-        return json_response({"status": said}, 200 if engine.ready else 503)
+        return json_response({"status": engine.state}, 200 if engine.state == "ready" else 503)
 
     @app.get("/metrics", include_in_schema=False)
     async def metrics() -> Response:

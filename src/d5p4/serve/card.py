@@ -9,9 +9,14 @@ from ..methods import METHODS
 from ..record import finite
 from ..types import Model
 from ..view import describe
+from ..view.grade import speaks_countdown
 from .ask import has_template
 from .limits import Limits
 
+ABOUT = {
+    "countdown": "Reaches the number behind the colon with those before it, each used once. Many answers are right.",
+    "books": "Continues English prose, and fills holes in it.",
+}
 EXAMPLES: dict[str, list[dict[str, Any]]] = {
     "countdown": [
         {"label": "four numbers", "prompt": "86,28,13,31:96"},
@@ -33,9 +38,10 @@ TALK = [
 """For models that take a conversation."""
 
 
-def card(model: Model, name: str, limits: Limits) -> dict[str, Any]:
+def card(model: Model, limits: Limits) -> dict[str, Any]:
     """The field `d5p4` of a model's entry; the playground is drawn from it."""
-    chat = has_template(model)
+    chat, facts = has_template(model), describe(model)
+    kind = "countdown" if speaks_countdown(model) else facts["name"]
     fallback = TALK if chat else [{"label": "a beginning", "prompt": "It was a cold morning and", "max_tokens": 48}]
     methods = [
         {
@@ -45,15 +51,15 @@ def card(model: Model, name: str, limits: Limits) -> dict[str, Any]:
         for method in METHODS.values()
     ]  # fmt: skip
     return finite(
-        describe(model)
+        facts
         | {
-            "max_length": model.max_length,
+            "description": ABOUT.get(kind),
             "chat": chat,
             "default_order": model.default_order,
             "defaults": dict(model.generation_defaults),
             "methods": methods,
             "limits": asdict(limits),
-            "examples": EXAMPLES.get(name, fallback),
+            "examples": EXAMPLES.get(kind, fallback),
         }
     )
 

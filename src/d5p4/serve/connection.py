@@ -6,9 +6,13 @@ uvicorn itself waits for ever for the head of a request, and for a client to rea
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+KERNEL_HOLDS = 1 << 18
+"""Bytes on their way to a client that the system keeps: little, so that what we keep tells whether it reads."""
 
 
 def patient(seconds: float) -> type[H11Protocol]:
@@ -20,6 +24,7 @@ def patient(seconds: float) -> type[H11Protocol]:
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
+            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, KERNEL_HOLDS)
             self._expect_head()
 
         def connection_lost(self, exc: Exception | None) -> None:
@@ -45,7 +50,15 @@ def patient(seconds: float) -> type[H11Protocol]:
 
         def pause_writing(self) -> None:
             super().pause_writing()
-            self._unread = self.loop.call_later(seconds, self.transport.abort)
+            self._watch_reader(None)
+
+        def _watch_reader(self, before: int | None) -> None:
+            """Every so often something of what is to be sent must have been read."""
+            left = self.transport.get_write_buffer_size()
+            if before is not None and left >= before:
+                self.transport.abort()
+            else:
+                self._unread = self.loop.call_later(seconds, self._watch_reader, left)
 
         def resume_writing(self) -> None:
             super().resume_writing()

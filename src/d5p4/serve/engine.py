@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
 
 from ..types import Model
 from .ask import Ask, understand
 from .bodies import SMALL
-from .errors import ApiError
+from .errors import ApiError, not_valid
 from .job import Finished, Job
 from .limits import Limits
 from .lineup import Closed, Full, Lineup
@@ -21,6 +24,8 @@ from .metrics import Metrics
 from .schema import Asked
 from .worker import Worker
 
+log = logging.getLogger("d5p4.serve")
+Body = TypeVar("Body", bound=Asked)
 STOPPING = "the server is stopping; ask again in a moment"
 
 
@@ -31,8 +36,9 @@ class Engine:
         """`fixed`: options of `d5p4.generate` that the server decides for everybody."""
         self.limits, self.fixed = limits, fixed
         self.lineup = Lineup(limits.max_queue)
-        self.metrics = Metrics(lambda: len(self.lineup), lambda: self.ready)
+        self.metrics = Metrics(lambda: len(self.lineup), lambda: self.state == "ready")
         self._load = load
+        self.worker: Worker | None = None
         self._live: set[Job] = set()
         self._large_ones = ThreadPoolExecutor(1, "d5p4-large")
         self._speed = 1.0  # seconds a prompt took lately, to tell the refused when to come back
@@ -43,35 +49,59 @@ class Engine:
         loop = asyncio.get_running_loop()
 
         def loaded() -> None:
-            if self.worker.failure is not None:
-                loop.call_soon_threadsafe(failed, self.worker.failure)
+            if worker.failure is not None:
+                log.error("the model could not be loaded: %s", worker.failure)
+                loop.call_soon_threadsafe(failed, worker.failure)
 
-        self.worker = Worker(self._load, self.lineup, self.metrics, loaded)
-        self.worker.start()
+        worker = self.worker = Worker(self._load, self.lineup, self.metrics, loaded)
+        worker.start()
 
     @property
-    def ready(self) -> bool:
-        return not self.draining and self.worker.model is not None
+    def state(self) -> str:
+        """ready, loading, failed or stopping."""
+        if self.draining:
+            return "stopping"
+        if self.worker is None or (self.worker.model is None and self.worker.failure is None):
+            return "loading"
+        return "ready" if self.worker.failure is None else "failed"
 
     @property
     def model(self) -> Model:
-        if self.worker.model is None:
-            raise ApiError(503, "the model is still being loaded", code="loading", retry_after=5)
-        return self.worker.model
+        if self.worker is not None and self.worker.model is not None:
+            return self.worker.model
+        if self.state == "failed":
+            raise ApiError(503, "the model could not be loaded; the server's log says why", code="failed", again=False)
+        raise ApiError(503, "the model is still being loaded", code="loading", retry_after=5)
 
-    async def understand(self, body: Asked, size: int) -> Ask:
+    async def valid(self, kind: type[Body], data: bytes) -> Body:
+        """A request's body, checked."""
+
+        def check() -> Body:
+            try:
+                return kind.model_validate_json(data)
+            except ValidationError as error:
+                raise not_valid(error) from None
+
+        if len(data) <= SMALL:
+            return check()
+        return await asyncio.get_running_loop().run_in_executor(self._large_ones, check)
+
+    async def understand(self, body: Asked, size: int, end: float) -> Ask:
         """On another thread, for a long prompt takes a while to encode; bodies of a large size wait for each other, for
-        each takes a hundred times its size."""
-        lane = self._large_ones if size > SMALL else None
+        each takes a hundred times its size. At `end` by the loop's clock the request's time is over."""
+        loop, lane = asyncio.get_running_loop(), self._large_ones if size > SMALL else None
         call = partial(understand, self.model, body, self.limits, self.fixed)
-        return await asyncio.get_running_loop().run_in_executor(lane, call)
+        try:
+            return await asyncio.wait_for(loop.run_in_executor(lane, call), max(0.0, end - loop.time()))
+        except asyncio.TimeoutError:
+            raise self._late() from None
 
     def submit(self, ask: Ask) -> list[Job]:
         """A job for each prompt, in the lineup; all of them or an error."""
         jobs = [
             Job(
                 prompt=prompt, request=request, key=key, seed=ask.seed, settings=ask.settings, alike=alike,
-                streamed=bool(ask.body.stream), history=bool(ask.body.history),
+                streamed=bool(ask.body.stream), history=bool(ask.body.history), stops=ask.body.stops,
             )
             for prompt, request, key, alike in zip(ask.prompts, ask.requests, ask.keys, ask.alike, strict=True)
         ]  # fmt: skip
@@ -94,16 +124,21 @@ class Engine:
         if not outcome.cancelled() and outcome.exception() is None:
             self._speed += 0.1 * ((time.monotonic() - job.asked) / (1 + len(self._live)) - self._speed)
 
-    def give_up(self, jobs: list[Job]) -> None:
-        """Their client went away, or has all it wanted."""
-        for job in jobs:
-            if job.outcome.cancel():
-                self.metrics.cancelled.inc()
+    def give_up(self, jobs: list[Job]) -> int:
+        """Nobody wants what is not finished; how many of them that is."""
+        return sum(job.outcome.cancel() for job in jobs)
+
+    def lose(self, jobs: list[Job]) -> None:
+        """Their client went away."""
+        self.metrics.cancelled.inc(self.give_up(jobs))
 
     def time_out(self, jobs: list[Job]) -> None:
-        said = f"this took longer than {self.limits.timeout:g} s; ask for fewer steps, a smaller n or w, or later"
         for job in jobs:
-            job.fail(ApiError(503, said, code="timeout", again=False))
+            job.fail(self._late())
+
+    def _late(self) -> ApiError:
+        said = f"this took longer than {self.limits.timeout:g} s; ask for fewer steps, a smaller n or w, or later"
+        return ApiError(503, said, code="timeout", again=False)
 
     async def answers(self, jobs: list[Job]) -> list[Finished]:
         return [await job.outcome for job in jobs]
@@ -113,6 +148,8 @@ class Engine:
         self.draining = True
         self.lineup.close()
         if self._live:
+            waiting = f"{len(self._live)} prompts have {self.limits.grace:g} s to finish"
+            log.warning("stopping: %s; stop again to refuse them at once", waiting)
             await asyncio.wait([job.outcome for job in self._live], timeout=self.limits.grace)
         self.refuse()
 
@@ -127,5 +164,5 @@ class Engine:
         self.refuse()
         await asyncio.sleep(0)
         self._large_ones.shutdown(wait=False, cancel_futures=True)
-        loading = self.worker.model is None  # which cannot be interrupted, and leaves nothing behind
-        await asyncio.to_thread(self.worker.join, 0 if loading else 30)
+        if self.worker is not None and self.worker.model is not None:  # loading cannot be interrupted, nor need it be
+            await asyncio.to_thread(self.worker.join, 30)

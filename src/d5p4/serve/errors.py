@@ -9,11 +9,12 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
-from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from ..errors import D5P4Error
+from ..prompts import of_only_prompt
 
 KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 CLOSE = {"Connection": "close"}  # the rest of the body will not be read
@@ -59,19 +60,27 @@ def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | No
     return Response(encoded(value), status, headers, "application/json")
 
 
-def not_possible(error: D5P4Error) -> ApiError:
-    """The library's complaint about a request, in the request's words."""
-    message = str(error)
+def not_possible(error: D5P4Error, prompt: str = "prompt", prompts: int = 1) -> ApiError:
+    """The library's complaint about a request, in the request's words; `prompt` is the field that holds its prompts."""
+    message = of_only_prompt(error) if prompts == 1 else str(error)
     for ours, theirs in OUR_WORDS.items():
         message = re.sub(rf"\b{ours}", theirs, message)
-    named = re.match(r"(?:prompt \d+: )?([a-z_]+)=", message)
-    return ApiError(400, message, named[1] if named else None)
+    return ApiError(400, message, _at_fault(message, prompt))
 
 
-def not_valid(error: RequestValidationError) -> ApiError:
-    """The first thing that is wrong with a body."""
-    first = error.errors()[0]
-    path = [str(part) for part in first["loc"] if part != "body"]
+def _at_fault(message: str, prompt: str) -> str | None:
+    """The field a complaint is about."""
+    named = re.search(r"\b([a-z_]+)=|has no parameter ([a-z_]+)|there is no (method)\b", message)
+    if named is not None and not message.startswith(("prompt", "the prompt")):
+        return next(name for name in named.groups() if name)
+    return prompt if "prompt" in message or "token" in message else None
+
+
+def not_valid(error: ValidationError) -> ApiError:
+    """What is wrong with a body: of the ways a field may be, the one that comes nearest."""
+    found = error.errors(include_url=False)
+    first = next((one for one in found if not one["type"].endswith("_type")), found[0])
+    path = [str(part) for part in first["loc"]]
     about = first.get("ctx", {})
     if first["type"] == "json_invalid":
         return ApiError(400, f"the body is not JSON: {about.get('error', first['msg'])}")

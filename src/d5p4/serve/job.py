@@ -18,13 +18,13 @@ DRAFT_EVERY = 0.08  # seconds between two drafts of an answer; a client that rea
 
 @dataclass(frozen=True)
 class Finished:
-    """The answers to one prompt as plain data, best first."""
+    """The answers to one prompt as plain data, best first; texts are cut where the request says."""
 
     texts: list[str]
     tokens: list[list[int]]
     logprobs: list[list[float]]
     reveal_step: list[list[int]]
-    ended: list[bool]  # whether the model ended the answer itself
+    ended: list[bool]  # by the model itself or by a stop; otherwise the canvas was full
     score: list[float | None]
     score_kind: str
     distance: list[float | None]
@@ -48,6 +48,7 @@ class Job:
     alike: tuple[str, int]  # jobs that share it can share a decode
     streamed: bool
     history: bool
+    stops: list[str]
     name: str = "this prompt"
     asked: float = field(default_factory=time.monotonic)
     draft: dict[str, Any] | None = None  # the newest that was not sent

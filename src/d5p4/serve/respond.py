@@ -41,12 +41,12 @@ class Reply:
         kind = "chat.completion" if self.chat else "text_completion"
         return self._frame(kind, choices) | {"usage": self.usage(finished), "d5p4": self.about(finished)}
 
-    def opening(self) -> dict[str, Any]:
-        """The first chunk: who speaks, in every choice."""
+    def opening(self) -> Iterator[dict[str, Any]]:
+        """The first chunks: who speaks in each choice."""
         empty = {"logprobs": None, "finish_reason": None}
         said = {"delta": {"role": "assistant", "content": ""}} if self.chat else {"text": ""}
-        choices = range(len(self.ask.prompts) * self.ask.settings.k)
-        return self._chunk([{"index": index, **said, **empty} for index in choices])
+        for index in range(len(self.ask.prompts) * self.ask.settings.k):
+            yield self._chunk([{"index": index, **said, **empty}])
 
     def draft(self, prompt: int, draft: dict[str, Any]) -> dict[str, Any]:
         """A chunk without text in the standard fields: what the answers to a prompt look like by now."""
@@ -62,9 +62,13 @@ class Reply:
             end = self._choice(index, answer, {"delta": {}} if self.chat else {"text": ""}) | {"logprobs": None}
             last = {"d5p4": self.about(finished)} if index == len(answers) - 1 else {}
             yield self._chunk([end]) | last
-        options = self.ask.body.stream_options
-        if options is not None and options.include_usage:
+        if self._tells_usage:
             yield self._chunk([]) | {"usage": self.usage(finished)}
+
+    @property
+    def _tells_usage(self) -> bool:
+        options = self.ask.body.stream_options
+        return options is not None and bool(options.include_usage)
 
     def usage(self, finished: list[Finished]) -> dict[str, Any]:
         asked = sum(len(request.ids) for request in self.ask.requests)
@@ -81,7 +85,7 @@ class Reply:
 
     def about(self, finished: list[Finished]) -> dict[str, Any]:
         """What the answers are as sets."""
-        texts = [{self._cut(text)[0] for text in one.texts} for one in finished]
+        texts = [set(one.texts) for one in finished]
         graded = [one.right_ones for one in finished if one.right_ones is not None]
         found = {
             "seed": self.ask.seed,
@@ -89,21 +93,15 @@ class Reply:
             "distinct": sum(map(len, texts)),
             "right": sum(graded) if graded else None,
             "score_kind": finished[0].score_kind,
-            "settings": self.ask.settings.to_dict(),
+            "settings": self.ask.settings.options(),
         }
         history = [f"{self.id} {i}" for i, one in enumerate(finished) if one.history is not None]
         return found | ({"history": history} if history else {})
 
     def _answers(self, finished: list[Finished]) -> Iterator[_Answer]:
         for one, request in zip(finished, self.ask.requests, strict=True):
-            for place, text in enumerate(one.texts):
-                cut, stopped = self._cut(text)
-                yield _Answer(one, place, request.ids, cut, stopped or one.ended[place])
-
-    def _cut(self, text: str) -> tuple[str, bool]:
-        """The text before the first stop, and whether there was one."""
-        ends = [text.index(stop) for stop in self.ask.body.stops if stop in text]
-        return (text[: min(ends)], True) if ends else (text, False)
+            for place in range(len(one.texts)):
+                yield _Answer(one, place, request.ids)
 
     def _choice(self, index: int, answer: _Answer, said: dict[str, Any]) -> dict[str, Any]:
         wanted = self.ask.body.logprobs  # type: ignore[attr-defined]
@@ -120,7 +118,8 @@ class Reply:
         return {"delta": {"content": text}} if self.chat else {"text": text}
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return self._frame("chat.completion.chunk" if self.chat else "text_completion", choices)
+        chunk = self._frame("chat.completion.chunk" if self.chat else "text_completion", choices)
+        return chunk | ({"usage": None} if self._tells_usage else {})
 
     def _frame(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
@@ -134,10 +133,11 @@ class Reply:
 
 
 class _Answer:
-    """One answer of a finished prompt, cut where the request says."""
+    """One answer of a finished prompt."""
 
-    def __init__(self, one: Finished, place: int, prompt: list[int], text: str, stopped: bool) -> None:
-        self.one, self.place, self.prompt, self.text, self.stopped = one, place, prompt, text, stopped
+    def __init__(self, one: Finished, place: int, prompt: list[int]) -> None:
+        self.one, self.place, self.prompt = one, place, prompt
+        self.text, self.stopped = one.texts[place], one.ended[place]
 
     def about(self) -> dict[str, Any]:
         one, place = self.one, self.place
@@ -156,20 +156,20 @@ class _Answer:
     def logprobs(self, model: Model, chat: bool) -> dict[str, Any]:
         """Of the tokens that are in the text: each one's log-probability when it was revealed, and the step."""
         tokens = self._tokens(model)
+        pieces = [piece(model, token) for token, _, _ in tokens]
         rows, offset = [], 0
-        for piece_of, (_, chance, step) in zip(spell(piece(model, t) for t, _, _ in tokens), tokens, strict=True):
-            text = piece_of or ""
-            if offset >= len(self.text) and text and self.stopped:
+        for part, text, (_, chance, step) in zip(pieces, spell(pieces), tokens, strict=True):
+            if offset >= len(self.text) and self.stopped:
                 break
-            rows.append((text, chance, offset, step))
-            offset += len(text)
+            rows.append((text or "", chance, offset, step, part))
+            offset += len(text or "")
         if chat:
             content = [
                 {
-                    "token": text, "logprob": chance, "bytes": list(text.encode("utf-8", "replace")),
-                    "top_logprobs": [], "reveal_step": step,
+                    "token": text, "logprob": chance, "top_logprobs": [], "reveal_step": step,
+                    "bytes": part if isinstance(part, list) else list(part.encode("utf-8", "replace")),
                 }
-                for text, chance, _, step in rows
+                for text, chance, _, step, part in rows
             ]  # fmt: skip
             return {"content": content, "refusal": None}
         texts, chances, offsets, steps = ([row[i] for row in rows] for i in range(4))

@@ -1,26 +1,32 @@
-"""Requests and responses: OpenAI's fields, and ours beside them (`extra_body` of the openai client)."""
+"""Requests: OpenAI's fields, and ours beside them (`extra_body` of the openai client)."""
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
+
+from ..methods import METHODS
+from ..settings import Settings
 
 STOPS = 4
 Whole = Annotated[int, Field(ge=1, le=2**31)]
 Number = Annotated[float, Field(ge=-1e30, le=1e30)]
 Steps = Annotated[list[Annotated[int, Field(ge=0, le=2**31)]], Field(min_length=2, max_length=2)]
 First = Field(fail_fast=True)  # one thing wrong with a list is enough: a body can hold a million
-Texts = Annotated[list[str], Field(min_length=1), First]
+Many = Field(min_length=1, max_length=4096)  # things that are looked at one by one
+Texts = Annotated[list[str], Many, First]
 Ids = Annotated[list[int], Field(min_length=1), First]
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "echo": (False,), "suffix": ("",), "frequency_penalty": (0,), "presence_penalty": (0,), "logit_bias": ({},),
     "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],), "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},), "modalities": (["text"],), "top_logprobs": (0,),
+    "response_format": ({"type": "text"},), "modalities": (["text"],), "top_logprobs": (0,), "min_p": (0,),
+    "repetition_penalty": (1,), "ignore_eos": (False,),
 }  # fmt: skip
-"""Fields of OpenAI's that this server does not do, and the values that ask for nothing."""
+"""Fields of OpenAI's and vLLM's that this server does not do, and the values that ask for nothing."""
 
 
 def refused(field: str, said: str) -> PydanticCustomError:
@@ -64,7 +70,7 @@ class Asked(Strict):
     select_window: Steps | None = Field(None, description="Select in these steps only: [start, stop].")
     distinct: bool | None = Field(None, description="Draw more children and keep different ones (true where n > 1).")
     spare: Annotated[int, Field(ge=0, le=2**20)] | None = Field(
-        None, description="Beams beyond n, of which the n best different ones are returned (half of n with distinct)."
+        None, description="Beams beyond n, of which the n best different ones are returned (n with distinct)."
     )
     history: bool | None = Field(None, description="Send every step's pool with the answers.")
     top_k: Whole | None = None
@@ -100,9 +106,12 @@ class Asked(Strict):
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    # OpenAI's, refused unless they ask for nothing (NEUTRAL)
+    # OpenAI's and vLLM's, refused unless they ask for nothing (NEUTRAL)
     frequency_penalty: Number | None = None
     presence_penalty: Number | None = None
+    repetition_penalty: Number | None = None
+    min_p: Number | None = None
+    ignore_eos: bool | None = None
     logit_bias: dict[str, Any] | None = None
 
     @model_validator(mode="before")
@@ -138,35 +147,35 @@ class Asked(Strict):
         return self.max_tokens
 
 
-OPTIONS = (
-    "temperature", "top_p", "method", "w", "steps", "block_length", "order", "order_temperature", "guidance",
-    "guidance_window", "select_window", "distinct", "spare", "top_k", "eos", "quality", "positions", "normalise",
-    "features", "feature_layer", "similarity", "gamma", "beta", "kernel", "alpha", "form", "starts",
-    "score_temperature", "rank", "repeats", "lam", "interval", "weights", "potential", "resampling", "ess",
-    "incremental",
-)  # fmt: skip
+_KNOWN = {field.name for field in fields(Settings)}.union(*(method.parameters for method in METHODS.values()))
+OPTIONS = tuple(name for name in Asked.model_fields if name in _KNOWN and name != "history")
 """Fields that are options of `d5p4.generate` under the same name."""
 
 
 class CompletionRequest(Asked):
-    prompt: str | Ids | Texts | Annotated[list[Ids], Field(min_length=1), First] = Field(
+    prompt: str | Ids | Texts | Annotated[list[Ids], Many, First] = Field(
         description="A text, token ids, or several of either. A text with mask tokens is filled in."
     )
     logprobs: Annotated[int, Field(ge=0, le=5)] | bool | None = Field(
-        None, description="Each token's log-probability at its reveal; alternatives are not kept, so 0 to 5 are alike."
+        None, description="0, 1 or true: each token's log-probability at its reveal. Alternatives are not kept."
     )
     best_of: int | None = Field(None, description='n, or left out; for the best of n * w use method "best-of-n".')
     echo: bool | None = None
     suffix: str | None = None
 
     @model_validator(mode="after")
-    def _no_best_of(self) -> CompletionRequest:
+    def _one_alone(self) -> CompletionRequest:
+        if self.logprobs is not None and self.logprobs > 1:
+            said = f"logprobs={self.logprobs}: alternatives are not kept; 1 gives those of the tokens drawn"
+            raise refused("logprobs", said)
         if self.best_of not in (None, self.n or 1):
             raise refused("best_of", 'best_of is not supported here; use method "best-of-n" with n and w')
         return self
 
 
-class TextPart(Strict):
+class TextPart(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
     type: str
     text: str | None = None
 
@@ -175,11 +184,14 @@ class Message(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
     role: Annotated[str, Field(min_length=1, max_length=64)]
-    content: str | Annotated[list[TextPart], First] | None = None
+    content: str | Annotated[list[TextPart], Field(max_length=4096), First] | None = None
     name: str | None = None
+    tool_calls: Annotated[list[Any], First] | None = None
 
     @model_validator(mode="after")
     def _text_alone(self) -> Message:
+        if self.tool_calls:
+            raise refused("messages", "tool_calls in messages are not supported here; leave them out")
         if isinstance(self.content, list) and any(part.type != "text" or part.text is None for part in self.content):
             raise refused("messages", "messages can hold text only")
         return self
@@ -191,7 +203,7 @@ class Message(BaseModel):
 
 
 class ChatRequest(Asked):
-    messages: Annotated[list[Message], Field(min_length=1), First]
+    messages: Annotated[list[Message], Many, First]
     max_completion_tokens: Whole | None = None
     logprobs: bool | None = Field(None, description="Each token's log-probability at its reveal.")
     top_logprobs: int | None = None
@@ -207,122 +219,3 @@ class ChatRequest(Asked):
 
     def length(self) -> int | None:
         return self.max_completion_tokens if self.max_tokens is None else self.max_tokens
-
-
-class Usage(BaseModel):
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    rows: int = Field(description="Distinct rows that went through the model.")
-    rows_nominal: int = Field(description="Rows the paper would count.")
-    nfe: int = Field(description="Steps with a forward.")
-    seed: int
-
-
-class AboutSet(BaseModel):
-    """What the answers are as a set (field `d5p4` of a response)."""
-
-    seed: int
-    method: str
-    distinct: int = Field(description="How many of the texts differ, counted by prompt.")
-    score_kind: str
-    settings: dict[str, Any]
-    right: int | None = Field(description="Different right answers, where the model's task can be checked.")
-    history: list[dict[str, Any]] | None = Field(None, description="A trace for each prompt (history: true).")
-
-
-class AboutChoice(BaseModel):
-    """What an answer is in its set (field `d5p4` of a choice)."""
-
-    score: float | None
-    distance: float | None = Field(description="To the nearest other answer: 1 minus their similarity.")
-    right: bool | None
-
-
-class LegacyLogprobs(BaseModel):
-    tokens: list[str]
-    token_logprobs: list[float | None]
-    top_logprobs: None = None
-    text_offset: list[int]
-    reveal_step: list[int | None] = Field(description="None, as the log-probability, where the token was given.")
-
-
-class Choice(BaseModel):
-    index: int
-    text: str
-    logprobs: LegacyLogprobs | None
-    finish_reason: str
-    d5p4: AboutChoice
-
-
-class Completion(BaseModel):
-    id: str
-    object: str
-    created: int
-    model: str
-    system_fingerprint: str
-    choices: list[Choice]
-    usage: Usage
-    d5p4: AboutSet
-
-
-class TokenLogprob(BaseModel):
-    token: str
-    logprob: float | None
-    bytes: list[int] | None
-    top_logprobs: list[Any]
-    reveal_step: int
-
-
-class ChatLogprobs(BaseModel):
-    content: list[TokenLogprob]
-    refusal: None = None
-
-
-class ChatMessage(BaseModel):
-    role: str
-    content: str
-    refusal: None = None
-
-
-class ChatChoice(BaseModel):
-    index: int
-    message: ChatMessage
-    logprobs: ChatLogprobs | None
-    finish_reason: str
-    d5p4: AboutChoice
-
-
-class ChatCompletion(BaseModel):
-    id: str
-    object: str
-    created: int
-    model: str
-    system_fingerprint: str
-    choices: list[ChatChoice]
-    usage: Usage
-    d5p4: AboutSet
-
-
-class ModelEntry(BaseModel):
-    id: str
-    object: str
-    created: int
-    owned_by: str
-    d5p4: dict[str, Any] = Field(description="What the model is, its defaults, the methods and this server's limits.")
-
-
-class ModelList(BaseModel):
-    object: str
-    data: list[ModelEntry]
-
-
-class ErrorDetail(BaseModel):
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class ErrorBody(BaseModel):
-    error: ErrorDetail

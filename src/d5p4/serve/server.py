@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import math
 import socket
@@ -59,7 +60,11 @@ def serve(
     started: Callable[[str], None] | None = None,
     **fixed: Any,
 ) -> None:
-    """Serve a model until SIGINT or SIGTERM. `started` hears the address; the rest is as for `create_app`."""
+    """Serve a model until SIGINT or SIGTERM. `started` hears the address; the rest is as for `create_app`.
+
+    hosts: names the server may be called by beside its own. At a loopback address there are no others, so that no page
+    of another site gets here by a name it controls; elsewhere any name will do unless some are given.
+    """
     limits = limits or Limits()
     failure: list[BaseException] = []
 
@@ -67,7 +72,8 @@ def serve(
         failure.append(error)
         server.should_exit = True
 
-    app = create_app(model, name=name, limits=limits, api_key=api_key, hosts=hosts, failed=failed, **fixed)
+    known = names(host, hosts or ())
+    app = create_app(model, name=name, limits=limits, api_key=api_key, hosts=known, failed=failed, **fixed)
     server = Server(app, limits)
     _allow_connections()
     bound = bind(host, port)
@@ -78,6 +84,18 @@ def serve(
     if failure:
         error = failure[0]
         raise error if isinstance(error, D5P4Error) else D5P4Error(f"the model could not be loaded: {error}")
+
+
+def names(host: str, others: Sequence[str]) -> list[str] | None:
+    """What requests may call the server; None: anything."""
+    return [host, "localhost", "127.0.0.1", "::1", *others] if others or loopback(host) else None
+
+
+def loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -106,6 +124,7 @@ def _allow_connections() -> None:
 
 def address(bound: socket.socket) -> str:
     host, port = bound.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # every address of this machine; this is one
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 

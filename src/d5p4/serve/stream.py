@@ -13,7 +13,7 @@ from .engine import Engine
 from .errors import ApiError, encoded
 from .job import Finished, Job
 from .respond import Reply
-from .wait import attended
+from .wait import attended, left
 
 STILL_HERE = 10.0  # seconds of silence after which proxies are told that we live
 HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -22,20 +22,22 @@ HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": 
 class EventStream(Response):
     """The response of a streamed request."""
 
-    def __init__(self, engine: Engine, jobs: list[Job], reply: Reply) -> None:
+    def __init__(self, engine: Engine, jobs: list[Job], reply: Reply, end: float) -> None:
+        """`end`: when the request's time is over, by the loop's clock."""
         super().__init__(None, headers=HEADERS)
         del self.headers["content-length"]
-        self.engine, self.jobs, self.reply = engine, jobs, reply
+        self.engine, self.jobs, self.reply, self.end = engine, jobs, reply, end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        async with attended(self.engine, self.jobs, receive):
+        async with attended(self.engine, self.jobs, receive, self.end):
             async for data in self._events():
                 await send({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _events(self) -> AsyncIterator[bytes]:
-        yield event(encoded(self.reply.opening()))
+        for chunk in self.reply.opening():
+            yield event(encoded(chunk))
         try:
             async for number, draft in self._drafts():
                 yield b": still here\n\n" if draft is None else event(encoded(self.reply.draft(number, draft)))
@@ -44,9 +46,9 @@ class EventStream(Response):
             yield event(encoded(error.body()))
             return
         except asyncio.CancelledError:
-            if not all(job.outcome.cancelled() for job in self.jobs):
+            if not left(self.jobs):
                 raise
-            return  # the client went away
+            return
         for data in await asyncio.to_thread(self._end, finished):
             yield event(data)
         yield event(b"[DONE]")
@@ -58,9 +60,11 @@ class EventStream(Response):
         """(prompt, its newest draft), or a draft of None after a long silence, until all prompts are finished."""
         while not all(job.outcome.done() for job in self.jobs):
             tasks = [asyncio.ensure_future(job.news.wait()) for job in self.jobs if not job.outcome.done()]
-            done, _ = await asyncio.wait(tasks, timeout=STILL_HERE, return_when=asyncio.FIRST_COMPLETED)
-            for task in tasks:
-                task.cancel()
+            try:
+                done, _ = await asyncio.wait(tasks, timeout=STILL_HERE, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in tasks:
+                    task.cancel()
             if not done:
                 yield 0, None
             for number, job in enumerate(self.jobs):

@@ -18,14 +18,19 @@ async def departure(receive: Receive) -> None:
         pass
 
 
+def left(jobs: list[Job]) -> bool:
+    """Whether jobs were given up because their client went away."""
+    return any(job.outcome.cancelled() for job in jobs)
+
+
 @asynccontextmanager
-async def attended(engine: Engine, jobs: list[Job], receive: Receive) -> AsyncIterator[None]:
-    """Inside, jobs are given up as soon as their client leaves and fail when their time is over; after it, whatever
+async def attended(engine: Engine, jobs: list[Job], receive: Receive, end: float) -> AsyncIterator[None]:
+    """Inside, jobs are given up as soon as their client leaves, and fail at `end` by the loop's clock; after it, what
     is left of them is given up."""
     loop = asyncio.get_running_loop()
     leaving = loop.create_task(departure(receive))
-    leaving.add_done_callback(lambda task: None if task.cancelled() else engine.give_up(jobs))
-    late = loop.call_at(loop.time() + engine.limits.timeout, engine.time_out, jobs)
+    leaving.add_done_callback(lambda task: None if task.cancelled() else engine.lose(jobs))
+    late = loop.call_at(end, engine.time_out, jobs)
     try:
         yield
     finally:

@@ -34,6 +34,7 @@ class Worker(threading.Thread):
         self._load, self.lineup, self.metrics, self._loaded = load, lineup, metrics, loaded
         self.model: Model | None = None
         self.failure: BaseException | None = None
+        self.halvings = 0  # of the token budget, after too little memory
 
     def run(self) -> None:
         try:
@@ -87,7 +88,10 @@ class Worker(threading.Thread):
             return run_requests(model, requests, keys, settings, seeds, callback=watch)
 
         with self.metrics.running(len(batch)):
-            outcome = Decoder(attempt, batch[0].settings, patience=math.inf).decode(batch)
+            decoder = Decoder(attempt, batch[0].settings, patience=math.inf)
+            decoder.halvings = self.halvings  # what was too much for one batch is too much for the next
+            outcome = decoder.decode(batch)
+            self.halvings = decoder.halvings
         seconds = time.monotonic() - start
         self.metrics.decoding.observe(seconds)
         for job, result, place in outcome.answered:
@@ -111,18 +115,19 @@ def finished(model: Model, job: Job, result: Result, place: int, seconds: float)
     answers = Answers(result, place)
     assert result.logprobs is not None and result.reveal_step is not None
     window = len(job.request.window(model.mask_id))
-    right = grade(model, job.prompt, answers.texts)
+    texts, stopped = zip(*(cut(text, job.stops) for text in answers.texts), strict=True)
+    right = grade(model, job.prompt, texts)
     return Finished(
-        texts=answers.texts,
+        texts=list(texts),
         tokens=result.answers[place],
         logprobs=finite(result.logprobs[place]),
         reveal_step=result.reveal_step[place],
-        ended=[len(tokens) < window for tokens in result.answers[place]],
-        score=answers.score,
+        ended=[len(ids) < window or early for ids, early in zip(result.answers[place], stopped, strict=True)],
+        score=_short(answers.score),
         score_kind=result.score_kind,
-        distance=answers.distance,
+        distance=_short(answers.distance),
         right=right,
-        right_ones=None if right is None else count_right(answers.texts, right),
+        right_ones=None if right is None else count_right(texts, right),
         rows=answers.rows,
         rows_nominal=answers.rows_nominal,
         nfe=answers.nfe,
@@ -130,6 +135,17 @@ def finished(model: Model, job: Job, result: Result, place: int, seconds: float)
             job.recorder.trace(job.prompt, result, place, job.seed, seconds)
         ),
     )  # fmt: skip
+
+
+def _short(numbers: Sequence[float | None]) -> list[float | None]:
+    """As many digits as are told apart."""
+    return [None if number is None else round(number, 9) for number in numbers]
+
+
+def cut(text: str, stops: Sequence[str]) -> tuple[str, bool]:
+    """The text before the first stop, and whether there was one."""
+    ends = [text.index(stop) for stop in stops if stop in text]
+    return (text[: min(ends)], True) if ends else (text, False)
 
 
 def in_pieces(trace: dict[str, Any]) -> bytes:

@@ -72,4 +72,5 @@ def write_json(path: str | Path, traces: Sequence[Mapping[str, Any]]) -> None:
 def _safe(value: Any) -> str:
     """JSON that can stand inside a script element, whatever the texts in it say."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    text = text.encode("utf-8", "backslashreplace").decode()  # half a surrogate pair stays an escape
     return re.sub("[<>&\u2028\u2029]", lambda found: _UNSAFE[found[0]], text)
