@@ -1,6 +1,6 @@
 """The server under load on loopback: throughput against decoding one prompt after the other, and what clients wait.
 
-    python benchmarks/serve.py [--requests 32] [--device cpu] [--out FILE]     # prints a table of docs/serving.md
+    python benchmarks/serve.py [--requests 16,32] [--device cpu] [--out FILE]     # prints a table of docs/serving.md
     python benchmarks/serve.py --table [--out FILE]                            # prints it again
 
 Puzzles with a seed each are first decoded one by one in this process (`d5p4.generate`), which is what a server without
@@ -37,7 +37,10 @@ from d5p4.eval.countdown import is_right, problems  # noqa: E402
 from d5p4.provenance import provenance  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "serve.json"
-ASKED = {"k": 4, "w": 4, "distinct": True, "spare": 4}  # what the server does for n = 4
+ASKED: dict[int, dict[str, Any]] = {  # what the server does for n = 4 and n = 1
+    4: {"k": 4, "w": 4, "distinct": True, "spare": 4},
+    1: {"k": 1, "w": 4},
+}
 CLIENTS = (1, 8, 32)
 PRODUCT = (4096, 320, 832)  # rows, and the larger of the model's matrices
 Request = tuple[str, int]  # prompt, seed
@@ -67,14 +70,14 @@ def operations(model: Any, result: d5p4.Result) -> float:
     return 2.0 * sum(part.numel() for part in model.parameters()) * int(result.rows[0]) * result.sequences.shape[-1]
 
 
-def alone(model: Any, requests: Sequence[Request]) -> tuple[list[list[str]], list[float], list[float]]:
+def alone(model: Any, n: int, requests: Sequence[Request]) -> tuple[list[list[str]], list[float], list[float]]:
     """The answers to each prompt decoded by itself, the seconds each took and the operations of its forwards."""
     texts, seconds, work = [], [], []
     for prompt, seed in requests:
         start = time.perf_counter()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", d5p4.DuplicateAnswers)
-            result = d5p4.generate(model, prompt, seed=seed, **ASKED)
+            result = d5p4.generate(model, prompt, seed=seed, **ASKED[n])
         seconds.append(time.perf_counter() - start)
         texts.append(result.texts[0])
         work.append(operations(model, result))
@@ -102,7 +105,7 @@ def server(*options: str) -> Iterator[str]:
             process.terminate()
 
 
-async def load(url: str, requests: Sequence[Request], clients: int, stream: bool) -> dict[str, Any]:
+async def load(url: str, n: int, requests: Sequence[Request], clients: int, stream: bool) -> dict[str, Any]:
     """Answers to all requests, asked for by so many clients at a time."""
     todo, found, seconds, pings = list(enumerate(requests))[::-1], {}, [], []
     over = asyncio.Event()
@@ -111,12 +114,12 @@ async def load(url: str, requests: Sequence[Request], clients: int, stream: bool
         async def client() -> None:
             while todo:
                 number, (prompt, seed) = todo.pop()
-                body = {"prompt": prompt, "seed": seed, "n": ASKED["k"], "w": ASKED["w"], "stream": stream}
+                body = {"prompt": prompt, "seed": seed, "n": n, "stream": stream}
                 start = time.perf_counter()
                 answer = await http.post(f"{url}/v1/completions", json=body)
                 seconds.append(time.perf_counter() - start)
                 answer.raise_for_status()
-                found[number] = streamed(answer.text) if stream else [c["text"] for c in answer.json()["choices"]]
+                found[number] = streamed(answer.text, n) if stream else [c["text"] for c in answer.json()["choices"]]
 
         async def pulse() -> None:
             while not over.is_set():
@@ -139,8 +142,8 @@ async def load(url: str, requests: Sequence[Request], clients: int, stream: bool
     }  # fmt: skip
 
 
-def streamed(events: str) -> list[str]:
-    texts = [""] * ASKED["k"]
+def streamed(events: str, n: int) -> list[str]:
+    texts = [""] * n
     for line in events.splitlines():
         if line.startswith("data: {"):
             for choice in json.loads(line[6:])["choices"]:
@@ -148,10 +151,10 @@ def streamed(events: str) -> list[str]:
     return texts
 
 
-def batch_size(url: str) -> float:
-    """Mean prompts a decode so far."""
+def batches(url: str) -> tuple[float, float]:
+    """Decodes so far, and prompts in them."""
     said = dict(line.rsplit(" ", 1) for line in httpx.get(f"{url}/metrics").text.splitlines() if line[0] != "#")
-    return float(said["d5p4_batch_prompts_sum"]) / float(said["d5p4_batch_prompts_count"])
+    return float(said["d5p4_batch_prompts_count"]), float(said["d5p4_batch_prompts_sum"])
 
 
 def compared(row: dict[str, Any], expected: list[list[str]]) -> dict[str, Any]:
@@ -161,79 +164,88 @@ def compared(row: dict[str, Any], expected: list[list[str]]) -> dict[str, Any]:
     return row | {"equal": equal, "different": sum(len(set(answers)) for answers in texts)}
 
 
-def measure(count: int, device: str) -> dict[str, Any]:
+def measure(n: int, count: int, device: str) -> dict[str, Any]:
+    """One by one, then served to 1, 8 and 32 clients, all for requests of n answers."""
     prompts = [problem.prompt for problem in problems(count, numbers=4, seed=7)]
     requests = [(prompt, 1000 + number) for number, prompt in enumerate(prompts)]
     model = d5p4.load("countdown", device)
-    alone(model, requests[:2])  # first use of everything
-    expected, seconds, work = alone(model, requests)
+    alone(model, n, requests[:2])  # first use of everything
+    expected, seconds, work = alone(model, n, requests)
     rate = matrix_rate(device, model.dtype)
     baseline = {
         "matrix_rate": rate, "operations": sum(work), "floor": count * rate / sum(work),
         "rate": count / sum(seconds), "p50": statistics.median(seconds), "p95": percentile(seconds, 0.95),
-        "four_different": sum(len(set(texts)) == 4 for texts in expected),
+        "all_different": sum(len(set(texts)) == n for texts in expected),
         "right": sum(any(is_right(p, text) for text in texts) for p, texts in zip(prompts, expected, strict=True)),
     }  # fmt: skip
-    print(f"one by one: {baseline['rate']:.2f} requests/s", flush=True)
+    print(f"n = {n}, one by one: {baseline['rate']:.2f} requests/s", flush=True)
     rows = []
-    for clients, stream in [*((clients, False) for clients in CLIENTS), (CLIENTS[-1], True)]:
-        with server("--device", device) as url:
-            asyncio.run(load(url, requests[:2], 1, False))
-            row = compared(asyncio.run(load(url, requests, clients, stream)), expected)
-            rows.append(row | {"batch": batch_size(url), "ratio": row["rate"] / baseline["rate"]})
+    with server("--device", device) as url:
+        asyncio.run(load(url, n, requests[:2], 1, False))
+        for clients, stream in [*((clients, False) for clients in CLIENTS), (CLIENTS[-1], True)]:
+            before = batches(url)
+            row = compared(asyncio.run(load(url, n, requests, clients, stream)), expected)
+            decodes, decoded = (now - then for now, then in zip(batches(url), before, strict=True))
+            rows.append(row | {"batch": decoded / decodes, "ratio": row["rate"] / baseline["rate"]})
             print(rows[-1], flush=True)
     few = requests[: count // 2]
-    exact = alone(d5p4.load("countdown", device, "float64"), few)[0]
+    exact = alone(d5p4.load("countdown", device, "float64"), n, few)[0]
     with server("--device", device, "--dtype", "float64") as url:
-        double = compared(asyncio.run(load(url, few, CLIENTS[-1], False)), exact)
+        double = compared(asyncio.run(load(url, n, few, CLIENTS[-1], False)), exact)
     print(double, flush=True)
     return {
-        "about": provenance(device, ["python", "benchmarks/serve.py", "--requests", str(count), "--device", device]),
-        "dtype": str(model.dtype).removeprefix("torch."), "requests": count, "asked": ASKED, "alone": baseline,
-        "served": rows, "float64": double | {"requests": len(few)},
+        "n": n, "dtype": str(model.dtype).removeprefix("torch."), "requests": count, "asked": ASKED[n],
+        "alone": baseline, "served": rows, "float64": double | {"requests": len(few)},
     }  # fmt: skip
 
 
 def table(results: dict[str, Any]) -> str:
-    count, base = results["requests"], results["alone"]
     lines = [
-        "| | requests/s | against one by one | of the floor | p50 | p95 | prompts a decode | as decoded alone | "
+        "| n | | requests/s | against one by one | of the floor | p50 | p95 | prompts a decode | as decoded alone | "
         "/healthz p95, most |",
-        "|---|---|---|---|---|---|---|---|---|",
-        f"| `d5p4.generate`, one by one | {base['rate']:.2f} | 1 | {100 * base['rate'] / base['floor']:.1f} % | "
-        f"{base['p50']:.2f} s | {base['p95']:.2f} s | 1 | | |",
+        "|---" * 10 + "|",
     ]
-    for row in results["served"]:
-        who = f"{row['clients']} client{'s' * (row['clients'] > 1)}{', streamed' * row['stream']}"
+    notes = []
+    for part in results["parts"]:
+        n, count, base, double = part["n"], part["requests"], part["alone"], part["float64"]
         lines.append(
-            f"| {who} | {row['rate']:.2f} | **{row['ratio']:.2f} ×** | {100 * row['rate'] / base['floor']:.1f} % | "
-            f"{row['p50']:.2f} s | {row['p95']:.2f} s | "
-            f"{row['batch']:.1f} | {row['equal']} of {count} | "
-            f"{1000 * row['healthz_p95']:.0f}, {1000 * row['healthz_most']:.0f} ms |"
+            f"| {n} | `d5p4.generate`, one by one | {base['rate']:.2f} | 1 "
+            f"| {100 * base['rate'] / base['floor']:.1f} % | {base['p50']:.2f} s | {base['p95']:.2f} s | 1 | | |"
         )
-    double, about = results["float64"], results["about"]
-    lines += [
-        "",
-        f"{count} held-out puzzles of four numbers, each with its own seed, n = {ASKED['k']}, w = {ASKED['w']}, "
-        f"`distinct`, four spare beams, {results['dtype']}; four different texts for {base['four_different']} of "
-        f"{count}, a right one for {base['right']}. Floor: {base['floor']:.2f} requests/s, "
-        f"{base['operations'] / count / 1e9:.0f} GFLOP a request at {base['matrix_rate'] / 1e9:.0f} GFLOP/s. "
-        f"In float64, {CLIENTS[-1]} clients: {double['equal']} of {double['requests']} as decoded alone. "
-        f"({about['machine']}, torch {about['torch']}, {about['date']}; `{about['command']}`)",
-    ]
-    return "\n".join(lines)
+        for row in part["served"]:
+            who = f"{row['clients']} client{'s' * (row['clients'] > 1)}{', streamed' * row['stream']}"
+            lines.append(
+                f"| {n} | {who} | {row['rate']:.2f} | **{row['ratio']:.2f} ×** "
+                f"| {100 * row['rate'] / base['floor']:.1f} % | {row['p50']:.2f} s | {row['p95']:.2f} s "
+                f"| {row['batch']:.1f} | {row['equal']} of {count} "
+                f"| {1000 * row['healthz_p95']:.0f}, {1000 * row['healthz_most']:.0f} ms |"
+            )
+        different = f"; {n} different texts for {base['all_different']} of {count}" if n > 1 else ""
+        notes.append(
+            f"n = {n}: {count} held-out puzzles of four numbers, each with its own seed, {part['dtype']}{different}; "
+            f"{base['operations'] / count / 1e9:.0f} GFLOP a request, floor {base['floor']:.2f} requests/s at "
+            f"{base['matrix_rate'] / 1e9:.0f} GFLOP/s; in float64, {CLIENTS[-1]} clients: {double['equal']} of "
+            f"{double['requests']} as decoded alone."
+        )
+    about = results["about"]
+    where = f"({about['machine']}, torch {about['torch']}, {about['date']}; `{about['command']}`)"
+    return "\n".join([*lines, "", *notes, where])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--requests", type=int, default=32)
+    parser.add_argument("--requests", default="16,32", help="of n = 4, and of n = 1")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--table", action="store_true", help="print the table of the last run")
     options = parser.parse_args()
     if not options.table:
         options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(measure(options.requests, options.device), indent=1) + "\n")
+        words = ["python", "benchmarks/serve.py", "--requests", options.requests, "--device", options.device]
+        counts = zip(ASKED, map(int, options.requests.split(",")), strict=True)
+        parts = [measure(n, count, options.device) for n, count in counts]
+        found = {"about": provenance(options.device, words), "parts": parts}
+        options.out.write_text(json.dumps(found, indent=1) + "\n")
     print(table(json.loads(options.out.read_text())))
 
 

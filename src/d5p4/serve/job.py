@@ -13,7 +13,7 @@ from ..types import Snapshot
 from ..view import Recorder, drafts
 from .errors import ApiError
 
-DRAFT_EVERY = 0.08  # seconds between two drafts of an answer; a client that reads slower sees fewer
+DRAFT_EVERY = 0.15  # seconds between two drafts of an answer; a client that reads slower sees fewer
 
 
 @dataclass(frozen=True)

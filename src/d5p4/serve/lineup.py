@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 
 from .job import Job
 
-QUIET, LONGEST_LINGER = 0.004, 0.05
-"""Seconds. A worker that was idle waits for others who come at the same time until none came for QUIET; a decode takes
-hundreds of times that."""
+SHORTEST_PAUSE, LONGEST_PAUSE, PAUSES = 0.004, 0.05, 5
+"""Seconds, and how many. Before a decode the worker waits for others who come at the same time, such as those who have
+just been answered, until none came for a pause; all of it takes a small part of the time that a decode does."""
 
 
 class Full(Exception):
@@ -56,29 +56,39 @@ class Lineup:
             self._closed = True
             self._change.notify()
 
-    def take(self, fits: Callable[[Sequence[Job], Job], bool]) -> list[Job]:
+    def take(self, fits: Callable[[Sequence[Job], Job], bool], last: float = 0.0) -> list[Job]:
         """The oldest job and those that can share its decode; waits for one. Empty when closed and nobody waits.
 
-        fits(batch, job): whether one more job has room beside a batch.
+        fits(batch, job): whether one more job has room beside a batch. last: seconds that the last decode took.
         """
+        pause = min(max(0.02 * last, SHORTEST_PAUSE), LONGEST_PAUSE)
         with self._change:
-            while not self._waiting:  # who woke us may have left by the time the others are here
+            while True:  # who woke us may have left by the time the others are here
+                self._change.wait_for(lambda: self._waiting or self._closed)
+                self._linger(fits, pause)
+                if self._waiting:
+                    break
                 if self._closed:
                     return []
-                self._change.wait_for(lambda: self._waiting or self._closed)
-                self._linger()
-            batch = [self._waiting[0]]
-            for job in list(self._waiting)[1:]:
-                if job.alike == batch[0].alike and fits(batch, job):
-                    batch.append(job)
+            batch = self._batch(fits)
             taken = set(map(id, batch))
             self._waiting = deque(job for job in self._waiting if id(job) not in taken)
             return batch
 
-    def _linger(self) -> None:
-        end = time.monotonic() + LONGEST_LINGER
-        while not self._closed and time.monotonic() < end:
-            before = len(self._waiting)
-            self._change.wait(QUIET)
+    def _batch(self, fits: Callable[[Sequence[Job], Job], bool]) -> list[Job]:
+        batch: list[Job] = []
+        for job in self._waiting:
+            if not batch or (job.alike == batch[0].alike and fits(batch, job)):
+                batch.append(job)
+        return batch
+
+    def _linger(self, fits: Callable[[Sequence[Job], Job], bool], pause: float) -> None:
+        """Wait while more keep coming and there is room for them."""
+        end = time.monotonic() + PAUSES * pause
+        while self._waiting and not self._closed and time.monotonic() < end:
+            batch, before = self._batch(fits), len(self._waiting)
+            if not fits(batch, batch[0]):
+                return
+            self._change.wait(pause)
             if len(self._waiting) == before:
                 return

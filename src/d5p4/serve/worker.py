@@ -42,8 +42,11 @@ class Worker(threading.Thread):
         except BaseException as error:
             self.failure = error
         self._loaded()
-        while self.model is not None and (batch := self.lineup.take(self._fits)):
+        last = 0.0
+        while self.model is not None and (batch := self.lineup.take(self._fits, last)):
+            start = time.monotonic()
             self._serve(self.model, batch)
+            last = time.monotonic() - start
 
     def _fits(self, batch: Sequence[Job], job: Job) -> bool:
         settings = job.settings
