@@ -60,16 +60,16 @@ D5P4.api = (() => {
   /** The objects of a stream of server-sent events. */
   async function* events(response) {
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-    let rest = "";
+    let parts = []; // of a line that is not whole yet; a trace is a line of megabytes
     for (;;) {
       const { done, value } = await reader.read();
       if (done) return;
-      rest += value;
-      const blocks = rest.split(/\r?\n\r?\n/);
-      rest = blocks.pop();
-      for (const block of blocks) {
-        const data = block.split(/\r?\n/).filter((line) => line.startsWith("data:"));
-        const text = data.map((line) => line.slice(5).trimStart()).join("\n");
+      const lines = value.split("\n");
+      parts.push(lines.shift());
+      for (const next of lines) {
+        const line = parts.join("");
+        parts = [next];
+        const text = line.startsWith("data:") ? line.slice(5).trim() : "";
         if (text && text !== "[DONE]") yield JSON.parse(text);
       }
     }
