@@ -14,8 +14,8 @@ from .ask import has_template
 from .limits import Limits
 
 ABOUT = {
-    "countdown": "Reaches the number behind the colon with those before it, each used once. Many answers are right.",
-    "books": "Continues English prose, and fills holes in it.",
+    "countdown": "Reach the number behind the colon with + − × ÷, using each of the others exactly once.",
+    "books": "Continues a text in the manner of old novels.",
 }
 EXAMPLES: dict[str, list[dict[str, Any]]] = {
     "countdown": [

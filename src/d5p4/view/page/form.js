@@ -16,11 +16,6 @@ D5P4.form = (() => {
     { name: "lam", label: "λ", low: -1, high: 3, help: "how sharply certainty is followed" },
   ];
   const NUMBERS = ["max_tokens", "steps", "temperature", "guidance", "spare"];
-  /** What the shipped models are for. */
-  const TOLD = {
-    countdown: "Reach the number behind the colon with + − × ÷, using each of the others exactly once.",
-    books: "Continues a text in the manner of old novels.",
-  };
   let card = null;
   let knobs = { a: {}, b: {} }; // what was set by hand, by run and parameter
 
@@ -38,7 +33,7 @@ D5P4.form = (() => {
       card.chat && "chat",
     ];
     find("model-facts").textContent = facts.filter(Boolean).join(" · ");
-    find("model-description").textContent = card.description || TOLD[card.id] || "";
+    find("model-description").textContent = card.description || "";
     find("examples").replaceChildren(...(card.examples || []).map(example));
     for (const run of RUNS) {
       find(`method-${run}`).replaceChildren(

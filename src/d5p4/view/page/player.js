@@ -63,7 +63,7 @@ D5P4.player = (() => {
   function start(count, at = count) {
     stop();
     steps = count;
-    step = Math.max(0, Math.min(count, at));
+    step = Math.max(0, Math.min(count, Math.round(at)));
     parts().node.hidden = false;
     show();
   }
