@@ -104,5 +104,5 @@ D5P4.player = (() => {
     });
   }
 
-  return { wire, start, hide, goTo, stop, now: () => step, ofAll: () => steps };
+  return { wire, start, hide, goTo, now: () => step, ofAll: () => steps };
 })();

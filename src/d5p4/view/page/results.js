@@ -132,12 +132,10 @@ D5P4.results = (() => {
   return {
     begin,
     finish,
-    clear,
     show,
     redraw,
     wire,
     look,
-    runs: () => runs,
     replays: () => replays,
     lineages: () => views.lineage,
   };
