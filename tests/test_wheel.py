@@ -32,3 +32,5 @@ def test_an_installed_wheel_solves_a_puzzle_offline(tmp_path):
     assert "=96" in answers and "4 of 4 distinct" in answers
     compared = run(binaries / "d5p4", "compare", *call, "--methods", "independent,d5p4", cwd=tmp_path, **offline)
     assert "independent" in compared and "d5p4" in compared and "=96" in compared
+    run(binaries / "d5p4", "trace", *call, "-o", "trace.html", cwd=tmp_path, **offline)
+    assert "=96" in (tmp_path / "trace.html").read_text(encoding="utf-8")

@@ -96,3 +96,11 @@ def test_a_model_that_cannot_be_loaded_is_told_and_logged(caplog):
         found = server.post(prompt="abc", **BODY)
         assert found.status_code == 503 and "could not be loaded" in found.json()["error"]["message"]
     assert "there is no such thing" in caplog.text
+
+
+def test_prompts_are_in_the_log_only_where_asked_for(caplog):
+    for wanted in (False, True):
+        with running(Faulty({}), log_prompts=wanted) as server, caplog.at_level(logging.INFO):
+            caplog.clear()
+            assert server.post(prompt="abcabc", **BODY).status_code == 200
+            assert ("abcabc" in caplog.text) == wanted

@@ -52,6 +52,7 @@ def serve(
             "--deterministic", help="On a GPU, the same bits whoever else is served. Slower.", rich_help_panel=RUNNING
         ),
     ] = False,
+    log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Write what is asked into the log.")] = False,
     quiet: Quiet = False,
     device: Device = None,
     dtype: Dtype = None,
@@ -85,7 +86,7 @@ def serve(
     run(
         lambda: load_model(model, device, dtype, shown=False),
         name=name or _named(model, folder), host=host, port=port, limits=limits, api_key=api_key,
-        hosts=allowed_host, started=started, **fixed,
+        hosts=allowed_host, log_prompts=log_prompts, started=started, **fixed,
     )  # fmt: skip
 
 

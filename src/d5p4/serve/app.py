@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -27,6 +28,8 @@ from .schema import Asked, ChatRequest, CompletionRequest
 from .stream import EventStream
 from .wait import attended, left
 
+log = logging.getLogger("d5p4.serve")
+
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody} for status in (400, 401, 403, 404, 408, 413, 415, 429, 500, 503)
 }
@@ -42,6 +45,7 @@ def create_app(
     limits: Limits | None = None,
     api_key: str | None = None,
     hosts: Sequence[str] | None = None,
+    log_prompts: bool = False,
     failed: Callable[[BaseException], None] | None = None,
     **fixed: Any,
 ) -> FastAPI:
@@ -52,6 +56,7 @@ def create_app(
     api_key   a bearer token that requests must show
     hosts     names the server may be called by (None: any); keeps pages of other sites from reaching it by a name of
               their own
+    log_prompts  write what is asked into the log
     failed    hears why the model could not be loaded
     fixed     options of `d5p4.generate` that the server decides: deterministic, max_tokens_per_forward
     """
@@ -100,6 +105,8 @@ def create_app(
         if body.model is not None:
             _check_name(body.model, name)
         ask = await engine.understand(body, len(data), end)
+        if log_prompts:
+            log.info("asked: %r", ask.prompts)
         jobs = engine.submit(ask)
         reply = Reply(ask, engine.model, name)
         if body.stream:

@@ -57,6 +57,7 @@ def serve(
     limits: Limits | None = None,
     api_key: str | None = None,
     hosts: Sequence[str] | None = None,
+    log_prompts: bool = False,
     started: Callable[[str], None] | None = None,
     **fixed: Any,
 ) -> None:
@@ -73,7 +74,9 @@ def serve(
         server.should_exit = True
 
     known = names(host, hosts or ())
-    app = create_app(model, name=name, limits=limits, api_key=api_key, hosts=known, failed=failed, **fixed)
+    app = create_app(
+        model, name=name, limits=limits, api_key=api_key, hosts=known, log_prompts=log_prompts, failed=failed, **fixed
+    )
     server = Server(app, limits)
     _allow_connections()
     bound = bind(host, port)
