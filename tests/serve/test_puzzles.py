@@ -31,14 +31,14 @@ def shares(url, puzzles, clients, **extra):
     return [sum(column) / len(puzzles) for column in zip(*found, strict=True)]
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(100, marks=pytest.mark.full)])
+@pytest.mark.parametrize("count", [1, pytest.param(100, marks=pytest.mark.full)])
 def test_four_different_answers(count):
     with process("--model", "countdown", "--port", 0) as command:
         command.ready()
         puzzles = problems(count)
         four, right, ways = shares(command.url, puzzles, min(count, 8))
         print(f"{count} puzzles: four different texts on {four:.0%}, {right:.1%} right, {ways:.2f} different right")
-        if count > 2:
+        if count > 1:
             without = shares(command.url, puzzles, 8, distinct=False)[0]
             print(f"with distinct: false, four different texts on {without:.0%}")
         assert four >= TARGET

@@ -60,7 +60,8 @@ def trace(
         raise D5P4Error(f"{output} cannot be written: {reason.strerror or reason}") from reason
     if not quiet:
         size = f"{max(1, round(output.stat().st_size / 1000)):,} kB"
-        Console().print(facts_line(str(output), size, f"seed {settings['seed']}", *map(_outcome, traces)))
+        facts = facts_line(str(output), size, f"seed {settings['seed']}", *map(_outcome, traces))
+        Console().print(facts, soft_wrap=True)
 
 
 def check_place(path: Path) -> None:
