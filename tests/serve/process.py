@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -25,8 +26,9 @@ class Process:
             "PYTHONPATH": str(Path(d5p4.__file__).parents[1]), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1",
         }  # fmt: skip
         self.run = subprocess.Popen(
-            words, env=given | (environment or {}), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+            words, env=given | (environment or {}), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell may ignore it
+        )  # fmt: skip
         self.said: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
