@@ -10,9 +10,15 @@ from pathlib import Path
 from typing import IO, Any
 
 
+def json_bytes(value: Any) -> bytes:
+    """JSON without blanks; half surrogate pairs, which UTF-8 does not have, stay escapes."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.encode("utf-8", "backslashreplace")
+
+
 def json_line(value: Any) -> bytes:
     """One line of a file of JSON lines."""
-    return (json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n").encode("utf-8")
+    return json_bytes(value) + b"\n"
 
 
 def append(path: Path, lines: Iterable[bytes]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import reprlib
 import traceback
@@ -15,6 +14,7 @@ from starlette.responses import Response
 
 from ..errors import D5P4Error
 from ..prompts import of_only_prompt
+from ..store import json_bytes
 
 KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 CLOSE = {"Connection": "close"}  # the rest of the body will not be read
@@ -50,14 +50,8 @@ class ApiError(HTTPException):
         return json_response(self.body(), self.status_code, self.headers)
 
 
-def encoded(value: Any) -> bytes:
-    """JSON; half surrogate pairs, which UTF-8 does not have, stay escapes."""
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return text.encode("utf-8", "backslashreplace")
-
-
 def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(encoded(value), status, headers, "application/json")
+    return Response(json_bytes(value), status, headers, "application/json")
 
 
 def not_possible(error: D5P4Error, prompt: str = "prompt", prompts: int = 1) -> ApiError:

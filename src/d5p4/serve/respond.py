@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..__about__ import __version__
+from ..store import json_bytes
 from ..types import Model
 from ..view.pieces import piece, spell
 from .ask import Ask
-from .errors import encoded
 from .job import Finished
 from .schema import ChatRequest
 
@@ -27,10 +27,10 @@ class Reply:
 
     def encoded(self, body: dict[str, Any], finished: list[Finished]) -> bytes:
         """A body as JSON; traces, which are JSON already, take the place of their names."""
-        data = encoded(body)
+        data = json_bytes(body)
         if b'"history":[' in data:
             for i, one in enumerate(finished):
-                data = data.replace(encoded(f"{self.id} {i}"), one.history or b"null", 1)
+                data = data.replace(json_bytes(f"{self.id} {i}"), one.history or b"null", 1)
         return data
 
     def whole(self, finished: list[Finished]) -> dict[str, Any]:

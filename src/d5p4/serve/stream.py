@@ -9,8 +9,9 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from ..store import json_bytes
 from .engine import Engine
-from .errors import ApiError, encoded
+from .errors import ApiError
 from .job import Finished, Job
 from .respond import Reply
 from .wait import attended, left
@@ -37,13 +38,13 @@ class EventStream(Response):
 
     async def _events(self) -> AsyncIterator[bytes]:
         for chunk in self.reply.opening():
-            yield event(encoded(chunk))
+            yield event(json_bytes(chunk))
         try:
             async for number, draft in self._drafts():
-                yield b": still here\n\n" if draft is None else event(encoded(self.reply.draft(number, draft)))
+                yield b": still here\n\n" if draft is None else event(json_bytes(self.reply.draft(number, draft)))
             finished = await self.engine.answers(self.jobs)
         except ApiError as error:
-            yield event(encoded(error.body()))
+            yield event(json_bytes(error.body()))
             return
         except asyncio.CancelledError:
             if not left(self.jobs):

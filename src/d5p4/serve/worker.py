@@ -14,9 +14,10 @@ from ..generate import run_requests
 from ..jobs.decoder import NOT_FINITE, Decoder
 from ..record import Answers, finite
 from ..settings import Settings
+from ..store import json_bytes
 from ..types import Model, Result, Snapshot
 from ..view import Recorder, count_right, grade
-from .errors import ApiError, encoded, not_possible, where
+from .errors import ApiError, not_possible, where
 from .job import Finished, Job
 from .lineup import Lineup
 from .metrics import Metrics
@@ -154,5 +155,5 @@ def cut(text: str, stops: Sequence[str]) -> tuple[str, bool]:
 def in_pieces(trace: dict[str, Any]) -> bytes:
     """A trace as JSON, its pools one by one: writing a large object in one go would hold all other threads up."""
     rest = {name: value for name, value in trace.items() if name != "pools"}
-    return encoded(rest)[:-1] + b',"pools":[' + b",".join(map(encoded, trace["pools"])) + b"]}"
+    return json_bytes(rest)[:-1] + b',"pools":[' + b",".join(map(json_bytes, trace["pools"])) + b"]}"
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import D5P4Error
-from ..store import json_line, replace_file, write_text
+from ..store import json_bytes, json_line, replace_file, write_text
 from .trace import FORMAT
 
 _STYLE = re.compile(r'<link rel="stylesheet" href="page/([\w.-]+)">')
@@ -71,6 +70,4 @@ def write_json(path: str | Path, traces: Sequence[Mapping[str, Any]]) -> None:
 
 def _safe(value: Any) -> str:
     """JSON that can stand inside a script element, whatever the texts in it say."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    text = text.encode("utf-8", "backslashreplace").decode()  # half a surrogate pair stays an escape
-    return re.sub("[<>&\u2028\u2029]", lambda found: _UNSAFE[found[0]], text)
+    return re.sub("[<>&\u2028\u2029]", lambda found: _UNSAFE[found[0]], json_bytes(value).decode())
