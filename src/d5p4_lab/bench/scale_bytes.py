@@ -1,0 +1,200 @@
+"""What two ranks that share a pool send each other in a step: real processes, gloo, `SpreadBeams.sent`.
+
+The body is a stand-in: a table look-up that makes a feature row from token and position. Only the exchange is measured,
+and its size does not depend on what the numbers are, only on how many rows differ.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ROOT = Path(__file__).resolve().parents[3]
+VOTES = "votes"  # counted beside the bytes: one before each exchange
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """R ranks that hold `groups` groups of w rows each."""
+
+    ranks: int = 2
+    groups: int = 6
+    w: int = 10
+    length: int = 256
+    width: int = 4096
+    vocabulary: int = 32
+    steps: int = 5
+
+    @property
+    def k(self) -> int:
+        return self.ranks * self.groups
+
+    @property
+    def own_rows(self) -> int:
+        return self.groups * self.w
+
+    def gathered(self, bytes_each: int) -> int:
+        """Bytes a rank sends where everybody gets all features."""
+        return self.own_rows * self.length * self.width * bytes_each * (self.ranks - 1)
+
+    def __str__(self) -> str:
+        return f"{self.ranks} ranks of {self.groups}×{self.w} rows, L {self.length}, D {self.width}"
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "all rows differ": {"order": "random"},
+    "some rows are equal": {"order": "confidence", "temperature": 0.08},
+    "no partition, all rows differ": {"order": "random", "method": "d5p3"},
+}
+
+
+class LookUp:
+    """A model without arithmetic: features are a table's row of the token plus one of the position."""
+
+    name, max_length, carry_over, default_order = "look-up", 1 << 16, False, "confidence"
+    tokenizer, generation_defaults = None, {}
+
+    def __init__(self, sizes: Sizes) -> None:
+        from d5p4.types import Head
+
+        g = torch.Generator().manual_seed(0)
+
+        def table(rows: int, scale: float = 1.0) -> Tensor:
+            return (torch.randn(rows, sizes.width, generator=g) * scale).bfloat16()
+
+        self.embedding, self.place = table(sizes.vocabulary), table(sizes.length + 8)
+        banned = torch.zeros(sizes.vocabulary, dtype=torch.bool)
+        banned[-1] = True
+        self.head = Head(table(sizes.vocabulary, sizes.width**-0.5), None, banned)
+        self.mask_id, self.pad_id, self.eos_ids = sizes.vocabulary - 1, 0, ()
+        self.at_forward: Any = lambda: None
+
+    def body(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Any:
+        from d5p4.types import Hidden
+
+        self.at_forward()
+        rows = self.embedding[tokens] + self.place[: tokens.shape[1]]
+        return Hidden(rows, rows)
+
+
+def work(sizes: Sizes) -> dict[str, Any]:
+    """One rank: all cases, then the time of a vote. Bytes of a step are those between two forwards."""
+    import d5p4
+    from d5p4.distributed import connect
+
+    torch.set_num_threads(1)
+    mesh = connect((1, sizes.ranks), timeout=120, device="cpu")
+    beams, model, found = mesh.beams, LookUp(sizes), {}
+    vote, voted = beams._vote, Counter()
+
+    def counted(error: Exception | None) -> None:
+        voted["all"] += 1
+        vote(error)
+
+    beams._vote = counted
+    for what, options in CASES.items():
+        marks: list[Counter[str]] = []
+        times: list[float] = []
+
+        def mark(marks: list[Counter[str]] = marks, times: list[float] = times) -> None:
+            marks.append(beams.sent + Counter({VOTES: voted["all"]}))
+            times.append(time.perf_counter())
+
+        model.at_forward = mark
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", d5p4.DuplicateAnswers)
+            result = d5p4.generate(
+                model, [[0]], k=sizes.k, w=sizes.w, gen_length=sizes.length, steps=sizes.steps, seed=1, beams=beams,
+                max_tokens_per_forward=1 << 24, **options,
+            )  # fmt: skip
+        steps = [dict(after - before) for before, after in zip(marks, marks[1:], strict=False)]
+        found[what] = {
+            "steps": steps,
+            "seconds": [after - before for before, after in zip(times, times[1:], strict=False)],
+            "rows": int(result.rows[0]),
+        }
+    votes = 300
+    with beams.together():
+        beams.agree_on(0)
+        began = time.perf_counter()
+        for _ in range(votes):
+            vote(None)
+        found["vote"] = {"ms": (time.perf_counter() - began) / votes * 1e3}
+    mesh.close()
+    return found
+
+
+def start(sizes: Sizes, folder: Path) -> list[dict[str, Any]]:
+    """What `work` found on each rank."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    environment = os.environ | {
+        "WORLD_SIZE": str(sizes.ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
+    }  # fmt: skip
+    command = [sys.executable, "-m", "benchmarks.scale_bytes", str(folder), json.dumps(asdict(sizes))]
+    processes = [
+        subprocess.Popen(command, cwd=ROOT, env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank in range(sizes.ranks)
+    ]
+    try:
+        codes = [process.wait(timeout=240) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    if any(codes):
+        raise RuntimeError(f"the ranks ended with {codes}")
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(sizes.ranks)]
+
+
+def measure(sizes: Sizes) -> list[Row]:
+    """One row a case: bytes that the busier rank sends in a step after the first, by kind; and what others send."""
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = start(sizes, Path(folder))
+    rows = []
+    for what in CASES:
+        kinds = sorted({kind for rank in ranks for step in rank[what]["steps"] for kind in step} - {VOTES})
+        sent = [
+            {kind: statistics.mean(step.get(kind, 0) for step in rank[what]["steps"][1:]) for kind in kinds}
+            for rank in ranks
+        ]
+        busiest = max(sent, key=lambda rank: sum(rank.values()))
+        one_row = sizes.length * sizes.width * 2 / sizes.ranks * (sizes.ranks - 1)
+        rows.append({
+            "what": what,
+            "size": str(sizes),
+            "sent": busiest,
+            "sent_mb": sum(busiest.values()) / 1e6,
+            "rows_sent": busiest["features"] / one_row,
+            "first_step_mb": max(sum(rank[what]["steps"][0].get(kind, 0) for kind in kinds) for rank in ranks) / 1e6,
+            "exchanges": ranks[0][what]["steps"][1][VOTES],
+            "gather_mb": sizes.gathered(2) / 1e6,
+            "authors_mb": sizes.gathered(4) / 1e6,
+        })  # fmt: skip
+    return [*rows, {"what": "a vote before an exchange", "size": f"{sizes.ranks} ranks on one host",
+                    "ms": max(rank["vote"]["ms"] for rank in ranks)}]  # fmt: skip
+
+
+def main() -> None:
+    folder, given = sys.argv[1:]
+    Path(folder, f"{os.environ['RANK']}.json").write_text(json.dumps(work(Sizes(**json.loads(given)))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""The schedule of a file over ranks, played event by event.
+
+Prompts are cut into batches by d5p4's own code; ranks take them from a counter, and a start ends early where a rank
+hangs. What is kept, lost and waited for is added up.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from dataclasses import dataclass, replace
+from functools import cache
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from d5p4.generate import batches
+from d5p4.jobs.plan import WINDOW
+from d5p4_lab.bench.scale_cost import Costs, Job, StepTime
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class World:
+    """How prompts differ and what goes wrong. Prompt lengths are lognormal with `spread`, cut to 16..1024; shares of
+    distinct rows are uniform within `mixed` of their mean, or as far as 1 allows."""
+
+    spread: float = 0.5
+    mixed: float = 0.2
+    slow: float = 1.0  # speed of one GPU in 64, of at least one
+    killed: float | None = None  # the share of the work that is done when a rank hangs
+
+
+class Request(NamedTuple):
+    """As much of a request as the batching looks at."""
+
+    length: int
+    answer: int
+
+    def window(self, mask_id: int) -> range:
+        return range(self.answer)
+
+
+class Batches(NamedTuple):
+    """The planned batches of a file."""
+
+    seconds: Floats  # [B] on a GPU of speed 1
+    window: NDArray[np.int64]  # [B] which window of the file each is of
+    prompts: NDArray[np.int64]  # [B]
+
+
+class Cut(NamedTuple):
+    """A file cut into batches of neighbours in `order`."""
+
+    order: NDArray[np.int64]  # [P] prompts, batch by batch
+    first: NDArray[np.int64]  # [B] where a batch begins in it
+    window: NDArray[np.int64]  # [B]
+    lengths: NDArray[np.int64]  # [P] of rows
+
+
+@cache
+def cut(job: Job, spread: float) -> Cut:
+    """As `run_file` cuts it: the same windows, the same function, the same budget."""
+    prompts, answer, settings, model = job.prompts, job.answer, job.settings, SimpleNamespace(mask_id=-1)
+    middle = math.log(job.prompt) - spread**2 / 2
+    drawn = np.random.default_rng(0).lognormal(middle, spread, prompts).clip(16, 1024).astype(int)
+    lengths = drawn + answer
+    order: list[int] = []
+    first, window = [], []
+    for number, start in enumerate(range(0, prompts, WINDOW)):
+        requests: Any = [Request(length, answer) for length in lengths[start : start + WINDOW].tolist()]
+        for _, numbers in batches(model, requests, settings):  # type: ignore[arg-type]
+            first.append(len(order))
+            window.append(number)
+            order += [start + i for i in numbers]
+    return Cut(np.array(order), np.array(first), np.array(window), lengths)
+
+
+@cache
+def planned(job: Job, spread: float, mixed: float, step: StepTime) -> Batches:
+    found = cut(replace(job, steps=1, share=1.0), spread)  # which do not matter to it
+    reach = min(mixed * job.share, 1 - job.share)
+    share = np.random.default_rng(1).uniform(job.share - reach, job.share + reach, job.prompts)
+    longest = np.maximum.reduceat(found.lengths[found.order], found.first)  # rows are padded to it
+    count = np.diff(found.first, append=job.prompts)
+    rows = job.pool * np.add.reduceat(share[found.order], found.first)
+    first, later = (
+        np.maximum(step.least, each * step.a_row * longest / step.tokens) / 1e3 for each in (count.astype(float), rows)
+    )
+    return Batches(first + (job.steps - 1) * later, found.window, count)
+
+
+class Played(NamedTuple):
+    """One start."""
+
+    end: float  # when the last rank is done, or all are stopped
+    done: NDArray[np.bool_]  # [B]
+
+
+def play(work: Batches, pending: NDArray[np.int64], speed: Floats, plan: float, begin: float, stop: Floats) -> Played:
+    """Ranks take the pending batches from a counter; each plans all windows on its way. Rank r is ended at stop[r]."""
+    free = [(begin, rank) for rank in range(len(speed))]
+    planned_to = [-1] * len(speed)
+    done, end = np.zeros(len(work.seconds), bool), begin
+    window, seconds, pace = work.window.tolist(), work.seconds.tolist(), speed.tolist()
+    for batch in pending.tolist():
+        while free and free[0][0] >= stop[free[0][1]]:
+            heapq.heappop(free)
+        if not free:
+            break
+        now, rank = heapq.heappop(free)
+        now += plan * (window[batch] - planned_to[rank]) + seconds[batch] / pace[rank]
+        planned_to[rank] = window[batch]
+        if now <= stop[rank]:
+            done[batch], end = True, max(end, now)
+        heapq.heappush(free, (now, rank))
+    return Played(end if done[pending].all() else float(stop.max()), done)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A whole run: hours, and where GPU time went as shares of ranks x wall time."""
+
+    ranks: int
+    wall: float
+    useful: float
+    starting: float
+    merging: float
+    lost: float  # decoded and not kept, or waiting for the dead
+    rest: float  # planning, slow GPUs, waiting for the last batches
+
+
+def simulate(job: Job, ranks: int, step: StepTime, costs: Costs, world: World) -> Outcome:
+    work = planned(job, world.spread, world.mixed, step)
+    speed = np.ones(ranks)
+    speed[::64] = world.slow
+    plan, total = costs.plan * WINDOW, float(work.seconds.sum())
+    everything, begin = np.arange(len(work.seconds)), costs.loading(ranks)
+    starting, lost, done = begin, 0.0, np.zeros(len(everything), bool)
+    if world.killed is not None:
+        died = begin + world.killed * total / ranks
+        # A hung rank is found out after the timeout. The others decode meanwhile and keep what they finish.
+        stop = np.full(ranks, died + costs.hang)
+        stop[-1] = died
+        first = play(work, everything, speed, plan, begin, stop)
+        done = first.done
+        kept = float(work.seconds[done].sum())  # waiting, planning and slow GPUs are in what is lost here
+        lost = first.end - begin - kept / ranks
+        again = costs.again + costs.loading(ranks) + costs.find * int(work.prompts[done].sum())
+        starting, begin = starting + again, first.end + again
+    last = play(work, everything[~done], speed, plan, begin, np.full(ranks, np.inf))
+    merging = (costs.find + costs.merge) * job.prompts
+    wall = last.end + merging
+    useful = total / ranks
+    rest = wall - useful - starting - merging - lost
+    return Outcome(ranks, wall / 3600, *(x / wall for x in (useful, starting, merging, lost, rest)))
+
+
+def fixed_shares(job: Job, ranks: int, step: StepTime, world: World) -> float:
+    """Efficiency where prompts are dealt out beforehand instead: batch i to rank i mod R."""
+    work = planned(job, world.spread, world.mixed, step)
+    speed = np.ones(ranks)
+    speed[::64] = world.slow
+    wall = max(float(work.seconds[rank::ranks].sum()) / speed[rank] for rank in range(ranks))
+    return float(work.seconds.sum()) / ranks / wall

@@ -1,0 +1,253 @@
+"""The server under load on loopback: throughput against decoding one prompt after the other, and what clients wait.
+
+    python benchmarks/serve.py [--requests 16,32] [--device cpu] [--out FILE]     # prints a table of docs/serving.md
+    python benchmarks/serve.py --table [--out FILE]                            # prints it again
+
+Puzzles with a seed each are first decoded one by one in this process (`d5p4.generate`), which is what a server without
+batching does at its best. Then a server process answers the same ones for 1, 8 and 32 clients, each of which asks for
+its next answer when it has the last. Every answer is compared with the one decoded alone. While clients wait, another
+asks for /healthz all the time: what it waits is how long the event loop was held up. The floor is what the model's
+multiplications for these rows take at the rate of a plain matrix product of the model's own shape.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import torch
+
+ROOT = Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(ROOT))
+
+import d5p4  # noqa: E402
+from d5p4.eval.countdown import is_right, problems  # noqa: E402
+from d5p4.provenance import provenance  # noqa: E402
+
+RESULTS = ROOT / "src" / "d5p4_lab" / "results" / "bench" / "serve.json"
+ASKED: dict[int, dict[str, Any]] = {  # what the server does for n = 4 and n = 1
+    4: {"k": 4, "w": 4, "distinct": True, "spare": 4},
+    1: {"k": 1, "w": 4},
+}
+CLIENTS = (1, 8, 32)
+PRODUCT = (4096, 320, 832)  # rows, and the larger of the model's matrices
+Request = tuple[str, int]  # prompt, seed
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+def matrix_rate(device: str, dtype: torch.dtype) -> float:
+    """Floating-point operations a second of a matrix product."""
+    rows, inner, columns = PRODUCT
+    a = torch.randn(rows, inner, device=device, dtype=dtype)
+    b = torch.randn(inner, columns, device=device, dtype=dtype)
+    times = []
+    for _ in range(40):
+        start = time.perf_counter()
+        a @ b
+        if device == "cuda":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    return 2 * rows * inner * columns / statistics.median(times[10:])
+
+
+def operations(model: Any, result: d5p4.Result) -> float:
+    """Of the forwards of a result's rows: two a parameter and token."""
+    return 2.0 * sum(part.numel() for part in model.parameters()) * int(result.rows[0]) * result.sequences.shape[-1]
+
+
+def alone(model: Any, n: int, requests: Sequence[Request]) -> tuple[list[list[str]], list[float], list[float]]:
+    """The answers to each prompt decoded by itself, the seconds each took and the operations of its forwards."""
+    texts, seconds, work = [], [], []
+    for prompt, seed in requests:
+        start = time.perf_counter()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", d5p4.DuplicateAnswers)
+            result = d5p4.generate(model, prompt, seed=seed, **ASKED[n])
+        seconds.append(time.perf_counter() - start)
+        texts.append(result.texts[0])
+        work.append(operations(model, result))
+    return texts, seconds, work
+
+
+@contextmanager
+def server(*options: str) -> Iterator[str]:
+    """The address of a server process that is ready."""
+    command = [sys.executable, "-m", "d5p4", "serve", "--model", "countdown", "--port", "0", *options]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            said = [process.stderr.readline()]
+            while said[-1] and not said[-1].startswith("playground"):
+                said.append(process.stderr.readline())
+            if not said[-1]:
+                raise SystemExit(f"the server did not start: {''.join(said)}")
+            url = said[-1].split()[-1].rstrip("/")
+            threading.Thread(target=list, args=(process.stderr,), daemon=True).start()  # so that it never waits for us
+            while httpx.get(f"{url}/readyz").status_code != 200:
+                time.sleep(0.1)
+            yield url
+        finally:
+            process.terminate()
+
+
+async def load(url: str, n: int, requests: Sequence[Request], clients: int, stream: bool) -> dict[str, Any]:
+    """Answers to all requests, asked for by so many clients at a time."""
+    todo, found, seconds, pings = list(enumerate(requests))[::-1], {}, [], []
+    over = asyncio.Event()
+    async with httpx.AsyncClient(timeout=None, limits=httpx.Limits(max_connections=None)) as http:
+
+        async def client() -> None:
+            while todo:
+                number, (prompt, seed) = todo.pop()
+                body = {"prompt": prompt, "seed": seed, "n": n, "stream": stream}
+                start = time.perf_counter()
+                answer = await http.post(f"{url}/v1/completions", json=body)
+                seconds.append(time.perf_counter() - start)
+                answer.raise_for_status()
+                found[number] = streamed(answer.text, n) if stream else [c["text"] for c in answer.json()["choices"]]
+
+        async def pulse() -> None:
+            while not over.is_set():
+                start = time.perf_counter()
+                await http.get(f"{url}/healthz")
+                pings.append(time.perf_counter() - start)
+                await asyncio.sleep(0.05)
+
+        heart = asyncio.create_task(pulse())
+        start = time.perf_counter()
+        await asyncio.gather(*(client() for _ in range(clients)))
+        elapsed = time.perf_counter() - start
+        over.set()
+        await heart
+    return {
+        "clients": clients, "stream": stream, "rate": len(requests) / elapsed,
+        "p50": statistics.median(seconds), "p95": percentile(seconds, 0.95),
+        "healthz_p95": percentile(pings, 0.95), "healthz_most": max(pings),
+        "texts": [found[i] for i in range(len(requests))],
+    }  # fmt: skip
+
+
+def streamed(events: str, n: int) -> list[str]:
+    texts = [""] * n
+    for line in events.splitlines():
+        if line.startswith("data: {"):
+            for choice in json.loads(line[6:])["choices"]:
+                texts[choice["index"]] += choice["text"]
+    return texts
+
+
+def batches(url: str) -> tuple[float, float]:
+    """Decodes so far, and prompts in them."""
+    said = dict(line.rsplit(" ", 1) for line in httpx.get(f"{url}/metrics").text.splitlines() if line[0] != "#")
+    return float(said["d5p4_batch_prompts_count"]), float(said["d5p4_batch_prompts_sum"])
+
+
+def compared(row: dict[str, Any], expected: list[list[str]]) -> dict[str, Any]:
+    """A row with how many requests got the answers decoded alone, in the same order, in place of the texts."""
+    texts = row.pop("texts")
+    equal = sum(a == b for a, b in zip(texts, expected, strict=True))
+    return row | {"equal": equal, "different": sum(len(set(answers)) for answers in texts)}
+
+
+def measure(n: int, count: int, device: str) -> dict[str, Any]:
+    """One by one, then served to 1, 8 and 32 clients, all for requests of n answers."""
+    prompts = [problem.prompt for problem in problems(count, numbers=4, seed=7)]
+    requests = [(prompt, 1000 + number) for number, prompt in enumerate(prompts)]
+    model = d5p4.load("countdown", device)
+    alone(model, n, requests[:2])  # first use of everything
+    expected, seconds, work = alone(model, n, requests)
+    rate = matrix_rate(device, model.dtype)
+    baseline = {
+        "matrix_rate": rate, "operations": sum(work), "floor": count * rate / sum(work),
+        "rate": count / sum(seconds), "p50": statistics.median(seconds), "p95": percentile(seconds, 0.95),
+        "all_different": sum(len(set(texts)) == n for texts in expected),
+        "right": sum(any(is_right(p, text) for text in texts) for p, texts in zip(prompts, expected, strict=True)),
+    }  # fmt: skip
+    print(f"n = {n}, one by one: {baseline['rate']:.2f} requests/s", flush=True)
+    rows = []
+    with server("--device", device) as url:
+        asyncio.run(load(url, n, requests[:2], 1, False))
+        for clients, stream in [*((clients, False) for clients in CLIENTS), (CLIENTS[-1], True)]:
+            before = batches(url)
+            row = compared(asyncio.run(load(url, n, requests, clients, stream)), expected)
+            decodes, decoded = (now - then for now, then in zip(batches(url), before, strict=True))
+            rows.append(row | {"batch": decoded / decodes, "ratio": row["rate"] / baseline["rate"]})
+            print(rows[-1], flush=True)
+    few = requests[: count // 2]
+    exact = alone(d5p4.load("countdown", device, "float64"), n, few)[0]
+    with server("--device", device, "--dtype", "float64") as url:
+        double = compared(asyncio.run(load(url, n, few, CLIENTS[-1], False)), exact)
+    print(double, flush=True)
+    return {
+        "n": n, "dtype": str(model.dtype).removeprefix("torch."), "requests": count, "asked": ASKED[n],
+        "alone": baseline, "served": rows, "float64": double | {"requests": len(few)},
+    }  # fmt: skip
+
+
+def table(results: dict[str, Any]) -> str:
+    lines = [
+        "| n | | requests/s | against one by one | of the floor | p50 | p95 | prompts a decode | as decoded alone | "
+        "/healthz p95, most |",
+        "|---" * 10 + "|",
+    ]
+    notes = []
+    for part in results["parts"]:
+        n, count, base, double = part["n"], part["requests"], part["alone"], part["float64"]
+        lines.append(
+            f"| {n} | `d5p4.generate`, one by one | {base['rate']:.2f} | 1 "
+            f"| {100 * base['rate'] / base['floor']:.1f} % | {base['p50']:.2f} s | {base['p95']:.2f} s | 1 | | |"
+        )
+        for row in part["served"]:
+            who = f"{row['clients']} client{'s' * (row['clients'] > 1)}{', streamed' * row['stream']}"
+            lines.append(
+                f"| {n} | {who} | {row['rate']:.2f} | **{row['ratio']:.2f} ×** "
+                f"| {100 * row['rate'] / base['floor']:.1f} % | {row['p50']:.2f} s | {row['p95']:.2f} s "
+                f"| {row['batch']:.1f} | {row['equal']} of {count} "
+                f"| {1000 * row['healthz_p95']:.0f}, {1000 * row['healthz_most']:.0f} ms |"
+            )
+        different = f"; {n} different texts for {base['all_different']} of {count}" if n > 1 else ""
+        notes.append(
+            f"n = {n}: {count} held-out puzzles of four numbers, each with its own seed, {part['dtype']}{different}; "
+            f"{base['operations'] / count / 1e9:.0f} GFLOP a request, floor {base['floor']:.2f} requests/s at "
+            f"{base['matrix_rate'] / 1e9:.0f} GFLOP/s; in float64, {CLIENTS[-1]} clients: {double['equal']} of "
+            f"{double['requests']} as decoded alone."
+        )
+    about = results["about"]
+    where = f"({about['machine']}, torch {about['torch']}, {about['date']}; `{about['command']}`)"
+    return "\n".join([*lines, "", *notes, where])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--requests", default="16,32", help="of n = 4, and of n = 1")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--table", action="store_true", help="print the table of the last run")
+    options = parser.parse_args()
+    if not options.table:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        words = ["python", "benchmarks/serve.py", "--requests", options.requests, "--device", options.device]
+        counts = zip(ASKED, map(int, options.requests.split(",")), strict=True)
+        parts = [measure(n, count, options.device) for n, count in counts]
+        found = {"about": provenance(options.device, words), "parts": parts}
+        options.out.write_text(json.dumps(found, indent=1) + "\n")
+    print(table(json.loads(options.out.read_text())))
+
+
+if __name__ == "__main__":
+    main()

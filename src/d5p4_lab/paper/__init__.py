@@ -1,0 +1,34 @@
+"""One file for each table or figure of the paper. `reproduce` runs them; `EXPERIMENTS` says where each lies."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from d5p4.errors import D5P4Error
+
+if TYPE_CHECKING:
+    from .setup import Experiment
+
+EXPERIMENTS = {
+    "pareto": "pareto",
+    "fidelity": "fidelity",
+    "control": "control",
+    "qa": "qa",
+    "guidance": "guided",
+    "math": "mathematics",
+    "partition": "partition",
+    "quality-signal": "quality_signal",
+    "features": "features",
+    "scaling": "scaling",
+    "cost": "cost",
+    "theory": "theory",
+    "budget": "budget",
+}
+
+
+def experiment(name: str) -> Experiment:
+    """The experiment of a name; its file is read only now."""
+    if name not in EXPERIMENTS:
+        raise D5P4Error(f"there is no experiment {name!r}; choose one of {', '.join(EXPERIMENTS)}")
+    return import_module(f".{EXPERIMENTS[name]}", __name__).EXPERIMENT

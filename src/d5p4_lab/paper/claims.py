@@ -1,0 +1,55 @@
+"""docs/claims.md: every claim of the paper beside what we found, from the summaries that `draw` wrote."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from d5p4.errors import D5P4Error
+
+from . import EXPERIMENTS
+from .drawing import cell
+from .store import read_json, write_text
+
+HEAD = """# Claims of the paper, re-measured
+
+Written by `d5p4 reproduce claims` from `{folder}`; do not edit. Each line is a claim of the D5P4 paper, the figure it
+rests on there, ours with its 95 % interval, and a verdict. A verdict is taken from the interval alone: *holds* or
+*does not hold* where it lies wholly on one side, otherwise *not clear*. Perplexities are taken under two judges (the
+shipped one, and SmolLM2-135M quantised to 4 bits); where their verdicts differ it is *not clear*. The models are the
+small ones of this repository, a thousandth of the paper's: what does not hold here may hold there, and the other way
+round. A claim of several parts holds when all do, and fails when one surely fails; intervals are not corrected for
+the number of comparisons. [How to run these again, also at the paper's scale](reproduce.md).
+
+"""
+
+
+def write_claims(folder: Path, page: Path) -> str:
+    """Write the page; says in a line what it holds."""
+    found = [(name, read_json(folder / name / "summary.json")) for name in EXPERIMENTS]
+    drawn = [(name, summary) for name, summary in found if summary is not None]
+    if not drawn:
+        raise D5P4Error(f"{folder} holds no drawn experiment; run d5p4 reproduce all first")
+    verdicts: dict[str, int] = {}
+    parts = [HEAD.format(folder=folder.as_posix())]
+    table = ["| claim | the paper | ours | verdict | from |", "|---|---|---|---|---|"]
+    for name, summary in drawn:
+        for claim in summary["claims"]:
+            verdicts[claim["verdict"]] = verdicts.get(claim["verdict"], 0) + 1
+            note = f" ({claim['note']})" if claim["note"] else ""
+            cells = (claim["claim"], claim["paper"], claim["ours"] + note, f"**{claim['verdict']}**")
+            table.append(f"| {' | '.join(map(cell, cells))} | [{name}](#{name}) |")
+    counted = ", ".join(f"{count} {verdict}" for verdict, count in sorted(verdicts.items(), key=lambda item: -item[1]))
+    parts += [f"{sum(verdicts.values())} claims: {counted}.\n\n", "\n".join(table), "\n"]
+    for name, summary in drawn:
+        where = _relative(folder, page)
+        parts.append(f"\n## {name}\n{summary['title']} ({summary['paper']}). {summary['made']}. ")
+        parts.append(f"[Table]({where}/{name}/table.md), [figures in numbers]({where}/{name}/summary.json).\n")
+        if (folder / name / "figure.svg").exists():
+            parts.append(f"\n![{summary['title']}]({where}/{name}/figure.png)\n")
+    write_text(page, "".join(parts))
+    return f"{page}: {counted}"
+
+
+def _relative(folder: Path, page: Path) -> str:
+    return Path(os.path.relpath(folder, page.parent)).as_posix()

@@ -1,0 +1,164 @@
+"""What an experiment ends in: tables (Markdown), one figure (PNG and SVG), a summary (JSON) with its claims."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from d5p4.errors import D5P4Error
+from d5p4.eval.stats import Figure
+
+from .store import write_json, write_text
+
+LARGEST_FIGURE = 200_000  # bytes
+# Okabe and Ito's colours, which most colour-blind people tell apart; every method has a marker and a line too.
+STYLES: dict[str, dict[str, str]] = {
+    "independent": {"color": "#000000", "marker": "o", "linestyle": ":"},
+    "greedy beam": {"color": "#E69F00", "marker": "s", "linestyle": "--"},
+    "best of n": {"color": "#999999", "marker": "P", "linestyle": "--"},
+    "CAT, scores": {"color": "#F0E442", "marker": "^", "linestyle": "-."},
+    "CAT, tokens": {"color": "#D55E00", "marker": "v", "linestyle": "-."},
+    "diverse beam": {"color": "#56B4E9", "marker": "D", "linestyle": "--"},
+    "D5P4+": {"color": "#0072B2", "marker": "*", "linestyle": "-"},
+    "D5P4×": {"color": "#009E73", "marker": "X", "linestyle": "-"},
+    "D5P4^P": {"color": "#009E73", "marker": "X", "linestyle": "-"},
+    "D5P3": {"color": "#CC79A7", "marker": "h", "linestyle": "-"},
+    "E-SMC": {"color": "#D55E00", "marker": "v", "linestyle": "-."},
+    "random": {"color": "#999999", "marker": ".", "linestyle": ":"},
+    "distinct": {"color": "#D55E00", "marker": "d", "linestyle": "-"},
+}
+
+Verdict = Literal["holds", "does not hold", "not clear", "not testable at this scale"]
+
+
+@dataclass(frozen=True)
+class Table:
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+
+    def markdown(self) -> str:
+        lines = [f"### {self.title}", "", _line(self.columns), _line(["---"] * len(self.columns))]
+        lines += [_line(row) for row in self.rows]
+        return "\n".join(lines + (["", self.note] if self.note else []))
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim of the paper, what it rests on there, what we found."""
+
+    claim: str
+    paper: str
+    ours: str
+    verdict: Verdict
+    note: str = ""
+
+
+@dataclass
+class Drawing:
+    tables: list[Table]
+    figure: Any = None  # of matplotlib
+    figures: dict[str, Any] = field(default_factory=dict)  # numbers by name: a Figure, a number, or lists of them
+    claims: list[Claim] = field(default_factory=list)
+
+    def save(self, folder: Path, about: Mapping[str, Any]) -> None:
+        """table.md, figure.png, figure.svg, summary.json."""
+        head = [f"# {about['title']}", "", f"{about['paper']}. {about['made']}", ""]
+        write_text(folder / "table.md", "\n".join(head + ["\n\n".join(table.markdown() for table in self.tables), ""]))
+        if self.figure is not None:
+            for ending in ("png", "svg"):
+                file = folder / f"figure.{ending}"
+                self.figure.savefig(file, dpi=110, metadata={"Date": None} if ending == "svg" else {})
+                _shrink(file)
+                if file.stat().st_size > LARGEST_FIGURE:
+                    raise D5P4Error(f"{file.name} has {file.stat().st_size} bytes, more than {LARGEST_FIGURE}")
+            pyplot().close(self.figure)
+        summary = dict(about) | {"figures": plain(self.figures), "claims": [asdict(claim) for claim in self.claims]}
+        write_json(folder / "summary.json", summary)
+
+
+def _shrink(file: Path) -> None:
+    """Drop what nobody would miss: colours beyond 256, digits beyond a hundredth of a point, indentation."""
+    if file.suffix == ".svg":
+        text = file.read_text(encoding="utf-8")
+        file.write_text(re.sub(r"\n +", "\n", re.sub(r"(\d\.\d\d)\d+", r"\1", text)), encoding="utf-8")
+        return
+    from PIL import Image  # comes with matplotlib
+
+    with Image.open(file) as image:
+        small = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    small.save(file, optimize=True)
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(map(cell, cells))} |"
+
+
+def cell(text: object) -> str:
+    """What can stand in a Markdown table."""
+    return " ".join(str(text).split()).replace("|", r"\|")
+
+
+def plain(value: Any) -> Any:
+    """Figures as [value, low, high], numbers rounded: what goes into JSON."""
+    if isinstance(value, Figure):
+        return [plain(float(x)) for x in (value.value, value.low, value.high)]
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)) or hasattr(value, "tolist"):
+        items = value.tolist() if hasattr(value, "tolist") else value
+        return [plain(item) for item in items] if isinstance(items, (list, tuple)) else plain(items)
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if abs(value) < float("inf") else None
+    return value
+
+
+def shown(figure: Figure, digits: int = 2, scale: float = 1.0) -> str:
+    """A figure and its 95 % interval, such as "41.2 [39.0, 43.3]"; without it where one unit gives none."""
+    if figure.low != figure.low:
+        return f"{scale * figure.value:.{digits}f}"
+    return f"{scale * figure.value:.{digits}f} [{scale * figure.low:.{digits}f}, {scale * figure.high:.{digits}f}]"
+
+
+def pyplot() -> Any:
+    """matplotlib in our style, drawing to files only."""
+    try:
+        import matplotlib
+    except ImportError as reason:
+        raise D5P4Error("figures need matplotlib: pip install 'd5p4[eval]'") from reason
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    plt.rcParams.update({
+        "figure.constrained_layout.use": True, "axes.grid": True, "grid.alpha": 0.25, "axes.spines.top": False,
+        "axes.spines.right": False, "font.size": 10, "svg.fonttype": "path", "svg.hashsalt": "d5p4",
+        "legend.frameon": False, "lines.markersize": 6,
+    })  # fmt: skip
+    return plt
+
+
+def bars(figures: Sequence[Figure]) -> list[list[float]]:
+    """[2][n] lengths of error bars below and above the values, as matplotlib wants them."""
+    return [[max(0.0, f.value - f.low) for f in figures], [max(0.0, f.high - f.value) for f in figures]]
+
+
+def decided(difference: Figure) -> Verdict:
+    """"holds" when the whole interval is above 0, "does not hold" when it is below, else "not clear"."""
+    return "holds" if difference.low > 0 else "does not hold" if difference.high < 0 else "not clear"
+
+
+def agreed(verdicts: Sequence[Verdict]) -> Verdict:
+    """The verdict of several judges or conditions: theirs where all agree, otherwise "not clear"."""
+    return verdicts[0] if len(set(verdicts)) == 1 else "not clear"
+
+
+def every(verdicts: Sequence[Verdict]) -> Verdict:
+    """Of a claim with several parts: all hold, one fails, or one is open."""
+    for worst in ("does not hold", "not clear", "not testable at this scale"):
+        if worst in verdicts:
+            return worst
+    return "holds"

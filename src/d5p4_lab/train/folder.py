@@ -1,0 +1,56 @@
+"""A trained model as a checkpoint folder: config.json, tokenizer, safetensors in small shards, a card."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from d5p4.models.checkpoint import INDEX, SINGLE
+
+from .recipe import Card
+
+SHARD = 15 * 2**20 - 2**16  # bytes of tensors in a shard; its header stays within the rest of 15 MiB
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def write_weights(folder: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype = torch.bfloat16) -> int:
+    """Save tensors rounded to dtype, in as few shards as the limit allows; gives their bytes."""
+    shards: list[dict[str, Tensor]] = [{}]
+    filled = total = 0
+    for name, tensor in tensors.items():
+        rounded = tensor.detach().to(device="cpu", dtype=dtype).contiguous()
+        size = rounded.nbytes
+        if shards[-1] and filled + size > SHARD:
+            shards.append({})
+            filled = 0
+        shards[-1][name] = rounded
+        filled, total = filled + size, total + size
+    numbered = [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
+    names = [SINGLE] if len(shards) == 1 else numbered
+    for file, shard in zip(names, shards, strict=True):
+        # transformers refuses files without a format; safetensors itself would make one that others cannot read.
+        (folder / file).write_bytes(save(shard, {"format": "pt"}))
+    if len(shards) == 1:
+        return total
+    weight_map = {name: file for file, shard in zip(names, shards, strict=True) for name in shard}
+    write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+    return total
+
+
+def write_card(folder: Path, card: Card, facts: Mapping[str, str], figures: Mapping[str, float]) -> None:
+    """README.md: what it is, where it came from, how good it is and what it is not good for."""
+    lines = [f"# {card.title}", "", card.about, "", "## How it was made", "", f"Data: {card.data}", ""]
+    lines += ["| | |", "|---|---|"] + [f"| {name} | {value} |" for name, value in facts.items()]
+    lines += ["", "## Figures on held-out data at the end of training", "", "| | |", "|---|---|"]
+    lines += [f"| {name} | {value:.4g} |" for name, value in figures.items()]
+    lines += ["", "## What it is not good for", "", card.limits, "", "## Licence", "", card.licence, ""]
+    (folder / "README.md").write_text("\n".join(lines), encoding="utf-8")

@@ -1,0 +1,133 @@
+"""The agreement benchmark draws in float64 what `generate` draws, and tells near-ties from real differences."""
+
+import copy
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from d5p4 import D5P4Error, Head
+from d5p4_lab.bench import agreement
+from d5p4_lab.bench.agreement import Arbiter, Case, Family, Noisy, Variant, carry_out, compare
+from tests.fake import FakeModel
+
+CPU = Variant("cpu")
+METHODS = {
+    "independent": dict(method="independent"),
+    "d5p4": dict(method="d5p4"),
+    "distinct": dict(method="d5p4", distinct=True, block_length=5),
+    "diverse-beam": dict(method="diverse-beam", steps=5),
+    "ancestral": dict(method="d5p4", order="ancestral"),
+}
+
+
+def fake(**options):
+    """A float32 model and the same in float64."""
+    exact = FakeModel(**options)
+    model = copy.copy(exact)
+    for name in ("embedding", "place", "mixer"):
+        setattr(model, name, getattr(exact, name).float())
+    model.head = Head(exact.head.weight.float(), exact.head.bias.float(), exact.head.banned)
+    return model, exact
+
+
+def case(name, prompts):
+    asked = [[i % 9, 3, *[i // 9] * (i % 2)] for i in range(prompts)]  # of two lengths: some are padded
+    return Case(name, "", asked, dict(gen_length=8) | METHODS[name])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_run_in_float64_is_what_the_arbiter_draws(name):
+    _, exact = fake(carry_over=name == "ancestral")
+    asked = case(name, 2)
+    run = carry_out(asked, exact, CPU, seed=5)
+    arbiter = Arbiter.make(exact, asked, run.settings, 5)
+    for prompt, records in enumerate(run.records):
+        for index, record in enumerate(records):
+            families = arbiter.families(prompt, index, record)
+            if run.settings.distinct:
+                assert agreement.distinct_margin(families, record)[0] < 1e-12
+            nothing = replace(record, following=torch.full_like(record.following, -1))
+            if not run.settings.distinct:
+                assert agreement.children_margin(families, record, nothing)[0] < 1e-12
+            if record.quality is not None:
+                key, last = arbiter.select_key(prompt, index), arbiter.step(prompt, index).last
+                assert agreement.replay(run.settings, record, last, key) == record.parents.tolist()
+
+
+def test_equal_runs_agree():
+    model, exact = fake()
+    asked = case("d5p4", 10)
+    runs = [carry_out(asked, model, CPU, seed=0) for _ in range(2)]
+    outcome = compare(asked, *runs, exact, 0)
+    assert (outcome.equal_sets, outcome.equal_answers, outcome.differences) == (10, 40, [])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_noise_is_traced_to_ties_of_its_size(name):
+    noise = 3e-2
+    model, exact = fake(carry_over=name == "ancestral")
+    asked = case(name, 16)
+    runs = [carry_out(asked, each, CPU, seed=0) for each in (model, Noisy(model, noise))]
+    outcome = compare(asked, *runs, exact, 0, bound=noise, gap=10 * noise)
+    assert outcome.equal_sets < 16 and outcome.differences and not outcome.unexplained
+    lost = [difference for difference in outcome.differences if not difference.healed]
+    assert len(lost) == 16 - outcome.equal_sets
+    assert {difference.kind for difference in outcome.differences} <= set(agreement.KINDS)
+    assert all(difference.margin > 0 for difference in outcome.differences)
+    strict = compare(asked, *runs, exact, 0, bound=1e-9, gap=1e-9)
+    assert len(strict.unexplained) == len(outcome.differences)
+    assert json.loads(json.dumps(agreement.report([outcome], {})))["cases"][0]["unexplained"] == 0
+    assert f"| {name} | 16 |" in agreement.table([outcome])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_another_seed_is_unexplained(name):
+    model, exact = fake(carry_over=name == "ancestral")
+    asked = case(name, 6)
+    run, wrong = (carry_out(asked, model, CPU, seed) for seed in (0, 1))
+    wrong.answers[1:], wrong.records[1:] = run.answers[1:], run.records[1:]
+    outcome = compare(asked, run, wrong, exact, 0)
+    assert outcome.equal_sets == 5 and len(outcome.differences) == 1
+    (found,) = outcome.unexplained
+    assert found.prompt == 0 and not found.healed and found.margin > 1e-3
+
+
+@pytest.mark.parametrize("name", ["d5p4", "diverse-beam"])
+def test_a_wrong_choice_is_unexplained(name):
+    model, exact = fake()
+    asked = case(name, 1)
+    run = carry_out(asked, model, CPU, seed=0)
+    arbiter = Arbiter.make(exact, asked, run.settings, 0)
+    records = run.records[0]
+    assert not agreement.parting(records, records)
+    sets = torch.cartesian_prod(*torch.arange(16).view(4, 4))[::5]
+    worst = min(sets, key=lambda chosen: agreement.objective(run.settings, records[3], chosen))
+    wrong = replace(run, records=[[*records[:3], replace(records[3], parents=worst), *records[4:]]])
+    found = agreement.trace(arbiter, 0, run, wrong, agreement.BOUND, agreement.GAP)
+    assert (found.step, found.kind, found.near_tie) == (3, "selection", False)
+    assert not found.details["replayed"] and found.margin > agreement.GAP
+
+
+def test_the_first_of_equal_ends_comes_first():
+    mask, end = 2, 1
+    p = torch.tensor([0.1, 0.9, 0.0]).double().expand(3, 3)
+    high = p.cumsum(-1)
+    low = (high - p).masked_fill(p == 0, torch.inf)
+    worth = p * torch.tensor([1.0, 0.0, 1.0])
+    u = torch.full((1, 3), 0.5).double()
+    family = Family(torch.full((3,), mask), torch.ones(3).bool(), low, high, worth, (end,), u, None, 1)
+    first, second = torch.tensor([end, mask, mask]), torch.tensor([mask, end, mask])
+    assert family.margins(first)[0][0] == 0
+    assert family.margins(second)[0] == (pytest.approx(0.4), "order")  # u would have to draw token 0 at position 0
+    assert family.margins(torch.tensor([mask, mask, mask]))[0][0] == torch.inf
+
+
+def test_variants():
+    assert Variant.parse("cuda:plain") == Variant("cuda", plain=True)
+    assert Variant.parse("cuda:1:small") == Variant("cuda:1", small=True)
+    assert Variant.parse("cpu:noise") == Variant("cpu", noise=3e-7)
+    assert Variant.parse("cpu:noise=1e-4").noise == 1e-4
+    with pytest.raises(D5P4Error, match="loud"):
+        Variant.parse("cpu:loud")

@@ -1,0 +1,183 @@
+"""The benchmark of files and ranks measures what it says, and the plan's arithmetic and simulation keep their laws."""
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from d5p4_lab.bench import scale, scale_bytes, scale_page, scale_plan
+from d5p4_lab.bench.scale_cost import Costs, Job, StepTime
+from d5p4_lab.bench.scale_schedule import Batches, World, fixed_shares, planned, play, simulate
+
+STEP = StepTime(a_row=10.0, least=20.0)
+COSTS = Costs(plan=1e-3, find=1e-4, merge=1e-4, start=10.0, weights=16.0, server=4.0, hang=100.0, again=50.0)
+SMALL = Job(prompts=3000, steps=8)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """Two calls that meet in one file."""
+    path = tmp_path_factory.mktemp("scale") / "scale.json"
+    early = ["bytes", "host"]
+    scale.run(scale.small_plan(), torch.device("cpu"), early, path, small=True)
+    later = [name for name in scale.SECTIONS if name not in early]
+    scale.run(scale.small_plan(), torch.device("cpu"), later, path, small=True)
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def exchanged(tmp_path_factory):
+    """The bytes that two processes exchange."""
+    path = tmp_path_factory.mktemp("scale") / "scale.json"
+    scale.run(scale.small_plan(), torch.device("cpu"), ["bytes"], path, small=True)
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def facts(results):
+    return scale_page.Facts(scale_plan.read("gpu.json"), results, scale_plan.read("deterministic.json"))
+
+
+@pytest.mark.full
+def test_every_section_is_measured_and_merged(measured):
+    sections = measured["sections"]
+    assert list(sections) == list(scale.SECTIONS)
+    assert all(section["rows"] and section["small"] and "error" not in section for section in sections.values())
+    for row in sections["rows"]["rows"]:
+        assert row["prompts_per_s"] > 0 and 0 < row["distinct_share"] <= 1
+        assert row["gain"] == 1 or row["prompts"] > 1
+    for what in ("countdown", "8B, rows differ"):
+        assert sum(row["enough"] for row in sections["budget"]["rows"] if row["what"] == what) == 1
+    assert [row["what"].split(",")[0] for row in sections["batching"]["rows"]] == ["one prompt at a time"] + 3 * [
+        "batched"
+    ]
+
+
+def test_ranks_send_half_of_what_a_gather_sends_and_less_where_rows_are_equal(exchanged):
+    rows = {row["what"]: row for row in exchanged["sections"]["bytes"]["rows"]}
+    sizes = scale.small_plan().exchange
+    differ, equal = rows["all rows differ"], rows["some rows are equal"]
+    assert differ["sent"]["features"] == sizes.own_rows * sizes.length * sizes.width * 2 // 2
+    assert differ["gather_mb"] == 2 * differ["sent"]["features"] / 1e6
+    assert differ["authors_mb"] == 2 * differ["gather_mb"]
+    assert equal["sent"]["features"] < differ["sent"]["features"]
+    assert differ["first_step_mb"] < differ["sent_mb"]  # all rows of the first pool are one
+    assert rows["a vote before an exchange"]["ms"] > 0
+
+
+def test_the_sizes_are_those_of_the_issue():
+    sizes = scale_bytes.Sizes()
+    assert (sizes.own_rows, sizes.length, sizes.width) == (60, 256, 4096)
+    assert [round(sizes.gathered(each) / 1e6) for each in (2, 4)] == [126, 252]
+    job = Job()
+    assert (job.prompts, job.k, job.w, job.prompt, job.answer) == (10**6, 16, 4, 128, 256)
+
+
+def test_the_committed_results_send_what_was_expected():
+    rows = scale_plan.read("scale.json")["sections"]["bytes"]["rows"]
+    assert rows[0]["what"] == "all rows differ" and round(rows[0]["sent_mb"]) == 63
+
+
+def test_cost_is_rows_times_their_time():
+    job = Job(prompts=3600, k=2, w=2, prompt=128, answer=256, steps=3, share=0.5)
+    assert job.rows == 1 + 2 * 4 * 0.5
+    together = job.batch
+    assert together == 8 * 8192 // 4 // 384
+    first, later = max(20.0, together * 10.0), together * 4 * 0.5 * 10.0
+    assert job.gpu_hours(STEP) == pytest.approx((first + 2 * later) / together / 1e3)
+    assert job.seconds(STEP, 1) == pytest.approx((20 + 2 * 20) / 1e3)  # alone, the least step counts
+    assert job.authors_hours(replace(STEP, authors=5.0)) == pytest.approx(3 * 4 * 5e-3)
+
+
+def test_step_times_come_from_the_measured_steps():
+    step = StepTime.of(scale_plan.read("gpu.json"))
+    assert 9 < step.a_row < 9.6 and 30 < step.least < 55  # 556 ms for 60 rows; 40 for one
+    assert step.seconds(60, 384) == pytest.approx(0.556, rel=0.02)
+
+
+def test_every_prompt_is_in_one_batch_within_the_budget():
+    work = planned(SMALL, 0.5, 0.2, STEP)
+    assert work.prompts.sum() == SMALL.prompts and (np.diff(work.window) >= 0).all()
+    assert work.window.max() == math.ceil(SMALL.prompts / 1024) - 1
+    even = planned(SMALL, 0.0, 0.0, STEP)
+    assert np.bincount(even.prompts).argmax() == SMALL.batch  # prompts of one length
+
+
+def test_one_rank_takes_the_sum_of_everything():
+    work = planned(SMALL, 0.5, 0.2, STEP)
+    found = simulate(SMALL, 1, STEP, COSTS, World())
+    windows = int(work.window.max()) + 1
+    loading = 10.0 + 16.0 / 4.0
+    expected = loading + windows * 1024 * 1e-3 + work.seconds.sum() + 3000 * 2e-4
+    assert found.wall * 3600 == pytest.approx(expected)
+    assert found.useful + found.starting + found.merging + found.rest == pytest.approx(1) and found.lost == 0
+
+
+@pytest.mark.parametrize("ranks", [2, 7, 64])
+def test_a_counter_is_never_far_from_the_best(ranks):
+    """No schedule is faster than the mean; taking the next batch when free is at most one batch slower."""
+    work = planned(SMALL, 0.5, 0.2, STEP)
+    forever = np.full(ranks, np.inf)
+    end = play(work, np.arange(len(work.seconds)), np.ones(ranks), 0.0, 0.0, forever).end
+    mean = work.seconds.sum() / ranks
+    assert mean <= end <= mean + work.seconds.max()
+
+
+def test_slow_gpus_cost_little_with_a_counter_and_much_without():
+    slow = World(slow=0.5)
+    job = Job(prompts=20_000, steps=8)
+    free = replace(COSTS, plan=0.0, find=0.0, merge=0.0, start=0.0, server=math.inf)
+    assert simulate(job, 64, STEP, free, slow).useful > 0.95
+    assert fixed_shares(job, 64, STEP, slow) < 0.55
+
+
+def test_what_a_hung_rank_had_not_finished_is_done_again():
+    work = Batches(np.array([4.0, 4.0, 4.0, 4.0]), np.array([0, 0, 0, 0]), np.array([5, 5, 5, 5]))
+    first = play(work, np.arange(4), np.ones(2), 0.0, 0.0, np.array([9.0, 2.0]))
+    assert first.done.tolist() == [True, False, True, False] and first.end == 9.0
+    rest = play(work, np.flatnonzero(~first.done), np.ones(2), 0.0, 20.0, np.full(2, np.inf))
+    assert (first.done | rest.done).all() and not (first.done & rest.done).any() and rest.end == 24.0
+    good, hung = (simulate(SMALL, 4, STEP, COSTS, world) for world in (World(), World(killed=0.5)))
+    assert hung.lost > 0 and hung.wall > good.wall
+    assert hung.wall * hung.useful == pytest.approx(good.wall * good.useful)  # the same answers
+
+
+def test_sections_are_known_by_name(capsys):
+    with pytest.raises(SystemExit):
+        scale.main(["--sections", "bites"])
+    assert "no section bites" in capsys.readouterr().err
+
+
+@pytest.mark.full
+def test_tables_are_made_of_what_was_measured(measured):
+    told = facts(measured)
+    assert all(scale_page.TABLES[name](told) for name in scale_page.TABLES if name not in ("simulation", "few"))
+    assert "as measured with `countdown`" in scale_page.cost(told)
+    missing = facts({"sections": {}})
+    assert "Not measured yet: `python benchmarks/scale.py --sections rows`" in scale_page.TABLES["rows"](missing)
+
+
+@pytest.mark.full
+def test_the_drawing_can_be_made_before_and_after_measuring(measured, tmp_path):
+    figure = pytest.importorskip("matplotlib") and scale_plan.figure
+    for name, results in (("full", measured), ("empty", {"sections": {}})):
+        figure(results, tmp_path / f"{name}.svg")
+        assert (tmp_path / f"{name}.svg").stat().st_size < 200_000
+
+
+def _page_is_true(leave):
+    page = (scale.ROOT / "docs/scale.md").read_text(encoding="utf-8")
+    assert page.count("<!-- scale: ") == len(scale_page.TABLES)
+    assert scale_page.fill(page, facts(scale_plan.read("scale.json")), leave) == page
+
+
+def test_the_page_says_what_the_committed_results_say():
+    """docs/scale.md is made of benchmarks/results: `scale_plan.py --page docs/scale.md`."""
+    _page_is_true(("simulation", "few"))
+
+
+@pytest.mark.full
+def test_the_page_says_what_the_simulation_says():
+    _page_is_true(())

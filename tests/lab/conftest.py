@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from d5p4_lab.__main__ import app
+from tests.cli.conftest import Cli, fails, models, write  # noqa: F401
+
+
+@pytest.fixture
+def cli(monkeypatch) -> Cli:
+    """Run the lab's command line in this process."""
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def call(*arguments: object, stdin: str | None = None) -> Any:
+        return CliRunner().invoke(app, [str(a) for a in arguments], input=stdin)
+
+    return call

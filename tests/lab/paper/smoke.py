@@ -1,0 +1,123 @@
+"""A small run of an experiment, and what every run promises."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, get_args
+
+from d5p4_lab.paper.drawing import Verdict, plain, pyplot
+from d5p4_lab.paper.run import STAGES, reproduce
+from d5p4_lab.paper.scoring import scorer_names, slug
+from d5p4_lab.paper.setup import Setup
+
+DRAWN = ("table.md", "figure.png", "figure.svg", "summary.json")
+WORDS = "the old house stood by a long river where people came in summer and went home late with bread and wine"
+
+
+def write_text(file: Path, documents: int = 3, paragraphs: int = 24) -> Path:
+    """Made-up prose: paragraphs that can be continued."""
+    source = random.Random(0)
+
+    def sentence() -> str:
+        return " ".join(source.choice(WORDS.split()) for _ in range(10)).capitalize() + "."
+
+    held = ["\n".join(" ".join(sentence() for _ in range(8)) for _ in range(paragraphs)) for _ in range(documents)]
+    file.write_text("\n<|endoftext|>\n".join(held), encoding="utf-8")
+    return file
+
+
+def write_truthfulqa(file: Path, count: int = 4) -> Path:
+    """A CSV in the layout of the authors' file."""
+    lines = ["Type,Category,Question,Best Answer,Correct Answers,Incorrect Answers,Source"]
+    for i in range(count):
+        lines.append(f'Plain,Made up,what is {i}?,it is {i},"it is {i}; {i} it is",it is {i + 1},nowhere')
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return file
+
+
+def write_gsm8k(file: Path, count: int = 4) -> Path:
+    lines = [{"question": f"what is {i} and one?", "answer": f"{i} + 1 = {i + 1}\n#### {i + 1}"} for i in range(count)]
+    file.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    return file
+
+
+def files(root: Path) -> dict[str, bytes]:
+    """All that a run wrote, but for config.json, which says how long drawing took."""
+    found = (file for file in root.rglob("*") if file.is_file() and file.name != "config.json")
+    return {file.relative_to(root).as_posix(): file.read_bytes() for file in found}
+
+
+def numbers(value: Any, place: str = "") -> Iterator[tuple[str, float | None]]:
+    """Every number of a summary with where it stands; None is one that is not finite."""
+    if isinstance(value, Mapping):
+        for name, each in value.items():
+            yield from numbers(each, f"{place}/{name}")
+    elif isinstance(value, list):
+        for i, each in enumerate(value):
+            yield from numbers(each, f"{place}/{i}")
+    else:
+        yield place, value
+
+
+def check(setup: Setup) -> dict[str, Any]:
+    """The files of a finished run; gives the summary."""
+    config = json.loads((setup.folder / "config.json").read_text(encoding="utf-8"))
+    stages = {"decode", "draw"} | ({"score"} if setup.experiment.scorers else set())
+    assert {stage for stage, runs in config["stages"].items() if runs} == stages
+    assert config["stages"]["decode"][-1]["finished"] is True
+    assert config["experiment"] == setup.experiment.name and config["scale"] == setup.scale
+    assert [case["name"] for case in config["cases"]] == [case.name for case in setup.cases]
+    for name in DRAWN:
+        assert (setup.folder / name).stat().st_size > 200, name
+    assert (setup.folder / "figure.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (setup.folder / "figure.svg").read_text(encoding="utf-8")
+    text = (setup.folder / "table.md").read_text(encoding="utf-8")
+    assert text.startswith(f"# {setup.experiment.title}\n") and "decoded on" in text
+    assert "nan" not in text, [line for line in text.splitlines() if "nan" in line]
+    summary = json.loads((setup.folder / "summary.json").read_text(encoding="utf-8"))
+    found = dict(numbers(summary["figures"]))
+    assert found and all(isinstance(x, (int, float)) and math.isfinite(x) for x in found.values()), [
+        place for place, x in found.items() if x is None
+    ]
+    assert summary["claims"]
+    for claim in summary["claims"]:
+        assert claim["verdict"] in get_args(Verdict) and claim["claim"] and claim["ours"]
+        assert "nan" not in claim["ours"], claim
+    assert str(setup.root) not in text + json.dumps([config, summary])
+    return summary
+
+
+def smoke(
+    name: str, out: Path, changes: Mapping[str, Any], more: Mapping[str, Any], redraw: bool = False, **words: Any
+) -> Setup:
+    """Run it, run it again (nothing may change), run it with `more` units (earlier rows may not change).
+
+    `redraw`: the second run writes table, figure and summary again; without it they are only made again.
+    """
+    words |= {"out": out, "device": "cpu"}
+    setup = reproduce(name, changes=changes, **words)
+    summary = check(setup)
+    before = files(out)
+    again = reproduce(name, changes=changes, stages=STAGES if redraw else STAGES[:2], **words)
+    assert files(out) == before
+    if not redraw:
+        drawing = again.experiment.draw(again)
+        assert json.loads(json.dumps(plain(drawing.figures))) == summary["figures"]
+        assert [asdict(claim) for claim in drawing.claims] == summary["claims"]
+    longer = reproduce(name, changes=dict(changes) | dict(more), stages=["decode", "score"], **words)
+    after = files(out)
+    raw = [file for file in before if file.endswith(".jsonl")]
+    assert all(after[file].startswith(before[file]) for file in raw)
+    assert {file for file in after if file.endswith(".jsonl")} == set(raw)
+    for case in longer.cases:
+        assert len(longer.rows(case)) == case.units
+        for scorer in scorer_names(longer):
+            assert len(longer.scores(case, slug(scorer))) == case.units
+    assert any(len(after[file]) > len(before[file]) for file in raw)
+    pyplot().close("all")
+    return setup

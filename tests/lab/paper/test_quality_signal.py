@@ -1,0 +1,103 @@
+"""The model's own scores, their statistics, and the experiment around them."""
+
+import json
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+import d5p4
+from d5p4.errors import D5P4Error
+from d5p4_lab.paper.quality_signal import ranks, regression, signals, stronger
+from d5p4_lab.paper.run import reproduce
+from tests.checkpoints import write_llada, write_mdlm
+from tests.lab.paper.test_windows import write_texts
+
+TINY = dict(length=24, real=5, samples=[[1.0, 4], [0.5, 3]], each=3, draws=4, judges=["judge"])
+
+
+@pytest.mark.parametrize("write", [write_mdlm, write_llada])
+def test_signals_against_plain_softmax(tmp_path, write):
+    model = d5p4.load(write(tmp_path / "tiny"), device="cpu", dtype="float64")
+    ids = torch.randint(0, 40, (9,), generator=torch.Generator().manual_seed(0))
+    masked = torch.zeros(3, 9, dtype=torch.bool)
+    masked[0, 2] = masked[1, ::2] = masked[2] = True
+    found = signals(model, ids.tolist(), masked)
+    for i, mask in enumerate(masked):
+        states = model.body(torch.where(mask, model.mask_id, ids)[None]).states[0]
+        logits = states @ model.head.weight.T + (0 if model.head.bias is None else model.head.bias)
+        logp = logits[:, ~model.head.banned].log_softmax(-1)
+        entropy = -(logp.exp() * logp).sum(-1)
+        if model.carry_over:
+            assert found["entropy"][i] == pytest.approx(-float(entropy[mask].sum()) / 9, abs=1e-6)
+        else:
+            assert found["entropy"][i] == pytest.approx(-float(entropy.mean()), abs=1e-6)
+        assert found["masked entropy"][i] == pytest.approx(-float(entropy[mask].mean()), abs=1e-6)
+        assert found["certainty"][i] == pytest.approx(-float(logp.mean(-1)[mask].mean()), abs=1e-6)
+        truth = (logits.masked_fill(model.head.banned, -torch.inf).log_softmax(-1)).gather(1, ids[:, None])[:, 0]
+        assert found["bound"][i] == pytest.approx(float(truth[mask].mean()), abs=1e-6)
+
+
+def test_the_bound_over_all_masks_is_the_likelihood_bound(tmp_path):
+    model = d5p4.load(write_mdlm(tmp_path / "tiny"), device="cpu")
+    ids, length = [3, 14, 15, 9], 4
+    sizes = []
+    for count in range(1, length + 1):
+        masks = torch.zeros(0, length, dtype=torch.bool)
+        for chosen in combinations(range(length), count):
+            masks = torch.cat([masks, torch.tensor([[i in chosen for i in range(length)]])])
+        sizes.append(np.mean(signals(model, ids, masks)["bound"]))
+    assert d5p4.loglikelihood(model, ids, samples=4000) / length == pytest.approx(np.mean(sizes), abs=0.02)
+
+
+def test_statistics_against_scipy_and_numpy():
+    source = np.random.default_rng(0)
+    nats = source.normal(size=80).round(1)  # with ties
+    good, poor = -nats + 0.3 * source.normal(size=80), -nats + 3 * source.normal(size=80)
+    np.testing.assert_array_equal(ranks(nats), stats.rankdata(nats))
+    expected = stats.spearmanr(poor, nats)[0] - stats.spearmanr(good, nats)[0]
+    found = stronger(good, poor, nats)
+    assert found.value == pytest.approx(expected) and 0 < found.low < found.value < found.high
+    assert stronger(poor, good, nats).high < 0
+    assert stronger(good, good, nats).value == pytest.approx(0)
+    slope, intercept = regression(good, nats)
+    assert (slope.value, intercept.value) == pytest.approx(tuple(np.polyfit(good, nats, 1)))
+    assert slope.low < slope.value < slope.high < 0
+    exact = regression(good, 2 * good + 1)
+    assert [one.value for one in exact] == pytest.approx([2, 1])
+    assert [one.high - one.low for one in exact] == pytest.approx([0, 0], abs=1e-9)
+
+
+def test_a_run_writes_its_files_and_a_second_adds_nothing(tmp_path):
+    model, data = str(write_mdlm(tmp_path / "tiny")), write_texts(tmp_path / "texts.txt")
+    options = dict(out=tmp_path / "out", model=model, data=data, device="cpu", changes=TINY)
+    reproduce("quality-signal", **options)
+    folder = tmp_path / "out" / "quality-signal"
+    for name in ("config.json", "table.md", "figure.png", "figure.svg", "summary.json"):
+        assert (folder / name).stat().st_size > 0
+    summary = json.loads((folder / "summary.json").read_text())
+    for name, value in summary["figures"].items():
+        assert value[0] is not None and np.isfinite(value[0]), name
+    assert len(summary["claims"]) >= 3
+    raw = {file.name: file.read_bytes() for file in folder.glob("*.jsonl")}
+    assert set(raw) == {"texts.jsonl", "samples.jsonl", "signals.jsonl", "judge-judge.jsonl"}
+    assert raw["signals.jsonl"].count(b"\n") == raw["judge-judge.jsonl"].count(b"\n") == 1 + 5 + 2 * 3
+    reproduce("quality-signal", **options)
+    assert {file.name: file.read_bytes() for file in folder.glob("*.jsonl")} == raw
+    with pytest.raises(D5P4Error, match="'real 5' is missing"):
+        reproduce("quality-signal", **(options | {"changes": TINY | {"real": 6}, "stages": ["draw"]}))
+
+
+def test_the_paper_scale_on_the_other_layout(tmp_path):
+    model, data = str(write_llada(tmp_path / "tiny-llada")), write_texts(tmp_path / "texts.txt")
+    changes = dict(length=24, real=5, draws=4, judges=["judge"])
+    reproduce(
+        "quality-signal", scale="paper", out=tmp_path / "out", model=model, data=data, device="cpu", changes=changes
+    )
+    summary = json.loads((tmp_path / "out" / "quality-signal" / "summary.json").read_text())
+    assert (
+        summary["figures"]["judge: Spearman entropy, all texts"]
+        == (summary["figures"]["judge: Spearman entropy, real texts"])
+    )  # the paper has real texts alone

@@ -1,0 +1,106 @@
+"""What training leaves behind: weights in small shards that `d5p4.load` reads, and a card that says how they came."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+import d5p4
+from d5p4.models.llada import LLaDA
+from d5p4_lab.train import folder as folder_module
+from d5p4_lab.train.countdown import Countdown
+from d5p4_lab.train.folder import write_card, write_json, write_weights
+from d5p4_lab.train.loop import command, hardware
+from d5p4_lab.train.recipe import Card
+
+MIB = 2**20
+
+
+class Wide(Countdown):
+    """Over 30 MiB in bfloat16."""
+
+    @property
+    def config(self):
+        return super().config | {"d_model": 512, "n_layers": 4, "n_heads": 4, "n_kv_heads": 4, "mlp_hidden_size": 2048}
+
+
+@pytest.fixture
+def tensors() -> dict[str, torch.Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    return {f"layer.{i}": torch.randn(10, 7, generator=draw) for i in range(5)}
+
+
+def test_large_models_come_in_shards_that_load_puts_together(tmp_path: Path) -> None:
+    recipe = Wide(torch.device("cpu"), 0, True)
+    with torch.device("meta"):
+        model = LLaDA(recipe.config)
+    model.to_empty(device="cpu")
+    for i, parameter in enumerate(model.parameters()):
+        torch.nn.init.constant_(parameter, 1 + i / 7)
+    total = write_weights(tmp_path, recipe.tensors(model))
+    write_json(tmp_path / "config.json", recipe.config)
+    recipe.write_tokenizer(tmp_path)
+
+    shards = sorted(tmp_path.glob("*.safetensors"))
+    assert total == 2 * sum(p.numel() for p in model.parameters()) > 30 * MIB
+    assert [shard.name for shard in shards] == [f"model-{i + 1:05}-of-00003.safetensors" for i in range(3)]
+    assert all(shard.stat().st_size <= 15 * MIB for shard in shards)
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == total
+    for shard in shards:
+        with safe_open(shard, "pt") as file:
+            assert {name for name, place in index["weight_map"].items() if place == shard.name} == set(file.keys())
+            assert file.metadata() == {"format": "pt"}
+
+    loaded = dict(d5p4.load(tmp_path, device="cpu").named_parameters())
+    assert loaded.keys() == dict(model.named_parameters()).keys()
+    assert all(torch.equal(loaded[name], p.bfloat16().float()) for name, p in model.named_parameters())
+
+
+def test_small_models_are_one_file_rounded_to_bfloat16(tmp_path: Path, tensors) -> None:
+    assert write_weights(tmp_path, tensors) == 5 * 70 * 2
+    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
+    found = load_file(tmp_path / "model.safetensors")
+    assert found.keys() == tensors.keys()
+    assert all(found[name].dtype == torch.bfloat16 for name in found)
+    assert all(torch.equal(found[name], tensor.bfloat16()) for name, tensor in tensors.items())
+
+
+def test_a_shard_is_filled_to_the_limit_and_no_further(tmp_path: Path, tensors, monkeypatch) -> None:
+    monkeypatch.setattr(folder_module, "SHARD", 2 * 140)  # two tensors of 140 bytes
+    write_weights(tmp_path, tensors)
+    held = [list(load_file(path)) for path in sorted(tmp_path.glob("*.safetensors"))]
+    assert held == [["layer.0", "layer.1"], ["layer.2", "layer.3"], ["layer.4"]]
+
+
+def test_views_and_learned_weights_can_be_written(tmp_path: Path) -> None:
+    whole = torch.nn.Parameter(torch.randn(6, 4))
+    write_weights(tmp_path, {"turned": whole.T, "half": whole[:3]})
+    found = load_file(tmp_path / "model.safetensors")
+    assert torch.equal(found["turned"], whole.detach().T.bfloat16())
+    assert torch.equal(found["half"], whole.detach()[:3].bfloat16())
+
+
+@pytest.mark.parametrize("given", [["--out", "/home/me/mine"], ["--out", "/home/me/mine/"], ["--out=/home/me/mine"]])
+def test_a_command_names_its_folder_and_not_where_that_is(given: list[str], monkeypatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/d5p4", "train", "tiny", *given])
+    assert command().startswith("d5p4 train tiny ") and command().endswith("mine") and "home" not in command()
+
+
+def test_the_card_says_what_people_and_the_run_know(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/d5p4", "train", "tiny", "--out", "/home/me/a b", "--seed", "7"])
+    card = Card("tiny", "About it.", "From dice.", "Free.", "Everything.")
+    facts = {"seed": "7", "hardware": hardware(torch.device("cpu")), "command": f"`{command()}`"}
+    write_card(tmp_path, card, facts, {"share solved": 0.123456, "perplexity": 45678.9})
+    text = (tmp_path / "README.md").read_text()
+    for line in ("# tiny", "About it.", "Data: From dice.", "Free.", "Everything.", "| seed | 7 |"):
+        assert line in text.splitlines()
+    assert "| command | `d5p4 train tiny --out 'a b' --seed 7` |" in text
+    assert f"CPU, {torch.get_num_threads()} threads, torch {torch.__version__} |" in text
+    assert "| share solved | 0.1235 |" in text and "| perplexity | 4.568e+04 |" in text

@@ -1,0 +1,342 @@
+"""What each recipe teaches: which tokens its loss counts, where its rows come from, what others can load."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import d5p4
+from d5p4.errors import D5P4Error
+from d5p4.eval import countdown as task
+from d5p4_lab.train import RECIPES, books, recipe, texts
+from d5p4_lab.train import countdown as countdown_module
+from d5p4_lab.train.books import DRAWS, Books
+from d5p4_lab.train.corpus import END_TEXT, MASK, Corpus, prepare
+from d5p4_lab.train.countdown import ANSWER, PROMPT, Countdown, Problems, Rows
+from d5p4_lab.train.judge import Judge
+from d5p4_lab.train.loop import train
+from d5p4_lab.train.schedule import Budget
+from d5p4_lab.train.texts import LENGTH
+
+CPU = torch.device("cpu")
+VOCABULARY = 300
+
+
+def write_texts(folder: Path, train_words: int = 3000, val_words: int = 1500) -> Path:
+    """Two books to train on and one held out, of a few words each."""
+    draw = random.Random(0)
+    words = ["".join(draw.choices("abcdefgh", k=draw.randint(2, 6))) for _ in range(200)]
+
+    def book(count: int) -> str:
+        return " ".join(draw.choices(words, k=count))
+
+    folder.mkdir()
+    (folder / "train.txt").write_text(f"{book(train_words)}\n{END_TEXT}\n{book(train_words)}\n")
+    (folder / "val.txt").write_text(book(val_words))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> Corpus:
+    root = tmp_path_factory.mktemp("books")
+    return prepare(write_texts(root / "texts"), root / "corpus", VOCABULARY)
+
+
+class SmallCountdown(Countdown):
+    rows = 16
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return super().config | {"d_model": 16, "n_layers": 2, "n_heads": 2, "n_kv_heads": 2, "mlp_hidden_size": 32}
+
+
+class SmallBooks(Books):
+    rows = 4
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return super().config | {"hidden_dim": 16, "n_blocks": 1, "n_heads": 2}
+
+
+class SmallJudge(Judge):
+    rows = 3
+
+    @property
+    def config(self) -> dict[str, Any]:
+        heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
+        return super().config | heads | {"hidden_size": 16, "num_hidden_layers": 2, "intermediate_size": 32}
+
+
+def shaken(model: nn.Module) -> nn.Module:
+    """With weights in which nothing is zero, so that every token that is looked at matters."""
+    torch.manual_seed(9)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+# countdown
+
+
+@pytest.fixture(scope="module")
+def countdown() -> SmallCountdown:
+    return SmallCountdown(CPU, 0, toy=True)
+
+
+class Seen:
+    """A model whose inputs are kept: tokens and attention mask [B, PROMPT + ANSWER]."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, body = model, model.body
+
+        def watched(tokens: Tensor, attention_mask: Tensor) -> Any:
+            self.tokens, self.looked = tokens, attention_mask
+            return body(tokens, attention_mask)
+
+        model.body = watched  # type: ignore[method-assign]
+
+
+def test_countdown_looks_at_and_learns_nothing_past_the_window_and_before_the_prompt(countdown) -> None:
+    batch, seen = next(countdown.batches(0)), Seen(shaken(countdown.build()))
+
+    @torch.no_grad()
+    def loss(rows: Rows) -> float:
+        return float(countdown.loss(seen.model, rows, countdown.generator(0)))
+
+    before = loss(batch)
+    known, inside = seen.looked[:, :PROMPT], seen.looked[:, PROMPT:]
+    assert (~known).any() and (~inside).any() and known.any() and inside.any()
+    other_end = batch.answers.where(inside, torch.full_like(batch.answers, 3))
+    other_start = batch.prompts.where(known, torch.full_like(batch.prompts, 3))
+    assert not torch.equal(other_end, batch.answers) and not torch.equal(other_start, batch.prompts)
+    assert loss(batch._replace(answers=other_end)) == before
+    assert loss(batch._replace(prompts=other_start)) == before
+    assert loss(batch._replace(answers=batch.answers.where(~inside, torch.full_like(batch.answers, 3)))) != before
+    assert loss(batch._replace(prompts=batch.prompts.where(~known, torch.full_like(batch.prompts, 3)))) != before
+
+
+def test_countdown_learns_no_prompt(countdown) -> None:
+    """At first the blocks add nothing, so a state knows only its own token: then the prompt cannot matter."""
+    batch, fresh = next(countdown.batches(0)), countdown.build()
+    other = batch._replace(prompts=(batch.prompts + 1) % 10)
+    losses = [countdown.loss(fresh, rows, countdown.generator(0)).item() for rows in (batch, other)]
+    assert losses[0] == losses[1]
+
+
+def test_countdown_windows_hold_the_answer_and_have_every_length(countdown) -> None:
+    batch, seen = Problems(600, 0)[0], Seen(countdown.build())
+    countdown.loss(seen.model, batch, countdown.generator(0))
+    inside = seen.looked[:, PROMPT:]
+    window = inside.sum(1)
+    assert torch.equal(inside, torch.arange(ANSWER) < window[:, None])
+    assert (window >= batch.least).all() and set(batch.least.tolist()) == set(task.WINDOW.values())
+    four = task.WINDOW[4]
+    assert set(window[batch.least == four].tolist()) == set(range(four, ANSWER + 1))
+    assert (batch.answers[~inside] == task.END).all(), "a token of an answer lies past its window"
+
+
+def test_countdown_shows_prompts_whole_except_one_in_ten_that_is_all_masks(countdown) -> None:
+    batch, seen = Problems(3000, 0)[0], Seen(countdown.build())
+    countdown.loss(seen.model, batch, countdown.generator(0))
+    prompts, answers = seen.tokens[:, :PROMPT], seen.tokens[:, PROMPT:]
+    dropped = (prompts == task.MASK).all(1)
+    assert torch.equal(prompts[~dropped], batch.prompts[~dropped])
+    assert 0.08 < float(dropped.float().mean()) < 0.12
+    hidden = answers == task.MASK
+    assert torch.equal(answers[~hidden], batch.answers[~hidden])
+    assert 0.4 < float(hidden[seen.looked[:, PROMPT:]].float().mean()) < 0.6
+
+
+@pytest.mark.parametrize("chance", [0.15, 0.8])
+def test_countdown_loss_is_the_mean_over_the_window_at_every_chance(countdown, monkeypatch, chance: float) -> None:
+    """The fresh model gives each token one cross-entropy wherever it stands, so the expectation can be written down."""
+    monkeypatch.setattr(countdown_module, "chances", lambda rows, generator: torch.full((rows,), chance))
+    batch, fresh = next(countdown.batches(3)), countdown.build()
+    with torch.no_grad():
+        state = fresh.body(torch.tensor([[task.MASK]])).states[0]
+        logits = (state @ fresh.head.weight.T).masked_fill(fresh.head.banned, -torch.inf)
+        costs = -logits.log_softmax(-1)[0, batch.answers]  # [B, ANSWER]
+        means = costs.cumsum(1) / torch.arange(1, ANSWER + 1)  # over each window
+        expected = torch.stack([row[least - 1 :].mean() for row, least in zip(means, batch.least, strict=True)]).mean()
+        found = torch.stack([countdown.loss(fresh, batch, countdown.generator(i)) for i in range(200)])
+    check_mean(found, float(expected))
+
+
+def check_mean(found: Tensor, expected: float) -> None:
+    error = float(found.std()) / len(found) ** 0.5
+    assert error < 0.02 * expected, "too noisy to tell"
+    assert abs(float(found.mean()) - expected) < 4 * error
+
+
+def test_countdown_rows_are_right_answers_and_never_held_out(countdown) -> None:
+    batch = next(countdown.batches(0))
+    for prompt, length, answer in zip(batch.prompts, batch.prompt_lengths, batch.answers, strict=True):
+        problem = task.Problem.parse(task.decode(prompt[-int(length) :]))
+        assert task.is_right(problem, task.decode(answer))
+        assert not problem.heldout
+
+
+# what all three promise
+
+
+def same(one: Any, other: Any) -> bool:
+    parts = zip(one, other, strict=True) if isinstance(one, tuple) else [(one, other)]
+    return all(torch.equal(a, b) for a, b in parts)
+
+
+def made(name: str, corpus: Corpus, seed: int) -> Any:
+    if name == "countdown":
+        return SmallCountdown(CPU, seed, True)
+    return (SmallBooks if name == "books" else SmallJudge)(CPU, seed, True, corpus)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_batch_depends_on_the_seed_and_its_number_alone(name: str, corpus: Corpus) -> None:
+    def batches(seed: int, start: int) -> Iterator[Any]:
+        return made(name, corpus, seed).batches(start)
+
+    first = list(islice(batches(0, 0), 5))
+    later = list(islice(batches(0, 3), 2))
+    assert same(first[3], later[0]) and same(first[4], later[1])
+    assert not same(first[0], first[1])
+    assert not same(first[0], next(batches(1, 0)))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_written_model_is_the_recipe_s(name: str, corpus: Corpus, tmp_path: Path) -> None:
+    """Trained for a step, written, read again by the library it is for, measured on held-out data."""
+    what = made(name, corpus, 0)
+    figures = train(what, tmp_path, Budget(steps=1), say=lambda line: None)
+    assert json.loads((tmp_path / "config.json").read_text()) == what.config
+    assert figures and all(0 <= value < float("inf") for value in figures.values())
+    if name == "judge":
+        return
+    model = d5p4.load(tmp_path, device="cpu")
+    assert model.mask_id == what.config["vocab_size"] - 1 == model.tokenizer.mask_id
+    assert model.tokenizer.encode(model.tokenizer.mask_token) == [model.mask_id]
+
+
+# books
+
+
+def test_books_rows_are_pieces_of_the_text(corpus: Corpus) -> None:
+    text = corpus.train.tobytes()
+    places = set()
+    for batch in islice(made("books", corpus, 0).batches(0), 10):
+        assert batch.shape == (4, LENGTH) and batch.dtype == torch.int64
+        for row in batch.numpy().astype(corpus.train.dtype):
+            places.add(text.index(row.tobytes()) // 2)
+    assert len(places) > 30
+    assert min(places) < len(corpus.train) / 5 and max(places) > 0.6 * len(corpus.train)
+
+
+def test_crops_reach_both_ends() -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows = texts.crops(torch.arange(10, dtype=torch.int16), 200, 8, generator)
+    assert {tuple(row) for row in rows.tolist()} == {tuple(range(s, s + 8)) for s in range(3)}
+
+
+def test_books_mask_is_the_last_token_and_never_predicted(corpus: Corpus) -> None:
+    what = made("books", corpus, 0)
+    assert what.config["mask_token_id"] == corpus.tokenizer.token_to_id(MASK) == VOCABULARY - 1
+    assert what.build().head.banned.tolist() == [False] * (VOCABULARY - 1) + [True]
+
+
+@pytest.mark.parametrize("chance", [0.15, 0.8])
+def test_books_loss_is_the_mean_over_the_row_at_every_chance(corpus: Corpus, monkeypatch, chance: float) -> None:
+    monkeypatch.setattr(books, "chances", lambda rows, generator: torch.full((rows,), chance))
+    what = made("books", corpus, 0)
+    batch, fresh = next(what.batches(0)), what.build()
+    with torch.no_grad():
+        state = fresh.body(torch.tensor([[fresh.mask_id]])).states[0, 0]
+        logits = (fresh.head.weight @ state + fresh.head.bias).masked_fill(fresh.head.banned, -torch.inf)
+        expected = -logits.log_softmax(-1)[batch].mean()
+        found = torch.stack([what.loss(fresh, batch, what.generator(i)) for i in range(60)])
+    check_mean(found, float(expected))
+
+
+def test_books_bound_of_a_model_that_knows_nothing_is_the_vocabulary(corpus: Corpus) -> None:
+    """Perplexity is the number of tokens that may come, and bits a byte follow from the lengths of the text."""
+    what = made("books", corpus, 0)
+    model = what.build()
+    nn.init.zeros_(model.vocab_embed.embedding)
+    nn.init.zeros_(model.output_layer.linear.bias)
+    nats = math.log(VOCABULARY - 1)
+    assert what.nats(model, texts.spread_rows(corpus.val, 8), DRAWS) == pytest.approx(nats, rel=0.05)
+    figures = texts.language_figures(corpus, nats, nats)
+    assert figures["held-out text: perplexity a token"] == pytest.approx(VOCABULARY - 1, rel=1e-5)
+    bits = math.log2(VOCABULARY - 1) * len(corpus.val) / corpus.val_bytes
+    assert figures["held-out text: bits a byte"] == pytest.approx(bits, rel=1e-6)
+
+
+# judge
+
+
+def test_the_judge_in_transformers_has_the_loss_of_the_recipe(corpus: Corpus, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    what = made("judge", corpus, 0)
+    train(what, tmp_path, Budget(steps=3), say=lambda line: None)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    rows = next(what.batches(50))
+    start = torch.full((len(rows), 1), tokenizer.bos_token_id)
+    assert tokenizer.bos_token == tokenizer.eos_token == END_TEXT
+    read = torch.cat((start, rows), 1)
+    with torch.no_grad():
+        theirs = loaded(input_ids=read, labels=read).loss
+        torch.testing.assert_close(what.loss(loaded, rows, what.generator(0)), theirs, rtol=1e-5, atol=0)
+        # The first token is predicted from end-of-text alone: another start is another loss.
+        other = torch.cat(((start + 1) % 7, rows), 1)
+        assert float(loaded(input_ids=other, labels=other).loss) != pytest.approx(float(theirs), abs=1e-7)
+
+
+def test_the_written_judge_is_the_trained_one_rounded(corpus: Corpus, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    kept: dict[str, Tensor] = {}
+
+    class Kept(SmallJudge):
+        def tensors(self, model: nn.Module) -> dict[str, Tensor]:
+            kept.update({name: p.detach().bfloat16().float() for name, p in model.named_parameters()})
+            return super().tensors(model)
+
+    what = Kept(CPU, 0, True, corpus)
+    train(what, tmp_path, Budget(steps=3), say=lambda line: None)
+    rounded = what.build()
+    assert not rounded.load_state_dict(kept, strict=False).unexpected_keys
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    rows = next(what.batches(50))
+    with torch.no_grad():
+        ours, theirs = (what.loss(model, rows, what.generator(0)) for model in (rounded, loaded))
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=0)
+
+
+# bad input
+
+
+def test_bad_input_is_named(corpus: Corpus, tmp_path: Path) -> None:
+    with pytest.raises(D5P4Error, match="no recipe 'chess': choose one of countdown, books, judge"):
+        recipe("chess", CPU, tmp_path)
+    with pytest.raises(D5P4Error, match="judge learns from texts.*--data"):
+        recipe("judge", CPU, tmp_path)
+    with pytest.raises(D5P4Error, match="countdown makes its own puzzles.*somewhere"):
+        recipe("countdown", CPU, tmp_path, data=tmp_path / "somewhere")
+    with pytest.raises(D5P4Error, match="no folder .*nowhere"):
+        recipe("books", CPU, tmp_path, data=tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("short", ["train", "val"])
+def test_texts_shorter_than_a_row_are_refused_before_training(short: str, tmp_path: Path) -> None:
+    words = {f"{name}_words": 20 if name == short else 1500 for name in ("train", "val")}
+    prepare(write_texts(tmp_path / "texts", **words), tmp_path / "corpus", 260)
+    with pytest.raises(D5P4Error, match=f"the {short} text has [0-9]+ tokens, and a row takes 256"):
+        recipe("books", CPU, tmp_path / "out", data=tmp_path / "corpus")
