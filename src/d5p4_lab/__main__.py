@@ -16,6 +16,8 @@ from d5p4.cli.options import RUNNING, Device, Dtype, Quiet
 from d5p4.cli.ranks import joined
 from d5p4.errors import D5P4Error
 
+RESULTS = Path(__file__).resolve().parent / "results"
+
 app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 EXPERIMENT_NAMES = (
@@ -36,7 +38,9 @@ def reproduce(
     ] = None,
     model: Annotated[str | None, typer.Option("--model", "-m", help="Instead of the scale's own.")] = None,
     data: Annotated[Path | None, typer.Option(help="The task's file or folder, where it needs one.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder of the results (results/SCALE).")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Folder of the results (src/d5p4_lab/results/SCALE).")
+    ] = None,
     change: Annotated[
         list[str] | None, typer.Option("--set", help="Another value of a setting, such as units=4; may be repeated.")
     ] = None,
@@ -57,11 +61,10 @@ def reproduce(
     """
     from .paper import EXPERIMENTS, experiment
     from .paper.claims import write_claims
-    from .paper.decoding import missing
-    from .paper.run import STAGES
+    from .paper.run import STAGES, left
     from .paper.run import reproduce as run
 
-    folder = out if out is not None else Path("results") / scale
+    folder = out if out is not None else RESULTS / scale
     if minutes is not None and minutes < 0:
         raise D5P4Error(f"minutes={minutes:g} must not be negative")
     changes = dict(_change(text) for text in change or ())
@@ -89,8 +92,7 @@ def reproduce(
             if setup.finished:
                 typer.echo(f"{each}: {setup.folder}")
             else:
-                left = sum(map(len, missing(setup).values()))
-                typer.echo(f"{each}: not finished, {left} sets left; run the same command again")
+                typer.echo(f"{each}: not finished, {left(setup)} rows left; run the same command again")
     if not finished and mesh.first:
         raise typer.Exit(UNFINISHED)
 

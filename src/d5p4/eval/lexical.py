@@ -66,12 +66,21 @@ def ead(texts: Sequence[str], vocabulary: int, pieces: WordPieces | None = None)
     The denominator is how many different ones C uniform draws from V would give, so long texts are not punished as
     by distinct-1 (Liu et al., 2022). V comes from `vocabulary_size`. 0 without word pieces.
     """
+    return ead_of_counts(*piece_counts(texts, pieces), vocabulary)
+
+
+def piece_counts(texts: Sequence[str], pieces: WordPieces | None = None) -> tuple[int, int]:
+    """How many word pieces a group of texts has, and how many different ones."""
+    rows = _ids(texts, pieces)
+    return sum(map(len, rows)), len({piece for row in rows for piece in row})
+
+
+def ead_of_counts(count: int, different: int, vocabulary: int) -> float:
+    """`ead` of a group with so many word pieces, of which so many are different."""
     if vocabulary < 1:
         raise D5P4Error(f"vocabulary={vocabulary} must be at least 1")
-    rows = _ids(texts, pieces)
-    count = sum(map(len, rows))
     expected = -vocabulary * math.expm1(count * math.log1p(-1 / vocabulary)) if vocabulary > 1 else 1.0
-    return len({piece for row in rows for piece in row}) / expected if count else 0.0
+    return different / expected if count else 0.0
 
 
 def empirical_entropy(text: str, pieces: WordPieces | None = None) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from ..settings import Settings
 from ..store import read_json, write_json
 from ..types import Model
 from .reader import PromptFile
+from .rows import differences
 
 SMALL_FILES = ("*.json", "*.txt", "*.jinja", "*.model")
 SAMPLES, SAMPLE_SIZE = 64, 1 << 16
@@ -48,13 +49,6 @@ def settings_hash(configured: Mapping[str, Any]) -> str:
     """Twelve digits that name a configuration without its input and seed."""
     kept = {name: value for name, value in configured.items() if name not in NOT_SETTINGS}
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:12]
-
-
-def differences(held: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """One entry for each value of a configuration that is not the same."""
-    before, now = dict(_flat(held)), dict(_flat(wanted))
-    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-    return [f"{name} was {_short(before.get(name))} and is {_short(now.get(name))}" for name in names]
 
 
 class Header:
@@ -193,16 +187,3 @@ def _parameters_hash(model: Model) -> str:
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
-
-
-def _flat(value: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    for name, item in value.items():
-        if isinstance(item, Mapping) and item:
-            yield from _flat(item, f"{before}{name}.")
-        else:
-            yield before + name, item
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 40 else text[:12] + "…" + '"' * text.startswith('"')

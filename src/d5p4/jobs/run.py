@@ -13,16 +13,15 @@ from ..errors import D5P4Error
 from ..generate import check_model, chosen_seed, gives_length, run_requests
 from ..models import load
 from ..settings import Settings
-from ..store import append
 from ..types import Model, Result, Snapshot
 from .budget import default_budget
 from .decoder import Decoder, Outcome
 from .lines import answer_line, error_line
-from .output import Output, Start, writing
-from .parts import Parts
+from .output import Output, Start, summarise, writing
 from .plan import Item, Work, plan_work
 from .reader import BadLine, PromptFile, PromptLine
 from .report import Pace, Progress, Report
+from .rows import RowStore
 
 FEW = 20
 """So many failures at the beginning of a run, without one answer, are not the prompts' fault."""
@@ -99,7 +98,7 @@ class Run:
         self.length_given = gives_length(options)
         _check_places(input, output)
         self.file = PromptFile(input)
-        self.parts = Parts(output)
+        self.store = RowStore(output, summarise)
         self.progress = progress if mesh.first else None
         self.answered = False  # whether any prompt of the run is known to have answers
         self.held: list[bytes] = []  # lines of failed decodes until then, fewer than FEW and a batch's
@@ -110,8 +109,8 @@ class Run:
         with ExitStack() as stack:
             output = None
             if self.mesh.first:
-                stack.enter_context(self.parts.locked())
-                output = Output(self.parts, self.file, self.mesh)
+                stack.enter_context(self.store.locked())
+                output = Output(self.store, self.file, self.mesh)
                 with at_work(self.mesh):  # weights are hashed and lines copied
                     self.start = output.begin(self.model, self.settings, self.length_given, seed, retry_errors)
             self.start = self.mesh.share(self.start if output else None)
@@ -132,8 +131,8 @@ class Run:
         """All ranks must read the same input and see the same folder."""
         if self.file.digest != self.start.digest:
             raise D5P4Error(f"{self.file.path} is another file on rank {self.mesh.rank} than on rank 0; share one")
-        with writing(self.parts.folder):
-            check_shared(self.parts.folder, self.mesh, "--output")
+        with writing(self.store.folder):
+            check_shared(self.store.folder, self.mesh, "--output")
 
     def _work(self) -> None:
         """Take batches that are not finished, one after the other, from the counter that all ranks share."""
@@ -216,8 +215,8 @@ class Run:
             lines, self.held = [*self.held, *lines], []
         if lines and self.mesh.leader:
             self.file.check_unchanged()  # lines are read as they are needed
-            with writing(self.parts.folder):
-                append(self.parts.file(self.start.number, self.mesh.rank), lines)
+            with writing(self.store.folder):
+                self.store.append(self.start.number, self.mesh.rank, lines)
 
     def _step(self, shot: Snapshot) -> None:
         self.mesh.beat()

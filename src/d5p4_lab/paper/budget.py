@@ -10,9 +10,10 @@ import numpy as np
 from d5p4.eval.graders import GRADERS
 from d5p4.eval.stats import Figure, figure, paired_difference, pass_at
 
+from .answers import numbers_of
 from .drawing import STYLES, Claim, Drawing, Table, decided, every, pyplot, shown
-from .scoring import sets
-from .setup import Case, Experiment, Setup
+from .rows import Row
+from .setup import Case, Digest, Experiment, Setup
 
 BOX: Mapping[str, Any] = {
     "model": "countdown", "tasks": ("countdown:4", "countdown:5"), "k": 4, "units": 1000, "beta": 100.0,
@@ -43,22 +44,24 @@ def cases(setup: Setup) -> list[Case]:
     return found
 
 
+def reduce_graded(setup: Setup, case: Case, unit: int, row: Row, said: Mapping[str, Row]) -> Row:
+    """Which answers are right (one digit each), how many right ones differ, and the rows they cost."""
+    task = setup.task(case.task, case.units)
+    grader, gold = GRADERS[task.grader or "exact"], task.examples[unit].gold
+    right = [grader.right(text, gold) for text in row["texts"]]
+    forms = len({grader.key(text) for text, mark in zip(row["texts"], right, strict=True) if mark})
+    counts = {name: row[name] for name in ("nfe", "rows", "nominal")}
+    return {"right": "".join("01"[mark] for mark in right), "forms": forms, **counts}
+
+
 class Spent:
-    """What one case covers and costs, a problem."""
+    """What one case covers and costs per problem."""
 
     def __init__(self, setup: Setup, case: Case) -> None:
-        rows, task = sets(setup, case), setup.task(case.task, case.units)
-        grader = GRADERS[task.grader or "exact"]
-        marks = [
-            [grader.right(text, example.gold) for text in row["texts"]]
-            for row, example in zip(rows, task.examples, strict=True)
-        ]
-        self.right = np.array(marks)  # [P, m]
+        rows = numbers_of(setup, case)
+        self.right = np.array([[mark == "1" for mark in row["right"]] for row in rows])  # [P, m]
         self.covered = self.right.any(1).astype(float)
-        self.forms = np.array([
-            len({grader.key(t) for t, mark in zip(row["texts"], each, strict=True) if mark})
-            for row, each in zip(rows, marks, strict=True)
-        ])  # fmt: skip
+        self.forms = np.array([row["forms"] for row in rows])
         steps = rows[0]["nfe"]
         self.rows = figure(np.array([row["rows"] / steps for row in rows]))
         self.nominal = float(np.mean([row["nominal"] / steps for row in rows]))
@@ -170,4 +173,7 @@ def _figure(setup: Setup, found: Mapping[str, Spent]) -> object:
     return picture
 
 
-EXPERIMENT = Experiment("budget", "Coverage against rows", "Ours", {"box": BOX, "paper": PAPER}, draw, cases)
+EXPERIMENT = Experiment(
+    "budget", "Coverage against rows", "Ours", {"box": BOX, "paper": PAPER}, draw, cases,
+    Digest("budget", reduce_graded),
+)  # fmt: skip

@@ -6,15 +6,16 @@ import os
 from pathlib import Path
 
 from d5p4.errors import D5P4Error
+from d5p4.store import read_json, write_text
 
 from . import EXPERIMENTS
 from .drawing import cell
-from .store import read_json, write_text
 
 HEAD = """# Claims of the paper, re-measured
 
-Written by `d5p4 reproduce claims` from `{folder}`; do not edit. Each line is a claim of the D5P4 paper, the figure it
-rests on there, ours with its 95 % interval, and a verdict. A verdict is taken from the interval alone: *holds* or
+Written by `python -m d5p4_lab reproduce claims` from `{folder}`; do not edit. Each line is a claim of the D5P4 paper,
+the figure it rests on there, ours with its 95 % interval, and a verdict.
+A verdict is taken from the interval alone: *holds* or
 *does not hold* where it lies wholly on one side, otherwise *not clear*. Perplexities are taken under two judges (the
 shipped one, and SmolLM2-135M quantised to 4 bits); where their verdicts differ it is *not clear*. The models are the
 small ones of this repository, a thousandth of the paper's: what does not hold here may hold there, and the other way
@@ -29,7 +30,7 @@ def write_claims(folder: Path, page: Path) -> str:
     found = [(name, read_json(folder / name / "summary.json")) for name in EXPERIMENTS]
     drawn = [(name, summary) for name, summary in found if summary is not None]
     if not drawn:
-        raise D5P4Error(f"{folder} holds no drawn experiment; run d5p4 reproduce all first")
+        raise D5P4Error(f"{folder} holds no drawn experiment; run python -m d5p4_lab reproduce all first")
     verdicts: dict[str, int] = {}
     parts = [HEAD.format(folder=folder.as_posix())]
     table = ["| claim | the paper | ours | verdict | from |", "|---|---|---|---|---|"]

@@ -1,4 +1,4 @@
-"""Answers to a prompt: the cases that the experiments qa and guidance share, and best-of-n from one pool.
+"""Answers to a prompt: the cases and measures that the experiments qa and guidance share, and best-of-n from one pool.
 
 In the box the prompts are the first sentences of held-out paragraphs and the references their true continuations; at
 the paper's scale they are questions with their answers.
@@ -7,10 +7,15 @@ the paper's scale they are questions with their answers.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .scoring import Row, nats, scored, self_cosine, sets
+import numpy as np
+
+from d5p4.eval.lexical import distinct, f1, self_bleu
+
+from .rows import Row
+from .scoring import self_cosine
 from .setup import Case, Setup
 
 BOX: Mapping[str, Any] = {
@@ -44,56 +49,51 @@ def search(setup: Setup, method: str, options: Mapping[str, Any], guidance: floa
     return Case(f"{method}, g {guidance:g}", chosen, setup["units"], setup["task"], method, float(guidance))
 
 
-Chooser = Callable[[Setup, Case], list[list[int]]]
-"""[units][k] places in each set of a pool."""
+Places = list[int]
+"""Which answers of a pool a way keeps, ascending."""
 
 
-def chosen(setup: Setup, case: Case, choose: Chooser | None) -> list[Row]:
-    """The answers of a case that `choose` picks (all without it), and what the scorers said of those."""
-    rows = sets(setup, case)
-    keep = [list(range(len(row["texts"]))) for row in rows] if choose is None else choose(setup, case)
-    said = {judge: nats(setup, case, judge) for judge in setup["judges"]}
-    cosines = scored(setup, case, f"cos:{setup['encoder']}")
-    alike = self_cosine(setup, case, keep)
-    return [
-        {
-            "prompt": row["prompt"],
-            "references": row["references"],
-            "texts": [row["texts"][i] for i in places],
-            "nats": {judge: said[judge][unit, places] for judge in said},
-            "reference": [cosines[unit]["reference"][i] for i in places],
-            "S-COS": float(alike[unit]),
-        }
-        for unit, (row, places) in enumerate(zip(rows, keep, strict=True))
-    ]
+def by_chance(setup: Setup, unit: int, row: Row) -> Places:
+    """k of a pool's answers by chance: results are sorted by score, so the first k would be the best."""
+    return random.Random(f"{setup.seed} {unit}").sample(range(len(row["texts"])), setup["k"])
 
 
-def first(setup: Setup, case: Case) -> list[list[int]]:
-    """k of the pool's answers by chance: results are sorted by score, so the first k would be the best."""
-    return [random.Random(f"{setup.seed} {unit}").sample(range(len(row["texts"])), setup["k"])
-            for unit, row in enumerate(sets(setup, case))]  # fmt: skip
-
-
-def best_internal(setup: Setup, case: Case) -> list[list[int]]:
+def best_internal(setup: Setup) -> Places:
     """The k best by the model's own score, which results are sorted by."""
-    return [list(range(setup["k"])) for _ in sets(setup, case)]
+    return list(range(setup["k"]))
 
 
-def best_perplexity(setup: Setup, case: Case) -> list[list[int]]:
+def lowest(values: Sequence[float], k: int) -> Places:
+    """The places of the k lowest values; of equal ones the first."""
+    return sorted(sorted(range(len(values)), key=lambda place: (values[place], place))[:k])
+
+
+def best_perplexity(setup: Setup, said: Mapping[str, Row]) -> Places:
     """The k with the lowest perplexity under the first judge; an empty answer is the worst."""
-    values = nats(setup, case, setup["judges"][0])
-    return [sorted(_order(list(row))[: setup["k"]]) for row in values]
+    return lowest(said[f"ppl:{setup['judges'][0]}"]["nats"], setup["k"])
 
 
-def best_by(score: Callable[[str, Row], float]) -> Chooser:
-    """The k best by an oracle that sees the row, references and all."""
+def measures(setup: Setup, row: Row, said: Mapping[str, Row], places: Places) -> Row:
+    """What tables show of the answers at some places of a set."""
+    texts = [row["texts"][place] for place in places]
+    nearness = [f1(text, row["references"]) for text in texts]
+    cosines = said[f"cos:{setup['encoder']}"]
+    different = [distinct(texts, n) for n in (1, 2, 3)]
+    found = {f"nats {judge}": np.mean([said[f"ppl:{judge}"]["nats"][i] for i in places]) for judge in setup["judges"]}
+    found |= {"F1": np.mean(nearness), "F1@k": max(nearness), "S-BLEU": self_bleu(texts)}
+    found |= {"S-COS": self_cosine(cosines["gram"], places), "D1-3": np.mean(different)}
+    found |= {"repeated": np.mean([_repeated(text) for text in texts])}
+    found |= {"R-COS": max(cosines["reference"][place] for place in places)}
+    return {name: round(float(value), 6) for name, value in found.items()}
 
-    def choose(setup: Setup, case: Case) -> list[list[int]]:
-        rows = sets(setup, case)
-        return [sorted(_order([-score(text, row) for text in row["texts"]])[: setup["k"]]) for row in rows]
 
-    return choose
+def _repeated(text: str) -> float:
+    """The share of a text's triples of words that came before in it."""
+    words = text.split()
+    triples = list(zip(words, words[1:], words[2:], strict=False))
+    return 1 - len(set(triples)) / len(triples) if triples else 0.0
 
 
-def _order(values: Sequence[float]) -> list[int]:
-    return sorted(range(len(values)), key=lambda place: (values[place], place))
+def columns(rows: Sequence[Row]) -> dict[str, np.ndarray]:
+    """[n] of each measure, of the measures of n sets."""
+    return {name: np.array([row[name] for row in rows]) for name in rows[0]}

@@ -8,7 +8,7 @@ from d5p4.eval.stats import Figure, stratified_correlation
 
 from .drawing import STYLES, Claim, Drawing, Table, Verdict, agreed, bars, decided, pyplot, shown
 from .open_ended import BOX, PAPER, sweeps
-from .plane import curves, points
+from .plane import PLANE, curves, points
 from .setup import Case, Experiment, Setup
 
 METHODS = ("CAT, scores", "CAT, tokens", "diverse beam", "D5P4+", "D5P4×")
@@ -113,6 +113,6 @@ def _figure(setup: Setup, found: dict[str, dict[str, tuple[Figure, Figure]]]) ->
 
 
 EXPERIMENT = Experiment(
-    "control", "What the parameters control", "Table corr", {"box": BOX, "paper": PAPER}, draw, cases,
+    "control", "What the parameters control", "Table corr", {"box": BOX, "paper": PAPER}, draw, cases, PLANE,
     scorers=("ppl", "cos"),
 )  # fmt: skip

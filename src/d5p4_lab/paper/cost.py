@@ -1,6 +1,6 @@
 """Time and memory of one step by stage: forward, selection, sampling.
 
-Two sources. The GPU benchmark of the checkout (`benchmarks/gpu.py`: run anew, or its committed results) has whole
+Two sources. The GPU benchmark (`python -m d5p4_lab bench gpu`: run anew, or its committed results) has whole
 steps at the paper's size, the paper's way and ours. What it lacks is the paper's *Baseline*, which draws every row of
 the pool for itself; so the stages after the forward are also timed here, the three ways, on the machine at hand. On a
 CPU ours are the plain versions, float64 and meant to be exact rather than fast.
@@ -8,9 +8,9 @@ CPU ours are the plain versions, float64 and meant to be exact rather than fast.
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -24,80 +24,62 @@ from d5p4.ops.sample import draw_logits
 from d5p4.ops.vocab import row_stats
 from d5p4.quality import normalise
 from d5p4.rng import mix, uniform
+from d5p4.store import read_json
+from d5p4_lab.bench import gpu
 
 from .cost_drawing import INDEPENDENT, OURS, THEIRS, drawing
 from .drawing import Drawing
+from .rows import Row, Source, complete
 from .setup import Experiment, Setup
-from .store import JsonLines, read_json, write_json
 from .timing import clock, measured, one_thread
 
-CHECKOUT = Path(__file__).resolve().parents[3]
-RESULTS = "src/d5p4_lab/results/bench/gpu.json"
-PROGRAM = "src/d5p4_lab/bench/gpu.py"
+RESULTS = Path(__file__).resolve().parent.parent / "results" / "bench" / "gpu.json"
 BETA = 10.0
-SECTIONS = ("machine", "solver", "mmr", "step", "body", "decode")
 
 
-def benchmark_results() -> dict[str, Any] | None:
-    """The committed results of the GPU benchmark, where this is a checkout."""
-    file = CHECKOUT / RESULTS
-    return read_json(file)
+def benchmark(setup: Setup) -> Source:
+    """Whole steps, measured anew by the GPU benchmark: a row for each of its sections. Small sizes without a GPU."""
+
+    def make(keys: Sequence[str]) -> dict[str, Row]:
+        device = setup.torch_device
+        with TemporaryDirectory() as folder:
+            out = Path(folder) / "gpu.json"
+            words = ["--sections", ",".join(keys), "--out", str(out), "--device", str(device)]
+            words += ["--figure", str(out.with_suffix(".svg"))] + ([] if device.type == "cuda" else ["--small"])
+            gpu.main(words)
+            results = read_json(out)
+        failed = [section["error"] for section in results["sections"].values() if "error" in section]
+        if failed:
+            raise D5P4Error(f"the GPU benchmark failed: {failed[0]}")
+        about = {name: value for name, value in results.items() if name not in ("sections", "targets")}
+        return {key: {"section": results["sections"][key], "about": about} for key in keys}
+
+    return setup.source("benchmark", setup["sections"], make, together=len(setup["sections"]), cost=100.0)
 
 
-def measure(setup: Setup) -> None:
-    """benchmark.json: whole steps. rows.jsonl: the stages after the forward, one row a repeat."""
-    setup.progress(0.0, "the GPU benchmark")
+def stages(setup: Setup) -> Source:
+    """The stages after the forward, a row for each repeat."""
+
+    def make(keys: Sequence[str]) -> dict[str, Row]:
+        with one_thread(setup.torch_device):
+            return {key: {"machine": clock(setup.torch_device), "stages": _stages(setup)} for key in keys}
+
+    made_with = {name: setup[name] for name in ("k", "w", "length", "vocabulary", "width")}
+    return setup.source("stages", [str(repeat) for repeat in range(setup["repeats"])], make, **made_with)
+
+
+def sources(setup: Setup) -> list[Source]:
+    return [stages(setup)] if setup["from_results"] else [benchmark(setup), stages(setup)]
+
+
+def _whole_steps(setup: Setup) -> dict[str, Any]:
+    """The JSON of the GPU benchmark: the committed one, or what was measured anew."""
     if setup["from_results"]:
-        results = benchmark_results()
-        if results is None:
-            raise D5P4Error(
-                f"{RESULTS} is not here: it is part of the repository, not of the package; use a checkout (with "
-                "--set from_results=false it is measured anew)"
-            )
-        kept = {name: results["sections"][name] for name in SECTIONS if name in results["sections"]}
-        write_json(_benchmark(setup), results | {"sections": kept, "targets": []})
-    else:
-        _run_benchmark(setup)
-    lines = _rows(setup)
-    with one_thread(setup.torch_device):
-        for repeat in range(setup["repeats"]):
-            if repeat not in lines:
-                setup.progress(0.5 + 0.5 * repeat / setup["repeats"], "stages after the forward")
-                lines.add(repeat, {"machine": clock(setup.torch_device), "stages": _stages(setup)})
-    setup.progress(1.0, f"{setup['repeats']} repeats")
-
-
-def _benchmark(setup: Setup) -> Path:
-    return setup.folder / "benchmark.json"
-
-
-def _rows(setup: Setup) -> JsonLines:
-    return setup.measured("rows", **{name: setup[name] for name in ("k", "w", "length", "vocabulary", "width")})
-
-
-def _run_benchmark(setup: Setup) -> None:
-    """`benchmarks/gpu.py` as it is; small sizes where there is no GPU."""
-    program, out = CHECKOUT / PROGRAM, _benchmark(setup).resolve()
-    if not program.is_file():
-        raise D5P4Error(f"{PROGRAM} is not here: it is part of the repository, not of the package; use a checkout")
-    device = setup.torch_device
-    wanted = [name for name in setup["sections"] if name not in _held(out)]
-    if not wanted:
-        return
-    out.parent.mkdir(parents=True, exist_ok=True)
-    words = [sys.executable, str(program), "--sections", ",".join(wanted), "--out", str(out), "--device", str(device)]
-    words += ["--figure", str(out.with_name("benchmark.svg"))] + ([] if device.type == "cuda" else ["--small"])
-    ran = subprocess.run(words, capture_output=True, text=True)
-    if ran.returncode:
-        raise D5P4Error(f"{PROGRAM} failed: {(ran.stderr.strip() or ran.stdout.strip())[-500:]}")
-
-
-def _held(file: Path) -> set[str]:
-    """Sections that were measured without an error."""
-    if not file.is_file():
-        return set()
-    sections = read_json(file)["sections"]
-    return {name for name, section in sections.items() if "error" not in section}
+        return read_json(RESULTS)
+    source = benchmark(setup)
+    rows = dict(zip(source.keys, complete(setup, source), strict=True))
+    about = next(iter(rows.values()))["about"]
+    return about | {"sections": {name: row["section"] for name, row in rows.items()}}
 
 
 def draw_as_the_paper(logits: Tensor, draws: int) -> Tensor:
@@ -153,14 +135,9 @@ def _stages(setup: Setup) -> dict[str, dict[str, float]]:
 
 
 def draw(setup: Setup) -> Drawing:
-    file = _benchmark(setup)
-    if not file.is_file():
-        raise D5P4Error(f"{file.name} is not in {setup.folder}; run the decode stage first")
-    rows = list(_rows(setup))
-    if not rows:
-        raise D5P4Error(f"rows.jsonl is not in {setup.folder}; run the decode stage first")
+    rows = complete(setup, stages(setup))
     size = f"{setup['k']}×{setup['w']}, {setup['length']} tokens, vocabulary {setup['vocabulary']}"
-    return drawing(read_json(file), rows, size)
+    return drawing(_whole_steps(setup), rows, size)
 
 
 _BOX = {
@@ -178,6 +155,6 @@ EXPERIMENT = Experiment(
             "solver", "mmr", "step", "decode",
         ]},
     },
-    measure=measure,
+    sources=sources,
     draw=draw,
 )  # fmt: skip

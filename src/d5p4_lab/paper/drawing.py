@@ -10,8 +10,7 @@ from typing import Any, Literal
 
 from d5p4.errors import D5P4Error
 from d5p4.eval.stats import Figure
-
-from .store import write_json, write_text
+from d5p4.store import write_json, write_text
 
 LARGEST_FIGURE = 200_000  # bytes
 # Okabe and Ito's colours, which most colour-blind people tell apart; every method has a marker and a line too.

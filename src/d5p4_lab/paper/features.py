@@ -12,6 +12,7 @@ to do with each other.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -25,9 +26,9 @@ from d5p4.models.base import NativeModel
 from d5p4.similarity import FEATURES
 
 from .drawing import Claim, Drawing, Table, decided, every, pyplot, shown
+from .rows import Row, Source, complete, missing_keys
 from .setup import Experiment, Setup
-from .store import JsonLines
-from .windows import chance, random_masks, real_windows
+from .windows import chance, check_same_text, random_masks, real_windows
 
 FORWARD = 16384  # tokens of one forward
 PAPER = {
@@ -76,39 +77,48 @@ def ratios(setup: Setup) -> list[float]:
     return np.linspace(0, setup["most_masked"], setup["points"]).tolist()
 
 
-def _lines(setup: Setup) -> JsonLines:
-    names = ("length", "encoder", "together", "points", "most_masked")
-    made_with = {name: setup[name] for name in names}
-    return setup.measured("alignment", model=setup.named.rsplit("/", 1)[-1], weights=setup.weights, **made_with)
+def length_of(setup: Setup) -> int:
+    return min(setup["length"], setup.model.max_length) if setup.decoding else setup["length"]
 
 
-def measure(setup: Setup) -> None:
-    """A row for each batch of texts and mask ratio: CKA, debiased CKA and ACS of each pooling."""
-    lines, together = _lines(setup), setup["together"]
-    places = [(batch, point) for batch in range(setup["batches"]) for point in range(setup["points"])]
-    missing = [place for place in places if "{} {}".format(*place) not in lines]
-    if not missing:
-        return
-    length = min(setup["length"], setup.model.max_length)
-    windows = real_windows(setup, length, setup["batches"] * together)
-    encoder = _encoder(setup)
-    for batch in sorted({batch for batch, _ in missing}):
-        some = windows[batch * together : (batch + 1) * together]
-        setup.progress(lines_done(lines, places), f"batch {batch + 1} of {setup['batches']}")
-        outside = encoder.encode([window.text for window in some])
-        tokens = torch.tensor([window.ids for window in some])
-        for point in [point for number, point in missing if number == batch]:
-            ratio = ratios(setup)[point]
-            source = chance("features", setup.seed, batch, point, setup["points"])
-            masked = random_masks(source, [round(ratio * length)] * together, length)
-            lines.add(f"{batch} {point}", {"ratio": ratio, **compared(setup.model, tokens, masked, outside)})
-            setup.progress(lines_done(lines, places), f"batch {batch + 1} of {setup['batches']}: {ratio:.2f} masked")
+def texts(setup: Setup) -> Source:
+    return real_windows(setup, length_of(setup), setup["batches"] * setup["together"])
 
 
-def lines_done(lines: JsonLines, places: Sequence[Any]) -> float:
-    return min(1.0, len(lines) / len(places))
+def alignment(setup: Setup) -> Source:
+    """A row for each batch of texts: at each mask ratio CKA, debiased CKA and ACS of each pooling."""
+
+    def make(keys: Sequence[str]) -> dict[str, Row]:
+        windows = complete(setup, texts(setup))
+        encoder = _encoder(setup)
+        return {key: {"points": _points(setup, windows, encoder, int(key))} for key in keys}
+
+    made_with = setup.model_and("length", "encoder", "together", "points", "most_masked")
+    return setup.source("alignment", [str(batch) for batch in range(setup["batches"])], make, cost=1e3, **made_with)
 
 
+def _points(setup: Setup, windows: Sequence[Row], encoder: Any, batch: int) -> list[Row]:
+    length, together = length_of(setup), setup["together"]
+    some = windows[batch * together : (batch + 1) * together]
+    outside = encoder.encode([window["text"] for window in some])
+    tokens = torch.tensor([window["ids"] for window in some])
+    found = []
+    for point, ratio in enumerate(ratios(setup)):
+        source = chance("features", setup.seed, batch, point, setup["points"])
+        masked = random_masks(source, [round(ratio * length)] * together, length)
+        found.append({"ratio": ratio, **compared(setup.model, tokens, masked, outside)})
+    return found
+
+
+def sources(setup: Setup) -> list[Source]:
+    if setup.decoding:
+        check_same_text(setup, texts(setup), length_of(setup))
+    if not missing_keys(setup, alignment(setup)):
+        return [alignment(setup)]  # the texts are needed no more
+    return [texts(setup), alignment(setup)]
+
+
+@lru_cache(maxsize=1)
 def _encoder(setup: Setup) -> Any:
     from d5p4.eval.encoder import Encoder
 
@@ -139,14 +149,8 @@ def compared(model: NativeModel, tokens: Tensor, masked: Tensor, outside: np.nda
 
 def table_of(setup: Setup, measure: str, how: str) -> np.ndarray:
     """[batches, points]; NaN where the pooling has no position."""
-    lines = _lines(setup)
-    found = []
-    for batch in range(setup["batches"]):
-        rows = [lines.get(f"{batch} {point}") for point in range(setup["points"])]
-        if None in rows:
-            raise D5P4Error(f"features: batch {batch} is not complete; run --stage decode")
-        found.append([row[measure][how] for row in rows if row is not None])
-    return np.array(found, dtype=np.float64)
+    rows = complete(setup, alignment(setup))
+    return np.array([[point[measure][how] for point in row["points"]] for row in rows], dtype=np.float64)
 
 
 def draw(setup: Setup) -> Drawing:
@@ -267,7 +271,7 @@ EXPERIMENT = Experiment(
             "encoder": "jinaai/jina-embeddings-v2-base-en",
         },
     },
-    measure=measure,
+    sources=sources,
     draw=draw,
     needs_text=("box", "paper"),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,12 @@ from d5p4.eval.mauve import MauveInterval, last_token_features, mauve_interval
 from d5p4.eval.perplexity import CausalJudge
 from d5p4.eval.stats import Figure
 
+from .answers import numbers_of
 from .drawing import Claim, Drawing, Table, Verdict, bars, every, pyplot, shown
 from .open_ended import BOX, INDEPENDENT, PAPER, independent, sweep
-from .scoring import MAUVE_TOKENS, TOKENS, pack, scored, unpack
-from .setup import Case, Experiment, Setup
-from .store import JsonLines
+from .rows import Row, Source, complete
+from .scoring import MAUVE_TOKENS, TOKENS, pack8, unpack, unpack8
+from .setup import Case, Digest, Experiment, Setup
 
 STAR = 0.5  # added to every bin
 PAPERS = {1: 0.8669, 3: 0.8811, 10: 0.9195, 30: 0.9366, 100: 0.9515, 300: 0.9474, 1000: 0.8746}
@@ -29,35 +31,33 @@ def cases(setup: Setup) -> list[Case]:
     ]
 
 
-def reference(setup: Setup) -> JsonLines:
+def _reduce(setup: Setup, case: Case, unit: int, row: Row, said: Mapping[str, Row]) -> Row:
+    return pack8(unpack(said[f"features:{setup['judges'][0]}"]))
+
+
+def reference(setup: Setup) -> Source:
     """Features of real text: as many texts as a case has, cut to the length that is generated."""
-    return setup.measured("reference", judge=setup["judges"][0], length=setup["gen_length"], model=setup.weights)
 
+    def make(keys: Sequence[str]) -> dict[str, Row]:
+        codec, judge = setup.model.tokenizer, CausalJudge(setup["judges"][0], device=setup.device)
+        assert codec is not None  # every loaded checkpoint has one
+        examples = [setup.task("text", count).examples[int(key)] for key in keys]
+        texts = [codec.decode(codec.encode(example.references[0])[: setup["gen_length"]]) for example in examples]
+        features = last_token_features(judge, texts, max_tokens=MAUVE_TOKENS, max_tokens_per_batch=TOKENS)
+        return {
+            key: pack8(row[None]) | {"document": example.meta["document"]}
+            for key, row, example in zip(keys, features, examples, strict=True)
+        }
 
-def measure(setup: Setup) -> None:
-    held, count = reference(setup), setup["units_fidelity"] * setup["k"]
-    missing = [unit for unit in range(count) if unit not in held]
-    if not missing:
-        return
-    setup.progress(0.0, "features of real text")
-    codec, judge = setup.model.tokenizer, CausalJudge(setup["judges"][0], device=setup.device)
-    assert codec is not None  # every loaded checkpoint has one
-    examples = setup.task("text", count).examples
-    texts = [codec.decode(codec.encode(examples[unit].references[0])[: setup["gen_length"]]) for unit in missing]
-    features = last_token_features(judge, texts, max_tokens=MAUVE_TOKENS, max_tokens_per_batch=TOKENS)
-    documents = [examples[unit].meta["document"] for unit in missing]
-    found = zip(missing, features, documents, strict=True)
-    held.add_all({str(unit): pack(row[None]) | {"document": document} for unit, row, document in found})
+    count = setup["units_fidelity"] * setup["k"]
+    made_with = {"judge": setup["judges"][0], "length": setup["gen_length"], "model": setup.weights}
+    return setup.source("reference", [str(unit) for unit in range(count)], make, together=count, **made_with)
 
 
 def _real(setup: Setup) -> tuple[np.ndarray, list[Any]]:
     """[n, D] features of as many real texts as a case has, and the document each comes from."""
-    held, count = reference(setup), setup["units_fidelity"] * setup["k"]
-    if missing := sum(unit not in held for unit in range(count)):
-        told = f"fidelity: the features of {missing} of {count} real texts are missing"
-        raise D5P4Error(f"{told}; run --stage decode ({held.path})")
-    rows = [held.rows[str(unit)] for unit in range(count)]
-    return np.concatenate([unpack(row) for row in rows]), [row["document"] for row in rows]
+    rows = complete(setup, reference(setup))
+    return np.concatenate([unpack8(row) for row in rows]), [row["document"] for row in rows]
 
 
 def _over_seeds(found: MauveInterval) -> MauveInterval:
@@ -74,9 +74,9 @@ def draw(setup: Setup) -> Drawing:
     real, documents = _real(setup)
     found: dict[str, list[MauveInterval]] = {}
     for case in setup.cases:
-        packed = scored(setup, case, f"features:{setup['judges'][0]}")
-        features = np.concatenate([unpack(row) for row in packed])
-        sets = np.repeat(np.arange(len(packed)), [row["shape"][0] for row in packed])
+        packed = [unpack8(row) for row in numbers_of(setup, case)]
+        features = np.concatenate(packed)
+        sets = np.repeat(np.arange(len(packed)), [len(texts) for texts in packed])
         seeds = [25 + i for i in range(setup["mauve_seeds"])]
         found[case.name] = [
             _over_seeds(mauve_interval(real, features, p_groups=documents, q_groups=sets.tolist(),
@@ -146,6 +146,6 @@ def _figure(setup: Setup, found: dict[str, list[MauveInterval]]) -> object:
 
 EXPERIMENT = Experiment(
     "fidelity", "Fidelity to real text", "Figure mauve",
-    {"box": dict(BOX) | {"mauve_seeds": 5}, "paper": dict(PAPER) | {"mauve_seeds": 5}}, draw, cases, measure,
-    ("features",), needs_text=("box", "paper"),
+    {"box": dict(BOX) | {"mauve_seeds": 5}, "paper": dict(PAPER) | {"mauve_seeds": 5}}, draw, cases,
+    Digest("fidelity", _reduce), lambda setup: [reference(setup)], ("features",), needs_text=("box", "paper"),
 )  # fmt: skip

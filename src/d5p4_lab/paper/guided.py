@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from d5p4.eval.stats import Figure, figure, paired_difference
 
-from .continuation import BOX, PAPER, POOL, best_perplexity, chosen, first, pool, search
+from .answers import numbers_of
+from .continuation import BOX, PAPER, POOL, best_perplexity, by_chance, columns, measures, pool, search
 from .drawing import STYLES, Claim, Drawing, Table, bars, decided, every, pyplot, shown
 from .plane import perplexity
-from .qa import REPEATED, values
-from .setup import Case, Experiment, Setup
+from .qa import REPEATED
+from .rows import Row
+from .setup import Case, Digest, Experiment, Setup
 
 STRENGTHS = {"guidances": (1, 1.5, 2, 2.5, 3)}
 EQUAL = 1.0  # points of F1
@@ -33,31 +34,35 @@ def cases(setup: Setup) -> list[Case]:
     return found
 
 
+def _reduce(setup: Setup, case: Case, unit: int, row: Row, said: Mapping[str, Row]) -> Row:
+    ways = {case.group: list(range(len(row["texts"])))}
+    if case.group == POOL:
+        ways = {"independent": by_chance(setup, unit, row), "best of n": best_perplexity(setup, said)}
+    return {"ways": {name: measures(setup, row, said, places) for name, places in ways.items()}}
+
+
 def draw(setup: Setup) -> Drawing:
     found: Found = {name: {} for name in METHODS}
     for case in setup.cases:
-        strength = case.value or 1.0
-        picks: Mapping[str, Any] = {case.group: None}
-        if case.group == POOL:
-            picks = {"independent": first, "best of n": best_perplexity}
-        for name, pick in picks.items():
-            found[name][strength] = values(chosen(setup, case, pick), setup["judges"])
+        rows = numbers_of(setup, case)
+        for name in rows[0]["ways"]:
+            found[name][case.value or 1.0] = columns([row["ways"][name] for row in rows])
     strengths = [float(g) for g in setup["guidances"]]
-    rows = []
+    table_rows = []
     for name in METHODS:
         for g in strengths:
             m = found[name][g]
             cells = [shown(perplexity(m[f"nats {judge}"]), 1) for judge in setup["judges"]]
             cells += [shown(figure(m[metric]), 2, 100) for metric in ("F1", "F1@k", "S-COS", "repeated")]
-            rows.append([name, f"{g:g}", *cells, shown(figure(m["S-BLEU"]))])
+            table_rows.append([name, f"{g:g}", *cells, shown(figure(m["S-BLEU"]))])
     judged = (f"PPL, {judge}" for judge in setup["judges"])
-    columns = ["method", "g", *judged, "F1", "F1@k", "S-COS", "repeated", "S-BLEU"]
+    heads = ["method", "g", *judged, "F1", "F1@k", "S-COS", "repeated", "S-BLEU"]
     note = f"{setup['units']} prompts, k = {setup['k']}, w = {setup['w']}; all but perplexity in %. {REPEATED}"
     numbers = {
         name: {f"{g:g}": {metric: figure(m[metric]) for metric in ("F1", "F1@k", "S-COS", "S-BLEU")}
                for g, m in each.items()} for name, each in found.items()
     }  # fmt: skip
-    table = Table("Metrics by strength of guidance", columns, rows, note)
+    table = Table("Metrics by strength of guidance", heads, table_rows, note)
     return Drawing([table], _figure(setup, found, strengths), numbers, _claims(found, strengths))
 
 
@@ -119,6 +124,7 @@ def _figure(setup: Setup, found: Found, strengths: list[float]) -> object:
 
 EXPERIMENT = Experiment(
     "guidance", "Diversity and accuracy under guidance", "Figure cfg and its appendix",
-    {"box": dict(BOX) | STRENGTHS, "paper": dict(PAPER) | STRENGTHS}, draw, cases, scorers=("ppl", "cos"),
+    {"box": dict(BOX) | STRENGTHS, "paper": dict(PAPER) | STRENGTHS}, draw, cases,
+    Digest("guidance", _reduce, ("k",)), scorers=("ppl", "cos"),
     needs_text=("box",),
 )  # fmt: skip

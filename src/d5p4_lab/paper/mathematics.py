@@ -11,10 +11,11 @@ from d5p4.eval.graders import GRADERS
 from d5p4.eval.lexical import self_bleu
 from d5p4.eval.stats import Figure, figure, paired_difference, pass_at
 
-from .continuation import best_internal, best_perplexity, first
+from .answers import numbers_of
+from .continuation import POOL, best_internal, best_perplexity, by_chance, lowest
 from .drawing import Claim, Drawing, Table, bars, decided, every, pyplot, shown
-from .scoring import Row, sets
-from .setup import Case, Experiment, Setup
+from .rows import Row
+from .setup import Case, Digest, Experiment, Setup
 
 BOX: Mapping[str, Any] = {
     "model": "countdown", "judges": ("smollm2",), "task": "countdown:5", "k": 4, "w": 4, "gen_length": 48, "steps": 48,
@@ -50,22 +51,37 @@ def cases(setup: Setup) -> list[Case]:
     return found
 
 
-class Judged:
-    """The answers of one way, [P, m] right or wrong, of which k are drawn at random where m is larger."""
+WAYS = ("independent", "best of n, perplexity", "best of n, internal", "best of n, oracle")  # to choose from a pool
 
-    def __init__(self, setup: Setup, rows: Sequence[Row], keep: Sequence[Sequence[int]] | None = None) -> None:
-        task = setup.task(setup["task"], setup["units"])
-        grader = GRADERS[task.grader or "exact"]
-        texts = [row["texts"] if keep is None else [row["texts"][i] for i in keep[n]] for n, row in enumerate(rows)]
-        goals = [example.gold for example in task.examples]
-        self.k = setup["k"]
-        self.right = np.array([[grader.right(t, goal) for t in each] for each, goal in zip(texts, goals, strict=True)])
-        self.same = np.array([self_bleu(each) for each in texts])
-        self.forms = np.array([
-            len({grader.key(t) for t, r in zip(each, marks, strict=True) if r})
-            for each, marks in zip(texts, self.right, strict=True)
-        ])  # fmt: skip
-        self.rows = float(np.mean([row["rows"] for row in rows]))
+
+def _reduce(setup: Setup, case: Case, unit: int, row: Row, said: Mapping[str, Row]) -> Row:
+    """Which answers are right, and of each way to choose k of them: places, self-BLEU, right answers that differ."""
+    task = setup.task(case.task, case.units)
+    grader, gold = GRADERS[task.grader or "exact"], task.examples[unit].gold
+    right = [grader.right(text, gold) for text in row["texts"]]
+    ways = {"": list(range(len(right)))}
+    if case.name.endswith(POOL):
+        oracle = lowest([not mark for mark in right], setup["k"])
+        chosen = (by_chance(setup, unit, row), best_perplexity(setup, said), best_internal(setup), oracle)
+        ways = dict(zip(WAYS, chosen, strict=True))
+    found = {}
+    for name, places in ways.items():
+        texts = [row["texts"][place] for place in places]
+        forms = len({grader.key(row["texts"][place]) for place in places if right[place]})
+        marks = "".join("01"[right[place]] for place in places)
+        found[name] = [marks, round(self_bleu(texts), 4), forms]
+    return {"right": "".join("01"[mark] for mark in right), "ways": found}
+
+
+class Judged:
+    """The answers of one way: [P, m] right or wrong, self-BLEU [P], right answers that differ [P]."""
+
+    def __init__(self, rows: Sequence[Row], way: str) -> None:
+        marks, same, forms = zip(*(row["ways"][way] for row in rows), strict=True)
+        if way == WAYS[0]:
+            marks = tuple(row["right"] for row in rows)  # the closed form of pass@n averages over all choices of k
+        self.right = np.array([[mark == "1" for mark in each] for each in marks])
+        self.same, self.forms = np.array(same), np.array(forms)
 
     def solved(self, n: int) -> np.ndarray:
         """pass@n of each problem [P]."""
@@ -75,18 +91,11 @@ class Judged:
 def ways(setup: Setup, order: str) -> dict[str, Judged]:
     """Every method of one order."""
     by_name = {case.name.split(": ", 1)[1]: case for case in setup.cases if case.group == order}
-    pool = by_name.pop("pool")
-    rows = sets(setup, pool)
-    alone, everything = Judged(setup, rows, first(setup, pool)), Judged(setup, rows)
-    alone.right = everything.right  # the closed form of pass@n averages over all choices of k
-    best = [sorted(range(len(marks)), key=lambda i: (not marks[i], i))[: setup["k"]] for marks in everything.right]
-    found = {
-        "independent": alone,
-        "best of n, perplexity": Judged(setup, rows, best_perplexity(setup, pool)),
-        "best of n, internal": Judged(setup, rows, best_internal(setup, pool)),
-    }
-    found |= {name: Judged(setup, sets(setup, case)) for name, case in by_name.items()}
-    return found | {"best of n, oracle": Judged(setup, rows, best)}
+    rows = numbers_of(setup, by_name.pop(POOL))
+    found = {way: Judged(rows, way) for way in WAYS}
+    oracle = found.pop(WAYS[3])
+    found |= {name: Judged(numbers_of(setup, case), "") for name, case in by_name.items()}
+    return found | {WAYS[3]: oracle}
 
 
 def draw(setup: Setup) -> Drawing:
@@ -198,5 +207,5 @@ def _figure(found: Mapping[str, Mapping[str, Judged]], k: int) -> object:
 
 EXPERIMENT = Experiment(
     "math", "Coverage of right answers", "GSM8K tables (three orders)", {"box": BOX, "paper": PAPER}, draw, cases,
-    scorers=("ppl",),
+    Digest("math", _reduce, ("k",)), scorers=("ppl",),
 )  # fmt: skip

@@ -10,7 +10,7 @@ from d5p4.eval.stats import figure, from_resamples
 
 from .drawing import STYLES, Claim, Drawing, Verdict, decided, every, pyplot, shown
 from .open_ended import BOX, GREEDY, INDEPENDENT, PAPER, sweeps
-from .plane import Means, area, by_judges, curves, draw_plane, means, perplexity, plane_table, points, unbiased
+from .plane import PLANE, Means, area, by_judges, curves, draw_plane, means, perplexity, plane_table, points, unbiased
 from .setup import Case, Experiment, Setup
 
 SEARCH = ("D5P4+", "D5P4×", "diverse beam", "CAT, scores", "CAT, tokens")
@@ -161,5 +161,5 @@ def _figure(setup: Setup, lines: dict[str, list[Case]]) -> object:
 
 EXPERIMENT = Experiment(
     "pareto", "Quality against diversity, writing from nothing", "Figures pareto and dynamics",
-    {"box": BOX, "paper": PAPER}, draw, sweeps, scorers=("ppl", "cos"),
+    {"box": BOX, "paper": PAPER}, draw, sweeps, PLANE, scorers=("ppl", "cos"),
 )  # fmt: skip

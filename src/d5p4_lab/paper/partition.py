@@ -10,10 +10,10 @@ import numpy as np
 from d5p4.eval.stats import from_resamples
 
 from . import open_ended
+from .answers import numbers_of
 from .drawing import Claim, Drawing, Table, decided, every, pyplot, shown
 from .open_ended import base
-from .plane import area, by_judges, curves, draw_plane, means, plane_table, unbiased
-from .scoring import sets
+from .plane import PLANE, area, by_judges, curves, draw_plane, means, plane_table, unbiased
 from .setup import Case, Experiment, Setup
 
 BOX: Mapping[str, Any] = {
@@ -72,7 +72,7 @@ def draw(setup: Setup) -> Drawing:
               f"area more, up to E-SMC's worst perplexity and cosine 1: {told}", verdict),
         Claim("Without the partition lineages collapse at small β", "the authors' runs: cosine 1.0 at β 1 and 2",
               f"cosine at β {low.value:g}: {shown(from_resamples(first[low.name][:, 1]), 4)}, different texts of "
-              f"{setup['k']}: {np.mean([row['distinct'] for row in sets(setup, low)]):.2f}", decided(collapse)),
+              f"{setup['k']}: {np.mean([row['distinct'] for row in numbers_of(setup, low)]):.2f}", decided(collapse)),
         Claim("The partition prevents it: at every β below 12 D5P4's texts differ more than D5P3's", "App. E",
               "cosine of D5P3 minus that of D5P4: " + "; ".join(apart),
               every([decided(f) for case, f in zip(lines["D5P3"], spared, strict=True) if (case.value or 0) < 12])),
@@ -87,9 +87,9 @@ def draw(setup: Setup) -> Drawing:
         ))  # fmt: skip
     rows = []
     for case in setup.cases:
-        decoded = sets(setup, case)
+        decoded = numbers_of(setup, case)
         different, run, nominal = (np.mean([row[name] for row in decoded]) for name in ("distinct", "rows", "nominal"))
-        rows.append([case.name, f"{different:.2f}", str(len(decoded[0]["texts"])), f"{run:.0f}", f"{nominal:.0f}"])
+        rows.append([case.name, f"{different:.2f}", str(decoded[0]["texts"]), f"{run:.0f}", f"{nominal:.0f}"])
     tables = [
         plane_table(setup, "Perplexity and cosine", setup.cases, "E-SMC keeps all its particles; the others keep k."),
         Table("Different texts, and rows", ["case", "different texts", "of", "rows run", "nominal"], rows),
@@ -111,5 +111,5 @@ def _figure(setup: Setup) -> object:
 
 EXPERIMENT = Experiment(
     "partition", "The partition, and particles instead", "Figure esmc", {"box": BOX, "paper": PAPER}, draw, cases,
-    scorers=("ppl", "cos"),
+    PLANE, scorers=("ppl", "cos"),
 )  # fmt: skip

@@ -12,17 +12,32 @@ import numpy as np
 
 from d5p4.eval.stats import Figure, figure, ratio_figure, resampled_means
 
+from .answers import numbers_of
 from .drawing import STYLES, Table, Verdict, agreed, bars, shown
-from .scoring import nats, self_cosine
-from .setup import Case, Setup
+from .rows import Row
+from .scoring import self_cosine
+from .setup import Case, Digest, Setup
 
 Means = Mapping[str, np.ndarray]
 """By case: [1 + R, 2], mean nats a token and mean cosine."""
 
 
+def _reduce(setup: Setup, case: Case, unit: int, row: Row, said: Mapping[str, Row]) -> Row:
+    nats = {judge: round(float(np.mean(said[f"ppl:{judge}"]["nats"])), 7) for judge in setup["judges"]}
+    cosine = round(self_cosine(said[f"cos:{setup['encoder']}"]["gram"]), 7)
+    counts = {name: row[name] for name in ("distinct", "rows", "nominal")}
+    return {"nats": nats, "cosine": cosine, "texts": len(row["texts"]), **counts}
+
+
+PLANE = Digest("plane", _reduce)
+"""Of a set: mean nats per token under each judge, mean cosine of two texts, and what it cost."""
+
+
 def points(setup: Setup, cases: Sequence[Case], judge: str) -> dict[str, np.ndarray]:
     """[n, 2] of each case: mean nats a token of a set's texts under the judge, and their mean cosine."""
-    return {case.name: np.stack([nats(setup, case, judge).mean(1), self_cosine(setup, case)], 1) for case in cases}
+    return {
+        case.name: np.array([[row["nats"][judge], row["cosine"]] for row in numbers_of(setup, case)]) for case in cases
+    }
 
 
 def means(setup: Setup, cases: Sequence[Case], judge: str) -> dict[str, np.ndarray]:

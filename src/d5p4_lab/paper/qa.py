@@ -3,20 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from d5p4.eval.groups import Group
-from d5p4.eval.lexical import distinct, f1, self_bleu
-from d5p4.eval.report import Report, report
-from d5p4.eval.stats import Figure, figure, paired_difference
+from d5p4.eval.lexical import (
+    bleu_of_parts,
+    bleu_parts,
+    distinct,
+    ead_of_counts,
+    empirical_entropy,
+    f1,
+    piece_counts,
+    sentence_bleu,
+)
+from d5p4.eval.stats import Figure, figure, paired_difference, pooled_figure
+from d5p4.eval.wordpieces import word_pieces
 
-from .continuation import BOX, PAPER, POOL, best_by, best_internal, best_perplexity, chosen, first, pool, search
+from .answers import answers, numbers_of
+from .continuation import (
+    BOX,
+    PAPER,
+    POOL,
+    best_internal,
+    best_perplexity,
+    by_chance,
+    columns,
+    lowest,
+    measures,
+    pool,
+    search,
+)  # fmt: skip
 from .drawing import STYLES, Claim, Drawing, Table, agreed, bars, decided, every, pyplot, shown
 from .plane import perplexity
-from .scoring import Row
-from .setup import Case, Experiment, Setup
+from .rows import Row
+from .setup import Case, Digest, Experiment, Setup
 
 REPEATED = (
     "Repeated: triples of words that came before in the same answer. In confidence order a small model repeats itself, "
@@ -35,72 +57,89 @@ def cases(setup: Setup) -> list[Case]:
     ]
 
 
-def _nearness(text: str, row: Row) -> float:
-    return f1(text, row["references"])
+# Ways to choose k answers from a pool.
+WAYS = ("k independent", "best of n, perplexity", "best of n, internal", "best of n, F1 oracle")
 
 
-def ways(setup: Setup) -> dict[str, list[Row]]:
-    """The k answers of each method to every prompt, with all that was scored of them: rows by method."""
-    by_group = {case.group: case for case in setup.cases}
-    source = by_group[POOL]
-    found = {
-        "k independent": chosen(setup, source, first),
-        "best of n, perplexity": chosen(setup, source, best_perplexity),
-        "best of n, internal": chosen(setup, source, best_internal),
-    }
-    found |= {name: chosen(setup, case, None) for name, case in by_group.items() if name != POOL}
-    return found | {"best of n, F1 oracle": chosen(setup, source, best_by(_nearness))}
+def _reduce(setup: Setup, case: Case, unit: int, row: Row, said: Mapping[str, Row]) -> Row:
+    """The measures of each way to choose from a set, and what the paper's full set of metrics needs of it."""
+    ways = {case.group: list(range(len(row["texts"])))}
+    if case.group == POOL:
+        oracle = lowest([-f1(text, row["references"]) for text in row["texts"]], setup["k"])
+        chosen = (by_chance(setup, unit, row), best_perplexity(setup, said), best_internal(setup), oracle)
+        ways = dict(zip(WAYS, chosen, strict=True))
+    found = {}
+    for name, places in ways.items():
+        texts, references = [row["texts"][place] for place in places], row["references"]
+        lexical = [100 * distinct(texts, n) for n in (1, 2, 3)]
+        entropy = float(np.mean([empirical_entropy(text) for text in texts]))
+        found[name] = measures(setup, row, said, places) | {
+            **{f"D{n}": round(value, 4) for n, value in zip((1, 2, 3), lexical, strict=True)},
+            "entropy": round(entropy, 6),
+            "BLEU parts": np.sum([bleu_parts(text, references) for text in texts], axis=0).tolist(),
+            "BLEU@k": round(max(sentence_bleu(text, references) for text in texts), 5),
+            "pieces": piece_counts(texts),
+        }
+    return {"ways": found, "new": _new_pieces(setup, case.name)[unit]}
 
 
-def values(rows: Sequence[Row], judges: Sequence[str]) -> dict[str, np.ndarray]:
-    """[n] of each metric that is a mean over prompts."""
-    found = {f"nats {judge}": np.array([np.mean(row["nats"][judge]) for row in rows]) for judge in judges}
-    each = [[f1(text, row["references"]) for text in row["texts"]] for row in rows]
-    found |= {"F1": np.array([np.mean(x) for x in each]), "F1@k": np.array([max(x) for x in each])}
-    found["S-BLEU"] = np.array([self_bleu(row["texts"]) for row in rows])
-    found["S-COS"] = np.array([row["S-COS"] for row in rows])
-    found["D1-3"] = np.array([np.mean([distinct(row["texts"], n) for n in (1, 2, 3)]) for row in rows])
-    found["repeated"] = np.array([np.mean([_repeated(text) for text in row["texts"]]) for row in rows])
-    found["R-COS"] = np.array([max(row["reference"]) for row in rows])
-    return found
+@lru_cache(maxsize=2)
+def _new_pieces(setup: Setup, name: str) -> list[int]:
+    """How many word pieces each unit's references add to those of all earlier units; the sum is EAD's vocabulary."""
+    (case,) = (case for case in setup.cases if case.name == name)
+    rows = setup.rows(answers(setup, case))
+    if all(unit in rows for unit in range(case.units)):
+        references = [rows[unit]["references"] for unit in range(case.units)]
+    else:
+        references = [example.references for example in setup.task(case.task, case.units).examples]
+    sizes = [0]
+    pieces = word_pieces()
+    seen: set[int] = set()
+    for texts in references:
+        seen |= {piece for text in texts for piece in pieces.ids(text)}
+        sizes.append(len(seen))
+    return np.diff(sizes).tolist()
 
 
-def _repeated(text: str) -> float:
-    """The share of a text's triples of words that came before in it."""
-    words = text.split()
-    triples = list(zip(words, words[1:], words[2:], strict=False))
-    return 1 - len(set(triples)) / len(triples) if triples else 0.0
-
-
-def full_report(rows: Sequence[Row]) -> Report:
-    return report([Group(row["prompt"], row["texts"], row["references"], str(i)) for i, row in enumerate(rows)])
+def _figures(rows: Sequence[Row], vocabulary: int, k: int, judges: Sequence[str]) -> dict[str, Any]:
+    """Every metric of a way with its digits, as `d5p4 score` reports them."""
+    m = columns(rows)
+    adjusted = figure([100 * ead_of_counts(row["pieces"][0], row["pieces"][1], vocabulary) for row in rows])
+    found: dict[str, Any] = {f"PPL, {judge}": (perplexity(m[f"nats {judge}"]), 1) for judge in judges}
+    found |= {"entropy": (figure(m["entropy"]), 3), "F1": (figure(100 * m["F1"]), 2)}
+    found |= {f"F1@{k}": (figure(100 * m["F1@k"]), 2)}
+    parts = np.array([row["BLEU parts"] for row in rows])
+    found |= {"BLEU": (pooled_figure(parts, bleu_of_parts), 2), f"BLEU@{k}": (figure(m["BLEU@k"]), 2)}
+    found |= {"R-COS": (figure(100 * m["R-COS"]), 2)}
+    found |= {metric: (figure(m[metric]), 2) for metric in ("D1", "D2", "D3")}
+    found |= {"D1-3": (figure(100 * m["D1-3"]), 2), "EAD": (adjusted, 2), "S-BLEU": (figure(m["S-BLEU"]), 2)}
+    return found | {metric: (figure(100 * m[metric]), 2) for metric in ("S-COS", "repeated")}
 
 
 def draw(setup: Setup) -> Drawing:
-    found = ways(setup)
-    judges = setup["judges"]
-    measured = {name: values(rows, judges) for name, rows in found.items()}
-    reports = {name: full_report(rows) for name, rows in found.items()}
-    k = setup["k"]
-    rows = []
+    judges, k = setup["judges"], setup["k"]
+    found: dict[str, list[Row]] = {}
+    vocabulary = 0
+    for case in setup.cases:
+        sets = numbers_of(setup, case)
+        vocabulary = sum(row["new"] for row in sets)  # all cases have the same references
+        found |= {name: [row["ways"][name] for row in sets] for name in sets[0]["ways"]}
+    order = [name for name in (*WAYS[:3], *found) if name != WAYS[3]]
+    found = {name: found[name] for name in dict.fromkeys((*order, WAYS[3]))}
+    measured = {name: columns(rows) for name, rows in found.items()}
+    table_rows = []
     figures: dict[str, Mapping[str, Any]] = {}
-    for name in found:
-        m, r = measured[name], reports[name]
-        cells = {f"PPL, {judge}": (perplexity(m[f"nats {judge}"]), 1) for judge in judges}
-        cells |= {"entropy": (r["entropy"], 3), "F1": (r["F1"], 2), f"F1@{k}": (r[f"F1@{k}"], 2)}
-        cells |= {"BLEU": (r["BLEU"], 2), f"BLEU@{k}": (r[f"BLEU@{k}"], 2)}
-        cells |= {"R-COS": (figure(100 * m["R-COS"]), 2)}
-        cells |= {metric: (r[metric], 2) for metric in ("D1", "D2", "D3", "D1-3", "EAD", "S-BLEU")}
-        cells |= {metric: (figure(100 * m[metric]), 2) for metric in ("S-COS", "repeated")}
+    for name, rows in found.items():
+        cells = _figures(rows, vocabulary, k, judges)
         figures[name] = {metric: value for metric, (value, _) in cells.items()}
-        rows.append([name, *(shown(value, digits) for value, digits in cells.values())])
+        table_rows.append([name, *(shown(value, digits) for value, digits in cells.values())])
     note = (
         f"{len(found['D5P4+'])} prompts, k = {k}, w = {setup['w']}, guidance {setup['guidance']:g}; all but perplexity "
         f"and entropy (nats) in %. Best-of-n takes {k} of {k * setup['w']} independent answers. The perplexity of "
         f"best of n is that of {judges[0]}, which also judges it; internal is the model's own score of an answer "
         f"(`Result.score`). {REPEATED}"
     )
-    table = Table("Every metric", ["method", *next(iter(figures.values()))], rows, note)
+    table = Table("Every metric", ["method", *next(iter(figures.values()))], table_rows, note)
     return Drawing([table], _figure(setup, figures), {"metrics": figures}, _claims(setup, measured))
 
 
@@ -169,5 +208,5 @@ def _figure(setup: Setup, figures: dict[str, Mapping[str, Any]]) -> object:
 
 EXPERIMENT = Experiment(
     "qa", "Answers to prompts with references", "QA tables (figures quoted: TruthfulQA)", {"box": BOX, "paper": PAPER},
-    draw, cases, scorers=("ppl", "cos"), needs_text=("box",),
+    draw, cases, Digest("qa", _reduce, ("k",)), scorers=("ppl", "cos"), needs_text=("box",),
 )  # fmt: skip

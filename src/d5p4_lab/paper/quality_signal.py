@@ -18,29 +18,30 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from functools import lru_cache
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from d5p4.errors import D5P4Error, DuplicateAnswers
+from d5p4.errors import DuplicateAnswers
 from d5p4.eval.stats import Figure, Floats, pearson, pooled_figure, spearman
 from d5p4.generate import generate
 from d5p4.models.base import NativeModel
 from d5p4.ops.vocab import vocab_stats
 
 from .drawing import Claim, Drawing, Table, Verdict, agreed, decided, pyplot, shown
-from .setup import Experiment, Setup, batches
-from .store import JsonLines
-from .windows import chance, random_masks, real_windows, spread_counts
+from .rows import Row, Source, complete, missing_keys
+from .setup import Experiment, Setup
+from .windows import chance, check_same_text, random_masks, real_windows, spread_counts
 
 FORWARD = 16384  # tokens of one forward
 TOGETHER = 16  # texts between two writings
 REAL = "real"
 SIGNALS = {"entropy": "entropy", "masked entropy": "entropy, masked positions", "certainty": "self-certainty"}
 SETS = ("all texts", "real texts", "samples")
-Texts = dict[str, tuple[list[int], str]]  # tokens and text by key
 SHOWN = 48  # texts of each kind in the figure
 STRONG = 0.89  # the paper: "Spearman correlations above 0.89"
 
@@ -71,84 +72,94 @@ def signals(model: NativeModel, ids: Sequence[int], masked: Tensor) -> dict[str,
 # --- measuring ---
 
 
-def _made_with(setup: Setup, *names: str) -> dict[str, Any]:
-    return {name: setup[name] for name in names} | {
-        "model": setup.named.rsplit("/", 1)[-1],
-        "weights": setup.weights,
-    }
-
-
 def kinds(setup: Setup) -> dict[str, tuple[float, int]]:
     """Temperature and steps of each kind of sample, by name."""
     return {f"T={temperature:g}, {steps} steps": (temperature, steps) for temperature, steps in setup["samples"]}
 
 
-def _samples(setup: Setup) -> JsonLines:
-    return setup.measured("samples", **_made_with(setup, "length"))
+def keys_of(setup: Setup) -> list[str]:
+    """Every text: real ones, then the model's own of each kind."""
+    real = [f"{REAL} {number}" for number in range(setup["real"])]
+    return real + [f"{name} {number}" for name in kinds(setup) for number in range(setup["each"])]
 
 
-def _signals(setup: Setup) -> JsonLines:
-    return setup.measured("signals", **_made_with(setup, "length", "draws"))
+def length_of(setup: Setup) -> int:
+    return min(setup["length"], setup.model.max_length) if setup.decoding else setup["length"]
 
 
-def _judged(setup: Setup, judge: str) -> JsonLines:
-    return setup.measured(
-        f"judge-{judge.rstrip('/').rsplit('/', 1)[-1]}", judge=judge, **_made_with(setup, "length", "start")
-    )
+def real_texts(setup: Setup) -> Source:
+    return real_windows(setup, length_of(setup), setup["real"])
 
 
-def measure(setup: Setup) -> None:
-    """Rows: samples (texts), signals of every text, nats of every text under each judge."""
-    length = min(setup["length"], setup.model.max_length)
-    texts: Texts = {}
-    for number, window in enumerate(real_windows(setup, length, setup["real"])):
-        texts[f"{REAL} {number}"] = (window.ids, window.text)
-    texts |= _sampled(setup, length)
-    lines = _signals(setup)
-    missing = [key for key in texts if key not in lines]
-    counts = spread_counts(chance("quality-signal", setup.seed), setup["draws"], length)
-    for number, key in enumerate(missing):
-        setup.progress(0.3 + 0.4 * number / len(missing), f"signals: {number} of {len(missing)} texts")
-        ids = texts[key][0]
-        masked = random_masks(chance("quality-signal", setup.seed, key), counts, length)
-        lines.add(key, signals(setup.model, ids, masked))
-    for place, judge in enumerate(setup["judges"]):
-        share = 0.3 / len(setup["judges"])
-        _judge(setup, judge, texts, 0.7 + place * share, share)
-    setup.progress(1.0, "measured")
+def samples(setup: Setup) -> Source:
+    """The model's own texts."""
 
-
-def _sampled(setup: Setup, length: int) -> Texts:
-    """The model's own texts, written where they are missing."""
-    lines = _samples(setup)
-    wanted = [f"{name} {number}" for name in kinds(setup) for number in range(setup["each"])]
-    for place, (name, (temperature, steps)) in enumerate(kinds(setup).items()):
-        missing = [key for key in wanted if key.startswith(f"{name} ") and key not in lines]
-        for keys in batches(missing, TOGETHER):
-            setup.progress(0.3 * place / len(kinds(setup)), f"samples: {name}")
+    def make(keys: Sequence[str]) -> dict[str, Row]:
+        found = {}
+        for name, group in groupby(keys, lambda key: key.rsplit(" ", 1)[0]):
+            temperature, steps = kinds(setup)[name]
+            some = list(group)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DuplicateAnswers)
                 result = generate(
-                    setup.model, sets=len(keys), keys=keys, seed=setup.seed, method="independent", k=1,
-                    gen_length=length, steps=steps, temperature=temperature,
+                    setup.model, sets=len(some), keys=some, seed=setup.seed, method="independent", k=1,
+                    gen_length=length_of(setup), steps=steps, temperature=temperature,
                 )  # fmt: skip
-            for i, key in enumerate(keys):
-                lines.add(key, {"ids": result.sequences[i, 0].tolist(), "text": result.texts[i][0]})
-    return {key: (lines.rows[key]["ids"], lines.rows[key]["text"]) for key in wanted}
+            for place, key in enumerate(some):
+                found[key] = {"ids": result.sequences[place, 0].tolist(), "text": result.texts[place][0]}
+        return found
+
+    own = keys_of(setup)[setup["real"] :]
+    return setup.source("samples", own, make, together=TOGETHER, kept=False, **setup.model_and("length"))
 
 
-def _judge(setup: Setup, name: str, texts: Texts, start: float, share: float) -> None:
+def _texts(setup: Setup, keys: Sequence[str]) -> list[Row]:
+    """Tokens and text of some texts."""
+    real, own = setup.rows(real_texts(setup)), setup.rows(samples(setup))
+    return [real[key.removeprefix(f"{REAL} ")] if key.startswith(f"{REAL} ") else own[key] for key in keys]
+
+
+def signals_of(setup: Setup) -> Source:
+    """The signals of every text under each of its masks."""
+
+    def make(keys: Sequence[str]) -> dict[str, Row]:
+        length = length_of(setup)
+        counts = spread_counts(chance("quality-signal", setup.seed), setup["draws"], length)
+        found = {}
+        for key, text in zip(keys, _texts(setup, keys), strict=True):
+            masked = random_masks(chance("quality-signal", setup.seed, key), counts, length)
+            found[key] = signals(setup.model, text["ids"], masked)
+        return found
+
+    return setup.source("signals", keys_of(setup), make, **setup.model_and("length", "draws"))
+
+
+def judged(setup: Setup, name: str) -> Source:
+    """Mean nats per token of every text under a judge."""
+
+    def make(keys: Sequence[str]) -> dict[str, Row]:
+        nats = _judge(name, setup.device, setup["start"]).per_text([row["text"] for row in _texts(setup, keys)])
+        return {key: {"nats": round(value, 6)} for key, value in zip(keys, nats.tolist(), strict=True)}
+
+    file = f"judge-{name.rstrip('/').rsplit('/', 1)[-1]}"
+    made_with = setup.model_and("length", "start") | {"judge": name}
+    return setup.source(file, keys_of(setup), make, together=TOGETHER, **made_with)
+
+
+@lru_cache(maxsize=1)
+def _judge(name: str, device: str | None, start: str | None) -> Any:
     from d5p4.eval.perplexity import CausalJudge
 
-    lines = _judged(setup, name)
-    missing = [key for key in texts if key not in lines]
-    if not missing:
-        return
-    judge = CausalJudge(name, device=setup.device, start=setup["start"])
-    for number, keys in enumerate(batches(missing, TOGETHER)):
-        setup.progress(start + share * number * TOGETHER / len(missing), f"judge {name}: {len(missing)} texts")
-        for key, nats in zip(keys, judge.per_text([texts[key][1] for key in keys]).tolist(), strict=True):
-            lines.add(key, {"nats": round(nats, 6)})
+    return CausalJudge(name, device=device, start=start)
+
+
+def sources(setup: Setup) -> list[Source]:
+    if setup.decoding:
+        check_same_text(setup, real_texts(setup), length_of(setup))
+    wanted = [signals_of(setup), *(judged(setup, judge) for judge in setup["judges"])]
+    if not any(missing_keys(setup, source) for source in wanted):
+        return wanted  # the texts are needed no more
+    return [real_texts(setup), samples(setup), *wanted]
 
 
 # --- statistics of columns ---
@@ -205,28 +216,20 @@ class Columns:
     """What was measured, a row a text: signals and nats [n], and which texts are real."""
 
     def __init__(self, setup: Setup) -> None:
-        keys = [f"{REAL} {number}" for number in range(setup["real"])]
-        keys += [f"{name} {number}" for name in kinds(setup) for number in range(setup["each"])]
-        lines = _signals(setup)
+        keys = keys_of(setup)
         self.kind = np.array([key.rsplit(" ", 1)[0] for key in keys])
-        rows = [_row(lines, key) for key in keys]
+        rows = complete(setup, signals_of(setup))
         self.signal = {name: np.array([np.mean(row[name]) for row in rows]) for name in (*SIGNALS, "bound")}
         # Every other mask is as evenly spread: two estimates that share nothing but the text.
         self.halves = [np.array([np.mean(row["bound"][start::2]) for row in rows]) for start in (0, 1)]
-        judged = {judge: _judged(setup, judge) for judge in setup["judges"]}
-        self.nats = {judge: np.array([_row(found, key)["nats"] for key in keys]) for judge, found in judged.items()}
+        self.nats = {
+            judge: np.array([row["nats"] for row in complete(setup, judged(setup, judge))]) for judge in setup["judges"]
+        }
 
     def inside(self, which: str) -> np.ndarray:
         """[n] bool: the texts of a set."""
         real = self.kind == REAL
         return {"all texts": np.ones_like(real), "real texts": real, "samples": ~real}[which]
-
-
-def _row(lines: JsonLines, key: str) -> dict[str, Any]:
-    row = lines.get(key)
-    if row is None:
-        raise D5P4Error(f"quality-signal: {key!r} is missing in {lines.path.name}; run --stage decode")
-    return row
 
 
 def draw(setup: Setup) -> Drawing:
@@ -409,7 +412,7 @@ EXPERIMENT = Experiment(
             "start": "",  # nothing; the first token is not scored
         },
     },
-    measure=measure,
+    sources=sources,
     draw=draw,
     needs_text=("box", "paper"),
 )

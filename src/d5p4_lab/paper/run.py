@@ -12,13 +12,15 @@ from typing import Any
 from d5p4.distributed import Mesh, at_work, connect
 from d5p4.errors import D5P4Error
 from d5p4.provenance import provenance, without_places
+from d5p4.store import read_json, write_json
 
 from . import experiment
-from .decoding import decode_cases, missing
-from .scoring import score_cases, scorer_names
+from .answers import answers, numbers, scores
+from .rows import Source, fill, missing_keys
+from .scoring import scorer_names
 from .setup import Progress, Setup
-from .store import read_json, write_json
 
+RESULTS = Path(__file__).resolve().parent.parent / "results"
 STAGES = ("decode", "score", "draw")
 WORTH_A_LINE = 5.0  # seconds; a shorter run of a stage is told only when it is the first
 
@@ -40,7 +42,7 @@ def reproduce(
     progress: Progress | None = None,
     mesh: Mesh | None = None,
 ) -> Setup:
-    """Run an experiment of the paper; its files are in `out`/`name` (`results/scale` by default).
+    """Run an experiment of the paper; its files are in `out`/`name` (`src/d5p4_lab/results/SCALE` by default).
 
     stages    of decode, score, draw; each may run on another machine if the folder goes with it
     model     instead of the scale's own; data: a file or folder of the task, where it needs one
@@ -56,7 +58,7 @@ def reproduce(
         if mesh.beam > 1:
             raise D5P4Error(f"mesh={mesh.data},{mesh.beam}: ranks share prompts here, not pools; use {mesh.world},1")
         device = device if mesh.device is None else str(mesh.device)
-        root = Path(out) if out is not None else Path("results") / scale
+        root = Path(out) if out is not None else RESULTS / scale
         told = (progress if mesh.first else None) or (lambda share, text: None)
         setup = Setup(
             experiment(name), scale, root, model, None if data is None else Path(data), device, dtype, seed,
@@ -91,20 +93,28 @@ def _run_stages(setup: Setup, stages: Sequence[str], minutes: float | None, scor
             break
 
 
+def sources(setup: Setup, stage: str, scorers: Sequence[str] | None = None) -> list[Source]:
+    """The rows that a stage makes."""
+    if stage == "decode":
+        return [*setup.experiment.sources(setup), *(answers(setup, case) for case in setup.cases)]
+    if stage == "score":
+        return [scores(setup, case, name) for name in scorer_names(setup, scorers) for case in setup.cases]
+    return [numbers(setup)] if setup.cases else []
+
+
+def left(setup: Setup) -> int:
+    """How many rows have not been decoded or measured."""
+    return sum(len(missing_keys(setup, source)) for source in sources(setup, "decode"))
+
+
 def _run_stage(setup: Setup, stage: str, deadline: float | None, scorers: Sequence[str] | None) -> tuple[bool, bool]:
     """Whether it is finished, and whether there was anything to do."""
-    mesh, worked = setup.mesh, True
     if stage == "decode":
-        if mesh.first:
-            with at_work(mesh):
-                if setup.experiment.measure is not None:
-                    setup.experiment.measure(setup)
-                elif setup.cases:
-                    worked = bool(missing(setup))
-        return decode_cases(setup, deadline), worked
-    with at_work(mesh):
+        return fill(setup, sources(setup, stage), setup.mesh, deadline)
+    with at_work(setup.mesh):  # the other ranks wait
+        finished, worked = fill(setup, sources(setup, stage, scorers), Mesh())
         if stage == "score":
-            return True, score_cases(setup, scorers)
+            return finished, worked
         drawing = setup.experiment.draw(setup)
         drawing.save(setup.folder, _about(setup))
     return True, True
@@ -121,7 +131,8 @@ def _held(setup: Setup) -> dict[str, Any]:
 def _record(setup: Setup, stage: str, seconds: float, finished: bool, worked: bool) -> None:
     """config.json: what the experiment was run with, and every run of each stage that did something."""
     device = "cpu" if stage == "draw" else setup.torch_device
-    ran = provenance(device, ["python", "-m", "d5p4_lab", *sys.argv[1:]]) | {"seconds": round(seconds, 1), "finished": finished}
+    command = ["python", "-m", "d5p4_lab", *sys.argv[1:]]
+    ran = provenance(device, command) | {"seconds": round(seconds, 1), "finished": finished}
     if stage == "decode" and setup.cases and setup.mesh.world > 1:
         ran["ranks"] = setup.mesh.world
     held = _held(setup)
@@ -133,7 +144,7 @@ def _record(setup: Setup, stage: str, seconds: float, finished: bool, worked: bo
     settings = json.loads(without_places(json.dumps(setup.settings, ensure_ascii=False)))
     held |= {"experiment": setup.experiment.name, "scale": setup.scale, "seed": setup.seed, "settings": settings}
     if "model" in setup.settings:
-        held |= {"model": setup.label}
+        held |= {"model": setup.label, "weights": setup.weights}
     held["cases"] = [
         {"name": case.name, "task": case.task, "units": case.units, "options": dict(case.options)}
         for case in setup.cases
@@ -166,11 +177,11 @@ def _about(setup: Setup) -> dict[str, Any]:
         if places:
             made.append(f"{verb} on {' and '.join(dict.fromkeys(places))}")
     changed = "".join(f" --set {name}={json.dumps(value)}" for name, value in setup.changes.items())
-    command = f"`{without_places(f'python -m d5p4_lab reproduce {setup.experiment.name} --scale {setup.scale}{changed}')}`"
+    typed = f"python -m d5p4_lab reproduce {setup.experiment.name} --scale {setup.scale}{changed}"
     return {
         "experiment": setup.experiment.name,
         "title": setup.experiment.title,
         "paper": setup.experiment.paper,
         "scale": setup.scale,
-        "made": f"{command}; " + "; ".join(made),
+        "made": f"`{without_places(typed)}`; " + "; ".join(made),
     }

@@ -7,12 +7,9 @@ holds log det S, so both are kept. The k-DPP sample ignores groups, as in the pa
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,9 +24,9 @@ from d5p4.select import KDPP, MMR, GreedyBeam, PartitionDPP, PartitionSample, Ra
 from d5p4.types import PoolView, Selector
 
 from .drawing import Drawing
+from .rows import Row, Source, complete
 from .scaling_drawing import EXACT, drawing
 from .setup import Experiment, Setup
-from .store import JsonLines
 from .synthetic import PoolStatistics, parse_size, read_statistics, statistics_of, synthetic_pool
 from .timing import clock, one_thread, timed
 
@@ -46,6 +43,7 @@ SELECTORS: dict[str, Callable[[float], Selector]] = {
     "local search": lambda beta: PartitionDPP(beta, solver="local-search"),
     "exact": lambda beta: PartitionDPP(beta, solver="exact"),
 }
+BATCH = "batch"  # instead of a trial's number
 BETAS = [1.0, 3.1623, 10.0, 31.623, 100.0]
 SIZES = [
     "4x4", "6x4", "8x4", "6x10", "8x8", "4x64", "16x4", "8x32", "16x16", "32x8", "64x4", "32x32", "64x32", "64x64",
@@ -59,67 +57,54 @@ def _by_rows(trials: Mapping[str, int], rows: int) -> int:
     return trials[str(min(fitting))] if fitting else 0
 
 
-def measure(setup: Setup) -> None:
-    """statistics.jsonl: one row a step of decoding. trials.jsonl: one row a pool, with what each method made of it."""
-    steps = _decode(setup)
-    lines = _trials(setup)
-    wanted = [
-        (size, trial)
-        for size in setup["sizes"]
-        for trial in range(_by_rows(setup["trials"], math.prod(parse_size(size))))
-    ]
-    cost = {size: math.prod(parse_size(size)) ** 2 for size in setup["sizes"]}
-    total, done = sum(cost[size] for size, _ in wanted), 0
-    with one_thread(setup.torch_device):
-        for size, trial in wanted:
-            if (key := f"{size} {trial}") not in lines:
-                setup.progress(0.3 + 0.7 * done / total, f"selecting from {size}, pool {trial + 1}")
-                lines.add(key, {"size": size, **_trial(setup, steps, size, trial)})
-            done += cost[size]
-        for size in setup["sizes"]:
-            if math.prod(parse_size(size)) <= setup["batch_rows"] and (key := f"{size} batch") not in lines:
-                lines.add(key, {"size": size, **_batch(setup, steps, size)})
-    setup.progress(1.0, f"{len(wanted)} pools")
+def sources(setup: Setup) -> list[Source]:
+    return [statistics(setup), trials(setup)]
 
 
-def _statistics(setup: Setup) -> JsonLines:
-    names = ("k", "w", "length", "steps", "beta")
-    return setup.measured(
-        "statistics", model=Path(setup.named).name, weights=setup.weights, **{name: setup[name] for name in names}
-    )
+def statistics(setup: Setup) -> Source:
+    """A row for each set that the model writes from nothing: the statistics of its steps."""
+
+    def make(keys: Sequence[str]) -> dict[str, Row]:
+        found = {}
+        for key in keys:
+            result = generate(
+                setup.model, None, sets=1, k=setup["k"], w=setup["w"], gen_length=setup["length"], steps=setup["steps"],
+                method="d5p4", beta=setup["beta"], seed=setup.seed, keys=[f"scaling {key}"], history=True,
+            )  # fmt: skip
+            read = [read_statistics(step) for step in (result.history or [[]])[0]]
+            steps = [asdict(step) for step in read if step is not None]
+            found[key] = {"steps": steps, "machine": machine(setup.torch_device)}
+        return found
+
+    keys = [str(number) for number in range(setup["sets"])]
+    return setup.source("statistics", keys, make, cost=1e5, **setup.model_and("k", "w", "length", "steps", "beta"))
 
 
-def _trials(setup: Setup) -> JsonLines:
-    """They depend on every statistic: other sets, other pools."""
-    held = [asdict(step) for step in _steps(setup)]
-    digest = hashlib.sha256(json.dumps(held, sort_keys=True).encode()).hexdigest()[:16]
-    return setup.measured("trials", statistics=digest, betas=setup["betas"], largest=setup["largest"])
+def trials(setup: Setup) -> Source:
+    """A row for each pool, with what each method made of it; then a row for each size, with many pools in one call."""
+    sizes = {size: math.prod(parse_size(size)) for size in setup["sizes"]}
+    keys = [f"{size} {trial}" for size, rows in sizes.items() for trial in range(_by_rows(setup["trials"], rows))]
+    keys += [f"{size} {BATCH}" for size, rows in sizes.items() if rows <= setup["batch_rows"]]
 
+    def make(some: Sequence[str]) -> dict[str, Row]:
+        steps, found = _steps(setup), {}
+        with one_thread(setup.torch_device):
+            for key in some:
+                size, trial = key.split()
+                made = _batch(setup, steps, size) if trial == BATCH else _trial(setup, steps, size, int(trial))
+                found[key] = {"size": size, **made}
+        return found
 
-def _decode(setup: Setup) -> list[PoolStatistics]:
-    """The statistics of every step of a few sets that the model writes from nothing."""
-    lines = _statistics(setup)
-    for number in range(setup["sets"]):
-        if f"{number} end" in lines:
-            continue
-        setup.progress(0.3 * number / setup["sets"], f"decoding set {number + 1} for its statistics")
-        made = generate(
-            setup.model, None, sets=1, k=setup["k"], w=setup["w"], gen_length=setup["length"], steps=setup["steps"],
-            method="d5p4", beta=setup["beta"], seed=setup.seed, keys=[f"scaling {number}"], history=True,
-        )  # fmt: skip
-        found = [read_statistics(step) for step in (made.history or [[]])[0]]
-        for each in (each for each in found if each is not None):
-            if f"{number} {each.step}" not in lines:
-                lines.add(f"{number} {each.step}", {"set": number, **asdict(each)})
-        lines.add(f"{number} end", {"set": number, "machine": machine(setup.torch_device)})
-    return _steps(setup)
+    # The pools depend on every statistic: other sets give other pools.
+    made_with = setup.model_and("k", "w", "length", "steps", "beta", "sets", "betas", "largest")
+    return setup.source("trials", keys, make, cost=1e3, **made_with)
 
 
 def _steps(setup: Setup) -> list[PoolStatistics]:
-    kept = [row for row in _statistics(setup) if "between" in row and row["set"] < setup["sets"]]
-    if not kept:
+    found = [statistics_of(step) for row in complete(setup, statistics(setup)) for step in row["steps"]]
+    if not found:
         raise D5P4Error(f"no step of {setup['sets']} sets has rows that differ; let steps={setup['steps']} be larger")
-    return [statistics_of(row) for row in kept]
+    return found
 
 
 def _problem(setup: Setup, steps: Sequence[PoolStatistics], size: str, trial: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -190,7 +175,7 @@ def _batch(setup: Setup, steps: Sequence[PoolStatistics], size: str) -> dict[str
 
 
 def draw(setup: Setup) -> Drawing:
-    return drawing(list(_trials(setup)), _steps(setup), setup)
+    return drawing(complete(setup, trials(setup)), _steps(setup), setup)
 
 
 _BOX = {
@@ -211,6 +196,6 @@ EXPERIMENT = Experiment(
     title="Objective, rank and time of the ways to choose a set, as pools grow",
     paper="Figure scaling and Table scalability (right)",
     settings={"box": _BOX, "paper": _BOX | _PAPER},
-    measure=measure,
+    sources=sources,
     draw=draw,
 )

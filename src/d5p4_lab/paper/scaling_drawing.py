@@ -14,9 +14,10 @@ from torch import Tensor
 
 from d5p4.errors import D5P4Error
 from d5p4.eval.stats import Figure, figure, paired_difference
+from d5p4.store import read_json
 from d5p4.types import HistoryStep
 
-from .cost import benchmark_results
+from .cost import RESULTS
 from .drawing import STYLES, Claim, Drawing, Table, Verdict, decided, every, pyplot, shown
 from .setup import Setup
 from .synthetic import PoolStatistics, complexity, parse_size, read_statistics, synthetic_pool
@@ -124,9 +125,7 @@ def drawing(rows: Sequence[Mapping[str, Any]], steps: Sequence[PoolStatistics], 
 
 def _gpu_times() -> dict[str, Any] | None:
     """ms of one 32×32 pool in the checkout's GPU benchmark."""
-    results = benchmark_results()
-    if results is None:
-        return None
+    results = read_json(RESULTS)
     found: dict[str, Any] = {"machine": results["sections"]["machine"]["rows"][0]["what"]}
     for section in ("solver", "mmr"):
         for row in results["sections"].get(section, {}).get("rows", ()):
@@ -161,7 +160,7 @@ def _table_point(cells: Sequence[Cell], clocks: Sequence[str], gpu: Mapping[str,
     if gpu is not None:
         (ours, paper), (mmr, paper_mmr) = gpu["solver"], gpu["mmr"]
         note += (
-            f" On one {gpu['machine']} (benchmarks/results/gpu.json, one 32×32 pool): local search {ours:.2g} ms, the "
+            f" On one {gpu['machine']} (results/bench/gpu.json, one 32×32 pool): local search {ours:.2g} ms, the "
             f"paper's greedy {paper:.2g} ms, diverse beam {mmr:.2g} ms here and {paper_mmr:.2g} ms as the paper has it."
         )
     columns = (

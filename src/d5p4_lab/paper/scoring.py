@@ -1,4 +1,4 @@
-"""The stage that scores: what outside models say of decoded sets of answers.
+"""Scorers: what outside models say of decoded sets of answers.
 
 A scorer is named `kind:model`. An experiment names the kinds, its settings the models.
 
@@ -18,9 +18,9 @@ import numpy as np
 
 from d5p4.errors import D5P4Error
 
-from .setup import Case, Setup, batches
+from .rows import Row
+from .setup import Setup
 
-Row = dict[str, Any]
 Scorer = Callable[[Sequence[Row]], list[Row]]
 AT_ONCE = 256  # sets between two writings
 TOKENS = 1 << 13  # of a judge's batch
@@ -41,33 +41,8 @@ def scorer_names(setup: Setup, wanted: Sequence[str] | None = None) -> list[str]
     return [name for name in names if name in wanted or name.split(":")[0] in wanted]
 
 
-def score_cases(setup: Setup, wanted: Sequence[str] | None = None) -> bool:
-    """Score what is missing of all cases; whether there was any."""
-    worked = False
-    work = [(name, case) for name in scorer_names(setup, wanted) for case in setup.cases]
-    if work and not any(len(setup.rows(case)) for case in setup.cases):
-        sets(setup, setup.cases[0])  # says what is missing
-    for number, (name, case) in enumerate(work):
-        rows, scores = setup.rows(case), setup.scores(case, slug(name))
-        units = [unit for unit in range(case.units) if unit in rows and unit not in scores]
-        for some in batches(units, AT_ONCE):
-            setup.progress(number / len(work), f"{name}: {case.name}")
-            score = _scorer(name, setup.device, bool(setup.settings.get("remote_code")))
-            found = score([rows.rows[str(unit)] for unit in some])
-            scores.add_all({str(unit): values for unit, values in zip(some, found, strict=True)})
-            worked = True
-    setup.progress(1.0, "scored")
-    return worked
-
-
-def slug(name: str) -> str:
-    """A scorer's name as a folder's."""
-    kind, _, model = name.partition(":")
-    return f"{kind}-{model.rstrip('/').split('/')[-1]}"
-
-
 @lru_cache(maxsize=8)
-def _scorer(name: str, device: str | None, remote_code: bool) -> Scorer:
+def make_scorer(name: str, device: str | None, remote_code: bool) -> Scorer:
     kind, _, model = name.partition(":")
     if kind == "cos":
         return _cosines(model, device, remote_code)
@@ -112,6 +87,22 @@ def unpack(row: Mapping[str, Any]) -> np.ndarray:
     return np.frombuffer(base64.b64decode(row["float16"]), "<f2").reshape(row["shape"]).astype(np.float32)
 
 
+def pack8(features: np.ndarray) -> Row:
+    """[n, D] numbers in a JSON line, each row as whole numbers from -127 to 127 and what they are multiples of."""
+    steps = np.maximum(np.abs(features).max(1, keepdims=True) / 127, 1e-12)
+    whole = np.round(features / steps).astype(np.int8)
+    return {
+        "shape": list(features.shape),
+        "steps": [float(f"{step:.6g}") for step in steps[:, 0]],
+        "int8": base64.b64encode(whole.tobytes()).decode(),
+    }
+
+
+def unpack8(row: Mapping[str, Any]) -> np.ndarray:
+    whole = np.frombuffer(base64.b64decode(row["int8"]), np.int8).reshape(row["shape"])
+    return whole.astype(np.float32) * np.array(row["steps"], np.float32)[:, None]
+
+
 def _cosines(model: str, device: str | None, remote_code: bool) -> Scorer:
     from d5p4.eval.encoder import Encoder
 
@@ -133,36 +124,8 @@ def _cosines(model: str, device: str | None, remote_code: bool) -> Scorer:
     return score
 
 
-# --- reading it back ---
-
-
-def sets(setup: Setup, case: Case) -> list[Row]:
-    """The decoded sets of a case, in the order of units."""
-    return _all(setup, case, setup.rows(case), "decode")
-
-
-def scored(setup: Setup, case: Case, name: str) -> list[Row]:
-    """What the scorer `kind:model` said, in the order of units."""
-    return _all(setup, case, setup.scores(case, slug(name)), "score")
-
-
-def _all(setup: Setup, case: Case, lines: Any, stage: str) -> list[Row]:
-    missing = [unit for unit in range(case.units) if unit not in lines]
-    if missing:
-        what = f"{len(missing)} of {case.units} rows of {case.name!r}"
-        raise D5P4Error(f"{setup.experiment.name}: {what} are missing; run --stage {stage} ({lines.path})")
-    return [lines.rows[str(unit)] for unit in range(case.units)]
-
-
-def nats(setup: Setup, case: Case, judge: str) -> np.ndarray:
-    """[units, k] mean nats a token."""
-    return np.array([row["nats"] for row in scored(setup, case, f"ppl:{judge}")])
-
-
-def self_cosine(setup: Setup, case: Case, keep: Sequence[Sequence[int]] | None = None) -> np.ndarray:
-    """[units] S-COS: mean cosine of two different answers of a set; `keep` [units][k] looks at some of them."""
-    rows = scored(setup, case, f"cos:{setup['encoder']}")
-    grams = [np.array(row["gram"]) for row in rows]
-    if keep is not None:
-        grams = [gram[np.ix_(chosen, chosen)] for gram, chosen in zip(grams, keep, strict=True)]
-    return np.array([(g.sum() - np.trace(g)) / max(1, len(g) * (len(g) - 1)) for g in grams])
+def self_cosine(gram: Sequence[Sequence[float]], places: Sequence[int] | None = None) -> float:
+    """S-COS: mean cosine of two different answers of a set, of some of its places only where they are given."""
+    matrix = np.array(gram) if places is None else np.array(gram)[np.ix_(places, places)]
+    count = len(matrix)
+    return float((matrix.sum() - np.trace(matrix)) / max(1, count * (count - 1)))

@@ -1,9 +1,10 @@
 """What an experiment is, and what one run of it is given.
 
-An experiment has settings for each scale ("box": the models of the repository, offline; "paper": the paper's own) and
-up to three stages. *decode* writes raw rows: the sets of answers of its cases, or whatever `measure` finds. *score*
-adds what outside models say of those answers. *draw* reads both and makes table, figure, summary and claims. Each stage
-goes on where it was stopped, and each may run on another machine: only the folder has to be carried over.
+An experiment has settings for each scale ("box": the models of the repository, offline; "paper": the paper's own). It
+names the rows it needs: sets of answers (`cases`), or anything it measures itself (`sources`). Three stages make them.
+*decode* makes sets of answers and measurements, *score* asks outside models about the answers, *draw* reduces the
+answers to numbers and makes table, figure, summary and claims. Each stage goes on where it was stopped, and each may
+run on another machine: only the folder has to be carried over.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,8 +24,9 @@ from d5p4.distributed import Mesh
 from d5p4.errors import D5P4Error
 from d5p4.models.load import choose_device, find, load, shipped
 from d5p4.provenance import weights_hash
+from d5p4.store import read_json
 
-from .store import JsonLines
+from .rows import Row, Rows, Source
 
 if TYPE_CHECKING:
     from d5p4.eval.tasks import Task
@@ -51,6 +53,20 @@ class Case:
 
 
 @dataclass(frozen=True)
+class Digest:
+    """What drawing needs of a set of answers: a few numbers.
+
+    name      of the file below numbers/; experiments may share it
+    make      the numbers of a case's unit, from its row and what each scorer said of it
+    settings  names of the settings that the numbers depend on besides the answers and the scorers
+    """
+
+    name: str
+    make: Callable[[Setup, Case, int, Row, Mapping[str, Row]], Row]
+    settings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Experiment:
     """One table or figure of the paper."""
 
@@ -60,7 +76,8 @@ class Experiment:
     settings: Mapping[str, Mapping[str, Any]]  # by scale
     draw: Callable[[Setup], Drawing]
     cases: Callable[[Setup], Sequence[Case]] = lambda setup: ()
-    measure: Callable[[Setup], None] | None = None  # raw rows that are no answers; must go on where it stopped
+    digest: Digest | None = None  # of the sets of answers, where there are cases
+    sources: Callable[[Setup], Sequence[Source]] = lambda setup: ()  # rows that are no answers
     scorers: tuple[str, ...] = ()  # kinds; see `scoring`
     needs_text: tuple[str, ...] = ()  # scales at which nothing can be decoded without a text file
 
@@ -87,6 +104,7 @@ class Setup:
     finished: bool = True  # False: `missing` sets are left to decode
     mesh: Mesh = field(default_factory=Mesh)  # the ranks that share the decoding
     _tasks: dict[tuple[str, int], Task] = field(default_factory=dict)
+    _rows: dict[str, Rows] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.scale not in self.experiment.settings:
@@ -139,32 +157,25 @@ class Setup:
 
     @cached_property
     def _elsewhere(self) -> bool:
-        """Whether the model is neither here nor needed: then the rows themselves say what made them."""
+        """Whether the model is neither here nor needed: then config.json says what made the rows."""
         return not (self.decoding or Path(self.named).expanduser().is_dir() or shipped(self.named))
 
     @cached_property
     def _maker(self) -> tuple[str, str]:
-        """Name and weights of the model that made the rows at hand, all of them; of several the one that is named."""
-        wanted = [{"task": case.task, "seed": self.seed, "options": _plain(case.options)} for case in self.cases]
-        found = {}
-        for path in [*sorted(self.folder.glob("*.jsonl")), *sorted((self.root / "rows").glob("*.jsonl"))]:
-            header = _header(path)
-            if "model" not in header or "weights" not in header:
-                continue
-            maker = str(header.pop("model")), str(header.pop("weights"))
-            if path.parent == self.folder or header in wanted:
-                found[path] = maker
-        named = {path: maker for path, maker in found.items() if maker[0] == Path(self.named).name}
-        if self.model_name is not None or (named and len(set(found.values())) > 1):
-            found = named
-        if len(set(found.values())) > 1:
-            told = ", ".join(f"{path} by {name} ({weights})" for path, (name, weights) in found.items())
-            raise D5P4Error(f"several models made these rows: {told}; name one by --model, or give another --out")
-        return next(iter(found.values()), (Path(self.named).name, "unknown"))
+        """Name and weights of the model that made the rows at hand."""
+        config = read_json(self.folder / "config.json") or {}
+        maker = str(config.get("model", Path(self.named).name)), str(config.get("weights", "unknown"))
+        if self.model_name is not None and maker[0] != Path(self.model_name).name:
+            raise D5P4Error(f"{self.folder} holds what {maker[0]!r} made, not {self.model_name!r}; give another --out")
+        return maker
 
     @cached_property
     def model(self) -> NativeModel:
         return load(self.named, self.torch_device, self.dtype, mapped=self.mesh.world > 1)
+
+    def reads_data(self, task: str) -> bool:
+        """Whether the prompts of a task come from a file; those of countdown are made up."""
+        return task not in (OPEN,) and task.partition(":")[0] != "countdown"
 
     def task(self, name: str, count: int) -> Task:
         """The first `count` prompts of a task; `name:split` gives a split, as in countdown:5."""
@@ -172,56 +183,50 @@ class Setup:
 
         if (name, count) not in self._tasks:
             plain, _, split = name.partition(":")
-            path = None if plain == "countdown" else self.data
+            path = self.data if self.reads_data(name) else None
             if plain in TEXTS and path is None:
-                told = f"the task {plain} needs the path of one"
-                raise D5P4Error(f"{self.experiment.name} needs a text file: give --data ({told})")
-            held = load_task(plain, path, limit=count, split=split or None)
-            if len(held) < count:
-                raise D5P4Error(f"{name} has {len(held)} prompts in {self.data}, {count} are asked for")
-            self._compare(name, held)
-            self._tasks[name, count] = held
+                reason = f"the task {plain} needs the path of one"
+                raise D5P4Error(f"{self.experiment.name} needs a text file: give --data ({reason})")
+            task = load_task(plain, path, limit=count, split=split or None)
+            if len(task) < count:
+                raise D5P4Error(f"{name} has {len(task)} prompts in {self.data}, {count} are asked for")
+            self._compare(name, task)
+            self._tasks[name, count] = task
         return self._tasks[name, count]
 
-    def _compare(self, name: str, held: Task) -> None:
-        """Refuse a task whose prompts are not those that rows at hand were made from."""
-        for case in self.cases:
-            rows = self.rows(case) if case.task == name else ()
-            for row in rows:
-                unit = int(row["key"])
-                if "prompt" in row and unit < len(held) and row["prompt"] != (here := held.examples[unit].prompt):
-                    told = f"unit {unit} asks {row['prompt']!r:.60} and the data at hand {here!r:.60}"
-                    raise D5P4Error(f"{self.rows(case).path} was made from other data ({told}); give another --out")
+    def _compare(self, name: str, task: Task) -> None:
+        """Refuse a task whose prompts are not those that the rows at hand were made from."""
+        from .answers import asked, known_prompts
 
-    def rows(self, case: Case) -> JsonLines:
-        """The sets of answers of a case. Experiments that decode the same case share them."""
-        made_with = {
-            "task": case.task, "model": self.label, "weights": self.weights, "seed": self.seed,
-            "options": _plain(case.options),
-        }  # fmt: skip
-        # The case's name is not in it: the same answers may have two names in two experiments.
-        slug = re.sub(r"[^a-z0-9]+", "-", f"{case.task} {case.options['method']}")
-        return JsonLines(self.root / "rows" / f"{slug}-{_digest(made_with)}.jsonl", made_with, mend=self.mesh.first)
+        for path, unit, digits in known_prompts(self, name):
+            if unit < len(task) and digits != asked(prompt := str(task.examples[unit].prompt)):
+                reason = f"unit {unit} asks something else than {prompt!r:.60}"
+                raise D5P4Error(f"{path} was made from other data ({reason}); give another --out")
 
-    def scores(self, case: Case, scorer: str) -> JsonLines:
-        """What a scorer says of a case's sets of answers."""
-        rows = self.rows(case)
-        return JsonLines(self.root / "scores" / scorer / rows.path.name, {"scorer": scorer, **rows.header})
+    def source(
+        self, name: str, keys: Sequence[str], make: Callable[[Sequence[str]], Mapping[str, Row]], *, together: int = 1,
+        kept: bool = True, cost: float = 1.0, **made_with: Any,
+    ) -> Source:  # fmt: skip
+        """Rows of the experiment that are no answers; `made_with` is all they depend on besides the seed.
 
-    def measured(self, name: str, **made_with: Any) -> JsonLines:
-        """Rows of the experiment that are no answers; `made_with` is all they depend on besides the model."""
-        if {"model", "weights"} <= set(made_with) and self._elsewhere:
-            made_with["model"] = self.label
-        return JsonLines(self.folder / f"{name}.jsonl", {"seed": self.seed} | _plain(made_with))
+        kept: drawing reads them, so they are compressed and committed.
+        """
+        path = f"{self.experiment.name}/{name}.jsonl{'.xz' if kept else ''}"
+        header = {"seed": self.seed} | plain(made_with)
+        return Source(path, header, keys, make, name, together=lambda: together, cost=lambda: cost)
 
+    def model_and(self, *names: str) -> dict[str, Any]:
+        """What rows depend on that the model made: the model, its weights, and these settings."""
+        return {name: self[name] for name in names} | {"model": self.label, "weights": self.weights}
 
-def _header(path: Path) -> dict[str, Any]:
-    """What a file of rows says of itself; nothing where its first line is broken."""
-    with path.open(encoding="utf-8") as file:
-        try:
-            return dict(json.loads(file.readline())["header"])
-        except (ValueError, KeyError, TypeError):
-            return {}
+    def rows(self, source: Source) -> Rows:
+        """The rows of a source that are on the disk; read once."""
+        return self.open(source.path, source.made_with)
+
+    def open(self, path: str, header: Mapping[str, Any]) -> Rows:
+        if path not in self._rows:
+            self._rows[path] = Rows(self.root / path, header)
+        return self._rows[path]
 
 
 def _checked(name: str, value: Any, default: Any) -> Any:
@@ -233,9 +238,9 @@ def _checked(name: str, value: Any, default: Any) -> Any:
     if kind == LIST and _kind(value) != LIST and inner != {LIST}:
         value = [value]
     if _kind(value) != kind:
-        raise D5P4Error(f"{name}={value!r} must be {kind}, such as {_plain(default)!r}")
+        raise D5P4Error(f"{name}={value!r} must be {kind}, such as {plain(default)!r}")
     if len(inner) == 1 and any(_kind(item) not in inner for item in value):
-        raise D5P4Error(f"{name}={value!r} must be {LIST} of which each is {inner.pop()}, such as {_plain(default)!r}")
+        raise D5P4Error(f"{name}={value!r} must be {LIST} of which each is {inner.pop()}, such as {plain(default)!r}")
     if name.startswith("units") and (not isinstance(value, int) or value < 1):
         raise D5P4Error(f"{name}={value!r} must be a whole number of at least 1")
     return value
@@ -247,14 +252,15 @@ def _kind(value: Any) -> str:
     return next((told for kind, told in kinds if isinstance(value, kind)), "nothing")
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """The value as JSON gives it back."""
     return json.loads(json.dumps(value))
 
 
-def _digest(value: Any) -> str:
+def digest_of(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:10]
 
 
-def batches(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
-    for first in range(0, len(items), size):
-        yield items[first : first + size]
+def slugged(text: str) -> str:
+    """A text as a part of a file's name."""
+    return re.sub(r"[^a-z0-9]+", "-", text)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,8 +27,8 @@ from d5p4.generate import generate
 from d5p4.types import Snapshot
 
 from .drawing import Claim, Drawing, Table, decided, pyplot, shown
-from .setup import Experiment, Setup, batches
-from .store import JsonLines
+from .rows import Row, Source, complete
+from .setup import Experiment, Setup
 from .windows import chance
 
 METHODS = ("d5p4", "independent")
@@ -126,28 +127,19 @@ def looks(setup: Setup) -> list[int]:
     return sorted({round(step) for step in np.linspace(1, _steps(setup) - 1, setup["looks"])})
 
 
-def _lines(setup: Setup, method: str) -> JsonLines:
-    names = ("length", "steps", "k", "w", "beta", "looks", "prompt")
-    made_with = {name: setup[name] for name in names}
-    return setup.measured(method, model=setup.named.rsplit("/", 1)[-1], weights=setup.weights, **made_with)
+def pools_of(setup: Setup, method: str) -> Source:
+    """A row for each run: at each step looked at, the pool's cosines (those above the diagonal), groups and parents."""
+    made_with = setup.model_and("length", "steps", "k", "w", "beta", "looks", "prompt")
+    keys = [str(unit) for unit in range(setup["units"])]
+    return setup.source(method, keys, partial(_decode, setup, method), together=setup["together"], **made_with)
 
 
-def measure(setup: Setup) -> None:
-    """A row for each run and step looked at: the pool's cosines (those above the diagonal), groups and parents."""
-    done = 0
-    for method in METHODS:
-        lines = _lines(setup, method)
-        missing = [unit for unit in range(setup["units"]) if f"{unit} {looks(setup)[-1]}" not in lines]
-        done += setup["units"] - len(missing)
-        for units in batches(missing, setup["together"]):
-            setup.progress(done / (2 * setup["units"]), f"{method}: {len(units)} of {setup['units']} pools")
-            _decode(setup, method, units, lines)
-            done += len(units)
-    setup.progress(1.0, "decoded")
+def sources(setup: Setup) -> list[Source]:
+    return [pools_of(setup, method) for method in METHODS]
 
 
-def _decode(setup: Setup, method: str, units: Sequence[int], lines: JsonLines) -> None:
-    seen: dict[int, dict[int, dict[str, Any]]] = {unit: {} for unit in units}
+def _decode(setup: Setup, method: str, keys: Sequence[str]) -> dict[str, Row]:
+    seen: dict[str, dict[str, Row]] = {key: {} for key in keys}
 
     def watch(shot: Snapshot) -> None:
         if shot.step not in looks(setup):
@@ -157,22 +149,19 @@ def _decode(setup: Setup, method: str, units: Sequence[int], lines: JsonLines) -
         group, parents = shot.view.group.tolist(), shot.choice.parents.tolist()
         above = np.triu_indices(similarity.shape[1], 1)
         for place, number in enumerate(shot.prompts.tolist()):
-            seen[units[number]][shot.step] = {
+            seen[keys[number]][str(shot.step)] = {
                 "masked": round(masked[place], 6),
                 "cosines": np.round(similarity[place][above], 8).tolist(),
                 "group": group[place],
                 "parents": parents[place] if method == "d5p4" else None,
             }
 
-    prompts = {"sets": len(units)} if setup["prompt"] is None else {"prompts": [setup["prompt"]] * len(units)}
-    keys = [f"{method} {unit}" for unit in units]
+    prompts = {"sets": len(keys)} if setup["prompt"] is None else {"prompts": [setup["prompt"]] * len(keys)}
+    names = [f"{method} {key}" for key in keys]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DuplicateAnswers)
-        generate(setup.model, **prompts, keys=keys, seed=setup.seed, callback=watch, **_options(setup, method))
-    for unit, steps in seen.items():
-        for step in sorted(steps):
-            if f"{unit} {step}" not in lines:
-                lines.add(f"{unit} {step}", steps[step])
+        generate(setup.model, **prompts, keys=names, seed=setup.seed, callback=watch, **_options(setup, method))
+    return {key: {"steps": steps} for key, steps in seen.items()}
 
 
 # --- the theory of what was measured ---
@@ -191,12 +180,10 @@ class Pool(NamedTuple):
 
 def pools(setup: Setup, method: str) -> list[Pool]:
     """Every pool of a method, its random sets drawn anew from a stream of its own."""
-    lines, found = _lines(setup, method), []
-    for unit in range(setup["units"]):
+    found = []
+    for unit, run in enumerate(complete(setup, pools_of(setup, method))):
         for step in looks(setup):
-            row = lines.get(f"{unit} {step}")
-            if row is None:
-                raise D5P4Error(f"theory: {method} run {unit} is missing; run --stage decode")
+            row = run["steps"][str(step)]
             group = np.array(row["group"])
             similarity = np.eye(len(group))
             above = np.triu_indices(len(group), 1)
@@ -462,6 +449,6 @@ EXPERIMENT = Experiment(
         "box": _BOX,
         "paper": _BOX | {"model": "kuleshov-group/mdlm-owt", "length": 1024, "steps": 1024, "units": 16, "looks": 20},
     },
-    measure=measure,
+    sources=sources,
     draw=draw,
 )

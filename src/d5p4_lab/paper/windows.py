@@ -14,6 +14,7 @@ from torch import Tensor
 from d5p4.errors import D5P4Error
 from d5p4.models.base import NativeModel
 
+from .rows import Row, Source
 from .setup import Setup
 
 
@@ -22,23 +23,30 @@ class Window(NamedTuple):
     text: str
 
 
-def real_windows(setup: Setup, length: int, count: int) -> list[Window]:
+def real_windows(setup: Setup, length: int, count: int) -> Source:
     """`count` windows of `length` tokens of the file `setup.data`; fewer come first in the same order.
 
-    They are written down as rows `texts`, so that resuming needs no file; a file that says otherwise is an error.
+    The rows stay on this machine, so that a run that goes on needs no file. Another file is refused.
     """
-    lines = setup.measured("texts", model=setup.named.rsplit("/", 1)[-1], weights=setup.weights, length=length)
-    if setup.data is not None:
-        for number, window in enumerate(_cut(setup, length, count)):
-            held = lines.get(number)
-            if held is None:
-                lines.add(number, {"ids": window.ids, "text": window.text})
-            elif held["ids"] != window.ids:
-                raise D5P4Error(f"{lines.path} was made with another text than {setup.data}; give another --out")
-    found = [lines.get(number) for number in range(count)]
-    if None in found:
-        raise D5P4Error(f"{setup.experiment.name} needs a text file: give --data")
-    return [Window(row["ids"], row["text"]) for row in found if row is not None]
+
+    def make(keys: Sequence[str]) -> dict[str, Row]:
+        if setup.data is None:
+            raise D5P4Error(f"{setup.experiment.name} needs a text file: give --data")
+        windows = _cut(setup, length, count)
+        return {key: {"ids": windows[int(key)].ids, "text": windows[int(key)].text} for key in keys}
+
+    keys = [str(number) for number in range(count)]
+    return setup.source("texts", keys, make, together=count, kept=False, length=length, **setup.model_and())
+
+
+def check_same_text(setup: Setup, source: Source, length: int) -> None:
+    """Refuse a file of text that is not the one the rows at hand come from."""
+    rows = setup.rows(source)
+    if setup.data is None or not len(rows):
+        return
+    for number, window in enumerate(_cut(setup, length, len(rows))):
+        if str(number) in rows and rows[number]["ids"] != window.ids:
+            raise D5P4Error(f"{rows.path} was made with another text than {setup.data}; give another --out")
 
 
 def _cut(setup: Setup, length: int, count: int) -> list[Window]:

@@ -1,0 +1,265 @@
+"""Rows that survive a kill: JSON lines, written by any number of ranks and starts, merged into one file.
+
+While a run goes on, each rank of each start appends to a part of its own, `OUT.parts/part-<start>-<rank>.jsonl`. Nobody
+can harm what another has written, and nothing on the disk is taken away before OUT is whole. A line that a kill broke
+is left out, and its row counts as not made. A finished OUT may grow: its rows are read before those of the parts.
+
+A store with a header writes it as the first line of every file, and refuses files that were made with anything else.
+An OUT whose name ends in `.xz` is compressed.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import lzma
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from ..distributed.folder import WORD
+from ..errors import D5P4Error
+from ..store import append, json_line, replace_file, sync_folder
+
+LOCK = "lock"
+PART = re.compile(r"part-(\d+)-(\d+)\.jsonl")
+BUSY = (errno.EACCES, errno.EAGAIN, errno.EWOULDBLOCK)
+
+
+class Summary(NamedTuple):
+    """What is kept in memory of a row."""
+
+    key: Any
+    facts: Any
+    failed: bool = False  # a later row of the same key replaces it
+
+
+class Place(NamedTuple):
+    """Where a row is, and what is known of it."""
+
+    path: Path
+    start: int
+    stop: int
+    facts: Any
+    failed: bool
+
+
+@dataclass
+class Found:
+    """The rows of all files by key."""
+
+    places: dict[Any, Place] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def answered(self) -> int:
+        """How many rows did not fail."""
+        return sum(not place.failed for place in self.places.values())
+
+    def finished(self, retry_errors: bool = False) -> Iterator[Any]:
+        """Keys of rows that need not be made again."""
+        return (key for key, place in self.places.items() if not (retry_errors and place.failed))
+
+
+class RowStore:
+    """The rows of one output.
+
+    output     the file that holds all rows at the end
+    summarise  turns a parsed line into a `Summary`, or into None where it is not a whole row
+    header     what all rows were made with, if the files themselves say so
+    """
+
+    def __init__(
+        self, output: Path, summarise: Callable[[Any], Summary | None], header: Mapping[str, Any] | None = None
+    ) -> None:
+        self.output, self.summarise = output, summarise
+        self.header = None if header is None else json.loads(json.dumps(header))
+        self.folder = output.with_name(output.name + ".parts")
+
+    def parts(self) -> list[Path]:
+        """The files of parts, by start and then by rank."""
+        named = [(PART.fullmatch(path.name), path) for path in self.folder.glob("part-*.jsonl")]
+        return [path for *_, path in sorted((int(name[1]), int(name[2]), path) for name, path in named if name)]
+
+    def part(self, start: int, rank: int) -> Path:
+        return self.folder / f"part-{start:04d}-{rank:04d}.jsonl"
+
+    def last_start(self) -> int:
+        return max((int(path.name.split("-")[1]) for path in self.parts()), default=0)
+
+    def append(self, start: int, rank: int, lines: Iterable[bytes]) -> None:
+        """Add lines to a part; they are on the disk when this returns."""
+        path = self.part(start, rank)
+        head = [] if self.header is None or path.exists() else [json_line({"header": self.header})]
+        append(path, [*head, *lines])
+
+    def read(self, beat: Callable[[], None] = lambda: None, with_output: bool = False) -> Found:
+        """Every whole row of the parts, and of the output too where it may grow."""
+        found = Found()
+        outputs = [self.output] if with_output and self.output.exists() else []
+        for path in (*outputs, *self.parts()):
+            self._read_file(path, found, beat)
+        return found
+
+    def _read_file(self, path: Path, found: Found, beat: Callable[[], None]) -> None:
+        broken, half, start = 0, False, 0
+        with _opened(path) as file:
+            for number, raw in enumerate(file):
+                half = not raw.endswith(b"\n")
+                entry = None if half else _parsed(raw)
+                if self.header is not None and number == 0:
+                    self._check_header(path, entry, half)
+                else:
+                    row = None if entry is None else self.summarise(entry)
+                    if row is not None:
+                        before = found.places.get(row.key)
+                        if before is None or before.failed:
+                            found.places[row.key] = Place(path, start, start + len(raw), row.facts, row.failed)
+                    elif not half:
+                        broken += 1
+                start += len(raw)
+                if number % 1000 == 0:
+                    beat()
+        if half:
+            found.notes.append(f"{path.name} ended in half a line; its prompt counts as not decoded")
+        if broken:
+            found.notes.append(f"{path.name} has {broken} broken lines; their prompts count as not decoded")
+
+    def _check_header(self, path: Path, entry: Any, half: bool) -> None:
+        if half:
+            return  # a kill came before the first row
+        made_with = entry.get("header") if isinstance(entry, dict) else None
+        if not isinstance(made_with, dict):
+            raise D5P4Error(f"{path} is not a file of rows (its first line has no header); move it away")
+        if changed := differences(made_with, self.header or {}):
+            raise D5P4Error(f"{path} was made with other settings: {'; '.join(changed)}; give another --out")
+
+    def raw_rows(self, places: Mapping[Any, Place], beat: Callable[[], None] = lambda: None) -> Iterator[bytes]:
+        """The lines of rows as they were written, in the order of their keys."""
+        handles: dict[Path, IO[bytes]] = {}
+        try:
+            for number, key in enumerate(sorted(places)):
+                place = places[key]
+                if place.path not in handles:
+                    if len(handles) >= 64:  # many starts of many ranks
+                        handles.pop(next(iter(handles))).close()
+                    handles[place.path] = place.path.open("rb")
+                handles[place.path].seek(place.start)
+                yield handles[place.path].read(place.stop - place.start)
+                if number % 1000 == 0:
+                    beat()
+        finally:
+            for handle in handles.values():
+                handle.close()
+
+    def write(self, lines: Iterable[bytes]) -> None:
+        """Give the output these lines, all at once; the parts stay until `remove_parts`."""
+        head = [] if self.header is None else [json_line({"header": self.header})]
+
+        def write_all(file: IO[bytes]) -> None:
+            if self.output.suffix == ".xz":
+                with lzma.open(file, "wb", preset=9 | lzma.PRESET_EXTREME) as packed:
+                    packed.writelines(chain(head, lines))
+            else:
+                file.writelines(chain(head, lines))
+
+        replace_file(self.output, write_all)
+
+    def restore(self, start: int) -> None:
+        """Make the rows of a finished output the first part of a new start."""
+        with self.output.open("rb") as whole:
+            replace_file(self.part(start, 0), lambda file: _copy(whole, file))
+
+    def remove_parts(self) -> None:
+        """Remove the parts once they are no longer needed."""
+        for path in (*self.parts(), *self.folder.glob("*.partial")):
+            path.unlink(missing_ok=True)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other runs away from this output. The folder of parts goes at the end if it holds none."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            sync_folder(self.folder.parent)
+            file = (self.folder / LOCK).open("ab")
+        except OSError as reason:
+            raise D5P4Error(f"{self.folder} cannot be made: {reason.strerror or reason}") from None
+        with file:
+            self._lock(file)
+            try:
+                yield
+            finally:
+                if not self.parts():
+                    with suppress(OSError):  # something of somebody else's is in it
+                        for left in (*self.folder.glob(f"{WORD}*"), self.folder / LOCK):
+                            left.unlink(missing_ok=True)
+                        self.folder.rmdir()
+
+    def _lock(self, file: IO[bytes]) -> None:
+        taken = D5P4Error(f"another run is writing {self.output}; wait until it ends, or give another --output")
+        try:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except ImportError:
+            return
+        except OSError as reason:
+            if reason.errno in BUSY:
+                raise taken from None
+            return  # a file system without locks
+        try:
+            same = os.path.samestat(os.stat(file.name), os.fstat(file.fileno()))
+        except FileNotFoundError:
+            same = False
+        if not same:  # it ended in this moment and took its lock away
+            raise taken
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """One sentence part for each value that two configurations do not share."""
+    old, new = dict(_flat(before)), dict(_flat(now))
+    names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+    return [f"{name} was {_short(old.get(name))} and is {_short(new.get(name))}" for name in names]
+
+
+def _flat(value: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    for name, item in value.items():
+        if isinstance(item, Mapping) and item:
+            yield from _flat(item, f"{before}{name}.")
+        else:
+            yield before + name, item
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 40 else text[:12] + "…" + '"' * text.startswith('"')
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    if path.suffix != ".xz":
+        with path.open("rb") as file:
+            yield file
+        return
+    try:
+        with lzma.open(path, "rb") as packed:
+            yield packed
+    except (lzma.LZMAError, EOFError) as reason:
+        raise D5P4Error(f"{path} cannot be read ({reason}); bring back the file that was there") from reason
+
+
+def _parsed(raw: bytes) -> Any:
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _copy(source: IO[bytes], target: IO[bytes]) -> None:
+    while block := source.read(1 << 20):
+        target.write(block)

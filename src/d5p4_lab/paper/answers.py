@@ -1,0 +1,228 @@
+"""Sets of answers: decoded by the library, scored by outside models, reduced to the numbers that drawing needs.
+
+The texts of a set are large and stay on the machine that made them. A `Digest` turns each set, and what the scorers
+said of it, into a few numbers; these are committed, so that tables can be drawn again and longer runs can go on from a
+clean clone. Whatever is in the numbers already is neither decoded nor scored again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from d5p4.errors import D5P4Error, DuplicateAnswers
+from d5p4.generate import generate
+from d5p4.settings import Settings
+from d5p4.types import Callback
+
+from .rows import Row, Rows, Source, complete
+from .scoring import AT_ONCE, make_scorer, scorer_names
+from .setup import OPEN, Case, Setup, digest_of, slugged
+
+TOKENS = {"cuda": 1 << 17}  # of one forward; elsewhere the library's default
+
+
+def answers(setup: Setup, case: Case) -> Source:
+    """The sets of answers of a case. Experiments that decode the same case share them."""
+    made_with = _made_with(setup, case)
+    reduced = None if setup.experiment.digest is None else setup.open(*_numbers_file(setup))
+    slug = "" if reduced is None else _numbers_slug(setup, case)
+    return Source(
+        f"rows/{_named(case)}-{digest_of(made_with)}.jsonl",
+        made_with,
+        [str(unit) for unit in range(case.units)],
+        partial(_decode, setup, case),
+        case.name,
+        together=partial(_first_batch, setup, case),
+        cost=partial(_cost, setup, case),
+        shared=True,
+        instead=lambda key: reduced is not None and f"{slug} {key}" in reduced,
+    )
+
+
+def scores(setup: Setup, case: Case, scorer: str) -> Source:
+    """What the scorer `kind:model` says of a case's sets, as far as they are decoded."""
+    source = answers(setup, case)
+    rows = setup.rows(source)
+    kind, _, model = scorer.partition(":")
+
+    def make(keys: Sequence[str]) -> Mapping[str, Row]:
+        score = make_scorer(scorer, setup.device, bool(setup.settings.get("remote_code")))
+        return dict(zip(keys, score([rows[key] for key in keys]), strict=True))
+
+    return Source(
+        f"scores/{kind}-{model.rstrip('/').split('/')[-1]}/{rows.path.name}",
+        {"scorer": f"{kind}-{model.rstrip('/').split('/')[-1]}", **source.made_with},
+        [key for key in source.keys if key in rows],
+        make,
+        f"{scorer}: {case.name}",
+        together=lambda: AT_ONCE,
+        instead=source.instead,
+    )
+
+
+def numbers(setup: Setup) -> Source:
+    """What drawing needs of every set of every case."""
+    cases = {_numbers_slug(setup, case): case for case in setup.cases}
+    keys = [f"{slug} {unit}" for slug, case in cases.items() for unit in range(case.units)]
+
+    def make(some: Sequence[str]) -> dict[str, Row]:
+        made: dict[str, Row] = {}
+        for slug, group in groupby(some, lambda key: key.rsplit(" ", 1)[0]):
+            units = [key.rsplit(" ", 1)[1] for key in group]
+            made |= {f"{slug} {unit}": row for unit, row in _reduce(setup, cases[slug], units).items()}
+        return made
+
+    return Source(*_numbers_file(setup), keys, make, "numbers", together=lambda: 250)
+
+
+def _numbers_file(setup: Setup) -> tuple[str, dict[str, str]]:
+    """Path and header: settings are not in it, because the keys tell them apart."""
+    assert setup.experiment.digest is not None
+    name = setup.experiment.digest.name
+    return f"numbers/{name}.jsonl.xz", {"numbers": name}
+
+
+def numbers_of(setup: Setup, case: Case) -> list[Row]:
+    """The numbers of a case's sets, in the order of units."""
+    rows, slug = setup.open(*_numbers_file(setup)), _numbers_slug(setup, case)
+    return [_row(setup, rows, case, f"{slug} {unit}", "decode") for unit in range(case.units)]
+
+
+def decoded(setup: Setup, case: Case) -> list[Row]:
+    """The sets of answers of a case themselves, where they are at hand."""
+    return complete(setup, answers(setup, case))
+
+
+def _reduce(setup: Setup, case: Case, units: Sequence[str]) -> dict[str, Row]:
+    """The numbers of some sets of a case."""
+    digest = setup.experiment.digest
+    assert digest is not None
+    rows = setup.rows(answers(setup, case))
+    scored = {name: setup.rows(scores(setup, case, name)) for name in scorer_names(setup)}
+    made = {}
+    for unit in units:
+        row = _row(setup, rows, case, unit, "decode")
+        said = {name: _row(setup, found, case, unit, "score") for name, found in scored.items()}
+        made[unit] = digest.make(setup, case, int(unit), row, said)
+        if setup.reads_data(case.task):
+            made[unit]["asked"] = asked(row["prompt"])
+    return made
+
+
+def _row(setup: Setup, rows: Rows, case: Case, key: str, stage: str) -> Row:
+    if key not in rows:
+        first = key[: -len(key.rsplit(" ", 1)[-1])]
+        missing = sum(f"{first}{unit}" not in rows for unit in range(case.units))
+        what = f"{missing} of {case.units} rows of {case.name!r}"
+        raise D5P4Error(f"{setup.experiment.name}: {what} are missing; run --stage {stage} ({rows.path})")
+    return rows[key]
+
+
+def asked(prompt: str) -> str:
+    """A few digits that tell prompts apart."""
+    return hashlib.sha256(prompt.encode()).hexdigest()[:8]
+
+
+def known_prompts(setup: Setup, task: str) -> Iterator[tuple[Path, int, str]]:
+    """File, unit and digits of the prompt of every row at hand of a task that reads data."""
+    for case in setup.cases if setup.reads_data(task) else ():
+        if case.task != task:
+            continue
+        rows = setup.rows(answers(setup, case))
+        yield from ((rows.path, int(row["key"]), asked(row["prompt"])) for row in rows if "prompt" in row)
+        if setup.experiment.digest is not None:
+            rows, slug = setup.open(*_numbers_file(setup)), _numbers_slug(setup, case)
+            for row in rows:
+                if row["key"].startswith(f"{slug} ") and "asked" in row:
+                    yield rows.path, int(row["key"].rsplit(" ", 1)[1]), row["asked"]
+
+
+def _made_with(setup: Setup, case: Case) -> dict[str, Any]:
+    # The case's name is not in it: the same answers may have two names in two experiments.
+    made_with = {"task": case.task, "model": setup.label, "weights": setup.weights, "seed": setup.seed}
+    return made_with | {"options": dict(case.options)}
+
+
+def _named(case: Case) -> str:
+    return slugged(f"{case.task} {case.options['method']}")
+
+
+def _numbers_slug(setup: Setup, case: Case) -> str:
+    """Tells the numbers of a case apart from those of any other answers, judges or settings."""
+    assert setup.experiment.digest is not None
+    settings = {name: setup[name] for name in setup.experiment.digest.settings}
+    depends_on = {"answers": _made_with(setup, case), "scorers": scorer_names(setup), "settings": settings}
+    return f"{_named(case)}-{digest_of(depends_on)}"
+
+
+# --- decoding ---
+
+
+def _settings(setup: Setup, case: Case) -> Settings:
+    return Settings.make(setup.model, **case.options)
+
+
+def _length(setup: Setup, case: Case) -> int:
+    asked_for = _settings(setup, case).gen_length
+    return asked_for or (setup.model.max_length if setup.model.carry_over else 128)
+
+
+def _cost(setup: Setup, case: Case) -> float:
+    """Of one set, as tokens that go through the model if no two rows are equal."""
+    settings, length = _settings(setup, case), _length(setup, case)
+    return settings.pool_size * length * (settings.steps or length) * (1 if settings.guidance == 1 else 2)
+
+
+def _first_batch(setup: Setup, case: Case) -> int:
+    """Sets of the first call: few, so that something is on the disk and a time can be told soon."""
+    if setup.torch_device.type != "cuda":
+        return 1
+    tokens = 8 * TOKENS["cuda"]
+    return max(1, tokens // (_settings(setup, case).pool_size * 2 * _length(setup, case)))
+
+
+def _beat(setup: Setup) -> Callback | None:
+    """Tell the other ranks of every step, where there are any."""
+    return None if setup.mesh.world == 1 else lambda shot: setup.mesh.beat()
+
+
+def _decode(setup: Setup, case: Case, keys: Sequence[str]) -> dict[str, Row]:
+    units = [int(key) for key in keys]
+    prompts: dict[str, Any] = {"prompts": None, "sets": len(units)}
+    examples = None
+    if case.task != OPEN:
+        task = setup.task(case.task, case.units).examples
+        examples = [task[unit] for unit in units]
+        prompts = {"prompts": [example.prompt for example in examples]}
+    tokens = TOKENS.get(setup.torch_device.type)
+    options = dict(case.options) | ({} if tokens is None else {"max_tokens_per_forward": tokens})
+    began = time.monotonic()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DuplicateAnswers)
+        # The unit names the random stream, so batches, resuming and more units change no answer.
+        names = [f"{case.task} {unit}" for unit in units]
+        result = generate(setup.model, **prompts, keys=names, seed=setup.seed, callback=_beat(setup), **options)
+    seconds = (time.monotonic() - began) / len(units)
+    made: dict[str, Row] = {}
+    for place, key in enumerate(keys):
+        made[key] = {
+            "texts": result.texts[place],
+            "score": [round(score, 6) for score in result.score[place].tolist()],
+            "logdet": round(max(-1e9, float(result.logdet[place])), 5),
+            "distinct": int(result.distinct[place]),
+            "nfe": int(result.nfe[place]),
+            "rows": int(result.rows[place]),
+            "nominal": int(result.rows_nominal[place]),
+            "seconds": round(seconds, 3),
+        }
+        if examples is not None:
+            example = examples[place]
+            made[key] |= {"id": example.id, "prompt": example.prompt, "references": list(example.references)}
+    return made

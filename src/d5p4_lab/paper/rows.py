@@ -1,0 +1,213 @@
+"""Rows of an experiment: where they come from, and the one loop that makes those which are missing.
+
+A `Source` names rows by keys and makes some of them at a time: sets of answers, what a judge says of them, or anything
+an experiment measures. `fill` makes what is missing, batch by batch. Each batch is on the disk before the next begins,
+so a stopped run goes on where it was, and a longer run adds only what is new. Ranks share the sources that say so: they
+take keys from a common counter, as many at a time as they make in about `SECONDS`, so that a slow rank takes fewer.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from d5p4.distributed import Mesh, at_work, check_shared
+from d5p4.errors import D5P4Error
+from d5p4.jobs.rows import RowStore, Summary
+from d5p4.store import json_line
+
+if TYPE_CHECKING:
+    from .setup import Setup
+
+Row = dict[str, Any]
+SECONDS = 45.0  # about so long until the rows of a shared source are written
+FULL = 4  # forwards in the first batch on a GPU; a batch of one forward fills it
+
+
+@dataclass(frozen=True)
+class Source:
+    """Rows of one kind.
+
+    path       of the file below the folder of results; `.xz` is compressed, and committed because drawing reads it
+    made_with  everything the rows depend on; a file made with anything else is refused
+    keys       names of the rows, in order
+    make       rows by key, for some keys
+    label      what progress calls them
+    together   how many keys `make` is given at a time (the first time, where ranks share the source)
+    cost       of one key, beside that of other sources
+    shared     whether ranks share the keys; otherwise the first rank makes all
+    instead    another source that holds what is wanted of a row: keys it has are not made again
+    """
+
+    path: str
+    made_with: Mapping[str, Any]
+    keys: Sequence[str]
+    make: Callable[[Sequence[str]], Mapping[str, Row]]
+    label: str
+    together: Callable[[], int] = lambda: 1
+    cost: Callable[[], float] = lambda: 1.0
+    shared: bool = False
+    instead: Callable[[str], bool] = lambda key: False
+
+
+class Rows:
+    """The rows of a source that are on the disk, read when first asked for."""
+
+    def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
+        self.path = path
+        self.store = RowStore(path, _summarise, header)
+
+    @cached_property
+    def by_key(self) -> dict[str, Row]:
+        return {key: place.facts for key, place in self.store.read(with_output=True).places.items()}
+
+    def __contains__(self, key: object) -> bool:
+        return str(key) in self.by_key
+
+    def __getitem__(self, key: object) -> Row:
+        return self.by_key[str(key)]
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.by_key.values())
+
+    def __len__(self) -> int:
+        return len(self.by_key)
+
+    def add(self, rows: Mapping[str, Mapping[str, Any]], start: int, rank: int = 0) -> None:
+        """Write rows by their keys; they are on the disk when this returns. `RowStore.locked` made the folder."""
+        lines = {key: {"key": key, **row} for key, row in rows.items()}
+        self.store.append(start, rank, [json_line(line) for line in lines.values()])
+        self.by_key.update(lines)
+
+    def fold(self) -> None:
+        """Move the rows of all parts into the file, in the order of their keys."""
+        if self.store.parts():
+            self.__dict__.pop("by_key", None)  # other ranks have written too
+            self.store.write(json_line(self.by_key[key]) for key in sorted(self.by_key, key=_natural))
+            self.store.remove_parts()
+
+
+def _summarise(entry: Any) -> Summary | None:
+    return Summary(entry["key"], entry) if isinstance(entry, dict) and isinstance(entry.get("key"), str) else None
+
+
+def _natural(key: str) -> list[Any]:
+    """Orders "unit 9" before "unit 10"."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", key)]
+
+
+class _Work(NamedTuple):
+    """What the first rank finds to do, for all."""
+
+    start: int  # names this start among parts and counters
+    missing: list[list[str]]  # keys of each source
+    seconds: float | None  # until the deadline
+
+
+def missing_keys(setup: Setup, source: Source) -> list[str]:
+    rows = setup.rows(source)
+    return [key for key in source.keys if key not in rows and not source.instead(key)]
+
+
+def fill(
+    setup: Setup, sources: Sequence[Source], mesh: Mesh, deadline: float | None = None
+) -> tuple[bool, bool]:
+    """Make the rows of sources that are missing: whether all are there now, and whether there was anything to do.
+
+    mesh: the ranks that come here together. The deadline is a time of `time.monotonic` on the first rank; nothing is
+    begun that would end later. Only the first rank writes the files, others write parts of their own.
+    """
+    work = None
+    with ExitStack() as locks:
+        if mesh.first:
+            with at_work(mesh):
+                work = _plan(setup, sources, deadline, locks)
+        work = mesh.share(work)
+        if not any(work.missing):
+            return True, False
+        check_shared(setup.root, mesh, "--out")
+        finished = _make_all(setup, sources, work, mesh)
+        mesh.meet()
+        if mesh.first:
+            with at_work(mesh):
+                for source, keys in zip(sources, work.missing, strict=True):
+                    if keys:
+                        setup.rows(source).fold()
+                finished = not any(missing_keys(setup, source) for source in sources)
+        return mesh.share(finished), True
+
+
+def _plan(setup: Setup, sources: Sequence[Source], deadline: float | None, locks: ExitStack) -> _Work:
+    missing = []
+    for source in sources:
+        rows = setup.rows(source)
+        if rows.store.parts():  # of a start that died
+            with rows.store.locked():
+                rows.fold()
+        missing.append(missing_keys(setup, source))
+        if missing[-1]:
+            locks.enter_context(rows.store.locked())
+    return _Work(secrets.randbits(40), missing, None if deadline is None else deadline - time.monotonic())
+
+
+def _make_all(setup: Setup, sources: Sequence[Source], work: _Work, mesh: Mesh) -> bool:
+    """Make what this rank can get hold of before the deadline; False where the deadline came first."""
+    deadline = None if work.seconds is None else time.monotonic() + work.seconds
+    todo = [(source, keys) for source, keys in zip(sources, work.missing, strict=True) if keys]
+    with at_work(mesh):
+        costs = {source.path: source.cost() for source, _ in todo if source.shared or mesh.first}
+    total = sum(costs.get(source.path, 0.0) * len(keys) for source, keys in todo)
+    done, spent = 0.0, 0.0  # of this rank
+    for source, keys in todo:
+        if not (source.shared or mesh.first):
+            continue
+        counter = f"{work.start}/{source.path}"
+        first = size = source.together()
+        cost = costs[source.path]
+        while (left := len(keys) - mesh.count(counter)) > 0:
+            if mesh.world > 1 and source.shared:  # leave some for the others, but fill the device
+                size = min(size, max(first // FULL, -(-left // mesh.world)))
+            expected = spent / done * cost * min(size, left) if done else 0.0
+            if deadline is not None and time.monotonic() + expected > deadline:
+                return False
+            stop = mesh.count(counter, size)
+            mine = keys[stop - size : stop]
+            if not mine:
+                break  # others were quicker
+            share = mesh.count(f"{work.start}/done") / 1e6
+            setup.progress(share, f"{source.label}: {left} of {len(source.keys)} left")
+            began = time.monotonic()
+            if source.shared:
+                rows = source.make(mine)
+            else:
+                with at_work(mesh):
+                    rows = source.make(mine)
+            setup.rows(source).add(rows, work.start, mesh.rank)
+            seconds = time.monotonic() - began
+            done, spent = done + cost * len(mine), spent + seconds
+            mesh.count(f"{work.start}/done", round(1e6 * cost * len(mine) / total))
+            if source.shared:
+                size = max(1, min(4 * size, round(size * SECONDS / max(seconds, 1e-3))))
+    setup.progress(1.0, "done")
+    return True
+
+
+def complete(setup: Setup, source: Source, stage: str = "decode") -> list[Row]:
+    """All rows of a source, in the order of its keys; an error where some are missing."""
+    rows = setup.rows(source)
+    if missing := [key for key in source.keys if key not in rows]:
+        what = f"{len(missing)} of {len(source.keys)} rows of {source.label!r}"
+        raise D5P4Error(f"{setup.experiment.name}: {what} are missing; run --stage {stage} ({rows.path})")
+    return [rows[key] for key in source.keys]
+
+
+def batches(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    for first in range(0, len(items), size):
+        yield items[first : first + size]
