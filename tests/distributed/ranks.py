@@ -24,10 +24,6 @@ ROOT = Path(__file__).resolve().parents[2]
 processes = multiprocessing.get_context("forkserver")
 processes.set_forkserver_preload(["tests.distributed.work", "tests.jobs.work"])  # one server for all who import this
 
-_held, tempfile.tempdir = tempfile.tempdir, "/tmp"  # its socket's path must be short, and TMPDIR may be long
-multiprocessing.util.get_temp_dir()
-tempfile.tempdir = _held
-
 
 def free_port() -> int:
     """Below those that the system gives to whoever connects, so that nobody takes it meanwhile."""
@@ -81,6 +77,9 @@ def start(function: str, world: int, folder: Path, **given: Any) -> list[Rank]:
     """`world` processes that call `function` ("tests.module:name") with keyword arguments; each writes what it returns
     as JSON into folder/<rank>.json."""
     folder.mkdir(parents=True, exist_ok=True)
+    held, tempfile.tempdir = tempfile.tempdir, "/tmp"  # the server's socket needs a short path, and TMPDIR may be long
+    multiprocessing.util.get_temp_dir()
+    tempfile.tempdir = held
     port = free_port()
     ranks = [Rank(function, folder, given, rank, world, port) for rank in range(world)]
     for rank in ranks:
