@@ -24,7 +24,7 @@ def test_killed_at_every_step(folder, whole):
         if code == 0:
             break
         assert code == -signal.SIGKILL, said
-        lines.append(kept(folder))
+        lines.append(kept(folder / "a.jsonl"))
     assert (folder / "a.jsonl").read_bytes() == whole
     assert lines[0] == 0 and any(0 < found < len(entries()) for found in lines) and len(entries()) in lines
     header = json.loads((folder / "a.run.json").read_text())
@@ -60,7 +60,7 @@ def test_killed_many_times(folder, worlds):
 def test_finished_lines_are_never_decoded_again_and_broken_ones_are(folder, whole):
     """What is on the disk is not written over, and can be scored meanwhile."""
     stopped(decode_here, 12, folder)
-    [part] = parts(folder)
+    [part] = parts(folder / "a.jsonl")
     lines = part.read_bytes().splitlines(keepends=True)
     assert len(read_groups(part)) == len(lines) >= 12
     for harmed, lost, told in (
@@ -73,7 +73,7 @@ def test_finished_lines_are_never_decoded_again_and_broken_ones_are(folder, whol
     ):
         copy = folder / "copy"
         shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("copy"))
-        [part], seen = parts(copy), []
+        [part], seen = parts(copy / "a.jsonl"), []
         part.write_bytes(b"".join(harmed))
         report = decode_here(copy, progress=lambda pace, part=part, seen=seen: seen.append(part.read_bytes()))
         assert seen[0] == b"".join(harmed)
@@ -91,10 +91,10 @@ def test_errors_of_a_finished_run_are_decoded_again_after_a_kill(folder, whole):
     finished = header.read_bytes()
     for before_the_header_knew in (True, False):
         stopped(decode_here, 1, folder, retry_errors=True)
-        assert kept(folder) >= len(entries())
+        assert kept(folder / "a.jsonl") >= len(entries())
         if before_the_header_knew:
             header.write_bytes(finished)
-        assert decode_here(folder).now == 0 and not parts(folder)
+        assert decode_here(folder).now == 0 and not parts(folder / "a.jsonl")
     assert decode_here(folder, retry_errors=True).now == 1
     assert (folder / "a.jsonl").read_bytes() == whole
 
@@ -111,7 +111,7 @@ def test_a_full_disk_is_an_error_and_nothing_is_lost(tmp_path, whole):
         assert code == 2 and f"{place} cannot be written: File too large" in said, said
         assert "run the same command again" in said and not (folder / "a.jsonl").exists()
         assert not list(folder.glob("**/*.partial"))  # it would keep the disk full
-        lines = kept(folder)
+        lines = kept(folder / "a.jsonl")
         assert lines >= 3 and decode_here(folder).before == lines
         assert (folder / "a.jsonl").read_bytes() == whole
 

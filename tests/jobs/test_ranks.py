@@ -36,13 +36,13 @@ def test_who_survives_a_dead_rank_ends_and_another_number_of_ranks_goes_on(folde
     """Nobody kills the survivor, as where each host has a launcher of its own. What it wrote is kept."""
     ranks = start(folder, 2, held=victim, timeout=3)
     until_held(folder, ranks)
-    while not kept(folder):  # the survivor's, as the victim is at its first forward
+    while not kept(folder / "a.jsonl"):  # the survivor's, as the victim is at its first forward
         assert ranks[1 - victim].poll() is None, ranks[1 - victim].said.read_text()
         time.sleep(0.01)
     ranks[victim].kill()
     code, said = finish(ranks)[1 - victim]
     assert code in (2, 3) and f"rank {victim}" in said and "start the same command again" in said
-    lines = kept(folder)
+    lines = kept(folder / "a.jsonl")
     assert lines >= 1 and not (folder / "a.jsonl").exists()
     assert run(folder, 3)[0]["before"] == lines
     assert (folder / "a.jsonl").read_bytes() == whole

@@ -120,14 +120,14 @@ def stopped(run: Callable[..., Any], lines: int, *given: Any, **options: Any) ->
     raise AssertionError("the run came to its end")
 
 
-def parts(folder: Path) -> list[Path]:
+def parts(output: Path) -> list[Path]:
     """The files of finished lines while a run goes on."""
-    return sorted((folder / "a.jsonl.parts").glob("*.jsonl"))
+    return sorted(output.with_name(f"{output.name}.parts").glob("*.jsonl"))
 
 
-def kept(folder: Path) -> int:
+def kept(output: Path) -> int:
     """Finished lines on the disk."""
-    return sum(path.read_bytes().count(b"\n") for path in parts(folder))
+    return sum(path.read_bytes().count(b"\n") for path in parts(output))
 
 
 @contextmanager
