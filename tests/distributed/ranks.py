@@ -21,7 +21,7 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 
-processes = multiprocessing.get_context("forkserver")
+processes = multiprocessing.get_context("spawn" if torch.cuda.is_available() else "forkserver")  # CUDA bears no fork
 processes.set_forkserver_preload(["tests.distributed.work", "tests.jobs.work"])  # one server for all who import this
 
 
