@@ -4,12 +4,13 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip -qq
+QUICK  := -q --durations=10 -n 2 --dist loadfile
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo serve test test-full test-browser test-gpu bench-gpu bench-cpu lint clean
+.PHONY: help demo serve test test-ten test-full test-browser test-gpu bench-gpu bench-cpu lint clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,7 +22,10 @@ serve: $(VENV)/.installed-serve ## the server with its playground, on the model 
 	@$(BIN)/d5p4 serve --model countdown
 
 test: lint ## lint, types and the quick tests
-	@$(BIN)/python -m pytest -q --durations=10 -n 2 --dist loadfile
+	@$(BIN)/python -m pytest $(QUICK)
+
+test-ten: $(VENV)/.installed-dev ## the quick tests ten times, in other places; RUNS="2 7" TESTS=tests/cli for some
+	@$(BIN)/python -m tests.ten --runs "$(RUNS)" -- $(QUICK) $(TESTS)
 
 test-full: lint ## the same, and every promise at full size (slow)
 	@$(BIN)/python -m pytest -q --durations=20 -n 2 --dist loadfile --timeout=1800 -m "not gpu and not browser"

@@ -1,15 +1,41 @@
+"""What every test starts from, whatever the machine, the terminal and the order of files."""
+
 import os
+import random
 
 import pytest
 import torch
 
+torch.set_num_threads(1)  # tiny models: threads would only wait for each other
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before any kernel is imported: on the CPU they run interpreted
 
-torch.set_num_threads(1)  # tiny models: threads would only wait for each other
+# Nothing in the tests may reach for a hub. Libraries look when they are imported; processes of tests inherit it all.
+os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+for name in ("CLICOLOR_FORCE", "FORCE_COLOR", "GITHUB_ACTIONS", "PY_COLORS", "TERMINAL_WIDTH", "TTY_COMPATIBLE"):
+    os.environ.pop(name, None)  # no colours and no width but what a test asks for
 
 
-@pytest.fixture(autouse=True)
-def offline(monkeypatch):
-    """Nothing in the tests may reach for a hub."""
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+@pytest.fixture(scope="session", autouse=True)
+def terminal():
+    """The same for all tests, not that of whoever starts them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "100")
+        patch.setenv("LINES", "40")
+        patch.setenv("TERM", "xterm")
+        patch.delenv("NO_COLOR", raising=False)
+        yield
+
+
+def pytest_configure(config):
+    if "SHUFFLE_FILES" in os.environ and hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False  # or large files would come first after all
+
+
+def pytest_collection_modifyitems(items):
+    """SHUFFLE_FILES=7 runs the files in another order, the same on all workers; tests of a file stay together."""
+    if seed := os.environ.get("SHUFFLE_FILES"):
+        files = sorted({item.path for item in items})
+        random.Random(int(seed)).shuffle(files)
+        place = {path: number for number, path in enumerate(files)}
+        items.sort(key=lambda item: place[item.path])

@@ -8,6 +8,7 @@ import sys
 import time
 import warnings
 import weakref
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,6 @@ def answers(result: d5p4.Result) -> dict[str, Any]:
 
 def decode(cases: list[dict[str, Any]], mesh: list[int] | None = None) -> list[Any]:
     """The results of all cases, one after the other, in one set of processes."""
-    torch.set_num_threads(1)
     ranks = connect(tuple(mesh) if mesh else None, timeout=60)
     found = []
     for case in cases:
@@ -94,26 +94,29 @@ def _no_room(*given: Any) -> Any:
     raise torch.OutOfMemoryError("no room for the prompts")
 
 
-def break_one(how: str, rank: int, timeout: float = 60) -> list[str]:
-    """The kind of error each rank meets, and that they can go on together."""
-    mesh = connect((1, int(os.environ["WORLD_SIZE"])), timeout=timeout)
+def break_one(breaks: list[tuple[str, int]], timeout: float = 60) -> list[list[str]]:
+    """For each way to fail on a rank: the kind of error each rank meets, and that they can go on together."""
+    mesh, found = connect((1, int(os.environ["WORLD_SIZE"])), timeout=timeout), []
     options: Any = dict(k=2, w=2, gen_length=6, seed=3)
     hidden = _watch_hidden_rows()
-    if how == "layout" and mesh.rank == rank:  # outside the decode
-        sys.modules["d5p4.generate"].layout = _no_room  # type: ignore[attr-defined]
-    try:
-        d5p4.generate(Breaking(how, rank), PROMPTS, beams=mesh.beams, **options)
-        kind = "nothing"
-    except (torch.OutOfMemoryError, d5p4.D5P4Error) as error:
-        kind = type(error).__name__
-        if kind == "RankLost":
-            raise
-    sys.modules["d5p4.generate"].layout = layout  # type: ignore[attr-defined]
-    gc.collect()
-    assert not any(reference() is not None for reference in hidden), "tensors of the failed decode are still held"
-    again = d5p4.generate(FakeModel(), PROMPTS, beams=mesh.beams, **options)
+    for how, rank in breaks:
+        if how == "layout" and mesh.rank == rank:  # outside the decode
+            sys.modules["d5p4.generate"].layout = _no_room  # type: ignore[attr-defined]
+        try:
+            d5p4.generate(Breaking(how, rank), PROMPTS, beams=mesh.beams, **options)
+            kind = "nothing"
+        except (torch.OutOfMemoryError, d5p4.D5P4Error) as error:
+            kind = type(error).__name__
+            if kind == "RankLost":
+                raise
+        sys.modules["d5p4.generate"].layout = layout  # type: ignore[attr-defined]
+        gc.collect()
+        assert not any(reference() is not None for reference in hidden), "tensors of the failed decode are still held"
+        again = d5p4.generate(FakeModel(), PROMPTS, beams=mesh.beams, **options)
+        found.append([kind, *again.texts[0]])
+        del again
     mesh.close()
-    return [kind, *again.texts[0]]
+    return found
 
 
 def count_and_meet(tickets: int) -> dict[str, Any]:
@@ -125,7 +128,8 @@ def count_and_meet(tickets: int) -> dict[str, Any]:
         mesh.count("done", 1)
         mesh.beat()
     mesh.meet()
-    shared = mesh.share({"from": mesh.rank})
+    whole = mesh.share({"from": mesh.rank, "text": "x" * 3_000_000 if mesh.first else ""})
+    shared = {"from": whole["from"], "size": len(whole["text"])}
     done = mesh.count("done")
     mesh.close()
     again = connect()  # a second job of the same processes starts from nothing
@@ -134,38 +138,31 @@ def count_and_meet(tickets: int) -> dict[str, Any]:
     return {"mine": mine, "shared": shared, "done": done, "first": mesh.first, "world": mesh.world}
 
 
-def wait_for_the_others(sleeper: int, seconds: float, timeout: float, ready: str | None = None) -> str:
-    """One rank sleeps at work; the others wait for it. The file `ready` says that all are connected."""
+def wait_for_one(rank: int, seconds: float, timeout: float, beats: bool = True, ready: str | None = None) -> str:
+    """The others wait for one rank, which says that it works or sleeps. The file `ready`: all are connected."""
     mesh = connect(timeout=timeout)
     if ready and mesh.first:
         Path(ready).touch()
-    if mesh.rank == sleeper:
-        time.sleep(seconds)
-    mesh.meet()
-    mesh.close()
-    return "met"
-
-
-def give_up(rank: int) -> None:
-    """One rank finds something wrong; the others must not wait for it."""
-    mesh = connect(timeout=60)
-    if mesh.rank == rank:
-        error = d5p4.D5P4Error("the file is not there")
-        mesh.fail(error)
-        raise error
-    mesh.meet()
-
-
-def wait_at_work(seconds: float, timeout: float) -> str:
-    """Rank 1 works on, rank 0 waits for it."""
-    mesh = connect(timeout=timeout)
-    until = time.monotonic() + (seconds if mesh.rank == 1 else 0)
+    until = time.monotonic() + (seconds if mesh.rank == rank else 0)
     while time.monotonic() < until:
-        time.sleep(0.2)
-        mesh.beat()
-    mesh.meet()
-    mesh.close()
+        time.sleep(0.1)
+        if beats:
+            mesh.beat()
+    with nullcontext() if ready else mesh:  # a mesh that is left in order waits some seconds for the dead
+        mesh.meet()
     return "met"
+
+
+def leave(rank: int, why: str | None = None) -> None:
+    """One rank ends, as if all were well or because something is wrong; the others must not wait for it."""
+    mesh = connect(timeout=60)
+    if why is None and mesh.rank != rank:
+        mesh.meet()
+    elif why is not None:
+        with mesh:
+            if mesh.rank == rank:
+                raise d5p4.D5P4Error(why)
+            mesh.meet()
 
 
 def complaints(cases: list[dict[str, Any]]) -> list[str]:
@@ -192,10 +189,3 @@ def on_one_gpu(model_folder: str, beam: int, cases: list[dict[str, Any]]) -> lis
         found.append(answers(result) | {"similarity": result.similarity.tolist()})
     mesh.close()
     return found
-
-
-def leave(rank: int, timeout: float) -> None:
-    """One rank ends without a word, as if all were well; the others wait for it."""
-    mesh = connect(timeout=timeout)
-    if mesh.rank != rank:
-        mesh.meet()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import itertools
 import json
-import os
 import subprocess
 import sys
 from importlib.metadata import EntryPoint
@@ -28,7 +28,7 @@ from lm_eval.api.model import CachingLM  # noqa: E402
 from lm_eval.api.registry import get_model, model_registry  # noqa: E402
 from lm_eval.tasks import TaskManager  # noqa: E402
 
-from d5p4.integrations.lm_eval import D5P4LM  # noqa: E402
+from d5p4.integrations.lm_eval import D5P4LM, main  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::d5p4.DuplicateAnswers")  # a tiny model often says the same
 
@@ -121,17 +121,18 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "utils.py").write_text(UTILS)
     (folder / "puzzles.jsonl").write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS))
     (folder / "choices.jsonl").write_text("".join(json.dumps(choice) + "\n" for choice in CHOICES))
-    for name, repeats, sample in (("four", 4, "true"), ("four_greedy", 4, "false"), ("once", 1, "false")):
+    for name, repeats, sample in (("four", 4, "true"), ("once", 1, "false")):
         text = GENERATION.format(name=f"countdown_{name}", folder=folder, repeats=repeats, do_sample=sample)
         (folder / f"{name}.yaml").write_text(text)
     (folder / "choice.yaml").write_text(CHOICE.format(folder=folder))
     return folder
 
 
-def run(model, tasks: Path, name: str, **options):
+def run(model, tasks: Path, *names: str, **options):
+    """Metrics and samples of each task, and all that the harness returns."""
     manager = TaskManager(include_path=str(tasks), include_defaults=False)
-    found = lm_eval.simple_evaluate(model, tasks=[name], task_manager=manager, bootstrap_iters=0, **options)
-    return found["results"][name], found["samples"][name], found
+    found = lm_eval.simple_evaluate(model, tasks=list(names), task_manager=manager, bootstrap_iters=0, **options)
+    return *((found["results"][name], found["samples"][name]) for name in names), found
 
 
 def ask(*requests: tuple, kind: str = "generate_until") -> list[Instance]:
@@ -148,11 +149,13 @@ def passed(prompt: str, answers: list[str], n: int) -> float:
 # ---- the harness runs a task
 
 
-def test_repeats_are_one_diverse_decode(tasks, countdown, wanted):
-    metrics, samples, whole = run(D5P4LM(countdown, **SET), tasks, "countdown_four")
+def test_a_task_gets_our_answers(tasks, countdown, wanted):
+    """Repeats are one diverse decode, best first; of choices the likelier is taken."""
+    model = D5P4LM(countdown, mc_samples=16, **SET)
+    (metrics, samples), choice, whole = run(model, tasks, "countdown_four", "countdown_choice")
+    assert [sample["arguments"][0][0] for sample in samples] == PROMPTS  # no chat template unless asked
     answers = [sample["resps"][0] for sample in samples]
-    assert answers == wanted.texts  # one decode of four, best first
-    assert [len(set(texts)) for texts in answers] == [4, 4]
+    assert answers == wanted.texts and [len(set(texts)) for texts in answers] == [4, 4]
     assert (wanted.score[:, :-1] >= wanted.score[:, 1:]).all()
     for n in (1, 2):
         by_hand = [passed(prompt, texts, n) for prompt, texts in zip(PROMPTS, answers, strict=True)]
@@ -163,39 +166,34 @@ def test_repeats_are_one_diverse_decode(tasks, countdown, wanted):
     assert whole["config"]["d5p4_seed"] == 3 and whole["config"]["d5p4_settings"]["w"] == 4
     json.dumps(whole["config"], default=str)
 
+    metrics, samples = choice
+    for sample, asked in zip(samples, CHOICES, strict=True):
+        said = [resps[0] for resps in sample["resps"]]
+        bounds = [d5p4.loglikelihood(countdown, text, asked["prompt"], 16, seed=3) for text in asked["choices"]]
+        assert said == [(bound, False) for bound in bounds]  # whether greedy decoding gives it was not looked at
+    assert metrics["acc,none"] == 1.0
 
-def test_command_line(tasks, tmp_path, wanted):
+
+@pytest.mark.parametrize("process", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_command_line(tasks, tmp_path, wanted, monkeypatch, capfd, process):
     """`python -m d5p4.integrations.lm_eval` is the harness's own command line with one model more."""
     arguments = ",".join(f"{name}={value}" for name, value in SET.items())
-    command = [
-        sys.executable, "-m", "d5p4.integrations.lm_eval", "--model", "d5p4",
-        "--model_args", f"pretrained=countdown,{arguments}", "--tasks", str(tasks / "four.yaml"),
-        "--limit", "1", "--log_samples", "--output_path", str(tmp_path / "out"),
+    words = [
+        "--model", "d5p4", "--model_args", f"pretrained=countdown,{arguments}", "--device", "cpu",
+        "--tasks", str(tasks / "four.yaml"), "--limit", "1", "--log_samples", "--output_path", str(tmp_path / "out"),
     ]  # fmt: skip
-    source = str(Path(d5p4.__file__).parents[1])
-    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": source}
-    done = subprocess.run(command, env=os.environ | offline, capture_output=True, text=True, cwd=tmp_path, timeout=110)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "|pass@2|" in done.stdout
+    if process:
+        monkeypatch.setenv("PYTHONPATH", str(Path(d5p4.__file__).parents[1]))
+        subprocess.run([sys.executable, "-m", "d5p4.integrations.lm_eval", *words], check=True, cwd=tmp_path)
+    else:
+        monkeypatch.setattr(sys, "argv", ["lm_eval", *words])
+        quick = functools.partial(TaskManager, include_defaults=False)  # the harness's own tasks take long to list
+        monkeypatch.setattr(lm_eval.tasks, "TaskManager", quick)
+        main()
+    assert "|pass@2|" in capfd.readouterr().out
     (file,) = (tmp_path / "out").rglob("samples_countdown_four_*.jsonl")
     (sample,) = map(json.loads, file.read_text().splitlines())
     assert sample["resps"][0] == wanted.texts[0]
-
-
-def test_one_repeat_is_the_best_of_k(tasks, countdown, wanted):
-    _, samples, _ = run(D5P4LM(countdown, **SET), tasks, "countdown_once")
-    assert [sample["resps"][0] for sample in samples] == [texts[:1] for texts in wanted.texts]
-
-
-def test_multiple_choice_takes_the_likelier(tasks, countdown):
-    model = D5P4LM(countdown, mc_samples=16, seed=5)
-    metrics, samples, _ = run(model, tasks, "countdown_choice")
-    for sample, choice in zip(samples, CHOICES, strict=True):
-        said = [resps[0] for resps in sample["resps"]]
-        bounds = [d5p4.loglikelihood(countdown, c, choice["prompt"], 16, seed=5) for c in choice["choices"]]
-        assert [value for value, _ in said] == bounds
-        assert not any(greedy for _, greedy in said)  # not looked at
-    assert metrics["acc,none"] == 1.0
 
 
 @pytest.mark.full
@@ -209,7 +207,7 @@ def test_many_puzzles(tmp_path, countdown):
     (tmp_path / "many.yaml").write_text(text)
     found = {}
     for method in ("d5p4", "independent"):
-        metrics, samples, _ = run(D5P4LM(countdown, method=method, gen_length=30, steps=15), tmp_path, "many")
+        (metrics, samples), _ = run(D5P4LM(countdown, method=method, gen_length=30, steps=15), tmp_path, "many")
         answers = [sample["resps"][0] for sample in samples]
         by_hand = [passed(prompt, texts, 4) for prompt, texts in zip(puzzles, answers, strict=True)]
         assert metrics["pass@4,all"] == pytest.approx(sum(by_hand) / len(by_hand))
@@ -223,9 +221,9 @@ def test_many_puzzles(tmp_path, countdown):
 GREEDY = {"do_sample": False, "temperature": 0.7}
 
 
-@pytest.mark.parametrize(
-    ("model_args", "task", "settings"),
-    [
+def test_the_task_decides_only_what_model_args_leave_open_for_one_answer():
+    model = FakeModel()
+    for model_args, task, settings in (
         ({}, {}, {"temperature": 0.0}),
         ({}, GREEDY, {"temperature": 0.0}),
         ({}, {"do_sample": True, "temperature": 0.7, "top_k": 3}, {"temperature": 0.7, "top_k": 3}),
@@ -233,61 +231,37 @@ GREEDY = {"do_sample": False, "temperature": 0.7}
         ({}, {"do_sample": True}, {}),
         ({"temperature": 1.3}, {**GREEDY, "order": "random"}, {"temperature": 1.3, "order": "random"}),
         ({"order": "margin", "steps": 3}, {"order": "random"}, {"temperature": 0.0, "order": "margin", "steps": 3}),
-        ({"k": 2, "w": 3}, {**GREEDY, "order": "random", "steps": 2}, {"k": 2, "w": 3}),
-    ],
-)
-def test_the_task_decides_only_what_model_args_leave_open_for_one_answer(model_args, task, settings):
-    model = FakeModel()
-    (answer,) = D5P4LM(model, seed=9, **model_args).generate_until(ask(("abc", {"max_gen_toks": 8, **task})))
-    wanted = d5p4.generate(model, "abc", gen_length=8, seed=9, **{"k": 1, **settings})
-    assert answer == wanted.texts[0][0]
-
-
-def test_repeats_go_before_k_and_before_the_task():
-    model = FakeModel()
+        ({"k": 2, "w": 3}, {**GREEDY, "order": "random", "steps": 2}, {"k": 2, "w": 3}),  # the best of two
+    ):
+        (answer,) = D5P4LM(model, seed=9, **model_args).generate_until(ask(("abc", {"max_gen_toks": 8, **task})))
+        wanted = d5p4.generate(model, "abc", gen_length=8, seed=9, **{"k": 1, **settings})
+        assert answer == wanted.texts[0][0], (model_args, task)
     request = ask(("abc", {"max_gen_toks": 8, **GREEDY}))
-    answers = D5P4LM(model, k=2, w=3).generate_until(request * 3)
+    answers = D5P4LM(model, k=2, w=3).generate_until(request * 3)  # repeats go before k and before the task
     assert answers == d5p4.generate(model, "abc", k=3, w=3, gen_length=8, seed=0).texts[0]
 
 
-@pytest.mark.parametrize(
-    ("model_args", "task", "length"),
-    [
-        ({}, {"max_gen_toks": 6}, 6),
-        ({}, {"max_new_tokens": 6}, 6),
-        ({"gen_length": 5}, {"max_gen_toks": 6}, 5),
-        ({}, {}, 61),  # 128 by default, but the model holds 64
-        ({}, {"max_gen_toks": 999}, 61),
-    ],
-)
-def test_length_of_an_answer(model_args, task, length):
-    model = FakeModel()
-    (answer,) = D5P4LM(model, eos="never", **model_args).generate_until(ask(("abc", task)))
-    assert len(answer) == length
+def test_an_answer_has_the_length_that_fits(caplog):
+    """The model holds 64 tokens: answers give way down to half of them, then the prompt loses its beginning."""
+    model, long = FakeModel(), "abcdefgh" * 10
+    for prompt, model_args, task, length in (
+        ("abc", {}, {"max_gen_toks": 6}, 6),
+        ("abc", {}, {"max_new_tokens": 6}, 6),
+        ("abc", {"gen_length": 5}, {"max_gen_toks": 6}, 5),
+        ("abc", {"steps": 2}, {}, 61),  # 128 by default
+        ("abc", {"steps": 2}, {"max_gen_toks": 999}, 61),
+        (long, {"steps": 2}, {"max_gen_toks": 60}, 32),
+    ):
+        (answer,) = D5P4LM(model, eos="never", **model_args).generate_until(ask((prompt, task)))
+        assert len(answer) == length, (prompt, model_args, task)
+    (answer,) = D5P4LM(model, gen_length=24, steps=2).generate_until(ask((long, {})))
+    kept = d5p4.generate(model, long[-40:], k=1, gen_length=24, steps=2, temperature=0.0, seed=0)
+    assert answer == kept.texts[0][0] and "first 40 tokens" in caplog.text
 
 
-def test_a_long_prompt_loses_its_beginning(caplog):
-    model = FakeModel()
-    prompt = "abcdefgh" * 10  # 80 tokens, the model holds 64
-    (answer,) = D5P4LM(model, gen_length=24).generate_until(ask((prompt, {})))
-    assert answer == d5p4.generate(model, prompt[-40:], k=1, gen_length=24, temperature=0.0, seed=0).texts[0][0]
-    assert "first 40 tokens" in caplog.text
-    (answer,) = D5P4LM(model, eos="never").generate_until(ask((prompt, {"max_gen_toks": 60})))
-    assert len(answer) == 32  # half the model before the prompt is cut
-
-
-def test_equal_documents_side_by_side_are_not_repeats():
-    """Two documents with one prompt, two requests each: two decodes of two, with streams of their own."""
-    model = FakeModel()
-    first, second = ask(("abc", {"max_gen_toks": 8}), ("abc", {"max_gen_toks": 8}))
-    answers = D5P4LM(model).generate_until([first, first, second, second])
-    wanted = d5p4.generate(model, ["abc", "abc"], k=2, gen_length=8, seed=0).texts
-    assert answers == wanted[0] + wanted[1]
-    assert wanted[0] != wanted[1]
-
-
-def test_mixed_requests_come_back_in_order():
-    """Groups of equal settings are decoded together; each answer is what the request alone would get."""
+def test_each_request_gets_what_it_would_get_alone():
+    """Groups of equal settings are decoded together, and answers come back in order. Equal prompts side by side are
+    repeats only of one document: two documents with two requests each are two decodes, with streams of their own."""
     model = FakeModel()
     requests = ask(
         ("abc", {"max_gen_toks": 8}), ("b", {"max_gen_toks": 5}), ("cab", {"max_gen_toks": 8}),
@@ -298,18 +272,21 @@ def test_mixed_requests_come_back_in_order():
     alone = [D5P4LM(model).generate_until(list(run)) for _, run in itertools.groupby(asked, key=id)]
     assert together == list(itertools.chain.from_iterable(alone))
     assert len(set(together[:3])) > 1
+    first, second = ask(("abc", {"max_gen_toks": 8}), ("abc", {"max_gen_toks": 8}))
+    answers = D5P4LM(model).generate_until([first, first, second, second])
+    wanted = d5p4.generate(model, ["abc", "abc"], k=2, gen_length=8, seed=0).texts
+    assert answers == wanted[0] + wanted[1]
+    assert wanted[0] != wanted[1]
 
 
-@pytest.mark.parametrize(
-    ("until", "first"),
-    [(["=", ","], "="), ([",", "="], "="), ("=", "="), (",", ","), (["", "x"], None), ([], None), (None, None)],
-)
-def test_until_cuts_at_the_first_of_the_strings(until, first, countdown):
-    settings = {"gen_length": 30, "steps": 3}
-    (answer,) = D5P4LM(countdown, **settings).generate_until(ask(("86,28,13,31:96", {"until": until})))
-    whole = d5p4.generate(countdown, "86,28,13,31:96", k=1, temperature=0.0, seed=0, **settings).texts[0][0]
+def test_until_cuts_at_the_first_of_the_strings(countdown):
+    prompt, settings = "86,28,13,31:96", {"gen_length": 30, "steps": 3}
+    cuts = [(["=", ","], "="), ([",", "="], "="), ("=", "="), (",", ","), (["", "x"], None), ([], None), (None, None)]
+    whole = d5p4.generate(countdown, prompt, k=1, temperature=0.0, seed=0, **settings).texts[0][0]
     assert 0 < whole.index("=") < whole.index(",")
-    assert answer == (whole if first is None else whole[: whole.index(first)])
+    answers = D5P4LM(countdown, **settings).generate_until(ask(*((prompt, {"until": until}) for until, _ in cuts)))
+    for answer, (until, first) in zip(answers, cuts, strict=True):
+        assert answer == (whole if first is None else whole[: whole.index(first)]), until
 
 
 def test_progress_can_be_silent(capfd):
@@ -328,62 +305,50 @@ def test_progress_can_be_silent(capfd):
 # ---- the harness's cache
 
 
-def test_repeats_with_a_cache_are_refused(tasks, tmp_path, countdown):
-    """The cache would give one answer four times on the next run."""
-    model = D5P4LM(countdown, **SET)
-    with pytest.raises(d5p4.D5P4Error, match="--use_cache keeps one answer a prompt, but the task asks 4 times"):
-        run(model, tasks, "countdown_four_greedy", use_cache=str(tmp_path / "cache"))
-
-
-def test_sampled_repeats_pass_the_cache_by(tmp_path):
+def test_repeats_go_with_no_cache_unless_they_are_sampled(tmp_path):
+    """The cache would give one answer four times on the next run; the harness itself leaves sampled ones alone."""
     model = FakeModel()
     cached = CachingLM(D5P4LM(model), str(tmp_path / "cache.db"))
+    with pytest.raises(d5p4.D5P4Error, match="--use_cache keeps one answer a prompt, but the task asks 4 times"):
+        cached.generate_until(ask(("abc", {"max_gen_toks": 8})) * 4)
     request = ask(("abc", {"max_gen_toks": 8, "do_sample": True}))
     first, second = cached.generate_until(request * 3), cached.generate_until(request * 3)
     assert first == second == d5p4.generate(model, "abc", k=3, gen_length=8, seed=0).texts[0]
 
 
-def test_single_answers_and_likelihoods_are_cached(tmp_path):
+def test_single_answers_and_likelihoods_are_cached_at_once(tmp_path):
+    """What was decoded before a crash is not decoded again."""
     cached = CachingLM(D5P4LM(FakeModel(), mc_samples=4), str(tmp_path / "cache.db"))
+    good, other, bad = ask(*(("abc", {"max_gen_toks": n, "order": order}) for n, order in (
+        (8, "random"), (6, "random"), (5, "nonsense"))))  # fmt: skip
     asked = {
-        "generate_until": ask(("abc", {"max_gen_toks": 8}), ("cb", {"max_gen_toks": 8})),
+        "generate_until": [good, other],
         "loglikelihood": ask(("ab", "cd"), ("", "cd"), kind="loglikelihood"),
         "loglikelihood_rolling": ask(("abcd",), kind="loglikelihood_rolling"),
     }
+    with pytest.raises(d5p4.D5P4Error, match="nonsense"):
+        cached.generate_until([good, bad])
+    cached.generate_until([other])
     first = {kind: getattr(cached, kind)(requests) for kind, requests in asked.items()}
     cached.lm.model = None  # whoever decodes now fails
     assert {kind: getattr(cached, kind)(requests) for kind, requests in asked.items()} == first
-
-
-def test_answers_reach_the_cache_before_the_end(tmp_path):
-    """What was decoded before a crash is not decoded again."""
-    model = D5P4LM(FakeModel())
-    cached = CachingLM(model, str(tmp_path / "cache.db"))
-    good, bad = ask(("abc", {"max_gen_toks": 8}), ("abc", {"max_gen_toks": 5, "order": "nonsense"}))
-    with pytest.raises(d5p4.D5P4Error, match="nonsense"):
-        cached.generate_until([good, bad])
-    cached.lm.model = None
-    assert len(cached.generate_until([good])) == 1
 
 
 # ---- likelihood
 
 
 def test_likelihood_is_the_bound():
-    model = FakeModel()
+    """Of a text longer than the model it is the sum over pieces."""
+    model, text = FakeModel(), "abcdefgh" * 20
     lm = D5P4LM(model, mc_samples=32, seed=4)
     said = lm.loglikelihood(ask(("ab", "cgg"), ("", "cgg"), ("ab", "c"), kind="loglikelihood"))
     assert said[0] == (d5p4.loglikelihood(model, "cgg", "ab", 32, seed=4), False)
     assert said[1] == (d5p4.loglikelihood(model, "cgg", None, 32, seed=4), False)
     assert said[2][0] == pytest.approx(d5p4.loglikelihood(model, "c", "ab", 32, seed=4), abs=1e-12)  # no chance in it
-
-
-def test_spaces_between_belong_to_the_continuation(tmp_path):
-    model = d5p4.load(write_llada(tmp_path / "tiny"), device="cpu")
-    lm = D5P4LM(model, mc_samples=4)
-    said = lm.loglikelihood(ask(("one \n", "two"), ("one", " \ntwo"), ("  ", "two"), kind="loglikelihood"))
-    wanted = d5p4.loglikelihood(model, " \ntwo", "one", 4, chat=False)
-    assert [value for value, _ in said] == [wanted, wanted, d5p4.loglikelihood(model, "  two", None, 4, chat=False)]
+    said = D5P4LM(model, mc_samples=4, seed=2).loglikelihood_rolling(ask((text,), ("abc",), ("",)))
+    pieces = [d5p4.loglikelihood(model, piece, None, 4, seed=2) for piece in (text[:64], text[64:128], text[128:])]
+    assert said == [pytest.approx(sum(pieces)), d5p4.loglikelihood(model, "abc", None, 4, seed=2), 0.0]
+    assert all(isinstance(value, float) for value in said)
 
 
 class Pairs:
@@ -399,7 +364,13 @@ class Pairs:
         return None
 
 
-def test_a_token_across_the_border_is_split():
+def test_what_lies_across_the_border_belongs_to_the_continuation(tmp_path):
+    """Spaces between, and a token that would span both."""
+    model = d5p4.load(write_llada(tmp_path / "tiny"), device="cpu")
+    lm = D5P4LM(model, mc_samples=4)
+    said = lm.loglikelihood(ask(("one \n", "two"), ("one", " \ntwo"), ("  ", "two"), kind="loglikelihood"))
+    wanted = d5p4.loglikelihood(model, " \ntwo", "one", 4, chat=False)
+    assert [value for value, _ in said] == [wanted, wanted, d5p4.loglikelihood(model, "  two", None, 4, chat=False)]
     model = FakeModel()
     model.tokenizer = Pairs()
     ((value, _),) = D5P4LM(model, mc_samples=8).loglikelihood(ask(("ca", "bc"), kind="loglikelihood"))
@@ -431,57 +402,35 @@ def test_long_contexts_and_continuations(caplog):
         lm.loglikelihood(ask(("ab", "c" * 65), kind="loglikelihood"))
 
 
-def test_rolling_adds_pieces_of_the_models_length():
-    model = FakeModel()
-    text = "abcdefgh" * 20
-    said = D5P4LM(model, mc_samples=4, seed=2).loglikelihood_rolling(ask((text,), ("abc",), ("",)))
-    pieces = [d5p4.loglikelihood(model, piece, None, 4, seed=2) for piece in (text[:64], text[64:128], text[128:])]
-    assert said == [pytest.approx(sum(pieces)), d5p4.loglikelihood(model, "abc", None, 4, seed=2), 0.0]
-    assert all(isinstance(value, float) for value in said)
-
-
 # ---- chat templates
 
 
-def test_chat_template_is_ours(tasks, tmp_path):
-    folder = write_llada(tmp_path / "tiny", chat=True)
-    model = d5p4.load(folder, device="cpu")
-    _, samples, found = run(D5P4LM(model, gen_length=4), tasks, "countdown_once", apply_chat_template=True)
+def test_chat_template_is_ours(tasks, tmp_path, countdown):
+    model = d5p4.load(write_llada(tmp_path / "tiny", chat=True), device="cpu")
+    lm = D5P4LM(model, gen_length=4)
+    (_, samples), _ = run(lm, tasks, "countdown_once", apply_chat_template=True)
     for sample, prompt in zip(samples, PROMPTS, strict=True):
         rendered = model.tokenizer.chat([{"role": "user", "content": prompt}])
         assert sample["arguments"][0][0] == rendered
         wanted = d5p4.generate(model, prompt, k=1, gen_length=4, temperature=0.0, seed=0)  # renders by itself
         assert sample["resps"][0] == wanted.texts[0]
-    _, samples, _ = run(D5P4LM(model, gen_length=4), tasks, "countdown_once")
-    assert [sample["arguments"][0][0] for sample in samples] == PROMPTS  # raw unless asked
-
-
-def test_a_begun_answer_is_continued(tmp_path):
-    lm = D5P4LM(str(write_llada(tmp_path / "tiny", chat=True)), device="cpu")
     question = {"role": "user", "content": "why?"}
     asked = lm.apply_chat_template([question])
     begun = lm.apply_chat_template([question, {"role": "assistant", "content": "because"}], add_generation_prompt=False)
     assert begun == asked + "because"
-    assert lm.chat_template(True) == lm.model.tokenizer.chat_template
-    assert lm.chat_template(False) is None
+    assert lm.chat_template(True) == model.tokenizer.chat_template and lm.chat_template(False) is None
     assert lm.tokenizer_name.endswith("__tiny") and "/" not in lm.tokenizer_name
-
-
-def test_no_chat_template_is_an_error(countdown):
     with pytest.raises(d5p4.D5P4Error, match="countdown has no chat template; leave --apply_chat_template out"):
-        D5P4LM(countdown).apply_chat_template([{"role": "user", "content": "1,2,3:9"}])
+        D5P4LM(countdown).apply_chat_template([question])
 
 
 # ---- model_args
 
 
-def test_found_by_name_beside_the_harness_own_models():
+def test_found_by_name_and_by_its_entry_point(monkeypatch):
+    """Later harnesses keep the entry point of group lm_eval.models in their registry until it is asked for."""
     assert get_model("d5p4") is D5P4LM
     assert get_model("dummy").__module__.startswith("lm_eval.models")
-
-
-def test_found_by_its_entry_point(monkeypatch):
-    """Later harnesses keep the entry point of group lm_eval.models in their registry until it is asked for."""
     entry = EntryPoint("d5p4", "d5p4.integrations.lm_eval:D5P4LM", "lm_eval.models")
     monkeypatch.setattr(model_registry, "_objs", {**dict(model_registry.items()), "d5p4": entry})
     monkeypatch.delitem(sys.modules, "d5p4.integrations.lm_eval")
@@ -500,9 +449,8 @@ def test_model_args_as_text():
     assert get_model("d5p4").create_from_arg_string(text + ",device=cpu", {"device": "cuda:0"}).device.type == "cpu"
 
 
-@pytest.mark.parametrize(
-    ("model_args", "message"),
-    [
+def test_bad_model_args():
+    for model_args, message in (
         ({"temprature": 1, "foo": 2}, "does not know foo, temprature; it knows pretrained, .*temperature.*'d5p4' beta"),
         ({"alpha": 1.0}, "does not know alpha; .*there is such a parameter of diverse-beam"),
         ({"chat": True}, "does not know chat"),
@@ -511,11 +459,9 @@ def test_model_args_as_text():
         ({"guidance_window": "early"}, "guidance_window='early'"),
         ({"gen_length": 64}, "gen_length=64 leaves no room for a prompt: the model holds 64"),
         ({"k": 2, "temperature": 0}, "would give 2 equal answers"),
-    ],
-)
-def test_bad_model_args(model_args, message):
-    with pytest.raises(d5p4.D5P4Error, match=message):
-        D5P4LM(FakeModel(), **model_args)
+    ):
+        with pytest.raises(d5p4.D5P4Error, match=message):
+            D5P4LM(FakeModel(), **model_args)
 
 
 def test_without_the_harness_a_sentence_says_what_to_install(monkeypatch):

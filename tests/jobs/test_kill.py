@@ -1,199 +1,159 @@
 """Killed at any moment, or out of disk: the same call goes on, and the file is that of an uninterrupted run."""
 
 import json
+import random
 import shutil
-import time
-from pathlib import Path
+import signal
+from itertools import count
 
 import pytest
 
 import d5p4
 from d5p4.eval.groups import read_groups
 from d5p4.jobs import plan
-from d5p4.jobs.header import Header
-from d5p4.jobs.parts import Parts
-from tests.jobs.work import decode_here, entries, kill_at_random, run, start, write, written
+from tests.distributed.ranks import finish
+from tests.jobs.work import decode_here, entries, kept, parts, run, start, stopped, until_held, write
 
 
-def test_killed_in_a_loop(folder, whole):
-    kill_at_random(folder, 3, seed=0)
-    assert run(folder) == whole
+def test_killed_at_every_step(folder, whole):
+    """Each start dies one step later than the one before, until one is through; a step is whatever opens, renames or
+    removes a file of the run."""
+    lines = []
+    for step in count(1):
+        [(code, said)] = finish(start(folder, dies=(0, step)))
+        if code == 0:
+            break
+        assert code == -signal.SIGKILL, said
+        lines.append(kept(folder / "a.jsonl"))
+    assert (folder / "a.jsonl").read_bytes() == whole
+    assert lines[0] == 0 and any(0 < found < len(entries()) for found in lines) and len(entries()) in lines
     header = json.loads((folder / "a.run.json").read_text())
-    assert header["finished"] and header["report"]["prompts"] == len(entries())
-    assert len(header["starts"]) >= 2 and not (folder / "a.jsonl.parts").exists()
+    assert header["finished"] and header["report"]["prompts"] == len(entries()) and len(header["starts"]) > 2
+    assert {path.name for path in folder.iterdir()} == {"p.jsonl", "a.jsonl", "a.run.json", "ranks"}
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("worlds", [(1,), (1, 2, 3, 4)])
 def test_killed_many_times(folder, worlds):
-    """Also with another number of ranks at every start."""
+    """Also with another number of ranks at every start, of which one dies and the others are killed by torchrun."""
     write(folder / "p.jsonl", entries(600))
     decode_here(folder)
     whole = (folder / "a.jsonl").read_bytes()
     (folder / "a.jsonl").unlink()
     (folder / "a.run.json").unlink()
-    kill_at_random(folder, 25, seed=1, worlds=worlds)
-    assert run(folder, worlds[-1]) == whole
-
-
-def interrupted(folder: Path, lines: int) -> Parts:
-    """A run that was stopped when so many lines were on the disk."""
-
-    class Stopped(BaseException):
-        pass
-
-    def stop(pace) -> None:
-        if pace.now >= lines:
-            raise Stopped
-
-    with pytest.raises(Stopped):
-        decode_here(folder, progress=stop)
-    return Parts(folder / "a.jsonl")
-
-
-def test_finished_prompts_are_never_decoded_again(folder, whole):
-    parts = interrupted(folder, 20)
-    [part] = parts.files()
-    kept = part.read_bytes()
-    assert len(read_groups(part)) >= 20  # what is there can be scored meanwhile
-    seen = []
-    report = decode_here(folder, progress=lambda pace: seen.append(part.read_bytes()) if part.exists() else None)
-    assert seen[0] == kept  # nothing was written over
-    assert report.before == kept.count(b"\n") >= 20 and report.now == len(entries()) - report.before
+    chance, kills, code = random.Random(1), 0, -signal.SIGKILL
+    while code == -signal.SIGKILL and kills < 25:
+        world = chance.choice(worlds)
+        victim = chance.randrange(world)
+        ranks = start(folder, world, dies=(victim, chance.randrange(1, 5 if victim else 20)))
+        code = ranks[victim].wait()
+        if code:
+            kills += 1
+            for rank in chance.sample(ranks, world):
+                rank.kill()
+        finish(ranks)
+    assert code in (0, -signal.SIGKILL) and kills > 8
+    run(folder, worlds[-1])
     assert (folder / "a.jsonl").read_bytes() == whole
 
 
-def test_a_torn_batch_keeps_the_lines_it_has(folder, whole):
-    """Half of a batch on the disk: the batch is decoded as a whole, and each line is there once."""
-    parts = interrupted(folder, 20)
-    [part] = parts.files()
+def test_finished_lines_are_never_decoded_again_and_broken_ones_are(folder, whole):
+    """What is on the disk is not written over, and can be scored meanwhile."""
+    stopped(decode_here, 12, folder)
+    [part] = parts(folder / "a.jsonl")
     lines = part.read_bytes().splitlines(keepends=True)
-    part.write_bytes(b"".join(lines[:-3]))
-    assert decode_here(folder).before == len(lines) - 3
-    assert (folder / "a.jsonl").read_bytes() == whole
-
-
-@pytest.mark.parametrize(
-    "harm, told",
-    [
-        (lambda lines: [*lines[:-1], lines[-1][:-9]], "ended in half a line"),
-        (lambda lines: [*lines[:-1], lines[-1][:-1]], "ended in half a line"),
-        (lambda lines: [*lines[:4], lines[4][:20] + b"\n", *lines[5:]], "has 1 broken lines"),
-        (lambda lines: [*lines[:4], b'\0' * 30 + b"\n", b"[1]\n", *lines[4:]], "has 2 broken lines"),
-    ],
-)  # fmt: skip
-def test_broken_lines_are_noted_and_decoded_again(folder, whole, harm, told):
-    parts = interrupted(folder, 20)
-    [part] = parts.files()
-    part.write_bytes(b"".join(harm(part.read_bytes().splitlines(keepends=True))))
-    report = decode_here(folder)
-    assert any(told in note for note in report.notes)
-    assert (folder / "a.jsonl").read_bytes() == whole
-
-
-def test_every_state_of_the_end_is_recovered_from(folder, whole):
-    """What a kill leaves between two steps of the end, made by hand."""
-    parts = interrupted(folder, len(entries()) - 1)
-    kept = folder / "kept"
-    shutil.copytree(parts.folder, kept)
-    header = (folder / "a.run.json").read_bytes()
-
-    def again(before: int) -> None:
-        report = decode_here(folder)
-        assert (report.before, report.prompts) == (before, len(entries()))
-        assert (folder / "a.jsonl").read_bytes() == whole
-        assert not parts.folder.exists() and not (folder / "a.jsonl.partial").exists()
-
-    (folder / "a.jsonl.partial").write_bytes(whole[:100])  # the merge was going on
-    again(len(entries()) - 1)
-    finished = (folder / "a.run.json").read_bytes()
-
-    shutil.copytree(kept, parts.folder)  # the output is whole, the header does not say so
-    (folder / "a.run.json").write_bytes(header)
-    again(len(entries()) - 1)
-
-    (folder / "a.run.json").write_bytes(finished)  # the header says so, the parts are still there
-    shutil.copytree(kept, parts.folder)
-    again(len(entries()))
-
-    parts.folder.mkdir()  # their folder is still there
-    (parts.folder / "lock").touch()
-    (parts.folder / "ranks.word").touch()  # in which ranks looked whether they share it
-    (parts.folder / "ranks.word.partial").touch()
-    again(len(entries()))
+    assert len(read_groups(part)) == len(lines) >= 12
+    for harmed, lost, told in (
+        (lines, 0, None),
+        (lines[:-2], 2, None),  # in the middle of a batch, which is decoded as a whole
+        ([*lines[:-1], lines[-1][:-9]], 1, "ended in half a line"),
+        ([*lines[:-1], lines[-1][:-1]], 1, "ended in half a line"),
+        ([*lines[:4], lines[4][:20] + b"\n", *lines[5:]], 1, "has 1 broken lines"),
+        ([*lines[:4], b"\0" * 30 + b"\n", b"[1]\n", *lines[4:]], 0, "has 2 broken lines"),
+    ):
+        copy = folder / "copy"
+        shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("copy"))
+        [part], seen = parts(copy / "a.jsonl"), []
+        part.write_bytes(b"".join(harmed))
+        report = decode_here(copy, progress=lambda pace, part=part, seen=seen: seen.append(part.read_bytes()))
+        assert seen[0] == b"".join(harmed)
+        assert report.before == len(lines) - lost and report.now == len(entries()) - report.before
+        notes = [note for note in report.notes if "not decoded" in note]
+        assert len(notes) == (told is not None) and all(told in note for note in notes)
+        assert (copy / "a.jsonl").read_bytes() == whole, told
+        shutil.rmtree(copy)
 
 
 def test_errors_of_a_finished_run_are_decoded_again_after_a_kill(folder, whole):
     """The output's lines are a part again; until that start is finished nothing is lost, whatever it is stopped by."""
     decode_here(folder)
-    parts = Parts(folder / "a.jsonl")
-    parts.folder.mkdir()
-    parts.restore(2)  # killed before the header knew
-    assert decode_here(folder).now == 0 and not parts.folder.exists()
-    parts.folder.mkdir()
-    parts.restore(2)
-    held = Header(folder / "a.jsonl")
-    held.data["finished"] = False
-    held.path.write_text(json.dumps(held.data))  # killed after
-    assert decode_here(folder).now == 0
+    header = folder / "a.run.json"
+    finished = header.read_bytes()
+    for before_the_header_knew in (True, False):
+        stopped(decode_here, 1, folder, retry_errors=True)
+        assert kept(folder / "a.jsonl") >= len(entries())
+        if before_the_header_knew:
+            header.write_bytes(finished)
+        assert decode_here(folder).now == 0 and not parts(folder / "a.jsonl")
     assert decode_here(folder, retry_errors=True).now == 1
     assert (folder / "a.jsonl").read_bytes() == whole
 
 
-@pytest.mark.parametrize("begun, limit, place", [(0, 4000, "a.jsonl.parts"), (30, 10_000, "a.jsonl")])
-def test_a_full_disk_is_an_error_and_nothing_is_lost(folder, whole, begun, limit, place):
-    """A file that may not grow stands for a full disk: while a part is written, or the output."""
-    if begun:
-        interrupted(folder, begun)  # so that no part alone is as large as the output
-    [process] = start(folder, limit=limit)
-    process.join(60)
-    message = (folder / "said-0.txt").read_text()
-    assert process.exitcode == 2 and f"{place} cannot be written: File too large" in message
-    assert "run the same command again" in message and not (folder / "a.jsonl").exists()
-    assert not list(folder.glob("**/*.partial"))  # it would keep the disk full
-    kept = sum(path.read_bytes().count(b"\n") for path in Parts(folder / "a.jsonl").files())
-    assert kept >= 3
-    report = decode_here(folder)
-    assert report.before == kept and (folder / "a.jsonl").read_bytes() == whole
+def test_a_full_disk_is_an_error_and_nothing_is_lost(tmp_path, whole):
+    """While a part is written, or the output."""
+    for begun, limit, place in ((0, 2000, "a.jsonl.parts"), (15, 5000, "a.jsonl")):
+        folder = tmp_path / str(begun)
+        folder.mkdir()
+        write(folder / "p.jsonl", entries())
+        if begun:
+            stopped(decode_here, begun, folder)  # so that no part alone is as large as the output
+        [(code, said)] = finish(start(folder, limit=limit))
+        assert code == 2 and f"{place} cannot be written: File too large" in said, said
+        assert "run the same command again" in said and not (folder / "a.jsonl").exists()
+        assert not list(folder.glob("**/*.partial"))  # it would keep the disk full
+        lines = kept(folder / "a.jsonl")
+        assert lines >= 3 and decode_here(folder).before == lines
+        assert (folder / "a.jsonl").read_bytes() == whole
 
 
 def test_a_second_run_on_the_same_output_is_refused(folder, whole):
-    [process] = start(folder, pause=0.002)
-    while not written(folder):
-        time.sleep(0.01)
+    ranks = start(folder, held=0)
+    until_held(folder, ranks)
     with pytest.raises(d5p4.D5P4Error, match="another run is writing .*a.jsonl"):
         decode_here(folder)
-    process.join(60)
-    assert process.exitcode == 0 and (folder / "a.jsonl").read_bytes() == whole
+    ranks[0].kill()
+    ranks[0].join()
+    decode_here(folder)
+    assert (folder / "a.jsonl").read_bytes() == whole
 
 
-@pytest.mark.parametrize("again", [False, True])
-def test_an_input_that_changes_meanwhile_is_an_error(folder, whole, monkeypatch, again):
+def test_an_input_that_changes_meanwhile_is_an_error(tmp_path, whole, monkeypatch):
     """Written over while lines are still to be read, perhaps even put back: no line of another file is kept."""
     monkeypatch.setattr(plan, "WINDOW", 8)
     padded = [entry | {"level": "x" * 2000} for entry in entries()]  # longer than what is read ahead
-    write(folder / "p.jsonl", padded)
-    changed = []
+    for put_back in (False, True):
+        folder, changed = tmp_path / str(put_back), []
+        folder.mkdir()
+        write(folder / "p.jsonl", padded)
 
-    def change(pace) -> None:
-        if not changed:
-            changed.append(write(folder / "p.jsonl", [entry | {"prompt": "ccc"} for entry in padded]))
-        elif again:
-            write(folder / "p.jsonl", padded)
+        def change(pace, folder=folder, changed=changed, put_back=put_back) -> None:
+            if not changed:
+                changed.append(write(folder / "p.jsonl", [entry | {"prompt": "ccc"} for entry in padded]))
+            elif put_back:
+                write(folder / "p.jsonl", padded)
 
-    with pytest.raises(d5p4.D5P4Error, match="was changed while it was being decoded"):
-        decode_here(folder, progress=change)
-    assert not (folder / "a.jsonl").exists()
-    write(folder / "p.jsonl", padded)
-    assert decode_here(folder).before > 0
-    lines = [json.loads(line) for line in (folder / "a.jsonl").read_text().splitlines()]
-    assert [line["prompt"] for line in lines] == [entry["prompt"] for entry in padded]
-    kept = [json.loads(line) for line in whole.splitlines()]
-    assert [line["answers"] for line in lines] == [line["answers"] for line in kept]
+        with pytest.raises(d5p4.D5P4Error, match="was changed while it was being decoded"):
+            decode_here(folder, progress=change)
+        assert not (folder / "a.jsonl").exists()
+        write(folder / "p.jsonl", padded)
+        assert decode_here(folder).before > 0
+        lines = [json.loads(line) for line in (folder / "a.jsonl").read_text().splitlines()]
+        assert [line["prompt"] for line in lines] == [entry["prompt"] for entry in padded]
+        assert [line["answers"] for line in lines] == [json.loads(line)["answers"] for line in whole.splitlines()]
 
 
 def test_a_header_that_is_gone_is_an_error(folder):
-    interrupted(folder, 20)
+    stopped(decode_here, 5, folder)
     (folder / "a.run.json").unlink()
     with pytest.raises(d5p4.D5P4Error, match="holds lines of a run whose a.run.json is gone"):
         decode_here(folder)

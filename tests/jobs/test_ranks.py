@@ -5,114 +5,71 @@ import time
 
 import pytest
 
-from tests.jobs.work import entries, finish, run, start, write, written
+from tests.distributed.ranks import finish
+from tests.jobs.work import decode_here, entries, kept, run, start, until_held, write
 
 
-@pytest.mark.parametrize("world, mesh", [(2, None), (4, None), (4, (2, 2))])
-def test_every_number_of_ranks_gives_the_same_file(folder, whole, world, mesh):
-    assert run(folder, world, mesh=mesh) == whole
-    reports = [json.loads((folder / f"said-{rank}.txt").read_text()) for rank in range(world)]
-    assert all(report == reports[0] for report in reports) and reports[0]["now"] == len(entries())
+@pytest.mark.parametrize("world, mesh, spelled", [
+    (2, None, True), (4, (2, 2), False),
+    pytest.param(3, None, False, marks=pytest.mark.full), pytest.param(4, None, True, marks=pytest.mark.full),
+])  # fmt: skip
+def test_every_number_of_ranks_gives_the_same_file(folder, whole, world, mesh, spelled):
+    """They share the work, also where each spells the output differently."""
+    found = run(folder, world, mesh=mesh, spelled=spelled, meets=True)
+    assert (folder / "a.jsonl").read_bytes() == whole
+    rows = [report.pop("rows_here") for report in found]
+    assert all(rows) and (mesh or sum(rows) == found[0]["rows"])  # nothing is decoded twice
+    assert all(report == found[0] for report in found) and found[0]["now"] == len(entries())
     [begun] = json.loads((folder / "a.run.json").read_text())["starts"]
     assert begun["ranks"] == world and begun["mesh"] == list(mesh or (world, 1))
     assert not (folder / "a.jsonl.parts").exists()
 
 
-def test_ranks_share_the_work(folder):
-    processes = start(folder, 2, pause=0.004)
-    parts = folder / "a.jsonl.parts"
-    seen: set[str] = set()
-    while any(process.is_alive() for process in processes):
-        seen |= {path.name for path in parts.glob("part-*.jsonl")}
-        time.sleep(0.01)
-    finish(processes, folder)
-    assert seen == {"part-0001-0000.jsonl", "part-0001-0001.jsonl"}
-
-
 @pytest.mark.full
 def test_a_model_may_take_longer_to_load_and_to_hash_than_a_step(folder, whole):
-    assert run(folder, 2, slow=3.0, timeout=1.5) == whole
-
-
-def test_ranks_that_spell_the_output_differently_share_the_work_too(folder, whole):
-    processes = start(folder, 2, pause=0.004, spelled=True)
-    most = 0
-    while any(process.is_alive() for process in processes):
-        most = max(most, written(folder))
-        time.sleep(0.002)
-    finish(processes, folder)
-    assert (folder / "a.jsonl").read_bytes() == whole and 0 < most <= len(whole)
-
-
-def test_a_dead_ranks_work_is_finished_by_another_number_of_ranks(folder, whole):
-    processes = start(folder, 2, pause=0.004)
-    while not written(folder):
-        time.sleep(0.005)
-    processes[1].kill()
-    processes[0].kill()  # as torchrun does
-    for process in processes:
-        process.join()
-    assert run(folder, 3) == whole
-    assert [begun["ranks"] for begun in json.loads((folder / "a.run.json").read_text())["starts"]] == [2, 3]
+    run(folder, 2, slow=3.0, timeout=1.5)
+    assert (folder / "a.jsonl").read_bytes() == whole
 
 
 @pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.full)])
-def test_the_survivor_of_a_dead_rank_ends_by_itself_and_keeps_its_lines(folder, whole, victim):
-    """Nobody kills it, as where each host has a launcher of its own."""
-    timeout, survivor = 3.0, 1 - victim
-    processes = start(folder, 2, pause=0.004, timeout=timeout, stderr=True)
-    part = folder / "a.jsonl.parts" / f"part-0001-{survivor:04d}.jsonl"
-    while not (part.exists() and part.stat().st_size):
-        time.sleep(0.002)
-    processes[victim].kill()
-    killed, there = time.monotonic(), part.read_bytes()
-    processes[survivor].join(60)
-    seconds = time.monotonic() - killed
-    assert processes[survivor].exitcode in (2, 3) and seconds < 2 * timeout
-    said = [folder / f"{name}-{survivor}.txt" for name in ("said", "stderr")]
-    text = "".join(path.read_text() for path in said if path.exists())
-    assert f"rank {victim}" in text and "start the same command again" in text
-    kept = part.read_bytes()
-    assert kept.startswith(there) and kept.endswith(b"\n") and not (folder / "a.jsonl").exists()
-    lines = [path.read_bytes().count(b"\n") for path in part.parent.glob("part-*.jsonl")]
-    assert run(folder, 2) == whole
-    assert json.loads((folder / "said-0.txt").read_text())["before"] == sum(lines) >= 1
+def test_who_survives_a_dead_rank_ends_and_another_number_of_ranks_goes_on(folder, whole, victim):
+    """Nobody kills the survivor, as where each host has a launcher of its own. What it wrote is kept."""
+    ranks = start(folder, 2, held=victim, timeout=3)
+    until_held(folder, ranks)
+    while not kept(folder / "a.jsonl"):  # the survivor's, as the victim is at its first forward
+        assert ranks[1 - victim].poll() is None, ranks[1 - victim].said.read_text()
+        time.sleep(0.01)
+    ranks[victim].kill()
+    code, said = finish(ranks)[1 - victim]
+    assert code in (2, 3) and f"rank {victim}" in said and "start the same command again" in said
+    lines = kept(folder / "a.jsonl")
+    assert lines >= 1 and not (folder / "a.jsonl").exists()
+    assert run(folder, 3)[0]["before"] == lines
+    assert (folder / "a.jsonl").read_bytes() == whole
+    assert [begun["ranks"] for begun in json.loads((folder / "a.run.json").read_text())["starts"]] == [2, 3]
 
 
-def test_an_error_of_the_first_rank_ends_all(folder):
-    run(folder)
-    processes = start(folder, 2, k=3)
-    first, second = finish(processes, folder)
-    assert [process.exitcode for process in processes] == [2, 2]
-    assert "settings.k was 2 and is 3" in first
-    assert "rank 0 gave up" in second and "settings.k was 2 and is 3" in second
+def test_what_stops_one_rank_stops_all(folder, tmp_path):
+    def both(name, wanted, **given):
+        ended = finish(start(tmp_path / name, 2, **given))
+        assert [code for code, _ in ended] == [2, 2], ended
+        assert all(text in said for (_, said), texts in zip(ended, wanted, strict=True) for text in texts), ended
 
-
-def test_a_folder_that_cannot_be_written_is_an_error_on_all_ranks(folder):
-    (folder / "a.jsonl.parts" / "ranks.word.partial").mkdir(parents=True)
-    processes = start(folder, 2)
-    first, second = finish(processes, folder)
-    assert [process.exitcode for process in processes] == [2, 2]
-    assert "a.jsonl.parts cannot be written: Is a directory" in first and "rank 0 gave up" in second
-
-
-def test_strict_stops_all_ranks(folder):
-    processes = start(folder, 2, strict=True)
-    said = finish(processes, folder)
-    assert [process.exitcode for process in processes] == [2, 2]
-    assert any("line 51: the prompt holds token id 25" in text for text in said)
-    assert not (folder / "a.jsonl").exists()
-
-
-@pytest.mark.parametrize(
-    "other, told",
-    [(entries(), "does not see what rank 0 writes into"), (entries()[1:], "is another file on rank 1 than on rank 0")],
-)
-def test_hosts_that_share_no_files_are_told_so(folder, other, told):
-    for rank, lines in enumerate((entries(), other)):
-        (folder / str(rank)).mkdir()
-        write(folder / str(rank) / "p.jsonl", lines)
-    processes = start(folder, 2, apart=True)
-    first, second = finish(processes, folder)
-    assert [process.exitcode for process in processes] == [2, 2]
-    assert told in second and "rank 1 gave up" in first
+    for name in ("finished", "folder", "strict"):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name / "p.jsonl", entries())
+    decode_here(tmp_path / "finished")
+    other = "settings.k was 2 and is 3"
+    both("finished", [[other], ["rank 0 gave up", other]], k=3)
+    (tmp_path / "folder" / "a.jsonl.parts" / "ranks.word.partial").mkdir(parents=True)
+    both("folder", [["a.jsonl.parts cannot be written: Is a directory"], ["rank 0 gave up"]])
+    both("strict", [["line 21: the prompt holds token id 25"]] * 2, strict=True)
+    assert not (tmp_path / "strict" / "a.jsonl").exists()
+    for name, lines, told in (
+        ("apart", entries(), "does not see what rank 0 writes into"),
+        ("unlike", entries()[1:], "is another file on rank 1 than on rank 0"),
+    ):
+        for rank, held in enumerate((entries(), lines)):
+            (tmp_path / name / str(rank)).mkdir(parents=True)
+            write(tmp_path / name / str(rank) / "p.jsonl", held)
+        both(name, [["rank 1 gave up"], [told]], apart=True)

@@ -1,33 +1,31 @@
-"""What the processes of these tests do. A fork server has this module ready, so that a process starts at once."""
+"""What the processes of these tests do, and what all tests of whole files share."""
 
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
-import random
 import resource
-import socket
+import signal
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import d5p4
-from d5p4.distributed import connect
+from d5p4.distributed import Mesh, connect
 from d5p4.distributed import folder as shared_folder
 from d5p4.jobs import output as output_module
 from d5p4.jobs import run as run_module
+from tests.distributed import ranks
 from tests.fake import FakeModel
 
 SMALL: dict[str, Any] = dict(k=2, w=2, gen_length=4, temperature=1.3, seed=5, max_tokens_per_forward=32)
 """Of the model: a few prompts a batch."""
-
-processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload([__name__])
+STEPS = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir")
 
 
 def prompts(count: int) -> list[dict[str, Any]]:
@@ -39,9 +37,9 @@ def prompts(count: int) -> list[dict[str, Any]]:
     return found
 
 
-def entries(count: int = 60) -> list[dict[str, Any]]:
+def entries(count: int = 30) -> list[dict[str, Any]]:
     """Many batches, and a line that fails."""
-    return [*prompts(50), {"prompt": "zz"}, *prompts(count)[51:]]
+    return [*prompts(20), {"prompt": "zz"}, *prompts(count)[21:]]
 
 
 def write(path: Path, entries: list[Any]) -> Path:
@@ -49,13 +47,22 @@ def write(path: Path, entries: list[Any]) -> Path:
     return path
 
 
-class Slow(FakeModel):
-    """Takes its time, so that a kill finds it at work."""
+class Watched(FakeModel):
+    """Meets the other ranks at its first forward, so that none is so quick that nothing is left for another. One that
+    is `held` says so in that file and stays there, at work, until it is killed."""
 
-    pause = 0.003
+    def __init__(self, mesh: Mesh, held: Path | None) -> None:
+        super().__init__()
+        self.mesh, self.held = mesh, held
 
     def body(self, tokens: torch.Tensor, attention_mask: torch.Tensor | None = None) -> Any:
-        time.sleep(self.pause)
+        if not self.rows_seen:
+            self.mesh.meet()
+            if self.held is not None:
+                self.held.touch()
+            while self.held is not None:
+                time.sleep(0.02)
+                self.mesh.beat()
         return super().body(tokens, attention_mask)
 
 
@@ -95,95 +102,112 @@ def decode_here(folder: Path, **options: Any) -> d5p4.jobs.Report:
     return d5p4.run_file(FakeModel(), folder / "p.jsonl", folder / "a.jsonl", **SMALL | options)
 
 
-def decode(folder: Path, rank: int, world: int, port: int, given: dict[str, Any]) -> None:
-    """One rank of a run in `folder`; how it ended is in said-<rank>.txt."""
-    torch.set_num_threads(1)
-    options, home = dict(SMALL) | given, folder
-    limit, mesh, timeout = options.pop("limit", None), options.pop("mesh", None), options.pop("timeout", 60)
-    pause = options.pop("pause", 0.0)
-    if options.pop("apart", False):  # as on hosts that share no file system
-        folder = folder / str(rank)
-        shared_folder.PATIENCE = 0.2
-    if options.pop("stderr", False):  # what the watchdog says goes to a file too
-        os.dup2(os.open(folder / f"stderr-{rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
-    if options.pop("spelled", False):  # each rank has its own way to write the same place
-        folder = folder.joinpath(*["..", folder.name] * rank)
-    if world > 1:
-        names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_PORT": port}
-        os.environ.update({name: str(value) for name, value in names.items()}, MASTER_ADDR="127.0.0.1")
+class Stopped(BaseException):
+    pass
+
+
+def stopped(run: Callable[..., Any], lines: int, *given: Any, **options: Any) -> None:
+    """A run that is stopped when so many lines are finished."""
+
+    def stop(pace: d5p4.jobs.Pace) -> None:
+        if pace.now >= lines:
+            raise Stopped
+
+    try:
+        run(*given, progress=stop, **options)
+    except Stopped:
+        return
+    raise AssertionError("the run came to its end")
+
+
+def parts(output: Path) -> list[Path]:
+    """The files of finished lines while a run goes on."""
+    return sorted(output.with_name(f"{output.name}.parts").glob("*.jsonl"))
+
+
+def kept(output: Path) -> int:
+    """Finished lines on the disk."""
+    return sum(path.read_bytes().count(b"\n") for path in parts(output))
+
+
+@contextmanager
+def no_file_above(size: int | None) -> Iterator[None]:
+    """A file that may not grow stands for a full disk."""
     free = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if limit is not None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, free[1]))
-    model: Any = Slow() if pause else FakeModel()
-    if slow := options.pop("slow", 0.0):  # to load and to hash, as large models are
+    resource.setrlimit(resource.RLIMIT_FSIZE, (free[0] if size is None else size, free[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, free)
+
+
+def die_at(step: int) -> None:
+    """SIGKILL for this process when it opens, renames or removes one of the run's files for the so-many-th time."""
+    left = step
+
+    def count(event: str, given: tuple[Any, ...]) -> None:
+        nonlocal left
+        if event in STEPS and "/a." in str(given[0]):
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(count)
+
+
+def decode(
+    place: Path,
+    mesh: tuple[int, int] | None = None,
+    timeout: float = 60,
+    limit: int | None = None,  # bytes of a file
+    meets: bool = False,  # ranks, of which each has something to do
+    held: int | None = None,  # the rank that stays at its first forward; they meet before
+    dies: tuple[int, int] | None = None,  # a rank, and the step it dies at
+    apart: bool = False,  # as on hosts that share no file system
+    spelled: bool = False,  # each rank has its own way to write the same place
+    slow: float = 0.0,  # seconds to load and to hash, as large models take
+    **options: Any,
+) -> dict[str, Any]:
+    """One rank of a run in a folder: the report, and the rows that went through its model; an error is said."""
+    connected = connect(mesh, timeout)
+    rank = connected.rank
+    model: Any = FakeModel()
+    if meets or held is not None:
+        model = Watched(connected, place / "held" if rank == held else None)
+    if apart:
+        place, shared_folder.PATIENCE = place / str(rank), 0.2
+    if spelled:
+        place = place.joinpath(*["..", place.name] * rank)
+    if slow:
         run_module.load = lambda *given, **more: time.sleep(slow) or FakeModel()
         hashes = output_module.configuration
         output_module.configuration = lambda *given: time.sleep(slow) or hashes(*given)
-        model = "slow"
-    if pause:
-        model.pause = pause
+    if dies is not None and dies[0] == rank:
+        die_at(dies[1])
     try:
-        ranks = connect(tuple(mesh) if mesh else None, timeout)
-        report = d5p4.run_file(model, folder / "p.jsonl", folder / "a.jsonl", mesh=ranks, **options)
-        ranks.close()
-        code, said = 0, json.dumps(report.to_dict())
+        with no_file_above(limit):
+            given = "slow" if slow else model, place / "p.jsonl", place / "a.jsonl"
+            report = d5p4.run_file(*given, mesh=connected, **SMALL | options)
+        connected.close()
     except d5p4.D5P4Error as error:
-        code, said = 2, str(error)
-    resource.setrlimit(resource.RLIMIT_FSIZE, free)
-    (home / f"said-{rank}.txt").write_text(said)
-    sys.exit(code)
+        print(error, flush=True)
+        sys.exit(2)
+    return report.to_dict() | {"rows_here": model.rows_seen}
 
 
-def start(folder: Path, world: int = 1, **given: Any) -> list[Any]:
+def start(folder: Path, world: int = 1, **given: Any) -> list[ranks.Rank]:
     """The processes of one start."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    found = [processes.Process(target=decode, args=(folder, rank, world, port, given)) for rank in range(world)]
-    for process in found:
-        process.start()
-    return found
+    return ranks.start("tests.jobs.work:decode", world, folder / "ranks", place=folder, **given)
 
 
-def finish(started: list[Any], folder: Path) -> list[str]:
-    """What each of them said; none is left behind."""
-    for process in started:
-        process.join(100)
-        process.kill()
-    return [(folder / f"said-{rank}.txt").read_text() for rank in range(len(started))]
+def run(folder: Path, world: int = 1, **given: Any) -> list[dict[str, Any]]:
+    """A start that ends well: what each rank returns."""
+    return ranks.results("tests.jobs.work:decode", world, folder / "ranks", place=folder, **given)
 
 
-def run(folder: Path, world: int = 1, **given: Any) -> bytes:
-    """A start that ends well: the output."""
-    started = start(folder, world, **given)
-    said = finish(started, folder)
-    assert [process.exitcode for process in started] == [0] * world, said
-    return (folder / "a.jsonl").read_bytes()
-
-
-def written(folder: Path) -> int:
-    """Bytes in the parts."""
-    found = 0
-    for path in (folder / "a.jsonl.parts").glob("part-*"):
-        with suppress(FileNotFoundError):  # it was the end
-            found += path.stat().st_size
-    return found
-
-
-def kill_at_random(folder: Path, kills: int, seed: int, worlds: tuple[int, ...] = (1,)) -> None:
-    """SIGKILL a rank of so many starts while they are at it, most of them after they have written something."""
-    chance, useful, left = random.Random(seed), 0, kills
-    while left:
-        before = written(folder)
-        processes = start(folder, chance.choice(worlds), pause=0.004)
-        wait = chance.random() < 0.7
-        while wait and written(folder) <= before and processes[0].is_alive():
-            time.sleep(0.002)
-        time.sleep(chance.random() * 0.1)
-        assert all(process.exitcode is None for process in processes), "the file is too short for so many kills"
-        for process in chance.sample(processes, len(processes)):  # torchrun kills the others when one has died
-            process.kill()
-            process.join()
-        useful += written(folder) > before
-        left -= 1
-    assert useful > kills / 3
+def until_held(folder: Path, started: list[ranks.Rank]) -> None:
+    """Wait until a rank stays where it is."""
+    while not (folder / "held").exists():
+        assert any(rank.poll() is None for rank in started), [rank.said.read_text() for rank in started]
+        time.sleep(0.01)
+    (folder / "held").unlink()
