@@ -11,6 +11,7 @@ from torch import Tensor
 
 from d5p4.types import Hidden
 from tests.fake import FakeModel
+from tests.serve.running import until
 
 
 class Slow(FakeModel):
@@ -28,16 +29,17 @@ class Slow(FakeModel):
 
 
 class Gated(Slow):
-    """Forwards wait until the gate is open, so that a test can fill the queue behind one."""
+    """Forwards wait until the gate is open, or for a turn, so that a test decides what happens meanwhile."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(0.0, **options)
         self.gate = threading.Event()
+        self.turns = threading.Semaphore(0)
         self.entered = threading.Event()
 
     def body(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Hidden:
         self.entered.set()
-        assert self.gate.wait(60), "the test forgot to open the gate"
+        until(lambda: self.gate.is_set() or self.turns.acquire(blocking=False))
         return super().body(tokens, attention_mask)
 
 

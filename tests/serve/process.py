@@ -64,10 +64,10 @@ class Process:
         until(loaded, 60)
         return client
 
-    def end(self, seconds: float = 30.0) -> int:
+    def end(self, seconds: float = 60.0) -> int:
         """Its exit code."""
         code = self.run.wait(seconds)
-        self._reader.join(5)
+        self._reader.join(60)
         return code
 
     def memory(self) -> int:
