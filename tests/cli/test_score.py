@@ -76,23 +76,17 @@ def test_gold_is_not_graded_against_itself(cli, fails, write):
     assert "--answers" in fails("score", path, "--grader", "gsm8k")
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
+def test_bad_options(fails, file, tmp_path):
+    for options, expected in (
         (("--grader", "best"), "there is no grader 'best'"),
         (("--judge", "nowhere"), "'nowhere'"),
         (("--encoder", "nowhere"), "'nowhere'"),
         (("--answers", "texts"), "line 1: has no field 'texts'"),
         (("-k", 9), "k=9 must be between 1 and 2"),
         (("--out", "no/such/folder/report.json"), "no folder no/such/folder"),
-    ],
-)
-def test_bad_options(fails, file, options, expected):
-    assert expected in fails("score", file, *options)
-
-
-def test_a_report_that_cannot_be_written(fails, file, tmp_path):
-    assert "cannot be written" in fails("score", file, "--out", tmp_path)
+        (("--out", tmp_path), "cannot be written"),
+    ):
+        assert expected in fails("score", file, *options), options
 
 
 def test_a_bad_file(fails, write, tmp_path):
