@@ -1,4 +1,4 @@
-"""`d5p4 serve` up to the server (tests/serve/test_process.py has the rest): what is wrong is one sentence and code 2."""
+"""`d5p4 serve` up to the server, which tests/serve/test_process.py starts: what is wrong is one sentence and code 2."""
 
 import socket
 import sys
