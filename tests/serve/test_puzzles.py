@@ -35,7 +35,7 @@ def shares(url, puzzles, clients, **extra):
 def test_four_different_answers(count):
     with running(d5p4.load("countdown", dtype="float32"), name="countdown") as server:
         puzzles = problems(count)
-        few = {} if count > 1 else {"steps": 8}
+        few = {} if count > 1 else {"steps": 6, "w": 2}
         four, right, ways = shares(server.url, puzzles, min(count, 8), **few)
         print(f"{count} puzzles: four different texts on {four:.0%}, {right:.1%} right, {ways:.2f} different right")
         if count > 1:
