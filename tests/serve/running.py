@@ -20,6 +20,11 @@ from d5p4.serve.server import Server, bind
 NAME = "fake"
 
 
+def direct(**options: Any) -> httpx.Client:
+    """A client that asks no proxy and, there being nothing to trust, reads no certificates."""
+    return httpx.Client(**{"timeout": 60.0, "trust_env": False, "verify": False} | options)
+
+
 class Running:
     """A server of a test."""
 
@@ -33,11 +38,11 @@ class Running:
         self.url = f"http://127.0.0.1:{self.port}"
         self.server = Server(self.app, self.limits)
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.bound]}, daemon=True)
-        self.http = httpx.Client(base_url=self.url, timeout=60)
+        self.http = direct(base_url=self.url)
 
     def client(self, **options: Any) -> openai.OpenAI:
         given = {"api_key": "none", "max_retries": 0, "timeout": 60.0}
-        return openai.OpenAI(base_url=f"{self.url}/v1", **given | options)
+        return openai.OpenAI(base_url=f"{self.url}/v1", http_client=direct(), **given | options)
 
     def post(self, path: str = "/v1/completions", **body: Any) -> httpx.Response:
         return self.http.post(path, json=body)

@@ -77,8 +77,8 @@ def test_metrics():
             "d5p4_rows", "d5p4_answer_tokens", "d5p4_answers", "d5p4_distinct_answers", "d5p4_cancelled_prompts",
             "d5p4_refused_requests", "d5p4_running_prompts", "d5p4_waiting_prompts", "d5p4_ready",
         }  # fmt: skip
-        assert server.metric("d5p4_requests_total", route="/v1/completions", status="200") == 1
-        assert server.metric("d5p4_requests_total", route="/v1/completions", status="400") == 1
+        for status in ("200", "400"):
+            until(lambda: server.metric("d5p4_requests_total", route="/v1/completions", status=status) == 1)  # noqa: B023
         assert server.metric("d5p4_answers_total") == server.metric("d5p4_distinct_answers_total") == 3
         assert server.metric("d5p4_ready") == 1
         assert "marked" not in text

@@ -8,12 +8,11 @@ import subprocess
 import sys
 from contextlib import ExitStack
 
-import httpx
 import pytest
 
 from tests.checkpoints import write_llada
 from tests.serve.process import process
-from tests.serve.running import request, response, until
+from tests.serve.running import direct, request, response, until
 
 LINUX = pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="reads /proc")
 
@@ -174,7 +173,7 @@ def test_a_signal_while_the_model_is_being_loaded(tmp_path):
     )
     try:
         url = run.stdout.readline().strip()
-        assert httpx.get(f"{url}/readyz", timeout=60).json() == {"status": "loading"}
+        assert direct().get(f"{url}/readyz").json() == {"status": "loading"}
         run.send_signal(signal.SIGTERM)
         _, said = run.communicate(timeout=60)
         assert run.returncode in (0, -signal.SIGTERM) and "Traceback" not in said

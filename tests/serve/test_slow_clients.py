@@ -24,14 +24,15 @@ def connections(server):
 
 def test_a_request_that_never_ends():
     """Nothing at all, half a head, half a second head; and a body in drops, which buy no time."""
-    with running(FakeModel(), limits={"client_timeout": 1.0}) as server:
-        wires = [server.connect() for _ in range(4)]
-        silent, head, second, drops = wires
-        head.sendall(BODY[:20])
+    with running(FakeModel(), limits={"client_timeout": 2.0}) as server:
+        second = server.connect()
         second.sendall(BODY)
-        drops.sendall(request(b"{", **{"content-length": "10000"}))
         assert response(second)[0] == 200
         second.sendall(BODY[:30])
+        drops = server.connect()
+        drops.sendall(request(b"{", **{"content-length": "10000"}))
+        head, silent = server.connect(), server.connect()
+        head.sendall(BODY[:20])
         for _ in range(1200):  # a minute of drops, should the server never have enough of them
             if select.select([drops], [], [], 0.05)[0]:
                 break
@@ -39,7 +40,7 @@ def test_a_request_that_never_ends():
         assert drops.recv(1000).split()[1] == b"408"
         for wire in (silent, head, second):
             assert wire.recv(1000) == b""
-        for wire in wires:
+        for wire in (silent, head, second, drops):
             wire.close()
         until(lambda: connections(server) == 0 and not server.server.server_state.tasks)
 
