@@ -72,6 +72,7 @@ def test_an_open_address_is_worth_a_note(cli, models, served):
     assert "--api-key" in found.stderr
     assert "--api-key" not in cli("serve", "--model", models.llada).stderr
     assert served.given["name"] == "llada" and served.given["host"] == "127.0.0.1"
+    assert cli("serve", "--model", "countdown").exit_code == 0 and served.given["name"] == "countdown"
 
 
 def test_names_and_flags_reach_the_server(cli, models, served, monkeypatch):

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from d5p4.serve.lineup import Lineup
-from tests.serve.models import Gated, Slow
+from tests.serve.models import Gated
 from tests.serve.running import NAME, request, response, running, until
 
 LONG = {"prompt": "abc", "max_tokens": 60, "n": 2, "seed": 1}  # 60 steps
@@ -99,7 +99,8 @@ def test_others_in_the_batch_go_on():
 @pytest.mark.full
 def test_a_client_that_leaves_in_the_moment_it_came_does_not_stop_the_worker():
     """The worker waits a moment for company; who woke it may be gone by then."""
-    with running(Slow(0.0)) as server:
+    with running(Gated()) as server:
+        server.model.gate.set()
         for _ in range(100):
             wire = server.connect()
             wire.sendall(request({"prompt": "abc", "max_tokens": 2}))
