@@ -52,7 +52,7 @@ def facts(result):
     *[pytest.param(*case, len(PROMPTS), marks=full) for case in itertools.product(METHODS, MODELS, (1.0, 2.0))],
 ])  # fmt: skip
 def test_answers_do_not_depend_on_the_layout(method, kind, guidance, count):
-    """Alone or together, padded or not, in any order, in small forwards, with every row of the pool or distinct ones."""
+    """Alone or together, padded or not, in any order, in small forwards, with all rows of a pool or distinct ones."""
     model, prompts = FakeModel(**MODELS[kind]), PROMPTS[:count]
     saved = run(model, prompts, method, guidance=guidance)
     together = facts(saved)
