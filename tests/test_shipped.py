@@ -84,9 +84,9 @@ def test_countdown_solves_held_out_puzzles(countdown):
 @pytest.mark.full
 @pytest.mark.parametrize("numbers", [3, 4, 5])
 def test_countdown_solves_puzzles_of_every_size(countdown, numbers):
-    puzzles = problems(6, numbers, seed=5)
+    puzzles = problems(4, numbers, seed=5)
     found = different_right(puzzles, solve(countdown, puzzles, k=4, w=2, method="d5p4").texts)
-    assert sum(count > 0 for count in found) >= 3
+    assert sum(count > 0 for count in found) >= 2
 
 
 @pytest.mark.full
