@@ -3,6 +3,7 @@
 That equal shapes give equal bits is the matrix library's part: tests/gpu/test_deterministic.py demands it on CUDA.
 """
 
+import itertools
 import math
 import warnings
 
@@ -26,6 +27,7 @@ ALL = tuple(range(len(PROMPTS)))
 ORDER = [3, 0, 5, 4, 2, 1]
 KINDS = {"orders": dict(carry_over=False), "ancestral": dict(carry_over=True)}
 LONGEST, TOKENS = 150, 300
+full = pytest.mark.full
 
 
 class Watched(FakeModel):
@@ -59,8 +61,9 @@ def facts(result):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("guidance", [1.0, 1.5])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind, guidance", [
+    pytest.param(*case, marks=[full] * (case != ("orders", 1.5))) for case in itertools.product(KINDS, (1.0, 1.5))
+])  # fmt: skip
 def test_every_forward_has_the_promised_shape(kind, guidance):
     model = Watched(**KINDS[kind])
     fixed(model, guidance=guidance)
@@ -84,26 +87,31 @@ def test_a_row_longer_than_a_forward_is_a_forward():
     assert {len(tokens) for tokens, _ in model.given} == {1}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("method", d5p4.METHODS)
-def test_in_float64_nothing_changes(method, kind):
+@pytest.mark.parametrize("method, kind, order", [
+    ("d5p4", "orders", [1, 0, 5]), ("independent", "ancestral", [1, 0, 5]),  # two lengths of rows
+    *[pytest.param(*case, ORDER, marks=full) for case in itertools.product(d5p4.METHODS, KINDS)],
+])  # fmt: skip
+def test_in_float64_nothing_changes(method, kind, order):
     model = FakeModel(max_length=LONGEST, **KINDS[kind])
-    plain = facts(run(model, method=method))
-    assert facts(fixed(model, method=method)) == plain
-    shuffled = facts(fixed(model, ORDER, method=method))
-    assert shuffled == [plain[i] for i in ORDER]
+    places = sorted(order)
+    plain = dict(zip(places, facts(run(model, places, method=method)), strict=True))
+    assert facts(fixed(model, order, method=method)) == [plain[i] for i in order]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [dict(guidance=2.0), dict(distinct=True), dict(block_length=3), dict(top_p=0.8), dict(top_k=3),
-     dict(features="mean"), dict(quality="logprob", positions="masked"), dict(normalise="zscore"),
-     dict(savings=False), dict(logprobs=True)],
-    ids=str,
-)  # fmt: skip
-def test_in_float64_nothing_changes_under_options(options):
+OPTIONS = [
+    dict(guidance=2.0), dict(distinct=True), dict(block_length=3), dict(top_p=0.8), dict(top_k=3),
+    dict(features="mean"), dict(quality="logprob", positions="masked"), dict(normalise="zscore"), dict(logprobs=True),
+    dict(savings=False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("options, which", [
+    ({name: value for options in OPTIONS[:-1] for name, value in options.items()}, [0, 1]),  # all at once
+    *[pytest.param(options, ALL, marks=full) for options in OPTIONS],
+], ids=str)  # fmt: skip
+def test_in_float64_nothing_changes_under_options(options, which):
     model = FakeModel(max_length=LONGEST)
-    assert facts(fixed(model, **options)) == facts(run(model, **options))
+    assert facts(fixed(model, which, **options)) == facts(run(model, which, **options))
 
 
 def test_prompts_dropped_on_the_way_leave_the_shapes_alone():
@@ -114,8 +122,10 @@ def test_prompts_dropped_on_the_way_leave_the_shapes_alone():
     assert [kept.answers[i] for i in (1, 2, 4, 5)] == [run(model).answers[i] for i in (1, 2, 4, 5)]
 
 
-@pytest.mark.parametrize("write", [write_llada, write_dream, write_mdlm])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("write, dtype", [
+    pytest.param(*case, marks=[full] * (case != (write_llada, "bfloat16")))
+    for case in itertools.product((write_llada, write_dream, write_mdlm), ("float32", "bfloat16"))
+])  # fmt: skip
 def test_half_precision_gives_the_same_answers_and_scores_in_any_batch(write, dtype, tmp_path):
     """On the CPU too. Similarities are promised on CUDA alone, where kernels make them."""
     model = d5p4.load(write(tmp_path), "cpu", dtype)
@@ -197,7 +207,7 @@ def head(vocabulary, width=6):
     return both[:, 1:].contiguous(), both[:, 0], torch.arange(vocabulary) == vocabulary - 1
 
 
-@pytest.mark.parametrize("rows", [1, 63, 64, 200])
+@pytest.mark.parametrize("rows", [63, 200, *(pytest.param(n, marks=full) for n in (1, 64))])
 def test_products_of_the_head_have_one_number_of_rows(monkeypatch, rows):
     seen = []
     product = vocab.wide_product
@@ -232,15 +242,16 @@ def test_chunks_of_the_head_follow_from_the_vocabulary_alone():
     assert [vocab.fixed_rows(v, False) for v in (19, 126_464)] == [4096, 128]
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 64, 129])
-def test_steady_sums_are_sums_and_do_not_look_at_other_rows(size):
-    x = torch.randn(33, size, 5, generator=torch.Generator().manual_seed(size)) * 100
-    exact = torch.tensor([[math.fsum(x[i, :, j].tolist()) for j in range(5)] for i in range(33)], dtype=torch.float64)
-    torch.testing.assert_close(steady_sum(x, 1).double(), exact, atol=1e-2, rtol=1e-5)
-    torch.testing.assert_close(steady_mean(x.transpose(1, 2)), exact / size, atol=1e-10, rtol=0)
-    for i in (0, 5, 32):
-        assert torch.equal(steady_sum(x[i : i + 1], 1), steady_sum(x, 1)[i : i + 1])
-        assert torch.equal(steady_mean(x[i : i + 1]), steady_mean(x)[i : i + 1])
+def test_steady_sums_are_sums_and_do_not_look_at_other_rows():
+    for size in (1, 2, 7, 64, 129):
+        x = torch.randn(33, size, 5, generator=torch.Generator().manual_seed(size)) * 100
+        exact = [[math.fsum(x[i, :, j].tolist()) for j in range(5)] for i in range(33)]
+        exact = torch.tensor(exact, dtype=torch.float64)
+        torch.testing.assert_close(steady_sum(x, 1).double(), exact, atol=1e-2, rtol=1e-5)
+        torch.testing.assert_close(steady_mean(x.transpose(1, 2)), exact / size, atol=1e-10, rtol=0)
+        for i in (0, 5, 32):
+            assert torch.equal(steady_sum(x[i : i + 1], 1), steady_sum(x, 1)[i : i + 1]), size
+            assert torch.equal(steady_mean(x[i : i + 1]), steady_mean(x)[i : i + 1]), size
 
 
 def test_steady_sums_keep_nan_and_take_nothing():

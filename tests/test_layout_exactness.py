@@ -27,15 +27,13 @@ def run(model, prompts, method="d5p4", **options):
 def check(model, method, **options):
     together = run(model, PROMPTS, method, **options)
     assert together.answers == [run(model, [p], method, **options).answers[0] for p in PROMPTS]
-    assert together.answers == run(model, PROMPTS[::-1], method, **options).answers[::-1]
-    assert together.answers == run(model, PROMPTS, method, max_tokens_per_forward=30, **options).answers
+    backwards = run(model, PROMPTS[::-1], method, max_tokens_per_forward=30, **options)
+    assert together.answers == backwards.answers[::-1]
     assert together.answers == run(model, PROMPTS, method, savings=False, **options).answers
 
 
-@pytest.mark.parametrize("guidance", [1.0, 2.0])
-@pytest.mark.parametrize("method", ["d5p4", "independent"])
-def test_layouts_keep_the_promise(model, method, guidance):
-    check(model, method, guidance=guidance)
+def test_layouts_keep_the_promise(model):
+    check(model, "d5p4", guidance=2.0)
 
 
 @pytest.mark.full

@@ -6,6 +6,7 @@ import torch
 import d5p4
 from d5p4.ops.vocab import logits_of
 from tests.fake import FakeModel
+from tests.refusals import refusal
 
 
 def exact_bound(model, prompt, answer):
@@ -54,10 +55,6 @@ def test_nan_is_an_error():
         d5p4.loglikelihood(model, "abc")
 
 
-@pytest.mark.parametrize(
-    ("text", "samples", "message"),
-    [("", 4, "no tokens"), ("al", 4, "mask"), ("a", 0, "samples=0"), ("a" * 99, 4, "99")],
-)
-def test_bad_input(text, samples, message):
-    with pytest.raises(d5p4.D5P4Error, match=message):
-        d5p4.loglikelihood(FakeModel(), text, None, samples)
+def test_bad_input():
+    for text, samples, message in (("", 4, "no tokens"), ("al", 4, "mask"), ("a", 0, "samples=0"), ("a" * 99, 4, "99")):
+        assert message in refusal(d5p4.loglikelihood, FakeModel(), text, None, samples), (text, samples)

@@ -1,10 +1,12 @@
 import json
+import re
 
 import pytest
 
 import d5p4
 from d5p4 import D5P4Error, Settings
 from tests.fake import FakeModel
+from tests.refusals import refusal
 
 
 def make(model=None, **given):
@@ -57,52 +59,50 @@ def test_aliases():
         make(num_return_sequences=3, k=3)
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"k": 0}, "k=0"),
-        ({"k": True}, "k=True"),
-        ({"k": 2.5}, "k=2.5"),
-        ({"w": -1}, "w=-1"),
-        ({"steps": 0}, "steps=0"),
-        ({"gen_length": "x"}, "gen_length='x'"),
-        ({"temperature": -0.5}, "temperature=-0.5"),
-        ({"temperature": float("nan")}, "temperature=nan"),
-        ({"top_p": 0.0}, "top_p=0.0"),
-        ({"top_p": 1.5}, "top_p=1.5"),
-        ({"top_k": 0}, "top_k=0"),
-        ({"guidance": 0.0}, "guidance=0.0 must be a number of at least 1"),
-        ({"guidance": "2"}, "guidance='2'"),
-        ({"guidance_window": (3, 1)}, r"guidance_window=\(3, 1\)"),
-        ({"select_window": 5}, "select_window=5"),
-        ({"order": "sideways"}, "order='sideways' is not known; use one of ancestral, confidence"),
-        ({"eos": "first"}, "eos='first'"),
-        ({"quality": "q"}, "quality='q'"),
-        ({"features": "f"}, "features='f'"),
-        ({"normalise": "n"}, "normalise='n'"),
-        ({"similarity": "s"}, "similarity='s'"),
-        ({"solver": "magic"}, "solver='magic'"),
-        ({"distinct": 1}, "distinct=1"),
-        ({"method": "d5p5"}, "no method 'd5p5'; choose one of d5p4"),
-        ({"alpha": 3.0}, "'d5p4' has no parameter alpha .its own: beta"),
-        ({"method": "independent", "beta": 3.0}, "'independent' has no parameter beta"),
-        ({"method": "greedy-beam", "solver": "exact"}, "'greedy-beam' has no solver"),
-        ({"beta": -1.0}, "beta"),
-        ({"beta": "x"}, "beta='x'"),
-        ({"method": "e-smc", "interval": 2.5}, "interval=2.5"),
-        ({"method": "cat", "score_temperature": -1.0}, "score_temperature"),
-        ({"method": "e-smc", "interval": 0}, "interval"),
-        ({"remasking": "high"}, "remasking='high'"),
-        ({"temperature": 0}, "temperature=0 with order='confidence' is deterministic"),
-        ({"top_k": 1, "order": "entropy"}, "top_k=1 with order='entropy' is deterministic"),
-        ({"order": "ancestral", "eos": "last"}, "eos='last'"),
-        ({"order": "tempered", "order_temperature": 0.0, "temperature": 0}, "order='tempered' is deterministic"),
-    ],
-    ids=str,
-)
-def test_bad_values_are_named(given, message):
-    with pytest.raises(D5P4Error, match=message):
-        make(**given)
+BAD = [
+    ({"k": 0}, "k=0"),
+    ({"k": True}, "k=True"),
+    ({"k": 2.5}, "k=2.5"),
+    ({"w": -1}, "w=-1"),
+    ({"steps": 0}, "steps=0"),
+    ({"gen_length": "x"}, "gen_length='x'"),
+    ({"temperature": -0.5}, "temperature=-0.5"),
+    ({"temperature": float("nan")}, "temperature=nan"),
+    ({"top_p": 0.0}, "top_p=0.0"),
+    ({"top_p": 1.5}, "top_p=1.5"),
+    ({"top_k": 0}, "top_k=0"),
+    ({"guidance": 0.0}, "guidance=0.0 must be a number of at least 1"),
+    ({"guidance": "2"}, "guidance='2'"),
+    ({"guidance_window": (3, 1)}, r"guidance_window=\(3, 1\)"),
+    ({"select_window": 5}, "select_window=5"),
+    ({"order": "sideways"}, "order='sideways' is not known; use one of ancestral, confidence"),
+    ({"eos": "first"}, "eos='first'"),
+    ({"quality": "q"}, "quality='q'"),
+    ({"features": "f"}, "features='f'"),
+    ({"normalise": "n"}, "normalise='n'"),
+    ({"similarity": "s"}, "similarity='s'"),
+    ({"solver": "magic"}, "solver='magic'"),
+    ({"distinct": 1}, "distinct=1"),
+    ({"method": "d5p5"}, "no method 'd5p5'; choose one of d5p4"),
+    ({"alpha": 3.0}, "'d5p4' has no parameter alpha .its own: beta"),
+    ({"method": "independent", "beta": 3.0}, "'independent' has no parameter beta"),
+    ({"method": "greedy-beam", "solver": "exact"}, "'greedy-beam' has no solver"),
+    ({"beta": -1.0}, "beta"),
+    ({"beta": "x"}, "beta='x'"),
+    ({"method": "e-smc", "interval": 2.5}, "interval=2.5"),
+    ({"method": "cat", "score_temperature": -1.0}, "score_temperature"),
+    ({"method": "e-smc", "interval": 0}, "interval"),
+    ({"remasking": "high"}, "remasking='high'"),
+    ({"temperature": 0}, "temperature=0 with order='confidence' is deterministic"),
+    ({"top_k": 1, "order": "entropy"}, "top_k=1 with order='entropy' is deterministic"),
+    ({"order": "ancestral", "eos": "last"}, "eos='last'"),
+    ({"order": "tempered", "order_temperature": 0.0, "temperature": 0}, "order='tempered' is deterministic"),
+]
+
+
+def test_bad_values_are_named():
+    for given, message in BAD:
+        assert re.search(message, refusal(make, **given)), given
 
 
 def test_temperature_zero_is_fine_where_something_is_random():
@@ -112,8 +112,6 @@ def test_temperature_zero_is_fine_where_something_is_random():
 
 
 def test_every_setting_can_be_written_down():
-    import json
-
     assert json.loads(json.dumps(make(guidance_window=(0, 3)).to_dict()))["params"] == {"beta": 20.0}
 
 
@@ -126,10 +124,12 @@ def test_methods_table_is_complete():
         assert method.summary and method.section
 
 
-@pytest.mark.parametrize("given", [{}, {"method": "diverse-beam", "alpha": 3.0, "steps": 3}, {"spare": 2, "beta": 5.0},
-                                   {"method": "e-smc", "lam": 2.0, "guidance_window": (0, 2), "guidance": 2.0}])
-def test_options_give_the_same_settings_again(given):
+def test_options_give_the_same_settings_again():
     """Also after they went through JSON."""
     model = FakeModel()
-    settings = Settings.make(model, k=3, gen_length=5, **given)
-    assert Settings.make(model, **json.loads(json.dumps(settings.options()))) == settings
+    for given in (
+        {}, {"method": "diverse-beam", "alpha": 3.0, "steps": 3}, {"spare": 2, "beta": 5.0},
+        {"method": "e-smc", "lam": 2.0, "guidance_window": (0, 2), "guidance": 2.0},
+    ):  # fmt: skip
+        settings = Settings.make(model, k=3, gen_length=5, **given)
+        assert Settings.make(model, **json.loads(json.dumps(settings.options()))) == settings, given

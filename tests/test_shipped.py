@@ -43,17 +43,17 @@ def different_right(puzzles, texts):
     ]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_names_lead_to_small_shards_with_a_card(name):
-    folder = find(name)
-    assert folder == shipped(name)
-    files = weight_files(folder)
-    assert all(file.stat().st_size <= 15 * MIB for file in files)
-    assert sorted(files) == sorted(folder.glob("*.safetensors")), "no weights that nothing reads"
-    card = (folder / "README.md").read_text(encoding="utf-8")
-    for part in ("Data:", "| seed |", "| hardware |", "| training time |", "d5p4 train", "held-out", "Licence"):
-        assert part in card, f"the card of {name} says nothing about {part}"
-    assert "not good for" in card
+def test_names_lead_to_small_shards_with_a_card():
+    for name in NAMES:
+        folder = find(name)
+        assert folder == shipped(name)
+        files = weight_files(folder)
+        assert all(file.stat().st_size <= 15 * MIB for file in files)
+        assert sorted(files) == sorted(folder.glob("*.safetensors")), "no weights that nothing reads"
+        card = (folder / "README.md").read_text(encoding="utf-8")
+        for part in ("Data:", "| seed |", "| hardware |", "| training time |", "d5p4 train", "held-out", "Licence"):
+            assert part in card, f"the card of {name} says nothing about {part}"
+        assert "not good for" in card, name
 
 
 def test_the_box_stays_light():
@@ -73,13 +73,20 @@ def test_sizes_are_those_of_the_cards():
         assert f"{facts['parameters']:,}" in (find(name) / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("numbers", [3, 4, 5])
-def test_countdown_solves_held_out_puzzles(countdown, numbers):
-    """At least one of two; the benchmark's share for four numbers is 86 %."""
-    puzzles = problems(2, numbers, seed=5)
+def test_countdown_solves_held_out_puzzles(countdown):
+    """At least two of four with one answer each; `make test-full` asks for the share of the card."""
+    puzzles = problems(4, 3, seed=5)
     assert all(puzzle.heldout for puzzle in puzzles)
+    found = different_right(puzzles, solve(countdown, puzzles, k=1, steps=12, method="independent").texts)
+    assert sum(found) >= 2
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("numbers", [3, 4, 5])
+def test_countdown_solves_puzzles_of_every_size(countdown, numbers):
+    puzzles = problems(4, numbers, seed=5)
     found = different_right(puzzles, solve(countdown, puzzles, k=4, w=2, method="d5p4").texts)
-    assert max(found) > 0
+    assert sum(count > 0 for count in found) >= 2
 
 
 @pytest.mark.full
@@ -97,22 +104,21 @@ def test_d5p4_finds_more_right_answers_than_independent_sampling(countdown):
 def test_the_default_length_holds_every_size(countdown):
     """Without gen_length the window is 48: the answer ends by itself, and end-of-text is cut."""
     puzzle = problems(1, 3, seed=2)[0]
-    result = d5p4.generate(countdown, puzzle.prompt, k=2, seed=0)
+    result = d5p4.generate(countdown, puzzle.prompt, k=1, w=1, steps=24, seed=0)
     assert any(is_right(puzzle, answer) for answer in result.texts[0])
     assert result.sequences.shape[-1] == len(puzzle.prompt) + 48
 
 
 def test_guidance_changes_answers_and_the_prompt_matters(countdown):
     """The model was trained with dropped prompts: without its prompt it writes answers, to other puzzles."""
-    puzzles = problems(2, 4, seed=8)
-    plain = solve(countdown, puzzles, k=2, w=2, method="d5p4")
-    guided = solve(countdown, puzzles, k=2, w=2, method="d5p4", guidance=2.0)
+    puzzles = problems(1, 3, seed=9)
+    plain = solve(countdown, puzzles, k=2, steps=12, method="independent")
+    guided = solve(countdown, puzzles, k=2, steps=12, method="independent", guidance=2.0)
     assert plain.texts != guided.texts
-    assert sum(count > 0 for count in different_right(puzzles, guided.texts)) >= 1
-    assert int(guided.rows_nominal[0]) == 2 * int(plain.rows_nominal[0])
+    assert different_right(puzzles, guided.texts)[0] > 0
 
     blind = countdown.tokenizer.mask_token * len(puzzles[0].prompt)
-    made_up = d5p4.generate(countdown, blind, k=2, gen_length=36, steps=12, seed=0, chat=False).texts[0]
+    made_up = d5p4.generate(countdown, blind, k=2, w=2, gen_length=24, steps=8, seed=0, chat=False).texts[0]
     assert not any(is_right(puzzles[0], text) for text in made_up)
 
 
@@ -120,7 +126,7 @@ def test_countdown_fills_in_around_given_steps(countdown):
     puzzle = Problem.parse("86,28,13,31:96")
     hole = countdown.tokenizer.mask_token
     given = f"86,28,13,31:9631-13=18,{hole * 9},{hole * 9}"
-    filled = d5p4.generate(countdown, given, k=4, distinct=True, eos="never", seed=0).texts[0]
+    filled = d5p4.generate(countdown, given, k=2, w=2, distinct=True, eos="never", seed=0).texts[0]
     for text in filled:
         assert text.startswith("86,28,13,31:9631-13=18,") and len(text) == 42 and text[32] == ","
     answers = [text.removeprefix(puzzle.prompt) for text in filled]
@@ -147,8 +153,8 @@ def test_books_fills_in_around_given_text(books):
 
 
 def test_books_continues_a_prompt_in_ways_that_differ(books):
-    result = d5p4.generate(books, "The old man looked at the sea and", k=4, w=2, gen_length=24, steps=12, seed=0)
-    assert int(result.distinct[0]) == 4
+    result = d5p4.generate(books, "The old man looked at the sea and", k=2, w=2, gen_length=12, steps=6, seed=0)
+    assert int(result.distinct[0]) == 2
     letters = "".join(result.texts[0])
     assert sum(c.isalpha() or c.isspace() for c in letters) > 0.8 * len(letters)
 
@@ -156,7 +162,7 @@ def test_books_continues_a_prompt_in_ways_that_differ(books):
 def test_books_prefers_english_to_its_words_in_disorder(books):
     text = "She had gone down to the garden early in the morning, before anyone in the house was awake."
     disorder = " ".join(sorted(text.split()))
-    real, shuffled = (d5p4.loglikelihood(books, words, samples=64, seed=0) for words in (text, disorder))
+    real, shuffled = (d5p4.loglikelihood(books, words, samples=8, seed=0) for words in (text, disorder))
     assert real > shuffled + 10
 
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from d5p4.errors import D5P4Error
 from d5p4.eval import countdown
 from d5p4.eval.countdown import END, MASK, PROMPT, WINDOW, Problem, canonical, decode, fault, is_right, problems
 from d5p4.eval.countdown_data import Draws, Ranges, attempt, heldout
+from tests.refusals import refusal
 
 PUZZLE = Problem((86, 28, 13, 31), 96)
 ANSWER = "86+28=114,31-13=18,114-18=96"
@@ -29,7 +29,7 @@ def texts(batch):
 
 @pytest.fixture(scope="module")
 def examples():
-    return texts(countdown.batch(1500, seed=7, index=0, mix={3: 1, 4: 1, 5: 1}))
+    return texts(countdown.batch(600, seed=7, index=0, mix={3: 1, 4: 1, 5: 1}))
 
 
 # ---- the generator
@@ -61,9 +61,10 @@ def all_ways(count, ranges):
     ("count", "ranges", "rows", "columns"),
     [
         (3, Ranges(4, 16, (2, 9)), 100_000, slice(None)),
-        (4, Ranges(3, 9, (5, 5)), 500_000, slice(None)),
-        (5, Ranges(2, 3, (3, 3)), 600_000, [*range(5), *range(5, 9)]),  # the numbers with the first step ...
-        (5, Ranges(2, 3, (3, 3)), 200_000, [*range(5), *range(17, 21)]),  # ... and with the last: all would be too many
+        pytest.param(4, Ranges(3, 9, (5, 5)), 500_000, slice(None), marks=pytest.mark.full),
+        # Five numbers with the first step, and with the last: with all of them there would be too many.
+        pytest.param(5, Ranges(2, 3, (3, 3)), 600_000, [*range(5), *range(5, 9)], marks=pytest.mark.full),
+        (5, Ranges(2, 3, (3, 3)), 200_000, [*range(5), *range(17, 21)]),
     ],
 )
 def test_accepted_rows_are_uniform_over_the_valid_ways(count, ranges, rows, columns):
@@ -116,7 +117,7 @@ def test_no_heldout_problem_is_trained_on(examples):
     assert not any(problem.heldout for problem, _ in texts(countdown.batch(2000, seed=0, index=0)))
 
 
-@pytest.mark.parametrize("count", WINDOW)
+@pytest.mark.parametrize("count", [4, *(pytest.param(n, marks=pytest.mark.full) for n in (3, 5))])
 def test_one_problem_in_64_is_held_out_whatever_the_order_of_its_numbers(count):
     ways = attempt(Draws(5, count), 1 << 18, count)
     distinct = np.unique(np.hstack([np.sort(ways.numbers, axis=1), ways.target[:, None]]), axis=0)
@@ -148,35 +149,34 @@ def test_the_mix_is_kept():
     assert set(countdown.batch(50, 0, 0, {5: 2.0, 3: 0.0}).counts.tolist()) == {5}
 
 
-@pytest.mark.parametrize("numbers", WINDOW)
+@pytest.mark.parametrize("numbers", [3, *(pytest.param(n, marks=pytest.mark.full) for n in (4, 5))])
 def test_problems_are_held_out_distinct_and_a_prefix_of_more(numbers):
-    many = problems(500, numbers, seed=1)
+    many = problems(200, numbers, seed=1)
     assert all(p.heldout and len(p.numbers) == numbers for p in many)
-    assert len({(*sorted(p.numbers), p.target) for p in many}) == 500
+    assert len({(*sorted(p.numbers), p.target) for p in many}) == 200
     assert problems(70, numbers, seed=1) == many[:70]
     assert problems(70, numbers, seed=2) != many[:70]
     assert problems(0, numbers) == []
 
 
-@pytest.mark.parametrize(
-    ("call", "named"),
-    [
-        (lambda: problems(3, numbers=6), "6"),
-        (lambda: problems(-1), "-1"),
-        (lambda: problems(1, seed=-4), "-4"),
-        (lambda: countdown.batch(0, 0, 0), "0"),
-        (lambda: countdown.batch(4, 0, -2), "-2"),
-        (lambda: countdown.batch(4, 0, 0, {2: 1.0}), "{2: 1.0}"),
-        (lambda: countdown.batch(4, 0, 0, {4: 0.0}), "{4: 0.0}"),
-        (lambda: countdown.batch(4, 0, 0, {}), "{}"),
-        (lambda: countdown.batch(4, 0, 0, {3: float("nan")}), "nan"),
-        (lambda: Problem((3, 0, 5), 8), "0"),
-        (lambda: decode([1, 19]), "19"),
-    ],
-)
-def test_bad_arguments_are_named(call, named):
-    with pytest.raises(D5P4Error, match=re.escape(named)):
-        call()
+BAD = [
+    (lambda: problems(3, numbers=6), "6"),
+    (lambda: problems(-1), "-1"),
+    (lambda: problems(1, seed=-4), "-4"),
+    (lambda: countdown.batch(0, 0, 0), "0"),
+    (lambda: countdown.batch(4, 0, -2), "-2"),
+    (lambda: countdown.batch(4, 0, 0, {2: 1.0}), "{2: 1.0}"),
+    (lambda: countdown.batch(4, 0, 0, {4: 0.0}), "{4: 0.0}"),
+    (lambda: countdown.batch(4, 0, 0, {}), "{}"),
+    (lambda: countdown.batch(4, 0, 0, {3: float("nan")}), "nan"),
+    (lambda: Problem((3, 0, 5), 8), "0"),
+    (lambda: decode([1, 19]), "19"),
+]
+
+
+def test_bad_arguments_are_named():
+    for call, named in BAD:
+        assert named in refusal(call), named
 
 
 # ---- text
@@ -187,14 +187,12 @@ def test_prompts_round_trip():
     assert Problem.parse(PUZZLE.prompt) == PUZZLE
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "86", "86:96", "86,28", "86,28:", "86,,28:96", "086,28:96", "86, 28:96", "86,28:96\n", "86,28:-9", "86,0:86"]
-    + ["\uff18,2:16", "86,28:96:1", "1" * 50 + ",2:3", "a,b:c"],
-)
-def test_bad_prompts_are_refused_by_name(text):
-    with pytest.raises(D5P4Error, match=re.escape(repr(text)[:20])):
-        Problem.parse(text)
+def test_bad_prompts_are_refused_by_name():
+    for text in (
+        *("", "86", "86:96", "86,28", "86,28:", "86,,28:96", "086,28:96", "86, 28:96", "86,28:96\n", "86,28:-9"),
+        *("86,0:86", "\uff18,2:16", "86,28:96:1", "1" * 50 + ",2:3", "a,b:c"),
+    ):
+        assert repr(text)[:20] in refusal(Problem.parse, text)
 
 
 def test_decode_stops_at_the_end_and_shows_masks():
@@ -206,81 +204,81 @@ def test_decode_stops_at_the_end_and_shows_masks():
 # ---- the checker
 
 
-@pytest.mark.parametrize(
-    ("problem", "answer"),
-    [
-        ("86,28,13,31:96", ANSWER),
-        ("86,28,13,31:96", "31-13=18,28+86=114,114-18=96"),
-        ("2,3:6", "2*3=6"),
-        ("7,7,7:56", "7*7=49,7+49=56"),
-        ("99,99,99:99", "99*99=9801,9801/99=99"),  # larger than anything generated, and right
-        ("4,2,2,1:9", "2+2=4,4+4=8,8+1=9"),  # an original and a result of the same value
-    ],
-)
-def test_right_answers(problem, answer):
-    assert fault(Problem.parse(problem), answer) is None
-    assert is_right(Problem.parse(problem), answer)
+RIGHT = [
+    ("86,28,13,31:96", ANSWER),
+    ("86,28,13,31:96", "31-13=18,28+86=114,114-18=96"),
+    ("2,3:6", "2*3=6"),
+    ("7,7,7:56", "7*7=49,7+49=56"),
+    ("99,99,99:99", "99*99=9801,9801/99=99"),  # larger than anything generated, and right
+    ("4,2,2,1:9", "2+2=4,4+4=8,8+1=9"),  # an original and a result of the same value
+]
 
 
-@pytest.mark.parametrize(
-    ("problem", "answer", "reason"),
-    [
-        ("86,28,13,31:96", "", "0 steps where 3 are needed"),
-        ("86,28,13,31:96", "86+28=114", "1 step where 3 are needed"),
-        ("86,28,13,31:96", "86+28=114,114-18=96", "2 steps where 3 are needed"),  # numbers left unused
-        ("86,28,13,31:96", ANSWER + ",96*1=96", "4 steps where 3 are needed"),
-        ("86,28,13,31:96", ANSWER + ",", "4 steps where 3 are needed"),
-        ("86,28,13,31:96", "86+28=114,31-13=19,114-18=96", "step 2: 31-13 is 18, not 19"),
-        ("86,28,13,31:96", "86+28=114,31-7=24,114-18=96", "7 is not on the table"),
-        ("86,28,13,31:96", "86+28=114,86-31=55,114-18=96", "86 is not on the table"),  # used twice
-        ("86,28,13,31:96", "86+86=172,31-13=18,172-18=154", "86 is not on the table"),  # twice in one step
-        ("86,28,13,31:96", "86+28=114,31-13=18,114+18=132", "ends at 132, not 96"),
-        ("86,28,13,31:95", ANSWER, "ends at 96, not 95"),
-        ("86,28,13,31:114", "31-13=18,86+28=114,114-18=96", "ends at 96, not 114"),  # passed on the way
-        ("86,28,13,31:96", "86+28=114,31-13=18,114-18=96=96", "cannot read step '114-18=96=96'"),
-        ("86,28,13,31:96", "86+28=114,3+", "cannot read step '3+'"),
-        ("86,28,13,31:96", "__import__('os')", "cannot read step"),
-        ("2,3:6", "__import__('os').system('true')", "cannot read step"),
-        ("2,3:6", "2*3=6 ", "cannot read step '2*3=6 '"),
-        ("2,3:6", "2*3=6\n", "cannot read step"),
-        ("2,3:6", "02*3=6", "cannot read step"),
-        ("2,3:6", "+2*3=6", "cannot read step"),
-        ("2,3:6", "2**3=8", "cannot read step"),
-        ("2,3:6", "2*3=06", "cannot read step"),
-        ("2,3:6", "\uff12*3=6", "cannot read step"),
-        ("2,3:6", "2*\u0663=6", "cannot read step"),
-        ("2,3:6", "2*3=6_", "cannot read step"),
-        ("2,3:1", "2-3=1", "step 1: 2-3 is -1, not 1"),
-        ("2,3:1", "2-3=-1", "cannot read step"),
-        ("7,2:3", "7/2=3", "step 1: 7/2 is not whole"),
-        ("3,3,5:5", "3-3=0,5-0=5", "cannot read step '5-0=5'"),
-        ("3,3,5:5", "3-3=0,5+3=8", "step 1: 0 is not allowed"),
-        ("3,5:5", "5/0=5", "cannot read step '5/0=5'"),
-    ],
-)
-def test_wrong_answers_and_why(problem, answer, reason):
-    assert fault(Problem.parse(problem), answer).startswith(reason)
-    assert not is_right(Problem.parse(problem), answer)
+def test_right_answers():
+    for problem, answer in RIGHT:
+        assert fault(Problem.parse(problem), answer) is None, answer
+        assert is_right(Problem.parse(problem), answer), answer
 
 
-@pytest.mark.parametrize("answer", ["9" * 10**6, "9" * 10**6 + "+1=2", "1+1=2," * 10**5, "\0", "\ud800", "(" * 10**5])
-def test_long_and_broken_texts_are_wrong_with_a_short_reason(answer):
-    assert len(fault(PUZZLE, answer)) < 80
-    canonical(answer)
+WRONG = [
+    ("86,28,13,31:96", "", "0 steps where 3 are needed"),
+    ("86,28,13,31:96", "86+28=114", "1 step where 3 are needed"),
+    ("86,28,13,31:96", "86+28=114,114-18=96", "2 steps where 3 are needed"),  # numbers left unused
+    ("86,28,13,31:96", ANSWER + ",96*1=96", "4 steps where 3 are needed"),
+    ("86,28,13,31:96", ANSWER + ",", "4 steps where 3 are needed"),
+    ("86,28,13,31:96", "86+28=114,31-13=19,114-18=96", "step 2: 31-13 is 18, not 19"),
+    ("86,28,13,31:96", "86+28=114,31-7=24,114-18=96", "7 is not on the table"),
+    ("86,28,13,31:96", "86+28=114,86-31=55,114-18=96", "86 is not on the table"),  # used twice
+    ("86,28,13,31:96", "86+86=172,31-13=18,172-18=154", "86 is not on the table"),  # twice in one step
+    ("86,28,13,31:96", "86+28=114,31-13=18,114+18=132", "ends at 132, not 96"),
+    ("86,28,13,31:95", ANSWER, "ends at 96, not 95"),
+    ("86,28,13,31:114", "31-13=18,86+28=114,114-18=96", "ends at 96, not 114"),  # passed on the way
+    ("86,28,13,31:96", "86+28=114,31-13=18,114-18=96=96", "cannot read step '114-18=96=96'"),
+    ("86,28,13,31:96", "86+28=114,3+", "cannot read step '3+'"),
+    ("86,28,13,31:96", "__import__('os')", "cannot read step"),
+    ("2,3:6", "__import__('os').system('true')", "cannot read step"),
+    ("2,3:6", "2*3=6 ", "cannot read step '2*3=6 '"),
+    ("2,3:6", "2*3=6\n", "cannot read step"),
+    ("2,3:6", "02*3=6", "cannot read step"),
+    ("2,3:6", "+2*3=6", "cannot read step"),
+    ("2,3:6", "2**3=8", "cannot read step"),
+    ("2,3:6", "2*3=06", "cannot read step"),
+    ("2,3:6", "\uff12*3=6", "cannot read step"),
+    ("2,3:6", "2*\u0663=6", "cannot read step"),
+    ("2,3:6", "2*3=6_", "cannot read step"),
+    ("2,3:1", "2-3=1", "step 1: 2-3 is -1, not 1"),
+    ("2,3:1", "2-3=-1", "cannot read step"),
+    ("7,2:3", "7/2=3", "step 1: 7/2 is not whole"),
+    ("3,3,5:5", "3-3=0,5-0=5", "cannot read step '5-0=5'"),
+    ("3,3,5:5", "3-3=0,5+3=8", "step 1: 0 is not allowed"),
+    ("3,5:5", "5/0=5", "cannot read step '5/0=5'"),
+]
+
+
+def test_wrong_answers_and_why():
+    for problem, answer, reason in WRONG:
+        assert fault(Problem.parse(problem), answer).startswith(reason), answer
+        assert not is_right(Problem.parse(problem), answer), answer
+
+
+def test_long_and_broken_texts_are_wrong_with_a_short_reason():
+    for answer in ("9" * 10**6, "9" * 10**6 + "+1=2", "1+1=2," * 10**5, "\0", "\ud800", "(" * 10**5):
+        assert len(fault(PUZZLE, answer)) < 80, answer[:20]
+        canonical(answer)
 
 
 def test_an_answer_with_any_character_changed_is_wrong_or_another_right_answer(examples):
     """Right exactly where a second, differently written checker says so."""
     rng = np.random.default_rng(0)
     verdicts = Counter()
-    for problem, answer in examples[:300]:
+    for problem, answer in examples[:150]:
         for _ in range(10):
             place = int(rng.integers(len(answer)))
             changed = answer[:place] + countdown.CHARACTERS[rng.integers(17)] + answer[place + 1 :]
             verdicts[is_right(problem, changed)] += 1
             assert is_right(problem, changed) == replayed(problem, changed)
-    assert verdicts[True] > 100
-    assert verdicts[False] > 1000
+    assert verdicts[True] > 50
+    assert verdicts[False] > 500
 
 
 def replayed(problem, answer):
@@ -323,7 +321,7 @@ def neighbours(answer):
 def test_operand_and_step_order_do_not_change_the_canonical_form(examples):
     rng = np.random.default_rng(1)
     changed = 0
-    for problem, answer in examples[:400]:
+    for problem, answer in examples[:150]:
         form, other = canonical(answer), answer
         for _ in range(12):
             near = [text for text in neighbours(other) if is_right(problem, text)]
@@ -331,7 +329,7 @@ def test_operand_and_step_order_do_not_change_the_canonical_form(examples):
             assert canonical(other) == form
         assert is_right(problem, form)
         changed += other != answer
-    assert changed > 150
+    assert changed > 50
 
 
 def test_unreadable_text_is_its_own_canonical_form():
@@ -357,7 +355,10 @@ def every_answer(problem):
     return answers
 
 
-@pytest.mark.parametrize("prompt", ["1,2,3,4:24", "4,2,2,1:9", "7,7,1,14:14", "86,28,13,31:96", "6,3,9,12:18"])
+@pytest.mark.parametrize("prompt", [
+    "1,2,3,4:24", "4,2,2,1:9",
+    *(pytest.param(p, marks=pytest.mark.full) for p in ("7,7,1,14:14", "86,28,13,31:96", "6,3,9,12:18")),
+])  # fmt: skip
 def test_canonical_classes_are_exactly_what_flips_and_swaps_connect(prompt):
     """All right answers of a problem, joined where a flip of + or * or a swap of neighbouring steps links two."""
     problem = Problem.parse(prompt)

@@ -2,7 +2,6 @@
 
 import random
 import re
-import time
 from decimal import Decimal
 
 import pytest
@@ -10,89 +9,87 @@ import pytest
 from d5p4.errors import D5P4Error
 from d5p4.eval.countdown import Problem, canonical
 from d5p4.eval.graders import GRADERS, LONGEST, grader, gsm8k_number
+from tests.refusals import refusal
 
 GOLD = "She sells 16 - 3 - 4 = <<16-3-4=9>>9 eggs.\nShe makes 9 * 2 = $<<9*2=18>>18.\n#### 18"
 
 
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [
-        # the mark
-        (GOLD, "18"),
-        ("#### 1,450,000", "1450000"),
-        ("#### -5", "-5"),
-        ("####18", "18"),
-        ("####\n 18 eggs, 3 of them blue", "18"),
-        ("#### 7 no wait #### 8", "8"),
-        ("#### The answer is $12.50.", "12.50"),
-        ("it is 9 ####", "9"),
-        ("it is 9 #### unknown", "9"),
-        ("### 7 and 8", "8"),
-        # the last number
-        ("16 - 3 - 4 = 9 ... 9 * $2 = $18", "18"),
-        ("20/4 = 5 boxes, leaving 12 boxes. So the answer is 12.", "12"),
-        ("She makes $18 every day.", "18"),
-        ("\\boxed{18}", "18"),
-        ("**18**", "18"),
-        ("_18_", "18"),
-        ("That is 50%.", "50"),
-        ("3 x 4=12", "12"),
-        # commas, dots, currency
-        ("1,000", "1000"),
-        ("$1,234.50.", "1234.5"),
-        ("12,345,678", "12345678"),
-        ("1,2,3", "3"),
-        ("the numbers 10, 20", "20"),
-        ("1,0000", "0"),
-        ("18.", "18"),
-        ("18.00", "18"),
-        ("0.5", "0.5"),
-        ("costs $.50", "0.5"),
-        ("so...5", "5"),
-        ("version 1.2.3", "3"),
-        # signs
-        ("-5", "-5"),
-        ("x = -5", "-5"),
-        ("-$5", "-5"),
-        ("$-5", "-5"),
-        ("(-5)", "-5"),
-        ("\u22125", "-5"),
-        ("10-5", "5"),
-        ("10 - 5", "5"),
-        ("(2+3)-4", "4"),
-        ("50%-20", "20"),
-        ("a-1", "1"),
-        ("-0", "0"),
-        # the rule and no more
-        ("1/2", "2"),
-        ("at 3:30", "30"),
-        # nothing
-        ("", None),
-        ("none", None),
-        ("####", None),
-        ("\u0661\u0668", None),
-        (".", None),
-        ("-", None),
-        ("$", None),
-    ],
-)
-def test_the_number_of_an_answer(text, number):
-    assert gsm8k_number(text) == (None if number is None else Decimal(number))
+NUMBERS = [
+    # the mark
+    (GOLD, "18"),
+    ("#### 1,450,000", "1450000"),
+    ("#### -5", "-5"),
+    ("####18", "18"),
+    ("####\n 18 eggs, 3 of them blue", "18"),
+    ("#### 7 no wait #### 8", "8"),
+    ("#### The answer is $12.50.", "12.50"),
+    ("it is 9 ####", "9"),
+    ("it is 9 #### unknown", "9"),
+    ("### 7 and 8", "8"),
+    # the last number
+    ("16 - 3 - 4 = 9 ... 9 * $2 = $18", "18"),
+    ("20/4 = 5 boxes, leaving 12 boxes. So the answer is 12.", "12"),
+    ("She makes $18 every day.", "18"),
+    ("\\boxed{18}", "18"),
+    ("**18**", "18"),
+    ("_18_", "18"),
+    ("That is 50%.", "50"),
+    ("3 x 4=12", "12"),
+    # commas, dots, currency
+    ("1,000", "1000"),
+    ("$1,234.50.", "1234.5"),
+    ("12,345,678", "12345678"),
+    ("1,2,3", "3"),
+    ("the numbers 10, 20", "20"),
+    ("1,0000", "0"),
+    ("18.", "18"),
+    ("18.00", "18"),
+    ("0.5", "0.5"),
+    ("costs $.50", "0.5"),
+    ("so...5", "5"),
+    ("version 1.2.3", "3"),
+    # signs
+    ("-5", "-5"),
+    ("x = -5", "-5"),
+    ("-$5", "-5"),
+    ("$-5", "-5"),
+    ("(-5)", "-5"),
+    ("\u22125", "-5"),
+    ("10-5", "5"),
+    ("10 - 5", "5"),
+    ("(2+3)-4", "4"),
+    ("50%-20", "20"),
+    ("a-1", "1"),
+    ("-0", "0"),
+    # the rule and no more
+    ("1/2", "2"),
+    ("at 3:30", "30"),
+    # nothing
+    ("", None),
+    ("none", None),
+    ("####", None),
+    ("\u0661\u0668", None),
+    (".", None),
+    ("-", None),
+    ("$", None),
+]
 
 
-@pytest.mark.parametrize("text", ["18", "18.0", "18.00", "$18", "18%", "018", "is 18.", "#### 18\n", "3 then #### 18"])
-def test_ways_to_write_a_number_are_one_answer(text):
+def test_the_number_of_an_answer():
+    for text, number in NUMBERS:
+        assert gsm8k_number(text) == (None if number is None else Decimal(number)), text
+
+
+def test_ways_to_write_a_number_are_one_answer():
     judge = GRADERS["gsm8k"]
-    assert judge.right(text, GOLD)
-    assert judge.right(text, ["#### 17", "18"])
-    assert judge.key(text) == judge.key("18")
-    assert hash(judge.key(text)) == hash(judge.key("18"))
-
-
-@pytest.mark.parametrize("text", ["", "19", "-18", "18.000000000000000000001", "1.8", "180", "18 or 19", "#### 19 18"])
-def test_wrong_numbers(text):
-    assert not GRADERS["gsm8k"].right(text, GOLD)
-    assert GRADERS["gsm8k"].key(text) != GRADERS["gsm8k"].key("18")
+    for text in ("18", "18.0", "18.00", "$18", "18%", "018", "is 18.", "#### 18\n", "3 then #### 18"):
+        assert judge.right(text, GOLD), text
+        assert judge.right(text, ["#### 17", "18"]), text
+        assert judge.key(text) == judge.key("18"), text
+        assert hash(judge.key(text)) == hash(judge.key("18")), text
+    for text in ("", "19", "-18", "18.000000000000000000001", "1.8", "180", "18 or 19", "#### 19 18"):
+        assert not judge.right(text, GOLD), text
+        assert judge.key(text) != judge.key("18"), text
 
 
 def test_numbers_are_compared_exactly_however_many_digits_they_have():
@@ -102,11 +99,9 @@ def test_numbers_are_compared_exactly_however_many_digits_they_have():
     assert not GRADERS["gsm8k"].right("0.1000000000000000055511151231257827", "0.1")
 
 
-@pytest.mark.parametrize(
-    ("reference", "text"), [(18, "18.0"), (0.5, ".5"), (-3, "-3"), (1e20, "100,000,000,000,000,000,000")]
-)
-def test_a_reference_may_be_a_number(reference, text):
-    assert GRADERS["gsm8k"].right(text, reference)
+def test_a_reference_may_be_a_number():
+    for reference, text in ((18, "18.0"), (0.5, ".5"), (-3, "-3"), (1e20, "100,000,000,000,000,000,000")):
+        assert GRADERS["gsm8k"].right(text, reference), text
 
 
 def test_random_numbers_in_random_dress_are_found_again():
@@ -135,36 +130,34 @@ def test_agrees_with_a_plainer_extractor_on_ordinary_sentences():
         assert gsm8k_number(text) == plain_last_number(text)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "9" * 10**6,
-        "#### " + "9" * 10**6,
-        "1" + ",000" * 40_000,
-        "1," * 80_000,
-        "1,22" * 40_000,
-        "-" * 160_000,
-        "$" * 160_000,
-        "-$" * 80_000 + "x",
-        "." * 160_000,
-        "1." * 80_000,
-        ".1" * 80_000,
-        "#" * 160_000,
-        "####" * 40_000 + "x",
-        "0." + "0" * 10**6 + "1",
-        "1e" + "9" * 10**6,
-        "\ud800\0" * 80_000,
-    ],
-    ids=lambda text: f"{text[:8]!r}",
-)
-def test_hostile_text_takes_no_time_and_no_memory(text):
-    start = time.process_time()
-    number = gsm8k_number(text)
-    assert not GRADERS["gsm8k"].right(text, "18.5")
-    assert GRADERS["exact"].right(text, text)
-    GRADERS["countdown"].key(text)
-    assert time.process_time() - start < 3
-    assert number is None or len(str(number)) <= LONGEST
+HOSTILE = [
+    "9" * 10**6,
+    "#### " + "9" * 10**6,
+    "1" + ",000" * 40_000,
+    "1," * 80_000,
+    "1,22" * 40_000,
+    "-" * 160_000,
+    "$" * 160_000,
+    "-$" * 80_000 + "x",
+    "." * 160_000,
+    "1." * 80_000,
+    ".1" * 80_000,
+    "#" * 160_000,
+    "####" * 40_000 + "x",
+    "0." + "0" * 10**6 + "1",
+    "1e" + "9" * 10**6,
+    "\ud800\0" * 80_000,
+]
+
+
+def test_hostile_text_is_read_once_and_gives_short_numbers():
+    """Matching that goes back over its text takes minutes here, and runs into the limit of a test."""
+    for text in HOSTILE:
+        number = gsm8k_number(text)
+        assert not GRADERS["gsm8k"].right(text, "18.5"), text[:8]
+        assert GRADERS["exact"].right(text, text), text[:8]
+        GRADERS["countdown"].key(text)
+        assert number is None or len(str(number)) <= LONGEST, text[:8]
 
 
 def test_text_is_never_evaluated(tmp_path):
@@ -177,18 +170,13 @@ def test_text_is_never_evaluated(tmp_path):
     assert gsm8k_number("9**9**9") == 9
 
 
-@pytest.mark.parametrize("reference", ["no number", "", [], ["18", "none"], None, True, {"a": 1}])
-def test_a_reference_without_a_number_is_an_error(reference):
-    with pytest.raises(D5P4Error, match="reference|text"):
-        GRADERS["gsm8k"].right("18", reference)
-
-
-@pytest.mark.parametrize("name", ["gsm8k", "exact"])
-def test_an_answer_is_text(name):
-    with pytest.raises(D5P4Error, match="18"):
-        GRADERS[name].right(18, "18")
-    with pytest.raises(D5P4Error, match="18"):
-        GRADERS[name].key(18)
+def test_what_cannot_be_compared_is_an_error():
+    for reference in ("no number", "", [], ["18", "none"], None, True, {"a": 1}):
+        assert re.search("reference|text", refusal(GRADERS["gsm8k"].right, "18", reference)), reference
+    for reference in ([], None, 3, ["mall", 3]):
+        assert re.search("text|empty", refusal(GRADERS["exact"].right, "bank", reference)), reference
+    for name in ("gsm8k", "exact"):
+        assert "18" in refusal(GRADERS[name].right, 18, "18") and "18" in refusal(GRADERS[name].key, 18), name
 
 
 # ---- exact match
@@ -203,12 +191,6 @@ def test_exact_match_strips_and_folds_case():
     assert not judge.right("mall.", "mall")
     assert not judge.right("", "mall")
     assert judge.key(" Mall ") == judge.key("mall") != judge.key("malls")
-
-
-@pytest.mark.parametrize("reference", [[], None, 3, ["mall", 3]])
-def test_exact_match_needs_text_to_compare_with(reference):
-    with pytest.raises(D5P4Error, match="text|empty"):
-        GRADERS["exact"].right("bank", reference)
 
 
 # ---- countdown

@@ -1,11 +1,13 @@
 """Files of grouped answers, as their makers write them."""
 
 import json
+import re
 
 import pytest
 
 from d5p4.errors import D5P4Error
 from d5p4.eval.groups import LISTS, SINGLES, Group, read_groups
+from tests.refusals import refusal
 
 
 @pytest.fixture
@@ -25,10 +27,10 @@ def test_lines_of_our_own(file):
     assert found == [Group("two?", ("a", "b"), ("b",), 7, {"seed": 3}), Group(None, ("c",))]
 
 
-@pytest.mark.parametrize("name", LISTS)
-def test_lists_by_other_names(file, name):
-    (found,) = read_groups(file({"question": "q", name: ["a", "b"], "correct_answers": ["x", "y"]}))
-    assert (found.prompt, found.answers, found.references) == ("q", ("a", "b"), ("x", "y"))
+def test_lists_by_other_names(file):
+    for name in LISTS:
+        (found,) = read_groups(file({"question": "q", name: ["a", "b"], "correct_answers": ["x", "y"]}))
+        assert (found.prompt, found.answers, found.references) == ("q", ("a", "b"), ("x", "y")), name
 
 
 def test_answers_inside_objects(file):
@@ -42,12 +44,12 @@ def test_a_conversation_is_known_by_its_last_message(file):
     assert first.prompt == second.prompt == "hi"
 
 
-@pytest.mark.parametrize("name", SINGLES)
-def test_one_answer_a_line_by_id(file, name):
-    lines = [{"id": i % 2, name: f"{i}", "target": "t", "place": i} for i in range(4)]
-    even, odd = read_groups(file(*lines))
-    assert (even.answers, odd.answers) == (("0", "2"), ("1", "3"))
-    assert even.references == ("t",) and even.extra == {"place": 0}
+def test_one_answer_a_line_by_id(file):
+    for name in SINGLES:
+        lines = [{"id": i % 2, name: f"{i}", "target": "t", "place": i} for i in range(4)]
+        even, odd = read_groups(file(*lines))
+        assert (even.answers, odd.answers) == (("0", "2"), ("1", "3")), name
+        assert even.references == ("t",) and even.extra == {"place": 0}, name
 
 
 def test_one_answer_a_line_by_prompt(file):
@@ -149,22 +151,21 @@ def test_any_text(file):
     assert found.answers == ("", "\u2028", "?x", "日本")
 
 
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("{", "line 2: not valid JSON"),
-        ("[1]", "line 2: expected an object"),
-        ('{"answers": [3]}', "line 2: 'answers' holds 3 where text is expected"),
-        ('{"answers": [{"score": 1}]}', "where text is expected"),
-        ('{"prompt": "p"}', "line 2: has no answers: expected one of answers, .* found prompt; .*--answers"),
-        ('{"text": "a"}', "line 2: a single answer, without an id or a prompt"),
-        ('{"id": 1.5, "answers": ["a"]}', "line 2: 'id' must be text or a whole number, not 1.5"),
-        ('{"answers": ["a"], "reference": {"x": 1}}', "line 2: 'reference' holds"),
-    ],
-)
-def test_bad_lines_are_named(file, line, expected):
-    with pytest.raises(D5P4Error, match=expected):
-        read_groups(file({"answers": ["fine"]}, line))
+BAD_LINES = [
+    ("{", "line 2: not valid JSON"),
+    ("[1]", "line 2: expected an object"),
+    ('{"answers": [3]}', "line 2: 'answers' holds 3 where text is expected"),
+    ('{"answers": [{"score": 1}]}', "where text is expected"),
+    ('{"prompt": "p"}', "line 2: has no answers: expected one of answers, .* found prompt; .*--answers"),
+    ('{"text": "a"}', "line 2: a single answer, without an id or a prompt"),
+    ('{"id": 1.5, "answers": ["a"]}', "line 2: 'id' must be text or a whole number, not 1.5"),
+    ('{"answers": ["a"], "reference": {"x": 1}}', "line 2: 'reference' holds"),
+]
+
+
+def test_bad_lines_are_named(file):
+    for line, expected in BAD_LINES:
+        assert re.search(expected, refusal(read_groups, file({"answers": ["fine"]}, line))), line
 
 
 def test_bad_files_are_named(tmp_path):

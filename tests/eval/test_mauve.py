@@ -1,4 +1,6 @@
 import importlib.util
+import itertools
+import re
 import sys
 
 import numpy as np
@@ -9,6 +11,7 @@ from d5p4 import D5P4Error
 from d5p4.eval.mauve import MIXTURES, STAR, cluster, last_token_features, mauve, mauve_from_histograms, mauve_interval
 from d5p4.eval.perplexity import CausalJudge
 from tests.eval.test_perplexity import CONTEXT, TEXTS, write_judge
+from tests.refusals import refusal
 
 needs_mauve_text = pytest.mark.skipif(importlib.util.find_spec("mauve") is None, reason="mauve-text is not installed")
 KINDS, WIDTH = 6, 24
@@ -57,26 +60,24 @@ HISTOGRAMS = [
 ]
 
 
-@pytest.mark.parametrize(("p", "q"), HISTOGRAMS)
-@pytest.mark.parametrize("smoothing", [0.0, STAR])
-def test_the_area_is_the_mean_of_both_integrations(p, q, smoothing):
-    value = mauve_from_histograms(p, q, smoothing=smoothing)
-    assert value == pytest.approx(slowly(np.add(p, smoothing), np.add(q, smoothing)), abs=1e-9)
-    assert value == pytest.approx(mauve_from_histograms(q, p, smoothing=smoothing), abs=1e-9)
-    assert 0 < value < 1
+def test_the_area_is_the_mean_of_both_integrations():
+    for (p, q), smoothing in itertools.product(HISTOGRAMS, (0.0, STAR)):
+        value = mauve_from_histograms(p, q, smoothing=smoothing)
+        assert value == pytest.approx(slowly(np.add(p, smoothing), np.add(q, smoothing)), abs=1e-9), (p, q)
+        assert value == pytest.approx(mauve_from_histograms(q, p, smoothing=smoothing), abs=1e-9), (p, q)
+        assert 0 < value < 1
 
 
 @needs_mauve_text
-@pytest.mark.parametrize(("p", "q"), HISTOGRAMS)
-@pytest.mark.parametrize("scaling", [1.0, 5.0])
-def test_the_area_is_that_of_mauve_text(p, q, scaling):
+def test_the_area_is_that_of_mauve_text():
     from mauve.compute_mauve import get_divergence_curve_for_multinomials
     from sklearn.metrics import auc
 
-    curve = get_divergence_curve_for_multinomials(np.array(p) / np.sum(p), np.array(q) / np.sum(q), MIXTURES, scaling)
-    x, y = curve.T
-    theirs = (auc(np.sort(x), y[np.argsort(x)]) + auc(np.sort(y), x[np.argsort(y)])) / 2
-    assert mauve_from_histograms(p, q, scaling=scaling) == pytest.approx(theirs, abs=1e-6)
+    for (p, q), scaling in itertools.product(HISTOGRAMS, (1.0, 5.0)):
+        shares = np.array(p) / np.sum(p), np.array(q) / np.sum(q)
+        x, y = get_divergence_curve_for_multinomials(*shares, MIXTURES, scaling).T
+        theirs = (auc(np.sort(x), y[np.argsort(x)]) + auc(np.sort(y), x[np.argsort(y)])) / 2
+        assert mauve_from_histograms(p, q, scaling=scaling) == pytest.approx(theirs, abs=1e-6), (p, q)
 
 
 def test_ends_of_the_scale():
@@ -93,25 +94,17 @@ def test_smoothing_is_half_a_text_in_every_bin():
     )
 
 
-@pytest.mark.parametrize(
-    ("p", "q", "message"),
-    [
-        ([1, 2], [1, 2, 3], "same bins"),
-        ([[1, 2]], [[1, 2]], "same bins"),
-        ([1, -2], [1, 2], "histogram p"),
-        ([1, 2], [0, 0], "histogram q"),
-        ([1, 2], [1, np.nan], "histogram q"),
-    ],
-)
-def test_bad_histograms(p, q, message):
-    with pytest.raises(D5P4Error, match=message):
-        mauve_from_histograms(p, q)
-
-
-@pytest.mark.parametrize("options", [{"smoothing": -1}, {"scaling": np.nan}])
-def test_bad_options(options):
-    with pytest.raises(D5P4Error, match="at least 0"):
-        mauve_from_histograms([1, 2], [1, 2], **options)
+def test_bad_histograms():
+    for p, q, options, message in (
+        ([1, 2], [1, 2, 3], {}, "same bins"),
+        ([[1, 2]], [[1, 2]], {}, "same bins"),
+        ([1, -2], [1, 2], {}, "histogram p"),
+        ([1, 2], [0, 0], {}, "histogram q"),
+        ([1, 2], [1, np.nan], {}, "histogram q"),
+        ([1, 2], [1, 2], {"smoothing": -1}, "at least 0"),
+        ([1, 2], [1, 2], {"scaling": np.nan}, "at least 0"),
+    ):
+        assert message in refusal(mauve_from_histograms, p, q, **options), (p, q, options)
 
 
 # from features
@@ -153,7 +146,10 @@ def test_less_of_the_reference_covered_is_a_smaller_mauve(random):
 
 
 @needs_mauve_text
-@pytest.mark.parametrize("shares", [None, [0.5, 0.25, 0.25, 0, 0, 0], [0.3, 0.3, 0.1, 0.1, 0.1, 0.1]])
+@pytest.mark.parametrize("shares", [
+    [0.5, 0.25, 0.25, 0, 0, 0],
+    *(pytest.param(shares, marks=pytest.mark.full) for shares in (None, [0.3, 0.3, 0.1, 0.1, 0.1, 0.1])),
+])  # fmt: skip
 def test_the_value_is_near_mauve_text_for_the_same_features(random, shares):
     from mauve import compute_mauve
 
@@ -189,20 +185,17 @@ def test_features_that_do_not_vary_are_alike():
     assert mauve([[1.0, 0.0]], [[0.0, 1.0]]) < 0.01  # two texts, two clusters
 
 
-@pytest.mark.parametrize(
-    ("p", "q", "options", "message"),
-    [
-        (np.ones((3, 2)), np.ones((3, 4)), {}, "features of 2 and of 4 numbers"),
-        (np.ones((0, 2)), np.ones((3, 2)), {}, "features of p .* at least one text"),
-        (np.ones((3, 2)), np.ones(3), {}, "features of q"),
-        (np.ones((3, 2)), np.array([[1, np.inf]]), {}, "features of q .* not finite"),
-        (np.ones((3, 2)), np.ones((3, 2)), {"clusters": 7}, "clusters=7 are more than the 6 texts"),
-        (np.ones((3, 2)), np.ones((3, 2)), {"clusters": 0}, "clusters=0"),
-    ],
-)
-def test_bad_features(p, q, options, message):
-    with pytest.raises(D5P4Error, match=message):
-        mauve(p, q, **options)
+def test_bad_features():
+    ones = np.ones((3, 2))
+    for p, q, options, message in (
+        (ones, np.ones((3, 4)), {}, "features of 2 and of 4 numbers"),
+        (np.ones((0, 2)), ones, {}, "features of p .* at least one text"),
+        (ones, np.ones(3), {}, "features of q"),
+        (ones, np.array([[1, np.inf]]), {}, "features of q .* not finite"),
+        (ones, ones, {"clusters": 7}, "clusters=7 are more than the 6 texts"),
+        (ones, ones, {"clusters": 0}, "clusters=0"),
+    ):
+        assert re.search(message, refusal(mauve, p, q, **options)), message
 
 
 def test_without_scikit_learn(monkeypatch):

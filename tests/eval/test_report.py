@@ -6,7 +6,6 @@ import math
 import numpy as np
 import pytest
 
-from d5p4.errors import D5P4Error
 from d5p4.eval.encoder import Encoder
 from d5p4.eval.graders import GRADERS
 from d5p4.eval.lexical import bleu, distinct, ead, empirical_entropy, f1, self_bleu, sentence_bleu, vocabulary_size
@@ -14,6 +13,7 @@ from d5p4.eval.perplexity import CausalJudge
 from d5p4.eval.report import METRICS, Group, report
 from d5p4.eval.stats import figure
 from tests.eval.test_perplexity import write_judge
+from tests.refusals import refusal
 
 GROUPS = [
     Group("who sat?", ("the cat sat", "a cat sat", "the dog ran"), ("the cat sat", "the cat")),
@@ -152,18 +152,17 @@ def test_the_seed_decides():
     assert report(GROUPS, seed=1) == report(GROUPS, seed=1)
 
 
-@pytest.mark.parametrize(
-    ("groups", "options", "expected"),
-    [
-        ([], {}, "at least one answer each, got none"),
-        ([Group("p", ())], {}, "at least one answer each"),
-        (GROUPS, {"k": 4}, "k=4 must be between 1 and 3"),
-        (GROUPS, {"k": 0}, "k=0"),
-        ([Group("p", ("x",))], {"grader": GRADERS["exact"]}, "'exact' needs references, and no group has any"),
-        ([Group(None, ("x",))], {"grader": GRADERS["countdown"]}, "'countdown' needs a prompt"),
-        ([Group("p", ("x",))], {"grader": GRADERS["countdown"]}, "written like 86,28,13,31:96, got 'p'"),
-    ],
-)
-def test_what_cannot_be_measured_is_said(groups, options, expected):
-    with pytest.raises(D5P4Error, match=expected):
-        report(groups, **options)
+IMPOSSIBLE = [
+    ([], {}, "at least one answer each, got none"),
+    ([Group("p", ())], {}, "at least one answer each"),
+    (GROUPS, {"k": 4}, "k=4 must be between 1 and 3"),
+    (GROUPS, {"k": 0}, "k=0"),
+    ([Group("p", ("x",))], {"grader": GRADERS["exact"]}, "'exact' needs references, and no group has any"),
+    ([Group(None, ("x",))], {"grader": GRADERS["countdown"]}, "'countdown' needs a prompt"),
+    ([Group("p", ("x",))], {"grader": GRADERS["countdown"]}, "written like 86,28,13,31:96, got 'p'"),
+]
+
+
+def test_what_cannot_be_measured_is_said():
+    for groups, options, expected in IMPOSSIBLE:
+        assert expected in refusal(report, groups, **options), expected

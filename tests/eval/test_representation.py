@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from d5p4 import D5P4Error
 from d5p4.eval.representation import average_cosine, linear_cka
+from tests.refusals import refusal
 
 
 @pytest.fixture
@@ -28,13 +28,13 @@ def by_features(x, y):
     return np.linalg.norm(y.T @ x) ** 2 / (np.linalg.norm(x.T @ x) * np.linalg.norm(y.T @ y))
 
 
-@pytest.mark.parametrize(("n", "d", "e"), [(2, 1, 1), (5, 3, 7), (40, 8, 8), (64, 100, 5)])
-def test_cka_is_what_other_formulas_say(random, n, d, e):
-    x = random.normal(size=(n, d)) + 3
-    y = random.normal(size=(n, e)) + x[:, :1]
-    assert linear_cka(x, y) == pytest.approx(by_hsic(x, y), abs=1e-10)
-    assert linear_cka(x, y) == pytest.approx(by_features(x, y), abs=1e-10)
-    assert linear_cka(x, y) == pytest.approx(linear_cka(y, x), abs=1e-12)
+def test_cka_is_what_other_formulas_say(random):
+    for n, d, e in ((2, 1, 1), (5, 3, 7), (40, 8, 8), (64, 100, 5)):
+        x = random.normal(size=(n, d)) + 3
+        y = random.normal(size=(n, e)) + x[:, :1]
+        assert linear_cka(x, y) == pytest.approx(by_hsic(x, y), abs=1e-10), (n, d, e)
+        assert linear_cka(x, y) == pytest.approx(by_features(x, y), abs=1e-10), (n, d, e)
+        assert linear_cka(x, y) == pytest.approx(linear_cka(y, x), abs=1e-12), (n, d, e)
 
 
 def test_cka_by_hand():
@@ -88,21 +88,12 @@ def test_average_cosine_by_hand():
     assert average_cosine([[1.0, 2.0]]) == average_cosine(np.zeros((0, 4))) == 0
 
 
-@pytest.mark.parametrize(
-    ("x", "y", "message"),
-    [
+def test_bad_input():
+    for x, y, message in (
         (np.zeros((3, 2)), np.zeros((4, 2)), "x has 3 rows, y has 4"),
-        (np.zeros(3), np.zeros((3, 2)), r"x must have shape \[items, numbers\], not \(3,\)"),
+        (np.zeros(3), np.zeros((3, 2)), "x must have shape [items, numbers], not (3,)"),
         (np.zeros((2, 2)), np.full((2, 2), np.nan), "y holds numbers that are not finite"),
-    ],
-)
-def test_bad_input(x, y, message):
-    with pytest.raises(D5P4Error, match=message):
-        linear_cka(x, y)
-
-
-def test_bad_vectors():
-    with pytest.raises(D5P4Error, match="not finite"):
-        average_cosine([[1.0, np.inf]])
-    with pytest.raises(D5P4Error, match="shape"):
-        average_cosine([1.0, 2.0])
+    ):
+        assert message in refusal(linear_cka, x, y)
+    assert "not finite" in refusal(average_cosine, [[1.0, np.inf]])
+    assert "shape" in refusal(average_cosine, [1.0, 2.0])

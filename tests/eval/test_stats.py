@@ -25,6 +25,7 @@ from d5p4.eval.stats import (
     spearman,
     stratified_correlation,
 )
+from tests.refusals import refusal
 
 
 def test_a_figure_by_hand():
@@ -41,8 +42,8 @@ def test_few_units_widen_the_interval_as_students_t_does():
         [reference.t.ppf(0.975, n - 1) / 1.959964 * math.sqrt(n / (n - 1)) for n in (2, 8, 30)] + [1], rel=1e-3
     )
     rng = np.random.default_rng(1)
-    found = [figure(rng.normal(size=8), seed=i, draws=400) for i in range(1500)]
-    assert np.mean([f.low < 0 < f.high for f in found]) == pytest.approx(0.95, abs=0.02)
+    found = [figure(rng.normal(size=8), seed=i, draws=400) for i in range(500)]
+    assert np.mean([f.low < 0 < f.high for f in found]) == pytest.approx(0.95, abs=0.04)
 
 
 def test_the_seed_decides():
@@ -90,10 +91,13 @@ def test_one_unit_has_no_interval_and_none_has_no_value():
     assert figure([]).n == 0
 
 
-@pytest.mark.parametrize("values", [np.zeros((2, 2)), 1.0])
-def test_a_figure_takes_one_number_a_unit(values):
-    with pytest.raises(D5P4Error, match="one number a unit"):
-        figure(values)
+def test_values_of_another_shape_are_refused():
+    for values in (np.zeros((2, 2)), 1.0):
+        assert "one number a unit" in refusal(figure, values)
+    for values in ([0.5], np.zeros((3, 1)), np.zeros((2, 2, 2)), 1.0):
+        assert "two problems" in refusal(interval, values)
+    for shape, n, named in (((3, 4), 5, "5"), ((3, 4), 0, "0"), ((4,), 1, "(4,)")):
+        assert named in refusal(pass_at, np.zeros(shape, dtype=bool), n)
 
 
 def test_a_difference_is_paired():
@@ -182,13 +186,13 @@ def test_resamples_that_say_nothing():
             resampled_means(np.zeros(shape))
 
 
-@pytest.mark.parametrize("answers", [1, 4, 7])
-def test_pass_at_n_is_the_mean_over_all_subsets(answers):
-    right = np.array(list(itertools.product([False, True], repeat=answers)))
-    for n in range(1, answers + 1):
-        subsets = list(itertools.combinations(range(answers), n))
-        brute = np.mean([right[:, s].any(axis=1) for s in subsets], axis=0)
-        assert pass_at(right, n) == pytest.approx(brute, abs=1e-12)
+def test_pass_at_n_is_the_mean_over_all_subsets():
+    for answers in (1, 4, 6):
+        right = np.array(list(itertools.product([False, True], repeat=answers)))
+        for n in range(1, answers + 1):
+            subsets = list(itertools.combinations(range(answers), n))
+            brute = np.mean([right[:, s].any(axis=1) for s in subsets], axis=0)
+            assert pass_at(right, n) == pytest.approx(brute, abs=1e-12), (answers, n)
 
 
 def test_pass_at_stays_exact_for_many_answers():
@@ -197,18 +201,12 @@ def test_pass_at_stays_exact_for_many_answers():
     assert pass_at(right, 1000) == pytest.approx([0, 0.25])
 
 
-@pytest.mark.parametrize(("shape", "n", "named"), [((3, 4), 5, "5"), ((3, 4), 0, "0"), ((4,), 1, r"\(4,\)")])
-def test_pass_at_refuses_by_name(shape, n, named):
-    with pytest.raises(D5P4Error, match=named):
-        pass_at(np.zeros(shape, dtype=bool), n)
-
-
-@pytest.mark.parametrize("m", [1, 3, 6])
-def test_best_of_is_the_mean_of_the_maxima_of_all_subsets(m):
-    values = np.random.default_rng(m).normal(size=(20, m)).round(1)  # with equal values
-    for k in range(1, m + 1):
-        brute = np.mean([values[:, s].max(axis=1) for s in itertools.combinations(range(m), k)], axis=0)
-        assert best_of(values, k) == pytest.approx(brute, abs=1e-12)
+def test_best_of_is_the_mean_of_the_maxima_of_all_subsets():
+    for m in (1, 3, 6):
+        values = np.random.default_rng(m).normal(size=(20, m)).round(1)  # with equal values
+        for k in range(1, m + 1):
+            brute = np.mean([values[:, s].max(axis=1) for s in itertools.combinations(range(m), k)], axis=0)
+            assert best_of(values, k) == pytest.approx(brute, abs=1e-12), (m, k)
 
 
 def test_best_of_many_values():
@@ -296,12 +294,6 @@ def test_seeds_are_averaged_first_and_are_not_more_problems():
     values = np.random.default_rng(0).random(50)
     assert interval(np.stack([values, values, values])) == pytest.approx(interval(values))
     assert interval(np.stack([values, 1 - values])) == pytest.approx((0.5, 0.5, 0.5))
-
-
-@pytest.mark.parametrize("values", [[0.5], np.zeros((3, 1)), np.zeros((2, 2, 2)), 1.0])
-def test_interval_needs_two_problems(values):
-    with pytest.raises(D5P4Error, match="two problems"):
-        interval(values)
 
 
 def test_relative_cut_by_hand():

@@ -4,6 +4,7 @@ import csv
 import gzip
 import json
 import lzma
+import re
 import sys
 from collections import Counter
 
@@ -17,6 +18,7 @@ from d5p4.eval.tasks import TASKS, load_task
 from d5p4.eval.tasks.prose import continuation, pieces, sentences
 from d5p4.eval.tasks.questions import SOURCES
 from d5p4_lab.train import corpus
+from tests.refusals import refusal
 
 GSM8K = [
     {"question": f"What is {i} plus {{1}}?", "answer": f"{i}+1=<<{i}+1={i + 1}>>\n#### {i + 1}"} for i in range(30)
@@ -123,8 +125,9 @@ def test_truthfulqa_has_the_best_answer_first_and_each_once(tmp_path):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["arc-challenge", "commonsenseqa"])
-@pytest.mark.parametrize("records", [AI2, HUB_CHOICES], ids=["ai2", "hub"])
+@pytest.mark.parametrize(
+    ("name", "records"), [("arc-challenge", AI2), ("commonsenseqa", HUB_CHOICES)], ids=["ai2", "hub"]
+)
 def test_right_choices_are_references_in_both_layouts(tmp_path, name, records):
     task = load_task(name, write_jsonl(tmp_path / "any.jsonl", records))
     assert [(e.id, e.prompt, e.references, e.gold) for e in task.examples] == [
@@ -135,14 +138,14 @@ def test_right_choices_are_references_in_both_layouts(tmp_path, name, records):
     assert GRADERS[task.grader].right(" Blood\n", task.examples[0].gold)
 
 
-@pytest.mark.parametrize("name", ["test.jsonl.xz", "test.jsonl.gz", "test.JSONL", "test.parquet", "test.json"])
-def test_every_kind_of_file_gives_the_same_examples(tmp_path, gsm8k, name):
-    path = tmp_path / name
-    if name == "test.json":
-        path.write_text(json.dumps(GSM8K))
-    else:
-        (write_parquet if name == "test.parquet" else write_jsonl)(path, GSM8K)
-    assert load_task("gsm8k", path).examples == load_task("gsm8k", str(gsm8k)).examples
+def test_every_kind_of_file_gives_the_same_examples(tmp_path, gsm8k):
+    for name in ("test.jsonl.xz", "test.jsonl.gz", "test.JSONL", "test.parquet", "test.json"):
+        path = tmp_path / name
+        if name == "test.json":
+            path.write_text(json.dumps(GSM8K))
+        else:
+            (write_parquet if name == "test.parquet" else write_jsonl)(path, GSM8K)
+        assert load_task("gsm8k", path).examples == load_task("gsm8k", str(gsm8k)).examples, name
 
 
 def test_line_separators_inside_a_question_do_not_cut_it(tmp_path):
@@ -151,20 +154,17 @@ def test_line_separators_inside_a_question_do_not_cut_it(tmp_path):
     assert load_task("gsm8k", path).examples[0].prompt == "Question: a\u2028b\x85c\x0bd\nAnswer:"
 
 
-@pytest.mark.parametrize(
-    ("name", "file", "records"),
-    [
+def test_a_folder_is_searched_for_the_split_of_the_paper(tmp_path):
+    for i, (name, file, records) in enumerate([
         ("gsm8k", "test.jsonl", GSM8K),
         ("arc-challenge", "ARC-Challenge-Test.jsonl", AI2),
         ("arc-challenge", "ARC-Challenge/ARC-Challenge-Test.jsonl", AI2),
         ("commonsenseqa", "dev_rand_split.jsonl", AI2),
         ("commonsenseqa", "questions.jsonl", AI2),
-    ],
-)
-def test_a_folder_is_searched_for_the_split_of_the_paper(tmp_path, name, file, records):
-    write_jsonl(tmp_path / file, records)
-    write_jsonl((tmp_path / file).parent / "train_rand_split.jsonl", [])
-    assert len(load_task(name, str(tmp_path))) == len(records)
+    ]):  # fmt: skip
+        path = write_jsonl(tmp_path / str(i) / file, records)
+        write_jsonl(path.parent / "train_rand_split.jsonl", [])
+        assert len(load_task(name, str(tmp_path / str(i)))) == len(records), file
 
 
 def test_other_splits_are_chosen_by_name(tmp_path):
@@ -285,75 +285,71 @@ def test_shots_of_other_questions_show_the_best_answer(tmp_path):
 # ---- what is refused
 
 
-@pytest.mark.parametrize(
-    ("name", "records", "named"),
-    [
-        ("gsm8k", [], "no question"),
-        ("gsm8k", [{"question": "q"}], "record 1 has no 'answer'; its fields are question"),
-        ("gsm8k", [GSM8K[0], {"question": "q", "answer": 3}], "record 2: .*not text"),
-        ("gsm8k", [{"question": " ", "answer": "#### 1"}], "empty"),
-        ("gsm8k", [{"question": "\ud800", "answer": "#### 1"}], "surrogates"),
-        ("gsm8k", [[1]], "line 1 is no JSON object"),
-        ("arc-challenge", [{**AI2[0], "answerKey": "E"}], "answerKey is 'E', which is none of its choices A, B"),
-        ("arc-challenge", [{**HUB_CHOICES[0], "choices": {"label": ["A"], "text": []}}], "laid out otherwise"),
-        ("commonsenseqa", [{"id": "x", "question": {"stem": "q"}}], "no 'choices'"),
-        ("truthfulqa", [{"question": "q"}], "no 'best_answer'"),
-        ("truthfulqa", [{"question": "q", "best_answer": "", "correct_answers": []}], "empty"),
-    ],
-)
-def test_records_laid_out_otherwise_are_named(tmp_path, name, records, named):
+BAD_RECORDS = [
+    ("gsm8k", [], "no question"),
+    ("gsm8k", [{"question": "q"}], "record 1 has no 'answer'; its fields are question"),
+    ("gsm8k", [GSM8K[0], {"question": "q", "answer": 3}], "record 2: .*not text"),
+    ("gsm8k", [{"question": " ", "answer": "#### 1"}], "empty"),
+    ("gsm8k", [{"question": "\ud800", "answer": "#### 1"}], "surrogates"),
+    ("gsm8k", [[1]], "line 1 is no JSON object"),
+    ("arc-challenge", [{**AI2[0], "answerKey": "E"}], "answerKey is 'E', which is none of its choices A, B"),
+    ("arc-challenge", [{**HUB_CHOICES[0], "choices": {"label": ["A"], "text": []}}], "laid out otherwise"),
+    ("commonsenseqa", [{"id": "x", "question": {"stem": "q"}}], "no 'choices'"),
+    ("truthfulqa", [{"question": "q"}], "no 'best_answer'"),
+    ("truthfulqa", [{"question": "q", "best_answer": "", "correct_answers": []}], "empty"),
+]
+
+
+def test_records_laid_out_otherwise_are_named(tmp_path):
     path = tmp_path / "bad.jsonl"
-    path.write_text("\n".join(map(json.dumps, records)))
-    with pytest.raises(D5P4Error, match=named):
-        load_task(name, path)
+    for name, records, named in BAD_RECORDS:
+        path.write_text("\n".join(map(json.dumps, records)))
+        assert re.search(named, refusal(load_task, name, path)), records
 
 
-@pytest.mark.parametrize(
-    ("file", "content", "named"),
-    [
-        ("bad.jsonl", b'{"question": ', "line 1 is not valid JSON"),
-        ("bad.jsonl", b"[" * 100_000, "not valid JSON"),
-        ("bad.jsonl", b"\xff\xfe", "not UTF-8 text: byte 0"),
-        ("bad.jsonl.xz", b"not xz", "cannot be read"),
-        ("bad.jsonl.gz", b"not gz", "cannot be read"),
-        ("bad.jsonl.gz", gzip.compress(b"{}" * 100, mtime=0)[:-9], "cannot be read"),
-        ("bad.csv", b'question,answer\n"' + b"x" * 200_000, "cannot be read as CSV"),
-        ("bad.parquet", b"PAR1", "cannot be read as parquet"),
-    ],
-)
-def test_broken_files_are_named(tmp_path, file, content, named):
-    if file.endswith("parquet"):
-        pytest.importorskip("pyarrow")
-    (tmp_path / file).write_bytes(content)
-    with pytest.raises(D5P4Error, match=named) as error:
-        load_task("gsm8k", tmp_path / file)
-    assert file in str(error.value)
+BROKEN = [
+    ("bad.jsonl", b'{"question": ', "line 1 is not valid JSON"),
+    ("bad.jsonl", b"[" * 100_000, "not valid JSON"),
+    ("bad.jsonl", b"\xff\xfe", "not UTF-8 text: byte 0"),
+    ("bad.jsonl.xz", b"not xz", "cannot be read"),
+    ("bad.jsonl.gz", b"not gz", "cannot be read"),
+    ("bad.jsonl.gz", gzip.compress(b"{}" * 100, mtime=0)[:-9], "cannot be read"),
+    ("bad.csv", b'question,answer\n"' + b"x" * 200_000, "cannot be read as CSV"),
+    ("bad.parquet", b"PAR1", "cannot be read as parquet"),
+]
 
 
-@pytest.mark.parametrize(
-    ("call", "named"),
-    [
-        (lambda path: load_task("squad"), "'squad': choose one of truthfulqa, arc-challenge"),
-        (lambda path: load_task("gsm8k", path, limit=0), "limit=0"),
-        (lambda path: load_task("gsm8k", path, limit=2.5), "limit=2.5"),
-        (lambda path: load_task("gsm8k", path, shots=-1), "shots=-1"),
-        (lambda path: load_task("gsm8k", path, seed=True), "seed=True"),
-        (lambda path: load_task("gsm8k", path, shots_path=path), "needs shots"),
-        (lambda path: load_task("gsm8k", path, words=5), "words=5"),
-        (lambda path: load_task("gsm8k", path.parent / "none.jsonl"), "none.jsonl' does not exist"),
-        (lambda path: load_task("gsm8k", "none/test.jsonl"), "'none/test.jsonl' does not exist"),
-        (lambda path: load_task("gsm8k", path.parent.parent / "empty"), "does not exist"),
-        (lambda path: load_task("countdown", path), "leave out the path"),
-        (lambda path: load_task("countdown", split="6"), "split='6'"),
-        (lambda path: load_task("countdown", shots=2), "countdown has no solved examples"),
-        (lambda path: load_task("books"), "books needs the path"),
-        (lambda path: load_task("text"), "text needs the path"),
-        (lambda path: load_task("text", path), "record 1 has no 'text'"),
-    ],
-)
-def test_bad_arguments_are_named(gsm8k, call, named):
-    with pytest.raises(D5P4Error, match=named):
-        call(gsm8k)
+def test_broken_files_are_named(tmp_path):
+    pytest.importorskip("pyarrow")
+    for file, content, named in BROKEN:
+        (tmp_path / file).write_bytes(content)
+        said = refusal(load_task, "gsm8k", tmp_path / file)
+        assert named in said and file in said, content[:20]
+
+
+BAD_ARGUMENTS = [
+    (lambda path: load_task("squad"), "'squad': choose one of truthfulqa, arc-challenge"),
+    (lambda path: load_task("gsm8k", path, limit=0), "limit=0"),
+    (lambda path: load_task("gsm8k", path, limit=2.5), "limit=2.5"),
+    (lambda path: load_task("gsm8k", path, shots=-1), "shots=-1"),
+    (lambda path: load_task("gsm8k", path, seed=True), "seed=True"),
+    (lambda path: load_task("gsm8k", path, shots_path=path), "needs shots"),
+    (lambda path: load_task("gsm8k", path, words=5), "words=5"),
+    (lambda path: load_task("gsm8k", path.parent / "none.jsonl"), "none.jsonl' does not exist"),
+    (lambda path: load_task("gsm8k", "none/test.jsonl"), "'none/test.jsonl' does not exist"),
+    (lambda path: load_task("gsm8k", path.parent.parent / "empty"), "does not exist"),
+    (lambda path: load_task("countdown", path), "leave out the path"),
+    (lambda path: load_task("countdown", split="6"), "split='6'"),
+    (lambda path: load_task("countdown", shots=2), "countdown has no solved examples"),
+    (lambda path: load_task("books"), "books needs the path"),
+    (lambda path: load_task("text"), "text needs the path"),
+    (lambda path: load_task("text", path), "record 1 has no 'text'"),
+]
+
+
+def test_bad_arguments_are_named(gsm8k):
+    for call, named in BAD_ARGUMENTS:
+        assert named in refusal(call, gsm8k)
 
 
 # ---- countdown
@@ -374,30 +370,30 @@ def test_countdown_is_held_out_and_needs_no_file():
 # ---- prose
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("One here. Two there! Three? Four", ["One here.", "Two there!", "Three?", "Four"]),
-        (
-            "Mr. Smith met Mrs. Jones in St. Ives. Dr. No left.",
-            ["Mr. Smith met Mrs. Jones in St. Ives.", "Dr. No left."],
-        ),
-        ("J. R. Tolkien wrote. It was I. He knew.", ["J. R. Tolkien wrote.", "It was I.", "He knew."]),
-        ('"Who is there?" said he. "I," said she.', ['"Who is there?" said he.', '"I," said she.']),
-        ("\u201cStop!\u201d \u201cWhy?\u201d he asked.", ["\u201cStop!\u201d", "\u201cWhy?\u201d he asked."]),
-        (
-            "No.... They have come... and gone. (Pause.) End",
-            ["No....", "They have come... and gone.", "(Pause.)", "End"],
-        ),
-        ("It cost 3.50 on No. 5 road. Élan won.", ["It cost 3.50 on No. 5 road.", "Élan won."]),
-        ("The best. The last interest. Next.", ["The best.", "The last interest.", "Next."]),
-        ("no stop", ["no stop"]),
-        ("", []),
-        ("   ", []),
-    ],
-)
-def test_sentences(text, expected):
-    assert sentences(text) == expected
+SENTENCES = [
+    ("One here. Two there! Three? Four", ["One here.", "Two there!", "Three?", "Four"]),
+    (
+        "Mr. Smith met Mrs. Jones in St. Ives. Dr. No left.",
+        ["Mr. Smith met Mrs. Jones in St. Ives.", "Dr. No left."],
+    ),
+    ("J. R. Tolkien wrote. It was I. He knew.", ["J. R. Tolkien wrote.", "It was I.", "He knew."]),
+    ('"Who is there?" said he. "I," said she.', ['"Who is there?" said he.', '"I," said she.']),
+    ("\u201cStop!\u201d \u201cWhy?\u201d he asked.", ["\u201cStop!\u201d", "\u201cWhy?\u201d he asked."]),
+    (
+        "No.... They have come... and gone. (Pause.) End",
+        ["No....", "They have come... and gone.", "(Pause.)", "End"],
+    ),
+    ("It cost 3.50 on No. 5 road. Élan won.", ["It cost 3.50 on No. 5 road.", "Élan won."]),
+    ("The best. The last interest. Next.", ["The best.", "The last interest.", "Next."]),
+    ("no stop", ["no stop"]),
+    ("", []),
+    ("   ", []),
+]
+
+
+def test_sentences():
+    for text, expected in SENTENCES:
+        assert sentences(text) == expected
 
 
 def test_sentences_lose_nothing_but_the_space_between_them():
@@ -405,9 +401,10 @@ def test_sentences_lose_nothing_but_the_space_between_them():
     assert "".join("".join(sentences(text)).split()) == "".join(text.split())
 
 
-@pytest.mark.parametrize("text", ["." * 200_000, ". " * 100_000, '."' * 100_000, "A. " * 60_000, ". \"'" * 50_000])
-def test_no_text_makes_the_splitter_slow(text):
-    assert len(sentences(text)) <= 60_000
+def test_no_text_makes_the_splitter_slow():
+    """Matching that goes back over its text takes minutes here, and runs into the limit of a test."""
+    for text in ("." * 200_000, ". " * 100_000, '."' * 100_000, "A. " * 60_000, ". \"'" * 50_000):
+        assert len(sentences(text)) <= 60_000, text[:8]
 
 
 def paragraph(first, rest, start="He"):
@@ -426,25 +423,25 @@ def test_a_short_first_sentence_takes_the_second_with_it():
     assert prompt.startswith("Mr. X came.  He saw") and len(prompt.split()) == 13
 
 
-@pytest.mark.parametrize(
-    ("text", "fits"),
-    [
-        (paragraph(10, 50), True),
-        (paragraph(10, 49), False),  # 59 words
-        (paragraph(10, 190), True),
-        (paragraph(10, 191), False),  # 201 words
-        (paragraph(8, 60), True),
-        (paragraph(40, 60), True),
-        (paragraph(41, 60), False),  # a beginning of 41 words
-        (paragraph(40, 30), True),
-        (paragraph(40, 29), False),  # leaves 29
-        ("Go. Go. " + paragraph(10, 60), False),  # two sentences of one word
-        (" ".join(["word"] * 80), False),
-        ("", False),
-    ],
-)
-def test_paragraphs_that_do_not_lend_themselves(text, fits):
-    assert (continuation(text) is not None) == fits
+PARAGRAPHS = [
+    (paragraph(10, 50), True),
+    (paragraph(10, 49), False),  # 59 words
+    (paragraph(10, 190), True),
+    (paragraph(10, 191), False),  # 201 words
+    (paragraph(8, 60), True),
+    (paragraph(40, 60), True),
+    (paragraph(41, 60), False),  # a beginning of 41 words
+    (paragraph(40, 30), True),
+    (paragraph(40, 29), False),  # leaves 29
+    ("Go. Go. " + paragraph(10, 60), False),  # two sentences of one word
+    (" ".join(["word"] * 80), False),
+    ("", False),
+]
+
+
+def test_paragraphs_that_do_not_lend_themselves():
+    for text, fits in PARAGRAPHS:
+        assert (continuation(text) is not None) == fits, text
 
 
 def test_pieces_have_exactly_so_many_words_and_keep_their_space():
@@ -499,18 +496,16 @@ def test_books_ask_for_longer_paragraphs_by_words(val):
         load_task("books", val, words=300)
 
 
-@pytest.mark.parametrize("name", ["val.txt", "val.txt.gz", "val.jsonl", "val.parquet"])
-def test_books_and_text_come_in_every_kind_of_file(tmp_path, val, name):
-    path, texts = tmp_path / name, TEXT.split(corpus.END_TEXT)
-    if name.endswith("jsonl"):
-        write_jsonl(path, [{"text": text, "url": "x"} for text in texts])
-    elif name.endswith("parquet"):
-        write_parquet(path, [{"text": text, "url": "x"} for text in texts])
-    else:
-        raw = TEXT.replace("\n", "\r\n").encode("utf-8-sig")
-        path.write_bytes(gzip.compress(raw) if name.endswith("gz") else raw)
-    assert load_task("books", path).examples == load_task("books", val).examples
-    assert load_task("text", path, words=50).examples == load_task("text", val, words=50).examples
+def test_books_and_text_come_in_every_kind_of_file(tmp_path, val):
+    texts, raw = TEXT.split(corpus.END_TEXT), TEXT.replace("\n", "\r\n").encode("utf-8-sig")
+    (tmp_path / "val.txt").write_bytes(raw)
+    (tmp_path / "val.txt.gz").write_bytes(gzip.compress(raw))
+    write_jsonl(tmp_path / "val.jsonl", [{"text": text, "url": "x"} for text in texts])
+    write_parquet(tmp_path / "val.parquet", [{"text": text, "url": "x"} for text in texts])
+    books, pieces = load_task("books", val).examples, load_task("text", val, words=50).examples
+    for name in ("val.txt", "val.txt.gz", "val.jsonl", "val.parquet"):
+        assert load_task("books", tmp_path / name).examples == books, name
+        assert load_task("text", tmp_path / name, words=50).examples == pieces, name
 
 
 def test_text_has_no_prompt_and_pieces_as_references(val):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from d5p4.errors import D5P4Error
 from d5p4.models import checkpoint, load
 from tests.checkpoints import write_dream, write_llada, write_mdlm
+from tests.refusals import refusal
 
 
 def edit(folder: Path, change) -> None:
@@ -67,12 +69,11 @@ def test_a_tied_head_may_be_stored_twice(tmp_path: Path, write, name: str) -> No
     assert not heads & set(load(folder, "cpu").state_dict())
 
 
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.pth", "last.ckpt"])
-def test_pickle_is_refused(tmp_path: Path, name: str) -> None:
-    folder = write_llada(tmp_path)
-    (folder / "model.safetensors").rename(folder / name)
-    with pytest.raises(D5P4Error, match=f"{name}.*convert"):
-        load(folder, "cpu")
+def test_pickle_is_refused(tmp_path: Path) -> None:
+    file = write_llada(tmp_path) / "model.safetensors"
+    for name in ("pytorch_model.bin", "model.pt", "model.pth", "last.ckpt"):
+        file = file.rename(tmp_path / name)
+        assert re.search(f"{name}.*convert", refusal(load, tmp_path, "cpu"))
 
 
 def test_no_weights(tmp_path: Path) -> None:
@@ -82,12 +83,12 @@ def test_no_weights(tmp_path: Path) -> None:
         load(folder, "cpu")
 
 
-@pytest.mark.parametrize("keep", [0, 4, 500, -40])
-def test_truncated_file(tmp_path: Path, keep: int) -> None:
+def test_truncated_file(tmp_path: Path) -> None:
     file = write_llada(tmp_path) / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:keep])
-    with pytest.raises(D5P4Error, match="model.safetensors is not a whole"):
-        load(tmp_path, "cpu")
+    whole = file.read_bytes()
+    for keep in (0, 4, 500, -40):
+        file.write_bytes(whole[:keep])
+        assert "model.safetensors is not a whole" in refusal(load, tmp_path, "cpu"), keep
 
 
 def test_missing_shard(tmp_path: Path) -> None:
@@ -106,13 +107,14 @@ def test_shards_outside_the_folder_are_refused(tmp_path: Path) -> None:
         load(folder, "cpu")
 
 
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json", "tokenizer_config.json"])
-@pytest.mark.parametrize("content", ["{broken", "[1, 2]"])
-def test_unreadable_json(tmp_path: Path, name: str, content: str) -> None:
+def test_unreadable_json(tmp_path: Path) -> None:
     folder = write_llada(tmp_path, shards=2)
-    (folder / name).write_text(content)
-    with pytest.raises(D5P4Error, match=name):
-        load(folder, "cpu")
+    for name in ("config.json", "model.safetensors.index.json", "tokenizer_config.json"):
+        before = (folder / name).read_text()
+        for content in ("{broken", "[1, 2]"):
+            (folder / name).write_text(content)
+            assert name in refusal(load, folder, "cpu"), content
+        (folder / name).write_text(before)
 
 
 def watch_files(monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], list[str]]:

@@ -40,8 +40,10 @@ def mapped_parameters(model: NativeModel, file: Path) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("write", [write_llada, write_dream, write_mdlm])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("write, dtype", [
+    (write_llada, torch.float32), (write_mdlm, torch.float64),
+    *[pytest.param(write_dream, dtype, marks=pytest.mark.full) for dtype in (torch.float32, torch.float64)],
+])  # fmt: skip
 def test_nothing_else_changes(tmp_path: Path, write, dtype: torch.dtype) -> None:
     folder = write(tmp_path, shards=2)
     plain, mapped = load(folder, "cpu", dtype), load(folder, "cpu", dtype, mapped=True)
@@ -90,6 +92,7 @@ def _share() -> int:
     return next(1024 * int(line.split()[1]) for line in ROLLUP.read_text().splitlines() if line.startswith("Pss:"))
 
 
+@pytest.mark.full  # that parameters lie in a private map of the file says the same of one process
 @pytest.mark.skipif(not ROLLUP.is_file(), reason="needs Linux's /proc")
 def test_two_processes_hold_the_pages_once(tmp_path: Path) -> None:
     folder = write_llada(tmp_path, **LARGE)

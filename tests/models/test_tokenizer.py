@@ -17,6 +17,7 @@ from d5p4.models.tokenizer import render_chat
 from d5p4.prompts import encode
 from tests.checkpoints import TINY_TEXT, write_dream, write_llada, write_mdlm
 from tests.fake import FakeModel
+from tests.refusals import refusal
 
 CORPUS = [
     "The quick brown fox can't jump; it won't, they're told. I'll see: 1234567 times, 3.14!",
@@ -59,19 +60,20 @@ def copy(source: Path, target: Path, **files: object) -> Path:
     return target
 
 
-@pytest.mark.parametrize("text", AWKWARD)
-def test_gpt2_files(bpe: Path, tmp_path: Path, text: str) -> None:
+def check_agreement(ours: Tokenizer, theirs: transformers.PreTrainedTokenizerFast) -> None:
+    for text in AWKWARD:
+        ids = theirs.encode(text, add_special_tokens=False)
+        read = theirs.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        assert ours.encode(text) == ids and ours.decode(ids) == read, text
+
+
+def test_gpt2_files(bpe: Path, tmp_path: Path) -> None:
     folder = copy(bpe, tmp_path)
-    ours = Tokenizer.read(folder)
-    theirs = transformers.GPT2TokenizerFast.from_pretrained(str(folder))
-    ids = theirs.encode(text, add_special_tokens=False)
-    assert ours.encode(text) == ids
-    assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    check_agreement(Tokenizer.read(folder), transformers.GPT2TokenizerFast.from_pretrained(str(folder)))
 
 
-@pytest.mark.parametrize("text", AWKWARD)
 @pytest.mark.parametrize("kind", ["Qwen2Tokenizer", "DreamTokenizer"])
-def test_qwen2_files(bpe: Path, tmp_path: Path, text: str, kind: str) -> None:
+def test_qwen2_files(bpe: Path, tmp_path: Path, kind: str) -> None:
     size = len(json.loads((bpe / "vocab.json").read_text()))
     names = ["<|im_start|>", "<|im_end|>", "<|mask|>"]
     ids = {name: size + i for i, name in enumerate(names)}
@@ -79,10 +81,7 @@ def test_qwen2_files(bpe: Path, tmp_path: Path, text: str, kind: str) -> None:
     settings = {"tokenizer_class": kind, "added_tokens_decoder": decoder}
     folder = copy(bpe, tmp_path, added_tokens=ids, tokenizer_config=settings)
     ours = Tokenizer.read(folder, mask_id=ids["<|mask|>"])
-    theirs = transformers.Qwen2TokenizerFast.from_pretrained(str(folder))
-    wanted = theirs.encode(text, add_special_tokens=False)
-    assert ours.encode(text) == wanted
-    assert ours.decode(wanted) == theirs.decode(wanted, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    check_agreement(ours, transformers.Qwen2TokenizerFast.from_pretrained(str(folder)))
     assert {name: ours.special_id(name) for name in names} == ids
 
 
@@ -195,9 +194,9 @@ def test_where_the_template_comes_from(tmp_path: Path) -> None:
     assert Tokenizer.read(folder).chat([]) == "file"
 
 
-@pytest.mark.parametrize(
-    "template",
-    [
+def test_bad_templates_are_refused(tmp_path: Path) -> None:
+    folder = write_llada(tmp_path)
+    for template in (
         "{{ ''.__class__.__mro__ }}",
         "{{ messages.append(1) }}",
         "{{ raise_exception('only users may speak') }}",
@@ -205,20 +204,16 @@ def test_where_the_template_comes_from(tmp_path: Path) -> None:
         "{{ undefined_thing.attribute }}",
         "{{ 1 / 0 }}",
         "{{ range(10 ** 9) | list }}",
-    ],
-)
-def test_bad_templates_are_refused(tmp_path: Path, template: str) -> None:
-    folder = write_llada(tmp_path)
-    (folder / "chat_template.jinja").write_text(template)
-    with pytest.raises(D5P4Error, match="chat template"):
-        Tokenizer.read(folder).chat([{"role": "user", "content": "hi"}])
+    ):
+        (folder / "chat_template.jinja").write_text(template)
+        said = refusal(Tokenizer.read(folder).chat, [{"role": "user", "content": "hi"}])
+        assert "chat template" in said, template
 
 
-@pytest.mark.parametrize("messages", ["hi", {"role": "user"}, [{"content": "x"}], ["x"]])
-def test_bad_messages(tmp_path: Path, messages: object) -> None:
+def test_bad_messages(tmp_path: Path) -> None:
     tokenizer = Tokenizer.read(write_llada(tmp_path, chat=True))
-    with pytest.raises(D5P4Error, match="role"):
-        tokenizer.chat(messages)
+    for messages in ("hi", {"role": "user"}, [{"content": "x"}], ["x"]):
+        assert "role" in refusal(tokenizer.chat, messages), messages
 
 
 def test_broken_files(bpe: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ CASES = [(write_llada, llama_of, False), (write_dream, qwen2_of, True)]
 
 
 @pytest.mark.parametrize(("write", "foreign", "shift"), CASES)
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("attention", ["sdpa", pytest.param("eager", marks=pytest.mark.full)])
 def test_wrapped_equals_native(tmp_path: Path, write, foreign, shift: bool, attention: str) -> None:
     folder = write(tmp_path, dtype=torch.float64)
     native = load(folder, "cpu", "float64")

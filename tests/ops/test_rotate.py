@@ -1,9 +1,13 @@
+import itertools
+
 import pytest
 import torch
 
 from d5p4.models.layers import rotary
 from d5p4.ops.rotate import rotate
 from tests.interpreter import interpreted
+
+QUICK = [((7, 3, 6), 3, torch.float32), ((5, 33, 128), 1, torch.bfloat16)]
 
 
 def case(rows, length, heads, width, dtype, angle_rows=1, seed=0):
@@ -31,9 +35,12 @@ def test_bf16_is_rounded_once():
 
 
 @interpreted
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("angle_rows", [1, 3])
-@pytest.mark.parametrize("shape", [(1, 4, 2), (7, 3, 6), (5, 33, 128)], ids=str)
+@pytest.mark.parametrize("shape, angle_rows, dtype", [
+    pytest.param(*case, marks=[pytest.mark.full] * (case not in QUICK))
+    for case in itertools.product(
+        [(1, 4, 2), (7, 3, 6), (5, 33, 128)], [1, 3], [torch.float32, torch.bfloat16, torch.float16]
+    )
+], ids=str)  # fmt: skip
 def test_kernel_gives_the_same_bits(shape, angle_rows, dtype):
     from d5p4.ops.kernels import rotate as triton
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -15,24 +14,24 @@ def row(*values: float) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-@pytest.mark.parametrize(
-    ("values", "tie", "best"),
-    [
-        pytest.param([1.0, 3.0, 2.0], [0, 9, 0], 1, id="the largest wins whatever the hashes"),
-        pytest.param([3.0, 3.0, 2.0], [5, 4, 0], 1, id="equal: the smaller hash"),
-        pytest.param([3.0, 3.0, 3.0], [5, -4, 0], 1, id="hashes are signed"),
-        pytest.param([3.0, 3.0 - TOLERANCE / 2, 2.0], [5, 4, 0], 1, id="within the tolerance is equal"),
-        pytest.param([3.0, 3.0 - TOLERANCE * 2, 2.0], [5, 4, 0], 0, id="beyond it is not"),
-        pytest.param([NAN, -7.0, NAN], [0, 9, 0], 1, id="NaN loses to any number"),
-        pytest.param([NAN, -INF, NAN], [5, 4, 3], 2, id="NaN is minus infinity"),
-        pytest.param([-INF, -INF, -INF], [5, 4, 6], 1, id="all minus infinity: the smallest hash"),
-        pytest.param([NAN, NAN, NAN], [5, 6, 4], 2, id="all NaN: the smallest hash"),
-        pytest.param([INF, 1.0, INF], [5, 0, 4], 2, id="plus infinity ties with itself alone"),
-        pytest.param([-INF, -1e300, -INF], [0, 9, 0], 1, id="any finite value beats minus infinity"),
-    ],
-)
-def test_argbest(values: list[float], tie: list[int], best: int) -> None:
-    assert argbest(row(*values), torch.tensor(tie)).item() == best
+BEST = {
+    "the largest wins whatever the hashes": ([1.0, 3.0, 2.0], [0, 9, 0], 1),
+    "equal: the smaller hash": ([3.0, 3.0, 2.0], [5, 4, 0], 1),
+    "hashes are signed": ([3.0, 3.0, 3.0], [5, -4, 0], 1),
+    "within the tolerance is equal": ([3.0, 3.0 - TOLERANCE / 2, 2.0], [5, 4, 0], 1),
+    "beyond it is not": ([3.0, 3.0 - TOLERANCE * 2, 2.0], [5, 4, 0], 0),
+    "NaN loses to any number": ([NAN, -7.0, NAN], [0, 9, 0], 1),
+    "NaN is minus infinity": ([NAN, -INF, NAN], [5, 4, 3], 2),
+    "all minus infinity: the smallest hash": ([-INF, -INF, -INF], [5, 4, 6], 1),
+    "all NaN: the smallest hash": ([NAN, NAN, NAN], [5, 6, 4], 2),
+    "plus infinity ties with itself alone": ([INF, 1.0, INF], [5, 0, 4], 2),
+    "any finite value beats minus infinity": ([-INF, -1e300, -INF], [0, 9, 0], 1),
+}
+
+
+def test_argbest() -> None:
+    for rule, (values, tie, best) in BEST.items():
+        assert argbest(row(*values), torch.tensor(tie)).item() == best, rule
 
 
 def test_argbest_measures_ties_from_the_best_value() -> None:

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
 from d5p4.errors import D5P4Error
 from d5p4.kernel import additive, multiplicative
 from d5p4.select import GreedyBeam, PartitionDPP, exhaustive
+from tests.refusals import refusal
 from tests.select.cases import inputs, is_transversal, keys, pool
 
 SOLVERS = ["local-search", "one-start", "k-starts", "n-starts", "exact", "exhaustive"]
@@ -20,11 +23,10 @@ def test_kernels_are_the_papers() -> None:
     torch.testing.assert_close(torch.linalg.slogdet(s).logabsdet + gain.sum(-1), expected)
 
 
-@pytest.mark.parametrize("beta", [-0.5, float("nan"), float("inf")])
-def test_bad_beta_is_named(beta: float) -> None:
-    for make in (lambda: additive(torch.ones(1, 2), torch.ones(1, 2, 2), beta), lambda: PartitionDPP(beta)):
-        with pytest.raises(D5P4Error, match=str(beta)):
-            make()
+def test_bad_beta_is_named() -> None:
+    for beta in (-0.5, float("nan"), float("inf")):
+        assert str(beta) in refusal(additive, torch.ones(1, 2), torch.ones(1, 2, 2), beta)
+        assert str(beta) in refusal(PartitionDPP, beta)
 
 
 def test_bad_parameters_are_named() -> None:
@@ -46,22 +48,21 @@ def test_bad_parameters_are_named() -> None:
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
-@pytest.mark.parametrize("kernel", ["additive", "multiplicative"])
-def test_beta_to_zero_is_greedy_beam(kernel: str, solver: str) -> None:
-    view = pool(*inputs(40, 4, 3, 1))
-    greedy = GreedyBeam()(view, 4, keys(40)).parents
-    for beta in (0.0, 1e-7):
-        assert torch.equal(PartitionDPP(beta, kernel, solver)(view, 4, keys(40)).parents, greedy)  # type: ignore[arg-type]
+def test_beta_to_zero_is_greedy_beam(solver: str) -> None:
+    view = pool(*inputs(10, 4, 3, 1))
+    greedy = GreedyBeam()(view, 4, keys(10)).parents
+    for kernel, beta in itertools.product(("additive", "multiplicative"), (0.0, 1e-7)):
+        found = PartitionDPP(beta, kernel, solver)(view, 4, keys(10)).parents  # type: ignore[arg-type]
+        assert torch.equal(found, greedy), (kernel, beta)
 
 
-@pytest.mark.parametrize("kernel", ["additive", "multiplicative"])
-def test_beta_to_zero_without_groups_is_the_top_k(kernel: str) -> None:
+def test_beta_to_zero_without_groups_is_the_top_k() -> None:
     quality, similarity, tie = inputs(40, 4, 3, 1)
     view = pool(quality, similarity, tie)
     top = quality.topk(4).indices.sort(-1).values
-    for beta in (0.0, 1e-7):
+    for kernel, beta in itertools.product(("additive", "multiplicative"), (0.0, 1e-7)):
         found = PartitionDPP(beta, kernel, partition=False)(view, 4, keys(40)).parents  # type: ignore[arg-type]
-        assert torch.equal(found, top)
+        assert torch.equal(found, top), (kernel, beta)
 
 
 def test_zero_beta_asks_for_no_similarity() -> None:
@@ -85,22 +86,22 @@ def test_larger_beta_is_more_diverse(kernel: str) -> None:
     assert spread == sorted(spread) and spread[-1] > spread[0] + 0.1
 
 
-@pytest.mark.parametrize("solver", SOLVERS)
-def test_edges_of_k_and_w(solver: str) -> None:
-    view = pool(*inputs(6, 5, 1, 3))
-    assert PartitionDPP(3.0, solver=solver)(view, 5, keys(6)).parents.tolist() == [list(range(5))] * 6  # type: ignore[arg-type]
-    quality, similarity, tie = inputs(6, 1, 5, 3)
-    found = PartitionDPP(3.0, solver=solver)(pool(quality, similarity, tie), 1, keys(6)).parents  # type: ignore[arg-type]
-    assert torch.equal(found, quality.argmax(-1, keepdim=True))
+def test_edges_of_k_and_w() -> None:
+    one_child, (quality, similarity, tie) = pool(*inputs(6, 5, 1, 3)), inputs(6, 1, 5, 3)
+    for solver in SOLVERS:
+        select = PartitionDPP(3.0, solver=solver)  # type: ignore[arg-type]
+        assert select(one_child, 5, keys(6)).parents.tolist() == [list(range(5))] * 6, solver
+        found = select(pool(quality, similarity, tie), 1, keys(6)).parents
+        assert torch.equal(found, quality.argmax(-1, keepdim=True)), solver
 
 
 def test_solvers_are_ordered_by_strength() -> None:
-    quality, similarity, tie = inputs(200, 5, 3, 4)
+    quality, similarity, tie = inputs(60, 5, 3, 4)
     kernel = additive(quality, similarity, 50.0)
-    p = torch.arange(200).view(-1, 1, 1)
+    p = torch.arange(60).view(-1, 1, 1)
     value = {}
     for solver in SOLVERS:
-        s = PartitionDPP(50.0, solver=solver)(pool(quality, similarity, tie), 5, keys(200)).parents  # type: ignore[arg-type]
+        s = PartitionDPP(50.0, solver=solver)(pool(quality, similarity, tie), 5, keys(60)).parents  # type: ignore[arg-type]
         assert is_transversal(s, 5, 3)
         value[solver] = torch.linalg.slogdet(kernel[p, s.unsqueeze(-1), s.unsqueeze(-2)]).logabsdet.mean().item()
     assert value["one-start"] < value["k-starts"] < value["n-starts"] <= value["exact"] + 1e-9

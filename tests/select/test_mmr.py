@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -29,8 +31,8 @@ def by_embeddings(quality: torch.Tensor, e: torch.Tensor, k: int, alpha: float) 
 
 
 def test_gram_form_equals_embedding_form() -> None:
-    k, w, prompts = 4, 3, 50
-    for alpha in (0.3, 1.0, 10.0, 30.0):
+    k, w, prompts = 4, 3, 10
+    for alpha in (0.3, 1.0, 10.0):
         quality, _, tie = inputs(prompts, k, w, int(alpha * 10))
         e = torch.randn(prompts, k * w, 24, generator=torch.Generator().manual_seed(1), dtype=torch.float64) + 1
         e = torch.nn.functional.normalize(e, dim=-1)
@@ -49,14 +51,12 @@ def test_max_form_looks_at_the_nearest_pick_only() -> None:
     assert MMR(1.0, form="max", starts="one")(view, 3, keys(1)).parents.tolist() == [[0, 2, 4]]
 
 
-@pytest.mark.parametrize("starts", ["one", "k", "n"])
-@pytest.mark.parametrize("form", ["mean", "max"])
-def test_without_penalty_it_is_greedy_beam(starts: str, form: str) -> None:
+def test_without_penalty_it_is_greedy_beam() -> None:
     view = pool(*inputs(30, 4, 3, 3))
-    assert torch.equal(
-        MMR(0.0, form, starts)(view, 4, keys(30)).parents,
-        GreedyBeam()(view, 4, keys(30)).parents,  # type: ignore[arg-type]
-    )
+    greedy = GreedyBeam()(view, 4, keys(30)).parents
+    for form, starts in itertools.product(("mean", "max"), ("one", "k", "n")):
+        found = MMR(0.0, form, starts)(view, 4, keys(30)).parents  # type: ignore[arg-type]
+        assert torch.equal(found, greedy), (form, starts)
 
 
 def test_broken_similarity_and_quality_still_give_a_transversal() -> None:

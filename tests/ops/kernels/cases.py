@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import torch
@@ -132,8 +133,8 @@ def check_solver(k: int, w: int, prompts: int, kind: str, beta: float, device: s
         assert torch.equal(found, plain)
 
 
-def check_hard_problems(k: int, w: int, prompts: int, device: str = "cpu") -> None:
-    """Whatever the input, one item of each group."""
+def check_hard_problems(k: int, w: int, prompts: int, device: str = "cpu", every: bool = True) -> None:
+    """Whatever the input, one item of each group; every kernel with every quality, or each once."""
     quality, similarity, tie = (x.to(device) for x in inputs(prompts, k, w, 3))
     size = k * w
     nan = similarity.clone()
@@ -143,10 +144,11 @@ def check_hard_problems(k: int, w: int, prompts: int, device: str = "cpu") -> No
         torch.zeros_like(similarity), torch.ones_like(similarity), nan, torch.full_like(similarity, math.nan),
         similarity[:, same][:, :, same], torch.full_like(similarity, math.inf), -similarity,
     ]  # fmt: skip
-    for kernel in kernels:
-        for worth in (quality, quality * 0, quality * math.nan):
-            found = partition_map.partition_map(kernel.float(), k, None, worth, tie)
-            assert is_transversal(found.cpu(), k, w)
+    worths = [quality, quality * 0, quality * math.nan]
+    pairs = itertools.product(kernels, worths) if every else zip(kernels, itertools.cycle(worths), strict=False)
+    for kernel, worth in pairs:
+        found = partition_map.partition_map(kernel.float(), k, None, worth, tie)
+        assert is_transversal(found.cpu(), k, w)
     found = partition_map.partition_map(torch.zeros_like(similarity).float(), k, None, quality, tie)
     best = quality.view(prompts, k, w).argmax(-1) + torch.arange(k, device=device) * w
     assert torch.equal(found, best), "where all determinants vanish quality decides"
