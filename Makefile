@@ -27,8 +27,8 @@ test: lint ## lint, types and the quick tests
 test-ten: $(VENV)/.installed-dev ## the quick tests ten times, in other places; RUNS="2 7" TESTS=tests/cli for some
 	@$(BIN)/python -m tests.ten --runs "$(RUNS)" -- $(QUICK) $(TESTS)
 
-test-full: lint ## the same, and every promise at full size (slow)
-	@$(BIN)/python -m pytest -q --durations=20 -n 2 --dist loadfile --timeout=1800 -m "not gpu and not browser"
+test-full: lint ## every promise at the size it is made for (under half an hour)
+	@$(BIN)/python -m pytest -q --durations=20 -n 2 --dist loadfile --timeout=1800 -m "full and not gpu and not browser"
 
 test-browser: $(VENV)/.installed-dev ## the playground in a real chromium, which must be installed
 	@$(BIN)/python -m pytest -q --durations=5 -m browser tests/browser
