@@ -115,3 +115,9 @@ def test_an_output_that_cannot_be_written_is_no_traceback(models, command, endin
     done = subprocess.run(["bash", "-c", f"{' '.join(words)} {ending}"], capture_output=True, text=True)
     assert "Traceback" not in done.stderr
     assert (done.returncode, "cannot write" in done.stderr) in [(2, True), (0, False)]
+
+
+@pytest.mark.parametrize("name", ["train", "reproduce"])
+def test_what_moved_to_the_lab_says_where_it_is(fails, name):
+    for words in ([], ["--help"], ["countdown", "--steps", "3", "-x"]):
+        assert f"python -m d5p4_lab {name}" in fails(name, *words), words
