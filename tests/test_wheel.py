@@ -59,11 +59,14 @@ def test_a_wheel_in_an_empty_environment_does_everything_offline(tmp_path):
     pip = (binaries / "python", "-m", "pip")
     run(*pip, "wheel", "-qq", "--no-deps", "--wheel-dir", tmp_path, ROOT, cwd=tmp_path)
     (wheel,) = tmp_path.glob("*.whl")
-    run(*pip, "install", "-qq", "-c", ROOT / "constraints.txt", f"{wheel}[serve]", cwd=tmp_path)
+
+    def install(what):
+        run(*pip, "install", "-qq", "-c", ROOT / "constraints.txt", what, cwd=tmp_path)
 
     def d5p4(*words):
         return run(binaries / "d5p4", *words, cwd=tmp_path, TERM="dumb")
 
+    install(wheel)
     call = [PUZZLE, "--model", "countdown", "--gen-length", "36", "--seed", "0"]
     answers = d5p4("generate", *call)
     assert "=96" in answers and "4 of 4 distinct" in answers
@@ -76,10 +79,11 @@ def test_a_wheel_in_an_empty_environment_does_everything_offline(tmp_path):
     d5p4("run", "-i", "prompts.txt", "-o", "answers.jsonl", "--model", "countdown", "--gen-length", "36", "--seed", "0")
     lines = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [line["prompt"] for line in lines] == [PUZZLE, PUZZLE]
-    assert "pass@" in d5p4("score", "answers.jsonl", "--grader", "countdown")
-
     lab = subprocess.run([binaries / "python", "-c", "import d5p4_lab"], capture_output=True, env=kept(), cwd=tmp_path)
     assert b"ModuleNotFoundError" in lab.stderr
+
+    install(f"{wheel}[eval,serve]")
+    assert "pass@" in d5p4("score", "answers.jsonl", "--grader", "countdown")
     serve_once(binaries / "d5p4", tmp_path)
 
 
