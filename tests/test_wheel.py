@@ -37,16 +37,17 @@ def test_the_wheel_holds_the_library_and_its_model_and_nothing_of_the_lab(tmp_pa
     assert wheel.stat().st_size < LARGEST
 
 
-def kept(**changes):
-    """The environment without what would lead to this checkout, and with a network that answers nothing."""
+def environment(online=False):
+    """What a process gets: nothing that leads to this checkout and, unless online, a network that answers nothing."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "D5P4"))}
     nowhere = "http://127.0.0.1:9"
     offline = {"HF_HUB_OFFLINE": "1", "HTTP_PROXY": nowhere, "HTTPS_PROXY": nowhere, "ALL_PROXY": nowhere}
-    outside = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "D5P4"))}
-    return outside | (offline | {"OMP_NUM_THREADS": "1", "COLUMNS": "120"} | changes if changes else {})
+    return kept | {"OMP_NUM_THREADS": "1", "COLUMNS": "120", "TERM": "dumb"} | ({} if online else offline)
 
 
-def run(*command, cwd, **changes):
-    done = subprocess.run(list(map(str, command)), cwd=cwd, capture_output=True, text=True, env=kept(**changes))
+def run(*command, cwd, online=False):
+    words = list(map(str, command))
+    done = subprocess.run(words, cwd=cwd, capture_output=True, text=True, env=environment(online))
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -57,14 +58,14 @@ def test_a_wheel_in_an_empty_environment_does_everything_offline(tmp_path):
     venv.create(tmp_path / "empty", with_pip=True)
     binaries = tmp_path / "empty" / ("Scripts" if os.name == "nt" else "bin")
     pip = (binaries / "python", "-m", "pip")
-    run(*pip, "wheel", "-qq", "--no-deps", "--wheel-dir", tmp_path, ROOT, cwd=tmp_path)
+    run(*pip, "wheel", "-qq", "--no-deps", "--wheel-dir", tmp_path, ROOT, cwd=tmp_path, online=True)
     (wheel,) = tmp_path.glob("*.whl")
 
     def install(what):
-        run(*pip, "install", "-qq", "-c", ROOT / "constraints.txt", what, cwd=tmp_path)
+        run(*pip, "install", "-qq", "-c", ROOT / "constraints.txt", what, cwd=tmp_path, online=True)
 
     def d5p4(*words):
-        return run(binaries / "d5p4", *words, cwd=tmp_path, TERM="dumb")
+        return run(binaries / "d5p4", *words, cwd=tmp_path)
 
     install(wheel)
     call = [PUZZLE, "--model", "countdown", "--gen-length", "36", "--seed", "0"]
@@ -79,8 +80,9 @@ def test_a_wheel_in_an_empty_environment_does_everything_offline(tmp_path):
     d5p4("run", "-i", "prompts.txt", "-o", "answers.jsonl", "--model", "countdown", "--gen-length", "36", "--seed", "0")
     lines = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [line["prompt"] for line in lines] == [PUZZLE, PUZZLE]
-    lab = subprocess.run([binaries / "python", "-c", "import d5p4_lab"], capture_output=True, env=kept(), cwd=tmp_path)
-    assert b"ModuleNotFoundError" in lab.stderr
+    found = "import importlib.util as u; print(u.find_spec('d5p4_lab'), u.find_spec('d5p4').origin)"
+    lab, library = run(binaries / "python", "-c", found, cwd=tmp_path).split()
+    assert lab == "None" and Path(library).is_relative_to(tmp_path / "empty")
 
     install(f"{wheel}[eval,serve]")
     assert "pass@" in d5p4("score", "answers.jsonl", "--grader", "countdown")
@@ -91,7 +93,7 @@ def serve_once(command, folder):
     """Start a server, ask one question, stop it with Ctrl-C."""
     with (folder / "log").open("w") as log:
         server = subprocess.Popen(
-            [command, "serve", "--model", "countdown", "--port", "0"], cwd=folder, stderr=log, env=kept(TERM="dumb"),
+            [command, "serve", "--model", "countdown", "--port", "0"], cwd=folder, stderr=log, env=environment(),
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell may have it ignored
         )  # fmt: skip
     try:
