@@ -1,36 +1,125 @@
-"""What users install: a wheel built from the repository, in an environment that holds nothing else, offline."""
+"""What users install: the library and its model in one wheel, without the lab; it works offline and alone."""
 
+import json
 import os
+import re
+import signal
 import subprocess
-import sys
+import time
+import urllib.error
+import urllib.request
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+LARGEST = 16 << 20  # bytes: countdown's weights take 15 MiB, everything else less than one
+LAB = {"d5p4_lab", "train", "paper", "bench", "results", "experiments", "benchmarks"}
 PUZZLE = "86,28,13,31:96"
 
 
-def run(*command, cwd, **environment):
+def test_the_wheel_holds_the_library_and_its_model_and_nothing_of_the_lab(tmp_path, monkeypatch):
+    from hatchling.build import build_wheel  # what pip calls, without a second environment
+
+    monkeypatch.chdir(ROOT)  # where pip calls it
+    wheel = tmp_path / build_wheel(str(tmp_path))
+    with zipfile.ZipFile(wheel) as content:
+        files = {name for name in content.namelist() if ".dist-info/" not in name}
+    source = [path.relative_to(ROOT / "src") for path in (ROOT / "src" / "d5p4").rglob("*") if path.is_file()]
+    assert files == {path.as_posix() for path in source if "__pycache__" not in path.parts and path.name[0] != "."}
+    assert not LAB & {part for name in files for part in name.split("/")}
+    for name in ("models/weights/countdown/config.json", "view/page/index.html", "py.typed"):
+        assert f"d5p4/{name}" in files
+    assert any(name.startswith("d5p4/models/weights/countdown/") and name.endswith(".safetensors") for name in files)
+    print(f"{wheel.name}: {wheel.stat().st_size / 2**20:.2f} MiB")
+    assert wheel.stat().st_size < LARGEST
+
+
+def environment(online=False):
+    """What a process gets: nothing that leads to this checkout and, unless online, a network that answers nothing."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "D5P4"))}
-    done = subprocess.run(list(map(str, command)), cwd=cwd, capture_output=True, text=True, env=kept | environment)
+    nowhere = "http://127.0.0.1:9"
+    offline = {"HF_HUB_OFFLINE": "1", "HTTP_PROXY": nowhere, "HTTPS_PROXY": nowhere, "ALL_PROXY": nowhere}
+    return kept | {"OMP_NUM_THREADS": "1", "COLUMNS": "120", "TERM": "dumb"} | ({} if online else offline)
+
+
+def run(*command, cwd, online=False):
+    words = list(map(str, command))
+    done = subprocess.run(words, cwd=cwd, capture_output=True, text=True, env=environment(online))
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 @pytest.mark.full
-def test_an_installed_wheel_solves_a_puzzle_offline(tmp_path):
-    run(sys.executable, "-m", "build", "--wheel", "--outdir", tmp_path, ROOT, cwd=tmp_path)
-    (wheel,) = tmp_path.glob("*.whl")
+@pytest.mark.timeout(1800)
+def test_a_wheel_in_an_empty_environment_does_everything_offline(tmp_path):
     venv.create(tmp_path / "empty", with_pip=True)
     binaries = tmp_path / "empty" / ("Scripts" if os.name == "nt" else "bin")
-    run(binaries / "python", "-m", "pip", "install", "-qq", "-c", ROOT / "constraints.txt", wheel, cwd=tmp_path)
-    offline = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+    pip = (binaries / "python", "-m", "pip")
+    run(*pip, "wheel", "-qq", "--no-deps", "--wheel-dir", tmp_path, ROOT, cwd=tmp_path, online=True)
+    (wheel,) = tmp_path.glob("*.whl")
+
+    def install(what):
+        run(*pip, "install", "-qq", "-c", ROOT / "constraints.txt", what, cwd=tmp_path, online=True)
+
+    def d5p4(*words):
+        return run(binaries / "d5p4", *words, cwd=tmp_path)
+
+    install(wheel)
     call = [PUZZLE, "--model", "countdown", "--gen-length", "36", "--seed", "0"]
-    answers = run(binaries / "d5p4", "generate", *call, cwd=tmp_path, **offline)
+    answers = d5p4("generate", *call)
     assert "=96" in answers and "4 of 4 distinct" in answers
-    compared = run(binaries / "d5p4", "compare", *call, "--methods", "independent,d5p4", cwd=tmp_path, **offline)
+    compared = d5p4("compare", *call, "--methods", "independent,d5p4")
     assert "independent" in compared and "d5p4" in compared and "=96" in compared
-    run(binaries / "d5p4", "trace", *call, "-o", "trace.html", cwd=tmp_path, **offline)
+    d5p4("trace", *call, "-o", "trace.html")
     assert "=96" in (tmp_path / "trace.html").read_text(encoding="utf-8")
+
+    (tmp_path / "prompts.txt").write_text(f"{PUZZLE}\n{PUZZLE}\n")
+    d5p4("run", "-i", "prompts.txt", "-o", "answers.jsonl", "--model", "countdown", "--gen-length", "36", "--seed", "0")
+    lines = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [line["prompt"] for line in lines] == [PUZZLE, PUZZLE]
+    found = "import importlib.util as u; print(u.find_spec('d5p4_lab'), u.find_spec('d5p4').origin)"
+    lab, library = run(binaries / "python", "-c", found, cwd=tmp_path).split()
+    assert lab == "None" and Path(library).is_relative_to(tmp_path / "empty")
+
+    install(f"{wheel}[eval,serve]")
+    assert "pass@" in d5p4("score", "answers.jsonl", "--grader", "countdown")
+    serve_once(binaries / "d5p4", tmp_path)
+
+
+def serve_once(command, folder):
+    """Start a server, ask one question, stop it with Ctrl-C."""
+    with (folder / "log").open("w") as log:
+        server = subprocess.Popen(
+            [command, "serve", "--model", "countdown", "--port", "0"], cwd=folder, stderr=log, env=environment(),
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell may have it ignored
+        )  # fmt: skip
+    try:
+        end = time.monotonic() + 120  # only a hang takes that long
+        while not (url := re.search(r"http://127\.0\.0\.1:\d+", (folder / "log").read_text())):
+            assert server.poll() is None and time.monotonic() < end, (folder / "log").read_text()
+            time.sleep(0.1)
+        while not reply(f"{url[0]}/readyz"):
+            assert server.poll() is None and time.monotonic() < end, (folder / "log").read_text()
+            time.sleep(0.1)
+        choices = reply(f"{url[0]}/v1/completions", {"model": "countdown", "prompt": PUZZLE, "n": 2})
+        assert len(json.loads(choices)["choices"]) == 2
+        assert b"<title>" in reply(f"{url[0]}/")
+        server.send_signal(signal.SIGINT)
+        server.wait(60)
+    finally:
+        server.kill()
+        server.wait()
+
+
+def reply(url, body=None):
+    """The body of an answer; None where there is none yet."""
+    asked = urllib.request.Request(url, None if body is None else json.dumps(body).encode())
+    asked.add_header("content-type", "application/json")
+    try:
+        return urllib.request.build_opener(urllib.request.ProxyHandler({})).open(asked, timeout=60).read()
+    except urllib.error.URLError:
+        assert body is None
+        return None

@@ -156,9 +156,9 @@ def train(
 
     from .train import recipe
     from .train.corpus import prepare
-    from .train.loop import refuse_occupied
+    from .train.folder import refuse_occupied
+    from .train.loop import Budget
     from .train.loop import train as run
-    from .train.schedule import Budget
 
     if minutes is not None and not 0 < minutes < float("inf"):
         raise D5P4Error(f"minutes={minutes} must be positive")

@@ -1,4 +1,4 @@
-"""Training of the small models that ship with d5p4: `d5p4 train countdown|books|judge`."""
+"""Recipes of the models in the box: `python -m d5p4_lab train countdown|books|judge`."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def recipe(
     data: Path | None = None,
     vocabulary: int = 8192,
 ) -> Recipe:
-    """The recipe of a shipped model.
+    """The recipe of a model.
 
-    `data`, for books and judge: a folder with their texts, or one that `corpus.prepare` has made of it; texts are
-    prepared in `out`, for as long as the run lasts, with a BPE of `vocabulary` tokens.
+    books and judge need `data`: a folder of texts, or a corpus that `corpus.prepare` made of one. Texts become a corpus
+    in a folder inside `out`, with a BPE of `vocabulary` tokens; the run removes that folder when it has finished.
     """
     if name not in RECIPES:
         raise D5P4Error(f"there is no recipe {name!r}: choose one of {', '.join(RECIPES)}, or corpus")
@@ -39,14 +39,13 @@ def recipe(
         raise D5P4Error(f"{name} learns from texts: give their folder (train.txt and val.txt, or .xz) with --data")
     from d5p4.eval.perplexity import transformers
 
-    from .books import Books
+    from .books import Books, Judge
     from .corpus import load, prepare
-    from .judge import Judge
 
     if name == "judge":
-        transformers()  # is missed now, and not after minutes of preparing
+        transformers()  # raises now, not after minutes of preparing
     scratch = None if (data / "corpus.json").exists() else out / "training.corpus"
     corpus = load(data) if scratch is None else prepare(data, scratch, vocabulary)
-    made = (Books if name == "books" else Judge)(device, seed, toy, corpus)
-    made.scratch = scratch
-    return made
+    chosen = (Books if name == "books" else Judge)(device, seed, toy, corpus)
+    chosen.scratch = scratch
+    return chosen

@@ -1,28 +1,79 @@
-"""`books`: English prose in MDLM's layout (adaLN blocks, no time conditioning), trained with MDLM's loss."""
+"""Two models of the same prose and tokenizer: `books` writes it, and `judge` scores what `books` wrote.
+
+`books` has MDLM's layout (adaLN blocks, no time conditioning) and MDLM's loss. `judge` reads from left to right and has
+transformers' Llama layout. Both learn rows of LENGTH tokens, cut from one long text at random places.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from d5p4.errors import D5P4Error
+from d5p4.eval.perplexity import transformers
 from d5p4.models.mdlm import MDLM
 
-from .corpus import Corpus
-from .masking import chances, masks
-from .recipe import Card
-from .texts import LENGTH, LICENCE, TextRecipe
+from .corpus import END_TEXT, Corpus
+from .folder import write_json
+from .recipe import LAST_STEP, Card, Recipe, chances, masks, start_as_identity
 
-FULL = {"hidden_dim": 320, "n_blocks": 7, "n_heads": 5, "cond_dim": 16}
-TOY = {"hidden_dim": 96, "n_blocks": 2, "n_heads": 3, "cond_dim": 16}
-DRAWS = 8  # noise levels for each row when the bound is measured
+LENGTH = 256
+DRAWS = 8  # noise levels per row when the bound is measured
+LICENCE = "The weights may be used as the texts allow; the code is d5p4's (Apache-2.0)."
+
+
+class TextRecipe(Recipe):
+    """A model of a corpus, LENGTH tokens at a time."""
+
+    row_length = LENGTH
+
+    def __init__(self, device: torch.device, seed: int, toy: bool, corpus: Corpus) -> None:
+        super().__init__(device, seed, toy)
+        require_rows(corpus)
+        self.corpus, self.data = corpus, corpus.size
+        self.vocabulary = corpus.tokenizer.get_vocab_size()
+
+    @property
+    def rows(self) -> int:
+        return 16 if self.toy else 384
+
+    def batches(self, start: int) -> Iterator[Tensor]:
+        """Rows [B, LENGTH] from random places of the text."""
+        text = on_device(self.corpus.train, self.device)
+        for step in range(start, LAST_STEP):
+            yield crops(text, self.rows, LENGTH, self.generator(-1 - step))
+
+    def write_tokenizer(self, folder: Path) -> None:
+        self.corpus.tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
+
+    @torch.no_grad()
+    def nats(self, model: nn.Module, rows: Tensor, draws: int) -> float:
+        """Nats per token: the mean loss of rows [R, LENGTH] over `draws` draws of its randomness."""
+        total = 0.0
+        for draw in range(draws):
+            for part in rows.split(self.rows):
+                total += float(self.loss(model, part.to(self.device), self.generator(draw))) * len(part)
+        return total / (draws * len(rows))
+
+    def measured(self, model: nn.Module, draws: int, bound: str = "") -> dict[str, float]:
+        """Figures on held-out text, and on as much of the training text."""
+        rows = 8 if self.toy else 2000
+        held_out, trained = (
+            self.nats(model, spread_rows(tokens, rows), draws) for tokens in (self.corpus.val, self.corpus.train)
+        )
+        return language_figures(self.corpus, held_out, trained, bound)
 
 
 class Books(TextRecipe):
     name = "books"
+    full = {"hidden_dim": 320, "n_blocks": 7, "n_heads": 5, "cond_dim": 16}
+    small = {"hidden_dim": 96, "n_blocks": 2, "n_heads": 3, "cond_dim": 16}
 
     def __init__(self, device: torch.device, seed: int, toy: bool, corpus: Corpus) -> None:
         super().__init__(device, seed, toy, corpus)
@@ -43,7 +94,7 @@ class Books(TextRecipe):
             "model_type": "mdlm",
             "architectures": ["MDLM"],
             "backbone": "dit",
-            **(TOY if self.toy else FULL),
+            **self.shape,
             "model_length": LENGTH,
             "vocab_size": self.vocabulary,
             "mask_token_id": self.vocabulary - 1,
@@ -72,7 +123,123 @@ class Books(TextRecipe):
         return {MDLM.prefix + name: parameter for name, parameter in model.named_parameters()}
 
     def validate(self, folder: Path) -> dict[str, float]:
-        """The bound."""
+        """The upper bound that the loss is."""
         from d5p4.models.load import load
 
         return self.measured(load(folder, device=self.device, dtype="float32"), DRAWS, ", at most")
+
+
+class Judge(TextRecipe):
+    """Every row starts with end-of-text and continues anywhere in the books, so a text is scored without context."""
+
+    name = "judge"
+    full = {"hidden_size": 192, "num_hidden_layers": 5, "num_attention_heads": 3, "intermediate_size": 512}
+    small = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 192}
+
+    def __init__(self, device: torch.device, seed: int, toy: bool, corpus: Corpus) -> None:
+        super().__init__(device, seed, toy, corpus)
+        self.card = Card(
+            title="judge",
+            about="Scores prose: the perplexity of samples of `books` under a model that reads left to right. A Llama "
+            "in transformers' layout (`AutoModelForCausalLM.from_pretrained`) with the tokenizer of `books`. Put "
+            f"`{END_TEXT}` before the text, or let `d5p4.eval.perplexity.CausalJudge` do it.",
+            data=self.data,
+            licence=LICENCE,
+            limits=f"Texts of other kinds: it has read only these, {LENGTH} tokens at a time, and is a small model. It "
+            "shares its data with `books`, so it likes what `books` likes; use an outside judge too.",
+        )
+        end = corpus.tokenizer.token_to_id(END_TEXT)
+        assert end is not None
+        self.end = end
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return {
+            "model_type": "llama",
+            "architectures": ["LlamaForCausalLM"],
+            **self.shape,
+            "num_key_value_heads": self.shape["num_attention_heads"],
+            "hidden_act": "silu",
+            "max_position_embeddings": LENGTH,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 10000.0,
+            "tie_word_embeddings": True,
+            "vocab_size": self.vocabulary,
+            "bos_token_id": self.end,
+            "eos_token_id": self.end,
+            "torch_dtype": "bfloat16",
+        }
+
+    def build(self) -> nn.Module:
+        library = transformers()
+        settings = {name: value for name, value in self.config.items() if name not in ("torch_dtype", "architectures")}
+        model = library.LlamaForCausalLM(library.LlamaConfig(**settings, use_cache=False))
+        start_as_identity(model, ("o_proj.weight", "down_proj.weight"))
+        return model
+
+    def layers(self, model: nn.Module) -> Iterable[nn.Module]:
+        return causal(model).model.layers
+
+    def loss(self, model: nn.Module, batch: Tensor, generator: torch.Generator) -> Tensor:
+        read = torch.cat((torch.full_like(batch[:, :1], self.end), batch[:, :-1]), dim=1)
+        states = causal(model).model(input_ids=read).last_hidden_state.flatten(0, 1)
+        head = causal(model).lm_head.weight
+        none_banned = torch.zeros(len(head), dtype=torch.bool, device=head.device)
+        weights = torch.full((batch.numel(),), 1 / batch.numel(), device=head.device)
+        return self.cross_entropy(states, head, None, none_banned, batch.flatten(), weights)
+
+    def tensors(self, model: nn.Module) -> dict[str, Tensor]:
+        return dict(model.named_parameters())
+
+    def write_tokenizer(self, folder: Path) -> None:
+        super().write_tokenizer(folder)
+        names = {"bos_token": END_TEXT, "eos_token": END_TEXT, "pad_token": END_TEXT}
+        write_json(
+            folder / "tokenizer_config.json",
+            {"tokenizer_class": "PreTrainedTokenizerFast", **names, "model_max_length": LENGTH},
+        )
+
+    def validate(self, folder: Path) -> dict[str, float]:
+        model = transformers().AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        return self.measured(model.to(self.device), draws=1)
+
+
+def causal(model: nn.Module) -> Any:
+    """A LlamaForCausalLM, whose type is not known where transformers is missing."""
+    return model
+
+
+def language_figures(corpus: Corpus, held_out: float, trained: float, bound: str = "") -> dict[str, float]:
+    """Perplexity and bits per byte from nats per token on held-out and training text."""
+    figures = {}
+    for name, nats, tokens, size in (
+        ("held-out text", held_out, corpus.val, corpus.val_bytes),
+        ("training text", trained, corpus.train, corpus.train_bytes),
+    ):
+        figures[f"{name}: perplexity per token{bound}"] = math.exp(nats)
+        figures[f"{name}: bits per byte{bound}"] = nats * len(tokens) / size / math.log(2)
+    return figures
+
+
+def require_rows(corpus: Corpus) -> None:
+    """Refuse texts shorter than a row: training cuts rows from one text, validation from the other."""
+    for name, tokens in (("train", corpus.train), ("val", corpus.val)):
+        if len(tokens) < LENGTH:
+            raise D5P4Error(f"the {name} text has {len(tokens)} tokens, and a row takes {LENGTH}: give more text")
+
+
+def on_device(tokens: np.ndarray, device: torch.device) -> Tensor:
+    """The whole text [n] as int16, which holds every id of a corpus."""
+    return torch.from_numpy(np.array(tokens).view(np.int16)).to(device)
+
+
+def crops(text: Tensor, rows: int, length: int, generator: torch.Generator) -> Tensor:
+    """[rows, length] int64, each row from a random place of text [n]."""
+    starts = torch.randint(len(text) - length + 1, (rows, 1), generator=generator, device=text.device)
+    return text[starts + torch.arange(length, device=text.device)].long()
+
+
+def spread_rows(tokens: np.ndarray, rows: int) -> Tensor:
+    """[rows, LENGTH] int64: rows evenly spread over the text."""
+    starts = np.linspace(0, len(tokens) - LENGTH, rows).astype(np.int64)
+    return torch.from_numpy(np.stack([tokens[s : s + LENGTH] for s in starts]).astype(np.int64))

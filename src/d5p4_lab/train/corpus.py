@@ -1,6 +1,6 @@
 """From a folder of books to token files that training maps into memory.
 
-`prepare` reads `train.txt` and `val.txt` (or `.xz`): whole books, one paragraph a line, separated by a line
+`prepare` reads `train.txt` and `val.txt` (or `.xz`): whole books, one paragraph per line, separated by a line
 `<|endoftext|>`. It trains a byte-level BPE on the training text, encodes both files and writes `tokenizer.json`,
 `train.npy`, `val.npy` and `corpus.json`. `load` maps such a folder again, without the text.
 
@@ -30,21 +30,22 @@ FORMAT = 2  # of the folder; goes up when the same text would give other files
 SMALLEST, LARGEST = 256 + 2, 1 << 15  # vocabularies: all bytes and two special tokens; what int16 can hold
 PIECE = 1 << 16  # characters encoded as one string
 BATCH = 32  # such strings encoded at once; bounds the memory
-RUN, SHARED = 16, 0.05  # a held-out book may share this part of its runs of so many tokens with the training text
+RUN = 16  # tokens per run
+SHARED = 0.05  # the share of a held-out book's runs that may also be in the training text
 
-# ByteLevel's pattern always makes the line feed before a visible character a word of its own, and white space before it
-# another. So a cut in front of that line feed changes no word. A cut behind it would: at the end of a string, but only
-# there, two line feeds are one word.
+# ByteLevel's pattern always makes the line feed before a visible character a word, and the white space before that
+# another word. So a cut before that line feed changes no word. A cut after it would: two line feeds are one word at the
+# end of a string, and only there.
 _CUT = re.compile(r"\n(?=[!-~])")
 
 
 def prepare(data: Path, out: Path, vocabulary: int = 8192, tokenizer: Path | None = None) -> Corpus:
-    """Tokens of the books in the folder `data`, written to `out`; when `out` has them complete, they are only mapped.
+    """Write the tokens of the books in the folder `data` to `out` and map them; a complete `out` is only mapped.
 
     The BPE has exactly `vocabulary` tokens, the last two being `END_TEXT` and `MASK`. A `tokenizer.json` given instead
     (byte-level, with `END_TEXT`) is taken as it is, and `vocabulary` is not used.
-    A held-out book that is in the training text too, perhaps in another edition, is left out.
-    An `out` that was made from other data or another tokenizer is an error, since a trained model may depend on it.
+    Held-out books that are also in the training text, perhaps in another edition, are left out.
+    An `out` made from other data or with another tokenizer is an error, since a trained model may depend on it.
     """
     data, out = Path(data), Path(out)
     sources = {name: _source(data, name) for name in ("train", "val")}
@@ -77,9 +78,9 @@ def prepare(data: Path, out: Path, vocabulary: int = 8192, tokenizer: Path | Non
 
 
 def pieces(book: str, size: int = PIECE) -> Iterator[str]:
-    """The book in parts of `size` characters or more that give, one after the other, exactly the tokens of the whole.
+    """Cut a book into parts of at least `size` characters; together they have exactly the tokens of the whole book.
 
-    A part ends with a paragraph, so one without line feeds stays whole."""
+    A part ends where a paragraph ends, so a book without line feeds is one part."""
     start = 0
     for cut in _CUT.finditer(book):
         if cut.start() - start >= size:
@@ -89,7 +90,7 @@ def pieces(book: str, size: int = PIECE) -> Iterator[str]:
 
 
 def runs(tokens: np.ndarray) -> np.ndarray:
-    """uint64 [n - RUN + 1]: a hash of every RUN tokens in a row of tokens [n]."""
+    """uint64 [n - RUN + 1]: a hash of every run, which is RUN consecutive tokens of tokens [n]."""
     count = max(0, len(tokens) - RUN + 1)
     mixed = np.zeros(count, np.uint64)
     for i in range(RUN):
@@ -99,11 +100,11 @@ def runs(tokens: np.ndarray) -> np.ndarray:
 
 
 def _shared(book: np.ndarray, seen: np.ndarray) -> float:
-    """The part of a book's runs that are among those seen (sorted)."""
-    mine = runs(book)
-    if not len(mine) or not len(seen):
+    """The share of a book's runs that are among the sorted runs `seen`."""
+    hashes = runs(book)
+    if not len(hashes) or not len(seen):
         return 0.0
-    return float((seen[np.searchsorted(seen, mine).clip(max=len(seen) - 1)] == mine).mean())
+    return float((seen[np.searchsorted(seen, hashes).clip(max=len(seen) - 1)] == hashes).mean())
 
 
 def _source(data: Path, name: str) -> Path:
@@ -116,8 +117,8 @@ def _source(data: Path, name: str) -> Path:
 
 
 def _books(source: Path) -> Iterator[str]:
-    """The books of a file, normalised; empty ones are left out, and a file without any is an error."""
-    found = False
+    """The books of a file, normalised, without empty ones; a file without a book is an error."""
+    empty = True
     lines: list[str] = []
     try:
         opener = lzma.open if source.suffix == ".xz" else open
@@ -127,14 +128,14 @@ def _books(source: Path) -> Iterator[str]:
                     lines.append(line)
                     continue
                 if book := normalise("".join(lines)):
-                    found = True
+                    empty = False
                     yield book
                 lines = []
     except UnicodeDecodeError as error:
         raise D5P4Error(f"{source} is not UTF-8 text: {error}") from error
     except (OSError, EOFError, lzma.LZMAError) as error:
         raise D5P4Error(f"{source} cannot be read: {error}") from error
-    if not found:
+    if empty:
         raise D5P4Error(f"{source} holds no text")
 
 
@@ -155,9 +156,9 @@ def _trained(source: Path, vocabulary: int) -> Tokenizer:
 
 def _given(path: Path) -> Tokenizer:
     tokenizer = read_tokenizer(path)
-    told = json.loads(tokenizer.to_str())
-    words = told["pre_tokenizer"] or {"type": None}
-    if told["normalizer"] or words["type"] != "ByteLevel" or words["add_prefix_space"] or not words["use_regex"]:
+    parts = json.loads(tokenizer.to_str())
+    words = parts["pre_tokenizer"] or {"type": None}
+    if parts["normalizer"] or words["type"] != "ByteLevel" or words["add_prefix_space"] or not words["use_regex"]:
         raise D5P4Error(f"{path} is not plain byte-level: ByteLevel without a prefix space, and no normalizer")
     if tokenizer.token_to_id(END_TEXT) is None:
         raise D5P4Error(f"{path} has no token {END_TEXT}")
@@ -169,9 +170,9 @@ def _given(path: Path) -> Tokenizer:
 
 
 def _encode(source: Path, tokenizer: Tokenizer, target: Path, seen: np.ndarray | None = None) -> dict[str, int]:
-    """Writes the tokens of a file, without books made of runs already seen; returns its counts."""
+    """Write the tokens of a file without the books whose runs were `seen`; returns its counts."""
     literal = Tokenizer.from_str(tokenizer.to_str())
-    literal.encode_special_tokens = True  # a book may spell a special token: its letters are meant
+    literal.encode_special_tokens = True  # a book that spells a special token means its letters
     literal.no_truncation()
     literal.no_padding()
     end = np.array([tokenizer.token_to_id(END_TEXT)], dtype=np.uint16)
@@ -202,7 +203,7 @@ def _encode(source: Path, tokenizer: Tokenizer, target: Path, seen: np.ndarray |
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file that gets its name when it is whole."""
+    """A file that gets its name when it is complete."""
     partial = path.with_name(path.name + ".partial")
     with partial.open("wb") as file:
         yield file

@@ -1,7 +1,8 @@
 """`countdown`: arithmetic puzzles with many right answers, in LLaDA's layout, trained with LLaDA's loss for answers.
 
-The prompt is never masked and never learned, except that one row in ten has it replaced by masks whole: that is the
-unconditional model that guidance needs. The window of an answer has a random length, so any `gen_length` works.
+The loss counts answers only, and the model sees the prompt unmasked. In one row in ten the whole prompt is masked: this
+teaches the unconditional model that guidance needs. The window of an answer has a random length, so any `gen_length`
+works.
 """
 
 from __future__ import annotations
@@ -19,21 +20,18 @@ from d5p4.eval import countdown as task
 from d5p4.models.llada import LLaDA
 
 from .folder import write_json
-from .masking import chances, masks
-from .recipe import LAST, Card, Rates, Recipe, start_as_identity
+from .recipe import LAST_STEP, Card, Recipe, chances, masks, start_as_identity
 
-PROMPT = 24  # places for the prompt: the longest has 17, and a row of 72 suits the attention kernels
+PROMPT = 24  # places for the prompt: the longest needs 17, and rows of 72 suit the attention kernels
 ANSWER = max(task.WINDOW.values())
 DROPPED = 0.1  # share of rows without a prompt
-FULL = {"d_model": 320, "n_layers": 8, "n_heads": 5, "mlp_hidden_size": 832}
-TOY = {"d_model": 96, "n_layers": 3, "n_heads": 3, "mlp_hidden_size": 256}
 
 
 class Rows(NamedTuple):
     prompts: Tensor  # [B, PROMPT] int64, right-aligned
     prompt_lengths: Tensor  # [B]
     answers: Tensor  # [B, ANSWER] int64, filled with end-of-text
-    least: Tensor  # [B] the shortest window that holds any answer to so many numbers
+    least: Tensor  # [B] the shortest window that holds every answer to this many numbers
 
 
 class Problems(torch.utils.data.Dataset):
@@ -55,7 +53,8 @@ class Problems(torch.utils.data.Dataset):
 
 class Countdown(Recipe):
     name = "countdown"
-    rates = Rates(matrices=0.02, others=3e-3)
+    full = {"d_model": 320, "n_layers": 8, "n_heads": 5, "mlp_hidden_size": 832}
+    small = {"d_model": 96, "n_layers": 3, "n_heads": 3, "mlp_hidden_size": 256}
     row_length = PROMPT + ANSWER
     card = Card(
         title="countdown",
@@ -74,12 +73,11 @@ class Countdown(Recipe):
     @property
     def config(self) -> dict[str, Any]:
         size = len(task.CHARACTERS) + 2
-        shape = TOY if self.toy else FULL
         return {
             "model_type": "llada",
             "architectures": ["LLaDAModelLM"],
-            **shape,
-            "n_kv_heads": shape["n_heads"],
+            **self.shape,
+            "n_kv_heads": self.shape["n_heads"],
             "rope_theta": 10000.0,
             "rms_norm_eps": 1e-5,
             "max_sequence_length": 96,
@@ -105,12 +103,12 @@ class Countdown(Recipe):
         return model.blocks
 
     def batches(self, start: int) -> Iterator[Rows]:
-        """Made by worker processes on a GPU machine, by this one elsewhere."""
+        """Worker processes make the batches on a GPU machine; elsewhere this process does."""
         workers = 8 if self.device.type == "cuda" else 0
         loader = torch.utils.data.DataLoader(
             Problems(self.rows, self.seed),
             batch_size=None,
-            sampler=range(start, LAST),
+            sampler=range(start, LAST_STEP),
             num_workers=workers,
             prefetch_factor=8 if workers else None,
             pin_memory=workers > 0,
@@ -129,7 +127,7 @@ class Countdown(Recipe):
         shown = batch.answers.masked_fill(masked, task.MASK)
         prompts = batch.prompts.masked_fill((draw[1] < DROPPED)[:, None], task.MASK)
         known = torch.arange(PROMPT, device=self.device) >= PROMPT - batch.prompt_lengths[:, None]
-        # Places past the window are not looked at either: to the model they do not exist.
+        # The model does not see places past the window: attention leaves them out.
         states = model.body(torch.cat((prompts, shown), 1), torch.cat((known, inside), 1)).states[:, PROMPT:][masked]
         weights = (1 / (chance * window * count))[:, None].expand_as(masked)[masked]
         head = model.head
@@ -146,7 +144,7 @@ class Countdown(Recipe):
         codec.decoder = decoders.Fuse()
         codec.add_special_tokens(["<|endoftext|>", "<|mask|>"])
         codec.save(str(folder / "tokenizer.json"))
-        # The best values of the sweeps in benchmarks/countdown.py for four numbers.
+        # The best values for four numbers in the sweeps of d5p4_lab.bench.countdown.
         methods = {"d5p4": {"beta": 100.0}, "diverse-beam": {"alpha": 100.0}, "d5p4x": {"beta": 3.0}}
         defaults = {"length": ANSWER, "order": "confidence", "methods": methods}
         write_json(folder / "generation_config.json", {"d5p4": defaults})

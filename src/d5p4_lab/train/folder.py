@@ -1,8 +1,9 @@
-"""A trained model as a checkpoint folder: config.json, tokenizer, safetensors in small shards, a card."""
+"""The folder of a run: a checkpoint (config.json, tokenizer, safetensors in small shards) and a card for people."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,23 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
+from d5p4 import provenance
+from d5p4.errors import D5P4Error
 from d5p4.models.checkpoint import INDEX, SINGLE
 
 from .recipe import Card
 
-SHARD = 15 * 2**20 - 2**16  # bytes of tensors in a shard; its header stays within the rest of 15 MiB
+STATE = "training.state"  # the state of a run that has not finished
+WRITTEN = ("*.json", "*.safetensors", "README.md")  # what a run leaves
+SHARD = 15 * 2**20 - 2**16  # bytes of tensors per shard; its header stays within the rest of 15 MiB
+
+
+def refuse_occupied(out: Path) -> None:
+    """Refuse a folder with a finished model or with files of another kind; a state shows that the files are a run's."""
+    names = sorted(path.name for pattern in WRITTEN for path in out.glob(pattern))
+    if names and not (out / STATE).exists():
+        content = "a model" if "config.json" in names else names[0]
+        raise D5P4Error(f"{out} already holds {content}: choose another folder, or delete it")
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -23,7 +36,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def write_weights(folder: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype = torch.bfloat16) -> int:
-    """Save tensors rounded to dtype, in as few shards as the limit allows; gives their bytes."""
+    """Save tensors rounded to dtype, in as few shards as the limit allows; returns their bytes."""
     shards: list[dict[str, Tensor]] = [{}]
     filled = total = 0
     for name, tensor in tensors.items():
@@ -47,10 +60,19 @@ def write_weights(folder: Path, tensors: Mapping[str, Tensor], dtype: torch.dtyp
 
 
 def write_card(folder: Path, card: Card, facts: Mapping[str, str], figures: Mapping[str, float]) -> None:
-    """README.md: what it is, where it came from, how good it is and what it is not good for."""
+    """Write README.md: what the model is, how it was made, how good it is, and what it is not good for."""
     lines = [f"# {card.title}", "", card.about, "", "## How it was made", "", f"Data: {card.data}", ""]
     lines += ["| | |", "|---|---|"] + [f"| {name} | {value} |" for name, value in facts.items()]
     lines += ["", "## Figures on held-out data at the end of training", "", "| | |", "|---|---|"]
     lines += [f"| {name} | {value:.4g} |" for name, value in figures.items()]
     lines += ["", "## What it is not good for", "", card.limits, "", "## Licence", "", card.licence, ""]
     (folder / "README.md").write_text("\n".join(lines), encoding="utf-8")
+
+
+def hardware(device: torch.device) -> str:
+    return f"{provenance.machine(device)}, torch {torch.__version__}"
+
+
+def command() -> str:
+    """The command line as a reader would type it, without the places where this machine keeps its files."""
+    return provenance.command(["python", "-m", "d5p4_lab", *sys.argv[1:]])

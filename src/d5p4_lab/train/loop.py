@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,24 +16,38 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from d5p4 import provenance
 from d5p4.errors import D5P4Error
 
-from .folder import write_card, write_json, write_weights
-from .optimiser import Optimiser
+from .folder import STATE, command, hardware, refuse_occupied, write_card, write_json, write_weights
+from .optimiser import Optimiser, rate_scale
 from .recipe import Recipe
-from .schedule import Budget, rate_scale
 
-STATE = "training.state"
-WRITTEN = ("*.json", "*.safetensors", "README.md")  # what a run leaves
 AVERAGE = 0.999  # share of the old average kept at each step
 SAVE_SECONDS = 20.0
 LINE_SECONDS = 10.0
 
 
+@dataclass(frozen=True)
+class Budget:
+    """The end of a run: seconds of training, or a number of steps (then the run is repeatable)."""
+
+    seconds: float | None = None
+    steps: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.steps} steps" if self.steps is not None else f"{self.seconds} s"
+
+    def progress(self, step: int, seconds: float) -> float:
+        """0 at the start, 1 at the end."""
+        if self.steps is not None:
+            return min(1.0, step / self.steps)
+        assert self.seconds is not None
+        return min(1.0, seconds / self.seconds)
+
+
 @dataclass
 class Run:
-    """One training run and all that has to be kept to continue it."""
+    """One training run, with everything that is kept to continue it."""
 
     recipe: Recipe
     budget: Budget
@@ -74,7 +87,7 @@ class Run:
         }
         half = path.with_suffix(".half")
         torch.save(state, half)
-        os.replace(half, path)  # a kill while writing leaves the last whole state
+        os.replace(half, path)  # a kill during writing leaves the last complete state
 
     @torch.no_grad()
     def restore(self, path: Path) -> None:
@@ -90,14 +103,15 @@ class Run:
                     f"{path} belongs to a run with {name}={terms.get(name)!r}, not {now!r}: "
                     "use the same settings, or another folder"
                 )
-        for held, saved in (([*self.model.parameters()], state["parameters"]), (self.average, state["average"])):
-            for tensor, value in zip(held, saved, strict=True):
-                tensor.copy_(value)
+        for parameter, saved in zip(self.model.parameters(), state["parameters"], strict=True):
+            parameter.copy_(saved)
+        for mean, saved in zip(self.average, state["average"], strict=True):
+            mean.copy_(saved)
         self.optimiser.load_state_dict(state["optimiser"])
         self.step, self.seconds = state["step"], state["seconds"]
 
     def advance(self, batch: Any, scale: float) -> Tensor:
-        """One step; gives its loss."""
+        """Take one step; returns its loss."""
         half = torch.autocast(self.recipe.device.type, torch.bfloat16, enabled=self.recipe.device.type == "cuda")
         with half:
             loss = self.recipe.loss(self.model, batch, self.recipe.generator(self.step))
@@ -119,7 +133,7 @@ class Run:
 def train(
     recipe: Recipe, out: Path, budget: Budget, compiled: bool = False, say: Callable[[str], None] = print
 ) -> dict[str, float]:
-    """Train, continuing from `out` where a state lies there; write the model to `out`; give its held-out figures."""
+    """Train and write the model to `out`; returns its held-out figures. A state in `out` is continued."""
     refuse_occupied(out)
     state = out / STATE
     try:
@@ -131,7 +145,7 @@ def train(
         run.restore(state)
         say(f"continuing from step {run.step:,}, {run.seconds:.0f} s of training")
     size = sum(p.numel() for p in run.model.parameters())
-    batch = f"{recipe.rows:,} rows x {recipe.row_length} tokens a step"
+    batch = f"{recipe.rows:,} rows x {recipe.row_length} tokens per step"
     say(f"{recipe.name}: {size:,} parameters, {batch}, on {hardware(recipe.device)}")
     if compiled:
         recipe.compile(run.model)
@@ -141,17 +155,9 @@ def train(
         run.save(state)
         say(f"stopped at step {run.step:,}; the same command continues from here")
         raise
-    run.save(state)  # validation may fail; the training shall not be lost
+    run.save(state)  # so that a failing validation does not lose the training
     run.use_average()
     return _finish(run, out, say)
-
-
-def refuse_occupied(out: Path) -> None:
-    """Nothing is trained over a finished model or over files of another kind: only a state says that they are ours."""
-    held = sorted(path.name for pattern in WRITTEN for path in out.glob(pattern))
-    if held and not (out / STATE).exists():
-        what = "a model" if "config.json" in held else held[0]
-        raise D5P4Error(f"{out} already holds {what}: choose another folder, or delete it")
 
 
 def _steps(run: Run, state: Path, say: Callable[[str], None]) -> None:
@@ -168,7 +174,7 @@ def _steps(run: Run, state: Path, say: Callable[[str], None]) -> None:
         losses += run.advance(batch, rate_scale(run.step, progress))
         counted += 1
         now = time.perf_counter()
-        if first:  # compiled in it
+        if first:  # it includes compiling
             loss = _finite(losses, run.step)  # waits for the device
             now = time.perf_counter()
             say(f"first step after {now - clock:.0f} s, loss {loss:.4f}")
@@ -185,7 +191,7 @@ def _steps(run: Run, state: Path, say: Callable[[str], None]) -> None:
             losses.zero_()
             counted, last_line = 0, run.seconds
         if run.seconds - last_save >= SAVE_SECONDS:
-            _finite(losses, run.step)  # a good state is not replaced by a bad one
+            _finite(losses, run.step)  # a bad state does not replace a good one
             run.save(state)
             last_save, clock = run.seconds, time.perf_counter()
     _finite(losses, run.step)
@@ -224,24 +230,15 @@ def _finish(run: Run, out: Path, say: Callable[[str], None]) -> dict[str, float]
 
 @contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Ctrl-C waits for the end of the block, so that what is saved then is never half a step."""
-    if threading.current_thread() is not threading.main_thread():  # which alone gets signals
+    """Delay Ctrl-C to the end of the block, so that half a step is never saved."""
+    if threading.current_thread() is not threading.main_thread():  # the only one that gets signals
         yield
         return
-    asked: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: asked.append(number))
+    signals: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: signals.append(number))
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-    if asked:
+    if signals:
         signal.raise_signal(signal.SIGINT)
-
-
-def hardware(device: torch.device) -> str:
-    return f"{provenance.machine(device)}, torch {torch.__version__}"
-
-
-def command() -> str:
-    """The command line as a reader would type it: where this machine keeps its files is nobody's business."""
-    return provenance.command(["python", "-m", "d5p4_lab", *sys.argv[1:]])

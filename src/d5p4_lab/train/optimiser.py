@@ -1,12 +1,13 @@
-"""Muon for the matrices of the blocks, AdamW for everything else.
+"""Muon for the matrices of the blocks, AdamW for everything else, and how their rates change during a run.
 
 Muon (Jordan et al., 2024) steps along the orthogonalised momentum: M = U diag(s) V' becomes about U V', so that every
-direction of a matrix learns alike. Matrices of one shape are orthogonalised together: a step is a few dozen kernels
-however many layers there are.
+direction of a matrix learns at the same rate. Matrices of one shape are orthogonalised together, so a step takes a few
+dozen kernels for any number of layers.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -18,6 +19,13 @@ DECAY = 0.01
 # A quintic whose iteration brings singular values from (0, 1] into about [0.7, 1.2] in five rounds.
 QUINTIC = (3.4445, -4.7750, 2.0315)
 ROUNDS = 5
+WARMUP_STEPS, WARMUP_SHARE = 100, 0.02  # the warm-up ends at whichever comes first
+
+
+def rate_scale(step: int, progress: float) -> float:
+    """A short linear warm-up, then half a cosine down to zero, for progress from 0 to 1."""
+    warmth = max((step + 1) / WARMUP_STEPS, progress / WARMUP_SHARE)
+    return min(1.0, warmth) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
 class Optimiser:
@@ -46,15 +54,15 @@ class Optimiser:
         return {"muon": self.muon.momenta, "adam": self.adam.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for mine, saved in zip(self.muon.momenta, state["muon"], strict=True):
-            mine.copy_(saved)
+        for momentum, saved in zip(self.muon.momenta, state["muon"], strict=True):
+            momentum.copy_(saved)
         self.adam.load_state_dict(state["adam"])
 
 
 class Muon:
     def __init__(self, named: list[tuple[str, nn.Parameter]], rate: float) -> None:
         self.rate = rate
-        # One matrix may hold several maps: queries, keys and values are orthogonalised each by itself.
+        # One matrix may hold several maps: queries, keys and values are orthogonalised separately.
         kinds = [(parameter.shape, 3 if "qkv" in name else 1) for name, parameter in named]
         self.pieces = [pieces for _, pieces in dict.fromkeys(kinds)]
         self.groups = [
@@ -94,5 +102,5 @@ def orthogonalised(matrices: Tensor) -> Tensor:
 
 
 def is_block_matrix(name: str, parameter: Tensor) -> bool:
-    """A weight inside a layer; embeddings, the head, norms, biases and the small adaLN maps are not."""
+    """Whether this is a weight matrix inside a layer: no embedding, head, norm, bias or small adaLN map."""
     return parameter.ndim == 2 and ("blocks." in name or "layers." in name) and "adaLN" not in name

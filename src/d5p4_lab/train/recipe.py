@@ -1,4 +1,7 @@
-"""What a model needs to be trained: the contract between the loop and `countdown`, `books`, `judge`."""
+"""What a recipe is, and the loss of masked diffusion: mask each token with chance p, weigh its cross-entropy by 1/p.
+
+A `Recipe` is the contract between the training loop and the models `countdown`, `books` and `judge`.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,35 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from d5p4.rng import mix
 
-from .masking import weighted_cross_entropy
 from .optimiser import is_block_matrix
 
-LAST = 2**40  # no run has so many steps
+LAST_STEP = 2**40  # no run has so many steps
+LEAST = 1e-3  # the smallest masking chance, so that 1/p stays bounded
+
+
+def chances(rows: int, generator: torch.Generator) -> Tensor:
+    """[rows] masking chances in (LEAST, 1), one in each of `rows` equal parts: less noise than independent draws."""
+    device = generator.device
+    shift = torch.rand((), generator=generator, device=device)
+    even = (torch.arange(rows, device=device) / rows + shift) % 1
+    return (1 - LEAST) * even + LEAST
+
+
+def masks(chance: Tensor, length: int, generator: torch.Generator) -> Tensor:
+    """[rows, length] bool, True with the row's chance."""
+    return torch.rand(len(chance), length, generator=generator, device=chance.device) < chance[:, None]
+
+
+def weighted_cross_entropy(
+    states: Tensor, weight: Tensor, bias: Tensor | None, banned: Tensor, targets: Tensor, weights: Tensor
+) -> Tensor:
+    """Sum of weights[M] times the cross-entropy of targets[M] under the head's logits of states[M, D]."""
+    logits = F.linear(states, weight, bias).float().masked_fill(banned, -torch.inf)
+    return (F.cross_entropy(logits, targets, reduction="none") * weights).sum()
 
 
 class Rates(NamedTuple):
@@ -27,7 +52,7 @@ class Rates(NamedTuple):
 
 
 class Card(NamedTuple):
-    """What only people know about a model; the figures are filled in by the run."""
+    """What only people know about a model; the run fills in the figures."""
 
     title: str
     about: str
@@ -40,29 +65,32 @@ class Recipe(ABC):
     """One model: its shape, its data as a function of (seed, step), its loss, its figures, its files."""
 
     name: ClassVar[str]
-    rates: ClassVar[Rates]
+    rates: ClassVar[Rates] = Rates(matrices=0.02, others=3e-3)
+    full: ClassVar[dict[str, int]]  # the shape of the model that ships
+    small: ClassVar[dict[str, int]]  # the shape of a toy
     card: Card
     data: str = ""  # what it learns from, in words that tell two corpora apart
-    scratch: Path | None = None  # a folder only this run needs
+    scratch: Path | None = None  # a folder that only this run needs
 
     def __init__(self, device: torch.device, seed: int, toy: bool) -> None:
         self.device, self.seed, self.toy = device, seed, toy
+        self.shape = self.small if toy else self.full
         self.cross_entropy = weighted_cross_entropy
 
     @property
     @abstractmethod
     def config(self) -> dict[str, Any]:
-        """config.json."""
+        """The content of config.json."""
 
     @property
     @abstractmethod
     def rows(self) -> int:
-        """Rows of a batch."""
+        """Rows per batch."""
 
     @property
     @abstractmethod
     def row_length(self) -> int:
-        """Tokens of a row."""
+        """Tokens per row."""
 
     @abstractmethod
     def build(self) -> nn.Module:
@@ -86,7 +114,7 @@ class Recipe(ABC):
 
     @abstractmethod
     def write_tokenizer(self, folder: Path) -> None:
-        """The tokenizer's files and generation_config.json."""
+        """Write the tokenizer's files and generation_config.json."""
 
     @abstractmethod
     def validate(self, folder: Path) -> dict[str, float]:
@@ -109,7 +137,7 @@ class Recipe(ABC):
 
 
 def start_as_identity(model: nn.Module, endings: tuple[str, ...]) -> None:
-    """Zero the last matrices of the blocks, so that at first each adds nothing."""
+    """Zero the last matrices of the blocks, so that at first no block adds anything."""
     for name, parameter in model.named_parameters():
         if is_block_matrix(name, parameter) and name.endswith(endings):
             nn.init.zeros_(parameter)

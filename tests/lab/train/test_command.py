@@ -1,57 +1,68 @@
-"""`d5p4 train` from the command line to a model that decodes; bad values end in one sentence."""
+"""`python -m d5p4_lab train` from the command line to a model that decodes; bad values end in one sentence."""
 
 from __future__ import annotations
 
 import random
-import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import d5p4
-from d5p4_lab.train import books, countdown, judge
-from d5p4_lab.train.corpus import END_TEXT, prepare
-from d5p4_lab.train.loop import STATE, Run
+from d5p4.eval import countdown as task
+from d5p4_lab.__main__ import app
+from d5p4_lab.train.books import Books, Judge
+from d5p4_lab.train.corpus import END_TEXT
+from d5p4_lab.train.countdown import Countdown
+from d5p4_lab.train.folder import STATE
 
 CPU = ("--device", "cpu")
+HEADS = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
 
 
-@pytest.fixture
-def tiny(monkeypatch) -> None:
-    """Toys of toys: the commands are the same, the models small enough for a test."""
-    monkeypatch.setattr(countdown, "TOY", {"d_model": 16, "n_layers": 1, "n_heads": 2, "mlp_hidden_size": 32})
-    monkeypatch.setattr(books, "TOY", {"hidden_dim": 16, "n_blocks": 1, "n_heads": 2, "cond_dim": 4})
-    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-    monkeypatch.setattr(judge, "TOY", shape)
+@pytest.fixture(scope="module", autouse=True)
+def tiny() -> Iterator[None]:
+    """Toys of toys: the commands are the same, the models and their validation are small enough for a test."""
+    problems = task.problems
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Countdown, "small", {"d_model": 16, "n_layers": 1, "n_heads": 2, "mlp_hidden_size": 32})
+        patch.setattr(Books, "small", {"hidden_dim": 16, "n_blocks": 1, "n_heads": 2, "cond_dim": 4})
+        patch.setattr(Judge, "small", HEADS)
+        patch.setattr(task, "problems", lambda count, **options: problems(2, **options))
+        yield
 
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory) -> Path:
-    """Enough different words for the 8,192 tokens of the vocabulary."""
     draw = random.Random(0)
-    words = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=6)) for _ in range(4000)]
+    words = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=6)) for _ in range(1500)]
     folder = tmp_path_factory.mktemp("texts")
     (folder / "train.txt").write_text(f"{' '.join(words)}\n{END_TEXT}\n{' '.join(words[:500])}\n")
     (folder / "val.txt").write_text(" ".join(words[1500:500:-1]))
     return folder
 
 
+def succeeded(outcome) -> str:
+    assert outcome.exit_code == 0, (outcome.output, outcome.exception)
+    return outcome.stdout
+
+
 @pytest.fixture(scope="module")
-def corpus(texts: Path, tmp_path_factory) -> Path:
-    out = tmp_path_factory.mktemp("corpus")
-    prepare(texts, out, 300)
-    return out
+def trained(tmp_path_factory) -> tuple[Path, str]:
+    """A countdown model of two steps, and what the command printed."""
+    out = tmp_path_factory.mktemp("trained") / "model"
+    command = ["train", "countdown", "--steps", "2", "--out", str(out), "--seed", "4", *CPU]
+    return out, succeeded(CliRunner().invoke(app, command))
 
 
-def succeeded(found) -> str:
-    assert found.exit_code == 0, (found.output, found.exception)
-    return found.stdout
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_countdown_from_nothing_to_answers(cli, tiny, tmp_path: Path) -> None:
-    out = tmp_path / "model"
-    said = succeeded(cli("train", "countdown", "--steps", 2, "--out", out, "--seed", 4, *CPU))
-    assert "countdown: " in said and "held-out puzzles of 4 numbers" in said and f"written to {out}" in said
+def test_countdown_from_nothing_to_answers(trained) -> None:
+    out, printed = trained
+    assert "countdown: " in printed and "held-out puzzles of 4 numbers" in printed and f"written to {out}" in printed
     assert not (out / STATE).exists()
     result = d5p4.generate(d5p4.load(out, device="cpu"), "86,28,13,31:96", k=2, w=2, steps=4, seed=1)
     assert len(result.texts[0]) == 2
@@ -59,77 +70,50 @@ def test_countdown_from_nothing_to_answers(cli, tiny, tmp_path: Path) -> None:
     assert "| seed | 4 |" in (out / "README.md").read_text()
 
 
-def test_steps_make_a_run_repeatable(cli, tiny, tmp_path: Path) -> None:
-    for name in "ab":
-        succeeded(cli("train", "countdown", "--steps", 2, "--out", tmp_path / name, *CPU, "--quiet"))
-    one, other = ((tmp_path / name / "model.safetensors").read_bytes() for name in "ab")
-    assert one == other
+def test_steps_make_a_run_repeatable_and_quiet_prints_nothing(cli, trained, tmp_path: Path) -> None:
+    command = ("train", "countdown", "--steps", 2, "--seed", 4, "--out", tmp_path / "again", *CPU, "--quiet")
+    assert succeeded(cli(*command)) == ""
+    assert contents(tmp_path / "again")["model.safetensors"] == contents(trained[0])["model.safetensors"]
 
 
-def test_quiet_says_nothing(cli, tiny, tmp_path: Path) -> None:
-    assert succeeded(cli("train", "countdown", "--steps", 1, "--out", tmp_path / "m", *CPU, "--quiet")) == ""
+def test_a_finished_model_is_measured_again_and_never_written_over(cli, fails, trained) -> None:
+    out, printed = trained
+    before = contents(out)
+    measured = succeeded(cli("train", "countdown", "--validate", "--out", out, *CPU))
+    assert measured and set(measured.splitlines()) <= set(printed.splitlines())
+    assert "already holds a model" in fails("train", "countdown", "--steps", 1, "--out", out, *CPU)
+    assert contents(out) == before
 
 
-def test_books_from_texts_to_text(cli, tiny, texts: Path, tmp_path: Path) -> None:
-    out = tmp_path / "model"
-    said = succeeded(cli("train", "books", "--data", texts, "--steps", 2, "--out", out, *CPU))
-    assert "held-out text: bits a byte, at most" in said
-    model = d5p4.load(out, device="cpu")
-    assert model.mask_id == 8191
-    result = d5p4.generate(model, sets=1, k=2, w=2, gen_length=8, steps=2, seed=1)
-    assert len(result.texts[0]) == 2
-
-
-@pytest.mark.parametrize("name", ["books", "judge"])
-def test_a_prepared_corpus_is_taken_as_data(cli, tiny, corpus: Path, tmp_path: Path, name: str) -> None:
-    if name == "judge":
-        pytest.importorskip("transformers")
-    out = tmp_path / "model"
-    said = succeeded(cli("train", name, "--data", corpus, "--steps", 1, "--out", out, *CPU))
-    assert "training text: perplexity a token" in said
-    assert not (out / "corpus").exists()
-
-
-def test_a_corpus_is_made_once_for_both(cli, texts: Path, tmp_path: Path) -> None:
-    out = tmp_path / "corpus"
-    assert "tokens to train on" in succeeded(cli("train", "corpus", "--data", texts, "--out", out))
-    assert (out / "corpus.json").exists()
-
-
-def test_nothing_of_the_user_s_is_written_over_or_removed(cli, fails, tiny, texts: Path, tmp_path: Path) -> None:
+def test_books_from_texts_to_text_and_the_user_s_files_stay(cli, fails, texts: Path, tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("mine")
     assert "already holds README.md" in fails("train", "countdown", "--steps", 1, "--out", tmp_path, *CPU)
     assert (tmp_path / "README.md").read_text() == "mine"
     out = tmp_path / "model"
-    kept = shutil.copytree(texts, out / "corpus")
-    succeeded(cli("train", "books", "--data", kept, "--steps", 1, "--out", out, *CPU))
-    assert sorted(path.name for path in kept.iterdir()) == ["train.txt", "val.txt"]
-    succeeded(cli("train", "books", "--validate", "--data", kept, "--out", out, *CPU))
-    assert not [path for path in out.iterdir() if path.name.startswith("training.")]
+    options = ("books", "--data", texts, "--vocabulary", 300, "--out", out, *CPU)
+    assert "held-out text: bits per byte, at most" in succeeded(cli("train", *options, "--steps", 1))
+    succeeded(cli("train", *options, "--validate"))
+    assert sorted(contents(texts)) == ["train.txt", "val.txt"]
+    assert not list(out.glob("training.*"))
+    model = d5p4.load(out, device="cpu")
+    assert model.mask_id == 299
+    assert len(d5p4.generate(model, sets=1, k=2, w=2, gen_length=8, steps=2, seed=1).texts[0]) == 2
 
 
-def test_a_changed_budget_is_refused_when_a_run_continues(cli, fails, tiny, tmp_path: Path, monkeypatch) -> None:
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Run, "advance", stop)
-        cli("train", "countdown", "--steps", 3, "--out", tmp_path, *CPU)
-    assert "budget='3 steps', not '2 steps'" in fails("train", "countdown", "--steps", 2, "--out", tmp_path, *CPU)
-
-
-def test_a_model_is_measured_again(cli, tiny, tmp_path: Path) -> None:
-    out = tmp_path / "model"
-    said = succeeded(cli("train", "countdown", "--steps", 1, "--out", out, *CPU))
-    before = {path.name: path.read_bytes() for path in out.iterdir()}
-    again = succeeded(cli("train", "countdown", "--validate", "--out", out, *CPU))
-    assert again and set(again.splitlines()) <= set(said.splitlines())
-    assert before == {path.name: path.read_bytes() for path in out.iterdir()}
+@pytest.mark.parametrize("name", ["books", pytest.param("judge", marks=pytest.mark.full)])
+def test_a_corpus_is_made_once_for_both(cli, texts: Path, tmp_path: Path, name: str) -> None:
+    corpus = tmp_path / "corpus"
+    made = succeeded(cli("train", "corpus", "--data", texts, "--vocabulary", 300, "--out", corpus))
+    assert "tokens to train on" in made
+    before = contents(corpus)
+    printed = succeeded(cli("train", name, "--data", corpus, "--steps", 1, "--out", tmp_path / "model", *CPU))
+    assert "training text: perplexity per token" in printed
+    assert contents(corpus) == before
 
 
-def test_ctrl_c_and_the_same_command_again(cli, tiny, tmp_path: Path, monkeypatch) -> None:
-    command = ("train", "countdown", "--steps", 3, "--out", tmp_path, *CPU)
-    loss, calls = countdown.Countdown.loss, []
+def test_ctrl_c_and_the_same_command_again(cli, fails, tmp_path: Path, monkeypatch) -> None:
+    command = ("train", "countdown", "--out", tmp_path, *CPU, "--steps")
+    loss, calls = Countdown.loss, []
 
     def interrupted(self, *arguments):
         calls.append(0)
@@ -137,18 +121,17 @@ def test_ctrl_c_and_the_same_command_again(cli, tiny, tmp_path: Path, monkeypatc
             raise KeyboardInterrupt
         return loss(self, *arguments)
 
-    monkeypatch.setattr(countdown.Countdown, "loss", interrupted)
-    found = cli(*command)
-    assert (found.exit_code, found.stderr) == (130, "stopped\n")
-    assert "stopped at step 1; the same command continues from here" in found.stdout
-    assert "continuing from step 1" in succeeded(cli(*command))
+    monkeypatch.setattr(Countdown, "loss", interrupted)
+    outcome = cli(*command, 3)
+    assert (outcome.exit_code, outcome.stderr) == (130, "stopped\n")
+    assert "stopped at step 1; the same command continues from here" in outcome.stdout
+    assert "budget='3 steps', not '2 steps'" in fails(*command, 2)
+    assert "continuing from step 1" in succeeded(cli(*command, 3))
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
+def test_bad_values_are_named_and_nothing_is_written(cli, fails, tmp_path: Path) -> None:
+    for options, expected in [
         (("countdown", "--minutes", 0), "minutes=0.0"),
-        (("countdown", "--minutes", -1), "minutes=-1.0"),
         (("countdown", "--minutes", "nan"), "minutes=nan"),
         (("countdown", "--minutes", "inf"), "minutes=inf"),
         (("countdown", "--steps", 0), "steps=0"),
@@ -157,33 +140,27 @@ def test_ctrl_c_and_the_same_command_again(cli, tiny, tmp_path: Path, monkeypatc
         (("countdown", "--seed", -1), "seed=-1"),
         (("countdown", "--seed", 2**63), f"seed={2**63}"),
         (("countdown", "--device", "toaster"), "device='toaster'"),
-        (("countdown", "--data", "books"), "--data books"),
-        (("chess",), "'chess'"),
+        (("countdown", "--data", "books"), "countdown makes its own puzzles: leave out --data books"),
+        (("chess",), "no recipe 'chess': choose one of countdown, books, judge"),
         (("books",), "books learns from texts"),
         (("judge",), "judge learns from texts"),
         (("corpus",), "--data"),
+        (("corpus", "--data", "texts", "--steps", 1), "it trains nothing"),
         (("books", "--data", "no-such-folder"), "no-such-folder"),
         (("corpus", "--data", "no-such-folder"), "no-such-folder"),
-    ],
-)
-def test_bad_values(fails, tmp_path: Path, options, expected: str) -> None:
-    out = tmp_path / "out"
-    assert expected in fails("train", *options, "--out", out)
-    assert not out.exists()
+    ]:
+        message = fails("train", *options, "--out", tmp_path / "out")
+        assert expected in message, options
+        assert not (tmp_path / "out").exists(), options
+    outcome = cli("train", "countdown")
+    assert outcome.exit_code == 2 and "--out" in outcome.stderr and "Traceback" not in outcome.stderr
 
 
-def test_an_out_that_is_taken(fails, cli, tiny, tmp_path: Path) -> None:
-    succeeded(cli("train", "countdown", "--steps", 1, "--out", tmp_path, *CPU))
-    assert "already holds a model" in fails("train", "countdown", "--steps", 1, "--out", tmp_path, *CPU)
-
-
-def test_texts_too_short_for_the_vocabulary(fails, tmp_path: Path) -> None:
-    for name in ("train", "val"):
-        (tmp_path / f"{name}.txt").write_text("The cat sat on the mat.")
-    said = fails("train", "books", "--data", tmp_path, "--out", tmp_path / "out", *CPU)
-    assert "train.txt is too short for a vocabulary of 8192" in said
-
-
-def test_no_out_is_a_usage_error(cli) -> None:
-    found = cli("train", "countdown")
-    assert found.exit_code == 2 and "--out" in found.stderr and "Traceback" not in found.stderr
+def test_short_texts_are_refused_with_what_they_are_too_short_for(fails, texts: Path, tmp_path: Path) -> None:
+    command = ("train", "books", "--data", tmp_path, "--out", tmp_path / "out", *CPU)
+    (tmp_path / "train.txt").write_text("The cat sat on the mat.")
+    (tmp_path / "val.txt").write_text("Rain fell in the night.")
+    assert "train.txt is too short for a vocabulary of 8192" in fails(*command)
+    assert "the train text has" in fails(*command, "--vocabulary", 260)
+    (tmp_path / "train.txt").write_bytes((texts / "train.txt").read_bytes())
+    assert "the val text has" in fails(*command[:-3], tmp_path / "other", *CPU, "--vocabulary", 260)

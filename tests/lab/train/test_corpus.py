@@ -41,38 +41,30 @@ def test_tokens_decode_to_the_books_and_bytes_count_them_without_separators(data
     assert corpus.train.dtype == corpus.val.dtype == np.uint16 and isinstance(corpus.train, np.memmap)
 
 
-def test_the_vocabulary_is_exact_with_the_mask_last_and_the_same_each_time(data: Path, tmp_path: Path) -> None:
-    first, second = (prepare(data, tmp_path / name, VOCABULARY).tokenizer for name in ("a", "b"))
-    assert first.get_vocab_size() == VOCABULARY
-    assert (first.token_to_id(END_TEXT), first.token_to_id(MASK)) == (VOCABULARY - 2, VOCABULARY - 1)
-    assert first.to_str() == second.to_str()
-    every_byte = bytes(range(1, 256)).decode("latin-1")
-    assert first.decode(first.encode(every_byte).ids) == every_byte
-
-
-def test_xz_gives_the_same_tokens_as_plain_text(data: Path, tmp_path: Path) -> None:
+def test_the_vocabulary_is_exact_with_the_mask_last_and_the_same_from_xz(data: Path, tmp_path: Path) -> None:
     packed = tmp_path / "packed"
     packed.mkdir()
     for name in ("train.txt", "val.txt"):
         (packed / f"{name}.xz").write_bytes(lzma.compress((data / name).read_bytes()))
     plain, unpacked = prepare(data, tmp_path / "a", VOCABULARY), prepare(packed, tmp_path / "b", VOCABULARY)
-    assert np.array_equal(plain.train, unpacked.train) and np.array_equal(plain.val, unpacked.val)
+    assert same(plain, unpacked)
+    first = plain.tokenizer
+    assert first.get_vocab_size() == VOCABULARY
+    assert (first.token_to_id(END_TEXT), first.token_to_id(MASK)) == (VOCABULARY - 2, VOCABULARY - 1)
+    every_byte = bytes(range(1, 256)).decode("latin-1")
+    assert first.decode(first.encode(every_byte).ids) == every_byte
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
+def test_normalising_changes_only_what_says_nothing() -> None:
+    for text, expected in [
         ("\ufeffa\r\nb\rc\n", "a\nb\nc"),
         ("\n \n  a \t\nb\u200b \n\t\n", "  a\nb"),
         ("a\n\n\nb", "a\n\n\nb"),  # white space inside a book stays
-        ("“x”—don’t _you_  go", "“x”—don’t _you_  go"),
-        ("the line\nis not joined", "the line\nis not joined"),
+        ("“x”—don’t _you_  go\nthe line is not joined", "“x”—don’t _you_  go\nthe line is not joined"),
         (" \n\u2060\n", ""),
-    ],
-)
-def test_normalising_changes_only_what_says_nothing(text: str, expected: str) -> None:
-    assert normalise(text) == expected
-    assert normalise(expected) == expected
+    ]:
+        assert normalise(text) == expected, repr(text)
+        assert normalise(expected) == expected, repr(text)
 
 
 def test_books_are_separated_once_whatever_blank_lines_and_empty_books_there_are(tmp_path: Path) -> None:
@@ -104,7 +96,7 @@ def test_a_held_out_book_that_is_also_trained_on_is_left_out(tmp_path: Path) -> 
         prepare(write(tmp_path / "again", train, " ".join(edition)), tmp_path / "no", VOCABULARY)
 
 
-def test_cutting_a_book_into_pieces_changes_no_token() -> None:
+def test_cutting_a_book_into_pieces_changes_no_token_and_pieces_are_short() -> None:
     words = pre_tokenizers.ByteLevel(add_prefix_space=False)
 
     def cut(text: str) -> list[str]:
@@ -113,17 +105,15 @@ def test_cutting_a_book_into_pieces_changes_no_token() -> None:
     draw = random.Random(0)
     alphabet = "\n" * 6 + "a'.7" * 2 + "st —é \t\r\u00a0\u0085\u180e\u2028\x1c"
     several = 0
-    for _ in range(3000):
+    for _ in range(1000):
         text = "".join(draw.choices(alphabet, k=draw.randint(1, 16)))
         parts = list(pieces(text, size=1))
         several += len(parts) > 1
         assert "".join(parts) == text
         assert [word for part in parts for word in cut(part)] == cut(text), (text, parts)
-    assert several > 1000
+    assert several > 300
     assert cut("a\n\n") + cut("b") != cut("a\n\nb"), "cutting behind a blank line is exact too: no need for this care"
 
-
-def test_pieces_are_no_longer_than_their_paragraphs_demand() -> None:
     book = "\n".join("x" * 99 for _ in range(1000))
     sizes = [len(piece) for piece in pieces(book, size=1000)]
     assert sum(sizes) == len(book) and max(sizes) <= 1100 and min(sizes[:-1]) >= 1000
@@ -139,19 +129,19 @@ def test_a_complete_folder_is_only_mapped(data: Path, tmp_path: Path) -> None:
     assert same(made, again) and same(made, load(out))
 
 
-@pytest.mark.parametrize("damage", ["corpus.json", "tokenizer.json", "train.npy", "val.npy"])
-@pytest.mark.parametrize("missing", [True, False])
-def test_what_a_kill_left_is_made_again(data: Path, tmp_path: Path, damage: str, missing: bool) -> None:
+def test_what_a_kill_left_is_made_again(data: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     made = prepare(data, tmp_path / "whole", VOCABULARY)
-    prepare(data, out, VOCABULARY)
-    if missing:
-        (out / damage).unlink()
-    else:
-        (out / damage).write_bytes((out / damage).read_bytes()[:-20])
-    with pytest.raises(D5P4Error, match="no complete corpus"):
-        load(out)
-    assert same(made, prepare(data, out, VOCABULARY))
+    for damage in ("corpus.json", "tokenizer.json", "train.npy", "val.npy"):
+        for missing in (True, False):
+            prepare(data, out, VOCABULARY)
+            if missing:
+                (out / damage).unlink()
+            else:
+                (out / damage).write_bytes((out / damage).read_bytes()[:-20])
+            with pytest.raises(D5P4Error, match="no complete corpus"):
+                load(out)
+            assert same(made, prepare(data, out, VOCABULARY)), (damage, missing)
 
 
 def test_a_folder_made_from_something_else_is_left_alone(data: Path, tmp_path: Path) -> None:

@@ -15,8 +15,7 @@ import d5p4
 from d5p4.models.llada import LLaDA
 from d5p4_lab.train import folder as folder_module
 from d5p4_lab.train.countdown import Countdown
-from d5p4_lab.train.folder import write_card, write_json, write_weights
-from d5p4_lab.train.loop import command, hardware
+from d5p4_lab.train.folder import command, hardware, write_card, write_json, write_weights
 from d5p4_lab.train.recipe import Card
 
 MIB = 2**20
@@ -63,44 +62,39 @@ def test_large_models_come_in_shards_that_load_puts_together(tmp_path: Path) -> 
     assert all(torch.equal(loaded[name], p.bfloat16().float()) for name, p in model.named_parameters())
 
 
-def test_small_models_are_one_file_rounded_to_bfloat16(tmp_path: Path, tensors) -> None:
-    assert write_weights(tmp_path, tensors) == 5 * 70 * 2
+def test_small_models_are_one_file_rounded_to_bfloat16_views_too(tmp_path: Path, tensors) -> None:
+    learned = torch.nn.Parameter(torch.randn(6, 4))
+    tensors |= {"turned": learned.T, "half": learned[:3]}
+    assert write_weights(tmp_path, tensors) == 2 * (5 * 70 + 24 + 12)
     assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
-    found = load_file(tmp_path / "model.safetensors")
-    assert found.keys() == tensors.keys()
-    assert all(found[name].dtype == torch.bfloat16 for name in found)
-    assert all(torch.equal(found[name], tensor.bfloat16()) for name, tensor in tensors.items())
+    written = load_file(tmp_path / "model.safetensors")
+    assert written.keys() == tensors.keys()
+    assert all(written[name].dtype == torch.bfloat16 for name in written)
+    assert all(torch.equal(written[name], tensor.detach().bfloat16()) for name, tensor in tensors.items())
 
 
 def test_a_shard_is_filled_to_the_limit_and_no_further(tmp_path: Path, tensors, monkeypatch) -> None:
     monkeypatch.setattr(folder_module, "SHARD", 2 * 140)  # two tensors of 140 bytes
     write_weights(tmp_path, tensors)
-    held = [list(load_file(path)) for path in sorted(tmp_path.glob("*.safetensors"))]
-    assert held == [["layer.0", "layer.1"], ["layer.2", "layer.3"], ["layer.4"]]
+    shards = [list(load_file(path)) for path in sorted(tmp_path.glob("*.safetensors"))]
+    assert shards == [["layer.0", "layer.1"], ["layer.2", "layer.3"], ["layer.4"]]
 
 
-def test_views_and_learned_weights_can_be_written(tmp_path: Path) -> None:
-    whole = torch.nn.Parameter(torch.randn(6, 4))
-    write_weights(tmp_path, {"turned": whole.T, "half": whole[:3]})
-    found = load_file(tmp_path / "model.safetensors")
-    assert torch.equal(found["turned"], whole.detach().T.bfloat16())
-    assert torch.equal(found["half"], whole.detach()[:3].bfloat16())
-
-
-@pytest.mark.parametrize("given", [["--out", "/home/me/mine"], ["--out", "/home/me/mine/"], ["--out=/home/me/mine"]])
-def test_a_command_names_its_folder_and_not_where_that_is(given: list[str], monkeypatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["/usr/bin/d5p4", "train", "tiny", *given])
-    assert command().startswith("d5p4 train tiny ") and command().endswith("mine") and "home" not in command()
+def test_a_command_names_its_folder_and_not_where_that_is(monkeypatch) -> None:
+    for given in (["--out", "/home/me/mine"], ["--out", "/home/me/mine/"], ["--out=/home/me/mine"]):
+        monkeypatch.setattr(sys, "argv", ["/home/me/src/d5p4_lab/__main__.py", "train", "tiny", *given])
+        assert command().startswith("python -m d5p4_lab train tiny --out"), given
+        assert command().endswith("mine") and "home" not in command(), given
 
 
 def test_the_card_says_what_people_and_the_run_know(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["/usr/bin/d5p4", "train", "tiny", "--out", "/home/me/a b", "--seed", "7"])
+    monkeypatch.setattr(sys, "argv", ["__main__.py", "train", "tiny", "--out", "/home/me/a b", "--seed", "7"])
     card = Card("tiny", "About it.", "From dice.", "Free.", "Everything.")
     facts = {"seed": "7", "hardware": hardware(torch.device("cpu")), "command": f"`{command()}`"}
     write_card(tmp_path, card, facts, {"share solved": 0.123456, "perplexity": 45678.9})
     text = (tmp_path / "README.md").read_text()
     for line in ("# tiny", "About it.", "Data: From dice.", "Free.", "Everything.", "| seed | 7 |"):
         assert line in text.splitlines()
-    assert "| command | `d5p4 train tiny --out 'a b' --seed 7` |" in text
+    assert "| command | `python -m d5p4_lab train tiny --out 'a b' --seed 7` |" in text
     assert f"CPU, {torch.get_num_threads()} threads, torch {torch.__version__} |" in text
     assert "| share solved | 0.1235 |" in text and "| perplexity | 4.568e+04 |" in text

@@ -67,7 +67,7 @@ def load_task(
     if name == "countdown":
         return _countdown(path, split, limit, seed)
     if path is None:
-        raise D5P4Error(f"{name} needs the path of a text file or of a folder that d5p4 train corpus has prepared")
+        raise D5P4Error(f"{name} needs the path of a text file or of a corpus (python -m d5p4_lab train corpus)")
     documents = read_documents(path, split)
     if name == "text":
         examples = piece_examples(documents, words or PIECE, seed)

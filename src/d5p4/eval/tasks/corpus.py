@@ -1,8 +1,8 @@
-"""Books as text and as tokens: how a document is cleaned, and the folders of tokens that `d5p4_lab train corpus` makes.
+"""Books as text and as tokens: how a document is cleaned, and the folders that `python -m d5p4_lab train corpus` makes.
 
-What `normalise` changes, because it says nothing and would cost tokens: line ends become `\\n`; byte order marks,
-zero-width spaces and word joiners go; so do spaces at the end of a line and blank lines around a book. Nothing else
-changes: the lines are paragraphs already, so none are joined, and quotes and dashes stay as the books have them.
+`normalise` removes what has no meaning and would cost tokens: line ends become `\\n`; byte order marks, zero-width
+spaces, word joiners, spaces at the end of a line and blank lines around a book are removed. Nothing else changes: lines
+are paragraphs already, so none are joined, and quotes and dashes stay as they are in the books.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class Corpus(NamedTuple):
 
 
 def load(out: Path) -> Corpus:
-    """The corpus that `d5p4_lab train corpus` wrote to `out`."""
-    if (found := stored(Path(out))) is None:
+    """The corpus that `python -m d5p4_lab train corpus` wrote to `out`."""
+    if (stored_corpus := stored(Path(out))) is None:
         raise D5P4Error(f"{out} holds no complete corpus (tokenizer.json, train.npy, val.npy, corpus.json)")
-    return found[0]
+    return stored_corpus[0]
 
 
 def normalise(book: str) -> str:

@@ -1,8 +1,8 @@
 """Open-ended text: pieces of documents to compare with, and paragraphs to be continued.
 
-A file holds documents separated by a line `<|endoftext|>`, one paragraph a line, or one document in the `text` of each
-JSON or parquet record. A folder that `d5p4 train corpus` has prepared holds them as tokens, and only in it are books
-left out of the held-out ones that are in the training text too, perhaps in another edition.
+A file holds documents separated by a line `<|endoftext|>`, one paragraph per line, or one document in the `text` of
+each JSON or parquet record. A folder that `python -m d5p4_lab train corpus` has made holds them as tokens; only such a
+folder leaves out the held-out books that are also in the training text, perhaps in another edition.
 """
 
 from __future__ import annotations
