@@ -1,15 +1,16 @@
 """Time and memory of one step by stage: forward, selection, sampling.
 
-Two sources. The GPU benchmark of the checkout (`benchmarks/gpu.py`: run anew, or its committed results) has whole
-steps at the paper's size, the paper's way and ours. What it lacks is the paper's *Baseline*, which draws every row of
-the pool for itself; so the stages after the forward are also timed here, the three ways, on the machine at hand. On a
-CPU ours are the plain versions, float64 and meant to be exact rather than fast.
+Two sources. The GPU benchmark (`d5p4_lab.bench.gpu`: run anew, or its committed results) has whole steps at
+the paper's size, the paper's way and ours. What it lacks is the paper's *Baseline*, which draws every row of the pool
+for itself; so the stages after the forward are also timed here, the three ways, on the machine at hand. On a CPU ours
+are the plain versions, float64 and meant to be exact rather than fast.
 """
 
 from __future__ import annotations
 
-import subprocess
 import sys
+from contextlib import redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,23 +26,23 @@ from d5p4.ops.vocab import row_stats
 from d5p4.quality import normalise
 from d5p4.rng import mix, uniform
 
+from .. import bench
+from ..baseline import BETA
+from ..baseline import sample as draw_as_the_paper
+from ..baseline import select as baseline_select
+from ..timing import clock, measured, one_thread
 from .cost_drawing import INDEPENDENT, OURS, THEIRS, drawing
 from .drawing import Drawing
 from .setup import Experiment, Setup
 from .store import JsonLines, read_json, write_json
-from .timing import clock, measured, one_thread
 
-CHECKOUT = Path(__file__).resolve().parents[3]
-RESULTS = "src/d5p4_lab/results/bench/gpu.json"
-PROGRAM = "src/d5p4_lab/bench/gpu.py"
-BETA = 10.0
+RESULTS = bench.RESULTS / "gpu.json"
 SECTIONS = ("machine", "solver", "mmr", "step", "body", "decode")
 
 
 def benchmark_results() -> dict[str, Any] | None:
-    """The committed results of the GPU benchmark, where this is a checkout."""
-    file = CHECKOUT / RESULTS
-    return read_json(file)
+    """The committed results of the GPU benchmark."""
+    return bench.read(RESULTS) or None
 
 
 def measure(setup: Setup) -> None:
@@ -50,10 +51,7 @@ def measure(setup: Setup) -> None:
     if setup["from_results"]:
         results = benchmark_results()
         if results is None:
-            raise D5P4Error(
-                f"{RESULTS} is not here: it is part of the repository, not of the package; use a checkout (with "
-                "--set from_results=false it is measured anew)"
-            )
+            raise D5P4Error(f"{RESULTS} is not here; with --set from_results=false it is measured anew")
         kept = {name: results["sections"][name] for name in SECTIONS if name in results["sections"]}
         write_json(_benchmark(setup), results | {"sections": kept, "targets": []})
     else:
@@ -76,20 +74,17 @@ def _rows(setup: Setup) -> JsonLines:
 
 
 def _run_benchmark(setup: Setup) -> None:
-    """`benchmarks/gpu.py` as it is; small sizes where there is no GPU."""
-    program, out = CHECKOUT / PROGRAM, _benchmark(setup).resolve()
-    if not program.is_file():
-        raise D5P4Error(f"{PROGRAM} is not here: it is part of the repository, not of the package; use a checkout")
-    device = setup.torch_device
+    """The GPU benchmark as it is, told on stderr; small sizes where there is no GPU."""
+    from ..bench import gpu
+
+    out, device = _benchmark(setup).resolve(), setup.torch_device
     wanted = [name for name in setup["sections"] if name not in _held(out)]
     if not wanted:
         return
-    out.parent.mkdir(parents=True, exist_ok=True)
-    words = [sys.executable, str(program), "--sections", ",".join(wanted), "--out", str(out), "--device", str(device)]
+    words = ["--sections", ",".join(wanted), "--out", str(out), "--device", str(device)]
     words += ["--figure", str(out.with_name("benchmark.svg"))] + ([] if device.type == "cuda" else ["--small"])
-    ran = subprocess.run(words, capture_output=True, text=True)
-    if ran.returncode:
-        raise D5P4Error(f"{PROGRAM} failed: {(ran.stderr.strip() or ran.stdout.strip())[-500:]}")
+    with redirect_stdout(sys.stderr):
+        gpu.main(words)
 
 
 def _held(file: Path) -> set[str]:
@@ -100,19 +95,7 @@ def _held(file: Path) -> set[str]:
     return {name for name, section in sections.items() if "error" not in section}
 
 
-def draw_as_the_paper(logits: Tensor, draws: int) -> Tensor:
-    """Tokens [R, L, draws] of logits [R, L, V] by a float64 softmax and multinomial, as in the authors' code."""
-    p = torch.softmax(logits.double(), -1)
-    return torch.multinomial(p.flatten(0, 1), draws, replacement=True).view(*logits.shape[:2], draws)
-
-
-def select_as_the_paper(logits: Tensor, states: Tensor, k: int) -> Tensor:
-    """Parents [k] of logits [N, L, V], states [N, L, D]: whole log-probabilities, greedy from every row."""
-    log_p = torch.log_softmax(logits.float(), -1)
-    quality = normalise((log_p.exp() * log_p).sum(-1).mean(-1)[None], "minmax", "entropy", logits.shape[-1])
-    rows = torch.nn.functional.normalize(states.flatten(1).float(), dim=-1)
-    kernel = additive(quality.float(), (rows @ rows.T)[None], BETA)
-    return partition_map(kernel, k, None, quality, starts="n", local_search=False)[0]
+select_as_the_paper = partial(baseline_select, beta=BETA)
 
 
 def select_as_ours(logits: Tensor, states: Tensor, k: int) -> Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 from d5p4 import provenance
 from d5p4.errors import D5P4Error
 
+from ..provenance import command
 from .folder import write_card, write_json, write_weights
 from .optimiser import Optimiser
 from .recipe import Recipe
@@ -240,8 +240,3 @@ def interrupts_held() -> Iterator[None]:
 
 def hardware(device: torch.device) -> str:
     return f"{provenance.machine(device)}, torch {torch.__version__}"
-
-
-def command() -> str:
-    """The command line as a reader would type it: where this machine keeps its files is nobody's business."""
-    return provenance.command(["python", "-m", "d5p4_lab", *sys.argv[1:]])
