@@ -11,11 +11,13 @@ import os
 import re
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from d5p4.errors import D5P4Error
+import d5p4
+from d5p4 import D5P4Error
 
 Row = dict[str, Any]
 Tables = Mapping[str, Callable[[], str]]
@@ -77,6 +79,13 @@ def measure_section(name: str, measure: Callable[[], list[Row]], **facts: Any) -
 def rows_of(results: Mapping[str, Any], section: str) -> list[Row]:
     """The rows of a section; none where it was not measured."""
     return results.get("sections", {}).get(section, {}).get("rows", [])
+
+
+def generate(model: Any, prompts: Any = None, **options: Any) -> d5p4.Result:
+    """`d5p4.generate` without its warning about equal answers, which are counted here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", d5p4.DuplicateAnswers)
+        return d5p4.generate(model, prompts, **options)
 
 
 def one_line(error: BaseException) -> str:

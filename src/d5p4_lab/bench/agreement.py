@@ -32,7 +32,6 @@ import io
 import math
 import pickle
 import time
-import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -55,7 +54,7 @@ from d5p4.prompts import Request, encode, plan
 from d5p4.provenance import machine
 from d5p4.rng import ORDER, SELECT, TOKEN, hash_tokens, key_of, mix, uniform
 
-from . import RESULTS, Row, make_parser, markdown, read, write
+from . import RESULTS, Row, generate, make_parser, markdown, read, write
 
 K = W = 4
 NUMBERS = 4  # in a puzzle
@@ -210,9 +209,8 @@ def carry_out(case: Case, model: Any, variant: Variant, seed: int) -> Run:
             )
 
     size: dict[str, Any] = {"max_tokens_per_forward": SMALL} if variant.small else {}
-    with warnings.catch_warnings(), kernels.off() if variant.plain else nullcontext():
-        warnings.simplefilter("ignore", d5p4.DuplicateAnswers)
-        result = d5p4.generate(model, list(case.prompts), seed=seed, callback=listen, **case.options, **size)
+    with kernels.off() if variant.plain else nullcontext():
+        result = generate(model, list(case.prompts), seed=seed, callback=listen, **case.options, **size)
     return Run(result.settings, [sorted(map(tuple, answers)) for answers in result.answers], records)
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache, partial
@@ -32,7 +31,7 @@ from d5p4.models.load import find
 
 from ..provenance import about
 from ..timing import wall
-from . import RESULTS, Row, Tables, half_width, make_parser, markdown, read, write
+from . import RESULTS, Row, Tables, generate, half_width, make_parser, markdown, read, write
 
 K, W = 4, 4
 BETAS = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
@@ -250,10 +249,8 @@ def judge(asked: Sequence[Problem], texts: Sequence[Sequence[str]]) -> tuple[str
 def carry_out(run: Run, model: d5p4.Model, tokens: int, session: int) -> Record:
     asked = cases(run.role, run.problems, run.numbers)
     prompts = [problem.prompt for problem in asked]
-    decode = partial(d5p4.generate, model, prompts, seed=run.seed, max_tokens_per_forward=tokens, **run.options())
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", d5p4.DuplicateAnswers)
-        result, seconds = wall(decode, model.head.weight.device)
+    decode = partial(generate, model, prompts, seed=run.seed, max_tokens_per_forward=tokens, **run.options())
+    result, seconds = wall(decode, model.head.weight.device)
     share = len(asked) * WINDOW[run.numbers]
     rows, nominal = int(result.rows.sum()) / share, int(result.rows_nominal.sum()) / share
     return Record(
@@ -385,11 +382,8 @@ def report(book: Book) -> str:
     """Markdown: where the figures come from, and the tables."""
     parts = [f"Model {book.model}, sha256 {book.weights[:16]}…; k = {K}, w = {W}, temperature 1, confidence order."]
     parts += dict.fromkeys("{date}: {machine}, torch {torch}, {dtype}".format_map(s) for s in book.sessions)
-    runs: dict[tuple[int, int, str], set[int]] = {}
-    for run in (record.run for record in book.records):
-        runs.setdefault((run["numbers"], run["problems"], run["role"]), set()).add(run["seed"])
-    parts.append("; ".join(f"{numbers} numbers, {role}: {problems} problems, {len(seeds)} seeds"
-                           for (numbers, problems, role), seeds in sorted(runs.items())))  # fmt: skip
+    counts = {record.run["role"]: record.run["problems"] for record in book.records}
+    parts.append("; ".join(f"{count} problems to {role}" for role, count in sorted(counts.items())))
     heading = {"guidance": "Guidance, 4 numbers", "sweeps": "Sweeps"}
     for name, table in tables(book).items():
         if name != "card":

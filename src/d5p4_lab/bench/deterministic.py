@@ -11,7 +11,6 @@ that needed a forward; what fills forwards up counts only in the time.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +25,7 @@ from d5p4.models.load import choose_device
 
 from ..provenance import about
 from ..timing import wall
-from . import CHECKOUT, RESULTS, Row, chosen, make_parser, markdown, read, write
+from . import CHECKOUT, RESULTS, Row, chosen, generate, make_parser, markdown, read, write
 from .large_checkpoint import CONFIG, TINY, Counted, random_model
 
 SPREAD = 8.0  # standard deviation of the random model's logits; those of flat logits would change with any bit
@@ -67,9 +66,7 @@ def make(case: Case, device: torch.device, small: bool) -> tuple[Any, list[Any]]
 
 
 def decode(model: Any, prompts: Sequence[Any], numbers: Sequence[int], options: Mapping[str, Any]) -> d5p4.Result:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", d5p4.DuplicateAnswers)
-        return d5p4.generate(model, [prompts[i] for i in numbers], keys=list(numbers), seed=1, **options)
+    return generate(model, [prompts[i] for i in numbers], keys=list(numbers), seed=1, **options)
 
 
 def measure(model: Any, prompts: Sequence[Any], size: int, options: Mapping[str, Any]) -> Row:

@@ -17,7 +17,6 @@ import platform
 import statistics
 import subprocess
 import time
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -50,6 +49,7 @@ from . import (
     Row,
     chosen,
     fill_file,
+    generate,
     make_parser,
     measure_section,
     one_line,
@@ -639,9 +639,7 @@ def watch(bench: Bench, model: Counted, steps: int, **options: Any) -> list[Row]
         return shot.prompts.tolist() if shot.step + 1 >= steps else None
 
     prompt = [(7 * i) % (bench.plan.config["vocab_size"] // 2) for i in range(bench.plan.prompt)]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", d5p4.DuplicateAnswers)
-        d5p4.generate(model, [prompt], k=base.k, w=base.w, gen_length=base.length, seed=0, callback=callback, **options)
+    generate(model, [prompt], k=base.k, w=base.w, gen_length=base.length, seed=0, callback=callback, **options)
     return records
 
 

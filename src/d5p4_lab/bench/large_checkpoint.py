@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import resource
-import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -26,7 +25,7 @@ from d5p4.models.llada import LLaDA
 from d5p4.provenance import machine
 
 from ..timing import wall
-from . import make_parser
+from . import generate, make_parser
 
 CONFIG: dict[str, Any] = {
     "model_type": "llada", "architectures": ["LLaDAModelLM"], "d_model": 4096, "n_heads": 32, "n_kv_heads": 32,
@@ -121,14 +120,13 @@ def main(arguments: Sequence[str]) -> None:
     print(f"{parameters / 1e9:.2f} B parameters in {model.dtype} on {machine(model.device)}: loaded in "
           f"{seconds:.1f} s, host peak {before:.2f} -> {peak_host():.2f} GB")  # fmt: skip
     prompt, cuda = list(range(1000, 1128)), model.device.type == "cuda"
-    warnings.simplefilter("ignore", d5p4.DuplicateAnswers)
     cases: list[dict[str, Any]] = [{}, {"guidance": 2.0}, {"method": "independent"}, {"savings": False}]
     for case in cases:
         for steps in (2, 16):  # the first call warms up
             if cuda:
                 torch.cuda.reset_peak_memory_stats()
             settings = dict(k=4, w=4, gen_length=128, steps=steps, seed=0) | case
-            result, seconds = wall(partial(d5p4.generate, model, [prompt], **settings), model.device)
+            result, seconds = wall(partial(generate, model, [prompt], **settings), model.device)
         memory = torch.cuda.max_memory_allocated() / 2**30 if cuda else float("nan")
         print(f"k=4 w=4, 128 + 128 tokens, {case or 'd5p4'}: {seconds / 16 * 1e3:.0f} ms a step, "
               f"{int(result.rows[0])} of {int(result.rows_nominal[0])} rows, {int(result.distinct[0])} distinct, "

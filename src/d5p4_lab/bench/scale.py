@@ -16,7 +16,6 @@ import pickle
 import random
 import tempfile
 import tracemalloc
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -42,7 +41,7 @@ from d5p4.settings import Settings
 from d5p4.store import append, json_line
 
 from ..timing import fastest
-from . import CHECKOUT, RESULTS, Row, chosen, make_parser, measure_section, read, scale_bytes, show, write
+from . import CHECKOUT, RESULTS, Row, chosen, generate, make_parser, measure_section, read, scale_bytes, show, write
 from .large_checkpoint import CONFIG, TINY, random_model
 
 CPU = torch.device("cpu")
@@ -100,7 +99,7 @@ class Plan:
 
 def small_plan() -> Plan:
     return Plan(
-        exchange=scale_bytes.Sizes(groups=2, w=3, length=16, width=32),
+        exchange=scale_bytes.Sizes(groups=2, w=3, length=16, width=32, steps=3, votes=10),
         host=HostSizes(lines=60, kept=60, parts=8, requests=50, finished=1000, appends=3),
         shape=TINY, prompt=4, answer=8, steps=4, puzzles=(1, 2), large=(1, 2), puzzle_budgets=(2048, 4096),
         large_budgets=(64, 128), file=6, alone=2, shares=2, texts=1, repeats=1,
@@ -136,12 +135,7 @@ class Bench:
 
     def decode(self, what: str, model: Any, prompts: Sequence[Any], repeats: int | None = None, **options: Any) -> Row:
         """Whole decodes of prompts through `generate`: rates and memory."""
-
-        def call() -> d5p4.Result:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", d5p4.DuplicateAnswers)
-                return d5p4.generate(model, list(prompts), seed=0, **options)
-
+        call = partial(generate, model, list(prompts), seed=0, **options)
         self.free()  # once: asking the driver for memory anew is no part of a long run
         result, seconds = fastest(call, self.device, repeats or self.plan.repeats)
         rows, nominal = int(result.rows.sum()), int(result.rows_nominal.sum())

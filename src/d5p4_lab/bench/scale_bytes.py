@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import warnings
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,11 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import d5p4
 from d5p4.distributed import connect
 from d5p4.types import Head, Hidden
 
-from . import Row
+from . import Row, generate
 
 VOTES = "votes"  # counted beside the bytes: one before each exchange
 
@@ -43,6 +41,7 @@ class Sizes:
     width: int = 4096
     vocabulary: int = 32
     steps: int = 5
+    votes: int = 300  # timed
 
     @property
     def k(self) -> int:
@@ -115,25 +114,22 @@ def work(sizes: Sizes) -> dict[str, Any]:
             times.append(time.perf_counter())
 
         model.at_forward = mark
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", d5p4.DuplicateAnswers)
-            result = d5p4.generate(
-                model, [[0]], k=sizes.k, w=sizes.w, gen_length=sizes.length, steps=sizes.steps, seed=1, beams=beams,
-                max_tokens_per_forward=1 << 24, **options,
-            )  # fmt: skip
+        result = generate(
+            model, [[0]], k=sizes.k, w=sizes.w, gen_length=sizes.length, steps=sizes.steps, seed=1, beams=beams,
+            max_tokens_per_forward=1 << 24, **options,
+        )  # fmt: skip
         steps = [dict(after - before) for before, after in zip(marks, marks[1:], strict=False)]
         found[what] = {
             "steps": steps,
             "seconds": [after - before for before, after in zip(times, times[1:], strict=False)],
             "rows": int(result.rows[0]),
         }
-    votes = 300
     with beams.together():
         beams.agree_on(0)
         began = time.perf_counter()
-        for _ in range(votes):
+        for _ in range(sizes.votes):
             vote(None)
-        found["vote"] = {"ms": (time.perf_counter() - began) / votes * 1e3}
+        found["vote"] = {"ms": (time.perf_counter() - began) / sizes.votes * 1e3}
     mesh.close()
     return found
 

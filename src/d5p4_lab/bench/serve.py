@@ -19,7 +19,6 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -34,7 +33,7 @@ from d5p4.eval.countdown import is_right, problems
 
 from ..provenance import about
 from ..timing import wall
-from . import RESULTS, Row, make_parser, markdown, read, show, write
+from . import RESULTS, Row, generate, make_parser, markdown, read, show, write
 
 ASKED: dict[int, dict[str, Any]] = {  # what the server does for n = 4 and n = 1
     4: {"k": 4, "w": 4, "distinct": True, "spare": 4},
@@ -67,9 +66,7 @@ def alone(model: Any, n: int, requests: Sequence[Request]) -> tuple[list[list[st
     """The answers to each prompt decoded by itself, the seconds each took and the operations of its forwards."""
     texts, seconds, work = [], [], []
     for prompt, seed in requests:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", d5p4.DuplicateAnswers)
-            result, spent = wall(partial(d5p4.generate, model, prompt, seed=seed, **ASKED[n]), model.device)
+        result, spent = wall(partial(generate, model, prompt, seed=seed, **ASKED[n]), model.device)
         seconds.append(spent)
         texts.append(result.texts[0])
         work.append(operations(model, result))

@@ -9,7 +9,6 @@ answers that differ by more than the order of operands, a puzzle; rows: distinct
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from d5p4.eval.stats import interval
 from d5p4.jobs.budget import default_budget
 
 from ..provenance import about
-from . import RESULTS, Row, half_width, make_parser, markdown, read, show, write
+from . import RESULTS, Row, generate, half_width, make_parser, markdown, read, show, write
 
 K = 4
 CASES: tuple[Row, ...] = (
@@ -39,12 +38,8 @@ CASES: tuple[Row, ...] = (
 def measure(model: Any, numbers: int, count: int, case: Row) -> Row:
     """[mean, low, high] of each figure over puzzles."""
     asked = problems(count, numbers=numbers, seed=9)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", d5p4.DuplicateAnswers)
-        result = d5p4.generate(
-            model, [problem.prompt for problem in asked], k=K, seed=1,
-            max_tokens_per_forward=default_budget(model), **case,
-        )  # fmt: skip
+    prompts = [problem.prompt for problem in asked]
+    result = generate(model, prompts, k=K, seed=1, max_tokens_per_forward=default_budget(model), **case)
     right = [
         [text for text in texts if is_right(problem, text)] for problem, texts in zip(asked, result.texts, strict=True)
     ]
