@@ -12,7 +12,8 @@ import re
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -130,3 +131,19 @@ def fill(page: str, kind: str, tables: Tables, leave: Collection[str] = ()) -> s
 
 def fill_file(path: Path, kind: str, tables: Tables) -> None:
     path.write_text(fill(path.read_text(encoding="utf-8"), kind, tables), encoding="utf-8")
+
+
+@contextmanager
+def panels_of(path: Path, rows: int, columns: int, size: tuple[float, float]) -> Iterator[tuple[Any, Any]]:
+    """A chart and its panels, saved at the end; the same numbers give the same file. Needs matplotlib."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    matplotlib.rcParams["svg.hashsalt"] = "d5p4"
+    chart, panels = pyplot.subplots(rows, columns, figsize=size, layout="constrained", facecolor="white")
+    yield chart, panels
+    path.parent.mkdir(parents=True, exist_ok=True)
+    chart.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    pyplot.close(chart)

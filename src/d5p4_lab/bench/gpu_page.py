@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from . import Row, Tables, markdown, number, rows_of
+from . import Row, Tables, markdown, number, panels_of, rows_of
 
 Cell = Callable[[Row], str]
 
@@ -123,8 +123,6 @@ COLUMNS: dict[str, dict[str, Cell]] = {
 }  # fmt: skip
 
 
-
-
 def shown(results: Mapping[str, Any], name: str) -> Sequence[Row]:
     """The rows of a table."""
     if name == "targets":
@@ -156,30 +154,21 @@ def report(results: Mapping[str, Any]) -> str:
 
 
 def figure(results: Mapping[str, Any], path: Path) -> None:
-    """Growth with n, L, V and P, the solver by size, whole decode steps. Needs matplotlib."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    matplotlib.rcParams["svg.hashsalt"] = "d5p4"  # the same numbers give the same file
-    chart, panels = pyplot.subplots(2, 3, figsize=(13, 7.5), layout="constrained")
+    """Growth with n, L, V and P, the solver by size, whole decode steps."""
     names = {"n": "candidates n", "L": "answer positions L", "V": "vocabulary V", "P": "prompts P"}
-    for panel, (axis, name) in zip(panels.flat, names.items(), strict=False):
-        _growth(panel, [row for row in rows_of(results, "growth") if row["axis"] == axis])
-        _finish(panel, f"selection and sampling, by {name}", name, "ms a step")
-    _solver(panels.flat[4], rows_of(results, "solver"))
-    _finish(panels.flat[4], "solver, kernel given", "candidates n", "ms")
-    panels.flat[4].legend(fontsize=8)
-    _decode(panels.flat[5], results)
-    _finish(panels.flat[5], "whole decode step, model included", "", "ms a step")
-    handles, labels = panels.flat[0].get_legend_handles_labels()
-    chart.legend(handles, labels, loc="outside lower center", ncols=5, title="selection and sampling")
-    here = next(iter(rows_of(results, "machine")), {})
-    chart.suptitle(f"{here.get('what', '')}, torch {here.get('torch', '')}; base: {results.get('base', '')}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    chart.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-    pyplot.close(chart)
+    with panels_of(path, 2, 3, (13, 7.5)) as (chart, panels):
+        for panel, (axis, name) in zip(panels.flat, names.items(), strict=False):
+            _growth(panel, [row for row in rows_of(results, "growth") if row["axis"] == axis])
+            _finish(panel, f"selection and sampling, by {name}", name, "ms a step")
+        _solver(panels.flat[4], rows_of(results, "solver"))
+        _finish(panels.flat[4], "solver, kernel given", "candidates n", "ms")
+        panels.flat[4].legend(fontsize=8)
+        _decode(panels.flat[5], results)
+        _finish(panels.flat[5], "whole decode step, model included", "", "ms a step")
+        handles, labels = panels.flat[0].get_legend_handles_labels()
+        chart.legend(handles, labels, loc="outside lower center", ncols=5, title="selection and sampling")
+        here = next(iter(rows_of(results, "machine")), {})
+        chart.suptitle(f"{here.get('what', '')}, torch {here.get('torch', '')}; base: {results.get('base', '')}")
 
 
 def _growth(panel: Any, rows: Sequence[Row]) -> None:

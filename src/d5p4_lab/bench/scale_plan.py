@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from . import RESULTS, Row, Tables, deterministic, fill_file, make_parser, markdown, read, rows_of
+from . import RESULTS, Row, Tables, deterministic, fill_file, make_parser, markdown, panels_of, read, rows_of
 from .scale_schedule import RANKS_A_HOST, Costs, Job, StepTime, World, fixed_shares, simulate
 
 RANKS = (8, 64, 512)
@@ -287,28 +287,19 @@ def tables(facts: Facts) -> Tables:
 
 
 def figure(scale: Mapping[str, Any], path: Path) -> None:
-    """Needs matplotlib. The ground is white, so that it can be read on dark pages too."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    matplotlib.rcParams["svg.hashsalt"] = "d5p4"  # the same numbers give the same file
+    """Bytes a step, rows a second by prompts together, the gain of batching."""
     rows = partial(rows_of, scale)
-    chart, panels = pyplot.subplots(1, 3, figsize=(13, 4), layout="constrained", facecolor="white")
-    _bytes(panels[0], [row for row in rows("bytes") if "sent" in row])
-    _rates(panels[1], rows("rows"))
-    _gains(panels[2], rows("rows"), rows("batching"))
-    for panel in panels:
-        panel.grid(alpha=0.3)
-        if not panel.has_data():
-            panel.text(0.5, 0.5, "not measured yet", ha="center", transform=panel.transAxes)
-    where = {section["machine"] for name, section in scale["sections"].items() if name in ("rows", "batching")}
-    if where:
-        chart.suptitle(f"rows and gains: {', '.join(sorted(where))}", fontsize=10)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    chart.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-    pyplot.close(chart)
+    with panels_of(path, 1, 3, (13, 4)) as (chart, panels):
+        _bytes(panels[0], [row for row in rows("bytes") if "sent" in row])
+        _rates(panels[1], rows("rows"))
+        _gains(panels[2], rows("rows"), rows("batching"))
+        for panel in panels:
+            panel.grid(alpha=0.3)
+            if not panel.has_data():
+                panel.text(0.5, 0.5, "not measured yet", ha="center", transform=panel.transAxes)
+        where = {section["machine"] for name, section in scale["sections"].items() if name in ("rows", "batching")}
+        if where:
+            chart.suptitle(f"rows and gains: {', '.join(sorted(where))}", fontsize=10)
 
 
 def _bytes(panel: Any, rows: Sequence[Row]) -> None:
