@@ -179,7 +179,7 @@ def report(results: Mapping[str, Any]) -> str:
             f"token ({b['texts']} windows, {b['draws']} draws each)."
         )
     if "kinds" in results:
-        counts = {judge["what"]: judge["scores"][REAL]["texts"] for judge in results.get("judges", {}).values()}
+        counts = {j["what"]: next(iter(j["scores"].values()))["texts"] for j in results.get("judges", {}).values()}
         judged = "; ".join(f"{what} read {count} texts of each kind" for what, count in counts.items())
         note = f"± is a 95 % interval over sets. distinct-n: different n-grams of words in a set of {K}. {judged}"
         parts += [table(results), note, texts(results)]
