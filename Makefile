@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo serve test test-ten test-full test-browser test-gpu bench-gpu bench-cpu lint clean
+.PHONY: help demo serve test test-ten test-full test-browser test-gpu bench-gpu bench-cpu tables lint clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,10 +37,14 @@ test-gpu: ## the tests that need CUDA, with the Python and torch of this machine
 	@PYTHONPATH=src $(PYTHON) -m pytest -q -m gpu tests/gpu
 
 bench-gpu: ## every operation, the body and whole steps against a plain baseline: table, JSON, figure
-	@PYTHONPATH=src $(PYTHON) benchmarks/gpu.py
+	@PYTHONPATH=src $(PYTHON) -m d5p4_lab bench gpu
 
 bench-cpu: $(VENV)/.installed ## the same at tiny sizes on CPU, into out/
-	@$(BIN)/python benchmarks/gpu.py --device cpu --small --out out/bench-cpu.json --figure out/bench-cpu.svg
+	@$(BIN)/python -m d5p4_lab bench gpu --device cpu --small --out out/bench-cpu.json --figure out/bench-cpu.svg
+
+tables: $(VENV)/.installed-dev ## every table and figure of the documents again, from committed results
+	@$(BIN)/python -m d5p4_lab bench tables
+	@# the paper's tables and docs/claims.md: their command goes on this line
 
 lint: $(VENV)/.installed-dev ## ruff and mypy
 	@$(BIN)/ruff check

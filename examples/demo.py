@@ -79,7 +79,7 @@ def committed(path: Path) -> Table | Text:
         chosen = [rows[method] for method in BENCHED]
         session = held["sessions"][chosen[-1]["session"]]
     except FileNotFoundError:
-        return Text(f"There is no {path.name} in benchmarks/results: the benchmark was not run yet.", "yellow")
+        return Text(f"There is no {path.name} in src/d5p4_lab/results/bench: the benchmark was not run yet.", "yellow")
     except (ValueError, KeyError) as reason:
         return Text(f"src/d5p4_lab/results/bench/{path.name} holds no figures for all methods ({reason!r}).", "yellow")
     first = chosen[0]

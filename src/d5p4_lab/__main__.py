@@ -204,13 +204,16 @@ def train(
 
 BENCHES = (
     "agreement", "books", "countdown", "deterministic", "gpu", "large_checkpoint", "scale", "scale_plan", "serve",
-    "solver_quality", "spare",
+    "solver_quality", "spare", "tables",
 )  # fmt: skip
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command(context_settings={"allow_extra_args": True, "allow_interspersed_args": False})
 def bench(context: typer.Context, name: Annotated[str, typer.Argument(help=", ".join(BENCHES))]) -> None:
-    """Run a benchmark with its own options; `bench NAME -- --help` lists them."""
+    """Run a benchmark with its own options, which `bench NAME --help` lists; `bench tables` redraws the documents.
+
+    Example: python -m d5p4_lab bench gpu --sections step,solver
+    """
     if name not in BENCHES:
         raise D5P4Error(f"there is no benchmark {name!r}; choose one of {', '.join(BENCHES)}")
     sys.exit(import_module(f"d5p4_lab.bench.{name}").main(context.args))

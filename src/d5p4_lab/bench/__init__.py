@@ -1,0 +1,149 @@
+"""The benchmarks: one file per table of figures. `python -m d5p4_lab bench NAME` runs one.
+
+This file has what they share: where results lie, and how options, results, tables and pages are read and written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import d5p4
+from d5p4 import D5P4Error
+
+Row = dict[str, Any]
+Tables = Mapping[str, Callable[[], str]]
+
+LAB = Path(__file__).resolve().parents[1]
+CHECKOUT = LAB.parents[1]
+RESULTS = LAB / "results" / "bench"
+
+
+def make_parser(name: str, about: str | None) -> argparse.ArgumentParser:
+    """Options of a benchmark; `about` is its docstring, of which the first line is shown."""
+    return argparse.ArgumentParser(prog=f"python -m d5p4_lab bench {name}", description=(about or "").split("\n")[0])
+
+
+def chosen(text: str, known: Collection[str], what: str) -> list[str]:
+    """The names in a list with commas, each of them known."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if unknown := sorted(set(names) - set(known)):
+        raise D5P4Error(f"no {what} {', '.join(unknown)}; there are {', '.join(known)}")
+    return names
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The results in a file; {} where there is none."""
+    try:
+        results = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError as reason:
+        raise D5P4Error(f"{path} is not a results file ({reason})") from reason
+    if not isinstance(results, dict):
+        raise D5P4Error(f"{path} is not a results file (it holds no object)")
+    return results
+
+
+def write(path: Path, results: Mapping[str, Any] | str) -> None:
+    """Write results (or their JSON) all at once: a kill leaves the old file or the new one."""
+    text = results if isinstance(results, str) else json.dumps(results, indent=1, ensure_ascii=False) + "\n"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
+
+
+def measure_section(name: str, measure: Callable[[], list[Row]], **facts: Any) -> dict[str, Any]:
+    """A section of results: the facts given, its rows or its error, its seconds."""
+    print(name, flush=True)
+    section, began = dict(facts), time.perf_counter()
+    try:
+        section["rows"] = measure()
+    except Exception as error:  # the other sections are worth having
+        traceback.print_exc()
+        section["error"] = one_line(error)
+    section["seconds"] = time.perf_counter() - began
+    print(f"  {section['seconds']:.0f} s", flush=True)
+    return section
+
+
+def rows_of(results: Mapping[str, Any], section: str) -> list[Row]:
+    """The rows of a section; none where it was not measured."""
+    return results.get("sections", {}).get(section, {}).get("rows", [])
+
+
+def generate(model: Any, prompts: Any = None, **options: Any) -> d5p4.Result:
+    """`d5p4.generate` without its warning about equal answers, which are counted here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", d5p4.DuplicateAnswers)
+        return d5p4.generate(model, prompts, **options)
+
+
+def one_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+def show(row: Row) -> Row:
+    """Print a row on one line while measuring, and return it."""
+    parts = (f"{key} {number(value)}" for key, value in row.items() if value is not None and value != [])
+    print("  " + ", ".join(parts), flush=True)
+    return row
+
+
+def number(value: Any) -> str:
+    """Three digits of a float, all of anything else, nothing of None."""
+    if not isinstance(value, float):
+        return "" if value is None else str(value)
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def half_width(figure: Sequence[float], digits: int, scale: float = 1.0) -> str:
+    """A [mean, low, high] as mean ± half of the interval."""
+    mean, low, high = figure
+    return f"{scale * mean:.{digits}f} ± {scale * (high - low) / 2:.{digits}f}"
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """A Markdown table; a cell that is None becomes a dash."""
+    cells = [list(header), ["---"] * len(header)]
+    cells += [["–" if value is None else number(value) for value in row] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+
+
+def fill(page: str, kind: str, tables: Tables, leave: Collection[str] = ()) -> str:
+    """The page with what stands between <!-- KIND: NAME --> and <!-- end --> made anew, but for names to `leave`."""
+
+    def made(match: re.Match[str]) -> str:
+        return match[0] if match[1] in leave else f"<!-- {kind}: {match[1]} -->\n{tables[match[1]]()}\n<!-- end -->"
+
+    return re.sub(rf"<!-- {kind}: ([\w-]+) -->.*?<!-- end -->", made, page, flags=re.DOTALL)
+
+
+def fill_file(path: Path, kind: str, tables: Tables) -> None:
+    path.write_text(fill(path.read_text(encoding="utf-8"), kind, tables), encoding="utf-8")
+
+
+@contextmanager
+def panels_of(path: Path, rows: int, columns: int, size: tuple[float, float]) -> Iterator[tuple[Any, Any]]:
+    """A chart and its panels, saved at the end; the same numbers give the same file. Needs matplotlib."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    matplotlib.rcParams["svg.hashsalt"] = "d5p4"
+    chart, panels = pyplot.subplots(rows, columns, figsize=size, layout="constrained", facecolor="white")
+    yield chart, panels
+    path.parent.mkdir(parents=True, exist_ok=True)
+    chart.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    pyplot.close(chart)

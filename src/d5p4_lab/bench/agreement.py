@@ -1,9 +1,10 @@
 """Whether two machines give the same answers at the same seed, and what every difference comes from.
 
-    python benchmarks/agreement.py --a cpu --b cuda --prompts 200
-    python benchmarks/agreement.py --a cpu --b cpu:noise --prompts 20
-    python benchmarks/agreement.py --b cuda --keep FILE        there, and then here:
-    python benchmarks/agreement.py --b FILE
+    python -m d5p4_lab bench agreement --a cpu --b cuda --prompts 200
+    python -m d5p4_lab bench agreement --a cpu --b cpu:noise --prompts 20
+    python -m d5p4_lab bench agreement --b cuda --keep FILE        there, and then here:
+    python -m d5p4_lab bench agreement --b FILE
+    python -m d5p4_lab bench agreement --table                     the table again, from the JSON
 
 A variant is a file with runs that --keep wrote, or a device and, after a colon, what is special about the run:
     plain     the plain versions of the operations, where a GPU would run our kernels
@@ -26,15 +27,11 @@ the exit status is 1.
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import io
-import json
 import math
 import pickle
-import sys
 import time
-import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -56,6 +53,8 @@ from d5p4.ops.equal import occurrence
 from d5p4.prompts import Request, encode, plan
 from d5p4.provenance import machine
 from d5p4.rng import ORDER, SELECT, TOKEN, hash_tokens, key_of, mix, uniform
+
+from . import RESULTS, Row, generate, make_parser, markdown, read, write
 
 K = W = 4
 NUMBERS = 4  # in a puzzle
@@ -179,8 +178,10 @@ class Kept:
     runs: dict[str, Run]  # by case
 
     def save(self, path: Path) -> None:
-        with gzip.open(path, "wb") as file:
-            torch.save(self, file)
+        held = io.BytesIO()
+        torch.save(self, held)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(gzip.compress(held.getvalue()))
 
     @staticmethod
     def load(path: str) -> Kept:
@@ -207,10 +208,9 @@ def carry_out(case: Case, model: Any, variant: Variant, seed: int) -> Run:
                 Record(tokens[place], tie[place], group[place], parents[place], choice.children, following[place], *own)
             )
 
-    size = {"max_tokens_per_forward": SMALL} if variant.small else {}
-    with warnings.catch_warnings(), kernels.off() if variant.plain else nullcontext():
-        warnings.simplefilter("ignore", d5p4.DuplicateAnswers)
-        result = d5p4.generate(model, list(case.prompts), seed=seed, callback=listen, **case.options, **size)
+    size: dict[str, Any] = {"max_tokens_per_forward": SMALL} if variant.small else {}
+    with kernels.off() if variant.plain else nullcontext():
+        result = generate(model, list(case.prompts), seed=seed, callback=listen, **case.options, **size)
     return Run(result.settings, [sorted(map(tuple, answers)) for answers in result.answers], records)
 
 
@@ -379,6 +379,7 @@ def _keeping(family: Family, kept: Sequence[Tensor], taken: Sequence[Tensor], pl
 
 def objective(settings: d5p4.Settings, record: Record, chosen: Tensor) -> float:
     """What a selection rule makes as large as it can, for the rows chosen [m] of a pool."""
+    assert record.quality is not None and record.similarity is not None, "nothing was selected"
     quality, similarity = record.quality[chosen], record.similarity[chosen][:, chosen]
     if settings.method == "d5p4":
         kernel, _ = build("additive", quality[None], similarity[None], settings.params["beta"])
@@ -399,6 +400,7 @@ def _mmr_total(quality: Tensor, similarity: Tensor, alpha: float, first: int) ->
 
 def replay(settings: d5p4.Settings, record: Record, last: bool, key: Tensor) -> list[int]:
     """The parents the rule chooses from a run's numbers, here."""
+    assert record.quality is not None and record.similarity is not None and record.raw is not None
     pool = d5p4.PoolView(
         group=record.group[None], tie=record.tie[None], quality=record.quality[None],
         similarity=record.similarity[None], raw=record.raw[None], last=last, width=settings.w,
@@ -514,24 +516,27 @@ def compare(case: Case, a: Run, b: Run, exact: Any, seed: int, bound: float = BO
     return Outcome(case.name, len(pairs), sum(x == y for x, y in pairs), sum(map(len, a.answers)), shared, found)
 
 
-def table(outcomes: Sequence[Outcome]) -> str:
-    """Markdown, a line a case."""
-    titles = ["case", "prompts", "equal sets %", "equal answers %", "parted", *KINDS, "unexplained", "largest margin",
-              "largest gap"]  # fmt: skip
-    lines = [titles, ["---"] * len(titles)]
-    for outcome in outcomes:
-        kinds = Counter(difference.kind for difference in outcome.differences)
-        lines.append([
-            outcome.name, str(outcome.prompts), f"{100 * outcome.equal_sets / outcome.prompts:.1f}",
-            f"{100 * outcome.equal_answers / outcome.answers:.1f}", str(len(outcome.differences)),
-            *(str(kinds[kind]) for kind in KINDS),
-            str(len(outcome.unexplained)), _worst(outcome, KINDS[:3]), _worst(outcome, KINDS[3:]),
+def table(cases: Sequence[Row]) -> str:
+    """Markdown, a line a case of a report."""
+    rows = []
+    for case in cases:
+        kinds = Counter(difference["kind"] for difference in case["differences"])
+        rows.append([
+            case["name"], str(case["prompts"]), f"{100 * case['equal_sets'] / case['prompts']:.1f}",
+            f"{100 * case['equal_answers'] / case['answers']:.1f}", str(len(case["differences"])),
+            *(str(kinds[kind]) for kind in KINDS), str(case["unexplained"]), _worst(case, KINDS[:3]),
+            _worst(case, KINDS[3:]),
         ])  # fmt: skip
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return markdown(["case", "prompts", "equal sets %", "equal answers %", "parted", *KINDS, "unexplained",
+                     "largest margin", "largest gap"], rows)  # fmt: skip
 
 
-def _worst(outcome: Outcome, kinds: Sequence[str]) -> str:
-    return max((f"{d.margin:.1e}" for d in outcome.differences if d.kind in kinds), key=float, default="–")
+def _worst(case: Row, kinds: Sequence[str]) -> str | None:
+    """The largest margin; those that are not finite are None in a report."""
+    margins = [d["margin"] for d in case["differences"] if d["kind"] in kinds]
+    if not margins:
+        return None
+    return "∞" if None in margins else f"{max(margins):.1e}"
 
 
 def report(outcomes: Sequence[Outcome], about: Mapping[str, Any]) -> dict[str, Any]:
@@ -555,8 +560,9 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+def main(arguments: Sequence[str]) -> int:
+    """1 if a difference has no explanation."""
+    parser = make_parser("agreement", __doc__)
     parser.add_argument("--a", default="cpu", help="a variant: device[:plain][:small][:noise[=x]]")
     parser.add_argument("--b", default="cuda", help="the variant to compare it with")
     parser.add_argument("--prompts", type=int, default=200, help="puzzles; one text for 25 of them, at least 4")
@@ -566,22 +572,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--bound", type=float, default=BOUND, help="near-tie of a token or an order (probability)")
     parser.add_argument("--gap", type=float, default=GAP, help="near-tie of a selection (objective)")
     parser.add_argument("--keep", type=Path, help="carry out b alone and keep its runs in this file")
-    parser.add_argument("--out", type=Path, default=Path("src/d5p4_lab/results/bench/agreement.json"))
-    return parser
-
-
-def main(given: Sequence[str]) -> int:
-    """The number of differences without an explanation."""
-    args = _parser().parse_args(given)
+    parser.add_argument("--out", type=Path, default=RESULTS / "agreement.json")
+    parser.add_argument("--table", action="store_true", help="print the table of the last run")
+    args = parser.parse_args(arguments)
+    if args.table:
+        print(table(read(args.out)["cases"]))
+        return 0
     chosen = [case for case in cases(args.prompts) if args.only in case.name]
     if not chosen:
         raise d5p4.D5P4Error(f"no case has {args.only!r} in its name")
     if not Path(args.b).is_file() and "." in args.b.split(":")[0]:
         raise d5p4.D5P4Error(f"there is no file {args.b}")
     kept = Kept.load(args.b) if Path(args.b).is_file() else None
-    for path in (args.keep, args.out):
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
     variants = [Variant.parse(spec) for spec in (args.a, kept.about["b"] if kept else args.b)]
     about = {
         "date": time.strftime("%Y-%m-%d"), "a": args.a, "b": kept.about["b"] if kept else args.b,
@@ -589,10 +591,13 @@ def main(given: Sequence[str]) -> int:
         "torch": [torch.__version__] * 2,
         "dtype": args.dtype, "seed": args.seed, "bound": args.bound, "gap": args.gap, "prompts": args.prompts,
     }  # fmt: skip
+
+    def carried_out(case: Case, variant: Variant) -> Run:
+        return carry_out(case, variant.load(case.model, args.dtype), variant, args.seed)
+
     if args.keep:
-        runs = {c.name: carry_out(c, variants[1].load(c.model, args.dtype), variants[1], args.seed) for c in chosen}
-        Kept(about, runs).save(args.keep)
-        print(f"kept {len(runs)} cases in {args.keep}; compare them elsewhere with --b {args.keep.name}")
+        Kept(about, {case.name: carried_out(case, variants[1]) for case in chosen}).save(args.keep)
+        print(f"kept {len(chosen)} cases in {args.keep}; compare them elsewhere with --b {args.keep.name}")
         return 0
     if kept:
         wrong = [name for name in ("dtype", "seed", "prompts") if kept.about[name] != about[name]]
@@ -606,25 +611,16 @@ def main(given: Sequence[str]) -> int:
     outcomes: list[Outcome] = []
     for case in chosen:
         began = time.perf_counter()
-        done = [kept.runs[case.name]] if kept else []
-        todo = variants[: len(variants) - len(done)]
-        runs = [carry_out(case, variant.load(case.model, args.dtype), variant, args.seed) for variant in todo] + done
+        a, b = carried_out(case, variants[0]), kept.runs[case.name] if kept else carried_out(case, variants[1])
         middle = time.perf_counter()
         exact = d5p4.load(case.model, "cpu", "float64")
-        outcome = compare(case, *runs, exact, args.seed, args.bound, args.gap)
+        outcome = compare(case, a, b, exact, args.seed, args.bound, args.gap)
         outcomes.append(outcome)
-        args.out.write_text(json.dumps(report(outcomes, about), indent=1) + "\n", encoding="utf-8")
+        write(args.out, report(outcomes, about))
         spent = f"{middle - began:.0f} s to run, {time.perf_counter() - middle:.0f} s to trace"
         parted = f"{outcome.equal_sets} of {outcome.prompts} equal, {len(outcome.differences)} parted"
         print(f"{case.name}: {parted}, {spent}", flush=True)
         for difference in outcome.unexplained:
             print(f"  unexplained: {difference}", flush=True)
-    print("\n" + table(outcomes))
-    return sum(len(outcome.unexplained) for outcome in outcomes)
-
-
-if __name__ == "__main__":
-    try:
-        sys.exit(1 if main(sys.argv[1:]) else 0)
-    except d5p4.D5P4Error as error:
-        sys.exit(f"error: {error}")
+    print("\n" + table(report(outcomes, about)["cases"]))
+    return int(any(outcome.unexplained for outcome in outcomes))

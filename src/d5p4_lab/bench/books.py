@@ -1,14 +1,14 @@
 """How well the shipped model `books` writes: its bound on held-out text, and outside judges on its samples.
 
-    python benchmarks/books.py --data corpus --device cuda --stage real --stage samples
-    python benchmarks/books.py --stage judge --outside smollm2
-    python benchmarks/books.py --table
+    python -m d5p4_lab bench books --data corpus --device cuda --stage real --stage samples
+    python -m d5p4_lab bench books --stage judge --outside smollm2
+    python -m d5p4_lab bench books --table
 
 The stages share one JSON file (--out) and may run on different machines: `real` and `samples` want a GPU, `judge` reads
 the texts from the file. Without --stage all three run.
 
-real     held-out text from a folder that `d5p4 train corpus` made: windows of it for the judges, and the model's NELBO
-         on others by `d5p4.loglikelihood`, apart from the trainer's own figure
+real     held-out text from a folder that `d5p4_lab train corpus` made: windows of it for the judges, and the model's
+         NELBO on others by `d5p4.loglikelihood`, apart from the trainer's own figure
 samples  texts of the model's full length from nothing, at temperature 1 by the ancestral rule: independent ones, and
          sets of k = 4, w = 4 by d5p4
 judge    perplexity and bits per byte of all these texts under a causal judge, and under a second one with --outside (a
@@ -20,25 +20,28 @@ judge    perplexity and bits per byte of all these texts under a causal judge, a
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
-import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # on a busy machine spinning threads would take minutes
 
 import numpy as np  # noqa: E402
+import torch  # noqa: E402
 
 import d5p4  # noqa: E402
 from d5p4.eval.perplexity import CausalJudge, Scored  # noqa: E402
 from d5p4.models.checkpoint import weight_files  # noqa: E402
 from d5p4.models.load import choose_device, find  # noqa: E402
-from d5p4.provenance import file_hash, provenance  # noqa: E402
-from d5p4_lab.train.corpus import END_TEXT, load  # noqa: E402
+from d5p4.provenance import file_hash  # noqa: E402
+
+from ..provenance import about  # noqa: E402
+from ..timing import wall  # noqa: E402
+from ..train.corpus import END_TEXT, load  # noqa: E402
+from . import RESULTS, make_parser, markdown, read, write  # noqa: E402
 
 K = W = 4
 RUNS: dict[str, dict[str, Any]] = {
@@ -64,7 +67,7 @@ def windows(model: Any, folder: Path, count: int) -> list[tuple[list[int], str]]
         if END_TEXT not in text and "\ufffd" not in text:
             pieces.append((row, text))
     if len(pieces) < count:
-        sys.exit(f"{folder} has {len(pieces)} windows of {length} tokens, {count} are asked for")
+        raise d5p4.D5P4Error(f"{folder} has {len(pieces)} windows of {length} tokens, {count} are asked for")
     return [pieces[i * len(pieces) // count] for i in range(count)]
 
 
@@ -112,13 +115,12 @@ def samples(options: argparse.Namespace, model: Any) -> dict[str, Any]:
     count = options.samples // K
     kinds: dict[str, Any] = {}
     for name, run in RUNS.items():
-        began = time.perf_counter()
-        common = dict(k=K, gen_length=model.max_length, temperature=1.0, order="ancestral", seed=options.seed)
-        result = d5p4.generate(model, sets=count, **common, **run)
-        seconds = round(time.perf_counter() - began, 1)
-        cost = {"rows": int(result.rows.sum()), "rows_nominal": int(result.rows_nominal.sum()), "seconds": seconds}
-        kinds[name] = with_shares({"settings": {**common, **run}, **cost, "sets": result.texts})
-        print(f"{name}: {count} sets of {K} in {seconds} s", flush=True)
+        settings = dict(k=K, gen_length=model.max_length, temperature=1.0, order="ancestral", seed=options.seed) | run
+        result, seconds = wall(partial(d5p4.generate, model, sets=count, **settings), model.device)
+        cost = {"rows": int(result.rows.sum()), "rows_nominal": int(result.rows_nominal.sum())}
+        kind = {"settings": settings, **cost, "seconds": round(seconds, 1), "sets": result.texts}
+        kinds[name] = with_shares(kind)
+        print(f"{name}: {count} sets of {K} in {seconds:.1f} s", flush=True)
     return kinds
 
 
@@ -134,12 +136,12 @@ def judged(judge: CausalJudge, kinds: dict[str, Any], most: int | None, batch_si
     """Figures of one judge for every kind of text, of its first `most` texts."""
     scores = {}
     for name, kind in kinds.items():
-        began = time.perf_counter()
         texts = [text for texts in kind["sets"] for text in texts][:most]
         # A sample need not have the tokens its text is read as: a text may come out longer than the context.
-        scored = judge.score(texts, batch_size=batch_size, max_tokens=judge.context)
+        score = partial(judge.score, texts, batch_size=batch_size, max_tokens=judge.context)
+        scored, seconds = wall(score, torch.device("cpu"))
         scores[name] = figures(scored, together=K)
-        print(f"{judge.name}: {name} in {time.perf_counter() - began:.0f} s", flush=True)
+        print(f"{judge.name}: {name} in {seconds:.0f} s", flush=True)
     return scores
 
 
@@ -147,54 +149,80 @@ def hashes(files: Sequence[Path]) -> dict[str, str]:
     return {file.name: file_hash(file) for file in files}
 
 
-def table(results: dict[str, Any]) -> str:
-    """The figures and the first eight texts, as Markdown."""
-    lines = []
+def table(results: Mapping[str, Any]) -> str:
+    """The judges' figures as Markdown."""
+    judges, rows = results.get("judges", {}).values(), []
+    for name, kind in results["kinds"].items():
+        scores = [judge["scores"][name] for judge in judges]
+        cells = [cell for f in scores for cell in (_about(f, "perplexity", 1), _about(f, "bits_per_byte", 3))]
+        rows.append([name, *cells, *(_about(kind, f"distinct_{n}", 3) for n in (2, 4))])
+    names = [name for judge in judges for name in (f"{judge['what']}: perplexity", "bits per byte")]
+    return markdown(["text", *names, "distinct-2", "distinct-4"], rows)
+
+
+def texts(results: Mapping[str, Any]) -> str:
+    """The first eight texts."""
+    shown = [text for texts in results["kinds"][SHOWN]["sets"] for text in texts][:8]
+    parts = [f"The first {len(shown)} texts of seed {results['seed']} ({SHOWN}), unpicked:"]
+    for number, text in enumerate(shown, 1):
+        parts += [f"{number}.", "```text\n" + text.strip("\n") + "\n```"]
+    return "\n\n".join(parts)
+
+
+def report(results: Mapping[str, Any]) -> str:
+    """The bound, the table and the texts, where they were measured."""
+    parts = []
     if "bound" in results:
         b = results["bound"]
-        lines += [
+        parts.append(
             f"Held-out bound: {_about(b, 'bits_per_byte', 3)} bits per byte, perplexity {_about(b, 'perplexity', 1)} a "
-            f"token ({b['texts']} windows, {b['draws']} draws each).",
-            "",
-        ]
-    judges, kinds = results.get("judges", {}), results.get("kinds", {})
-    names = [f"{judge['what']}: perplexity | bits per byte" for judge in judges.values()]
-    if kinds:
-        lines += ["| " + " | ".join(["text", *names, "distinct-2", "distinct-4"]) + " |"]
-        lines += ["|---" * (3 + 2 * len(judges)) + "|"]
-    for name, kind in kinds.items():
-        cells = [name]
-        for judge in judges.values():
-            f = judge["scores"][name]
-            cells += [_about(f, "perplexity", 1), _about(f, "bits_per_byte", 3)]
-        cells += [_about(kind, f"distinct_{n}", 3) for n in (2, 4)]
-        lines += ["| " + " | ".join(cells) + " |"]
-    if kinds:
-        counts = {judge["what"]: judge["scores"][REAL]["texts"] for judge in judges.values()}
-        read = "; ".join(f"{what} read {count} texts of each kind" for what, count in counts.items())
-        lines += [
-            "",
-            f"± is a 95 % interval over sets. distinct-n: different n-grams of words in a set of {K}. {read}",
-            "",
-        ]
-        shown = [text for texts in kinds[SHOWN]["sets"] for text in texts][:8]
-        lines += [f"The first {len(shown)} texts of seed {results['seed']} ({SHOWN}), unpicked:", ""]
-        for number, text in enumerate(shown, 1):
-            lines += [f"{number}.", "", "```text", text.strip("\n"), "```", ""]
-    return "\n".join(lines)
+            f"token ({b['texts']} windows, {b['draws']} draws each)."
+        )
+    if "kinds" in results:
+        counts = {j["what"]: next(iter(j["scores"].values()))["texts"] for j in results.get("judges", {}).values()}
+        judged = "; ".join(f"{what} read {count} texts of each kind" for what, count in counts.items())
+        note = f"± is a 95 % interval over sets. distinct-n: different n-grams of words in a set of {K}. {judged}"
+        parts += [table(results), note, texts(results)]
+    return "\n\n".join(parts)
 
 
-def _about(figures: dict[str, float], name: str, digits: int) -> str:
+def _about(figures: Mapping[str, float], name: str, digits: int) -> str:
     """A figure with half of its 95 % interval."""
     return f"{figures[name]:.{digits}f} ± {1.96 * figures[f'{name}_se']:.{digits}f}"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def measure(stage: str, options: argparse.Namespace, results: dict[str, Any]) -> None:
+    """Carry out one stage; what it measured goes into the results."""
+    if stage == "judge":
+        if "kinds" not in results:
+            raise d5p4.D5P4Error(f"{options.out} has no texts yet: run --stage samples first")
+        results.setdefault("judges", {})
+        for name, most in ((options.judge, None), (options.outside, options.outside_samples)):
+            if name is not None:
+                judge = CausalJudge(name, device=options.device)
+                scores = judged(judge, results["kinds"], most, options.batch_size)
+                results["judges"][judge.name] = {
+                    "what": judge.describe, "sha256": hashes(judge.files), "scores": scores
+                }  # fmt: skip
+        return
+    model = d5p4.load(options.model, options.device, options.dtype)
+    results["model"] = {"name": options.model, "sha256": hashes(weight_files(find(options.model)))}
+    kinds = results.setdefault("kinds", {})
+    if stage == "real":
+        results["bound"], kinds[REAL] = real(options, model)
+    else:
+        results["seed"] = options.seed
+        kinds |= samples(options, model)
+    results.pop("judges", None)  # they read other texts
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = make_parser("books", __doc__)
+    parser.description, parser.formatter_class = __doc__, argparse.RawDescriptionHelpFormatter
     parser.add_argument("--model", default="books")
     parser.add_argument("--judge", default="judge")
     parser.add_argument("--outside", help="a second judge: folder, hub id, .gguf file, or smollm2")
-    parser.add_argument("--data", type=Path, help="a folder made by d5p4 train corpus (for real)")
+    parser.add_argument("--data", type=Path, help="a folder made by d5p4_lab train corpus (for real)")
     parser.add_argument("--stage", action="append", choices=STAGES, help="may be repeated; all by default")
     parser.add_argument("--windows", type=int, default=600, help="of the bound")
     parser.add_argument("--draws", type=int, default=4, help="of the bound, for each window")
@@ -204,54 +232,21 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device")
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--out", type=Path, default=Path("src/d5p4_lab/results/bench/books.json"))
+    parser.add_argument("--out", type=Path, default=RESULTS / "books.json")
     parser.add_argument("--table", action="store_true", help="print the file's figures as Markdown")
-    options = parser.parse_args()
-    stages = options.stage or ([] if options.table else list(STAGES))
+    options = parser.parse_args(arguments)
+    stages = options.stage or ([] if options.table else STAGES)
     for count in (options.samples, options.outside_samples):
         if count < K or count % K:
-            sys.exit(f"{count} samples are not whole sets of {K}")
+            raise d5p4.D5P4Error(f"{count} samples are not whole sets of {K}")
     if "real" in stages and options.data is None:
-        sys.exit("--data names the folder with the held-out text, which the stage real needs")
-    results = json.loads(options.out.read_text(encoding="utf-8")) if options.out.exists() else {}
-    model = None
+        raise d5p4.D5P4Error("--data names the folder with the held-out text, which the stage real needs")
+    results = read(options.out)
     for stage in (stage for stage in STAGES if stage in stages):
-        began = time.perf_counter()
-        if stage == "judge":
-            if "kinds" not in results:
-                sys.exit(f"{options.out} has no texts yet: run --stage samples first")
-            results.setdefault("judges", {})
-            for name, most in ((options.judge, None), (options.outside, options.outside_samples)):
-                if name is not None:
-                    judge = CausalJudge(name, device=options.device)
-                    scores = judged(judge, results["kinds"], most, options.batch_size)
-                    results["judges"][judge.name] = {
-                        "what": judge.describe, "sha256": hashes(judge.files), "scores": scores
-                    }  # fmt: skip
-        else:
-            model = model or d5p4.load(options.model, options.device, options.dtype)
-            results["model"] = {"name": options.model, "sha256": hashes(weight_files(find(options.model)))}
-            kinds = results.setdefault("kinds", {})
-            if stage == "real":
-                results["bound"], kinds[REAL] = real(options, model)
-            else:
-                results["seed"] = options.seed
-                kinds |= samples(options, model)
-            results.pop("judges", None)  # they read other texts
-        ran = provenance(choose_device(options.device), ["python", "benchmarks/books.py", *sys.argv[1:]])
-        ran["seconds"] = round(time.perf_counter() - began, 1)
-        results.setdefault("stages", {})[stage] = ran
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        partial = options.out.with_suffix(".partial")
-        partial.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        os.replace(partial, options.out)  # a kill leaves the old file or the new one
-        print(f"{stage}: {ran['seconds']} s", flush=True)
+        _, seconds = wall(partial(measure, stage, options, results), torch.device("cpu"))
+        origin = about(choose_device(options.device), ["bench", "books", *arguments])
+        results.setdefault("stages", {})[stage] = origin | {"seconds": round(seconds, 1)}
+        write(options.out, results)
+        print(f"{stage}: {seconds:.1f} s", flush=True)
     if options.table:
-        print(table(results))
-
-
-if __name__ == "__main__":
-    try:
-        main()
-    except d5p4.D5P4Error as reason:
-        sys.exit(str(reason))
+        print(report(results))

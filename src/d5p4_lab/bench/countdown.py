@@ -1,7 +1,7 @@
 """How many held-out countdown problems each method solves with k = 4 answers, and how many different right answers.
 
-    python benchmarks/countdown.py --model countdown --device cuda --out benchmarks/results/countdown.json
-    python benchmarks/countdown.py --table --out benchmarks/results/countdown.json
+    python -m d5p4_lab bench countdown --model countdown --device cuda
+    python -m d5p4_lab bench countdown --table
 
 A method's knob is swept on problems of their own (`--tune` of them, one seed); the value with the best pass@4 goes to
 the test problems. Independent sampling, best-of-16 and greedy-beam have no knob besides the temperature, which is 1 for
@@ -12,16 +12,12 @@ the Markdown tables from that file alone.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
-import os
-import sys
 import time
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +28,10 @@ import d5p4
 from d5p4.eval.countdown import WINDOW, Problem, canonical, is_right, problems
 from d5p4.eval.stats import Interval, interval, pass_at, relative_cut
 from d5p4.models.load import find
-from d5p4.provenance import provenance
+
+from ..provenance import about
+from ..timing import wall
+from . import RESULTS, Row, Tables, generate, half_width, make_parser, markdown, read, write
 
 K, W = 4, 4
 BETAS = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
@@ -160,13 +159,13 @@ class Book:
 
     @staticmethod
     def open(path: Path) -> Book:
-        if not path.exists():
+        held = read(path)
+        if not held:
             return Book(path)
         try:
-            held = json.loads(path.read_text(encoding="utf-8"))
             records = [Record(**record) for record in held["records"]]
             return Book(path, held["model"], held["weights"], held["sessions"], records)
-        except (ValueError, KeyError, TypeError) as reason:
+        except (KeyError, TypeError) as reason:
             raise d5p4.D5P4Error(f"{path} is not a results file of this benchmark ({reason})") from reason
 
     def find(self, run: Run) -> Record | None:
@@ -174,16 +173,12 @@ class Book:
         return next((record for record in self.records if record.run == wanted), None)
 
     def write(self) -> None:
-        """All at once: a kill leaves the old file or the new one."""
         held = {
             "model": self.model, "weights": self.weights, "sessions": self.sessions, "summary": summary(self.records),
             "records": [asdict(record) for record in self.records],
         }  # fmt: skip
         lines = ",\n".join(f'"{name}": {_one_a_line(value)}' for name, value in held.items())
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        partial = self.path.with_suffix(".partial")
-        partial.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
-        os.replace(partial, self.path)
+        write(self.path, f"{{\n{lines}\n}}\n")
 
     def best(self, method: Method, numbers: int, count: int) -> float | None:
         """The knob's value with the best pass@4 in a sweep that is complete; the smallest among equals."""
@@ -254,13 +249,10 @@ def judge(asked: Sequence[Problem], texts: Sequence[Sequence[str]]) -> tuple[str
 def carry_out(run: Run, model: d5p4.Model, tokens: int, session: int) -> Record:
     asked = cases(run.role, run.problems, run.numbers)
     prompts = [problem.prompt for problem in asked]
-    began = time.perf_counter()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", d5p4.DuplicateAnswers)
-        result = d5p4.generate(model, prompts, seed=run.seed, max_tokens_per_forward=tokens, **run.options())
+    decode = partial(generate, model, prompts, seed=run.seed, max_tokens_per_forward=tokens, **run.options())
+    result, seconds = wall(decode, model.head.weight.device)
     share = len(asked) * WINDOW[run.numbers]
     rows, nominal = int(result.rows.sum()) / share, int(result.rows_nominal.sum()) / share
-    seconds = time.perf_counter() - began
     return Record(
         run.identity(), resolved(run, model), session, *judge(asked, result.texts),
         round(rows, 3), round(nominal, 3), round(seconds, 2),
@@ -321,78 +313,82 @@ def summary(records: Sequence[Record]) -> list[dict[str, Any]]:
     return rows
 
 
-def _percent(figure: Sequence[float]) -> str:
-    mean, low, high = figure
-    return f"{100 * mean:.1f} ± {50 * (high - low):.1f}"
-
-
-def _count(figure: Sequence[float]) -> str:
-    mean, low, high = figure
-    return f"{mean:.2f} ± {(high - low) / 2:.2f}"
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def tables(book: Book) -> str:
-    """Markdown: one table for each count of numbers, one for guidance, one for the sweeps."""
-    rows = summary(book.records)
-    parts = [f"Model {book.model}, sha256 {book.weights[:16]}…; k = {K}, w = {W}, temperature 1, confidence order."]
-    for where in dict.fromkeys("{date}: {machine}, torch {torch}, {dtype}".format_map(s) for s in book.sessions):
-        parts.append(where)
-    titles = ["method", "first answer %", "pass@1 %", "pass@2 %", "pass@4 %", "unsolved at 4, cut %",
+def results_table(rows: Sequence[Row], guided: bool = False) -> str:
+    cells = []
+    for row in rows:
+        name = row["method"] + (f", guidance {row['guidance']:g}" if guided else "")
+        if row["knob"] is not None:
+            name += f" ({row['knob']} {row['value']:g})"
+        if row["seeds"] != rows[0]["seeds"] or row["problems"] != rows[0]["problems"]:
+            name += f" [{row['problems']} problems, {row['seeds']} seeds]"
+        cut = row.get("unsolved_cut")
+        cells.append([
+            name, half_width(row["first"], 1, 100), *(half_width(row[f"pass@{n}"], 1, 100) for n in (1, 2, 4)),
+            None if cut is None else f"{100 * cut[0]:.0f} [{100 * cut[1]:.0f}, {100 * cut[2]:.0f}]",
+            half_width(row["distinct_right"], 2), half_width(row["distinct_forms"], 2), f"{row['rows']:.2f}",
+            f"{row['rows_nominal']:g}",
+        ])  # fmt: skip
+    header = ["method", "first answer %", "pass@1 %", "pass@2 %", "pass@4 %", "unsolved at 4, cut %",
               "different right", "canonical", "rows a step", "nominal"]  # fmt: skip
-
-    def table(heading: str, chosen: list[dict[str, Any]], guided: bool) -> None:
-        if not chosen:
-            return
-        first = chosen[0]
-        parts.append(f"### {heading} ({first['problems']} problems, {first['seeds']} seeds)")
-        lines = [_line(titles), _line(["---"] * len(titles))]
-        for row in chosen:
-            name = row["method"] + (f", guidance {row['guidance']:g}" if guided else "")
-            if row["knob"] is not None:
-                name += f" ({row['knob']} {row['value']:g})"
-            if row["seeds"] != first["seeds"] or row["problems"] != first["problems"]:
-                name += f" [{row['problems']} problems, {row['seeds']} seeds]"
-            cut = row.get("unsolved_cut")
-            lines.append(_line([
-                name, _percent(row["first"]), *(_percent(row[f"pass@{n}"]) for n in (1, 2, 4)),
-                "–" if cut is None else f"{100 * cut[0]:.0f} [{100 * cut[1]:.0f}, {100 * cut[2]:.0f}]",
-                _count(row["distinct_right"]), _count(row["distinct_forms"]), f"{row['rows']:.2f}",
-                f"{row['rows_nominal']:g}",
-            ]))  # fmt: skip
-        parts.append("\n".join(lines))
-
-    for numbers in sorted({row["numbers"] for row in rows}):
-        table(f"{numbers} numbers", [r for r in rows if r["numbers"] == numbers and r["guidance"] == 1], False)
-    guided = {row["method"] for row in rows if row["guidance"] != 1}
-    chosen = [r for r in rows if r["numbers"] == 4 and r["method"] in guided]
-    chosen.sort(key=lambda r: (r["method"] != "independent", r["guidance"]))
-    table("Guidance, 4 numbers", chosen, True)
-    parts += _sweeps(book.records)
-    return "\n\n".join(parts)
+    return markdown(header, cells)
 
 
-def _sweeps(records: Sequence[Record]) -> list[str]:
+def sweeps_table(records: Sequence[Record]) -> str:
     """pass@4 by value of the knob, the best in bold."""
-    groups: dict[tuple[int, int, str, str], dict[float, float]] = {}
+    groups: dict[tuple[int, str, str], dict[float, float]] = {}
     for record in records:
         run = record.run
         if run["role"] == "tune":
-            key = (run["numbers"], run["problems"], run["method"], run["knob"])
-            groups.setdefault(key, {})[run["value"]] = float(record.solved(K).mean())
-    if not groups:
-        return []
-    lines = [_line(["numbers", "method", "knob: pass@4 %"]), _line(["---"] * 3)]
-    for (numbers, _, method, knob), found in groups.items():
-        shown = {value: f"{value:g}: {100 * score:.1f}" for value, score in found.items()}
-        best = max(sorted(found), key=found.__getitem__)
-        cells = [f"**{text}**" if value == best else text for value, text in shown.items()]
-        lines.append(_line([str(numbers), method, f"{knob} {', '.join(cells)}"]))
-    count = next(iter(groups))[1]
-    return [f"### Sweeps ({count} problems of their own, 1 seed)", "\n".join(lines)]
+            values = groups.setdefault((run["numbers"], run["method"], run["knob"]), {})
+            values[run["value"]] = float(record.solved(K).mean())
+    cells = []
+    for (numbers, method, knob), scores in groups.items():
+        best = max(sorted(scores), key=scores.__getitem__)
+        shown = {value: f"{value:g}: {100 * score:.1f}" for value, score in scores.items()}
+        marked = [f"**{text}**" if value == best else text for value, text in shown.items()]
+        cells.append([str(numbers), method, f"{knob} {', '.join(marked)}"])
+    return markdown(["numbers", "method", "knob: pass@4 %"], cells)
+
+
+def card_table(rows: Sequence[Row]) -> str:
+    """What the model's card says: one sample, four samples, four by d5p4 and with `distinct`."""
+    cells = []
+    for numbers, word in ((4, "four"), (5, "five")):
+        named = {row["method"]: row for row in rows if row["numbers"] == numbers and row["guidance"] == 1}
+        ways = [named[name] for name in ("independent", "d5p4", "d5p4, distinct")]
+        figures = [ways[0]["pass@1"], *(row["pass@4"] for row in ways)]
+        cells.append([f"{word} numbers: solved", *(f"{half_width(figure, 1, 100)} %" for figure in figures)])
+        cells.append([f"{word} numbers: different right answers", "",
+                      *(half_width(row["distinct_right"], 2) for row in ways)])  # fmt: skip
+    return markdown(["", "one sample", "any of four samples", "any of four by d5p4", "and with `distinct`"], cells)
+
+
+def tables(book: Book) -> Tables:
+    """One table for each count of numbers, one for guidance, one for the sweeps, one for the model's card."""
+    rows = summary(book.records)
+    guided = {row["method"] for row in rows if row["guidance"] != 1}
+    compared = [row for row in rows if row["numbers"] == 4 and row["method"] in guided]
+    compared.sort(key=lambda row: (row["method"] != "independent", row["guidance"]))
+    made: dict[str, Any] = {}
+    for numbers in sorted({row["numbers"] for row in rows}):
+        chosen = [row for row in rows if row["numbers"] == numbers and row["guidance"] == 1]
+        made[str(numbers)] = partial(results_table, chosen)
+    if compared:
+        made["guidance"] = partial(results_table, compared, guided=True)
+    return made | {"sweeps": partial(sweeps_table, book.records), "card": partial(card_table, rows)}
+
+
+def report(book: Book) -> str:
+    """Markdown: where the figures come from, and the tables."""
+    parts = [f"Model {book.model}, sha256 {book.weights[:16]}…; k = {K}, w = {W}, temperature 1, confidence order."]
+    parts += dict.fromkeys("{date}: {machine}, torch {torch}, {dtype}".format_map(s) for s in book.sessions)
+    counts = {record.run["role"]: record.run["problems"] for record in book.records}
+    parts.append("; ".join(f"{count} problems to {role}" for role, count in sorted(counts.items())))
+    heading = {"guidance": "Guidance, 4 numbers", "sweeps": "Sweeps"}
+    for name, table in tables(book).items():
+        if name != "card":
+            parts += [f"### {heading.get(name, f'{name} numbers')}", table()]
+    return "\n\n".join(parts)
 
 
 def weights_hash(folder: Path) -> str:
@@ -406,11 +402,12 @@ def weights_hash(folder: Path) -> str:
 def _words(given: Sequence[str]) -> list[str]:
     """The command without the place of its output, which says nothing about the figures."""
     kept = [word for i, word in enumerate(given) if "--out" not in (word, *given[max(0, i - 1) : i])]
-    return ["python", "benchmarks/countdown.py", *(w for w in kept if not w.startswith("--out="))]
+    return ["bench", "countdown", *(word for word in kept if not word.startswith("--out="))]
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+def main(arguments: Sequence[str]) -> None:
+    began = time.perf_counter()
+    parser = make_parser("countdown", __doc__)
     parser.add_argument("--model", default="countdown", help="a shipped name or a folder")
     parser.add_argument("--device", default=None)
     parser.add_argument("--dtype", default="float32")
@@ -422,19 +419,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--methods", help=f"some of {'; '.join(m.name for m in METHODS)}, semicolons between (all)")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no run that would end later")
     parser.add_argument("--tokens", type=int, default=None, help="tokens of one forward")
-    parser.add_argument("--out", type=Path, default=Path("src/d5p4_lab/results/bench/countdown.json"))
+    parser.add_argument("--out", type=Path, default=RESULTS / "countdown.json")
     parser.add_argument("--table", action="store_true", help="only print the tables of --out")
-    return parser
-
-
-def main(given: Sequence[str]) -> None:
-    began = time.perf_counter()
-    args = _parser().parse_args(given)
+    args = parser.parse_args(arguments)
     book = Book.open(args.out)
     if args.table:
         if not book.records:
             raise d5p4.D5P4Error(f"{args.out} holds no results yet")
-        print(tables(book))
+        print(report(book))
         return
     try:
         numbers = [int(part) for part in args.numbers.split(",")]
@@ -466,7 +458,7 @@ def main(given: Sequence[str]) -> None:
             raise d5p4.D5P4Error(f"{args.out} holds figures in {earlier['dtype']}, not {dtype}; give another --out")
     tokens = args.tokens or (TOKENS if model.device.type == "cuda" else 1 << 14)
     session = len(book.sessions)
-    book.sessions.append(provenance(model.device, _words(given)) | {"dtype": dtype})
+    book.sessions.append(about(model.device, _words(arguments)) | {"dtype": dtype})
     for n in numbers:  # kernels are loaded before anything is timed
         carry_out(Run("test", METHODS[0], n, 8, 0), model, tokens, session)
     print(f"{book.sessions[-1]['machine']}, torch {torch.__version__}, {dtype}", flush=True)
@@ -491,11 +483,4 @@ def main(given: Sequence[str]) -> None:
             f"{record.rows:.2f} of {record.rows_nominal:g} rows, {record.seconds:.1f} s",
             flush=True,
         )
-    print("\n" + tables(book))
-
-
-if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except d5p4.D5P4Error as error:
-        sys.exit(f"error: {error}")
+    print("\n" + report(book))

@@ -1,6 +1,7 @@
 """What `deterministic=True` gives and costs in bf16: prompts with unchanged answers between batch sizes, rows/s.
 
-    python benchmarks/deterministic.py [--models countdown,llada-8b] [--device cpu --small] [--out FILE]
+    python -m d5p4_lab bench deterministic [--models countdown,llada-8b] [--device cpu --small] [--out FILE]
+    python -m d5p4_lab bench deterministic --table      the table again, from the JSON
 
 The same prompts, keys and seed are decoded alone, a few at a time and all at once, without and with the option. A
 prompt is unchanged when its answers equal those of the largest batch; its bits are when scores and similarities do,
@@ -10,33 +11,24 @@ that needed a forward; what fills forwards up counts only in the time.
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
-import time
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-ROOT = Path(__file__).resolve().parents[3]
-sys.path.insert(0, str(ROOT))
+import d5p4
+from d5p4.eval.countdown import WINDOW, problems
+from d5p4.models.load import choose_device
 
-import d5p4  # noqa: E402
-from d5p4.eval.countdown import WINDOW, problems  # noqa: E402
-from d5p4.models.load import choose_device  # noqa: E402
-from d5p4.provenance import provenance  # noqa: E402
-from d5p4_lab.bench.gpu_measure import Counted, random_model  # noqa: E402
-from d5p4_lab.bench.large_checkpoint import CONFIG  # noqa: E402
+from ..provenance import about
+from ..timing import wall
+from . import CHECKOUT, RESULTS, Row, chosen, generate, make_parser, markdown, read, write
+from .large_checkpoint import CONFIG, TINY, Counted, random_model
 
 SPREAD = 8.0  # standard deviation of the random model's logits; those of flat logits would change with any bit
-TINY = CONFIG | {
-    "d_model": 64, "n_heads": 4, "n_kv_heads": 4, "n_layers": 2, "mlp_hidden_size": 96, "vocab_size": 512,
-    "embedding_size": 512, "mask_token_id": 511, "eos_token_id": 510, "pad_token_id": 510,
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -74,23 +66,17 @@ def make(case: Case, device: torch.device, small: bool) -> tuple[Any, list[Any]]
 
 
 def decode(model: Any, prompts: Sequence[Any], numbers: Sequence[int], options: Mapping[str, Any]) -> d5p4.Result:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", d5p4.DuplicateAnswers)
-        return d5p4.generate(model, [prompts[i] for i in numbers], keys=list(numbers), seed=1, **options)
+    return generate(model, [prompts[i] for i in numbers], keys=list(numbers), seed=1, **options)
 
 
-def measure(model: Any, prompts: Sequence[Any], size: int, options: Mapping[str, Any]) -> dict[str, Any]:
+def measure(model: Any, prompts: Sequence[Any], size: int, options: Mapping[str, Any]) -> Row:
     """All prompts, `size` at a time: what came out of each, and how long it took."""
     parts = [range(start, min(start + size, len(prompts))) for start in range(0, len(prompts), size)]
     decode(model, prompts, parts[0], {**options, "steps": 2})  # compiles what must be
     counted = Counted(model, recordable=True)  # as in use; what is counted below has no replays
-    sync(model)
-    began = time.perf_counter()
-    results = [decode(counted, prompts, part, options) for part in parts]
-    sync(model)
-    seconds = time.perf_counter() - began
+    results, seconds = wall(lambda: [decode(counted, prompts, part, options) for part in parts], model.device)
     rows = sum(int(result.rows.sum()) for result in results)
-    row = {"size": size, "seconds": seconds, "rows": rows, "rows_s": rows / seconds}
+    row: Row = {"size": size, "seconds": seconds, "rows": rows, "rows_s": rows / seconds}
     row["prompts_s"] = len(prompts) / seconds
     if options["deterministic"]:
         row["filled_share"] = 1 - rows / counted.rows
@@ -99,12 +85,7 @@ def measure(model: Any, prompts: Sequence[Any], size: int, options: Mapping[str,
     return row
 
 
-def sync(model: Any) -> None:
-    if model.head.weight.is_cuda:
-        torch.cuda.synchronize()
-
-
-def compare(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def compare(rows: list[Row]) -> list[Row]:
     """The shares of prompts that a batch size leaves as the largest one has them, in place of what came out."""
     answers, bits = rows[-1]["answers"], rows[-1]["bits"]
     for row in rows:
@@ -128,47 +109,36 @@ def run(case: Case, device: torch.device, small: bool) -> dict[str, Any]:
 
 
 def table(results: Mapping[str, Any]) -> str:
-    """One line a model and batch size; cost is how much longer the same rows take."""
-    pairs = f"{'unchanged':>15}  {'same bits':>15}  {'rows/s':>15}"
-    modes = "  ".join(f"{'plain':>7} {'fixed':>7}" for _ in range(3))
-    lines = [f"{'':<16}  {pairs}", f"{'model':<10} {'batch':>5}  {modes}  {'cost':>5}  {'filled':>6}"]
-    for model, found in results["models"].items():
-        for plain, fixed in zip(found["plain"], found["deterministic"], strict=True):
-            shares = "  ".join(f"{plain[x]:>7.1%} {fixed[x]:>7.1%}" for x in ("unchanged", "same_bits"))
-            rates = f"{plain['rows_s']:>7.0f} {fixed['rows_s']:>7.0f}  {plain['rows_s'] / fixed['rows_s']:>4.2f}x"
-            lines.append(f"{model:<10} {plain['size']:>5}  {shares}  {rates}  {fixed['filled_share']:>6.1%}")
-    return "\n".join(lines)
+    """Markdown, one line a model and batch size; the cost is how much longer the same rows take."""
+    rows = []
+    for model, measured in results["models"].items():
+        for plain, fixed in zip(measured["plain"], measured["deterministic"], strict=True):
+            shares = (plain["unchanged"], fixed["unchanged"], fixed["same_bits"])
+            rates = (plain["rows_s"], fixed["rows_s"], plain["rows_s"] / fixed["rows_s"])
+            rows.append([model, str(plain["size"]), *(f"{100 * share:.1f} %" for share in shares), *rates])
+    header = ["model", "prompts in a batch", "unchanged answers without", "with", "same bits with"]
+    made = markdown([*header, "rows/s without", "rows/s with", "times the cost"], rows)
+    return f"{made}\n\nMeasured on: {results['machine']}, torch {results['torch']}."
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def main(arguments: Sequence[str]) -> None:
+    parser = make_parser("deterministic", __doc__)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--small", action="store_true", help="tiny sizes, to see that everything runs")
     parser.add_argument("--models", default=",".join(CASES), help="of " + ",".join(CASES))
-    parser.add_argument("--out", type=Path, help="where the JSON goes (benchmarks/results, with --small out)")
+    parser.add_argument("--out", type=Path, help="where the JSON goes (the lab's results, with --small out/)")
+    parser.add_argument("--table", action="store_true", help="print the table of the last run")
     options = parser.parse_args(arguments)
-    names = [name.strip() for name in options.models.split(",") if name.strip()]
-    unknown = sorted(set(names) - set(CASES))
-    if unknown:
-        parser.error(f"no model {', '.join(unknown)}; there are {', '.join(CASES)}")
-    try:
-        device = choose_device(options.device)
-    except d5p4.D5P4Error as error:
-        parser.error(str(error))
-    out = options.out or ROOT / ("out" if options.small else "src/d5p4_lab/results/bench") / "deterministic.json"
-    results: dict[str, Any] = {"small": options.small, "spread": SPREAD, "models": {}}
-    words = sys.argv[1:] if arguments is None else arguments
-    results |= provenance(device, ["python", "benchmarks/deterministic.py", *words])
-    out.parent.mkdir(parents=True, exist_ok=True)
-    for name in names:
-        began = time.perf_counter()
-        results["models"][name] = run((SMALL if options.small else CASES)[name], device, options.small)
-        print(f"{name}: {time.perf_counter() - began:.0f} s", flush=True)
-        out.write_text(json.dumps(results, indent=1) + "\n")
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
-    print(table(results))
-
-
-if __name__ == "__main__":
-    main()
+    out = options.out or (CHECKOUT / "out" if options.small else RESULTS) / "deterministic.json"
+    if not options.table:
+        names, device = chosen(options.models, CASES, "model"), choose_device(options.device)
+        results: dict[str, Any] = {"small": options.small, "spread": SPREAD, "models": {}}
+        results |= about(device, ["bench", "deterministic", *arguments])
+        for name in names:
+            case = (SMALL if options.small else CASES)[name]
+            results["models"][name], seconds = wall(partial(run, case, device, options.small), device)
+            print(f"{name}: {seconds:.0f} s", flush=True)
+            write(out, results)
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+    print(table(read(out)))

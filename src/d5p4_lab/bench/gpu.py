@@ -1,28 +1,24 @@
 """Time and memory of everything after the forward, of the forward itself and of whole steps, against a plain baseline.
 
-    python benchmarks/gpu.py [--sections machine,vocab,...] [--device cpu --small] [--out FILE] [--figure FILE]
-    python benchmarks/gpu.py --draw-only      the tables and the figure again, from the JSON
+    python -m d5p4_lab bench gpu [--sections machine,vocab,...] [--device cpu --small] [--out FILE] [--figure FILE]
+    python -m d5p4_lab bench gpu --draw-only      the tables and the figure again, from the JSON
 
-Each operation is compared with the baseline (`paper_baseline.py`), with its plain torch version, and with its floor:
+Each operation is compared with the baseline (`d5p4_lab.baseline`), with its plain torch version, and with its floor:
 bytes over the copy bandwidth or operations over the bf16 matrix rate, both measured in the same run. Times are medians
 in ms, of CUDA events or, for ours, inside a CUDA graph. Memory is the peak above what was held before, as the allocator
-counted it, in GB of 10^9 bytes. The sections of several calls meet in one JSON.
+counted it, in GB of 10^9 bytes. The sections of several calls meet in one JSON; `gpu_page.py` draws it.
 """
 
 from __future__ import annotations
 
-import argparse
+import gc
 import itertools
-import json
 import platform
 import statistics
 import subprocess
-import sys
 import time
-import traceback
-import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -30,39 +26,224 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ROOT = Path(__file__).resolve().parents[3]
-sys.path.insert(0, str(ROOT))
+import d5p4
+from d5p4.kernel import additive, build
+from d5p4.models.llada import LLaDA
+from d5p4.models.load import choose_device
+from d5p4.ops import kernels
+from d5p4.ops.gram import pool_gram
+from d5p4.ops.mmr import mmr as fast_mmr
+from d5p4.ops.partition_map import partition_map
+from d5p4.ops.sample import draw, draw_logits
+from d5p4.ops.vocab import row_stats, vocab_stats
+from d5p4.provenance import machine as machine_name
+from d5p4.quality import normalise
+from d5p4.rng import mix, uniform
 
-import d5p4  # noqa: E402
-from d5p4 import provenance  # noqa: E402
-from d5p4.kernel import additive, build  # noqa: E402
-from d5p4.models.load import choose_device  # noqa: E402
-from d5p4.ops import kernels  # noqa: E402
-from d5p4.ops.gram import pool_gram  # noqa: E402
-from d5p4.ops.mmr import mmr as fast_mmr  # noqa: E402
-from d5p4.ops.partition_map import partition_map  # noqa: E402
-from d5p4.ops.sample import draw, draw_logits  # noqa: E402
-from d5p4.ops.vocab import row_stats, vocab_stats  # noqa: E402
-from d5p4.quality import normalise  # noqa: E402
-from d5p4.rng import mix, uniform  # noqa: E402
-from d5p4_lab.bench import paper_baseline as baseline  # noqa: E402
-from d5p4_lab.bench.gpu_measure import (  # noqa: E402
-    SMALL_OP,
-    Bench,
-    Counted,
-    Plan,
-    Point,
+from .. import baseline
+from ..baseline import BETA
+from ..timing import graph_ms, median_ms, peak_gb, wait_for, wall
+from . import (
+    CHECKOUT,
+    RESULTS,
     Row,
-    make_plan,
-    make_small_plan,
+    chosen,
+    fill_file,
+    generate,
+    make_parser,
+    measure_section,
     one_line,
+    read,
+    rows_of,
     show,
+    write,
 )
-from d5p4_lab.bench.gpu_page import fill  # noqa: E402
-from d5p4_lab.bench.gpu_report import figure, report, targets  # noqa: E402
-from d5p4_lab.bench.solver_quality import KERNELS, instances  # noqa: E402
+from .gpu_page import figure, report, tables, targets
+from .large_checkpoint import CONFIG, TINY, Counted, random_model
+from .solver_quality import KERNELS, instances
 
-BETA, ALPHA = 10.0, 10.0
+ALPHA = 10.0
+SMALL_OP = 20  # calls in one CUDA graph, so that launching a graph is not what is timed
+
+
+@dataclass(frozen=True)
+class Point:
+    """One size: P prompts with pools of k groups of w, L answer positions, vocabulary V, width D."""
+
+    k: int
+    w: int
+    prompts: int
+    length: int
+    vocabulary: int
+    width: int
+
+    @property
+    def size(self) -> int:
+        """N."""
+        return self.k * self.w
+
+    @property
+    def rows(self) -> int:
+        """Answer positions of all candidates."""
+        return self.prompts * self.size * self.length
+
+    @property
+    def head_operations(self) -> float:
+        return 2.0 * self.rows * self.vocabulary * self.width
+
+    def __str__(self) -> str:
+        return f"{self.k}×{self.w}, P {self.prompts}, L {self.length}, V {self.vocabulary}, D {self.width}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which sizes are measured."""
+
+    base: Point
+    points: tuple[Point, ...]  # of the operations
+    growth: Mapping[str, tuple[Point, ...]]  # of the whole step, by what grows
+    solver: tuple[tuple[int, int, int], ...]  # groups, children, prompts
+    valued: tuple[tuple[int, int, int], ...]  # of those, the sizes whose sets are compared
+    mmr: tuple[tuple[int, int, int], ...]
+    problems: int  # of the solver's quality, a size
+    config: Mapping[str, Any]  # of the model
+    forwards: tuple[tuple[int, int], ...]  # rows, tokens
+    counts: tuple[int, int]  # forwards of 1..this many rows, of this many tokens
+    steps: int  # of a decode that are watched
+    temperatures: tuple[float, ...]  # tried for duplicates
+    prompt: int = 128
+    matrix: int = 8192
+    copied: int = 1 << 32
+    budget: float = 0.3  # seconds for the repetitions of one measurement
+
+
+def make_plan() -> Plan:
+    base = Point(6, 10, 1, 256, 126464, 4096)
+    owt = Point(8, 4, 1, 1024, 50258, 768)
+    tiny = replace(base, k=4, w=4, length=128)
+    pools = [(4, 4), (8, 4), (6, 10)]
+    return Plan(
+        base=base,
+        points=(base, replace(base, k=8, w=4), replace(tiny, prompts=16), owt, replace(owt, prompts=16, length=128)),
+        growth={
+            "n": tuple(replace(base, k=k, w=w) for k, w in (*pools, (8, 16))),
+            "L": tuple(replace(base, length=length) for length in (128, 256, 512)),
+            "V": tuple(replace(base, vocabulary=v) for v in (32000, 50258, 126464)),
+            "P": tuple(replace(base, prompts=p) for p in (1, 4, 16, 64)),
+            "P of 4×4, L 128": tuple(replace(tiny, prompts=p) for p in (1, 16, 64)),
+        },
+        solver=(
+            *((k, w, 1) for k, w in (*pools, (4, 64), (16, 16), (64, 4), (32, 32), (64, 32), (64, 64))),
+            *((k, w, p) for p in (16, 64) for k, w in pools),
+        ),
+        valued=((4, 4, 1), (6, 10, 1), (32, 32, 1), (64, 32, 1)),
+        mmr=(*((k, w, 1) for k, w in (*pools, (16, 16), (32, 32), (64, 32))), *((k, w, 64) for k, w in pools)),
+        problems=64,
+        config=CONFIG,
+        forwards=((60, 384), (42, 384), (16, 384), (8, 384), (4, 384), (1, 384), (60, 128)),
+        counts=(60, 128),
+        steps=8,
+        temperatures=(0.3, 0.2, 0.15),  # of logits of variance 1: 2 to 45 distinct rows of 60
+    )
+
+
+def make_small_plan() -> Plan:
+    base = Point(2, 3, 1, 6, 97, 16)
+    two = replace(base, prompts=2)
+    return Plan(
+        base=base,
+        points=(base, two),
+        growth={"n": (base, replace(base, w=4)), "P": (base, two)},
+        solver=((2, 3, 1), (4, 4, 2)),
+        valued=((2, 3, 1),),
+        mmr=((2, 3, 1), (4, 4, 2)),
+        problems=16,
+        config=TINY,
+        forwards=((6, 10), (1, 10)),
+        counts=(6, 10),
+        steps=4,
+        temperatures=(0.5, 0.1),
+        prompt=4,
+        matrix=64,
+        copied=1 << 16,
+        budget=0.002,
+    )
+
+
+class Bench:
+    """Measures on one device. `rate` and `bandwidth` are the machine's own, filled in by the section `machine`."""
+
+    def __init__(self, plan: Plan, device: str) -> None:
+        self.plan, self.device = plan, torch.device(device)
+        self.cuda = self.device.type == "cuda"
+        self.dtype = torch.bfloat16 if self.cuda else torch.float32
+        self.rate = self.sustained = self.bandwidth = float("nan")  # operations and bytes a second
+
+    @cached_property
+    def model(self) -> LLaDA:
+        return random_model(self.plan.config, self.device, self.dtype)
+
+    def generator(self, seed: int = 0) -> torch.Generator:
+        return torch.Generator(self.device).manual_seed(seed)
+
+    def normal(self, *shape: int, scale: float = 1.0, seed: int = 0) -> Tensor:
+        """Random numbers [shape], made in place: nothing else of that size exists meanwhile."""
+        empty = torch.empty(shape, dtype=self.dtype, device=self.device)
+        return empty.normal_(0, scale, generator=self.generator(seed))
+
+    def free(self) -> None:
+        """Give back what nothing refers to any more."""
+        if self.cuda:
+            gc.collect()
+            torch.cuda.empty_cache()
+
+    def median_ms(self, call: Callable[[], Any]) -> float:
+        return median_ms(call, self.device, self.plan.budget)
+
+    def measure(self, row: Row, name: str, fn: Callable[[], Any], calls: int = 0) -> None:
+        """Fill in `name`_ms and `name`_gb. calls > 0: `name`_graph_ms too, so many calls in one CUDA graph."""
+        try:
+            row[f"{name}_gb"] = peak_gb(fn, self.device)
+            row[f"{name}_ms"] = self.median_ms(fn)
+        except Exception as error:
+            row.setdefault("errors", {})[name] = one_line(error)
+            calls = 0
+        if calls and self.cuda and row[f"{name}_ms"] < 500:
+            try:
+                row[f"{name}_graph_ms"] = graph_ms(fn, self.device, self.plan.budget, calls)
+            except Exception as error:
+                row.setdefault("errors", {})[f"{name} in a graph"] = one_line(error)
+        if self.cuda:
+            torch.cuda.empty_cache()
+
+    def versus(
+        self,
+        what: str,
+        size: Any,
+        ours: Callable[[], Any],
+        paper: Callable[[], Any] | None = None,
+        *,
+        floor: float | None = None,
+        calls: int = 1,
+        paper_calls: int = 0,
+        plain: bool = True,
+    ) -> Row:
+        """One operation in three versions. The eager ones go first: a failed capture may spoil torch's generator."""
+        row: Row = {"what": what, "size": str(size), "floor_ms": floor}
+        if paper is not None:
+            self.measure(row, "baseline", paper, paper_calls)
+        if plain:
+            with kernels.off():
+                self.measure(row, "plain", ours)
+        self.measure(row, "ours", ours, calls)
+        return show(row)
+
+    def read_ms(self, count: float, each: int = 0) -> float:
+        """The floor of reading so many numbers of `each` bytes (the model's dtype by default)."""
+        return count * (each or self.dtype.itemsize) / self.bandwidth * 1e3
+
+    def multiply_ms(self, operations: float) -> float:
+        return operations / self.rate * 1e3
 
 
 class Inputs:
@@ -166,7 +347,7 @@ def baseline_from_states(x: Inputs) -> None:
         baseline.step(states @ x.weight.T, states, x.point.k, x.point.w, BETA, prompt)
 
 
-def for_each(fn: Callable[..., Any], *parts: Sequence[Any]) -> None:
+def for_each(fn: Callable[..., Any], *parts: Iterable[Any]) -> None:
     """One prompt after the other, nothing kept."""
     for arguments in zip(*parts, strict=True):
         fn(*arguments)
@@ -179,7 +360,7 @@ def machine(bench: Bench) -> list[Row]:
     def bandwidth() -> float:
         source = torch.randint(256, (plan.copied,), dtype=torch.uint8, device=bench.device)
         target = torch.empty_like(source)
-        return 2e3 * plan.copied / bench.event_ms(lambda: target.copy_(source))
+        return 2e3 * plan.copied / bench.median_ms(lambda: target.copy_(source))
 
     def rate(rows: int, inner: int, columns: int, times: int = 1) -> float:
         left, right = bench.normal(rows, inner), bench.normal(columns, inner)
@@ -188,13 +369,13 @@ def machine(bench: Bench) -> list[Row]:
             for _ in range(times):
                 left @ right.T
 
-        return 2e3 * times * rows * inner * columns / bench.event_ms(products)
+        return 2e3 * times * rows * inner * columns / bench.median_ms(products)
 
     bench.bandwidth = bandwidth()
     bench.rate = rate(plan.matrix, plan.matrix, plan.matrix)
     bench.sustained = rate(plan.matrix, plan.matrix, plan.matrix, times=400 if bench.cuda else 4)  # for half a second
     row = {
-        "what": provenance.machine(bench.device),
+        "what": machine_name(bench.device),
         "torch": torch.__version__,
         "triton": triton_version(),
         "driver": driver_version() if bench.cuda else None,
@@ -205,8 +386,7 @@ def machine(bench: Bench) -> list[Row]:
         "sustained_tflops": bench.sustained / 1e12,
         "head_rate_tflops": rate(plan.base.rows, plan.base.width, plan.base.vocabulary) / 1e12,
     }
-    show(row)
-    return [row]
+    return [show(row)]
 
 
 def triton_version() -> str | None:
@@ -252,7 +432,8 @@ def _sample(bench: Bench, point: Point) -> list[Row]:
     parents = torch.arange(0, point.size, point.w, device=bench.device).repeat(point.prompts, 1)  # first of each group
 
     def paper(logits: Tensor, chosen: Tensor) -> None:
-        baseline.sample(torch.cat([x.prompt_logits[chosen], logits[chosen]], 1), point.w)
+        prompt = [] if x.prompt_logits is None else [x.prompt_logits[chosen]]
+        baseline.sample(torch.cat([*prompt, logits[chosen]], 1), point.w)
 
     floor = bench.multiply_ms(point.head_operations / point.w)
     rows = [bench.versus("draws, streamed head", point, partial(draw_from_states, x, parents), floor=floor)]
@@ -371,7 +552,7 @@ def step(bench: Bench) -> list[Row]:
     )  # fmt: skip
     if "baseline_ms" in stored:
         pool = x.pools(x.logits)[0], x.pools(x.flat_states)[0]
-        stored["baseline_select_ms"] = bench.event_ms(partial(baseline.select, *pool, base.k, BETA))
+        stored["baseline_select_ms"] = bench.median_ms(partial(baseline.select, *pool, base.k, BETA))
         stored["baseline_sample_ms"] = stored["baseline_ms"] - stored["baseline_select_ms"]
         del pool
     x = Inputs(bench, base, masked=0.5)
@@ -404,8 +585,7 @@ def _growth(bench: Bench, point: Point) -> Row:
     else:
         bench.measure(row, "baseline", partial(baseline_from_logits, x))
         bench.measure(row, "logits", partial(step_from_logits, x), calls=1)
-    show(row)
-    return row
+    return show(row)
 
 
 def body_operations(config: Mapping[str, Any], rows: int, tokens: int) -> float:
@@ -435,7 +615,7 @@ def body(bench: Bench) -> list[Row]:
         result.append(row)
     most, length = plan.counts
     batches = [tokens(rows, length) for rows in range(1, most + 1)]
-    first, again = ([bench.wall_ms(partial(model.body, batch)) for batch in batches] for _ in range(2))
+    first, again = ([1e3 * wall(partial(model.body, batch), bench.device)[1] for batch in batches] for _ in range(2))
     row = {
         "what": "first call of each row count", "size": f"1..{most} × {length}", "first_ms": first, "again_ms": again,
         "largest_extra_ms": max(a - b for a, b in zip(first, again, strict=True)),
@@ -446,12 +626,12 @@ def body(bench: Bench) -> list[Row]:
 def watch(bench: Bench, model: Counted, steps: int, **options: Any) -> list[Row]:
     """The first steps of a decode at the base point, one token a step: time, distinct rows, rows through the body."""
     base, records = bench.plan.base, []
-    bench.sync()
+    wait_for(bench.device)
     seen, began = model.rows, time.perf_counter()
 
     def callback(shot: d5p4.Snapshot) -> list[int] | None:
         nonlocal seen, began
-        bench.sync()
+        wait_for(bench.device)
         spent = time.perf_counter() - began
         distinct = len(shot.tokens[0].unique(dim=0))
         records.append({"step": shot.step, "ms": spent * 1e3, "distinct": distinct, "body_rows": model.rows - seen})
@@ -459,9 +639,7 @@ def watch(bench: Bench, model: Counted, steps: int, **options: Any) -> list[Row]
         return shot.prompts.tolist() if shot.step + 1 >= steps else None
 
     prompt = [(7 * i) % (bench.plan.config["vocab_size"] // 2) for i in range(bench.plan.prompt)]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", d5p4.DuplicateAnswers)
-        d5p4.generate(model, [prompt], k=base.k, w=base.w, gen_length=base.length, seed=0, callback=callback, **options)
+    generate(model, [prompt], k=base.k, w=base.w, gen_length=base.length, seed=0, callback=callback, **options)
     return records
 
 
@@ -532,8 +710,7 @@ def summary(what: str, steps: Sequence[Row], share: float, base: Point, paper: R
     row["ours_ms"] = statistics.median(step["ms"] for step in near)
     if "baseline_ms" in paper:
         row |= {"baseline_ms": paper["baseline_ms"], "speedup": paper["baseline_ms"] / row["ours_ms"]}
-    show(row)
-    return row
+    return show(row)
 
 
 SECTIONS: dict[str, Callable[[Bench], list[Row]]] = {
@@ -548,90 +725,60 @@ def run(
 
     `fresh`: results of another machine or of other sizes are replaced; otherwise they are an error.
     """
-    bench = Bench(plan, device)
-    old = read(out) or {}
+    bench, old = Bench(plan, device), read(out)
     results: dict[str, Any] = {"base": str(plan.base), "small": small, "sections": old.get("sections", {})}
-    for name in SECTIONS:
+    for name, measure in SECTIONS.items():
         if name not in names and name != "machine":
             continue
-        print(name, flush=True)
-        about = " ".join((SECTIONS[name].__doc__ or "").split())
-        began, section = time.perf_counter(), {"about": about}
-        try:
-            section["rows"] = SECTIONS[name](bench)
-        except Exception as error:  # the other sections are worth having
-            traceback.print_exc()
-            section["error"] = one_line(error)
-        section["seconds"] = time.perf_counter() - began
+        section = measure_section(name, partial(measure, bench), about=" ".join((measure.__doc__ or "").split()))
         if name == "machine":
             if "error" in section:
-                sys.exit(f"error: the machine could not be measured: {section['error']}")
+                raise d5p4.D5P4Error(f"the machine could not be measured: {section['error']}")
             if old and origin(old) != origin(results | {"sections": {name: section}}):
                 if not fresh:
-                    sys.exit(f"error: {out} holds results of {' on '.join(map(str, origin(old)))}; "
-                             "give another --out, or --fresh to replace them")  # fmt: skip
+                    raise d5p4.D5P4Error(f"{out} holds results of {' on '.join(map(str, origin(old)))}; "
+                                         "give another --out, or --fresh to replace them")  # fmt: skip
                 results["sections"] = {}
         section["rates"] = {"bandwidth": bench.bandwidth, "rate": bench.rate, "sustained": bench.sustained}
         sections = results["sections"] | {name: section}
         results["sections"] = {key: sections[key] for key in SECTIONS if key in sections}
         results["targets"] = targets(results)
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+        write(out, results)
         bench.free()
     return results
 
 
-def read(path: Path) -> dict[str, Any] | None:
-    """The results in a file; None where there are none."""
-    try:
-        results = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
-    return results if isinstance(results, dict) and "sections" in results else None
-
-
-def origin(results: Mapping[str, Any]) -> tuple[str, str | None]:
+def origin(results: Mapping[str, Any]) -> tuple[str | None, str | None]:
     """The sizes and the device of results; other ones must not be mixed with them."""
-    rows = results["sections"].get("machine", {}).get("rows")
-    return results["base"], rows[0]["what"] if rows else None
+    rows = rows_of(results, "machine")
+    return results.get("base"), rows[0]["what"] if rows else None
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def main(arguments: Sequence[str]) -> None:
+    parser = make_parser("gpu", __doc__)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--small", action="store_true", help="tiny sizes, to see that everything runs")
     parser.add_argument("--sections", default=",".join(SECTIONS), help="of " + ",".join(SECTIONS))
-    parser.add_argument("--out", type=Path, default=ROOT / "src/d5p4_lab/results/bench/gpu.json")
-    parser.add_argument("--figure", type=Path, default=ROOT / "docs/performance.svg")
+    parser.add_argument("--out", type=Path, default=RESULTS / "gpu.json")
+    parser.add_argument("--figure", type=Path, default=CHECKOUT / "docs/performance.svg")
     parser.add_argument("--page", type=Path, help="a page whose tables are made anew, such as docs/performance.md")
     parser.add_argument("--fresh", action="store_true", help="replace results of another machine or size")
     parser.add_argument("--draw-only", action="store_true", help="tables and figure from the JSON; nothing is measured")
     options = parser.parse_args(arguments)
-    names = [name.strip() for name in options.sections.split(",") if name.strip()]
-    unknown = sorted(set(names) - set(SECTIONS))
-    if unknown:
-        parser.error(f"no section {', '.join(unknown)}; there are {', '.join(SECTIONS)}")
+    names = chosen(options.sections, SECTIONS, "section")
     if options.draw_only:
         results = read(options.out)
-        if results is None:
-            parser.error(f"{options.out} holds no results of this program")
+        if "sections" not in results:
+            raise d5p4.D5P4Error(f"{options.out} holds no results of this benchmark")
     else:
-        try:
-            device = choose_device(options.device)
-        except d5p4.D5P4Error as error:
-            parser.error(str(error))
         plan = make_small_plan() if options.small else make_plan()
-        results = run(plan, str(device), names, options.out, options.small, options.fresh)
+        results = run(plan, str(choose_device(options.device)), names, options.out, options.small, options.fresh)
     print(report(results))
     if options.page:
-        options.page.write_text(fill(options.page.read_text(encoding="utf-8"), results), encoding="utf-8")
+        fill_file(options.page, "gpu", tables(results))
     try:
         figure(results, options.figure)
     except ImportError:
         print(
             f"no figure, matplotlib is not installed: --draw-only makes {options.figure} from {options.out} elsewhere"
         )
-
-
-if __name__ == "__main__":
-    main()

@@ -1,17 +1,65 @@
-"""The tables of docs/performance.md, from the JSON of `gpu.py`: what stands between its markers is replaced.
+"""What the JSON of `gpu.py` says: targets, the tables of docs/performance.md, the figure.
 
-A table lies between <!-- gpu: NAME --> and <!-- end -->; NAME is one of TABLES.
+A table lies on the page between <!-- gpu: NAME --> and <!-- end -->; NAME is one of COLUMNS.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from d5p4_lab.bench.gpu_report import Row, best_ms, find, number
+from . import Row, Tables, markdown, number, panels_of, rows_of
 
 Cell = Callable[[Row], str]
+
+
+def find(results: Mapping[str, Any], section: str, what: str, size: str = "") -> Row:
+    """The first row of a section with this name (and size); {} when it was not measured."""
+    return next((r for r in rows_of(results, section) if r["what"] == what and size in ("", r.get("size"))), {})
+
+
+def best_ms(row: Row, name: str) -> float | None:
+    """In a CUDA graph where that was measured, eager otherwise."""
+    return row.get(f"{name}_graph_ms", row.get(f"{name}_ms"))
+
+
+def targets(results: Mapping[str, Any]) -> list[Row]:
+    """What is asked for on one H200 against what was measured; tiny sizes answer nothing."""
+    row = partial(find, {"sections": {}} if results.get("small") else results)
+    stored, streamed = row("step", "step, logits in memory"), row("step", "step, streamed head")
+    half, full = best_ms(row("step", "step, streamed head, half masked"), "ours"), best_ms(streamed, "ours")
+    solver = partial(row, "solver", "partition MAP")
+    few = row("decode", "about 30 % distinct")
+    share = f"{few['distinct_share']:.0%}" if "distinct_share" in few else "about 30 %"
+    lines: list[tuple[str, float | None, str, float, str]] = [
+        ("step, logits in memory", best_ms(stored, "ours"), "≤", 2.0, "ms"),
+        ("step, streamed head", full, "≤", 27.0, "ms"),
+        ("step, streamed head: memory beyond weights and hidden rows", streamed.get("ours_gb"), "≤", 1.5, "GB"),
+        ("step, streamed head: half masked against all", half / full if half and full else None, "≤", 0.55, ""),
+        ("solver 32×32", best_ms(solver("32×32, P 1"), "ours"), "≤", 0.10, "ms"),
+        ("solver 32×32: mean gain over n-start greedy", solver("32×32, P 1").get("gain_nats"), "≥", 0.0, "nat"),
+        ("solver 6×10", best_ms(solver("6×10, P 1"), "ours"), "≤", 0.010, "ms"),
+        ("solver 64×32", best_ms(solver("64×32, P 1"), "ours"), "≤", 0.40, "ms"),
+        ("solver, 64 prompts of 4×4", best_ms(solver("4×4, P 64"), "ours"), "≤", 0.012, "ms"),
+        ("body 60 × 384: share of the matrix rate", row("body", "body", "60 × 384").get("ours_share"), "≥", 0.8, ""),
+        ("the same of the sustained rate", row("body", "body", "60 × 384").get("sustained_share"), "≥", 0.8, ""),
+        ("decode step against the baseline, no duplicates", row("decode", "no duplicates").get("speedup"), "≥", 1.33,
+         "×"),
+        (f"decode step against the baseline, {share} distinct rows", few.get("speedup"), "≥", 4.2, "×"),
+        ("padding of row counts", row("decode", "padding of row counts").get("padding_share"), "≤", 0.05, ""),
+        ("decode: peak memory with weights", row("decode", "confidence order, T 1").get("ours_gb"), "≤", 24.0, "GB"),
+    ]  # fmt: skip
+    return [_verdict(*line) for line in lines]
+
+
+def _verdict(what: str, measured: float | None, sign: str, target: float, unit: str) -> Row:
+    row = {"what": what, "target": f"{sign} {number(target)} {unit}".strip(), "value": measured}
+    if measured is None:
+        return row | {"verdict": "not measured"}
+    met = measured <= target if sign == "≤" else measured >= target
+    return row | {"measured": f"{number(measured)} {unit}".strip(), "verdict": "met" if met else "missed"}
 
 
 def _value(key: str, factor: float = 1.0) -> Cell:
@@ -48,7 +96,7 @@ VALUE: dict[str, Cell] = {
     "mean gain over n-start greedy, nats": _value("gain_nats"), "least gain": _value("gain_least"),
     "same set as float64": _same,
 }  # fmt: skip
-TABLES: dict[str, dict[str, Cell]] = {
+COLUMNS: dict[str, dict[str, Cell]] = {
     "targets": {"what": _text("what"), "target": _text("target"), "measured": _text("measured"), "": _text("verdict")},
     "step": OPERATION,
     "vocab": OPERATION,
@@ -75,23 +123,97 @@ TABLES: dict[str, dict[str, Cell]] = {
 }  # fmt: skip
 
 
-def rows_of(results: Mapping[str, Any], name: str) -> Sequence[Row]:
+def shown(results: Mapping[str, Any], name: str) -> Sequence[Row]:
+    """The rows of a table."""
     if name == "targets":
-        return results["targets"]
-    rows = results["sections"].get(name, {}).get("rows", [])
+        return results.get("targets", [])
     if name == "decode":
         return [find(results, name, what) for what in ("no duplicates", "about 30 % distinct", "first step")]
+    rows = rows_of(results, name)
     return [row for row in rows if row["what"] == "body"] if name == "body" else rows
 
 
-def fill(page: str, results: Mapping[str, Any]) -> str:
-    """The page with its tables made anew."""
+def tables(results: Mapping[str, Any]) -> Tables:
+    def made(name: str) -> str:
+        columns = COLUMNS[name]
+        return markdown(list(columns), [[cell(row) for cell in columns.values()] for row in shown(results, name)])
 
-    def made(match: re.Match[str]) -> str:
-        columns = TABLES[match[1]]
-        lines = [list(columns), ["---"] * len(columns)]
-        lines += [[cell(row) for cell in columns.values()] for row in rows_of(results, match[1])]
-        table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-        return f"<!-- gpu: {match[1]} -->\n{table}\n<!-- end -->"
+    return {name: partial(made, name) for name in COLUMNS}
 
-    return re.sub(r"<!-- gpu: (\w+) -->.*?<!-- end -->", made, page, flags=re.DOTALL)
+
+def report(results: Mapping[str, Any]) -> str:
+    """The machine, all tables of the page, and what failed."""
+    here = next(iter(rows_of(results, "machine")), {})
+    parts = ["machine: " + ", ".join(f"{key} {number(value)}" for key, value in here.items())]
+    parts += [f"### {name}\n{table()}" for name, table in tables(results).items()]
+    for name, section in results["sections"].items():
+        parts += [f"{name} failed: {section['error']}"] if "error" in section else []
+        for row in section.get("rows", []):
+            parts += [f"{row['what']}, {row.get('size')}, {k} failed: {v}" for k, v in row.get("errors", {}).items()]
+    return "\n\n".join(parts)
+
+
+def figure(results: Mapping[str, Any], path: Path) -> None:
+    """Growth with n, L, V and P, the solver by size, whole decode steps."""
+    names = {"n": "candidates n", "L": "answer positions L", "V": "vocabulary V", "P": "prompts P"}
+    with panels_of(path, 2, 3, (13, 7.5)) as (chart, panels):
+        for panel, (axis, name) in zip(panels.flat, names.items(), strict=False):
+            _growth(panel, [row for row in rows_of(results, "growth") if row["axis"] == axis])
+            _finish(panel, f"selection and sampling, by {name}", name, "ms a step")
+        _solver(panels.flat[4], rows_of(results, "solver"))
+        _finish(panels.flat[4], "solver, kernel given", "candidates n", "ms")
+        panels.flat[4].legend(fontsize=8)
+        _decode(panels.flat[5], results)
+        _finish(panels.flat[5], "whole decode step, model included", "", "ms a step")
+        handles, labels = panels.flat[0].get_legend_handles_labels()
+        chart.legend(handles, labels, loc="outside lower center", ncols=5, title="selection and sampling")
+        here = next(iter(rows_of(results, "machine")), {})
+        chart.suptitle(f"{here.get('what', '')}, torch {here.get('torch', '')}; base: {results.get('base', '')}")
+
+
+def _growth(panel: Any, rows: Sequence[Row]) -> None:
+    for name, label, colour, style in (
+        ("baseline", "baseline, from logits", "C3", "-"), ("logits", "ours, from logits", "C0", "-"),
+        ("logits_floor", "one read of the logits", "C0", ":"), ("states", "ours, from hidden rows", "C2", "-"),
+        ("states_floor", "the head's products", "C2", ":"),
+    ):  # fmt: skip
+        _line(panel, [(row["value"], best_ms(row, name)) for row in rows], f".{style}", colour, label)
+    values = sorted({row["value"] for row in rows})
+    panel.set_xticks(values, map(str, values))
+    panel.minorticks_off()
+
+
+def _solver(panel: Any, rows: Sequence[Row]) -> None:
+    for name, label, prompts, colour in (
+        ("baseline", "baseline, n starts", 1, "C3"), ("ours", "ours", 1, "C0"), ("ours", "ours, 64 prompts", 64, "C2"),
+    ):  # fmt: skip
+        points = [
+            (row["n"], row.get("baseline_ms") if name == "baseline" else best_ms(row, name))
+            for row in rows
+            if row["prompts"] == prompts
+        ]
+        _line(panel, points, "o", colour, label)
+
+
+def _decode(panel: Any, results: Mapping[str, Any]) -> None:
+    bars = {"baseline": find(results, "decode", "baseline step").get("baseline_ms")}
+    for what in ("no duplicates", "about 30 % distinct", "first step"):
+        bars["\n".join(what.rsplit(maxsplit=1))] = find(results, "decode", what).get("ours_ms")
+    known = {label: ms for label, ms in bars.items() if ms is not None}
+    drawn = panel.bar(
+        list(known), list(known.values()), color=["C3" if label == "baseline" else "C0" for label in known]
+    )
+    panel.bar_label(drawn, [number(ms) for ms in known.values()])
+    panel.margins(y=0.1)
+
+
+def _line(panel: Any, points: Sequence[tuple[float, float | None]], style: str, colour: str, label: str) -> None:
+    known = sorted((x, y) for x, y in points if y is not None)
+    if known:
+        panel.loglog([x for x, _ in known], [y for _, y in known], style, color=colour, label=label)
+
+
+def _finish(panel: Any, title: str, across: str, up: str) -> None:
+    panel.set(title=title, xlabel=across, ylabel=up)
+    panel.set_visible(panel.has_data())
+    panel.grid(alpha=0.3)

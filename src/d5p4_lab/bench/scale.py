@@ -1,8 +1,8 @@
 """Files and ranks: bytes that ranks exchange, rows a second by batch, token budgets, whole files, the host's work.
 
-    python benchmarks/scale.py [--sections bytes,rows,...] [--out FILE]
-    python benchmarks/scale.py --device cpu --small           everything at tiny sizes, into out/scale-small.json
-    python benchmarks/scale_plan.py --page docs/scale.md      tables and figure from the JSON
+    python -m d5p4_lab bench scale [--sections bytes,rows,...] [--out FILE]
+    python -m d5p4_lab bench scale --device cpu --small           everything at tiny sizes, into out/scale-small.json
+    python -m d5p4_lab bench scale_plan --page docs/scale.md      tables and figure from the JSON
 
 The sections of several calls meet in one JSON, each with its machine. Times are the best of a few repeats after a
 warm-up. Memory is the allocator's peak with the weights, in GB of 10^9 bytes.
@@ -10,39 +10,70 @@ warm-up. Memory is the allocator's peak with the weights, in GB of 10^9 bytes.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
-import sys
+import pickle
+import random
 import tempfile
-import time
-import traceback
-import warnings
+import tracemalloc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import cached_property, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from d5p4.jobs.parts import Parts
 
-ROOT = Path(__file__).resolve().parents[3]
-sys.path[:0] = [str(ROOT), str(ROOT / "src")]
+import d5p4
+from d5p4.eval.countdown import WINDOW, problems
+from d5p4.jobs import plan as job_plan
+from d5p4.jobs.done import Done
+from d5p4.jobs.plan import Work, plan_work
+from d5p4.jobs.reader import PromptFile
+from d5p4.models import Tokenizer
+from d5p4.models.load import choose_device
+from d5p4.provenance import provenance
+from d5p4.settings import Settings
+from d5p4.store import append, json_line
 
-import d5p4  # noqa: E402
-from d5p4.eval.countdown import WINDOW, problems  # noqa: E402
-from d5p4.jobs import plan as job_plan  # noqa: E402
-from d5p4.models.load import choose_device  # noqa: E402
-from d5p4.provenance import provenance  # noqa: E402
-from d5p4_lab.bench import scale_bytes, scale_host  # noqa: E402
-from d5p4_lab.bench.gpu_measure import make_small_plan, one_line, random_model  # noqa: E402
-from d5p4_lab.bench.large_checkpoint import CONFIG  # noqa: E402
+from ..timing import fastest
+from . import CHECKOUT, RESULTS, Row, chosen, generate, make_parser, measure_section, read, scale_bytes, show, write
+from .large_checkpoint import CONFIG, TINY, random_model
 
-Row = dict[str, Any]
+CPU = torch.device("cpu")
 NUMBERS = 4  # of a puzzle
 OPENINGS = ["It was a dark night", "The old man", "When they came to the river", "She looked at him and"]
 WHOLE = 1 << 24  # a token budget that never divides a batch
 COLD = 0.03  # a temperature of the random model's draws at which rows are equal
 ENOUGH = 0.97  # of the best rate: the budget that is taken is the smallest that reaches it
+K, ANSWER_TOKENS, PROMPT_TOKENS = 16, 256, 128  # of the host's work, as in docs/scale.md
+LETTERS_A_TOKEN = 4.3  # of English under the usual vocabularies
+CHAT = (
+    "{% for message in messages %}{% set said = message['role'] + ': ' + message['content'] | trim + '\n' %}"
+    "{% if loop.first %}{% set said = '# ' + said %}{% endif %}{{ said }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+)
+WORDS = [
+    "the", "of", "and", "to", "in", "is", "that", "for", "it", "was", "on", "as", "with", "at", "from", "or", "an",
+    "which", "not", "have", "had", "they", "were", "would", "about", "when", "who", "some", "could", "time", "journey",
+    "question", "answer", "train", "morning", "kilometre", "station", "twelve", "passenger", "ticket", "altogether",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class HostSizes:
+    """How much the host is given to do."""
+
+    lines: int = 8_192  # of the input
+    kept: int = 4_096  # lines in parts
+    parts: int = 512
+    requests: int = 4_000  # to the store
+    finished: int = 1_000_000  # line numbers told to all ranks
+    appends: int = 40
 
 
 @dataclass(frozen=True)
@@ -50,7 +81,7 @@ class Plan:
     """Which sizes are measured."""
 
     exchange: scale_bytes.Sizes = scale_bytes.Sizes()
-    host: scale_host.Sizes = scale_host.Sizes()
+    host: HostSizes = HostSizes()
     shape: Mapping[str, Any] = field(default_factory=lambda: CONFIG)  # of the large model
     prompt: int = 128  # its prompts and answers
     answer: int = 128
@@ -67,41 +98,33 @@ class Plan:
 
 
 def small_plan() -> Plan:
-    shape = make_small_plan().config
     return Plan(
-        exchange=scale_bytes.Sizes(groups=2, w=3, length=16, width=32),
-        host=scale_host.Sizes(lines=60, kept=60, parts=8, requests=50, finished=1000, appends=3),
-        shape=shape, prompt=4, answer=8, steps=4, puzzles=(1, 2), large=(1, 2), puzzle_budgets=(2048, 4096),
+        exchange=scale_bytes.Sizes(groups=2, w=3, length=16, width=32, steps=3, votes=10),
+        host=HostSizes(lines=60, kept=60, parts=8, requests=50, finished=1000, appends=3),
+        shape=TINY, prompt=4, answer=8, steps=4, puzzles=(1, 2), large=(1, 2), puzzle_budgets=(2048, 4096),
         large_budgets=(64, 128), file=6, alone=2, shares=2, texts=1, repeats=1,
     )  # fmt: skip
 
 
 class Bench:
-    """The models, loaded when first asked for, and a stopwatch."""
+    """The models, loaded when first asked for, and their decodes."""
 
     def __init__(self, plan: Plan, device: torch.device, small: bool = False) -> None:
         self.plan, self.device, self.small = plan, device, small
         self.cuda = device.type == "cuda"
-        self._large: Any = None
-        self._countdown: Any = None
 
-    @property
+    @cached_property
     def countdown(self) -> Any:
-        if self._countdown is None:
-            self._countdown = d5p4.load("countdown", self.device)
-        return self._countdown
+        return d5p4.load("countdown", self.device)
 
-    @property
+    @cached_property
     def large(self) -> Any:
         """The 8B shape with random weights."""
-        if self._large is None:
-            dtype = torch.bfloat16 if self.cuda else torch.float32
-            self._large = random_model(self.plan.shape, self.device, dtype)
-        return self._large
+        return random_model(self.plan.shape, self.device, torch.bfloat16 if self.cuda else torch.float32)
 
     def forget(self) -> None:
         """The large model's memory is given back."""
-        self._large = None
+        self.__dict__.pop("large", None)
         self.free()
 
     def free(self) -> None:
@@ -110,27 +133,11 @@ class Bench:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
 
-    def timed(self, fn: Callable[[], Any], repeats: int | None = None) -> tuple[float, Any]:
-        """Seconds of the fastest of some calls, and the last one's result."""
-        best = float("inf")
-        self.free()  # once: asking the driver for memory anew is no part of a long run
-        for _ in range(repeats or self.plan.repeats):
-            began = time.perf_counter()
-            found = fn()
-            if self.cuda:
-                torch.cuda.synchronize()
-            best = min(best, time.perf_counter() - began)
-        return best, found
-
     def decode(self, what: str, model: Any, prompts: Sequence[Any], repeats: int | None = None, **options: Any) -> Row:
         """Whole decodes of prompts through `generate`: rates and memory."""
-
-        def call() -> d5p4.Result:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", d5p4.DuplicateAnswers)
-                return d5p4.generate(model, list(prompts), seed=0, **options)
-
-        seconds, result = self.timed(call, repeats)
+        call = partial(generate, model, list(prompts), seed=0, **options)
+        self.free()  # once: asking the driver for memory anew is no part of a long run
+        result, seconds = fastest(call, self.device, repeats or self.plan.repeats)
         rows, nominal = int(result.rows.sum()), int(result.rows_nominal.sum())
         row: Row = {
             "what": what, "prompts": len(prompts), "seconds": seconds, "prompts_per_s": len(prompts) / seconds,
@@ -158,12 +165,6 @@ class Bench:
     @property
     def answer(self) -> dict[str, Any]:
         return dict(k=4, w=4, gen_length=self.plan.answer, steps=self.plan.steps)
-
-
-def show(row: Row) -> Row:
-    shown = (f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in row.items())
-    print("  " + ", ".join(shown), flush=True)
-    return row
 
 
 def exchanged(bench: Bench) -> list[Row]:
@@ -211,7 +212,8 @@ def budget(bench: Bench) -> list[Row]:
 
 def batching(bench: Bench) -> list[Row]:
     """Whole files of puzzles through `run_file`: one prompt at a time, and batched by token budgets."""
-    plan, model, found = bench.plan, bench.countdown, []
+    plan, model = bench.plan, bench.countdown
+    found: list[Row] = []
     puzzles, fixed = bench.puzzles(plan.file), {"max_tokens_per_forward": 64} if bench.small else {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -224,7 +226,7 @@ def batching(bench: Bench) -> list[Row]:
                 report = d5p4.run_file(model, source, output, seed=0, **bench.puzzle | options)
             finally:
                 job_plan.WINDOW = before
-            row = {"what": what, "prompts": count, "seconds": report.seconds,
+            row: Row = {"what": what, "prompts": count, "seconds": report.seconds,
                    "prompts_per_s": count / report.seconds, "rows_per_s": report.rows / report.seconds}  # fmt: skip
             found.append(row)
             return output.read_text().splitlines()
@@ -269,7 +271,94 @@ def distinct(bench: Bench) -> list[Row]:
 
 def host(bench: Bench) -> list[Row]:
     """What the host does for one prompt, and its store for one request."""
-    return scale_host.measure(bench.plan.host)
+    sizes = bench.plan.host
+    with tempfile.TemporaryDirectory() as name:
+        return [*_input(sizes, Path(name)), *_parts(sizes, Path(name)), *_store(sizes)]
+
+
+def _row(what: str, seconds: float, count: int, **more: Any) -> Row:
+    return show({"what": what, "count": count, "us": seconds / count * 1e6} | more)
+
+
+def _input(sizes: HostSizes, folder: Path) -> list[Row]:
+    """Counting and hashing the file; tokenising, hashing, sorting and batching it, which every rank does."""
+    chance, path = random.Random(0), folder / "prompts.jsonl"
+    with path.open("w", encoding="utf-8") as file:
+        for number in range(sizes.lines):
+            words = chance.choices(WORDS, k=int(PROMPT_TOKENS * 0.8))
+            file.write(json.dumps({"id": f"p{number}", "prompt": " ".join(words)}) + "\n")
+    books: Any = d5p4.load("books", "cpu")  # for its tokenizer; its rows would be too short for such answers
+    model: Any = SimpleNamespace(
+        tokenizer=books.tokenizer, head=books.head, mask_id=books.mask_id, max_length=4096, carry_over=False,
+        default_order="confidence", generation_defaults={},
+    )  # fmt: skip
+    settings = Settings.make(model, k=K, w=4, gen_length=ANSWER_TOKENS)
+    lines, scan = fastest(lambda: PromptFile(path), CPU)
+
+    def planned() -> tuple[list[Work], float]:
+        return fastest(lambda: list(plan_work(lines, model, settings, True, bad_first=False)), CPU)
+
+    work, plain = planned()
+    tokens = sum(len(item.request.ids) for each in work for item in each.items) / sizes.lines
+    model.tokenizer = Tokenizer(books.tokenizer.backend, chat_template=CHAT, mask_id=books.mask_id)
+    _, chat = planned()
+    return [
+        _row("count and hash the input", scan, sizes.lines, bytes=path.stat().st_size / sizes.lines),
+        _row("plan a prompt (tokenise, hash, sort, batch)", plain, sizes.lines, tokens=tokens),
+        _row("plan a prompt with a chat template", chat, sizes.lines),
+    ]
+
+
+def _parts(sizes: HostSizes, folder: Path) -> list[Row]:
+    """Lines of many ranks, taken from the counter in turn: written, found again, put in order."""
+    text = ("the answer is " * 100)[: round(ANSWER_TOKENS * LETTERS_A_TOKEN)]
+    fields = {"id": "p", "prompt": "a" * round(PROMPT_TOKENS * LETTERS_A_TOKEN), "answers": [text] * K}
+    known = {"score": [-0.123456] * K, "distance": 0.1, "distinct": K, "logdet": -1.0, "rows": 9000, "seed": 0}
+    parts = Parts(folder / "answers.jsonl")
+    parts.folder.mkdir()
+
+    def line(number: int) -> bytes:
+        return json_line(fields | {"line": number + 1} | known)
+
+    size = len(line(0))
+    def append_batches() -> None:
+        for _ in range(sizes.appends):
+            append(parts.folder / "trial", [line(i) for i in range(5)])
+
+    _, appended = fastest(append_batches, CPU)
+    for number, start in enumerate(range(0, sizes.kept, 5)):
+        with parts.file(1, number % sizes.parts).open("ab") as file:
+            file.writelines(map(line, range(start, min(start + 5, sizes.kept))))
+    existing, read_seconds = fastest(lambda: parts.read(lambda: None), CPU)
+    _, merge = fastest(lambda: parts.merge(existing.places, lambda: None), CPU)
+    tracemalloc.start()
+    held = parts.read(lambda: None)
+    memory = tracemalloc.get_traced_memory()[0] / len(held.places)
+    tracemalloc.stop()
+    return [
+        _row("append a batch of 5 lines and wait for the disk", appended, sizes.appends, bytes=5 * size),
+        _row(f"find a line in {sizes.parts} parts", read_seconds, sizes.kept, bytes=size, memory=memory),
+        _row(f"merge a line of {sizes.parts} parts", merge, sizes.kept, bytes=size),
+    ]
+
+
+def _store(sizes: HostSizes) -> list[Row]:
+    """One client of torchrun's kind of store; and the lines an earlier start finished, as they are told to a rank."""
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
+    client = dist.TCPStore("127.0.0.1", server.port, timeout=timedelta(seconds=30))
+    _, asked = fastest(lambda: [client.add("count", 1) for _ in range(sizes.requests)], CPU)
+    scattered = random.Random(0).sample(range(1, sizes.finished + 1), sizes.finished // 2)  # the largest there can be
+    told = pickle.dumps(Done(sizes.finished, scattered))
+
+    def tell() -> None:
+        client.set("finished", told)  # type: ignore[arg-type]  # bytes are taken too
+        pickle.loads(client.get("finished"))
+
+    _, seconds = fastest(tell, CPU)
+    return [
+        _row("ask the store", asked, sizes.requests),
+        _row("tell a rank which lines are finished", seconds, sizes.finished, bytes=len(told)),
+    ]
 
 
 SECTIONS: dict[str, Callable[[Bench], list[Row]]] = {
@@ -279,53 +368,30 @@ SECTIONS: dict[str, Callable[[Bench], list[Row]]] = {
 
 def run(plan: Plan, device: torch.device, names: Sequence[str], out: Path, small: bool = False) -> dict[str, Any]:
     """Measure the named sections and merge them into the JSON, which is written after each."""
-    bench, results = Bench(plan, device, small), read(out)
-    for name in SECTIONS:
+    bench, results = Bench(plan, device, small), {"sections": {}} | read(out)
+    for name, measure in SECTIONS.items():
         if name not in names:
             continue
-        print(name, flush=True)
-        section: dict[str, Any] = {"about": " ".join((SECTIONS[name].__doc__ or "").split()), "small": small}
-        section |= provenance("cpu" if name in ("bytes", "host") else device)
-        began = time.perf_counter()
-        try:
-            section["rows"] = SECTIONS[name](bench)
-        except Exception as error:  # the other sections are worth having
-            traceback.print_exc()
-            section["error"] = one_line(error)
-        section["seconds"] = time.perf_counter() - began
-        print(f"  {section['seconds']:.0f} s", flush=True)
-        sections = results["sections"] | {name: section}
+        about = {"about": " ".join((measure.__doc__ or "").split()), "small": small}
+        about |= provenance("cpu" if name in ("bytes", "host") else device)
+        sections = results["sections"] | {name: measure_section(name, partial(measure, bench), **about)}
         results["sections"] = {key: sections[key] for key in SECTIONS if key in sections}
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        write(out, results)
         bench.forget()
     return results
 
 
-def read(path: Path) -> dict[str, Any]:
-    """The results in a file, or none."""
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"sections": {}}
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def main(arguments: Sequence[str]) -> None:
+    parser = make_parser("scale", __doc__)
     parser.add_argument("--device", help="cuda where there is one")
     parser.add_argument("--small", action="store_true", help="tiny sizes, to see that everything runs")
     parser.add_argument("--sections", "--section", default=",".join(SECTIONS), help="of " + ",".join(SECTIONS))
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
-    names = [name.strip() for name in options.sections.split(",") if name.strip()]
-    if unknown := sorted(set(names) - set(SECTIONS)):
-        parser.error(f"no section {', '.join(unknown)}; there are {', '.join(SECTIONS)}")
-    try:
-        device = choose_device(options.device)
-    except d5p4.D5P4Error as error:
-        parser.error(str(error))
-    out = options.out or ROOT / ("out/scale-small.json" if options.small else "src/d5p4_lab/results/bench/scale.json")
-    results = run(small_plan() if options.small else Plan(), device, names, out, options.small)
+    names = chosen(options.sections, SECTIONS, "section")
+    out = options.out or (CHECKOUT / "out/scale-small.json" if options.small else RESULTS / "scale.json")
+    plan = small_plan() if options.small else Plan()
+    results = run(plan, choose_device(options.device), names, out, options.small)
     failed = [name for name in names if "error" in results["sections"][name]]
-    sys.exit(f"error: {', '.join(failed)} failed" if failed else 0)
-
-
-if __name__ == "__main__":
-    main()
+    if failed:
+        raise d5p4.D5P4Error(f"{', '.join(failed)} failed")

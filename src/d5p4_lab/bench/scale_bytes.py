@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import warnings
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,9 +22,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ROOT = Path(__file__).resolve().parents[3]
+from d5p4.distributed import connect
+from d5p4.types import Head, Hidden
+
+from . import Row, generate
+
 VOTES = "votes"  # counted beside the bytes: one before each exchange
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class Sizes:
     width: int = 4096
     vocabulary: int = 32
     steps: int = 5
+    votes: int = 300  # timed
 
     @property
     def k(self) -> int:
@@ -66,12 +69,10 @@ CASES: dict[str, dict[str, Any]] = {
 class LookUp:
     """A model without arithmetic: features are a table's row of the token plus one of the position."""
 
-    name, max_length, carry_over, default_order = "look-up", 1 << 16, False, "confidence"
-    tokenizer, generation_defaults = None, {}
+    name, max_length, carry_over, default_order, tokenizer = "look-up", 1 << 16, False, "confidence", None
+    generation_defaults: dict[str, Any] = {}
 
     def __init__(self, sizes: Sizes) -> None:
-        from d5p4.types import Head
-
         g = torch.Generator().manual_seed(0)
 
         def table(rows: int, scale: float = 1.0) -> Tensor:
@@ -84,9 +85,7 @@ class LookUp:
         self.mask_id, self.pad_id, self.eos_ids = sizes.vocabulary - 1, 0, ()
         self.at_forward: Any = lambda: None
 
-    def body(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Any:
-        from d5p4.types import Hidden
-
+    def body(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Hidden:
         self.at_forward()
         rows = self.embedding[tokens] + self.place[: tokens.shape[1]]
         return Hidden(rows, rows)
@@ -94,13 +93,12 @@ class LookUp:
 
 def work(sizes: Sizes) -> dict[str, Any]:
     """One rank: all cases, then the time of a vote. Bytes of a step are those between two forwards."""
-    import d5p4
-    from d5p4.distributed import connect
-
     torch.set_num_threads(1)
     mesh = connect((1, sizes.ranks), timeout=120, device="cpu")
-    beams, model, found = mesh.beams, LookUp(sizes), {}
-    vote, voted = beams._vote, Counter()
+    beams: Any = mesh.beams  # whose count of bytes and vote are its own affair
+    model: Any = LookUp(sizes)
+    found: dict[str, Any] = {}
+    vote, voted = beams._vote, Counter[str]()
 
     def counted(error: Exception | None) -> None:
         voted["all"] += 1
@@ -116,25 +114,22 @@ def work(sizes: Sizes) -> dict[str, Any]:
             times.append(time.perf_counter())
 
         model.at_forward = mark
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", d5p4.DuplicateAnswers)
-            result = d5p4.generate(
-                model, [[0]], k=sizes.k, w=sizes.w, gen_length=sizes.length, steps=sizes.steps, seed=1, beams=beams,
-                max_tokens_per_forward=1 << 24, **options,
-            )  # fmt: skip
+        result = generate(
+            model, [[0]], k=sizes.k, w=sizes.w, gen_length=sizes.length, steps=sizes.steps, seed=1, beams=beams,
+            max_tokens_per_forward=1 << 24, **options,
+        )  # fmt: skip
         steps = [dict(after - before) for before, after in zip(marks, marks[1:], strict=False)]
         found[what] = {
             "steps": steps,
             "seconds": [after - before for before, after in zip(times, times[1:], strict=False)],
             "rows": int(result.rows[0]),
         }
-    votes = 300
     with beams.together():
         beams.agree_on(0)
         began = time.perf_counter()
-        for _ in range(votes):
+        for _ in range(sizes.votes):
             vote(None)
-        found["vote"] = {"ms": (time.perf_counter() - began) / votes * 1e3}
+        found["vote"] = {"ms": (time.perf_counter() - began) / sizes.votes * 1e3}
     mesh.close()
     return found
 
@@ -146,11 +141,10 @@ def start(sizes: Sizes, folder: Path) -> list[dict[str, Any]]:
         port = s.getsockname()[1]
     environment = os.environ | {
         "WORLD_SIZE": str(sizes.ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
     }  # fmt: skip
-    command = [sys.executable, "-m", "benchmarks.scale_bytes", str(folder), json.dumps(asdict(sizes))]
+    command = [sys.executable, "-m", "d5p4_lab.bench.scale_bytes", str(folder), json.dumps(asdict(sizes))]
     processes = [
-        subprocess.Popen(command, cwd=ROOT, env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+        subprocess.Popen(command, env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
         for rank in range(sizes.ranks)
     ]
     try:
@@ -191,10 +185,6 @@ def measure(sizes: Sizes) -> list[Row]:
                     "ms": max(rank["vote"]["ms"] for rank in ranks)}]  # fmt: skip
 
 
-def main() -> None:
+if __name__ == "__main__":  # one rank
     folder, given = sys.argv[1:]
     Path(folder, f"{os.environ['RANK']}.json").write_text(json.dumps(work(Sizes(**json.loads(given)))))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,7 @@
 """The server under load on loopback: throughput against decoding one prompt after the other, and what clients wait.
 
-    python benchmarks/serve.py [--requests 16,32] [--device cpu] [--out FILE]     # prints a table of docs/serving.md
-    python benchmarks/serve.py --table [--out FILE]                            # prints it again
+    python -m d5p4_lab bench serve [--requests 16,32] [--device cpu] [--out FILE]     prints a table of docs/serving.md
+    python -m d5p4_lab bench serve --table [--out FILE]                               prints it again
 
 Puzzles with a seed each are first decoded one by one in this process (`d5p4.generate`), which is what a server without
 batching does at its best. Then a server process answers the same ones for 1, 8 and 32 clients, each of which asks for
@@ -12,7 +12,6 @@ multiplications for these rows take at the rate of a plain matrix product of the
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import statistics
@@ -20,23 +19,22 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import torch
 
-ROOT = Path(__file__).resolve().parents[3]
-sys.path.insert(0, str(ROOT))
+import d5p4
+from d5p4.eval.countdown import is_right, problems
 
-import d5p4  # noqa: E402
-from d5p4.eval.countdown import is_right, problems  # noqa: E402
-from d5p4.provenance import provenance  # noqa: E402
+from ..provenance import about
+from ..timing import wall
+from . import RESULTS, Row, generate, make_parser, markdown, read, show, write
 
-RESULTS = ROOT / "src" / "d5p4_lab" / "results" / "bench" / "serve.json"
 ASKED: dict[int, dict[str, Any]] = {  # what the server does for n = 4 and n = 1
     4: {"k": 4, "w": 4, "distinct": True, "spare": 4},
     1: {"k": 1, "w": 4},
@@ -55,13 +53,7 @@ def matrix_rate(device: str, dtype: torch.dtype) -> float:
     rows, inner, columns = PRODUCT
     a = torch.randn(rows, inner, device=device, dtype=dtype)
     b = torch.randn(inner, columns, device=device, dtype=dtype)
-    times = []
-    for _ in range(40):
-        start = time.perf_counter()
-        a @ b
-        if device == "cuda":
-            torch.cuda.synchronize()
-        times.append(time.perf_counter() - start)
+    times = [wall(lambda: a @ b, a.device)[1] for _ in range(40)]
     return 2 * rows * inner * columns / statistics.median(times[10:])
 
 
@@ -74,11 +66,8 @@ def alone(model: Any, n: int, requests: Sequence[Request]) -> tuple[list[list[st
     """The answers to each prompt decoded by itself, the seconds each took and the operations of its forwards."""
     texts, seconds, work = [], [], []
     for prompt, seed in requests:
-        start = time.perf_counter()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", d5p4.DuplicateAnswers)
-            result = d5p4.generate(model, prompt, seed=seed, **ASKED[n])
-        seconds.append(time.perf_counter() - start)
+        result, spent = wall(partial(generate, model, prompt, seed=seed, **ASKED[n]), model.device)
+        seconds.append(spent)
         texts.append(result.texts[0])
         work.append(operations(model, result))
     return texts, seconds, work
@@ -95,7 +84,7 @@ def server(*options: str) -> Iterator[str]:
             while said[-1] and not said[-1].startswith("playground"):
                 said.append(process.stderr.readline())
             if not said[-1]:
-                raise SystemExit(f"the server did not start: {''.join(said)}")
+                raise d5p4.D5P4Error(f"the server did not start: {''.join(said)}")
             url = said[-1].split()[-1].rstrip("/")
             threading.Thread(target=list, args=(process.stderr,), daemon=True).start()  # so that it never waits for us
             while httpx.get(f"{url}/readyz").status_code != 200:
@@ -187,39 +176,38 @@ def measure(n: int, count: int, device: str) -> dict[str, Any]:
             row = compared(asyncio.run(load(url, n, requests, clients, stream)), expected)
             decodes, decoded = (now - then for now, then in zip(batches(url), before, strict=True))
             rows.append(row | {"batch": decoded / decodes, "ratio": row["rate"] / baseline["rate"]})
-            print(rows[-1], flush=True)
+            show(rows[-1])
     few = requests[: count // 2]
     exact = alone(d5p4.load("countdown", device, "float64"), n, few)[0]
     with server("--device", device, "--dtype", "float64") as url:
         double = compared(asyncio.run(load(url, n, few, CLIENTS[-1], False)), exact)
-    print(double, flush=True)
+    show(double)
     return {
         "n": n, "dtype": str(model.dtype).removeprefix("torch."), "requests": count, "asked": ASKED[n],
         "alone": baseline, "served": rows, "float64": double | {"requests": len(few)},
     }  # fmt: skip
 
 
-def table(results: dict[str, Any]) -> str:
-    lines = [
-        "| n | | requests/s | against one by one | of the floor | p50 | p95 | prompts a decode | as decoded alone | "
-        "/healthz p95, most |",
-        "|---" * 10 + "|",
-    ]
-    notes = []
+def table(results: Mapping[str, Any]) -> str:
+    """Markdown, with notes and where it comes from."""
+    header = ["n", "", "requests/s", "against one by one", "of the floor", "p50", "p95", "prompts a decode",
+              "as decoded alone", "/healthz p95, most"]  # fmt: skip
+    rows, notes = [], []
+
+    def common(row: Row, floor: float) -> list[str]:
+        return [f"{100 * row['rate'] / floor:.1f} %", f"{row['p50']:.2f} s", f"{row['p95']:.2f} s"]
+
     for part in results["parts"]:
         n, count, base, double = part["n"], part["requests"], part["alone"], part["float64"]
-        lines.append(
-            f"| {n} | `d5p4.generate`, one by one | {base['rate']:.2f} | 1 "
-            f"| {100 * base['rate'] / base['floor']:.1f} % | {base['p50']:.2f} s | {base['p95']:.2f} s | 1 | | |"
-        )
+        rows.append([str(n), "`d5p4.generate`, one by one", f"{base['rate']:.2f}", "1", *common(base, base["floor"]),
+                     "1", "", ""])  # fmt: skip
         for row in part["served"]:
-            who = f"{row['clients']} client{'s' * (row['clients'] > 1)}{', streamed' * row['stream']}"
-            lines.append(
-                f"| {n} | {who} | {row['rate']:.2f} | **{row['ratio']:.2f} ×** "
-                f"| {100 * row['rate'] / base['floor']:.1f} % | {row['p50']:.2f} s | {row['p95']:.2f} s "
-                f"| {row['batch']:.1f} | {row['equal']} of {count} "
-                f"| {1000 * row['healthz_p95']:.0f}, {1000 * row['healthz_most']:.0f} ms |"
-            )
+            rows.append([
+                str(n), f"{row['clients']} client{'s' * (row['clients'] > 1)}{', streamed' * row['stream']}",
+                f"{row['rate']:.2f}", f"**{row['ratio']:.2f} ×**", *common(row, base["floor"]), f"{row['batch']:.1f}",
+                f"{row['equal']} of {count}",
+                f"{1000 * row['healthz_p95']:.0f}, {1000 * row['healthz_most']:.0f} ms",
+            ])  # fmt: skip
         different = f"; {n} different texts for {base['all_different']} of {count}" if n > 1 else ""
         notes.append(
             f"n = {n}: {count} held-out puzzles of four numbers, each with its own seed, {part['dtype']}{different}; "
@@ -227,27 +215,21 @@ def table(results: dict[str, Any]) -> str:
             f"{base['matrix_rate'] / 1e9:.0f} GFLOP/s; in float64, {CLIENTS[-1]} clients: {double['equal']} of "
             f"{double['requests']} as decoded alone."
         )
-    about = results["about"]
-    where = f"({about['machine']}, torch {about['torch']}, {about['date']}; `{about['command']}`)"
-    return "\n".join([*lines, "", *notes, where])
+    origin = results["about"]
+    where = f"({origin['machine']}, torch {origin['torch']}, {origin['date']}; `{origin['command']}`)"
+    return "\n".join([markdown(header, rows), "", *notes, where])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main(arguments: Sequence[str]) -> None:
+    parser = make_parser("serve", __doc__)
     parser.add_argument("--requests", default="16,32", help="of n = 4, and of n = 1")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, default=RESULTS / "serve.json")
     parser.add_argument("--table", action="store_true", help="print the table of the last run")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if not options.table:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        words = ["python", "benchmarks/serve.py", "--requests", options.requests, "--device", options.device]
         counts = zip(ASKED, map(int, options.requests.split(",")), strict=True)
         parts = [measure(n, count, options.device) for n, count in counts]
-        found = {"about": provenance(options.device, words), "parts": parts}
-        options.out.write_text(json.dumps(found, indent=1) + "\n")
-    print(table(json.loads(options.out.read_text())))
-
-
-if __name__ == "__main__":
-    main()
+        words = ["bench", "serve", "--requests", options.requests, "--device", options.device]
+        write(options.out, {"about": about(options.device, words), "parts": parts})
+    print(table(read(options.out)))

@@ -1,6 +1,6 @@
 """How often each solver of `d5p4.select.partition_map` finds the best set, on kernels where it is known.
 
-    python benchmarks/solver_quality.py [INSTANCES]
+    python -m d5p4_lab bench solver_quality [INSTANCES]
 
 48 settings (k 4-6; 16 or 768 dimensions; children related to their parent or not; additive beta 1, 10, 100 and
 multiplicative beta 1), w = 4, INSTANCES (80) random kernels each, all with a component that every row shares. Prints a
@@ -10,8 +10,9 @@ Markdown table: how often optimal, mean and largest gap in nats, time relative t
 from __future__ import annotations
 
 import itertools
-import sys
-import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,12 +21,17 @@ from d5p4.kernel import build
 from d5p4.ops.problem import prepare
 from d5p4.select import exhaustive, partition_map
 
-SOLVERS = {
+from ..timing import one_thread, wall
+from . import make_parser, markdown
+
+CPU = torch.device("cpu")
+DEFAULT = "**k starts + local search (default)**"
+SOLVERS: dict[str, dict[str, Any]] = {
     "greedy, one start": dict(starts="one", local_search=False),
     "greedy, k starts (the paper's text)": dict(starts="k", local_search=False),
     "greedy, n starts (the paper's code)": dict(starts="n", local_search=False),
     "one start + local search": dict(starts="one"),
-    "**k starts + local search (default)**": dict(starts="k"),
+    DEFAULT: dict(starts="k"),
     "n starts + local search": dict(starts="n"),
 }
 KERNELS = [("additive", 1.0), ("additive", 10.0), ("additive", 100.0), ("multiplicative", 1.0)]
@@ -47,33 +53,28 @@ def instances(count: int, k: int, w: int, width: int, kin: float, seed: int) -> 
     return (quality - low) / (high - low), rows @ rows.mT
 
 
-def main(count: int) -> None:
-    torch.set_num_threads(1)
+def main(arguments: Sequence[str]) -> None:
+    parser = make_parser("solver_quality", __doc__)
+    parser.add_argument("instances", type=int, nargs="?", default=80, help="random kernels per setting")
+    count = parser.parse_args(arguments).instances
     gaps: dict[str, list[Tensor]] = {name: [] for name in SOLVERS}
     spent = dict.fromkeys(SOLVERS, 0.0)
     settings = itertools.product((4, 5, 6), (16, 768), (0.0, 0.7), KERNELS)
-    for seed, (k, width, kin, (kind, beta)) in enumerate(settings):
-        quality, similarity = instances(count, k, 4, width, kin, seed)
-        kernel, gain = build(kind, quality, similarity, beta)
-
-        def value(sets: Tensor, kernel: Tensor = kernel, gain: Tensor | None = gain, k: int = k) -> Tensor:
+    with one_thread(CPU):
+        for seed, (k, width, kin, (kind, beta)) in enumerate(settings):
+            quality, similarity = instances(count, k, 4, width, kin, seed)
+            kernel, gain = build(kind, quality, similarity, beta)
             problem = prepare(kernel, k, gain)  # ties are indices: its order is the given one
-            return problem.score(sets[:, None])[1][:, 0]
-
-        best = value(exhaustive(kernel, k, gain, quality))
-        for name, options in SOLVERS.items():
-            began = time.perf_counter()
-            sets = partition_map(kernel, k, gain, quality, **options)
-            spent[name] += time.perf_counter() - began
-            gaps[name].append(best - value(sets))
-    default = spent["**k starts + local search (default)**"]
-    print("| solver | optimal | mean gap (nats) | largest gap | time |\n|---|---|---|---|---|")
+            best = problem.score(exhaustive(kernel, k, gain, quality)[:, None])[1][:, 0]
+            for name, options in SOLVERS.items():
+                sets, seconds = wall(partial(partition_map, kernel, k, gain, quality, **options), CPU)
+                spent[name] += seconds
+                gaps[name].append(best - problem.score(sets[:, None])[1][:, 0])
+    rows = []
     for name, parts in gaps.items():
         gap = torch.cat(parts)
         hits = (gap < 1e-9).double().mean().item()
-        print(f"| {name} | {hits:.1%} | {gap.mean():.4f} | {gap.max():.2f} | {spent[name] / default:.2f} |")
-    print(f"\n{len(torch.cat(gaps[name]))} kernels, exhaustive search as the reference, one CPU thread.")
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 80)
+        time = spent[name] / spent[DEFAULT]
+        rows.append([name, f"{hits:.1%}", f"{gap.mean():.4f}", f"{gap.max():.2f}", f"{time:.2f}"])
+    print(markdown(["solver", "optimal", "mean gap (nats)", "largest gap", "time"], rows))
+    print(f"\n{len(gap)} kernels, exhaustive search as the reference, one CPU thread.")

@@ -8,7 +8,10 @@ CPU ours are the plain versions, float64 and meant to be exact rather than fast.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -25,16 +28,19 @@ from d5p4.ops.vocab import row_stats
 from d5p4.quality import normalise
 from d5p4.rng import mix, uniform
 from d5p4.store import read_json
-from d5p4_lab.bench import gpu
 
+from .. import bench
+from ..baseline import BETA
+from ..baseline import sample as draw_as_the_paper
+from ..baseline import select as baseline_select
+from ..bench import gpu
+from ..timing import clock, measured, one_thread
 from .cost_drawing import INDEPENDENT, OURS, THEIRS, drawing
 from .drawing import Drawing
 from .rows import Row, Source, complete
 from .setup import Experiment, Setup
-from .timing import clock, measured, one_thread
 
-RESULTS = Path(__file__).resolve().parent.parent / "results" / "bench" / "gpu.json"
-BETA = 10.0
+RESULTS = bench.RESULTS / "gpu.json"
 
 
 def benchmark(setup: Setup) -> Source:
@@ -46,7 +52,8 @@ def benchmark(setup: Setup) -> Source:
             out = Path(folder) / "gpu.json"
             words = ["--sections", ",".join(keys), "--out", str(out), "--device", str(device)]
             words += ["--figure", str(out.with_suffix(".svg"))] + ([] if device.type == "cuda" else ["--small"])
-            gpu.main(words)
+            with redirect_stdout(sys.stderr):
+                gpu.main(words)
             results = read_json(out)
         failed = [section["error"] for section in results["sections"].values() if "error" in section]
         if failed:
@@ -82,19 +89,7 @@ def _whole_steps(setup: Setup) -> dict[str, Any]:
     return about | {"sections": {name: row["section"] for name, row in rows.items()}}
 
 
-def draw_as_the_paper(logits: Tensor, draws: int) -> Tensor:
-    """Tokens [R, L, draws] of logits [R, L, V] by a float64 softmax and multinomial, as in the authors' code."""
-    p = torch.softmax(logits.double(), -1)
-    return torch.multinomial(p.flatten(0, 1), draws, replacement=True).view(*logits.shape[:2], draws)
-
-
-def select_as_the_paper(logits: Tensor, states: Tensor, k: int) -> Tensor:
-    """Parents [k] of logits [N, L, V], states [N, L, D]: whole log-probabilities, greedy from every row."""
-    log_p = torch.log_softmax(logits.float(), -1)
-    quality = normalise((log_p.exp() * log_p).sum(-1).mean(-1)[None], "minmax", "entropy", logits.shape[-1])
-    rows = torch.nn.functional.normalize(states.flatten(1).float(), dim=-1)
-    kernel = additive(quality.float(), (rows @ rows.T)[None], BETA)
-    return partition_map(kernel, k, None, quality, starts="n", local_search=False)[0]
+select_as_the_paper = partial(baseline_select, beta=BETA)
 
 
 def select_as_ours(logits: Tensor, states: Tensor, k: int) -> Tensor:

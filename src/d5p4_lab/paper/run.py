@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,9 +10,10 @@ from typing import Any
 
 from d5p4.distributed import Mesh, at_work, connect
 from d5p4.errors import D5P4Error
-from d5p4.provenance import provenance, without_places
+from d5p4.provenance import without_places
 from d5p4.store import read_json, write_json
 
+from ..provenance import about
 from . import experiment
 from .answers import answers, numbers, scores
 from .rows import Source, fill, missing_keys
@@ -131,8 +131,7 @@ def _held(setup: Setup) -> dict[str, Any]:
 def _record(setup: Setup, stage: str, seconds: float, finished: bool, worked: bool) -> None:
     """config.json: what the experiment was run with, and every run of each stage that did something."""
     device = "cpu" if stage == "draw" else setup.torch_device
-    command = ["python", "-m", "d5p4_lab", *sys.argv[1:]]
-    ran = provenance(device, command) | {"seconds": round(seconds, 1), "finished": finished}
+    ran = about(device) | {"seconds": round(seconds, 1), "finished": finished}
     if stage == "decode" and setup.cases and setup.mesh.world > 1:
         ran["ranks"] = setup.mesh.world
     held = _held(setup)

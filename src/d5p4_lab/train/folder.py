@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -71,8 +70,3 @@ def write_card(folder: Path, card: Card, facts: Mapping[str, str], figures: Mapp
 
 def hardware(device: torch.device) -> str:
     return f"{provenance.machine(device)}, torch {torch.__version__}"
-
-
-def command() -> str:
-    """The command line as a reader would type it, without the places where this machine keeps its files."""
-    return provenance.command(["python", "-m", "d5p4_lab", *sys.argv[1:]])

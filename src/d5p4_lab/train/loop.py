@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from d5p4.errors import D5P4Error
 
-from .folder import STATE, command, hardware, refuse_occupied, write_card, write_json, write_weights
+from ..provenance import command
+from .folder import STATE, hardware, refuse_occupied, write_card, write_json, write_weights
 from .optimiser import Optimiser, rate_scale
 from .recipe import Recipe
 

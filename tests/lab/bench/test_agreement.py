@@ -22,6 +22,13 @@ METHODS = {
 }
 
 
+def quick(*names):
+    """Every method: these each time, the others in the full suite."""
+    return pytest.mark.parametrize(
+        "name", [name if name in names else pytest.param(name, marks=pytest.mark.full) for name in METHODS]
+    )
+
+
 def fake(**options):
     """A float32 model and the same in float64."""
     exact = FakeModel(**options)
@@ -37,7 +44,7 @@ def case(name, prompts):
     return Case(name, "", asked, dict(gen_length=8) | METHODS[name])
 
 
-@pytest.mark.parametrize("name", METHODS)
+@quick("distinct", "ancestral")
 def test_a_run_in_float64_is_what_the_arbiter_draws(name):
     _, exact = fake(carry_over=name == "ancestral")
     asked = case(name, 2)
@@ -56,15 +63,7 @@ def test_a_run_in_float64_is_what_the_arbiter_draws(name):
                 assert agreement.replay(run.settings, record, last, key) == record.parents.tolist()
 
 
-def test_equal_runs_agree():
-    model, exact = fake()
-    asked = case("d5p4", 10)
-    runs = [carry_out(asked, model, CPU, seed=0) for _ in range(2)]
-    outcome = compare(asked, *runs, exact, 0)
-    assert (outcome.equal_sets, outcome.equal_answers, outcome.differences) == (10, 40, [])
-
-
-@pytest.mark.parametrize("name", METHODS)
+@quick("d5p4")
 def test_noise_is_traced_to_ties_of_its_size(name):
     noise = 3e-2
     model, exact = fake(carry_over=name == "ancestral")
@@ -78,15 +77,17 @@ def test_noise_is_traced_to_ties_of_its_size(name):
     assert all(difference.margin > 0 for difference in outcome.differences)
     strict = compare(asked, *runs, exact, 0, bound=1e-9, gap=1e-9)
     assert len(strict.unexplained) == len(outcome.differences)
-    assert json.loads(json.dumps(agreement.report([outcome], {})))["cases"][0]["unexplained"] == 0
-    assert f"| {name} | 16 |" in agreement.table([outcome])
+    (reported,) = json.loads(json.dumps(agreement.report([outcome], {})))["cases"]
+    assert reported["unexplained"] == 0 and f"| {name} | 16 |" in agreement.table([reported])
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_another_seed_is_unexplained(name):
+@quick("d5p4")
+def test_equal_runs_agree_and_another_seed_is_unexplained(name):
     model, exact = fake(carry_over=name == "ancestral")
     asked = case(name, 6)
-    run, wrong = (carry_out(asked, model, CPU, seed) for seed in (0, 1))
+    run, again, wrong = (carry_out(asked, model, CPU, seed) for seed in (0, 0, 1))
+    equal = compare(asked, run, again, exact, 0)
+    assert (equal.equal_sets, equal.equal_answers, equal.differences) == (6, 24, [])
     wrong.answers[1:], wrong.records[1:] = run.answers[1:], run.records[1:]
     outcome = compare(asked, run, wrong, exact, 0)
     assert outcome.equal_sets == 5 and len(outcome.differences) == 1

@@ -5,11 +5,13 @@ import json
 import pytest
 import torch
 
+from d5p4 import D5P4Error
 from d5p4.kernel import additive
 from d5p4.ops.problem import prepare
 from d5p4.select import exhaustive
-from d5p4_lab.bench import gpu, gpu_page, gpu_report, paper_baseline
-from d5p4_lab.bench.gpu_measure import make_plan, make_small_plan
+from d5p4_lab import baseline
+from d5p4_lab.bench import gpu, gpu_page
+from d5p4_lab.bench.gpu import make_plan, make_small_plan
 from d5p4_lab.bench.solver_quality import instances
 
 
@@ -17,9 +19,8 @@ from d5p4_lab.bench.solver_quality import instances
 def measured(tmp_path_factory):
     """Two calls that meet in one file."""
     path = tmp_path_factory.mktemp("gpu") / "gpu.json"
-    early = ["vocab", "sample", "gram", "solver", "mmr"]
-    gpu.run(make_small_plan(), "cpu", early, path, small=True)
-    gpu.run(make_small_plan(), "cpu", [name for name in gpu.SECTIONS if name not in early], path, small=True)
+    gpu.run(make_small_plan(), "cpu", ["mmr"], path, small=True)
+    gpu.run(make_small_plan(), "cpu", [name for name in gpu.SECTIONS if name != "mmr"], path, small=True)
     return path
 
 
@@ -51,21 +52,27 @@ def test_a_section_that_fails_does_not_take_the_others_along(tmp_path, monkeypat
     results = gpu.run(make_small_plan(), "cpu", ["gram", "mmr"], tmp_path / "gpu.json", small=True)
     assert results["sections"]["mmr"]["error"] == "RuntimeError: no such kernel"
     assert results["sections"]["gram"]["rows"]
-    assert "failed: RuntimeError: no such kernel" in gpu_report.report(results)
+    assert "mmr failed: RuntimeError: no such kernel" in gpu_page.report(results)
 
 
-def test_tables_and_targets_come_from_the_json(measured, capsys):
-    figure = measured.with_suffix(".svg")
-    gpu.main(["--draw-only", "--out", str(measured), "--figure", str(figure)])
-    printed = capsys.readouterr().out
-    assert all(f"### {name}\n" in printed for name in (*gpu.SECTIONS, "targets"))
-    assert figure.exists() or "matplotlib is not installed" in printed
+def test_tables_and_targets_come_from_the_json(measured):
+    results = json.loads(measured.read_text())
+    printed = gpu_page.report(results)
+    assert all(f"### {name}\n| " in printed for name in gpu_page.COLUMNS) and "bandwidth_tbs" in printed
     rows = [{"what": "step, streamed head", "ours_ms": 30.0, "ours_graph_ms": 25.0, "ours_gb": 2.0}]
-    table = {row["what"]: row for row in gpu_report.targets({"sections": {"step": {"rows": rows}}})}
+    table = {row["what"]: row for row in gpu_page.targets({"sections": {"step": {"rows": rows}}})}
     assert table["step, streamed head"]["verdict"] == "met" and table["step, streamed head"]["measured"] == "25 ms"
     assert table["step, streamed head: memory beyond weights and hidden rows"]["verdict"] == "missed"
     assert table["solver 6×10"]["verdict"] == "not measured"
-    assert {row["verdict"] for row in gpu_report.targets(json.loads(measured.read_text()))} == {"not measured"}
+    assert {row["verdict"] for row in gpu_page.targets(results)} == {"not measured"}
+
+
+@pytest.mark.full
+def test_the_page_and_the_figure_are_drawn_without_measuring(measured, tmp_path):
+    figure, page = tmp_path / "gpu.svg", tmp_path / "page.md"
+    page.write_text("before\n<!-- gpu: mmr -->\nold\n<!-- end -->\nafter\n")
+    gpu.main(["--draw-only", "--out", str(measured), "--figure", str(figure), "--page", str(page)])
+    assert figure.exists() and "old" not in page.read_text() and "groups × children" in page.read_text()
 
 
 def test_the_sizes_are_those_asked_for():
@@ -76,52 +83,37 @@ def test_the_sizes_are_those_asked_for():
     assert {(6, 10, 1), (32, 32, 1), (64, 32, 1), (4, 4, 64), (64, 64, 1)} <= set(plan.solver)
 
 
-def test_baseline_greedy_is_a_transversal_close_to_the_optimum():
+def test_the_baseline_takes_one_of_each_group_and_comes_close_to_the_optimum():
     quality, similarity = instances(20, 4, 4, 16, 0.7, seed=0)
     kernel = additive(quality, similarity, 10.0)
     problem = prepare(kernel, 4)
-    found = torch.stack([paper_baseline.greedy_map(each, 4) for each in kernel])
-    assert (found // 4 == torch.arange(4)).all()
-    best, value = (problem.score(sets[:, None])[1] for sets in (exhaustive(kernel, 4, None, quality), found))
+    sets = torch.stack([baseline.greedy_map(each, 4) for each in kernel])
+    assert (sets // 4 == torch.arange(4)).all()
+    best, value = (problem.score(sets[:, None])[1] for sets in (exhaustive(kernel, 4, None, quality), sets))
     assert (value <= best + 1e-9).all() and (value > best - 1e-9).double().mean() > 0.8
+    for q, s in zip(quality[:5], similarity[:5], strict=True):
+        alone = q.view(4, 4).argmax(-1) + 4 * torch.arange(4)
+        assert baseline.mmr(q, s, 4, 0.0).equal(alone)  # without a penalty quality alone counts
+        assert (baseline.mmr(q, s, 4, 10.0) // 4).equal(torch.arange(4))
 
 
-def test_baseline_mmr_takes_quality_alone_without_a_penalty():
-    quality, similarity = instances(5, 3, 4, 16, 0.7, seed=1)
-    for q, s in zip(quality, similarity, strict=True):
-        alone = q.view(3, 4).argmax(-1) + 4 * torch.arange(3)
-        assert paper_baseline.mmr(q, s, 3, 0.0).equal(alone)
-        assert (paper_baseline.mmr(q, s, 3, 10.0) // 4).equal(torch.arange(3))
-
-
-def test_baseline_step_scores_selects_and_draws():
+def test_the_baseline_scores_selects_and_draws():
     torch.manual_seed(0)
     logits, prompt = torch.randn(6, 5, 11), torch.randn(6, 2, 11)
     p = torch.softmax(logits.double(), -1)
     score = (p * p.log()).sum(-1).mean(-1)
     expected = (score - score.min()) / (score.max() - score.min())
-    torch.testing.assert_close(paper_baseline.quality(logits).double(), expected, atol=1e-5, rtol=0)
-    parents, tokens = paper_baseline.step(logits, torch.randn(6, 5, 3), 2, 3, 10.0, prompt)
+    torch.testing.assert_close(baseline.quality(logits).double(), expected, atol=1e-5, rtol=0)
+    parents, tokens = baseline.step(logits, torch.randn(6, 5, 3), 2, 3, 10.0, prompt)
     assert (parents // 3).tolist() == [0, 1] and tokens.shape == (2, 7, 3) and int(tokens.max()) < 11
     certain = torch.nn.functional.one_hot(torch.arange(4), 11).double().mul(1e4).expand(2, 4, 11)
-    assert (paper_baseline.sample(certain, 3) == torch.arange(4)[:, None]).all()
+    assert (baseline.sample(certain, 3) == torch.arange(4)[:, None]).all()
 
 
-def test_the_page_says_what_the_committed_results_say():
-    """docs/performance.md is made of benchmarks/results/gpu.json: `gpu.py --draw-only --page docs/performance.md`."""
-    page = (gpu.ROOT / "docs/performance.md").read_text(encoding="utf-8")
-    results = gpu.read(gpu.ROOT / "src/d5p4_lab/results/bench/gpu.json")
-    assert page.count("<!-- gpu: ") == len(gpu_page.TABLES) and gpu_page.fill(page, results) == page
-
-
-def test_results_of_another_machine_are_not_overwritten(measured, monkeypatch):
-    before = measured.read_text()
-    results = json.loads(before)
+def test_results_of_another_machine_are_not_overwritten(measured, tmp_path):
+    results, other = json.loads(measured.read_text()), tmp_path / "gpu.json"
     results["sections"]["machine"]["rows"][0]["what"] = "another machine"
-    measured.write_text(json.dumps(results))
-    try:
-        with pytest.raises(SystemExit, match="another machine; give another --out, or --fresh"):
-            gpu.main(["--device", "cpu", "--small", "--sections", "machine", "--out", str(measured)])
-        assert json.loads(measured.read_text()) == results
-    finally:
-        measured.write_text(before)
+    other.write_text(json.dumps(results))
+    with pytest.raises(D5P4Error, match="another machine; give another --out, or --fresh"):
+        gpu.main(["--device", "cpu", "--small", "--sections", "machine", "--out", str(other)])
+    assert json.loads(other.read_text()) == results

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from d5p4_lab.bench import scale, scale_bytes, scale_page, scale_plan
-from d5p4_lab.bench.scale_cost import Costs, Job, StepTime
-from d5p4_lab.bench.scale_schedule import Batches, World, fixed_shares, planned, play, simulate
+from d5p4 import D5P4Error
+from d5p4_lab.bench import RESULTS, read, scale, scale_bytes, scale_plan
+from d5p4_lab.bench.scale_schedule import Batches, Costs, Job, StepTime, World, fixed_shares, planned, play, simulate
 
 STEP = StepTime(a_row=10.0, least=20.0)
 COSTS = Costs(plan=1e-3, find=1e-4, merge=1e-4, start=10.0, weights=16.0, server=4.0, hang=100.0, again=50.0)
@@ -28,16 +28,8 @@ def measured(tmp_path_factory):
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-@pytest.fixture(scope="module")
-def exchanged(tmp_path_factory):
-    """The bytes that two processes exchange."""
-    path = tmp_path_factory.mktemp("scale") / "scale.json"
-    scale.run(scale.small_plan(), torch.device("cpu"), ["bytes"], path, small=True)
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
 def facts(results):
-    return scale_page.Facts(scale_plan.read("gpu.json"), results, scale_plan.read("deterministic.json"))
+    return scale_plan.Facts(read(RESULTS / "gpu.json"), results, read(RESULTS / "deterministic.json"))
 
 
 @pytest.mark.full
@@ -55,9 +47,9 @@ def test_every_section_is_measured_and_merged(measured):
     ]
 
 
-def test_ranks_send_half_of_what_a_gather_sends_and_less_where_rows_are_equal(exchanged):
-    rows = {row["what"]: row for row in exchanged["sections"]["bytes"]["rows"]}
+def test_ranks_send_half_of_what_a_gather_sends_and_less_where_rows_are_equal():
     sizes = scale.small_plan().exchange
+    rows = {row["what"]: row for row in scale_bytes.measure(sizes)}
     differ, equal = rows["all rows differ"], rows["some rows are equal"]
     assert differ["sent"]["features"] == sizes.own_rows * sizes.length * sizes.width * 2 // 2
     assert differ["gather_mb"] == 2 * differ["sent"]["features"] / 1e6
@@ -73,14 +65,11 @@ def test_the_sizes_are_those_of_the_issue():
     assert [round(sizes.gathered(each) / 1e6) for each in (2, 4)] == [126, 252]
     job = Job()
     assert (job.prompts, job.k, job.w, job.prompt, job.answer) == (10**6, 16, 4, 128, 256)
+    sent = read(RESULTS / "scale.json")["sections"]["bytes"]["rows"][0]
+    assert sent["what"] == "all rows differ" and round(sent["sent_mb"]) == 63
 
 
-def test_the_committed_results_send_what_was_expected():
-    rows = scale_plan.read("scale.json")["sections"]["bytes"]["rows"]
-    assert rows[0]["what"] == "all rows differ" and round(rows[0]["sent_mb"]) == 63
-
-
-def test_cost_is_rows_times_their_time():
+def test_cost_is_rows_times_their_measured_time():
     job = Job(prompts=3600, k=2, w=2, prompt=128, answer=256, steps=3, share=0.5)
     assert job.rows == 1 + 2 * 4 * 0.5
     together = job.batch
@@ -89,40 +78,30 @@ def test_cost_is_rows_times_their_time():
     assert job.gpu_hours(STEP) == pytest.approx((first + 2 * later) / together / 1e3)
     assert job.seconds(STEP, 1) == pytest.approx((20 + 2 * 20) / 1e3)  # alone, the least step counts
     assert job.authors_hours(replace(STEP, authors=5.0)) == pytest.approx(3 * 4 * 5e-3)
-
-
-def test_step_times_come_from_the_measured_steps():
-    step = StepTime.of(scale_plan.read("gpu.json"))
-    assert 9 < step.a_row < 9.6 and 30 < step.least < 55  # 556 ms for 60 rows; 40 for one
+    step = scale_plan.committed().step  # from the measured steps: 556 ms for 60 rows; 40 for one
+    assert 9 < step.a_row < 9.6 and 30 < step.least < 55
     assert step.seconds(60, 384) == pytest.approx(0.556, rel=0.02)
 
 
-def test_every_prompt_is_in_one_batch_within_the_budget():
+def test_the_schedule_takes_every_prompt_once_and_is_never_far_from_the_best():
     work = planned(SMALL, 0.5, 0.2, STEP)
     assert work.prompts.sum() == SMALL.prompts and (np.diff(work.window) >= 0).all()
-    assert work.window.max() == math.ceil(SMALL.prompts / 1024) - 1
+    windows = int(work.window.max()) + 1
+    assert windows == math.ceil(SMALL.prompts / 1024)
     even = planned(SMALL, 0.0, 0.0, STEP)
     assert np.bincount(even.prompts).argmax() == SMALL.batch  # prompts of one length
 
-
-def test_one_rank_takes_the_sum_of_everything():
-    work = planned(SMALL, 0.5, 0.2, STEP)
-    found = simulate(SMALL, 1, STEP, COSTS, World())
-    windows = int(work.window.max()) + 1
+    alone = simulate(SMALL, 1, STEP, COSTS, World())  # one rank takes the sum of everything
     loading = 10.0 + 16.0 / 4.0
     expected = loading + windows * 1024 * 1e-3 + work.seconds.sum() + 3000 * 2e-4
-    assert found.wall * 3600 == pytest.approx(expected)
-    assert found.useful + found.starting + found.merging + found.rest == pytest.approx(1) and found.lost == 0
+    assert alone.wall * 3600 == pytest.approx(expected)
+    assert alone.useful + alone.starting + alone.merging + alone.rest == pytest.approx(1) and alone.lost == 0
 
-
-@pytest.mark.parametrize("ranks", [2, 7, 64])
-def test_a_counter_is_never_far_from_the_best(ranks):
-    """No schedule is faster than the mean; taking the next batch when free is at most one batch slower."""
-    work = planned(SMALL, 0.5, 0.2, STEP)
-    forever = np.full(ranks, np.inf)
-    end = play(work, np.arange(len(work.seconds)), np.ones(ranks), 0.0, 0.0, forever).end
-    mean = work.seconds.sum() / ranks
-    assert mean <= end <= mean + work.seconds.max()
+    for ranks in (2, 7, 64):  # no schedule beats the mean; taking the next batch when free is at most one batch slower
+        forever = np.full(ranks, np.inf)
+        end = play(work, np.arange(len(work.seconds)), np.ones(ranks), 0.0, 0.0, forever).end
+        mean = work.seconds.sum() / ranks
+        assert mean <= end <= mean + work.seconds.max(), ranks
 
 
 def test_slow_gpus_cost_little_with_a_counter_and_much_without():
@@ -144,40 +123,22 @@ def test_what_a_hung_rank_had_not_finished_is_done_again():
     assert hung.wall * hung.useful == pytest.approx(good.wall * good.useful)  # the same answers
 
 
-def test_sections_are_known_by_name(capsys):
-    with pytest.raises(SystemExit):
+def test_names_are_known_and_tables_are_made_of_what_was_measured():
+    with pytest.raises(D5P4Error, match="no section bites; there are bytes"):
         scale.main(["--sections", "bites"])
-    assert "no section bites" in capsys.readouterr().err
+    missing = scale_plan.tables(facts({}))["rows"]()
+    assert "Not measured yet: `python -m d5p4_lab bench scale --sections rows`" in missing
 
 
 @pytest.mark.full
-def test_tables_are_made_of_what_was_measured(measured):
-    told = facts(measured)
-    assert all(scale_page.TABLES[name](told) for name in scale_page.TABLES if name not in ("simulation", "few"))
-    assert "as measured with `countdown`" in scale_page.cost(told)
-    missing = facts({"sections": {}})
-    assert "Not measured yet: `python benchmarks/scale.py --sections rows`" in scale_page.TABLES["rows"](missing)
+def test_every_table_is_made_of_what_was_measured(measured):
+    tables = scale_plan.tables(facts(measured))
+    assert all(table() for name, table in tables.items() if name not in ("simulation", "few"))
+    assert "as measured with `countdown`" in tables["cost"]()
 
 
 @pytest.mark.full
 def test_the_drawing_can_be_made_before_and_after_measuring(measured, tmp_path):
-    figure = pytest.importorskip("matplotlib") and scale_plan.figure
     for name, results in (("full", measured), ("empty", {"sections": {}})):
-        figure(results, tmp_path / f"{name}.svg")
+        scale_plan.figure(results, tmp_path / f"{name}.svg")
         assert (tmp_path / f"{name}.svg").stat().st_size < 200_000
-
-
-def _page_is_true(leave):
-    page = (scale.ROOT / "docs/scale.md").read_text(encoding="utf-8")
-    assert page.count("<!-- scale: ") == len(scale_page.TABLES)
-    assert scale_page.fill(page, facts(scale_plan.read("scale.json")), leave) == page
-
-
-def test_the_page_says_what_the_committed_results_say():
-    """docs/scale.md is made of benchmarks/results: `scale_plan.py --page docs/scale.md`."""
-    _page_is_true(("simulation", "few"))
-
-
-@pytest.mark.full
-def test_the_page_says_what_the_simulation_says():
-    _page_is_true(())

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from d5p4_lab.paper.store import write_json
 from typer.testing import CliRunner
 
 from d5p4.cli import app
@@ -28,7 +29,6 @@ from d5p4_lab.paper.drawing import (
 from d5p4_lab.paper.run import reproduce
 from d5p4_lab.paper.scoring import sets
 from d5p4_lab.paper.setup import Case, Experiment, Setup
-from d5p4_lab.paper.store import write_json
 from tests.checkpoints import write_mdlm
 
 

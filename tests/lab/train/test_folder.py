@@ -13,9 +13,10 @@ from safetensors.torch import load_file
 
 import d5p4
 from d5p4.models.llada import LLaDA
+from d5p4_lab.provenance import command
 from d5p4_lab.train import folder as folder_module
 from d5p4_lab.train.countdown import Countdown
-from d5p4_lab.train.folder import command, hardware, write_card, write_json, write_weights
+from d5p4_lab.train.folder import hardware, write_card, write_json, write_weights
 from d5p4_lab.train.recipe import Card
 
 MIB = 2**20

@@ -1,4 +1,4 @@
-"""Selection and sampling as the paper describes them, step by step in plain torch: what `gpu.py` compares with.
+"""Selection and sampling as the paper describes them, step by step in plain torch: what we compare ourselves with.
 
 Full log-softmax and entropy in fp32, fp32 copies of the hidden rows, greedy MAP from every candidate (the paper's
 appendix), float64 softmax and multinomial over the parents' whole rows. One prompt at a time, no host synchronisation.
@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from d5p4.ops import kernels
 from d5p4.types import Hidden, Model
 
+BETA = 10.0  # of the comparisons: diag(Q) + beta S
 _SMALLEST_PIVOT = 1e-10
 
 

@@ -1,0 +1,41 @@
+"""The documents say what the committed results say, and every benchmark is reached by its name."""
+
+import re
+
+import pytest
+
+from d5p4_lab.__main__ import BENCHES
+from d5p4_lab.bench import CHECKOUT, fill, tables
+
+SLOW = ("simulation", "few")  # whole files played event by event
+
+
+def check_pages(leave):
+    left = {}
+    for path, kind, made in tables.pages():
+        page = (CHECKOUT / path).read_text(encoding="utf-8")
+        names = re.findall(rf"<!-- {kind}: ([\w-]+) -->", page)
+        assert names and set(names) <= set(made), (path, kind)
+        assert fill(page, kind, made, leave) == page, f"{path}: run `make tables`"
+        left.setdefault(path, re.sub(r"<!-- end -->", "", page))
+        left[path] = re.sub(rf"<!-- {kind}: [\w-]+ -->", "", left[path])
+    for path, rest in left.items():
+        assert not re.findall(r"<!-- \w+: [\w-]+ -->", rest), f"{path} has a table that no command makes"
+
+
+def test_pages_say_what_the_committed_results_say():
+    check_pages(SLOW)
+
+
+@pytest.mark.full
+def test_the_simulation_says_what_the_page_says():
+    check_pages(())
+
+
+def test_every_benchmark_has_a_name_and_its_own_help(cli, fails):
+    for name in BENCHES:
+        result = cli("bench", name, "--help")
+        assert result.exit_code == 0, name
+        assert f"python -m d5p4_lab bench {name} [-h]" in " ".join(result.stdout.split())
+    assert "there is no benchmark 'speed'" in fails("bench", "speed")
+    assert "no section bites" in fails("bench", "scale", "--sections", "bites")
