@@ -44,7 +44,8 @@ bench-cpu: $(VENV)/.installed ## the same at tiny sizes on CPU, into out/
 
 tables: $(VENV)/.installed-dev ## every table and figure of the documents again, from committed results
 	@$(BIN)/python -m d5p4_lab bench tables
-	@# the paper's tables and docs/claims.md: their command goes on this line
+	@$(BIN)/python -m d5p4_lab reproduce all --stage draw --quiet
+	@$(BIN)/python -m d5p4_lab reproduce claims
 
 lint: $(VENV)/.installed-dev ## ruff and mypy
 	@$(BIN)/ruff check

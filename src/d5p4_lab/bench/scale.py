@@ -26,14 +26,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from d5p4.jobs.parts import Parts
 
 import d5p4
 from d5p4.eval.countdown import WINDOW, problems
 from d5p4.jobs import plan as job_plan
 from d5p4.jobs.done import Done
+from d5p4.jobs.output import summarise
 from d5p4.jobs.plan import Work, plan_work
 from d5p4.jobs.reader import PromptFile
+from d5p4.jobs.rows import RowStore
 from d5p4.models import Tokenizer
 from d5p4.models.load import choose_device
 from d5p4.provenance import provenance
@@ -314,25 +315,26 @@ def _parts(sizes: HostSizes, folder: Path) -> list[Row]:
     text = ("the answer is " * 100)[: round(ANSWER_TOKENS * LETTERS_A_TOKEN)]
     fields = {"id": "p", "prompt": "a" * round(PROMPT_TOKENS * LETTERS_A_TOKEN), "answers": [text] * K}
     known = {"score": [-0.123456] * K, "distance": 0.1, "distinct": K, "logdet": -1.0, "rows": 9000, "seed": 0}
-    parts = Parts(folder / "answers.jsonl")
-    parts.folder.mkdir()
+    store = RowStore(folder / "answers.jsonl", summarise)
+    store.folder.mkdir()
 
     def line(number: int) -> bytes:
         return json_line(fields | {"line": number + 1} | known)
 
     size = len(line(0))
+
     def append_batches() -> None:
         for _ in range(sizes.appends):
-            append(parts.folder / "trial", [line(i) for i in range(5)])
+            append(store.folder / "trial", [line(i) for i in range(5)])
 
     _, appended = fastest(append_batches, CPU)
     for number, start in enumerate(range(0, sizes.kept, 5)):
-        with parts.file(1, number % sizes.parts).open("ab") as file:
+        with store.part(1, number % sizes.parts).open("ab") as file:
             file.writelines(map(line, range(start, min(start + 5, sizes.kept))))
-    existing, read_seconds = fastest(lambda: parts.read(lambda: None), CPU)
-    _, merge = fastest(lambda: parts.merge(existing.places, lambda: None), CPU)
+    existing, read_seconds = fastest(store.read, CPU)
+    _, merge = fastest(lambda: store.write(store.raw_rows(existing.places)), CPU)
     tracemalloc.start()
-    held = parts.read(lambda: None)
+    held = store.read()
     memory = tracemalloc.get_traced_memory()[0] / len(held.places)
     tracemalloc.stop()
     return [
