@@ -23,12 +23,12 @@ from d5p4.rng import mix
 from d5p4.select import KDPP, MMR, GreedyBeam, PartitionDPP, PartitionSample, Random
 from d5p4.types import PoolView, Selector
 
+from ..timing import clock, one_thread, timed
 from .drawing import Drawing
 from .rows import Row, Source, complete
 from .scaling_drawing import EXACT, drawing
 from .setup import Experiment, Setup
 from .synthetic import PoolStatistics, parse_size, read_statistics, statistics_of, synthetic_pool
-from .timing import clock, one_thread, timed
 
 SELECTORS: dict[str, Callable[[float], Selector]] = {
     "random": lambda beta: Random(),

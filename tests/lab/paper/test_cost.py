@@ -9,7 +9,7 @@ from d5p4.errors import D5P4Error
 from d5p4_lab.paper import cost
 from d5p4_lab.paper.cost_drawing import INDEPENDENT, OURS, PAPER, THEIRS
 from d5p4_lab.paper.run import reproduce
-from d5p4_lab.paper.timing import Held, measured, one_thread, timed
+from d5p4_lab.timing import Held, measured, one_thread, timed
 
 CPU = torch.device("cpu")
 CHANGES = {"repeats": 3, "k": 3, "w": 4, "length": 8, "vocabulary": 300, "width": 16}
