@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from importlib import import_module
@@ -64,7 +65,7 @@ def reproduce(
     from .paper.run import STAGES, left
     from .paper.run import reproduce as run
 
-    folder = out if out is not None else RESULTS / scale
+    folder = out if out is not None else Path(os.path.relpath(RESULTS / scale))
     if minutes is not None and minutes < 0:
         raise D5P4Error(f"minutes={minutes:g} must not be negative")
     changes = dict(_change(text) for text in change or ())

@@ -112,7 +112,7 @@ def texts(page: Page, run: int) -> list[str]:
 
 def until(page: Page, expression: str) -> None:
     """Wait for JavaScript to be true; the page's policy forbids to wait in the page itself."""
-    for _ in range(600):
+    for _ in range(3000):
         if page.evaluate(expression):
             return
         page.wait_for_timeout(20)

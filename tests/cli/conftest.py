@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
+import d5p4
 from d5p4.cli import app
 from tests.checkpoints import write_llada, write_mdlm
 
@@ -35,8 +40,12 @@ def models(tmp_path_factory) -> SimpleNamespace:
 
 @pytest.fixture
 def cli(monkeypatch) -> Cli:
-    """Run the command line in this process."""
+    """Run the command line in this process, a hundred columns wide whatever the terminal is."""
     monkeypatch.setenv("COLUMNS", "100")
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("FORCE_TERMINAL", "MAX_WIDTH"):  # read from the environment on import
+        monkeypatch.setattr(f"typer.rich_utils.{name}", None, raising=False)
 
     def call(*arguments: object, stdin: str | None = None) -> Any:
         return CliRunner().invoke(app, [str(a) for a in arguments], input=stdin)
@@ -55,6 +64,60 @@ def fails(cli: Cli) -> Callable[..., str]:
         assert found.stdout == ""
         assert found.stderr.startswith("error: ") and found.stderr.count("\n") == 1
         return found.stderr
+
+    return call
+
+
+FORKS = """
+import gc, json, os, sys
+from d5p4.cli import main
+gc.freeze()  # so that a fork's end does not copy what it throws away
+children = []
+for number, (words, out, environment) in enumerate(json.loads(sys.argv[1])):
+    if child := os.fork():
+        children.append(child)
+        continue
+    sys.argv = ["d5p4", *words]
+    os.environ.update(environment)
+    os.dup2(os.open(f"{number}.stderr", os.O_WRONLY | os.O_CREAT), 2)
+    if out == "closed":
+        os.close(1)
+        sys.stdout = None
+    elif out == "unread":
+        reader, writer = os.pipe()
+        os.close(reader)
+        os.dup2(writer, 1)
+    else:
+        os.dup2(os.open(out or f"{number}.stdout", os.O_WRONLY | os.O_CREAT), 1)
+    sys.exit(main())
+print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]))
+"""
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Callable[..., list[SimpleNamespace]]:
+    """Run commands side by side, each in a process of its own: forks of one, for imports take seconds.
+
+    A command is (arguments, where standard output goes, more of an environment); output may be "" (kept), a path,
+    "closed" or "unread".
+    """
+
+    def call(*commands: tuple[list[object], str, dict[str, str]]) -> list[SimpleNamespace]:
+        given = json.dumps([([str(a) for a in words], out, environment) for words, out, environment in commands])
+        place = os.environ | {"PYTHONPATH": str(Path(d5p4.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            [sys.executable, "-c", FORKS, given], cwd=tmp_path, env=place, capture_output=True, text=True, timeout=100
+        )
+        codes = json.loads(done.stdout)
+
+        def said(number: int, name: str) -> str:
+            path = tmp_path / f"{number}.{name}"
+            return path.read_text(encoding="utf-8") if path.exists() else ""
+
+        return [
+            SimpleNamespace(code=code, stdout=said(number, "stdout"), stderr=said(number, "stderr"))
+            for number, code in enumerate(codes)
+        ]
 
     return call
 

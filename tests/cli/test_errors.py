@@ -1,67 +1,52 @@
-import os
-import subprocess
-import sys
-from pathlib import Path
-
-import pytest
-
 import d5p4
 
-SMALL = ("--gen-length", 4, "--seed", 1)
+SMALL = ("--gen-length", 2, "--seed", 1)
+BAD = [
+    (("--method", "best"), "there is no method 'best'"),
+    (("-k", 0), "k=0"),
+    (("-w", 0), "w=0"),
+    (("--alpha", 2), "no parameter alpha"),
+    (("--temperature", "nan"), "temperature=nan"),
+    (("--method", "random", "--solver", "exact"), "no solver"),
+    (("--guidance-window", "12"), "guidance_window='12'"),
+    (("--select-window", "4:2"), "select_window=(4, 2)"),
+    (("--gen-length", 500), "500 more"),
+    (("--num-return-sequences", 2, "-k", 2), "the same setting"),
+    (("--device", "toaster"), "device='toaster'"),
+    (("--dtype", "int4"), "dtype='int4'"),
+    (("--sets", 2), "sets"),
+    (("--file", "p.jsonl"), "--file"),
+]
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        (("--method", "best"), "there is no method 'best'"),
-        (("-k", 0), "k=0"),
-        (("-w", 0), "w=0"),
-        (("--alpha", 2), "no parameter alpha"),
-        (("--temperature", "nan"), "temperature=nan"),
-        (("--method", "random", "--solver", "exact"), "no solver"),
-        (("--guidance-window", "12"), "guidance_window='12'"),
-        (("--select-window", "4:2"), "select_window=(4, 2)"),
-        (("--gen-length", 500), "500 more"),
-        (("--num-return-sequences", 2, "-k", 2), "the same setting"),
-        (("--device", "toaster"), "device='toaster'"),
-        (("--dtype", "int4"), "dtype='int4'"),
-        (("--sets", 2), "sets"),
-        (("--file", "p.jsonl"), "--file"),
-    ],
-)
-def test_bad_options(fails, models, options, expected):
-    assert expected in fails("generate", "two", "-m", models.llada, *SMALL, *options)
+def test_bad_options(fails, models):
+    for options, expected in BAD:
+        assert expected in fails("generate", "two", "-m", models.llada, *SMALL, *options), options
 
 
-@pytest.mark.parametrize("command", [("generate", "two", "-m"), ("compare", "two", "-m"), ("info",), ("check",)])
-def test_unknown_model(fails, command):
-    assert "'no-such-model'" in fails(*command, "no-such-model")
+def test_an_unknown_model(fails):
+    for command in (("generate", "two", "-m"), ("compare", "two", "-m"), ("info",), ("check",)):
+        assert "'no-such-model'" in fails(*command, "no-such-model"), command
 
 
-def test_long_prompt(fails, models):
-    assert "prompt 0 has 300 tokens" in fails("generate", "a" * 300, "-m", models.llada, *SMALL)
-
-
-def test_mask_in_a_chat_prompt(fails, models):
-    assert "mask token in a chat prompt" in fails("generate", "a <|mdm_mask|>", "-m", models.chat, *SMALL)
-
-
-def test_prompt_that_is_no_text(fails, models):
-    assert "not valid text" in fails("generate", "a\udcff", "-m", models.llada, *SMALL)
+def test_bad_prompts(fails, models):
+    for prompt, model, expected in (
+        ("a" * 300, models.llada, "prompt 0 has 300 tokens"),
+        ("a <|mdm_mask|>", models.chat, "mask token in a chat prompt"),
+        ("a\udcff", models.llada, "not valid text"),
+        ("two", models.broken, "not finite at step 0"),  # whose weights are no numbers
+    ):
+        assert expected in fails("generate", prompt, "-m", model, *SMALL)
 
 
 def test_bad_files(fails, models, write, tmp_path):
-    def sentence(path):
-        return fails("generate", "--file", path, "-m", models.llada, *SMALL)
-
-    assert "holds no prompt" in sentence(write("empty.jsonl"))
-    assert "broken.jsonl line 3: not valid JSON" in sentence(write("broken.jsonl", '{"prompt": "a"}', "", "{prompt}"))
-    assert "does not exist" in sentence(tmp_path / "none.jsonl")
-
-
-def test_weights_that_are_not_numbers(fails, models):
-    said = fails("generate", "two", "-m", models.broken, *SMALL)
-    assert "not finite at step 0" in said and "row 0" in said
+    for path, expected in (
+        (write("empty.jsonl"), "holds no prompt"),
+        (write("broken.jsonl", '{"prompt": "a"}', "", "{prompt}"), "broken.jsonl line 3: not valid JSON"),
+        (tmp_path / "none.jsonl", "does not exist"),
+        (write("prompts.txt", "a cat", "", "a" * 500), "prompts.txt line 3 has 500 tokens"),
+    ):
+        assert expected in fails("generate", "--file", path, "-m", models.llada, *SMALL)
 
 
 def test_interrupt(cli, models, monkeypatch):
@@ -79,39 +64,14 @@ def test_usage_errors(cli):
         assert found.exit_code == 2 and found.stdout == "" and "Traceback" not in found.stderr
 
 
-def run(*arguments, **options):
-    source = str(Path(d5p4.__file__).parents[1])
-    environment = os.environ | {"PYTHONPATH": source, "HF_HUB_OFFLINE": "1"}
-    return subprocess.Popen([sys.executable, "-m", "d5p4", *arguments], env=environment, text=True, **options)
-
-
-def test_a_process_of_its_own():
-    started = run("info", "no-such-model", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    out, err = started.communicate()
-    assert started.returncode == 2 and out == ""
-    assert err.startswith("error: ") and err.count("\n") == 1
-
-
-def test_a_closed_pipe_is_quiet():
-    reader, writer = os.pipe()
-    os.close(reader)
-    started = run("methods", "--json", stdout=writer, stderr=subprocess.PIPE)
-    os.close(writer)
-    assert started.communicate()[1] == ""
-
-
-def test_a_bad_prompt_of_a_file_is_named_by_its_line(fails, models, tmp_path):
-    file = tmp_path / "prompts.txt"
-    file.write_text("a cat\n\n" + "a" * 500 + "\n")
-    assert "prompts.txt line 3 has 500 tokens" in fails("generate", "-m", models.llada, "--file", file)
-
-
-@pytest.mark.parametrize("command, ending", [
-    (["methods"], "> /dev/full"), (["info"], ">&-"), pytest.param(["info"], "> /dev/full", marks=pytest.mark.full),
-    pytest.param(["methods"], ">&-", marks=pytest.mark.full),
-])  # fmt: skip
-def test_an_output_that_cannot_be_written_is_no_traceback(models, command, ending):
-    words = [sys.executable, "-m", "d5p4", *command, *([models.llada] if command == ["info"] else [])]
-    done = subprocess.run(["bash", "-c", f"{' '.join(words)} {ending}"], capture_output=True, text=True)
-    assert "Traceback" not in done.stderr
-    assert (done.returncode, "cannot write" in done.stderr) in [(2, True), (0, False)]
+def test_processes_of_their_own(processes, models):
+    """What goes wrong is one sentence; an output that cannot be written is no traceback, a closed pipe is quiet."""
+    wrong, unread, full, closed = processes(
+        (["info", "no-such-model"], "", {}), (["methods", "--json"], "unread", {}), (["methods"], "/dev/full", {}),
+        (["info", models.llada], "closed", {}),
+    )  # fmt: skip
+    assert (wrong.code, wrong.stdout) == (2, "")
+    assert wrong.stderr.startswith("error: ") and wrong.stderr.count("\n") == 1
+    assert unread.stderr == ""
+    assert full.code == 2 and "cannot write" in full.stderr and full.stderr.count("\n") == 1
+    assert (closed.code, closed.stderr) == (0, "")

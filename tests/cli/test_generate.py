@@ -43,10 +43,10 @@ def test_table(cli, models):
 
 
 def test_unconditional_and_a_single_answer(cli, models):
-    found = records(cli("generate", "-m", models.mdlm, "--sets", 2, "-k", 1, "--seed", 1, "--json"))
+    found = records(cli("generate", "-m", models.mdlm, "--gen-length", 4, "--sets", 2, "-k", 1, "--seed", 1, "--json"))
     assert [entry["prompt"] for entry in found] == [None, None]
     assert [entry["distance"] for entry in found] == [[None], [None]]
-    shown = cli("generate", "-m", models.mdlm, "--sets", 2, "-k", 2, "--seed", 1)
+    shown = cli("generate", "-m", models.mdlm, "--gen-length", 4, "--sets", 2, "-k", 2, "--seed", 1)
     assert "unconditional" in shown.stdout and "2 sets" in shown.stdout
 
 

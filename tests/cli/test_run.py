@@ -1,8 +1,8 @@
 import json
 import os
+import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,7 @@ import d5p4
 from d5p4.cli import progress as module
 from d5p4.cli.progress import duration, file_progress
 from d5p4.jobs import Pace
+from tests.distributed.ranks import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ("-k", 2, "-w", 2, "--gen-length", 6, "--seed", 5, "--device", "cpu", "--dtype", "float64")
@@ -109,33 +110,64 @@ def test_progress_in_a_terminal_is_a_bar(capsys, monkeypatch):
     assert out == "" and "50%" in err and "3 prompts/s, 400 rows/s, about 17 s left" in err
 
 
-def test_torchrun(cli, models, input, tmp_path):
-    """Two ranks as a user starts them: one report, and the file that one process makes."""
+def check_ranks(cli, input, models, tmp_path, launch):
+    """Two ranks: one report, and the file that one process makes."""
     given = ["-i", input, "-m", models.chat, *SMALL, "--max-tokens-per-forward", 64]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]
-    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-    found = subprocess.run(
-        [str(word) for word in (*torchrun, "-m", "d5p4", "run", "-o", tmp_path / "a.jsonl", *given)],
-        env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
-    assert found.returncode == 0, found.stderr
-    assert found.stdout.count("11 prompts") == 1 and "11 now, 0 before" in found.stdout
+    said = launch("run", "-o", tmp_path / "a.jsonl", *given)
+    assert said.count("11 prompts") == 1 and "11 now, 0 before" in said
     [begun] = json.loads((tmp_path / "a.run.json").read_text())["starts"]
     assert begun["ranks"] == 2 and begun["mesh"] == [2, 1]
     assert cli("run", "-o", tmp_path / "b.jsonl", *given).exit_code == 0
     assert (tmp_path / "a.jsonl").read_bytes() == (tmp_path / "b.jsonl").read_bytes()
 
 
-def test_what_slurm_sends_stops_it_with_a_word(models, write, tmp_path):
-    many = write("m.jsonl", *[json.dumps({"prompt": "one plus " + "one " * (n % 7)}) for n in range(3000)])
-    output = tmp_path / "a.jsonl"
-    command = [sys.executable, "-m", "d5p4", "run", "-i", many, "-o", output, "-m", models.chat, *SMALL]
-    words = [*map(str, command), "--max-tokens-per-forward", "64", "--quiet"]
-    running = subprocess.Popen(words, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    parts = output.with_name("a.jsonl.parts")
-    while running.poll() is None and not any(part.stat().st_size for part in parts.glob("part-*.jsonl")):
-        time.sleep(0.02)
-    running.terminate()
-    said = running.communicate(timeout=60)
-    assert (running.returncode, said[0]) == (143, "")
-    assert said[1] == "stopped by SIGTERM; what is finished is kept: the same command goes on\n"
+def test_two_ranks(cli, models, input, tmp_path, processes):
+    def launch(*words):
+        shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        ranks = processes(*((words, "", shared | {"RANK": rank, "LOCAL_RANK": rank}) for rank in "01"))
+        assert [rank.code for rank in ranks] == [0, 0], [rank.stderr for rank in ranks]
+        return "".join(rank.stdout for rank in ranks)
+
+    check_ranks(cli, input, models, tmp_path, launch)
+
+
+@pytest.mark.full
+def test_torchrun(cli, models, input, tmp_path):
+    """As a user starts them."""
+
+    def launch(*words):
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, "-m", "d5p4"]
+        place = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]), "OMP_NUM_THREADS": "1"}
+        found = subprocess.run([str(word) for word in (*torchrun, *words)], env=place, capture_output=True, text=True)
+        assert found.returncode == 0, found.stderr
+        return found.stdout
+
+    check_ranks(cli, input, models, tmp_path, launch)
+
+
+def test_what_slurm_sends_stops_it_with_a_word(cli, models, write, tmp_path, monkeypatch):
+    """After the first batch; the same command goes on."""
+    input = write("p.jsonl", *[json.dumps({"prompt": "one plus " + "one " * n}) for n in range(4)])
+    command = ("run", "-i", input, "-o", tmp_path / "a.jsonl", "-m", models.chat, *SMALL)
+    command += ("--max-tokens-per-forward", 8)
+
+    def stop(pace):
+        if pace.rows:
+            signal.raise_signal(signal.SIGTERM)
+
+    def missed(*_):
+        raise AssertionError("nobody waited for the signal")
+
+    before = signal.signal(signal.SIGTERM, missed)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr("d5p4.jobs.run.OFTEN", 0.0)
+            patch.setattr(module, "_Lines", lambda: stop)
+            stopped = cli(*command)
+        assert signal.getsignal(signal.SIGTERM) is missed
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert (stopped.exit_code, stopped.stdout) == (143, "")
+    assert stopped.stderr == "stopped by SIGTERM; what is finished is kept: the same command goes on\n"
+    report = json.loads(cli(*command, "--json", "--quiet").stdout)
+    assert report["now"] + report["before"] == 4 and report["before"] > 0 and report["now"] > 0

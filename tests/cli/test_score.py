@@ -23,7 +23,8 @@ def test_a_table(cli, file):
     assert heading.split() == ["metric", "value", "±", "95", "%", "groups", "what"]
     values = {tuple(row.split()[:3]) for row in rows}
     assert {("pass@1", "%", "75.00"), ("pass@2", "%", "100.00"), ("right", "forms", "1.50")} <= values
-    assert "2 groups" in found.stdout and "standard error" in found.stdout
+    said = " ".join(found.stdout.split())  # the path before it may be of any length
+    assert "2 groups" in said and "standard error" in said
     assert found.stderr.count("\n") == 1 and "--judge" in found.stderr and "--encoder" in found.stderr
     assert max(map(len, found.stdout.splitlines())) <= 100
 
@@ -75,23 +76,17 @@ def test_gold_is_not_graded_against_itself(cli, fails, write):
     assert "--answers" in fails("score", path, "--grader", "gsm8k")
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
+def test_bad_options(fails, file, tmp_path):
+    for options, expected in (
         (("--grader", "best"), "there is no grader 'best'"),
         (("--judge", "nowhere"), "'nowhere'"),
         (("--encoder", "nowhere"), "'nowhere'"),
         (("--answers", "texts"), "line 1: has no field 'texts'"),
         (("-k", 9), "k=9 must be between 1 and 2"),
         (("--out", "no/such/folder/report.json"), "no folder no/such/folder"),
-    ],
-)
-def test_bad_options(fails, file, options, expected):
-    assert expected in fails("score", file, *options)
-
-
-def test_a_report_that_cannot_be_written(fails, file, tmp_path):
-    assert "cannot be written" in fails("score", file, "--out", tmp_path)
+        (("--out", tmp_path), "cannot be written"),
+    ):
+        assert expected in fails("score", file, *options), options
 
 
 def test_a_bad_file(fails, write, tmp_path):

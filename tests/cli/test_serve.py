@@ -1,14 +1,27 @@
-"""`d5p4 serve` before anything listens: what is wrong is one sentence and code 2."""
+"""`d5p4 serve` up to the server, which tests/serve/test_process.py starts: what is wrong is one sentence and code 2."""
 
 import socket
-import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-import d5p4
-from tests.serve.process import process
+import d5p4.serve
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """What the command hands to the server, which does not start."""
+    found = SimpleNamespace()
+
+    def serve(load, *, started, **given):
+        found.load, found.given = load, given
+        started("http://127.0.0.1:8000")
+
+    monkeypatch.setattr(d5p4.serve, "serve", serve)
+    monkeypatch.setattr("d5p4.serve.server.log_to_stderr", lambda: None)
+    return found
 
 
 def test_the_options_are_explained(cli):
@@ -18,73 +31,59 @@ def test_the_options_are_explained(cli):
         assert flag in found.stdout, flag
 
 
-def test_a_model_that_is_not_there(fails):
+def test_bad_options(fails, models):
     assert "'no-such-model'" in fails("serve", "--model", "no-such-model")
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        (("--max-queue", 0), "max_queue=0"),
-        (("--timeout", "nan"), "timeout=nan"),
-        (("--grace", "inf"), "grace=inf"),
-        (("--api-key", " "), "api_key=' ' is empty"),
-        (("--host", "999.1.1.1"), "cannot listen at 999.1.1.1"),
-        (("--host", "192.0.2.1"), "cannot listen at 192.0.2.1"),
-    ],
-)
-def test_bad_options(fails, models, options, expected):
-    assert expected in fails("serve", "--model", models.llada, *options)
-
-
-def test_a_port_that_is_taken(fails, models):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert f"cannot listen at 127.0.0.1 port {port}" in fails("serve", "--model", models.llada, "--port", port)
+        for options, expected in (
+            (("--max-queue", 0), "max_queue=0"),
+            (("--timeout", "nan"), "timeout=nan"),
+            (("--grace", "inf"), "grace=inf"),
+            (("--api-key", " "), "api_key=' ' is empty"),
+            (("--host", "192.0.2.1"), "cannot listen at 192.0.2.1"),
+            (("--port", port), f"cannot listen at 127.0.0.1 port {port}"),
+        ):
+            assert expected in fails("serve", "--quiet", "--model", models.llada, *options), options
 
 
-def test_weights_that_cannot_be_read_end_it(models, tmp_path):
+def test_weights_that_cannot_be_read_end_it(fails, models, tmp_path):
     """The address is open while the model is being loaded; a failure closes it with a sentence."""
-    folder = tmp_path / "broken"
-    folder.mkdir()
     for file in Path(models.llada).iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
-    (folder / "model.safetensors").write_bytes(b"not weights")
-    with process("--model", folder, "--port", 0) as command:
-        assert command.end(60) == 2
-        assert command.stderr.splitlines()[-1].startswith("error: ")
-        assert "Traceback" not in command.stderr and "model.safetensors" in command.stderr
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "model.safetensors").write_bytes(b"not weights")
+    assert "model.safetensors" in fails("serve", "--quiet", "--model", tmp_path, "--port", 0)
 
 
-REST = [pytest.param(name, marks=pytest.mark.full) for name in ("uvicorn", "prometheus_client", "starlette")]
+def test_without_the_extra_it_says_how_to_get_it(fails, models, monkeypatch):
+    for missing in ("fastapi", "uvicorn", "prometheus_client", "starlette"):
+        with monkeypatch.context() as patch:
+            patch.setattr(d5p4, "serve", d5p4.serve)
+            for name in [name for name in sys.modules if name.startswith(("d5p4.serve", f"{missing}."))]:
+                patch.delitem(sys.modules, name)
+            patch.setitem(sys.modules, missing, None)
+            said = fails("serve", "--quiet", "--model", models.llada, "--host", "192.0.2.1")
+        assert said == f"error: {missing} is missing: pip install 'd5p4[serve]'\n"
 
 
-@pytest.mark.parametrize("missing", ["fastapi", *REST])
-def test_without_the_extra_it_says_how_to_get_it(models, missing):
-    script = f"import sys; sys.modules[{missing!r}] = None; from d5p4.cli import main; main()"
-    words = [sys.executable, "-c", script, "serve", "--model", models.llada]
-    environment = {"PYTHONPATH": str(Path(d5p4.__file__).parents[1]), "PATH": "", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(words, capture_output=True, text=True, env=environment)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"error: {missing} is missing: pip install 'd5p4[serve]'\n"
+def test_an_open_address_is_worth_a_note(cli, models, served):
+    found = cli("serve", "--model", models.llada, "--host", "0.0.0.0")
+    assert found.exit_code == 0, found.output
+    assert "playground  http://127.0.0.1:8000/\n" in found.stderr and "note: " in found.stderr
+    assert "--api-key" in found.stderr
+    assert "--api-key" not in cli("serve", "--model", models.llada).stderr
+    assert served.given["name"] == "llada" and served.given["host"] == "127.0.0.1"
+    assert cli("serve", "--model", "countdown").exit_code == 0 and served.given["name"] == "countdown"
 
 
-def test_an_open_address_is_worth_a_note(models):
-    with process("--model", models.llada, "--host", "0.0.0.0", "--port", 0) as command:
-        client = command.ready()
-        assert "--api-key" in command.stderr
-        assert client.get("/healthz", headers={"host": "any.name"}).status_code == 200
-
-
-def test_names_and_flags_reach_the_server(models):
-    with process(
-        "--model", models.chat, "--port", 0, "--name", "mine", "--max-pool", 3, "--allowed-host", "box.local",
-        environment={"D5P4_API_KEY": "k"},
-    ) as command:  # fmt: skip
-        client = command.ready()
-        client.headers["authorization"] = "Bearer k"
-        entry = client.get("/v1/models", headers={"host": "box.local"}).json()["data"][0]
-        assert entry["id"] == "mine" and entry["d5p4"]["limits"]["max_pool"] == 3
-        assert entry["d5p4"]["defaults"]["temperature"] == 0.8 and entry["d5p4"]["chat"] is True
-        assert client.get("/v1/models", headers={"authorization": "Bearer l"}).status_code == 401
-        assert "box.local" not in command.stderr
+def test_names_and_flags_reach_the_server(cli, models, served, monkeypatch):
+    monkeypatch.setenv("D5P4_API_KEY", "k")
+    flags = ("--host", "0.0.0.0", "--name", "mine", "--max-pool", 3, "--allowed-host", "box.local", "--log-prompts")
+    found = cli("serve", "--model", models.chat, *flags, "--deterministic", "--max-tokens-per-forward", 64)
+    assert found.exit_code == 0 and "note" not in found.stderr, found.output
+    limits = served.given.pop("limits")
+    assert limits == d5p4.serve.Limits(max_pool=3)
+    assert served.given == {
+        "name": "mine", "host": "0.0.0.0", "port": 8000, "api_key": "k", "hosts": ["box.local"], "log_prompts": True,
+        "deterministic": True, "max_tokens_per_forward": 64,
+    }  # fmt: skip
+    assert served.load().generation_defaults["temperature"] == 0.8

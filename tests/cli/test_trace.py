@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 import json
-
-import pytest
+from pathlib import Path
 
 import d5p4
 from d5p4 import view
@@ -43,29 +42,23 @@ def test_one_fresh_seed_for_all(cli, models, tmp_path):
     assert first["seed"] == second["seed"]
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        (("-o", "{tmp}/no/trace.html"), "there is no folder"),
-        (("-o", "{tmp}"), "should end in .html"),
-        (("-o", "{tmp}/folder.html"), "is a folder"),
-        (("-o", "{tmp}/trace.txt"), "should end in .html (a page) or .json"),
-        (("-o", "{tmp}/t.html", "--methods", "cat,best"), "there is no method 'best'"),
-        (("-o", "{tmp}/t.html", "-k", 0), "k=0"),
-    ],
-)
-def test_what_cannot_be_is_said_before_any_work(fails, models, tmp_path, options, expected):
+def test_what_cannot_be_is_said_before_any_work(fails, models, tmp_path):
     (tmp_path / "folder.html").mkdir()
-    options = [str(option).format(tmp=tmp_path) for option in options]
-    said = fails("trace", "two", "-m", models.llada if "-k" in options else "no/model", "--gen-length", 4, *options)
-    assert expected in said
-    assert [path.name for path in tmp_path.iterdir()] == ["folder.html"]
+    for options, expected in (
+        (("-o", tmp_path / "no/trace.html"), "there is no folder"),
+        (("-o", tmp_path), "should end in .html"),
+        (("-o", tmp_path / "folder.html"), "is a folder"),
+        (("-o", tmp_path / "trace.txt"), "should end in .html (a page) or .json"),
+        (("-o", tmp_path / "t.html", "--methods", "cat,best"), "there is no method 'best'"),
+        (("-o", tmp_path / "t.html", "-k", 0), "k=0"),
+    ):
+        model = models.llada if "-k" in options else "no/model"
+        assert expected in fails("trace", "two", "-m", model, "--gen-length", 4, *options), options
+        assert [path.name for path in tmp_path.iterdir()] == ["folder.html"]
 
 
 def test_a_place_that_refuses(fails, models, tmp_path, monkeypatch):
     """As a full or read-only disk does; whoever runs the tests may be allowed everything."""
-    from pathlib import Path
-
     def refuse(self, *_):
         raise PermissionError(13, "Permission denied")
 

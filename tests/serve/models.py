@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import Any
 
 import torch
@@ -11,41 +10,34 @@ from torch import Tensor
 
 from d5p4.types import Hidden
 from tests.fake import FakeModel
+from tests.serve.running import until
 
 
-class Slow(FakeModel):
-    """Every forward takes a while; `calls` are the rows of each."""
+class Gated(FakeModel):
+    """Forwards wait until the gate is open, or for a turn, so that a test decides what happens meanwhile.
 
-    def __init__(self, seconds: float = 0.01, **options: Any) -> None:
+    `calls` are the rows of each that passed.
+    """
+
+    def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.seconds = seconds
+        self.gate = threading.Event()
+        self.turns = threading.Semaphore(0)
+        self.entered = threading.Event()
         self.calls: list[int] = []
 
     def body(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Hidden:
-        self.calls.append(len(tokens))
-        time.sleep(self.seconds)
-        return super().body(tokens, attention_mask)
-
-
-class Gated(Slow):
-    """Forwards wait until the gate is open, so that a test can fill the queue behind one."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(0.0, **options)
-        self.gate = threading.Event()
-        self.entered = threading.Event()
-
-    def body(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Hidden:
         self.entered.set()
-        assert self.gate.wait(60), "the test forgot to open the gate"
+        until(lambda: self.gate.is_set() or self.turns.acquire(blocking=False))
+        self.calls.append(len(tokens))
         return super().body(tokens, attention_mask)
 
 
-class Faulty(Slow):
+class Faulty(FakeModel):
     """Goes wrong for prompts that begin with a letter of `faults`: {"x": "raise"}, "nan" or "memory" (once)."""
 
     def __init__(self, faults: dict[str, str], vocabulary: int = 30, **options: Any) -> None:
-        super().__init__(0.0, vocabulary=vocabulary, **options)
+        super().__init__(vocabulary=vocabulary, **options)
         self.faults = {ord(letter) - 97: fault for letter, fault in faults.items()}
 
     def body(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Hidden:

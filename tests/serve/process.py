@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 
 import d5p4
-from tests.serve.running import until
+from tests.serve.running import direct, until
 
 
 class Process:
@@ -48,7 +48,7 @@ class Process:
         return until(lambda: self.run.poll() is not None or re.search(r"playground  (\S+)/\n", self.stderr), 60)[1]
 
     def client(self, **options: Any) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=60, **options)
+        return direct(base_url=self.url, **options)
 
     def ready(self) -> httpx.Client:
         """A client of the server, when the model is loaded."""
@@ -64,10 +64,10 @@ class Process:
         until(loaded, 60)
         return client
 
-    def end(self, seconds: float = 30.0) -> int:
+    def end(self, seconds: float = 60.0) -> int:
         """Its exit code."""
         code = self.run.wait(seconds)
-        self._reader.join(5)
+        self._reader.join(60)
         return code
 
     def memory(self) -> int:

@@ -20,6 +20,11 @@ from d5p4.serve.server import Server, bind
 NAME = "fake"
 
 
+def direct(**options: Any) -> httpx.Client:
+    """A client that asks no proxy and, there being nothing to trust, reads no certificates."""
+    return httpx.Client(**{"timeout": 60.0, "trust_env": False, "verify": False} | options)
+
+
 class Running:
     """A server of a test."""
 
@@ -33,11 +38,11 @@ class Running:
         self.url = f"http://127.0.0.1:{self.port}"
         self.server = Server(self.app, self.limits)
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.bound]}, daemon=True)
-        self.http = httpx.Client(base_url=self.url, timeout=60)
+        self.http = direct(base_url=self.url)
 
     def client(self, **options: Any) -> openai.OpenAI:
         given = {"api_key": "none", "max_retries": 0, "timeout": 60.0}
-        return openai.OpenAI(base_url=f"{self.url}/v1", **given | options)
+        return openai.OpenAI(base_url=f"{self.url}/v1", http_client=direct(), **given | options)
 
     def post(self, path: str = "/v1/completions", **body: Any) -> httpx.Response:
         return self.http.post(path, json=body)
@@ -57,7 +62,7 @@ class Running:
 
     def stop(self) -> None:
         self.server.should_exit = True
-        self.thread.join(30)
+        self.thread.join(60)
         assert not self.thread.is_alive()
         self.http.close()
 
@@ -77,8 +82,8 @@ def running(model: Any, **options: Any) -> Iterator[Running]:
         server.stop()
 
 
-def until(true: Callable[[], Any], seconds: float = 20.0) -> Any:
-    """Wait until it is; what it then is."""
+def until(true: Callable[[], Any], seconds: float = 60.0) -> Any:
+    """Wait until it is; what it then is. The seconds only end a test that hangs."""
     end = time.monotonic() + seconds
     while not (found := true()):
         assert time.monotonic() < end, "it never happened"
@@ -101,14 +106,15 @@ def request(body: bytes | dict[str, Any], path: str = "/v1/completions", method:
 
 def response(wire: socket.socket) -> tuple[int, bytes]:
     """Status and body of the next response on a wire that is kept open."""
-    data = b""
-    while b"\r\n\r\n" not in data:
-        data += wire.recv(65536)
-    head, _, body = data.partition(b"\r\n\r\n")
-    length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
-    while len(body) < length:
-        body += wire.recv(65536)
-    return int(head.split()[1]), body
+    data, length = b"", None
+    while length is None or len(data) < length:
+        more = wire.recv(65536)
+        assert more, f"the server hung up after {data[:200]!r}"
+        data += more
+        head, end, _ = data.partition(b"\r\n\r\n")
+        if end:
+            length = len(head + end) + int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+    return int(data.split()[1]), data.partition(b"\r\n\r\n")[2]
 
 
 def together(*calls: Callable[[], Any]) -> list[Any]:

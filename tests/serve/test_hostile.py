@@ -1,9 +1,9 @@
 """Bodies and bytes that no well-behaved client sends: always an answer in OpenAI's shape, never a 5xx."""
 
 import json
-import time
 
 import pytest
+from pydantic import ValidationError
 
 from d5p4.serve.schema import Asked, ChatRequest, CompletionRequest
 from tests.fake import FakeModel
@@ -15,7 +15,7 @@ CHAT = "/v1/chat/completions"
 
 @pytest.fixture(scope="module")
 def small():
-    with running(FakeModel(), limits={"max_body": 4096, "client_timeout": 1.0, "max_pool": 16}) as server:
+    with running(FakeModel(), limits={"max_body": 4096, "max_pool": 16}) as server:
         yield server
 
 
@@ -33,48 +33,47 @@ def still_up(server):
     assert server.http.get("/readyz").status_code == 200
 
 
-def refused(response, status=400):
-    assert response.status_code == status, response.text[:300]
+def refused(response, status=400, about=None):
+    assert response.status_code == status, (about, response.text[:300])
     error = response.json()["error"]
     assert set(error) == {"message", "type", "param", "code"} and error["message"]
     return error
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"", b"{", b"null", b"[]", b'"abc"', b"1", b"{}", b"{'prompt': 'abc'}", b'{"prompt": "abc"', b'{"prompt": "ab',
-        b'{"prompt": "abc",}', b'{"prompt": "abc"} {}', b"\xff\xfe\x00", b'{"prompt": "\xff"}', b"\x00" * 100,
-        b'{"prompt": "abc", "seed": 1e999}', b'{"prompt": "abc", "temperature": NaN}',
-        b'{"prompt": "abc", "temperature": Infinity}', b'{"prompt": "abc", "temperature": -Infinity}',
-        b'{"prompt": "abc", "seed": ' + b"9" * 5000 + b"}", b'{"prompt": "abc", "beta": ' + b"9" * 4000 + b"}",
-        b'{"prompt": [' + b"9" * 4000 + b"]}", b'{"prompt": "a\\u0000b"}', b'{"prompt": "a\x00b"}',
-        b'{"prompt": "\\ud800"}', b'{"prompt": ["abc", "\\udfff"]}', b'{"\\ud800": 1, "prompt": "abc"}',
-        b'{"prompt": "abc", "stop": "\\ud800"}', b'{"prompt": "abc", "method": "\\ud800"}',
-        b'{"prompt": "abc", "model": "\\udc00"}', '{"prompt": "ε😀\u202e"}'.encode(),
-        '{"п": 1, "prompt": "a"}'.encode(),
-        b'{"prompt": "abc", "w": 1, "w": "x"}', b'\xef\xbb\xbf{"prompt": "abc", "n": 0}',
-        '{"prompt": "abc", "n": 0}'.encode("utf-16"),
-    ],
-    ids=lambda body: body[:48].decode("latin-1"),
-)  # fmt: skip
+MALFORMED = [
+    b"", b"{", b"null", b"[]", b'"abc"', b"1", b"{}", b"{'prompt': 'abc'}", b'{"prompt": "abc"', b'{"prompt": "ab',
+    b'{"prompt": "abc",}', b'{"prompt": "abc"} {}', b"\xff\xfe\x00", b'{"prompt": "\xff"}', b"\x00" * 100,
+    b'{"prompt": "abc", "seed": 1e999}', b'{"prompt": "abc", "temperature": NaN}',
+    b'{"prompt": "abc", "temperature": Infinity}', b'{"prompt": "abc", "temperature": -Infinity}',
+    b'{"prompt": "abc", "seed": ' + b"9" * 5000 + b"}", b'{"prompt": "abc", "beta": ' + b"9" * 4000 + b"}",
+    b'{"prompt": [' + b"9" * 4000 + b"]}", b'{"prompt": "a\\u0000b"}', b'{"prompt": "a\x00b"}',
+    b'{"prompt": "\\ud800"}', b'{"prompt": ["abc", "\\udfff"]}', b'{"\\ud800": 1, "prompt": "abc"}',
+    b'{"prompt": "abc", "stop": "\\ud800"}', b'{"prompt": "abc", "method": "\\ud800"}',
+    b'{"prompt": "abc", "model": "\\udc00"}', '{"prompt": "ε😀\u202e"}'.encode(),
+    '{"п": 1, "prompt": "a"}'.encode(),
+    b'{"prompt": "abc", "w": 1, "w": "x"}', b'\xef\xbb\xbf{"prompt": "abc", "n": 0}',
+    '{"prompt": "abc", "n": 0}'.encode("utf-16"),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("path", ["/v1/completions", CHAT])
-def test_malformed_bodies(server, path, body):
-    if path == CHAT:
-        body = body.replace(b'"prompt": "', b'"messages": [{"role": "user", "content": "', 1)
-    found = server.raw(body, path)
-    if b'"stop"' in body and found.status_code == 200:
-        return  # an odd text that no answer holds
-    refused(found, 404 if b'"model"' in body and found.status_code == 404 else 400)
+def test_malformed_bodies(server, path):
+    for body in MALFORMED:
+        if path == CHAT:
+            body = body.replace(b'"prompt": "', b'"messages": [{"role": "user", "content": "', 1)
+        found = server.raw(body, path)
+        if b'"stop"' in body and found.status_code == 200:
+            continue  # an odd text that no answer holds
+        refused(found, 404 if b'"model"' in body and found.status_code == 404 else 400, body[:60])
 
 
-@pytest.mark.parametrize("depth", [50, 200, 500, 800, 900, 950, 975, 990, 2000, 100_000])
-def test_deep_nesting(server, depth):
-    for inside in (b"[" * depth + b"]" * depth, b'{"a":' * depth + b"1" + b"}" * depth):
-        refused(server.raw(b'{"prompt": ' + inside + b"}"))
-        body = b'{"prompt": "abc", "max_tokens": 2, "metadata": {"a": ' + inside + b"}}"
-        assert server.raw(body).status_code in (200, 400)
-        refused(server.raw(b'{"tool_choice": ' + inside + b', "messages": []}', CHAT))
+def test_deep_nesting(server):
+    for depth in (50, 200, 500, 800, 900, 950, 975, 990, 2000, 100_000):
+        for inside in (b"[" * depth + b"]" * depth, b'{"a":' * depth + b"1" + b"}" * depth):
+            refused(server.raw(b'{"prompt": ' + inside + b"}"), about=depth)
+            body = b'{"prompt": "abc", "max_tokens": 1, "metadata": {"a": ' + inside + b"}}"
+            assert server.raw(body).status_code in (200, 400)
+            refused(server.raw(b'{"tool_choice": ' + inside + b', "messages": []}', CHAT))
 
 
 def test_the_last_of_two_equal_keys_counts(server):
@@ -82,53 +81,50 @@ def test_the_last_of_two_equal_keys_counts(server):
     assert found.status_code == 200
 
 
-NUMBERS = (0, -1, 2**31 + 1, 2**63, -(2**63) - 1, 10**30, 1e308, -1e308, 1e-320, 0.5)
-ODD = ("x", "", True, [], {}, [None], {"a": 1}, [[1]], *NUMBERS)
+FEW = ("x", True, [None], {"a": 1}, -1, 2**63, 1e308)
+MORE = ("", [], {}, [[1]], 0, 2**31 + 1, -(2**63) - 1, 10**30, -1e308, 1e-320, 0.5)
 
 
+@pytest.mark.parametrize("odd", [FEW, pytest.param(MORE, marks=pytest.mark.full)], ids=["few", "more"])
 @pytest.mark.parametrize("path", ["/v1/completions", CHAT])
-def test_odd_values_for_every_field(path):
+def test_odd_values_for_every_field(path, odd):
     kind = ChatRequest if path == CHAT else CompletionRequest
     asked = {"messages": [{"role": "user", "content": "abc"}]} if path == CHAT else {"prompt": "abc"}
     with running(FakeModel(max_length=16), limits={"max_pool": 16, "max_gen_length": 2}) as server:
         statuses = set()
         for name in kind.model_fields if path != CHAT else kind.model_fields.keys() - Asked.model_fields.keys():
-            for value in ODD:
-                body = asked | {"max_tokens": 1, "n": 2} | {name: value}
+            for value in odd:
+                found = server.post(path, **asked | {"max_tokens": 1, "n": 2} | {name: value})
                 if isinstance(value, float | int) and name in ("prompt", "messages"):
-                    refused(server.post(path, **body))
-                found = server.post(path, **body)
+                    refused(found)
                 statuses.add(found.status_code)
                 assert found.status_code in (200, 400, 404), (name, value, found.text)
         assert statuses >= {200, 400}
 
 
-@pytest.mark.parametrize(
-    "kind", [None, "text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "", "json", "text/json"]
-)
-def test_other_content_types(server, kind):
-    headers = {} if kind is None else {"content-type": kind}
-    found = server.http.post("/v1/completions", content=json.dumps(GOOD).encode(), headers=headers)
-    refused(found, 415)
+def test_content_types(server):
+    body = json.dumps(GOOD).encode()
+    for kind in (None, "text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "", "text/json"):
+        headers = {} if kind is None else {"content-type": kind}
+        refused(server.http.post("/v1/completions", content=body, headers=headers), 415, kind)
+    assert server.raw(body, **{"content-type": "Application/JSON; charset=utf-8"}).status_code == 200
 
 
-def test_a_content_type_may_have_parameters(server):
-    found = server.raw(json.dumps(GOOD).encode(), **{"content-type": "Application/JSON; charset=utf-8"})
-    assert found.status_code == 200
-
-
-def test_a_million_mistakes_cost_no_more_than_one(server):
+def test_many_mistakes_cost_no_more_than_one(server):
+    """After the first few nothing more is looked at: a body may hold a million."""
+    many = 10_000
     bodies = [
-        ("/v1/completions", b'{"prompt": [' + b",".join([b"[]"] * 300_000) + b"]}"),
-        ("/v1/completions", b'{"prompt": "a", ' + b",".join(b'"x%d":1' % i for i in range(70_000)) + b"}"),
-        (CHAT, b'{"messages": [' + b",".join([b"{}"] * 300_000) + b"]}"),
-        (CHAT, b'{"messages": [{"role": "user", "content": [' + b",".join([b"{}"] * 300_000) + b"]}]}"),
-        ("/v1/completions", b'{"prompt": "a", "stop": [' + b",".join([b"1"] * 500_000) + b"]}"),
+        (CompletionRequest, b'{"prompt": [' + b",".join([b"[]"] * many) + b"]}"),
+        (CompletionRequest, b'{"prompt": "a", ' + b",".join(b'"x%d":1' % i for i in range(many)) + b"}"),
+        (ChatRequest, b'{"messages": [' + b",".join([b"{}"] * many) + b"]}"),
+        (ChatRequest, b'{"messages": [{"role": "user", "content": [' + b",".join([b"{}"] * many) + b"]}]}"),
+        (CompletionRequest, b'{"prompt": "a", "stop": [' + b",".join([b"1"] * many) + b"]}"),
     ]
-    for path, body in bodies:
-        start = time.monotonic()
-        refused(server.raw(body, path))
-        assert time.monotonic() - start < 1.5
+    for kind, body in bodies:
+        with pytest.raises(ValidationError) as raised:
+            kind.model_validate_json(body)
+        assert raised.value.error_count() < 5
+        refused(server.raw(body, CHAT if kind is ChatRequest else "/v1/completions"))
 
 
 def body_of(wire):
@@ -160,10 +156,7 @@ def test_a_body_that_is_too_large(small):
 
 def test_a_length_that_lies(small):
     body = json.dumps(GOOD).encode()
-    with small.connect() as wire:  # more was promised than comes
-        wire.sendall(request(body, **{"content-length": str(len(body) + 10)}))
-        assert wire.recv(1000).split()[1] == b"408"
-    with small.connect() as wire:  # and then the client leaves
+    with small.connect() as wire:  # more was promised than comes (test_slow_clients.py), and then the client leaves
         wire.sendall(request(body, **{"content-length": str(len(body) + 10)}))
     with small.connect() as wire:  # more comes than was promised
         wire.sendall(request(body, **{"content-length": str(len(body) - 1)}) + b"\r\n\r\n")
@@ -171,29 +164,27 @@ def test_a_length_that_lies(small):
     assert small.post(**GOOD).status_code == 200
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"\r\n\r\n", b"GARBAGE\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n",
-        b"\x16\x03\x01\x02\x00\x01",
-        b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nhost: localhost\r\n\r\n",
-        b"GET / HTTP/1.1\r\nhost: localhost\r\n" + b"a: b\r\n" * 20_000 + b"\r\n",
-        b"GET / HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-        b"transfer-encoding: chunked\r\n\r\nzz\r\nnot a chunk\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-        b"transfer-encoding: chunked\r\ncontent-length: 3\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-        b"transfer-encoding: gzip\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
-    ],
-    ids=lambda data: data[:30].decode("latin-1"),
-)  # fmt: skip
-def test_bytes_that_are_no_request(small, data):
-    with small.connect() as wire:
-        wire.sendall(data)
-        wire.settimeout(5)
-        said = wire.recv(100)
-        assert said == b"" or int(said.split()[1]) < 500
+GARBAGE = [
+    b"\r\n\r\n", b"GARBAGE\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n",
+    b"\x16\x03\x01\x02\x00\x01",
+    b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nhost: localhost\r\n\r\n",
+    b"GET / HTTP/1.1\r\nhost: localhost\r\n" + b"a: b\r\n" * 20_000 + b"\r\n",
+    b"GET / HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n",
+    b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    b"transfer-encoding: chunked\r\n\r\nzz\r\nnot a chunk\r\n",
+    b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    b"transfer-encoding: chunked\r\ncontent-length: 3\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
+    b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    b"transfer-encoding: gzip\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
+]  # fmt: skip
+
+
+def test_bytes_that_are_no_request(small):
+    for data in GARBAGE:
+        with small.connect() as wire:
+            wire.sendall(data)
+            said = wire.recv(100)
+            assert said == b"" or int(said.split()[1]) < 500, data[:50]
     assert small.http.get("/healthz").status_code == 200
 
 

@@ -1,18 +1,17 @@
-"""The shipped model behind the real command: n = 4 gives four different answers."""
+"""The shipped model behind a server: n = 4 gives four different answers."""
 
-import openai
 import pytest
 
+import d5p4
 from d5p4.eval.countdown import is_right, problems
-from tests.serve.process import process
-from tests.serve.running import together
+from tests.serve.running import running, together
 
 TARGET = 0.95  # of the puzzles have four different texts
 
 
-def shares(url, puzzles, clients, **extra):
+def shares(server, puzzles, clients, **extra):
     """(share of puzzles with four different texts, share of right answers, mean of different right ones)"""
-    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=600)
+    client = server.client(timeout=600)
     found = []
 
     def work(mine):
@@ -33,12 +32,12 @@ def shares(url, puzzles, clients, **extra):
 
 @pytest.mark.parametrize("count", [1, pytest.param(100, marks=pytest.mark.full)])
 def test_four_different_answers(count):
-    with process("--model", "countdown", "--port", 0) as command:
-        command.ready()
+    with running(d5p4.load("countdown", dtype="float32"), name="countdown") as server:
         puzzles = problems(count)
-        four, right, ways = shares(command.url, puzzles, min(count, 8))
+        few = {} if count > 1 else {"steps": 6, "w": 2}
+        four, right, ways = shares(server, puzzles, min(count, 8), **few)
         print(f"{count} puzzles: four different texts on {four:.0%}, {right:.1%} right, {ways:.2f} different right")
         if count > 1:
-            without = shares(command.url, puzzles, 8, distinct=False)[0]
+            without = shares(server, puzzles, 8, distinct=False)[0]
             print(f"with distinct: false, four different texts on {without:.0%}")
         assert four >= TARGET

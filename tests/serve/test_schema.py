@@ -103,13 +103,8 @@ def drive(strategy, examples, seen):
     ask()
 
 
-def test_made_up_requests(tight):
-    seen = check(tight, 15)
-    assert seen[200] >= 5 and seen[400] >= 10, seen
-
-
-@pytest.mark.full
-def test_made_up_requests_in_plenty(tight):
-    seen = check(tight, 1000)
+@pytest.mark.parametrize("examples", [4, pytest.param(1000, marks=pytest.mark.full)])
+def test_made_up_requests(tight, examples):
+    seen = check(tight, examples)
     print(seen)
-    assert 200 in seen and 400 in seen, seen
+    assert seen[200] >= 5 and seen[400] >= 5, seen

@@ -5,16 +5,10 @@ import json
 import openai
 import pytest
 
-from tests.serve.models import Faulty, Slow
+from tests.serve.models import Faulty, Gated
 from tests.serve.running import NAME, running
 
 ASKED = {"model": NAME, "n": 3, "seed": 3, "max_tokens": 10}
-
-
-@pytest.fixture(scope="module")
-def slow():
-    with running(Slow(0.03)) as server:
-        yield server
 
 
 def told(stream):
@@ -29,17 +23,30 @@ def told(stream):
     return texts, reasons, chunks
 
 
-def test_the_deltas_are_the_answers_and_drafts_come_first(slow):
-    client = slow.client()
-    plain = client.completions.create(prompt="abc", logprobs=0, **ASKED)
-    usage = {"include_usage": True}
-    texts, reasons, chunks = told(
-        client.completions.create(prompt="abc", logprobs=0, stream=True, stream_options=usage, **ASKED)
-    )
+def draft_of(chunk):
+    return "drafts" in (getattr(chunk, "d5p4", None) or {})
+
+
+def test_the_deltas_are_the_answers_and_drafts_come_first():
+    with running(Gated()) as server:
+        def opened(stream):
+            """The second step waits until there was a draft of the first."""
+            for chunk in stream:
+                if draft_of(chunk):
+                    server.model.gate.set()
+                yield chunk
+
+        client = server.client()
+        usage = {"include_usage": True}
+        server.model.turns.release()
+        texts, reasons, chunks = told(
+            opened(client.completions.create(prompt="abc", logprobs=0, stream=True, stream_options=usage, **ASKED))
+        )
+        plain = client.completions.create(prompt="abc", logprobs=0, **ASKED)
     assert list(texts.values()) == [choice.text for choice in plain.choices]
     assert reasons == {choice.index: choice.finish_reason for choice in plain.choices}
     first_text = next(i for i, chunk in enumerate(chunks) if any(choice.text for choice in chunk.choices))
-    drafts = [i for i, chunk in enumerate(chunks) if "drafts" in (getattr(chunk, "d5p4", None) or {})]
+    drafts = [i for i, chunk in enumerate(chunks) if draft_of(chunk)]
     assert drafts and drafts[-1] < first_text
     steps = [chunks[i].d5p4["step"] for i in drafts]
     assert steps == sorted(set(steps)) and steps[-1] <= chunks[drafts[0]].d5p4["steps"] == 10
@@ -55,30 +62,27 @@ def test_the_deltas_are_the_answers_and_drafts_come_first(slow):
     assert {chunk.id for chunk in chunks} == {chunks[0].id}
 
 
-def test_chat_streams_to_a_naive_loop(slow):
-    """As in everybody's first program."""
+def test_a_chat_stream(server):
+    """Read by a naive loop, as in everybody's first program, and accumulated by the client library."""
+    client, messages = server.client(), [{"role": "user", "content": "abc"}]
+    plain = client.chat.completions.create(messages=messages, **ASKED)
     said = ""
-    messages = [{"role": "user", "content": "abc"}]
-    asked = ASKED | {"n": 1, "messages": messages}
-    for chunk in slow.client().chat.completions.create(stream=True, **asked):
+    for chunk in client.chat.completions.create(stream=True, messages=messages, **ASKED | {"n": 1}):
         said += chunk.choices[0].delta.content or ""
-    assert said == slow.client().chat.completions.create(**asked).choices[0].message.content != ""
-
-
-def test_the_client_library_accumulates_a_chat_stream(server):
-    messages = [{"role": "user", "content": "abc"}]
-    with server.client().chat.completions.stream(messages=messages, **ASKED) as stream:
+    alone = client.chat.completions.create(messages=messages, **ASKED | {"n": 1})
+    assert said == alone.choices[0].message.content != ""
+    with client.chat.completions.stream(messages=messages, **ASKED) as stream:
         stream.until_done()
         final = stream.current_completion_snapshot
-    plain = server.client().chat.completions.create(messages=messages, **ASKED)
     assert [c.message.content for c in final.choices] == [c.message.content for c in plain.choices]
     assert {c.message.role for c in final.choices} == {"assistant"}
 
 
-def test_several_prompts_and_stops(server):
-    asked = ASKED | {"prompt": ["abc", "d"], "stop": ["e"]}
-    texts, _, _ = told(server.client().completions.create(stream=True, **asked))
-    assert [texts[i] for i in range(6)] == [c.text for c in server.client().completions.create(**asked).choices]
+def test_several_prompts_stops_and_holes(server):
+    for given in ({"prompt": ["abc", "d"], "stop": ["e"]}, {"prompt": "albl", "n": 1}):
+        texts, _, _ = told(server.client().completions.create(stream=True, **ASKED | given))
+        plain = server.client().completions.create(**ASKED | given).choices
+        assert [texts[i] for i in range(len(plain))] == [choice.text for choice in plain]
 
 
 def test_history_comes_with_the_end(server):
@@ -111,16 +115,14 @@ def test_an_error_before_the_stream_is_a_status_and_in_it_an_event():
 
 def test_a_silent_decode_tells_proxies_that_it_lives(monkeypatch):
     monkeypatch.setattr("d5p4.serve.stream.STILL_HERE", 0.05)
-    with running(Slow(0.15, max_length=16)) as server:
+    with running(Gated()) as server:
         body = {"prompt": "abc", "stream": True, "max_tokens": 2}
         with server.http.stream("POST", "/v1/completions", json=body) as response:
-            events = response.read().decode()
-        assert ": still here\n\n" in events and events.endswith("data: [DONE]\n\n")
+            events = ""
+            for part in response.iter_text():
+                events += part
+                if ": still here\n\n" in events:
+                    server.model.gate.set()
+        assert events.endswith("data: [DONE]\n\n")
         texts, _, _ = told(server.client().completions.create(model=NAME, **body))
         assert len(texts[0]) == 2
-
-
-def test_a_text_with_holes_is_streamed_filled(server):
-    asked = {"model": NAME, "prompt": "albl", "seed": 3}
-    texts, _, _ = told(server.client().completions.create(stream=True, **asked))
-    assert texts[0] == server.client().completions.create(**asked).choices[0].text

@@ -22,7 +22,10 @@ def all_drafts(model, **options):
     return found, shots, result
 
 
-@pytest.mark.parametrize("options", [{}, {"distinct": True}, {"method": "independent"}, {"eos": "free"}])
+@pytest.mark.parametrize("options", [
+    {"distinct": True, "eos": "free"},
+    *(pytest.param(more, marks=pytest.mark.full) for more in ({}, {"method": "independent"}, {"eos": "free"})),
+])  # fmt: skip
 def test_drafts_are_the_beams_so_far(options):
     model = FakeModel()
     found, shots, _ = all_drafts(model, k=3, w=2, gen_length=6, **options)

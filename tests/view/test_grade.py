@@ -25,18 +25,15 @@ def test_answers_to_a_puzzle(model):
     assert count_right(texts, right) == 1
 
 
-@pytest.mark.parametrize("prompt", ["86,28", None, [1, 2], [{"role": "user", "content": "86,28,13,31:96"}]])
-def test_what_is_no_puzzle_is_not_graded(model, prompt):
-    assert grade(model, prompt, [RIGHT]) is None
-
-
-def test_other_models_are_not_graded():
-    assert grade(FakeModel(), "86,28,13,31:96", [RIGHT]) is None
+def test_what_is_no_puzzle_is_not_graded(model):
+    for prompt in ("86,28", None, [1, 2], [{"role": "user", "content": "86,28,13,31:96"}]):
+        assert grade(model, prompt, [RIGHT]) is None, prompt
+    assert grade(FakeModel(), "86,28,13,31:96", [RIGHT]) is None  # nor what another model says
     assert trace(FakeModel(), "ab", k=2, w=1, gen_length=3, seed=1)["right"] is None
 
 
 def test_a_trace_says_what_is_right(model):
-    found = trace(model, "3,5,7:22", k=2, w=2, gen_length=24, steps=12, seed=1, distinct=True)
+    found = trace(model, "3,5,7:22", k=2, w=2, gen_length=24, steps=6, seed=1, distinct=True)
     right = [answer["right"] for answer in found["answers"]]
     assert right == grade(model, "3,5,7:22", [answer["text"] for answer in found["answers"]])
     assert found["right"] == count_right([answer["text"] for answer in found["answers"]], right)

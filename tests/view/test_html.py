@@ -82,11 +82,8 @@ def test_every_file_of_the_page_is_used():
     assert " style=" not in page and " onclick" not in page
 
 
-def test_no_trace_is_an_error():
+def test_what_cannot_be_shown_is_an_error(trace):
     with pytest.raises(d5p4.D5P4Error, match="there is no trace"):
         view.html([])
-
-
-def test_a_number_that_json_does_not_have_is_refused(trace):
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError):  # JSON has no such number
         view.html([trace | {"seconds": float("nan")}])

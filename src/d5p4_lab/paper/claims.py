@@ -13,14 +13,13 @@ from .drawing import cell
 
 HEAD = """# Claims of the paper, re-measured
 
-Written by `python -m d5p4_lab reproduce claims` from `{folder}`; do not edit. Each line is a claim of the D5P4 paper,
-the figure it rests on there, ours with its 95 % interval, and a verdict.
-A verdict is taken from the interval alone: *holds* or
-*does not hold* where it lies wholly on one side, otherwise *not clear*. Perplexities are taken under two judges (the
-shipped one, and SmolLM2-135M quantised to 4 bits); where their verdicts differ it is *not clear*. The models are the
-small ones of this repository, a thousandth of the paper's: what does not hold here may hold there, and the other way
-round. A claim of several parts holds when all do, and fails when one surely fails; intervals are not corrected for
-the number of comparisons. [How to run these again, also at the paper's scale](reproduce.md).
+`python -m d5p4_lab reproduce claims` writes this page from `{folder}`; do not edit it. Each line is a claim of the D5P4
+paper, the figure it rests on there, ours with its 95 % interval, and a verdict. A verdict is taken from the interval
+alone: *holds* or *does not hold* where it lies wholly on one side, otherwise *not clear*. Perplexities are taken under
+two judges (the shipped one, and SmolLM2-135M quantised to 4 bits); where their verdicts differ it is *not clear*. The
+models are the small ones of this repository, a thousandth of the paper's: what does not hold here may hold there, and
+the other way round. A claim of several parts holds when all do, and fails when one surely fails; intervals are not
+corrected for the number of comparisons. [How to run these again, also at the paper's scale](reproduce.md).
 
 """
 
