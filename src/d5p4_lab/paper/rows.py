@@ -150,7 +150,7 @@ def _plan(setup: Setup, sources: Sequence[Source], deadline: float | None, locks
     planned: dict[str, set[str]] = {}  # by path: cases with the same options have the same rows
     for source in sources:
         rows, others = setup.rows(source), planned.setdefault(source.path, set())
-        if rows.store.parts():  # of a start that died
+        if rows.store.folder.exists() and not others:  # of a start that died
             with rows.store.locked():
                 rows.fold()
         keys = [key for key in missing_keys(setup, source) if key not in others]

@@ -30,7 +30,7 @@ from tests.distributed.ranks import ROOT, Rank, finish, free_port, results, star
 from tests.jobs.work import STEPS
 from tests.lab.paper.smoke import write_gsm8k
 
-UNITS = 4
+UNITS = 2
 WORK = "tests.lab.paper.test_ranks:work"
 
 
@@ -73,10 +73,11 @@ def die_at(step: int) -> None:
 
 
 def work(
-    given: str, out: str, minutes: float | None = None, meets: bool = False,
-    fails: int | None = None, dies: int | None = None, dies_at: tuple[int, ...] = (), apart: bool = False,
+    given: str, out: str, meets: bool = False, fails: int | None = None, dies: int | None = None,
+    dies_at: tuple[int, ...] = (), apart: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
-    """One rank of a run: whether it came to its end, how many times it decoded, what progress it told.
+    """One rank of a run, first without time, then to the end: whether it came there, how many times it decoded, what
+    progress it told.
 
     meets    no rank is so quick that nothing is left for another
     fails    the rank that gives up at its second call
@@ -102,24 +103,23 @@ def work(
         nonlocal writes
         writes += "own" not in store.output.name
         if writes == 2 and dies is not None:
-            others = [store.part(start, other) for other in range(mesh.world) if other != dies]
-            while rank != dies or not all(part.exists() for part in others):
+            while rank != dies or mesh.count("written") < mesh.world:
                 time.sleep(0.01)
                 mesh.beat()
             append(store, start, rank, [lines[0][:-9]])
             os.kill(os.getpid(), signal.SIGKILL)
         append(store, start, rank, lines)
+        mesh.count("written", int(writes == 1))
 
     answers.generate, RowStore.append = decode, write
     rows_module.SECONDS = 0.0  # so batches do not grow
     if dies_at:
         die_at(dies_at[mesh.rank])
     told: list[float] = []
-    limit = minutes if mesh.first else None  # the first rank's counts
-    words: dict[str, Any] = {"minutes": limit, "progress": lambda share, text: told.append(share)}
-    finished = shared(Path(given), Path(out), mesh=mesh, **words).finished
+    early = shared(Path(given), Path(out), mesh=mesh, minutes=0 if mesh.first else None)  # the first rank's counts
+    late = shared(Path(given), Path(out), mesh=mesh, progress=lambda share, text: told.append(share))
     mesh.close()
-    return {"finished": finished, "told": told, "calls": calls}
+    return {"finished": [early.finished, late.finished], "told": told, "calls": calls}
 
 
 @pytest.fixture(scope="module")
@@ -174,44 +174,29 @@ def until_one_ends(ranks: list[Rank]) -> None:
 
 def check(out: Path, found: list[dict[str, Any]], calls: int) -> None:
     """What ranks promise that have finished together, with so many sets that were left to decode."""
-    assert all(each["finished"] for each in found) and sum(each["calls"] for each in found) == calls
-    told = found[0]["told"]
-    assert told == sorted(told) and told[-1] == 1 and not any(each["told"] for each in found[1:])
+    assert all(each["finished"] == [False, True] for each in found) and sum(each["calls"] for each in found) == calls
+    decoding = found[0]["told"][: found[0]["told"].index(1) + 1]
+    assert decoding == sorted(decoding) and not any(each["told"] for each in found[1:])
     table = (out / "shared" / "table.md").read_text(encoding="utf-8")
     assert f"| d5p4 | {UNITS} |" in table and (len(found) == 1 or f"({len(found)} ranks, torch " in table)
 
 
 def test_a_job_goes_on_with_any_number_of_ranks(tmp_path, given, alone):
-    """Two ranks without time, then killed in the middle of a line; three that go on, of which one has nothing to do."""
+    """Two are killed in the middle of a line, three go on; two sets are left, so that one of them has nothing to do."""
     out = tmp_path / "out"
-    words = {"given": str(given), "out": str(out)}
-    found = results(WORK, 2, tmp_path / "late", minutes=0, **words)
-    assert [each["finished"] for each in found] == [False] * 2 and not list(out.rglob("*.jsonl"))
-    ranks = start(WORK, 2, tmp_path / "killed", dies=1, meets=True, **words)
-    assert ranks[1].wait() == -signal.SIGKILL
+    ranks = start(WORK, 2, tmp_path / "killed", given=str(given), out=str(out), dies=1, meets=True)
+    assert ranks[1].wait() == -signal.SIGKILL, ranks[1].said.read_text()
     ranks[0].kill()
     finish(ranks)
-    assert len(parts(out)) == kept(out) == 2 and b"\n" not in parts(out)[1].read_bytes()[-1:]
+    assert kept(out) == 2 and not parts(out)[0].read_bytes().endswith(b"\n")
     shutil.copytree(out, tmp_path / "copy")
-    found = results(WORK, 3, tmp_path / "ranks", **words)
+    found = results(WORK, 3, tmp_path / "ranks", given=str(given), out=str(out))
     assert rows(out) == alone
-    check(out, found, 2 * UNITS - 2)  # nothing is decoded twice
+    check(out, found, 2)  # nothing is decoded twice
     config = json.loads((out / "shared" / "config.json").read_text())
-    assert [(each["ranks"], each["finished"]) for each in config["stages"]["decode"]] == [(2, False), (3, True)]
+    assert [each["finished"] for each in config["stages"]["decode"]] == [False, False, True]
     shared(given, tmp_path / "copy")  # one process can go on too
     assert rows(tmp_path / "copy") == alone
-
-
-def test_a_rank_without_work_takes_part(tmp_path, given, alone):
-    """One set is left for two ranks."""
-    out = tmp_path / "out"
-    shared(given, out)
-    first = sorted((out / "rows").iterdir())[0]
-    first.write_bytes(b"".join(first.read_bytes().splitlines(keepends=True)[:-1]))
-    (out / "numbers" / "shared.jsonl.xz").unlink()
-    found = results(WORK, 2, tmp_path / "ranks", given=str(given), out=str(out))
-    assert sorted(each["calls"] for each in found) == [0, 1] and all(each["finished"] for each in found)
-    assert rows(out) == alone
 
 
 @pytest.mark.full
