@@ -19,7 +19,7 @@ from tests.lab.paper.smoke import DRAWN, cheap, files, smoke, write_text
 
 PLANE = {
     "judges": ["judge"], "k": 3, "w": 2, "gen_length": 6, "steps": 3, "units": 2, "units_independent": 2,
-    "beta": [1, 10, 100], "beta_x": [1, 10], "alpha": [1, 10], "score_temperature": [0.01, 9],
+    "beta": [1, 10, 100], "beta_x": [0.01, 100], "alpha": [1, 10], "score_temperature": [0.01, 9],
     "token_temperature": [1.02, 5],
 }  # fmt: skip
 FIDELITY = {
