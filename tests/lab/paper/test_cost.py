@@ -11,7 +11,7 @@ from d5p4_lab.paper.cost_drawing import INDEPENDENT, OURS, PAPER, THEIRS
 from d5p4_lab.paper.rows import complete
 from d5p4_lab.paper.run import reproduce
 from d5p4_lab.paper.timing import Held, measured, one_thread, timed
-from tests.lab.paper.smoke import smoke
+from tests.lab.paper.smoke import cheap, smoke
 
 CPU = torch.device("cpu")
 CHANGES = {"repeats": 2, "k": 3, "w": 4, "length": 8, "vocabulary": 300, "width": 16}
@@ -78,7 +78,7 @@ def test_both_ways_choose_and_draw_alike():
 
 
 def test_cost(tmp_path):
-    setup, summary = smoke("cost", tmp_path / "out", CHANGES, gaps="/benchmark/")
+    setup, summary = smoke("cost", tmp_path / "out", CHANGES, gaps="/benchmark/|/machine")
     rows = complete(setup, cost.stages(setup))
     assert [row["key"] for row in rows] == ["0", "1"] and set(rows[0]["stages"]) == {INDEPENDENT, THEIRS, OURS}
     pool = 12 * 8 * 300 * 8  # bytes of the pool's logits in float64
@@ -111,12 +111,12 @@ def test_a_failing_benchmark_is_told(tmp_path, monkeypatch):
         reproduce("cost", out=tmp_path, device="cpu", changes=CHANGES | {"from_results": False})
 
 
-@pytest.mark.full
 def test_the_benchmark_is_run_where_asked(tmp_path, monkeypatch):
     changes = CHANGES | {"from_results": False, "sections": ["step"]}
-    setup = reproduce("cost", out=tmp_path, device="cpu", changes=changes)
-    [row] = complete(setup, cost.benchmark(setup))
-    assert row["about"]["small"] is True and row["section"]["rows"]
-    assert "CPU" in (setup.folder / "table.md").read_text(encoding="utf-8")
-    monkeypatch.setattr(cost.gpu, "main", lambda words: pytest.fail("measured twice"))
-    reproduce("cost", out=tmp_path, device="cpu", changes=changes)
+    with cheap():
+        setup = reproduce("cost", out=tmp_path, device="cpu", changes=changes)
+        [row] = complete(setup, cost.benchmark(setup))
+        assert row["about"]["small"] is True and row["section"]["rows"]
+        assert "CPU" in (setup.folder / "table.md").read_text(encoding="utf-8")
+        monkeypatch.setattr(cost.gpu, "main", lambda words: pytest.fail("measured twice"))
+        reproduce("cost", out=tmp_path, device="cpu", changes=changes, stages=["decode"])
