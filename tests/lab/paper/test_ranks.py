@@ -229,7 +229,7 @@ def test_kills_at_random_steps(tmp_path, given, alone):
     kills = 0
     for number in range(60):
         world = chance.randint(1, 3)
-        steps = tuple(chance.randint(8, 60) for _ in range(world))
+        steps = tuple(chance.randint(1, 30 if rank == 0 else 6) for rank in range(world))
         ranks = start(WORK, world, tmp_path / f"{number}", given=str(given), out=str(out), dies_at=steps)
         until_one_ends(ranks)
         killed = any(rank.poll() == -signal.SIGKILL for rank in ranks)
@@ -239,7 +239,7 @@ def test_kills_at_random_steps(tmp_path, given, alone):
         kills += killed
         if all(code == 0 for code, _ in ended):
             break
-    assert kills > 2 and rows(out) == alone, kills
+    assert kills > 5 and rows(out) == alone, kills
 
 
 @pytest.mark.full
