@@ -91,8 +91,8 @@ def draw(setup: Setup) -> Drawing:
         rows.append([case.name, shown(plain.figure, 4), shown(star.figure, 4), spread, paper])
     note = (
         f"{len(real)} texts on each side, real ones cut to the generated length; features of the last token under "
-        f"{setup['judges'][0]}, kept in 8 bits; mean over {setup['mauve_seeds']} k-means seeds (their spread is shown). "
-        "Intervals resample sets and books with the clusters fixed."
+        f"{setup['judges'][0]}, kept in 8 bits; mean over {setup['mauve_seeds']} k-means seeds (their spread is "
+        "shown). Intervals resample sets and books with the clusters fixed."
     )
     table = Table("MAUVE against β", ["case", "MAUVE", "MAUVE*", "spread of seeds", "the paper's MAUVE"], rows, note)
     numbers = {name: {"mauve": pair[0].figure, "star": pair[1].figure} for name, pair in found.items()}

@@ -8,6 +8,7 @@ from d5p4.eval.stats import figure
 from d5p4_lab.paper import experiment
 from d5p4_lab.paper.budget import LENGTHS, Spent, _same_rows, reduce_graded
 from d5p4_lab.paper.setup import Setup
+from tests.checkpoints import write_llada
 from tests.lab.paper.smoke import smoke, write_gsm8k, write_numbers
 
 SMALL = {"tasks": ["countdown:4"], "k": 2, "units": 2, "w": [2, 4], "more": [2, 4], "gen_length": 6}
@@ -57,8 +58,8 @@ def test_cases(tmp_path):
 
 
 def test_budget(tmp_path):
-    """The shipped countdown on very few problems, its answers cut short: what is covered says nothing."""
-    _, summary = smoke("budget", tmp_path / "out", SMALL)
+    """A model that knows nothing, very few problems, its answers cut short."""
+    _, summary = smoke("budget", tmp_path / "out", SMALL, model=str(write_llada(tmp_path / "model")))
     assert len(summary["figures"]) == 6 and len(summary["claims"]) >= 4
     for name, each in summary["figures"].items():
         assert each["pass@2"][0] <= each["covered"][0] + 1e-9 and each["rows"][0] <= each["nominal"]

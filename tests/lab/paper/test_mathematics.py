@@ -8,6 +8,7 @@ from d5p4_lab.paper.answers import numbers_of
 from d5p4_lab.paper.mathematics import ORDERS, ways
 from d5p4_lab.paper.rows import Row
 from d5p4_lab.paper.setup import Setup
+from tests.checkpoints import write_llada
 from tests.lab.paper.smoke import smoke, write_gsm8k, write_numbers
 
 UNITS, K, W = 20, 3, 2
@@ -68,10 +69,10 @@ def test_every_order_has_every_method(tmp_path):
 
 
 def test_math(tmp_path):
-    """The shipped countdown on very few problems, in few steps: what is solved says nothing."""
+    """A model that knows nothing, very few problems, few steps."""
     changes = {"judges": ["judge"], "k": 2, "w": 2, "gen_length": 6, "steps": 3, "units": 2, "beta": [25.0],
                "alpha": [20.0]}  # fmt: skip
-    _, summary = smoke("math", tmp_path / "out", changes)
+    _, summary = smoke("math", tmp_path / "out", changes, model=str(write_llada(tmp_path / "model")))
     assert len(summary["figures"]) == 3 * 7 and len(summary["claims"]) >= 6
     for each in summary["figures"].values():
         assert set(each) == {"pass@1", "pass@2", "S-BLEU", "different right"}

@@ -1,6 +1,8 @@
 """The model's own scores, their statistics, and the experiment around them."""
 
+import zlib
 from itertools import combinations
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from scipy import stats
 
 import d5p4
 from d5p4.errors import D5P4Error
+from d5p4_lab.paper import quality_signal
 from d5p4_lab.paper.quality_signal import judged, ranks, regression, signals, signals_of, stronger
 from d5p4_lab.paper.rows import complete
 from d5p4_lab.paper.run import reproduce
@@ -71,7 +74,9 @@ def test_statistics_against_scipy_and_numpy():
     assert [one.high - one.low for one in exact] == pytest.approx([0, 0], abs=1e-9)
 
 
-def test_quality_signal(tmp_path):
+def test_quality_signal(tmp_path, monkeypatch):
+    judge = SimpleNamespace(per_text=lambda texts: torch.tensor([zlib.crc32(text.encode()) / 2**30 for text in texts]))
+    monkeypatch.setattr(quality_signal, "_judge", lambda *given: judge)
     model, data = str(write_mdlm(tmp_path / "tiny")), write_texts(tmp_path / "texts.txt")
     setup, summary = smoke("quality-signal", tmp_path / "out", TINY, model=model, data=data)
     assert len(summary["claims"]) >= 3
