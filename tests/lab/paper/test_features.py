@@ -1,6 +1,7 @@
 """Pooling, CKA by Gram matrices, and the experiment around them."""
 
 from itertools import permutations
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import torch
 from d5p4.errors import D5P4Error
 from d5p4.eval.representation import linear_cka
 from d5p4.models import load
+from d5p4_lab.paper import features
 from d5p4_lab.paper.features import compared, debiased_cka, pooled
 from d5p4_lab.paper.run import reproduce
 from tests.checkpoints import write_llada, write_mdlm
@@ -68,7 +70,10 @@ def test_the_model_is_aligned_with_itself(tmp_path):
     assert everywhere["acs"]["flatten"] == pytest.approx(1)
 
 
-def test_features(tmp_path):
+def test_features(tmp_path, monkeypatch):
+    """An encoder that counts letters stands for the shipped one."""
+    letters = SimpleNamespace(encode=lambda texts: np.array([[text.count(c) for c in "etaoin"] for text in texts]))
+    monkeypatch.setattr(features, "_encoder", lambda setup: letters)
     model, data = str(write_mdlm(tmp_path / "tiny")), write_texts(tmp_path / "texts.txt")
     options = dict(out=tmp_path / "out", model=model, device="cpu")
     with pytest.raises(D5P4Error, match="give --data"):

@@ -27,16 +27,16 @@ LAYOUT = {
 }  # fmt: skip
 DATA = {"fidelity": "text", "qa": "truthfulqa", "guidance": "truthfulqa", "math": "gsm8k", "budget": "gsm8k"}
 FEW: dict[str, dict[str, Any]] = {
-    "pareto": {"units": 2, "units_independent": 2, "beta": [1, 10, 100], "beta_x": [1], "alpha": [1],
+    "pareto": {"units_independent": 2, "beta": [1, 10, 100], "beta_x": [1], "alpha": [1],
                "score_temperature": [1], "token_temperature": [1.2]},
     "fidelity": {"units_fidelity": 2, "beta_fidelity": [1, 10, 100], "mauve_seeds": 1},
-    "control": {"units": 2, "beta": [1, 10], "beta_x": [1, 10], "alpha": [1, 10], "score_temperature": [0.1, 1],
+    "control": {"beta": [1, 10], "beta_x": [1, 10], "alpha": [1, 10], "score_temperature": [0.1, 1],
                 "token_temperature": [1.02, 1.2]},
-    "partition": {"units": 2, "units_large": 2, "interval": [2], "beta": [1, 12], "beta_large": [30]},
-    "qa": {"units": 2},
-    "guidance": {"units": 2, "guidances": [1, 2]},
-    "math": {"units": 2},
-    "budget": {"units": 2, "w": [2], "more": [4]},
+    "partition": {"units_large": 2, "interval": [2], "beta": [1, 12], "beta_large": [30]},
+    "qa": {},
+    "guidance": {"guidances": [1, 2]},
+    "math": {},
+    "budget": {"w": [2], "more": [4]},
 }  # fmt: skip
 
 
@@ -53,9 +53,10 @@ def given(tmp_path_factory) -> dict[str, Path]:
     }
 
 
-def run(name: str, given: dict[str, Path], out: Path, **words: Any) -> Setup:
+def run(name: str, given: dict[str, Path], out: Path, units: int = 2, **words: Any) -> Setup:
     has = set(experiment(name).settings["paper"])
-    changes = {key: value for key, value in (OFFLINE | SHORT).items() if key in has} | FEW[name]
+    few = OFFLINE | SHORT | {"units": units}
+    changes = {key: value for key, value in few.items() if key in has} | FEW[name]
     data = given.get(DATA.get(name, ""))
     words = {"device": "cpu", "changes": changes, "data": data} | words
     return reproduce(name, scale="paper", out=out, model=str(given[LAYOUT[name]]), **words)
@@ -85,11 +86,11 @@ def test_every_option_of_every_case_is_one(tiny, tmp_path):
 
 
 def test_questions_and_problems_at_the_papers_scale(given, tmp_path):
-    setup = run("qa", given, tmp_path, stages=["decode"])
+    setup = run("qa", given, tmp_path, 1, stages=["decode"])
     assert (setup["k"], setup["w"], setup["guidance"], setup["task"]) == (3, 3, 2.0, "truthfulqa")
     row = decoded(setup)[0]
     assert len(row["texts"]) == 9 and row["prompt"].startswith("what is ") and len(row["references"]) == 2
-    setup = run("math", given, tmp_path, stages=["decode"])
+    setup = run("math", given, tmp_path, 1, stages=["decode"])
     assert (setup["k"], setup["w"], setup["guidance"], setup["eos"]) == (4, 4, 2.5, "free")
     row = decoded(setup)[0]
     assert row["prompt"].startswith("Question: ") and row["prompt"].endswith("\nAnswer:") and len(row["texts"]) == 16
