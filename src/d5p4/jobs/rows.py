@@ -201,7 +201,7 @@ class RowStore:
                         self.folder.rmdir()
 
     def _lock(self, file: IO[bytes]) -> None:
-        taken = D5P4Error(f"another run is writing {self.output}; wait until it ends, or give another --output")
+        taken = D5P4Error(f"another run is writing {self.output}; wait until it ends, or give another output")
         try:
             import fcntl
 

@@ -16,12 +16,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from d5p4.errors import D5P4Error, DuplicateAnswers
+from d5p4.errors import DuplicateAnswers
 from d5p4.generate import generate
 from d5p4.settings import Settings
 from d5p4.types import Callback
 
-from .rows import Row, Rows, Source, complete
+from .rows import Row, Source, check_made, complete
 from .scoring import AT_ONCE, make_scorer, scorer_names
 from .setup import OPEN, Case, Setup, digest_of, slugged
 
@@ -67,9 +67,11 @@ def scores(setup: Setup, case: Case, scorer: str) -> Source:
     )
 
 
-def numbers(setup: Setup) -> Source:
-    """What drawing needs of every set of every case."""
-    cases = {_numbers_slug(setup, case): case for case in setup.cases}
+def numbers(setup: Setup, some_cases: Sequence[Case] | None = None) -> Source:
+    """What drawing needs of every set of every case, or of some cases."""
+    wanted = setup.cases if some_cases is None else some_cases
+    # Of cases with the same options, the one with the most units.
+    cases = {_numbers_slug(setup, case): case for case in sorted(wanted, key=lambda case: case.units)}
     keys = [f"{slug} {unit}" for slug, case in cases.items() for unit in range(case.units)]
 
     def make(some: Sequence[str]) -> dict[str, Row]:
@@ -91,38 +93,26 @@ def _numbers_file(setup: Setup) -> tuple[str, dict[str, str]]:
 
 def numbers_of(setup: Setup, case: Case) -> list[Row]:
     """The numbers of a case's sets, in the order of units."""
-    rows, slug = setup.open(*_numbers_file(setup)), _numbers_slug(setup, case)
-    return [_row(setup, rows, case, f"{slug} {unit}", "decode") for unit in range(case.units)]
-
-
-def decoded(setup: Setup, case: Case) -> list[Row]:
-    """The sets of answers of a case themselves, where they are at hand."""
-    return complete(setup, answers(setup, case))
+    return complete(setup, numbers(setup, [case]), "draw")
 
 
 def _reduce(setup: Setup, case: Case, units: Sequence[str]) -> dict[str, Row]:
     """The numbers of some sets of a case."""
     digest = setup.experiment.digest
     assert digest is not None
-    rows = setup.rows(answers(setup, case))
-    scored = {name: setup.rows(scores(setup, case, name)) for name in scorer_names(setup)}
+    decoded = answers(setup, case)
+    check_made(setup, decoded, "decode")
+    scored = {name: scores(setup, case, name) for name in scorer_names(setup)}
+    for source in scored.values():
+        check_made(setup, source, "score")
+    rows = setup.rows(decoded)
     made = {}
     for unit in units:
-        row = _row(setup, rows, case, unit, "decode")
-        said = {name: _row(setup, found, case, unit, "score") for name, found in scored.items()}
-        made[unit] = digest.make(setup, case, int(unit), row, said)
+        said = {name: setup.rows(source)[unit] for name, source in scored.items()}
+        made[unit] = digest.make(setup, case, int(unit), rows[unit], said)
         if setup.reads_data(case.task):
-            made[unit]["asked"] = asked(row["prompt"])
+            made[unit]["asked"] = asked(rows[unit]["prompt"])
     return made
-
-
-def _row(setup: Setup, rows: Rows, case: Case, key: str, stage: str) -> Row:
-    if key not in rows:
-        first = key[: -len(key.rsplit(" ", 1)[-1])]
-        missing = sum(f"{first}{unit}" not in rows for unit in range(case.units))
-        what = f"{missing} of {case.units} rows of {case.name!r}"
-        raise D5P4Error(f"{setup.experiment.name}: {what} are missing; run --stage {stage} ({rows.path})")
-    return rows[key]
 
 
 def asked(prompt: str) -> str:

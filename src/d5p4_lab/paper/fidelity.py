@@ -24,6 +24,8 @@ PAPERS = {1: 0.8669, 3: 0.8811, 10: 0.9195, 30: 0.9366, 100: 0.9515, 300: 0.9474
 
 
 def cases(setup: Setup) -> list[Case]:
+    if len(setup["beta_fidelity"]) < 3:
+        raise D5P4Error(f"beta_fidelity={setup['beta_fidelity']!r}: a middle β needs three values or more")
     units = {value: setup["units_fidelity"] for value in setup["beta_fidelity"]}
     return [
         independent(setup, setup["units_fidelity"]),
@@ -69,8 +71,6 @@ def _over_seeds(found: MauveInterval) -> MauveInterval:
 
 
 def draw(setup: Setup) -> Drawing:
-    if len(setup["beta_fidelity"]) < 3:
-        raise D5P4Error(f"beta_fidelity={setup['beta_fidelity']!r}: a middle β needs three values or more")
     real, documents = _real(setup)
     found: dict[str, list[MauveInterval]] = {}
     for case in setup.cases:
@@ -91,8 +91,8 @@ def draw(setup: Setup) -> Drawing:
         rows.append([case.name, shown(plain.figure, 4), shown(star.figure, 4), spread, paper])
     note = (
         f"{len(real)} texts on each side, real ones cut to the generated length; features of the last token under "
-        f"{setup['judges'][0]}, kept in 8 bits; mean over {setup['mauve_seeds']} k-means seeds (their "
-        "spread is shown). Intervals resample sets and books with the clusters fixed."
+        f"{setup['judges'][0]}, kept in 8 bits; mean over {setup['mauve_seeds']} k-means seeds (their spread is "
+        "shown). Intervals resample sets and books with the clusters fixed."
     )
     table = Table("MAUVE against β", ["case", "MAUVE", "MAUVE*", "spread of seeds", "the paper's MAUVE"], rows, note)
     numbers = {name: {"mauve": pair[0].figure, "star": pair[1].figure} for name, pair in found.items()}

@@ -125,6 +125,7 @@ def fill(
     begun that would end later. Only the first rank writes the files, others write parts of their own.
     """
     work = None
+    mesh.meet()  # whoever lists sources may read files that the first rank moves
     with ExitStack() as locks:
         if mesh.first:
             with at_work(mesh):
@@ -145,15 +146,18 @@ def fill(
 
 
 def _plan(setup: Setup, sources: Sequence[Source], deadline: float | None, locks: ExitStack) -> _Work:
-    missing = []
+    missing: list[list[str]] = []
+    planned: dict[str, set[str]] = {}  # by path: cases with the same options have the same rows
     for source in sources:
-        rows = setup.rows(source)
-        if rows.store.parts():  # of a start that died
+        rows, others = setup.rows(source), planned.setdefault(source.path, set())
+        if rows.store.folder.exists() and not others:  # of a start that died
             with rows.store.locked():
                 rows.fold()
-        missing.append(missing_keys(setup, source))
-        if missing[-1]:
+        keys = [key for key in missing_keys(setup, source) if key not in others]
+        if keys and not others:
             locks.enter_context(rows.store.locked())
+        others.update(keys)
+        missing.append(keys)
     return _Work(secrets.randbits(40), missing, None if deadline is None else deadline - time.monotonic())
 
 
@@ -162,15 +166,14 @@ def _make_all(setup: Setup, sources: Sequence[Source], work: _Work, mesh: Mesh) 
     deadline = None if work.seconds is None else time.monotonic() + work.seconds
     todo = [(source, keys) for source, keys in zip(sources, work.missing, strict=True) if keys]
     with at_work(mesh):
-        costs = {source.path: source.cost() for source, _ in todo if source.shared or mesh.first}
-    total = sum(costs.get(source.path, 0.0) * len(keys) for source, keys in todo)
+        costs = [source.cost() for source, _ in todo]
+    total = sum(cost * len(keys) for cost, (_, keys) in zip(costs, todo, strict=True))
     done, spent = 0.0, 0.0  # of this rank
-    for source, keys in todo:
+    for number, (cost, (source, keys)) in enumerate(zip(costs, todo, strict=True)):
         if not (source.shared or mesh.first):
             continue
-        counter = f"{work.start}/{source.path}"
+        counter = f"{work.start}/{number}"
         first = size = source.together()
-        cost = costs[source.path]
         while (left := len(keys) - mesh.count(counter)) > 0:
             if mesh.world > 1 and source.shared:  # leave some for the others, but fill the device
                 size = min(size, max(first // FULL, -(-left // mesh.world)))
@@ -199,15 +202,16 @@ def _make_all(setup: Setup, sources: Sequence[Source], work: _Work, mesh: Mesh) 
     return True
 
 
+def check_made(setup: Setup, source: Source, stage: str) -> None:
+    """An error where rows of a source are missing, with the stage that makes them."""
+    if missing := missing_keys(setup, source):
+        what = f"{len(missing)} of {len(source.keys)} rows of {source.label!r}"
+        path = setup.rows(source).path
+        raise D5P4Error(f"{setup.experiment.name}: {what} are missing; run --stage {stage} ({path})")
+
+
 def complete(setup: Setup, source: Source, stage: str = "decode") -> list[Row]:
     """All rows of a source, in the order of its keys; an error where some are missing."""
+    check_made(setup, source, stage)
     rows = setup.rows(source)
-    if missing := [key for key in source.keys if key not in rows]:
-        what = f"{len(missing)} of {len(source.keys)} rows of {source.label!r}"
-        raise D5P4Error(f"{setup.experiment.name}: {what} are missing; run --stage {stage} ({rows.path})")
     return [rows[key] for key in source.keys]
-
-
-def batches(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
-    for first in range(0, len(items), size):
-        yield items[first : first + size]

@@ -22,7 +22,7 @@ from .setup import Progress, Setup
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 STAGES = ("decode", "score", "draw")
-WORTH_A_LINE = 5.0  # seconds; a shorter run of a stage is told only when it is the first
+WORTH_A_LINE = 5.0  # seconds; a shorter run of a stage is told only when it is the first or ends what was stopped
 
 
 def reproduce(
@@ -138,7 +138,7 @@ def _record(setup: Setup, stage: str, seconds: float, finished: bool, worked: bo
     stages = held.setdefault("stages", {})
     if stage == "draw":
         stages[stage] = [ran]
-    elif worked and (stage not in stages or seconds > WORTH_A_LINE):
+    elif worked and (stage not in stages or seconds > WORTH_A_LINE or not stages[stage][-1]["finished"]):
         stages.setdefault(stage, []).append(ran)
     settings = json.loads(without_places(json.dumps(setup.settings, ensure_ascii=False)))
     held |= {"experiment": setup.experiment.name, "scale": setup.scale, "seed": setup.seed, "settings": settings}

@@ -101,7 +101,7 @@ class Setup:
     changes: Mapping[str, Any] = field(default_factory=dict)
     progress: Progress = lambda share, text: None
     decoding: bool = True  # False: rows are only read, so the model need not be here
-    finished: bool = True  # False: `missing` sets are left to decode
+    finished: bool = True  # False: the deadline came before all rows were made
     mesh: Mesh = field(default_factory=Mesh)  # the ranks that share the decoding
     _tasks: dict[tuple[str, int], Task] = field(default_factory=dict)
     _rows: dict[str, Rows] = field(default_factory=dict)
@@ -132,8 +132,8 @@ class Setup:
     def cases(self) -> list[Case]:
         cases = list(self.experiment.cases(self))
         names = [case.name for case in cases]
-        if len(set(names)) < len(names):
-            raise AssertionError(f"two cases of {self.experiment.name} have one name")
+        if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+            raise D5P4Error(f"{self.experiment.name} has {twice[0]!r} twice; give each value once")
         return cases
 
     @cached_property
@@ -175,7 +175,7 @@ class Setup:
 
     def reads_data(self, task: str) -> bool:
         """Whether the prompts of a task come from a file; those of countdown are made up."""
-        return task not in (OPEN,) and task.partition(":")[0] != "countdown"
+        return task != OPEN and task.partition(":")[0] != "countdown"
 
     def task(self, name: str, count: int) -> Task:
         """The first `count` prompts of a task; `name:split` gives a split, as in countdown:5."""

@@ -5,15 +5,24 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+import re
+import shutil
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from d5p4_lab.paper.drawing import Verdict, plain, pyplot
-from d5p4_lab.paper.run import STAGES, reproduce
-from d5p4_lab.paper.scoring import scorer_names, slug
-from d5p4_lab.paper.setup import Setup
+import numpy as np
+import pytest
+
+from d5p4.distributed import Mesh
+from d5p4_lab.paper import answers, drawing, experiment, run
+from d5p4_lab.paper.rows import Row, fill
+from d5p4_lab.paper.run import reproduce
+from d5p4_lab.paper.scoring import pack
+from d5p4_lab.paper.setup import Experiment, Setup
 
 DRAWN = ("table.md", "figure.png", "figure.svg", "summary.json")
 WORDS = "the old house stood by a long river where people came in summer and went home late with bread and wine"
@@ -46,10 +55,34 @@ def write_gsm8k(file: Path, count: int = 4) -> Path:
     return file
 
 
+def own_experiments(patch: pytest.MonkeyPatch, *own: Experiment) -> None:
+    """Experiments of a test, found by name like all others."""
+    by_name = {each.name: each for each in own}
+    patch.setattr(run, "experiment", lambda name: by_name.get(name) or experiment(name))
+
+
 def files(root: Path) -> dict[str, bytes]:
     """All that a run wrote, but for config.json, which says how long drawing took."""
     found = (file for file in root.rglob("*") if file.is_file() and file.name != "config.json")
     return {file.relative_to(root).as_posix(): file.read_bytes() for file in found}
+
+
+def write_numbers(setup: Setup, numbers: Mapping[str, Sequence[Row]]) -> None:
+    """Write the numbers of some cases as if their sets had been decoded and scored."""
+    cases = [case for case in setup.cases if case.name in numbers]
+    rows: dict[str, Row] = {}
+    for case in cases:
+        rows |= zip(answers.numbers(setup, [case]).keys, numbers[case.name], strict=True)
+    source = replace(answers.numbers(setup, cases), make=lambda keys: {key: rows[key] for key in keys})
+    assert fill(setup, [source], Mesh()) == (True, True)
+
+
+def clone(here: Path, there: Path) -> Path:
+    """What a clean clone has of a folder of results that drawing starts from."""
+    for file in (*here.rglob("*.xz"), *here.rglob("config.json")):
+        (there / file.relative_to(here)).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, there / file.relative_to(here))
+    return there
 
 
 def numbers(value: Any, place: str = "") -> Iterator[tuple[str, float | None]]:
@@ -64,7 +97,7 @@ def numbers(value: Any, place: str = "") -> Iterator[tuple[str, float | None]]:
         yield place, value
 
 
-def check(setup: Setup) -> dict[str, Any]:
+def check(setup: Setup, figure: bool = True, gaps: str | None = None) -> dict[str, Any]:
     """The files of a finished run; gives the summary."""
     config = json.loads((setup.folder / "config.json").read_text(encoding="utf-8"))
     stages = {"decode", "draw"} | ({"score"} if setup.experiment.scorers else set())
@@ -74,50 +107,87 @@ def check(setup: Setup) -> dict[str, Any]:
     assert [case["name"] for case in config["cases"]] == [case.name for case in setup.cases]
     for name in DRAWN:
         assert (setup.folder / name).stat().st_size > 200, name
-    assert (setup.folder / "figure.png").read_bytes().startswith(b"\x89PNG")
-    assert "<svg" in (setup.folder / "figure.svg").read_text(encoding="utf-8")
+    assert not figure or (setup.folder / "figure.png").read_bytes().startswith(b"\x89PNG")
+    assert not figure or b"<svg" in (setup.folder / "figure.svg").read_bytes()
     text = (setup.folder / "table.md").read_text(encoding="utf-8")
-    assert text.startswith(f"# {setup.experiment.title}\n") and "decoded on" in text
-    assert "nan" not in text, [line for line in text.splitlines() if "nan" in line]
+    assert text.startswith(f"# {setup.experiment.title}\n") and re.search("(decoded|measured) on", text)
+    assert not re.search(r"\bnan\b", text), [line for line in text.splitlines() if re.search(r"\bnan\b", line)]
     summary = json.loads((setup.folder / "summary.json").read_text(encoding="utf-8"))
-    found = dict(numbers(summary["figures"]))
-    assert found and all(isinstance(x, (int, float)) and math.isfinite(x) for x in found.values()), [
-        place for place, x in found.items() if x is None
-    ]
+    found = {place: x for place, x in numbers(summary["figures"]) if gaps is None or not re.search(gaps, place)}
+    assert found
+    for place, x in found.items():
+        assert isinstance(x, (int, float)) and math.isfinite(x), place
     assert summary["claims"]
     for claim in summary["claims"]:
-        assert claim["verdict"] in get_args(Verdict) and claim["claim"] and claim["ours"]
-        assert "nan" not in claim["ours"], claim
+        assert claim["verdict"] in get_args(drawing.Verdict) and claim["claim"] and claim["ours"]
+        assert not re.search(r"\bnan\b", claim["ours"]), claim
     assert str(setup.root) not in text + json.dumps([config, summary])
     return summary
 
 
-def smoke(
-    name: str, out: Path, changes: Mapping[str, Any], more: Mapping[str, Any], redraw: bool = False, **words: Any
-) -> Setup:
-    """Run it, run it again (nothing may change), run it with `more` units (earlier rows may not change).
+def _vector(text: str, size: int) -> np.ndarray:
+    vector = np.random.default_rng(zlib.crc32(text.encode())).normal(size=size)
+    return vector / np.linalg.norm(vector)
 
-    `redraw`: the second run writes table, figure and summary again; without it they are only made again.
+
+def _scorer(name: str, *_: object) -> Any:
+    """Instead of a judge or an encoder: numbers that depend on each text alone."""
+
+    def score(rows: Sequence[Row]) -> list[Row]:
+        found = []
+        for row in rows:
+            vectors = np.stack([_vector(text, 8) for text in row["texts"]])
+            nats = [3 + vector[0] for vector in vectors.tolist()]
+            references = np.stack([_vector(text, 8) for text in row.get("references") or [""]])
+            cosines = {"gram": (vectors @ vectors.T).tolist(), "reference": (vectors @ references.T).max(1).tolist()}
+            found.append({"ppl": {"nats": nats}, "cos": cosines, "features": pack(vectors)}[name.partition(":")[0]])
+        return found
+
+    return score
+
+
+def _save(figure: Any, file: Path, **_: object) -> None:
+    file.write_bytes(b"not drawn" * 99)
+
+
+@contextmanager
+def cheap() -> Iterator[None]:
+    """No outside model is loaded and no figure is drawn, which take longer than all the rest."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(answers, "make_scorer", _scorer)
+        patch.setattr(drawing, "_shrink", lambda file: None)
+        patch.setattr("matplotlib.figure.Figure.savefig", _save)
+        yield
+
+
+def smoke(
+    name: str, out: Path, changes: Mapping[str, Any], grown: Mapping[str, Any] | None = None, real: bool = False,
+    gaps: str | None = None, **words: Any,
+) -> tuple[Setup, dict[str, Any]]:  # fmt: skip
+    """Run an experiment, and draw it again from what is committed of it, without data; gives its summary.
+
+    grown  changes with which it goes on, from what is committed and from all there is: to the same numbers
+    real   judges and figures are real
+    gaps   a pattern of figures that need not be numbers
     """
-    words |= {"out": out, "device": "cpu"}
-    setup = reproduce(name, changes=changes, **words)
-    summary = check(setup)
-    before = files(out)
-    again = reproduce(name, changes=changes, stages=STAGES if redraw else STAGES[:2], **words)
-    assert files(out) == before
-    if not redraw:
-        drawing = again.experiment.draw(again)
-        assert json.loads(json.dumps(plain(drawing.figures))) == summary["figures"]
-        assert [asdict(claim) for claim in drawing.claims] == summary["claims"]
-    longer = reproduce(name, changes=dict(changes) | dict(more), stages=["decode", "score"], **words)
-    after = files(out)
-    raw = [file for file in before if file.endswith(".jsonl")]
-    assert all(after[file].startswith(before[file]) for file in raw)
-    assert {file for file in after if file.endswith(".jsonl")} == set(raw)
-    for case in longer.cases:
-        assert len(longer.rows(case)) == case.units
-        for scorer in scorer_names(longer):
-            assert len(longer.scores(case, slug(scorer))) == case.units
-    assert any(len(after[file]) > len(before[file]) for file in raw)
-    pyplot().close("all")
-    return setup
+    there = out.with_name(f"{out.name}-clone")
+    words["device"] = "cpu"
+    with nullcontext() if real else cheap():
+        setup = reproduce(name, out=out, changes=changes, **words)
+        summary = check(setup, real, gaps)
+        clone(out, there)
+        if grown is not None:
+            longer = {}
+            for folder in (out, there):
+                each = reproduce(name, out=folder, changes={**changes, **grown}, stages=["decode", "score"], **words)
+                assert fill(each, run.sources(each, "draw"), Mesh()) == (True, True)
+                longer[folder] = {case.name: answers.numbers_of(each, case) for case in each.cases}
+            assert longer[out] == longer[there]
+    again = Setup(setup.experiment, setup.scale, there, setup.model_name, changes=changes, decoding=False)
+    drawn = again.experiment.draw(again)
+    assert json.loads(json.dumps(drawing.plain(drawn.figures))) == summary["figures"]
+    assert [asdict(claim) for claim in drawn.claims] == summary["claims"]
+    text = (setup.folder / "table.md").read_text(encoding="utf-8")
+    assert all(table.markdown() in text for table in drawn.tables)
+    drawing.pyplot().close("all")
+    return setup, summary

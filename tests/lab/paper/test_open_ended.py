@@ -9,21 +9,25 @@ from d5p4.errors import D5P4Error
 from d5p4.eval.mauve import MauveInterval
 from d5p4.eval.stats import Figure
 from d5p4_lab.paper import experiment, fidelity
+from d5p4_lab.paper.answers import numbers_of
 from d5p4_lab.paper.open_ended import base, sweep, sweeps
 from d5p4_lab.paper.pareto import SEARCH
 from d5p4_lab.paper.run import reproduce
 from d5p4_lab.paper.setup import Setup
 from tests.checkpoints import write_mdlm
-from tests.lab.paper.smoke import files, smoke, write_text
+from tests.lab.paper.smoke import DRAWN, cheap, files, smoke, write_text
 
 PLANE = {
-    "judges": ["judge"], "k": 3, "w": 2, "gen_length": 8, "steps": 4, "units": 2, "units_independent": 2,
-    "beta": [1, 10, 100], "beta_x": [1, 10], "alpha": [1, 10], "score_temperature": [0.1, 1],
-    "token_temperature": [1.02, 1.2],
+    "judges": ["judge"], "k": 3, "w": 2, "gen_length": 6, "steps": 3, "units": 2, "units_independent": 2,
+    "beta": [1, 10, 100], "beta_x": [0.01, 100], "alpha": [1, 10], "score_temperature": [0.01, 9],
+    "token_temperature": [1.02, 5],
 }  # fmt: skip
-FIDELITY = PLANE | {"units_fidelity": 4, "beta_fidelity": [1, 10, 100], "mauve_seeds": 2}
+FIDELITY = {
+    "judges": ["judge"], "k": 3, "w": 2, "gen_length": 6, "steps": 3, "units_fidelity": 4,
+    "beta_fidelity": [1, 10, 100], "mauve_seeds": 2,
+}  # fmt: skip
 PARTITION = {
-    "judges": ["judge"], "gen_length": 8, "steps": 4, "units": 2, "units_large": 2, "interval": [1, 2],
+    "judges": ["judge"], "gen_length": 6, "steps": 3, "units": 2, "units_large": 2, "interval": [1, 2],
     "beta": [1, 12], "beta_large": [30], "large": [3, 2],
 }  # fmt: skip
 
@@ -39,66 +43,61 @@ def text(tmp_path_factory):
 
 
 def test_pareto_and_control_share_their_rows(tmp_path, model):
-    setup = smoke("pareto", tmp_path, PLANE, {"units": 3, "units_independent": 4}, model=model)
-    summary = json.loads((setup.folder / "summary.json").read_text(encoding="utf-8"))
+    out = tmp_path / "out"
+    _, summary = smoke("pareto", out, PLANE, model=model)
     assert set(summary["figures"]["area"]["judge"]) == set(SEARCH) and len(summary["claims"]) >= 8
     assert all(low <= value <= high for value, low, high in summary["figures"]["area"]["judge"].values())
-
-    before = files(tmp_path)
-    control = reproduce("control", out=tmp_path, model=model, device="cpu", changes=PLANE)
-    after = files(tmp_path)
+    before = files(out)
+    with cheap():
+        control = reproduce("control", out=out, model=model, device="cpu", changes=PLANE)
+    after = files(out)
     assert {name: after[name] for name in before} == before  # nothing was decoded or scored again
-    assert set(after) - set(before) == {f"control/{name}" for name in ("table.md", "figure.png", "figure.svg",
-                                                                      "summary.json")}  # fmt: skip
-    summary = json.loads((control.folder / "summary.json").read_text(encoding="utf-8"))
+    assert set(after) - set(before) == {f"control/{name}" for name in DRAWN}
+    summary = json.loads(after["control/summary.json"])
     assert len(summary["claims"]) >= 3
     for pair in summary["figures"]["judge"].values():
         assert all(-1 <= low <= value <= high <= 1 for value, low, high in pair)
     assert "decoded on" in (control.folder / "table.md").read_text(encoding="utf-8")  # by pareto
 
 
-def test_fidelity(tmp_path, model, text):
-    setup = smoke("fidelity", tmp_path, FIDELITY, {"units_fidelity": 5}, model=model, data=text)
-    summary = json.loads((setup.folder / "summary.json").read_text(encoding="utf-8"))
+def test_fidelity(tmp_path, model, text, monkeypatch):
+    """More units may be decoded later; drawn again with fewer it is as it was."""
+    monkeypatch.setattr(fidelity, "CausalJudge", lambda *given, **more: None)
+    monkeypatch.setattr(fidelity, "last_token_features", lambda judge, texts, **more: np.stack(
+        [np.random.default_rng(len(text)).normal(size=8) for text in texts]
+    ))  # fmt: skip
+    grown = {"units_fidelity": 5}
+    _, summary = smoke("fidelity", tmp_path / "out", FIDELITY, grown, model=model, data=text)
     assert len(summary["figures"]) == 4 and len(summary["claims"]) >= 4
     for each in summary["figures"].values():
         assert all(0 <= low <= value <= high <= 1 for value, low, high in each.values())
-    # More units have been decoded since; drawn again with fewer it is as it was.
-    drawn = (setup.folder / "summary.json").read_bytes()
-    reproduce("fidelity", out=tmp_path, model=model, data=text, device="cpu", changes=FIDELITY, stages=["draw"])
-    assert (setup.folder / "summary.json").read_bytes() == drawn
+    words = {"out": tmp_path / "new", "model": model, "data": text, "device": "cpu"}
+    for changes, more, told in (
+        ({}, {"stages": ["draw"]}, "fidelity: 4 of 4 rows of 'independent' are missing; run --stage decode"),
+        ({"beta_fidelity": [1, 10]}, {"stages": ["decode"]}, "beta_fidelity=.*three values or more"),
+        ({}, {"stages": ["decode"], "data": None}, "needs a text file: give --data .the task text needs the path"),
+    ):
+        with pytest.raises(D5P4Error, match=told):
+            reproduce("fidelity", changes=FIDELITY | changes, **words | more)
 
 
-def test_fidelity_says_what_is_missing(tmp_path, model, text):
-    words = {"out": tmp_path, "model": model, "data": text, "device": "cpu"}
-    with pytest.raises(D5P4Error, match="features of 12 of 12 real texts are missing; run --stage decode"):
-        reproduce("fidelity", changes=FIDELITY, stages=["draw"], **words)
-    with pytest.raises(D5P4Error, match="beta_fidelity=.*three values or more"):
-        reproduce("fidelity", changes=FIDELITY | {"beta_fidelity": [1, 10]}, stages=["draw"], **words)
-    with pytest.raises(D5P4Error, match="text needs the path"):
-        reproduce("fidelity", changes=FIDELITY, stages=["decode"], **words | {"data": None})
-
-
-def test_mauve_is_the_mean_over_seeds():
+def test_figures_of_mauve():
+    """The mean over seeds, and when two are apart."""
     first = MauveInterval(Figure(0.8, 0.02, 0.76, 0.84, 9), np.array([0.8, 0.9]))
     found = fidelity._over_seeds(first).figure
     assert found[:4] == pytest.approx((0.85, 0.02, 0.81, 0.89)) and found.n == 9
     high = fidelity._over_seeds(MauveInterval(Figure(0.97, 0.02, 0.93, 0.99, 9), np.array([0.97, 0.99]))).figure
     assert high.value == pytest.approx(0.98) and high.high == 1
-
-
-def test_two_figures_are_apart():
     low, high = Figure(0.5, 0.03, 0, 1, 9), Figure(0.6, 0.04, 0, 1, 9)
     assert fidelity._apart(high, low) == "holds" and fidelity._apart(low, high) == "does not hold"  # 0.1 > 1.96 · 0.05
     assert fidelity._apart(high._replace(value=0.59), low) == "not clear"
 
 
 def test_partition(tmp_path, model):
-    setup = smoke("partition", tmp_path, PARTITION, {"units": 3, "units_large": 3}, model=model)
-    summary = json.loads((setup.folder / "summary.json").read_text(encoding="utf-8"))
+    setup, summary = smoke("partition", tmp_path / "out", PARTITION, model=model)
     assert set(summary["figures"]["area"]["judge"]) == {"E-SMC", "D5P3", "D5P4+"} and len(summary["claims"]) >= 3
-    particles = [len(row["texts"]) for case in setup.cases if case.group == "E-SMC" for row in setup.rows(case)]
-    assert set(particles) == {4}  # k·w of them, all kept
+    particles = {row["texts"] for case in setup.cases if case.group == "E-SMC" for row in numbers_of(setup, case)}
+    assert particles == {4}  # k·w of them, all kept
     groups = {case.group for case in setup.cases}
     assert groups == {"E-SMC", "D5P3", "D5P4+", "D5P3 3×2", "D5P4+ 3×2"}
 
@@ -115,10 +114,7 @@ def test_the_sweeps(tmp_path):
     hot = [case for case in found if case.group == "CAT, tokens"]
     assert [case.options["temperature"] for case in hot] == [case.value for case in hot] == [1.02, 1.05, 1.1, 1.15, 1.2]
     assert all(case.options["temperature"] == 1 for case in found if case.group != "CAT, tokens")
-
-
-def test_a_point_may_have_units_of_its_own(tmp_path):
-    setup = Setup(experiment("pareto"), "box", tmp_path)
+    # A point may have units of its own.
     found = list(sweep(setup, "D5P4+", {"method": "d5p4"}, "beta", (1, 3), units={3: 7}))
     assert [(case.name, case.units, case.value) for case in found] == [("D5P4+, β 1", 24, 1.0), ("D5P4+, β 3", 7, 3.0)]
     assert found[0].options == base(setup) | {"w": 4, "method": "d5p4", "beta": 1.0}

@@ -1,5 +1,6 @@
 """The paper's settings are configurations here: each runs on a tiny random checkpoint of the layout it names."""
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,10 @@ from d5p4.models.base import NativeModel
 from d5p4.models.load import load
 from d5p4.settings import Settings
 from d5p4_lab.paper import EXPERIMENTS, experiment
+from d5p4_lab.paper.answers import answers
 from d5p4_lab.paper.drawing import pyplot
+from d5p4_lab.paper.rows import Row, complete
 from d5p4_lab.paper.run import reproduce
-from d5p4_lab.paper.scoring import sets
 from d5p4_lab.paper.setup import Setup
 from tests.checkpoints import write_llada, write_mdlm
 from tests.lab.paper.smoke import check, write_gsm8k, write_text, write_truthfulqa
@@ -25,16 +27,16 @@ LAYOUT = {
 }  # fmt: skip
 DATA = {"fidelity": "text", "qa": "truthfulqa", "guidance": "truthfulqa", "math": "gsm8k", "budget": "gsm8k"}
 FEW: dict[str, dict[str, Any]] = {
-    "pareto": {"units": 2, "units_independent": 2, "beta": [1, 10, 100], "beta_x": [1], "alpha": [1],
+    "pareto": {"units_independent": 2, "beta": [1, 10, 100], "beta_x": [1], "alpha": [1],
                "score_temperature": [1], "token_temperature": [1.2]},
     "fidelity": {"units_fidelity": 2, "beta_fidelity": [1, 10, 100], "mauve_seeds": 1},
-    "control": {"units": 2, "beta": [1, 10], "beta_x": [1, 10], "alpha": [1, 10], "score_temperature": [0.1, 1],
+    "control": {"beta": [1, 10], "beta_x": [1, 10], "alpha": [1, 10], "score_temperature": [0.1, 1],
                 "token_temperature": [1.02, 1.2]},
-    "partition": {"units": 2, "units_large": 2, "interval": [2], "beta": [1, 12], "beta_large": [30]},
-    "qa": {"units": 2},
-    "guidance": {"units": 2, "guidances": [1, 2]},
-    "math": {"units": 2},
-    "budget": {"units": 2, "w": [2], "more": [4]},
+    "partition": {"units_large": 2, "interval": [2], "beta": [1, 12], "beta_large": [30]},
+    "qa": {},
+    "guidance": {"guidances": [1, 2]},
+    "math": {},
+    "budget": {"w": [2], "more": [4]},
 }  # fmt: skip
 
 
@@ -51,12 +53,18 @@ def given(tmp_path_factory) -> dict[str, Path]:
     }
 
 
-def run(name: str, given: dict[str, Path], out: Path, **words: Any) -> Setup:
+def run(name: str, given: dict[str, Path], out: Path, units: int = 2, **words: Any) -> Setup:
     has = set(experiment(name).settings["paper"])
-    changes = {key: value for key, value in (OFFLINE | SHORT).items() if key in has} | FEW[name]
+    few = OFFLINE | SHORT | {"units": units}
+    changes = {key: value for key, value in few.items() if key in has} | FEW[name]
     data = given.get(DATA.get(name, ""))
     words = {"device": "cpu", "changes": changes, "data": data} | words
     return reproduce(name, scale="paper", out=out, model=str(given[LAYOUT[name]]), **words)
+
+
+def decoded(setup: Setup) -> list[Row]:
+    """The sets of answers of the first case."""
+    return complete(setup, answers(setup, setup.cases[0]))
 
 
 @pytest.fixture(scope="module")
@@ -64,73 +72,44 @@ def tiny(given) -> dict[str, NativeModel]:
     return {layout: load(given[layout], "cpu") for layout in ("mdlm", "llada")}
 
 
-@pytest.mark.parametrize("scale", ["box", "paper"])
-@pytest.mark.parametrize("name", LAYOUT)
-def test_every_option_of_every_case_is_one(tiny, tmp_path, name, scale):
+def test_every_option_of_every_case_is_one(tiny, tmp_path):
     """With the settings as they are: what `generate` would refuse after hours is refused here."""
-    setup = Setup(experiment(name), scale, tmp_path)
-    assert setup.cases
-    for case in setup.cases:
-        settings = Settings.make(tiny[LAYOUT[name]], **case.options)
-        assert settings.gen_length == case.options["gen_length"] and case.units >= 8
-        if scale == "paper":
-            assert settings.gen_length == {"mdlm": 1024}.get(LAYOUT[name], 256 if name in ("math", "budget") else 128)
+    for name, scale in itertools.product(EXPERIMENTS, ("box", "paper")):
+        setup = Setup(experiment(name), scale, tmp_path)
+        assert bool(setup.cases) == (name in LAYOUT), name
+        for case in setup.cases:
+            settings = Settings.make(tiny[LAYOUT[name]], **case.options)
+            assert settings.gen_length == case.options["gen_length"] and case.units >= 8, case
+            if scale == "paper":
+                longest = {"mdlm": 1024}.get(LAYOUT[name], 256 if name in ("math", "budget") else 128)
+                assert settings.gen_length == longest, case
 
 
-def test_every_experiment_that_decodes_is_here():
-    decodes = {name for name in EXPERIMENTS if Setup(experiment(name), "paper", Path("x")).cases}
-    assert decodes == set(LAYOUT)
-
-
-def test_pareto_at_the_papers_scale(given, tmp_path):
-    setup = run("pareto", given, tmp_path)
-    assert (setup["k"], setup["w"], setup.scale) == (8, 4, "paper")
-    assert check(setup)["scale"] == "paper"
-    assert "`d5p4 reproduce pareto --scale paper --set " in (setup.folder / "table.md").read_text(encoding="utf-8")
-    assert all(len(row["texts"]) == 8 for case in setup.cases for row in sets(setup, case))
-    pyplot().close("all")
-
-
-def test_questions_at_the_papers_scale(given, tmp_path):
-    setup = run("qa", given, tmp_path)
+def test_questions_and_problems_at_the_papers_scale(given, tmp_path):
+    setup = run("qa", given, tmp_path, 1, stages=["decode"])
     assert (setup["k"], setup["w"], setup["guidance"], setup["task"]) == (3, 3, 2.0, "truthfulqa")
-    check(setup)
-    row = sets(setup, setup.cases[0])[0]
+    row = decoded(setup)[0]
     assert len(row["texts"]) == 9 and row["prompt"].startswith("what is ") and len(row["references"]) == 2
-    pyplot().close("all")
-
-
-def test_mathematics_at_the_papers_scale(given, tmp_path):
-    setup = run("math", given, tmp_path)
+    setup = run("math", given, tmp_path, 1, stages=["decode"])
     assert (setup["k"], setup["w"], setup["guidance"], setup["eos"]) == (4, 4, 2.5, "free")
-    summary = check(setup)
-    assert len(summary["figures"]) == 3 * 7 and set(summary["figures"]["tempered: D5P4+, β 25"]) >= {"pass@1", "pass@4"}
-    row = sets(setup, setup.cases[0])[0]
+    row = decoded(setup)[0]
     assert row["prompt"].startswith("Question: ") and row["prompt"].endswith("\nAnswer:") and len(row["texts"]) == 16
-    pyplot().close("all")
-
-
-def test_the_budget_at_the_papers_scale(given, tmp_path):
-    """It scores nothing, so it can be drawn at once."""
-    setup = run("budget", given, tmp_path)
-    assert set(check(setup)["figures"]) == {"gsm8k independent, 4 answers", "gsm8k D5P4+, w 2", "gsm8k distinct, w 2"}
-    pyplot().close("all")
-
-
-@pytest.mark.parametrize("name", ["control", "partition", "guidance", "fidelity"])
-def test_the_others_decode_at_the_papers_scale(given, tmp_path, name):
-    setup = run(name, given, tmp_path, stages=["decode"])
-    for case in setup.cases:
-        assert len(sets(setup, case)) == case.units
     config = json.loads((setup.folder / "config.json").read_text(encoding="utf-8"))
     assert config["scale"] == "paper" and config["stages"]["decode"][-1]["finished"] is True
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", ["control", "partition", "guidance", "fidelity"])
-def test_the_others_end_to_end(given, tmp_path, name):
-    check(run(name, given, tmp_path))
+@pytest.mark.parametrize("name", LAYOUT)
+def test_every_experiment_from_end_to_end(given, tmp_path, name):
+    setup = run(name, given, tmp_path)
+    summary = check(setup)
     pyplot().close("all")
+    assert f"reproduce {name} --scale paper --set " in (setup.folder / "table.md").read_text(encoding="utf-8")
+    if name == "math":
+        assert len(summary["figures"]) == 3 * 7
+        assert set(summary["figures"]["tempered: D5P4+, β 25"]) >= {"pass@1", "pass@4"}
+    if name == "budget":  # it scores nothing
+        assert set(summary["figures"]) == {"gsm8k independent, 4 answers", "gsm8k D5P4+, w 2", "gsm8k distinct, w 2"}
 
 
 @pytest.mark.full

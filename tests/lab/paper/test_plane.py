@@ -1,5 +1,8 @@
 import itertools
 import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -7,8 +10,9 @@ import pytest
 from d5p4.eval.stats import Figure, figure, resampled_means
 from d5p4_lab.paper import pareto
 from d5p4_lab.paper.drawing import Table, pyplot
-from d5p4_lab.paper.plane import area, by_judges, curves, draw_plane, means, perplexity, plane_table, points
+from d5p4_lab.paper.plane import PLANE, area, by_judges, curves, draw_plane, means, perplexity, plane_table, points
 from d5p4_lab.paper.setup import Case, Experiment, Setup
+from tests.lab.paper.smoke import write_numbers
 
 SETTINGS = {"judges": ("one", "two"), "encoder": "coder", "model": "given"}
 
@@ -25,38 +29,24 @@ def boxes(points: np.ndarray, corner: np.ndarray) -> float:
     return found
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 8])
-def test_the_area_is_that_of_the_union_of_boxes(count):
-    """Random points, some beyond the corner, some equal, some dominated."""
-    random = np.random.default_rng(count)
-    front = random.normal(size=(60, count, 2))
-    front[::3] = front[::3].round()  # equal ones, and ones on the corner's lines
+def test_the_area_is_that_of_the_union_of_boxes():
+    """Random points, some beyond the corner, some equal, some dominated; and some by hand."""
     corner = np.array([0.5, 1.0])
-    found = area([front[:, i] for i in range(count)], corner)
-    assert found.shape == (60,)
-    assert found == pytest.approx([boxes(each, corner) for each in front], abs=1e-12)
-    shuffled = area([front[:, i] for i in random.permutation(count)], corner)
-    assert shuffled == pytest.approx(found, abs=1e-12)
-
-
-def test_the_area_against_darts():
-    random = np.random.default_rng(5)
-    front, corner = random.random((6, 2)), np.array([1.2, 0.9])
-    darts = random.random((200_000, 2)) * corner
-    hit = (front[:, None] <= darts).all(-1).any(0).mean() * corner.prod()
-    assert area([p[None] for p in front], corner) == pytest.approx(hit, abs=0.005)
-
-
-def test_areas_by_hand():
-    corner = np.array([4.0, 4.0])
+    for count in (1, 2, 3, 8):
+        random = np.random.default_rng(count)
+        front = random.normal(size=(60, count, 2))
+        front[::3] = front[::3].round()  # equal ones, and ones on the corner's lines
+        found = area([front[:, i] for i in range(count)], corner)
+        assert found == pytest.approx([boxes(each, corner) for each in front], abs=1e-12)
+        shuffled = area([front[:, i] for i in random.permutation(count)], corner)
+        assert shuffled == pytest.approx(found, abs=1e-12)
 
     def of(*front: tuple[float, float]) -> float:
-        return float(area([np.array([p], dtype=float) for p in front], corner)[0])
+        return float(area([np.array([p], dtype=float) for p in front], np.array([4.0, 4.0]))[0])
 
-    assert of((1, 2)) == 6 and of((1, 2), (2, 1)) == 8
+    assert of((1, 2)) == 6 and of((1, 2), (2, 1)) == 8 and of((-1, 3)) == 5
     assert of((1, 2), (1, 2)) == of((1, 2), (3, 3)) == of((1, 2), (1, 3), (2, 2)) == 6  # equal and dominated ones
     assert of((5, 1)) == of((1, 5)) == of((5, 5)) == of((4, 0)) == 0 and of((1, 2), (5, 0), (0, 5)) == 6
-    assert of((-1, 3)) == 5
 
 
 def test_perplexity_is_the_exponential_of_a_mean():
@@ -79,33 +69,34 @@ def test_curves_are_in_the_order_of_their_values():
     assert [each.value for each in found["b"]] == [0.3, 4, 30] and found["a"] == [given[1]]
 
 
-# --- with rows written by hand ---
+# --- with numbers written by hand ---
 
 
-def write(setup: Setup, case: Case, nats: np.ndarray, cosines: np.ndarray) -> None:
-    """Scores of a case: nats [judges, units, k], and the cosine of every pair [units]."""
-    for judge, values in zip(setup["judges"], nats, strict=True):
-        rows = {str(unit): {"nats": row.tolist()} for unit, row in enumerate(values)}
-        setup.scores(case, f"ppl-{judge}").add_all(rows)
-    k = nats.shape[2]
-    grams = {str(u): {"gram": (np.full((k, k), c) + (1 - c) * np.eye(k)).tolist()} for u, c in enumerate(cosines)}
-    setup.scores(case, "cos-coder").add_all(grams)
+def sweep_of(folder: Path, betas: Sequence[float], nats: Callable[[int], Any], cosine: Callable[[int], Any]) -> Setup:
+    """D5P4+ at some values of β: nats [judges, units] and cosines [units] of each."""
+    cases = [Case(f"D5P4+, β {b:g}", {"method": "d5p4", "beta": b}, 30, group="D5P4+", value=b) for b in betas]
+    own = Experiment("own", "Title", "nowhere", {"box": SETTINGS}, lambda setup: None, lambda setup: cases, PLANE)
+    setup = Setup(own, "box", folder)
+    write_numbers(setup, {
+        case.name: [
+            {"nats": dict(zip(SETTINGS["judges"], nats_of.tolist(), strict=True)), "cosine": float(c)}
+            for nats_of, c in zip(np.asarray(nats(place)).T, cosine(place), strict=True)
+        ]
+        for place, case in enumerate(cases)
+    })  # fmt: skip
+    return setup
 
 
 @pytest.fixture
 def made(tmp_path, monkeypatch):
-    """A setup with D5P4+ at five values of β, log perplexity and cosine known."""
+    """Five values of β, log perplexity (a straight line in log β) and cosine known."""
     monkeypatch.setattr(Setup, "weights", "none")
-    betas = (1.0, 10.0, 100.0, 1000.0, 10_000.0)
-    cases = [Case(f"D5P4+, β {b:g}", {"method": "d5p4", "beta": b}, 30, group="D5P4+", value=b) for b in betas]
-    own = Experiment("own", "Title", "nowhere", {"box": SETTINGS}, lambda setup: None, lambda setup: cases)
-    setup = Setup(own, "box", tmp_path)
     random = np.random.default_rng(0)
-    for place, each in enumerate(cases):
-        nats = 3 + 0.1 * place + 0.01 * random.normal(size=(2, 30, 4))  # a straight line in log β
-        nats[1] += 1
-        write(setup, each, nats, 0.9 - 0.1 * place + 0.01 * random.normal(size=30))
-    return setup
+    return sweep_of(
+        tmp_path, (1.0, 10.0, 100.0, 1000.0, 10_000.0),
+        lambda place: 3 + 0.1 * place + 0.01 * random.normal(size=(2, 30)) + np.array([[0], [1]]),
+        lambda place: 0.9 - 0.1 * place + 0.01 * random.normal(size=30),
+    )  # fmt: skip
 
 
 def test_points_and_their_resamples(made):
@@ -143,30 +134,21 @@ def test_judges_must_agree(made):
     assert by_judges(made, [up, up], ["holds", "holds"])[1] == "holds"
 
 
-@pytest.mark.parametrize(
-    "rises, verdict",
-    [
+def test_a_second_regime_is_a_steeper_one(tmp_path, made):
+    """Slopes are compared, not sums: the parts of the sweep below and above its middle are not equally wide."""
+    for rises, verdict in (
         ((0, 1, 2, 3, 6), "not clear"),  # a straight line, up to noise
         ((0, 0, 0, 2, 4), "holds"),
         ((0, 2, 4, 4, 4), "does not hold"),
-    ],
-)
-def test_a_second_regime_is_a_steeper_one(tmp_path, monkeypatch, rises, verdict):
-    """Slopes are compared, not sums: the parts of the sweep below and above its middle are not equally wide."""
-    monkeypatch.setattr(Setup, "weights", "none")
-    betas = (1.0, 10.0, 100.0, 1000.0, 1_000_000.0)
-    cases = [Case(f"β {b:g}", {"method": "d5p4", "beta": b}, 30, group="D5P4+", value=b) for b in betas]
-    setup = Setup(Experiment("own", "T", "P", {"box": SETTINGS}, lambda s: None, lambda s: cases), "box", tmp_path)
-    random = np.random.default_rng(1)
-    for each, height in zip(cases, rises, strict=True):
-        nats = np.repeat(3 + height + 0.05 * random.normal(size=(2, 30, 1)), 2, axis=2)
-        write(setup, each, nats, np.full(30, 0.5))
-    found = {judge: means(setup, cases, judge) for judge in setup["judges"]}
-    claim = pareto._rises_later(setup, found, curves(cases)["D5P4+"])
-    assert claim.verdict == verdict and "above 100 minus" in claim.ours
-
-
-def test_a_sweep_of_two_values_has_no_second_regime(made):
-    line = made.cases[:2]
+    ):
+        random = np.random.default_rng(1)
+        setup = sweep_of(
+            tmp_path / str(rises), (1.0, 10.0, 100.0, 1000.0, 1_000_000.0),
+            lambda place, rises=rises, random=random: 3 + rises[place] + 0.05 * random.normal(size=(2, 30)),
+            lambda place: np.full(30, 0.5),
+        )  # fmt: skip
+        found = {judge: means(setup, setup.cases, judge) for judge in setup["judges"]}
+        claim = pareto._rises_later(setup, found, setup.cases)
+        assert claim.verdict == verdict and "above 100 minus" in claim.ours, rises
     found = {judge: means(made, made.cases, judge) for judge in made["judges"]}
-    assert pareto._rises_later(made, found, line).verdict == "not clear"
+    assert pareto._rises_later(made, found, made.cases[:2]).verdict == "not clear"  # two values have no middle

@@ -1,7 +1,8 @@
 """The model's own scores, their statistics, and the experiment around them."""
 
-import json
+import zlib
 from itertools import combinations
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,9 +11,12 @@ from scipy import stats
 
 import d5p4
 from d5p4.errors import D5P4Error
-from d5p4_lab.paper.quality_signal import ranks, regression, signals, stronger
+from d5p4_lab.paper import quality_signal
+from d5p4_lab.paper.quality_signal import judged, ranks, regression, signals, signals_of, stronger
+from d5p4_lab.paper.rows import complete
 from d5p4_lab.paper.run import reproduce
 from tests.checkpoints import write_llada, write_mdlm
+from tests.lab.paper.smoke import smoke
 from tests.lab.paper.test_windows import write_texts
 
 TINY = dict(length=24, real=5, samples=[[1.0, 4], [0.5, 3]], each=3, draws=4, judges=["judge"])
@@ -70,34 +74,28 @@ def test_statistics_against_scipy_and_numpy():
     assert [one.high - one.low for one in exact] == pytest.approx([0, 0], abs=1e-9)
 
 
-def test_a_run_writes_its_files_and_a_second_adds_nothing(tmp_path):
+def test_quality_signal(tmp_path, monkeypatch):
+    judge = SimpleNamespace(per_text=lambda texts: torch.tensor([zlib.crc32(text.encode()) / 2**30 for text in texts]))
+    monkeypatch.setattr(quality_signal, "_judge", lambda *given: judge)
     model, data = str(write_mdlm(tmp_path / "tiny")), write_texts(tmp_path / "texts.txt")
-    options = dict(out=tmp_path / "out", model=model, data=data, device="cpu", changes=TINY)
-    reproduce("quality-signal", **options)
-    folder = tmp_path / "out" / "quality-signal"
-    for name in ("config.json", "table.md", "figure.png", "figure.svg", "summary.json"):
-        assert (folder / name).stat().st_size > 0
-    summary = json.loads((folder / "summary.json").read_text())
-    for name, value in summary["figures"].items():
-        assert value[0] is not None and np.isfinite(value[0]), name
+    setup, summary = smoke("quality-signal", tmp_path / "out", TINY, model=model, data=data)
     assert len(summary["claims"]) >= 3
-    raw = {file.name: file.read_bytes() for file in folder.glob("*.jsonl")}
-    assert set(raw) == {"texts.jsonl", "samples.jsonl", "signals.jsonl", "judge-judge.jsonl"}
-    assert raw["signals.jsonl"].count(b"\n") == raw["judge-judge.jsonl"].count(b"\n") == 1 + 5 + 2 * 3
-    reproduce("quality-signal", **options)
-    assert {file.name: file.read_bytes() for file in folder.glob("*.jsonl")} == raw
-    with pytest.raises(D5P4Error, match="'real 5' is missing"):
-        reproduce("quality-signal", **(options | {"changes": TINY | {"real": 6}, "stages": ["draw"]}))
+    kept = {file.name for file in setup.folder.glob("*.jsonl*")}
+    assert kept == {"texts.jsonl", "samples.jsonl", "signals.jsonl.xz", "judge-judge.jsonl.xz"}
+    found = [complete(setup, source) for source in (signals_of(setup), judged(setup, "judge"))]
+    assert [len(rows) for rows in found] == [5 + 2 * 3] * 2
+    clone = {"out": tmp_path / "out-clone", "model": model, "device": "cpu", "stages": ["decode"]}
+    reproduce("quality-signal", changes=TINY, **clone)  # what is complete needs neither texts nor data
+    assert not list((tmp_path / "out-clone").rglob("*.jsonl"))
+    with pytest.raises(D5P4Error, match="1 of 12 rows of 'signals' are missing; run --stage decode"):
+        reproduce("quality-signal", changes=TINY | {"real": 6}, **clone | {"stages": ["draw"]})
 
 
-def test_the_paper_scale_on_the_other_layout(tmp_path):
+@pytest.mark.full
+def test_quality_signal_at_the_papers_scale(tmp_path):
+    """It has real texts alone."""
     model, data = str(write_llada(tmp_path / "tiny-llada")), write_texts(tmp_path / "texts.txt")
     changes = dict(length=24, real=5, draws=4, judges=["judge"])
-    reproduce(
-        "quality-signal", scale="paper", out=tmp_path / "out", model=model, data=data, device="cpu", changes=changes
-    )
-    summary = json.loads((tmp_path / "out" / "quality-signal" / "summary.json").read_text())
-    assert (
-        summary["figures"]["judge: Spearman entropy, all texts"]
-        == (summary["figures"]["judge: Spearman entropy, real texts"])
-    )  # the paper has real texts alone
+    words = {"scale": "paper", "model": model, "data": data}
+    figures = smoke("quality-signal", tmp_path / "out", changes, real=True, **words)[1]["figures"]
+    assert figures["judge: Spearman entropy, all texts"] == figures["judge: Spearman entropy, real texts"]

@@ -1,5 +1,4 @@
 import itertools
-import json
 import math
 
 import numpy as np
@@ -8,9 +7,11 @@ import torch
 
 from d5p4.errors import D5P4Error
 from d5p4.types import HistoryStep
+from d5p4_lab.paper.rows import complete
 from d5p4_lab.paper.run import reproduce
-from d5p4_lab.paper.scaling import EXPERIMENT, SELECTORS
+from d5p4_lab.paper.scaling import EXPERIMENT, SELECTORS, _steps, trials
 from d5p4_lab.paper.scaling_drawing import DRAWN, METHODS, Cell, _normalised, _ranks
+from d5p4_lab.paper.setup import Setup
 from d5p4_lab.paper.synthetic import (
     PoolStatistics,
     parse_size,
@@ -20,6 +21,7 @@ from d5p4_lab.paper.synthetic import (
     variances,
 )
 from tests.checkpoints import write_mdlm
+from tests.lab.paper.smoke import smoke
 
 STEP = PoolStatistics(7, 0.62, 0.03, 0.98, 0.006, tuple(i / 31 for i in range(32)), 0.8)
 
@@ -41,9 +43,7 @@ def test_statistics_by_hand():
     assert found.within_spread == pytest.approx(np.std([0.9, 0.9, 0.7, 0.7], ddof=1), rel=1e-5)
     assert found.quality == (0.0, 0.25, 0.5, 1.0)
     assert found.dimensions == pytest.approx((0.6 / found.between_spread) ** 2)
-
-
-def test_a_pool_of_equal_rows_has_no_statistics():
+    # A pool of equal rows has none.
     assert read_statistics(history(torch.zeros(4), torch.ones(4, 4), 2)) is None
     assert read_statistics(history(torch.rand(4), torch.ones(4, 4), 2)) is None
 
@@ -56,11 +56,11 @@ def test_shared_variance():
     assert shared_variance(0.3**0.5 * family + 0.7**0.5 * own) == pytest.approx(0.3, abs=0.03)
 
 
-@pytest.mark.parametrize("dimensions", [3.0, 50.0, 400.0, 1000.0])
-def test_variances_spread_as_told(dimensions):
-    law = variances(dimensions)
-    assert float(law.sum()) == pytest.approx(1) and bool((law > 0).all())
-    assert 1 / float((law**2).sum()) == pytest.approx(dimensions, rel=1e-6)
+def test_variances_spread_as_told():
+    for dimensions in (3.0, 50.0, 1000.0):
+        law = variances(dimensions)
+        assert float(law.sum()) == pytest.approx(1) and bool((law > 0).all())
+        assert 1 / float((law**2).sum()) == pytest.approx(dimensions, rel=1e-6)
 
 
 def test_pools_made_up_are_like_what_they_stand_for():
@@ -74,10 +74,7 @@ def test_pools_made_up_are_like_what_they_stand_for():
     assert float(torch.linalg.eigvalsh(similarity).min()) > 0
     again = [synthetic_pool(STEP, 4, 4, torch.Generator().manual_seed(5))[1] for _ in range(2)]
     assert torch.equal(*again)
-
-
-def test_extreme_statistics_still_make_pools():
-    source = torch.Generator().manual_seed(0)
+    # Extreme statistics still make pools.
     for between, within, spread in itertools.product((-0.1, 0.0, 0.9999), (0.1, 0.99999), (0.0, 0.4)):
         step = PoolStatistics(0, between, spread, within, spread, (0.0, 0.0, 1.0), 1.0)
         quality, similarity = synthetic_pool(step, 4, 4, source)
@@ -109,58 +106,47 @@ def test_every_method_has_its_curve():
         assert all(parse_size(size) for size in scale["sizes"])
 
 
-@pytest.mark.parametrize("size", ["8", "8x", "8×4", "x", "1x4", "4x1", "8x4x2"])
-def test_sizes_that_are_none(size):
-    with pytest.raises(D5P4Error, match="size"):
-        parse_size(size)
+def test_sizes_that_are_none():
+    for size in ("8", "8x", "8×4", "x", "1x4", "4x1", "8x4x2"):
+        with pytest.raises(D5P4Error, match="size"):
+            parse_size(size)
 
 
-CHANGES = {"sets": 1, "k": 3, "w": 3, "length": 12, "steps": 6, "sizes": ["4x4", "4x8"], "trials": {"16": 4, "32": 2},
+CHANGES = {"sets": 1, "k": 3, "w": 3, "length": 12, "steps": 6, "sizes": ["4x4", "4x8"], "trials": {"16": 3, "32": 2},
            "batch": 2, "largest": {"k-DPP sample (*)": 16, "exact": 300}}  # fmt: skip
 
 
-def test_smoke(tmp_path):
-    """All stages; the objectives are in the order they must have; a second run adds nothing."""
+def test_scaling(tmp_path):
+    """The objectives are in the order they must have."""
     model = str(write_mdlm(tmp_path / "model"))
-    setup = reproduce("scaling", out=tmp_path, model=model, device="cpu", changes=CHANGES)
-    rows = [json.loads(line) for line in (setup.folder / "trials.jsonl").read_text(encoding="utf-8").splitlines()[1:]]
-    trials = {row["key"]: row["methods"] for row in rows if "methods" in row}
-    assert list(trials) == ["4x4 0", "4x4 1", "4x4 2", "4x4 3", "4x8 0", "4x8 1"]
-    for key, methods in trials.items():
+    with pytest.raises(D5P4Error, match="1 of 1 rows of 'statistics' are missing; run --stage decode"):
+        _steps(Setup(EXPERIMENT, "box", tmp_path / "out", model, changes=CHANGES))
+    setup, summary = smoke("scaling", tmp_path / "out", CHANGES, model=model, gaps="/exact/")
+    rows = complete(setup, trials(setup))
+    methods = {row["key"]: row["methods"] for row in rows if "methods" in row}
+    assert list(methods) == ["4x4 0", "4x4 1", "4x4 2", "4x8 0", "4x8 1"]
+    for key, found in methods.items():
         small = key.startswith("4x4")
-        assert set(methods) == set(SELECTORS) - (set() if small else {"k-DPP sample (*)", "exact"})
-        objective = {name: values[0] for name, values in methods.items()}
+        assert set(found) == set(SELECTORS) - (set() if small else {"k-DPP sample (*)", "exact"})
+        objective = {name: values[0] for name, values in found.items()}
         assert objective["local search"] >= objective["greedy, k starts"] - 1e-9
         assert objective["greedy, n starts"] >= objective["greedy, k starts"] - 1e-9
         if small:
             others = [value for name, value in objective.items() if name != "k-DPP sample (*)"]
             assert objective["exact"] >= max(others) - 1e-9
-        assert all(math.isfinite(x) for values in methods.values() for x in values)
+        assert all(math.isfinite(x) for values in found.values() for x in values)
     assert {row["size"] for row in rows if "each_ms" in row} == {"4x4", "4x8"}
-
-    summary = json.loads((setup.folder / "summary.json").read_text(encoding="utf-8"))
     assert summary["figures"]["4×4"]["local search"]["normalised"][0] > 0.9 and len(summary["claims"]) >= 6
     assert "### Against the optimum" in (setup.folder / "table.md").read_text(encoding="utf-8")
-    assert (setup.folder / "figure.png").stat().st_size > 10_000 and (setup.folder / "figure.svg").exists()
-
-    before = {name: (setup.folder / name).read_bytes() for name in ("statistics.jsonl", "trials.jsonl", "table.md")}
-    reproduce("scaling", out=tmp_path, model=model, device="cpu", changes=CHANGES)
-    assert {name: (setup.folder / name).read_bytes() for name in before} == before
-    with pytest.raises(D5P4Error, match="betas was"):
-        reproduce("scaling", out=tmp_path, model=model, device="cpu", changes=CHANGES | {"betas": [2.0]})
+    with pytest.raises(D5P4Error, match="trials.jsonl.xz was made with other settings: betas was"):
+        reproduce("scaling", out=tmp_path / "out", model=model, device="cpu", changes=CHANGES | {"betas": [2.0]})
 
 
-def test_the_papers_scale_on_a_tiny_checkpoint(tmp_path):
+@pytest.mark.full
+def test_scaling_at_the_papers_scale(tmp_path):
     """Its settings as they are, but for sizes and counts."""
-    model = str(write_mdlm(tmp_path / "model"))
     few = {"sets": 1, "length": 12, "steps": 6, "sizes": ["4x4"], "trials": {"16": 2}, "batch": 2}
-    setup = reproduce("scaling", scale="paper", out=tmp_path, model=model, device="cpu", changes=few)
+    words = {"scale": "paper", "model": str(write_mdlm(tmp_path / "model")), "gaps": "/exact/"}
+    setup, summary = smoke("scaling", tmp_path / "out", few, real=True, **words)
     assert setup["k"] == 8 and len(setup["betas"]) == 15 and setup["betas"][-1] == 100
-    summary = json.loads((setup.folder / "summary.json").read_text(encoding="utf-8"))
     assert summary["scale"] == "paper" and set(summary["figures"]["4×4"]) == set(SELECTORS)
-
-
-def test_drawing_before_measuring_says_what_to_do(tmp_path):
-    model = str(write_mdlm(tmp_path / "model"))
-    with pytest.raises(D5P4Error, match="no step of 1 sets"):
-        reproduce("scaling", out=tmp_path, model=model, stages=["draw"], changes=CHANGES)

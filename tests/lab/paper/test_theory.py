@@ -1,6 +1,6 @@
 """The expansions of the log-determinant, and the experiment around them."""
 
-import json
+import itertools
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ from d5p4_lab.paper.theory import (
     whitened,
 )
 from tests.checkpoints import write_llada, write_mdlm
+from tests.lab.paper.smoke import smoke
 
 TINY = dict(length=24, steps=8, k=3, w=2, units=2, looks=4, sets=8)
 
@@ -37,24 +38,20 @@ def remainders(values: np.ndarray, orders: list[int]) -> list[float]:
     return [float((size ** (n + 1) / (n + 1) / (1 - size)).sum()) for n in orders]
 
 
-@pytest.mark.parametrize("t", [0.3, 0.03, 0.003])
-@pytest.mark.parametrize("seed", range(4))
-def test_weak_expansion_leaves_only_higher_orders(seed, t):
-    c = t * hollow(5, seed)
-    norm, orders = weak_orders(np.eye(5) + c)
-    assert norm == pytest.approx(t)
-    left = np.abs(np.array(orders) - exact(np.eye(5) + c))
-    assert (left <= np.array(remainders(np.linalg.eigvalsh(c), [2, 3])) + 1e-15).all()
-
-
-@pytest.mark.parametrize("t", [0.3, 0.03, 0.003])
-@pytest.mark.parametrize("rho", [0.0, 0.3, 0.9])
-def test_shared_expansion_leaves_only_higher_orders(rho, t):
-    k = (1 - rho) * np.eye(5) + rho + (1 - rho) * t * hollow(5, 1)
-    _, norm, orders = shared_orders(k, rho)
-    assert norm <= t + 1e-12  # B is never smaller than (1-ρ) I
-    left = np.abs(np.array(orders) - exact(k))
-    assert (left <= np.array(remainders(np.linalg.eigvalsh(whitened(k, rho)), [1, 2, 3])) + 1e-14).all()
+def test_expansions_leave_only_higher_orders():
+    for t, seed in itertools.product((0.3, 0.03, 0.003), range(4)):
+        c = t * hollow(5, seed)
+        norm, orders = weak_orders(np.eye(5) + c)
+        assert norm == pytest.approx(t)
+        left = np.abs(np.array(orders) - exact(np.eye(5) + c))
+        assert (left <= np.array(remainders(np.linalg.eigvalsh(c), [2, 3])) + 1e-15).all(), (t, seed)
+    for t, rho in itertools.product((0.3, 0.03, 0.003), (0.0, 0.3, 0.9)):
+        k = (1 - rho) * np.eye(5) + rho + (1 - rho) * t * hollow(5, 1)
+        _, norm, orders = shared_orders(k, rho)
+        assert norm <= t + 1e-12  # B is never smaller than (1-ρ) I
+        left = np.abs(np.array(orders) - exact(k))
+        bounds = np.array(remainders(np.linalg.eigvalsh(whitened(k, rho)), [1, 2, 3]))
+        assert (left <= bounds + 1e-14).all(), (t, rho)
 
 
 def test_shared_expansion_without_a_share_is_the_weak_one():
@@ -95,23 +92,15 @@ def test_two_rows_by_hand():
     assert found.base == pytest.approx(np.log(0.75))  # B has 1.5 and 0.5, K has 1.6 and 0.4, so H 1/15 and -1/5
     assert found.shared_norm == pytest.approx(0.2)
     assert found.shared[0] == pytest.approx(np.log(0.75) + 1 / 15 - 1 / 5)
-
-
-def test_three_alike_rows_break_the_bound():
+    # Three alike rows break the bound; equal rows have no determinant; a share has its range.
     found = look_at(0.5 * np.eye(3) + 0.5, 0.5)
     assert found.exact == pytest.approx(np.log(0.5))
     assert found.bound == pytest.approx((0.5 / 3) ** 0.5) and found.bound < found.cosine
-
-
-def test_equal_rows_have_no_determinant():
     assert look_at(np.ones((2, 2)), 0.5) is None
     assert look_at(np.array([[1, 1, 0.1], [1, 1, 0.1], [0.1, 0.1, 1]]), 0.5) is None
-
-
-@pytest.mark.parametrize("rho", [1.0, -0.1, np.nan])
-def test_a_share_outside_its_range_is_an_error(rho):
-    with pytest.raises(D5P4Error, match="rho="):
-        shared_orders(np.eye(3), rho)
+    for rho in (1.0, -0.1, np.nan):
+        with pytest.raises(D5P4Error, match="rho="):
+            shared_orders(np.eye(3), rho)
 
 
 def test_sets_have_one_row_of_a_group_and_the_share_leaves_siblings_out():
@@ -124,42 +113,18 @@ def test_sets_have_one_row_of_a_group_and_the_share_leaves_siblings_out():
     assert common_share(-similarity, group) == 0
 
 
-@pytest.fixture(scope="module")
-def ran(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("theory")
-    model = str(write_mdlm(folder / "tiny"))
-    reproduce("theory", out=folder / "out", model=model, device="cpu", changes=TINY)
-    return folder / "out" / "theory", model
-
-
-def test_a_run_writes_its_files_with_finite_figures(ran):
-    folder, _ = ran
-    for name in ("config.json", "table.md", "figure.png", "figure.svg", "summary.json"):
-        assert (folder / name).stat().st_size > 0
-    summary = json.loads((folder / "summary.json").read_text())
+def test_theory(tmp_path):
+    model = str(write_mdlm(tmp_path / "tiny"))
+    setup, summary = smoke("theory", tmp_path / "out", TINY, model=model, gaps="reaches 1")
     assert len(summary["claims"]) >= 5
-    for name, value in summary["figures"].items():
-        if "reaches 1" not in name:
-            assert value[0] is not None and np.isfinite(value[0]), name
     assert summary["figures"]["d5p4: chosen set's log det above its pool's random sets"][0] >= 0
+    with pytest.raises(D5P4Error, match="1 of 3 rows of 'd5p4' are missing; run --stage decode"):
+        reproduce("theory", out=tmp_path / "out", model=model, changes=TINY | {"units": 3}, stages=["draw"])
 
 
-def test_a_second_run_adds_nothing_and_more_units_only_those(ran):
-    folder, model = ran
-    before = {name: (folder / f"{name}.jsonl").read_bytes() for name in ("d5p4", "independent")}
-    reproduce("theory", out=folder.parent, model=model, device="cpu", changes=TINY, stages=["decode"])
-    assert {name: (folder / f"{name}.jsonl").read_bytes() for name in before} == before
-    with pytest.raises(D5P4Error, match="run 2 is missing"):
-        reproduce("theory", out=folder.parent, model=model, changes=TINY | {"units": 3}, stages=["draw"])
-    reproduce("theory", out=folder.parent, model=model, device="cpu", changes=TINY | {"units": 3}, stages=["decode"])
-    for name, held in before.items():
-        assert (folder / f"{name}.jsonl").read_bytes().startswith(held)
-        assert len((folder / f"{name}.jsonl").read_bytes()) > len(held)
-
-
-def test_the_paper_scale_on_the_other_layout(tmp_path):
-    model = str(write_llada(tmp_path / "tiny-llada"))
+@pytest.mark.full
+def test_theory_at_the_papers_scale(tmp_path):
     changes = TINY | {"steps": 99}  # more than positions: one a step
-    reproduce("theory", scale="paper", out=tmp_path / "out", model=model, device="cpu", changes=changes)
-    summary = json.loads((tmp_path / "out" / "theory" / "summary.json").read_text())
+    words = {"scale": "paper", "model": str(write_llada(tmp_path / "tiny-llada")), "gaps": "reaches 1"}
+    _, summary = smoke("theory", tmp_path / "out", changes, real=True, **words)
     assert summary["scale"] == "paper" and len(summary["claims"]) >= 5

@@ -6,10 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from d5p4.distributed import Mesh
 from d5p4.errors import D5P4Error
 from d5p4_lab.paper import experiment
+from d5p4_lab.paper.rows import Row, complete, fill
 from d5p4_lab.paper.setup import Setup
-from d5p4_lab.paper.windows import chance, random_masks, real_windows, spread_counts
+from d5p4_lab.paper.windows import chance, check_same_text, random_masks, real_windows, spread_counts
 from tests.checkpoints import write_mdlm
 
 
@@ -25,32 +27,30 @@ def write_texts(file: Path, documents: int = 4, seed: int = 0) -> Path:
     return file
 
 
-def make(tmp_path: Path, data: Path | None, out: str = "out") -> Setup:
-    if not (tmp_path / "tiny").exists():
-        write_mdlm(tmp_path / "tiny")
-    return Setup(experiment("features"), "box", tmp_path / out, str(tmp_path / "tiny"), data, "cpu")
+def test_windows_are_pieces_of_all_documents_and_another_text_is_refused(tmp_path):
+    model, file = str(write_mdlm(tmp_path / "tiny")), write_texts(tmp_path / "texts.txt")
 
+    def windows(data: Path | None, count: int, out: str = "out") -> list[Row]:
+        setup = Setup(experiment("features"), "box", tmp_path / out, model, data, "cpu")
+        source = real_windows(setup, 20, count)
+        check_same_text(setup, source, 20)
+        fill(setup, [source], Mesh())
+        return complete(setup, source)
 
-def test_windows_are_pieces_of_all_documents_and_fewer_come_first(tmp_path):
-    file = write_texts(tmp_path / "texts.txt")
-    found = real_windows(make(tmp_path, file), 20, 12)
-    assert len(found) == 12 and all(len(window.ids) == 20 for window in found)
+    found = windows(file, 12)
+    assert len(found) == 12 and all(len(window["ids"]) == 20 for window in found)
     documents = file.read_text().split("\n<|endoftext|>\n")
-    owners = [next(i for i, text in enumerate(documents) if window.text in text) for window in found]
-    assert all(owners.count(i) == 3 for i in range(4))
-    assert len({window.text for window in found}) == 12
-    assert real_windows(make(tmp_path, file, "other"), 20, 5) == found[:5]
-
-
-def test_kept_windows_need_no_file_and_another_file_is_an_error(tmp_path):
-    found = real_windows(make(tmp_path, write_texts(tmp_path / "a.txt")), 20, 4)
-    assert real_windows(make(tmp_path, None), 20, 4) == found
-    with pytest.raises(D5P4Error, match="give --data"):
-        real_windows(make(tmp_path, None), 20, 5)
-    with pytest.raises(D5P4Error, match="another text"):
-        real_windows(make(tmp_path, write_texts(tmp_path / "b.txt", seed=1)), 20, 4)
-    with pytest.raises(D5P4Error, match="windows of 20 tokens, 9999 are asked for"):
-        real_windows(make(tmp_path, tmp_path / "a.txt"), 20, 9999)
+    owners = [next(i for i, text in enumerate(documents) if window["text"] in text) for window in found]
+    assert all(owners.count(i) == 3 for i in range(4)) and len({window["text"] for window in found}) == 12
+    assert windows(file, 5, "other") == found[:5]  # fewer come first
+    assert windows(None, 12) == found  # what is kept needs no file
+    for data, count, told in (
+        (None, 13, "give --data"),
+        (write_texts(tmp_path / "b.txt", seed=1), 12, r"texts.jsonl was made with another text than .*b.txt"),
+        (file, 9999, "windows of 20 tokens, 9999 are asked for"),
+    ):
+        with pytest.raises(D5P4Error, match=told):
+            windows(data, count)
 
 
 def test_masks_have_their_counts_and_streams_their_names():

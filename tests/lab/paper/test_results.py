@@ -1,0 +1,32 @@
+"""The committed results: a clean clone draws them again."""
+
+
+import pytest
+
+from d5p4_lab.paper import EXPERIMENTS, experiment
+from d5p4_lab.paper.run import RESULTS, reproduce
+from tests.lab.paper.smoke import cheap, clone
+
+BOX = RESULTS / "box"
+FULL = pytest.mark.full
+QUICK = ("pareto", "cost")
+
+
+@pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=FULL) for name in EXPERIMENTS])
+def test_what_is_committed_draws_itself_again(tmp_path, name):
+    """Nothing but the files that are committed: table and summary are equal, byte by byte."""
+    there = clone(BOX, tmp_path / "box")
+    with cheap():
+        setup = reproduce(name, out=there, stages=["draw"])
+    for file in ("table.md", "summary.json"):
+        assert (setup.folder / file).read_bytes() == (BOX / name / file).read_bytes(), file
+
+
+def test_committed_results_are_whole_and_small():
+    files = list(RESULTS.rglob("*.xz"))
+    assert files and sum(file.stat().st_size for file in files) < 3 << 20
+    for name in EXPERIMENTS:
+        for file in ("config.json", "table.md", "summary.json", "figure.png", "figure.svg"):
+            assert (BOX / name / file).is_file(), (name, file)
+        if (digest := experiment(name).digest) is not None:
+            assert (BOX / "numbers" / f"{digest.name}.jsonl.xz").is_file(), name

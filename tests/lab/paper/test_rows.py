@@ -1,0 +1,195 @@
+"""The rows of an experiment: one loop makes what is missing, whatever stopped it before."""
+
+import json
+import lzma
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from d5p4.distributed import Mesh
+from d5p4.errors import D5P4Error
+from d5p4_lab.paper import rows as rows_module
+from d5p4_lab.paper.drawing import Drawing
+from d5p4_lab.paper.rows import Source, check_made, complete, fill, missing_keys
+from d5p4_lab.paper.setup import Experiment, Setup
+
+OWN = Experiment("own", "Title", "nowhere", {"box": {}}, lambda setup: Drawing([]))
+TEXT = 'naïve 漢字 😀 "a"\nline\u2028and\x85more'
+
+
+def made(keys: Sequence[str]) -> dict[str, Any]:
+    return {key: {"value": [int(key), 0.5, None], "text": TEXT} for key in keys}
+
+
+def source(count: int = 4, path: str = "own/rows.jsonl", make: Any = made, **words: Any) -> Source:
+    keys = [str(number) for number in reversed(range(count))]  # files are sorted, whatever comes first
+    return Source(path, {"seed": 0, "window": (0, 9)}, keys, make, "numbers", **words)
+
+
+def run(folder: Path, *sources: Source, deadline: float | None = None) -> tuple[bool, bool]:
+    return fill(Setup(OWN, "box", folder), sources, Mesh(), deadline)
+
+
+def bytes_of(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_a_kill_at_any_byte_loses_the_broken_line_only(tmp_path):
+    """Whatever part of the lines is on the disk: whole ones are kept, the others are made again, the file is equal."""
+    whole, part = tmp_path / "whole", source()
+    assert run(whole, part) == (True, True) and run(whole, part) == (True, False)
+    [written] = bytes_of(whole).values()
+    lines = written.splitlines(keepends=True)
+    assert json.loads(lines[0]) == {"header": {"seed": 0, "window": [0, 9]}} and len(lines) == 5
+    assert [json.loads(line) for line in lines[1:]] == [{"key": key, **row} for key, row in made("0123").items()]
+    ends = [sum(map(len, lines[:number])) for number in range(1, 6)]
+    near = {end + step for end in ends for step in (-1, 0, 1) if end + step <= len(written)}
+    for cut in sorted({*range(0, len(written), 30), *near}):
+        folder = tmp_path / str(cut)
+        (folder / "own/rows.jsonl.parts").mkdir(parents=True)
+        (folder / "own/rows.jsonl.parts/part-7-0.jsonl").write_bytes(written[:cut])
+        kept = max(0, sum(end <= cut for end in ends) - 1)
+        asked: list[str] = []
+        again = replace(part, make=lambda keys, asked=asked: asked.extend(keys) or made(keys))
+        assert run(folder, again) == (True, kept < 4), cut
+        assert sorted(asked) == list("0123")[kept:] and bytes_of(folder) == bytes_of(whole), cut
+
+
+@pytest.mark.parametrize("path", ["own/rows.jsonl", "own/rows.jsonl.xz"])
+def test_stopped_at_every_step_a_run_goes_on(tmp_path, monkeypatch, path):
+    """At each row made, each file moved and each part removed; in batches of any size. The same bytes at the end."""
+    expected = tmp_path / "expected"
+    assert run(expected, source(path=path))[0]
+    opened = lzma.open if path.endswith("xz") else open
+    with opened(expected / path, "rb") as file:
+        assert json.loads(file.readlines()[-1]) == {"key": "3", **made("3")["3"]}
+    left = 0
+
+    def counted(call: Any) -> Any:
+        def counts(*given: Any, **more: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise Killed
+            return call(*given, **more)
+
+        return counts
+
+    for at_a_time in (1, 3):
+        stops, folder = 0, tmp_path / f"by {at_a_time}"
+        counted_source = source(path=path, together=lambda n=at_a_time: n)
+        for step in range(1, 40):
+            left = step
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "replace", counted(os.replace))
+                patch.setattr(Path, "unlink", counted(Path.unlink))
+                try:
+                    run(folder, replace(counted_source, make=counted(made)))
+                    break
+                except Killed:
+                    stops += 1
+        assert stops >= 3 and bytes_of(folder) == bytes_of(expected)
+
+
+def test_more_keys_add_only_what_is_missing(tmp_path):
+    run(tmp_path, source(9))
+    before = (tmp_path / "own/rows.jsonl").read_bytes()
+    refused = replace(source(9), make=lambda keys: pytest.fail("made again"))
+    assert run(tmp_path, refused) == (True, False)
+    grown = source(12, make=lambda keys: made(keys) if not set(keys) & set("012345678") else pytest.fail("again"))
+    assert run(tmp_path, replace(grown, together=lambda: 2)) == (True, True)
+    after = (tmp_path / "own/rows.jsonl").read_bytes()
+    assert after.startswith(before) and after.count(b"\n") == 13  # 10 and 11 come after 9
+    setup = Setup(OWN, "box", tmp_path)
+    assert [row["value"][0] for row in complete(setup, source(12))] == list(range(11, -1, -1))
+    with pytest.raises(D5P4Error, match=r"^own: 2 of 14 rows of 'numbers' are missing; run --stage draw \(.*jsonl"):
+        complete(setup, source(14), "draw")
+    elsewhere = replace(source(14), instead=lambda key: int(key) > 12)
+    assert missing_keys(setup, elsewhere) == ["12"]
+    with pytest.raises(D5P4Error, match="1 of 14 rows"):
+        check_made(setup, elsewhere, "decode")
+
+
+def test_sources_may_share_their_rows(tmp_path):
+    """As two cases do that have the same options: each row is made once, and nobody stands in its own way."""
+    asked: list[str] = []
+    few, many = (source(count, make=lambda keys: asked.extend(keys) or made(keys)) for count in (2, 4))
+    assert run(tmp_path, few, many) == (True, True) and sorted(asked) == list("0123")
+
+
+def test_rows_made_with_other_settings_are_refused_by_name(tmp_path):
+    run(tmp_path, source())
+    before = bytes_of(tmp_path)
+    assert run(tmp_path, replace(source(), made_with={"seed": 0, "window": [0, 9]})) == (True, False)
+    for made_with, told in (
+        ({"seed": 7, "window": [0, 9]}, "other settings: seed was 0 and is 7; give another --out"),
+        ({"window": [0, 9], "options": {"beta": 0.1}}, "seed was 0 and is null; options.beta was null and is 0.1;"),
+    ):
+        with pytest.raises(D5P4Error, match="own/rows.jsonl was made with") as error:
+            run(tmp_path, replace(source(), made_with=made_with))
+        assert told in str(error.value)
+    part = tmp_path / "own/rows.jsonl.parts/part-1-0.jsonl"
+    part.parent.mkdir()
+    for text in (b"not json\n", b'{"key": "no header"}\n', b"[1]\n", b"\xff\xfe\n"):
+        part.write_bytes(text)
+        with pytest.raises(D5P4Error, match="part-1-0.jsonl is not a file of rows"):
+            run(tmp_path, source(5))
+        assert part.read_bytes() == text
+    shutil.rmtree(part.parent)
+    assert bytes_of(tmp_path) == before
+    run(tmp_path, source(path="own/a.jsonl.xz"))
+    whole = (tmp_path / "own/a.jsonl.xz").read_bytes()
+    (tmp_path / "own/a.jsonl.xz").write_bytes(whole[:-20])
+    with pytest.raises(D5P4Error, match=r"a.jsonl.xz cannot be read .*bring back the file that was there"):
+        run(tmp_path, source(path="own/a.jsonl.xz"))
+
+
+def test_numbers_that_json_lacks_are_not_written(tmp_path):
+    for value in (float("nan"), float("inf")):
+        with pytest.raises(ValueError):
+            run(tmp_path, replace(source(1), make=lambda keys, value=value: {"0": {"value": value}}))
+    assert not list(tmp_path.rglob("*.jsonl")) and run(tmp_path, source(1)) == (True, True)
+
+
+def test_a_second_run_is_told_that_another_is_writing(tmp_path):
+    setup = Setup(OWN, "box", tmp_path)
+
+    def make(keys: Sequence[str]) -> dict[str, Any]:
+        with pytest.raises(D5P4Error, match=r"another run is writing .*rows.jsonl; wait until it ends"):
+            run(tmp_path, source())
+        return made(keys)
+
+    assert fill(setup, [replace(source(), make=make)], Mesh()) == (True, True)
+    assert len(bytes_of(tmp_path)) == 1 and run(tmp_path, source()) == (True, False)
+
+
+def test_nothing_is_begun_that_would_end_after_the_deadline(tmp_path, monkeypatch):
+    """A row takes ten seconds by the clock."""
+    now, told = 0.0, []
+    monkeypatch.setattr(rows_module.time, "monotonic", lambda: now)
+
+    def slow(keys: Sequence[str]) -> dict[str, Any]:
+        nonlocal now
+        now += 10 * len(keys)
+        return made(keys)
+
+    part = replace(source(), make=slow)
+    setup = Setup(OWN, "box", tmp_path, progress=lambda share, text: told.append((share, text)))
+    assert fill(setup, [part], Mesh(), deadline=-1.0) == (False, True) and now == 0
+    assert fill(setup, [part], Mesh(), deadline=25.0) == (False, True) and now == 20
+    assert missing_keys(Setup(OWN, "box", tmp_path), part) == ["1", "0"]
+    assert fill(setup, [part], Mesh(), deadline=40.0) == (True, True) and now == 40
+    assert fill(setup, [part], Mesh(), deadline=0.0) == (True, False)  # nothing is left to do
+    assert told == [
+        (0, "numbers: 4 of 4 left"), (0.25, "numbers: 3 of 4 left"),
+        (0, "numbers: 2 of 4 left"), (0.5, "numbers: 1 of 4 left"), (1, "done"),
+    ]  # fmt: skip
