@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 SECONDS = 45.0  # about so long until the rows of a shared source are written
-FULL = 4  # forwards in the first batch on a GPU; a batch of one forward fills it
+FULL = 4  # the first batch on a GPU has so many forwards, and one of them fills the device
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Source:
     together   how many keys `make` is given at a time (the first time, where ranks share the source)
     cost       of one key, beside that of other sources
     shared     whether ranks share the keys; otherwise the first rank makes all
-    instead    another source that holds what is wanted of a row: keys it has are not made again
+    instead    whether what is wanted of a row is kept elsewhere, so that it need not be made
     """
 
     path: str
@@ -116,10 +116,8 @@ def missing_keys(setup: Setup, source: Source) -> list[str]:
     return [key for key in source.keys if key not in rows and not source.instead(key)]
 
 
-def fill(
-    setup: Setup, sources: Sequence[Source], mesh: Mesh, deadline: float | None = None
-) -> tuple[bool, bool]:
-    """Make the rows of sources that are missing: whether all are there now, and whether there was anything to do.
+def fill(setup: Setup, sources: Sequence[Source], mesh: Mesh, deadline: float | None = None) -> tuple[bool, bool]:
+    """Make the rows of sources that are missing. Returns whether all are there now, and whether any was missing.
 
     mesh: the ranks that come here together. The deadline is a time of `time.monotonic` on the first rank; nothing is
     begun that would end later. Only the first rank writes the files, others write parts of their own.

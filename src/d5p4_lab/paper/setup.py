@@ -182,12 +182,12 @@ class Setup:
         from d5p4.eval.tasks import load_task
 
         if (name, count) not in self._tasks:
-            plain, _, split = name.partition(":")
+            kind, _, split = name.partition(":")
             path = self.data if self.reads_data(name) else None
-            if plain in TEXTS and path is None:
-                reason = f"the task {plain} needs the path of one"
+            if kind in TEXTS and path is None:
+                reason = f"the task {kind} needs the path of one"
                 raise D5P4Error(f"{self.experiment.name} needs a text file: give --data ({reason})")
-            task = load_task(plain, path, limit=count, split=split or None)
+            task = load_task(kind, path, limit=count, split=split or None)
             if len(task) < count:
                 raise D5P4Error(f"{name} has {len(task)} prompts in {self.data}, {count} are asked for")
             self._compare(name, task)

