@@ -116,8 +116,15 @@ def _run_stage(setup: Setup, stage: str, deadline: float | None, scorers: Sequen
         if stage == "score":
             return finished, worked
         drawing = setup.experiment.draw(setup)
+        before = _drawn(setup)
         drawing.save(setup.folder, _about(setup))
-    return True, True
+    return True, _drawn(setup) != before
+
+
+def _drawn(setup: Setup) -> list[str | None]:
+    """What was drawn: a drawing that changes nothing leaves config.json as it was."""
+    files = (setup.folder / "table.md", setup.folder / "summary.json")
+    return [file.read_text(encoding="utf-8") if file.is_file() else None for file in files]
 
 
 def _config(setup: Setup) -> Path:
@@ -137,7 +144,7 @@ def _record(setup: Setup, stage: str, seconds: float, finished: bool, worked: bo
     held = _held(setup)
     stages = held.setdefault("stages", {})
     if stage == "draw":
-        stages[stage] = [ran]
+        stages[stage] = [ran] if worked or stage not in stages else stages[stage]
     elif worked and (stage not in stages or seconds > WORTH_A_LINE or not stages[stage][-1]["finished"]):
         stages.setdefault(stage, []).append(ran)
     settings = json.loads(without_places(json.dumps(setup.settings, ensure_ascii=False)))
