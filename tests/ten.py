@@ -1,7 +1,7 @@
-"""The quick tests ten times, each in another place: python -m tests.ten [--runs "2 7"] -- ARGUMENTS OF PYTEST
+"""The quick tests under ten different conditions: python -m tests.ten [--runs "2 7"] -- ARGUMENTS OF PYTEST
 
-Between them the runs have temporary folders of 40, 72, 80 and 120 characters, terminals of 40, 80 and 200 columns,
-SIGINT ignored as under nohup, files in a shuffled order, and two busy loops beside them.
+The runs combine temporary folders of 40, 72, 80 and 120 characters, terminals of 40, 80 and 200 columns, SIGINT ignored
+(as under nohup), test files in shuffled order, and two busy loops that take CPU time.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-LONGEST = 3600  # seconds: turns a hang into a failure
-BUSY = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: pass"  # and it ends with us
+LONGEST = 3600  # seconds per run; a run that hangs fails after them
+BUSY = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: pass"  # ends when this process ends
 
 
 class Run(NamedTuple):
-    path: int  # characters of the temporary folders
+    path: int  # length of the temporary folders' paths, in characters
     columns: int
-    ignored: bool = False  # SIGINT
-    seed: int | None = None  # of the order of files
-    busy: bool = False
+    ignored: bool = False  # whether SIGINT is ignored
+    seed: int | None = None  # shuffles the order of the test files
+    busy: bool = False  # whether two busy loops run beside the tests
 
     def __str__(self) -> str:
         words = [f"path of {self.path} characters", f"{self.columns} columns"]
@@ -64,7 +64,7 @@ def busy_loops(count: int) -> Iterator[None]:
 
 
 def folder_of(root: Path, name: str, characters: int) -> Path:
-    """A new folder whose path has so many characters."""
+    """A new folder whose path has this many characters."""
     path = Path(f"{root}/{name}".ljust(characters, "x"))
     assert len(str(path)) == characters, f"{root} is too long for a path of {characters} characters"
     path.mkdir()
@@ -72,7 +72,7 @@ def folder_of(root: Path, name: str, characters: int) -> Path:
 
 
 def attempt(run: Run, root: Path, log: Path, arguments: list[str]) -> int:
-    """The exit code of pytest, all of whose processes have ended."""
+    """Run pytest, end all its processes, and return its exit code."""
     base, temporary = (folder_of(root, name, run.path) for name in ("b", "t"))
     environment = os.environ | {"TMPDIR": str(temporary), "COLUMNS": str(run.columns)}
     environment |= {} if run.seed is None else {"SHUFFLE_FILES": str(run.seed)}
@@ -97,13 +97,13 @@ def attempt(run: Run, root: Path, log: Path, arguments: list[str]) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.ten", description=__doc__)
-    parser.add_argument("--runs", default="", help='numbers such as "2 7"; all by default')
-    parser.add_argument("arguments", nargs="*", help="of pytest, after --")
+    parser.add_argument("--runs", default="", help='numbers of runs, such as "2 7"; all by default')
+    parser.add_argument("arguments", nargs="*", help="arguments of pytest, after --")
     given = parser.parse_args()
     numbers = [int(word) for word in given.runs.split()] or list(range(1, len(RUNS) + 1))
     if wrong := [number for number in numbers if not 1 <= number <= len(RUNS)]:
-        parser.error(f"there is no run {wrong[0]}; they have the numbers 1 to {len(RUNS)}")
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have us ignore it
+        parser.error(f"there is no run {wrong[0]}; runs are numbered 1 to {len(RUNS)}")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have started us with SIGINT ignored
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     root, failed = Path(tempfile.mkdtemp(prefix="ten-", dir="/tmp")), 0
     try:

@@ -23,31 +23,31 @@ app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pret
 
 EXPERIMENT_NAMES = (
     "pareto, fidelity, control, qa, guidance, math, partition, quality-signal, features, scaling, cost, theory, "
-    "budget; all of them: all; the page of claims from what was drawn: claims."
+    "budget; `all` runs all of them; `claims` writes the page of claims from what was drawn."
 )
-UNFINISHED = 3  # the exit code when --minutes were not enough
+UNFINISHED = 3  # the exit code when --minutes was not enough
 
 
 @app.command()
 def reproduce(
     name: Annotated[str, typer.Argument(help=EXPERIMENT_NAMES)],
-    scale: Annotated[str, typer.Option(help="box: the models of the repository, offline; paper: as in the paper.")] = (
-        "box"
-    ),
+    scale: Annotated[
+        str, typer.Option(help="box: the models of the repository, offline; paper: those of the paper.")
+    ] = "box",
     stage: Annotated[
-        list[str] | None, typer.Option(help="decode, score or draw; may be repeated (all, one after the other).")
+        list[str] | None, typer.Option(help="Run only decode, score or draw; may be repeated (all three).")
     ] = None,
-    model: Annotated[str | None, typer.Option("--model", "-m", help="Instead of the scale's own.")] = None,
-    data: Annotated[Path | None, typer.Option(help="The task's file or folder, where it needs one.")] = None,
+    model: Annotated[str | None, typer.Option("--model", "-m", help="A model instead of the scale's own.")] = None,
+    data: Annotated[Path | None, typer.Option(help="The file or folder that the task reads, if it needs one.")] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder of the results (src/d5p4_lab/results/SCALE).")
+        Path | None, typer.Option("--out", "-o", help="The folder of results (src/d5p4_lab/results/SCALE).")
     ] = None,
     change: Annotated[
-        list[str] | None, typer.Option("--set", help="Another value of a setting, such as units=4; may be repeated.")
+        list[str] | None, typer.Option("--set", help="Change a setting, such as units=4; may be repeated.")
     ] = None,
-    scorers: Annotated[str | None, typer.Option(help="Score with these only, commas between, such as ppl,cos.")] = None,
+    scorers: Annotated[str | None, typer.Option(help="Score only with these, separated by commas: ppl,cos.")] = None,
     minutes: Annotated[float | None, typer.Option(help="Start no decoding that would end later.")] = None,
-    seed: Annotated[int, typer.Option(help="Of all random streams.")] = 0,
+    seed: Annotated[int, typer.Option(help="The seed of all random numbers.")] = 0,
     page: Annotated[Path, typer.Option(help="The page that `claims` writes.")] = Path("docs/claims.md"),
     device: Device = None,
     dtype: Dtype = None,
@@ -56,7 +56,9 @@ def reproduce(
         float, typer.Option(help="Seconds after which a silent rank ends the job.", rich_help_panel=RUNNING)
     ] = 600.0,
 ) -> None:
-    """Run an experiment of the paper again: config, raw rows, table and figure, stage by stage, resumable.
+    """Run an experiment of the paper. A stopped run continues when the same command is given again.
+
+    Example: python -m d5p4_lab reproduce scaling --out try
 
     Many GPUs: torchrun --nproc-per-node 8 -m d5p4_lab reproduce NAME ...
     """
@@ -70,9 +72,9 @@ def reproduce(
         raise D5P4Error(f"minutes={minutes:g} must not be negative")
     changes = dict(_change(text) for text in change or ())
     if name == "all" and data is None and "decode" in (stage or STAGES):
-        # What has been drawn has its rows, and needs the text no more.
-        need = [each for each in EXPERIMENTS if scale in experiment(each).needs_text]
-        undone = [each for each in need if not (folder / each / "summary.json").is_file()]
+        # An experiment that has been drawn has its rows, so it no longer needs the text.
+        need = [known for known in EXPERIMENTS if scale in experiment(known).needs_text]
+        undone = [known for known in need if not (folder / known / "summary.json").is_file()]
         if undone:
             raise D5P4Error(f"{', '.join(undone)} need{'s' * (len(undone) == 1)} a text file: give --data")
     began = time.monotonic()
@@ -80,20 +82,20 @@ def reproduce(
     with joined(None, timeout, device) as mesh:
         if name == "claims" and mesh.first:
             typer.echo(write_claims(folder, page))
-        for each in {"all": EXPERIMENTS, "claims": ()}.get(name, (name,)):
+        for chosen in {"all": EXPERIMENTS, "claims": ()}.get(name, (name,)):
             setup = run(
-                each, scale=scale, out=folder, stages=stage or STAGES, model=model, data=data, device=device,
+                chosen, scale=scale, out=folder, stages=stage or STAGES, model=model, data=data, device=device,
                 dtype=dtype, seed=seed, minutes=None if minutes is None else minutes - (time.monotonic() - began) / 60,
                 scorers=None if scorers is None else scorers.split(","), changes=changes,
-                progress=None if quiet else _Teller(each), mesh=mesh,
+                progress=None if quiet else _Teller(chosen), mesh=mesh,
             )  # fmt: skip
             finished = finished and setup.finished
             if not mesh.first:
                 continue
             if setup.finished:
-                typer.echo(f"{each}: {setup.folder}")
+                typer.echo(f"{chosen}: {setup.folder}")
             else:
-                typer.echo(f"{each}: not finished, {left(setup)} rows left; run the same command again")
+                typer.echo(f"{chosen}: not finished, {left(setup)} rows left; run the same command again")
     if not finished and mesh.first:
         raise typer.Exit(UNFINISHED)
 
@@ -109,11 +111,11 @@ def _change(text: str) -> tuple[str, Any]:
 
 
 class _Teller:
-    """A line of progress at most every few seconds, with the time left."""
+    """Prints a line of progress with the time left, at most every two seconds."""
 
     def __init__(self, label: str) -> None:
         self.label, self.began, self.last = label, time.monotonic(), 0.0
-        self.start = 0.0  # share done when the stage began
+        self.start = 0.0  # the share that was done when the stage began
 
     def __call__(self, share: float, text: str) -> None:
         now = time.monotonic()
@@ -127,31 +129,34 @@ class _Teller:
         typer.echo(f"{self.label} {100 * share:3.0f} % {text}{left}", err=True)
 
 
-RECIPE_NAMES = "countdown, books or judge; corpus only turns texts into token files."
+RECIPE_NAMES = "countdown, books or judge; corpus trains nothing and turns texts into token files."
 
 
 @app.command()
 def train(
     name: Annotated[str, typer.Argument(help=RECIPE_NAMES)],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The folder for the model; a stopped run in it continues.")],
-    minutes: Annotated[float | None, typer.Option(help="Minutes of training, compiling not counted (1).")] = None,
-    steps: Annotated[int | None, typer.Option(help="Instead: so many steps, the same weights each time.")] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The folder of the model; a stopped run there continues.")],
+    minutes: Annotated[float | None, typer.Option(help="Minutes of training, without the time to compile (1).")] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps instead of minutes; the weights are repeatable.")] = None,
     data: Annotated[
         Path | None, typer.Option(help="books, judge: a folder with train.txt and val.txt (or .xz), or a corpus.")
     ] = None,
     size: Annotated[str | None, typer.Option(help="full or toy (full on a GPU, toy on a CPU).")] = None,
-    vocabulary: Annotated[int, typer.Option(help="Tokens of the BPE made from texts.")] = 8192,
-    seed: Annotated[int, typer.Option(help="Of the first weights, the data and the masks.")] = 0,
+    vocabulary: Annotated[int, typer.Option(help="Size of the BPE vocabulary that is made from texts.")] = 8192,
+    seed: Annotated[int, typer.Option(help="The seed of the first weights, the data and the masks.")] = 0,
     compile: Annotated[
-        bool | None, typer.Option("--compile/--no-compile", help="Compile the model (on a GPU).")
+        bool | None, typer.Option("--compile/--no-compile", help="Compile the model, or not (compile on a GPU).")
     ] = None,
     validate: Annotated[
-        bool, typer.Option("--validate", help="Train nothing: measure the model in the folder again, at its size.")
+        bool, typer.Option("--validate", help="Train nothing; measure the model in the folder.")
     ] = False,
     device: Device = None,
     quiet: Quiet = False,
 ) -> None:
-    """Train a small model: on a GPU as it ships, on a CPU as a toy; or turn texts into a corpus."""
+    """Train a small model: at full size on a GPU, as a toy on a CPU. Or turn texts into a corpus.
+
+    Example: python -m d5p4_lab train countdown --out try --minutes 2
+    """
     from d5p4.models.load import choose_device
 
     from .train import recipe
@@ -178,13 +183,13 @@ def train(
 
     if name == "corpus":
         if data is None:
-            raise D5P4Error("a corpus is made of texts: give their folder (train.txt and val.txt, or .xz) with --data")
+            raise D5P4Error("corpus needs texts: give their folder (train.txt and val.txt, or .xz) with --data")
         if any(option is not None for option in (minutes, steps, size, compile, device)):
             raise D5P4Error("train corpus takes --data, --vocabulary and --out only: it trains nothing")
         corpus = prepare(data, out, vocabulary)
         say(f"{len(corpus.train):,} tokens to train on, {len(corpus.val):,} held out, in {out}")
         if corpus.left_out:
-            say(f"left out of the held-out text, because the training text has them: {corpus.left_out} books")
+            say(f"{corpus.left_out} books were left out of the held-out text because the training text has them")
         return
     if not validate:
         refuse_occupied(out)

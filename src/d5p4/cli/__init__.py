@@ -1,4 +1,4 @@
-"""The command line: one file a command, each thin. What happens is in the library."""
+"""The command line: one thin file per command. The library does the work."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ for command in (generate, run, compare, serve, trace, score, methods, info, chec
 
 def _moved(name: str) -> None:
     def command() -> None:
-        raise D5P4Error(f"d5p4 {name} is part of the repository now: in a checkout use python -m d5p4_lab {name} ...")
+        raise D5P4Error(f"d5p4 {name} has moved: in a checkout of the repository use python -m d5p4_lab {name} ...")
 
     settings = {"allow_extra_args": True, "ignore_unknown_options": True}
     app.command(name, hidden=True, context_settings=settings, add_help_option=False)(command)

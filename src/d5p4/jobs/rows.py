@@ -1,11 +1,11 @@
 """Rows that survive a kill: JSON lines, written by any number of ranks and starts, merged into one file.
 
-While a run goes on, each rank of each start appends to a part of its own, `OUT.parts/part-<start>-<rank>.jsonl`. Nobody
-can harm what another has written, and nothing on the disk is taken away before OUT is whole. A line that a kill broke
-is left out, and its row counts as not made. A finished OUT may grow: its rows are read before those of the parts.
+During a run, each rank of each start appends to its own part, `OUT.parts/part-<start>-<rank>.jsonl`. No rank can damage
+what another has written, and no part is removed before OUT is complete. A line that a kill cut off is ignored, and its
+row counts as not made. A finished OUT may grow: its rows are read before those of the parts.
 
-A store with a header writes it as the first line of every file, and refuses files that were made with anything else.
-An OUT whose name ends in `.xz` is compressed.
+A store with a header writes it as the first line of every file, and refuses files that have another header. An OUT
+whose name ends in `.xz` is compressed.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ BUSY = (errno.EACCES, errno.EAGAIN, errno.EWOULDBLOCK)
 
 
 class Summary(NamedTuple):
-    """What is kept in memory of a row."""
+    """The part of a row that is kept in memory."""
 
     key: Any
     facts: Any
-    failed: bool = False  # a later row of the same key replaces it
+    failed: bool = False  # then a later row with the same key replaces this one
 
 
 class Place(NamedTuple):
-    """Where a row is, and what is known of it."""
+    """Where a row is, and the facts of its `Summary`."""
 
     path: Path
     start: int
@@ -51,7 +51,7 @@ class Place(NamedTuple):
 
 @dataclass
 class Found:
-    """The rows of all files by key."""
+    """The places of all rows that were found, by key, and notes on broken lines."""
 
     places: dict[Any, Place] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -62,7 +62,7 @@ class Found:
         return sum(not place.failed for place in self.places.values())
 
     def finished(self, retry_errors: bool = False) -> Iterator[Any]:
-        """Keys of rows that need not be made again."""
+        """Keys of the rows that need not be made again."""
         return (key for key, place in self.places.items() if not (retry_errors and place.failed))
 
 
@@ -70,8 +70,8 @@ class RowStore:
     """The rows of one output.
 
     output     the file that holds all rows at the end
-    summarise  turns a parsed line into a `Summary`, or into None where it is not a whole row
-    header     what all rows were made with, if the files themselves say so
+    summarise  turns a parsed line into a `Summary`, or into None if it is not a complete row
+    header     the settings that all rows were made with; None: the files have no header
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class RowStore:
         self.folder = output.with_name(output.name + ".parts")
 
     def parts(self) -> list[Path]:
-        """The files of parts, by start and then by rank."""
+        """The paths of all parts, ordered by start and then by rank."""
         named = [(PART.fullmatch(path.name), path) for path in self.folder.glob("part-*.jsonl")]
         return [path for *_, path in sorted((int(name[1]), int(name[2]), path) for name, path in named if name)]
 
@@ -99,7 +99,7 @@ class RowStore:
         append(path, [*head, *lines])
 
     def read(self, beat: Callable[[], None] = lambda: None, with_output: bool = False) -> Found:
-        """Every whole row of the parts, and of the output too where it may grow."""
+        """Every complete row of the parts, and with `with_output` also of the output."""
         found = Found()
         outputs = [self.output] if with_output and self.output.exists() else []
         for path in (*outputs, *self.parts()):
@@ -132,7 +132,7 @@ class RowStore:
 
     def _check_header(self, path: Path, entry: Any, half: bool) -> None:
         if half:
-            return  # a kill came before the first row
+            return  # a kill cut off the header, so there are no rows
         made_with = entry.get("header") if isinstance(entry, dict) else None
         if not isinstance(made_with, dict):
             raise D5P4Error(f"{path} is not a file of rows (its first line has no header); move it away")
@@ -140,13 +140,13 @@ class RowStore:
             raise D5P4Error(f"{path} was made with other settings: {'; '.join(changed)}; give another --out")
 
     def raw_rows(self, places: Mapping[Any, Place], beat: Callable[[], None] = lambda: None) -> Iterator[bytes]:
-        """The lines of rows as they were written, in the order of their keys."""
+        """The lines of the rows, byte for byte, in the order of their keys."""
         handles: dict[Path, IO[bytes]] = {}
         try:
             for number, key in enumerate(sorted(places)):
                 place = places[key]
                 if place.path not in handles:
-                    if len(handles) >= 64:  # many starts of many ranks
+                    if len(handles) >= 64:  # there can be many parts: keep few of them open
                         handles.pop(next(iter(handles))).close()
                     handles[place.path] = place.path.open("rb")
                 handles[place.path].seek(place.start)
@@ -158,7 +158,7 @@ class RowStore:
                 handle.close()
 
     def write(self, lines: Iterable[bytes]) -> None:
-        """Give the output these lines, all at once; the parts stay until `remove_parts`."""
+        """Replace the output by these lines, all at once; the parts stay until `remove_parts`."""
         head = [] if self.header is None else [json_line({"header": self.header})]
 
         def write_all(file: IO[bytes]) -> None:
@@ -171,7 +171,7 @@ class RowStore:
         replace_file(self.output, write_all)
 
     def restore(self, start: int) -> None:
-        """Make the rows of a finished output the first part of a new start."""
+        """Copy a finished output into the first part of a new start."""
         with self.output.open("rb") as whole:
             replace_file(self.part(start, 0), lambda file: _copy(whole, file))
 
@@ -182,7 +182,7 @@ class RowStore:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other runs away from this output. The folder of parts goes at the end if it holds none."""
+        """Keep other runs away from this output. At the end, an empty folder of parts is removed."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             sync_folder(self.folder.parent)
@@ -195,7 +195,7 @@ class RowStore:
                 yield
             finally:
                 if not self.parts():
-                    with suppress(OSError):  # something of somebody else's is in it
+                    with suppress(OSError):  # the folder holds files that are not ours
                         for left in (*self.folder.glob(f"{WORD}*"), self.folder / LOCK):
                             left.unlink(missing_ok=True)
                         self.folder.rmdir()
@@ -211,17 +211,17 @@ class RowStore:
         except OSError as reason:
             if reason.errno in BUSY:
                 raise taken from None
-            return  # a file system without locks
+            return  # this file system has no locks
         try:
             same = os.path.samestat(os.stat(file.name), os.fstat(file.fileno()))
         except FileNotFoundError:
             same = False
-        if not same:  # it ended in this moment and took its lock away
+        if not same:  # the other run has just ended and removed the lock file
             raise taken
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """One sentence part for each value that two configurations do not share."""
+    """One phrase, `NAME was A and is B`, for each value that differs between two configurations."""
     old, new = dict(_flat(before)), dict(_flat(now))
     names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
     return [f"{name} was {_short(old.get(name))} and is {_short(new.get(name))}" for name in names]

@@ -1,8 +1,8 @@
 """Sets of answers: decoded by the library, scored by outside models, reduced to the numbers that drawing needs.
 
-The texts of a set are large and stay on the machine that made them. A `Digest` turns each set, and what the scorers
-said of it, into a few numbers; these are committed, so that tables can be drawn again and longer runs can go on from a
-clean clone. Whatever is in the numbers already is neither decoded nor scored again.
+The texts of a set are large and stay on the machine that made them. A `Digest` turns each set and its scores into a few
+numbers. These are committed, so that a clean clone can draw the tables again and extend a run. A set whose numbers are
+there is neither decoded nor scored again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .rows import Row, Source, check_made, complete
 from .scoring import AT_ONCE, make_scorer, scorer_names
 from .setup import OPEN, Case, Setup, digest_of, slugged
 
-TOKENS = {"cuda": 1 << 17}  # of one forward; elsewhere the library's default
+TOKENS = {"cuda": 1 << 17}  # per forward, by device; other devices use the library's default
 
 
 def answers(setup: Setup, case: Case) -> Source:
@@ -34,7 +34,7 @@ def answers(setup: Setup, case: Case) -> Source:
     reduced = None if setup.experiment.digest is None else setup.open(*_numbers_file(setup))
     slug = "" if reduced is None else _numbers_slug(setup, case)
     return Source(
-        f"rows/{_named(case)}-{digest_of(made_with)}.jsonl",
+        f"rows/{_slug(case)}-{digest_of(made_with)}.jsonl",
         made_with,
         [str(unit) for unit in range(case.units)],
         partial(_decode, setup, case),
@@ -42,12 +42,12 @@ def answers(setup: Setup, case: Case) -> Source:
         together=partial(_first_batch, setup, case),
         cost=partial(_cost, setup, case),
         shared=True,
-        instead=lambda key: reduced is not None and f"{slug} {key}" in reduced,
+        elsewhere=lambda key: reduced is not None and f"{slug} {key}" in reduced,
     )
 
 
 def scores(setup: Setup, case: Case, scorer: str) -> Source:
-    """What the scorer `kind:model` says of a case's sets, as far as they are decoded."""
+    """The scores that the scorer `kind:model` gives to those sets of a case that are decoded."""
     source = answers(setup, case)
     rows = setup.rows(source)
     kind, _, model = scorer.partition(":")
@@ -63,14 +63,14 @@ def scores(setup: Setup, case: Case, scorer: str) -> Source:
         make,
         f"{scorer}: {case.name}",
         together=lambda: AT_ONCE,
-        instead=source.instead,
+        elsewhere=source.elsewhere,
     )
 
 
 def numbers(setup: Setup, some_cases: Sequence[Case] | None = None) -> Source:
-    """What drawing needs of every set of every case, or of some cases."""
+    """The numbers that drawing needs from every set of all cases, or of some cases."""
     wanted = setup.cases if some_cases is None else some_cases
-    # Of cases with the same options, the one with the most units.
+    # Of cases with the same options, keep the one with the most units.
     cases = {_numbers_slug(setup, case): case for case in sorted(wanted, key=lambda case: case.units)}
     keys = [f"{slug} {unit}" for slug, case in cases.items() for unit in range(case.units)]
 
@@ -85,7 +85,7 @@ def numbers(setup: Setup, some_cases: Sequence[Case] | None = None) -> Source:
 
 
 def _numbers_file(setup: Setup) -> tuple[str, dict[str, str]]:
-    """Path and header: settings are not in it, because the keys tell them apart."""
+    """Path and header of the file of numbers. The header has no settings: the keys tell settings apart."""
     assert setup.experiment.digest is not None
     name = setup.experiment.digest.name
     return f"numbers/{name}.jsonl.xz", {"numbers": name}
@@ -111,22 +111,22 @@ def _reduce(setup: Setup, case: Case, units: Sequence[str]) -> dict[str, Row]:
         said = {name: setup.rows(source)[unit] for name, source in scored.items()}
         made[unit] = digest.make(setup, case, int(unit), rows[unit], said)
         if setup.reads_data(case.task):
-            made[unit]["asked"] = asked(rows[unit]["prompt"])
+            made[unit]["asked"] = prompt_digits(rows[unit]["prompt"])
     return made
 
 
-def asked(prompt: str) -> str:
-    """A few digits that tell prompts apart."""
+def prompt_digits(prompt: str) -> str:
+    """Eight digits of a hash, which tell prompts apart."""
     return hashlib.sha256(prompt.encode()).hexdigest()[:8]
 
 
 def known_prompts(setup: Setup, task: str) -> Iterator[tuple[Path, int, str]]:
-    """File, unit and digits of the prompt of every row at hand of a task that reads data."""
+    """File, unit and `prompt_digits` of every row on the disk, for a task that reads data."""
     for case in setup.cases if setup.reads_data(task) else ():
         if case.task != task:
             continue
         rows = setup.rows(answers(setup, case))
-        yield from ((rows.path, int(row["key"]), asked(row["prompt"])) for row in rows if "prompt" in row)
+        yield from ((rows.path, int(row["key"]), prompt_digits(row["prompt"])) for row in rows if "prompt" in row)
         if setup.experiment.digest is not None:
             rows, slug = setup.open(*_numbers_file(setup)), _numbers_slug(setup, case)
             for row in rows:
@@ -135,21 +135,21 @@ def known_prompts(setup: Setup, task: str) -> Iterator[tuple[Path, int, str]]:
 
 
 def _made_with(setup: Setup, case: Case) -> dict[str, Any]:
-    # The case's name is not in it: the same answers may have two names in two experiments.
+    # Without the case's name: two experiments may give the same answers different names.
     made_with = {"task": case.task, "model": setup.label, "weights": setup.weights, "seed": setup.seed}
     return made_with | {"options": dict(case.options)}
 
 
-def _named(case: Case) -> str:
+def _slug(case: Case) -> str:
     return slugged(f"{case.task} {case.options['method']}")
 
 
 def _numbers_slug(setup: Setup, case: Case) -> str:
-    """Tells the numbers of a case apart from those of any other answers, judges or settings."""
+    """The prefix of a case's keys among the numbers; other answers, judges or settings have another prefix."""
     assert setup.experiment.digest is not None
     settings = {name: setup[name] for name in setup.experiment.digest.settings}
     depends_on = {"answers": _made_with(setup, case), "scorers": scorer_names(setup), "settings": settings}
-    return f"{_named(case)}-{digest_of(depends_on)}"
+    return f"{_slug(case)}-{digest_of(depends_on)}"
 
 
 # --- decoding ---
@@ -160,18 +160,18 @@ def _settings(setup: Setup, case: Case) -> Settings:
 
 
 def _length(setup: Setup, case: Case) -> int:
-    asked_for = _settings(setup, case).gen_length
-    return asked_for or (setup.model.max_length if setup.model.carry_over else 128)
+    gen_length = _settings(setup, case).gen_length
+    return gen_length or (setup.model.max_length if setup.model.carry_over else 128)
 
 
 def _cost(setup: Setup, case: Case) -> float:
-    """Of one set, as tokens that go through the model if no two rows are equal."""
+    """The cost of one set: the tokens that go through the model if no two rows are equal."""
     settings, length = _settings(setup, case), _length(setup, case)
     return settings.pool_size * length * (settings.steps or length) * (1 if settings.guidance == 1 else 2)
 
 
 def _first_batch(setup: Setup, case: Case) -> int:
-    """Sets of the first call: few, so that something is on the disk and a time can be told soon."""
+    """How many sets to decode first: few, so that the first rows and an estimate of the time come soon."""
     if setup.torch_device.type != "cuda":
         return 1
     tokens = 8 * TOKENS["cuda"]
@@ -179,7 +179,7 @@ def _first_batch(setup: Setup, case: Case) -> int:
 
 
 def _beat(setup: Setup) -> Callback | None:
-    """Tell the other ranks of every step, where there are any."""
+    """A callback that shows the other ranks, if there are any, that this one is alive."""
     return None if setup.mesh.world == 1 else lambda shot: setup.mesh.beat()
 
 

@@ -1,7 +1,7 @@
 """Answers to a prompt: the cases and measures that the experiments qa and guidance share, and best-of-n from one pool.
 
-In the box the prompts are the first sentences of held-out paragraphs and the references their true continuations; at
-the paper's scale they are questions with their answers.
+In the box the prompts are the first sentences of held-out paragraphs, and the references are their true continuations.
+At the paper's scale the prompts are questions, and the references are their answers.
 """
 
 from __future__ import annotations
@@ -32,39 +32,39 @@ POOL = "pool"
 
 
 def base(setup: Setup, guidance: float) -> dict[str, Any]:
-    """Options of `generate` that all cases have: the paper's for LLaDA."""
+    """The options of `generate` that all cases share: the paper's for LLaDA."""
     lengths = {name: setup[name] for name in ("gen_length", "steps", "eos")}
     return lengths | {"temperature": 1.0, "order": "confidence", "guidance": float(guidance)}
 
 
 def pool(setup: Setup, guidance: float) -> Case:
-    """k·w independent answers, from which every best-of-n and k independent ones are taken."""
+    """k·w independent answers. Every best-of-n, and the k independent answers, are chosen from them."""
     options = base(setup, guidance) | {"method": "independent", "k": setup["k"] * setup["w"]}
     return Case(f"{POOL}, g {guidance:g}", options, setup["units"], setup["task"], POOL, float(guidance))
 
 
 def search(setup: Setup, method: str, options: Mapping[str, Any], guidance: float) -> Case:
-    """A beam method with k·w candidates a step."""
+    """A beam method with k·w candidates per step."""
     chosen = base(setup, guidance) | {"k": setup["k"], "w": setup["w"]} | dict(options)
     return Case(f"{method}, g {guidance:g}", chosen, setup["units"], setup["task"], method, float(guidance))
 
 
 Places = list[int]
-"""Which answers of a pool a way keeps, ascending."""
+"""The indices of the answers that are chosen from a pool."""
 
 
 def by_chance(setup: Setup, unit: int, row: Row) -> Places:
-    """k of a pool's answers by chance: results are sorted by score, so the first k would be the best."""
+    """k random answers of a pool. The first k will not do: results are sorted by score."""
     return random.Random(f"{setup.seed} {unit}").sample(range(len(row["texts"])), setup["k"])
 
 
 def best_internal(setup: Setup) -> Places:
-    """The k best by the model's own score, which results are sorted by."""
+    """The k best by the model's own score: the first k, because results are sorted by it."""
     return list(range(setup["k"]))
 
 
 def lowest(values: Sequence[float], k: int) -> Places:
-    """The places of the k lowest values; of equal ones the first."""
+    """The places of the k lowest values; of equal values the first."""
     return sorted(sorted(range(len(values)), key=lambda place: (values[place], place))[:k])
 
 
@@ -74,7 +74,7 @@ def best_perplexity(setup: Setup, said: Mapping[str, Row]) -> Places:
 
 
 def measures(setup: Setup, row: Row, said: Mapping[str, Row], places: Places) -> Row:
-    """What tables show of the answers at some places of a set."""
+    """The measures that tables show, for the answers at some places of a set."""
     texts = [row["texts"][place] for place in places]
     nearness = [f1(text, row["references"]) for text in texts]
     cosines = said[f"cos:{setup['encoder']}"]
@@ -88,12 +88,12 @@ def measures(setup: Setup, row: Row, said: Mapping[str, Row], places: Places) ->
 
 
 def _repeated(text: str) -> float:
-    """The share of a text's triples of words that came before in it."""
+    """The share of a text's word triples that already occurred earlier in it."""
     words = text.split()
     triples = list(zip(words, words[1:], words[2:], strict=False))
     return 1 - len(set(triples)) / len(triples) if triples else 0.0
 
 
 def columns(rows: Sequence[Row]) -> dict[str, np.ndarray]:
-    """[n] of each measure, of the measures of n sets."""
+    """The measures of n sets as one array [n] per measure."""
     return {name: np.array([row[name] for row in rows]) for name in rows[0]}

@@ -1,4 +1,4 @@
-"""MAUVE and MAUVE* of D5P4+ against β, with independent sampling beside it."""
+"""MAUVE and MAUVE* of D5P4+ against β, compared with independent sampling."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ from .rows import Row, Source, complete
 from .scoring import MAUVE_TOKENS, TOKENS, pack8, unpack, unpack8
 from .setup import Case, Digest, Experiment, Setup
 
-STAR = 0.5  # added to every bin
+STAR = 0.5  # MAUVE* adds this to the count of every bin
 PAPERS = {1: 0.8669, 3: 0.8811, 10: 0.9195, 30: 0.9366, 100: 0.9515, 300: 0.9474, 1000: 0.8746}
 
 
 def cases(setup: Setup) -> list[Case]:
     if len(setup["beta_fidelity"]) < 3:
-        raise D5P4Error(f"beta_fidelity={setup['beta_fidelity']!r}: a middle β needs three values or more")
+        raise D5P4Error(
+            f"beta_fidelity={setup['beta_fidelity']!r}: give three values or more, so that one is in the middle"
+        )
     units = {value: setup["units_fidelity"] for value in setup["beta_fidelity"]}
     return [
         independent(setup, setup["units_fidelity"]),
@@ -38,7 +40,7 @@ def _reduce(setup: Setup, case: Case, unit: int, row: Row, said: Mapping[str, Ro
 
 
 def reference(setup: Setup) -> Source:
-    """Features of real text: as many texts as a case has, cut to the length that is generated."""
+    """Features of real texts: as many as a case has answers, cut to the generated length."""
 
     def make(keys: Sequence[str]) -> dict[str, Row]:
         codec, judge = setup.model.tokenizer, CausalJudge(setup["judges"][0], device=setup.device)
@@ -57,13 +59,13 @@ def reference(setup: Setup) -> Source:
 
 
 def _real(setup: Setup) -> tuple[np.ndarray, list[Any]]:
-    """[n, D] features of as many real texts as a case has, and the document each comes from."""
+    """[n, D] features of the real texts, and the document that each text comes from."""
     rows = complete(setup, reference(setup))
     return np.concatenate([unpack8(row) for row in rows]), [row["document"] for row in rows]
 
 
 def _over_seeds(found: MauveInterval) -> MauveInterval:
-    """The mean over the seeds of k-means instead of the first one's value, with the same spread around it."""
+    """Replace the value of the first k-means seed by the mean over all seeds, and shift the interval with it."""
     first = found.figure
     change = float(np.mean(found.seeds)) - first.value
     value, low, high = (min(1.0, max(0.0, x + change)) for x in (first.value, first.low, first.high))
@@ -121,7 +123,7 @@ def _claims(setup: Setup, found: dict[str, list[MauveInterval]]) -> list[Claim]:
 
 
 def _apart(a: Figure, b: Figure) -> Verdict:
-    """Whether a is above b, both with standard errors of their own."""
+    """Whether a is above b, given the standard errors of both."""
     gap, doubt = a.value - b.value, 1.96 * float(np.hypot(a.se, b.se))
     return "holds" if gap > doubt else "does not hold" if gap < -doubt else "not clear"
 

@@ -1,4 +1,4 @@
-"""Answers to prompts with references: search against best-of-n, the paper's full set of metrics."""
+"""Answers to prompts with references: search against best-of-n, with the paper's full set of metrics."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ WAYS = ("k independent", "best of n, perplexity", "best of n, internal", "best o
 
 
 def _reduce(setup: Setup, case: Case, unit: int, row: Row, said: Mapping[str, Row]) -> Row:
-    """The measures of each way to choose from a set, and what the paper's full set of metrics needs of it."""
+    """For each way to choose from a set: its measures, and what the paper's other metrics need."""
     ways = {case.group: list(range(len(row["texts"])))}
     if case.group == POOL:
         oracle = lowest([-f1(text, row["references"]) for text in row["texts"]], setup["k"])
@@ -85,7 +85,7 @@ def _reduce(setup: Setup, case: Case, unit: int, row: Row, said: Mapping[str, Ro
 
 @lru_cache(maxsize=2)
 def _new_pieces(setup: Setup, name: str) -> list[int]:
-    """How many word pieces each unit's references add to those of all earlier units; the sum is EAD's vocabulary."""
+    """How many new word pieces each unit's references add to those of earlier units. Their sum is EAD's vocabulary."""
     (case,) = (case for case in setup.cases if case.name == name)
     rows = setup.rows(answers(setup, case))
     if all(unit in rows for unit in range(case.units)):
@@ -102,7 +102,7 @@ def _new_pieces(setup: Setup, name: str) -> list[int]:
 
 
 def _figures(rows: Sequence[Row], vocabulary: int, k: int, judges: Sequence[str]) -> dict[str, Any]:
-    """Every metric of a way with its digits, as `d5p4 score` reports them."""
+    """Every metric of one way to choose, as `d5p4 score` reports it, with the number of digits to show."""
     m = columns(rows)
     adjusted = figure([100 * ead_of_counts(row["pieces"][0], row["pieces"][1], vocabulary) for row in rows])
     found: dict[str, Any] = {f"PPL, {judge}": (perplexity(m[f"nats {judge}"]), 1) for judge in judges}

@@ -1,9 +1,10 @@
-"""Rows of an experiment: where they come from, and the one loop that makes those which are missing.
+"""Rows of an experiment: where they come from, and the one loop that makes the missing ones.
 
-A `Source` names rows by keys and makes some of them at a time: sets of answers, what a judge says of them, or anything
-an experiment measures. `fill` makes what is missing, batch by batch. Each batch is on the disk before the next begins,
-so a stopped run goes on where it was, and a longer run adds only what is new. Ranks share the sources that say so: they
-take keys from a common counter, as many at a time as they make in about `SECONDS`, so that a slow rank takes fewer.
+A `Source` names rows by keys and makes some of them at a time: sets of answers, the scores that a judge gives them, or
+anything else an experiment measures. `fill` makes the missing rows, batch by batch. Each batch is on the disk before
+the next begins, so a stopped run continues where it was, and a longer run adds only what is new. Ranks share the
+sources that are marked `shared`: they take keys from a common counter, as many as they can make in about `SECONDS`, so
+a slow rank takes fewer.
 """
 
 from __future__ import annotations
@@ -27,23 +28,23 @@ if TYPE_CHECKING:
     from .setup import Setup
 
 Row = dict[str, Any]
-SECONDS = 45.0  # about so long until the rows of a shared source are written
-FULL = 4  # the first batch on a GPU has so many forwards, and one of them fills the device
+SECONDS = 45.0  # the time that one batch of a shared source should take, about
+FULL = 4  # forwards in the first batch on a GPU; one forward is enough to fill the device
 
 
 @dataclass(frozen=True)
 class Source:
     """Rows of one kind.
 
-    path       of the file below the folder of results; `.xz` is compressed, and committed because drawing reads it
-    made_with  everything the rows depend on; a file made with anything else is refused
+    path       the file, below the folder of results; `.xz` is compressed, and committed because drawing reads it
+    made_with  everything the rows depend on; a file made with other values is refused
     keys       names of the rows, in order
-    make       rows by key, for some keys
-    label      what progress calls them
-    together   how many keys `make` is given at a time (the first time, where ranks share the source)
-    cost       of one key, beside that of other sources
-    shared     whether ranks share the keys; otherwise the first rank makes all
-    instead    whether what is wanted of a row is kept elsewhere, so that it need not be made
+    make       makes the rows of the given keys; returns them by key
+    label      the name of these rows in progress and errors
+    together   how many keys `make` gets per call (where ranks share the source: at the first call)
+    cost       the work per key, relative to other sources
+    shared     whether ranks share the keys; otherwise the first rank makes all rows
+    elsewhere  whether what is needed of a row (by its key) is kept in another file, so that it need not be made
     """
 
     path: str
@@ -54,7 +55,7 @@ class Source:
     together: Callable[[], int] = lambda: 1
     cost: Callable[[], float] = lambda: 1.0
     shared: bool = False
-    instead: Callable[[str], bool] = lambda key: False
+    elsewhere: Callable[[str], bool] = lambda key: False
 
 
 class Rows:
@@ -81,7 +82,7 @@ class Rows:
         return len(self.by_key)
 
     def add(self, rows: Mapping[str, Mapping[str, Any]], start: int, rank: int = 0) -> None:
-        """Write rows by their keys; they are on the disk when this returns. `RowStore.locked` made the folder."""
+        """Write rows by their keys; they are on the disk when this returns. Call it inside `RowStore.locked`."""
         lines = {key: {"key": key, **row} for key, row in rows.items()}
         self.store.append(start, rank, [json_line(line) for line in lines.values()])
         self.by_key.update(lines)
@@ -104,26 +105,26 @@ def _natural(key: str) -> list[Any]:
 
 
 class _Work(NamedTuple):
-    """What the first rank finds to do, for all."""
+    """The plan that the first rank makes for all ranks."""
 
-    start: int  # names this start among parts and counters
-    missing: list[list[str]]  # keys of each source
+    start: int  # names this start in parts and counters
+    missing: list[list[str]]  # for each source, the keys of its missing rows
     seconds: float | None  # until the deadline
 
 
 def missing_keys(setup: Setup, source: Source) -> list[str]:
     rows = setup.rows(source)
-    return [key for key in source.keys if key not in rows and not source.instead(key)]
+    return [key for key in source.keys if key not in rows and not source.elsewhere(key)]
 
 
 def fill(setup: Setup, sources: Sequence[Source], mesh: Mesh, deadline: float | None = None) -> tuple[bool, bool]:
-    """Make the rows of sources that are missing. Returns whether all are there now, and whether any was missing.
+    """Make the missing rows of some sources. Returns whether all rows are there now, and whether any was missing.
 
-    mesh: the ranks that come here together. The deadline is a time of `time.monotonic` on the first rank; nothing is
-    begun that would end later. Only the first rank writes the files, others write parts of their own.
+    All ranks of the mesh must call this together. The deadline is a time of `time.monotonic` on the first rank; no
+    batch is begun that would end later. Each rank writes its own parts; only the first rank merges them into the files.
     """
     work = None
-    mesh.meet()  # whoever lists sources may read files that the first rank moves
+    mesh.meet()  # a rank that still lists its sources may read files that the first rank is about to merge
     with ExitStack() as locks:
         if mesh.first:
             with at_work(mesh):
@@ -145,10 +146,10 @@ def fill(setup: Setup, sources: Sequence[Source], mesh: Mesh, deadline: float | 
 
 def _plan(setup: Setup, sources: Sequence[Source], deadline: float | None, locks: ExitStack) -> _Work:
     missing: list[list[str]] = []
-    planned: dict[str, set[str]] = {}  # by path: cases with the same options have the same rows
+    planned: dict[str, set[str]] = {}  # keys by path: cases with the same options share a file
     for source in sources:
         rows, others = setup.rows(source), planned.setdefault(source.path, set())
-        if rows.store.folder.exists() and not others:  # of a start that died
+        if rows.store.folder.exists() and not others:  # left by a start that was killed
             with rows.store.locked():
                 rows.fold()
         keys = [key for key in missing_keys(setup, source) if key not in others]
@@ -160,13 +161,13 @@ def _plan(setup: Setup, sources: Sequence[Source], deadline: float | None, locks
 
 
 def _make_all(setup: Setup, sources: Sequence[Source], work: _Work, mesh: Mesh) -> bool:
-    """Make what this rank can get hold of before the deadline; False where the deadline came first."""
+    """Make the rows that this rank takes from the counters; False if the deadline came before all were taken."""
     deadline = None if work.seconds is None else time.monotonic() + work.seconds
     todo = [(source, keys) for source, keys in zip(sources, work.missing, strict=True) if keys]
     with at_work(mesh):
         costs = [source.cost() for source, _ in todo]
     total = sum(cost * len(keys) for cost, (_, keys) in zip(costs, todo, strict=True))
-    done, spent = 0.0, 0.0  # of this rank
+    done, spent = 0.0, 0.0  # cost and seconds of what this rank has made
     for number, (cost, (source, keys)) in enumerate(zip(costs, todo, strict=True)):
         if not (source.shared or mesh.first):
             continue
@@ -181,7 +182,7 @@ def _make_all(setup: Setup, sources: Sequence[Source], work: _Work, mesh: Mesh) 
             stop = mesh.count(counter, size)
             mine = keys[stop - size : stop]
             if not mine:
-                break  # others were quicker
+                break  # other ranks took the rest
             share = mesh.count(f"{work.start}/done") / 1e6
             setup.progress(share, f"{source.label}: {left} of {len(source.keys)} left")
             began = time.monotonic()
@@ -201,7 +202,7 @@ def _make_all(setup: Setup, sources: Sequence[Source], work: _Work, mesh: Mesh) 
 
 
 def check_made(setup: Setup, source: Source, stage: str) -> None:
-    """An error where rows of a source are missing, with the stage that makes them."""
+    """Raise an error that names the stage to run, if rows of a source are missing."""
     if missing := missing_keys(setup, source):
         what = f"{len(missing)} of {len(source.keys)} rows of {source.label!r}"
         path = setup.rows(source).path
@@ -209,7 +210,7 @@ def check_made(setup: Setup, source: Source, stage: str) -> None:
 
 
 def complete(setup: Setup, source: Source, stage: str = "decode") -> list[Row]:
-    """All rows of a source, in the order of its keys; an error where some are missing."""
+    """All rows of a source, in the order of its keys; an error if some are missing."""
     check_made(setup, source, stage)
     rows = setup.rows(source)
     return [rows[key] for key in source.keys]

@@ -1,4 +1,4 @@
-"""`reproduce`: the stages of an experiment, one after the other, each going on where it was stopped."""
+"""`reproduce` runs the stages of an experiment in order. A stopped stage continues where it was."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .setup import Progress, Setup
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 STAGES = ("decode", "score", "draw")
-WORTH_A_LINE = 5.0  # seconds; a shorter run of a stage is told only when it is the first or ends what was stopped
+WORTH_A_LINE = 5.0  # seconds; a shorter run is recorded only if it is a stage's first, or finishes a stopped one
 
 
 def reproduce(
@@ -44,13 +44,14 @@ def reproduce(
 ) -> Setup:
     """Run an experiment of the paper; its files are in `out`/`name` (`src/d5p4_lab/results/SCALE` by default).
 
-    stages    of decode, score, draw; each may run on another machine if the folder goes with it
-    model     instead of the scale's own; data: a file or folder of the task, where it needs one
+    stages    some of decode, score, draw; each may run on another machine if the folder is carried over
+    model     a model to use instead of the scale's own
+    data      the file or folder that the task reads, if it needs one
     minutes   start no decoding that would end later
-    scorers   only these (ppl, cos, features, or kind:model)
+    scorers   use only these (ppl, cos, features, or kind:model)
     changes   other values of the experiment's settings, such as {"units": 4}
-    mesh      of `d5p4.distributed.connect`, where several ranks share the decoding; by default this job's. The first
-              rank does all the rest
+    mesh      from `d5p4.distributed.connect`: the ranks that share the decoding, by default those of this job. The
+              first rank does everything else
     """
     own = mesh is None
     mesh = connect(device=device) if mesh is None else mesh
@@ -59,10 +60,10 @@ def reproduce(
             raise D5P4Error(f"mesh={mesh.data},{mesh.beam}: ranks share prompts here, not pools; use {mesh.world},1")
         device = device if mesh.device is None else str(mesh.device)
         root = Path(out) if out is not None else RESULTS / scale
-        told = (progress if mesh.first else None) or (lambda share, text: None)
+        report = (progress if mesh.first else None) or (lambda share, text: None)
         setup = Setup(
             experiment(name), scale, root, model, None if data is None else Path(data), device, dtype, seed,
-            changes or {}, told, decoding="decode" in stages, mesh=mesh,
+            changes or {}, report, decoding="decode" in stages, mesh=mesh,
         )  # fmt: skip
         _run_stages(setup, stages, minutes, scorers)
     except BaseException as error:
@@ -77,7 +78,7 @@ def _run_stages(setup: Setup, stages: Sequence[str], minutes: float | None, scor
     for stage in stages:
         if stage not in STAGES:
             raise D5P4Error(f"stage={stage!r} is not known; use one of {', '.join(STAGES)}")
-    scorer_names(setup, scorers)  # a wrong name is an error before anything is decoded
+    scorer_names(setup, scorers)  # raises an error for a wrong name before anything is decoded
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
     for stage in (stage for stage in STAGES if stage in stages):
         if stage == "score" and not setup.cases:
@@ -108,7 +109,7 @@ def left(setup: Setup) -> int:
 
 
 def _run_stage(setup: Setup, stage: str, deadline: float | None, scorers: Sequence[str] | None) -> tuple[bool, bool]:
-    """Whether it is finished, and whether there was anything to do."""
+    """Run one stage. Returns whether it is finished, and whether there was anything to do."""
     if stage == "decode":
         return fill(setup, sources(setup, stage), setup.mesh, deadline)
     with at_work(setup.mesh):  # the other ranks wait
@@ -122,45 +123,45 @@ def _run_stage(setup: Setup, stage: str, deadline: float | None, scorers: Sequen
 
 
 def _drawn(setup: Setup) -> list[str | None]:
-    """What was drawn: a drawing that changes nothing leaves config.json as it was."""
+    """The texts of the drawn files. If drawing does not change them, config.json stays as it was."""
     files = (setup.folder / "table.md", setup.folder / "summary.json")
     return [file.read_text(encoding="utf-8") if file.is_file() else None for file in files]
 
 
-def _config(setup: Setup) -> Path:
+def _config_path(setup: Setup) -> Path:
     return setup.folder / "config.json"
 
 
-def _held(setup: Setup) -> dict[str, Any]:
-    return read_json(_config(setup)) or {}
+def _read_config(setup: Setup) -> dict[str, Any]:
+    return read_json(_config_path(setup)) or {}
 
 
 def _record(setup: Setup, stage: str, seconds: float, finished: bool, worked: bool) -> None:
-    """config.json: what the experiment was run with, and every run of each stage that did something."""
+    """Write into config.json what the experiment was run with, and this run of the stage if it did something."""
     device = "cpu" if stage == "draw" else setup.torch_device
     ran = about(device) | {"seconds": round(seconds, 1), "finished": finished}
     if stage == "decode" and setup.cases and setup.mesh.world > 1:
         ran["ranks"] = setup.mesh.world
-    held = _held(setup)
-    stages = held.setdefault("stages", {})
+    config = _read_config(setup)
+    stages = config.setdefault("stages", {})
     if stage == "draw":
         stages[stage] = [ran] if worked or stage not in stages else stages[stage]
     elif worked and (stage not in stages or seconds > WORTH_A_LINE or not stages[stage][-1]["finished"]):
         stages.setdefault(stage, []).append(ran)
     settings = json.loads(without_places(json.dumps(setup.settings, ensure_ascii=False)))
-    held |= {"experiment": setup.experiment.name, "scale": setup.scale, "seed": setup.seed, "settings": settings}
+    config |= {"experiment": setup.experiment.name, "scale": setup.scale, "seed": setup.seed, "settings": settings}
     if "model" in setup.settings:
-        held |= {"model": setup.label, "weights": setup.weights}
-    held["cases"] = [
+        config |= {"model": setup.label, "weights": setup.weights}
+    config["cases"] = [
         {"name": case.name, "task": case.task, "units": case.units, "options": dict(case.options)}
         for case in setup.cases
     ]
-    write_json(_config(setup), held)
+    write_json(_config_path(setup), config)
 
 
 def _runs(setup: Setup, stage: str) -> list[dict[str, Any]]:
-    """Who ran a stage: this experiment, or others that share its answers."""
-    if own := _held(setup).get("stages", {}).get(stage):
+    """The recorded runs of a stage: of this experiment, or else of others that share its answers."""
+    if own := _read_config(setup).get("stages", {}).get(stage):
         return own
     ours = [case.options for case in setup.cases]
     found = []

@@ -1,8 +1,8 @@
-"""Scorers: what outside models say of decoded sets of answers.
+"""Scorers: outside models that score decoded sets of answers.
 
-A scorer is named `kind:model`. An experiment names the kinds, its settings the models.
+A scorer is named `kind:model`. An experiment names the kinds; its settings name the models.
 
-ppl        mean nats a token of each answer under a causal judge (the paper's rule: clamped, first token unscored)
+ppl        mean nats per token of each answer under a causal judge (the paper's rule: clamped, first token unscored)
 cos        cosines of sentence embeddings: among the answers, and of each answer to its nearest reference
 features   the judge's last hidden state at each answer's last token, for MAUVE
 """
@@ -22,8 +22,8 @@ from .rows import Row
 from .setup import Setup
 
 Scorer = Callable[[Sequence[Row]], list[Row]]
-AT_ONCE = 256  # sets between two writings
-TOKENS = 1 << 13  # of a judge's batch
+AT_ONCE = 256  # sets that are scored before they are written
+TOKENS = 1 << 13  # per batch of a judge
 MAUVE_TOKENS = 1024
 
 
@@ -34,10 +34,10 @@ def scorer_names(setup: Setup, wanted: Sequence[str] | None = None) -> list[str]
     names = [f"{kind}:{model}" for kind in setup.experiment.scorers for model in models[kind] if model]
     if wanted is None:
         return names
-    for each in wanted:
-        if each not in names and each not in setup.experiment.scorers:
+    for scorer in wanted:
+        if scorer not in names and scorer not in setup.experiment.scorers:
             known = ", ".join((*setup.experiment.scorers, *names)) or "none"
-            raise D5P4Error(f"{setup.experiment.name} has no scorer {each!r} (it has: {known})")
+            raise D5P4Error(f"{setup.experiment.name} has no scorer {scorer!r} (it has: {known})")
     return [name for name in names if name in wanted or name.split(":")[0] in wanted]
 
 
@@ -66,7 +66,7 @@ def _features(model: str, device: str | None) -> Scorer:
     from d5p4.eval.mauve import last_token_features
     from d5p4.eval.perplexity import CausalJudge
 
-    judge = CausalJudge(model, device=device)  # with a start, so that an empty text has a last token too
+    judge = CausalJudge(model, device=device)  # with a start token, so that even an empty text has a last token
 
     def score(rows: Sequence[Row]) -> list[Row]:
         texts = [text for row in rows for text in row["texts"]]
@@ -78,7 +78,7 @@ def _features(model: str, device: str | None) -> Scorer:
 
 
 def pack(features: np.ndarray) -> Row:
-    """[n, D] numbers in a JSON line, as 16-bit floats."""
+    """[n, D] numbers as 16-bit floats, for a JSON line."""
     half = np.ascontiguousarray(features, dtype="<f2")
     return {"shape": list(half.shape), "float16": base64.b64encode(half.tobytes()).decode()}
 
@@ -88,7 +88,7 @@ def unpack(row: Mapping[str, Any]) -> np.ndarray:
 
 
 def pack8(features: np.ndarray) -> Row:
-    """[n, D] numbers in a JSON line, each row as whole numbers from -127 to 127 and what they are multiples of."""
+    """[n, D] numbers in 8 bits, for a JSON line: each row as integers from -127 to 127 and the step they multiply."""
     steps = np.maximum(np.abs(features).max(1, keepdims=True) / 127, 1e-12)
     whole = np.round(features / steps).astype(np.int8)
     return {
@@ -125,7 +125,7 @@ def _cosines(model: str, device: str | None, remote_code: bool) -> Scorer:
 
 
 def self_cosine(gram: Sequence[Sequence[float]], places: Sequence[int] | None = None) -> float:
-    """S-COS: mean cosine of two different answers of a set, of some of its places only where they are given."""
+    """S-COS: the mean cosine over pairs of answers of a set, or over pairs among the given places."""
     matrix = np.array(gram) if places is None else np.array(gram)[np.ix_(places, places)]
     count = len(matrix)
     return float((matrix.sum() - np.trace(matrix)) / max(1, count * (count - 1)))

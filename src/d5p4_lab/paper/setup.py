@@ -1,9 +1,9 @@
 """What an experiment is, and what one run of it is given.
 
 An experiment has settings for each scale ("box": the models of the repository, offline; "paper": the paper's own). It
-names the rows it needs: sets of answers (`cases`), or anything it measures itself (`sources`). Three stages make them.
-*decode* makes sets of answers and measurements, *score* asks outside models about the answers, *draw* reduces the
-answers to numbers and makes table, figure, summary and claims. Each stage goes on where it was stopped, and each may
+names the rows it needs: sets of answers (`cases`), or anything else it measures (`sources`). It runs in three stages:
+*decode* makes sets of answers and measurements, *score* lets outside models score the answers, *draw* reduces the
+answers to numbers and makes table, figure, summary and claims. A stopped stage continues where it was. Each stage may
 run on another machine: only the folder has to be carried over.
 """
 
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
 
     from .drawing import Drawing
 
-OPEN = "open"  # the task of writing from nothing
+OPEN = "open"  # the task of writing without a prompt
 TEXTS = ("books", "text")  # tasks made of a text file
 LIST = "a list"
-MAY_BE_NONE = ("encoder", "start")  # a setting whose absence says something
+MAY_BE_NONE = ("encoder", "start")  # settings for which None is a value of its own
 
 
 @dataclass(frozen=True)
 class Case:
-    """One way to decode, on the first `units` prompts of a task (or so many sets from nothing)."""
+    """One way to decode: on the first `units` prompts of a task, or `units` sets without a prompt."""
 
     name: str  # in tables and figures
     options: Mapping[str, Any]  # of `d5p4.generate`
@@ -54,11 +54,11 @@ class Case:
 
 @dataclass(frozen=True)
 class Digest:
-    """What drawing needs of a set of answers: a few numbers.
+    """Reduces a set of answers to the few numbers that drawing needs.
 
-    name      of the file below numbers/; experiments may share it
-    make      the numbers of a case's unit, from its row and what each scorer said of it
-    settings  names of the settings that the numbers depend on besides the answers and the scorers
+    name      the name of the file below numbers/; experiments may share it
+    make      `make(setup, case, unit, row, scores)` gives the numbers of a unit; `scores` are by scorer
+    settings  names of the settings that the numbers depend on, besides the answers and the scorers
     """
 
     name: str
@@ -72,18 +72,18 @@ class Experiment:
 
     name: str
     title: str
-    paper: str  # where it stands there
+    paper: str  # where it is in the paper
     settings: Mapping[str, Mapping[str, Any]]  # by scale
     draw: Callable[[Setup], Drawing]
     cases: Callable[[Setup], Sequence[Case]] = lambda setup: ()
-    digest: Digest | None = None  # of the sets of answers, where there are cases
-    sources: Callable[[Setup], Sequence[Source]] = lambda setup: ()  # rows that are no answers
-    scorers: tuple[str, ...] = ()  # kinds; see `scoring`
-    needs_text: tuple[str, ...] = ()  # scales at which nothing can be decoded without a text file
+    digest: Digest | None = None  # reduces the sets of answers, if there are cases
+    sources: Callable[[Setup], Sequence[Source]] = lambda setup: ()  # rows other than answers
+    scorers: tuple[str, ...] = ()  # kinds of scorers; see `scoring`
+    needs_text: tuple[str, ...] = ()  # scales that need a text file to decode
 
 
 Progress = Callable[[float, str], None]
-"""`progress(share done, what is being done)`."""
+"""Called as `progress(share, text)`: the share that is done, and what is being done."""
 
 
 @dataclass(eq=False)
@@ -94,13 +94,13 @@ class Setup:
     scale: str
     root: Path  # the folder of this scale's results
     model_name: str | None = None  # instead of the settings' own
-    data: Path | None = None  # of tasks that need a file
+    data: Path | None = None  # the file or folder that the task reads
     device: str | None = None
     dtype: str | None = None
     seed: int = 0
     changes: Mapping[str, Any] = field(default_factory=dict)
     progress: Progress = lambda share, text: None
-    decoding: bool = True  # False: rows are only read, so the model need not be here
+    decoding: bool = True  # False: rows are only read, so the model need not be on this machine
     finished: bool = True  # False: the deadline came before all rows were made
     mesh: Mesh = field(default_factory=Mesh)  # the ranks that share the decoding
     _tasks: dict[tuple[str, int], Task] = field(default_factory=dict)
@@ -125,7 +125,7 @@ class Setup:
 
     @property
     def folder(self) -> Path:
-        """Of the experiment's own files."""
+        """The folder of the experiment's own files."""
         return self.root / self.experiment.name
 
     @cached_property
@@ -147,22 +147,22 @@ class Setup:
 
     @cached_property
     def weights(self) -> str:
-        """Says which weights rows were made with, wherever the folder lies."""
+        """A hash of the model's weights; it does not depend on where the model is."""
         return self._maker[1] if self._elsewhere else weights_hash(find(self.named))[:16]
 
     @property
     def label(self) -> str:
-        """The model's name beside the weights."""
+        """The model's name without its folder, recorded together with the weights."""
         return self._maker[0] if self._elsewhere else Path(self.named).name
 
     @cached_property
     def _elsewhere(self) -> bool:
-        """Whether the model is neither here nor needed: then config.json says what made the rows."""
+        """Whether the model is neither needed nor on this machine. Then config.json says which model made the rows."""
         return not (self.decoding or Path(self.named).expanduser().is_dir() or shipped(self.named))
 
     @cached_property
     def _maker(self) -> tuple[str, str]:
-        """Name and weights of the model that made the rows at hand."""
+        """Name and weights of the model that made the existing rows."""
         config = read_json(self.folder / "config.json") or {}
         maker = str(config.get("model", Path(self.named).name)), str(config.get("weights", "unknown"))
         if self.model_name is not None and maker[0] != Path(self.model_name).name:
@@ -174,7 +174,7 @@ class Setup:
         return load(self.named, self.torch_device, self.dtype, mapped=self.mesh.world > 1)
 
     def reads_data(self, task: str) -> bool:
-        """Whether the prompts of a task come from a file; those of countdown are made up."""
+        """Whether the prompts of a task come from a file; those of countdown are generated."""
         return task != OPEN and task.partition(":")[0] != "countdown"
 
     def task(self, name: str, count: int) -> Task:
@@ -185,38 +185,38 @@ class Setup:
             kind, _, split = name.partition(":")
             path = self.data if self.reads_data(name) else None
             if kind in TEXTS and path is None:
-                reason = f"the task {kind} needs the path of one"
+                reason = f"the task {kind} reads it"
                 raise D5P4Error(f"{self.experiment.name} needs a text file: give --data ({reason})")
             task = load_task(kind, path, limit=count, split=split or None)
             if len(task) < count:
                 raise D5P4Error(f"{name} has {len(task)} prompts in {self.data}, {count} are asked for")
-            self._compare(name, task)
+            self._check_prompts(name, task)
             self._tasks[name, count] = task
         return self._tasks[name, count]
 
-    def _compare(self, name: str, task: Task) -> None:
-        """Refuse a task whose prompts are not those that the rows at hand were made from."""
-        from .answers import asked, known_prompts
+    def _check_prompts(self, name: str, task: Task) -> None:
+        """Refuse a task whose prompts differ from those that the existing rows were made from."""
+        from .answers import known_prompts, prompt_digits
 
         for path, unit, digits in known_prompts(self, name):
-            if unit < len(task) and digits != asked(prompt := str(task.examples[unit].prompt)):
-                reason = f"unit {unit} asks something else than {prompt!r:.60}"
+            if unit < len(task) and digits != prompt_digits(prompt := str(task.examples[unit].prompt)):
+                reason = f"unit {unit} asks something other than {prompt!r:.60}"
                 raise D5P4Error(f"{path} was made from other data ({reason}); give another --out")
 
     def source(
         self, name: str, keys: Sequence[str], make: Callable[[Sequence[str]], Mapping[str, Row]], *, together: int = 1,
         kept: bool = True, cost: float = 1.0, **made_with: Any,
     ) -> Source:  # fmt: skip
-        """Rows of the experiment that are no answers; `made_with` is all they depend on besides the seed.
+        """Rows of the experiment other than answers; `made_with` is all they depend on besides the seed.
 
-        kept: drawing reads them, so they are compressed and committed.
+        kept: whether drawing reads them; then they are compressed and committed.
         """
         path = f"{self.experiment.name}/{name}.jsonl{'.xz' if kept else ''}"
         header = {"seed": self.seed} | plain(made_with)
         return Source(path, header, keys, make, name, together=lambda: together, cost=lambda: cost)
 
     def model_and(self, *names: str) -> dict[str, Any]:
-        """What rows depend on that the model made: the model, its weights, and these settings."""
+        """What the model's rows depend on: the model, its weights, and the named settings."""
         return {name: self[name] for name in names} | {"model": self.label, "weights": self.weights}
 
     def rows(self, source: Source) -> Rows:
@@ -230,7 +230,7 @@ class Setup:
 
 
 def _checked(name: str, value: Any, default: Any) -> Any:
-    """A caller's value of a setting, which must be of the default's kind; one value may stand for a list of it."""
+    """A caller's value of a setting. It must be of the default's kind; one value may stand for a list of one."""
     kind = _kind(default)
     if default is None or (value is None and name in MAY_BE_NONE):
         return value
@@ -249,7 +249,7 @@ def _checked(name: str, value: Any, default: Any) -> Any:
 def _kind(value: Any) -> str:
     kinds: list[tuple[Any, str]] = [(bool, "true or false"), ((int, float), "a number"), (str, "text")]
     kinds += [((list, tuple), LIST), (Mapping, "a mapping")]
-    return next((told for kind, told in kinds if isinstance(value, kind)), "nothing")
+    return next((words for kind, words in kinds if isinstance(value, kind)), "nothing")
 
 
 def plain(value: Any) -> Any:
@@ -262,5 +262,5 @@ def digest_of(value: Any) -> str:
 
 
 def slugged(text: str) -> str:
-    """A text as a part of a file's name."""
+    """A text with everything but a-z and 0-9 turned into dashes, for a file's name."""
     return re.sub(r"[^a-z0-9]+", "-", text)

@@ -1,4 +1,4 @@
-"""Windows of real text, and masks laid over texts: what the experiments that measure a model have in common."""
+"""Windows of real text and random masks, shared by the experiments that measure a model directly."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Window(NamedTuple):
 
 
 def real_windows(setup: Setup, length: int, count: int) -> Source:
-    """`count` windows of `length` tokens of the file `setup.data`; fewer come first in the same order.
+    """`count` windows of `length` tokens of the file `setup.data`. A smaller count gives the first of the same windows.
 
-    The rows stay on this machine, so that a run that goes on needs no file. Another file is refused.
+    The rows are kept on this machine, so a run that continues needs no text file.
     """
 
     def make(keys: Sequence[str]) -> dict[str, Row]:
@@ -40,7 +40,7 @@ def real_windows(setup: Setup, length: int, count: int) -> Source:
 
 
 def check_same_text(setup: Setup, source: Source, length: int) -> None:
-    """Refuse a file of text that is not the one the rows at hand come from."""
+    """Refuse a text file other than the one that the existing rows come from."""
     rows = setup.rows(source)
     if setup.data is None or not len(rows):
         return
@@ -50,7 +50,7 @@ def check_same_text(setup: Setup, source: Source, length: int) -> None:
 
 
 def _cut(setup: Setup, length: int, count: int) -> list[Window]:
-    """Windows of consecutive tokens, documents taking turns; none that is cut inside a character."""
+    """Windows of consecutive tokens; the documents take turns. Windows that cut a character in two are skipped."""
     from d5p4.eval.tasks.prose import read_documents
     from d5p4.eval.tasks.task import shuffled
 
@@ -73,7 +73,7 @@ def _cut(setup: Setup, length: int, count: int) -> list[Window]:
 
 def _encode(model: NativeModel, text: str) -> list[int]:
     if model.tokenizer is None:
-        raise D5P4Error(f"{model.name!r} has no tokenizer, so no text can be shown to it")
+        raise D5P4Error(f"{model.name!r} has no tokenizer, so it cannot read text")
     return model.tokenizer.encode(text)
 
 
@@ -83,18 +83,18 @@ def _decode(model: NativeModel, ids: Sequence[int]) -> str:
 
 
 def chance(*words: object) -> np.random.Generator:
-    """A random stream named by words: the same on every machine, another for every name."""
+    """A random generator named by words: the same on every machine, and different for different words."""
     digest = hashlib.sha256("\0".join(map(str, words)).encode()).digest()
     return np.random.default_rng(np.frombuffer(digest, np.uint32).tolist())
 
 
 def random_masks(source: np.random.Generator, counts: Sequence[int], length: int) -> Tensor:
-    """[len(counts), length] bool: row i is True at counts[i] positions, any of them."""
+    """[len(counts), length] bool: row i is True at counts[i] random positions."""
     place = source.random((len(counts), length)).argsort(axis=1).argsort(axis=1)
     return torch.from_numpy(place < np.asarray(counts)[:, None])
 
 
 def spread_counts(source: np.random.Generator, draws: int, length: int) -> list[int]:
-    """[draws] numbers of masks, evenly spread over 1..length from a random offset, as `d5p4.loglikelihood` has them."""
+    """[draws] numbers of masks, spread evenly over 1..length from a random offset, as in `d5p4.loglikelihood`."""
     places = (source.random() * length + np.arange(draws) * (length / draws)) % length
     return (1 + np.minimum(places.astype(int), length - 1)).tolist()

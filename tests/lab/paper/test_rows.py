@@ -113,7 +113,7 @@ def test_more_keys_add_only_what_is_missing(tmp_path):
     assert [row["value"][0] for row in complete(setup, source(12))] == list(range(11, -1, -1))
     with pytest.raises(D5P4Error, match=r"^own: 2 of 14 rows of 'numbers' are missing; run --stage draw \(.*jsonl"):
         complete(setup, source(14), "draw")
-    elsewhere = replace(source(14), instead=lambda key: int(key) > 12)
+    elsewhere = replace(source(14), elsewhere=lambda key: int(key) > 12)
     assert missing_keys(setup, elsewhere) == ["12"]
     with pytest.raises(D5P4Error, match="1 of 14 rows"):
         check_made(setup, elsewhere, "decode")

@@ -23,7 +23,7 @@ _LINE_END = re.compile(r"[ \t]*(?:\r\n|\r|\n)")
 
 
 class Corpus(NamedTuple):
-    """The books as tokens, one `END_TEXT` between two. Bytes are UTF-8 bytes of the normalised books, no separators."""
+    """The books as tokens, with `END_TEXT` between two books. Bytes count the normalised books in UTF-8, without it."""
 
     train: np.ndarray  # uint16 [n], memory-mapped
     val: np.ndarray  # uint16 [m], memory-mapped
@@ -34,7 +34,7 @@ class Corpus(NamedTuple):
 
     @property
     def size(self) -> str:
-        """In words; tells one corpus from another."""
+        """The size in words, which tells one corpus from another."""
         train, val = (f"{size:,} bytes of text in {len(tokens):,} tokens" for size, tokens in
                       ((self.train_bytes, self.train), (self.val_bytes, self.val)))  # fmt: skip
         return f"{train}; {val} are held out."
@@ -48,7 +48,7 @@ def load(out: Path) -> Corpus:
 
 
 def normalise(book: str) -> str:
-    """The text that the tokens stand for; the head of this module says what changes."""
+    """The text that the tokens stand for; the docstring of this module says what changes."""
     lines = _LINE_END.sub("\n", _INVISIBLE.sub("", book) + "\n").split("\n")
     filled = [i for i, line in enumerate(lines) if line.strip()]
     return "\n".join(lines[filled[0] : filled[-1] + 1]) if filled else ""
@@ -60,7 +60,7 @@ def stored(out: Path) -> tuple[Corpus, dict[str, Any]] | None:
         description = json.loads((out / "corpus.json").read_bytes())
         train, val = (np.load(out / f"{name}.npy", mmap_mode="r") for name in ("train", "val"))
         tokenizer = read_tokenizer(out / "tokenizer.json")
-    except (OSError, ValueError):  # a D5P4Error is one
+    except (OSError, ValueError):  # D5P4Error is a ValueError
         return None
     if (len(train), len(val)) != (description["train"]["tokens"], description["val"]["tokens"]):
         return None
@@ -72,5 +72,5 @@ def stored(out: Path) -> tuple[Corpus, dict[str, Any]] | None:
 def read_tokenizer(path: Path) -> Tokenizer:
     try:
         return Tokenizer.from_file(str(path))
-    except Exception as error:  # tokenizers raises nothing more exact
+    except Exception as error:  # tokenizers raises nothing more specific
         raise D5P4Error(f"{path} cannot be read as a tokenizer: {error}") from error
