@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo serve test test-ten test-full test-browser test-gpu bench-gpu bench-cpu tables lint clean
+.PHONY: help demo serve test test-ten test-full test-browser test-gpu reproduce bench-gpu bench-cpu tables lint clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ test-browser: $(VENV)/.installed-dev ## the playground in a real chromium, which
 
 test-gpu: ## the tests that need CUDA, with the Python and torch of this machine
 	@PYTHONPATH=src $(PYTHON) -m pytest -q -m gpu tests/gpu
+
+reproduce: $(VENV)/.installed-dev ## one experiment of the paper, in the box: make reproduce NAME=scaling OUT=out/box
+	@$(BIN)/python -m d5p4_lab reproduce $(NAME) $(if $(OUT),--out $(OUT))
 
 bench-gpu: ## benchmark operations, the body and whole steps against a plain baseline: table, JSON, figure
 	@PYTHONPATH=src $(PYTHON) -m d5p4_lab bench gpu
