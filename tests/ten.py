@@ -43,11 +43,11 @@ RUNS = (
     Run(72, 40, ignored=True),
     Run(80, 200, seed=3, busy=True),
     Run(120, 80, seed=4),
-    Run(40, 40, ignored=True, seed=5, busy=True),
+    Run(40, 40, ignored=True, seed=5),
     Run(72, 200, seed=6),
     Run(80, 40, seed=7),
     Run(120, 200, ignored=True, busy=True),
-    Run(72, 80, seed=9, busy=True),
+    Run(72, 80, seed=9),
     Run(120, 40, ignored=True, seed=10),
 )
 

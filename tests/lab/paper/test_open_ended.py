@@ -75,7 +75,7 @@ def test_fidelity(tmp_path, model, text, monkeypatch):
     for changes, more, told in (
         ({}, {"stages": ["draw"]}, "fidelity: 4 of 4 rows of 'independent' are missing; run --stage decode"),
         ({"beta_fidelity": [1, 10]}, {"stages": ["decode"]}, "beta_fidelity=.*three values or more"),
-        ({}, {"stages": ["decode"], "data": None}, "needs a text file: give --data .the task text needs the path"),
+        ({}, {"stages": ["decode"], "data": None}, "needs a text file: give --data .the task text reads it"),
     ):
         with pytest.raises(D5P4Error, match=told):
             reproduce("fidelity", changes=FIDELITY | changes, **words | more)
