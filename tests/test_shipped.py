@@ -91,7 +91,7 @@ def test_countdown_solves_puzzles_of_every_size(countdown, numbers):
 
 @pytest.mark.full
 def test_d5p4_finds_more_right_answers_than_independent_sampling(countdown):
-    puzzles = problems(20, 4, seed=6)
+    puzzles = problems(40, 4, seed=6)
     options = {"independent": {}, "d5p4": {}, "d5p4, distinct": {"distinct": True}}
     found = {
         name: sum(different_right(puzzles, solve(countdown, puzzles, k=4, method=name.split(",")[0], **extra).texts))
