@@ -28,7 +28,7 @@ test-ten: $(VENV)/.installed-dev ## the quick tests under ten conditions; some o
 	@$(BIN)/python -m tests.ten --runs "$(RUNS)" -- $(QUICK) $(TESTS)
 
 test-full: lint ## every promise at the size it is made for (under half an hour)
-	@$(BIN)/python -m pytest -q --durations=20 -n 2 --dist worksteal --timeout=1800 -m "full and not gpu and not browser"
+	@$(BIN)/python -m pytest -q --durations=20 -n 2 --dist worksteal --timeout=3600 -m "full and not gpu and not browser"
 
 test-browser: $(VENV)/.installed-dev ## the playground in a real chromium, which must be installed
 	@$(BIN)/python -m pytest -q --durations=5 -m browser tests/browser
