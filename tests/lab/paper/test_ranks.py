@@ -80,7 +80,7 @@ def work(
     progress it told.
 
     meets    no rank is so quick that nothing is left for another
-    fails    the rank that gives up at its second call
+    fails    the rank that gives up when it decodes
     dies     the rank that is killed in the middle of its second line; the others stay at theirs until they are killed
     dies_at  the step at which each rank is killed
     apart    ranks do not see each other's files
@@ -95,7 +95,7 @@ def work(
         calls += 1
         if calls == 1 and meets:
             mesh.meet()
-        if calls == 2 and mesh.rank == fails:
+        if mesh.rank == fails:
             raise D5P4Error("the moon is full")
         return generate(*args, **words)
 
