@@ -9,7 +9,7 @@ import threading
 import openai
 import pytest
 
-from d5p4.serve.lineup import Lineup
+from d5p4.serve.queue import Queue
 from tests.serve.models import Gated
 from tests.serve.running import NAME, request, response, running, until
 
@@ -109,22 +109,22 @@ def test_a_client_that_leaves_in_the_moment_it_came_does_not_stop_the_worker():
         assert server.post(prompt="abc", max_tokens=2).status_code == 200
 
 
-def test_the_lineup_outlives_a_job_that_leaves_while_it_lingers():
+def test_the_queue_outlives_a_job_that_leaves_while_it_lingers():
     class Job:
-        alike = ("", 1)
+        share_key = ("", 1)
 
-    lineup, gone, stays = Lineup(4), Job(), Job()
+    queue, gone, stays = Queue(4), Job(), Job()
     lingered = []
 
     def linger(fits, pause):
-        lingered.append(len(lineup))
+        lingered.append(len(queue))
         if len(lingered) == 1:
-            lineup.discard(gone)
-            threading.Thread(target=lineup.add, args=([stays],)).start()  # gets in when the worker waits again
+            queue.discard(gone)
+            threading.Thread(target=queue.add, args=([stays],)).start()  # gets in when the worker waits again
 
-    lineup._linger = linger
-    lineup.add([gone])
-    assert lineup.take(lambda batch, job: True) == [stays] and lingered == [1, 1]
+    queue._linger = linger
+    queue.add([gone])
+    assert queue.take(lambda batch, job: True) == [stays] and lingered == [1, 1]
 
 
 @pytest.mark.parametrize("count", [20, pytest.param(1000, marks=pytest.mark.full)])
@@ -138,7 +138,7 @@ def test_many_that_leave_mid_stream(count):
                 assert b"200 OK" in wire.recv(100)
             for wire in wires:
                 wire.close()
-        until(lambda: not server.engine._live and not server.server.server_state.tasks)
+        until(lambda: not server.engine.live and not server.server.server_state.tasks)
         server.model.gate.set()
         until(lambda: idle(server))
         assert server.post(**LONG | {"max_tokens": 2}).status_code == 200
@@ -163,6 +163,6 @@ def test_time_runs_out():
         assert len(server.model.calls) <= 2
         until(lambda: server.post(prompt="abc", max_tokens=2).status_code == 200)
         server.model.tokenizer.encode = lambda text: encoded.wait(60) and [1]
-        found = server.post(prompt="abc", max_tokens=2)
+        reply = server.post(prompt="abc", max_tokens=2)
         encoded.set()
-        assert found.status_code == 503 and found.json()["error"]["code"] == "timeout"
+        assert reply.status_code == 503 and reply.json()["error"]["code"] == "timeout"

@@ -1,19 +1,25 @@
-"""What a server allows one request to cost, and how many it takes at a time."""
+"""What one request may cost, and how many requests the server takes."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
+
+from torch import nn
 
 from ..errors import D5P4Error
+from ..settings import Settings
+from ..types import Model
+from .errors import ApiError
 
-LARGEST_HISTORY = 128
-"""Rows of a pool up to which `history` may be asked for: each step's similarities are the square of it."""
-DRAWN_A_ROW = 64
-"""Children that `distinct` may draw at each step for each row of the largest pool; where nobody selects, or not in all
-steps, it draws for every row of a pool."""
-MOST_HISTORIES = 16
-"""Prompts of a request with `history`: each may be tens of megabytes, and they go out together."""
+HISTORY_ROWS = 128  # largest pool with `history`: every step's similarities are the square of it
+HISTORY_PROMPTS = 16  # most prompts with `history`: the history of one prompt may be tens of megabytes
+CHILDREN_PER_ROW = 64  # most children that `distinct` may draw per step, per row of the largest pool
+WORK = {"cuda": 100_000.0, "mps": 100.0, "cpu": 6.0}
+"""Work allowed per request by kind of device, in units of 10^12 floating-point operations: about a minute on two CPU
+cores, and about five on one large GPU."""
 
 
 @dataclass(frozen=True)
@@ -24,10 +30,10 @@ class Limits:
     max_gen_length: int | None = None  # None: what the model holds
     max_pool: int = 256  # rows of a pool: n * w
     max_steps: int = 1024
+    max_work: float | None = None  # 10^12 floating-point operations per request; None: by the kind of device
     max_body: int = 1 << 20  # bytes
     max_queue: int = 256  # prompts that wait
-    timeout: float = 300.0  # seconds a request may take, waiting included
-    client_timeout: float = 20.0  # seconds a client may keep us waiting: for a request to arrive, or to be read
+    timeout: float = 300.0  # seconds per request, waiting included
     grace: float = 30.0  # seconds that running requests have to finish when the server stops
 
     def __post_init__(self) -> None:
@@ -35,3 +41,65 @@ class Limits:
             value = getattr(self, field.name)
             if value is not None and not 0 < value < math.inf:
                 raise D5P4Error(f"{field.name}={value!r} must be a number above 0")
+
+    def work_allowed(self, model: Model) -> float:
+        """Floating-point operations per request; always enough for one answer with the model's default length."""
+        if self.max_work is not None:
+            return 1e12 * self.max_work
+        length = model.generation_defaults.get("length") or (model.max_length if model.carry_over else 128)
+        default = work(model, Settings(k=1), [(min(2 * length, model.max_length), length)])
+        return max(1e12 * WORK.get(model.head.weight.device.type, WORK["cpu"]), default)
+
+
+def work(model: Model, settings: Settings, prompts: Sequence[tuple[int, int]]) -> float:
+    """Floating-point operations of prompts of (tokens per row, steps), if all rows of all pools differ.
+
+    A forward takes two per parameter and token. Guidance runs every row twice.
+    """
+    module: Any = getattr(model, "module", model)
+    weights = module.parameters() if isinstance(module, nn.Module) else [model.head.weight]
+    rows = settings.pool_size * (1 if settings.guidance == 1 else 2)
+    return 2.0 * sum(weight.numel() for weight in weights) * rows * sum(tokens * steps for tokens, steps in prompts)
+
+
+def check_work(
+    model: Model, limits: Limits, prompts: Sequence[tuple[int, int]], settings_for: Callable[[int], Settings], n: int
+) -> None:
+    """Refuse a request that would keep the server busy for minutes, and say what would fit.
+
+    `settings_for(n)` are the settings of the same request for n answers.
+    """
+    allowed = limits.work_allowed(model)
+    if work(model, settings_for(n), prompts) <= allowed:
+        return
+    fitting = next((less for less in range(n - 1, 0, -1) if work(model, settings_for(less), prompts) <= allowed), 0)
+    if fitting:
+        message = f"n={n} is more work than this server does per request; the largest n that fits is {fitting}"
+        raise ApiError(400, message, "n")
+    per_step = work(model, settings_for(1), [(tokens, 1) for tokens, _ in prompts])
+    steps = int(allowed / per_step)
+    advice = f"set steps to {steps} or less" if steps else "ask for fewer prompts or tokens"
+    raise ApiError(400, f"this is more work than this server does per request, even with n=1; {advice}", "steps")
+
+
+def check_limits(settings: Settings, asked: Settings, history: bool, prompts: int, limits: Limits) -> None:
+    """`asked` are the settings without the spare beams that the server adds, which do not count."""
+    if asked.pool_size > limits.max_pool:
+        parts = [f"n={asked.k}"]
+        parts += [f"w={asked.w}"] if asked.spec.wide else []
+        parts += [f"spare={asked.spare}"] if asked.spare else []
+        pool = f"a pool of {asked.pool_size} rows; this server takes {limits.max_pool}"
+        raise ApiError(400, f"{', '.join(parts)}: {pool}", "n")
+    selects_always = settings.spec.finish is None and settings.select_window is None
+    parents = settings.groups if selects_always else settings.pool_size
+    if settings.distinct and 4 * settings.w * parents > (most := CHILDREN_PER_ROW * limits.max_pool):
+        children = f"{4 * settings.w * parents} children per step; this server takes {most}"
+        message = f"n={settings.k}, w={settings.w} and distinct draw {children}; lower w, or set distinct to false"
+        raise ApiError(400, message, "w")
+    if (settings.steps or 0) > limits.max_steps:
+        raise ApiError(400, f"steps={settings.steps}: this server takes at most {limits.max_steps}", "steps")
+    if history and settings.pool_size > HISTORY_ROWS:
+        message = f"history is kept for pools of up to {HISTORY_ROWS} rows, not {settings.pool_size}"
+        raise ApiError(400, f"{message}; lower n, w or spare", "history")
+    if history and prompts > HISTORY_PROMPTS:
+        raise ApiError(400, f"history is kept for up to {HISTORY_PROMPTS} prompts, not {prompts}", "history")

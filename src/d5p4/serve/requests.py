@@ -1,0 +1,379 @@
+"""From the body of a request to prompts that can be decoded, or a sentence that says what is wrong with it.
+
+A request has OpenAI's fields and, beside them, every option of a decode (`extra_body` of the openai client).
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from types import NoneType, UnionType
+from typing import Annotated, Any, Optional, Union, get_args, get_origin, get_type_hints
+
+from annotated_types import Ge, Le, Len, MaxLen, MinLen
+from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
+
+from ..errors import D5P4Error
+from ..generate import chosen_seed, prompt_keys, schedule_for
+from ..jobs.budget import default_budget
+from ..methods import METHODS
+from ..prompts import Request, encode, plan
+from ..settings import Settings
+from ..types import Model
+from .errors import NAMES, ApiError, not_possible, shown
+from .limits import Limits, check_limits, check_work
+
+CHARACTERS_PER_TOKEN = 256  # longer texts cannot fit into the model; only runs of blanks come near
+
+Whole = Annotated[int, Ge(1), Le(2**31)]
+NaturalOrZero = Annotated[int, Ge(0), Le(2**31)]
+Number = Annotated[float, Ge(-1e30), Le(1e30)]
+Steps = Annotated[list[NaturalOrZero], Len(2, 2)]
+Seed = Annotated[int, Ge(-(2**63)), Le(2**63 - 1)]
+First = Field(fail_fast=True)  # a list stops at its first fault: a body can hold a million of them
+Ids = Annotated[list[int], MinLen(1), First]
+Texts = Annotated[list[str], Len(1, 4096), First]
+Several = Annotated[list[Ids], Len(1, 4096), First]
+Stops = Annotated[list[str], MaxLen(4), First]
+
+NOT_IN_REQUESTS = (
+    "chat",
+    "solver",
+    "deterministic",
+    "max_tokens_per_forward",
+    "history",
+    "logprobs",
+    "savings",
+    "params",
+)
+"""Fields of `Settings` that the route or the server decides. An exact solver is none: it cannot be interrupted."""
+
+IGNORED: dict[str, Any] = {
+    "user": str,
+    "metadata": dict[str, Any],
+    "store": bool,
+    "service_tier": str,
+    "safety_identifier": str,
+    "prompt_cache_key": str,
+}
+"""Fields of OpenAI's that have no meaning here."""
+IGNORED_IN_CHAT: dict[str, Any] = {"parallel_tool_calls": bool, "reasoning_effort": str, "verbosity": str}
+
+NEUTRAL: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "frequency_penalty": (Number, (0,)),
+    "presence_penalty": (Number, (0,)),
+    "repetition_penalty": (Number, (1,)),
+    "min_p": (Number, (0,)),
+    "ignore_eos": (bool, (False,)),
+    "logit_bias": (dict[str, Any], ({},)),
+}
+"""Fields of OpenAI's and vLLM's that this server does not support: their type, and the values that ask for nothing."""
+NEUTRAL_IN_COMPLETIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {"echo": (bool, (False,)), "suffix": (str, ("",))}
+NEUTRAL_IN_CHAT: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "tools": (list[Any], ([],)),
+    "tool_choice": (Any, ("none", "auto")),
+    "functions": (list[Any], ([],)),
+    "function_call": (Any, ("none", "auto")),
+    "response_format": (dict[str, Any], ({"type": "text"},)),
+    "modalities": (Annotated[list[str], First], (["text"],)),
+    "top_logprobs": (int, (0,)),
+}
+
+
+def decoding_fields() -> dict[str, tuple[Any, Any, str]]:
+    """{name in the request: (type, default, help)} of every option of a decode and of the parameters of all methods."""
+    types = {int: Whole, float: Number, bool: bool, str: str, tuple[int, int]: Steps, type(None): Number | str}
+    table: dict[str, tuple[Any, Any, str]] = {}
+    for name, hint in get_type_hints(Settings).items():
+        if name not in NOT_IN_REQUESTS:
+            default = getattr(Settings, name)
+            kind = hint if hint in types else get_args(hint)[0]
+            table[NAMES.get(name, name)] = (NaturalOrZero if kind is int and default == 0 else types[kind], default, "")
+    for method in METHODS.values():
+        for name, default in method.parameters.items():
+            kind = types[type(default)]
+            kind = Union[table[name][0], kind] if name in table else kind  # noqa: UP007
+            table[name] = (kind, default, f"Parameter of method {method.name}.")
+    return table
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+
+
+class StreamOptions(Strict):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class Message(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    role: Annotated[str, Len(1, 64)]
+    content: str | Annotated[list[dict[str, Any]], MaxLen(4096), First] | None = None
+    name: str | None = None
+    tool_calls: Annotated[list[Any], First] | None = None
+
+    def plain(self) -> dict[str, str]:
+        """Role and text alone."""
+        if self.tool_calls:
+            raise ApiError(400, "tool_calls in messages are not supported here; leave them out", "messages")
+        parts = self.content if isinstance(self.content, list) else [{"type": "text", "text": self.content or ""}]
+        if any(part.get("type") != "text" or not isinstance(part.get("text"), str) for part in parts):
+            raise ApiError(400, "messages can hold text only", "messages")
+        text = "".join(part["text"] for part in parts)
+        return {"role": "system" if self.role == "developer" else self.role, "content": text}
+
+
+class Body(Strict):
+    """The fields that completions and chat completions have in common, beside the options of a decode."""
+
+    model: str | None = Field(None, description="The name the server gave the model; may be left out.")
+    seed: Seed | None = Field(None, description="Same seed, same answers; a fresh one is drawn and given in usage.")
+    stop: str | Stops | None = Field(None, description="Answers are cut before the first of these.")
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    history: bool | None = Field(None, description="Send every step's pool with the answers.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_names(cls, body: Any) -> Any:
+        for name in body if isinstance(body, dict) else ():
+            if name not in cls.model_fields:
+                name = name.encode("utf-8", "backslashreplace").decode()  # half a surrogate pair is not a text
+                close = difflib.get_close_matches(name, cls.model_fields, n=1)
+                hint = f"; did you mean {close[0]}?" if close else ""
+                raise ApiError(400, f"{shown(name)} is not a field of this request{hint}", name, "unknown_parameter")
+        return body
+
+    @property
+    def stops(self) -> list[str]:
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments of `d5p4.generate`; options that were left out are not in it."""
+        ours = {name: library for library, name in NAMES.items()}
+        fields = (name for name in decoding_fields() if getattr(self, name, None) is not None)
+        return {"k": 1} | {ours.get(name, name): getattr(self, name) for name in fields}
+
+    def wants_logprobs(self) -> bool:
+        wanted = getattr(self, "logprobs", None)
+        return wanted is not None and wanted is not False
+
+    @model_validator(mode="after")
+    def _check(self) -> Body:
+        """Refuse what would change the answers and is not supported."""
+        for name, (_, nothing) in (NEUTRAL | NEUTRAL_IN_COMPLETIONS | NEUTRAL_IN_CHAT).items():
+            value = getattr(self, name, None)
+            if value is not None and value not in nothing:
+                raise ApiError(400, f"{name} is not supported here; leave it out", name)
+        if "" in self.stops:
+            raise ApiError(400, "stop holds an empty text, which every answer begins with; leave it out", "stop")
+        return self
+
+
+class CompletionRequest(Body):
+    prompt: str | Ids | Texts | Several = Field(
+        description="A text, token ids, or several of either. A text with mask tokens is filled in."
+    )
+    logprobs: Annotated[int, Ge(0), Le(5)] | bool | None = Field(
+        None, description="0, 1 or true: each token's log-probability at its reveal. Alternatives are not kept."
+    )
+    best_of: int | None = Field(None, description='n, or left out; for the best of n * w use method "best-of-n".')
+
+    @model_validator(mode="after")
+    def _check_completion(self) -> CompletionRequest:
+        if self.logprobs is not None and self.logprobs > 1:
+            message = f"logprobs={self.logprobs}: alternatives are not kept; 1 gives those of the tokens drawn"
+            raise ApiError(400, message, "logprobs")
+        if self.best_of not in (None, self.options()["k"]):
+            raise ApiError(400, 'best_of is not supported here; use method "best-of-n" with n and w', "best_of")
+        return self
+
+
+class ChatRequest(Body):
+    messages: Annotated[list[Message], Len(1, 4096), First]
+    max_completion_tokens: Whole | None = Field(None, description="The same as max_tokens.")
+    logprobs: bool | None = Field(None, description="Each token's log-probability at its reveal.")
+
+    def options(self) -> dict[str, Any]:
+        length = {} if self.max_completion_tokens is None else {"gen_length": self.max_completion_tokens}
+        return length | super().options()
+
+
+def request_models() -> tuple[type[Body], type[Body]]:
+    """The models of the two routes, with the parameters of every method that is registered now."""
+
+    def extended(base: type[Body], ignored: dict[str, Any], neutral: dict[str, tuple[Any, Any]]) -> type[Body]:
+        table: dict[str, tuple[Any, str | None]] = {n: (kind, help) for n, (kind, _, help) in decoding_fields().items()}
+        table |= {name: (kind, None) for name, kind in (IGNORED | ignored).items()}
+        table |= {name: (kind, "Not supported.") for name, (kind, _) in (NEUTRAL | neutral).items()}
+        extra: dict[str, Any] = {
+            name: (Optional[kind], Field(None, description=help))  # noqa: UP045
+            for name, (kind, help) in table.items()
+        }
+        return create_model(base.__name__, __base__=base, **extra)
+
+    return (
+        extended(CompletionRequest, {}, NEUTRAL_IN_COMPLETIONS),
+        extended(ChatRequest, IGNORED_IN_CHAT, NEUTRAL_IN_CHAT),
+    )
+
+
+WORDS = {
+    "prompt": "a text, a list of token ids, or a list of up to 4096 texts or lists of token ids",
+    "messages": "a list of messages, which have a role and a content of text",
+    "stop": "a text or a list of at most 4 texts",
+    "stream_options": "an object with include_usage",
+}
+"""What a field must be, where its type alone would not make a clear sentence."""
+
+
+def not_valid(errors: Sequence[Any], body: Any, kind: type[Body]) -> ApiError:
+    """A body that pydantic refuses, in a sentence of our own."""
+    first = errors[0]
+    path = [part for part in first["loc"] if part != "body"]
+    if first["type"] == "json_invalid":
+        return ApiError(400, f"the body is not JSON: see character {path[0]}")
+    if not path or not isinstance(body, dict):
+        return ApiError(400, f"the body must be a JSON object, not {shown(body)}")
+    param = str(path[0])
+    if param not in body:
+        return ApiError(400, f"{param} is missing", param, "missing_required_parameter")
+    words = WORDS.get(param) or expected(kind.model_fields[param].annotation)
+    return ApiError(400, f"{param}={shown(body[param])} must be {words}", param)
+
+
+def expected(kind: Any) -> str:
+    """A type in words: "a whole number from 1 to 64"."""
+    if get_origin(kind) in (Union, UnionType):
+        return " or ".join(dict.fromkeys(expected(part) for part in get_args(kind) if part is not NoneType))
+    notes: Sequence[Any] = ()
+    if get_origin(kind) is Annotated:
+        kind, *notes = get_args(kind)
+    if get_origin(kind) is list:
+        return "two whole numbers [start, stop]" if kind == get_args(Steps)[0] else "a list"
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", dict: "an object"}
+    least = next((f" from {note.ge}" for note in notes if isinstance(note, Ge)), "")
+    most = next((f" to {note.le}" for note in notes if isinstance(note, Le)), "")
+    return names.get(get_origin(kind) or kind, "a value") + least + most
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A request, ready to be decoded."""
+
+    body: Body
+    settings: Settings
+    seed: int
+    prompts: list[Any]  # as asked: texts, ids or messages
+    requests: list[Request]
+    keys: list[int]
+    share_keys: list[tuple[str, int]]  # prompts with equal ones can share a decode
+
+    @property
+    def chat(self) -> bool:
+        return isinstance(self.body, ChatRequest)
+
+
+def prepare(model: Model, prompts: Sequence[Any], options: dict[str, Any]) -> tuple[Settings, list[Request], list[int]]:
+    """What the library makes of prompts and options: the settings, a request and a random key per prompt."""
+    settings = Settings.make(model, **options)
+    if settings.spec.finish is not None:
+        settings.spec.finish(settings, None, None)  # it checks what there is to rank by
+    ids = [encode(model, prompt, settings.chat, number) for number, prompt in enumerate(prompts)]
+    given = options.get("gen_length") is not None
+    requests = [plan(model, row, settings, given, number) for number, row in enumerate(ids)]
+    return settings, requests, prompt_keys(requests, None)
+
+
+def understand(model: Model, body: Body, limits: Limits, fixed: dict[str, Any]) -> Ask:
+    """A request within the limits of the server. `fixed`: options of `d5p4.generate` that the server decides."""
+    prompts, field = _prompts(model, body), "messages" if isinstance(body, ChatRequest) else "prompt"
+    if len(prompts) > limits.max_queue:
+        raise ApiError(400, f"there are {len(prompts)} prompts; this server takes {limits.max_queue}", "prompt")
+    _check_characters(model, prompts, field)
+    options, defaults = body.options(), model.generation_defaults
+    n, chat = options["k"], None if isinstance(body, ChatRequest) else False
+    if n > 1 and "distinct" not in defaults:
+        options.setdefault("distinct", True)
+    differ = n > 1 and options.get("distinct", defaults.get("distinct"))
+    adds_spare = bool(differ) and "spare" not in options | dict(defaults)
+    options |= fixed | {"chat": chat, "logprobs": True} | ({"spare": n} if adds_spare else {})
+    try:
+        settings, requests, keys = prepare(model, prompts, options)
+        settings, requests = _clip_default(settings, requests, "gen_length" in options, limits)
+        asked = replace(settings, spare=0) if adds_spare else settings
+        check_limits(settings, asked, bool(body.history), len(prompts), limits)
+        lengths = [len(request.window(model.mask_id)) for request in requests]
+        _check_lengths(requests, lengths, field, limits)
+        steps = {length: len(schedule_for(length, settings).steps) for length in set(lengths)}
+    except D5P4Error as error:
+        raise not_possible(error, field, len(prompts)) from error
+    if max(steps.values()) > limits.max_steps:
+        message = f"{max(steps.values())} steps, one per token: this server takes {limits.max_steps}; set steps"
+        raise ApiError(400, message, "steps")
+
+    def settings_for(n: int) -> Settings:
+        return replace(settings, k=n, spare=(n if n > 1 else 0) if adds_spare else settings.spare)
+
+    sizes = [(request.length, steps[length]) for request, length in zip(requests, lengths, strict=True)]
+    check_work(model, limits, sizes, settings_for, n)
+    if "max_tokens_per_forward" not in fixed | dict(defaults):
+        settings = replace(settings, max_tokens_per_forward=default_budget(model, settings.deterministic))
+    name = json.dumps(settings.to_dict(), sort_keys=True)
+    share_keys = [(name, length) for length in lengths]
+    return Ask(body, settings, chosen_seed(body.seed), prompts, requests, keys, share_keys)
+
+
+def _prompts(model: Model, body: Body) -> list[Any]:
+    """One text, list of ids or conversation per prompt."""
+    if isinstance(body, ChatRequest):
+        messages = [message.plain() for message in body.messages]
+        if has_template(model):
+            return [messages]
+        if len(messages) > 1 or messages[0]["role"] != "user":
+            message = "this model has no chat template, so it takes one message of the user's and no others"
+            raise ApiError(400, f"{message}; leave them out, or use /v1/completions", "messages")
+        return [messages[0]["content"]]
+    assert isinstance(body, CompletionRequest)
+    prompt: Any = body.prompt
+    return [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else list(prompt)
+
+
+def has_template(model: Model) -> bool:
+    try:
+        return model.tokenizer is not None and model.tokenizer.chat([{"role": "user", "content": "a"}]) is not None
+    except D5P4Error:  # there is a template, and it refuses this conversation
+        return True
+
+
+def _check_characters(model: Model, prompts: Sequence[Any], field: str) -> None:
+    """Refuse a text far beyond what the model holds before seconds are spent on encoding it."""
+    for prompt in prompts:
+        texts = [prompt] if isinstance(prompt, str) else [part["content"] for part in prompt if isinstance(part, dict)]
+        if (size := sum(map(len, texts))) > CHARACTERS_PER_TOKEN * model.max_length:
+            message = f"the prompt has {size} characters, and the model holds {model.max_length} tokens"
+            raise ApiError(400, message, field, "context_length_exceeded")
+
+
+def _clip_default(
+    settings: Settings, requests: list[Request], given: bool, limits: Limits
+) -> tuple[Settings, list[Request]]:
+    """A length that the request does not give gives way to the server's limit."""
+    most = limits.max_gen_length
+    if given or most is None or all(request.append <= most for request in requests):
+        return settings, requests
+    return replace(settings, gen_length=most), [replace(one, append=min(one.append, most)) for one in requests]
+
+
+def _check_lengths(requests: Sequence[Request], lengths: Sequence[int], field: str, limits: Limits) -> None:
+    longest = max(len(request.ids) for request in requests)
+    if limits.max_prompt_tokens is not None and longest > limits.max_prompt_tokens:
+        message = f"the prompt has {longest} tokens; this server takes {limits.max_prompt_tokens}"
+        raise ApiError(400, message, field, "context_length_exceeded")
+    if limits.max_gen_length is not None and max(lengths) > limits.max_gen_length:
+        message = f"max_tokens={max(lengths)}: this server writes at most {limits.max_gen_length} tokens"
+        raise ApiError(400, message, "max_tokens")
