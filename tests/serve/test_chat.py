@@ -10,7 +10,7 @@ from tokenizers import decoders, models
 import d5p4
 from d5p4.models.tokenizer import Tokenizer
 from d5p4.prompts import Request
-from d5p4.serve.queue import Finished
+from d5p4.serve.job import Finished
 from d5p4.serve.respond import Reply
 from tests.checkpoints import write_llada
 from tests.fake import FakeModel

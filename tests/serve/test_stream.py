@@ -133,7 +133,7 @@ def test_settled_text_holds_no_part_of_a_character():
 
 def test_one_answer_is_sent_as_it_grows(monkeypatch):
     """An ordinary client sees text before the end, and never has to take anything back."""
-    monkeypatch.setattr("d5p4.serve.queue.DRAFT_SECONDS", 0)
+    monkeypatch.setattr("d5p4.serve.job.DRAFT_SECONDS", 0)
     with running(Gated()) as server:
         asked = {"model": NAME, "prompt": "abc", "max_tokens": 10, "seed": 3, "logprobs": 0}
         ours = {"block_length": 1, "w": 1}

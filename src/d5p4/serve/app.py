@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -78,13 +78,12 @@ def create_app(
     fixed     options of `d5p4.generate` that the server decides: deterministic, max_tokens_per_forward
     """
     limits = limits or Limits()
-    loaded: Any = model
-    engine = Engine((lambda: loaded) if hasattr(loaded, "body") else loaded, limits, fixed)
+    engine, loaded = Engine(limits), cast(Any, model)
     started, (completion_request, chat_request) = int(time.time()), request_models()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        engine.start(failed or (lambda error: None))
+        engine.start((lambda: loaded) if hasattr(loaded, "body") else loaded, failed or (lambda error: None))
         yield
         await engine.stop()
 

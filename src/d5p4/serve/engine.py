@@ -1,4 +1,4 @@
-"""The server without HTTP: one thread owns the model and decodes what waits in the queue; the event loop fills it."""
+"""The server without HTTP: jobs wait on the event loop, and one thread that owns the model decodes them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import math
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from functools import partial
+from queue import SimpleQueue
 from typing import Any
 
 from starlette.types import Receive
@@ -22,94 +24,95 @@ from ..settings import Settings
 from ..types import Model, Result, Snapshot
 from ..view import Recorder, count_right, grade
 from .errors import ApiError, describe_failure, not_possible
+from .job import Finished, Job
 from .limits import Limits
 from .metrics import Metrics
-from .queue import Finished, Job, Queue, stopping
 from .requests import Ask
 from .settled import cut
 
 log = logging.getLogger("d5p4.serve")
+Outcomes = list[tuple[Job, Finished | ApiError]]
+SHORTEST_PAUSE, LONGEST_PAUSE, PAUSES = 0.004, 0.05, 5
+"""Seconds, and how many. Before a decode the engine waits for others who ask at the same time, until none came for a
+pause. A pause is a small part of the time that the last decode took."""
 
 
 class Worker(threading.Thread):
-    """Started once. `model` is None until it is loaded; `failure` says why it could not be."""
+    """Runs calls one after the other. A call cannot be interrupted, so the thread must not delay the exit: a daemon."""
 
-    def __init__(
-        self, load: Callable[[], Model], queue: Queue, metrics: Metrics, on_failure: Callable[[BaseException], None]
-    ) -> None:
+    def __init__(self) -> None:
         super().__init__(name="d5p4-worker", daemon=True)
-        self._load, self.queue, self.metrics, self._on_failure = load, queue, metrics, on_failure
-        self.model: Model | None = None
-        self.failure: BaseException | None = None
-        self.seconds = 0.0  # that the last decode took
-        self.halvings = 0  # of the token budget, after too little memory
+        self.calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
 
     def run(self) -> None:
-        try:
-            self.model = self._load()
-        except BaseException as error:
-            self.failure = error
-            self._on_failure(error)
-        while self.model is not None and (batch := self.queue.take(self._fits, self.seconds)):
-            start = time.monotonic()
-            self._serve(self.model, batch)
-            self.seconds = time.monotonic() - start
+        while (item := self.calls.get()) is not None:
+            future, call = item
+            future.set_running_or_notify_cancel()
+            try:
+                future.set_result(call())
+            except BaseException as error:
+                future.set_exception(error)
 
-    def _fits(self, batch: Sequence[Job], job: Job) -> bool:
-        longest = max(other.request.length for other in (*batch, job))
-        return (len(batch) + 1) * longest * job.settings.pool_size <= job.settings.max_tokens_per_call
+    async def do(self, call: Callable[[], Any]) -> Any:
+        future: Future[Any] = Future()
+        self.calls.put((future, call))
+        return await asyncio.wrap_future(future)
 
-    def _serve(self, model: Model, batch: list[Job]) -> None:
-        """Every job of the batch gets an outcome, whatever happens. One that fails does not take others with it."""
+
+class Decoding:
+    """What the worker does with a batch of jobs."""
+
+    def __init__(self, model: Model, metrics: Metrics) -> None:
+        self.model, self.metrics = model, metrics
+        self.halvings = 0  # of the token budget, after too little memory
+
+    def serve(self, batch: Sequence[Job]) -> Outcomes:
+        """An outcome for every job that is wanted, whatever happens. One that fails does not take others with it."""
         wanted = [job for job in batch if not job.outcome.done()]
-        if not wanted:
-            return
         try:
-            self._decode(model, wanted)
-            return
+            return self._decode(wanted) if wanted else []
         except BaseException as error:
             if len(wanted) == 1:
-                wanted[0].fail(_failure(error))
-                return
-        for job in wanted:  # outside of the block, because its error holds tensors
-            self._serve(model, [job])
+                return [(wanted[0], _failure(error))]
+        return [outcome for job in wanted for outcome in self.serve([job])]  # outside of the block: errors hold tensors
 
-    def _decode(self, model: Model, batch: list[Job]) -> None:
+    def _decode(self, batch: list[Job]) -> Outcomes:
         start = time.monotonic()
         for job in batch:
             self.metrics.waited.observe(max(0.0, start - job.created))
         self.metrics.batch.observe(len(batch))
-
-        def attempt(jobs: list[Job], settings: Settings) -> Result:
-            def watch(shot: Snapshot) -> list[int]:
-                """Tell every job of the step; drop those that nobody waits for."""
-                dropped = []
-                for place, number in enumerate(shot.prompts.tolist()):
-                    if jobs[number].outcome.done():
-                        dropped.append(number)
-                    else:
-                        jobs[number].step(model, shot, place)
-                return dropped
-
-            for job in jobs:
-                job.recorder = Recorder(model) if job.ask.body.history else None  # an earlier attempt may have failed
-            keys, seeds = [job.ask.keys[job.number] for job in jobs], [job.ask.seed for job in jobs]
-            return run_requests(model, [job.request for job in jobs], keys, settings, seeds, callback=watch)
-
         with self.metrics.running(len(batch)):
-            decoder = Decoder(attempt, batch[0].settings, patience=math.inf)
+            decoder = Decoder(self._attempt, batch[0].settings, patience=math.inf)
             decoder.halvings = self.halvings  # a budget that was too large once is not tried again
-            outcome = decoder.decode(batch)
+            decoded = decoder.decode(batch)
             self.halvings = decoder.halvings
         seconds = time.monotonic() - start
         self.metrics.decoding.observe(seconds)
-        for job, result, place in outcome.answered:
+        outcomes: Outcomes = []
+        for job, result, place in decoded.answered:
             if result.answers[place] and not job.outcome.done():
                 self.metrics.answered(result, place)
-                job.finish(finished(model, job, result, place, seconds))
-        for job, error in outcome.failed:
-            by_guidance = error == NOT_FINITE and job.settings.guidance != 1
-            job.fail(ApiError(400, error, "guidance") if by_guidance else ApiError(500, error))
+                outcomes.append((job, finished(self.model, job, result, place, seconds)))
+        for job, message in decoded.failed:
+            by_guidance = message == NOT_FINITE and job.settings.guidance != 1
+            outcomes.append((job, ApiError(400, message, "guidance") if by_guidance else ApiError(500, message)))
+        return outcomes
+
+    def _attempt(self, jobs: list[Job], settings: Settings) -> Result:
+        def watch(shot: Snapshot) -> list[int]:
+            """Tell every job of the step; drop those that nobody waits for."""
+            dropped = []
+            for place, number in enumerate(shot.prompts.tolist()):
+                if jobs[number].outcome.done():
+                    dropped.append(number)
+                else:
+                    jobs[number].step(self.model, shot, place)
+            return dropped
+
+        for job in jobs:
+            job.recorder = Recorder(self.model) if job.ask.body.history else None  # an earlier attempt may have failed
+        keys, seeds = [job.ask.keys[job.number] for job in jobs], [job.ask.seed for job in jobs]
+        return run_requests(self.model, [job.request for job in jobs], keys, settings, seeds, callback=watch)
 
 
 def _failure(error: BaseException) -> ApiError:
@@ -132,41 +135,68 @@ def finished(model: Model, job: Job, result: Result, place: int, seconds: float)
 
 
 class Engine:
-    """One model, one worker, one queue. Lives on one event loop, between `start` and `stop`."""
+    """One model, one worker, and the jobs that wait. Lives on one event loop, between `start` and `stop`."""
 
-    def __init__(self, load: Callable[[], Model], limits: Limits, fixed: dict[str, Any]) -> None:
-        """`fixed`: options of `d5p4.generate` that the server decides for all requests."""
-        self.limits, self.fixed, self._load = limits, fixed, load
-        self.queue = Queue(limits.max_queue)
-        self.metrics = Metrics(lambda: len(self.queue), lambda: self.state == "ready")
-        self.worker: Worker | None = None
+    def __init__(self, limits: Limits) -> None:
+        self.limits, self.worker = limits, Worker()
+        self.metrics = Metrics(lambda: len(self.waiting), lambda: self.state == "ready")
+        self.state = "loading"  # then ready or failed, at last stopping
+        self.waiting: list[Job] = []  # oldest first
         self.live: set[Job] = set()
-        self.draining = False
+        self._loaded: Model | None = None
+        self._arrival = asyncio.Event()  # somebody waits
+        self._seconds = 0.0  # that the last decode took
 
-    def start(self, failed: Callable[[BaseException], None]) -> None:
+    def start(self, load: Callable[[], Model], failed: Callable[[BaseException], None]) -> None:
         """Load the model on the worker's thread; `failed` gets the reason when that is not possible."""
-        loop = asyncio.get_running_loop()
-
-        def on_failure(error: BaseException) -> None:
-            log.error("the model could not be loaded: %s", error)
-            loop.call_soon_threadsafe(failed, error)
-
-        self.worker = Worker(self._load, self.queue, self.metrics, on_failure)
         self.worker.start()
+        self._task = asyncio.get_running_loop().create_task(self._run(load, failed))
 
-    @property
-    def state(self) -> str:
-        """ready, loading, failed or stopping."""
-        if self.draining:
-            return "stopping"
-        if self.worker is None or (self.worker.model is None and self.worker.failure is None):
-            return "loading"
-        return "ready" if self.worker.failure is None else "failed"
+    async def _run(self, load: Callable[[], Model], failed: Callable[[BaseException], None]) -> None:
+        try:
+            self._loaded = await self.worker.do(load)
+        except Exception as error:
+            log.error("the model could not be loaded: %s", error)
+            self.state = "failed"
+            failed(error)
+            return
+        decoding = Decoding(self.model, self.metrics)
+        self.state = "ready" if self.state == "loading" else self.state
+        while True:
+            await self._arrival.wait()
+            batch = await self._next_batch()
+            start = time.monotonic()
+            for job, outcome in await self.worker.do(partial(decoding.serve, batch)):
+                job.settle(outcome)
+            self._seconds = time.monotonic() - start
+
+    async def _next_batch(self) -> list[Job]:
+        """The oldest job and those that can share its decode, after a moment for more to come."""
+        pause = min(max(0.02 * self._seconds, SHORTEST_PAUSE), LONGEST_PAUSE)
+        for _ in range(PAUSES):
+            before = len(self.waiting)
+            if self.state == "stopping" or not (batch := self._batch()) or not _fits(batch, batch[0]):
+                break
+            await asyncio.sleep(pause)
+            if len(self.waiting) == before:
+                break
+        batch = self._batch()
+        self.waiting = [job for job in self.waiting if job not in batch]
+        if not self.waiting:
+            self._arrival.clear()
+        return batch
+
+    def _batch(self) -> list[Job]:
+        batch: list[Job] = []
+        for job in self.waiting:
+            if not batch or (job.share_key == batch[0].share_key and _fits(batch, job)):
+                batch.append(job)
+        return batch
 
     @property
     def model(self) -> Model:
-        if self.worker is not None and self.worker.model is not None:
-            return self.worker.model
+        if self._loaded is not None:
+            return self._loaded
         if self.state == "failed":
             raise ApiError(503, "the model could not be loaded; the server's log says why", code="failed", retry=False)
         raise ApiError(503, "the model is still being loaded", code="loading", retry_after=5)
@@ -180,19 +210,24 @@ class Engine:
 
     def submit(self, ask: Ask) -> list[Job]:
         """Queue a job per prompt: all of them, or an error."""
-        jobs = [Job(ask, number) for number in range(len(ask.prompts))]
-        if not self.queue.add(jobs):
+        if self.state == "stopping":
+            raise _stopping()
+        if len(self.waiting) + len(ask.prompts) > self.limits.max_queue:
             self.metrics.refused.inc()
-            wait = 1 if self.worker is None else min(120, max(1, math.ceil(self.worker.seconds)))
+            wait = min(120, max(1, math.ceil(self._seconds)))
             raise ApiError(429, "too many requests are waiting; come back later", None, "queue_full", wait)
+        jobs = [Job(ask, number) for number in range(len(ask.prompts))]
         for job in jobs:
-            self.live.add(job)
             job.outcome.add_done_callback(partial(self._over, job))
+        self.live.update(jobs)
+        self.waiting += jobs
+        self._arrival.set()
         return jobs
 
     def _over(self, job: Job, outcome: asyncio.Future[Finished]) -> None:
         self.live.discard(job)
-        self.queue.discard(job)
+        if job in self.waiting:
+            self.waiting.remove(job)
 
     @asynccontextmanager
     async def attend(self, jobs: list[Job], receive: Receive, end: float) -> AsyncIterator[None]:
@@ -206,7 +241,7 @@ class Engine:
 
         def time_out() -> None:
             for job in jobs:
-                job.fail(self._late())
+                job.settle(self._late())
 
         leaving, late = loop.create_task(departure()), loop.call_at(end, time_out)
         try:
@@ -233,8 +268,7 @@ class Engine:
 
     async def drain(self) -> None:
         """Take no more requests; those that are here have `limits.grace` seconds, then they are refused."""
-        self.draining = True
-        self.queue.close()
+        self.state = "stopping"
         if self.live:
             waiting = f"{len(self.live)} prompts have {self.limits.grace:g} s to finish"
             log.warning("stopping: %s; stop again to refuse them at once", waiting)
@@ -243,13 +277,23 @@ class Engine:
 
     def refuse(self) -> None:
         for job in list(self.live):
-            job.fail(stopping())
+            job.settle(_stopping())
 
     async def stop(self) -> None:
         """Refuse all jobs and wait for the worker's thread; a model that is being loaded is left alone."""
-        self.draining = True
-        self.queue.close()
+        self.state = "stopping"
         self.refuse()
-        await asyncio.sleep(0)
-        if self.worker is not None and self.worker.model is not None:
+        self._task.cancel()
+        self.worker.calls.put(None)
+        if self._loaded is not None:
             await asyncio.to_thread(self.worker.join, 30)
+
+
+def _fits(batch: Sequence[Job], job: Job) -> bool:
+    """Whether one more job has room in a batch."""
+    longest = max(other.request.length for other in (*batch, job))
+    return (len(batch) + 1) * longest * job.settings.pool_size <= job.settings.max_tokens_per_call
+
+
+def _stopping() -> ApiError:
+    return ApiError(503, "the server is stopping; ask again in a moment", code="stopping", retry_after=5)

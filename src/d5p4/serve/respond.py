@@ -20,7 +20,7 @@ from ..types import Model
 from ..view.pieces import piece, spell
 from .engine import Engine
 from .errors import ApiError
-from .queue import Finished, Job
+from .job import Finished, Job
 from .requests import Ask
 
 Object = dict[str, Any]

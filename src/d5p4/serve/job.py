@@ -1,0 +1,96 @@
+"""One prompt of a request, on its way from the event loop to the worker's thread and back."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..prompts import Request
+from ..record import Answers
+from ..settings import Settings
+from ..types import Model, Snapshot
+from ..view import Recorder, drafts
+from .errors import ApiError
+from .requests import Ask
+from .settled import settled_text
+
+DRAFT_SECONDS = 0.15  # between two drafts of an answer; a client that reads slowly gets fewer
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The answers to one prompt, best first."""
+
+    answers: Answers
+    texts: list[str]  # cut where the request says
+    ended: list[bool]  # by the model or by a stop; otherwise the canvas was full
+    right: list[bool] | None
+    right_count: int | None  # number of different right answers
+    trace: dict[str, Any] | None
+
+
+@dataclass(eq=False)
+class Job:
+    """Made and settled on the event loop, which awaits `outcome`; the worker calls `step`."""
+
+    ask: Ask
+    number: int  # of the prompt in the request
+    name: str = "this prompt"
+    created: float = field(default_factory=time.monotonic)
+    draft: dict[str, Any] | None = None  # the newest that was not sent
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    news: asyncio.Event = field(default_factory=asyncio.Event)  # there is a draft, or the outcome
+    recorder: Recorder | None = None
+    drafted: float = -math.inf  # when the last draft was made
+
+    def __post_init__(self) -> None:
+        self.outcome: asyncio.Future[Finished] = self.loop.create_future()
+        self.outcome.add_done_callback(self._notify)
+
+    def _notify(self, outcome: asyncio.Future[Finished]) -> None:
+        self.news.set()
+        if not outcome.cancelled():
+            outcome.exception()  # marks it as seen: asyncio complains about errors that nobody awaits
+
+    @property
+    def request(self) -> Request:
+        return self.ask.requests[self.number]
+
+    @property
+    def settings(self) -> Settings:
+        return self.ask.settings
+
+    @property
+    def share_key(self) -> tuple[str, int]:
+        return self.ask.share_keys[self.number]
+
+    def step(self, model: Model, shot: Snapshot, place: int) -> None:
+        """Called by the worker after every step; `place` is the row of this prompt in the snapshot."""
+        if self.recorder is not None:
+            self.recorder.step(shot, place)
+        now = time.monotonic()
+        if not self.ask.body.stream or self.draft is not None or now - self.drafted < DRAFT_SECONDS:
+            return
+        self.drafted = now
+        draft = {"step": shot.step + 1, "steps": shot.steps, "drafts": drafts(model, shot, place), "text": ""}
+        if self.settings.k == 1:
+            rows = shot.next_tokens[place].tolist()
+            draft["text"] = settled_text(model, self.request, rows, self.ask.body.stops)
+        if not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self._show, draft)
+
+    def _show(self, draft: dict[str, Any]) -> None:
+        self.draft = draft
+        self.news.set()
+
+    def settle(self, outcome: Finished | ApiError) -> None:
+        """Give the job its outcome, unless it has one."""
+        if self.outcome.done():
+            return
+        if isinstance(outcome, ApiError):
+            self.outcome.set_exception(outcome)
+        else:
+            self.outcome.set_result(outcome)
