@@ -20,7 +20,8 @@ CHAT = "/v1/chat/completions"
 
 BAD = [
     ({"n": 0}, "n", "n=0 must be a whole number from 1 to 2147483648"),
-    ({"n": 300}, "n", "a pool of 1200 rows; this server takes 256"),
+    ({"n": 300}, "n", "n=300; this server takes at most 256"),
+    ({"n": 100}, "n", "n=100, w=4 and spare=0 make a pool of 400 rows; this server takes at most 256"),
     ({"n": True}, "n", "n=True must be a whole number"),
     ({"temperature": "hot"}, "temperature", "temperature='hot' must be a number"),
     ({"max_tokens": 0}, "max_tokens", "max_tokens=0 must be a whole number from 1"),
@@ -39,7 +40,11 @@ BAD = [
     ({"extra_body": {"beta": 1e40}}, "beta", "beta=1e+40 must be a number from -1e+30 to 1e+30"),
     ({"extra_body": {"user": 5}}, "user", "user=5 must be a text"),
     ({"extra_body": {"metadata": 5}}, "metadata", "metadata=5 must be an object"),
-    ({"extra_body": {"history": True, "w": 100, "n": 2}}, "history", "pools of up to 128 rows"),
+    (
+        {"extra_body": {"history": True, "w": 100, "n": 2}},
+        "history",
+        "history of pools of 400 rows; this server takes at most 128",
+    ),
     ({"n": 2, "extra_body": {"w": 2**30, "method": "independent"}}, "w", "w=1073741824"),
     ({"n": 2, "extra_body": {"w": 100, "method": "best-of-n"}}, "w", "draw 160000 children per step"),
     ({"n": 2, "extra_body": {"w": 100, "select_window": [1, 2]}}, "w", "draw 160000 children per step"),
@@ -125,7 +130,7 @@ REAL = {
 
 
 def test_what_is_not_done_is_refused_unless_it_asks_for_nothing(server):
-    for name, (_, neutral) in (NEUTRAL | NEUTRAL_IN_CHAT | NEUTRAL_IN_COMPLETIONS).items():
+    for name, neutral in (NEUTRAL | NEUTRAL_IN_CHAT | NEUTRAL_IN_COMPLETIONS).items():
         path = CHAT if name in NEUTRAL_IN_CHAT else "/v1/completions"
         asked = {"messages": [{"role": "user", "content": "abc"}]} if path == CHAT else {"prompt": "abc"}
         for value in (*neutral, None):
@@ -184,11 +189,13 @@ def test_limits_of_a_server():
             return reply.json()["error"]
 
         assert server.post(prompt="abcde", max_tokens=4, n=1, w=6).status_code == 200
+        pool = "n=2, w=4 and spare=0 make a pool of 8 rows; this server takes at most 6"
         assert refused(prompt="abcdef")["code"] == "context_length_exceeded"
         assert refused(max_tokens=9, steps=2)["param"] == "max_tokens"
-        assert refused(n=2, w=4)["message"] == "n=2, w=4: a pool of 8 rows; this server takes 6"
+        assert refused(n=2, w=4)["message"] == pool
         assert refused(n=7, method="independent")["param"] == "n"
-        assert refused(max_tokens=5)["message"].startswith("5 steps, one per token: this server takes 4")
+        assert refused(max_tokens=5)["message"].startswith("5 steps, one per token; this server takes at most 4")
+        assert refused(steps=5, max_tokens=8)["message"] == "steps=5; this server takes at most 4"
         assert refused(prompt=["a"] * 3)["param"] == "prompt"
         assert server.post(prompt="abc", steps=2).json()["usage"]["completion_tokens"] <= 8  # the default gives way
 

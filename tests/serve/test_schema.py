@@ -56,7 +56,7 @@ SENSIBLE = {
     "best_of": [None],
     "seed": [1, 2**63 - 1],
 }
-for _name, (_, _values) in (NEUTRAL | NEUTRAL_IN_CHAT | NEUTRAL_IN_COMPLETIONS).items():
+for _name, _values in (NEUTRAL | NEUTRAL_IN_CHAT | NEUTRAL_IN_COMPLETIONS).items():
     SENSIBLE[_name] = [*_values, None]
 """Values that are not refused, so that what is made up gets as far as a decode."""
 

@@ -81,11 +81,10 @@ class Decoding:
         for job in batch:
             self.metrics.waited.observe(max(0.0, start - job.created))
         self.metrics.batch.observe(len(batch))
-        with self.metrics.running(len(batch)):
-            decoder = Decoder(self._attempt, batch[0].settings, patience=math.inf)
-            decoder.halvings = self.halvings  # a budget that was too large once is not tried again
-            decoded = decoder.decode(batch)
-            self.halvings = decoder.halvings
+        decoder = Decoder(self._attempt, batch[0].settings, patience=math.inf)
+        decoder.halvings = self.halvings  # a budget that was too large once is not tried again
+        decoded = decoder.decode(batch)
+        self.halvings = decoder.halvings
         seconds = time.monotonic() - start
         self.metrics.decoding.observe(seconds)
         outcomes: Outcomes = []
@@ -139,11 +138,12 @@ class Engine:
 
     def __init__(self, limits: Limits) -> None:
         self.limits, self.worker = limits, Worker()
-        self.metrics = Metrics(lambda: len(self.waiting), lambda: self.state == "ready")
+        self.metrics = Metrics(lambda: len(self.waiting), lambda: self._running, lambda: self.state == "ready")
         self.state = "loading"  # then ready or failed, at last stopping
         self.waiting: list[Job] = []  # oldest first
         self.live: set[Job] = set()
         self._loaded: Model | None = None
+        self._running = 0  # prompts being decoded
         self._arrival = asyncio.Event()  # somebody waits
         self._seconds = 0.0  # that the last decode took
 
@@ -165,10 +165,11 @@ class Engine:
         while True:
             await self._arrival.wait()
             batch = await self._next_batch()
-            start = time.monotonic()
-            for job, outcome in await self.worker.do(partial(decoding.serve, batch)):
+            start, self._running = time.monotonic(), len(batch)
+            outcomes = await self.worker.do(partial(decoding.serve, batch))
+            self._seconds, self._running = time.monotonic() - start, 0
+            for job, outcome in outcomes:
                 job.settle(outcome)
-            self._seconds = time.monotonic() - start
 
     async def _next_batch(self) -> list[Job]:
         """The oldest job and those that can share its decode, after a moment for more to come."""
@@ -216,7 +217,8 @@ class Engine:
             self.metrics.refused.inc()
             wait = min(120, max(1, math.ceil(self._seconds)))
             raise ApiError(429, "too many requests are waiting; come back later", None, "queue_full", wait)
-        jobs = [Job(ask, number) for number in range(len(ask.prompts))]
+        news = asyncio.Event()
+        jobs = [Job(ask, number, news) for number in range(len(ask.prompts))]
         for job in jobs:
             job.outcome.add_done_callback(partial(self._over, job))
         self.live.update(jobs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import reprlib
 import traceback
 from collections.abc import Mapping
 from typing import Any
@@ -61,13 +60,3 @@ def not_possible(error: D5P4Error, prompt_field: str = "prompt", prompts: int = 
 def describe_failure(error: BaseException) -> str:
     """An error for the log: its kind and place, without its message, which may quote a prompt."""
     return f"{type(error).__name__}\n{''.join(traceback.format_tb(error.__traceback__))}"
-
-
-def shown(value: Any) -> str:
-    """A client's value in a message: cut short, however long or deep it is."""
-    return _SHORT.repr(value)
-
-
-_SHORT = reprlib.Repr()
-_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
-_SHORT.maxlevel = 3

@@ -38,11 +38,11 @@ class Job:
 
     ask: Ask
     number: int  # of the prompt in the request
+    news: asyncio.Event  # a job of the request has a draft or its outcome
     name: str = "this prompt"
     created: float = field(default_factory=time.monotonic)
     draft: dict[str, Any] | None = None  # the newest that was not sent
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
-    news: asyncio.Event = field(default_factory=asyncio.Event)  # there is a draft, or the outcome
     recorder: Recorder | None = None
     drafted: float = -math.inf  # when the last draft was made
 

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import D5P4Error
+from ..prompts import Request
 from ..settings import Settings
 from ..types import Model
 from .errors import ApiError
@@ -50,6 +51,53 @@ class Limits:
         default = work(model, Settings(k=1), [(min(2 * length, model.max_length), length)])
         return max(1e12 * WORK.get(model.head.weight.device.type, WORK["cpu"]), default)
 
+    def check(
+        self, settings: Settings, asked: Settings, requests: Sequence[Request], window: int, history: bool, field: str
+    ) -> None:
+        """Refuse what is beyond a limit. `asked` are the settings without the spare beams that the server adds; `window` is
+        the most tokens to write, `field` the field that holds the prompts."""
+        rows, tokens, steps = (
+            settings.pool_size,
+            max(len(request.ids) for request in requests),
+            settings.steps or window,
+        )
+        parents = settings.groups if settings.spec.finish is None and settings.select_window is None else rows
+        children = 4 * settings.w * parents if settings.distinct else 0
+        pool = f"n={asked.k}, w={asked.w} and spare={asked.spare} make a pool of {asked.pool_size} rows"
+        draws = f"w={settings.w} and distinct draw {children} children per step (lower w, or set distinct to false)"
+        cases: list[tuple[int, int | None, str, str]] = [
+            (asked.pool_size, self.max_pool, "n", pool),
+            (children, CHILDREN_PER_ROW * self.max_pool, "w", draws),
+            (tokens, self.max_prompt_tokens, field, f"the prompt has {tokens} tokens"),
+            (window, self.max_gen_length, "max_tokens", f"max_tokens={window}"),
+            (steps, self.max_steps, "steps", f"steps={steps}" if settings.steps else f"{steps} steps, one per token"),
+            (rows * history, HISTORY_ROWS, "history", f"history of pools of {rows} rows"),
+            (len(requests) * history, HISTORY_PROMPTS, "history", f"history of {len(requests)} prompts"),
+        ]
+        for value, most, param, subject in cases:
+            if most is not None and value > most:
+                code = "context_length_exceeded" if param == field else None
+                raise ApiError(400, f"{subject}; this server takes at most {most}", param, code)
+
+    def check_work(
+        self, model: Model, prompts: Sequence[tuple[int, int]], settings_for: Callable[[int], Settings], n: int
+    ) -> None:
+        """Refuse a request that would keep the server busy for minutes, and say what would fit.
+
+        `settings_for(n)` are the settings of the same request for n answers.
+        """
+        allowed = self.work_allowed(model)
+        if work(model, settings_for(n), prompts) <= allowed:
+            return
+        fitting = next((less for less in range(n - 1, 0, -1) if work(model, settings_for(less), prompts) <= allowed), 0)
+        if fitting:
+            message = f"n={n} is more work than this server does per request; the largest n that fits is {fitting}"
+            raise ApiError(400, message, "n")
+        per_step = work(model, settings_for(1), [(tokens, 1) for tokens, _ in prompts])
+        steps = int(allowed / per_step)
+        advice = f"set steps to {steps} or less" if steps else "ask for fewer prompts or tokens"
+        raise ApiError(400, f"this is more work than this server does per request, even with n=1; {advice}", "steps")
+
 
 def work(model: Model, settings: Settings, prompts: Sequence[tuple[int, int]]) -> float:
     """Floating-point operations of prompts of (tokens per row, steps), if all rows of all pools differ.
@@ -60,46 +108,3 @@ def work(model: Model, settings: Settings, prompts: Sequence[tuple[int, int]]) -
     weights = module.parameters() if isinstance(module, nn.Module) else [model.head.weight]
     rows = settings.pool_size * (1 if settings.guidance == 1 else 2)
     return 2.0 * sum(weight.numel() for weight in weights) * rows * sum(tokens * steps for tokens, steps in prompts)
-
-
-def check_work(
-    model: Model, limits: Limits, prompts: Sequence[tuple[int, int]], settings_for: Callable[[int], Settings], n: int
-) -> None:
-    """Refuse a request that would keep the server busy for minutes, and say what would fit.
-
-    `settings_for(n)` are the settings of the same request for n answers.
-    """
-    allowed = limits.work_allowed(model)
-    if work(model, settings_for(n), prompts) <= allowed:
-        return
-    fitting = next((less for less in range(n - 1, 0, -1) if work(model, settings_for(less), prompts) <= allowed), 0)
-    if fitting:
-        message = f"n={n} is more work than this server does per request; the largest n that fits is {fitting}"
-        raise ApiError(400, message, "n")
-    per_step = work(model, settings_for(1), [(tokens, 1) for tokens, _ in prompts])
-    steps = int(allowed / per_step)
-    advice = f"set steps to {steps} or less" if steps else "ask for fewer prompts or tokens"
-    raise ApiError(400, f"this is more work than this server does per request, even with n=1; {advice}", "steps")
-
-
-def check_limits(settings: Settings, asked: Settings, history: bool, prompts: int, limits: Limits) -> None:
-    """`asked` are the settings without the spare beams that the server adds, which do not count."""
-    if asked.pool_size > limits.max_pool:
-        parts = [f"n={asked.k}"]
-        parts += [f"w={asked.w}"] if asked.spec.wide else []
-        parts += [f"spare={asked.spare}"] if asked.spare else []
-        pool = f"a pool of {asked.pool_size} rows; this server takes {limits.max_pool}"
-        raise ApiError(400, f"{', '.join(parts)}: {pool}", "n")
-    selects_always = settings.spec.finish is None and settings.select_window is None
-    parents = settings.groups if selects_always else settings.pool_size
-    if settings.distinct and 4 * settings.w * parents > (most := CHILDREN_PER_ROW * limits.max_pool):
-        children = f"{4 * settings.w * parents} children per step; this server takes {most}"
-        message = f"n={settings.k}, w={settings.w} and distinct draw {children}; lower w, or set distinct to false"
-        raise ApiError(400, message, "w")
-    if (settings.steps or 0) > limits.max_steps:
-        raise ApiError(400, f"steps={settings.steps}: this server takes at most {limits.max_steps}", "steps")
-    if history and settings.pool_size > HISTORY_ROWS:
-        message = f"history is kept for pools of up to {HISTORY_ROWS} rows, not {settings.pool_size}"
-        raise ApiError(400, f"{message}; lower n, w or spare", "history")
-    if history and prompts > HISTORY_PROMPTS:
-        raise ApiError(400, f"history is kept for up to {HISTORY_PROMPTS} prompts, not {prompts}", "history")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -16,7 +15,7 @@ SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 class Metrics:
     """Has its own registry, so that several apps can live in one process."""
 
-    def __init__(self, waiting: Callable[[], int], ready: Callable[[], bool]) -> None:
+    def __init__(self, waiting: Callable[[], int], running: Callable[[], int], ready: Callable[[], bool]) -> None:
         self.registry = own = CollectorRegistry()
 
         def seconds(name: str, help: str, labels: tuple[str, ...] = ()) -> Histogram:
@@ -36,17 +35,9 @@ class Metrics:
         self.distinct = counter("distinct_answers", "Different answers, counted per prompt")
         self.cancelled = counter("cancelled_prompts", "Prompts whose client left")
         self.refused = counter("refused_requests", "Requests refused because the queue was full")
-        self._decoded = Gauge("d5p4_running_prompts", "Prompts being decoded", registry=own)
+        Gauge("d5p4_running_prompts", "Prompts being decoded", registry=own).set_function(running)
         Gauge("d5p4_waiting_prompts", "Prompts in the queue", registry=own).set_function(waiting)
         Gauge("d5p4_ready", "Whether the model is loaded", registry=own).set_function(lambda: float(ready()))
-
-    @contextmanager
-    def running(self, prompts: int) -> Iterator[None]:
-        self._decoded.inc(prompts)
-        try:
-            yield
-        finally:
-            self._decoded.dec(prompts)
 
     def answered(self, result: Result, place: int) -> None:
         self.rows.inc(int(result.rows[place]))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import NoneType, UnionType
@@ -22,8 +23,8 @@ from ..methods import METHODS
 from ..prompts import Request, encode, plan
 from ..settings import Settings
 from ..types import Model
-from .errors import NAMES, ApiError, not_possible, shown
-from .limits import Limits, check_limits, check_work
+from .errors import NAMES, ApiError, not_possible
+from .limits import Limits
 
 CHARACTERS_PER_TOKEN = 256  # longer texts cannot fit into the model; only runs of blanks come near
 
@@ -38,48 +39,19 @@ Texts = Annotated[list[str], Len(1, 4096), First]
 Several = Annotated[list[Ids], Len(1, 4096), First]
 Stops = Annotated[list[str], MaxLen(4), First]
 
-NOT_IN_REQUESTS = (
-    "chat",
-    "solver",
-    "deterministic",
-    "max_tokens_per_forward",
-    "history",
-    "logprobs",
-    "savings",
-    "params",
-)
+NOT_ASKED = ("chat", "solver", "deterministic", "max_tokens_per_forward", "history", "logprobs", "savings", "params")
 """Fields of `Settings` that the route or the server decides. An exact solver is none: it cannot be interrupted."""
-
-IGNORED: dict[str, Any] = {
-    "user": str,
-    "metadata": dict[str, Any],
-    "store": bool,
-    "service_tier": str,
-    "safety_identifier": str,
-    "prompt_cache_key": str,
-}
-"""Fields of OpenAI's that have no meaning here."""
+IGNORED: dict[str, Any] = dict.fromkeys(("user", "service_tier", "safety_identifier", "prompt_cache_key"), str)
+IGNORED |= {"store": bool, "metadata": dict[str, Any]}
+"""Fields of OpenAI's that have no meaning here, and their types."""
 IGNORED_IN_CHAT: dict[str, Any] = {"parallel_tool_calls": bool, "reasoning_effort": str, "verbosity": str}
-
-NEUTRAL: dict[str, tuple[Any, tuple[Any, ...]]] = {
-    "frequency_penalty": (Number, (0,)),
-    "presence_penalty": (Number, (0,)),
-    "repetition_penalty": (Number, (1,)),
-    "min_p": (Number, (0,)),
-    "ignore_eos": (bool, (False,)),
-    "logit_bias": (dict[str, Any], ({},)),
-}
-"""Fields of OpenAI's and vLLM's that this server does not support: their type, and the values that ask for nothing."""
-NEUTRAL_IN_COMPLETIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {"echo": (bool, (False,)), "suffix": (str, ("",))}
-NEUTRAL_IN_CHAT: dict[str, tuple[Any, tuple[Any, ...]]] = {
-    "tools": (list[Any], ([],)),
-    "tool_choice": (Any, ("none", "auto")),
-    "functions": (list[Any], ([],)),
-    "function_call": (Any, ("none", "auto")),
-    "response_format": (dict[str, Any], ({"type": "text"},)),
-    "modalities": (Annotated[list[str], First], (["text"],)),
-    "top_logprobs": (int, (0,)),
-}
+NEUTRAL: dict[str, list[Any]] = {"frequency_penalty": [0], "presence_penalty": [0], "repetition_penalty": [1]}
+NEUTRAL |= {"min_p": [0], "ignore_eos": [False], "logit_bias": [{}]}
+"""Fields of OpenAI's and vLLM's that this server does not support, and the values that ask for nothing."""
+NEUTRAL_IN_COMPLETIONS: dict[str, list[Any]] = {"echo": [False], "suffix": [""]}
+NEUTRAL_IN_CHAT: dict[str, list[Any]] = dict.fromkeys(("tools", "functions"), [[]])
+NEUTRAL_IN_CHAT |= dict.fromkeys(("tool_choice", "function_call"), ["none", "auto"])
+NEUTRAL_IN_CHAT |= {"response_format": [{"type": "text"}], "modalities": [["text"]], "top_logprobs": [0]}
 
 
 def decoding_fields() -> dict[str, tuple[Any, Any, str]]:
@@ -87,7 +59,7 @@ def decoding_fields() -> dict[str, tuple[Any, Any, str]]:
     types = {int: Whole, float: Number, bool: bool, str: str, tuple[int, int]: Steps, type(None): Number | str}
     table: dict[str, tuple[Any, Any, str]] = {}
     for name, hint in get_type_hints(Settings).items():
-        if name not in NOT_IN_REQUESTS:
+        if name not in NOT_ASKED:
             default = getattr(Settings, name)
             kind = hint if hint in types else get_args(hint)[0]
             table[NAMES.get(name, name)] = (NaturalOrZero if kind is int and default == 0 else types[kind], default, "")
@@ -145,7 +117,9 @@ class Body(Strict):
                 name = name.encode("utf-8", "backslashreplace").decode()  # half a surrogate pair is not a text
                 close = difflib.get_close_matches(name, cls.model_fields, n=1)
                 hint = f"; did you mean {close[0]}?" if close else ""
-                raise ApiError(400, f"{shown(name)} is not a field of this request{hint}", name, "unknown_parameter")
+                raise ApiError(
+                    400, f"{reprlib.repr(name)} is not a field of this request{hint}", name, "unknown_parameter"
+                )
         return body
 
     @property
@@ -158,14 +132,10 @@ class Body(Strict):
         fields = (name for name in decoding_fields() if getattr(self, name, None) is not None)
         return {"k": 1} | {ours.get(name, name): getattr(self, name) for name in fields}
 
-    def wants_logprobs(self) -> bool:
-        wanted = getattr(self, "logprobs", None)
-        return wanted is not None and wanted is not False
-
     @model_validator(mode="after")
     def _check(self) -> Body:
         """Refuse what would change the answers and is not supported."""
-        for name, (_, nothing) in (NEUTRAL | NEUTRAL_IN_COMPLETIONS | NEUTRAL_IN_CHAT).items():
+        for name, nothing in (NEUTRAL | NEUTRAL_IN_COMPLETIONS | NEUTRAL_IN_CHAT).items():
             value = getattr(self, name, None)
             if value is not None and value not in nothing:
                 raise ApiError(400, f"{name} is not supported here; leave it out", name)
@@ -206,20 +176,15 @@ class ChatRequest(Body):
 def request_models() -> tuple[type[Body], type[Body]]:
     """The models of the two routes, with the parameters of every method that is registered now."""
 
-    def extended(base: type[Body], ignored: dict[str, Any], neutral: dict[str, tuple[Any, Any]]) -> type[Body]:
-        table: dict[str, tuple[Any, str | None]] = {n: (kind, help) for n, (kind, _, help) in decoding_fields().items()}
-        table |= {name: (kind, None) for name, kind in (IGNORED | ignored).items()}
-        table |= {name: (kind, "Not supported.") for name, (kind, _) in (NEUTRAL | neutral).items()}
-        extra: dict[str, Any] = {
-            name: (Optional[kind], Field(None, description=help))  # noqa: UP045
-            for name, (kind, help) in table.items()
-        }
+    def extended(base: type[Body], ignored: dict[str, Any], neutral: dict[str, Any]) -> type[Body]:
+        extra: dict[str, Any] = {name: (Any, None) for name in neutral}
+        extra |= {name: (Optional[kind], None) for name, kind in ignored.items()}  # noqa: UP045
+        for name, (kind, _, help) in decoding_fields().items():
+            extra[name] = (Optional[kind], Field(None, description=help))  # noqa: UP045
         return create_model(base.__name__, __base__=base, **extra)
 
-    return (
-        extended(CompletionRequest, {}, NEUTRAL_IN_COMPLETIONS),
-        extended(ChatRequest, IGNORED_IN_CHAT, NEUTRAL_IN_CHAT),
-    )
+    completion = extended(CompletionRequest, IGNORED, NEUTRAL | NEUTRAL_IN_COMPLETIONS)
+    return completion, extended(ChatRequest, IGNORED | IGNORED_IN_CHAT, NEUTRAL | NEUTRAL_IN_CHAT)
 
 
 WORDS = {
@@ -238,12 +203,12 @@ def not_valid(errors: Sequence[Any], body: Any, kind: type[Body]) -> ApiError:
     if first["type"] == "json_invalid":
         return ApiError(400, f"the body is not JSON: see character {path[0]}")
     if not path or not isinstance(body, dict):
-        return ApiError(400, f"the body must be a JSON object, not {shown(body)}")
+        return ApiError(400, f"the body must be a JSON object, not {reprlib.repr(body)}")
     param = str(path[0])
     if param not in body:
         return ApiError(400, f"{param} is missing", param, "missing_required_parameter")
     words = WORDS.get(param) or expected(kind.model_fields[param].annotation)
-    return ApiError(400, f"{param}={shown(body[param])} must be {words}", param)
+    return ApiError(400, f"{param}={reprlib.repr(body[param])} must be {words}", param)
 
 
 def expected(kind: Any) -> str:
@@ -297,34 +262,33 @@ def understand(model: Model, body: Body, limits: Limits, fixed: dict[str, Any]) 
     _check_characters(model, prompts, field)
     options, defaults = body.options(), model.generation_defaults
     n, chat = options["k"], None if isinstance(body, ChatRequest) else False
+    if n > limits.max_pool:
+        raise ApiError(400, f"n={n}; this server takes at most {limits.max_pool}", "n")
     if n > 1 and "distinct" not in defaults:
         options.setdefault("distinct", True)
     differ = n > 1 and options.get("distinct", defaults.get("distinct"))
     adds_spare = bool(differ) and "spare" not in options | dict(defaults)
     options |= fixed | {"chat": chat, "logprobs": True} | ({"spare": n} if adds_spare else {})
-    try:
-        settings, requests, keys = prepare(model, prompts, options)
-        settings, requests = _clip_default(settings, requests, "gen_length" in options, limits)
-        asked = replace(settings, spare=0) if adds_spare else settings
-        check_limits(settings, asked, bool(body.history), len(prompts), limits)
-        lengths = [len(request.window(model.mask_id)) for request in requests]
-        _check_lengths(requests, lengths, field, limits)
-        steps = {length: len(schedule_for(length, settings).steps) for length in set(lengths)}
-    except D5P4Error as error:
-        raise not_possible(error, field, len(prompts)) from error
-    if max(steps.values()) > limits.max_steps:
-        message = f"{max(steps.values())} steps, one per token: this server takes {limits.max_steps}; set steps"
-        raise ApiError(400, message, "steps")
 
     def settings_for(n: int) -> Settings:
         return replace(settings, k=n, spare=(n if n > 1 else 0) if adds_spare else settings.spare)
 
-    sizes = [(request.length, steps[length]) for request, length in zip(requests, lengths, strict=True)]
-    check_work(model, limits, sizes, settings_for, n)
+    try:
+        settings, requests, keys = prepare(model, prompts, options)
+        settings, requests = _clip(settings, requests, None if "gen_length" in options else limits.max_gen_length)
+        windows = [len(request.window(model.mask_id)) for request in requests]
+        asked = replace(settings, spare=0) if adds_spare else settings
+        limits.check(settings, asked, requests, max(windows), bool(body.history), field)
+        sizes = [(one.length, settings.steps or window) for one, window in zip(requests, windows, strict=True)]
+        limits.check_work(model, sizes, settings_for, n)
+        for window in set(windows):
+            schedule_for(window, settings)  # it refuses settings that would give n equal answers
+    except D5P4Error as error:
+        raise not_possible(error, field, len(prompts)) from error
     if "max_tokens_per_forward" not in fixed | dict(defaults):
         settings = replace(settings, max_tokens_per_forward=default_budget(model, settings.deterministic))
     name = json.dumps(settings.to_dict(), sort_keys=True)
-    share_keys = [(name, length) for length in lengths]
+    share_keys = [(name, window) for window in windows]
     return Ask(body, settings, chosen_seed(body.seed), prompts, requests, keys, share_keys)
 
 
@@ -359,21 +323,8 @@ def _check_characters(model: Model, prompts: Sequence[Any], field: str) -> None:
             raise ApiError(400, message, field, "context_length_exceeded")
 
 
-def _clip_default(
-    settings: Settings, requests: list[Request], given: bool, limits: Limits
-) -> tuple[Settings, list[Request]]:
+def _clip(settings: Settings, requests: list[Request], most: int | None) -> tuple[Settings, list[Request]]:
     """A length that the request does not give gives way to the server's limit."""
-    most = limits.max_gen_length
-    if given or most is None or all(request.append <= most for request in requests):
+    if most is None or all(request.append <= most for request in requests):
         return settings, requests
     return replace(settings, gen_length=most), [replace(one, append=min(one.append, most)) for one in requests]
-
-
-def _check_lengths(requests: Sequence[Request], lengths: Sequence[int], field: str, limits: Limits) -> None:
-    longest = max(len(request.ids) for request in requests)
-    if limits.max_prompt_tokens is not None and longest > limits.max_prompt_tokens:
-        message = f"the prompt has {longest} tokens; this server takes {limits.max_prompt_tokens}"
-        raise ApiError(400, message, field, "context_length_exceeded")
-    if limits.max_gen_length is not None and max(lengths) > limits.max_gen_length:
-        message = f"max_tokens={max(lengths)}: this server writes at most {limits.max_gen_length} tokens"
-        raise ApiError(400, message, "max_tokens")

@@ -80,7 +80,8 @@ class Reply:
             "model": name,
             "system_fingerprint": f"d5p4-{__version__}",
         }
-        options = ask.body.stream_options
+        logprobs, options = getattr(ask.body, "logprobs", None), ask.body.stream_options
+        self.wants_logprobs = logprobs is not None and logprobs is not False  # 0 asks for those of the tokens drawn
         self.wants_usage = options is not None and bool(options.include_usage)
 
     def whole(self, finished: list[Finished]) -> Object:
@@ -145,11 +146,12 @@ class Reply:
         """(text, the choice without it) of every answer."""
         index = 0
         for one, request in zip(finished, self.ask.requests, strict=True):
-            score, distance = one.answers.score, one.answers.distance
+            columns = (one.answers.score, one.answers.distance)
+            score, distance = ([None if x is None else round(x, 9) for x in column] for column in columns)
             for i, text in enumerate(one.texts):
-                about = {"score": _rounded(score[i]), "distance": _rounded(distance[i])}
-                about["right"] = None if one.right is None else one.right[i]
-                logprobs = self._logprobs(one, i, request) if self.ask.body.wants_logprobs() else None
+                right = None if one.right is None else one.right[i]
+                about = {"score": score[i], "distance": distance[i], "right": right}
+                logprobs = self._logprobs(one, i, request) if self.wants_logprobs else None
                 reason = "stop" if one.ended[i] else "length"
                 yield text, {"index": index, "logprobs": logprobs, "finish_reason": reason, "d5p4": about}
                 index += 1
@@ -184,10 +186,6 @@ class Reply:
     def _chunk(self, *choices: Object) -> Object:
         kind = "chat.completion.chunk" if self.ask.chat else "text_completion"
         return {"object": kind, "choices": list(choices)} | self.frame | ({"usage": None} if self.wants_usage else {})
-
-
-def _rounded(number: float | None) -> float | None:
-    return None if number is None else round(number, 9)
 
 
 class EventStream(Response):
@@ -228,18 +226,14 @@ class EventStream(Response):
     async def _drafts(self) -> AsyncIterator[bytes]:
         """The newest draft of each prompt, or a comment after a long silence, until all prompts are finished."""
         while not all(job.outcome.done() for job in self.jobs):
-            tasks = [asyncio.ensure_future(job.news.wait()) for job in self.jobs if not job.outcome.done()]
             try:
-                done, _ = await asyncio.wait(tasks, timeout=STILL_HERE, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for task in tasks:
-                    task.cancel()
-            if not done:
+                await asyncio.wait_for(self.jobs[0].news.wait(), STILL_HERE)
+            except asyncio.TimeoutError:
                 yield b": still here\n\n"
+            self.jobs[0].news.clear()
             for number, job in enumerate(self.jobs):
                 draft, job.draft = job.draft, None
                 if draft is not None and not job.outcome.done():
-                    job.news.clear()
                     text = draft.pop("text")
                     yield event(json_bytes(self.reply.draft(number, text.removeprefix(self.sent[number]), draft)))
                     self.sent[number] = text or self.sent[number]

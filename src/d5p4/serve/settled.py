@@ -38,13 +38,7 @@ def _unfinished(model: Model, token: int) -> bool:
 
 def before_stop(text: str, stops: Sequence[str]) -> str:
     """The text before the first stop, or before an end that may grow into one."""
-    ends = [text.index(stop) for stop in stops if stop in text]
-    ends += [
-        start
-        for stop in stops
-        for start in range(max(0, len(text) - len(stop) + 1), len(text))
-        if stop.startswith(text[start:])
-    ]
+    ends = [i for stop in stops for i in range(len(text)) if stop.startswith(text[i : i + len(stop)])]
     return text[: min(ends, default=len(text))]
 
 
