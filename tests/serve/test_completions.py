@@ -7,7 +7,7 @@ import pytest
 
 import d5p4
 from d5p4.record import Answers
-from d5p4.serve.settled import cut
+from d5p4.serve.job import cut
 from tests.fake import FakeModel
 from tests.serve.running import NAME, differing, running
 

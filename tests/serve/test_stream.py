@@ -10,7 +10,7 @@ from tokenizers import decoders, models
 import d5p4
 from d5p4.models.tokenizer import Tokenizer
 from d5p4.prompts import Request
-from d5p4.serve.settled import cut, settled_text
+from d5p4.serve.job import cut, settled_text
 from tests.fake import FakeModel
 from tests.serve.models import Faulty, Gated
 from tests.serve.running import NAME, running

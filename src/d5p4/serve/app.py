@@ -36,21 +36,19 @@ log = logging.getLogger("d5p4.serve")
 OPEN_PATHS = ("/health", "/healthz", "/readyz", "/docs", "/openapi.json", "/", "/favicon.ico")
 """Paths that need no key; the page's files under /page/ need none either."""
 METHODS_LOGGED = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")  # any other word is the client's own
+NO_SNIFF = (b"x-content-type-options", b"nosniff")
 PAGE_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data: blob:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data: blob:; "
+    b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+PAGE_HEADERS = [(b"content-security-policy", PAGE_POLICY), (b"referrer-policy", b"no-referrer")]
 NOT_HERE = "this is not served here; there are /v1/completions, /v1/chat/completions and /v1/models"
 LEFT = 499  # status for the log where the client left; nobody reads it
 READ_ANYWAY = 8 << 20  # bytes of a body that is too large which are read before the answer, so that it arrives
 ERRORS: dict[int | str, Any] = {"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}}
 STREAM: dict[int | str, Any] = {200: {"content": {"text/event-stream": {}}}}
 EXAMPLES = [{"label": "a cold morning", "prompt": "It was a cold morning and", "max_tokens": 48}]
-CHAT_EXAMPLES = [
-    {"label": "a river", "prompt": "Name a river and say one thing about it."},
-    {"label": "a riddle", "prompt": "Write a riddle about the wind."},
-    {"label": "a sum", "prompt": "Tom has 3 boxes of 12 eggs and breaks 5. How many are left? Explain."},
-]
+CHAT_EXAMPLES = [{"label": "a river", "prompt": "Name a river and say one thing about it."}]
 
 
 def create_app(
@@ -242,7 +240,8 @@ class Guard:
             nonlocal status, begun
             if message["type"] == "http.response.start":
                 status, begun = message["status"], True
-                message["headers"] = [*message["headers"], *_headers(scope["path"])]
+                on_page = scope["path"] == "/" or scope["path"].startswith("/page/")
+                message["headers"] = [*message["headers"], NO_SNIFF, *(PAGE_HEADERS if on_page else ())]
             await send(message)
 
         try:
@@ -283,10 +282,3 @@ class Guard:
 def _digest(key: bytes) -> bytes:
     """Of one length for every key, so that comparing takes the same time."""
     return hashlib.sha256(key).digest()
-
-
-def _headers(path: str) -> list[tuple[bytes, bytes]]:
-    headers = [(b"x-content-type-options", b"nosniff")]
-    if path == "/" or path.startswith("/page/"):
-        headers += [(b"content-security-policy", PAGE_POLICY.encode()), (b"referrer-policy", b"no-referrer")]
-    return headers

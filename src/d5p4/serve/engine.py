@@ -24,11 +24,10 @@ from ..settings import Settings
 from ..types import Model, Result, Snapshot
 from ..view import Recorder, count_right, grade
 from .errors import ApiError, describe_failure, not_possible
-from .job import Finished, Job
+from .job import Finished, Job, cut
 from .limits import Limits
 from .metrics import Metrics
 from .requests import Ask
-from .settled import cut
 
 log = logging.getLogger("d5p4.serve")
 Outcomes = list[tuple[Job, Finished | ApiError]]
@@ -47,11 +46,11 @@ class Worker(threading.Thread):
     def run(self) -> None:
         while (item := self.calls.get()) is not None:
             future, call = item
-            future.set_running_or_notify_cancel()
-            try:
-                future.set_result(call())
-            except BaseException as error:
-                future.set_exception(error)
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(call())
+                except BaseException as error:
+                    future.set_exception(error)
 
     async def do(self, call: Callable[[], Any]) -> Any:
         future: Future[Any] = Future()

@@ -54,13 +54,12 @@ class Limits:
     def check(
         self, settings: Settings, asked: Settings, requests: Sequence[Request], window: int, history: bool, field: str
     ) -> None:
-        """Refuse what is beyond a limit. `asked` are the settings without the spare beams that the server adds; `window` is
-        the most tokens to write, `field` the field that holds the prompts."""
-        rows, tokens, steps = (
-            settings.pool_size,
-            max(len(request.ids) for request in requests),
-            settings.steps or window,
-        )
+        """Refuse what is beyond a limit.
+
+        asked: the settings without spare beams that the server adds. window: most tokens to write per answer.
+        """
+        rows, steps = settings.pool_size, settings.steps or window
+        tokens = max(len(request.ids) for request in requests)
         parents = settings.groups if settings.spec.finish is None and settings.select_window is None else rows
         children = 4 * settings.w * parents if settings.distinct else 0
         pool = f"n={asked.k}, w={asked.w} and spare={asked.spare} make a pool of {asked.pool_size} rows"
