@@ -118,10 +118,10 @@ def settled_text(model: Model, request: Request, rows: Sequence[Sequence[int]], 
 
 
 def _unfinished(model: Model, token: int) -> bool:
-    """Whether the next tokens may change the text of this one: it is a byte, or a part of a character."""
-    backend = getattr(model.tokenizer, "backend", None)
+    """Whether the next tokens may change the text up to this one: it is a byte, part of a character, or no text."""
+    part, backend = piece(model, token), getattr(model.tokenizer, "backend", None)
     name = backend.id_to_token(token) if backend is not None else None
-    return isinstance(piece(model, token), list) or (name or "").startswith("<0x")
+    return not part or isinstance(part, list) or (name or "").startswith("<0x")
 
 
 def before_stop(text: str, stops: Sequence[str]) -> str:
