@@ -10,18 +10,18 @@ import os
 # Before torch loads its threads: on a busy machine those that spin while they wait make a decode many times slower.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-from . import select  # noqa: E402
 from .__about__ import __version__  # noqa: E402
 from .decode import decode  # noqa: E402
 from .errors import D5P4Error, DuplicateAnswers, NonFiniteLogits  # noqa: E402
 from .generate import generate  # noqa: E402
 from .jobs import run_file  # noqa: E402
 from .likelihood import loglikelihood  # noqa: E402
-from .methods import METHODS, Method, register  # noqa: E402
+from .methods import METHODS, Method, load_plugins, register  # noqa: E402
 from .models import load, wrap  # noqa: E402
+from .options import Option, Settings  # noqa: E402
+from .prompts import prepare  # noqa: E402
 from .rows import Prompts  # noqa: E402
 from .schedule import make_schedule  # noqa: E402
-from .settings import Settings  # noqa: E402
 from .types import Choice, Final, Head, Hidden, HistoryStep, Kept, Model, PoolView, Result, Schedule, Snapshot, Step  # noqa: E402
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
     "Method",
     "Model",
     "NonFiniteLogits",
+    "Option",
     "PoolView",
     "Prompts",
     "Result",
@@ -48,10 +49,11 @@ __all__ = [
     "decode",
     "generate",
     "load",
+    "load_plugins",
     "loglikelihood",
     "make_schedule",
+    "prepare",
     "register",
     "run_file",
-    "select",
     "wrap",
 ]

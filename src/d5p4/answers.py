@@ -17,10 +17,10 @@ from .ops.sums import steady_mean
 from .ops.ties import coarse, ranked
 from .ops.vocab import vocab_stats
 from .ops.width import wide
+from .options import Settings
 from .pool import Pool, pick
 from .repeats import first_of_each
 from .rows import Prompts
-from .settings import Settings
 from .types import Choice, Final, Finish, Kept, Model, PoolView, Result
 
 LOGPROB_SCORE = "mean log-probability of each token at its reveal"

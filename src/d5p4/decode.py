@@ -20,11 +20,11 @@ from .ledger import Ledger, prompts_to_drop
 from .look import Look, not_finite
 from .methods import Scorer
 from .ops.equal import occurrence
+from .options import Settings
 from .pool import Pool
 from .project import Draw, Parents, distinct_children, projection
 from .rng import SELECT, mix
 from .rows import Prompts, RowRunner
-from .settings import Settings
 from .types import Callback, Model, Result, Schedule, Snapshot
 from .watch import Watch
 
@@ -53,7 +53,7 @@ def decode(
     beams.check(settings.groups, settings.pool_size, callback=callback, scorer=scorer, history=settings.history)
     spec, steps = settings.spec, len(schedule.steps)
     select, project = spec.build(settings), projection(settings.order)
-    finish = spec.finish(settings, scorer, references) if spec.finish else None
+    finish = spec.finish(select, scorer, references)
     head = replace(model.head, fixed=settings.deterministic)
     head = head.ban(model.eos_ids if settings.eos == "never" else ()).counted()
     last_ids = torch.tensor(model.eos_ids, device=key.device) if settings.eos == "last" and model.eos_ids else None

@@ -12,10 +12,10 @@ from .beams import Beams
 from .errors import NonFiniteLogits
 from .ops import kernels
 from .ops.width import wide
+from .options import Settings
 from .pool import Pool
 from .quality import fill_finished, mean_score, normalise, position_values
 from .rows import WindowHidden
-from .settings import Settings
 from .similarity import similarity
 from .types import Head, Model, PoolView, Step
 from .watch import Watch

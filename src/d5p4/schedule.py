@@ -34,9 +34,8 @@ def make_schedule(length: int, steps: int | None, block_length: int | None, ance
     sizes = [min(block, length - start) for start in starts]
     total = length if steps is None else steps if ancestral else min(steps, length)
     if total < len(starts):
-        raise D5P4Error(
-            f"steps={total} is fewer than the {len(starts)} blocks of {block} positions; use a larger block_length"
-        )
+        reason = f"is fewer than the {len(starts)} blocks of {block} positions; use longer blocks"
+        raise D5P4Error(reason, option="steps", value=total)
     plan: list[Step] = []
     for start, size, share in zip(starts, sizes, _shares(total, sizes), strict=True):
         count = share if ancestral else min(share, size)

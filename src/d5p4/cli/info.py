@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from .common import print_json
 from .options import Device, Dtype, Json
-from .record import print_json
 from .show import visible
 
 LAYERS = ("n_layers", "num_hidden_layers", "n_blocks")

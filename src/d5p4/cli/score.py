@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.text import Text
 
 from ..errors import D5P4Error
+from .common import finite, print_json
 from .options import Device, Json, Quiet
-from .record import finite, print_json
 from .show import facts_line, note, plain_table, visible
 
 EXPLAINED = 100  # columns from which on each metric is explained in its row

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
 from torch import Tensor
 
 from ..errors import D5P4Error
-from ..kernel import build, check_beta, check_kind
+from ..kernel import build
 from ..ops.partition_map import map_inference
 from ..ops.ties import ranked
+from ..options import Option
 from ..types import Choice, PoolView
 from .beam import GreedyBeam
+from .common import Checked, by_group
 from .exact import branch_and_bound, exhaustive
-from .groups import by_group
 
 Solver = Literal["local-search", "one-start", "k-starts", "n-starts", "exact", "exhaustive"]
+Kernel = Annotated[Literal["additive", "multiplicative"], Option("diag(Q) + beta S, or e^(Q/beta) S e^(Q/beta).")]
+Beta = Annotated[float, Option("Weight of diversity; 0 looks at quality alone.", least=0)]
 
 
 @dataclass(frozen=True)
-class PartitionDPP:
+class PartitionDPP(Checked):
     """argmax of det(L_S) over sets with one item per group (partition) or over all sets of k items (D5P3).
 
     kernel: "additive" (D5P4) or "multiplicative" (D5P4x); larger beta, more diverse; beta = 0 is quality alone.
@@ -28,18 +31,15 @@ class PartitionDPP:
     starts, "exact" (branch and bound), "exhaustive" (every set).
     """
 
-    beta: float
-    kernel: Literal["additive", "multiplicative"] = "additive"
-    solver: Solver = "local-search"
+    beta: Beta = 20.0
+    solver: Annotated[Solver, Option("How the best set is searched for.")] = "local-search"
+    kernel: Kernel = "additive"
     partition: bool = True
 
     def __post_init__(self) -> None:
-        check_beta(self.beta)
-        check_kind(self.kernel)
-        if self.solver not in get_args(Solver):
-            raise D5P4Error(f"solver must be one of {', '.join(get_args(Solver))}, got {self.solver!r}")
+        super().__post_init__()
         if self.solver == "exact" and not self.partition:
-            raise D5P4Error("solver 'exact' needs the partition; without it use 'exhaustive'")
+            raise D5P4Error("needs the partition; without it use 'exhaustive'", option="solver", value="exact")
 
     def __call__(self, pool: PoolView, k: int, key: Tensor) -> Choice:
         if self.partition:
@@ -68,6 +68,29 @@ class PartitionDPP:
             starts="one" if self.solver == "one-start" else "n" if self.solver == "n-starts" else "k",
             local_search=search,
         )
+
+
+@dataclass(frozen=True)
+class D5P4(PartitionDPP):
+    """The paper's method: additive kernel, one child per parent."""
+
+    kernel: Kernel = field(default="additive", init=False)
+    partition: bool = field(default=True, init=False)
+
+
+@dataclass(frozen=True)
+class D5P4x(D5P4):
+    """The multiplicative kernel."""
+
+    beta: Beta = 1.0
+    kernel: Kernel = field(default="multiplicative", init=False)
+
+
+@dataclass(frozen=True)
+class D5P3(D5P4):
+    """Without the partition, so that lineages may die out."""
+
+    partition: bool = field(default=False, init=False)
 
 
 def top(quality: Tensor, tie: Tensor, k: int) -> Tensor:

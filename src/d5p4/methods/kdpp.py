@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from ..errors import D5P4Error
-from ..kernel import build, check_beta, check_kind
+from ..kernel import build
 from ..ops.canonical import canonical_order
 from ..ops.ties import argbest
 from ..rng import uniform
 from ..types import Choice, PoolView
-from .draw import draw_index
+from .common import Checked, draw_index
+from .dpp import Beta, Kernel
 
 _EIGENVECTOR, _ITEM = 0, 1
 _PARTING = 1e-7
 
 
 @dataclass(frozen=True)
-class KDPP:
-    """P(S) = det(L_S) / e_k(eigenvalues), |S| = k (Kulesza and Taskar, 2011). O(N^3 + N k^2) a prompt.
+class KDPP(Checked):
+    """P(S) = det(L_S) / e_k(eigenvalues), |S| = k (Kulesza and Taskar, 2011). O(N^3 + N k^2) per prompt.
 
     Where eigenvalues coincide (equal rows in the pool) eigenvectors would depend on the last bits of L. So items are
     put in the order of their ties, and each diagonal entry is raised by a different amount of up to 1e-7 of the
@@ -31,12 +31,11 @@ class KDPP:
     So does a prompt with a kernel that is not finite.
     """
 
-    beta: float
-    kernel: Literal["additive", "multiplicative"] = "additive"
+    beta: Beta = 20.0
+    kernel: Kernel = "additive"
 
     def __post_init__(self) -> None:
-        check_beta(self.beta)
-        check_kind(self.kernel)
+        super().__post_init__()
         if self.kernel == "multiplicative" and self.beta == 0:
             raise D5P4Error("the multiplicative kernel divides by beta, got beta = 0")
 

@@ -1,55 +1,48 @@
-"""Sampling under the partition: one item per group with chance proportional to det(L_S)^(1/temperature)."""
+"""Sampling under the partition: one item per group with chance proportional to det(L_S)^(1/set_temperature)."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from ..errors import D5P4Error
-from ..kernel import build, check_beta, check_kind
+from ..kernel import build
 from ..ops.partition_map import condition, solve
 from ..ops.problem import Problem, prepare
 from ..ops.ties import argbest
+from ..options import Option
 from ..rng import gumbel, mix, uniform
 from ..types import Choice, PoolView
-from .draw import draw_index
+from .common import Checked, by_group, draw_index
+from .dpp import Beta, Kernel
 from .exact import transversals
-from .groups import by_group
 
 _CHUNK = 1 << 22  # set members looked at together
 
 
 @dataclass(frozen=True)
-class PartitionSample:
-    """P(S) proportional to det(L_S)^(1/temperature) over sets with one item per group.
+class PartitionSample(Checked):
+    """P(S) proportional to det(L_S)^(1/set_temperature) over sets with one item per group.
 
     Up to `limit` sets are enumerated and the draw is exact, O(w^k k^3). Beyond that a Markov chain starts from the
-    most likely set and redraws one group after the other given the rest, O(k^3 + k^2 w) a move. `moves` is their
+    most likely set and redraws one group after the other given the rest, O(k^3 + k^2 w) per move. `moves` is their
     number, 20 k unless given: each redraw forgets its group's item completely, so 20 sweeps leave only what the groups
     remember through each other. Where every set is singular the most likely set itself is returned.
     """
 
-    beta: float
-    kernel: Literal["additive", "multiplicative"] = "additive"
-    temperature: float = 1.0
-    limit: int = 20_000
-    moves: int | None = None
+    beta: Beta = 20.0
+    kernel: Kernel = "additive"
+    set_temperature: Annotated[float, Option("Temperature of the draw of a set.", above=0)] = 1.0
+    limit: Annotated[int, Option("Sets that are enumerated at most; a chain draws beyond.", least=0)] = 20_000
+    moves: Annotated[int | None, Option("Moves of that chain.", least=1, unset="20 per answer")] = None
 
     def __post_init__(self) -> None:
-        check_beta(self.beta)
-        check_kind(self.kernel)
+        super().__post_init__()
         if self.kernel == "multiplicative" and self.beta == 0:
             raise D5P4Error("the multiplicative kernel divides by beta, got beta = 0")
-        if not (math.isfinite(self.temperature) and self.temperature > 0):
-            raise D5P4Error(f"temperature must be a finite number > 0, got {self.temperature}")
-        if self.limit < 0:
-            raise D5P4Error(f"limit must be >= 0, got {self.limit}")
-        if self.moves is not None and self.moves < 1:
-            raise D5P4Error(f"moves must be >= 1, got {self.moves}")
 
     def __call__(self, pool: PoolView, k: int, key: Tensor) -> Choice:
         width = by_group(pool.tie, k).shape[-1]
@@ -71,7 +64,7 @@ class PartitionSample:
             zeros, logs = part.score(sets.expand(part.tie.shape[0], -1, -1))
             members = mix(part.tie)[:, sets].sum(-1)  # [P, w^k]
             noise = gumbel(uniform(mix(key[p : p + step].unsqueeze(-1), members), 0)).to(logs.dtype)
-            weight = torch.where(zeros == 0, logs / self.temperature + noise, -torch.inf)
+            weight = torch.where(zeros == 0, logs / self.set_temperature + noise, -torch.inf)
             pick = sets[argbest(weight, members)]
             singular = (zeros > 0).all(-1)
             if singular.any():
@@ -83,7 +76,7 @@ class PartitionSample:
         """[P, k]: heat-bath moves, group after group in canonical order, which leave the target distribution in place.
 
         Item i of group a is drawn with chance proportional to the determinant with it in slot a,
-        (r_i A_aa + Y_ai^2)^(1/temperature) in the letters of `ops.partition_map`.
+        (r_i A_aa + Y_ai^2)^(1/set_temperature) in the letters of `ops.partition_map`.
         """
         sets = solve(problem)
         zeros, _ = problem.score(sets.unsqueeze(1))
@@ -96,7 +89,7 @@ class PartitionSample:
             inverse, cross, solved = condition(problem.kernel, prompts, sets, here)
             residual = (diagonal[:, here] - (cross * solved).sum(1)).clamp_min(0)
             ratio = residual * inverse[:, slot, slot].unsqueeze(-1) + solved[:, slot] ** 2
-            weight = (ratio.log() + problem.log_gain[:, here]) / self.temperature
+            weight = (ratio.log() + problem.log_gain[:, here]) / self.set_temperature
             weight = (weight - weight.amax(-1, keepdim=True)).exp()
             drawn = draw_index(weight, uniform(key.unsqueeze(-1), move).to(weight.dtype)).squeeze(-1)
             moved = sets.clone()

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from ..errors import D5P4Error
 from ..ops.canonical import canonical_order
+from ..ops.ties import ranked
+from ..options import Option
 from ..rng import uniform
-from ..types import Choice, PoolView
-from .draw import draw_index
+from ..types import Choice, Final, Kept, PoolView
+from .common import Checked, draw_index
 
 _STATE = "esmc_reward"
 
 
 @dataclass(frozen=True)
-class ESMC:
+class ESMC(Checked):
     """Every `interval` steps, draw N parents with replacement with chances made of the reward r = 1 - h / log2 V.
 
     h is a row's mean entropy in bits over its masked positions. potential: G = exp(lam r) ("max") or lam r + 1
@@ -29,27 +31,19 @@ class ESMC:
     r_prev)). The forward of step s weighs what step s - 1 drew, so no extra one is needed. k plays no part.
     """
 
-    lam: float = 5.0
-    interval: int = 8
-    weights: Literal["literal", "textbook"] = "literal"
-    potential: Literal["max", "mean"] = "max"
-    resampling: Literal["multinomial", "systematic"] = "multinomial"
-    ess: float | None = None
-    incremental: bool = False
+    lam: Annotated[float, Option("Sharpness of the weights.", least=0)] = 5.0
+    interval: Annotated[int, Option("Steps between two resamplings.", least=1)] = 8
+    weights: Annotated[Literal["literal", "textbook"], Option("softmax(G), or G / sum G.")] = "literal"
+    potential: Annotated[Literal["max", "mean"], Option("G = exp(lam r), or lam r + 1.")] = "max"
+    resampling: Annotated[Literal["multinomial", "systematic"], Option("How parents are drawn.")] = "multinomial"
+    ess: Annotated[
+        float | None,
+        Option("Resample below this share of effective particles.", above=0, most=1, unset="every interval"),
+    ] = None
+    incremental: Annotated[bool, Option("Count the reward from the last resampling.")] = False
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.lam) and self.lam >= 0):
-            raise D5P4Error(f"lam must be a finite number >= 0, got {self.lam}")
-        if self.interval < 1:
-            raise D5P4Error(f"interval must be >= 1, got {self.interval}")
-        if self.weights not in ("literal", "textbook"):
-            raise D5P4Error(f'weights must be "literal" or "textbook", got {self.weights!r}')
-        if self.potential not in ("max", "mean"):
-            raise D5P4Error(f'potential must be "max" or "mean", got {self.potential!r}')
-        if self.resampling not in ("multinomial", "systematic"):
-            raise D5P4Error(f'resampling must be "multinomial" or "systematic", got {self.resampling!r}')
-        if self.ess is not None and not (isinstance(self.ess, (int, float)) and 0 < self.ess <= 1):
-            raise D5P4Error(f"ess must be a fraction in (0, 1], got {self.ess}")
+        super().__post_init__()
         if self.incremental and self.potential == "mean":
             raise D5P4Error('incremental weights need potential "max", got "mean"')
 
@@ -68,6 +62,10 @@ class ESMC:
         if self.incremental:
             pool.state[_STATE] = torch.where(moved, reward.gather(-1, parents), before)
         return Choice(parents, 1)
+
+    def finish(self, final: Final, k: int, **_: object) -> Kept:
+        """The k particles whose parents were most certain."""
+        return Kept(ranked(final.score("entropy", "masked"), final.tie)[:, :k])
 
     def reward(self, pool: PoolView) -> Tensor:
         """r [P, N] in [0, 1]; NaN counts as 0."""

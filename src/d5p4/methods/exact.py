@@ -30,7 +30,7 @@ def exhaustive(
     *,
     partition: bool = True,
 ) -> Tensor:
-    """The best [P, k] of all w^k sets with one item per group, or of all C(N, k) sets. O(w^k k^3) a prompt."""
+    """The best [P, k] of all w^k sets with one item per group, or of all C(N, k) sets. O(w^k k^3) per prompt."""
     problem = prepare(kernel, k, log_gain, quality, tie, partition=partition)
     size, device = problem.kernel.shape[-1], problem.kernel.device
     if partition:
