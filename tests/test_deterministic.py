@@ -17,7 +17,7 @@ from d5p4.generate import batches, run_requests
 from d5p4.ops import sample, vocab
 from d5p4.ops.sums import steady_mean, steady_sum
 from d5p4.prompts import Request, bucket
-from d5p4.settings import Settings
+from d5p4.options import Settings
 from tests.checkpoints import write_dream, write_llada, write_mdlm
 from tests.fake import FakeModel
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import d5p4
-from d5p4.select import PartitionDPP
+from d5p4.methods import PartitionDPP
 from tests.fake import FakeModel
 
 PROMPTS = ["abc", "ahead", "c", "bigfee", "jig"]

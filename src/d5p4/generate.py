@@ -70,6 +70,23 @@ def generate(
 
     Options that are left out come from the model's generation_config.json (key `d5p4`), then from the paper.
     <options>
+    k             Answers per prompt. [4]
+    method        How to search; `d5p4 methods` lists all. [d5p4]
+    w             Children drawn per answer and step. [4]
+    gen_length    Tokens to write per answer. [128; MDLM: its length]
+    steps         Denoising steps in total. [one per token]
+    block_length  Decode block by block, left to right. [one block]
+    temperature   Temperature of the draw; 0 takes the likeliest. [1.0]
+    top_p         Sample from the likeliest tokens up to this mass. [none]
+    order         Which position is revealed next. [the model's]
+    guidance      Classifier-free guidance; 1 is off. [1.0]
+    distinct      Draw more children and keep those that differ. [false]
+    spare         Extra beams, so that k answers differ. [0]
+    chat          Apply the chat template. [if there is one]
+
+    Others, described in docs/options.md: top_k, order_temperature, eos, guidance_window, select_window, quality,
+    positions, normalise, features, feature_layer, similarity, gamma, max_tokens_per_forward, deterministic,
+    logprobs, history; and the parameters of the method.
     </options>
     """
     basic = {name: value for name, value in locals().items() if name in BASIC}

@@ -144,7 +144,7 @@ def _unknown(value: Any, choices: Iterable[str]) -> str:
 
 
 @cache
-def parameters_of(table: type) -> Mapping[str, Parameter]:
+def parameters_of(table: Any) -> Mapping[str, Parameter]:
     """The parameters of a dataclass by name. Fields with `init=False` are fixed and are no parameters."""
     if not is_dataclass(table):
         return {}

@@ -88,7 +88,7 @@ def test_every_prompt_has_the_same_bits_in_any_batch(scene, options):
 
 
 def test_fewer_prompts_a_call_change_nothing(monkeypatch, scene):
-    from d5p4.settings import Settings
+    from d5p4.options import Settings
 
     whole = facts(decode(scene, range(PROMPTS)))
     monkeypatch.setattr(Settings, "max_tokens_per_call", property(lambda self: 128 * 16 * 5))  # five prompts or ten

@@ -10,8 +10,8 @@ from torch import Tensor
 from d5p4.kernel import additive, build, multiplicative
 from d5p4.ops.partition_map import _climb, condition, map_inference, partition_map
 from d5p4.ops.problem import prepare
-from d5p4.select import branch_and_bound, exhaustive
-from tests.select.cases import inputs, is_transversal, permute, shuffle, ties
+from d5p4.methods import branch_and_bound, exhaustive
+from tests.methods.cases import inputs, is_transversal, permute, shuffle, ties
 
 SHAPES = [(2, 2), (2, 5), (3, 3), (3, 5), (4, 2), (4, 4), (5, 3), (6, 2), (6, 3)]
 LARGE_SHAPES = [(4, 5), (5, 4), (5, 5), (6, 4), (6, 5)]
@@ -242,7 +242,7 @@ def test_without_groups_against_all_subsets() -> None:
     assert hits >= 0.97 * total, f"{hits} of {total}"
 
 
-@pytest.mark.full  # tests/select/test_permutation.py has the quick ones
+@pytest.mark.full  # tests/methods/test_permutation.py has the quick ones
 @pytest.mark.parametrize("twins", [False, True])
 @pytest.mark.parametrize("solver", ["one", "k", "n", "greedy", "exhaustive", "bound", "free"])
 def test_permuting_the_pool_permutes_the_choice(solver: str, twins: bool) -> None:

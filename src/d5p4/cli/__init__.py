@@ -28,10 +28,10 @@ def build() -> typer.Typer:
     app = typer.Typer(
         cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
     )
-    for command in (generate, run, compare, trace):
-        app.command(cls=Decoding)(with_options(command))
-    for command in (serve, score, methods, info, check):
-        app.command()(command)
+    for decoding in (generate, run, compare, trace):
+        app.command(cls=Decoding)(with_options(decoding))
+    for other in (serve, score, methods, info, check):
+        app.command()(other)
     for name in ("reproduce", "train"):
         _add_moved(app, name)
     app.callback()(d5p4)

@@ -193,9 +193,8 @@ class D5P4LM(LM):
         length = fixed
         if length is None:
             asked = next((one.task[name] for name in LENGTH_NAMES if one.task.get(name) is not None), None)
-            length = min(
-                int(asked or default_length(self.model, self._settings)), max(longest - len(ids), longest // 2)
-            )
+            wanted = int(asked or default_length(self.model, self._settings))
+            length = min(wanted, max(longest - len(ids), longest // 2))
         return self._keep_end(ids, longest - length, one.places[0]), length
 
     def _keep_end(self, ids: list[int], room: int, number: int) -> list[int]:
@@ -221,7 +220,7 @@ class D5P4LM(LM):
         """Bound on log p(text) in nats: the sum over pieces of the model's length, each without what came before."""
         values = []
         with _bar(len(requests), "d5p4 likelihoods", disable_tqdm) as bar:
-            for number, request in enumerate(requests):
+            for request in requests:
                 ids, size = encode(self.model, request.args[0], False), self.model.max_length
                 values.append(sum(self._bound([], ids[at : at + size]) for at in range(0, len(ids), size)) + 0.0)
                 self.cache_hook.add_partial("loglikelihood_rolling", request.args, values[-1])
@@ -235,10 +234,8 @@ class D5P4LM(LM):
         continuation = context[len(stripped) :] + continuation
         before = encode(self.model, stripped, False)
         whole = encode(self.model, stripped + continuation, False)
-        if whole[: len(before)] == before:
-            after = whole[len(before) :]
-        else:  # a token would span both
-            after = encode(self.model, continuation, False)
+        apart = whole[: len(before)] == before  # otherwise a token would span both
+        after = whole[len(before) :] if apart else encode(self.model, continuation, False)
         if len(after) > self.model.max_length:
             raise D5P4Error(
                 f"request {number} asks for the likelihood of {len(after)} tokens; the model holds "
@@ -260,7 +257,7 @@ class D5P4LM(LM):
         kept = {name: self.decoding[name] for name in ("block_length", "eos") if name in self.decoding}
         for length in sorted({len(after) for _, after in pairs if after}):
             numbers = [number for number, (_, after) in enumerate(pairs) if len(after) == length]
-            options = {"k": 1, "method": "independent", "temperature": 0.0, "order": order, "gen_length": length} | kept
+            options: dict[str, Any] = {"k": 1, "method": "independent", "temperature": 0.0, "order": order, "gen_length": length} | kept
             contexts = [pairs[number][0] for number in numbers]
             result = generate(self.model, contexts, seed=self.seed, chat=False, **options)
             for number, (answer,) in zip(numbers, result.answers, strict=True):

@@ -190,7 +190,7 @@ class Recorder:
         return rows[:, [*holes, *range(len(ids), rows.shape[1])]].tolist()
 
     def _ids(self, prompt: Any, chat: bool | None) -> list[int]:
-        return [] if prompt is None else encode(self.model, prompt, chat, 0)
+        return [] if prompt is None else encode(self.model, prompt, chat)
 
     def _frame(self, prompt: Any, chat: bool | None, pieces: Pieces) -> list[int | None] | None:
         """The text around holes, None at each hole; what is appended follows. None where there are no holes."""

@@ -37,8 +37,8 @@ from d5p4.jobs.reader import PromptFile
 from d5p4.jobs.rows import RowStore
 from d5p4.models import Tokenizer
 from d5p4.models.load import choose_device
+from d5p4.options import Settings
 from d5p4.provenance import provenance
-from d5p4.settings import Settings
 from d5p4.store import append, json_line
 
 from ..timing import fastest

@@ -18,7 +18,7 @@ from d5p4.ops.partition_map import partition_map as plain_map
 from d5p4.ops.problem import prepare
 from d5p4.ops.sample import inverse_cdf
 from d5p4.ops.vocab import plain_stats, token_logprob
-from tests.select.cases import inputs, is_transversal
+from tests.methods.cases import inputs, is_transversal
 
 WANT = ("entropy", "best", "margin", "certainty")
 

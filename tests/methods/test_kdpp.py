@@ -9,9 +9,9 @@ from torch import Tensor
 
 from d5p4.errors import D5P4Error
 from d5p4.kernel import build
-from d5p4.select import KDPP
-from d5p4.select.kdpp import log_elementary
-from tests.select.cases import chi_square, inputs, keys, pool, repeat
+from d5p4.methods import KDPP
+from d5p4.methods.kdpp import log_elementary
+from tests.methods.cases import chi_square, inputs, keys, pool, repeat
 
 
 def subset_chances(kernel: Tensor, gain: Tensor | None, k: int) -> tuple[Tensor, Tensor]:

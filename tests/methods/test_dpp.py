@@ -7,9 +7,9 @@ import torch
 
 from d5p4.errors import D5P4Error
 from d5p4.kernel import additive, multiplicative
-from d5p4.select import GreedyBeam, PartitionDPP, exhaustive
+from d5p4.methods import GreedyBeam, PartitionDPP, exhaustive
 from tests.refusals import refusal
-from tests.select.cases import inputs, is_transversal, keys, pool
+from tests.methods.cases import inputs, is_transversal, keys, pool
 
 SOLVERS = ["local-search", "one-start", "k-starts", "n-starts", "exact", "exhaustive"]
 

@@ -6,9 +6,9 @@ import re
 
 import torch
 
-from d5p4.select import Categorical, GreedyBeam, Identity, Random
+from d5p4.methods import Categorical, GreedyBeam, Identity, Random
 from tests.refusals import refusal
-from tests.select.cases import chi_square, inputs, is_transversal, keys, pool, repeat
+from tests.methods.cases import chi_square, inputs, is_transversal, keys, pool, repeat
 
 
 def test_identity_keeps_everyone() -> None:

@@ -5,10 +5,10 @@ import torch
 from torch import Tensor
 
 from d5p4.kernel import build
-from d5p4.select import PartitionSample
-from d5p4.select.exact import transversals
+from d5p4.methods import PartitionSample
+from d5p4.methods.exact import transversals
 from tests.refusals import refusal
-from tests.select.cases import chi_square, inputs, is_transversal, keys, pool, repeat
+from tests.methods.cases import chi_square, inputs, is_transversal, keys, pool, repeat
 
 
 def chances(kernel: Tensor, gain: Tensor | None, k: int, temperature: float) -> Tensor:

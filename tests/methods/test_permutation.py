@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from d5p4.select import ESMC, KDPP, MMR, Categorical, GreedyBeam, PartitionDPP, PartitionSample, Random
+from d5p4.methods import ESMC, KDPP, MMR, Categorical, GreedyBeam, PartitionDPP, PartitionSample, Random
 from d5p4.types import PoolView, Selector
-from tests.select.cases import inputs, is_transversal, keys, permute, pool, shuffle
+from tests.methods.cases import inputs, is_transversal, keys, permute, pool, shuffle
 
 K, W, PROMPTS = 4, 3, 16
 SELECTORS: dict[str, Selector] = {

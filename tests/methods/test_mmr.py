@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from d5p4.errors import D5P4Error
-from d5p4.select import MMR, GreedyBeam
-from tests.select.cases import inputs, is_transversal, keys, pool
+from d5p4.methods import MMR, GreedyBeam
+from tests.methods.cases import inputs, is_transversal, keys, pool
 
 
 def by_embeddings(quality: torch.Tensor, e: torch.Tensor, k: int, alpha: float) -> list[int]:
