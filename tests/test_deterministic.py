@@ -12,12 +12,12 @@ import torch
 from typer.testing import CliRunner
 
 import d5p4
-from d5p4.cli import app
+from d5p4.cli import build
 from d5p4.generate import batches, run_requests
 from d5p4.ops import sample, vocab
 from d5p4.ops.sums import steady_mean, steady_sum
-from d5p4.prompts import Request, bucket
 from d5p4.options import Settings
+from d5p4.prompts import Request, bucket
 from tests.checkpoints import write_dream, write_llada, write_mdlm
 from tests.fake import FakeModel
 
@@ -150,7 +150,7 @@ def test_row_lengths_are_multiples_of_64_within_the_model():
 
 
 def requests(*lengths):
-    return [Request([0] * (length - 7), 7) for length in lengths]
+    return [Request([0] * (length - 7), 7, key) for key, length in enumerate(lengths, 1)]
 
 
 def call_size(monkeypatch, tokens):
@@ -177,7 +177,7 @@ def test_fewer_prompts_a_call_change_memory_and_nothing_else(monkeypatch):
         model = Watched()
         options = dict(k=3, w=3, gen_length=7, temperature=2.0, deterministic=True, max_tokens_per_forward=TOKENS)
         settings = Settings.make(model, **options)
-        result = run_requests(model, requests(10, 20, 30), [1, 2, 3], settings, 5)
+        result = run_requests(model, requests(10, 20, 30), settings, 5)
         found.append(({tuple(tokens.shape) for tokens, _ in model.given}, result.answers))
     assert found[0] == found[1]
 
@@ -197,7 +197,7 @@ def test_the_default_forward_is_smaller_and_a_given_one_counts():
 def test_command_line(tmp_path):
     folder = write_llada(tmp_path)
     words = ["generate", "a", "--model", str(folder), "-k", "2", "-w", "1", "--gen-length", "4", "--seed", "1"]
-    found = CliRunner().invoke(app, [*words, "--device", "cpu", "--dtype", "float64", "--json", "--deterministic"])
+    found = CliRunner().invoke(build(), [*words, "--device", "cpu", "--dtype", "float64", "--json", "--deterministic"])
     assert found.exit_code == 0, found.output
     assert '"deterministic": true' in found.stdout and '"max_tokens_per_forward": 4096' in found.stdout
 

@@ -134,7 +134,7 @@ def test_a_selector_of_ones_own_is_told_what_is_wrong(monkeypatch):
         ([[0, 1, 9]], 3, "outside the pool of 9"),
         ([[0, 1, -1]], 3, "outside the pool"),
         ([0, 1, 2], 3, "of shape (3,)"),
-        ([[0, 1, 2]], 0, "0 children a parent"),
+        ([[0, 1, 2]], 0, "0 children per parent"),
         ([[0.5, 1, 2]], 3, "must return a Choice of int64 parents"),
         ([[0, 1, 2, 3]], None, "4 x 1 rows where 3 are needed"),
     ):
@@ -143,7 +143,7 @@ def test_a_selector_of_ones_own_is_told_what_is_wrong(monkeypatch):
             chosen = torch.tensor(parents)
             return pool.keep(chosen) if children is None else d5p4.Choice(chosen, children)
 
-        method = d5p4.Method("mine", "", "", lambda settings, select=select: select)
+        method = d5p4.Method("mine", select)
         monkeypatch.setitem(d5p4.METHODS, "mine", method)
         assert message in refusal(generate, FakeModel(), "abc", method="mine"), parents
     assert "already a method 'mine'" in refusal(d5p4.register, d5p4.METHODS["mine"])
@@ -344,7 +344,7 @@ def test_batches_hold_prompts_of_like_length():
 
 def test_fewer_distinct_answers_than_asked_warn():
     model = FakeModel(scale=20.0)
-    with pytest.warns(d5p4.DuplicateAnswers, match="1 of 1 prompts have fewer than k=4"):
+    with pytest.warns(d5p4.DuplicateAnswers, match="1 of the 4 answers differ; try distinct=True and spare=4"):
         r = d5p4.generate(model, "abc", gen_length=2, seed=0, temperature=0.01)
     assert r.distinct.item() < 4
 
@@ -393,38 +393,38 @@ def test_nan_logits_name_the_prompt_of_the_call():
 
 BAD = [
     ([], {}, "the list is empty"),
-    ("abc", {"gen_length": 100}, "prompt 0 has 3 tokens and asks for 100 more, but the model holds 64"),
-    (["a", "a" * 70], {}, "prompt 1 has 70 tokens"),
+    ("abc", {"gen_length": 100}, "prompt 0: the prompt has 3 tokens and asks for 100 more, but the model holds 64"),
+    (["a", "a" * 70], {}, "prompt 1: the prompt has 70 tokens"),
     ([0, 99], {}, "token id 99"),
     (["a", 3.5], {}, "prompt 1"),
-    ("abc", {"sets": 3}, "sets is for unconditional"),
+    ("abc", {"sets": 3}, "sets: only unconditional answers"),
     (None, {"sets": 0}, "sets=0"),
     (None, {"guidance": 2.0}, "guidance=2"),
     ([{"role": "user", "content": "ab"}], {}, "no chat template"),
     ("abc", {"chat": True}, "no chat template"),
-    ("abc", {"keys": ["a", "b"]}, "2 keys for 1 prompts"),
+    ("abc", {"keys": ["a", "b"]}, "keys: there are 2 for 1 prompts"),
     (["a", "b"], {"keys": ["x", "x"]}, "key 'x' names two prompts"),
     ("abc", {"seed": "x"}, "seed='x'"),
-    ("abc", {"scorer": len}, "scorer and references are for method 'best-of-n'"),
+    ("abc", {"scorer": len}, "scorer: method 'd5p4' has no use for it; use method='best-of-n'"),
     ("abc", {"method": "best-of-n", "rank": "scorer"}, "needs scorer="),
     ("abc", {"method": "best-of-n", "scorer": lambda t: [1]}, "1 numbers for 9 texts"),
-    ("abc", {"method": "best-of-n", "references": ["x"]}, "references need scorer"),
+    ("abc", {"method": "best-of-n", "references": ["x"]}, "references: give scorer= too"),
     ("abc", {"steps": 1, "block_length": 2}, "steps=1 is fewer than the 4 blocks"),
-    ("abc", {"steps": 1, "temperature": 0, "order": "random"}, "one step a block is deterministic"),
+    ("abc", {"steps": 1, "temperature": 0, "order": "random"}, "one step per block is deterministic"),
     ("abc", {"seed": 2**64}, "must be a whole number of 64 bits"),
     (["a", "b"], {"keys": [0, 2**64]}, "names two prompts"),
     ("abc", {"keys": [1.5]}, "key 1.5 must be"),
     ("abc", {"k": 10**7}, "make a pool of more than 16384 rows"),
     (bytearray(b"abc"), {}, "bytearray"),
     ("abc", {"method": "best-of-n", "scorer": lambda t: [10**400] * len(t)}, "the scorer gave"),
-    ("abc", {"keys": 3}, "keys must be a list with one entry a prompt, not int"),
+    ("abc", {"keys": 3}, "keys: give a list with one entry per prompt, not int"),
     ("abc", {"callback": 3}, "callback=3 is not a function"),
     ("abc", {"callback": lambda shot: ["x"]}, "the callback returned 'x'"),
     ("abc", {"callback": lambda shot: True}, "the callback returned True"),
     ("abc", {"method": "best-of-n", "scorer": 3}, "scorer=3 is not a function"),
     ("abc", {"method": "best-of-n", "scorer": lambda t: None}, "the scorer gave None"),
-    ("abc", {"method": "best-of-n", "scorer": max, "references": "x"}, "references must be a list"),
-    ("abc", {"method": []}, "no method"),
+    ("abc", {"method": "best-of-n", "scorer": max, "references": "x"}, "references: give a list"),
+    ("abc", {"method": []}, "method=.. is not a method"),
     ("abc", {"k": 10**30}, "at most"),
     ("abc", {"steps": 10**9}, "steps=1000000000"),
     ("abc", {"temperature": 10**400}, "temperature="),
@@ -439,7 +439,7 @@ def test_bad_input_is_named():
 
 
 def test_mask_in_a_chat_prompt():
-    with pytest.raises(D5P4Error, match="mask token in a chat prompt"):
+    with pytest.raises(D5P4Error, match="a chat prompt holds the mask token"):
         generate(FakeModel(template=True), "al")
     with pytest.raises(D5P4Error, match="needs 'role' and 'content'"):
         generate(FakeModel(template=True), [{"role": "user"}])

@@ -103,11 +103,11 @@ class Parameter:
         """ "of at least 1 and at most 9", or nothing."""
         option, parts = self.option, []
         if option.least is not None:
-            parts.append(f"of at least {option.least:g}")
+            parts.append(f"of at least {option.least:,}")
         if option.above is not None:
-            parts.append(f"above {option.above:g}")
+            parts.append(f"above {option.above:,}")
         if option.most is not None:
-            parts.append(f"of at most {option.most:g}" if not parts else f"at most {option.most:g}")
+            parts.append(f"at most {option.most:,}" if parts else f"of at most {option.most:,}")
         return " and ".join(parts)
 
     def _number(self, value: Any) -> None:
@@ -172,7 +172,7 @@ def _read(name: str, hint: Any, default: Any) -> Parameter:
 
 def validate(table: Any) -> None:
     """Check every parameter of a dataclass instance."""
-    for name, parameter in parameters_of(type(table)).items():
+    for name, parameter in parameters_of(table.__class__).items():
         parameter.check(getattr(table, name))
 
 

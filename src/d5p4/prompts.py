@@ -161,7 +161,7 @@ def check_lists(prompts: int, **given: Any) -> None:
     for name, value in given.items():
         listed = hasattr(value, "__getitem__") and hasattr(value, "__len__") and not isinstance(value, (str, Mapping))
         if value is not None and not listed:
-            raise D5P4Error(f"must be a list with one entry per prompt, not {type(value).__name__}", option=name)
+            raise D5P4Error(f"give a list with one entry per prompt, not {type(value).__name__}", option=name)
         if value is not None and len(value) != prompts:
             raise D5P4Error(f"there are {len(value)} for {prompts} prompts", option=name)
 
@@ -185,7 +185,7 @@ def split_prompts(prompts: Any, sets: int | None) -> list[Prompt]:
     if prompts is None:
         return [[] for _ in range(sets or 1)]
     if sets is not None:
-        raise D5P4Error("is for unconditional answers; repeat the prompt in the list instead", option="sets")
+        raise D5P4Error("only unconditional answers come in sets; repeat the prompt in the list instead", option="sets")
     if isinstance(prompts, Mapping):
         return _tokenized(prompts)
     prompts = _as_list(prompts)

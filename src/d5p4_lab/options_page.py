@@ -15,9 +15,9 @@ START, STOP = "    <options>\n", "    </options>\n"
 INTRODUCTION = """# Options
 
 This page is written by `make options` from the table in `d5p4/options.py`. An option has the same name at every door:
-`generate(model, prompt, gen_length=64)` in Python, `--gen-length 64` on the command line, `"gen_length": 64` in the body
-of an HTTP request (OpenAI's names `n` and `max_tokens` stand for `k` and `gen_length`) and `gen_length=64` in lm-eval's
-`--model_args`. A window of steps is a pair in Python and the text `START:STOP` everywhere.
+`generate(model, prompt, top_p=0.9)` in Python, `--top-p 0.9` on the command line, `"top_p": 0.9` in the body of an HTTP
+request and `top_p=0.9` in lm-eval's `--model_args`. HTTP alone has OpenAI's names for two of them: `n` is `k` and
+`max_tokens` is `gen_length`. A window of steps is a pair in Python and the text `START:STOP` everywhere.
 
 Options that are left out come from the entry `d5p4` of the model's `generation_config.json`, then from the method, then
 from this table.

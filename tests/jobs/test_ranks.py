@@ -63,7 +63,7 @@ def test_what_stops_one_rank_stops_all(folder, tmp_path):
     both("finished", [[other], ["rank 0 gave up", other]], k=3)
     (tmp_path / "folder" / "a.jsonl.parts" / "ranks.word.partial").mkdir(parents=True)
     both("folder", [["a.jsonl.parts cannot be written: Is a directory"], ["rank 0 gave up"]])
-    both("strict", [["line 21: the prompt holds token id 25"]] * 2, strict=True)
+    both("strict", [["line 21: token id 25 of the prompt"]] * 2, strict=True)
     assert not (tmp_path / "strict" / "a.jsonl").exists()
     for name, lines, told in (
         ("apart", entries(), "does not see what rank 0 writes into"),

@@ -8,8 +8,8 @@ import torch
 from d5p4.errors import D5P4Error
 from d5p4.kernel import additive, multiplicative
 from d5p4.methods import GreedyBeam, PartitionDPP, exhaustive
-from tests.refusals import refusal
 from tests.methods.cases import inputs, is_transversal, keys, pool
+from tests.refusals import refusal
 
 SOLVERS = ["local-search", "one-start", "k-starts", "n-starts", "exact", "exhaustive"]
 

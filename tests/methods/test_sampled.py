@@ -7,8 +7,8 @@ from torch import Tensor
 from d5p4.kernel import build
 from d5p4.methods import PartitionSample
 from d5p4.methods.exact import transversals
-from tests.refusals import refusal
 from tests.methods.cases import chi_square, inputs, is_transversal, keys, pool, repeat
+from tests.refusals import refusal
 
 
 def chances(kernel: Tensor, gain: Tensor | None, k: int, temperature: float) -> Tensor:
@@ -52,7 +52,7 @@ def test_any_input_gives_a_valid_set(limit: int) -> None:
 
 def test_bad_parameters_are_named() -> None:
     for bad, name in (
-        ({"temperature": 0.0}, "0.0"),
+        ({"set_temperature": 0.0}, "0.0"),
         ({"limit": -1}, "-1"),
         ({"moves": 0}, "0"),
         ({"kernel": "x"}, "x"),

@@ -7,8 +7,8 @@ import re
 import torch
 
 from d5p4.methods import Categorical, GreedyBeam, Identity, Random
-from tests.refusals import refusal
 from tests.methods.cases import chi_square, inputs, is_transversal, keys, pool, repeat
+from tests.refusals import refusal
 
 
 def test_identity_keeps_everyone() -> None:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from d5p4.methods import ESMC
 from d5p4.types import PoolView
-from tests.refusals import refusal
 from tests.methods.cases import chi_square, keys, pool, repeat, ties
+from tests.refusals import refusal
 
 VOCABULARY = 16
 REWARD = torch.tensor([[0.9, 0.2, 0.5, 0.65]], dtype=torch.float64)

@@ -61,9 +61,9 @@ class Commands(TyperGroup):
 
 
 def print_error(error: D5P4Error) -> None:
-    """One sentence on standard error, with options spelt as flags."""
+    """One sentence on standard error, with options spelt as flags. There is one prompt, so it has no number."""
     typer.secho("error: ", fg="red", bold=True, err=True, nl=False)
-    typer.echo(visible(" ".join(error.phrase(flag).split())), err=True)
+    typer.echo(visible(" ".join(error.phrase(flag, place="").split())), err=True)
 
 
 def _drop_output() -> None:

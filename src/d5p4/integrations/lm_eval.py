@@ -257,9 +257,9 @@ class D5P4LM(LM):
         kept = {name: self.decoding[name] for name in ("block_length", "eos") if name in self.decoding}
         for length in sorted({len(after) for _, after in pairs if after}):
             numbers = [number for number, (_, after) in enumerate(pairs) if len(after) == length]
-            options: dict[str, Any] = {"k": 1, "method": "independent", "temperature": 0.0, "order": order, "gen_length": length} | kept
+            options: dict[str, Any] = {"k": 1, "method": "independent", "temperature": 0.0, "order": order} | kept
             contexts = [pairs[number][0] for number in numbers]
-            result = generate(self.model, contexts, seed=self.seed, chat=False, **options)
+            result = generate(self.model, contexts, gen_length=length, seed=self.seed, chat=False, **options)
             for number, (answer,) in zip(numbers, result.answers, strict=True):
                 answers[number] = answer == pairs[number][1]
         return answers

@@ -88,7 +88,7 @@ class Run:
         progress: Progress | None = None,
     ) -> None:
         if refused := [name for name in REFUSED if options.get(name) is not None]:
-            raise D5P4Error("has no meaning for a whole file; leave it out", option=refused[0])
+            raise D5P4Error("a whole file has no use for it; leave it out", option=refused[0])
         self.model, self.mesh, self.strict = model, mesh, strict
         self.prepared = Prepared(model, {name: x for name, x in options.items() if name not in REFUSED})
         given = dict(model.generation_defaults) | options

@@ -39,7 +39,7 @@ class BestOfN(Checked, Identity):
         elif self.rank in ("entropy", "logprob") and scorer is not None:
             reason = "ignores the scorer that was given; leave one of them out"
         elif references is not None and scorer is None:
-            raise D5P4Error("need scorer=, a function of a text and a reference", option="references")
+            raise D5P4Error("give scorer= too, a function of a text and a reference", option="references")
         else:
             return
         raise D5P4Error(reason, option="rank", value=self.rank)

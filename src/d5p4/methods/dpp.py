@@ -32,8 +32,8 @@ class PartitionDPP(Checked):
     """
 
     beta: Beta = 20.0
-    solver: Annotated[Solver, Option("How the best set is searched for.")] = "local-search"
     kernel: Kernel = "additive"
+    solver: Annotated[Solver, Option("How the best set is searched for.")] = "local-search"
     partition: bool = True
 
     def __post_init__(self) -> None:
