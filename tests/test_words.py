@@ -36,14 +36,22 @@ def relative(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-def prose_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines of a page outside code blocks, with their numbers."""
-    in_code = False
+def prose_lines(path: Path, drawn: bool = True) -> Iterator[tuple[int, str]]:
+    """The lines of a page outside code blocks, with their numbers; `drawn`: also parts that a command writes."""
+    in_code = in_drawn = False
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         if line.lstrip().startswith("```"):
             in_code = not in_code
-        elif not in_code:
+        elif line.startswith("<!-- "):
+            in_drawn = line != "<!-- end -->"
+        elif not in_code and (drawn or not in_drawn):
             yield number, line
+
+
+def anchors_of(path: Path) -> set[str]:
+    """The names that links can give to the headings of a page."""
+    headings = [line.lstrip("#").strip() for _, line in prose_lines(path) if line.startswith("#")]
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def strings_of(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -94,16 +102,28 @@ def test_readme_is_read_in_three_minutes():
 
 
 def test_lines_of_markdown_are_short():
-    """Table rows, code blocks and the targets of links may be longer; so may pages that a command writes."""
+    """Table rows, code blocks and the targets of links may be longer; so may what a command writes."""
     long_lines = []
     for path in PAGES:
         if path.name in DRAWN_PAGES:
             continue
-        for number, line in prose_lines(path):
+        for number, line in prose_lines(path, drawn=False):
             visible = re.sub(r"\]\([^)]*\)|<?https?://\S+", "]", line)
-            if len(visible) > LINE_LENGTH and not line.lstrip().startswith(("|", "(")):
+            if len(visible) > LINE_LENGTH and not line.lstrip().startswith("|"):
                 long_lines.append(f"{relative(path)}:{number}: {len(visible)} characters")
     assert not long_lines, "\n".join(long_lines)
+
+
+def test_links_lead_to_files_and_headings_that_exist():
+    broken = []
+    for path in PAGES:
+        for number, line in prose_lines(path):
+            for target in re.findall(r"\]\(([^)\s]+)\)", line):
+                file, _, anchor = target.partition("#")
+                page = (path.parent / file).resolve() if file else path
+                if "://" not in target and (not page.exists() or (anchor and anchor not in anchors_of(page))):
+                    broken.append(f"{relative(path)}:{number}: {target}")
+    assert not broken, "\n".join(broken)
 
 
 def test_names_of_values_carry_content():
