@@ -28,7 +28,7 @@ UNIT = (
     r"kernel|line|method|minute|node|parent|point|pool|position|process|prompt|puzzle|rank|request|row|run|sample|"
     r"second(?! time)|sequence|set|start|step|text|token|unit|value|window|word"
 )
-CLAUSE = r"(?! (?:sends|has|holds|takes|needs|may|can|will|is)\b)"
+CLAUSE = r"(?! (?:sends|has|holds|takes|needs|may|can|will)\b)"
 RATE = re.compile(rf"(?<![\w.-])(?:{QUANTITY}) an? (?:{UNIT})\b(?!-){CLAUSE}", re.IGNORECASE)
 
 
