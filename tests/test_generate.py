@@ -1,6 +1,8 @@
 """What `generate` promises its caller, on the fake model."""
 
+import dataclasses
 import itertools
+import json
 import math
 import re
 import warnings
@@ -8,10 +10,12 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 import d5p4
 from d5p4 import D5P4Error
 from d5p4.ops.vocab import logits_of
+from tests.checkpoints import write_llada
 from tests.fake import FakeModel
 from tests.refusals import refusal
 
@@ -152,6 +156,44 @@ def test_a_selector_of_ones_own_is_told_what_is_wrong(monkeypatch):
 def test_a_result_is_printed_in_one_line():
     text = repr(generate(FakeModel(), ["abc", "c"]))
     assert text.startswith("Result(2 prompts, 6 answers") and "\n" not in text
+
+
+def test_a_result_has_length_items_and_plain_data():
+    result = generate(FakeModel(), ["abc", "<b>"[1:2]], logprobs=True)
+    assert len(result) == 2 and [answers.texts for answers in result] == result.texts
+    assert result[-1].texts == result.texts[1] and result[0].distinct == int(result.distinct[0])
+    with pytest.raises(IndexError):
+        result[2]
+    plain = json.loads(json.dumps(result.to_dict()))
+    assert plain["seed"] == result.seed and plain["settings"]["k"] == result.settings.k
+    assert [entry["answers"] for entry in plain["prompts"]] == result.texts and "reveal_step" in plain["prompts"][0]
+    page = dataclasses.replace(result, texts=[["<i>&"] * 3] * 2)._repr_html_()
+    assert page.count("<table>") == 2 and page.count("&lt;i&gt;&amp;") == 6
+
+
+def test_a_name_is_loaded(tmp_path):
+    folder = write_llada(tmp_path / "model")
+    given = {"k": 2, "gen_length": 4, "seed": 3}
+    assert d5p4.generate(str(folder), "two", **given).texts == d5p4.generate(d5p4.load(folder), "two", **given).texts
+
+
+def test_a_tokenizers_output_is_a_prompt():
+    """Also a padded batch, and a list of them; padding on either side is not part of a prompt."""
+    expected = generate(FakeModel(), [[0, 1, 2], [3]]).answers
+    batch = {"input_ids": torch.tensor([[0, 1, 2], [9, 9, 3]]), "attention_mask": torch.tensor([[1, 1, 1], [0, 0, 1]])}
+    assert generate(FakeModel(), batch).answers == expected
+    single = [{"input_ids": [0, 1, 2]}, {"input_ids": [3, 9], "attention_mask": [1, 0]}]
+    assert generate(FakeModel(), single).answers == expected
+    assert "needs 'input_ids'" in refusal(generate, FakeModel(), {"ids": [1]})
+    assert "same shape" in refusal(generate, FakeModel(), batch | {"attention_mask": [[1, 1, 1]]})
+
+
+def test_progress_moves_a_bar_and_the_callback(monkeypatch, capsys):
+    monkeypatch.setattr("d5p4.progress.Console", lambda stderr: Console(stderr=stderr, force_terminal=True, width=80))
+    steps = []
+    generate(FakeModel(), "abc", gen_length=4, progress=True, callback=lambda shot: steps.append(shot.step))
+    out, err = capsys.readouterr()
+    assert steps == [0, 1, 2, 3] and out == "" and "step 4 of 4" in err
 
 
 def test_chat_is_applied_where_there_is_a_template():

@@ -1,4 +1,9 @@
 import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import torch
 
@@ -33,6 +38,31 @@ def test_help_all_shows_every_option(cli):
     for name in names:
         assert f"--{name.replace('_', '-')}" in shown.stdout.replace("[no-]", ""), name
     assert "--max-new-tokens" not in shown.stdout  # aliases work and are not shown
+
+
+def test_the_model_comes_from_the_environment_or_the_box(cli, models, monkeypatch):
+    short = ("generate", "two", "-k", 1, "--gen-length", 2, "--json", "--seed", 1)
+    monkeypatch.setenv("D5P4_MODEL", models.llada)
+    assert cli(*short).stdout == cli(*short, "-m", models.llada).stdout
+    monkeypatch.delenv("D5P4_MODEL")
+    shipped = json.loads(cli("generate", "1,2:3", "-k", 1, "--steps", 1, "--json").stdout)
+    assert shipped["answers"] and shipped["right"] in ([True], [False])
+
+
+def test_ctrl_c_during_the_import_ends_quietly(tmp_path):
+    """The interrupt arrives when torch is imported: a module of that name stands in its place and sends it."""
+    (tmp_path / "torch.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); import runpy, sys; "
+    code += "sys.argv[0] = 'd5p4'; runpy.run_module('d5p4', run_name='__main__')"
+    source = str(Path(d5p4.__file__).parents[1])
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), source])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == -signal.SIGINT and ended.stderr == ""
 
 
 def test_methods(cli):
