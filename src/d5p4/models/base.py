@@ -62,11 +62,7 @@ class NativeModel(nn.Module):
 
     @property
     def pad_id(self) -> int:
-        """The id written at left padding; its value never matters."""
-        pad = self.config.get("pad_token_id")
-        if isinstance(pad, int) and 0 <= pad < self.banned.shape[0]:
-            return pad
-        return self.eos_ids[0] if self.eos_ids else self.mask_id
+        return padding_id(self)
 
     def tied(self) -> tuple[str, ...]:
         """Names a checkpoint may hold besides the parameters, because they repeat one of them."""
@@ -83,12 +79,13 @@ class NativeModel(nn.Module):
         self.ban(tokenizer)
 
     def end_ids(self, generation: Mapping[str, Any], tokenizer: Tokenizer | None) -> tuple[int, ...]:
-        """End-of-text ids: from the configs, then the tokenizer's own end-of-turn tokens."""
-        found = [*_ids(self.config.get("eos_token_id")), *_ids(generation.get("eos_token_id"))]
+        """End-of-text ids: from the configs, then the tokenizer's own end-of-turn tokens, then its padding."""
+        ids = [*_ids(self.config.get("eos_token_id")), *_ids(generation.get("eos_token_id"))]
         if tokenizer is not None:
-            found += [i for i in map(tokenizer.special_id, END_TOKENS) if i is not None]
+            names = [*END_TOKENS, *tokenizer.padding()]
+            ids += [i for i in map(tokenizer.special_id, names) if i is not None]
         size = self.unembedding[0].shape[0]
-        return tuple(dict.fromkeys(i for i in found if 0 <= i < size and i != self.mask_id))
+        return tuple(dict.fromkeys(i for i in ids if 0 <= i < size and i != self.mask_id))
 
     def ban(self, tokenizer: Tokenizer | None = None) -> None:
         """Make `banned`: the mask id, ids past vocab_size, ids the tokenizer has no string for."""
@@ -108,6 +105,14 @@ class NativeModel(nn.Module):
     def reading_dtype(dtype: torch.dtype) -> torch.dtype:
         """The dtype weights are read in before `settle` brings them to the final one."""
         return dtype
+
+
+def padding_id(model: Any) -> int:
+    """The id written at left padding; its value never matters."""
+    pad = model.config.get("pad_token_id")
+    if isinstance(pad, int) and 0 <= pad < model.banned.shape[0]:
+        return pad
+    return model.eos_ids[0] if model.eos_ids else model.mask_id
 
 
 def without_token(ids: Sequence[int] | set[int], size: int) -> Tensor:

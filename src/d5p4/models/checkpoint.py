@@ -16,7 +16,7 @@ from ..errors import D5P4Error
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-FLOATS = ("F64", "F32", "F16", "BF16")
+FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 SHOWN = 8
 
 
@@ -25,14 +25,14 @@ def read_json(path: Path, missing: Any = None) -> Any:
     if not path.is_file() and missing is not None:
         return missing
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise D5P4Error(f"{path} does not exist: a checkpoint folder needs it") from None
     except (OSError, ValueError) as reason:
         raise D5P4Error(f"{path} cannot be read as JSON ({reason}): fetch the file again") from reason
-    if not isinstance(found, dict):
-        raise D5P4Error(f"{path} holds a {type(found).__name__} where a JSON object is expected")
-    return found
+    if not isinstance(content, dict):
+        raise D5P4Error(f"{path} holds a {type(content).__name__} where a JSON object is expected")
+    return content
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -55,6 +55,13 @@ def weight_files(folder: Path) -> list[Path]:
             f"convert them to {SINGLE}"
         )
     raise D5P4Error(f"{folder} has neither {SINGLE} nor {INDEX}: put the weights there")
+
+
+def stored_dtype(folder: Path) -> torch.dtype | None:
+    """The dtype of a checkpoint's first weight, if d5p4 can run in it."""
+    with _opened(weight_files(folder)[0]) as shard:
+        first = next(iter(shard.keys()), None)
+        return None if first is None else FLOATS.get(shard.get_slice(first).get_dtype())
 
 
 def fill(
@@ -87,19 +94,19 @@ def fill(
 
 
 def _compare(folder: Path, wanted: dict[str, tuple[int, ...]], files: list[Path], ignore: tuple[str, ...]) -> None:
-    found: dict[str, tuple[int, ...]] = {}
+    stored: dict[str, tuple[int, ...]] = {}
     misfits = []
     for path in files:
         with _opened(path) as shard:
             for name in shard.keys():  # noqa: SIM118
                 piece = shard.get_slice(name)
-                found[name] = tuple(piece.get_shape())
-                if name in wanted and found[name] != wanted[name]:
-                    misfits.append(f"{name} is {list(found[name])}, expected {list(wanted[name])}")
+                stored[name] = tuple(piece.get_shape())
+                if name in wanted and stored[name] != wanted[name]:
+                    misfits.append(f"{name} is {list(stored[name])}, expected {list(wanted[name])}")
                 elif name in wanted and piece.get_dtype() not in FLOATS:
                     misfits.append(f"{name} is {piece.get_dtype()}, expected one of {', '.join(FLOATS)}")
-    missing = [name for name in wanted if name not in found]
-    unexpected = [name for name in found if name not in wanted and not (ignore and name.endswith(ignore))]
+    missing = [name for name in wanted if name not in stored]
+    unexpected = [name for name in stored if name not in wanted and not (ignore and name.endswith(ignore))]
     complaints = [
         f"{kind}: {_some(names)}"
         for kind, names in (("missing", missing), ("unexpected", unexpected), ("misshapen", misfits))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -127,8 +128,13 @@ class Tokenizer:
 
     def special_id(self, text: str) -> int | None:
         """The id of a special token's string; None when it is no special token."""
-        found = self.token_id(text)
-        return found if found in self._special else None
+        token_id = self.token_id(text)
+        return token_id if token_id in self._special else None
+
+    def padding(self) -> list[str]:
+        """The padding token, after which a text has ended; none where it is also the unknown or the first token."""
+        pad = self.named.get("pad_token")
+        return [] if pad is None or pad in map(self.named.get, ("unk_token", "bos_token")) else [pad]
 
     @property
     def mask_token(self) -> str | None:
@@ -151,7 +157,8 @@ def render_chat(template: str, messages: Sequence[Mapping[str, str]], named: Map
     if isinstance(messages, (str, Mapping)) or not all(isinstance(m, Mapping) and "role" in m for m in messages):
         raise D5P4Error(f"messages={messages!r} should be a list of objects with 'role' and 'content'")
     try:
-        return _compiled(template).render(**named, messages=[dict(m) for m in messages], add_generation_prompt=True)
+        facts = {"tools": None, "documents": None, "add_generation_prompt": True}
+        return _compiled(template).render(**named, **facts, messages=[dict(m) for m in messages])
     except Exception as reason:  # a template can fail in any way Python can
         raise D5P4Error(f"the chat template could not be rendered: {type(reason).__name__}: {reason}") from reason
 
@@ -160,18 +167,29 @@ def render_chat(template: str, messages: Sequence[Mapping[str, str]], named: Map
 def _compiled(template: str) -> jinja2.Template:
     """Compiling takes a hundred times as long as rendering."""
     import jinja2
-    from jinja2.ext import loopcontrols
+    from jinja2 import nodes
+    from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """`{% generation %}` marks the assistant's words for training; its content is rendered as it stands."""
+
+        tags = {"generation"}
+
+        def parse(self, parser: Any) -> nodes.Node:
+            line = next(parser.stream).lineno
+            return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
     def raise_exception(reason: str) -> None:
         raise jinja2.TemplateError(reason)
 
-    def tojson(value: Any, indent: int | None = None) -> str:
-        return json.dumps(value, ensure_ascii=False, indent=indent)
+    def tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **style: Any) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **style)
 
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    extensions = [Generation, loopcontrols]
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
     environment.filters["tojson"] = tojson
-    environment.globals["raise_exception"] = raise_exception
+    environment.globals |= {"raise_exception": raise_exception, "strftime_now": lambda f: datetime.now().strftime(f)}
     return environment.from_string(template)
 
 
@@ -215,8 +233,8 @@ def _listed(settings: Mapping[str, Any]) -> dict[int, AddedToken]:
     """The added tokens of tokenizer_config.json, by ascending id."""
     options = ("single_word", "lstrip", "rstrip", "normalized", "special")
     listed = (settings.get("added_tokens_decoder") or {}).items()
-    found = {int(i): AddedToken(e["content"], **{k: e[k] for k in options if k in e}) for i, e in listed}
-    return dict(sorted(found.items()))
+    tokens = {int(i): AddedToken(e["content"], **{k: e[k] for k in options if k in e}) for i, e in listed}
+    return dict(sorted(tokens.items()))
 
 
 def _add_listed(backend: tokenizers.Tokenizer, settings: Mapping[str, Any], folder: Path) -> None:
@@ -228,10 +246,10 @@ def _add_listed(backend: tokenizers.Tokenizer, settings: Mapping[str, Any], fold
     for i, token in listed.items():
         if backend.token_to_id(token.content) is None:
             _add(backend, token)
-        found = backend.token_to_id(token.content)
-        if found != i:
+        actual = backend.token_to_id(token.content)
+        if actual != i:
             raise D5P4Error(
-                f"the tokenizer files in {folder} disagree: {token.content!r} is {found} in tokenizer.json "
+                f"the tokenizer files in {folder} disagree: {token.content!r} is {actual} in tokenizer.json "
                 f"and {i} in tokenizer_config.json; fetch them again"
             )
 
@@ -260,14 +278,21 @@ def _give_mask(backend: tokenizers.Tokenizer, mask_id: int) -> None:
 
 
 def _chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        return file.read_text(encoding="utf-8")
+    """The template of chat_template.jinja, tokenizer_config.json or chat_template.json, whichever comes first."""
+    if (folder / "chat_template.jinja").is_file():
+        return (folder / "chat_template.jinja").read_text(encoding="utf-8")
     template = settings.get("chat_template")
+    if template is None:
+        template = read_json(folder / "chat_template.json", missing={}).get("chat_template")
     if isinstance(template, list):
-        named = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
-        template = named.get("default")
-    return template if isinstance(template, str) else None
+        template = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
+    if not isinstance(template, dict):
+        return template if isinstance(template, str) else None
+    if "default" in template or len(template) == 1:
+        return template.get("default", next(iter(template.values())))
+    # Plain prompts work without a template, so the complaint waits for the first conversation.
+    reason = f"the templates are {', '.join(map(str, template))}, and none is called default: write chat_template.jinja"
+    return f"{{{{ raise_exception({json.dumps(reason)}) }}}}"
 
 
 def _text(token: Any) -> str | None:
