@@ -163,7 +163,8 @@ def own_module(name: str, model: NativeModel) -> Any:
         raise D5P4Error(f"{name!r} has no code of its own: its config.json names no AutoModel in auto_map")
     config = AutoConfig.from_pretrained(name, trust_remote_code=True)
     with patch.dict(ROPE_INIT_FUNCTIONS, {"default": _plain_rotary, **ROPE_INIT_FUNCTIONS}), Undrawn():
-        module = get_class_from_dynamic_module(classes[0], name)._from_config(config, torch_dtype=model.dtype)
+        build: Any = get_class_from_dynamic_module(classes[0], name)
+        module = build._from_config(config, torch_dtype=model.dtype)
     missing = {parameter for parameter, _ in module.named_parameters()}
     for path in weight_files(find(name)):
         shard = load_file(path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -64,33 +64,24 @@ def stored_dtype(folder: Path) -> torch.dtype | None:
         return None if first is None else FLOATS.get(shard.get_slice(first).get_dtype())
 
 
-def fill(
-    module: nn.Module,
-    folder: Path,
-    prefix: str,
-    device: torch.device,
-    dtype: torch.dtype,
-    ignore: Sequence[str] = (),
-    mapped: bool = False,
-) -> None:
-    """Give the parameters of a module on the meta device their values.
+def fill(model: Any, folder: Path, device: torch.device, dtype: torch.dtype, mapped: bool = False) -> None:
+    """Give the parameters of a native model on the meta device their values.
 
-    Names and shapes are compared first, from the file headers alone. Then one shard is open at a time and each
+    Names and shapes are compared first, from the file headers alone. Then one shard is open at a time and every
     tensor goes straight to the device, so the host holds about one shard at its peak.
-    `ignore`: endings of names that the files may hold without the module having them.
     `mapped`: on the CPU a tensor of the wanted dtype is the file's own pages, copied where they are written to.
     """
     files = weight_files(folder)
-    wanted = {prefix + name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
-    _compare(folder, wanted, files, tuple(ignore))
+    wanted = {model.prefix + name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    _compare(folder, wanted, files, ("rotary_emb.inv_freq", model.prefix + model.head_name))
     for path in files:
         with _opened(path) as shard:
             for name in shard.keys():  # noqa: SIM118 (a safetensors file is not a dict)
                 if name in wanted:
                     # Unless asked for, a copy even on the CPU: the file may be overwritten while the model lives.
                     tensor = shard.get_tensor(name).to(device=device, dtype=dtype, copy=not mapped)
-                    owner, _, leaf = name[len(prefix) :].rpartition(".")
-                    setattr(module.get_submodule(owner), leaf, nn.Parameter(tensor))
+                    owner, _, leaf = name.removeprefix(model.prefix).rpartition(".")
+                    setattr(model.get_submodule(owner), leaf, nn.Parameter(tensor))
 
 
 def _compare(folder: Path, wanted: dict[str, tuple[int, ...]], files: list[Path], ignore: tuple[str, ...]) -> None:
@@ -106,7 +97,7 @@ def _compare(folder: Path, wanted: dict[str, tuple[int, ...]], files: list[Path]
                 elif name in wanted and piece.get_dtype() not in FLOATS:
                     misfits.append(f"{name} is {piece.get_dtype()}, expected one of {', '.join(FLOATS)}")
     missing = [name for name in wanted if name not in stored]
-    unexpected = [name for name in stored if name not in wanted and not (ignore and name.endswith(ignore))]
+    unexpected = [name for name in stored if name not in wanted and not name.endswith(ignore)]
     complaints = [
         f"{kind}: {_some(names)}"
         for kind, names in (("missing", missing), ("unexpected", unexpected), ("misshapen", misfits))

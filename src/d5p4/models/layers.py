@@ -47,10 +47,8 @@ def read_padding(tokens: Tensor, attention_mask: Tensor | None) -> Padding:
     """The padding of tokens [R, T] under attention_mask [R, T]."""
     if attention_mask is not None:
         if attention_mask.shape != tokens.shape:
-            raise D5P4Error(
-                f"attention_mask has shape {tuple(attention_mask.shape)} but tokens have {tuple(tokens.shape)}: "
-                "give one entry for each token"
-            )
+            shapes = f"{tuple(attention_mask.shape)}, but tokens have {tuple(tokens.shape)}"
+            raise D5P4Error(f"attention_mask has shape {shapes}: give one entry per token")
         real = attention_mask.to(device=tokens.device, dtype=torch.bool)
         # Elsewhere to look would be to wait for the device; decoding gives no mask where nothing is padded.
         if real.device.type != "cpu" or not bool(real.all()):

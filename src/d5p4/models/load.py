@@ -13,6 +13,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ..errors import D5P4Error
+from ..ops.width import working_dtype
 from .base import NativeModel
 from .checkpoint import fill, read_json, stored_dtype
 from .dream import Dream
@@ -39,7 +40,7 @@ QUANTISED = ("load_in_4bit", "load_in_8bit", "quantization_config")
 SEVERAL_DEVICES = ("balanced", "balanced_low_0", "sequential")
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja"]
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
-GPT2_VOCABULARY = 50257
+GPT2_SIZES = (50257, 50258)  # without and with a mask
 CHECKOUT_ONLY = ("books", "judge")  # in `models/` of the repository, not in the wheel
 
 
@@ -59,16 +60,15 @@ def load(
     `mapped`: for several processes on one host. On the CPU, weights that are stored in the wanted dtype stay in the
     pages of their file, which the host keeps once for all processes; do not overwrite the file while the model lives.
     MDLM maps only its embedding and head, because loading changes its other weights. On a GPU it has no effect.
-    `others`: keywords of transformers' `from_pretrained`. `torch_dtype` means `dtype`; `device_map` is "auto" or one
-    device; `trust_remote_code` is accepted, but nothing remote ever runs.
+    `others`: keywords of transformers' `from_pretrained`. `torch_dtype` stands for an absent `dtype`, `device_map`
+    ("auto" or one device) for an absent `device`; `trust_remote_code` is accepted, but nothing remote ever runs.
     """
     device, dtype = translate(device, dtype, others)
     device = choose_device(device)
     choose_dtype(dtype, device)  # a wrong dtype is refused before anything is fetched
     model, folder, codec, generation = without_weights(name_or_path, tokenizer)
     dtype = choose_dtype(dtype, device, folder)
-    ignore = ("rotary_emb.inv_freq", *(model.prefix + name for name in model.tied()))
-    fill(model, folder, model.prefix, device, model.reading_dtype(dtype), ignore, mapped)
+    fill(model, folder, device, working_dtype(dtype) if model.reads_wide else dtype, mapped)
     model.settle(dtype)
     model.attach(str(name_or_path), codec, generation)
     return model
@@ -78,9 +78,9 @@ def translate(device: Any, dtype: Any, others: Mapping[str, Any]) -> tuple[Any, 
     """Device and dtype after the keywords that users of transformers write; refuse keywords without a meaning here."""
     for name, value in others.items():
         if name == "torch_dtype":
-            dtype = _either("dtype", dtype, name, value)
+            dtype = value if dtype is None else dtype
         elif name == "device_map":
-            device = _either("device", device, name, _single_device(value))
+            device = _single_device(value) if device is None else device
         elif name == "trust_remote_code":
             if value:
                 warnings.warn("trust_remote_code has no effect: d5p4 never runs a checkpoint's own code", stacklevel=3)
@@ -92,13 +92,6 @@ def translate(device: Any, dtype: Any, others: Mapping[str, Any]) -> tuple[Any, 
                 "or quantise the model with transformers and pass it to d5p4.wrap"
             )
     return device, dtype
-
-
-def _either(name: str, value: Any, other_name: str, other: Any) -> Any:
-    """The one of two values that is given."""
-    if value is not None and other is not None and str(value) != str(other):
-        raise D5P4Error(f"{name}={value!r} and {other_name}={other!r} contradict each other: give only {name}")
-    return other if value is None else value
 
 
 def _single_device(device_map: Any) -> Any:
@@ -159,7 +152,7 @@ def find(name_or_path: str | Path) -> Path:
     if name in CHECKOUT_ONLY:
         raise D5P4Error(f"{name!r} lies in models/ of d5p4's repository and not in its package: give the path to it")
     if not HUB_ID.fullmatch(name) or isinstance(name_or_path, Path):
-        known = list(shipped_models())
+        known = sorted(shipped_models())
         raise D5P4Error(
             f"{name!r} is no folder here and no hub id of the form org/name; "
             f"shipped models are {', '.join(known)}{nearest(name, known)}"
@@ -213,27 +206,21 @@ def architecture(config: Mapping[str, Any], folder: Path) -> str:
 
 
 def find_tokenizer(folder: Path, model: NativeModel, given: str | Path | Tokenizer | None) -> Tokenizer:
-    """The tokenizer for a checkpoint folder."""
+    """The tokenizer for a checkpoint folder. The public MDLM checkpoints use GPT-2's without shipping it."""
     if isinstance(given, Tokenizer):
         return given.for_model(model.mask_id)
     if given is not None:
         folder = find(given)
-    elif model.architecture == "mdlm" and not Tokenizer.lies_in(folder):
-        folder = gpt2_files(folder, model)
+    elif (
+        model.config.get("vocab_size") in GPT2_SIZES and model.architecture == "mdlm" and not Tokenizer.lies_in(folder)
+    ):
+        try:
+            folder = download("gpt2", ["tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"])
+        except D5P4Error as reason:
+            raise D5P4Error(f"{folder} has no tokenizer: put {FILES} there (it uses GPT-2's, but {reason})") from reason
     # Dream's own files are Qwen2's whatever tokenizer_class says; other folders speak for themselves.
     qwen2 = True if model.architecture == "dream" and given is None else None
     return Tokenizer.read(folder, mask_id=model.mask_id, qwen2=qwen2)
-
-
-def gpt2_files(folder: Path, model: NativeModel) -> Path:
-    """GPT-2's tokenizer files, which the public MDLM checkpoints use without shipping them."""
-    missing = f"{folder} has no tokenizer: put {FILES} there, or pass tokenizer="
-    if model.config.get("vocab_size") not in (GPT2_VOCABULARY, GPT2_VOCABULARY + 1):
-        raise D5P4Error(missing)
-    try:
-        return download("gpt2", ["tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"])
-    except D5P4Error as reason:
-        raise D5P4Error(f"{missing} (it uses GPT-2's, but {reason})") from reason
 
 
 def choose_device(device: str | torch.device | int | None) -> torch.device:

@@ -19,7 +19,7 @@ from ..ops.kernels import usable
 from ..ops.width import working_dtype
 from ..types import Hidden
 from .base import NativeModel
-from .config import divides, flag, only, token, whole
+from .config import divides, flag, only, whole
 from .layers import Padding, Rotary, any_shape, attend, read_padding, rotary
 from .tokenizer import Tokenizer
 
@@ -49,13 +49,6 @@ class Scale(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
         self.register_parameter("bias", None)
-
-
-class Embedding(nn.Module):
-    def __init__(self, vocabulary: int, width: int) -> None:
-        super().__init__()
-        self.embedding = nn.Parameter(torch.empty(vocabulary, width))
-        nn.init.normal_(self.embedding, std=0.02)
 
 
 class SigmaMap(nn.Module):
@@ -169,7 +162,8 @@ class MDLM(NativeModel):
 
     architecture = "mdlm"
     prefix = "backbone."
-    recordable = True
+    head_name = "output_layer.linear.weight"
+    reads_wide = True
     carry_over = True
     default_order = "ancestral"
     sigma_map: SigmaMap | None
@@ -181,10 +175,11 @@ class MDLM(NativeModel):
         vocabulary = whole(config, "vocab_size")
         self.head_width = divides(config, "n_heads", width, heads)
         self.max_length = whole(config, "model_length")
-        self.mask_id = token(config, "mask_token_id", vocabulary, default=vocabulary - 1)
+        self.mask_id = whole(config, "mask_token_id", vocabulary - 1, least=0, most=vocabulary - 1)
         dropout = float(config.get("dropout") or 0.0)
 
-        self.vocab_embed = Embedding(vocabulary, width)
+        embedding = nn.init.normal_(torch.empty(vocabulary, width), std=0.02)
+        self.vocab_embed = nn.ParameterDict({"embedding": embedding})
         self.sigma_map = SigmaMap(cond)
         self.blocks = nn.ModuleList(Block(width, cond, dropout) for _ in range(whole(config, "n_blocks")))
         self.output_layer = OutputLayer(width, vocabulary, cond, flag(config, "tie_word_embeddings"))
@@ -193,10 +188,7 @@ class MDLM(NativeModel):
     @property
     def unembedding(self) -> tuple[Tensor, Tensor | None]:
         linear = self.output_layer.linear
-        return (self.vocab_embed.embedding if linear.weight is None else linear.weight), linear.bias
-
-    def tied(self) -> tuple[str, ...]:
-        return ("output_layer.linear.weight",) if self.output_layer.linear.weight is None else ()
+        return (self.vocab_embed["embedding"] if linear.weight is None else linear.weight), linear.bias
 
     def end_ids(self, generation: Mapping[str, Any], tokenizer: Tokenizer | None) -> tuple[int, ...]:
         return ()
@@ -222,14 +214,10 @@ class MDLM(NativeModel):
         self.fold()
         super().settle(dtype)
 
-    @staticmethod
-    def reading_dtype(dtype: torch.dtype) -> torch.dtype:
-        return working_dtype(dtype)
-
     def body(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Hidden:
         padding = read_padding(tokens, attention_mask)
         condition = self.condition
-        x = F.embedding(tokens, self.vocab_embed.embedding)
+        x = F.embedding(tokens, self.vocab_embed["embedding"])
         angles = rotary(padding.positions, self.head_width, ROTARY_BASE, x.dtype)
         with any_shape():
             for block in self.blocks:

@@ -69,7 +69,10 @@ class Tokenizer:
         specials = {**read_json(folder / "special_tokens_map.json", missing={}), **settings}
         named = {key: text for key in NAMED if (text := _text(specials.get(key))) is not None}
         if (folder / "tokenizer.json").is_file():
-            backend = _parse(folder / "tokenizer.json")
+            try:
+                backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+            except Exception as reason:  # the library raises bare Exception
+                raise D5P4Error(f"{folder / 'tokenizer.json'} cannot be read ({reason}): fetch it again") from reason
             _add_listed(backend, settings, folder)
         elif (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
             if qwen2 is None:
@@ -115,9 +118,6 @@ class Tokenizer:
         kept = [i for i in map(int, ids) if i in self._ids and i not in self._special and i != self.mask_id]
         return self.backend.decode(kept, skip_special_tokens=False)
 
-    def has_token(self, token_id: int) -> bool:
-        return token_id in self._ids
-
     def ids(self) -> set[int]:
         """Every id that has a token."""
         return self._ids
@@ -149,23 +149,18 @@ class Tokenizer:
         """The prompt text that asks for the next answer in a conversation; None without a chat template."""
         if self.chat_template is None:
             return None
-        return render_chat(self.chat_template, messages, self.named)
-
-
-def render_chat(template: str, messages: Sequence[Mapping[str, str]], named: Mapping[str, str]) -> str:
-    """Render a chat template, which is foreign code, in jinja2's sandbox."""
-    if isinstance(messages, (str, Mapping)) or not all(isinstance(m, Mapping) and "role" in m for m in messages):
-        raise D5P4Error(f"messages={messages!r} should be a list of objects with 'role' and 'content'")
-    try:
-        facts = {"tools": None, "documents": None, "add_generation_prompt": True}
-        return _compiled(template).render(**named, **facts, messages=[dict(m) for m in messages])
-    except Exception as reason:  # a template can fail in any way Python can
-        raise D5P4Error(f"the chat template could not be rendered: {type(reason).__name__}: {reason}") from reason
+        if isinstance(messages, (str, Mapping)) or not all(isinstance(m, Mapping) and "role" in m for m in messages):
+            raise D5P4Error(f"messages={messages!r} should be a list of objects with 'role' and 'content'")
+        facts = {"tools": None, "documents": None, "add_generation_prompt": True, **self.named}
+        try:
+            return _compiled(self.chat_template).render(**facts, messages=[dict(m) for m in messages])
+        except Exception as reason:  # a template can fail in any way Python can
+            raise D5P4Error(f"the chat template could not be rendered: {type(reason).__name__}: {reason}") from reason
 
 
 @lru_cache(maxsize=16)
 def _compiled(template: str) -> jinja2.Template:
-    """Compiling takes a hundred times as long as rendering."""
+    """A chat template, which is foreign code, in jinja2's sandbox. Compiling takes much longer than rendering."""
     import jinja2
     from jinja2 import nodes
     from jinja2.ext import Extension, loopcontrols
@@ -193,23 +188,14 @@ def _compiled(template: str) -> jinja2.Template:
     return environment.from_string(template)
 
 
-def _parse(path: Path) -> tokenizers.Tokenizer:
-    try:
-        return tokenizers.Tokenizer.from_file(str(path))
-    except Exception as reason:  # the library raises bare Exception
-        raise D5P4Error(f"{path} is not a tokenizer file ({reason}): fetch it again") from reason
-
-
 def _byte_level(folder: Path, settings: Mapping[str, Any], qwen2: bool) -> tokenizers.Tokenizer:
     """A byte-level BPE tokenizer from vocab.json, merges.txt and the lists of added tokens."""
     try:
         vocabulary, merges = BPE.read_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
-        added = {text: AddedToken(text) for text in read_json(folder / "added_tokens.json", missing={})}
-        ids = {text: int(i) for text, i in read_json(folder / "added_tokens.json", missing={}).items()}
-        for i, token in _listed(settings).items():
-            added[token.content] = token
-            ids[token.content] = i
-        # Added tokens join the vocabulary first, so that each keeps its own id even where ids have gaps.
+        extra = read_json(folder / "added_tokens.json", missing={})
+        added = {int(i): AddedToken(text) for text, i in extra.items()} | _listed(settings)
+        # Added tokens join the vocabulary first, so that all keep their ids even where ids have gaps.
+        ids = {token.content: i for i, token in added.items()}
         backend = tokenizers.Tokenizer(BPE({**vocabulary, **ids}, merges))
     except D5P4Error:
         raise
@@ -223,18 +209,17 @@ def _byte_level(folder: Path, settings: Mapping[str, Any], qwen2: bool) -> token
     else:
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=bool(settings.get("add_prefix_space")))
     backend.decoder = decoders.ByteLevel()
-    for text in sorted(added, key=lambda text: ids[text]):
-        _add(backend, added[text])
+    for _, token in sorted(added.items()):
+        _add(backend, token)
     _make_special(backend, ["<|endoftext|>"])
     return backend
 
 
 def _listed(settings: Mapping[str, Any]) -> dict[int, AddedToken]:
-    """The added tokens of tokenizer_config.json, by ascending id."""
+    """The added tokens of tokenizer_config.json by id."""
     options = ("single_word", "lstrip", "rstrip", "normalized", "special")
     listed = (settings.get("added_tokens_decoder") or {}).items()
-    tokens = {int(i): AddedToken(e["content"], **{k: e[k] for k in options if k in e}) for i, e in listed}
-    return dict(sorted(tokens.items()))
+    return {int(i): AddedToken(e["content"], **{k: e[k] for k in options if k in e}) for i, e in listed}
 
 
 def _add_listed(backend: tokenizers.Tokenizer, settings: Mapping[str, Any], folder: Path) -> None:
@@ -243,7 +228,7 @@ def _add_listed(backend: tokenizers.Tokenizer, settings: Mapping[str, Any], fold
         listed = _listed(settings)
     except Exception as reason:
         raise D5P4Error(f"{folder / 'tokenizer_config.json'} lists added tokens that cannot be read") from reason
-    for i, token in listed.items():
+    for i, token in sorted(listed.items()):
         if backend.token_to_id(token.content) is None:
             _add(backend, token)
         actual = backend.token_to_id(token.content)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import D5P4Error
-from ..types import Head, Hidden, TextCodec
-from .base import padding_id, without_token
+from ..types import Hidden, TextCodec
+from .base import WithHead, without_token
 from .dream import shift_right
 from .layers import read_padding
 from .tokenizer import Tokenizer
@@ -80,7 +80,7 @@ def wrap(
 
 
 @dataclass(eq=False, repr=False)
-class WrappedModel:
+class WrappedModel(WithHead):
     """A foreign module behind the contract of `d5p4.types.Model`."""
 
     architecture: ClassVar[str] = "wrapped"
@@ -101,22 +101,10 @@ class WrappedModel:
         self.config: dict[str, Any] = getattr(getattr(self.module, "config", None), "to_dict", dict)()
 
     @property
-    def head(self) -> Head:
+    def unembedding(self) -> tuple[Tensor, Tensor | None]:
         linear = _head(self.module)
         self.banned = self.banned.to(linear.weight.device)
-        return Head(linear.weight, getattr(linear, "bias", None), self.banned)
-
-    @property
-    def device(self) -> torch.device:
-        return _head(self.module).weight.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return _head(self.module).weight.dtype
-
-    @property
-    def pad_id(self) -> int:
-        return padding_id(self)
+        return linear.weight, getattr(linear, "bias", None)
 
     def body(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Hidden:
         padding = read_padding(tokens, attention_mask)
@@ -146,15 +134,12 @@ class ForeignTokenizer:
     def ids(self) -> set[int]:
         return self._ids
 
-    def has_token(self, token_id: int) -> bool:
-        return token_id in self._ids
-
     def token_id(self, text: str) -> int | None:
         return self.inner.get_vocab().get(text)
 
     @property
     def mask_token(self) -> str | None:
-        return self.inner.convert_ids_to_tokens(self.mask_id) if self.has_token(self.mask_id) else None
+        return self.inner.convert_ids_to_tokens(self.mask_id) if self.mask_id in self._ids else None
 
     @property
     def has_chat(self) -> bool:
@@ -179,9 +164,8 @@ def adapt_tokenizer(tokenizer: Any, mask_id: int) -> Tokenizer | ForeignTokenize
         return Tokenizer(tokenizers.Tokenizer.from_str(tokenizer.to_str()), mask_id=mask_id)
     if all(hasattr(tokenizer, part) for part in ("encode", "decode", "get_vocab", "convert_ids_to_tokens")):
         return ForeignTokenizer(tokenizer, mask_id)
-    raise D5P4Error(
-        f"tokenizer is a {type(tokenizer).__name__}: give a d5p4 Tokenizer, a transformers or tokenizers one, or None"
-    )
+    kind = type(tokenizer).__name__
+    raise D5P4Error(f"tokenizer is a {kind}: give one of d5p4, of transformers or of tokenizers, or None")
 
 
 def _head(module: nn.Module) -> Any:
@@ -212,36 +196,29 @@ def _without_peft(module: nn.Module, prompts_matter: bool) -> nn.Module:
 
 def _inner_rows(module: nn.Module) -> HiddenRows:
     """The last hidden rows of a transformers causal model, attending in both directions."""
-    config = getattr(module, "config", None)
+    name, config = type(module).__name__, getattr(module, "config", None)
     inner = getattr(module, getattr(module, "base_model_prefix", "") or "base_model", None)
     if inner is None or inner is module or not callable(inner):
-        raise D5P4Error(f"{type(module).__name__} has no inner base model: pass hidden=, which gives its last rows")
+        raise D5P4Error(f"{name} has no inner base model: pass hidden=, which gives its last rows")
     options = inspect.signature(inner.forward).parameters
     if "position_ids" not in options and all(option.kind is not option.VAR_KEYWORD for option in options.values()):
-        raise D5P4Error(
-            f"{type(inner).__name__}.forward takes no position_ids, so that it cannot run padded rows: "
-            "load the checkpoint with d5p4.load, or pass hidden="
-        )
+        advice = "load the checkpoint with d5p4.load, or pass hidden="
+        raise D5P4Error(f"{type(inner).__name__}.forward takes no position_ids and cannot run padded rows: {advice}")
     for key in SCALED_LOGITS:
         value = getattr(config, key, None)
         if value not in (None, 1, 1.0):
-            raise D5P4Error(
-                f"{type(module).__name__} has {key}={value}: its logits are not one affine map of its hidden rows"
-            )
+            raise D5P4Error(f"{name} has {key}={value}: its logits are not one affine map of its hidden rows")
 
     def rows(tokens: Tensor, attention_mask: Tensor, position_ids: Tensor) -> Tensor:
         kind = getattr(config, "_attn_implementation", None)
         if kind not in MASKABLE:
-            raise D5P4Error(
-                f"{type(module).__name__} runs {kind!r} attention, which takes no bidirectional mask: "
-                "load it with attn_implementation='sdpa'"
-            )
+            advice = "load it with attn_implementation='sdpa'"
+            raise D5P4Error(f"{name} runs {kind!r} attention, which takes no bidirectional mask: {advice}")
         # transformers takes a four-dimensional mask as it is; without one the model would be causal.
         dtype = next(inner.parameters()).dtype
         hide = torch.zeros(attention_mask.shape, dtype=dtype, device=tokens.device)
         hide = hide.masked_fill(~attention_mask, torch.finfo(dtype).min)
-        length = tokens.shape[1]
-        full = hide[:, None, None, :].expand(-1, 1, length, length)
+        full = hide[:, None, None, :].expand(-1, 1, tokens.shape[1], -1)
         output = inner(input_ids=tokens, attention_mask=full, position_ids=position_ids, use_cache=False)
         return output.last_hidden_state
 
