@@ -58,7 +58,7 @@ def check(
 
 
 def _known_prompt(codec: Tokenizer) -> list[int]:
-    """The prompt in the model's tokens; nothing for a model whose tokens cannot write English."""
+    """The prompt in the model's tokens; empty for a model whose tokens cannot write English."""
     try:
         return codec.encode(PROMPT)
     except D5P4Error:
@@ -76,8 +76,7 @@ def _allowed(model: NativeModel, logits: Tensor) -> Tensor:
 
 
 def _finite(logits: Tensor) -> CheckLine:
-    bad = int((logits.isnan() | logits.isposinf()).sum())
-    bad += int(logits.isneginf().all(-1).sum())
+    bad = int((logits.isnan() | logits.isposinf()).sum()) + int(logits.isneginf().all(-1).sum())
     return CheckLine("logits finite", bad == 0, f"{bad} NaN or infinite of {logits.numel():,}")
 
 
@@ -111,7 +110,7 @@ def _agreement(name: str, model: NativeModel, ours: Tensor, theirs: Tensor, what
 def _round_trip(codec: Tokenizer) -> CheckLine:
     try:
         text, ids = SENTENCE, codec.encode(SENTENCE)
-    except D5P4Error:  # not a model of English: its own tokens have to do
+    except D5P4Error:  # the model cannot write English, so its own tokens are tried
         text = codec.decode(sorted(codec.ids())[:20])
         ids = codec.encode(text)
     back = codec.decode(ids)

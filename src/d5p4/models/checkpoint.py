@@ -21,7 +21,7 @@ SHOWN = 8
 
 
 def read_json(path: Path, missing: Any = None) -> Any:
-    """The object in a JSON file; a missing file gives `missing` when that is not None."""
+    """The object in a JSON file, or `missing` where there is no file and `missing` is not None."""
     if not path.is_file() and missing is not None:
         return missing
     try:
@@ -50,10 +50,8 @@ def weight_files(folder: Path) -> list[Path]:
         return [folder / name for name in names]
     pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
     if pickles:
-        raise D5P4Error(
-            f"{folder} has its weights only as pickle files ({_some(pickles)}), which can run code when opened; "
-            f"convert them to {SINGLE}"
-        )
+        reason = f"has only pickle files ({_some(pickles)}), which can run code"
+        raise D5P4Error(f"{folder} {reason}: convert them to {SINGLE}")
     raise D5P4Error(f"{folder} has neither {SINGLE} nor {INDEX}: put the weights there")
 
 

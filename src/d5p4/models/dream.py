@@ -29,23 +29,13 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(width, eps)
 
     def forward(self, x: Tensor, delta: Tensor | None, angles: Rotary, padding: Padding) -> tuple[Tensor, Tensor]:
-        """x and what is yet to be added to it, [R, T, D] both, to the same two after this layer."""
+        """x and the residual that is not added yet, both [R, T, D], to the same pair after this layer."""
         attention, mlp = self.self_attn, self.mlp
         x, h = self.input_layernorm(x, delta)
         query, key, value = (attention[name](h) for name in ("q_proj", "k_proj", "v_proj"))
         mixed = attend(query, key, value, angles, padding.keys)
         x, h = self.post_attention_layernorm(x, attention["o_proj"](mixed))
         return x, mlp["down_proj"](silu_gate(mlp["gate_proj"](h), mlp["up_proj"](h)))
-
-
-class Stack(nn.Module):
-    """Embedding, layers and last norm, under the checkpoint's own names."""
-
-    def __init__(self, vocabulary: int, width: int, layers: list[Layer], eps: float) -> None:
-        super().__init__()
-        self.embed_tokens = nn.Embedding(vocabulary, width)
-        self.layers = nn.ModuleList(layers)
-        self.norm = RMSNorm(width, eps)
 
 
 class Dream(NativeModel):
@@ -70,7 +60,8 @@ class Dream(NativeModel):
         self.mask_id = whole(config, "mask_token_id", least=0, most=vocabulary - 1)
 
         layers = [Layer(width, heads, kv_heads, inner, eps) for _ in range(whole(config, "num_hidden_layers"))]
-        self.model = Stack(vocabulary, width, layers, eps)
+        embedding, norm = nn.Embedding(vocabulary, width), RMSNorm(width, eps)
+        self.model: Any = nn.ModuleDict({"embed_tokens": embedding, "layers": nn.ModuleList(layers), "norm": norm})
         tied = flag(config, "tie_word_embeddings")
         self.lm_head = None if tied else nn.Linear(width, vocabulary, bias=False)
         self.ban()

@@ -40,7 +40,7 @@ class Block(nn.Module):
         self.ff_out = nn.Linear(inner, width, bias=False)
 
     def forward(self, x: Tensor, delta: Tensor | None, angles: Rotary, padding: Padding) -> tuple[Tensor, Tensor]:
-        """x and what is yet to be added to it, [R, T, D] both, to the same two after this block."""
+        """x and the residual that is not added yet, both [R, T, D], to the same pair after this block."""
         x, h = self.attn_norm(x, delta)
         mixed = attend(self.q_proj(h), self.k_proj(h), self.v_proj(h), angles, padding.keys)
         x, h = self.ff_norm(x, self.attn_out(mixed))

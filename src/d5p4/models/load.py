@@ -29,7 +29,7 @@ NOT_YET = {  # by a part of model_type or of a class name, in small letters with
     "fastdllm": "Fast-dLLM v2, a block-causal diffusion model",
     "llada2": "LLaDA2, a block-causal diffusion model with experts",
     "lladamoe": "LLaDA-MoE, a diffusion model with experts",
-    "illada": "iLLaDA, a diffusion model whose layout differs from LLaDA's",
+    "illada": "iLLaDA, a diffusion model that follows LLaDA",
     "diffusiongemma": "DiffusionGemma, a diffusion model without a mask token",
     "stablediffcoder": "Stable-DiffCoder, a block-causal diffusion model",
 }
@@ -114,7 +114,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
 def without_weights(
     name_or_path: str | Path, tokenizer: str | Path | Tokenizer | None = None
 ) -> tuple[NativeModel, Path, Tokenizer, dict[str, Any]]:
-    """A model on the meta device, its folder, tokenizer and generation_config.json: all that small files say."""
+    """A model on the meta device, its folder, tokenizer and generation_config.json, read from the small files."""
     folder = find(name_or_path)
     config = read_json(folder / "config.json")
     generation = read_json(folder / "generation_config.json", missing={})
@@ -124,7 +124,7 @@ def without_weights(
 
 
 class Undrawn(TorchFunctionMode):
-    """Initial weights that nobody will see are not drawn: on the meta device that alone would import a compiler."""
+    """Skips drawing initial weights, which the checkpoint replaces. On the meta device it would import a compiler."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
@@ -209,11 +209,10 @@ def find_tokenizer(folder: Path, model: NativeModel, given: str | Path | Tokeniz
     """The tokenizer for a checkpoint folder. The public MDLM checkpoints use GPT-2's without shipping it."""
     if isinstance(given, Tokenizer):
         return given.for_model(model.mask_id)
+    uses_gpt2 = model.architecture == "mdlm" and model.config.get("vocab_size") in GPT2_SIZES
     if given is not None:
         folder = find(given)
-    elif (
-        model.config.get("vocab_size") in GPT2_SIZES and model.architecture == "mdlm" and not Tokenizer.lies_in(folder)
-    ):
+    elif uses_gpt2 and not Tokenizer.lies_in(folder):
         try:
             folder = download("gpt2", ["tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"])
         except D5P4Error as reason:
@@ -233,10 +232,9 @@ def choose_device(device: str | torch.device | int | None) -> torch.device:
         chosen = torch.device(device)
     except (RuntimeError, TypeError) as reason:
         raise D5P4Error(f"device={device!r} is not a device: use 'cuda', 'cuda:0', 'mps' or 'cpu'") from reason
-    if chosen.type == "cuda" and not (chosen.index or 0) < torch.cuda.device_count():
-        raise D5P4Error(f"device={device!r} is not there: this torch sees {torch.cuda.device_count()} CUDA devices")
-    if chosen.type == "mps" and not torch.backends.mps.is_available():
-        raise D5P4Error(f"device={device!r} is not there: this torch has no MPS; use 'cpu'")
+    counts = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
+    if chosen.type in counts and (chosen.index or 0) >= counts[chosen.type]:
+        raise D5P4Error(f"device={device!r} is not there: this torch sees {counts[chosen.type]} {chosen.type} devices")
     if chosen.type not in ("cuda", "mps", "cpu", "xpu"):
         raise D5P4Error(f"device={device!r} cannot hold a model for decoding: use 'cuda', 'mps' or 'cpu'")
     return chosen

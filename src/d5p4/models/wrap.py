@@ -108,9 +108,7 @@ class WrappedModel(WithHead):
 
     def body(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Hidden:
         padding = read_padding(tokens, attention_mask)
-        visible = torch.ones_like(tokens, dtype=torch.bool)
-        if padding.keys is not None:
-            visible = padding.keys[:, 0, 0, :]
+        visible = torch.ones_like(tokens, dtype=torch.bool) if padding.keys is None else padding.keys[:, 0, 0, :]
         rows = self.hidden(tokens, visible, padding.positions.expand_as(tokens)).to(self.dtype)
         if self.shift:
             rows = shift_right(rows, padding)
