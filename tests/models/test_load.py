@@ -11,6 +11,7 @@ import huggingface_hub
 import pytest
 import torch
 
+from d5p4.cli.info import describe
 from d5p4.errors import D5P4Error
 from d5p4.models import MDLM, Dream, LLaDA, Tokenizer, load
 from d5p4.models.load import choose_device, choose_dtype, find, shipped
@@ -61,6 +62,7 @@ def test_keywords_of_transformers(tmp_path: Path) -> None:
     folder = write_llada(tmp_path, dtype=torch.float64)
     assert load(folder, "cpu", torch_dtype=torch.bfloat16).dtype == torch.bfloat16
     assert load(folder, "cpu", "auto").dtype == torch.float64
+    assert describe(str(folder), "cpu", "auto")["dtype"] == "float64"
     assert (
         load(folder, "cpu", load_in_4bit=False, quantization_config=None, trust_remote_code=False).dtype
         == torch.float32
