@@ -275,8 +275,9 @@ def _chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
         return template if isinstance(template, str) else None
     if "default" in template or len(template) == 1:
         return template.get("default", next(iter(template.values())))
-    # Plain prompts work without a template, so the complaint waits for the first conversation.
-    reason = f"the templates are {', '.join(map(str, template))}, and none is called default: write chat_template.jinja"
+    # Prompts with chat=False need no template, so the complaint waits until one is rendered.
+    names = ", ".join(map(str, template))
+    reason = f"the templates are {names}, and none is called default: write chat_template.jinja, or use chat=False"
     return f"{{{{ raise_exception({json.dumps(reason)}) }}}}"
 
 
