@@ -168,7 +168,7 @@ def test_a_text_is_rendered_once_and_its_template_compiled_once(monkeypatch: pyt
     monkeypatch.setattr(ImmutableSandboxedEnvironment, "from_string", counted)
     model = FakeModel()
     model.tokenizer = Chat()
-    assert [encode(model, text, None, 0) for text in ("a", "aa", "f")] == [[1, 0, 2], [1, 0, 0, 2], [1, 5, 2]]
+    assert [encode(model, text, None) for text in ("a", "aa", "f")] == [[1, 0, 2], [1, 0, 0, 2], [1, 5, 2]]
     assert len(rendered) == 3 and len(compiled) == 1
 
 

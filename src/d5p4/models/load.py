@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ..errors import D5P4Error
+from ..errors import D5P4Error, nearest
 from ..ops.width import working_dtype
 from .base import NativeModel
 from .checkpoint import fill, read_json, stored_dtype
@@ -85,12 +84,10 @@ def translate(device: Any, dtype: Any, others: Mapping[str, Any]) -> tuple[Any, 
             if value:
                 warnings.warn("trust_remote_code has no effect: d5p4 never runs a checkpoint's own code", stacklevel=3)
         elif name not in QUANTISED:
-            raise D5P4Error(f"load has no option {name!r}; it has {', '.join(OPTIONS)}{nearest(name, OPTIONS)}")
+            raise D5P4Error(nearest(name, OPTIONS) or f"load takes {', '.join(OPTIONS)}", option=name)
         elif value:
-            raise D5P4Error(
-                f"{name} is not supported, because d5p4 does not quantise weights: use dtype='bfloat16', "
-                "or quantise the model with transformers and pass it to d5p4.wrap"
-            )
+            reason = "d5p4 does not quantise weights; use dtype='bfloat16', or quantise the model with transformers"
+            raise D5P4Error(f"{reason} and pass it to d5p4.wrap", option=name)
     return device, dtype
 
 
@@ -98,17 +95,9 @@ def _single_device(device_map: Any) -> Any:
     if isinstance(device_map, Mapping) and len(set(map(str, device_map.values()))) == 1:
         return next(iter(device_map.values()))
     if isinstance(device_map, Mapping) or device_map in SEVERAL_DEVICES:
-        raise D5P4Error(
-            f"device_map={device_map!r} spreads a model over several devices, and d5p4 needs it on one: "
-            "use device_map='auto' or a device such as 'cuda:0'"
-        )
+        reason = "spreads a model over several devices, and d5p4 needs it on one; use 'auto' or 'cuda:0'"
+        raise D5P4Error(reason, option="device_map", value=device_map)
     return device_map
-
-
-def nearest(name: str, names: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the known name that is most like it, if any is."""
-    close = get_close_matches(name, list(names), n=1)
-    return f": did you mean {close[0]!r}?" if close else ""
 
 
 def without_weights(
@@ -153,9 +142,10 @@ def find(name_or_path: str | Path) -> Path:
         raise D5P4Error(f"{name!r} lies in models/ of d5p4's repository and not in its package: give the path to it")
     if not HUB_ID.fullmatch(name) or isinstance(name_or_path, Path):
         known = sorted(shipped_models())
+        hint = nearest(name, known)
         raise D5P4Error(
             f"{name!r} is no folder here and no hub id of the form org/name; "
-            f"shipped models are {', '.join(known)}{nearest(name, known)}"
+            f"shipped models are {', '.join(known)}{hint and '; ' + hint}"
         )
     return download(name, HUB_FILES)
 
@@ -231,12 +221,16 @@ def choose_device(device: str | torch.device | int | None) -> torch.device:
     try:
         chosen = torch.device(device)
     except (RuntimeError, TypeError) as reason:
-        raise D5P4Error(f"device={device!r} is not a device: use 'cuda', 'cuda:0', 'mps' or 'cpu'") from reason
+        raise D5P4Error(
+            "is not a device: use 'cuda', 'cuda:0', 'mps' or 'cpu'", option="device", value=device
+        ) from reason
     counts = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
     if chosen.type in counts and (chosen.index or 0) >= counts[chosen.type]:
-        raise D5P4Error(f"device={device!r} is not there: this torch sees {counts[chosen.type]} {chosen.type} devices")
+        raise D5P4Error(
+            f"is not there: this torch sees {counts[chosen.type]} {chosen.type} devices", option="device", value=device
+        )
     if chosen.type not in ("cuda", "mps", "cpu", "xpu"):
-        raise D5P4Error(f"device={device!r} cannot hold a model for decoding: use 'cuda', 'mps' or 'cpu'")
+        raise D5P4Error("cannot hold a model for decoding: use 'cuda', 'mps' or 'cpu'", option="device", value=device)
     return chosen
 
 
@@ -248,7 +242,7 @@ def choose_dtype(dtype: str | torch.dtype | None, device: torch.device, folder: 
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     chosen = DTYPES.get(dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
     if chosen is None or chosen not in DTYPES.values():
-        raise D5P4Error(f"dtype={dtype!r} is not supported: use one of {', '.join(DTYPES)}")
+        raise D5P4Error(f"is not supported: use one of {', '.join(DTYPES)}", option="dtype", value=dtype)
     if chosen is torch.float64 and device.type == "mps":
-        raise D5P4Error("dtype='float64' does not exist on MPS: use 'float32', or device='cpu'")
+        raise D5P4Error("does not exist on MPS: use 'float32', or device='cpu'", option="dtype", value=dtype)
     return chosen
