@@ -15,7 +15,7 @@ import d5p4
 from d5p4.cli import app
 from d5p4.generate import batches, run_requests
 from d5p4.ops import sample, vocab
-from d5p4.ops.sums import steady_mean, steady_sum
+from d5p4.ops.precision import steady_mean, steady_sum
 from d5p4.prompts import Request, bucket
 from d5p4.settings import Settings
 from tests.checkpoints import write_dream, write_llada, write_mdlm

@@ -1,6 +1,6 @@
 import torch
 
-from d5p4.ops.equal import first_equal, occurrence
+from d5p4.ops.ties import first_equal, occurrence
 
 
 def test_first_equal_and_occurrence():

@@ -7,7 +7,7 @@ import torch
 
 import d5p4
 from d5p4 import METHODS, generate
-from d5p4.repeats import first_of_each
+from d5p4.ops.ties import first_of_each
 from tests.fake import FakeModel
 from tests.refusals import refusal
 

@@ -13,12 +13,10 @@ from .errors import D5P4Error
 from .ledger import Ledger
 from .look import Look
 from .ops.pivots import eliminate
-from .ops.sums import steady_mean
-from .ops.ties import coarse, ranked
+from .ops.precision import steady_mean, wide
+from .ops.ties import coarse, first_of_each, ranked
 from .ops.vocab import vocab_stats
-from .ops.width import wide
 from .pool import Pool, pick
-from .repeats import first_of_each
 from .rows import Prompts
 from .settings import Settings
 from .types import Choice, Final, Finish, Kept, Model, PoolView, Result

@@ -19,7 +19,7 @@ from .guidance import guidance_at, guide
 from .ledger import Ledger, prompts_to_drop
 from .look import Look, not_finite
 from .methods import Scorer
-from .ops.equal import occurrence
+from .ops.ties import occurrence
 from .pool import Pool
 from .project import Draw, Parents, distinct_children, projection
 from .rng import SELECT, mix

@@ -11,7 +11,7 @@ from torch import Tensor
 from .beams import Beams
 from .errors import NonFiniteLogits
 from .ops import kernels
-from .ops.width import wide
+from .ops.precision import wide
 from .pool import Pool
 from .quality import fill_finished, mean_score, normalise, position_values
 from .rows import WindowHidden

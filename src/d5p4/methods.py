@@ -12,9 +12,8 @@ from torch import Tensor
 
 from . import select
 from .errors import D5P4Error
-from .ops.ties import ranked
-from .ops.width import wide
-from .repeats import first_of_each
+from .ops.precision import wide
+from .ops.ties import first_of_each, ranked
 from .types import Final, Finish, Kept, Selector
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .beams import Beams, Seats
-from .ops.equal import occurrence
+from .ops.ties import occurrence
 from .rng import hash_tokens, mix
 
 HELD = ("tokens", "logprob", "revealed")

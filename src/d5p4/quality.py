@@ -15,9 +15,8 @@ import math
 import torch
 from torch import Tensor
 
-from .ops.sums import steady_mean, steady_sum
+from .ops.precision import steady_mean, steady_sum, wide
 from .ops.vocab import vocab_stats
-from .ops.width import wide
 from .types import Head
 
 KINDS = ("entropy", "self-certainty", "logprob")

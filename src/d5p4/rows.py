@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .beams import ALONE, Beams
-from .ops.equal import first_equal
+from .ops.ties import first_equal
 from .replay import Replay
 from .types import Model
 

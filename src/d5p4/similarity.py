@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from .ops.gram import pool_gram
-from .ops.sums import steady_sum
-from .ops.width import wide
+from .ops.precision import steady_sum, wide
 
 FEATURES = ("flatten", "mean", "masked", "non-masked")
 SIMILARITIES = ("cosine", "rbf")

@@ -22,9 +22,9 @@ from torch import Tensor
 
 from ..beams import Beams, Seats
 from ..errors import D5P4Error, NonFiniteLogits
-from ..ops.equal import first_equal
 from ..ops.gram import pool_products, slice_borders, to_cosine
-from ..ops.width import working_dtype
+from ..ops.precision import working_dtype
+from ..ops.ties import first_equal
 from ..types import Choice
 from .errors import CURE, RankLost, in_short
 from .watchdog import Watchdog

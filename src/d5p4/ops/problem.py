@@ -14,10 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .canonical import canonical_order
 from .pivots import eliminate
-from .ties import TOLERANCE
-from .width import wide
+from .precision import wide
+from .ties import TOLERANCE, canonical_order
 
 _LARGEST = torch.iinfo(torch.int64).max
 _WORST = -1e30  # finite, so that a taken item (minus infinity) is worse still; float32 holds it

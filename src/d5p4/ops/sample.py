@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from . import kernels
+from .precision import wide
 from .vocab import (
     KERNEL_CHUNK,
     even_rows,
@@ -26,7 +27,6 @@ from .vocab import (
     token_logprob,
     wide_product,
 )
-from .width import wide
 
 
 def filter_logits(logits: Tensor, top_k: int | None, top_p: float | None) -> Tensor:

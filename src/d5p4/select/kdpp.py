@@ -10,8 +10,7 @@ from torch import Tensor
 
 from ..errors import D5P4Error
 from ..kernel import build, check_beta, check_kind
-from ..ops.canonical import canonical_order
-from ..ops.ties import argbest
+from ..ops.ties import argbest, canonical_order
 from ..rng import uniform
 from ..types import Choice, PoolView
 from .draw import draw_index

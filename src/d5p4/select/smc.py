@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import D5P4Error
-from ..ops.canonical import canonical_order
+from ..ops.ties import canonical_order
 from ..rng import uniform
 from ..types import Choice, PoolView
 from .draw import draw_index

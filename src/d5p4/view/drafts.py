@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..ops.width import wide
+from ..ops.precision import wide
 from ..record import finite
 from ..types import Model, Snapshot
 from .pieces import BLOCK, piece, spell

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..generate import generate
-from ..ops.width import wide
+from ..ops.precision import wide
 from ..prompts import encode
 from ..record import Answers, finite
 from ..types import Callback, Model, Result, Snapshot

@@ -11,12 +11,12 @@ from torch import Tensor
 from d5p4 import rng
 from d5p4.kernel import build
 from d5p4.ops import mmr as plain_mmr
-from d5p4.ops.equal import first_equal
 from d5p4.ops.kernels import gram, mmr, partition_map, sample, vocab
 from d5p4.ops.kernels import rng as kernel_rng
 from d5p4.ops.partition_map import partition_map as plain_map
 from d5p4.ops.problem import prepare
 from d5p4.ops.sample import inverse_cdf
+from d5p4.ops.ties import first_equal
 from d5p4.ops.vocab import plain_stats, token_logprob
 from tests.select.cases import inputs, is_transversal
 

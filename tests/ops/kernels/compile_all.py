@@ -10,7 +10,7 @@ from triton import compile as triton_compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from d5p4.ops.kernels import gate, gram, mmr, norm, partition_map, rng, rotate, sample, vocab
+from d5p4.ops.kernels import body, gram, mmr, partition_map, rng, sample, vocab
 
 H200 = GPUTarget("cuda", 90, 32)
 
@@ -71,12 +71,13 @@ def integers():
     build(gram._cosine, 4, dict(BLOCK=64, DEEP=32), pieces="*fp32", first="*i64", out="*fp32", size="i32", count="i32")
 
 
-def body(kind):
+def layers(kind):
     rows = dict.fromkeys(("x", "delta", "weight", "total", "normal"), kind)
-    build(norm._add_rms_norm, 8, dict(D=4096, BLOCK=4096, ADD=True), x_step="i32", delta_step="i32", eps="fp32", **rows)
-    build(gate._silu_gate, 8, dict(WIDTH=12288, BLOCK=2048), a=kind, b=kind, out=kind, a_step="i32", b_step="i32")
-    build(rotate._rotate, 4, dict(HEADS=32, HALF=64, TOKENS_BLOCK=1, HEADS_BLOCK=32, HALF_BLOCK=64), x=kind, out=kind,
-          cos="*fp32", sin="*fp32", step="i32", tokens="i32", length="i32", angle_rows="i32")  # fmt: skip
+    build(body._add_rms_norm, 8, dict(D=4096, BLOCK=4096, ADD=True), x_step="i32", delta_step="i32", eps="fp32", **rows)
+    build(body._silu_gate, 8, dict(WIDTH=12288, BLOCK=2048), a=kind, b=kind, out=kind, a_step="i32", b_step="i32")
+    sizes = dict(HEADS=32, HALF=64, TOKENS_BLOCK=1, HEADS_BLOCK=32, HALF_BLOCK=64)
+    counts = dict.fromkeys(("step", "tokens", "length", "angle_rows"), "i32")
+    build(body._rotate, 4, sizes, x=kind, out=kind, cos="*fp32", sin="*fp32", **counts)
 
 
 if __name__ == "__main__":
@@ -85,7 +86,7 @@ if __name__ == "__main__":
     over_vocabulary("*bf16")
     cosines("*bf16", 64)
     integers()
-    body("*bf16")
+    layers("*bf16")
     if "all" in sys.argv:
         for gain in (False, True):
             for start, search in ((0, True), (1, True), (2, False)):
@@ -101,5 +102,5 @@ if __name__ == "__main__":
         relevance(True, 2, width=1)
         for kind in ("*fp16", "*fp32"):
             over_vocabulary(kind)
-            body(kind)
+            layers(kind)
             cosines(kind, 16)
