@@ -75,5 +75,6 @@ def first_of_each(order: Tensor, texts: Sequence[Sequence[str]]) -> Tensor:
     moved = []
     for rows, row_texts in zip(order.tolist(), texts, strict=True):
         ordered = [row_texts[row] for row in rows]
-        moved.append(sorted(range(len(rows)), key=lambda i, ordered=ordered: ordered.index(ordered[i]) < i))
+        repeats = [text in ordered[:i] for i, text in enumerate(ordered)]
+        moved.append(sorted(range(len(rows)), key=repeats.__getitem__))
     return order.gather(1, torch.tensor(moved, device=order.device))
