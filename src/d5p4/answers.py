@@ -28,7 +28,7 @@ SCORER_SCORE = "the scorer's number"
 
 @dataclass(frozen=True)
 class LastPool:
-    """The rows left after the last step, and what can be said of them. P prompts, N rows each."""
+    """The rows left after the last step, and what is computed from them. P prompts, N rows each."""
 
     model: Model
     prompts: Prompts
@@ -89,8 +89,8 @@ class LastPool:
         return coarse(steady_mean(self.pool.logprob) if self.model.carry_over else self.score("entropy", "all"))
 
     def keep(self, finish: Finish | None, settings: Settings, prompts: Tensor) -> tuple[Tensor, Tensor, bool]:
-        """The k rows [P, k] to return, best first (of spare beams: repeats of a text behind the others), their scores
-        [P, k], and whether those are a scorer's."""
+        """The k rows [P, k] to return, best first (with spare beams, repeated texts come last), their scores [P, k] and
+        whether a scorer gave them."""
         count = settings.groups
         rows, score = Kept(torch.arange(count, device=prompts.device).expand(len(prompts), count))
         if finish is not None:

@@ -1,4 +1,4 @@
-"""The books of a decode call: what it spends, where its rows come from, who is still wanted."""
+"""The books of a decode call: what it spends, where its rows come from, which prompts are still decoded."""
 
 from __future__ import annotations
 
@@ -29,13 +29,11 @@ class Ledger:
         self.nominal[self.alive] += nominal
         self.trail.append(choice.parents.repeat_interleave(choice.children, 1))
         if self.history is not None:
+            everything = tokens, view.raw, view.quality, view.similarity, view.group, choice.parents
             for place, prompt in enumerate(self.alive.tolist()):
-                self.history[prompt].append(
-                    HistoryStep(
-                        view.step, tokens[place], view.raw[place], view.quality[place], view.similarity[place],
-                        view.group[place], choice.parents[place], choice.children,
-                    )  # fmt: skip
-                )
+                rows, raw, quality, similarity, group, parents = (x[place] for x in everything)
+                step = HistoryStep(view.step, rows, raw, quality, similarity, group, parents, choice.children)
+                self.history[prompt].append(step)
 
     def keep(self, index: Tensor) -> None:
         self.alive, self.names = self.alive[index], self.names[index]
@@ -50,13 +48,13 @@ class Ledger:
         return torch.stack(path[::-1], -1)
 
 
-def prompts_to_drop(said: Any) -> list[int]:
+def prompts_to_drop(returned: Any) -> list[int]:
     """The prompt numbers a callback returned, as None, a number, a tensor or any iterable of numbers."""
-    if said is None:
+    if returned is None:
         return []
-    if hasattr(said, "tolist"):
-        said = said.tolist()
-    numbers = [said] if isinstance(said, int) else list(said) if isinstance(said, Iterable) else [said]
+    if hasattr(returned, "tolist"):
+        returned = returned.tolist()
+    numbers = list(returned) if isinstance(returned, Iterable) else [returned]
     numbers = [n.item() if hasattr(n, "item") else n for n in numbers]
     wrong = [n for n in numbers if not isinstance(n, int) or isinstance(n, bool)]
     if wrong:

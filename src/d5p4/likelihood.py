@@ -40,13 +40,13 @@ def loglikelihood(
     if not isinstance(seed, int) or isinstance(seed, bool):
         raise D5P4Error(f"seed={seed!r} must be a whole number")
     if not isinstance(text, str) and not all(isinstance(part, int) for part in text):
-        raise D5P4Error("text must be one string or token ids; call once for each text")
+        raise D5P4Error("text must be one string or token ids; call once per text")
     before = [] if prompt is None else encode(model, prompt, chat, 0)
     answer = encode(model, text, False, 0)
     if not answer:
         raise D5P4Error("the text to score has no tokens")
     if model.mask_id in answer:
-        raise D5P4Error("the text to score holds the mask token; its likelihood is not defined")
+        raise D5P4Error("the text to score contains the mask token; its likelihood is not defined")
     if len(before) + len(answer) > model.max_length:
         raise D5P4Error(f"{len(before)} + {len(answer)} tokens do not fit the model's {model.max_length}")
     device = model.head.weight.device

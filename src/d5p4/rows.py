@@ -4,8 +4,8 @@ Equal rows of a prompt give equal hidden states, so each goes through the body o
 was already in the previous pool (an ancestral child equal to its parent) reuses what was computed then. Both are exact:
 they change cost, never results. The hidden rows kept are those of the window.
 
-A forward of another shape may round a row another way. Where prompts are laid out for one (`Prompts.fixed`), every
-forward has exactly that shape, filled up with copies of a row, and always an attention mask.
+A forward of another shape may round a row differently. With `Prompts.fixed` every forward therefore has exactly one
+shape, filled up with copies of a row, and always an attention mask.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Prompts:
     attention_mask: Tensor  # [P, T] bool
     window: Tensor  # [P, L] indices into the row, ascending
     appended: Tensor  # [P] how many of them, the last ones, follow the prompt; the others are holes in it
-    fixed: bool = field(default=False, kw_only=True)  # every forward has as many rows as fit, whatever there is to run
+    fixed: bool = field(default=False, kw_only=True)  # every forward has as many rows as fit, also if fewer are needed
 
     @property
     def positions(self) -> Tensor:
@@ -64,7 +64,7 @@ class WindowHidden:
 
 
 def rows_of_forward(max_tokens: int, length: int) -> int:
-    """How many rows of this length a forward has: at most, or exactly for fixed prompts."""
+    """The most rows of this length that a forward has; for fixed prompts, the exact number."""
     return max(1, max_tokens // length)
 
 
@@ -95,8 +95,8 @@ class RowRunner:
     def run(self, answers: Tensor, row_hash: Tensor) -> WindowHidden:
         """Hidden rows for answers [P, n, L] held here of pools with hashes [P, N]. Waits for the device: how many rows
         differ decides the size of the forward."""
-        held = self.beams.own(row_hash)
-        first = first_equal(held)
+        own_hash = self.beams.own(row_hash)
+        first = first_equal(own_hash)
         stored = self._stored(first)
         owner = stored.nonzero()
         slot = (stored.flatten().cumsum(0) - 1).view_as(first).gather(1, first)
@@ -104,7 +104,7 @@ class RowRunner:
             states, features = self._forward(answers, owner)
         else:
             old_hash, old = self._last
-            equal = held[:, :, None] == self.beams.own(old_hash)[:, None, :]
+            equal = own_hash[:, :, None] == self.beams.own(old_hash)[:, None, :]
             known = stored & equal.any(-1)
             fresh = stored & ~known
             states, features = self._forward(answers, fresh.nonzero())

@@ -71,7 +71,7 @@ def map_inference(
 
 
 def _memory_holds(size: int, k: int, starts: Starts) -> bool:
-    """Whether a kernel's program holds k groups, and memory the rows of all starts of a problem of N = size items."""
+    """Whether a kernel's program can hold k groups, and the memory the rows of all starts of one problem."""
     count = {"one": 1, "k": k, "n": size}[starts]
     return k <= kernels.MOST_GROUPS and count * k * size <= 1 << 28
 
@@ -82,7 +82,7 @@ def solve(problem: Problem, starts: Starts = "k", local_search: bool = True) -> 
     first = _first_picks(problem, starts)
     together = max(1, 4 * _CHUNK // (problem.k * size))  # starts in one go, over prompts and within one
     step = max(1, together // (1 if first is None else first.shape[1]))
-    found = []
+    chosen = []
     for start in range(0, prompts, step):
         part = problem.part(start, start + step)
         heads = [None] if first is None else first[start : start + step].split(together, 1)
@@ -94,8 +94,8 @@ def solve(problem: Problem, starts: Starts = "k", local_search: bool = True) -> 
         if local_search:
             regular = torch.cat([result.zeros for result in results], 1) == 0
             sets = torch.cat([sets, _climb(part, sets, regular)], 1)
-        found.append(part.best(sets) if sets.shape[1] > 1 else sets.squeeze(1))
-    return torch.cat(found) if found else torch.zeros(0, problem.k, dtype=torch.int64, device=problem.kernel.device)
+        chosen.append(part.best(sets) if sets.shape[1] > 1 else sets.squeeze(1))
+    return torch.cat(chosen) if chosen else torch.zeros(0, problem.k, dtype=torch.int64, device=problem.kernel.device)
 
 
 def _first_picks(problem: Problem, starts: Starts) -> Tensor | None:
