@@ -10,9 +10,7 @@ def test_guidance_on_states_equals_guidance_on_logits():
     c, u = (torch.randn(7, 8, generator=g, dtype=torch.float64) for _ in range(2))
     for scale in (1.0, 1.5, 3.0):
         lc, lu = c @ weight.T + bias, u @ weight.T + bias
-        torch.testing.assert_close(
-            guide(c, u, scale) @ weight.T + bias, lu + scale * (lc - lu), atol=1e-12, rtol=0
-        )
+        torch.testing.assert_close(guide(c, u, scale) @ weight.T + bias, lu + scale * (lc - lu), atol=1e-12, rtol=0)
 
 
 def test_window_counts_global_steps():

@@ -10,6 +10,7 @@ A float32 kernel on CUDA is solved in one launch (`kernels.partition_map`).
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
 import torch
@@ -32,6 +33,7 @@ def partition_map(
     quality: Tensor | None = None,
     tie: Tensor | None = None,
     *,
+    partition: bool = True,
     starts: Starts = "k",
     local_search: bool = True,
 ) -> Tensor:
@@ -39,24 +41,10 @@ def partition_map(
 
     kernel [P, N, N]; log_gain [P, N] (twice the log of a diagonal scaling of the kernel, without its overflow);
     quality [P, N] decides where determinants vanish, tie [P, N] between equals. starts: "one" (the first pick is free),
-    "k" (the largest diagonal times gain of each group), "n" (every item). Valid whatever the input: see `ops.problem`.
-    A float32 kernel on CUDA must be symmetric (half of it is read).
+    "k" (the largest diagonal times gain of each group), "n" (every item). Without the partition the items are any k, and
+    "k" starts are the k largest diagonals times gain. Valid whatever the input: see `ops.problem`. A float32 kernel on
+    CUDA must be symmetric (half of it is read).
     """
-    return map_inference(kernel, k, log_gain, quality, tie, partition=True, starts=starts, local_search=local_search)
-
-
-def map_inference(
-    kernel: Tensor,
-    k: int,
-    log_gain: Tensor | None = None,
-    quality: Tensor | None = None,
-    tie: Tensor | None = None,
-    *,
-    partition: bool = False,
-    starts: Starts = "k",
-    local_search: bool = True,
-) -> Tensor:
-    """`partition_map` over all sets of k items; "k" starts are then the k largest diagonals times gain."""
     if starts not in ("one", "k", "n"):
         raise ValueError(f'starts must be "one", "k" or "n", got {starts!r}')
     kernel, k, log_gain, quality, tie = check(kernel, k, log_gain, quality, tie, partition)
@@ -68,6 +56,10 @@ def map_inference(
         return launch(kernel.detach(), k, log_gain, worth, ties, starts, local_search)
     problem = prepare(kernel, k, log_gain, quality, tie, partition=partition)
     return problem.restore(solve(problem, starts, local_search))
+
+
+map_inference = partial(partition_map, partition=False)
+"""`partition_map` over all sets of k items."""
 
 
 def _memory_holds(size: int, k: int, starts: Starts) -> bool:
