@@ -9,6 +9,8 @@ import d5p4
 from d5p4.record import Answers
 from tests.fake import FakeModel
 
+pytestmark = pytest.mark.filterwarnings("ignore::d5p4.DuplicateAnswers")
+
 
 def answers_with(texts, similarity):
     result = d5p4.generate(FakeModel(), ["abc"], k=len(texts), w=2, gen_length=6, seed=1)

@@ -1,4 +1,4 @@
-"""spare: more beams than answers, of which the k best different ones are returned."""
+"""spare: more beams than answers; the k best different answers are returned."""
 
 import itertools
 
@@ -32,7 +32,7 @@ EVERY = itertools.product(METHODS, (False, True))
     "method, carry_over", [pytest.param(*case, marks=[pytest.mark.full] * (case not in QUICK)) for case in EVERY]
 )
 def test_the_k_best_different_answers_of_a_wider_decode(method, carry_over):
-    """Nothing else changes: a decode with k + spare beams, of which k are returned with all that belongs to them."""
+    """Nothing else changes: a decode with k + spare beams that returns k answers with all their numbers."""
     model, prompts = FakeModel(carry_over=carry_over, scale=4.0), ["ab", "cdef"]
     wide = generate(model, prompts, k=5, method=method, logprobs=True, **COMMON)
     result = generate(model, prompts, k=3, spare=2, method=method, logprobs=True, **COMMON)

@@ -13,17 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .answers import gather_result
+from .answers import Ledger, gather_result, prompts_to_drop
 from .beams import ALONE, Beams
-from .guidance import guidance_at, guide
-from .ledger import Ledger, prompts_to_drop
 from .look import Look, not_finite
 from .methods import Scorer
 from .ops.ties import occurrence
 from .pool import Pool
 from .project import Draw, Parents, distinct_children, projection
 from .rng import SELECT, mix
-from .rows import Prompts, RowRunner
+from .rows import Prompts, RowRunner, guidance_at, guide
 from .settings import Settings
 from .types import Callback, Model, Result, Schedule, Snapshot
 from .watch import Watch

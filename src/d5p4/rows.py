@@ -6,6 +6,9 @@ they change cost, never results. The hidden rows kept are those of the window.
 
 A forward of another shape may round a row differently. With `Prompts.fixed` every forward therefore has exactly one
 shape, filled up with copies of a row, and always an attention mask.
+
+Classifier-free guidance acts on hidden states. The head is affine, so l_u + g (l_c - l_u) = head(h_u + g (h_c - h_u))
+exactly: guidance costs a second body pass, and no second vocabulary pass. g = 1 is off (LLaDA's own scale s is g - 1).
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import torch
 from torch import Tensor
 
 from .beams import ALONE, Beams
+from .ops.precision import working_dtype
 from .ops.ties import first_equal
 from .replay import Replay
 from .types import Model
@@ -161,3 +165,15 @@ class RowRunner:
         if self._last is not None:
             row_hash, old = self._last
             self._last = (row_hash[index], replace(old, slot=old.slot[index]))
+
+
+def guidance_at(step: int, guidance: float, window: tuple[int, int] | None) -> float:
+    """The scale in force at a global step; outside the window [start, stop) it is 1 (partial guidance, D5P4^P)."""
+    inside = window is None or window[0] <= step < window[1]
+    return guidance if inside else 1.0
+
+
+def guide(conditional: Tensor, unconditional: Tensor, g: float) -> Tensor:
+    """Guided states, same shape as both, in max(float32, dtype): g magnifies what a narrower sum would round away."""
+    c, u = (x.to(working_dtype(conditional.dtype)) for x in (conditional, unconditional))
+    return u + g * (c - u)

@@ -41,7 +41,7 @@ def partition_map(
 
     kernel [P, N, N]; log_gain [P, N] (twice the log of a diagonal scaling of the kernel, without its overflow);
     quality [P, N] decides where determinants vanish, tie [P, N] between equals. starts: "one" (the first pick is free),
-    "k" (the largest diagonal times gain of each group), "n" (every item). Without the partition the items are any k, and
+    "k" (the largest diagonal times gain of each group), "n" (every item). Without the partition the items are any k and
     "k" starts are the k largest diagonals times gain. Valid whatever the input: see `ops.problem`. A float32 kernel on
     CUDA must be symmetric (half of it is read).
     """

@@ -28,6 +28,8 @@ from .vocab import (
     wide_product,
 )
 
+How = tuple[float, int | None, float | None, Collection[str]]  # temperature, top_k, top_p, wanted statistics
+
 
 def filter_logits(logits: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
     """Minus infinity outside the top-k tokens, then outside the smallest set with mass >= top_p.
@@ -71,10 +73,10 @@ def draw_logits(
     """`draw` from logits [R', V] in memory; rows [R] says which of them to draw from (all, in order)."""
     _check_uniforms(u, len(logits) if rows is None else len(rows))
     if kernels.usable(logits):
-        return _kernel_draw(logits, offset_of(None, banned), u, temperature, top_k, top_p, want, rows)
+        return _kernel_draw(logits, offset_of(None, banned), u, (temperature, top_k, top_p, want), rows)
     logits = logits if rows is None else logits[rows]
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).masked_fill(banned, -torch.inf)
-    return _plain_draw(logits, banned, u, temperature, top_k, top_p, want)
+    return _plain_draw(logits, banned, u, (temperature, top_k, top_p, want))
 
 
 def _check_uniforms(u: Tensor, rows: int) -> None:
@@ -105,9 +107,9 @@ def draw(
     for rows, size in head_chunks(states.shape[0], vocabulary, fast, fixed):
         some, chance = filled(states[rows], size), filled(u[rows], size)
         if offset is not None:  # the product has no name: a name would keep it in memory beside the next one
-            token, stats = _kernel_draw(wide_product(some, even)[:, :vocabulary], offset, chance, *how)
+            token, stats = _kernel_draw(wide_product(some, even)[:, :vocabulary], offset, chance, how)
         else:
-            token, stats = _plain_draw(logits_of(some, weight, bias, banned), banned, chance, *how)
+            token, stats = _plain_draw(logits_of(some, weight, bias, banned), banned, chance, how)
         tokens.append(token)
         parts.append(stats)
     if not parts:
@@ -118,16 +120,9 @@ def draw(
     return torch.cat(tokens)[: len(states)], joined
 
 
-def _plain_draw(
-    logits: Tensor,
-    banned: Tensor,
-    u: Tensor,
-    temperature: float,
-    top_k: int | None,
-    top_p: float | None,
-    want: Collection[str],
-) -> tuple[Tensor, dict[str, Tensor]]:
+def _plain_draw(logits: Tensor, banned: Tensor, u: Tensor, how: How) -> tuple[Tensor, dict[str, Tensor]]:
     """From logits [R, V], wide and minus infinity at banned ids."""
+    temperature, top_k, top_p, want = how
     if temperature == 0:
         token = logits.argmax(-1, keepdim=True).expand(u.shape)
     else:
@@ -136,16 +131,10 @@ def _plain_draw(
 
 
 def _kernel_draw(
-    logits: Tensor,
-    offset: Tensor,
-    u: Tensor,
-    temperature: float,
-    top_k: int | None,
-    top_p: float | None,
-    want: Collection[str],
-    rows: Tensor | None = None,
+    logits: Tensor, offset: Tensor, u: Tensor, how: How, rows: Tensor | None = None
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """From logits [R', V] + offset [V]."""
+    temperature, top_k, top_p, want = how
     from .kernels.sample import draw_tokens
     from .kernels.vocab import block_stats, join_blocks
 

@@ -125,7 +125,7 @@ def test_draws_with_every_option(monkeypatch, options, rows):
     u = u if rows is None else u[:3]
     given = {"temperature": 1.0, "top_k": None, "top_p": None} | options
     offset = vocab.offset_of(None, banned)
-    tokens, stats = sample._kernel_draw(logits, offset, u, *given.values(), ("entropy",), rows)
+    tokens, stats = sample._kernel_draw(logits, offset, u, (*given.values(), ("entropy",)), rows)
     plain, plain_stats = sample.draw_logits(logits, banned, u, **given, want=("entropy",), rows=rows)
     assert torch.equal(tokens, plain)
     for name, values in plain_stats.items():
