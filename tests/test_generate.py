@@ -234,10 +234,10 @@ def test_infilling_keeps_the_given_text_and_appends_only_when_asked():
 ORDERS = ["confidence", "random", "tempered", "margin", "entropy", "ancestral"]
 
 
-@pytest.mark.parametrize("order, steps", [
-    *zip(ORDERS, (1, 3, 5, 8, 100, 3), strict=True),
-    *[pytest.param(*case, marks=pytest.mark.full) for case in itertools.product(ORDERS, (1, 3, 8, 100))],
-])  # fmt: skip
+FULL = [pytest.param(*case, marks=pytest.mark.full) for case in itertools.product(ORDERS, (1, 3, 8, 100))]
+
+
+@pytest.mark.parametrize("order, steps", [*zip(ORDERS, (1, 3, 5, 8, 100, 3), strict=True), *FULL])
 def test_any_number_of_steps_fills_everything(order, steps):
     eos = "free" if order == "ancestral" else "last"
     r = generate(FakeModel(), ["abc", "a"], order=order, steps=steps, eos=eos)
@@ -379,8 +379,8 @@ def test_batches_hold_prompts_of_like_length():
     model = FakeModel(max_length=2000)
     sizes = []
     prompts = [[1] * 4] * 30 + [[1] * 900]
-    d5p4.generate(model, prompts, k=2, w=2, gen_length=4, steps=1, max_tokens_per_forward=40, seed=0, temperature=5.0,
-                  callback=lambda s: sizes.append(len(s.prompts)) and None)  # fmt: skip
+    options = dict(k=2, w=2, gen_length=4, steps=1, max_tokens_per_forward=40, seed=0, temperature=5.0)
+    d5p4.generate(model, prompts, callback=lambda s: sizes.append(len(s.prompts)) and None, **options)
     assert sizes == [10, 10, 10, 1]
 
 
@@ -490,8 +490,11 @@ def test_mask_in_a_chat_prompt():
 def test_ancestral_unmasks_evenly_over_time():
     model = FakeModel(carry_over=True, max_length=400)
     left = []
-    generate(model, None, gen_length=400, steps=10, method="independent", k=8,
-             callback=lambda s: left.append((s.next_tokens == 11).double().mean().item()) and None)  # fmt: skip
+
+    def listen(shot):
+        left.append((shot.next_tokens == 11).double().mean().item())
+
+    generate(model, None, gen_length=400, steps=10, method="independent", k=8, callback=listen)
     for i, share in enumerate(left):
         assert share == pytest.approx(1 - (i + 1) / 10, abs=0.04)
     assert left[-1] == 0

@@ -37,7 +37,7 @@ def test_who_survives_a_dead_rank_ends_and_another_number_of_ranks_goes_on(folde
     ranks = start(folder, 2, held=victim, timeout=3)
     until_held(folder, ranks)
     while not kept(folder / "a.jsonl"):  # the survivor's, as the victim is at its first forward
-        assert ranks[1 - victim].poll() is None, ranks[1 - victim].said.read_text()
+        assert ranks[1 - victim].poll() is None, ranks[1 - victim].output.read_text()
         time.sleep(0.01)
     ranks[victim].kill()
     code, said = finish(ranks)[1 - victim]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import D5P4Error
-from ..ops.gate import silu_gate
+from ..ops.body import silu_gate
 from ..types import Hidden
 from .base import NativeModel
 from .config import divides, flag, number, only, whole

@@ -14,13 +14,12 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..errors import D5P4Error
-from ..ops.norm import add_rms_norm
-from ..ops.rotate import rotate
-from ..ops.width import working_dtype
+from ..ops.body import add_rms_norm, rotate
+from ..ops.precision import working_dtype
 
 
 class RMSNorm(nn.Module):
-    """Adds delta to x, then normalises the sum by its root mean square and a weight [D]: see `ops.norm`.
+    """x + delta and, times a weight [D], x + delta over its root mean square: see `ops.body`.
 
     The norm adds the residual, because both together are one pass over the rows.
     """

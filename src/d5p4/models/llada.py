@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..errors import D5P4Error
-from ..ops.gate import silu_gate
+from ..ops.body import silu_gate
 from ..types import Hidden
 from .base import NativeModel
 from .config import divides, flag, number, only, whole

@@ -12,7 +12,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ..errors import D5P4Error, nearest
-from ..ops.width import working_dtype
+from ..ops.precision import working_dtype
 from .base import NativeModel
 from .checkpoint import fill, read_json, stored_dtype
 from .dream import Dream

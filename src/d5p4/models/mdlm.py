@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..ops.kernels import usable
-from ..ops.width import working_dtype
+from ..ops.precision import working_dtype
 from ..types import Hidden
 from .base import NativeModel
 from .config import divides, flag, only, whole

@@ -47,7 +47,7 @@ from d5p4.eval.countdown import WINDOW, problems
 from d5p4.kernel import build
 from d5p4.models.load import choose_device
 from d5p4.ops import kernels
-from d5p4.ops.equal import occurrence
+from d5p4.ops.ties import occurrence
 from d5p4.prompts import Request, prepare
 from d5p4.provenance import machine
 from d5p4.rng import ORDER, SELECT, TOKEN, hash_tokens, key_of, mix, uniform
