@@ -157,9 +157,8 @@ IMPOSSIBLE = [
     ([Group("p", ())], {}, "at least one answer each"),
     (GROUPS, {"k": 4}, "k=4 must be between 1 and 3"),
     (GROUPS, {"k": 0}, "k=0"),
-    ([Group("p", ("x",))], {"grader": GRADERS["exact"]}, "'exact' needs references, and no group has any"),
-    ([Group(None, ("x",))], {"grader": GRADERS["countdown"]}, "'countdown' needs a prompt"),
-    ([Group("p", ("x",))], {"grader": GRADERS["countdown"]}, "written like 86,28,13,31:96, got 'p'"),
+    ([Group("p", ("x",))], {"grader": GRADERS["exact"]}, "'exact' can judge none of the 1 groups: it needs a ref"),
+    ([Group(None, ("x",))], {"grader": GRADERS["countdown"]}, "it needs a prompt written like 86,28,13,31:96"),
 ]
 
 

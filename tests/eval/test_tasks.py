@@ -112,7 +112,7 @@ def test_gsm8k(gsm8k):
     assert example.prompt == "Question: What is 3 plus {1}?\nAnswer:"
     assert example.references == (example.gold,) == ("3+1=<<3+1=4>>\n#### 4",)
     assert [e.id for e in task.examples] == [str(i) for i in range(30)]
-    assert GRADERS["gsm8k"].right("so 4.0.", example.gold)
+    assert GRADERS["gsm8k"].grade("", ["so 4.0."], example.gold) == [True]
 
 
 def test_truthfulqa_has_the_best_answer_first_and_each_once(tmp_path):
@@ -135,7 +135,7 @@ def test_right_choices_are_references_in_both_layouts(tmp_path, name, records):
         ("q2", "Which is 2?", ("two",), ("two",)),
     ]
     assert task.examples[0].meta["choices"] == {"A": "grass", "B": "blood"}
-    assert GRADERS[task.grader].right(" Blood\n", task.examples[0].gold)
+    assert GRADERS[task.grader].grade("", [" Blood\n"], task.examples[0].gold) == [True]
 
 
 def test_every_kind_of_file_gives_the_same_examples(tmp_path, gsm8k):

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import D5P4Error
-from .graders import GRADERS
+from .graders import fold
 from .wordpieces import WordPieces, word_pieces
 
 ORDER = 4  # n-grams of BLEU
@@ -39,7 +39,7 @@ def _overlap(one: Counter[str], other: Counter[str]) -> float:
 
 def exact_match(prediction: str, references: Sequence[str]) -> float:
     """1 when the prediction is one of the references, as the grader `exact` sees it, else 0."""
-    return float(GRADERS["exact"].right(prediction, _list(references, "reference")))
+    return float(fold(prediction) in map(fold, _list(references, "reference")))
 
 
 def distinct(texts: Sequence[str], n: int, pieces: WordPieces | None = None) -> float:

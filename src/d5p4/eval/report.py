@@ -245,11 +245,12 @@ def _closeness(groups: Sequence[Group], k: int, seed: int) -> dict[str, Figure]:
 
 def _correctness(groups: Sequence[Group], grader: Grader, k: int, seed: int) -> dict[str, Figure]:
     """pass@n for n = 1, 2, 4 … and k, the majority of k, and right answers that differ."""
-    known = [(group, goal) for group in groups if (goal := _goal(group, grader))]
+    graded = [(group, grader.grade(group.prompt, group.answers, list(group.references) or None)) for group in groups]
+    known = [(group, np.array(marks)) for group, marks in graded if marks is not None]
     if not known:
-        needs = "a prompt" if grader.name == "countdown" else "references"
-        raise D5P4Error(f"the grader {grader.name!r} needs {needs}, and no group has any")
-    right = [np.array([grader.right(text, goal) for text in group.answers]) for group, goal in known]
+        needs = f": it needs {grader.needs}" if grader.needs else ""
+        raise D5P4Error(f"the grader {grader.name!r} can judge none of the {len(groups)} groups{needs}")
+    right = [marks for _, marks in known]
     keys = [[grader.key(text) for text in group.answers] for group, _ in known]
     found: dict[str, list[float]] = {}
     for n in sorted({1, k, *(2**i for i in range(1, k.bit_length()) if 2**i < k)}):
@@ -263,11 +264,6 @@ def _correctness(groups: Sequence[Group], grader: Grader, k: int, seed: int) -> 
     found["right forms"] = [float(len({key for key, good in zip(*pair, strict=True) if good})) for pair in both]
     without = len(groups) - len(known)
     return {name: figure([*values, *[np.nan] * without], seed) for name, values in found.items()}
-
-
-def _goal(group: Group, grader: Grader) -> Any:
-    """What a group's answers are graded against, or nothing."""
-    return group.prompt if grader.name == "countdown" else list(group.references)
 
 
 def _majority_is_right(keys: Sequence[Any], right: NDArray[np.bool_]) -> bool:

@@ -127,7 +127,7 @@ class Recorder:
             "frame": self._frame(prompt, settings.chat, pieces),
             "similarity": [_rounded(row, 4) for row in result.similarity[place]],
             "distinct": answers.distinct,
-            "right": count_right(answers.texts, right),
+            "right": count_right(self.model, answers.texts, right),
             "rows": answers.rows,
             "rows_nominal": answers.rows_nominal,
             "nfe": answers.nfe,
@@ -153,8 +153,6 @@ class Recorder:
     def _answers(
         self, prompt: Any, result: Result, place: int, right: list[bool] | None, pieces: Pieces
     ) -> list[dict[str, Any]]:
-        from ..eval.countdown import canonical
-
         numbers, last = Answers(result, place), self._steps[-1]
         changes = _written(last.changes(), pieces)
         window = self._window(prompt, result, place)
@@ -167,7 +165,6 @@ class Recorder:
                 for n, parent in enumerate(last.chosen)
                 if parent == lineage[-1] and self._final[n] == window[rank]
             )
-            good = None if right is None else right[rank]
             found.append(
                 {
                     "text": text,
@@ -176,8 +173,7 @@ class Recorder:
                     "lineage": lineage,
                     "changes": changes[row],
                     "end": len(result.answers[place][rank]),
-                    "right": good,
-                    "canonical": canonical(text) if good else None,
+                    "right": None if right is None else right[rank],
                 }
             )
         return found
