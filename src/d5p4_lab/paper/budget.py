@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from d5p4.eval.graders import grader as grader_named
-from d5p4.eval.stats import Figure, figure, paired_difference, pass_at
+from d5p4.eval.stats import pass_at
 
+from ..statistics import Figure, figure, paired_difference
 from .answers import numbers_of
 from .drawing import STYLES, Claim, Drawing, Table, decided, every, pyplot, shown
 from .rows import Row

@@ -9,8 +9,9 @@ import numpy as np
 
 from d5p4.eval.graders import grader as grader_named
 from d5p4.eval.lexical import self_bleu
-from d5p4.eval.stats import Figure, figure, paired_difference, pass_at
+from d5p4.eval.stats import pass_at
 
+from ..statistics import Figure, figure, paired_difference
 from .answers import numbers_of
 from .continuation import POOL, best_internal, best_perplexity, by_chance, lowest
 from .drawing import Claim, Drawing, Table, bars, decided, every, pyplot, shown

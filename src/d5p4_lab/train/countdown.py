@@ -16,9 +16,9 @@ import torch
 from tokenizers import decoders, models, pre_tokenizers
 from torch import Tensor, nn
 
-from d5p4.eval import countdown as task
 from d5p4.models.llada import LLaDA
 
+from . import countdown_data as task
 from .folder import write_json
 from .recipe import LAST_STEP, Card, Recipe, chances, masks, start_as_identity
 

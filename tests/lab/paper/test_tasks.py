@@ -14,9 +14,7 @@ from huggingface_hub import constants
 from d5p4.errors import D5P4Error
 from d5p4.eval.countdown import Problem
 from d5p4.eval.graders import GRADERS
-from d5p4.eval.tasks import TASKS, load_task
-from d5p4.eval.tasks.prose import continuation, pieces, sentences
-from d5p4.eval.tasks.questions import SOURCES
+from d5p4_lab.paper.tasks import SOURCES, TASKS, continuation, load_task, pieces, sentences
 from d5p4_lab.train import corpus
 from tests.refusals import refusal
 
@@ -291,9 +289,9 @@ BAD_RECORDS = [
     ("gsm8k", [GSM8K[0], {"question": "q", "answer": 3}], "record 2: .*not text"),
     ("gsm8k", [{"question": " ", "answer": "#### 1"}], "empty"),
     ("gsm8k", [{"question": "\ud800", "answer": "#### 1"}], "surrogates"),
-    ("gsm8k", [[1]], "line 1 is no JSON object"),
+    ("gsm8k", [[1]], "line 1 is not a JSON object"),
     ("arc-challenge", [{**AI2[0], "answerKey": "E"}], "answerKey is 'E', which is none of its choices A, B"),
-    ("arc-challenge", [{**HUB_CHOICES[0], "choices": {"label": ["A"], "text": []}}], "laid out otherwise"),
+    ("arc-challenge", [{**HUB_CHOICES[0], "choices": {"label": ["A"], "text": []}}], "unexpected layout"),
     ("commonsenseqa", [{"id": "x", "question": {"stem": "q"}}], "no 'choices'"),
     ("truthfulqa", [{"question": "q"}], "no 'best_answer'"),
     ("truthfulqa", [{"question": "q", "best_answer": "", "correct_answers": []}], "empty"),
