@@ -35,7 +35,7 @@ __all__ = ["METRICS", "Encoder", "Group", "Judge", "Metric", "Report", "read_gro
 
 
 class Metric(NamedTuple):
-    """What a figure is: its unit, what it measures, and the range of its values."""
+    """What a figure is: its unit, what it measures in at most 36 characters, and the range of its values."""
 
     unit: str
     what: str
@@ -46,24 +46,24 @@ class Metric(NamedTuple):
 METRICS = {  # by the name up to "@"
     "answers": Metric("", "answers per group"),
     "different": Metric("", "different texts per group"),
-    "PPL": Metric("", "exp of the mean nats per token under the judge"),
-    "entropy": Metric("nats", "of an answer's word pieces"),
-    "F1": Metric("%", "words shared with the nearest reference", 0, 100),
-    "F1@": Metric("%", "the best of k answers", 0, 100),
-    "BLEU": Metric("%", "of all answers as one corpus", 0, 100),
-    "BLEU@": Metric("%", "the best of k answers, one by one", 0, 100),
-    "R-COS": Metric("%", "the best cosine of k answers with a reference", -100, 100),
-    "D1": Metric("%", "different word pieces of a group over all", 0, 100),
-    "D2": Metric("%", "different pairs of neighbours over all", 0, 100),
-    "D3": Metric("%", "different triples over all", 0, 100),
-    "D1-3": Metric("%", "mean of the three", 0, 100),
-    "EAD": Metric("%", "D1 over that of as many uniform draws"),
-    "S-BLEU": Metric("%", "of an answer against the rest of its group", 0, 100),
+    "PPL": Metric("", "perplexity under the judge", 1),
+    "entropy": Metric("nats", "entropy of an answer's word pieces"),
+    "F1": Metric("%", "words shared with a reference", 0, 100),
+    "F1@": Metric("%", "best F1 of k answers", 0, 100),
+    "BLEU": Metric("%", "all answers as one corpus", 0, 100),
+    "BLEU@": Metric("%", "best BLEU of k answers", 0, 100),
+    "R-COS": Metric("%", "best cosine of k with a reference", -100, 100),
+    "D1": Metric("%", "share of word pieces that differ", 0, 100),
+    "D2": Metric("%", "share of piece pairs that differ", 0, 100),
+    "D3": Metric("%", "share of piece triples that differ", 0, 100),
+    "D1-3": Metric("%", "mean of D1, D2 and D3", 0, 100),
+    "EAD": Metric("%", "D1 over that of uniform draws"),
+    "S-BLEU": Metric("%", "BLEU of an answer against the rest", 0, 100),
     "S-COS": Metric("%", "cosine of two answers of a group", -100, 100),
-    "pass@": Metric("%", "groups with a right one among n answers", 0, 100),
-    "maj@": Metric("%", "groups whose majority of k answers is right", 0, 100),
+    "pass@": Metric("%", "groups with a right one in n answers", 0, 100),
+    "maj@": Metric("%", "groups whose majority of k is right", 0, 100),
     "right": Metric("", "different right texts per group"),
-    "right forms": Metric("", "right answers per group that the grader counts"),
+    "right forms": Metric("", "different right answers per group"),
 }
 
 

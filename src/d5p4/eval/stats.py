@@ -112,7 +112,7 @@ def _interval(value: float, se: float, n: int, least: float, most: float, at_end
     centre = (share + weight / 2) / (1 + weight)
     half = math.sqrt(weight * share * (1 - share) + weight**2 / 4) / (1 + weight)
     low, high = (least + (most - least) * min(max(x, 0.0), 1.0) for x in (centre - half, centre + half))
-    return low, high
+    return min(low, value), max(high, value)  # whatever rounding does at an end
 
 
 def _student(degrees: int) -> float:
