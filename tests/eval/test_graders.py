@@ -121,15 +121,15 @@ def test_random_numbers_in_random_dress_are_found_again():
 
 def plain_last_number(text):
     """The usual rule in other words: whatever looks like digits, commas gone."""
-    found = re.findall(r"[0-9][0-9,]*\.?[0-9]*", text)
-    return found and Decimal(found[-1].replace(",", "").rstrip("."))
+    numbers = re.findall(r"[0-9][0-9,]*\.?[0-9]*", text)
+    return numbers and Decimal(numbers[-1].replace(",", "").rstrip("."))
 
 
 def test_agrees_with_a_plainer_extractor_on_ordinary_sentences():
     rng = random.Random(1)
     for _ in range(300):
-        words = [rng.choice(["eggs", "cost", "$", "is", f"{rng.randrange(9999):,}", f"{rng.random():.2f}"])
-                 for _ in range(8)]  # fmt: skip
+        numbers = [f"{rng.randrange(9999):,}", f"{rng.random():.2f}"]
+        words = rng.choices(["eggs", "cost", "$", "is", *numbers], k=8)
         text = " ".join([*words, str(rng.randrange(99)), "."])
         assert gsm8k_number(text) == plain_last_number(text)
 

@@ -56,7 +56,7 @@ def mean_figure(values: ArrayLike, least: float = 0.0, most: float = math.inf) -
     n, dropped = len(kept), len(given) - len(kept)
     if n < 2:
         return Figure(float(kept[0]) if n else math.nan, math.nan, math.nan, math.nan, n, dropped)
-    value, se = float(kept.mean()), float(kept.std(ddof=1)) / n**0.5
+    value, se = _clip(float(kept.mean()), least, most), float(kept.std(ddof=1)) / n**0.5
     at_end = int(max((kept <= least).sum(), (kept >= most).sum()))
     return Figure(value, se, *_interval(value, se, n, least, most, at_end), n, dropped)
 
@@ -75,7 +75,7 @@ def pooled_figure(
     kept = given[np.isfinite(given).all(axis=1)]
     n, dropped, total = len(kept), len(given) - len(kept), kept.sum(axis=0, keepdims=True)
     with np.errstate(all="ignore"):
-        value = float(statistic(total)[0]) if n else math.nan
+        value = _clip(float(statistic(total)[0]), least, most) if n else math.nan
         if n < 2 or not math.isfinite(value):
             return Figure(value, math.nan, math.nan, math.nan, n, dropped)
         se = float(((n - 1) * statistic(total - kept).var()) ** 0.5)
@@ -103,7 +103,7 @@ def _interval(value: float, se: float, n: int, least: float, most: float, at_end
             return (value, value) if se == 0 else (math.nan, math.nan)
         factor = math.exp(t * se / (value - least))
         return least + (value - least) / factor, least + (value - least) * factor
-    share = min(max((value - least) / (most - least), 0.0), 1.0)
+    share = (value - least) / (most - least)
     variance = share * (1 - share) / (n - 1)  # of the mean of yes-or-no values
     design = (se / (most - least)) ** 2 / variance if variance > 0 else 1.0
     design += max(0.0, 1 - design) * at_end / n / (n - at_end + 1) ** 2
@@ -111,8 +111,13 @@ def _interval(value: float, se: float, n: int, least: float, most: float, at_end
     weight = q2 * design / n
     centre = (share + weight / 2) / (1 + weight)
     half = math.sqrt(weight * share * (1 - share) + weight**2 / 4) / (1 + weight)
-    low, high = (least + (most - least) * min(max(x, 0.0), 1.0) for x in (centre - half, centre + half))
+    low, high = (_clip(least + (most - least) * x, least, most) for x in (centre - half, centre + half))
     return min(low, value), max(high, value)  # whatever rounding does at an end
+
+
+def _clip(value: float, least: float, most: float) -> float:
+    """The value inside its range, which rounding may have left; NaN stays."""
+    return value if math.isnan(value) else min(max(value, least), most)
 
 
 def _student(degrees: int) -> float:

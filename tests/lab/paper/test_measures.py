@@ -122,11 +122,11 @@ def test_bad_histograms():
 def test_clusters_are_the_kinds_and_do_not_depend_on_length(random):
     places = np.eye(4)[[0, 0, 1, 2, 2, 2, 3]]
     noise = 1e-3 * random.normal(size=(14, 4))
-    found = cluster(places + noise[:7], 5 * places[::-1] + noise[7:], clusters=4)  # rows of another length
-    together = np.concatenate([found.p, found.q[::-1]])
+    clusters = cluster(places + noise[:7], 5 * places[::-1] + noise[7:], clusters=4)  # rows of another length
+    together = np.concatenate([clusters.p, clusters.q[::-1]])
     kinds = np.tile([0, 0, 1, 2, 2, 2, 3], 2)
     assert ((together[:, None] == together) == (kinds[:, None] == kinds)).all()
-    assert sorted(found.histograms[0]) == sorted(found.histograms[1]) == [1, 1, 2, 3]
+    assert sorted(clusters.histograms[0]) == sorted(clusters.histograms[1]) == [1, 1, 2, 3]
 
 
 def test_a_tenth_of_the_smaller_sample_are_the_clusters(random):
@@ -154,11 +154,11 @@ def test_less_of_the_reference_covered_is_a_smaller_mauve(random):
     assert values[0] > 0.9 and values[-1] < 0.1
 
 
+SLOW_SHARES = [pytest.param(shares, marks=pytest.mark.full) for shares in (None, [0.3, 0.3, 0.1, 0.1, 0.1, 0.1])]
+
+
 @needs_mauve_text
-@pytest.mark.parametrize("shares", [
-    [0.5, 0.25, 0.25, 0, 0, 0],
-    *(pytest.param(shares, marks=pytest.mark.full) for shares in (None, [0.3, 0.3, 0.1, 0.1, 0.1, 0.1])),
-])  # fmt: skip
+@pytest.mark.parametrize("shares", [[0.5, 0.25, 0.25, 0, 0, 0], *SLOW_SHARES])
 def test_the_value_is_near_mauve_text_for_the_same_features(random, shares):
     from mauve import compute_mauve
 
@@ -167,7 +167,7 @@ def test_the_value_is_near_mauve_text_for_the_same_features(random, shares):
     theirs = [compute_mauve(p_features=p, q_features=q, seed=seed) for seed in range(8)]
     for smoothing, name in ((0.0, "mauve"), (STAR, "mauve_star")):
         ours = [mauve(p, q, seed=seed, smoothing=smoothing) for seed in range(8)]
-        wanted = [getattr(found, name) for found in theirs]
+        wanted = [getattr(one, name) for one in theirs]
         assert np.mean(ours) == pytest.approx(np.mean(wanted), abs=0.03)
 
 
@@ -228,12 +228,14 @@ def test_the_interval_is_as_wide_as_fresh_samples_spread():
     fresh = np.array([mauve_from_histograms(*drawn()) for _ in range(400)])
     places = np.eye(KINDS)
     p, q = (np.repeat(places, counts, axis=0) for counts in drawn())
-    found = mauve_interval(p, q, clusters=KINDS, seeds=[0, 1])
-    assert found.figure.value == mauve(p, q, clusters=KINDS, seed=0)
-    assert found.figure.n == 200
-    assert found.figure.low < found.figure.value < found.figure.high
-    assert found.figure.se == pytest.approx(fresh.std(), rel=0.35)
-    assert found.figure.high - found.figure.low == pytest.approx(np.ptp(np.quantile(fresh, [0.025, 0.975])), rel=0.35)
+    interval = mauve_interval(p, q, clusters=KINDS, seeds=[0, 1])
+    assert interval.figure.value == mauve(p, q, clusters=KINDS, seed=0)
+    assert interval.figure.n == 200
+    assert interval.figure.low < interval.figure.value < interval.figure.high
+    assert interval.figure.se == pytest.approx(fresh.std(), rel=0.35)
+    assert interval.figure.high - interval.figure.low == pytest.approx(
+        np.ptp(np.quantile(fresh, [0.025, 0.975])), rel=0.35
+    )
 
 
 def test_texts_drawn_together_are_resampled_together(random):
@@ -248,10 +250,10 @@ def test_texts_drawn_together_are_resampled_together(random):
 
 def test_every_seed_of_k_means_is_a_value(random):
     p, q = sample(random, 60), sample(random, 60)
-    found = mauve_interval(p, q, seeds=[7, 8, 9], smoothing=STAR)
-    assert found.seeds.tolist() == [mauve(p, q, seed=seed, smoothing=STAR) for seed in (7, 8, 9)]
-    assert found.figure.value == found.seeds[0]
-    assert mauve_interval(p, q, seeds=[7, 8, 9], smoothing=STAR).figure == found.figure
+    interval = mauve_interval(p, q, seeds=[7, 8, 9], smoothing=STAR)
+    assert interval.seeds.tolist() == [mauve(p, q, seed=seed, smoothing=STAR) for seed in (7, 8, 9)]
+    assert interval.figure.value == interval.seeds[0]
+    assert mauve_interval(p, q, seeds=[7, 8, 9], smoothing=STAR).figure == interval.figure
 
 
 def test_bad_intervals(random):
@@ -286,9 +288,9 @@ def test_a_feature_is_the_state_of_the_last_token(folder, start):
     before = [judge.start_id] if start else []
     wanted = [last_state(judge, before + judge.tokens(text)[0]) for text in texts]
     for sizes in ({}, {"batch_size": 1}, {"batch_size": 3}, {"max_tokens_per_batch": 20}):
-        found = last_token_features(judge, texts, **sizes)
-        assert found.dtype == np.float32 and found.shape == (len(texts), 16)
-        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-6)
+        features = last_token_features(judge, texts, **sizes)
+        assert features.dtype == np.float32 and features.shape == (len(texts), 16)
+        np.testing.assert_allclose(features, wanted, rtol=0, atol=1e-6)
 
 
 def test_a_long_text_is_cut_before_it_is_read(folder):
