@@ -1,4 +1,4 @@
-"""`d5p4 score`: the report on a file of grouped answers, whoever made it."""
+"""`d5p4 score`: the report on a file of grouped answers from any program."""
 
 from __future__ import annotations
 

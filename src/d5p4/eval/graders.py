@@ -90,7 +90,7 @@ def grader(name: str) -> Grader:
 def grader_of(model: Any) -> Grader | None:
     """The grader that a model's card names (generation_config.json, key `d5p4`, entry `grader`), or None.
 
-    A name that nobody registered gives a warning instead of an error: the model can be used without marks.
+    An unregistered name gives a warning instead of an error: the model can be used without marks.
     """
     name = model.generation_defaults.get("grader")
     if name is None:

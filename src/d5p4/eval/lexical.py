@@ -55,7 +55,7 @@ def vocabulary_size(references: Iterable[str], pieces: WordPieces | None = None)
 
 
 def ead(texts: Sequence[str], vocabulary: int, pieces: WordPieces | None = None) -> float:
-    """Expectation-adjusted distinct: N / (V (1 - ((V - 1) / V)^C)); the group's C word pieces are N different ones.
+    """Expectation-adjusted distinct: N / (V (1 - ((V - 1) / V)^C)); N of the group's C word pieces are different.
 
     The denominator is the expected number of different ones in C uniform draws from V, so long texts do not score
     lower as they do with distinct-1 (Liu et al., 2022). V comes from `vocabulary_size`. 0 without word pieces.

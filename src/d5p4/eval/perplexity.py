@@ -168,7 +168,7 @@ class CausalJudge:
         return encoding["input_ids"], [end for _, end in encoding["offset_mapping"]]
 
     def _row(self, text: str, number: int, max_tokens: int | None) -> tuple[list[int], int]:
-        """The tokens of a text, of which all but the first are scored, and the bytes that are scored."""
+        """The tokens of a text (all but the first are scored), and the number of bytes that are scored."""
         ids, ends = self.tokens(text)
         if max_tokens is not None and len(ids) > max_tokens:
             text, ids = text[: ends[max_tokens - 1]], ids[:max_tokens]
@@ -217,7 +217,7 @@ def _located(name_or_path: str | Path, gguf_file: str | None) -> tuple[Path, str
 def _read(folder: Path, gguf_file: str | None, name: str) -> tuple[Any, Any]:
     """Tokenizer and model of a folder."""
     library = transformers()
-    # As elsewhere here: never a pickle.
+    # Never read a pickle.
     options: dict[str, Any] = {"use_safetensors": True} if gguf_file is None else {"gguf_file": gguf_file}
     try:
         tokenizer = library.AutoTokenizer.from_pretrained(folder, gguf_file=gguf_file)

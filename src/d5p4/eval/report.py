@@ -68,14 +68,14 @@ METRICS = {  # by the name up to "@"
 
 
 class Judge(Protocol):
-    """What PPL is taken under: `eval.perplexity.CausalJudge` with start="", as in the paper."""
+    """The model of PPL: `eval.perplexity.CausalJudge` with start="", as in the paper."""
 
     def per_text(self, texts: Sequence[str]) -> NDArray[np.float64]:
         """Mean nats per token of each text, [n]."""
 
 
 class Encoder(Protocol):
-    """What cosines are taken of: `eval.encoder.Encoder`."""
+    """The model of cosines: `eval.encoder.Encoder`."""
 
     def encode(self, texts: Sequence[str]) -> NDArray[Any]:
         """A unit row for each text, [n, D]."""

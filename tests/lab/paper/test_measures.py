@@ -27,7 +27,7 @@ KINDS, WIDTH = 6, 24
 
 
 def sample(random, n, shares=None):
-    """[n, D] features around KINDS directions, of which `shares` says how often each comes."""
+    """[n, D] features around KINDS directions; `shares` are their probabilities."""
     places = np.random.default_rng(99).normal(size=(KINDS, WIDTH))
     return places[random.choice(KINDS, size=n, p=shares)] + 0.3 * random.normal(size=(n, WIDTH))
 
