@@ -123,7 +123,7 @@ class Recorder:
             "frame": self._frame(prompt, settings.chat, pieces),
             "similarity": [_rounded(row, 4) for row in result.similarity[place]],
             "distinct": answers.distinct,
-            "right": count_right(answers.texts, right),
+            "right": count_right(self.model, answers.texts, right),
             "rows": answers.rows,
             "rows_nominal": answers.rows_nominal,
             "nfe": answers.nfe,
@@ -148,8 +148,6 @@ class Recorder:
     def _answers(
         self, prompt: Any, result: Result, place: int, right: list[bool] | None, pieces: Pieces
     ) -> list[dict[str, Any]]:
-        from ..eval.countdown import canonical
-
         numbers, last = Answers(result, place), self._steps[-1]
         changes = _written(last.changes(), pieces)
         window = self._window(prompt, result, place)
@@ -159,7 +157,6 @@ class Recorder:
             # A parent chosen twice has two rows; equal tokens have equal log-probabilities.
             final = zip(last.chosen, self._final, strict=False)
             row = next(n for n, pair in enumerate(final) if pair == (lineage[-1], window[rank]))
-            good = None if right is None else right[rank]
             listed.append(
                 {
                     "text": text,
@@ -168,8 +165,7 @@ class Recorder:
                     "lineage": lineage,
                     "changes": changes[row],
                     "end": len(result.answers[place][rank]),
-                    "right": good,
-                    "canonical": canonical(text) if good else None,
+                    "right": None if right is None else right[rank],
                 }
             )
         return listed

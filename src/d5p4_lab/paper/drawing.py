@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from d5p4.errors import D5P4Error
-from d5p4.eval.stats import Figure
 from d5p4.store import write_json, write_text
+
+from ..statistics import Figure
 
 LARGEST_FIGURE = 200_000  # bytes
 # Okabe and Ito's colours, which most colour-blind people tell apart; every method has a marker and a line too.
