@@ -129,7 +129,7 @@ def pyplot() -> Any:
     try:
         import matplotlib
     except ImportError as reason:
-        raise D5P4Error("figures need matplotlib: pip install 'd5p4[eval]'") from reason
+        raise D5P4Error("figures need matplotlib: pip install -e '.[lab]'") from reason
     matplotlib.use("agg")
     import matplotlib.pyplot as plt
 

@@ -96,7 +96,7 @@ def cluster(p_features: ArrayLike, q_features: ArrayLike, *, clusters: int | Non
         from sklearn.decomposition import PCA
         from sklearn.exceptions import ConvergenceWarning
     except ImportError as reason:
-        raise D5P4Error("MAUVE needs scikit-learn: pip install 'd5p4[eval]'") from reason
+        raise D5P4Error("MAUVE needs scikit-learn: pip install -e '.[lab]'") from reason
     p, q = _features("p", p_features), _features("q", q_features)
     if p.shape[1] != q.shape[1]:
         raise D5P4Error(f"features of {p.shape[1]} and of {q.shape[1]} numbers cannot be compared")
