@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo serve test test-ten test-full test-browser test-gpu reproduce bench-gpu bench-cpu tables lint clean
+.PHONY: help demo serve test test-ten test-full test-browser test-gpu reproduce bench-gpu bench-cpu tables options lint clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,6 +49,9 @@ tables: $(VENV)/.installed-dev ## redraw every table and figure of the documents
 	@$(BIN)/python -m d5p4_lab bench tables
 	@$(BIN)/python -m d5p4_lab reproduce all --stage draw --quiet
 	@$(BIN)/python -m d5p4_lab reproduce claims
+
+options: $(VENV)/.installed ## write docs/options.md and the docstring of generate from the table of options
+	@$(BIN)/python -m d5p4_lab options
 
 lint: $(VENV)/.installed-dev ## ruff and mypy
 	@$(BIN)/ruff check

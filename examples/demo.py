@@ -19,8 +19,7 @@ from rich.text import Text
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # on a busy machine spinning threads would take minutes
 
 import d5p4  # noqa: E402
-from d5p4.cli.call import run  # noqa: E402
-from d5p4.cli.progress import load_model  # noqa: E402
+from d5p4.cli.common import load_model, run  # noqa: E402
 from d5p4.cli.show import answer_text, facts_line, plain_table  # noqa: E402
 from d5p4.eval.countdown import WINDOW, Problem, fault, is_right, problems  # noqa: E402
 

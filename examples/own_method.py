@@ -17,7 +17,7 @@ def loners(pool: d5p4.PoolView, k: int, key: Tensor) -> d5p4.Choice:
     return pool.keep(best + width * best.new_tensor(range(k)))
 
 
-d5p4.register(d5p4.Method("loners", "the child least like the pool", "mine", lambda settings: loners))
+d5p4.register(d5p4.Method("loners", loners, "the child least like the pool"))
 _, folder, prompt = sys.argv
 for text in d5p4.generate(d5p4.load(folder), prompt, method="loners", k=4, seed=0).texts[0]:
     print(repr(text))

@@ -1,6 +1,8 @@
 """What `generate` promises its caller, on the fake model."""
 
+import dataclasses
 import itertools
+import json
 import math
 import re
 import warnings
@@ -8,10 +10,12 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 import d5p4
 from d5p4 import D5P4Error
 from d5p4.ops.vocab import logits_of
+from tests.checkpoints import write_llada
 from tests.fake import FakeModel
 from tests.refusals import refusal
 
@@ -134,7 +138,7 @@ def test_a_selector_of_ones_own_is_told_what_is_wrong(monkeypatch):
         ([[0, 1, 9]], 3, "outside the pool of 9"),
         ([[0, 1, -1]], 3, "outside the pool"),
         ([0, 1, 2], 3, "of shape (3,)"),
-        ([[0, 1, 2]], 0, "0 children a parent"),
+        ([[0, 1, 2]], 0, "0 children per parent"),
         ([[0.5, 1, 2]], 3, "must return a Choice of int64 parents"),
         ([[0, 1, 2, 3]], None, "4 x 1 rows where 3 are needed"),
     ):
@@ -143,7 +147,7 @@ def test_a_selector_of_ones_own_is_told_what_is_wrong(monkeypatch):
             chosen = torch.tensor(parents)
             return pool.keep(chosen) if children is None else d5p4.Choice(chosen, children)
 
-        method = d5p4.Method("mine", "", "", lambda settings, select=select: select)
+        method = d5p4.Method("mine", select)
         monkeypatch.setitem(d5p4.METHODS, "mine", method)
         assert message in refusal(generate, FakeModel(), "abc", method="mine"), parents
     assert "already a method 'mine'" in refusal(d5p4.register, d5p4.METHODS["mine"])
@@ -152,6 +156,44 @@ def test_a_selector_of_ones_own_is_told_what_is_wrong(monkeypatch):
 def test_a_result_is_printed_in_one_line():
     text = repr(generate(FakeModel(), ["abc", "c"]))
     assert text.startswith("Result(2 prompts, 6 answers") and "\n" not in text
+
+
+def test_a_result_has_length_items_and_plain_data():
+    result = generate(FakeModel(), ["abc", "<b>"[1:2]], logprobs=True)
+    assert len(result) == 2 and [answers.texts for answers in result] == result.texts
+    assert result[-1].texts == result.texts[1] and result[0].distinct == int(result.distinct[0])
+    with pytest.raises(IndexError):
+        result[2]
+    plain = json.loads(json.dumps(result.to_dict()))
+    assert plain["seed"] == result.seed and plain["settings"]["k"] == result.settings.k
+    assert [entry["answers"] for entry in plain["prompts"]] == result.texts and "reveal_step" in plain["prompts"][0]
+    page = dataclasses.replace(result, texts=[["<i>&"] * 3] * 2)._repr_html_()
+    assert page.count("<table>") == 2 and page.count("&lt;i&gt;&amp;") == 6
+
+
+def test_a_name_is_loaded(tmp_path):
+    folder = write_llada(tmp_path / "model")
+    given = {"k": 2, "gen_length": 4, "seed": 3}
+    assert d5p4.generate(str(folder), "two", **given).texts == d5p4.generate(d5p4.load(folder), "two", **given).texts
+
+
+def test_a_tokenizers_output_is_a_prompt():
+    """Also a padded batch, and a list of them; padding on either side is not part of a prompt."""
+    expected = generate(FakeModel(), [[0, 1, 2], [3]]).answers
+    batch = {"input_ids": torch.tensor([[0, 1, 2], [9, 9, 3]]), "attention_mask": torch.tensor([[1, 1, 1], [0, 0, 1]])}
+    assert generate(FakeModel(), batch).answers == expected
+    single = [{"input_ids": [0, 1, 2]}, {"input_ids": [3, 9], "attention_mask": [1, 0]}]
+    assert generate(FakeModel(), single).answers == expected
+    assert "needs 'input_ids'" in refusal(generate, FakeModel(), {"ids": [1]})
+    assert "same shape" in refusal(generate, FakeModel(), batch | {"attention_mask": [[1, 1, 1]]})
+
+
+def test_progress_moves_a_bar_and_the_callback(monkeypatch, capsys):
+    monkeypatch.setattr("d5p4.progress.Console", lambda stderr: Console(stderr=stderr, force_terminal=True, width=80))
+    steps = []
+    generate(FakeModel(), "abc", gen_length=4, progress=True, callback=lambda shot: steps.append(shot.step))
+    out, err = capsys.readouterr()
+    assert steps == [0, 1, 2, 3] and out == "" and "step 4 of 4" in err
 
 
 def test_chat_is_applied_where_there_is_a_template():
@@ -192,10 +234,10 @@ def test_infilling_keeps_the_given_text_and_appends_only_when_asked():
 ORDERS = ["confidence", "random", "tempered", "margin", "entropy", "ancestral"]
 
 
-@pytest.mark.parametrize("order, steps", [
-    *zip(ORDERS, (1, 3, 5, 8, 100, 3), strict=True),
-    *[pytest.param(*case, marks=pytest.mark.full) for case in itertools.product(ORDERS, (1, 3, 8, 100))],
-])  # fmt: skip
+FULL = [pytest.param(*case, marks=pytest.mark.full) for case in itertools.product(ORDERS, (1, 3, 8, 100))]
+
+
+@pytest.mark.parametrize("order, steps", [*zip(ORDERS, (1, 3, 5, 8, 100, 3), strict=True), *FULL])
 def test_any_number_of_steps_fills_everything(order, steps):
     eos = "free" if order == "ancestral" else "last"
     r = generate(FakeModel(), ["abc", "a"], order=order, steps=steps, eos=eos)
@@ -337,14 +379,14 @@ def test_batches_hold_prompts_of_like_length():
     model = FakeModel(max_length=2000)
     sizes = []
     prompts = [[1] * 4] * 30 + [[1] * 900]
-    d5p4.generate(model, prompts, k=2, w=2, gen_length=4, steps=1, max_tokens_per_forward=40, seed=0, temperature=5.0,
-                  callback=lambda s: sizes.append(len(s.prompts)) and None)  # fmt: skip
+    options = dict(k=2, w=2, gen_length=4, steps=1, max_tokens_per_forward=40, seed=0, temperature=5.0)
+    d5p4.generate(model, prompts, callback=lambda s: sizes.append(len(s.prompts)) and None, **options)
     assert sizes == [10, 10, 10, 1]
 
 
 def test_fewer_distinct_answers_than_asked_warn():
     model = FakeModel(scale=20.0)
-    with pytest.warns(d5p4.DuplicateAnswers, match="1 of 1 prompts have fewer than k=4"):
+    with pytest.warns(d5p4.DuplicateAnswers, match="1 of the 4 answers differ; try distinct=True and spare=4"):
         r = d5p4.generate(model, "abc", gen_length=2, seed=0, temperature=0.01)
     assert r.distinct.item() < 4
 
@@ -393,38 +435,38 @@ def test_nan_logits_name_the_prompt_of_the_call():
 
 BAD = [
     ([], {}, "the list is empty"),
-    ("abc", {"gen_length": 100}, "prompt 0 has 3 tokens and asks for 100 more, but the model holds 64"),
-    (["a", "a" * 70], {}, "prompt 1 has 70 tokens"),
+    ("abc", {"gen_length": 100}, "prompt 0: the prompt has 3 tokens and asks for 100 more, but the model holds 64"),
+    (["a", "a" * 70], {}, "prompt 1: the prompt has 70 tokens"),
     ([0, 99], {}, "token id 99"),
     (["a", 3.5], {}, "prompt 1"),
-    ("abc", {"sets": 3}, "sets is for unconditional"),
+    ("abc", {"sets": 3}, "sets: only unconditional answers"),
     (None, {"sets": 0}, "sets=0"),
     (None, {"guidance": 2.0}, "guidance=2"),
     ([{"role": "user", "content": "ab"}], {}, "no chat template"),
     ("abc", {"chat": True}, "no chat template"),
-    ("abc", {"keys": ["a", "b"]}, "2 keys for 1 prompts"),
+    ("abc", {"keys": ["a", "b"]}, "keys: there are 2 for 1 prompts"),
     (["a", "b"], {"keys": ["x", "x"]}, "key 'x' names two prompts"),
     ("abc", {"seed": "x"}, "seed='x'"),
-    ("abc", {"scorer": len}, "scorer and references are for method 'best-of-n'"),
+    ("abc", {"scorer": len}, "scorer: method 'd5p4' has no use for it; use method='best-of-n'"),
     ("abc", {"method": "best-of-n", "rank": "scorer"}, "needs scorer="),
     ("abc", {"method": "best-of-n", "scorer": lambda t: [1]}, "1 numbers for 9 texts"),
-    ("abc", {"method": "best-of-n", "references": ["x"]}, "references need scorer"),
+    ("abc", {"method": "best-of-n", "references": ["x"]}, "references: give scorer= too"),
     ("abc", {"steps": 1, "block_length": 2}, "steps=1 is fewer than the 4 blocks"),
-    ("abc", {"steps": 1, "temperature": 0, "order": "random"}, "one step a block is deterministic"),
+    ("abc", {"steps": 1, "temperature": 0, "order": "random"}, "one step per block is deterministic"),
     ("abc", {"seed": 2**64}, "must be a whole number of 64 bits"),
     (["a", "b"], {"keys": [0, 2**64]}, "names two prompts"),
     ("abc", {"keys": [1.5]}, "key 1.5 must be"),
     ("abc", {"k": 10**7}, "make a pool of more than 16384 rows"),
     (bytearray(b"abc"), {}, "bytearray"),
     ("abc", {"method": "best-of-n", "scorer": lambda t: [10**400] * len(t)}, "the scorer gave"),
-    ("abc", {"keys": 3}, "keys must be a list with one entry a prompt, not int"),
+    ("abc", {"keys": 3}, "keys: give a list with one entry per prompt, not int"),
     ("abc", {"callback": 3}, "callback=3 is not a function"),
     ("abc", {"callback": lambda shot: ["x"]}, "the callback returned 'x'"),
     ("abc", {"callback": lambda shot: True}, "the callback returned True"),
     ("abc", {"method": "best-of-n", "scorer": 3}, "scorer=3 is not a function"),
     ("abc", {"method": "best-of-n", "scorer": lambda t: None}, "the scorer gave None"),
-    ("abc", {"method": "best-of-n", "scorer": max, "references": "x"}, "references must be a list"),
-    ("abc", {"method": []}, "no method"),
+    ("abc", {"method": "best-of-n", "scorer": max, "references": "x"}, "references: give a list"),
+    ("abc", {"method": []}, "method=.. is not a method"),
     ("abc", {"k": 10**30}, "at most"),
     ("abc", {"steps": 10**9}, "steps=1000000000"),
     ("abc", {"temperature": 10**400}, "temperature="),
@@ -439,7 +481,7 @@ def test_bad_input_is_named():
 
 
 def test_mask_in_a_chat_prompt():
-    with pytest.raises(D5P4Error, match="mask token in a chat prompt"):
+    with pytest.raises(D5P4Error, match="a chat prompt holds the mask token"):
         generate(FakeModel(template=True), "al")
     with pytest.raises(D5P4Error, match="needs 'role' and 'content'"):
         generate(FakeModel(template=True), [{"role": "user"}])
@@ -448,8 +490,11 @@ def test_mask_in_a_chat_prompt():
 def test_ancestral_unmasks_evenly_over_time():
     model = FakeModel(carry_over=True, max_length=400)
     left = []
-    generate(model, None, gen_length=400, steps=10, method="independent", k=8,
-             callback=lambda s: left.append((s.next_tokens == 11).double().mean().item()) and None)  # fmt: skip
+
+    def listen(shot):
+        left.append((shot.next_tokens == 11).double().mean().item())
+
+    generate(model, None, gen_length=400, steps=10, method="independent", k=8, callback=listen)
     for i, share in enumerate(left):
         assert share == pytest.approx(1 - (i + 1) / 10, abs=0.04)
     assert left[-1] == 0

@@ -6,23 +6,34 @@
 """
 
 import os
+import signal
+import sys
 
 # Before torch loads its threads: on a busy machine those that spin while they wait make a decode many times slower.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-from . import select  # noqa: E402
+# The command line: Ctrl-C during the seconds that torch takes to import ends the process without a traceback.
+_command = os.path.basename(sys.argv[0] if sys.argv else "") in ("d5p4", "d5p4.exe", "-m")
+_command = _command and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+if _command:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 from .__about__ import __version__  # noqa: E402
 from .decode import decode  # noqa: E402
 from .errors import D5P4Error, DuplicateAnswers, NonFiniteLogits  # noqa: E402
 from .generate import generate  # noqa: E402
 from .jobs import run_file  # noqa: E402
 from .likelihood import loglikelihood  # noqa: E402
-from .methods import METHODS, Method, register  # noqa: E402
+from .methods import METHODS, Method, load_plugins, register  # noqa: E402
 from .models import load, wrap  # noqa: E402
+from .options import Option, Settings  # noqa: E402
+from .prompts import prepare  # noqa: E402
 from .rows import Prompts  # noqa: E402
 from .schedule import make_schedule  # noqa: E402
-from .settings import Settings  # noqa: E402
 from .types import Choice, Final, Head, Hidden, HistoryStep, Kept, Model, PoolView, Result, Schedule, Snapshot, Step  # noqa: E402
+
+if _command:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 __all__ = [
     "METHODS",
@@ -37,6 +48,7 @@ __all__ = [
     "Method",
     "Model",
     "NonFiniteLogits",
+    "Option",
     "PoolView",
     "Prompts",
     "Result",
@@ -48,10 +60,11 @@ __all__ = [
     "decode",
     "generate",
     "load",
+    "load_plugins",
     "loglikelihood",
     "make_schedule",
+    "prepare",
     "register",
     "run_file",
-    "select",
     "wrap",
 ]

@@ -1,14 +1,57 @@
-"""The one exception family users meet: each message is a sentence that names the bad value and the cure."""
+"""The one family of exceptions that users meet. An error carries its facts as fields, so that nobody parses a sentence.
 
-from collections.abc import Sequence
+`str(error)` is the sentence for Python: what is wrong, which value, what to do. The command line and the server phrase
+the same fields in their own words (`D5P4Error.phrase`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import reprlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "ABSENT"})()
 
 
 class D5P4Error(ValueError):
-    """Something the caller can put right. The command line prints it and exits with code 2."""
+    """Something the caller can put right. The command line prints it and exits with code 2.
+
+    reason   the sentence without its subject: "must be a whole number of at least 1"
+    option   the option it is about, under its Python name
+    value    the value of that option
+    prompt   the number of the prompt it is about, counted from 0
+    line     the line of a file, counted from 1
+    """
+
+    def __init__(
+        self,
+        reason: str,
+        *,
+        option: str | None = None,
+        value: Any = ABSENT,
+        prompt: int | None = None,
+        line: int | None = None,
+    ) -> None:
+        super().__init__(reason)
+        self.reason, self.option, self.value, self.prompt, self.line = reason, option, value, prompt, line
+
+    def phrase(self, rename: Callable[[str], str] = str, place: str | None = None) -> str:
+        """The sentence. `rename` spells an option; `place` replaces "prompt 3" (an empty text leaves it out)."""
+        text = self.reason
+        if self.option is not None:
+            name = rename(self.option)
+            text = f"{name}: {text}" if self.value is ABSENT else f"{name}={shown(self.value)} {text}"
+        if place is None and self.prompt is not None:
+            place = f"prompt {self.prompt}"
+        return f"{place}: {text}" if place else text
+
+    def __str__(self) -> str:
+        return self.phrase()
 
 
 class NonFiniteLogits(D5P4Error):
-    """The model produced NaN or infinite logits; `prompts` are the numbers of the prompts it did so for."""
+    """The model produced NaN or infinite logits; `prompts` are the numbers of the prompts that had them."""
 
     def __init__(self, message: str, prompts: Sequence[int] = ()) -> None:
         super().__init__(message)
@@ -17,3 +60,20 @@ class NonFiniteLogits(D5P4Error):
 
 class DuplicateAnswers(UserWarning):
     """Fewer than k distinct answers came out for some prompts."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """ "did you mean temperature?", or nothing when no known name is close."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"did you mean {close[0]}?" if close else ""
+
+
+def shown(value: Any) -> str:
+    """A value in a message: cut short, however long or deep it is."""
+    return _SHORT.repr(value)
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
+_SHORT.maxlevel = 3
+_SHORT.maxtuple = _SHORT.maxlist = _SHORT.maxdict = 8

@@ -14,6 +14,7 @@ import torch
 
 from .errors import D5P4Error, NonFiniteLogits
 from .ops.vocab import vocab_stats
+from .options import whole
 from .prompts import Prompt, Request, encode, layout
 from .rng import LIKELIHOOD, hash_tokens, key_of, mix, uniform
 from .types import Model
@@ -34,19 +35,17 @@ def loglikelihood(
 
     The prompt is read as `generate` reads it: `chat=None` applies the chat template where the model has one.
     """
-    for name, value in (("samples", samples), ("max_tokens_per_forward", max_tokens_per_forward)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise D5P4Error(f"{name}={value!r} must be a whole number of at least 1")
-    if not isinstance(seed, int) or isinstance(seed, bool):
-        raise D5P4Error(f"seed={seed!r} must be a whole number")
+    whole("samples", samples)
+    whole("max_tokens_per_forward", max_tokens_per_forward)
+    whole("seed", seed, -(2**63))
     if not isinstance(text, str) and not all(isinstance(part, int) for part in text):
-        raise D5P4Error("text must be one string or token ids; call once for each text")
-    before = [] if prompt is None else encode(model, prompt, chat, 0)
-    answer = encode(model, text, False, 0)
+        raise D5P4Error("text must be one string or token ids; call once per text")
+    before = [] if prompt is None else encode(model, prompt, chat)
+    answer = encode(model, text, False)
     if not answer:
         raise D5P4Error("the text to score has no tokens")
     if model.mask_id in answer:
-        raise D5P4Error("the text to score holds the mask token; its likelihood is not defined")
+        raise D5P4Error("the text to score contains the mask token; its likelihood is not defined")
     if len(before) + len(answer) > model.max_length:
         raise D5P4Error(f"{len(before)} + {len(answer)} tokens do not fit the model's {model.max_length}")
     device = model.head.weight.device

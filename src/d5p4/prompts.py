@@ -1,8 +1,11 @@
-"""Prompts as users write them -> token ids -> padded batches that share a schedule."""
+"""What users write -> `prepare` -> requests: token ids, how many masks follow them, and the key of the random stream.
+
+`prepare` is the only way in. Python, file runs, the server, lm-eval and the lab all go through it.
+"""
 
 from __future__ import annotations
 
-import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,22 +14,27 @@ import torch
 from torch import Tensor
 
 from .errors import D5P4Error
+from .options import Settings, gives_length, plain_number, whole
+from .rng import hash_rows, key_of, mix
 from .rows import Prompts
-from .settings import Settings, plain_number
-from .types import Model
+from .schedule import make_schedule
+from .types import Model, Schedule
 
 BUCKET = 64  # row lengths under `deterministic` are its multiples
 
-Prompt = str | Sequence[int] | Sequence[Mapping[str, str]] | Tensor
-"""A text, token ids (a mask id is a hole to fill), or chat messages."""
+Prompt = str | Sequence[int] | Sequence[Mapping[str, str]] | Mapping[str, Any] | Tensor
+"""A text, token ids (a mask id is a hole to fill), chat messages, or a tokenizer's output with `input_ids`."""
+Name = int | str | None
+"""What the caller calls a prompt, to name its random stream."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt, ready to be laid out."""
+    """One prompt, ready to be decoded."""
 
     ids: list[int]
     append: int  # mask positions after the prompt
+    key: int = 0  # starts the prompt's random stream
 
     @property
     def length(self) -> int:
@@ -38,25 +46,177 @@ class Request:
         return holes + list(range(len(self.ids), len(self.ids) + self.append))
 
 
+class Prepared:
+    """A model and the options of a call: what all its prompts share. `take` turns prompts into requests."""
+
+    def __init__(self, model: Model, options: Mapping[str, Any]) -> None:
+        check_model(model)
+        self.model = model
+        self.settings = Settings.make(model, **options)
+        self.length_given = gives_length(options)
+        self.requests: list[Request] = []
+        self._taken = 0
+        self._seen: Counter[int] = Counter()  # how often each row of ids came before
+        self._possible: set[int] = set()  # window lengths that have a schedule
+
+    def take(self, prompts: Sequence[Any], names: Sequence[Name] | None = None) -> list[Request | D5P4Error]:
+        """A request for each prompt, or what is wrong with it. Equal prompts get different keys, call after call."""
+        results: list[Any] = []
+        encoded: list[tuple[int, list[int]]] = []
+        for place, prompt in enumerate(prompts):
+            try:
+                encoded.append((place, encode(self.model, prompt, self.settings.chat)))
+                results.append(None)
+            except D5P4Error as error:
+                results.append(self._about(error, place))
+        keys = self._keys([ids for _, ids in encoded], [names[place] if names else None for place, _ in encoded])
+        for (place, ids), key in zip(encoded, keys, strict=True):
+            try:
+                results[place] = self._plan(ids, key)
+            except D5P4Error as error:
+                results[place] = self._about(error, place)
+        self._taken += len(prompts)
+        return results
+
+    def _about(self, error: D5P4Error, place: int) -> D5P4Error:
+        if error.option is None:  # an option is wrong whatever the prompt
+            error.prompt = self._taken + place
+        return error
+
+    def _keys(self, rows: Sequence[Sequence[int]], names: Sequence[Name]) -> list[int]:
+        """From the caller's name, or from the token ids and how often they came before."""
+        hashes = hash_rows(rows)
+        before = []
+        for row in hashes.tolist():
+            before.append(self._seen[row])
+            self._seen[row] += 1
+        own = mix(hashes, torch.tensor(before, dtype=torch.int64)).tolist()
+        return [key if name is None else key_of(name) for key, name in zip(own, names, strict=True)]
+
+    def _plan(self, ids: list[int], key: int) -> Request:
+        """How many masks follow the prompt. A prompt with holes gets none unless the caller gives a length."""
+        model, settings = self.model, self.settings
+        holes = model.mask_id in ids
+        if holes and not self.length_given:
+            append = 0
+        elif self.length_given and settings.gen_length is not None:
+            append = settings.gen_length
+        else:  # a default gives way where the model has less room
+            append = min(default_length(model, settings), model.max_length - len(ids))
+        if len(ids) + append > model.max_length or append < (0 if holes else 1):
+            raise D5P4Error(
+                f"the prompt has {len(ids)} tokens and asks for {max(append, 1)} more, but the model holds "
+                f"{model.max_length}; shorten the prompt or the answer"
+            )
+        request = Request(ids, append, key)
+        length = len(request.window(model.mask_id))
+        if length not in self._possible:
+            schedule_for(length, settings)
+            self._possible.add(length)
+        return request
+
+
+def prepare(
+    model: Model,
+    prompts: Any,
+    options: Mapping[str, Any],
+    *,
+    keys: Sequence[Name] | None = None,
+    sets: int | None = None,
+) -> Prepared:
+    """The requests of a call; the first prompt that cannot be decoded is an error. None: `sets` empty prompts."""
+    prepared = Prepared(model, options)
+    guidance = prepared.settings.guidance
+    if prompts is None and guidance != 1:
+        raise D5P4Error("strengthens a prompt, and there is none; use 1", option="guidance", value=guidance)
+    listed = split_prompts(prompts, sets)
+    check_lists(len(listed), keys=keys)
+    for request in prepared.take(listed, None if keys is None else _names(keys)):
+        if isinstance(request, D5P4Error):
+            raise request
+        prepared.requests.append(request)
+    return prepared
+
+
+def default_length(model: Model, settings: Settings) -> int:
+    """Tokens to append where neither the caller nor the prompt says."""
+    return settings.gen_length or (model.max_length if model.carry_over else 128)
+
+
+def schedule_for(length: int, settings: Settings) -> Schedule:
+    """The steps of windows of one length; an error where there can be none, or k answers would be one."""
+    schedule = make_schedule(length, settings.steps, settings.block_length, settings.order == "ancestral")
+    if all(step.move == 1 for step in schedule.steps):
+        settings.check_random("one step per block")
+    return schedule
+
+
+def check_model(model: Any) -> None:
+    if not hasattr(model, "body") or not hasattr(model, "head"):
+        raise D5P4Error(f"model is a {type(model).__name__}; d5p4.load or d5p4.wrap make one")
+
+
+def check_lists(prompts: int, **given: Any) -> None:
+    """Raise where a list that was given does not have one entry per prompt."""
+    for name, value in given.items():
+        listed = hasattr(value, "__getitem__") and hasattr(value, "__len__") and not isinstance(value, (str, Mapping))
+        if value is not None and not listed:
+            raise D5P4Error(f"give a list with one entry per prompt, not {type(value).__name__}", option=name)
+        if value is not None and len(value) != prompts:
+            raise D5P4Error(f"there are {len(value)} for {prompts} prompts", option=name)
+
+
+def _names(keys: Sequence[Name]) -> list[Name]:
+    names = [plain_number(key) for key in keys]
+    for name in names:
+        if name is not None and (not isinstance(name, (int, str)) or isinstance(name, bool)):
+            raise D5P4Error(f"key {name!r} must be a whole number or text", option="keys")
+    counts = Counter(key_of(name) for name in names if name is not None)
+    if twice := [name for name in names if name is not None and counts[key_of(name)] > 1]:
+        reason = f"key {twice[0]!r} names two prompts; their random streams would be the same"
+        raise D5P4Error(reason, option="keys")
+    return names
+
+
 def split_prompts(prompts: Any, sets: int | None) -> list[Prompt]:
-    """One entry a prompt. None is `sets` unconditional prompts."""
-    if sets is not None and (not isinstance(sets, int) or isinstance(sets, bool) or sets < 1):
-        raise D5P4Error(f"sets={sets!r} must be a whole number of at least 1")
+    """One entry per prompt. None is `sets` unconditional prompts."""
+    if sets is not None:
+        whole("sets", sets)
     if prompts is None:
         return [[] for _ in range(sets or 1)]
     if sets is not None:
-        raise D5P4Error("sets is for unconditional answers; repeat the prompt in the list instead")
+        raise D5P4Error("only unconditional answers come in sets; repeat the prompt in the list instead", option="sets")
+    if isinstance(prompts, Mapping):
+        return _tokenized(prompts)
     prompts = _as_list(prompts)
     if isinstance(prompts, (str, bytes, bytearray)):
         return [prompts]  # bytes are refused by `encode`
     if not isinstance(prompts, Sequence):
-        raise D5P4Error(f"prompts of type {type(prompts).__name__} mean nothing here; give text, token ids or messages")
+        raise D5P4Error(f"prompts cannot be a {type(prompts).__name__}; give text, token ids or chat messages")
     prompts = [plain_number(part) for part in prompts]
     if not prompts:
         raise D5P4Error("there is no prompt: the list is empty (prompts=None asks for unconditional answers)")
-    if all(isinstance(part, Mapping) for part in prompts) or all(_is_id(part) for part in prompts):
+    messages = all(isinstance(part, Mapping) and "input_ids" not in part for part in prompts)
+    if messages or all(_is_id(part) for part in prompts):
         return [prompts]
-    return list(prompts)
+    return [row for part in prompts for row in (_tokenized(part) if isinstance(part, Mapping) else [part])]
+
+
+def _tokenized(output: Mapping[str, Any]) -> list[Prompt]:
+    """The rows of a tokenizer's output, without their padding."""
+    if "input_ids" not in output:
+        if "role" in output:
+            return [[output]]  # one chat message
+        raise D5P4Error("a prompt that is a dict needs 'input_ids' (a tokenizer's output) or 'role' and 'content'")
+    rows, mask = _as_list(output["input_ids"]), _as_list(output.get("attention_mask"))
+    if rows and _is_id(rows[0]):
+        rows, mask = [rows], None if mask is None else [mask]
+    if mask is None:
+        return list(rows)
+    try:
+        return [[i for i, real in zip(row, m, strict=True) if real] for row, m in zip(rows, mask, strict=True)]
+    except (TypeError, ValueError):
+        raise D5P4Error("input_ids and attention_mask must have the same shape") from None
 
 
 def _as_list(value: Any) -> Any:
@@ -68,89 +228,53 @@ def _is_id(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def of_only_prompt(error: D5P4Error) -> str:
-    """What is wrong with the only prompt of a call, without its number."""
-    return re.sub(r"^prompt 0\b", "the prompt", str(error)).removeprefix("the prompt: ")
-
-
-def encode(model: Model, prompt: Any, chat: bool | None, number: int) -> list[int]:
+def encode(model: Model, prompt: Any, chat: bool | None) -> list[int]:
     """Token ids of one prompt; the chat template is applied to text where the model has one, unless chat=False."""
-    try:
-        ids = _ids_of(model, prompt, chat, number)
-    except D5P4Error as reason:
-        if str(reason).startswith("prompt "):
-            raise
-        raise D5P4Error(f"prompt {number}: {reason}") from reason
+    ids = _ids_of(model, _as_list(prompt), chat)
     size = model.head.weight.shape[0]
     wrong = next((i for i in ids if not 0 <= i < size), None)
     if wrong is not None:
-        raise D5P4Error(f"prompt {number} holds token id {wrong}, outside the model's {size} ids")
+        raise D5P4Error(f"token id {wrong} of the prompt is outside the model's {size} ids")
     return ids
 
 
-def _ids_of(model: Model, prompt: Any, chat: bool | None, number: int) -> list[int]:
-    prompt = _as_list(prompt)
+def _ids_of(model: Model, prompt: Any, chat: bool | None) -> list[int]:
     if isinstance(prompt, str):
-        return _encode_text(model, prompt, chat, number)
+        if model.tokenizer is None:
+            raise D5P4Error("this model has no tokenizer: give prompts as token ids, or load it with tokenizer=")
+        rendered = None if chat is False else model.tokenizer.chat([{"role": "user", "content": prompt}])
+        if rendered is not None:
+            return _encode_rendered(model, rendered)
+        if chat:
+            raise D5P4Error("this model has no chat template", option="chat", value=True)
+        return model.tokenizer.encode(prompt)
     if isinstance(prompt, Sequence) and prompt and all(isinstance(part, Mapping) for part in prompt):
-        if chat is False:
-            raise D5P4Error(f"prompt {number} is a conversation, but chat=False turns the chat template off")
-        return _encode_chat(model, prompt, number)
+        return _encode_chat(model, prompt, chat)
     if isinstance(prompt, Sequence) and not isinstance(prompt, (bytes, bytearray)):
         ids = [plain_number(part) for part in prompt]
         if all(_is_id(part) for part in ids):
             return ids
-    raise D5P4Error(f"prompt {number} ({type(prompt).__name__}) is neither text, token ids nor a list of messages")
+    raise D5P4Error(f"a prompt must be text, token ids or a list of messages, not {type(prompt).__name__}")
 
 
-def _encode_text(model: Model, text: str, chat: bool | None, number: int) -> list[int]:
-    if model.tokenizer is None:
-        raise D5P4Error("this model has no tokenizer: give prompts as token ids, or load it with tokenizer=")
-    if chat is not False:
-        rendered = model.tokenizer.chat([{"role": "user", "content": text}])
-        if rendered is not None:
-            return _encode_rendered(model, rendered, number)
-        if chat:
-            raise D5P4Error("chat=True, but this model has no chat template")
-    return model.tokenizer.encode(text)
-
-
-def _encode_chat(model: Model, messages: Sequence[Mapping[str, str]], number: int) -> list[int]:
+def _encode_chat(model: Model, messages: Sequence[Mapping[str, str]], chat: bool | None) -> list[int]:
+    if chat is False:
+        raise D5P4Error("turns the chat template off, but the prompt is a conversation", option="chat", value=False)
     for message in messages:
         if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
-            raise D5P4Error(f"prompt {number}: a message needs 'role' and 'content' as text, not {dict(message)!r}")
+            raise D5P4Error(f"a message needs 'role' and 'content' as text, not {dict(message)!r}")
     text = model.tokenizer.chat(messages) if model.tokenizer is not None else None
-    if text is None or model.tokenizer is None:
-        raise D5P4Error(f"prompt {number} is a conversation, but this model has no chat template")
-    return _encode_rendered(model, text, number)
+    if text is None:
+        raise D5P4Error("the prompt is a conversation, but this model has no chat template")
+    return _encode_rendered(model, text)
 
 
-def _encode_rendered(model: Model, text: str, number: int) -> list[int]:
+def _encode_rendered(model: Model, text: str) -> list[int]:
     assert model.tokenizer is not None
     ids = model.tokenizer.encode(text)
     if model.mask_id in ids:
-        raise D5P4Error(
-            f"prompt {number} has the mask token in a chat prompt; to fill holes in a text use chat=False or token ids"
-        )
+        raise D5P4Error("a chat prompt holds the mask token; to fill holes in a text use chat=False or token ids")
     return ids
-
-
-def plan(model: Model, ids: list[int], settings: Settings, length_given: bool, number: int) -> Request:
-    """How many masks follow the prompt. A prompt with holes gets none unless gen_length was given by the caller."""
-    if model.mask_id in ids and not length_given:
-        append = 0
-    elif length_given and settings.gen_length is not None:
-        append = settings.gen_length
-    else:  # a default gives way where the model has less room
-        default = settings.gen_length or (model.max_length if model.carry_over else 128)
-        append = min(default, model.max_length - len(ids))
-    total = len(ids) + append
-    if total > model.max_length or append < 0 or model.mask_id not in ids and append < 1:
-        raise D5P4Error(
-            f"prompt {number} has {len(ids)} tokens and asks for {max(append, 1)} more, but the model holds "
-            f"{model.max_length}; shorten the prompt or gen_length"
-        )
-    return Request(ids, append)
 
 
 def bucket(length: int, max_length: int) -> int:

@@ -6,15 +6,17 @@ L window positions (the positions to be decoded), V vocabulary, D hidden width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from html import escape
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from .errors import D5P4Error
+from .record import Answers
 from .watch import Watch
 
 
@@ -190,9 +192,9 @@ class PoolView:
         if len(shape) != 2 or shape[0] != prompts or shape[1] < 1:
             raise D5P4Error(f"the selector chose parents of shape {shape}, not [P, m] with P = {prompts} prompts")
         if not isinstance(choice.children, int) or isinstance(choice.children, bool) or choice.children < 1:
-            raise D5P4Error(f"the selector chose {choice.children!r} children a parent, not a whole number from 1 on")
+            raise D5P4Error(f"the selector chose {choice.children!r} children per parent, not a whole number from 1 on")
         if after is not None and choice.children != 1:
-            raise D5P4Error(f"the selector chose {choice.children} children a parent at the last step; each has one")
+            raise D5P4Error(f"the selector chose {choice.children} children per parent at the last step; choose one")
         if after is not None and shape[1] * choice.children != after:
             raise D5P4Error(f"the selector chose {shape[1]} x {choice.children} rows where {after} are needed")
         inside = parents.clamp(0, self.size - 1)
@@ -307,6 +309,38 @@ class Result:
             f"Result({len(self.texts)} prompts, {answers} answers, {int(self.distinct.sum())} distinct, "
             f"{rows} of {nominal} rows, seed {self.seed}; texts[0][:1]={self.texts[0][:1] if self.texts else []})"
         )
+
+    def __len__(self) -> int:
+        """Prompts."""
+        return len(self.texts)
+
+    def __getitem__(self, prompt: int) -> Answers:
+        """The answers to one prompt, as plain numbers."""
+        return Answers(self, range(len(self))[prompt])
+
+    def __iter__(self) -> Iterator[Answers]:
+        return (self[prompt] for prompt in range(len(self)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything but tensors, ready for JSON."""
+        shared = {"seed": self.seed, "method": self.settings.method, "settings": self.settings.to_dict()}
+        own = [{name: x for name, x in answers.to_dict().items() if name not in shared} for answers in self]
+        return shared | {"prompts": own}
+
+    def _repr_html_(self) -> str:
+        """A table per prompt, for notebooks."""
+        row = "<tr><td>{}</td><td>{}</td><td>{}</td><td style='text-align:left;white-space:pre-wrap'>{}</td></tr>"
+        head = "<tr><th>#</th><th>score</th><th>distance</th><th>answer</th></tr>"
+        tables = []
+        for answers in self:
+            numbers = zip(answers.score, answers.distance, answers.texts, strict=True)
+            rows = [row.format(i + 1, *map(_cell, cells)) for i, cells in enumerate(numbers)]
+            tables.append(f"<table>{head}{''.join(rows)}</table>")
+        return "".join(tables)
+
+
+def _cell(value: float | str | None) -> str:
+    return "–" if value is None else escape(value) if isinstance(value, str) else f"{value:.3f}"
 
 
 @dataclass(frozen=True)

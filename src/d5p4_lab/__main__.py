@@ -12,9 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
-from d5p4.cli.errors import Commands
+from d5p4.cli.common import Commands, joined
 from d5p4.cli.options import RUNNING, Device, Dtype, Quiet
-from d5p4.cli.ranks import joined
 from d5p4.errors import D5P4Error
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -26,6 +25,14 @@ EXPERIMENT_NAMES = (
     "budget; `all` runs all of them; `claims` writes the page of claims from what was drawn."
 )
 UNFINISHED = 3  # the exit code when --minutes was not enough
+
+
+@app.command()
+def options() -> None:
+    """Write docs/options.md and the docstring of `generate` from the table of options."""
+    from . import options_page
+
+    options_page.write()
 
 
 @app.command()

@@ -36,12 +36,12 @@ def test_a_puzzle_by_two_methods(visit, server):
     assert len({count for count in seen if count}) >= 3
 
     assert [(body["n"], body["distinct"], "spare" in body) for body in sent] == 2 * [(3, False, False)]
-    found = traces(page)
+    shown_traces = traces(page)
     model = d5p4.load("countdown")
-    for trace, method in zip(found, ("independent", "d5p4"), strict=True):
+    for trace, method in zip(shown_traces, ("independent", "d5p4"), strict=True):
         result = d5p4.generate(model, PUZZLE, method=method, k=3, w=2, gen_length=36, steps=12, seed=5)
         assert [answer["text"] for answer in trace["answers"]] == result.texts[0]  # the library's own answers
-    for number, trace in enumerate(found):
+    for number, trace in enumerate(shown_traces):
         shown = page.locator(".run").nth(number)
         assert texts(page, number) == [answer["text"] for answer in trace["answers"]]
         assert shown.get_by_text("✓ right").count() == sum(
@@ -291,9 +291,9 @@ def test_errors_are_said_in_words(visit, server):
     page.get_by_label("k answers").fill("9999")
     page.get_by_role("button", name="Run").click()
     page.get_by_role("alert").wait_for()
-    said = page.get_by_role("alert").inner_text()
-    assert said.startswith("k=9999")  # the page's word, where the request says n
-    assert said in page.locator(".run .facts").all_inner_texts()
+    message = page.get_by_role("alert").inner_text()
+    assert message.startswith("k=9999")  # the page's word, where the request says n
+    assert message in page.locator(".run .facts").all_inner_texts()
     page.get_by_label("k answers").fill("3")
     page.get_by_label("Prompt", exact=True).fill("héllo")
     page.get_by_role("button", name="Run").click()

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 import d5p4
-from d5p4.cli import app
+from d5p4.cli import build
 from tests.checkpoints import write_llada, write_mdlm
 
 Cli = Callable[..., Any]
@@ -48,7 +48,7 @@ def cli(monkeypatch) -> Cli:
         monkeypatch.setattr(f"typer.rich_utils.{name}", None, raising=False)
 
     def call(*arguments: object, stdin: str | None = None) -> Any:
-        return CliRunner().invoke(app, [str(a) for a in arguments], input=stdin)
+        return CliRunner().invoke(build(), [str(a) for a in arguments], input=stdin)
 
     return call
 

@@ -1,11 +1,14 @@
 import json
-from dataclasses import fields
-from inspect import signature
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import torch
 
 import d5p4
-from d5p4.cli.options import Decoding, Parameters
+from d5p4.options import Settings, parameters_of, public
 
 
 def test_version(cli):
@@ -16,19 +19,50 @@ def test_help_of_every_command(cli):
     listed = cli("--help").stdout
     for command in ("generate", "compare", "methods", "info", "check"):
         assert command in listed and cli(command, "--help").exit_code == 0, command
-    shown = cli("generate", "--help").stdout
-    assert "--score-temperature" in shown and "--max-new-tokens" not in shown
 
 
-def test_every_option_of_the_library_is_on_the_command_line():
-    own = {name for method in d5p4.METHODS.values() for name in method.parameters}
-    assert {field.name for field in fields(Parameters)} == own | {"solver"}
-    arguments = set(signature(d5p4.generate).parameters)
-    only_python = {"model", "prompts", "references", "scorer", "keys", "callback", "history", "beams", "parameters"}
-    only_generate = {"method", "sets", "logprobs"}
-    aliases = {"num_return_sequences", "max_new_tokens", "cfg_scale", "remasking", "alg"}
-    shared = {field.name for field in fields(Decoding)}
-    assert shared == arguments - only_python - only_generate - {"solver"} | aliases
+def test_generate_help_is_short_and_whole_at_80_columns(cli, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = cli("generate", "--help").stdout.splitlines()
+    assert len(lines) <= 45 and max(map(len, lines)) <= 80
+    text = "\n".join(lines)
+    basic = [name for name, p in parameters_of(Settings).items() if p.option.group == "basic"]
+    assert all(f"--{name.replace('_', '-')} " in text.replace("[no-]", "") for name in basic) and "Example:" in text
+    assert "--beta" not in text and "--top-k" not in text and "…" not in text
+
+
+def test_help_all_shows_every_option(cli):
+    shown = cli("generate", "--help-all")
+    names = [*public("command"), *(name for method in d5p4.METHODS.values() for name in method.parameters)]
+    assert shown.exit_code == 0
+    for name in names:
+        assert f"--{name.replace('_', '-')}" in shown.stdout.replace("[no-]", ""), name
+    assert "--max-new-tokens" not in shown.stdout  # aliases work and are not shown
+
+
+def test_the_model_comes_from_the_environment_or_the_box(cli, models, monkeypatch):
+    short = ("generate", "two", "-k", 1, "--gen-length", 2, "--json", "--seed", 1)
+    monkeypatch.setenv("D5P4_MODEL", models.llada)
+    assert cli(*short).stdout == cli(*short, "-m", models.llada).stdout
+    monkeypatch.delenv("D5P4_MODEL")
+    shipped = json.loads(cli("generate", "1,2:3", "-k", 1, "--steps", 1, "--json").stdout)
+    assert shipped["answers"] and shipped["right"] in ([True], [False])
+
+
+def test_ctrl_c_during_the_import_ends_quietly(tmp_path):
+    """The interrupt arrives when torch is imported: a module of that name stands in its place and sends it."""
+    (tmp_path / "torch.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); import runpy, sys; "
+    code += "sys.argv[0] = 'd5p4'; runpy.run_module('d5p4', run_name='__main__')"
+    source = str(Path(d5p4.__file__).parents[1])
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), source])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == -signal.SIGINT and ended.stderr == ""
 
 
 def test_methods(cli):

@@ -46,9 +46,9 @@ def test_one_fresh_seed_for_all(cli, models):
 
 def test_bad_options(fails, models):
     for options, expected in (
-        (("--methods", "random,d5p4", "--alpha", 3), "none of the methods random, d5p4 has a parameter alpha"),
-        (("--methods", "random", "--solver", "exact"), "has a parameter solver"),
-        (("--methods", "random,best"), "there is no method 'best'"),
+        (("--methods", "random,d5p4", "--alpha", 3), "--alpha: only diverse-beam has it"),
+        (("--methods", "random", "--solver", "exact"), "--solver: only d5p4"),
+        (("--methods", "random,best"), "method='best' is not a method"),
         (("--methods", ","), "names no method"),
         (("--methods", "cat,cat"), "twice"),
         (("-k", 0), "k=0"),

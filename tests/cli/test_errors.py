@@ -2,10 +2,10 @@ import d5p4
 
 SMALL = ("--gen-length", 2, "--seed", 1)
 BAD = [
-    (("--method", "best"), "there is no method 'best'"),
+    (("--method", "best"), "--method='best' is not a method; did you mean best-of-n?"),
     (("-k", 0), "k=0"),
     (("-w", 0), "w=0"),
-    (("--alpha", 2), "no parameter alpha"),
+    (("--alpha", 2), "--alpha: only diverse-beam has it"),
     (("--temperature", "nan"), "temperature=nan"),
     (("--method", "random", "--solver", "exact"), "no solver"),
     (("--guidance-window", "12"), "guidance_window='12'"),
@@ -31,8 +31,8 @@ def test_an_unknown_model(fails):
 
 def test_bad_prompts(fails, models):
     for prompt, model, expected in (
-        ("a" * 300, models.llada, "prompt 0 has 300 tokens"),
-        ("a <|mdm_mask|>", models.chat, "mask token in a chat prompt"),
+        ("a" * 300, models.llada, "error: the prompt has 300 tokens"),
+        ("a <|mdm_mask|>", models.chat, "a chat prompt holds the mask token"),
         ("a\udcff", models.llada, "not valid text"),
         ("two", models.broken, "not finite at step 0"),  # whose weights are no numbers
     ):
@@ -44,7 +44,7 @@ def test_bad_files(fails, models, write, tmp_path):
         (write("empty.jsonl"), "holds no prompt"),
         (write("broken.jsonl", '{"prompt": "a"}', "", "{prompt}"), "broken.jsonl line 3: not valid JSON"),
         (tmp_path / "none.jsonl", "does not exist"),
-        (write("prompts.txt", "a cat", "", "a" * 500), "prompts.txt line 3 has 500 tokens"),
+        (write("prompts.txt", "a cat", "", "a" * 500), "prompts.txt line 3: the prompt has 500 tokens"),
     ):
         assert expected in fails("generate", "--file", path, "-m", models.llada, *SMALL)
 

@@ -2,21 +2,21 @@ from types import SimpleNamespace
 
 from rich.console import Console
 
-from d5p4.cli import progress as module
-from d5p4.cli.progress import progress
+from d5p4 import progress as module
+from d5p4.progress import bar
 
 
 def test_off_outside_a_terminal(capsys):
-    with progress("decoding", 3, shown=True) as callback:
+    with bar("decoding", 3, shown=True) as callback:
         assert callback is None
     assert capsys.readouterr() == ("", "")
 
 
 def test_counts_steps_of_all_prompts(monkeypatch, capsys):
     monkeypatch.setattr(module, "Console", lambda stderr: Console(stderr=stderr, force_terminal=True, width=80))
-    with progress("quiet", 3, shown=False) as callback:
+    with bar("quiet", 3, shown=False) as callback:
         assert callback is None
-    with progress("decoding", 3, shown=True) as callback:
+    with bar("decoding", 3, shown=True) as callback:
         for prompts in ([0, 1], [2]):
             for step in range(4):
                 callback(SimpleNamespace(step=step, steps=4, prompts=prompts))

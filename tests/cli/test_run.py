@@ -76,7 +76,7 @@ def test_errors(fails, models, input, tmp_path):
     assert "mesh=2,1 needs 2 ranks and there are 1" in message("--mesh", "2,1")
     assert "mesh='2x1' must be two numbers" in message("--mesh", "2x1")
     assert "timeout=0 must be" in message("--timeout", 0)
-    assert "there is no method 'd5p5'" in message("--method", "d5p5")
+    assert "--method='d5p5' is not a method" in message("--method", "d5p5")
     assert "none.jsonl does not exist" in message(file=tmp_path / "none.jsonl")
     assert not (tmp_path / "a.jsonl").exists() and not (tmp_path / "a.jsonl.parts").exists()
 
@@ -84,7 +84,7 @@ def test_errors(fails, models, input, tmp_path):
 def test_help_shows_how_to_start_many(cli):
     shown = " ".join(cli("run", "--help").stdout.split())
     assert "torchrun --nproc-per-node 8 -m d5p4 run" in shown
-    assert all(name in shown for name in ("--strict", "--retry-errors", "--mesh", "--timeout", "--deterministic"))
+    assert all(name in shown for name in ("--strict", "--retry-errors", "--mesh", "--timeout", "--temperature"))
 
 
 def test_progress_outside_a_terminal_is_a_line_now_and_then(capsys, monkeypatch):
@@ -168,6 +168,6 @@ def test_what_slurm_sends_stops_it_with_a_word(cli, models, write, tmp_path, mon
     finally:
         signal.signal(signal.SIGTERM, before)
     assert (stopped.exit_code, stopped.stdout) == (143, "")
-    assert stopped.stderr == "stopped by SIGTERM; what is finished is kept: the same command goes on\n"
+    assert stopped.stderr == "stopped by SIGTERM; finished lines are kept: the same command continues\n"
     report = json.loads(cli(*command, "--json", "--quiet").stdout)
     assert report["now"] + report["before"] == 4 and report["before"] > 0 and report["now"] > 0

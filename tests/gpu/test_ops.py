@@ -99,7 +99,7 @@ def test_solver_among_equal_rows(kind):
 
 def test_solver_many_times_over():
     """Starts of one problem finish in any order; the choice is the same."""
-    from tests.select.cases import inputs
+    from tests.methods.cases import inputs
 
     quality, similarity, tie = (x.cuda() for x in inputs(32, 6, 10, 0))
     kernel = (similarity * 10 + torch.diag_embed(quality)).float()

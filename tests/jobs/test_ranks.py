@@ -37,7 +37,7 @@ def test_who_survives_a_dead_rank_ends_and_another_number_of_ranks_goes_on(folde
     ranks = start(folder, 2, held=victim, timeout=3)
     until_held(folder, ranks)
     while not kept(folder / "a.jsonl"):  # the survivor's, as the victim is at its first forward
-        assert ranks[1 - victim].poll() is None, ranks[1 - victim].said.read_text()
+        assert ranks[1 - victim].poll() is None, ranks[1 - victim].output.read_text()
         time.sleep(0.01)
     ranks[victim].kill()
     code, said = finish(ranks)[1 - victim]
@@ -63,7 +63,7 @@ def test_what_stops_one_rank_stops_all(folder, tmp_path):
     both("finished", [[other], ["rank 0 gave up", other]], k=3)
     (tmp_path / "folder" / "a.jsonl.parts" / "ranks.word.partial").mkdir(parents=True)
     both("folder", [["a.jsonl.parts cannot be written: Is a directory"], ["rank 0 gave up"]])
-    both("strict", [["line 21: the prompt holds token id 25"]] * 2, strict=True)
+    both("strict", [["line 21: token id 25 of the prompt"]] * 2, strict=True)
     assert not (tmp_path / "strict" / "a.jsonl").exists()
     for name, lines, told in (
         ("apart", entries(), "does not see what rank 0 writes into"),

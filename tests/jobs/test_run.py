@@ -124,7 +124,7 @@ def test_a_prompt_that_fails_is_a_line_with_its_error(box):
         b'{"prompt": "\\ud800", "level": 1}': "half a surrogate pair",
         b'{"text": "ab"}': "neither 'prompt' nor 'messages'",
         b'{"id": "n0", "prompt": "ab"}': "id 'n0' was used before, in line 1",
-        b'{"prompt": "zz"}': "holds token id 25, outside the model's 12 ids",
+        b'{"prompt": "zz"}': "token id 25 of the prompt is outside the model's 12 ids",
         b'{"prompt": "%s", "level": 2}' % (b"a" * 99): "the prompt has 99 tokens and asks for 4 more",
         b'{"messages": [{"role": "user", "content": "a"}]}': "a conversation, but this model has no chat template",
     }
@@ -144,7 +144,7 @@ def test_a_window_that_has_no_schedule_is_a_line_with_an_error(box):
     """The window is that of the holes, so it can be one prompt's fault; where it is everybody's the run stops."""
     for good, wrong, options, told in (
         ("abl", "allll", {"steps": 2, "block_length": 1}, "steps=2 is fewer than the 4 blocks"),
-        ("abll", "al", {"temperature": 0.0, "order": "tempered"}, "temperature=0 with one step a block"),
+        ("abll", "al", {"temperature": 0.0, "order": "tempered"}, "temperature=0.0 with one step per block"),
     ):
         lines, report = box([{"prompt": good}] * 30 + [{"prompt": wrong}], gen_length=None, **options)
         assert report.failed == 1 and told in lines[-1]["error"]
@@ -270,11 +270,11 @@ def test_too_little_memory_leaves_fixed_shapes_alone(box, monkeypatch):
     box.another()
     shapes, real = set(), module.run_requests
 
-    def crowded(model, requests, keys, settings, seed, **given):
+    def crowded(model, requests, settings, seed, **given):
         if len(requests) > 3:
             raise torch.OutOfMemoryError("no room")
         shapes.add(settings.max_tokens_per_forward)
-        return real(model, requests, keys, settings, seed, **given)
+        return real(model, requests, settings, seed, **given)
 
     monkeypatch.setattr(module, "run_requests", crowded)
     lines, report = box(**options)
@@ -355,12 +355,12 @@ def test_a_finished_output_that_was_changed_is_an_error(box):
 def test_bad_arguments(box, tmp_path):
     write(box.input, prompts(2))
     for options, expected in (
-        ({"scorer": len}, "scorer has no meaning for a whole file"),
-        ({"references": ["x"]}, "references has no meaning"),
-        ({"history": True}, "history has no meaning"),
-        ({"prompts": "abc"}, "prompts has no meaning"),
+        ({"scorer": len}, "scorer: a whole file has no use for it"),
+        ({"references": ["x"]}, "references: a whole file"),
+        ({"history": True}, "history: a whole file"),
+        ({"prompts": "abc"}, "prompts: a whole file"),
         ({"seed": 1.5}, "seed=1.5 must be a whole number"),
-        ({"alpha": 1.0}, "method 'd5p4' has no parameter alpha"),
+        ({"alpha": 1.0}, "alpha: only diverse-beam has it"),
         ({"k": 0}, "k=0"),
     ):
         assert expected in box.fails(**options)

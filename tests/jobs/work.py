@@ -208,6 +208,6 @@ def run(folder: Path, world: int = 1, **given: Any) -> list[dict[str, Any]]:
 def until_held(folder: Path, started: list[ranks.Rank]) -> None:
     """Wait until a rank stays where it is."""
     while not (folder / "held").exists():
-        assert any(rank.poll() is None for rank in started), [rank.said.read_text() for rank in started]
+        assert any(rank.poll() is None for rank in started), [rank.output.read_text() for rank in started]
         time.sleep(0.01)
     (folder / "held").unlink()

@@ -9,32 +9,41 @@ from typing import Annotated
 import typer
 
 from ..errors import D5P4Error
+from ..methods import load_plugins
 from .check import check
+from .common import Commands, print_error
 from .compare import compare
-from .errors import Commands
 from .generate import generate
 from .info import info
 from .methods import methods
+from .options import Decoding, plugins, with_options
 from .run import run
 from .score import score
 from .serve import serve
 from .trace import trace
 
-app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-for command in (generate, run, compare, serve, trace, score, methods, info, check):
-    app.command()(command)
+
+def build() -> typer.Typer:
+    """The commands, with the options of all methods that are registered now."""
+    app = typer.Typer(
+        cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
+    )
+    for decoding in (generate, run, compare, trace):
+        app.command(cls=Decoding)(with_options(decoding))
+    for other in (serve, score, methods, info, check):
+        app.command()(other)
+    for name in ("reproduce", "train"):
+        _add_moved(app, name)
+    app.callback()(d5p4)
+    return app
 
 
-def _moved(name: str) -> None:
+def _add_moved(app: typer.Typer, name: str) -> None:
     def command() -> None:
         raise D5P4Error(f"d5p4 {name} has moved: in a checkout of the repository use python -m d5p4_lab {name} ...")
 
     settings = {"allow_extra_args": True, "ignore_unknown_options": True}
     app.command(name, hidden=True, context_settings=settings, add_help_option=False)(command)
-
-
-for name in ("reproduce", "train"):
-    _moved(name)
 
 
 def _show_version(wanted: bool) -> None:
@@ -45,7 +54,6 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def d5p4(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and stop.")
@@ -58,4 +66,9 @@ def main() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed by the caller
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
-    app(prog_name="d5p4")
+    try:
+        load_plugins(plugins(sys.argv))
+    except D5P4Error as error:
+        print_error(error)
+        sys.exit(2)
+    build()(prog_name="d5p4")

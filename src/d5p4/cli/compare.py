@@ -2,83 +2,80 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated, NamedTuple
 
 import typer
 from rich.console import Console
 
-from ..errors import D5P4Error
-from .call import read_prompt, run
-from .options import Decoding, Device, Dtype, Json, ModelName, Parameters, Quiet, given, with_options
-from .progress import load_model
-from .record import Answers, print_json
+from ..view import grade
+from .common import Answers, load_model, print_json, read_prompt, run
+from .options import DEFAULT_MODEL, Device, Dtype, Given, Json, ModelName, Plugin, Quiet, Seed, share
 from .show import number, plain_table, print_prompt, side_by_side
 
 
-@with_options
+class Row(NamedTuple):
+    """What one method gave."""
+
+    method: str
+    answers: Answers
+    right: Sequence[bool] | None
+    seconds: float
+
+
 def compare(
     *,
     prompt: Annotated[str, typer.Argument(help="The prompt; - reads standard input.")],
-    model: ModelName,
-    methods: Annotated[str, typer.Option(help="Names with commas between; see d5p4 methods.")] = (
+    model: ModelName = DEFAULT_MODEL,
+    methods: Annotated[str, typer.Option(help="Names with commas between; `d5p4 methods` lists them.")] = (
         "independent,greedy-beam,d5p4"
     ),
+    seed: Seed = None,
     json: Json = False,
     quiet: Quiet = False,
-    decoding: Decoding,
-    parameters: Parameters,
+    plugin: Plugin = None,
     device: Device = None,
     dtype: Dtype = None,
+    options: Given,
 ) -> None:
     """Answer one prompt by several methods, with the same seed.
 
-    A method's own parameter goes to the methods that have it.
+    A parameter of a method goes to the methods that have it.
+
+    Example: d5p4 compare "86,28,13,31:96" --methods independent,d5p4 --beta 10
     """
-    settings = given(decoding)
-    own = share(methods, given(parameters))
+    own = share(methods, options)
     prompt, shown = read_prompt(prompt), not (quiet or json)
     loaded = load_model(model, device, dtype, shown)
-    rows: list[tuple[str, Answers, float]] = []
-    for method, values in own.items():
-        result, seconds = run(loaded, [prompt], method, shown, method=method, **settings, **values)
-        settings["seed"] = result.seed
-        rows.append((method, Answers(result, 0), seconds))
+    rows: list[Row] = []
+    for method, chosen in own.items():
+        result, seconds = run(loaded, [prompt], method, shown, **chosen | {"method": method, "seed": seed})
+        seed = result.seed
+        rows.append(Row(method, result[0], grade(loaded, prompt, result[0].texts), seconds))
     if not json:
         _print(prompt, rows)
         return
-    for _, answers, seconds in rows:
-        means = {"mean_cosine": answers.mean_cosine, "mean_score": answers.mean_score, "seconds": seconds}
-        print_json({"prompt": prompt} | answers.to_dict() | means)
+    for row in rows:
+        means = {"mean_cosine": row.answers.mean_cosine, "mean_score": row.answers.mean_score, "seconds": row.seconds}
+        marks = {} if row.right is None else {"right": row.right}
+        print_json({"prompt": prompt} | row.answers.to_dict() | means | marks)
 
 
-def share(methods: str, parameters: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The parameters of each method named, in order; one that none of them has is an error."""
-    from ..methods import method_named
-
-    specs = [method_named(name.strip()) for name in methods.split(",") if name.strip()]
-    if not specs:
-        raise D5P4Error(f"methods={methods!r} names no method; give names with commas between, such as random,d5p4")
-    takes = {spec.name: {*spec.parameters, *(["solver"] if spec.solver else [])} for spec in specs}
-    if len(takes) < len(specs):
-        raise D5P4Error(f"methods={methods!r} names a method twice")
-    foreign = sorted(set(parameters) - set().union(*takes.values()))
-    if foreign:
-        raise D5P4Error(f"none of the methods {', '.join(takes)} has a parameter {', '.join(foreign)}")
-    return {name: {key: parameters[key] for key in parameters if key in own} for name, own in takes.items()}
-
-
-def _print(prompt: str, rows: list[tuple[str, Answers, float]]) -> None:
+def _print(prompt: str, rows: list[Row]) -> None:
     console = Console()
     print_prompt(console, prompt)
-    for part in side_by_side([(method, answers.texts) for method, answers, _ in rows], console):
-        console.print(part, "")
-    table = plain_table("method", "distinct", "cosine", "score", "rows", "nominal", "seconds", wide="method")
+    for table in side_by_side([(row.method, row.answers.texts, row.right) for row in rows], console):
+        console.print(table, "")
+    graded = rows[0].right is not None
+    columns = ["method", "differ", *(["right"] if graded else []), "cosine", "score", "rows", "s"]
+    table = plain_table(*columns, wide="method")
     table.columns[0].no_wrap = True
-    for method, answers, seconds in rows:
-        table.add_row(
-            method, f"{answers.distinct} of {len(answers.texts)}", number(answers.mean_cosine),
-            number(answers.mean_score), f"{answers.rows:,}", f"{answers.rows_nominal:,}", number(seconds, 1),
-        )  # fmt: skip
+    for row in rows:
+        answers = row.answers
+        marks = [str(sum(row.right))] if row.right is not None else []
+        differ = f"{answers.distinct} of {len(answers.texts)}"
+        numbers = [number(answers.mean_cosine), number(answers.mean_score), f"{answers.rows:,}", number(row.seconds, 1)]
+        table.add_row(row.method, differ, *marks, *numbers)
     console.print(table)
-    legend = f"  means over the answers (cosine: over their pairs) · seed {rows[0][1].result.seed}"
+    legend = f"  cosine: mean over pairs of answers; score: mean over answers; seed {rows[0].answers.result.seed}"
     console.print(legend, style="dim", highlight=False)

@@ -9,21 +9,21 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .options import Json
-from .record import print_json
+from .common import print_json
+from .options import Json, Plugin
 
 
-def methods(json: Json = False) -> None:
+def methods(json: Json = False, plugin: Plugin = None) -> None:
     """List the methods, where the paper describes them, and their own parameters."""
-    from ..methods import METHODS
-    from ..settings import Settings
+    from ..methods import METHODS, load_plugins
 
+    load_plugins(plugin or [])
     described: list[dict[str, Any]] = [
         {
             "name": method.name,
             "summary": method.summary,
             "section": method.section,
-            "parameters": dict(method.parameters) | ({"solver": Settings.solver} if method.solver else {}),
+            "parameters": method.defaults,
             "presets": dict(method.presets),
         }
         for method in METHODS.values()

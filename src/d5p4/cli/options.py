@@ -1,173 +1,189 @@
-"""The options that `generate` and `compare` share, written once as dataclasses.
+"""The options of the commands that decode, made from the table in `d5p4.options` and from the methods' own parameters.
 
-A command takes such a dataclass as one argument; `with_options` shows its fields to typer as options of their own.
-None means "not given": it is left out of the call, so defaults and complaints are the library's.
+`--help` shows the basic options, `--help-all` every one. A value that was not given is left out of the call, so the
+defaults and the error messages are the library's.
 """
 
+from __future__ import annotations
+
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Iterable
 from functools import wraps
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from ..errors import D5P4Error
+from ..methods import METHODS, method_named
+from ..options import ALIASES, GROUPS, TRANSLATED, Option, Parameter, Settings, parameters_of, public, unknown_option
 
-
-def _option(panel: str, help: str, *names: str, metavar: str | None = None) -> Any:
-    return typer.Option(*names, help=help, rich_help_panel=panel, metavar=metavar, show_default=False)
-
-
-def _alias(name: str) -> Any:
-    return typer.Option(name, hidden=True)
-
-
-DECODING, SELECTION, METHOD, RUNNING = "Decoding", "Quality and similarity", "The method's own", "Running"
+RUNNING = "Running"
+TYPES = {int: "<int>", float: "<float>", str: "<str>", tuple: "START:STOP"}
 
 ModelName = Annotated[
-    str, typer.Option("--model", "-m", metavar="MODEL", help="A folder, a hub id such as org/name, or a shipped name.")
+    str,
+    typer.Option(
+        "--model",
+        "-m",
+        metavar="MODEL",
+        envvar="D5P4_MODEL",
+        show_envvar=False,
+        show_default=False,
+        help="A folder, a hub id or a shipped name. [$D5P4_MODEL, or countdown]",
+    ),
 ]
-Device = Annotated[str | None, _option(RUNNING, "cuda, cuda:0, mps or cpu (the best there is).")]
-Dtype = Annotated[str | None, _option(RUNNING, "bfloat16, float16, float32 or float64.")]
-Json = Annotated[bool, typer.Option("--json", help="JSON on standard output, and nothing else there.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar and no notes.")]
+DEFAULT_MODEL = "countdown"
+Device = Annotated[
+    str | None, typer.Option(help="auto, cuda, cuda:0, mps or cpu.", show_default=False, rich_help_panel=RUNNING)
+]
+Dtype = Annotated[
+    str | None,
+    typer.Option(help="bfloat16, float16, float32, float64 or auto.", show_default=False, rich_help_panel=RUNNING),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress and no notes.")]
+Plugin = Annotated[list[str] | None, typer.Option(metavar="MODULE", help="Load a module that registers methods.")]
+Seed = Annotated[int | None, typer.Option(help="The same seed gives the same answers.", show_default=False)]
+
+Given = dict[str, Any]
+"""The options of a decode that were given on the command line: an argument that `with_options` fills."""
+SHOW_ALL = "d5p4.show_all"
+OWN = "Parameters of methods"
 
 
-@dataclass(frozen=True)
-class Decoding:
-    """Settings of a decode that every method has."""
+class Decoding(TyperCommand):
+    """A command whose `--help` shows the basic options, and whose `--help-all` shows every option in its group."""
 
-    k: Annotated[int | None, _option(DECODING, "Answers a prompt (4).", "-k", "--k")] = None
-    w: Annotated[int | None, _option(DECODING, "Children drawn of each answer at each step (4).", "-w", "--w")] = None
-    gen_length: Annotated[int | None, _option(DECODING, "Tokens to write (128; MDLM: up to its length).")] = None
-    steps: Annotated[int | None, _option(DECODING, "Steps in total (one a token).")] = None
-    block_length: Annotated[int | None, _option(DECODING, "Decode in blocks of this length (one block).")] = None
-    temperature: Annotated[float | None, _option(DECODING, "Of the token draw (1.0).")] = None
-    top_k: Annotated[int | None, _option(DECODING, "Draw from the so many most probable tokens only.")] = None
-    top_p: Annotated[float | None, _option(DECODING, "Draw from the tokens that make up this probability only.")] = None
-    order: Annotated[
-        str | None, _option(DECODING, "confidence, random, tempered, margin, entropy or ancestral (the model's).")
-    ] = None
-    order_temperature: Annotated[float | None, _option(DECODING, "Of the tempered order (0.1).")] = None
-    guidance: Annotated[float | None, _option(DECODING, "Classifier-free guidance; 1 is off (1).")] = None
-    guidance_window: Annotated[
-        str | None, _option(DECODING, "Guide in these steps only, such as 0:64.", metavar="START:STOP")
-    ] = None
-    select_window: Annotated[
-        str | None, _option(DECODING, "Select in these steps only; the last always selects.", metavar="START:STOP")
-    ] = None
-    distinct: Annotated[
-        bool | None, _option(DECODING, "Draw more children and keep different ones.", "--distinct/--no-distinct")
-    ] = None
-    spare: Annotated[int | None, _option(DECODING, "Beams beyond k; the k best different are returned (0).")] = None
-    eos: Annotated[str | None, _option(DECODING, "Reveal end-of-text: last, free or never.")] = None
-    seed: Annotated[int | None, _option(DECODING, "Same seed, same answers (a fresh one, printed).")] = None
-    chat: Annotated[
-        bool | None, _option(DECODING, "Apply the chat template (where there is one).", "--chat/--no-chat")
-    ] = None
-
-    quality: Annotated[str | None, _option(SELECTION, "entropy, self-certainty or logprob.")] = None
-    positions: Annotated[str | None, _option(SELECTION, "Quality over all or masked positions.")] = None
-    normalise: Annotated[str | None, _option(SELECTION, "minmax, absolute or zscore.")] = None
-    features: Annotated[str | None, _option(SELECTION, "flatten, mean, masked or non-masked.")] = None
-    feature_layer: Annotated[str | None, _option(SELECTION, "model or head (the head's input).")] = None
-    similarity: Annotated[str | None, _option(SELECTION, "cosine or rbf.")] = None
-    gamma: Annotated[float | None, _option(SELECTION, "Of the rbf similarity (1.0).")] = None
-
-    max_tokens_per_forward: Annotated[
-        int | None, _option(RUNNING, "Cap on one forward (16384; 4096 if deterministic; in run by the model's size).")
-    ] = None
-    deterministic: Annotated[
-        bool | None,
-        _option(
-            RUNNING,
-            "Forwards of fixed shapes: the same bits whatever else is in the batch. Slower.",
-            "--deterministic/--no-deterministic",
-        ),
-    ] = None
-
-    num_return_sequences: Annotated[int | None, _alias("--num-return-sequences")] = None
-    max_new_tokens: Annotated[int | None, _alias("--max-new-tokens")] = None
-    cfg_scale: Annotated[float | None, _alias("--cfg-scale")] = None
-    remasking: Annotated[str | None, _alias("--remasking")] = None
-    alg: Annotated[str | None, _alias("--alg")] = None
-
-
-@dataclass(frozen=True)
-class Parameters:
-    """What only some methods have; `d5p4 methods` says which."""
-
-    beta: Annotated[
-        float | None, _option(METHOD, "Weight of diversity (d5p4 family, k-dpp, partition-sample).")
-    ] = None
-    solver: Annotated[
-        str | None, _option(METHOD, "local-search, one-start, k-starts, n-starts, exact or exhaustive (d5p4 family).")
-    ] = None
-    kernel: Annotated[str | None, _option(METHOD, "additive or multiplicative (k-dpp, partition-sample).")] = None
-    alpha: Annotated[float | None, _option(METHOD, "Weight of dissimilarity (diverse-beam).")] = None
-    form: Annotated[str | None, _option(METHOD, "mean or max similarity to those chosen (diverse-beam).")] = None
-    starts: Annotated[str | None, _option(METHOD, "one, k or n (diverse-beam).")] = None
-    score_temperature: Annotated[float | None, _option(METHOD, "Of the draw by quality (cat).")] = None
-    rank: Annotated[str | None, _option(METHOD, "auto, entropy or logprob (best-of-n).")] = None
-    repeats: Annotated[
-        bool | None,
-        _option(METHOD, "Keep the best even where texts repeat (best-of-n).", "--repeats/--no-repeats"),
-    ] = None
-    lam: Annotated[float | None, _option(METHOD, "Sharpness of the potential (e-smc).")] = None
-    interval: Annotated[int | None, _option(METHOD, "Steps between resamplings (e-smc).")] = None
-    weights: Annotated[str | None, _option(METHOD, "literal or textbook (e-smc).")] = None
-    potential: Annotated[str | None, _option(METHOD, "max or mean (e-smc).")] = None
-    resampling: Annotated[str | None, _option(METHOD, "multinomial or systematic (e-smc).")] = None
-    ess: Annotated[float | None, _option(METHOD, "Resample below this share of effective particles (e-smc).")] = None
-    incremental: Annotated[
-        bool | None,
-        _option(METHOD, "Count the reward from the last resampling (e-smc).", "--incremental/--no-incremental"),
-    ] = None
-
-
-def given(options: Decoding | Parameters) -> dict[str, Any]:
-    """What was given on the command line, as keyword arguments of `d5p4.generate`."""
-    named = {field.name: getattr(options, field.name) for field in fields(options)}
-    return {
-        name: _window(name, value) if name.endswith("_window") else value
-        for name, value in named.items()
-        if value is not None
-    }
-
-
-def _window(name: str, text: str) -> tuple[int, int]:
-    start, _, stop = text.partition(":")
-    try:
-        return int(start), int(stop)
-    except ValueError:
-        raise D5P4Error(f"{name}={text!r} must be two step numbers START:STOP, such as 0:64") from None
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        sections: dict[str, list[Any]] = {"Arguments": [], "Options": [], **{title: [] for title in GROUPS.values()}}
+        more = {OWN, *list(GROUPS.values())[1:]}
+        for param in self.get_params(ctx):
+            title = "Arguments" if param.param_type_name == "argument" else getattr(param, "rich_help_panel", None)
+            record = param.get_help_record(ctx)
+            if record and (title not in more or ctx.meta.get(SHOW_ALL)):
+                names, _, negative = record[0].partition(" / --no-")
+                names = names.replace("--", "--[no-]") if negative else names
+                sections.setdefault(title or "Options", []).append((names, record[1]))
+        for title, records in sections.items():
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records, col_max=26)
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace each dataclass argument of a command by its fields, as typer sees it."""
+    """Replace the argument `options` of a command by every option and every parameter of a method."""
     signature = inspect.signature(command, eval_str=True)
-    groups: dict[str, Any] = {
-        name: parameter.annotation
-        for name, parameter in signature.parameters.items()
-        if is_dataclass(parameter.annotation)
-    }
-
-    def flat(parameter: inspect.Parameter) -> list[inspect.Parameter]:
-        if parameter.name not in groups:
-            return [parameter.replace(kind=parameter.KEYWORD_ONLY)]
-        hints = get_type_hints(parameter.annotation, include_extras=True)
-        return [
-            inspect.Parameter(f.name, parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name])
-            for f in fields(parameter.annotation)
-        ]
+    table = [_option(p, GROUPS[p.option.group]) for p in public("command").values()]
+    methods = [_option(p, OWN, users) for p, users in _method_parameters()]
+    aliases = [_option(Parameter(name, str, None, True, Option()), None) for name in TRANSLATED]
+    made = [*table, *methods, *aliases]
+    own = [p.replace(kind=p.KEYWORD_ONLY) for p in signature.parameters.values() if p.annotation is not Given]
 
     @wraps(command)
     def call(**values: Any) -> None:
-        for name, group in groups.items():
-            values[name] = group(**{f.name: values.pop(f.name) for f in fields(group)})
-        command(**values)
+        given = {option.name: values.pop(option.name) for option in made}
+        values.pop("help_all")
+        command(**values, options={name: value for name, value in given.items() if value is not None})
 
-    shown = [p for parameter in signature.parameters.values() for p in flat(parameter)]
-    call.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
+    call.__signature__ = signature.replace(parameters=[*own, *made, HELP_ALL])  # type: ignore[attr-defined]
     return call
+
+
+def typed(given: Given, methods: Iterable[str] = ()) -> dict[str, Any]:
+    """Options as keyword arguments of `d5p4.generate`: texts become numbers.
+
+    `methods` are the methods that a parameter may belong to; by default the one that was chosen.
+    """
+    specs = [method_named(name) for name in methods] or [method_named(given.get("method", Settings.method))]
+    table = parameters_of(Settings)
+    known = {name: p for spec in specs for name, p in spec.parameters.items()} | dict(table)
+    known |= {alias: table[name] for alias, name in ALIASES.items()} | {"cfg_scale": table["guidance"]}
+    for name in given:
+        if name not in known and name not in TRANSLATED:
+            raise unknown_option(name, specs[0])
+    return {name: known[name].from_text(value) if name in known else value for name, value in given.items()}
+
+
+def flag(name: str) -> str:
+    """How the command line spells an option."""
+    return "--" + name.replace("_", "-")
+
+
+def plugins(args: list[str]) -> list[str]:
+    """The modules of --plugin: they must be loaded before the options are known."""
+    after = [args[i + 1] for i, arg in enumerate(args[:-1]) if arg == "--plugin"]
+    return after + [arg.partition("=")[2] for arg in args if arg.startswith("--plugin=")]
+
+
+def _method_parameters() -> list[tuple[Parameter, list[str]]]:
+    """Every parameter of every method once, with the methods that have it."""
+    users: dict[str, tuple[Parameter, list[str]]] = {}
+    for method in METHODS.values():
+        for name, parameter in method.parameters.items():
+            users.setdefault(name, (parameter, []))[1].append(method.name)
+    return list(users.values())
+
+
+def _option(parameter: Parameter, panel: str | None, users: Iterable[str] = ()) -> inspect.Parameter:
+    """An option of the command line. It is read as text, and `Parameter.check` complains in our own words."""
+    name, switch = flag(parameter.name), parameter.kind is bool
+    names = [parameter.option.flag] if parameter.option.flag else []
+    made = typer.Option(
+        *names,
+        f"{name}/--no-{name[2:]}" if switch else name,
+        help=_help(parameter, users),
+        metavar=None if switch else TYPES.get(parameter.kind, "VALUE"),
+        rich_help_panel=panel,
+        hidden=panel is None,
+        show_default=False,
+    )
+    kind = bool | None if switch else str | None
+    return inspect.Parameter(
+        parameter.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, made]
+    )
+
+
+def _help(parameter: Parameter, users: Iterable[str]) -> str:
+    option, default = parameter.option, parameter.default
+    text = option.help
+    if parameter.choices and parameter.name != "method":
+        text += f" One of {', '.join(parameter.choices)}."
+    if users := list(users):
+        return f"{text} ({', '.join(users)})"
+    value = option.unset or ("" if default is None or isinstance(default, bool) else str(default))
+    return f"{text} [{value}]" if value else text
+
+
+def _show_all(ctx: typer.Context, value: bool) -> None:
+    if value:
+        ctx.meta[SHOW_ALL] = True
+        typer.echo(ctx.get_help())
+        raise typer.Exit
+
+
+HELP_ALL = inspect.Parameter(
+    "help_all",
+    inspect.Parameter.KEYWORD_ONLY,
+    default=False,
+    annotation=Annotated[
+        bool, typer.Option("--help-all", callback=_show_all, is_eager=True, help="Show every option and exit.")
+    ],
+)
+
+
+def share(methods: str, given: Given) -> dict[str, dict[str, Any]]:
+    """The options of each method named, in order; a parameter goes to the methods that have it."""
+    specs = [method_named(name.strip()) for name in methods.split(",") if name.strip()]
+    if not specs:
+        raise D5P4Error(
+            "names no method; give names with commas between, such as random,d5p4", option="methods", value=methods
+        )
+    if len({spec.name for spec in specs}) < len(specs):
+        raise D5P4Error("names a method twice", option="methods", value=methods)
+    own = set().union(*(spec.parameters for spec in specs))
+    options = typed(given, [spec.name for spec in specs])
+    return {
+        spec.name: {name: value for name, value in options.items() if name not in own or name in spec.parameters}
+        for spec in specs
+    }

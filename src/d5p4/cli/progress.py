@@ -1,50 +1,21 @@
-"""What moves while you wait: on standard error, in a terminal a bar; long runs also tell a log how far they are."""
+"""The progress of a file run, on standard error: a bar in a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 if TYPE_CHECKING:
     from ..jobs.report import Pace
     from ..jobs.report import Progress as FileProgress
-    from ..models.base import NativeModel
-    from ..types import Callback, Snapshot
 
 LINE_EVERY = 30.0  # seconds between lines of progress outside a terminal
-
-
-def load_model(name: str, device: str | None, dtype: str | None, shown: bool, mapped: bool = False) -> NativeModel:
-    """`d5p4.load` with a word about it."""
-    import d5p4
-
-    console = Console(stderr=True)
-    with console.status(f"loading {name}") if shown and console.is_terminal else nullcontext():
-        return d5p4.load(name, device, dtype, mapped=mapped)
-
-
-@contextmanager
-def progress(label: str, prompts: int, shown: bool) -> Iterator[Callback | None]:
-    """A bar over the steps of all prompts; gives the callback that moves it, or None."""
-    console = Console(stderr=True)
-    if not (shown and console.is_terminal):
-        yield None
-        return
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(label, total=prompts)
-
-        def advance(shot: Snapshot) -> None:
-            where = f"{label}: step {shot.step + 1} of {shot.steps}"
-            bar.update(task, advance=len(shot.prompts) / shot.steps, description=where)
-
-        yield advance
 
 
 @contextmanager
@@ -67,7 +38,7 @@ def file_progress(shown: bool) -> Iterator[FileProgress | None]:
 
 
 class _Lines:
-    """A line on standard error every so often."""
+    """Prints a line on standard error every 30 seconds."""
 
     def __init__(self) -> None:
         self.last = time.monotonic()
@@ -81,7 +52,7 @@ class _Lines:
 
 def _speed(pace: Pace) -> str:
     left = "" if pace.left is None else f", about {duration(pace.left)} left"
-    rows = f", {rate(pace.rows_per_second)} rows/s" if pace.rows else ""  # known when a batch is done
+    rows = f", {rate(pace.rows_per_second)} rows/s" if pace.rows else ""  # unknown until a batch is finished
     return f"{rate(pace.prompts_per_second)} prompts/s{rows}{left}"
 
 

@@ -5,53 +5,42 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
 from ..errors import D5P4Error
-from .options import RUNNING, Decoding, Device, Dtype, Json, ModelName, Parameters, Quiet, given, with_options
-from .progress import duration, file_progress, load_model, rate
-from .ranks import joined
-from .record import print_json
+from .common import joined, load_model, print_json
+from .options import DEFAULT_MODEL, RUNNING, Device, Dtype, Given, Json, ModelName, Plugin, Quiet, Seed, typed
+from .progress import duration, file_progress, rate
 from .show import facts_line, note, visible
 
 if TYPE_CHECKING:
     from ..jobs import Report
 
 
-@with_options
 def run(
     *,
-    input: Annotated[
-        Path,
-        typer.Option(
-            "--input", "-i", help="JSON lines with prompt or messages (and id, and anything), or .txt, a prompt a line."
-        ),
-    ],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="JSON lines with the answers, in the order of the input.")
-    ],
-    model: ModelName,
-    method: Annotated[str | None, typer.Option(help="See d5p4 methods (d5p4).", show_default=False)] = None,
-    logprobs: Annotated[bool, typer.Option("--logprobs", help="Add tokens and their log-probabilities.")] = False,
+    input: Annotated[Path, typer.Option("--input", "-i", help="Prompts: JSON lines, or .txt with one per line.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Answers: JSON lines in the order of the input.")],
+    model: ModelName = DEFAULT_MODEL,
+    seed: Seed = None,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first prompt that fails.")] = False,
     retry_errors: Annotated[
         bool, typer.Option("--retry-errors", help="Decode again the prompts that failed before.")
     ] = False,
     json: Json = False,
     quiet: Quiet = False,
-    decoding: Decoding,
-    parameters: Parameters,
+    plugin: Plugin = None,
     device: Device = None,
     dtype: Dtype = None,
     mesh: Annotated[
         str | None,
         typer.Option(
             metavar="DATA,BEAM",
-            help="Under torchrun: DATA groups share the prompts, the BEAM ranks of a group each pool (ranks,1).",
+            help="Under torchrun: DATA groups share the prompts; the BEAM ranks of a group share a pool.",
             rich_help_panel=RUNNING,
             show_default=False,
         ),
@@ -59,19 +48,19 @@ def run(
     timeout: Annotated[
         float, typer.Option(help="Seconds after which a silent rank ends the job.", rich_help_panel=RUNNING)
     ] = 600.0,
+    options: Given,
 ) -> None:
-    """Decode a whole file of prompts. The same command again goes on where it was stopped.
+    """Decode a whole file of prompts. Run the same command again to continue after a stop.
 
-    Many GPUs: torchrun --nproc-per-node 8 -m d5p4 run --input prompts.jsonl --output answers.jsonl --model ...
+    Example: d5p4 run -i prompts.jsonl -o answers.jsonl -k 4
+
+    Many GPUs: torchrun --nproc-per-node 8 -m d5p4 run -i prompts.jsonl -o answers.jsonl
     """
     import d5p4
 
     from ..distributed import at_work
-    from ..methods import method_named
 
-    settings: dict[str, Any] = given(decoding) | given(parameters)
-    if method is not None:
-        settings["method"] = method_named(method).name  # wrong names are told before a model is loaded
+    options = typed(options)
     before = signal.signal(signal.SIGTERM, _stop)
     try:
         with joined(None if mesh is None else _mesh(mesh), timeout, device) as ranks:
@@ -80,14 +69,12 @@ def run(
             with at_work(ranks):
                 loaded = load_model(model, place, dtype, shown, mapped=ranks.world > 1)
             with file_progress(shown) as progress:
-                report = d5p4.run_file(
-                    loaded, input, output, strict=strict, retry_errors=retry_errors, mesh=ranks, progress=progress,
-                    logprobs=logprobs or None, **settings,
-                )  # fmt: skip
+                options |= {"seed": seed, "strict": strict, "retry_errors": retry_errors}
+                report = d5p4.run_file(loaded, input, output, mesh=ranks, progress=progress, **options)
     except KeyboardInterrupt as stop:
         if _is_first():
-            told = f" by {stop}" if str(stop) else ""
-            typer.echo(f"stopped{told}; what is finished is kept: the same command goes on", err=True)
+            cause = f" by {stop}" if str(stop) else ""
+            typer.echo(f"stopped{cause}; finished lines are kept: the same command continues", err=True)
         raise typer.Exit(143 if str(stop) else 130) from None
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -103,7 +90,7 @@ def run(
 
 
 def _stop(number: int, frame: object) -> None:
-    """What Slurm and torchrun send; the run ends as by Ctrl-C."""
+    """Slurm and torchrun send SIGTERM; the run then ends as it does by Ctrl-C."""
     raise KeyboardInterrupt(signal.Signals(number).name)
 
 
@@ -116,7 +103,7 @@ def _mesh(text: str) -> tuple[int, int]:
     try:
         return int(data), int(beam)
     except ValueError:
-        raise D5P4Error(f"mesh={text!r} must be two numbers DATA,BEAM, such as 4,2") from None
+        raise D5P4Error("must be two numbers DATA,BEAM, such as 4,2", option="mesh", value=text) from None
 
 
 def _print(report: Report, output: Path) -> None:

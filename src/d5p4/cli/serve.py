@@ -66,7 +66,7 @@ def serve(
     from ..serve import Limits
     from ..serve import serve as run
     from ..serve.server import log_to_stderr, loopback
-    from .progress import load_model
+    from .common import load_model
 
     if api_key is not None and not api_key.strip():
         raise D5P4Error(f"api_key={api_key!r} is empty; give a token, or leave --api-key out")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -11,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from .record import Answers
+    from ..record import Answers
 
 # Control characters but tab and line feed, line and paragraph separators, direction overrides, half surrogate pairs.
 UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -19,9 +20,9 @@ NARROWEST = 24  # columns of text that can still be read
 
 
 def visible(text: str) -> str:
-    """Text that cannot disturb the terminal: what is not seen is written as an escape."""
+    """Text that cannot disturb the terminal: invisible characters are written as escapes."""
     text = text.replace("\r\n", "\n").expandtabs(4)
-    return UNSEEN.sub(lambda found: found.group().encode("unicode_escape", "surrogatepass").decode(), text)
+    return UNSEEN.sub(lambda match: match.group().encode("unicode_escape", "surrogatepass").decode(), text)
 
 
 def answer_text(text: str) -> Text:
@@ -53,15 +54,19 @@ def _takes_lines(texts: list[str], width: int) -> bool:
     return any("\n" in text.strip() or len(text) > width for text in texts)
 
 
-def answers_table(answers: Answers, width: int) -> Table:
-    """The answers by rank; a blank line between them when one takes several."""
-    table = plain_table("#", "score", "distance", "answer", wide="answer")
+def answers_table(answers: Answers, width: int, right: Sequence[bool] | None = None) -> Table:
+    """The answers by rank, marked right or wrong where that is known; lines between them when one is long."""
+    table = plain_table("#", "score", "distance", *(["right"] if right is not None else []), "answer", wide="answer")
     table.show_lines = _takes_lines(answers.texts, width - NARROWEST)
     for rank, text in enumerate(answers.texts):
-        table.add_row(
-            str(rank + 1), number(answers.score[rank]), number(answers.distance[rank]), answer_text(text)
-        )
+        marks = [] if right is None else [mark(right[rank])]
+        numbers = [number(answers.score[rank]), number(answers.distance[rank])]
+        table.add_row(str(rank + 1), *numbers, *marks, answer_text(text))
     return table
+
+
+def mark(right: bool) -> Text:
+    return Text("yes", style="green") if right else Text("no", style="red")
 
 
 def print_prompt(console: Console, prompt: str | list[dict[str, Any]] | None, name: str | int | None = None) -> None:
@@ -72,20 +77,27 @@ def print_prompt(console: Console, prompt: str | list[dict[str, Any]] | None, na
     console.print(Text(heading, style="bold"), no_wrap=True, overflow="ellipsis")
 
 
-def side_by_side(columns: list[tuple[str, list[str]]], console: Console) -> list[Table]:
-    """Texts in named columns, in as many tables as the width asks for."""
+def side_by_side(columns: list[tuple[str, list[str], Sequence[bool] | None]], console: Console) -> list[Table]:
+    """Texts in named columns, wrong ones marked, in as many tables as the width asks for."""
     count = max(1, console.width // (NARROWEST + 2))
     tables = []
     for start in range(0, len(columns), count):
         part = columns[start : start + count]
         table = plain_table("#")
-        table.show_lines = _takes_lines([text for _, texts in part for text in texts], console.width // len(part) - 4)
-        for name, _ in part:
+        width = console.width // len(part) - 4
+        table.show_lines = _takes_lines([text for _, texts, _ in part for text in texts], width)
+        for name, _, _ in part:
             table.add_column(name, overflow="fold", ratio=1)
-        for rank in range(max(len(texts) for _, texts in part)):
-            table.add_row(str(rank + 1), *(answer_text(texts[rank]) for _, texts in part))
+        for rank in range(max(len(texts) for _, texts, _ in part)):
+            table.add_row(str(rank + 1), *(_marked(texts[rank], right, rank) for _, texts, right in part))
         tables.append(table)
     return tables
+
+
+def _marked(text: str, right: Sequence[bool] | None, rank: int) -> Text:
+    """An answer, with "(wrong)" behind it where it is wrong."""
+    cell = answer_text(text)
+    return cell if right is None or right[rank] else Text.assemble(cell, (" (wrong)", "red"))
 
 
 def note(text: str) -> None:

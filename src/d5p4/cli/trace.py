@@ -10,57 +10,56 @@ import typer
 from rich.console import Console
 
 from ..errors import D5P4Error, DuplicateAnswers
-from .call import read_prompt
-from .compare import share
-from .options import Decoding, Device, Dtype, ModelName, Parameters, Quiet, given, with_options
-from .progress import load_model, progress
+from ..progress import bar
+from .common import load_model, read_prompt
+from .options import DEFAULT_MODEL, Device, Dtype, Given, ModelName, Plugin, Quiet, Seed, share
 from .show import facts_line
 
 SUFFIXES = (".html", ".htm", ".json")
 
 
-@with_options
 def trace(
     *,
-    prompt: Annotated[
-        str | None, typer.Argument(help="The prompt; - reads standard input. None: unconditional answers.")
-    ] = None,
-    model: ModelName,
+    prompt: Annotated[str | None, typer.Argument(help="The prompt; - reads standard input.")] = None,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Where to write: .html, a page to open in a browser, or .json.")
-    ],
-    methods: Annotated[str, typer.Option(help="Names with commas between; see d5p4 methods.")] = "independent,d5p4",
+    ] = Path("trace.html"),
+    model: ModelName = DEFAULT_MODEL,
+    methods: Annotated[str, typer.Option(help="Names with commas between; `d5p4 methods` lists them.")] = (
+        "independent,d5p4"
+    ),
+    seed: Seed = None,
     quiet: Quiet = False,
-    decoding: Decoding,
-    parameters: Parameters,
+    plugin: Plugin = None,
     device: Device = None,
     dtype: Dtype = None,
+    options: Given,
 ) -> None:
-    """Write how answers came about: every pool, who survived, what differs.
+    """Write a page that shows how answers came about: every pool, the rows that survived, what differs.
 
-    The methods answer with the same seed. A method's own parameter goes to the methods that have it.
+    The methods answer with the same seed. A parameter of a method goes to the methods that have it.
+
+    Example: d5p4 trace "86,28,13,31:96" -o trace.html
     """
     from .. import view
 
-    settings = given(decoding)
-    own = share(methods, given(parameters))
+    own = share(methods, options)
     prompt = None if prompt is None else read_prompt(prompt)
     check_place(output)
     loaded = load_model(model, device, dtype, not quiet)
     traces: list[dict[str, Any]] = []
-    for method, values in own.items():
-        with warnings.catch_warnings(), progress(method, 1, not quiet) as callback:
+    for method, chosen in own.items():
+        with warnings.catch_warnings(), bar(method, 1, not quiet) as callback:
             warnings.simplefilter("ignore", DuplicateAnswers)  # the page says it
-            found = view.trace(loaded, prompt, callback=callback, method=method, **settings, **values)
-        settings["seed"] = found["seed"]
-        traces.append(found)
+            traces.append(view.trace(loaded, prompt, callback=callback, **chosen | {"method": method, "seed": seed}))
+        seed = traces[-1]["seed"]
     try:
         (view.write_json if output.suffix.lower() == ".json" else view.write_html)(output, traces)
     except OSError as reason:
         raise D5P4Error(f"{output} cannot be written: {reason.strerror or reason}") from reason
     if not quiet:
         size = f"{max(1, round(output.stat().st_size / 1000)):,} kB"
-        facts = facts_line(str(output), size, f"seed {settings['seed']}", *map(_outcome, traces))
+        facts = facts_line(str(output), size, f"seed {seed}", *map(_outcome, traces))
         Console().print(facts, soft_wrap=True)
 
 
@@ -72,11 +71,11 @@ def check_place(path: Path) -> None:
         raise D5P4Error(f"{path} is a folder; name a file in it")
     if not path.parent.is_dir():
         raise D5P4Error(f"{path} cannot be written: there is no folder {path.parent}")
-    there = path.exists()
+    existed = path.exists()
     try:
         with path.open("ab"):
             pass
-        if not there:
+        if not existed:
             path.unlink()
     except OSError as reason:
         raise D5P4Error(f"{path} cannot be written: {reason.strerror or reason}") from reason

@@ -12,7 +12,7 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,10 @@ from ..__about__ import __version__
 from ..errors import D5P4Error
 from ..generate import generate
 from ..likelihood import loglikelihood as likelihood_bound
-from ..methods import METHODS, method_named
+from ..methods import load_plugins, method_named
 from ..models import load
-from ..prompts import encode
-from ..settings import Settings
+from ..options import TRANSLATED, Settings, gives_length, public, unknown_option
+from ..prompts import default_length, encode
 from ..types import Model, Snapshot
 
 try:
@@ -38,9 +38,6 @@ except ImportError as reason:
     raise D5P4Error(f"this needs the lm-evaluation-harness: pip install 'd5p4[lm-eval]' ({reason})") from reason
 
 NAME = "d5p4"
-DECODING = tuple(
-    field.name for field in fields(Settings) if field.name not in ("params", "chat", "history", "logprobs", "savings")
-)
 TASK_MAY_SET = ("temperature", "top_k", "top_p", "order", "order_temperature", "steps", "block_length")
 LENGTH_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 DETERMINISTIC_ORDERS = ("confidence", "margin", "entropy")
@@ -102,11 +99,12 @@ class D5P4LM(LM):
         batch_size: Any = None,
         max_batch_size: Any = None,
         trust_remote_code: Any = None,
+        plugin: str | None = None,
         **decoding: Any,
     ) -> None:
         super().__init__()
-        decoding = {name: _window(name, value) for name, value in decoding.items() if value is not None}
-        _check_names(decoding)
+        load_plugins(str(plugin).split("+") if plugin else [])
+        decoding = _typed({name: value for name, value in decoding.items() if value is not None})
         self.model: Any = pretrained
         if isinstance(pretrained, (str, Path)):
             self.model = load(pretrained, device, None if dtype == "auto" else dtype, tokenizer)
@@ -115,11 +113,10 @@ class D5P4LM(LM):
         self.greedy_check = greedy_check
         self.decoding = {"k": 1} | decoding
         self._settings = Settings.make(self.model, **self.decoding)  # says at once what cannot be
-        if decoding.get("gen_length", 0) >= self.model.max_length:
-            raise D5P4Error(
-                f"gen_length={decoding['gen_length']} leaves no room for a prompt: the model holds "
-                f"{self.model.max_length} tokens"
-            )
+        length = self._settings.gen_length
+        if gives_length(decoding) and length is not None and length >= self.model.max_length:
+            reason = f"leaves no room for a prompt: the model holds {self.model.max_length} tokens"
+            raise D5P4Error(reason, option="gen_length", value=length)
 
     @property
     def device(self) -> torch.device:
@@ -191,13 +188,13 @@ class D5P4LM(LM):
         A length from model_args is kept. The task's, or the model's own, gives way to the prompt down to half the
         model's length; then the prompt loses its beginning, as with the harness's other models.
         """
-        ids = encode(self.model, one.context, False, one.places[0])
+        ids = encode(self.model, one.context, False)
         longest = self.model.max_length
         length = fixed
         if length is None:
             asked = next((one.task[name] for name in LENGTH_NAMES if one.task.get(name) is not None), None)
-            own = self._settings.gen_length or (longest if self.model.carry_over else 128)
-            length = min(int(asked or own), max(longest - len(ids), longest // 2))
+            wanted = int(asked or default_length(self.model, self._settings))
+            length = min(wanted, max(longest - len(ids), longest // 2))
         return self._keep_end(ids, longest - length, one.places[0]), length
 
     def _keep_end(self, ids: list[int], room: int, number: int) -> list[int]:
@@ -223,8 +220,8 @@ class D5P4LM(LM):
         """Bound on log p(text) in nats: the sum over pieces of the model's length, each without what came before."""
         values = []
         with _bar(len(requests), "d5p4 likelihoods", disable_tqdm) as bar:
-            for number, request in enumerate(requests):
-                ids, size = encode(self.model, request.args[0], False, number), self.model.max_length
+            for request in requests:
+                ids, size = encode(self.model, request.args[0], False), self.model.max_length
                 values.append(sum(self._bound([], ids[at : at + size]) for at in range(0, len(ids), size)) + 0.0)
                 self.cache_hook.add_partial("loglikelihood_rolling", request.args, values[-1])
                 bar.update(1)
@@ -235,12 +232,10 @@ class D5P4LM(LM):
         context, continuation = args
         stripped = context.rstrip()
         continuation = context[len(stripped) :] + continuation
-        before = encode(self.model, stripped, False, number)
-        whole = encode(self.model, stripped + continuation, False, number)
-        if whole[: len(before)] == before:
-            after = whole[len(before) :]
-        else:  # a token would span both
-            after = encode(self.model, continuation, False, number)
+        before = encode(self.model, stripped, False)
+        whole = encode(self.model, stripped + continuation, False)
+        apart = whole[: len(before)] == before  # otherwise a token would span both
+        after = whole[len(before) :] if apart else encode(self.model, continuation, False)
         if len(after) > self.model.max_length:
             raise D5P4Error(
                 f"request {number} asks for the likelihood of {len(after)} tokens; the model holds "
@@ -262,12 +257,11 @@ class D5P4LM(LM):
         kept = {name: self.decoding[name] for name in ("block_length", "eos") if name in self.decoding}
         for length in sorted({len(after) for _, after in pairs if after}):
             numbers = [number for number, (_, after) in enumerate(pairs) if len(after) == length]
-            result = generate(
-                self.model, [pairs[number][0] for number in numbers], k=1, method="independent", temperature=0.0,
-                order=order, gen_length=length, seed=self.seed, chat=False, **kept,
-            )  # fmt: skip
-            for number, said in zip(numbers, result.answers, strict=True):
-                answers[number] = said[0] == pairs[number][1]
+            options: dict[str, Any] = {"k": 1, "method": "independent", "temperature": 0.0, "order": order} | kept
+            contexts = [pairs[number][0] for number in numbers]
+            result = generate(self.model, contexts, gen_length=length, seed=self.seed, chat=False, **options)
+            for number, (answer,) in zip(numbers, result.answers, strict=True):
+                answers[number] = answer == pairs[number][1]
         return answers
 
     # chat templates
@@ -302,28 +296,14 @@ class D5P4LM(LM):
         }
 
 
-def _window(name: str, value: Any) -> Any:
-    """A window written START:STOP, because commas separate model_args."""
-    if not name.endswith("_window") or not isinstance(value, str):
-        return value
-    start, _, stop = value.partition(":")
-    if not (start.isdecimal() and stop.isdecimal()):
-        raise D5P4Error(f"{name}={value!r} must be two step numbers START:STOP, such as 0:64")
-    return int(start), int(stop)
-
-
-def _check_names(decoding: Mapping[str, Any]) -> None:
+def _typed(decoding: Mapping[str, Any]) -> dict[str, Any]:
+    """The decoding options of model_args. The harness turns numbers into numbers and leaves everything else as text."""
     method = method_named(decoding.get("method", Settings.method))
-    unknown = sorted(set(decoding) - set(DECODING) - set(method.parameters))
-    if not unknown:
-        return
-    elsewhere = sorted({m.name for m in METHODS.values() if set(unknown) & set(m.parameters)})
-    own = ("pretrained", "device", "dtype", "tokenizer", "seed", "mc_samples", "greedy_check")
-    raise D5P4Error(
-        f"model_args does not know {', '.join(unknown)}; it knows {', '.join(own + DECODING)}, and of method "
-        f"{method.name!r} {', '.join(method.parameters) or 'nothing'}"
-        + (f" (there is such a parameter of {', '.join(elsewhere)})" if elsewhere else "")
-    )
+    known = public("lm-eval") | dict(method.parameters)
+    for name in decoding:
+        if name not in known and name not in TRANSLATED:
+            raise unknown_option(name, method)
+    return {name: known[name].from_text(value) if name in known else value for name, value in decoding.items()}
 
 
 def _adjacent(requests: Sequence[Any]) -> Iterator[Asked]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from ..settings import FIXED_TOKENS
+from ..options import DETERMINISTIC_TOKENS
 from ..types import Model
 
 
@@ -36,4 +36,4 @@ def default_budget(model: Model, deterministic: bool = False) -> int:
     appetite = CUDA if model.head.weight.is_cuda else OTHERS
     tokens = appetite.work / (2 * sum(weight.numel() for weight in weights))
     budget = min(max(1 << max(0, round(tokens).bit_length() - 1), appetite.least), MOST)
-    return max(budget // 4, min(budget, FIXED_TOKENS)) if deterministic else budget
+    return max(budget // 4, min(budget, DETERMINISTIC_TOKENS)) if deterministic else budget

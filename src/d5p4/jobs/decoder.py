@@ -9,8 +9,8 @@ from typing import Generic, Protocol, TypeVar
 import torch
 
 from ..errors import D5P4Error, NonFiniteLogits
+from ..options import Settings
 from ..prompts import Request
-from ..settings import Settings
 from ..types import Result
 
 NOT_FINITE = "the model gave logits that are not finite; check the weights and guidance, or load them in float32"

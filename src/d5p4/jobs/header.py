@@ -16,8 +16,8 @@ from ..__about__ import __version__
 from ..errors import D5P4Error
 from ..models.base import NativeModel
 from ..models.load import find
+from ..prompts import Prepared
 from ..provenance import file_hash, provenance, weights_hash, without_places
-from ..settings import Settings
 from ..store import read_json, write_json
 from ..types import Model
 from .reader import PromptFile
@@ -28,21 +28,21 @@ SAMPLES, SAMPLE_SIZE = 64, 1 << 16
 NOT_SETTINGS = ("input", "seed")  # of the configuration: the hash in each line is of the rest
 
 
-def configuration(model: Model, settings: Settings, length_given: bool, file: PromptFile, seed: int) -> dict[str, Any]:
-    """All that can change answers."""
-    chosen = settings.to_dict()
-    if not settings.deterministic:
-        del chosen["max_tokens_per_forward"]  # how the work is cut; answers do not depend on it but for rounding
-    found = {
+def configuration(prepared: Prepared, file: PromptFile, seed: int) -> dict[str, Any]:
+    """Everything that can change answers."""
+    model, chosen = prepared.model, prepared.settings.to_dict()
+    if not prepared.settings.deterministic:
+        del chosen["max_tokens_per_forward"]  # it cuts the work into forwards and changes answers by rounding only
+    configured = {
         "d5p4": __version__,
         "model": _model_hashes(model),
         "dtype": str(model.head.weight.dtype).removeprefix("torch."),
         "settings": chosen,
-        "gen_length_given": length_given,
+        "gen_length_given": prepared.length_given,
         "seed": seed,
         "input": file.digest,
     }
-    return json.loads(json.dumps(found))
+    return json.loads(json.dumps(configured))
 
 
 def settings_hash(configured: Mapping[str, Any]) -> str:
@@ -123,12 +123,12 @@ class Header:
             )
 
 
-def facts(model: Model, settings: Settings, ranks: int, mesh: tuple[int, int]) -> dict[str, Any]:
+def facts(prepared: Prepared, ranks: int, mesh: tuple[int, int]) -> dict[str, Any]:
     """What is noted of a start and may differ from another's."""
-    found = provenance(model.head.weight.device)
-    del found["d5p4"]
-    budget = settings.max_tokens_per_forward
-    return found | {"ranks": ranks, "mesh": list(mesh), "max_tokens_per_forward": budget}
+    machine = provenance(prepared.model.head.weight.device)
+    del machine["d5p4"]
+    budget = prepared.settings.max_tokens_per_forward
+    return machine | {"ranks": ranks, "mesh": list(mesh), "max_tokens_per_forward": budget}
 
 
 def changes(starts: list[dict[str, Any]]) -> list[str]:

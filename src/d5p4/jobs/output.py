@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 from ..distributed import Mesh
 from ..errors import D5P4Error
 from ..generate import chosen_seed
-from ..settings import Settings
-from ..types import Model
+from ..prompts import Prepared
 from .done import Done
 from .header import Header, changes, configuration, facts, settings_hash
 from .reader import PromptFile
@@ -74,13 +73,11 @@ class Output:
         self.header = Header(self.path)
         self.notes: list[str] = []
 
-    def begin(
-        self, model: Model, settings: Settings, length_given: bool, seed: int | None, retry_errors: bool
-    ) -> Start:
+    def begin(self, prepared: Prepared, seed: int | None, retry_errors: bool) -> Start:
         """Look at what there is, and write down that this start goes on with it."""
         self._check_ours()
         seed = chosen_seed(self.header.seed if seed is None else seed)
-        configured = configuration(model, settings, length_given, self.file, seed)
+        configured = configuration(prepared, self.file, seed)
         number = 1 + max(len(self.header.starts), self.store.last_start())
         start = Start(number, seed, settings_hash(configured), self.file.digest, secrets.token_hex(8))
         found = self.store.read(self.mesh.beat)
@@ -99,7 +96,7 @@ class Output:
             found = self.store.read(self.mesh.beat)
         with writing(self.path):
             mesh = (self.mesh.data, self.mesh.beam)
-            self.header.begin(configured, model.name, number, facts(model, settings, self.mesh.world, mesh))
+            self.header.begin(configured, prepared.model.name, number, facts(prepared, self.mesh.world, mesh))
         self.notes += found.notes
         return replace(start, finished=Done(self.file.last, found.finished(retry_errors)), answered=found.answered)
 

@@ -10,9 +10,10 @@ from typing import Any
 
 from ..distributed import Mesh, at_work, check_shared, connect
 from ..errors import D5P4Error
-from ..generate import check_model, chosen_seed, gives_length, run_requests
+from ..generate import chosen_seed, run_requests
 from ..models import load
-from ..settings import Settings
+from ..options import Settings
+from ..prompts import Prepared
 from ..types import Model, Result, Snapshot
 from .budget import default_budget
 from .decoder import Decoder, Outcome
@@ -87,15 +88,13 @@ class Run:
         progress: Progress | None = None,
     ) -> None:
         if refused := [name for name in REFUSED if options.get(name) is not None]:
-            raise D5P4Error(f"{refused[0]} has no meaning for a whole file; leave it out")
-        check_model(model)
+            raise D5P4Error("a whole file has no use for it; leave it out", option=refused[0])
         self.model, self.mesh, self.strict = model, mesh, strict
-        self.settings = Settings.make(model, **{name: x for name, x in options.items() if name not in REFUSED})
+        self.prepared = Prepared(model, {name: x for name, x in options.items() if name not in REFUSED})
         given = dict(model.generation_defaults) | options
         if given.get("max_tokens_per_forward") is None:
             budget = default_budget(model, self.settings.deterministic)
-            self.settings = replace(self.settings, max_tokens_per_forward=budget)
-        self.length_given = gives_length(options)
+            self.prepared.settings = replace(self.settings, max_tokens_per_forward=budget)
         _check_places(input, output)
         self.file = PromptFile(input)
         self.store = RowStore(output, summarise)
@@ -105,6 +104,10 @@ class Run:
         self.first_error = ""
         self.began = self.told = time.monotonic()
 
+    @property
+    def settings(self) -> Settings:
+        return self.prepared.settings
+
     def run(self, seed: int | None, retry_errors: bool) -> Report:
         with ExitStack() as stack:
             output = None
@@ -112,7 +115,7 @@ class Run:
                 stack.enter_context(self.store.locked())
                 output = Output(self.store, self.file, self.mesh)
                 with at_work(self.mesh):  # weights are hashed and lines copied
-                    self.start = output.begin(self.model, self.settings, self.length_given, seed, retry_errors)
+                    self.start = output.begin(self.prepared, seed, retry_errors)
             self.start = self.mesh.share(self.start if output else None)
             if self.start.report is not None:
                 return self.start.report
@@ -141,14 +144,14 @@ class Run:
         patience = FEW if self.start.answered else 0  # what is left may be just the prompts that are too large
 
         def attempt(items: list[Item], settings: Settings) -> Result:
+            requests = [item.request for item in items]
             return run_requests(
-                self.model, [item.request for item in items], [item.key for item in items], settings, self.start.seed,
-                callback=callback, beams=self.mesh.beams,
-            )  # fmt: skip
+                self.model, requests, settings, self.start.seed, callback=callback, beams=self.mesh.beams
+            )
 
         decoder = Decoder(attempt, self.settings, patience)
         ticket, number = self._ticket(), 0
-        planned = plan_work(self.file, self.model, self.settings, self.length_given, bad_first=self.strict)
+        planned = plan_work(self.file, self.prepared, bad_first=self.strict)
         for place, work in enumerate(planned):
             self.mesh.beat()
             if work.bad and self.strict:

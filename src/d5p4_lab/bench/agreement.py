@@ -36,7 +36,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +44,11 @@ from torch import Tensor
 
 import d5p4
 from d5p4.eval.countdown import WINDOW, problems
-from d5p4.generate import prompt_keys
 from d5p4.kernel import build
 from d5p4.models.load import choose_device
 from d5p4.ops import kernels
-from d5p4.ops.equal import occurrence
-from d5p4.prompts import Request, encode, plan
+from d5p4.ops.ties import occurrence
+from d5p4.prompts import Request, prepare
 from d5p4.provenance import machine
 from d5p4.rng import ORDER, SELECT, TOKEN, hash_tokens, key_of, mix, uniform
 
@@ -280,13 +278,7 @@ class Arbiter:
         plain = settings.guidance == settings.temperature == 1 and settings.top_k is settings.top_p is None
         if not plain or settings.order not in ("confidence", "ancestral"):
             raise d5p4.D5P4Error("only plain draws in confidence or ancestral order can be traced")
-        given = "gen_length" in case.options
-        ids = [encode(model, prompt, settings.chat, number) for number, prompt in enumerate(case.prompts)]
-        return Arbiter(model, settings, [plan(model, row, settings, given, i) for i, row in enumerate(ids)], seed)
-
-    @cached_property
-    def keys(self) -> list[int]:
-        return prompt_keys(self.requests, None)
+        return Arbiter(model, settings, prepare(model, list(case.prompts), case.options).requests, seed)
 
     def step(self, prompt: int, index: int) -> d5p4.Step:
         length, settings = len(self.requests[prompt].window(self.model.mask_id)), self.settings
@@ -295,7 +287,7 @@ class Arbiter:
 
     def select_key(self, prompt: int, index: int) -> Tensor:
         """[1] the random stream of a selection."""
-        return mix(key_of(self.seed), self.keys[prompt], SELECT, index)[None]
+        return mix(key_of(self.seed), self.requests[prompt].key, SELECT, index)[None]
 
     @torch.no_grad()
     def families(self, prompt: int, index: int, record: Record) -> list[Family]:
@@ -306,7 +298,7 @@ class Arbiter:
         rows = record.tokens[record.parents]  # [m, L]
         row_hash = hash_tokens(rows, window)
         number = occurrence(row_hash[None], record.tie[record.parents][None])[0]
-        stream = mix(key_of(self.seed), self.keys[prompt], index, row_hash, number)[:, None, None]
+        stream = mix(key_of(self.seed), self.requests[prompt].key, index, row_hash, number)[:, None, None]
         child = torch.arange(4 * settings.w if settings.distinct else record.children)[:, None]
         u = uniform(mix(stream, TOKEN), window, child)  # [m, C, L]
 

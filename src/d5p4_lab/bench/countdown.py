@@ -26,10 +26,11 @@ import torch
 
 import d5p4
 from d5p4.eval.countdown import WINDOW, Problem, canonical, is_right, problems
-from d5p4.eval.stats import Interval, interval, pass_at, relative_cut
+from d5p4.eval.stats import pass_at
 from d5p4.models.load import find
 
 from ..provenance import about
+from ..statistics import Interval, interval, relative_cut
 from ..timing import wall
 from . import RESULTS, Row, Tables, generate, half_width, make_parser, markdown, read, write
 

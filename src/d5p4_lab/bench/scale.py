@@ -37,8 +37,8 @@ from d5p4.jobs.reader import PromptFile
 from d5p4.jobs.rows import RowStore
 from d5p4.models import Tokenizer
 from d5p4.models.load import choose_device
+from d5p4.prompts import Prepared
 from d5p4.provenance import provenance
-from d5p4.settings import Settings
 from d5p4.store import append, json_line
 
 from ..timing import fastest
@@ -293,11 +293,11 @@ def _input(sizes: HostSizes, folder: Path) -> list[Row]:
         tokenizer=books.tokenizer, head=books.head, mask_id=books.mask_id, max_length=4096, carry_over=False,
         default_order="confidence", generation_defaults={},
     )  # fmt: skip
-    settings = Settings.make(model, k=K, w=4, gen_length=ANSWER_TOKENS)
+    options = {"k": K, "w": 4, "gen_length": ANSWER_TOKENS}
     lines, scan = fastest(lambda: PromptFile(path), CPU)
 
     def planned() -> tuple[list[Work], float]:
-        return fastest(lambda: list(plan_work(lines, model, settings, True, bad_first=False)), CPU)
+        return fastest(lambda: list(plan_work(lines, Prepared(model, options), bad_first=False)), CPU)
 
     work, plain = planned()
     tokens = sum(len(item.request.ids) for each in work for item in each.items) / sizes.lines

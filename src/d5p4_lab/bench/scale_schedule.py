@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from d5p4.generate import batches
 from d5p4.jobs.budget import CUDA
 from d5p4.jobs.plan import WINDOW
-from d5p4.settings import Settings
+from d5p4.options import Settings
 
 from . import rows_of
 

@@ -1,4 +1,4 @@
-"""How often each solver of `d5p4.select.partition_map` finds the best set, on kernels where it is known.
+"""How often each solver of `d5p4.methods.partition_map` finds the best set, on kernels where it is known.
 
     python -m d5p4_lab bench solver_quality [INSTANCES]
 
@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from d5p4.kernel import build
+from d5p4.methods import exhaustive, partition_map
 from d5p4.ops.problem import prepare
-from d5p4.select import exhaustive, partition_map
 
 from ..timing import one_thread, wall
 from . import make_parser, markdown

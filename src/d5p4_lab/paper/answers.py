@@ -18,7 +18,7 @@ from typing import Any
 
 from d5p4.errors import DuplicateAnswers
 from d5p4.generate import generate
-from d5p4.settings import Settings
+from d5p4.options import Settings
 from d5p4.types import Callback
 
 from .rows import Row, Source, check_made, complete

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from d5p4.eval.graders import GRADERS
-from d5p4.eval.stats import Figure, figure, paired_difference, pass_at
+from d5p4.eval.graders import grader as grader_named
+from d5p4.eval.stats import pass_at
 
+from ..statistics import Figure, figure, paired_difference
 from .answers import numbers_of
 from .drawing import STYLES, Claim, Drawing, Table, decided, every, pyplot, shown
 from .rows import Row
@@ -47,8 +48,9 @@ def cases(setup: Setup) -> list[Case]:
 def reduce_graded(setup: Setup, case: Case, unit: int, row: Row, said: Mapping[str, Row]) -> Row:
     """Which answers are right (one digit each), how many right ones differ, and the rows they cost."""
     task = setup.task(case.task, case.units)
-    grader, gold = GRADERS[task.grader or "exact"], task.examples[unit].gold
-    right = [grader.right(text, gold) for text in row["texts"]]
+    grader, example = grader_named(task.grader or "exact"), task.examples[unit]
+    right = grader.grade(example.prompt, row["texts"], example.gold)
+    assert right is not None, f"{task.name} {unit} cannot be graded"
     forms = len({grader.key(text) for text, mark in zip(row["texts"], right, strict=True) if mark})
     counts = {name: row[name] for name in ("nfe", "rows", "nominal")}
     return {"right": "".join("01"[mark] for mark in right), "forms": forms, **counts}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from d5p4.eval.stats import Figure, stratified_correlation
-
+from ..statistics import Figure, stratified_correlation
 from .drawing import STYLES, Claim, Drawing, Table, Verdict, agreed, bars, decided, pyplot, shown
 from .open_ended import BOX, PAPER, sweeps
 from .plane import PLANE, curves, points

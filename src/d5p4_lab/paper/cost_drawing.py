@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from d5p4.eval.stats import Figure, figure
-
+from ..statistics import Figure, figure
 from .drawing import Claim, Drawing, Table, Verdict, decided, every, pyplot, shown
 
 # The paper's table (left): selection, categorical sampling and total in ms, peak GB; forward about 929 ms.

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from d5p4.errors import D5P4Error
-from d5p4.eval.stats import Figure
 from d5p4.store import write_json, write_text
+
+from ..statistics import Figure
 
 LARGEST_FIGURE = 200_000  # bytes
 # Okabe and Ito's colours, which most colour-blind people tell apart; every method has a marker and a line too.
@@ -128,7 +129,7 @@ def pyplot() -> Any:
     try:
         import matplotlib
     except ImportError as reason:
-        raise D5P4Error("figures need matplotlib: pip install 'd5p4[eval]'") from reason
+        raise D5P4Error("figures need matplotlib: pip install -e '.[lab]'") from reason
     matplotlib.use("agg")
     import matplotlib.pyplot as plt
 

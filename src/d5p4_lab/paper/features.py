@@ -20,12 +20,13 @@ import torch
 from torch import Tensor
 
 from d5p4.errors import D5P4Error
-from d5p4.eval.representation import average_cosine, linear_cka
-from d5p4.eval.stats import Figure, figure, paired_difference
+from d5p4.eval.encoder import average_cosine
 from d5p4.models.base import NativeModel
 from d5p4.similarity import FEATURES
 
+from ..statistics import Figure, figure, paired_difference
 from .drawing import Claim, Drawing, Table, decided, every, pyplot, shown
+from .measures import linear_cka
 from .rows import Row, Source, complete, missing_keys
 from .setup import Experiment, Setup
 from .windows import chance, check_same_text, random_masks, real_windows

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from d5p4.errors import D5P4Error
-from d5p4.eval.mauve import MauveInterval, last_token_features, mauve_interval
 from d5p4.eval.perplexity import CausalJudge
-from d5p4.eval.stats import Figure
 
+from ..statistics import Figure
 from .answers import numbers_of
 from .drawing import Claim, Drawing, Table, Verdict, bars, every, pyplot, shown
+from .measures import MauveInterval, last_token_features, mauve_interval
 from .open_ended import BOX, INDEPENDENT, PAPER, independent, sweep
 from .rows import Row, Source, complete
 from .scoring import MAUVE_TOKENS, TOKENS, pack8, unpack, unpack8

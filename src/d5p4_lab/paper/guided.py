@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from d5p4.eval.stats import Figure, figure, paired_difference
-
+from ..statistics import Figure, figure, paired_difference
 from .answers import numbers_of
 from .continuation import BOX, PAPER, POOL, best_perplexity, by_chance, columns, measures, pool, search
 from .drawing import STYLES, Claim, Drawing, Table, bars, decided, every, pyplot, shown

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from d5p4.eval.graders import GRADERS
+from d5p4.eval.graders import grader as grader_named
 from d5p4.eval.lexical import self_bleu
-from d5p4.eval.stats import Figure, figure, paired_difference, pass_at
+from d5p4.eval.stats import pass_at
 
+from ..statistics import Figure, figure, paired_difference
 from .answers import numbers_of
 from .continuation import POOL, best_internal, best_perplexity, by_chance, lowest
 from .drawing import Claim, Drawing, Table, bars, decided, every, pyplot, shown
@@ -57,8 +58,9 @@ WAYS = ("independent", "best of n, perplexity", "best of n, internal", "best of 
 def _reduce(setup: Setup, case: Case, unit: int, row: Row, said: Mapping[str, Row]) -> Row:
     """Which answers are right, and of each way to choose k of them: places, self-BLEU, right answers that differ."""
     task = setup.task(case.task, case.units)
-    grader, gold = GRADERS[task.grader or "exact"], task.examples[unit].gold
-    right = [grader.right(text, gold) for text in row["texts"]]
+    grader, example = grader_named(task.grader or "exact"), task.examples[unit]
+    right = grader.grade(example.prompt, row["texts"], example.gold)
+    assert right is not None, f"{task.name} {unit} cannot be graded"
     ways = {"": list(range(len(right)))}
     if case.name.endswith(POOL):
         oracle = lowest([not mark for mark in right], setup["k"])

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from d5p4.eval.stats import figure, from_resamples
-
+from ..statistics import figure, from_resamples
 from .drawing import STYLES, Claim, Drawing, Verdict, decided, every, pyplot, shown
 from .open_ended import BOX, GREEDY, INDEPENDENT, PAPER, sweeps
 from .plane import PLANE, Means, area, by_judges, curves, draw_plane, means, perplexity, plane_table, points, unbiased

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from d5p4.eval.stats import from_resamples
-
+from ..statistics import from_resamples
 from . import open_ended
 from .answers import numbers_of
 from .drawing import Claim, Drawing, Table, decided, every, pyplot, shown

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from d5p4.eval.stats import Figure, figure, ratio_figure, resampled_means
-
+from ..statistics import Figure, figure, ratio_figure, resampled_means
 from .answers import numbers_of
 from .drawing import STYLES, Table, Verdict, agreed, bars, shown
 from .rows import Row

@@ -18,9 +18,9 @@ from d5p4.eval.lexical import (
     piece_counts,
     sentence_bleu,
 )
-from d5p4.eval.stats import Figure, figure, paired_difference, pooled_figure
 from d5p4.eval.wordpieces import word_pieces
 
+from ..statistics import Figure, figure, paired_difference, pooled_figure
 from .answers import answers, numbers_of
 from .continuation import (
     BOX,

@@ -27,11 +27,11 @@ import torch
 from torch import Tensor
 
 from d5p4.errors import DuplicateAnswers
-from d5p4.eval.stats import Figure, Floats, pearson, pooled_figure, spearman
 from d5p4.generate import generate
 from d5p4.models.base import NativeModel
 from d5p4.ops.vocab import vocab_stats
 
+from ..statistics import Figure, Floats, pearson, pooled_figure, spearman
 from .drawing import Claim, Drawing, Table, Verdict, agreed, decided, pyplot, shown
 from .rows import Row, Source, complete, missing_keys
 from .setup import Experiment, Setup

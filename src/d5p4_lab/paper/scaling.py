@@ -18,9 +18,9 @@ from torch import Tensor
 from d5p4.errors import D5P4Error
 from d5p4.generate import generate
 from d5p4.kernel import additive
+from d5p4.methods import KDPP, MMR, GreedyBeam, PartitionDPP, PartitionSample, Random
 from d5p4.provenance import machine
 from d5p4.rng import mix
-from d5p4.select import KDPP, MMR, GreedyBeam, PartitionDPP, PartitionSample, Random
 from d5p4.types import PoolView, Selector
 
 from ..timing import clock, one_thread, timed

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from d5p4.errors import D5P4Error
-from d5p4.eval.stats import Figure, figure, paired_difference
 from d5p4.store import read_json
 from d5p4.types import HistoryStep
 
+from ..statistics import Figure, figure, paired_difference
 from .cost import RESULTS
 from .drawing import STYLES, Claim, Drawing, Table, Verdict, decided, every, pyplot, shown
 from .setup import Setup

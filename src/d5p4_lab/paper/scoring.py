@@ -63,8 +63,9 @@ def _perplexity(model: str, device: str | None) -> Scorer:
 
 
 def _features(model: str, device: str | None) -> Scorer:
-    from d5p4.eval.mauve import last_token_features
     from d5p4.eval.perplexity import CausalJudge
+
+    from .measures import last_token_features
 
     judge = CausalJudge(model, device=device)  # with a start token, so that even an empty text has a last token
 

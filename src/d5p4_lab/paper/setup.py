@@ -29,10 +29,10 @@ from d5p4.store import read_json
 from .rows import Row, Rows, Source
 
 if TYPE_CHECKING:
-    from d5p4.eval.tasks import Task
     from d5p4.models.base import NativeModel
 
     from .drawing import Drawing
+    from .tasks import Task
 
 OPEN = "open"  # the task of writing without a prompt
 TEXTS = ("books", "text")  # tasks made of a text file
@@ -179,7 +179,7 @@ class Setup:
 
     def task(self, name: str, count: int) -> Task:
         """The first `count` prompts of a task; `name:split` gives a split, as in countdown:5."""
-        from d5p4.eval.tasks import load_task
+        from .tasks import load_task
 
         if (name, count) not in self._tasks:
             kind, _, split = name.partition(":")

@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from d5p4.errors import D5P4Error, DuplicateAnswers
-from d5p4.eval.stats import Figure, figure, spearman
 from d5p4.generate import generate
 from d5p4.types import Snapshot
 
+from ..statistics import Figure, figure, spearman
 from .drawing import Claim, Drawing, Table, decided, pyplot, shown
 from .rows import Row, Source, complete
 from .setup import Experiment, Setup

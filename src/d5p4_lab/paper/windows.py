@@ -51,8 +51,7 @@ def check_same_text(setup: Setup, source: Source, length: int) -> None:
 
 def _cut(setup: Setup, length: int, count: int) -> list[Window]:
     """Windows of consecutive tokens; the documents take turns. Windows that cut a character in two are skipped."""
-    from d5p4.eval.tasks.prose import read_documents
-    from d5p4.eval.tasks.task import shuffled
+    from .tasks import read_documents, shuffled
 
     assert setup.data is not None
     documents = read_documents(setup.data, None)

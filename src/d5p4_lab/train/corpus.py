@@ -22,7 +22,8 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from d5p4.errors import D5P4Error
-from d5p4.eval.tasks.corpus import END_TEXT, Corpus, load, normalise, read_tokenizer, stored
+
+from .corpus_files import END_TEXT, Corpus, load, normalise, read_tokenizer, stored
 
 MASK = "<|mask|>"
 

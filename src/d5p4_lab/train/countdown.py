@@ -16,9 +16,9 @@ import torch
 from tokenizers import decoders, models, pre_tokenizers
 from torch import Tensor, nn
 
-from d5p4.eval import countdown as task
 from d5p4.models.llada import LLaDA
 
+from . import countdown_data as task
 from .folder import write_json
 from .recipe import LAST_STEP, Card, Recipe, chances, masks, start_as_identity
 
@@ -146,7 +146,7 @@ class Countdown(Recipe):
         codec.save(str(folder / "tokenizer.json"))
         # The best values for four numbers in the sweeps of d5p4_lab.bench.countdown.
         methods = {"d5p4": {"beta": 100.0}, "diverse-beam": {"alpha": 100.0}, "d5p4x": {"beta": 3.0}}
-        defaults = {"length": ANSWER, "order": "confidence", "methods": methods}
+        defaults = {"grader": "countdown", "length": ANSWER, "order": "confidence", "methods": methods}
         write_json(folder / "generation_config.json", {"d5p4": defaults})
 
     def validate(self, folder: Path) -> dict[str, float]:

@@ -7,8 +7,8 @@ import torch
 
 from d5p4 import D5P4Error
 from d5p4.kernel import additive
+from d5p4.methods import exhaustive
 from d5p4.ops.problem import prepare
-from d5p4.select import exhaustive
 from d5p4_lab import baseline
 from d5p4_lab.bench import gpu, gpu_page
 from d5p4_lab.bench.gpu import make_plan, make_small_plan

@@ -4,10 +4,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from d5p4.eval.stats import figure
 from d5p4_lab.paper import experiment
 from d5p4_lab.paper.budget import LENGTHS, Spent, _same_rows, reduce_graded
 from d5p4_lab.paper.setup import Setup
+from d5p4_lab.statistics import figure
 from tests.checkpoints import write_llada
 from tests.lab.paper.smoke import smoke, write_gsm8k, write_numbers
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from d5p4.errors import D5P4Error
-from d5p4.eval.representation import linear_cka
 from d5p4.models import load
 from d5p4_lab.paper import features
 from d5p4_lab.paper.features import compared, debiased_cka, pooled
+from d5p4_lab.paper.measures import linear_cka
 from d5p4_lab.paper.run import reproduce
 from tests.checkpoints import write_mdlm
 from tests.lab.paper.smoke import files, smoke

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from d5p4.errors import D5P4Error
-from d5p4.eval.mauve import MauveInterval
-from d5p4.eval.stats import Figure
 from d5p4_lab.paper import experiment, fidelity
 from d5p4_lab.paper.answers import numbers_of
+from d5p4_lab.paper.measures import MauveInterval
 from d5p4_lab.paper.open_ended import base, sweep, sweeps
 from d5p4_lab.paper.pareto import SEARCH
 from d5p4_lab.paper.run import reproduce
 from d5p4_lab.paper.setup import Setup
+from d5p4_lab.statistics import Figure
 from tests.checkpoints import write_mdlm
 from tests.lab.paper.smoke import DRAWN, cheap, files, smoke, write_text
 

@@ -9,7 +9,7 @@ import pytest
 
 from d5p4.models.base import NativeModel
 from d5p4.models.load import load
-from d5p4.settings import Settings
+from d5p4.options import Settings
 from d5p4_lab.paper import EXPERIMENTS, experiment
 from d5p4_lab.paper.answers import answers
 from d5p4_lab.paper.drawing import pyplot

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from d5p4.eval.stats import Figure, figure, resampled_means
 from d5p4_lab.paper import pareto
 from d5p4_lab.paper.drawing import Table, pyplot
 from d5p4_lab.paper.plane import PLANE, area, by_judges, curves, draw_plane, means, perplexity, plane_table, points
 from d5p4_lab.paper.setup import Case, Experiment, Setup
+from d5p4_lab.statistics import Figure, figure, resampled_means
 from tests.lab.paper.smoke import write_numbers
 
 SETTINGS = {"judges": ("one", "two"), "encoder": "coder", "model": "given"}

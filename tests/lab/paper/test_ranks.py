@@ -185,7 +185,7 @@ def test_a_job_goes_on_with_any_number_of_ranks(tmp_path, given, alone):
     """Two are killed in the middle of a line, three go on; two sets are left, so that one of them has nothing to do."""
     out = tmp_path / "out"
     ranks = start(WORK, 2, tmp_path / "killed", given=str(given), out=str(out), dies=1, meets=True)
-    assert ranks[1].wait() == -signal.SIGKILL, ranks[1].said.read_text()
+    assert ranks[1].wait() == -signal.SIGKILL, ranks[1].output.read_text()
     ranks[0].kill()
     finish(ranks)
     assert kept(out) == 2 and not parts(out)[0].read_bytes().endswith(b"\n")

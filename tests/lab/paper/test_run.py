@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from d5p4.errors import D5P4Error
-from d5p4.eval.stats import Figure, figure
 from d5p4.store import write_json
 from d5p4_lab.__main__ import _change, _Teller
 from d5p4_lab.paper import EXPERIMENTS, experiment
@@ -18,6 +17,7 @@ from d5p4_lab.paper.drawing import Claim, Drawing, Table, agreed, decided, every
 from d5p4_lab.paper.rows import Row, Source, complete
 from d5p4_lab.paper.run import reproduce
 from d5p4_lab.paper.setup import Experiment, Setup
+from d5p4_lab.statistics import Figure, figure
 from tests.lab.paper.smoke import files, own_experiments
 
 

@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 import d5p4
-from d5p4.eval import countdown as task
 from d5p4_lab.__main__ import app
+from d5p4_lab.train import countdown_data as task
 from d5p4_lab.train.books import Books, Judge
 from d5p4_lab.train.corpus import END_TEXT
 from d5p4_lab.train.countdown import Countdown

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 import d5p4
-from d5p4.eval import countdown as task
 from d5p4_lab.train import books
 from d5p4_lab.train import countdown as countdown_module
+from d5p4_lab.train import countdown_data as task
 from d5p4_lab.train.books import DRAWS, LENGTH, Books, Judge
 from d5p4_lab.train.corpus import END_TEXT, MASK, Corpus, prepare
 from d5p4_lab.train.countdown import ANSWER, PROMPT, Countdown, Problems, Rows

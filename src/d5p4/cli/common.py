@@ -1,0 +1,124 @@
+"""What the commands share: prompts, loading, one timed call of `d5p4.generate`, JSON, and how a command ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Console
+from typer.core import TyperGroup
+
+from ..errors import D5P4Error, DuplicateAnswers
+from ..progress import bar
+from ..record import Answers, finite
+from .options import flag
+from .show import visible
+
+if TYPE_CHECKING:
+    from ..distributed import Mesh
+    from ..models.base import NativeModel
+    from ..types import Model, Result
+
+__all__ = ["Answers", "Commands", "finite", "joined", "load_model", "print_json", "read_prompt", "run"]
+
+
+class Commands(TyperGroup):
+    """The commands. An error that the caller can put right ends with code 2, Ctrl-C with 130, without a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+            return result
+        except typer.Exit:
+            raise
+        except D5P4Error as error:
+            print_error(error)
+            raise typer.Exit(2) from None
+        except KeyboardInterrupt:
+            typer.echo("stopped", err=True)
+            raise typer.Exit(130) from None
+        except BrokenPipeError:
+            _drop_output()
+            raise typer.Exit(1) from None
+        except OSError as error:
+            _drop_output()
+            typer.echo(f"error: cannot write to standard output: {error.strerror or error}", err=True)
+            raise typer.Exit(2) from None
+        except (MemoryError, RuntimeError) as error:
+            message = str(error).splitlines()[0] if str(error) else "out of memory"
+            if not isinstance(error, MemoryError) and "memory" not in message:
+                raise
+            typer.echo(f"error: {message}; use a smaller -k, -w or --gen-length", err=True)
+            raise typer.Exit(2) from None
+
+
+def print_error(error: D5P4Error) -> None:
+    """One sentence on standard error, with options spelt as flags. There is one prompt, so it has no number."""
+    typer.secho("error: ", fg="red", bold=True, err=True, nl=False)
+    typer.echo(visible(" ".join(error.phrase(flag, place="").split())), err=True)
+
+
+def _drop_output() -> None:
+    """Nobody reads standard output any more: the interpreter's last flush goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def read_prompt(prompt: str) -> str:
+    """The prompt argument; "-" stands for standard input."""
+    try:
+        text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
+        text.encode()  # raises where bytes are not valid text
+    except UnicodeError as reason:
+        raise D5P4Error(f"the prompt is not valid text: {reason}") from None
+    return text
+
+
+def load_model(name: str, device: str | None, dtype: str | None, shown: bool, mapped: bool = False) -> NativeModel:
+    """`d5p4.load`, with a message while it runs."""
+    import d5p4
+
+    console = Console(stderr=True)
+    with console.status(f"loading {name}") if shown and console.is_terminal else nullcontext():
+        return d5p4.load(name, device, dtype, mapped=mapped)
+
+
+def run(model: Model, prompts: Any, label: str, shown: bool, **options: Any) -> tuple[Result, float]:
+    """The result of a call of `d5p4.generate` and the seconds it took."""
+    import d5p4
+
+    count = len(prompts) if prompts is not None else options.get("sets") or 1
+    start = time.perf_counter()
+    with warnings.catch_warnings(), bar(label, count, shown) as callback:
+        warnings.simplefilter("ignore", DuplicateAnswers)  # the commands say it in their own way
+        result = d5p4.generate(model, prompts, callback=callback, **options)
+    return result, time.perf_counter() - start
+
+
+def print_json(value: Any) -> None:
+    """One line of JSON on standard output."""
+    utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+    print(json.dumps(finite(value), ensure_ascii=not utf8, allow_nan=False))
+
+
+@contextmanager
+def joined(mesh: tuple[int, int] | None, timeout: float, device: str | None) -> Iterator[Mesh]:
+    """The mesh of a job under torchrun. An error is printed by the rank that had it and by the first rank."""
+    from ..distributed import RankLost, connect
+
+    ranks = connect(mesh, timeout, device)
+    try:
+        with ranks:
+            yield ranks
+    except RankLost as error:
+        if ranks.first or not error.reported:
+            raise
+        time.sleep(1)  # torchrun ends all ranks with the first one: let the rank that gave up print its error
+        raise typer.Exit(2) from None

@@ -1,0 +1,171 @@
+"""The methods by name. One file per idea; each is a call `select(pool, k, key) -> Choice`.
+
+A method is a dataclass whose fields are its parameters. `register(Method("mine", Mine))` makes a method of your own
+known to Python, the command line, the server, file runs and lm-eval. A package can do so by itself: its entry point in
+the group `d5p4.plugins` names the module that registers (`load_plugins`).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any
+
+from ..errors import D5P4Error, nearest
+from ..ops.partition_map import partition_map
+from ..options import Parameter, Settings, parameters_of
+from ..types import Finish, Selector
+from .beam import Categorical, GreedyBeam, Identity, Random
+from .best_of_n import BestOfN, Scorer
+from .dpp import D5P3, D5P4, D5P4x, PartitionDPP, Solver
+from .exact import branch_and_bound, exhaustive
+from .kdpp import KDPP
+from .mmr import MMR
+from .sampled import PartitionSample
+from .smc import ESMC
+
+__all__ = [
+    "ESMC",
+    "KDPP",
+    "METHODS",
+    "MMR",
+    "BestOfN",
+    "Categorical",
+    "GreedyBeam",
+    "Identity",
+    "Method",
+    "PartitionDPP",
+    "PartitionSample",
+    "Random",
+    "Scorer",
+    "Solver",
+    "branch_and_bound",
+    "exhaustive",
+    "load_plugins",
+    "method_named",
+    "partition_map",
+    "register",
+]
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to decode.
+
+    selector     a dataclass whose fields are the method's parameters and whose instances select, or a plain function
+                 `select(pool, k, key)`. It may also have `finish(final, k, scorer, references)`, which chooses the k
+                 answers after the last step, and `check_scorer(scorer, references)` if it takes a scorer
+    branches     the pool holds k*w rows; otherwise k
+    presets      options that this method changes unless the caller gives them
+    half_guided  guidance on the first half of the steps unless a window is given
+    """
+
+    name: str
+    selector: Callable[..., Any]
+    summary: str = ""
+    section: str = "–"  # where the paper describes it
+    branches: bool = True
+    presets: Mapping[str, Any] = field(default_factory=dict)
+    half_guided: bool = False
+
+    @property
+    def parameters(self) -> Mapping[str, Parameter]:
+        """The method's own parameters by name."""
+        return parameters_of(self.selector) if isinstance(self.selector, type) else {}
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        return {name: parameter.default for name, parameter in self.parameters.items()}
+
+    @property
+    def scored(self) -> bool:
+        return hasattr(self.selector, "check_scorer")
+
+    @property
+    def finishes(self) -> bool:
+        """Whether the pool keeps all its rows until `finish` chooses."""
+        return hasattr(self.selector, "finish")
+
+    def build(self, settings: Settings) -> Selector:
+        return self.selector(**settings.params) if isinstance(self.selector, type) else self.selector
+
+    def finish(self, select: Selector, scorer: Scorer | None, references: Sequence[Any] | None) -> Finish | None:
+        """What chooses the answers after the last step, if anything does."""
+        return partial(select.finish, scorer=scorer, references=references) if self.finishes else None  # type: ignore[attr-defined]
+
+
+_TABLE = (
+    Method("d5p4", D5P4, "partition DPP, additive kernel diag(Q) + beta S (D5P4+)", "3.3"),
+    Method("d5p4x", D5P4x, "partition DPP, multiplicative kernel e^(Q/beta) S e^(Q/beta)", "3.3"),
+    Method(
+        "d5p4-p",
+        D5P4,
+        "d5p4 with guidance on the first half of the steps only",
+        "4.2",
+        presets={"guidance": 2.0},
+        half_guided=True,
+    ),
+    Method("d5p3", D5P3, "d5p4 without the partition: lineages may die out", "App. E"),
+    Method("greedy-beam", GreedyBeam, "the best candidate of each group", "4, App. B.4"),
+    Method("diverse-beam", MMR, "quality minus alpha times similarity to those chosen", "4, App. B.4"),
+    Method("cat", Categorical, "one candidate per group drawn by softmax(Q / score_temperature)", "4.1"),
+    Method("random", Random, "a random candidate of each group", "5"),
+    Method("k-dpp", KDPP, "k candidates sampled from the unconstrained k-DPP", "App. B.4"),
+    Method("partition-sample", PartitionSample, "one candidate per group sampled from the partition DPP", "ours"),
+    Method("e-smc", ESMC, "particles resampled by e^(lam * certainty); the k best are kept", "App. E"),
+    Method("best-of-n", BestOfN, "k*w independent answers; the k best are kept", "4, App. B.4"),
+    Method("independent", Identity, "k independent answers: no selection", "4", branches=False),
+)
+
+METHODS: dict[str, Method] = {method.name: method for method in _TABLE}
+
+
+def register(method: Method) -> None:
+    """Make a method of your own known by its name, at every door of this process."""
+    if not isinstance(method, Method):
+        raise D5P4Error(f"register takes a d5p4.Method, not {type(method).__name__}")
+    if method.name in METHODS:
+        raise D5P4Error(f"there is already a method {method.name!r}")
+    if not callable(method.selector):
+        raise D5P4Error(f"method {method.name!r}: the selector must be a dataclass or a function")
+    if clash := sorted(set(method.parameters) & set(parameters_of(Settings))):
+        raise D5P4Error(f"method {method.name!r}: its parameter {clash[0]!r} is already an option; rename it")
+    METHODS[method.name] = method
+
+
+def method_named(name: Any) -> Method:
+    load_plugins()
+    if not isinstance(name, str) or name not in METHODS:
+        names = ", ".join(METHODS)
+        hint = nearest(name, METHODS) if isinstance(name, str) else ""
+        reason = f"is not a method; {hint} They are {names}" if hint else f"is not a method; they are {names}"
+        raise D5P4Error(reason, option="method", value=name)
+    return METHODS[name]
+
+
+_loaded: set[str] = set()
+
+
+def load_plugins(modules: Sequence[str] = ()) -> None:
+    """Load the plugins of installed packages (entry points `d5p4.plugins`), then modules by name, each once.
+
+    A broken package is a warning, for nobody asked for it here; a broken module is an error.
+    """
+    if not _loaded:
+        _loaded.add("")
+        for entry in entry_points(group="d5p4.plugins"):
+            try:
+                entry.load()
+            except Exception as reason:
+                warnings.warn(f"the d5p4 plugin {entry.value} cannot be loaded: {reason}", stacklevel=2)
+    for module in modules:
+        if module not in _loaded:
+            try:
+                import_module(module)
+            except Exception as reason:
+                raise D5P4Error(f"cannot be loaded: {reason}", option="plugin", value=module) from reason
+            _loaded.add(module)

@@ -1,0 +1,60 @@
+"""Methods that ignore similarity: the best child of each parent, a random one, one drawn by quality, or every row."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated
+
+from torch import Tensor
+
+from ..ops.ties import argbest
+from ..options import Option
+from ..rng import gumbel, mix, uniform
+from ..types import Choice, PoolView
+from .common import Checked, by_group, to_parents
+
+
+@dataclass(frozen=True)
+class Identity:
+    """No selection: parents = 0 .. N-1, one child each."""
+
+    def __call__(self, pool: PoolView, k: int, key: Tensor) -> Choice:
+        return pool.stay()
+
+
+@dataclass(frozen=True)
+class GreedyBeam:
+    """argmax of Q in each group, O(N)."""
+
+    def __call__(self, pool: PoolView, k: int, key: Tensor) -> Choice:
+        quality = by_group(pool.quality, k)
+        return pool.keep(to_parents(argbest(quality, by_group(pool.tie, k)), quality.shape[-1]))
+
+
+@dataclass(frozen=True)
+class Random:
+    """argmax of a uniform keyed by the item's tie hash in each group, O(N)."""
+
+    def __call__(self, pool: PoolView, k: int, key: Tensor) -> Choice:
+        tie = by_group(pool.tie, k)
+        return pool.keep(to_parents(argbest(uniform(mix(key.view(-1, 1, 1), tie), 0), tie), tie.shape[-1]))
+
+
+@dataclass(frozen=True)
+class Categorical(Checked):
+    """A draw from softmax(Q / tau) in each group: argmax of Q / tau + Gumbel noise, O(N); tau = 0 is greedy beam.
+
+    An item's noise is keyed by its tie hash, so it follows the item wherever it stands in the pool.
+    """
+
+    score_temperature: Annotated[float, Option("Temperature of the draw by quality; 0 is greedy.", least=0)] = 1.0
+
+    def __call__(self, pool: PoolView, k: int, key: Tensor) -> Choice:
+        if self.score_temperature == 0:
+            return GreedyBeam()(pool, k, key)
+        quality, tie = by_group(pool.quality, k), by_group(pool.tie, k)
+        quality = quality.nan_to_num(nan=-math.inf)
+        best = quality.amax(-1, keepdim=True)  # subtracted first, so that a small temperature cannot overflow
+        noise = gumbel(uniform(mix(key.view(-1, 1, 1), tie), 0))
+        return pool.keep(to_parents(argbest((quality - best) / self.score_temperature + noise, tie), quality.shape[-1]))

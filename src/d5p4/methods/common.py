@@ -1,0 +1,38 @@
+"""What several methods share: checked parameters, groups of a pool, keyed draws."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..errors import D5P4Error
+from ..options import validate
+
+
+class Checked:
+    """A method's dataclass: its fields are its parameters, and each is checked against its type and range."""
+
+    def __post_init__(self) -> None:
+        validate(self)
+
+
+def by_group(values: Tensor, k: int) -> Tensor:
+    """values [P, N] as [P, k, w]: k groups of w = N / k neighbours, each group the children of one parent."""
+    prompts, size = values.shape
+    if k < 1 or size % k:
+        raise D5P4Error(f"a pool of {size} rows does not split into k = {k} groups of equal size; let k divide it")
+    return values.reshape(prompts, k, size // k)
+
+
+def to_parents(places: Tensor, width: int) -> Tensor:
+    """Places [P, k] inside each group as indices [P, k] into the pool."""
+    return places + torch.arange(places.shape[-1], device=places.device) * width
+
+
+def draw_index(weights: Tensor, u: Tensor) -> Tensor:
+    """Indices [P, m] drawn with chance proportional to weights [P, N] >= 0, one for each uniform in u [P, m].
+
+    An index of weight zero is never drawn while another has weight.
+    """
+    heap = weights.cumsum(-1)
+    return torch.searchsorted(heap, u * heap[:, -1:]).clamp_max(weights.shape[-1] - 1)

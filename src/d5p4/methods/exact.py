@@ -1,0 +1,167 @@
+"""Exact maximisation of log det(L_S) + sum of log_gain over S: by enumeration, and by branch and bound."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..errors import D5P4Error
+from ..ops.partition_map import solve
+from ..ops.problem import Problem, prepare
+
+LIMIT = 1_000_000
+_CHUNK = 1 << 22  # set members looked at together
+_SLACK = 1e-6  # rounding of the bound; sets this close to the best are scored again exactly
+_NOISE = 1e-14  # rounding of a pivot, on the safe side
+_DEAD = 1e-13  # pivots that are certainly zero
+
+
+def exhaustive(
+    kernel: Tensor,
+    k: int,
+    log_gain: Tensor | None = None,
+    quality: Tensor | None = None,
+    tie: Tensor | None = None,
+    limit: int = LIMIT,
+    *,
+    partition: bool = True,
+) -> Tensor:
+    """The best [P, k] of all w^k sets with one item per group, or of all C(N, k) sets. O(w^k k^3) per prompt."""
+    problem = prepare(kernel, k, log_gain, quality, tie, partition=partition)
+    size, device = problem.kernel.shape[-1], problem.kernel.device
+    if partition:
+        _check_count((size // k) ** k, limit)
+        sets = transversals(k, size // k, device)
+    else:
+        _check_count(math.comb(size, k), limit)
+        sets = torch.combinations(torch.arange(size, device=device), k)
+    return problem.restore(_best_of_all(problem, sets))
+
+
+def transversals(k: int, width: int, device: torch.device) -> Tensor:
+    """All sets [w^k, k] with one item from each of k groups of w neighbours."""
+    place = width ** torch.arange(k - 1, -1, -1, device=device)
+    number = torch.arange(width**k, device=device).unsqueeze(-1)
+    return number // place % width + torch.arange(k, device=device) * width
+
+
+def branch_and_bound(
+    kernel: Tensor,
+    k: int,
+    log_gain: Tensor | None = None,
+    quality: Tensor | None = None,
+    tie: Tensor | None = None,
+    limit: int = LIMIT,
+) -> Tensor:
+    """The same [P, k] as `exhaustive` with the partition, usually after a small part of its work.
+
+    Depth first; a partial set A can reach at most log det(L_A) + sum over free groups of the largest log pivot given A
+    (Hadamard and Fischer). Branches on the group with the fewest items that can still win; starts from `partition_map`.
+    Items of a group that no other group can tell apart are looked at once. Where every set is singular, all distinct
+    ones are compared if there are at most `limit`; beyond that the answer is `partition_map`'s.
+    """
+    problem = prepare(kernel, k, log_gain, quality, tie)
+    start = solve(problem)
+    found = [_one_prompt(problem.part(p, p + 1), start[p : p + 1], limit) for p in range(start.shape[0])]
+    return problem.restore(torch.cat(found)) if found else start
+
+
+def _one_prompt(problem: Problem, start: Tensor, limit: int) -> Tensor:
+    """Best set [1, k] of one prompt, from a first solution [1, k]."""
+    zeros, logs = problem.score(start.unsqueeze(1))
+    distinct = _distinct_items(problem)
+    regular = bool(zeros == 0)
+    leaves = _Search(problem, distinct, float(logs) if regular else -math.inf).run()
+    if regular or leaves:
+        candidates = torch.tensor([start[0].tolist(), *leaves], device=start.device)
+        return problem.best(candidates.unsqueeze(0))
+    if math.prod(len(items) for items in distinct) > limit:
+        return start
+    items = [torch.tensor(members, device=start.device) for members in distinct]
+    return _best_of_all(problem, torch.cartesian_prod(*items).view(-1, problem.k))
+
+
+def _distinct_items(problem: Problem) -> list[list[int]]:
+    """Items of each group without those that equal an earlier one (of smaller tie) as seen from the other groups."""
+    kernel, width = problem.kernel[0].cpu().numpy(), problem.kernel.shape[-1] // problem.k
+    own = torch.stack([problem.log_gain[0], problem.quality[0]], -1).cpu().numpy()
+    result = []
+    for low in range(0, kernel.shape[0], width):
+        seen: dict[bytes, int] = {}
+        for i in range(low, low + width):
+            outside = np.concatenate([kernel[i, :low], kernel[i, low + width :], kernel[i, i : i + 1], own[i]])
+            seen.setdefault((outside + 0.0).tobytes(), i)  # + 0.0 makes -0 and 0 the same bytes
+        result.append(list(seen.values()))
+    return result
+
+
+class _Search:
+    """Depth-first search of one prompt for every set that comes within rounding of the best regular one."""
+
+    def __init__(self, problem: Problem, distinct: list[list[int]], best: float) -> None:
+        self.problem, self.best = problem, best
+        self.items = np.array([i for members in distinct for i in members])
+        self.kernel = problem.kernel[0].cpu().numpy().astype(np.float64)
+        self.gain = problem.log_gain[0].cpu().numpy().astype(np.float64)
+        self.group = problem.group.cpu().numpy()
+        self.leaves: list[tuple[float, list[int]]] = []
+
+    def run(self) -> list[list[int]]:
+        self._descend(self.items, self.kernel[np.ix_(self.items, self.items)], 0.0, [])
+        return [members for value, members in self.leaves if value >= self.best - _SLACK]
+
+    def _descend(self, items: NDArray[np.int64], given: NDArray[np.float64], value: float, chosen: list[int]) -> None:
+        """`given` is the kernel of the items left, conditioned on the chosen ones; `value` their log value."""
+        left = self.problem.k - len(chosen)
+        if left == 0:
+            self._leaf(value, chosen)
+            return
+        pivots = given.diagonal()
+        alive = pivots > _DEAD
+        items, given, pivots = items[alive], given[np.ix_(alive, alive)], pivots[alive]
+        labels = self.group[items]
+        groups, heads, place = np.unique(labels, return_index=True, return_inverse=True)
+        if len(groups) < left:
+            return
+        worth = np.log(pivots + _NOISE) + self.gain[items]
+        tops = np.maximum.reduceat(worth, heads)
+        bound = value + tops.sum() - tops[place] + worth  # the most a set with this item can reach
+        hopeful = bound >= self.best - _SLACK
+        counts = np.bincount(place, hopeful, len(groups))
+        branch = int(counts.argmin())
+        rest = hopeful & (place != branch)
+        members = np.flatnonzero(hopeful & (place == branch))
+        for i in members[np.argsort(-worth[members], kind="stable")]:
+            if bound[i] < self.best - _SLACK:
+                break
+            column = given[rest, i]
+            conditioned = given[np.ix_(rest, rest)] - np.outer(column, column / pivots[i])
+            self._descend(items[rest], conditioned, value + float(worth[i]), [*chosen, int(items[i])])
+
+    def _leaf(self, value: float, chosen: list[int]) -> None:
+        members = sorted(chosen)
+        if value > self.best:
+            zeros, logs = self.problem.score(torch.tensor([[members]], device=self.problem.kernel.device))
+            if int(zeros) > 0:
+                return
+            self.best = max(self.best, float(logs))
+        self.leaves.append((value, members))
+
+
+def _best_of_all(problem: Problem, sets: Tensor) -> Tensor:
+    """Best [P, k] of sets [M, k] that all prompts share."""
+    step = max(1, _CHUNK // sets.numel())
+    parts = [problem.part(p, p + step) for p in range(0, problem.kernel.shape[0], step)]
+    return torch.cat([part.best(sets.expand(part.kernel.shape[0], -1, -1)) for part in parts] or [sets[:0]])
+
+
+def _check_count(count: int, limit: int) -> None:
+    if count > limit:
+        raise D5P4Error(
+            f"{count} sets are more than the limit of {limit}; "
+            "use branch and bound (solver 'exact'), local search, or a smaller k or w"
+        )

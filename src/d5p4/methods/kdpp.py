@@ -1,0 +1,127 @@
+"""k-DPP sampling without the partition: a set of k items with chance proportional to det(L_S)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import D5P4Error
+from ..kernel import build
+from ..ops.ties import argbest, canonical_order
+from ..rng import uniform
+from ..types import Choice, PoolView
+from .common import Checked, draw_index
+from .dpp import Beta, Kernel
+
+_EIGENVECTOR, _ITEM = 0, 1
+_PARTING = 1e-7
+
+
+@dataclass(frozen=True)
+class KDPP(Checked):
+    """P(S) = det(L_S) / e_k(eigenvalues), |S| = k (Kulesza and Taskar, 2011). O(N^3 + N k^2) per prompt.
+
+    Where eigenvalues coincide (equal rows in the pool) eigenvectors would depend on the last bits of L. So items are
+    put in the order of their ties, and each diagonal entry is raised by a different amount of up to 1e-7 of the
+    largest, which parts the eigenvalues far above rounding and far below anything a sample could show. Eigenvalues
+    within ten times that count as zero; where fewer than k are left, the best remaining items by quality fill the set.
+    So does a prompt with a kernel that is not finite.
+    """
+
+    beta: Beta = 20.0
+    kernel: Kernel = "additive"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.kernel == "multiplicative" and self.beta == 0:
+            raise D5P4Error("the multiplicative kernel divides by beta, got beta = 0")
+
+    def __call__(self, pool: PoolView, k: int, key: Tensor) -> Choice:
+        if not 1 <= k <= pool.size:
+            raise D5P4Error(f"cannot choose k = {k} of a pool of {pool.size} rows")
+        kernel, log_gain = build(self.kernel, pool.quality, pool.similarity, self.beta)
+        if log_gain is not None:
+            scale = ((log_gain - log_gain.amax(-1, keepdim=True)) / 2).exp()
+            kernel = scale.unsqueeze(-1) * kernel * scale.unsqueeze(-2)
+        order = canonical_order(pool.tie)
+        kernel = kernel.gather(1, order.unsqueeze(-1).expand_as(kernel)).gather(2, order.unsqueeze(1).expand_as(kernel))
+        items = sample(kernel, k, pool.quality.gather(-1, order), pool.tie.gather(-1, order), key)
+        return pool.keep(order.gather(-1, items).sort(-1).values)
+
+
+def sample(kernel: Tensor, k: int, quality: Tensor, tie: Tensor, key: Tensor) -> Tensor:
+    """Items [P, k] of one k-DPP draw from kernel [P, N, N]; key [P] decides the draw."""
+    size = kernel.shape[-1]
+    kernel = (kernel + kernel.transpose(-1, -2)) / 2
+    kernel = kernel / kernel.diagonal(dim1=-2, dim2=-1).amax(-1).view(-1, 1, 1)
+    sound = kernel.isfinite().all(-1).all(-1)
+    place = torch.arange(size, device=kernel.device)
+    apart = _PARTING * uniform(torch.zeros_like(place), place).to(kernel.dtype)  # no pattern a symmetry could share
+    kernel = torch.where(sound.view(-1, 1, 1), kernel, 0.0) + apart.diag()
+    values, vectors = torch.linalg.eigh(kernel)
+    values = torch.where(values > 10 * _PARTING, values, 0.0)
+    chosen = choose_eigenvectors(values.log(), k, key)
+    basis = vectors * chosen.unsqueeze(1)
+    return _sample_projection(basis, chosen.sum(-1), k, quality, tie, key)
+
+
+def log_elementary(log_values: Tensor, k: int) -> Tensor:
+    """log e_l of the first m values, [P, N+1, k+1] at (m, l), for log_values [P, N] (minus infinity: zero). O(N k)."""
+    prompts, size = log_values.shape
+    row = log_values.new_full((prompts, k + 1), -torch.inf)
+    row[:, 0] = 0.0
+    rows = [row]
+    for m in range(size):
+        row = row.clone()
+        row[:, 1:] = torch.logaddexp(row[:, 1:], log_values[:, m : m + 1] + rows[-1][:, :-1])
+        rows.append(row)
+    return torch.stack(rows, 1)
+
+
+def choose_eigenvectors(log_values: Tensor, k: int, key: Tensor) -> Tensor:
+    """Mask [P, N] of the k eigenvectors of one draw (of all with a positive eigenvalue where there are fewer).
+
+    Going backwards, m is taken with chance lambda_m e_{l-1}(first m-1) / e_l(first m), where l are still wanted.
+    """
+    size = log_values.shape[-1]
+    table = log_elementary(log_values, k)
+    wanted = (log_values > -torch.inf).sum(-1, keepdim=True).clamp_max(k)
+    u = uniform(key.unsqueeze(-1), torch.arange(size, device=key.device), _EIGENVECTOR).to(log_values.dtype)
+    taken = []
+    for m in range(size, 0, -1):
+        below = table[:, m - 1].gather(-1, (wanted - 1).clamp_min(0))
+        chance = log_values[:, m - 1 : m] + below - table[:, m].gather(-1, wanted)
+        take = (wanted > 0) & (u[:, m - 1 : m].log() < chance)
+        wanted = wanted - take.to(wanted.dtype)
+        taken.append(take)
+    return torch.cat(taken[::-1], -1)
+
+
+def _sample_projection(basis: Tensor, rank: Tensor, k: int, quality: Tensor, tie: Tensor, key: Tensor) -> Tensor:
+    """Items [P, k] of the projection DPP K = V V^T: each drawn by its variance K_ii given the ones before.
+
+    basis V [P, N, N] with zero columns for eigenvectors left out; rank [P]. After `rank` items quality decides.
+    """
+    variance = (basis * basis).sum(-1)
+    free = torch.ones_like(variance, dtype=torch.bool)
+    worth = quality.nan_to_num(nan=-1e30).clamp(-1e30, 1e30)
+    rows: list[Tensor] = []
+    items = []
+    for t in range(k):
+        weight = torch.where(free, variance.clamp_min(0), 0.0)
+        drawn = draw_index(weight, uniform(key.unsqueeze(-1), t, _ITEM).to(weight.dtype))
+        best = argbest(torch.where(free, worth, -torch.inf), tie).unsqueeze(-1)
+        drawing = (rank.unsqueeze(-1) > t) & (weight.sum(-1, keepdim=True) > 0)
+        item = torch.where(drawing, drawn, best)
+        own = basis.gather(1, item.unsqueeze(-1).expand(-1, -1, basis.shape[-1]))  # [P, 1, N]
+        row = (basis @ own.transpose(1, 2)).squeeze(-1)
+        for earlier in rows:
+            row = row - earlier * earlier.gather(-1, item)
+        row = torch.where(drawing, row / variance.gather(-1, item).sqrt(), 0.0)
+        rows.append(row)
+        variance = variance - row * row
+        free = free.scatter(-1, item, False)
+        items.append(item)
+    return torch.cat(items, -1)

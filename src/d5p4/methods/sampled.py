@@ -1,0 +1,98 @@
+"""Sampling under the partition: one item per group with chance proportional to det(L_S)^(1/set_temperature)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from ..errors import D5P4Error
+from ..kernel import build
+from ..ops.partition_map import condition, solve
+from ..ops.problem import Problem, prepare
+from ..ops.ties import argbest
+from ..options import Option
+from ..rng import gumbel, mix, uniform
+from ..types import Choice, PoolView
+from .common import Checked, by_group, draw_index
+from .dpp import Beta, Kernel
+from .exact import transversals
+
+_CHUNK = 1 << 22  # set members looked at together
+
+
+@dataclass(frozen=True)
+class PartitionSample(Checked):
+    """P(S) proportional to det(L_S)^(1/set_temperature) over sets with one item per group.
+
+    Up to `limit` sets are enumerated and the draw is exact, O(w^k k^3). Beyond that a Markov chain starts from the
+    most likely set and redraws one group after the other given the rest, O(k^3 + k^2 w) per move. `moves` is their
+    number, 20 k unless given: each redraw forgets its group's item completely, so 20 sweeps leave only what the groups
+    remember through each other. Where every set is singular the most likely set itself is returned.
+    """
+
+    beta: Beta = 20.0
+    kernel: Kernel = "additive"
+    set_temperature: Annotated[float, Option("Temperature of the draw of a set.", above=0)] = 1.0
+    limit: Annotated[int, Option("Sets that are enumerated at most; a chain draws beyond.", least=0)] = 20_000
+    moves: Annotated[int | None, Option("Moves of that chain.", least=1, unset="20 per answer")] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.kernel == "multiplicative" and self.beta == 0:
+            raise D5P4Error("the multiplicative kernel divides by beta, got beta = 0")
+
+    def __call__(self, pool: PoolView, k: int, key: Tensor) -> Choice:
+        width = by_group(pool.tie, k).shape[-1]
+        kernel, log_gain = build(self.kernel, pool.quality, pool.similarity, self.beta)
+        problem = prepare(kernel, k, log_gain, pool.quality, pool.tie)
+        if width**k <= self.limit:
+            sets = self._enumerate(problem, key)
+        else:
+            sets = self._walk(problem, key, 20 * k if self.moves is None else self.moves)
+        return pool.keep(problem.restore(sets))
+
+    def _enumerate(self, problem: Problem, key: Tensor) -> Tensor:
+        """[P, k]: Gumbel-max over all sets, the noise keyed by the members' ties in any order."""
+        sets = transversals(problem.k, problem.kernel.shape[-1] // problem.k, key.device)
+        step = max(1, _CHUNK // sets.numel())
+        drawn = []
+        for p in range(0, key.shape[0], step):
+            part = problem.part(p, p + step)
+            zeros, logs = part.score(sets.expand(part.tie.shape[0], -1, -1))
+            members = mix(part.tie)[:, sets].sum(-1)  # [P, w^k]
+            noise = gumbel(uniform(mix(key[p : p + step].unsqueeze(-1), members), 0)).to(logs.dtype)
+            weight = torch.where(zeros == 0, logs / self.set_temperature + noise, -torch.inf)
+            pick = sets[argbest(weight, members)]
+            singular = (zeros > 0).all(-1)
+            if singular.any():
+                pick[singular] = solve(part)[singular]
+            drawn.append(pick)
+        return torch.cat(drawn) if drawn else torch.zeros(0, problem.k, dtype=torch.int64, device=key.device)
+
+    def _walk(self, problem: Problem, key: Tensor, moves: int) -> Tensor:
+        """[P, k]: heat-bath moves, group after group in canonical order, which leave the target distribution in place.
+
+        Item i of group a is drawn with chance proportional to the determinant with it in slot a,
+        (r_i A_aa + Y_ai^2)^(1/set_temperature) in the letters of `ops.partition_map`.
+        """
+        sets = solve(problem)
+        zeros, _ = problem.score(sets.unsqueeze(1))
+        prompts = torch.arange(sets.shape[0], device=sets.device)
+        width = problem.kernel.shape[-1] // problem.k
+        diagonal = problem.kernel.diagonal(dim1=-2, dim2=-1)
+        for move in range(moves):
+            slot = move % problem.k
+            here = slice(slot * width, (slot + 1) * width)
+            inverse, cross, solved = condition(problem.kernel, prompts, sets, here)
+            residual = (diagonal[:, here] - (cross * solved).sum(1)).clamp_min(0)
+            ratio = residual * inverse[:, slot, slot].unsqueeze(-1) + solved[:, slot] ** 2
+            weight = (ratio.log() + problem.log_gain[:, here]) / self.set_temperature
+            weight = (weight - weight.amax(-1, keepdim=True)).exp()
+            drawn = draw_index(weight, uniform(key.unsqueeze(-1), move).to(weight.dtype)).squeeze(-1)
+            moved = sets.clone()
+            moved[:, slot] = drawn + slot * width
+            sets = torch.where(zeros == 0, moved, sets)
+        return sets

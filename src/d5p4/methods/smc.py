@@ -1,0 +1,94 @@
+"""E-SMC: particles resampled by how certain the model is about what is still masked (Chen et al., 2025)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+from torch import Tensor
+
+from ..errors import D5P4Error
+from ..ops.ties import canonical_order, ranked
+from ..options import Option
+from ..rng import uniform
+from ..types import Choice, Final, Kept, PoolView
+from .common import Checked, draw_index
+
+_STATE = "esmc_reward"
+
+
+@dataclass(frozen=True)
+class ESMC(Checked):
+    """Every `interval` steps, draw N parents with replacement with chances made of the reward r = 1 - h / log2 V.
+
+    h is a row's mean entropy in bits over its masked positions. potential: G = exp(lam r) ("max") or lam r + 1
+    ("mean"). weights: softmax(G) ("literal", what the published method computes) or G / sum G ("textbook").
+    resampling: "multinomial" or "systematic". ess: resample a prompt only where 1 / sum of squared chances is below
+    ess * N. incremental: the reward counts from its value when the row's ancestor was last resampled, G = exp(lam (r -
+    r_prev)). The forward of step s weighs what step s - 1 drew, so no extra one is needed. k plays no part.
+    """
+
+    lam: Annotated[float, Option("Sharpness of the weights.", least=0)] = 5.0
+    interval: Annotated[int, Option("Steps between two resamplings.", least=1)] = 8
+    weights: Annotated[Literal["literal", "textbook"], Option("softmax(G), or G / sum G.")] = "literal"
+    potential: Annotated[Literal["max", "mean"], Option("G = exp(lam r), or lam r + 1.")] = "max"
+    resampling: Annotated[Literal["multinomial", "systematic"], Option("How parents are drawn.")] = "multinomial"
+    ess: Annotated[
+        float | None,
+        Option("Resample below this share of effective particles.", above=0, most=1, unset="every interval"),
+    ] = None
+    incremental: Annotated[bool, Option("Count the reward from the last resampling.")] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.incremental and self.potential == "mean":
+            raise D5P4Error('incremental weights need potential "max", got "mean"')
+
+    def __call__(self, pool: PoolView, k: int, key: Tensor) -> Choice:
+        if pool.step == 0 or pool.step % self.interval:
+            return pool.stay()
+        reward = self.reward(pool)
+        before = pool.state.get(_STATE, torch.zeros_like(reward)) if self.incremental else 0.0
+        chances = self.chances(reward - before)
+        stay = pool.stay()
+        parents = self._resample(chances, pool.tie, key)
+        moved = torch.ones_like(reward[:, :1], dtype=torch.bool)
+        if self.ess is not None:
+            moved = 1 / (chances**2).sum(-1, keepdim=True) < self.ess * pool.size
+        parents = torch.where(moved, parents, stay.parents)
+        if self.incremental:
+            pool.state[_STATE] = torch.where(moved, reward.gather(-1, parents), before)
+        return Choice(parents, 1)
+
+    def finish(self, final: Final, k: int, **_: object) -> Kept:
+        """The k particles whose parents were most certain."""
+        return Kept(ranked(final.score("entropy", "masked"), final.tie)[:, :k])
+
+    def reward(self, pool: PoolView) -> Tensor:
+        """r [P, N] in [0, 1]; NaN counts as 0."""
+        if pool.vocabulary < 2:
+            raise D5P4Error(f"E-SMC needs the size of the vocabulary, at least 2, got {pool.vocabulary}")
+        bits = -pool.score("entropy", "masked") / math.log(2)
+        return (1 - bits / math.log2(pool.vocabulary)).nan_to_num(nan=0.0).clamp(0, 1)
+
+    def chances(self, reward: Tensor) -> Tensor:
+        """Resampling probabilities [P, N] from rewards [P, N]."""
+        exponent = self.lam * reward
+        if self.weights == "literal":
+            return (exponent.clamp_max(700).exp() if self.potential == "max" else exponent + 1).softmax(-1)
+        if self.potential == "max":
+            return exponent.softmax(-1)
+        return (exponent + 1) / (exponent + 1).sum(-1, keepdim=True)
+
+    def _resample(self, chances: Tensor, tie: Tensor, key: Tensor) -> Tensor:
+        """Parents [P, N], ascending."""
+        order = canonical_order(tie)
+        number = torch.arange(tie.shape[-1], device=tie.device)
+        if self.resampling == "multinomial":
+            u = uniform(key.unsqueeze(-1), number)
+        else:
+            u = (uniform(key.unsqueeze(-1), 0) + number) / tie.shape[-1]
+        drawn = draw_index(chances.gather(-1, order), u.to(chances.dtype))
+        return order.gather(-1, drawn).sort(-1).values

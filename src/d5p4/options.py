@@ -1,0 +1,462 @@
+"""Every option of a decode, once: the fields of `Settings`, each with its type, default, range, group and help.
+
+From this table come validation, the command line, the fields of HTTP requests, the arguments of lm-eval, the docstring
+of `generate` and docs/options.md (`make options`). The dataclass of a method is read in the same way, so its fields are
+the method's own parameters at all of these doors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from functools import cache
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from .errors import ABSENT, D5P4Error, nearest
+
+if TYPE_CHECKING:
+    from .methods import Method
+    from .types import Model
+
+GROUPS = {
+    "basic": "Basic options",
+    "search": "Search: how candidates are rated and chosen",
+    "reveal": "Reveal: which tokens are drawn, and when",
+    "research": "Research: measurements, memory and exact bits",
+}
+LARGEST_POOL = 1 << 14  # similarity is N x N
+DETERMINISTIC_TOKENS = 4096
+"""Tokens per forward under `deterministic`. Every forward is filled up to this size, so a small size wastes little;
+below about 2,000 tokens a large model waits for its own weights."""
+FORWARDS_PER_CALL = 8
+CARD = ("grader", "examples")  # entries of a model's defaults that describe the model and are not options
+
+Window = tuple[int, int]
+"""Steps start..stop-1, counted from 0. Every door also reads the text "START:STOP"."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """What an option means: used as `Annotated[float, Option("Temperature of the token draw.", least=0)]`."""
+
+    help: str = ""
+    group: str = "research"
+    least: float | None = None  # smallest value allowed
+    above: float | None = None  # values must be larger than this
+    most: float | None = None  # largest value allowed
+    choices: Callable[[], Iterable[str]] | None = None  # names allowed, from a registry
+    unset: str = ""  # what happens when the value is None
+    aliases: tuple[str, ...] = ()  # other libraries' names
+    flag: str = ""  # a short flag of the command line
+    http: str = ""  # its name in HTTP requests, where OpenAI has one
+    hidden: tuple[str, ...] = ()  # doors that do not offer it: "command", "http", "lm-eval", "python"
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One option as the doors see it, read from a field of a dataclass."""
+
+    name: str
+    kind: type  # int, float, bool, str, tuple (a window) or object (anything)
+    default: Any
+    optional: bool  # None is allowed
+    option: Option
+    literals: tuple[str, ...] = ()
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        return self.literals or tuple(self.option.choices() if self.option.choices else ())
+
+    def check(self, value: Any) -> Any:
+        """The value in its own type, or an error that names it."""
+        value = plain_number(value)
+        if value is None and self.optional:
+            return None
+        if self.kind is tuple:
+            return self._window(value)
+        if self.kind is bool and not isinstance(value, bool):
+            raise self._error("must be True or False", value)
+        if self.kind is str:
+            if not isinstance(value, str) or (self.choices and value not in self.choices):
+                raise self._error(_unknown(value, self.choices), value)
+        elif self.kind in (int, float):
+            self._number(value)
+        return value
+
+    def from_text(self, text: Any) -> Any:
+        """What a text of the command line or of lm-eval stands for; a text that fits nothing is left to `check`."""
+        if not isinstance(text, str):
+            return text
+        if self.optional and text.lower() == "none":
+            return None
+        if self.kind is bool:
+            return {"true": True, "false": False}.get(text.lower(), text)
+        for kind in {int: (int,), float: (int, float)}.get(self.kind, ()):
+            try:
+                return kind(text)
+            except ValueError:
+                continue
+        return text
+
+    def range(self) -> str:
+        """ "of at least 1 and at most 9", or nothing."""
+        option, parts = self.option, []
+        if option.least is not None:
+            parts.append(f"of at least {option.least:,}")
+        if option.above is not None:
+            parts.append(f"above {option.above:,}")
+        if option.most is not None:
+            parts.append(f"at most {option.most:,}" if parts else f"of at most {option.most:,}")
+        return " and ".join(parts)
+
+    def _number(self, value: Any) -> None:
+        right = isinstance(value, int if self.kind is int else (int, float)) and not isinstance(value, bool)
+        if right:
+            low = -1e308 if self.option.least is None else self.option.least
+            high = (2**31 if self.kind is int else 1e308) if self.option.most is None else self.option.most
+            right = low <= value <= high and (self.option.above is None or value > self.option.above)
+        if not right:
+            kind = "a whole number" if self.kind is int else "a number"
+            large = " and at most 2147483648" if isinstance(value, int) and value > 2**31 and self.kind is int else ""
+            raise self._error(f"must be {kind} {self.range()}{large}".strip(), value)
+
+    def _window(self, value: Any) -> Window:
+        pair = value.tolist() if hasattr(value, "tolist") else value
+        if isinstance(pair, str):
+            pair = [int(part) if part.strip().isdecimal() else part for part in pair.split(":")]
+        whole = isinstance(pair, (list, tuple)) and all(isinstance(x, int) and not isinstance(x, bool) for x in pair)
+        if not whole or len(pair) != 2 or not 0 <= pair[0] <= pair[1]:
+            reason = "must be two whole numbers START:STOP with START <= STOP, counted in steps from 0, such as 0:64"
+            raise self._error(reason, value)
+        return pair[0], pair[1]
+
+    def _error(self, reason: str, value: Any) -> D5P4Error:
+        return D5P4Error(reason, option=self.name, value=value)
+
+
+def _unknown(value: Any, choices: Iterable[str]) -> str:
+    hint = nearest(value, choices) if isinstance(value, str) else ""
+    names = ", ".join(choices)
+    if not names:
+        return "must be text"
+    return f"is not known; {hint} Use one of {names}" if hint else f"is not known; use one of {names}"
+
+
+@cache
+def parameters_of(table: Any) -> Mapping[str, Parameter]:
+    """The parameters of a dataclass by name. Fields with `init=False` are fixed and are no parameters."""
+    if not is_dataclass(table):
+        return {}
+    hints = get_type_hints(table, include_extras=True)
+    return {f.name: _read(f.name, hints[f.name], f.default) for f in fields(table) if f.init and f.name != "params"}
+
+
+def _read(name: str, hint: Any, default: Any) -> Parameter:
+    option = Option()
+    if get_origin(hint) is Annotated:
+        hint, *notes = get_args(hint)
+        option = next((note for note in notes if isinstance(note, Option)), option)
+    kinds = [hint]
+    if get_origin(hint) in (Union, UnionType):
+        kinds = [kind for kind in get_args(hint) if kind is not NoneType]
+        optional = NoneType in get_args(hint)
+    else:
+        optional = False
+    kind = kinds[0] if len(kinds) == 1 else float if set(kinds) == {int, float} else object
+    literals = tuple(get_args(kind)) if get_origin(kind) is Literal else ()
+    kind = str if literals else get_origin(kind) or kind
+    known = kind if kind in (int, float, bool, str, tuple) else object
+    return Parameter(name, known, None if default is MISSING else default, optional, option, literals)
+
+
+def validate(table: Any) -> None:
+    """Check every parameter of a dataclass instance."""
+    for name, parameter in parameters_of(table.__class__).items():
+        parameter.check(getattr(table, name))
+
+
+def _registered_methods() -> Iterable[str]:
+    from .methods import METHODS
+
+    return METHODS
+
+
+def _orders() -> Iterable[str]:
+    from .project import ORDERS
+
+    return ("ancestral", *ORDERS)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All options of a decode, resolved and validated; `params` are the parameters of the method.
+
+    What the caller leaves out comes from the entry `d5p4` of the model's generation_config.json, then from the method's
+    presets, then from the paper.
+    """
+
+    k: Annotated[
+        int, Option("Answers per prompt.", "basic", 1, flag="-k", http="n", aliases=("num_return_sequences",))
+    ] = 4
+    method: Annotated[
+        str, Option("How to search; `d5p4 methods` lists all.", "basic", choices=_registered_methods)
+    ] = "d5p4"
+    w: Annotated[int, Option("Children drawn per answer and step.", "basic", 1, flag="-w")] = 4
+    gen_length: Annotated[
+        int | None,
+        Option(
+            "Tokens to write per answer.",
+            "basic",
+            1,
+            http="max_tokens",
+            aliases=("max_new_tokens",),
+            unset="128; MDLM: its length",
+        ),
+    ] = None
+    steps: Annotated[int | None, Option("Denoising steps in total.", "basic", 1, most=10**6, unset="one per token")] = (
+        None
+    )
+    block_length: Annotated[
+        int | None, Option("Decode block by block, left to right.", "basic", 1, unset="one block")
+    ] = None
+    temperature: Annotated[float, Option("Temperature of the draw; 0 takes the likeliest.", "basic", 0)] = 1.0
+    top_p: Annotated[
+        float | None, Option("Sample from the likeliest tokens up to this mass.", "basic", above=0, most=1)
+    ] = None
+    order: Annotated[str, Option("Which position is revealed next.", "basic", choices=_orders, unset="the model's")] = (
+        "confidence"
+    )
+    guidance: Annotated[float, Option("Classifier-free guidance; 1 is off.", "basic", 1)] = 1.0
+    distinct: Annotated[bool, Option("Draw more children and keep those that differ.", "basic")] = False
+    spare: Annotated[int, Option("Extra beams, so that k answers differ.", "basic", 0)] = 0
+    chat: Annotated[
+        bool | None,
+        Option("Apply the chat template.", "basic", unset="if there is one", hidden=("http", "lm-eval")),
+    ] = None
+
+    top_k: Annotated[int | None, Option("Sample from the K likeliest tokens.", "reveal", 1)] = None
+    order_temperature: Annotated[float, Option("Temperature of the tempered order.", "reveal", 0)] = 0.1
+    eos: Annotated[
+        Literal["last", "free", "never"],
+        Option("When end-of-text may be revealed.", "reveal", unset="last; free for MDLM and the ancestral order"),
+    ] = "last"
+    guidance_window: Annotated[
+        Window | None, Option("Guide during these steps only.", "reveal", unset="every step")
+    ] = None
+
+    select_window: Annotated[
+        Window | None,
+        Option("Select during these steps only; the last step always selects.", "search", unset="every step"),
+    ] = None
+    quality: Annotated[Literal["entropy", "self-certainty", "logprob"], Option("What rates a candidate.", "search")] = (
+        "entropy"
+    )
+    positions: Annotated[Literal["all", "masked"], Option("Positions that the rating averages over.", "search")] = "all"
+    normalise: Annotated[
+        Literal["minmax", "absolute", "zscore"], Option("How ratings are scaled within a pool.", "search")
+    ] = "minmax"
+    features: Annotated[
+        Literal["flatten", "mean", "masked", "non-masked"], Option("What candidates are compared by.", "search")
+    ] = "flatten"
+    feature_layer: Annotated[
+        Literal["model", "head"], Option("Compare the model's features or the head's input.", "search")
+    ] = "model"
+    similarity: Annotated[Literal["cosine", "rbf"], Option("How two candidates are compared.", "search")] = "cosine"
+    gamma: Annotated[float, Option("Width of the rbf similarity.", "search", 0)] = 1.0
+
+    max_tokens_per_forward: Annotated[
+        int,
+        Option(
+            "Tokens per forward; bounds memory. `run` and `serve` choose it by the model's size.",
+            "research",
+            1,
+            hidden=("http",),
+        ),
+    ] = 16384
+    deterministic: Annotated[
+        bool, Option("On a GPU, the same bits whatever else is in the batch. Slower.", "research", hidden=("http",))
+    ] = False
+    logprobs: Annotated[
+        bool, Option("Return each token's log-probability and reveal step.", "research", hidden=("http", "lm-eval"))
+    ] = False
+    history: Annotated[bool, Option("Return every step's pool.", "research", hidden=("command", "http", "lm-eval"))] = (
+        False
+    )
+    savings: Annotated[
+        bool, Option("Exact savings; off runs every row.", "research", hidden=("command", "http", "lm-eval", "python"))
+    ] = True
+    params: Mapping[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def make(model: Model, **given: Any) -> Settings:
+        """Resolve and validate. Names that are no option are parameters of the method, or an error."""
+        given = translate({name: value for name, value in given.items() if value is not None}, model)
+        defaults = {name: value for name, value in model.generation_defaults.items() if name not in CARD}
+        if "length" in defaults:
+            defaults["gen_length"] = defaults.pop("length")
+        by_method = defaults.pop("methods", {})
+        if not isinstance(by_method, Mapping) or not all(isinstance(own, Mapping) for own in by_method.values()):
+            raise D5P4Error(f"generation_config.json: 'methods' must hold parameters by method, not {by_method!r}")
+        table = parameters_of(Settings)
+        if unknown := sorted(set(defaults) - set(table)):
+            raise D5P4Error(f"generation_config.json has unknown names under 'd5p4': {', '.join(unknown)}")
+        method = named(given.get("method", defaults.get("method", Settings.method)))
+        chosen: dict[str, Any] = {"order": model.default_order} | dict(method.presets) | defaults
+        chosen |= {name: value for name, value in given.items() if name in table}
+        own = dict(by_method.get(method.name, {})) | {name: given[name] for name in given if name not in table}
+        if chosen.get("deterministic") is True:
+            chosen.setdefault("max_tokens_per_forward", DETERMINISTIC_TOKENS)
+        if "eos" not in chosen:
+            chosen["eos"] = "free" if model.carry_over or chosen["order"] == "ancestral" else "last"
+        chosen = {name: table[name].check(value) for name, value in chosen.items()}
+        settings = Settings(**chosen, params=method_parameters(method, own))
+        settings.check()
+        return settings
+
+    @property
+    def spec(self) -> Method:
+        return named(self.method)
+
+    @property
+    def pool_size(self) -> int:
+        """N."""
+        return self.groups * self.w if self.spec.branches else self.groups
+
+    @property
+    def groups(self) -> int:
+        """Beams kept at every step."""
+        return self.k + self.spare
+
+    @property
+    def max_tokens_per_call(self) -> int:
+        """Tokens that the pools of one decode call may have together.
+
+        Deterministic results do not depend on it, so it is then no smaller than usual: more prompts share the rows that
+        fill up a forward.
+        """
+        least = Settings.max_tokens_per_forward if self.deterministic else 0
+        return FORWARDS_PER_CALL * max(self.max_tokens_per_forward, least)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments of `d5p4.generate` that give these settings, with the same model."""
+        own = {name: getattr(self, name) for name in parameters_of(Settings) if name != "savings"}
+        return {name: value for name, value in (own | dict(self.params)).items() if value is not None}
+
+    def check(self) -> None:
+        """Raise an error for the first value that is impossible, alone or beside the others."""
+        validate(self)
+        if self.pool_size > LARGEST_POOL:
+            size = f"k={self.k}, w={self.w} and spare={self.spare}" if self.spare else f"k={self.k} and w={self.w}"
+            raise D5P4Error(f"{size} make a pool of more than {LARGEST_POOL} rows; lower one of them")
+        if self.eos == "last" and self.order == "ancestral":
+            raise D5P4Error("needs an order; the ancestral order reveals by chance", option="eos", value="last")
+        greedy_order = self.order in ("confidence", "margin", "entropy")
+        if greedy_order or (self.order == "tempered" and self.order_temperature == 0):
+            self.check_random(f"order={self.order!r}")
+        self.spec.build(self)  # the selector checks its own parameters
+
+    def check_random(self, cause: str) -> None:
+        """Raise when tokens are not random either, so that k answers would be equal; `cause` fixes the order."""
+        if self.k > 1 and (self.temperature == 0 or self.top_k == 1):
+            option = "temperature" if self.temperature == 0 else "top_k"
+            reason = (
+                f"with {cause} is deterministic and would give {self.k} equal answers; use order='tempered' (or "
+                "'random') with several steps, a temperature above 0, or ask for one answer"
+            )
+            raise D5P4Error(reason, option=option, value=getattr(self, option))
+
+
+def named(method: Any) -> Method:
+    from .methods import method_named
+
+    return method_named(method)
+
+
+def method_parameters(method: Method, own: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of a method: its defaults, replaced by the caller's values. Unknown names are an error."""
+    table = method.parameters
+    for name in own:
+        if name not in table:
+            raise unknown_option(name, method)
+    return {name: parameter.check(own.get(name, parameter.default)) for name, parameter in table.items()}
+
+
+def unknown_option(name: str, method: Method) -> D5P4Error:
+    """An error for a name that is neither an option nor a parameter of the method."""
+    from .methods import METHODS
+
+    known = [*public("python"), *method.parameters]
+    own = ", ".join(method.parameters) or "none"
+    if others := [other.name for other in METHODS.values() if name in other.parameters]:
+        return D5P4Error(f"only {', '.join(others)} has it; {method.name}'s own parameters: {own}", option=name)
+    hint = "it is not offered here" if name in known else nearest(name, known)
+    return D5P4Error(hint or f"there is no such option; {method.name}'s own parameters: {own}", option=name)
+
+
+def public(door: str) -> dict[str, Parameter]:
+    """The options that a door offers, in the order of the table."""
+    return {name: p for name, p in parameters_of(Settings).items() if door not in p.option.hidden}
+
+
+_ORDERS_ELSEWHERE = {
+    "remasking": {"low_confidence": "confidence", "random": "random"},
+    "alg": {"origin": "ancestral", "maskgit_plus": "confidence", "topk_margin": "margin", "entropy": "entropy"},
+}
+_REFUSED = {
+    "max_length": "prompt and answer have their own lengths here; use gen_length (or max_new_tokens) for the answer",
+    "pad_token_id": "d5p4 pads by itself; leave it out",
+    "num_beams": "use k for the number of answers and w for the children of each",
+    "eos_token_id": "end-of-text comes from the model's tokenizer; leave it out",
+}
+ALIASES = {alias: p.name for p in parameters_of(Settings).values() for alias in p.option.aliases}
+TRANSLATED = (*ALIASES, *_ORDERS_ELSEWHERE, "cfg_scale")
+
+
+def translate(given: Mapping[str, Any], model: Model) -> dict[str, Any]:
+    """Other libraries' names become ours; naming a thing twice is an error."""
+    result: dict[str, Any] = {}
+    for name, value in given.items():
+        value = plain_number(value)
+        if name in _REFUSED:
+            if name == "eos_token_id" and value in (*model.eos_ids, list(model.eos_ids)):
+                continue
+            raise D5P4Error(_REFUSED[name], option=name)
+        target = name
+        if name in ALIASES:
+            target = ALIASES[name]
+        elif name == "cfg_scale":
+            target, value = "guidance", value + 1 if isinstance(value, (int, float)) else value
+        elif name in _ORDERS_ELSEWHERE:
+            target, table = "order", _ORDERS_ELSEWHERE[name]
+            if value not in table:
+                raise D5P4Error(_unknown(value, table), option=name, value=value)
+            value = table[value]
+        elif name == "do_sample":
+            if not isinstance(value, bool):
+                raise D5P4Error("must be True or False", option=name, value=value)
+            if value:
+                continue
+            target, value = "temperature", 0.0
+        if target in result or (target != name and target in given):
+            raise D5P4Error(f"{name} and {target} are the same setting; give one of them", option=name)
+        result[target] = value
+    return result
+
+
+def gives_length(options: Mapping[str, Any]) -> bool:
+    """Whether the caller's own options say how many tokens to append."""
+    return any(options.get(name) is not None for name in ("gen_length", "max_new_tokens"))
+
+
+def plain_number(value: Any) -> Any:
+    """A numpy or torch scalar as the Python number it holds."""
+    return value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
+
+
+def whole(option: str, value: Any, least: int = 1) -> int:
+    """A whole number that is an argument and no option of the table."""
+    return Parameter(option, int, ABSENT, False, Option(least=least)).check(value)

@@ -1,0 +1,88 @@
+"""`python -m d5p4_lab options`: write docs/options.md and the docstring of `generate` from the table of options."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+from d5p4.methods import METHODS
+from d5p4.options import GROUPS, Parameter, public
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "options.md"
+SOURCE = ROOT / "src" / "d5p4" / "generate.py"
+START, STOP = "    <options>\n", "    </options>\n"
+INTRODUCTION = """# Options
+
+This page is written by `make options` from the table in `d5p4/options.py`. An option has the same name at every door:
+`generate(model, prompt, top_p=0.9)` in Python, `--top-p 0.9` on the command line, `"top_p": 0.9` in the body of an HTTP
+request and `top_p=0.9` in lm-eval's `--model_args`. HTTP alone has OpenAI's names for two of them: `n` is `k` and
+`max_tokens` is `gen_length`. A window of steps is a pair in Python and the text `START:STOP` everywhere.
+
+Options that are left out come from the entry `d5p4` of the model's `generation_config.json`, then from the method, then
+from this table.
+"""
+KINDS = {int: "whole number", float: "number", bool: "true or false", str: "text", tuple: "START:STOP"}
+
+
+def page() -> str:
+    lines = [INTRODUCTION]
+    for group, title in GROUPS.items():
+        lines += [f"## {title}\n", "| option | values | default | meaning |", "|---|---|---|---|"]
+        lines += [_row(p) for p in public("python").values() if p.option.group == group]
+        lines.append("")
+    lines += ["## Parameters of methods\n", "Each belongs to the methods that are named.\n"]
+    lines += ["| method | parameter | values | default | meaning |", "|---|---|---|---|---|"]
+    for method in METHODS.values():
+        lines += [f"| `{method.name}` {_row(p)}" for p in method.parameters.values()]
+    return "\n".join(lines) + "\n"
+
+
+def _row(parameter: Parameter) -> str:
+    option = parameter.option
+    aliases = f" (also {', '.join(f'`{alias}`' for alias in option.aliases)})" if option.aliases else ""
+    return f"| `{parameter.name}` | {_values(parameter)} | {_default(parameter)} | {option.help}{aliases} |"
+
+
+def _values(parameter: Parameter) -> str:
+    if parameter.choices and parameter.name != "method":
+        return ", ".join(f"`{choice}`" for choice in parameter.choices)
+    return f"{KINDS.get(parameter.kind, 'anything')} {parameter.range()}".strip()
+
+
+def _default(parameter: Parameter) -> str:
+    if parameter.option.unset:
+        return parameter.option.unset
+    return "none" if parameter.default is None else f"`{str(parameter.default).lower()}`"
+
+
+def docstring() -> str:
+    """The basic options with their help, and the names of the others."""
+    table = public("python")
+    lines = []
+    for name, parameter in table.items():
+        if parameter.option.group == "basic":
+            words = f"{parameter.option.help} [{_default(parameter).strip('`')}]"
+            lines.append(f"    {name:<13} {words}")
+    others = ", ".join(name for name, p in table.items() if p.option.group != "basic")
+    text = f"Others, described in docs/options.md: {others}; and the parameters of the method."
+    return "\n".join([*lines, "", *textwrap.wrap(text, 116, initial_indent="    ", subsequent_indent="    ")]) + "\n"
+
+
+def source(text: str) -> str:
+    """The source of `generate` with the docstring that the table gives."""
+    before, _, rest = text.partition(START)
+    _, _, after = rest.partition(STOP)
+    return before + START + docstring() + STOP + after
+
+
+def write() -> None:
+    PAGE.write_text(page(), encoding="utf-8")
+    SOURCE.write_text(source(SOURCE.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def is_stale() -> bool:
+    text = SOURCE.read_text(encoding="utf-8")
+    return PAGE.read_text(encoding="utf-8") != page() or source(text) != text
+
+

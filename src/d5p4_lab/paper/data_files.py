@@ -1,0 +1,146 @@
+"""Files of a data set: located in a folder or on the hub, read as records or as text, plain or compressed."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import lzma
+import re
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from d5p4.errors import D5P4Error
+from d5p4.models.load import HUB_ID
+
+RECORDS = (".jsonl", ".json", ".csv", ".parquet")
+TEXTS = (".txt", ".md", ".jsonl", ".json", ".parquet")  # those of RECORDS hold a text in each record's `text`
+SPLITS = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
+
+_OPENERS = {".xz": lzma.open, ".gz": gzip.open}
+_SHARD = re.compile(r"-\d{5}-of-\d{5}\b")
+
+
+def locate(
+    path: str | Path, *, split: str | None, default: str, folders: Sequence[str] = (), suffixes: Sequence[str] = RECORDS
+) -> list[Path]:
+    """The files of a split: a file itself; those of a folder, or of one of its `folders`; or those of a hub id.
+
+    A file of a folder belongs to a split by a word of its name (`dev_rand_split.jsonl`, `test-00000-of-00002.parquet`).
+    Without `split` the default one is taken, or, where no file has its name, the files whose names say no split.
+    """
+    names = _aliases(split or default)
+    here = Path(path).expanduser()
+    if here.is_file():
+        if split is not None:
+            raise D5P4Error(
+                f"split={split!r} chooses among the files of a folder, and {path} is one file: leave it out"
+            )
+        return [here]
+    if not here.exists():
+        # A path that was meant for a file would be a strange name for a data set.
+        if isinstance(path, Path) or not HUB_ID.fullmatch(path) or suffix(here) in (*RECORDS, *TEXTS):
+            raise D5P4Error(f"{str(path)!r} does not exist: give a file, a folder or a hub id of the form org/name")
+        here = _download(path, names, suffixes)
+    # The folders first: a data set's own folder may also hold files about the data.
+    for place in (*(here / folder for folder in folders), here):
+        files = [file for file in sorted(place.glob("*")) if file.is_file() and suffix(file) in suffixes]
+        chosen = [file for file in files if _words(file) & set(names)]
+        if not chosen and split is None:
+            every_name = {word for words in SPLITS.values() for word in words}
+            chosen = [file for file in files if not _words(file) & every_name]
+        if len(chosen) > 1 and not all(_SHARD.search(file.name) for file in chosen):
+            listed = ", ".join(file.name for file in chosen)
+            raise D5P4Error(
+                f"{place} has several files that could be the {split or default} split ({listed}): name one"
+            )
+        if chosen:
+            return chosen
+    raise D5P4Error(f"{path} holds no file of the {split or default} split ({', '.join(suffixes)}, perhaps .xz or .gz)")
+
+
+def suffix(file: Path) -> str:
+    """The ending of the name in lower case, without the ending of the compression."""
+    return (Path(file.stem) if file.suffix.lower() in _OPENERS else file).suffix.lower()
+
+
+def read_text(file: Path) -> str:
+    """The text of a file, decompressed, without a byte order mark."""
+    opener: Any = _OPENERS.get(file.suffix.lower(), open)
+    try:
+        with opener(file, "rb") as stream:
+            return stream.read().decode("utf-8-sig")
+    except UnicodeDecodeError as reason:
+        raise D5P4Error(f"{file} is not UTF-8 text: byte {reason.start} cannot be read") from None
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as reason:
+        raise D5P4Error(f"{file} cannot be read: {reason}") from reason
+
+
+def read_records(file: Path, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    """The records of a JSON lines, JSON (a list), CSV (with a head line) or parquet file (only its `columns`)."""
+    kind = suffix(file)
+    if kind == ".parquet":
+        return _parquet(file, columns)
+    text = read_text(file)
+    if kind == ".csv":
+        try:
+            return list(csv.DictReader(io.StringIO(text, newline="")))
+        except csv.Error as reason:
+            raise D5P4Error(f"{file} cannot be read as CSV: {reason}") from None
+    if kind == ".json" and text.lstrip().startswith("["):
+        entries = [(f"{file} entry {i}", entry) for i, entry in enumerate(_parsed(str(file), text), 1)]
+    else:  # not splitlines: JSON text may hold U+2028 and its like
+        lines = [(f"{file} line {i}", line) for i, line in enumerate(text.split("\n"), 1) if line.strip()]
+        entries = [(place, _parsed(place, line)) for place, line in lines]
+    wrong = next((place for place, entry in entries if not isinstance(entry, dict)), None)
+    if wrong is not None:
+        raise D5P4Error(f"{wrong} is not a JSON object")
+    return [entry for _, entry in entries]
+
+
+def _parsed(place: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as reason:
+        raise D5P4Error(f"{place} is not valid JSON: {reason}") from None
+
+
+def _parquet(file: Path, columns: Sequence[str] | None) -> list[dict[str, Any]]:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError as missing:
+        raise D5P4Error(f"{file} is a parquet file, which takes pyarrow to read: pip install pyarrow") from missing
+    try:
+        with parquet.ParquetFile(file) as table:
+            return table.read(columns=None if columns is None else list(columns)).to_pylist()
+    except (OSError, ArrowException) as reason:
+        raise D5P4Error(f"{file} cannot be read as parquet: {reason}") from reason
+
+
+def _aliases(split: str) -> tuple[str, ...]:
+    for name, words in SPLITS.items():
+        if split in (name, *words):
+            return words
+    raise D5P4Error(f"split={split!r} is none of {', '.join(SPLITS)}")
+
+
+def _words(file: Path) -> set[str]:
+    return set(re.split(r"[^a-z0-9]+", file.name.lower()))
+
+
+def _download(hub_id: str, names: Sequence[str], suffixes: Sequence[str]) -> Path:
+    """The local copy of those files of a data set on the hub that may belong to a split."""
+    try:
+        from huggingface_hub import snapshot_download
+
+        patterns = [f"*{name}*{ending}" for name in names for ending in suffixes]
+        return Path(snapshot_download(hub_id, repo_type="dataset", allow_patterns=patterns))
+    except Exception as reason:  # the hub client raises many unrelated kinds
+        first = (str(reason).strip() or "no reason given").splitlines()[0].split(". ")[0].rstrip(".")
+        raise D5P4Error(
+            f"{hub_id!r} is no file or folder here, and fetching it from the hub failed "
+            f"({type(reason).__name__}: {first}); give the path of its files instead"
+        ) from reason

@@ -1,0 +1,190 @@
+"""Norm, rotary and gate kernels at real sizes against the plain versions, and bodies with and without them."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import d5p4
+from d5p4.models.layers import attend, rotary
+from d5p4.ops import kernels
+from d5p4.ops.body import add_rms_norm, rotate, silu_gate
+from tests.checkpoints import write_dream, write_llada, write_mdlm
+
+pytestmark = pytest.mark.gpu
+
+WRITERS = {"llada": write_llada, "dream": write_dream, "mdlm": write_mdlm}
+DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+HALF = DTYPES[:2]
+
+
+def randn(*shape, dtype=torch.float32, seed=0):
+    g = torch.Generator(device="cuda").manual_seed(seed)
+    return torch.randn(*shape, device="cuda", generator=g).to(dtype)
+
+
+def both(function, *args):
+    """What the kernels give and what the plain version gives."""
+    assert kernels.usable(args[0])
+    with kernels.off():
+        plain = function(*args)
+    return function(*args), plain
+
+
+def within(units, x, y):
+    """Whether x is within this many units in the last place of y."""
+    bound = units * torch.finfo(x.dtype).eps * y.double().abs() + torch.finfo(x.dtype).tiny
+    return bool(((x.double() - y.double()).abs() <= bound).all())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("width", [33, 384, 3584, 4096, 8192])
+def test_add_rms_norm(width, dtype):
+    """The sum has the same bits. In half precision the quotient may round the other way, and the product with it."""
+    x, delta, weight = (randn(*shape, width, dtype=dtype, seed=i) for i, shape in enumerate(((7, 331), (7, 331), ())))
+    for more in (delta, None):
+        (total, normal), (plain_total, plain) = both(add_rms_norm, x, more, weight, 1e-5)
+        assert torch.equal(total, plain_total)
+        assert within(2 if dtype in HALF else 8, normal, plain)
+        if dtype in HALF:
+            assert (normal == plain).float().mean() > 0.99
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("heads, width", [(32, 128), (28, 128), (4, 128), (12, 64), (3, 6)])
+def test_rotate_gives_the_same_bits(heads, width, padded, dtype):
+    x = randn(5, 383, 3 * heads * width, dtype=dtype)
+    positions = torch.arange(383, device="cuda")[None]
+    if padded:
+        positions = (positions - torch.tensor([[0], [1], [50], [0], [382]], device="cuda")).clamp_min(0)
+    angles = rotary(positions, width, 10000.0, dtype)
+    for part in (x.chunk(3, dim=-1)[1], x[..., : heads * width].contiguous()):
+        turned, plain = both(rotate, part, *angles)
+        assert turned.is_contiguous() and torch.equal(turned, plain)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("width", [33, 1536, 12288, 18944])
+def test_silu_gate(width, dtype):
+    """In half precision silu may round the other way, and the product with it; in float32 the fast exp shows."""
+    a, b = (randn(3, 301, width, dtype=dtype, seed=i) * 4 for i in range(2))
+    product, plain = both(silu_gate, a, b)
+    assert within(2 if dtype in HALF else 32, product, plain)
+    if dtype in HALF:
+        assert (product == plain).float().mean() > 0.99
+
+
+def test_more_numbers_than_32_bits_count():
+    a = torch.ones(180_000, 12288, dtype=torch.bfloat16, device="cuda")
+    product = silu_gate(a, a)
+    assert (product[-1] == product[0]).all() and (product[-1] == silu_gate(a[:1], a[:1])[0]).all()
+
+
+def compilations(kernel):
+    return sum(len(caches[0]) for caches in kernel.device_caches.values())
+
+
+def test_any_batch_runs_on_one_compilation():
+    from d5p4.ops.kernels import body
+
+    heads, width = 8, 64
+    weight = randn(heads * width, dtype=torch.bfloat16)
+
+    def run(rows, length, angle_rows):
+        x = randn(rows, length, heads * width, dtype=torch.bfloat16)
+        angles = rotary(torch.arange(length, device="cuda").expand(angle_rows, -1), width, 1e4, x.dtype)
+        add_rms_norm(x, x, weight, 1e-5)
+        rotate(x, *angles)
+        silu_gate(x, x)
+
+    every = (body._add_rms_norm, body._rotate, body._silu_gate)
+    run(2, 16, 1)
+    before = [compilations(kernel) for kernel in every]
+    assert min(before) >= 1
+    for rows, length in ((1, 1), (1, 16), (2, 1), (3, 17), (16, 16), (5, 383), (60, 384), (33, 7)):
+        for angle_rows in (1, rows):
+            run(rows, length, angle_rows)
+    assert [compilations(kernel) for kernel in every] == before
+
+
+@pytest.fixture(scope="module", params=WRITERS)
+def folder(request, tmp_path_factory):
+    return WRITERS[request.param](tmp_path_factory.mktemp(request.param))
+
+
+def batch():
+    """Tokens [5, 24] and their left padding."""
+    tokens = torch.randint(0, 40, (5, 24), generator=torch.Generator().manual_seed(0)).cuda()
+    first = torch.tensor([[0], [3], [23], [1], [0]], device="cuda")
+    return tokens, torch.arange(24, device="cuda")[None] >= first
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("dtype, bound", [("bf16", 2**-6), ("float32", 1e-5)])
+def test_bodies_agree(folder, dtype, bound, padded):
+    """Relative error of the states at real tokens; of bfloat16 two units in the last place."""
+    model = d5p4.load(folder, "cuda", dtype)
+    tokens, mask = batch()
+    with_kernels, plain = both(lambda x: model.body(tokens, mask if padded else None), model.head.weight)
+    for got, want in zip(with_kernels, plain, strict=True):
+        if padded:
+            got, want = got[mask], want[mask]
+        assert got.dtype == want.dtype and (got - want).norm() <= bound * want.norm()
+
+
+def test_float64_never_meets_a_kernel(folder):
+    model = d5p4.load(folder, "cuda", "float64")
+    tokens, mask = batch()
+    with kernels.off():
+        plain = model.body(tokens, mask)
+    assert all(torch.equal(x, y) for x, y in zip(model.body(tokens, mask), plain, strict=True))
+
+
+def test_gradients_go_round_the_kernels(folder):
+    """Also where only some weights want one: the first norm then sees rows without gradient."""
+    model = d5p4.load(folder, "cuda", "float32")
+    tokens, mask = batch()
+
+    def gradients():
+        model.zero_grad()
+        model.body(tokens, mask).states.sin().sum().backward()
+        return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+    for wanted in ("", "norm", "proj"):
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(wanted in name)
+        if not any(p.requires_grad for p in model.parameters()):
+            continue
+        got = gradients()
+        with kernels.off():
+            plain = gradients()
+        assert got.keys() == plain.keys() and got
+        for name, gradient in plain.items():
+            assert (got[name] - gradient).norm() <= 1e-4 * gradient.norm() + 1e-6, name
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("heads, kv_heads", [(32, 32), (28, 4)])
+def test_attention_copies_nothing(monkeypatch, heads, kv_heads, padded):
+    """Heads lie side by side in everything that goes into and comes out of the attention kernel."""
+    query = randn(3, 65, heads * 128, dtype=torch.bfloat16)
+    key, value = (randn(3, 65, kv_heads * 128, dtype=torch.bfloat16, seed=i) for i in (1, 2))
+    angles = rotary(torch.arange(65, device="cuda")[None], 128, 1e4, torch.bfloat16)
+    keys = torch.ones(3, 1, 1, 65, dtype=torch.bool, device="cuda") if padded else None
+    seen = {}
+    real = F.scaled_dot_product_attention
+
+    def spy(query, key, value, **options):
+        seen.update(query=query, value=value, out=real(query, key, value, **options))
+        return seen["out"]
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
+    mixed = attend(query, key, value, angles, keys)
+    assert seen["query"].transpose(1, 2).is_contiguous()
+    assert mixed.data_ptr() == seen["out"].data_ptr() and mixed.is_contiguous()
+    if heads == kv_heads or not padded:
+        assert seen["value"].data_ptr() == value.data_ptr()
+    copies = heads // kv_heads
+    key, value = (x.unflatten(-1, (-1, 128)).repeat_interleave(copies, 2).flatten(2) for x in (key, value))
+    same = attend(query, key, value, angles, keys)
+    assert (mixed - same).float().norm() <= 2**-7 * same.float().norm()

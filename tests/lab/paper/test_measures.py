@@ -1,0 +1,385 @@
+import importlib.util
+import itertools
+import re
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from d5p4 import D5P4Error
+from d5p4.eval.perplexity import CausalJudge
+from d5p4_lab.paper.measures import (
+    MIXTURES,
+    STAR,
+    cluster,
+    last_token_features,
+    linear_cka,
+    mauve,
+    mauve_from_histograms,
+    mauve_interval,
+)
+from tests.eval.test_perplexity import CONTEXT, TEXTS, write_judge
+from tests.refusals import refusal
+
+needs_mauve_text = pytest.mark.skipif(importlib.util.find_spec("mauve") is None, reason="mauve-text is not installed")
+KINDS, WIDTH = 6, 24
+
+
+def sample(random, n, shares=None):
+    """[n, D] features around KINDS directions; `shares` are their probabilities."""
+    places = np.random.default_rng(99).normal(size=(KINDS, WIDTH))
+    return places[random.choice(KINDS, size=n, p=shares)] + 0.3 * random.normal(size=(n, WIDTH))
+
+
+@pytest.fixture
+def random():
+    return np.random.default_rng(0)
+
+
+def slowly(p, q, scaling=5.0):
+    """The definition, point by point: both integrations over sorted points, as trapezoids."""
+
+    def divergence(a, r):
+        return sum(x * np.log(x / y) for x, y in zip(a, r, strict=True) if x > 0)
+
+    p, q = np.array(p) / np.sum(p), np.array(q) / np.sum(q)
+    curve = [(1.0, 0.0), (0.0, 1.0)]
+    for w in MIXTURES:
+        r = w * p + (1 - w) * q
+        curve.append((np.exp(-scaling * divergence(q, r)), np.exp(-scaling * divergence(p, r))))
+
+    def integral(points):
+        return sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in zip(points[:-1], points[1:], strict=True))
+
+    over_x = integral(sorted(curve, key=lambda point: (point[0], -point[1])))
+    over_y = integral(sorted(((y, x) for x, y in curve), key=lambda point: (point[0], -point[1])))
+    return (over_x + over_y) / 2
+
+
+# the formula
+
+
+HISTOGRAMS = [
+    ([3, 5, 2], [1, 1, 8]),
+    ([0.5, 0.5, 0, 0], [0, 0.25, 0.25, 0.5]),
+    ([10, 0, 0, 3], [0, 7, 0, 1]),
+    ([1, 2, 3, 4, 5, 6], [6, 5, 4, 3, 2, 1]),
+    (list(range(1, 60)), [1] * 59),
+]
+
+
+def test_the_area_is_the_mean_of_both_integrations():
+    for (p, q), smoothing in itertools.product(HISTOGRAMS, (0.0, STAR)):
+        value = mauve_from_histograms(p, q, smoothing=smoothing)
+        assert value == pytest.approx(slowly(np.add(p, smoothing), np.add(q, smoothing)), abs=1e-9), (p, q)
+        assert value == pytest.approx(mauve_from_histograms(q, p, smoothing=smoothing), abs=1e-9), (p, q)
+        assert 0 < value < 1
+
+
+@needs_mauve_text
+def test_the_area_is_that_of_mauve_text():
+    from mauve.compute_mauve import get_divergence_curve_for_multinomials
+    from sklearn.metrics import auc
+
+    for (p, q), scaling in itertools.product(HISTOGRAMS, (1.0, 5.0)):
+        shares = np.array(p) / np.sum(p), np.array(q) / np.sum(q)
+        x, y = get_divergence_curve_for_multinomials(*shares, MIXTURES, scaling).T
+        theirs = (auc(np.sort(x), y[np.argsort(x)]) + auc(np.sort(y), x[np.argsort(y)])) / 2
+        assert mauve_from_histograms(p, q, scaling=scaling) == pytest.approx(theirs, abs=1e-6), (p, q)
+
+
+def test_ends_of_the_scale():
+    assert mauve_from_histograms([2, 3], [20, 30]) == pytest.approx(1, abs=1e-12)
+    apart = mauve_from_histograms([1, 0], [0, 1])
+    # Points (exp(5 log(1-w)), exp(5 log w)): the area under y = (1 - x^0.2)^5 is B(5, 6) · 5 = 1/252.
+    assert apart == pytest.approx(1 / 252, abs=2e-4)
+    assert mauve_from_histograms([1, 0], [0, 1], smoothing=STAR) > apart
+
+
+def test_smoothing_is_half_a_text_in_every_bin():
+    assert mauve_from_histograms([3, 0, 1], [0, 2, 2], smoothing=STAR) == mauve_from_histograms(
+        [3.5, 0.5, 1.5], [0.5, 2.5, 2.5]
+    )
+
+
+def test_bad_histograms():
+    for p, q, options, message in (
+        ([1, 2], [1, 2, 3], {}, "same bins"),
+        ([[1, 2]], [[1, 2]], {}, "same bins"),
+        ([1, -2], [1, 2], {}, "histogram p"),
+        ([1, 2], [0, 0], {}, "histogram q"),
+        ([1, 2], [1, np.nan], {}, "histogram q"),
+        ([1, 2], [1, 2], {"smoothing": -1}, "at least 0"),
+        ([1, 2], [1, 2], {"scaling": np.nan}, "at least 0"),
+    ):
+        assert message in refusal(mauve_from_histograms, p, q, **options), (p, q, options)
+
+
+# from features
+
+
+def test_clusters_are_the_kinds_and_do_not_depend_on_length(random):
+    places = np.eye(4)[[0, 0, 1, 2, 2, 2, 3]]
+    noise = 1e-3 * random.normal(size=(14, 4))
+    clusters = cluster(places + noise[:7], 5 * places[::-1] + noise[7:], clusters=4)  # rows of another length
+    together = np.concatenate([clusters.p, clusters.q[::-1]])
+    kinds = np.tile([0, 0, 1, 2, 2, 2, 3], 2)
+    assert ((together[:, None] == together) == (kinds[:, None] == kinds)).all()
+    assert sorted(clusters.histograms[0]) == sorted(clusters.histograms[1]) == [1, 1, 2, 3]
+
+
+def test_a_tenth_of_the_smaller_sample_are_the_clusters(random):
+    p, q = sample(random, 84), sample(random, 56)
+    assert cluster(p, q).number == 6
+    assert cluster(p[:9], q[:30]).number == 2
+    assert len(cluster(p, q).p) == 84 and len(cluster(p, q).q) == 56
+
+
+def test_mauve_is_that_of_the_histograms_of_its_clusters(random):
+    p, q = sample(random, 80), sample(random, 60, [0.4, 0.3, 0.3, 0, 0, 0])
+    histograms = cluster(p, q, clusters=9, seed=3).histograms
+    assert mauve(p, q, clusters=9, seed=3) == mauve_from_histograms(*histograms)
+    assert mauve(p, q, clusters=9, seed=3, smoothing=STAR) == mauve_from_histograms(*histograms, smoothing=STAR)
+    assert mauve(p, q, seed=4) == mauve(p, q, seed=4)
+
+
+def test_less_of_the_reference_covered_is_a_smaller_mauve(random):
+    p = sample(random, 200)
+    values = [
+        mauve(p, sample(random, 200, shares))
+        for shares in (None, [0.3, 0.3, 0.1, 0.1, 0.1, 0.1], [0.5, 0.5, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0])
+    ]
+    assert values == sorted(values, reverse=True)
+    assert values[0] > 0.9 and values[-1] < 0.1
+
+
+SLOW_SHARES = [pytest.param(shares, marks=pytest.mark.full) for shares in (None, [0.3, 0.3, 0.1, 0.1, 0.1, 0.1])]
+
+
+@needs_mauve_text
+@pytest.mark.parametrize("shares", [[0.5, 0.25, 0.25, 0, 0, 0], *SLOW_SHARES])
+def test_the_value_is_near_mauve_text_for_the_same_features(random, shares):
+    from mauve import compute_mauve
+
+    p, q = sample(random, 300), sample(random, 300, shares)
+    # The two k-means draw their starts differently: each is an average over seeds, the difference within their spread.
+    theirs = [compute_mauve(p_features=p, q_features=q, seed=seed) for seed in range(8)]
+    for smoothing, name in ((0.0, "mauve"), (STAR, "mauve_star")):
+        ours = [mauve(p, q, seed=seed, smoothing=smoothing) for seed in range(8)]
+        wanted = [getattr(one, name) for one in theirs]
+        assert np.mean(ours) == pytest.approx(np.mean(wanted), abs=0.03)
+
+
+@needs_mauve_text
+def test_texts_of_few_kinds_give_what_mauve_text_gives(random):
+    """As many clusters as kinds: both k-means find the same ones, and nothing is left to chance."""
+    from mauve import compute_mauve
+
+    places = np.eye(KINDS, WIDTH)
+    p, q = (
+        places[random.choice(KINDS, size=n, p=shares)] + 1e-3 * random.normal(size=(n, WIDTH))
+        for n, shares in ((240, None), (300, [0.4, 0.2, 0.1, 0.1, 0.1, 0.1]))
+    )
+    theirs = compute_mauve(p_features=p, q_features=q, num_buckets=KINDS, kmeans_num_redo=20)
+    assert sorted(np.rint(theirs.p_hist * 240)) == sorted(cluster(p, q, clusters=KINDS).histograms[0])
+    assert mauve(p, q, clusters=KINDS) == pytest.approx(theirs.mauve, abs=1e-6)
+    assert mauve(p, q, clusters=KINDS, smoothing=STAR) == pytest.approx(theirs.mauve_star, abs=1e-6)
+
+
+def test_features_that_do_not_vary_are_alike():
+    same = np.full((5, 3), 0.7)
+    assert mauve(same, 2 * same[:3]) == pytest.approx(1)
+    assert mauve(np.zeros((4, 2)), np.zeros((4, 2))) == pytest.approx(1)
+    assert mauve([[1.0, 0.0]], [[0.0, 1.0]]) < 0.01  # two texts, two clusters
+
+
+def test_bad_features():
+    ones = np.ones((3, 2))
+    for p, q, options, message in (
+        (ones, np.ones((3, 4)), {}, "features of 2 and of 4 numbers"),
+        (np.ones((0, 2)), ones, {}, "features of p .* at least one text"),
+        (ones, np.ones(3), {}, "features of q"),
+        (ones, np.array([[1, np.inf]]), {}, "features of q .* not finite"),
+        (ones, ones, {"clusters": 7}, "clusters=7 are more than the 6 texts"),
+        (ones, ones, {"clusters": 0}, "clusters=0"),
+    ):
+        assert re.search(message, refusal(mauve, p, q, **options)), message
+
+
+def test_without_scikit_learn(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.cluster", None)
+    with pytest.raises(D5P4Error, match=r"d5p4\[eval\]"):
+        mauve(np.ones((3, 2)), np.ones((3, 2)))
+
+
+# what chance does
+
+
+def test_the_interval_is_as_wide_as_fresh_samples_spread():
+    """With kinds that k-means cannot miss the clusters are the same in every sample."""
+    random = np.random.default_rng(1)
+    shares = [0.35, 0.25, 0.1, 0.1, 0.1, 0.1]
+
+    def drawn():
+        kinds = random.choice(KINDS, size=300), random.choice(KINDS, size=200, p=shares)
+        return [np.bincount(kind, minlength=KINDS) for kind in kinds]
+
+    fresh = np.array([mauve_from_histograms(*drawn()) for _ in range(400)])
+    places = np.eye(KINDS)
+    p, q = (np.repeat(places, counts, axis=0) for counts in drawn())
+    interval = mauve_interval(p, q, clusters=KINDS, seeds=[0, 1])
+    assert interval.figure.value == mauve(p, q, clusters=KINDS, seed=0)
+    assert interval.figure.n == 200
+    assert interval.figure.low < interval.figure.value < interval.figure.high
+    assert interval.figure.se == pytest.approx(fresh.std(), rel=0.35)
+    assert interval.figure.high - interval.figure.low == pytest.approx(
+        np.ptp(np.quantile(fresh, [0.025, 0.975])), rel=0.35
+    )
+
+
+def test_texts_drawn_together_are_resampled_together(random):
+    p = sample(random, 120)
+    q = np.repeat(sample(random, 30), 4, axis=0)  # thirty sets of four equal texts
+    alone = mauve_interval(p, q, seeds=[25])
+    together = mauve_interval(p, q, seeds=[25], q_groups=np.arange(30).repeat(4).tolist())
+    assert together.figure.value == alone.figure.value
+    assert together.figure.n == 30 and alone.figure.n == 120
+    assert together.figure.se > 1.2 * alone.figure.se
+
+
+def test_every_seed_of_k_means_is_a_value(random):
+    p, q = sample(random, 60), sample(random, 60)
+    interval = mauve_interval(p, q, seeds=[7, 8, 9], smoothing=STAR)
+    assert interval.seeds.tolist() == [mauve(p, q, seed=seed, smoothing=STAR) for seed in (7, 8, 9)]
+    assert interval.figure.value == interval.seeds[0]
+    assert mauve_interval(p, q, seeds=[7, 8, 9], smoothing=STAR).figure == interval.figure
+
+
+def test_bad_intervals(random):
+    p = sample(random, 12)
+    with pytest.raises(D5P4Error, match="q_groups names 3 texts, there are 12"):
+        mauve_interval(p, p, q_groups=[1, 2, 3])
+    with pytest.raises(D5P4Error, match="seeds is empty"):
+        mauve_interval(p, p, seeds=[])
+    with pytest.raises(D5P4Error, match="draws=0"):
+        mauve_interval(p, p, draws=0)
+
+
+# features of texts
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_judge(tmp_path_factory.mktemp("judge"))
+
+
+def last_state(judge, ids):
+    """One text by itself, through the whole model and all its layers."""
+    with torch.no_grad():
+        out = judge.model(input_ids=torch.tensor([ids]), output_hidden_states=True)
+    return out.hidden_states[-1][0, -1].numpy()
+
+
+@pytest.mark.parametrize("start", ["<s>", ""])
+def test_a_feature_is_the_state_of_the_last_token(folder, start):
+    judge = CausalJudge(folder, device="cpu", dtype="float64", start=start)
+    texts = [text for text in TEXTS if text]
+    before = [judge.start_id] if start else []
+    wanted = [last_state(judge, before + judge.tokens(text)[0]) for text in texts]
+    for sizes in ({}, {"batch_size": 1}, {"batch_size": 3}, {"max_tokens_per_batch": 20}):
+        features = last_token_features(judge, texts, **sizes)
+        assert features.dtype == np.float32 and features.shape == (len(texts), 16)
+        np.testing.assert_allclose(features, wanted, rtol=0, atol=1e-6)
+
+
+def test_a_long_text_is_cut_before_it_is_read(folder):
+    judge = CausalJudge(folder, device="cpu", start="")
+    long = "a cat sat on a mat and looked"
+    np.testing.assert_allclose(
+        last_token_features(judge, [long], max_tokens=5), last_token_features(judge, [long[:5]]), atol=1e-6
+    )
+    np.testing.assert_allclose(
+        last_token_features(judge, [long]), last_token_features(judge, [long[:CONTEXT]]), atol=1e-6
+    )
+
+
+def test_an_empty_text_is_the_start_token_or_an_error(folder):
+    judge = CausalJudge(folder, device="cpu", start="<s>")
+    np.testing.assert_allclose(last_token_features(judge, ["a", ""])[1], last_state(judge, [judge.start_id]), atol=1e-6)
+    with pytest.raises(D5P4Error, match="text 1 is empty"):
+        last_token_features(CausalJudge(folder, device="cpu", start=""), ["a", ""])
+    assert last_token_features(judge, []).shape == (0, 16)
+    with pytest.raises(D5P4Error, match="max_tokens=0"):
+        last_token_features(judge, ["a"], max_tokens=0)
+
+
+# ---- CKA
+
+
+def by_hsic(x, y):
+    """CKA as a ratio of HSIC = tr(K H M H) / (n - 1)², with the centring matrix H = I - 1/n."""
+    n = len(x)
+    h = np.eye(n) - np.full((n, n), 1 / n)
+
+    def hsic(k, m):
+        return np.trace(k @ h @ m @ h) / (n - 1) ** 2
+
+    k, m = x @ x.T, y @ y.T
+    return hsic(k, m) / np.sqrt(hsic(k, k) * hsic(m, m))
+
+
+def by_features(x, y):
+    """CKA without Gram matrices: ‖YᵀX‖² / (‖XᵀX‖ ‖YᵀY‖) of centred columns."""
+    x, y = x - x.mean(0), y - y.mean(0)
+    return np.linalg.norm(y.T @ x) ** 2 / (np.linalg.norm(x.T @ x) * np.linalg.norm(y.T @ y))
+
+
+def test_cka_is_what_other_formulas_say(random):
+    for n, d, e in ((2, 1, 1), (5, 3, 7), (40, 8, 8), (64, 100, 5)):
+        x = random.normal(size=(n, d)) + 3
+        y = random.normal(size=(n, e)) + x[:, :1]
+        assert linear_cka(x, y) == pytest.approx(by_hsic(x, y), abs=1e-10), (n, d, e)
+        assert linear_cka(x, y) == pytest.approx(by_features(x, y), abs=1e-10), (n, d, e)
+        assert linear_cka(x, y) == pytest.approx(linear_cka(y, x), abs=1e-12), (n, d, e)
+
+
+def test_cka_by_hand():
+    x = [[1.0], [-1.0], [1.0], [-1.0]]
+    y = [[1.0], [1.0], [-1.0], [-1.0]]  # uncorrelated with x
+    both = np.concatenate([x, y], axis=1)  # K = xxᵀ + yyᵀ, of norm √2 · 4; <K, xxᵀ> = 16 = |xxᵀ|²
+    assert linear_cka(x, x) == pytest.approx(1)
+    assert linear_cka(x, y) == pytest.approx(0, abs=1e-12)
+    assert linear_cka(both, x) == pytest.approx(1 / np.sqrt(2))
+
+
+def test_cka_does_not_see_rotation_scale_or_place(random):
+    x, y = random.normal(size=(20, 6)), random.normal(size=(20, 4))
+    turn, _ = np.linalg.qr(random.normal(size=(6, 6)))
+    for other in (x @ turn, 1e-8 * x, -1e8 * x, x + 100.0, 3e-3 * x @ turn - 5):
+        assert linear_cka(other, y) == pytest.approx(linear_cka(x, y), abs=1e-9)
+        assert linear_cka(x, other) == pytest.approx(1, abs=1e-9)
+    stretched = x @ np.diag([10, 1, 1, 1, 1, 1])
+    assert abs(linear_cka(stretched, y) - linear_cka(x, y)) > 1e-3  # it does see what is no rotation
+
+
+def test_numbers_too_large_or_small_for_a_fourth_power(random):
+    x, y = random.normal(size=(10, 3)), random.normal(size=(10, 3))
+    assert linear_cka(1e120 * x, 1e-120 * y) == pytest.approx(linear_cka(x, y), abs=1e-9)
+
+
+def test_a_view_that_says_nothing_has_cka_0(random):
+    x = random.normal(size=(6, 3))
+    assert linear_cka(x, np.full((6, 2), 0.1)) == 0  # 0.1 six times has a mean that is not quite 0.1
+    assert linear_cka(np.zeros((6, 2)), x) == 0
+    assert linear_cka(x[:1], x[:1]) == 0
+    assert linear_cka(np.zeros((0, 2)), np.zeros((0, 3))) == 0
+
+
+def test_views_that_cannot_be_compared():
+    for x, y, message in (
+        (np.zeros((3, 2)), np.zeros((4, 2)), "x has 3 rows, y has 4"),
+        (np.zeros(3), np.zeros((3, 2)), "x must have shape [items, numbers], not (3,)"),
+        (np.zeros((2, 2)), np.full((2, 2), np.nan), "y holds numbers that are not finite"),
+    ):
+        assert message in refusal(linear_cka, x, y)

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from d5p4.methods import ESMC
+from d5p4.types import PoolView
+from tests.methods.cases import chi_square, keys, pool, repeat, ties
+from tests.refusals import refusal
+
+VOCABULARY = 16
+REWARD = torch.tensor([[0.9, 0.2, 0.5, 0.65]], dtype=torch.float64)
+
+
+def view(reward: Tensor, step: int = 8, **more: Any) -> PoolView:
+    """A pool whose rows have these rewards: h = (1 - r) log2 V bits, handed over as negative nats."""
+    asked = []
+
+    def score(kind: str, positions: str) -> Tensor:
+        asked.append((kind, positions))
+        assert (kind, positions) == ("entropy", "masked")
+        return -(1 - reward) * math.log(VOCABULARY)
+
+    more.setdefault("vocabulary", VOCABULARY)
+    nothing = torch.zeros_like(reward)
+    return pool(
+        nothing, nothing.unsqueeze(-1), ties(1, reward.shape[1]).expand(reward.shape), score=score, step=step, **more
+    )
+
+
+@pytest.mark.parametrize("weights, potential", [
+    ("literal", "max"), ("textbook", "mean"),
+    pytest.param("literal", "mean", marks=pytest.mark.full), pytest.param("textbook", "max", marks=pytest.mark.full),
+])  # fmt: skip
+def test_multinomial_counts(weights: str, potential: str) -> None:
+    draws = 5000
+    selector = ESMC(lam=2.0, weights=weights, potential=potential)  # type: ignore[arg-type]
+    choice = selector(view(repeat(REWARD, draws)), 2, keys(draws))
+    g = (2 * REWARD[0]).exp() if potential == "max" else 2 * REWARD[0] + 1
+    expected = g.softmax(-1) if weights == "literal" else g / g.sum()
+    assert choice.children == 1 and choice.parents.shape == (draws, 4)
+    assert (choice.parents.diff(dim=-1) >= 0).all()
+    assert chi_square(torch.bincount(choice.parents.flatten(), minlength=4), expected) > 1e-3
+    # Copies within one draw are independent too: number of times the best row is drawn is binomial.
+    times = torch.bincount((choice.parents == 0).sum(-1), minlength=5)
+    p = float(expected[0])
+    binomial = torch.tensor([math.comb(4, i) * p**i * (1 - p) ** (4 - i) for i in range(5)], dtype=torch.float64)
+    assert chi_square(times, binomial) > 1e-3
+
+
+def test_systematic_counts_differ_from_their_mean_by_less_than_one() -> None:
+    draws = 5000
+    selector = ESMC(lam=2.0, weights="textbook", resampling="systematic")
+    parents = selector(view(repeat(REWARD, draws)), 2, keys(draws)).parents
+    expected = (2 * REWARD[0]).softmax(-1)
+    counts = torch.stack([(parents == i).sum(-1) for i in range(4)], -1)
+    assert ((counts - 4 * expected).abs() < 1).all()
+    for i in range(4):
+        low = math.floor(4 * expected[i])
+        up = float(4 * expected[i] - low)
+        seen = torch.bincount(counts[:, i] - low, minlength=2)
+        assert chi_square(seen, torch.tensor([1 - up, up], dtype=torch.float64)) > 1e-3
+
+
+def test_resamples_only_at_its_interval_and_never_at_the_first_step() -> None:
+    reward = torch.tensor([[1.0, 0.0, 0.0, 0.0]], dtype=torch.float64)
+    selector = ESMC(lam=5.0, interval=4)
+    moved = [s for s in range(13) if selector(view(reward, s), 1, keys(1)).parents.tolist() != [[0, 1, 2, 3]]]
+    assert moved == [4, 8, 12]
+
+
+def test_resamples_only_where_the_effective_size_is_small() -> None:
+    reward = torch.tensor([[1.0, 0, 0, 0], [0.5, 0.5, 0.5, 0.49]], dtype=torch.float64)
+    parents = ESMC(lam=20.0, weights="textbook", ess=0.5)(view(reward), 1, keys(2)).parents
+    assert parents.tolist() == [[0, 0, 0, 0], [0, 1, 2, 3]]
+
+
+def test_incremental_weights_follow_the_ancestors() -> None:
+    selector = ESMC(lam=2.0, interval=1, weights="textbook", incremental=True)
+    state: dict[str, Any] = {}
+    first = selector(view(REWARD, 1, state=state), 1, keys(1)).parents
+    assert len(first.unique()) < 4  # with this key some row was drawn twice, so rows have moved
+    new = torch.tensor([[0.95, 0.9, 0.6, 0.7]], dtype=torch.float64)
+    seen: list[Tensor] = []
+
+    class Spy(ESMC):
+        def chances(self, reward: Tensor) -> Tensor:
+            seen.append(reward)
+            return super().chances(reward)
+
+    Spy(2.0, 1, "textbook", incremental=True)(view(new, 2, state=state), 1, keys(1))
+    torch.testing.assert_close(seen[0], new - REWARD.gather(-1, first))
+
+
+def test_unused_weights_are_carried_until_the_next_resampling() -> None:
+    selector = ESMC(lam=0.01, interval=1, weights="textbook", incremental=True, ess=0.5)
+    state: dict[str, Any] = {}
+    selector(view(REWARD, 1, state=state), 1, keys(1))
+    assert all((value == 0).all() for value in state.values())
+
+
+def test_nan_entropy_counts_as_the_worst() -> None:
+    reward = torch.tensor([[0.9, torch.nan, 0.5, 0.4]], dtype=torch.float64)
+    parents = ESMC(lam=100.0, weights="textbook")(view(reward), 1, keys(1)).parents
+    assert parents.tolist() == [[0, 0, 0, 0]]
+
+
+def test_bad_parameters_are_named() -> None:
+    for bad in (
+        {"lam": -1}, {"interval": 0}, {"weights": "w"}, {"potential": "sum"}, {"resampling": "r"}, {"ess": 1.5},
+        {"potential": "mean", "incremental": True},
+    ):  # fmt: skip
+        assert re.search(f"{next(iter(bad))}.*{next(iter(bad.values()))}", refusal(ESMC, **bad)), bad
+    assert "got 0" in refusal(ESMC(), view(REWARD, vocabulary=0), 1, keys(1))

@@ -1,0 +1,145 @@
+import json
+import re
+
+import pytest
+
+import d5p4
+from d5p4 import D5P4Error, Settings
+from tests.fake import FakeModel
+from tests.refusals import refusal
+
+
+def make(model=None, **given):
+    return Settings.make(model or FakeModel(), **given)
+
+
+def test_defaults_are_the_papers():
+    s = make()
+    assert (s.method, s.k, s.w, s.temperature, s.order, s.eos) == ("d5p4", 4, 4, 1.0, "confidence", "last")
+    assert (s.quality, s.positions, s.normalise, s.features, s.similarity) == (
+        "entropy", "all", "minmax", "flatten", "cosine"
+    )  # fmt: skip
+    assert s.params == {"beta": 20.0, "solver": "local-search"} and s.guidance == 1
+    m = make(FakeModel(carry_over=True))
+    assert (m.order, m.eos) == ("ancestral", "free")
+
+
+def test_caller_before_model_before_paper():
+    model = FakeModel()
+    model.generation_defaults = {"length": 9, "steps": 3, "order": "random", "methods": {"d5p4": {"beta": 7.0}}}
+    s = make(model)
+    assert (s.gen_length, s.steps, s.order, s.params["beta"]) == (9, 3, "random", 7.0)
+    s = make(model, gen_length=5, order="margin", beta=2.0)
+    assert (s.gen_length, s.steps, s.order, s.params["beta"]) == (5, 3, "margin", 2.0)
+    assert make(model, method="d5p4x").params["beta"] == 1.0
+    model.generation_defaults = {"guidance": 3.0}
+    assert make(model, method="d5p4-p").guidance == 3.0
+
+
+def test_a_models_unknown_default_is_named():
+    model = FakeModel()
+    model.generation_defaults = {"lenght": 9}
+    with pytest.raises(D5P4Error, match="lenght"):
+        make(model)
+
+
+def test_each_methods_own_parameters():
+    assert make(method="d5p4").params["beta"] == 20.0 and make(method="d5p4x").params["beta"] == 1.0
+    assert make(method="greedy-beam").params == make(method="independent").params == {}
+    assert make(method="partition-sample", set_temperature=2.0).params["set_temperature"] == 2.0
+    assert make(method="diverse-beam").params["alpha"] == 20.0
+    assert (make(method="e-smc").params["lam"], "interval" in make(method="e-smc").params) == (5.0, True)
+    assert make(method="d5p4-p").guidance == 2.0 and make(method="d5p4-p", guidance=3.0).guidance == 3.0
+
+
+def test_aliases():
+    assert make(do_sample=False, k=1).temperature == 0 and make(do_sample=True).temperature == 1
+    assert make(eos_token_id=10) == make()
+    s = make(num_return_sequences=3, max_new_tokens=9, cfg_scale=0.5, remasking="low_confidence")
+    assert (s.k, s.gen_length, s.guidance, s.order) == (3, 9, 1.5, "confidence")
+    assert make(alg="topk_margin").order == "margin" and make(alg="origin", eos="free").order == "ancestral"
+    with pytest.raises(D5P4Error, match="num_return_sequences and k"):
+        make(num_return_sequences=3, k=3)
+
+
+BAD = [
+    ({"k": 0}, "k=0"),
+    ({"k": True}, "k=True"),
+    ({"k": 2.5}, "k=2.5"),
+    ({"w": -1}, "w=-1"),
+    ({"steps": 0}, "steps=0"),
+    ({"gen_length": "x"}, "gen_length='x'"),
+    ({"temperature": -0.5}, "temperature=-0.5"),
+    ({"temperature": float("nan")}, "temperature=nan"),
+    ({"top_p": 0.0}, "top_p=0.0"),
+    ({"top_p": 1.5}, "top_p=1.5"),
+    ({"top_k": 0}, "top_k=0"),
+    ({"guidance": 0.0}, "guidance=0.0 must be a number of at least 1"),
+    ({"guidance": "2"}, "guidance='2'"),
+    ({"guidance_window": (3, 1)}, r"guidance_window=\(3, 1\)"),
+    ({"select_window": 5}, "select_window=5"),
+    ({"order": "sideways"}, "order='sideways' is not known; use one of ancestral, confidence"),
+    ({"eos": "first"}, "eos='first'"),
+    ({"quality": "q"}, "quality='q'"),
+    ({"features": "f"}, "features='f'"),
+    ({"normalise": "n"}, "normalise='n'"),
+    ({"similarity": "s"}, "similarity='s'"),
+    ({"solver": "magic"}, "solver='magic'"),
+    ({"distinct": 1}, "distinct=1"),
+    ({"method": "d5p5"}, "method='d5p5' is not a method; did you mean d5p4"),
+    ({"alpha": 3.0}, "alpha: only diverse-beam has it; d5p4's own parameters: beta"),
+    ({"method": "independent", "beta": 3.0}, "beta: only d5p4, .* independent's own parameters: none"),
+    ({"method": "greedy-beam", "solver": "exact"}, "solver: only d5p4"),
+    ({"beta": -1.0}, "beta"),
+    ({"beta": "x"}, "beta='x'"),
+    ({"method": "e-smc", "interval": 2.5}, "interval=2.5"),
+    ({"method": "cat", "score_temperature": -1.0}, "score_temperature"),
+    ({"method": "e-smc", "interval": 0}, "interval"),
+    ({"remasking": "high"}, "remasking='high'"),
+    ({"temprature": 1}, "temprature: did you mean temperature"),
+    ({"zzz": 1}, "zzz: there is no such option"),
+    ({"max_length": 9}, "max_length: .* use gen_length"),
+    ({"pad_token_id": 0}, "pad_token_id: d5p4 pads by itself"),
+    ({"eos_token_id": 3}, "eos_token_id: "),
+    ({"do_sample": False}, "temperature=0.0 with order"),
+    ({"do_sample": 1}, "do_sample=1 must be True or False"),
+    ({"temperature": 0}, "temperature=0 with order='confidence' is deterministic"),
+    ({"top_k": 1, "order": "entropy"}, "top_k=1 with order='entropy' is deterministic"),
+    ({"order": "ancestral", "eos": "last"}, "eos='last'"),
+    ({"order": "tempered", "order_temperature": 0.0, "temperature": 0}, "order='tempered' is deterministic"),
+]
+
+
+def test_bad_values_are_named():
+    for given, message in BAD:
+        assert re.search(message, refusal(make, **given)), given
+
+
+def test_temperature_zero_is_fine_where_something_is_random():
+    make(temperature=0, order="tempered")
+    make(temperature=0, k=1)
+    make(FakeModel(carry_over=True), temperature=0)
+
+
+def test_every_setting_can_be_written_down():
+    assert json.loads(json.dumps(make(guidance_window=(0, 3)).to_dict()))["params"]["beta"] == 20.0
+
+
+def test_methods_table_is_complete():
+    assert set(d5p4.METHODS) >= {
+        "independent", "best-of-n", "greedy-beam", "cat", "diverse-beam", "d5p4", "d5p4x", "d5p4-p", "d5p3", "e-smc",
+        "k-dpp", "random",
+    }  # fmt: skip
+    for method in d5p4.METHODS.values():
+        assert method.summary and method.section
+
+
+def test_options_give_the_same_settings_again():
+    """Also after they went through JSON."""
+    model = FakeModel()
+    for given in (
+        {}, {"method": "diverse-beam", "alpha": 3.0, "steps": 3}, {"spare": 2, "beta": 5.0},
+        {"method": "e-smc", "lam": 2.0, "guidance_window": (0, 2), "guidance": 2.0},
+    ):  # fmt: skip
+        settings = Settings.make(model, k=3, gen_length=5, **given)
+        assert Settings.make(model, **json.loads(json.dumps(settings.options()))) == settings, given
