@@ -20,6 +20,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..__about__ import __version__
+from ..eval.graders import grader_of
 from ..methods import METHODS
 from ..record import finite
 from ..types import Model
@@ -185,20 +186,21 @@ def _add_pages(app: FastAPI, engine: Engine) -> None:
 def card(model: Model, limits: Limits) -> dict[str, Any]:
     """The field `d5p4` of a model's entry: facts, defaults, methods, limits, and prompts to try in the playground."""
     chat, defaults = has_template(model), dict(model.generation_defaults)
-    own = defaults.get("methods", {})
+    own, task = defaults.get("methods", {}), grader_of(model)
+    prompts = [] if task is None else [{"label": label, "prompt": prompt} for label, prompt in task.examples]
     methods = [
         {
             "name": method.name,
             "summary": method.summary,
             "section": method.section,
-            "wide": method.wide,
-            "parameters": dict(method.parameters) | dict(own.get(method.name, {})),
+            "wide": method.branches,
+            "parameters": method.defaults | dict(own.get(method.name, {})),
         }
         for method in METHODS.values()
     ]
     about = {
-        "description": defaults.pop("description", None),
-        "examples": defaults.pop("examples", None) or (CHAT_EXAMPLES if chat else EXAMPLES),
+        "description": None if task is None else task.about,
+        "examples": defaults.pop("examples", None) or prompts or (CHAT_EXAMPLES if chat else EXAMPLES),
         "chat": chat,
         "default_order": model.default_order,
         "defaults": defaults,

@@ -19,8 +19,8 @@ from starlette.types import Receive
 from ..errors import D5P4Error
 from ..generate import run_requests
 from ..jobs.decoder import NOT_FINITE, Decoder
+from ..options import Settings
 from ..record import Answers
-from ..settings import Settings
 from ..types import Model, Result, Snapshot
 from ..view import Recorder, count_right, grade
 from .errors import ApiError, describe_failure, not_possible
@@ -109,8 +109,8 @@ class Decoding:
 
         for job in jobs:
             job.recorder = Recorder(self.model) if job.ask.body.history else None  # an earlier attempt may have failed
-        keys, seeds = [job.ask.keys[job.number] for job in jobs], [job.ask.seed for job in jobs]
-        return run_requests(self.model, [job.request for job in jobs], keys, settings, seeds, callback=watch)
+        requests, seeds = [job.request for job in jobs], [job.ask.seed for job in jobs]
+        return run_requests(self.model, requests, settings, seeds, callback=watch)
 
 
 def _failure(error: BaseException) -> ApiError:
@@ -127,7 +127,7 @@ def finished(model: Model, job: Job, result: Result, place: int, seconds: float)
     texts = [text for text, _ in cuts]
     ended = [stopped or len(ids) < window for ids, (_, stopped) in zip(result.answers[place], cuts, strict=True)]
     right = grade(model, prompt, texts)
-    count = None if right is None else count_right(texts, right)
+    count = count_right(model, texts, right)
     trace = None if job.recorder is None else job.recorder.trace(prompt, result, place, job.ask.seed, seconds)
     return Finished(Answers(result, place), texts, ended, right, count, trace)
 

@@ -10,10 +10,10 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from ..errors import D5P4Error
+from ..options import public
 from ..store import json_bytes
 
 TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
-NAMES = {"k": "n", "gen_length": "max_tokens"}  # the library's name of an option -> the request's
 
 
 class ApiError(HTTPException):
@@ -49,12 +49,16 @@ def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | No
 
 def not_possible(error: D5P4Error, prompt_field: str = "prompt", prompts: int = 1) -> ApiError:
     """The library's error in the request's words. `prompt_field` is the field that holds its `prompts` prompts."""
-    option: Any = getattr(error, "option", None)
-    number: int | None = getattr(error, "prompt", None)
-    place = "the prompt" if number is not None and prompts == 1 else None
-    phrase = getattr(error, "phrase", None)
-    message = str(error) if phrase is None else phrase(NAMES, place)
-    return ApiError(400, message, NAMES.get(option, option) or (None if number is None else prompt_field))
+    message = error.phrase(renamed, "" if prompts == 1 else None)
+    if error.option is not None:
+        return ApiError(400, message, renamed(error.option))
+    return ApiError(400, message, None if error.prompt is None else prompt_field)
+
+
+def renamed(option: str) -> str:
+    """The request's name of an option."""
+    parameters = public("http")
+    return (parameters[option].option.http if option in parameters else "") or option
 
 
 def describe_failure(error: BaseException) -> str:

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..options import Settings
 from ..prompts import Request
 from ..record import Answers
-from ..settings import Settings
 from ..types import Model, Snapshot
 from ..view import Recorder, drafts
 from ..view.pieces import piece

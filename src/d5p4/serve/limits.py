@@ -10,8 +10,8 @@ from typing import Any
 from torch import nn
 
 from ..errors import D5P4Error
-from ..prompts import Request
-from ..settings import Settings
+from ..options import Settings
+from ..prompts import Request, default_length
 from ..types import Model
 from .errors import ApiError
 
@@ -41,13 +41,13 @@ class Limits:
         for field in fields(self):
             value = getattr(self, field.name)
             if value is not None and not 0 < value < math.inf:
-                raise D5P4Error(f"{field.name}={value!r} must be a number above 0")
+                raise D5P4Error("must be a number above 0", option=field.name, value=value)
 
     def work_allowed(self, model: Model) -> float:
         """Floating-point operations per request; always enough for one answer with the model's default length."""
         if self.max_work is not None:
             return 1e12 * self.max_work
-        length = model.generation_defaults.get("length") or (model.max_length if model.carry_over else 128)
+        length = model.generation_defaults.get("length") or default_length(model, Settings())
         default = work(model, Settings(k=1), [(min(2 * length, model.max_length), length)])
         return max(1e12 * WORK.get(model.head.weight.device.type, WORK["cpu"]), default)
 
@@ -60,7 +60,7 @@ class Limits:
         """
         rows, steps = settings.pool_size, settings.steps or window
         tokens = max(len(request.ids) for request in requests)
-        parents = settings.groups if settings.spec.finish is None and settings.select_window is None else rows
+        parents = settings.groups if not settings.spec.finishes and settings.select_window is None else rows
         children = 4 * settings.w * parents if settings.distinct else 0
         pool = f"n={asked.k}, w={asked.w} and spare={asked.spare} make a pool of {asked.pool_size} rows"
         draws = f"w={settings.w} and distinct draw {children} children per step (lower w, or set distinct to false)"

@@ -5,33 +5,30 @@ A request has OpenAI's fields and, beside them, every option of a decode (`extra
 
 from __future__ import annotations
 
-import difflib
 import json
-import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import NoneType, UnionType
-from typing import Annotated, Any, Optional, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Optional, Union, get_args, get_origin
 
-from annotated_types import Ge, Le, Len, MaxLen, MinLen
+from annotated_types import Ge, Gt, Le, Len, MaxLen, MinLen
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
-from ..errors import D5P4Error
-from ..generate import chosen_seed, prompt_keys, schedule_for
+from ..errors import D5P4Error, nearest, shown
+from ..generate import chosen_seed
 from ..jobs.budget import default_budget
-from ..methods import METHODS
-from ..prompts import Request, encode, plan
-from ..settings import Settings
+from ..methods import METHODS, load_plugins
+from ..options import Parameter, Settings, public
+from ..prompts import Request, prepare
 from ..types import Model
-from .errors import NAMES, ApiError, not_possible
+from .errors import ApiError, not_possible
 from .limits import Limits
 
 CHARACTERS_PER_TOKEN = 256  # longer texts cannot fit into the model; only runs of blanks come near
 
-Whole = Annotated[int, Ge(1), Le(2**31)]
-NaturalOrZero = Annotated[int, Ge(0), Le(2**31)]
-Number = Annotated[float, Ge(-1e30), Le(1e30)]
-Steps = Annotated[list[NaturalOrZero], Len(2, 2)]
+LARGEST = 1e30  # number that an option without a limit of its own may be
+Number = Annotated[float, Ge(-LARGEST), Le(LARGEST)]
+Steps = Annotated[list[Annotated[int, Ge(0), Le(2**31)]], Len(2, 2)]
 Seed = Annotated[int, Ge(-(2**63)), Le(2**63 - 1)]
 First = Field(fail_fast=True)  # a list stops at its first fault: a body can hold a million of them
 Ids = Annotated[list[int], MinLen(1), First]
@@ -39,8 +36,6 @@ Texts = Annotated[list[str], Len(1, 4096), First]
 Several = Annotated[list[Ids], Len(1, 4096), First]
 Stops = Annotated[list[str], MaxLen(4), First]
 
-NOT_ASKED = ("chat", "solver", "deterministic", "max_tokens_per_forward", "history", "logprobs", "savings", "params")
-"""Fields of `Settings` that the route or the server decides. An exact solver is none: it cannot be interrupted."""
 IGNORED: dict[str, Any] = dict.fromkeys(("user", "service_tier", "safety_identifier", "prompt_cache_key"), str)
 IGNORED |= {"store": bool, "metadata": dict[str, Any]}
 """Fields of OpenAI's that have no meaning here, and their types."""
@@ -54,21 +49,25 @@ NEUTRAL_IN_CHAT |= dict.fromkeys(("tool_choice", "function_call"), ["none", "aut
 NEUTRAL_IN_CHAT |= {"response_format": [{"type": "text"}], "modalities": [["text"]], "top_logprobs": [0]}
 
 
-def decoding_fields() -> dict[str, tuple[Any, Any, str]]:
-    """{name in the request: (type, default, help)} of every option of a decode and of the parameters of all methods."""
-    types = {int: Whole, float: Number, bool: bool, str: str, tuple[int, int]: Steps, type(None): Number | str}
-    table: dict[str, tuple[Any, Any, str]] = {}
-    for name, hint in get_type_hints(Settings).items():
-        if name not in NOT_ASKED:
-            default = getattr(Settings, name)
-            kind = hint if hint in types else get_args(hint)[0]
-            table[NAMES.get(name, name)] = (NaturalOrZero if kind is int and default == 0 else types[kind], default, "")
-    for method in METHODS.values():
-        for name, default in method.parameters.items():
-            kind = types[type(default)]
-            kind = Union[table[name][0], kind] if name in table else kind  # noqa: UP007
-            table[name] = (kind, default, f"Parameter of method {method.name}.")
+def decoding_fields() -> dict[str, tuple[Parameter, Any]]:
+    """{name in the request: (option, type)} of every option of a decode and of the parameters of all methods."""
+    load_plugins()
+    table: dict[str, tuple[Parameter, Any]] = {}
+    for parameters in (public("http"), *(method.parameters for method in METHODS.values())):
+        for name, parameter in parameters.items():
+            if "http" not in parameter.option.hidden:
+                kind = _type_of(parameter)
+                name = parameter.option.http or name
+                table[name] = (parameter, Union[table[name][1], kind] if name in table else kind)  # noqa: UP007
     return table
+
+
+def _type_of(parameter: Parameter) -> Any:
+    if parameter.kind not in (int, float):
+        return {bool: bool, str: str, tuple: Steps}.get(parameter.kind, Number | str)
+    option, largest = parameter.option, 2**31 if parameter.kind is int else LARGEST
+    least = Gt(option.above) if option.above is not None else Ge(-largest if option.least is None else option.least)
+    return Annotated[parameter.kind, least, Le(largest if option.most is None else option.most)]
 
 
 class Strict(BaseModel):
@@ -115,11 +114,9 @@ class Body(Strict):
         for name in body if isinstance(body, dict) else ():
             if name not in cls.model_fields:
                 name = name.encode("utf-8", "backslashreplace").decode()  # half a surrogate pair is not a text
-                close = difflib.get_close_matches(name, cls.model_fields, n=1)
-                hint = f"; did you mean {close[0]}?" if close else ""
-                raise ApiError(
-                    400, f"{reprlib.repr(name)} is not a field of this request{hint}", name, "unknown_parameter"
-                )
+                hint = nearest(name, cls.model_fields)
+                message = f"{shown(name)} is not a field of this request{hint and '; '}{hint}"
+                raise ApiError(400, message, name, "unknown_parameter")
         return body
 
     @property
@@ -128,9 +125,8 @@ class Body(Strict):
 
     def options(self) -> dict[str, Any]:
         """Keyword arguments of `d5p4.generate`; options that were left out are not in it."""
-        ours = {name: library for library, name in NAMES.items()}
-        fields = (name for name in decoding_fields() if getattr(self, name, None) is not None)
-        return {"k": 1} | {ours.get(name, name): getattr(self, name) for name in fields}
+        values = ((parameter.name, getattr(self, name, None)) for name, (parameter, _) in decoding_fields().items())
+        return {"k": 1} | {name: value for name, value in values if value is not None}
 
     @model_validator(mode="after")
     def _check(self) -> Body:
@@ -165,7 +161,7 @@ class CompletionRequest(Body):
 
 class ChatRequest(Body):
     messages: Annotated[list[Message], Len(1, 4096), First]
-    max_completion_tokens: Whole | None = Field(None, description="The same as max_tokens.")
+    max_completion_tokens: Annotated[int, Ge(1), Le(2**31)] | None = Field(None, description="The same as max_tokens.")
     logprobs: bool | None = Field(None, description="Each token's log-probability at its reveal.")
 
     def options(self) -> dict[str, Any]:
@@ -179,8 +175,8 @@ def request_models() -> tuple[type[Body], type[Body]]:
     def extended(base: type[Body], ignored: dict[str, Any], neutral: dict[str, Any]) -> type[Body]:
         extra: dict[str, Any] = {name: (Any, None) for name in neutral}
         extra |= {name: (Optional[kind], None) for name, kind in ignored.items()}  # noqa: UP045
-        for name, (kind, _, help) in decoding_fields().items():
-            extra[name] = (Optional[kind], Field(None, description=help))  # noqa: UP045
+        for name, (parameter, kind) in decoding_fields().items():
+            extra[name] = (Optional[kind], Field(None, description=parameter.option.help))  # noqa: UP045
         return create_model(base.__name__, __base__=base, **extra)
 
     completion = extended(CompletionRequest, IGNORED, NEUTRAL | NEUTRAL_IN_COMPLETIONS)
@@ -203,12 +199,12 @@ def not_valid(errors: Sequence[Any], body: Any, kind: type[Body]) -> ApiError:
     if first["type"] == "json_invalid":
         return ApiError(400, f"the body is not JSON: see character {path[0]}")
     if not path or not isinstance(body, dict):
-        return ApiError(400, f"the body must be a JSON object, not {reprlib.repr(body)}")
+        return ApiError(400, f"the body must be a JSON object, not {shown(body)}")
     param = str(path[0])
     if param not in body:
         return ApiError(400, f"{param} is missing", param, "missing_required_parameter")
     words = WORDS.get(param) or expected(kind.model_fields[param].annotation)
-    return ApiError(400, f"{param}={reprlib.repr(body[param])} must be {words}", param)
+    return ApiError(400, f"{param}={shown(body[param])} must be {words}", param)
 
 
 def expected(kind: Any) -> str:
@@ -222,6 +218,7 @@ def expected(kind: Any) -> str:
         return "two whole numbers [start, stop]" if kind == get_args(Steps)[0] else "a list"
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", dict: "an object"}
     least = next((f" from {note.ge}" for note in notes if isinstance(note, Ge)), "")
+    least += next((f" above {note.gt} and up" for note in notes if isinstance(note, Gt)), "")
     most = next((f" to {note.le}" for note in notes if isinstance(note, Le)), "")
     return names.get(get_origin(kind) or kind, "a value") + least + most
 
@@ -235,23 +232,11 @@ class Ask:
     seed: int
     prompts: list[Any]  # as asked: texts, ids or messages
     requests: list[Request]
-    keys: list[int]
     share_keys: list[tuple[str, int]]  # prompts with equal ones can share a decode
 
     @property
     def chat(self) -> bool:
         return isinstance(self.body, ChatRequest)
-
-
-def prepare(model: Model, prompts: Sequence[Any], options: dict[str, Any]) -> tuple[Settings, list[Request], list[int]]:
-    """What the library makes of prompts and options: the settings, a request and a random key per prompt."""
-    settings = Settings.make(model, **options)
-    if settings.spec.finish is not None:
-        settings.spec.finish(settings, None, None)  # it checks what there is to rank by
-    ids = [encode(model, prompt, settings.chat, number) for number, prompt in enumerate(prompts)]
-    given = options.get("gen_length") is not None
-    requests = [plan(model, row, settings, given, number) for number, row in enumerate(ids)]
-    return settings, requests, prompt_keys(requests, None)
 
 
 def understand(model: Model, body: Body, limits: Limits, fixed: dict[str, Any]) -> Ask:
@@ -274,22 +259,23 @@ def understand(model: Model, body: Body, limits: Limits, fixed: dict[str, Any]) 
         return replace(settings, k=n, spare=(n if n > 1 else 0) if adds_spare else settings.spare)
 
     try:
-        settings, requests, keys = prepare(model, prompts, options)
-        settings, requests = _clip(settings, requests, None if "gen_length" in options else limits.max_gen_length)
+        prepared = prepare(model, prompts, options)
+        if prepared.settings.spec.scored:
+            prepared.settings.spec.build(prepared.settings).check_scorer(None, None)  # type: ignore[attr-defined]
+        most = None if prepared.length_given else limits.max_gen_length
+        settings, requests = _clip(prepared.settings, prepared.requests, most)
         windows = [len(request.window(model.mask_id)) for request in requests]
         asked = replace(settings, spare=0) if adds_spare else settings
         limits.check(settings, asked, requests, max(windows), bool(body.history), field)
         sizes = [(one.length, settings.steps or window) for one, window in zip(requests, windows, strict=True)]
         limits.check_work(model, sizes, settings_for, n)
-        for window in set(windows):
-            schedule_for(window, settings)  # it refuses settings that would give n equal answers
     except D5P4Error as error:
         raise not_possible(error, field, len(prompts)) from error
     if "max_tokens_per_forward" not in fixed | dict(defaults):
         settings = replace(settings, max_tokens_per_forward=default_budget(model, settings.deterministic))
     name = json.dumps(settings.to_dict(), sort_keys=True)
     share_keys = [(name, window) for window in windows]
-    return Ask(body, settings, chosen_seed(body.seed), prompts, requests, keys, share_keys)
+    return Ask(body, settings, chosen_seed(body.seed), prompts, requests, share_keys)
 
 
 def _prompts(model: Model, body: Body) -> list[Any]:
