@@ -36,10 +36,10 @@ def test_bad_options(fails, models):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         for options, expected in (
-            (("--max-queue", 0), "max_queue=0"),
-            (("--timeout", "nan"), "timeout=nan"),
-            (("--grace", "inf"), "grace=inf"),
-            (("--api-key", " "), "api_key=' ' is empty"),
+            (("--max-queue", 0), "--max-queue=0"),
+            (("--timeout", "nan"), "--timeout=nan"),
+            (("--grace", "inf"), "--grace=inf"),
+            (("--api-key", " "), "--api-key=' ' is empty"),
             (("--host", "192.0.2.1"), "cannot listen at 192.0.2.1"),
             (("--port", port), f"cannot listen at 127.0.0.1 port {port}"),
         ):
@@ -72,7 +72,7 @@ def test_an_open_address_is_worth_a_note(cli, models, served):
     assert "--api-key" in result.stderr
     assert "--api-key" not in cli("serve", "--model", models.llada).stderr
     assert served.given["name"] == "llada" and served.given["host"] == "127.0.0.1"
-    assert cli("serve", "--model", "countdown").exit_code == 0 and served.given["name"] == "countdown"
+    assert cli("serve").exit_code == 0 and served.given["name"] == "countdown"
 
 
 def test_names_and_flags_reach_the_server(cli, models, served, monkeypatch):
@@ -100,3 +100,10 @@ def test_names_and_flags_reach_the_server(cli, models, served, monkeypatch):
 def test_the_defaults_of_the_flags_are_those_of_the_limits(cli, models, served):
     assert cli("serve", "--model", models.llada).exit_code == 0
     assert served.given["limits"] == d5p4.serve.Limits()
+
+
+def test_a_plugin_is_loaded_before_the_server_starts(cli, models, served, tmp_path, monkeypatch):
+    (tmp_path / "served_plugin.py").write_text("import d5p4\nd5p4.eager = True\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert cli("serve", "--model", models.llada, "--plugin", "served_plugin").exit_code == 0
+    assert d5p4.__dict__.pop("eager")

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import D5P4Error
-from .options import RUNNING, Device, Dtype, ModelName, Quiet
+from .options import DEFAULT_MODEL, RUNNING, Device, Dtype, ModelName, Plugin, Quiet
 from .show import note
 
 
@@ -19,7 +19,7 @@ def _limit(help: str) -> Any:
 
 def serve(
     *,
-    model: ModelName,
+    model: ModelName = DEFAULT_MODEL,
     host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 for every network.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port; 0 takes a free one.", min=0, max=65535)] = 8000,
     name: Annotated[
@@ -54,6 +54,7 @@ def serve(
         ),
     ] = False,
     log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Write what is asked into the log.")] = False,
+    plugin: Plugin = None,
     quiet: Quiet = False,
     device: Device = None,
     dtype: Dtype = None,
@@ -62,6 +63,7 @@ def serve(
 
     Example: d5p4 serve --model countdown --port 8000
     """
+    from ..methods import load_plugins
     from ..models.load import without_weights
     from ..serve import Limits
     from ..serve import serve as run
@@ -69,7 +71,8 @@ def serve(
     from .common import load_model
 
     if api_key is not None and not api_key.strip():
-        raise D5P4Error(f"api_key={api_key!r} is empty; give a token, or leave --api-key out")
+        raise D5P4Error("is empty; give a token, or leave it out", option="api_key", value=api_key)
+    load_plugins(plugin or [])
     folder = without_weights(model)[1]  # a wrong name or kind of model is an error before anything listens
     limits = Limits(
         max_prompt_tokens=max_prompt_tokens,
