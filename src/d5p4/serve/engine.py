@@ -58,61 +58,6 @@ class Worker(threading.Thread):
         return await asyncio.wrap_future(future)
 
 
-class Decoding:
-    """What the worker does with a batch of jobs."""
-
-    def __init__(self, model: Model, metrics: Metrics) -> None:
-        self.model, self.metrics = model, metrics
-        self.halvings = 0  # of the token budget, after too little memory
-
-    def serve(self, batch: Sequence[Job]) -> Outcomes:
-        """An outcome for every job that is wanted, whatever happens. One that fails does not take others with it."""
-        wanted = [job for job in batch if not job.outcome.done()]
-        try:
-            return self._decode(wanted) if wanted else []
-        except BaseException as error:
-            if len(wanted) == 1:
-                return [(wanted[0], _failure(error))]
-        return [outcome for job in wanted for outcome in self.serve([job])]  # outside of the block: errors hold tensors
-
-    def _decode(self, batch: list[Job]) -> Outcomes:
-        start = time.monotonic()
-        for job in batch:
-            self.metrics.waited.observe(max(0.0, start - job.created))
-        self.metrics.batch.observe(len(batch))
-        decoder = Decoder(self._attempt, batch[0].settings, patience=math.inf)
-        decoder.halvings = self.halvings  # a budget that was too large once is not tried again
-        decoded = decoder.decode(batch)
-        self.halvings = decoder.halvings
-        seconds = time.monotonic() - start
-        self.metrics.decoding.observe(seconds)
-        outcomes: Outcomes = []
-        for job, result, place in decoded.answered:
-            if result.answers[place] and not job.outcome.done():
-                self.metrics.answered(result, place)
-                outcomes.append((job, finished(self.model, job, result, place, seconds)))
-        for job, message in decoded.failed:
-            by_guidance = message == NOT_FINITE and job.settings.guidance != 1
-            outcomes.append((job, ApiError(400, message, "guidance") if by_guidance else ApiError(500, message)))
-        return outcomes
-
-    def _attempt(self, jobs: list[Job], settings: Settings) -> Result:
-        def watch(shot: Snapshot) -> list[int]:
-            """Tell every job of the step; drop those that nobody waits for."""
-            dropped = []
-            for place, number in enumerate(shot.prompts.tolist()):
-                if jobs[number].outcome.done():
-                    dropped.append(number)
-                else:
-                    jobs[number].step(self.model, shot, place)
-            return dropped
-
-        for job in jobs:
-            job.recorder = Recorder(self.model) if job.ask.body.history else None  # an earlier attempt may have failed
-        requests, seeds = [job.request for job in jobs], [job.ask.seed for job in jobs]
-        return run_requests(self.model, requests, settings, seeds, callback=watch)
-
-
 def _failure(error: BaseException) -> ApiError:
     if isinstance(error, D5P4Error):
         return not_possible(error)
@@ -143,6 +88,7 @@ class Engine:
         self.live: set[Job] = set()
         self._loaded: Model | None = None
         self._running = 0  # prompts being decoded
+        self._halvings = 0  # of the token budget, after too little memory
         self._arrival = asyncio.Event()  # somebody waits
         self._seconds = 0.0  # that the last decode took
 
@@ -159,13 +105,12 @@ class Engine:
             self.state = "failed"
             failed(error)
             return
-        decoding = Decoding(self.model, self.metrics)
         self.state = "ready" if self.state == "loading" else self.state
         while True:
             await self._arrival.wait()
             batch = await self._next_batch()
             start, self._running = time.monotonic(), len(batch)
-            outcomes = await self.worker.do(partial(decoding.serve, batch))
+            outcomes = await self.worker.do(partial(self._serve, batch))
             self._seconds, self._running = time.monotonic() - start, 0
             for job, outcome in outcomes:
                 job.settle(outcome)
@@ -192,6 +137,54 @@ class Engine:
             if not batch or (job.share_key == batch[0].share_key and _fits(batch, job)):
                 batch.append(job)
         return batch
+
+    def _serve(self, batch: Sequence[Job]) -> Outcomes:
+        """On the worker's thread: an outcome for every job, whatever happens. One failure does not take others along."""
+        wanted = [job for job in batch if not job.outcome.done()]
+        try:
+            return self._decode(wanted) if wanted else []
+        except BaseException as error:
+            if len(wanted) == 1:
+                return [(wanted[0], _failure(error))]
+        # Outside of the block, because its error holds tensors.
+        return [outcome for job in wanted for outcome in self._serve([job])]
+
+    def _decode(self, batch: list[Job]) -> Outcomes:
+        start = time.monotonic()
+        for job in batch:
+            self.metrics.waited.observe(max(0.0, start - job.created))
+        self.metrics.batch.observe(len(batch))
+        decoder = Decoder(self._attempt, batch[0].settings, patience=math.inf)
+        decoder.halvings = self._halvings  # a budget that was too large once is not tried again
+        decoded = decoder.decode(batch)
+        self._halvings = decoder.halvings
+        seconds = time.monotonic() - start
+        self.metrics.decoding.observe(seconds)
+        outcomes: Outcomes = []
+        for job, result, place in decoded.answered:
+            if result.answers[place] and not job.outcome.done():
+                self.metrics.answered(result, place)
+                outcomes.append((job, finished(self.model, job, result, place, seconds)))
+        for job, message in decoded.failed:
+            by_guidance = message == NOT_FINITE and job.settings.guidance != 1
+            outcomes.append((job, ApiError(400, message, "guidance") if by_guidance else ApiError(500, message)))
+        return outcomes
+
+    def _attempt(self, jobs: list[Job], settings: Settings) -> Result:
+        def watch(shot: Snapshot) -> list[int]:
+            """Tell every job of the step; drop those that nobody waits for."""
+            dropped = []
+            for place, number in enumerate(shot.prompts.tolist()):
+                if jobs[number].outcome.done():
+                    dropped.append(number)
+                else:
+                    jobs[number].step(self.model, shot, place)
+            return dropped
+
+        for job in jobs:
+            job.recorder = Recorder(self.model) if job.ask.body.history else None  # an earlier attempt may have failed
+        requests, seeds = [job.request for job in jobs], [job.ask.seed for job in jobs]
+        return run_requests(self.model, requests, settings, seeds, callback=watch)
 
     @property
     def model(self) -> Model:

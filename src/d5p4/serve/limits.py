@@ -58,8 +58,7 @@ class Limits:
 
         asked: the settings without spare beams that the server adds. window: most tokens to write per answer.
         """
-        rows, steps = settings.pool_size, settings.steps or window
-        tokens = max(len(request.ids) for request in requests)
+        rows, tokens = settings.pool_size, max(len(request.ids) for request in requests)
         parents = settings.groups if not settings.spec.finishes and settings.select_window is None else rows
         children = 4 * settings.w * parents if settings.distinct else 0
         pool = f"n={asked.k}, w={asked.w} and spare={asked.spare} make a pool of {asked.pool_size} rows"
@@ -69,7 +68,7 @@ class Limits:
             (children, CHILDREN_PER_ROW * self.max_pool, "w", draws),
             (tokens, self.max_prompt_tokens, field, f"the prompt has {tokens} tokens"),
             (window, self.max_gen_length, "max_tokens", f"max_tokens={window}"),
-            (steps, self.max_steps, "steps", f"steps={steps}" if settings.steps else f"{steps} steps, one per token"),
+            (settings.steps or window, self.max_steps, "steps", f"{window} steps, one per token"),
             (rows * history, HISTORY_ROWS, "history", f"history of pools of {rows} rows"),
             (len(requests) * history, HISTORY_PROMPTS, "history", f"history of {len(requests)} prompts"),
         ]

@@ -247,8 +247,9 @@ def understand(model: Model, body: Body, limits: Limits, fixed: dict[str, Any]) 
     _check_characters(model, prompts, field)
     options, defaults = body.options(), model.generation_defaults
     n, chat = options["k"], None if isinstance(body, ChatRequest) else False
-    if n > limits.max_pool:
-        raise ApiError(400, f"n={n}; this server takes at most {limits.max_pool}", "n")
+    for name, value, most in (("n", n, limits.max_pool), ("steps", options.get("steps", 0), limits.max_steps)):
+        if value > most:
+            raise ApiError(400, f"{name}={value}; this server takes at most {most}", name)
     if n > 1 and "distinct" not in defaults:
         options.setdefault("distinct", True)
     differ = n > 1 and options.get("distinct", defaults.get("distinct"))
@@ -262,8 +263,8 @@ def understand(model: Model, body: Body, limits: Limits, fixed: dict[str, Any]) 
         prepared = prepare(model, prompts, options)
         if prepared.settings.spec.scored:
             prepared.settings.spec.build(prepared.settings).check_scorer(None, None)  # type: ignore[attr-defined]
-        most = None if prepared.length_given else limits.max_gen_length
-        settings, requests = _clip(prepared.settings, prepared.requests, most)
+        longest = None if prepared.length_given else limits.max_gen_length
+        settings, requests = _clip(prepared.settings, prepared.requests, longest)
         windows = [len(request.window(model.mask_id)) for request in requests]
         asked = replace(settings, spare=0) if adds_spare else settings
         limits.check(settings, asked, requests, max(windows), bool(body.history), field)

@@ -25,11 +25,7 @@ from .requests import Ask
 
 Object = dict[str, Any]
 STILL_HERE = 10.0  # seconds of silence after which proxies are shown that the server lives
-STREAM_HEADERS = {
-    "content-type": "text/event-stream; charset=utf-8",
-    "cache-control": "no-cache",
-    "x-accel-buffering": "no",
-}
+STREAM_HEADERS = {"content-type": "text/event-stream", "cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
 def _shape(name: str, **fields: Any) -> type[BaseModel]:
@@ -43,14 +39,8 @@ _Usage = _shape("Usage", **dict.fromkeys(USAGE, int))
 _about_set: Object = {"seed": int, "method": str, "distinct": int, "score_kind": str, "settings": Object}
 _Set = _shape("AnswerSet", right=int | None, history=(list[Object] | None, None), **_about_set)
 _Member = _shape("SetMember", score=float | None, distance=float | None, right=bool | None)
-_Logprobs = _shape(
-    "CompletionLogprobs",
-    tokens=list[str],
-    token_logprobs=list[float | None],
-    top_logprobs=(None, None),
-    text_offset=list[int],
-    reveal_step=list[int | None],
-)
+_lists: Object = {"tokens": list[str], "token_logprobs": list[float | None], "text_offset": list[int]}
+_Logprobs = _shape("CompletionLogprobs", reveal_step=list[int | None], top_logprobs=(None, None), **_lists)
 _Token = _shape(
     "TokenLogprob", token=str, logprob=float | None, bytes=list[int], top_logprobs=list[Any], reveal_step=int | None
 )
