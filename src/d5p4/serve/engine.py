@@ -139,7 +139,7 @@ class Engine:
         return batch
 
     def _serve(self, batch: Sequence[Job]) -> Outcomes:
-        """On the worker's thread: an outcome for every job, whatever happens. One failure does not take others along."""
+        """On the worker's thread: an outcome for every job, whatever happens. One failure does not end the others."""
         wanted = [job for job in batch if not job.outcome.done()]
         try:
             return self._decode(wanted) if wanted else []
