@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-from d5p4.jobs.budget import default_budget
+from d5p4.jobs.decoder import default_budget
 
 
 class Sized(nn.Module):

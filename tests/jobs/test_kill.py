@@ -68,7 +68,7 @@ def test_finished_lines_are_never_decoded_again_and_broken_ones_are(folder, whol
         (lines[:-2], 2, None),  # in the middle of a batch, which is decoded as a whole
         ([*lines[:-1], lines[-1][:-9]], 1, "ended in half a line"),
         ([*lines[:-1], lines[-1][:-1]], 1, "ended in half a line"),
-        ([*lines[:4], lines[4][:20] + b"\n", *lines[5:]], 1, "has 1 broken lines"),
+        ([*lines[:4], lines[4][:20] + b"\n", *lines[5:]], 1, "has 1 broken line;"),
         ([*lines[:4], b"\0" * 30 + b"\n", b"[1]\n", *lines[4:]], 0, "has 2 broken lines"),
     ):
         copy = folder / "copy"
@@ -78,7 +78,7 @@ def test_finished_lines_are_never_decoded_again_and_broken_ones_are(folder, whol
         report = decode_here(copy, progress=lambda pace, part=part, seen=seen: seen.append(part.read_bytes()))
         assert seen[0] == b"".join(harmed)
         assert report.before == len(lines) - lost and report.now == len(entries()) - report.before
-        notes = [note for note in report.notes if "not decoded" in note]
+        notes = [note for note in report.notes if "missing" in note]
         assert len(notes) == (told is not None) and all(told in note for note in notes)
         assert (copy / "a.jsonl").read_bytes() == whole, told
         shutil.rmtree(copy)

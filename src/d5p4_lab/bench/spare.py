@@ -16,7 +16,7 @@ from typing import Any
 import d5p4
 from d5p4.eval.countdown import canonical, is_right, problems
 from d5p4.eval.stats import interval
-from d5p4.jobs.budget import default_budget
+from d5p4.jobs.decoder import default_budget
 
 from ..provenance import about
 from . import RESULTS, Row, generate, half_width, make_parser, markdown, read, show, write
