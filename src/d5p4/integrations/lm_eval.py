@@ -77,7 +77,7 @@ class D5P4LM(LM):
     decoding      the options of docs/options.md and the parameters of the method; windows as START:STOP. k is for
                   tasks that ask once (default 1); a task with repeats uses their number instead
 
-    batch_size, max_batch_size and trust_remote_code are accepted and ignored: max_tokens_per_forward limits a forward,
+    batch_size, max_batch_size and trust_remote_code are accepted and ignored: max_tokens_per_forward limits the memory,
     and no remote code ever runs.
     """
 
@@ -304,7 +304,7 @@ def _typed(decoding: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _questions(requests: Sequence[Any]) -> list[Question]:
-    """Adjacent requests with the same prompt of the same document: the harness repeats a request r times."""
+    """Group adjacent requests with the same prompt of the same document: these are the repeats of the harness."""
 
     def identity(numbered: tuple[int, Any]) -> tuple[Any, ...]:
         request = numbered[1]

@@ -1,4 +1,4 @@
-"""Decode one batch after the other: how many tokens a forward takes, and what happens when prompts fail.
+"""Decode one batch after the other: the token budget of each forward, and what happens when prompts fail.
 
 A forward takes enough tokens to keep the device busy, and no more. A batch is eight forwards per step, and a kill loses
 one batch per rank. Measured on an H200 (docs/scale.md): 8 B parameters reach their full speed at 2,048 tokens, 10 M

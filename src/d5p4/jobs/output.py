@@ -67,7 +67,7 @@ def _rounded(value: Any) -> Any:
 
 
 def summarise(entry: Any) -> Summary | None:
-    """Of a line of the output: its number in the input, and how many answers, distinct answers and rows it counts."""
+    """The number of a line, and its facts: answers, distinct answers, rows. None if the line is not complete."""
     whole = isinstance(entry, dict) and isinstance(entry.get("line"), int) and isinstance(entry.get("answers"), list)
     if not whole:
         return None
@@ -168,32 +168,21 @@ class Output:
         self.notes: list[str] = []
 
     def _read_header(self) -> dict[str, Any]:
-        """The header, or an empty one for a new run; an error if the files are not those of one run of ours."""
-        path, name = self.header_path, self.path.name
+        """The header, empty for a new run. An error if another program or another run made one of the files."""
+        path, output, parts = self.header_path, self.path, self.store.folder
         try:
             header: dict[str, Any] = read_json(path) or {}
             if header and not (isinstance(header, dict) and header.keys() >= IN_HEADER):
                 raise ValueError("another program wrote it")
         except (OSError, ValueError) as reason:
-            raise D5P4Error(
-                f"{path} is not the header of a run ({reason}); restore it, or move it away together with {name} and "
-                f"{name}.parts"
-            ) from None
-        if header and header["output"] != name:
-            raise D5P4Error(
-                f"{path} is the header of {header['output']}; use that as --output (a run keeps its name), or choose "
-                "another name"
-            )
-        if not header and self.path.exists():
-            raise D5P4Error(
-                f"{self.path} exists and was not made by d5p4 run (there is no {path.name}); move it away, or give "
-                "another --output"
-            )
+            advice = f"restore it, or move it away together with {output.name} and {parts.name}"
+            raise D5P4Error(f"{path} is not the header of a run ({reason}); {advice}") from None
+        if header and header["output"] != output.name:
+            raise D5P4Error(f"{path} is the header of {header['output']}; give that as --output, or another name")
+        if not header and output.exists():
+            raise D5P4Error(f"{output} was not made by d5p4 run (there is no {path.name}); give another --output")
         if not header and self.store.parts():
-            raise D5P4Error(
-                f"{self.store.folder} holds lines of a run whose {path.name} is gone; restore it, or move the folder "
-                "away"
-            )
+            raise D5P4Error(f"{parts} holds lines of a run whose {path.name} is gone; restore it, or move {parts.name}")
         return header
 
     def begin(self, prepared: Prepared, seed: int | None, retry_errors: bool) -> Start:
@@ -268,7 +257,7 @@ class Output:
                 f"{json.loads(raw)['error']}"
             )
         failed = len(stored.places) - stored.answered
-        answers, distinct, rows = map(sum, zip(*(place.facts for place in stored.places.values()), strict=True))
+        answers, distinct, rows = (sum(place.facts[i] for place in stored.places.values()) for i in range(3))
         report = Report(
             prompts=self.file.count,
             now=self.file.count - pace.before,

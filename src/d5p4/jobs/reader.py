@@ -13,8 +13,6 @@ from ..errors import D5P4Error
 from ..record import finite
 from ..rng import key_of
 
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-
 
 @dataclass(frozen=True)
 class PromptLine:
@@ -63,7 +61,7 @@ class PromptFile:
         for number, raw in self._raw():
             if not raw.strip():
                 continue
-            entry = self._parse(number, raw.removeprefix(BYTE_ORDER_MARK) if number == 1 else raw)
+            entry = self._parse(number, raw)
             if isinstance(entry, PromptLine) and entry.id is not None:
                 first = first_line.setdefault(key_of(entry.id), number)
                 if first != number:
@@ -98,7 +96,7 @@ class PromptFile:
     def _parse(self, number: int, raw: bytes) -> PromptLine | BadLine:
         fields: dict[str, Any] = {}
         try:
-            line = raw.decode("utf-8").removesuffix("\n").removesuffix("\r")
+            line = raw.decode("utf-8-sig" if number == 1 else "utf-8").removesuffix("\n").removesuffix("\r")
             if self.text:
                 return PromptLine(number, None, line, {"prompt": line})
             entry = finite(json.loads(line))

@@ -2,7 +2,7 @@
 
 During a run, each rank of each start appends to its own part, `OUT.parts/part-<start>-<rank>.jsonl`. No rank can damage
 what another has written, and no part is removed before OUT is complete. A line that a kill cut off is ignored, and its
-row counts as not made. A finished OUT may grow: its rows are read before those of the parts.
+row counts as missing. A finished OUT may grow: its rows are read before those of the parts.
 
 A store with a header writes it as the first line of every file, and refuses files that have another header. An OUT
 whose name ends in `.xz` is compressed.

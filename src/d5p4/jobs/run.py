@@ -108,7 +108,7 @@ class Run:
             if self.mesh.first:
                 stack.enter_context(self.store.locked())
                 output = Output(self.store, self.file, self.mesh)
-                with at_work(self.mesh):  # hashes weights and copies lines
+                with at_work(self.mesh):  # hashing the weights takes time
                     self.start = output.begin(self.prepared, seed, retry_errors)
             self.start = self.mesh.share(self.start if output else None)
             if self.start.report is not None:
@@ -132,8 +132,8 @@ class Run:
 
     def _work(self) -> None:
         """Take unfinished batches, one after the other, from the counter that all ranks share."""
-        reports = self.progress is not None or self.mesh.world > 1
-        callback = self._step if reports and self.mesh.beam == 1 else None  # the ranks of a group beat by themselves
+        needed = self.progress is not None or self.mesh.world > 1
+        callback = self._step if needed and self.mesh.beam == 1 else None  # the ranks of a group beat by themselves
         patience = FEW if self.start.answered else 0  # perhaps only prompts that are too large are left
 
         def attempt(items: list[Item], settings: Settings) -> Result:
@@ -147,7 +147,7 @@ class Run:
             self.mesh.beat()
             if work.bad and self.strict:
                 self._stop(work.bad[0], work.bad[0].error)
-            # The batches of a window come first, so a window that begins with bad lines has none. All ranks see this.
+            # The batches of a window come before its bad lines, so here the first window has none. All ranks stop.
             if place == 0 and not work.items and len(work.bad) >= FEW and not self.start.answered:
                 raise D5P4Error(
                     f"{self.file.path}: none of the first {len(work.bad)} prompts can be decoded, so the run stops and "
