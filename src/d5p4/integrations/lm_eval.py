@@ -11,8 +11,9 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -103,9 +104,7 @@ class D5P4LM(LM):
         self.model: Any = pretrained
         if isinstance(pretrained, (str, Path)):
             self.model = load(pretrained, device, None if dtype == "auto" else dtype, tokenizer)
-        self.seed = seed or 0
-        self.mc_samples = mc_samples
-        self.greedy_check = greedy_check
+        self.seed, self.mc_samples, self.greedy_check = seed or 0, mc_samples, greedy_check
         self.decoding = {"k": 1} | decoding
         self._settings = Settings.make(self.model, **self.decoding)  # raises now if the options cannot work
         length = self._settings.gen_length
@@ -143,7 +142,7 @@ class D5P4LM(LM):
             groups.setdefault(key, (settings, []))[1].append((question, ids))
         answers = [""] * len(requests)
         with _bar(len(questions), "d5p4 decodes", disable_tqdm) as bar:
-            callback = None if disable_tqdm else _advancing(bar)
+            callback = None if disable_tqdm else partial(_advance, bar)
             for settings, members in groups.values():
                 prompts = [ids for _, ids in members]
                 result = generate(self.model, prompts, seed=self.seed, chat=False, callback=callback, **settings)
@@ -231,12 +230,10 @@ class D5P4LM(LM):
         whole = encode(self.model, stripped + continuation, False)
         separate = whole[: len(before)] == before  # otherwise a token would span both
         after = whole[len(before) :] if separate else encode(self.model, continuation, False)
-        if len(after) > self.model.max_length:
-            raise D5P4Error(
-                f"request {number} asks for the likelihood of {len(after)} tokens; the model holds "
-                f"{self.model.max_length}"
-            )
-        return self._keep_end(before, self.model.max_length - len(after), number), after
+        longest = self.model.max_length
+        if len(after) > longest:
+            raise D5P4Error(f"the continuation of request {number} has {len(after)} tokens; the model holds {longest}")
+        return self._keep_end(before, longest - len(after), number), after
 
     def _bound(self, before: list[int], after: list[int]) -> float:
         if not after:
@@ -319,13 +316,8 @@ def _bar(total: int, label: str, disabled: bool) -> Any:
     return tqdm(total=total, desc=label, disable=disabled, bar_format=shape)
 
 
-def _advancing(bar: Any) -> Callable[[Snapshot], None]:
-    """A callback that advances the bar at every step."""
-
-    def advance(shot: Snapshot) -> None:
-        bar.update(min(len(shot.prompts) / shot.steps, bar.total - bar.n))  # rounding must not overshoot
-
-    return advance
+def _advance(bar: Any, shot: Snapshot) -> None:
+    bar.update(min(len(shot.prompts) / shot.steps, bar.total - bar.n))  # rounding must not overshoot
 
 
 def main() -> None:

@@ -245,10 +245,8 @@ class Output:
         self.file.check_unchanged()
         stored = self.store.read(self.mesh.beat)
         if len(stored.places) != self.file.count:
-            raise D5P4Error(
-                f"{self.store.folder} holds {len(stored.places)} of {self.file.count} lines, though every rank has "
-                "finished; run the same command again"
-            )
+            counts = f"{len(stored.places)} of {self.file.count} lines"
+            raise D5P4Error(f"{self.store.folder} holds {counts} at the end of the run; run the same command again")
         if not stored.answered:
             first = min(stored.places)
             [raw] = self.store.raw_rows({first: stored.places[first]})
@@ -286,7 +284,7 @@ class Output:
             if len(values) > 1:
                 yield f"the starts of this run had different {name}: {', '.join(values)}"
         for size in too_large:
-            yield f"out of memory with a budget of {size} tokens; continued with half of it"
+            yield f"out of memory with a budget of {size} tokens; went on with half of it"
         if failed:
             subject = "1 prompt failed: its line says" if failed == 1 else f"{failed} prompts failed: their lines say"
             yield f"{subject} why, and --retry-errors decodes again what failed"

@@ -71,9 +71,7 @@ class PromptFile:
     def check_unchanged(self) -> None:
         """Raise if the file was written to since it was counted."""
         if self._current_stamp() != self._stamp:
-            raise D5P4Error(
-                f"{self.path} was changed while it was being decoded; restore it and run the same command again"
-            )
+            raise D5P4Error(f"{self.path} was changed while it was being decoded; restore it and run the command again")
 
     def _current_stamp(self) -> tuple[int, ...] | None:
         try:

@@ -103,7 +103,7 @@ class RowStore:
             try:
                 self._read_file(path, rows, beat)
             except (lzma.LZMAError, EOFError) as reason:
-                raise D5P4Error(f"{path} cannot be read ({reason}); restore the file that was there") from reason
+                raise D5P4Error(f"{path} cannot be read ({reason}); bring back the file that was there") from reason
         return rows
 
     def _read_file(self, path: Path, rows: StoredRows, beat: Callable[[], None]) -> None:
