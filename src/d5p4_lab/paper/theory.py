@@ -359,7 +359,8 @@ def _claims(late: dict[str, list[Pool]], figures: dict[str, Any]) -> list[Claim]
             "With the shared component factored out, ‖H‖₂ < 1 up to about 45 % masked tokens",
             "45 %",
             "met by this share of sets with at most 45 % masked tokens: "
-            f"{both('share of sets with ‖H‖₂ < 1, at most 45 % masked')}; the mean ‖H‖₂ reaches 1 at a mask ratio of: {where}",
+            f"{both('share of sets with ‖H‖₂ < 1, at most 45 % masked')}; "
+            f"the mean ‖H‖₂ reaches 1 at a mask ratio of: {where}",
             decided(inside.plus(-0.95)),
             "the claim holds if more than 95 % of the sets in D5P4's pools meet the condition",
         ),

@@ -1,6 +1,5 @@
 """The committed results: a clean clone draws them again."""
 
-
 import pytest
 
 from d5p4_lab.paper import EXPERIMENTS, experiment
