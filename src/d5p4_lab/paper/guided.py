@@ -75,8 +75,8 @@ def _claims(by_method: ByMethod, strengths: list[float]) -> list[Claim]:
         """How much higher a is than b, at each strength."""
         return [paired_difference(by_method[a][g][metric], by_method[b][g][metric]) for g in strengths]
 
-    def points(figures: list[Figure]) -> str:
-        return f"{listed((f'g {g:g}:' for g in strengths), figures, 2, 100)} points"
+    def points(what: str, figures: list[Figure]) -> str:
+        return f"points of {what}: {listed((f'g {g:g}' for g in strengths), figures, 2, 100)}"
 
     low, high = strengths[0], strengths[-1]
     rise = paired_difference(by_method["independent"][high]["S-COS"], by_method["independent"][low]["S-COS"])
@@ -97,43 +97,43 @@ def _claims(by_method: ByMethod, strengths: list[float]) -> list[Claim]:
         Claim(
             "D5P4 makes them more different again at every strength",
             f"cosine against independent: {PAPERS}",
-            f"S-COS lower than independent by {points(below)}",
+            points("S-COS below independent sampling", below),
             all_decided(below),
         ),
         Claim(
             "Greedy beam search makes them still more alike",
             "+.033 at g = 1, +.001 to +.003 above",
-            f"S-COS higher than independent by {points(greedy)}",
+            points("S-COS above independent sampling", greedy),
             all_decided(greedy),
         ),
         Claim(
             "D5P4's answers differ more than greedy beam search's",
             "Fig. cfg: at every g",
-            f"S-COS lower by {points(spread)}",
+            points("S-COS below greedy beam search", spread),
             all_decided(spread),
         ),
         Claim(
             f"at equal accuracy (F1 at most {EQUAL:g} points lower)",
             "Fig. cfg: at every g",
-            f"F1 higher by {points(accuracy)}",
+            points("F1 above greedy beam search", accuracy),
             all_decided(f.plus(EQUAL / 100) for f in accuracy),
         ),
         Claim(
             "Best-of-n by perplexity is less accurate than independent sampling",
             "Fig. cfg, appendix",
-            f"F1 lower by {points(worse)}",
+            points("F1 below independent sampling", worse),
             all_decided(worse),
         ),
         Claim(
             "and its answers are more alike",
             "+.0023 to +.0150",
-            f"S-COS higher by {points(alike)}",
+            points("S-COS above independent sampling", alike),
             all_decided(alike),
         ),
         Claim(
             "Ours: D5P4's best answer is better than that of independent sampling at every strength (F1@k)",
             "–",
-            f"higher by {points(gain)}",
+            points("F1@k above independent sampling", gain),
             all_decided(gain),
         ),
     ]

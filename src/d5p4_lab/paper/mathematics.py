@@ -199,7 +199,8 @@ def _claims(setup: Setup, by_order: ByOrder) -> list[Claim]:
         Claim(
             f"D5P4 has the lowest self-BLEU at the paper's parameters ({ours}; {rival})",
             "79.13 (next 80.77); 65.16 (66.70); 65.31 (66.70)",
-            "lower than " + "; ".join(f"{name}: {listed(by_order, figures, 1)}" for name, figures in alike.items()),
+            "points lower than "
+            + "; ".join(f"{name}: {listed(by_order, figures, 1)}" for name, figures in alike.items()),
             all_decided(f for figures in alike.values() for f in figures),
         ),
         *_tuned(setup, by_order),
@@ -217,7 +218,7 @@ def _tuned(setup: Setup, by_order: ByOrder) -> list[Claim]:
         Claim(
             f"Ours: lower self-BLEU where both are tuned ({pair})",
             "–",
-            f"lower by {listed(by_order, alike, 1)}",
+            f"points lower: {listed(by_order, alike, 1)}",
             all_decided(alike),
         ),
         Claim(

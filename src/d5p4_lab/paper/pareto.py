@@ -56,9 +56,8 @@ def _areas(m: Means, lines: dict[str, list[Case]]) -> dict[str, np.ndarray]:
 def _order(setup: Setup, areas: Mapping[str, Mapping[str, np.ndarray]], better: str, worse: str) -> Claim:
     differences = [from_resamples(by_method[better] - by_method[worse]) for by_method in areas.values()]
     text, verdict = by_judges(setup, differences, [decided(d) for d in differences])
-    return Claim(
-        f"The front of {better} is better than that of {worse}", PAPER_FRONTS, f"area larger by {text}", verdict
-    )
+    claim = f"The front of {better} is better than that of {worse}"
+    return Claim(claim, PAPER_FRONTS, f"area of {better} minus that of {worse}: {text}", verdict)
 
 
 def _alike(setup: Setup, areas: Mapping[str, Mapping[str, np.ndarray]]) -> Claim:

@@ -82,7 +82,7 @@ def draw(setup: Setup) -> Drawing:
         Claim(
             "Without the partition, D5P3 has a better front than E-SMC at equal rows",
             "Fig. esmc: it dominates",
-            f"area larger, up to E-SMC's worst perplexity and cosine 1, by {text}",
+            f"area of D5P3 minus that of E-SMC, up to E-SMC's worst perplexity and cosine 1: {text}",
             verdict,
         ),
         Claim(

@@ -169,7 +169,7 @@ def _claims(setup: Setup, measured: dict[str, dict[str, np.ndarray]]) -> list[Cl
         Claim(
             "D5P4 keeps or lowers the perplexity of independent sampling",
             "6.40 against 6.46",
-            f"log perplexity lower by {listed(setup['judges'], kept, 3)}",
+            f"log perplexity of independent sampling minus that of D5P4: {listed(setup['judges'], kept, 3)}",
             agreed([decided(d) for d in kept]),
             "repetition also lowers perplexity, and the share of repeated word triples is higher by "
             f"{shown(less('repeated', 'k independent', 'D5P4+'), 2, 100)} points in D5P4's answers",

@@ -227,7 +227,7 @@ class Columns:
         }
 
     def inside(self, which: str) -> np.ndarray:
-        """[n] bool: the texts of a set."""
+        """[n] bool: which texts belong to a set of `SETS`."""
         real = self.kind == REAL
         return {"all texts": np.ones_like(real), "real texts": real, "samples": ~real}[which]
 
@@ -263,17 +263,11 @@ def draw(setup: Setup) -> Drawing:
         for kind in dict.fromkeys(columns.kind.tolist())
     ]
     tests = [f"{label}: {test}" for label in SIGNALS.values() for test in ("Spearman", "Pearson")]
+    leads = ["entropy ahead of self-certainty", "masked entropy ahead of self-certainty"]
     tables = [
         Table(
             "Scores against the judge's nats per token",
-            [
-                "judge",
-                "texts",
-                "n",
-                *tests,
-                "entropy ahead of self-certainty",
-                "masked entropy ahead of self-certainty",
-            ],
+            ["judge", "texts", "n", *tests, *leads],
             signal_rows,
             "A good signal has a negative correlation: a better score goes with fewer nats. Ahead: the difference of "
             "the two Spearman correlations, positive if entropy is the better signal. The paper: -.776 (entropy) and "

@@ -112,7 +112,7 @@ def drawing(rows: Sequence[Mapping[str, Any]], steps: Sequence[PoolStatistics], 
     if not cells:
         raise D5P4Error(f"{setup.folder} contains no trials; run --stage decode first")
     cells.sort(key=lambda cell: (cell.complexity, cell.k))
-    clocks = sorted({row["machine"] for some in by_size.values() for row in some})
+    clocks = sorted({row["machine"] for trials in by_size.values() for row in trials})
     gpu = _gpu_times()
     tables = [
         _table_point(cells, clocks, gpu),
@@ -168,7 +168,7 @@ def _table_point(cells: Sequence[Cell], clocks: Sequence[str], gpu: Mapping[str,
             f" On one {gpu['machine']} (results/bench/gpu.json, one 32×32 pool): local search {ours:.2g} ms, the "
             f"paper's greedy {paper:.2g} ms, diverse beam {mmr:.2g} ms (ours) and {paper_mmr:.2g} ms (the paper's)."
         )
-    columns = ["method", "log det L", "ahead of random", "log det S", "ahead of random", "ms"]
+    columns = ["method", "log det L", "log det L ahead of random", "log det S", "log det S ahead of random", "ms"]
     return Table(f"Pools of {cell.label}", [*columns, "paper: log det S", "paper: ms"], rows, note)
 
 
@@ -200,11 +200,9 @@ def _tables_by_size(cells: Sequence[Cell], clocks: Sequence[str]) -> list[Table]
         Table("Mean rank by log det L (1 is best)", columns, ranks, "Equal values share their mean rank."),
         Table("log det L", columns, cellwise(lambda c: c.objective, mean(3)), empty),
         Table(
-            "log det S", columns, cellwise(lambda c: c.cosine, mean(3)), "The quantity in the paper's table. " + empty
+            "log det S", columns, cellwise(lambda c: c.cosine, mean(3)), f"The paper's table shows log det S. {empty}"
         ),
-        Table(
-            "Median time of one pool, ms", columns, times, f"On {', '.join(clocks)}; includes building L from Q and S."
-        ),
+        Table("Median time of one pool, ms", columns, times, f"On {', '.join(clocks)}, with building L from Q and S."),
     ]
 
 
