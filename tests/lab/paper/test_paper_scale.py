@@ -80,7 +80,7 @@ def tiny(given) -> dict[str, NativeModel]:
     return {layout: load(given[layout], "cpu") for layout in ("mdlm", "llada")}
 
 
-def test_every_option_of_every_case_is_one(tiny, tmp_path):
+def test_generate_accepts_the_options_of_every_case(tiny, tmp_path):
     """`generate` accepts the options of all cases, so that no run fails after hours."""
     for name, scale in itertools.product(EXPERIMENTS, ("box", "paper")):
         setup = Setup(experiment(name), scale, tmp_path)

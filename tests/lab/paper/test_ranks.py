@@ -192,7 +192,7 @@ def check(out: Path, ended: list[dict[str, Any]], calls: int) -> None:
     assert f"| d5p4 | {UNITS} |" in table and (len(ended) == 1 or f"({len(ended)} ranks, torch " in table)
 
 
-def test_a_job_goes_on_with_any_number_of_ranks(tmp_path, given, alone):
+def test_another_number_of_ranks_can_continue_a_run(tmp_path, given, alone):
     """Two ranks are killed in the middle of a line, then three continue. Two sets are left, so one rank is idle."""
     out = tmp_path / "out"
     ranks = start(WORK, 2, tmp_path / "killed", given=str(given), out=str(out), dies=1, meets=True)
@@ -220,7 +220,7 @@ def test_ranks_decode_what_one_process_decodes(tmp_path, given, alone, world):
 
 
 @pytest.mark.full
-def test_what_stops_one_rank_stops_all(tmp_path, given, alone):
+def test_an_error_in_one_rank_stops_all(tmp_path, given, alone):
     out = tmp_path / "out"
     ended = finish(start(WORK, 2, tmp_path / "ranks", given=str(given), out=str(out), fails=1, meets=True))
     assert all(code != 0 for code, _ in ended)

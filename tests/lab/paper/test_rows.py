@@ -43,7 +43,7 @@ class Killed(BaseException):
     pass
 
 
-def test_a_kill_at_any_byte_loses_the_broken_line_only(tmp_path):
+def test_a_kill_at_any_byte_loses_only_the_broken_line(tmp_path):
     """Whole lines on the disk are kept, the others are made again, and the final file is always the same."""
     whole, part = tmp_path / "whole", source()
     assert run(whole, part) == (True, True) and run(whole, part) == (True, False)
@@ -65,7 +65,7 @@ def test_a_kill_at_any_byte_loses_the_broken_line_only(tmp_path):
 
 
 @pytest.mark.parametrize("path", ["own/rows.jsonl", "own/rows.jsonl.xz"])
-def test_stopped_at_every_step_a_run_goes_on(tmp_path, monkeypatch, path):
+def test_a_run_continues_after_a_stop_at_any_step(tmp_path, monkeypatch, path):
     """A run is stopped at each row, each move and each removal of a file, and ends with the same bytes."""
     expected = tmp_path / "expected"
     assert run(expected, source(path=path))[0]
@@ -100,7 +100,7 @@ def test_stopped_at_every_step_a_run_goes_on(tmp_path, monkeypatch, path):
         assert stops >= 3 and bytes_of(folder) == bytes_of(expected)
 
 
-def test_more_keys_add_only_what_is_missing(tmp_path):
+def test_more_keys_add_only_the_missing_rows(tmp_path):
     run(tmp_path, source(9))
     before = (tmp_path / "own/rows.jsonl").read_bytes()
     refused = replace(source(9), make=lambda keys: pytest.fail("made again"))
@@ -153,7 +153,7 @@ def test_rows_made_with_other_settings_are_refused_by_name(tmp_path):
         run(tmp_path, source(path="own/a.jsonl.xz"))
 
 
-def test_numbers_that_json_lacks_are_not_written(tmp_path):
+def test_nan_and_infinity_are_not_written(tmp_path):
     for value in (float("nan"), float("inf")):
         with pytest.raises(ValueError):
             run(tmp_path, replace(source(1), make=lambda keys, value=value: {"0": {"value": value}}))
@@ -172,7 +172,7 @@ def test_a_second_run_is_refused_while_another_is_writing(tmp_path):
     assert len(bytes_of(tmp_path)) == 1 and run(tmp_path, source()) == (True, False)
 
 
-def test_nothing_is_begun_that_would_end_after_the_deadline(tmp_path, monkeypatch):
+def test_no_batch_begins_that_would_end_after_the_deadline(tmp_path, monkeypatch):
     """Each row takes ten seconds of a fake clock."""
     now, reports = 0.0, []
     monkeypatch.setattr(rows_module.time, "monotonic", lambda: now)

@@ -74,7 +74,7 @@ def test_all_stages_write_their_files_and_a_second_run_changes_nothing(tmp_path)
     assert files(folder) == before
 
 
-def test_stages_run_alone_and_elsewhere(cli, tmp_path):
+def test_stages_run_alone_and_in_another_folder(cli, tmp_path):
     here, there = tmp_path / "here", tmp_path / "there"
     words = ("reproduce", "squares", "--device", "cpu", "--set", "count=3")
     result = cli(*words, "--out", here, "--stage", "decode")
@@ -87,7 +87,7 @@ def test_stages_run_alone_and_elsewhere(cli, tmp_path):
     assert "--set count=3`" in (there / "squares" / "table.md").read_text(encoding="utf-8")
 
 
-def test_every_name_has_its_file(tmp_path):
+def test_every_name_has_its_experiment(tmp_path):
     for name in EXPERIMENTS:
         named = experiment(name)
         assert named.name == name and named.title and named.paper and set(named.settings) == {"box", "paper"}
@@ -124,16 +124,15 @@ REFUSED = [
 ]
 
 
-def test_what_cannot_be_is_named_before_anything_is_written(fails, tmp_path):
+def test_wrong_arguments_are_refused_before_anything_is_written(fails, tmp_path):
     for words, message in REFUSED:
         assert message in fails("reproduce", *words, "--out", tmp_path), words
     assert not list(tmp_path.iterdir())
 
 
-def test_all_of_them_need_a_text_until_it_has_been_read(fails, tmp_path):
-    for name in [name for name in EXPERIMENTS if "box" in experiment(name).needs_text][
-        1:
-    ]:  # pretend that they were drawn
+def test_all_needs_a_text_file_only_for_experiments_without_rows(fails, tmp_path):
+    readers = [name for name in EXPERIMENTS if "box" in experiment(name).needs_text]
+    for name in readers[1:]:  # pretend that they were drawn
         write_json(tmp_path / name / "summary.json", {})
     assert "error: fidelity needs a text file: give --data" in fails("reproduce", "all", "--out", tmp_path)
     message = fails("reproduce", "all", "--out", tmp_path, "--stage", "draw", "--quiet")
@@ -211,7 +210,7 @@ def test_the_page_of_claims(cli, tmp_path):
     assert page.read_bytes() == before
 
 
-def test_what_cannot_be_drawn(tmp_path, monkeypatch):
+def test_cells_are_escaped_and_large_figures_are_refused(tmp_path, monkeypatch):
     lines = Table("T", ("a", "b"), [["x | y", "two\nlines"]], "note").markdown().splitlines()
     assert lines[4] == r"| x \| y | two lines |" and lines[-1] == "note"
     monkeypatch.setattr("d5p4_lab.paper.drawing.LARGEST_FIGURE", 100)
@@ -220,7 +219,7 @@ def test_what_cannot_be_drawn(tmp_path, monkeypatch):
         Drawing([], pyplot().figure()).save(tmp_path, about)
 
 
-def test_what_goes_into_json():
+def test_figures_and_arrays_become_plain_json():
     assert plain(Figure(1 / 3, 0.1, -np.inf, 0.5, 4)) == [0.333333, None, 0.5]
     values = {1: np.float32(0.5), "n": np.int64(3), "x": np.array([[1.0, np.nan]])}
     assert plain(values) == {"1": 0.5, "n": 3, "x": [[1.0, None]]}

@@ -105,7 +105,7 @@ def test_every_method_has_its_curve():
         assert all(parse_size(size) for size in scale["sizes"])
 
 
-def test_sizes_that_are_none():
+def test_wrong_sizes_are_refused():
     for size in ("8", "8x", "8×4", "x", "1x4", "4x1", "8x4x2"):
         with pytest.raises(D5P4Error, match="size"):
             parse_size(size)

@@ -38,7 +38,7 @@ def remainders(values: np.ndarray, orders: list[int]) -> list[float]:
     return [float((size ** (n + 1) / (n + 1) / (1 - size)).sum()) for n in orders]
 
 
-def test_expansions_leave_only_higher_orders():
+def test_errors_of_expansions_are_of_higher_order():
     for t, seed in itertools.product((0.3, 0.03, 0.003), range(4)):
         c = t * hollow(5, seed)
         norm, orders = weak_orders(np.eye(5) + c)
