@@ -184,7 +184,7 @@ def draw(setup: Setup) -> Drawing:
     )
     pairs = Table(
         "How far flatten is ahead (paired over batches, at the same mask ratios)",
-        ["of", "CKA", "CKA, debiased"],
+        ["ahead of", "CKA", "CKA, debiased"],
         [[how, shown(ahead["cka", how], 3), shown(ahead["debiased", how], 3)] for how in ORDER],
     )
     figures: dict[str, Any] = {f"{name} {how}": means[name, how] for name in MEASURES for how in FEATURES}
@@ -213,15 +213,16 @@ def _claim(
     values = "; ".join(f"{how} {means[name, how].value:.3f}" for how in ("flatten", *ORDER))
     lead = ", ".join(f"{shown(ahead[name, how], 3)} over {how}" for how in ORDER)
     chance = ", ".join(f"{how} {means['chance', how].value:.3f}" for how in ("flatten", *ORDER))
+    note = (
+        f"our measure, which is 0 by chance; plain CKA with the texts in another order is still {chance}, because "
+        "there are more dimensions than texts in a batch"
+    )
     return Claim(
         f"Flattened features align best with a sentence encoder ({what})",
         "not measured" if paper is None else ", ".join(f"{how} {paper[how]:.3f}" for how in ("flatten", *ORDER)),
         f"{values}. Flatten is ahead by {lead}",
         all_decided(ahead[name, how] for how in ORDER),
-        ""
-        if paper
-        else f"our measure, which is 0 by chance; plain CKA with the texts in another order is still {chance}, "
-        "because there are more dimensions than texts in a batch",
+        "" if paper else note,
     )
 
 

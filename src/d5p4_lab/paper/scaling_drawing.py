@@ -291,7 +291,7 @@ def _figure(cells: Sequence[Cell], clocks: Sequence[str]) -> Any:
     for axis in axes.flat:
         axis.minorticks_off()
     for axis in (axes[1][0], axes[1][1], axes[0][2]):
-        axis.set_xlabel("log(w^k), the logarithm of the number of sets")
+        axis.set_xlabel("log of the number of sets, w^k")
     handles, labels = axes[0][0].get_legend_handles_labels()
     axes[1][2].axis("off")
     axes[1][2].legend(handles, labels, loc="lower center", title="bars: 95 % intervals; (*) ignores groups")
