@@ -13,14 +13,16 @@ from .drawing import cell
 
 HEAD = """# Claims of the paper, re-measured
 
-`python -m d5p4_lab reproduce claims` writes this page from `{folder}`; do not edit it. Each line shows a claim of the
-D5P4 paper, the figure given there, our figure with its 95 % interval, and a verdict. The verdict depends on the
-interval alone: *holds* or *does not hold* if the interval lies wholly on one side, otherwise *not clear*. Two judges
-measure perplexity (the shipped one, and SmolLM2-135M quantised to 4 bits); if their verdicts differ, the verdict is
-*not clear*. The models are the small ones of this repository, a thousandth of the paper's size, so a claim that fails
-here may hold there, and the other way round. A claim with several parts holds if all parts hold, and fails if one part
-surely fails. Intervals are not corrected for the number of comparisons. [How to run these experiments again, also at
-the paper's scale](reproduce.md).
+`python -m d5p4_lab reproduce claims` writes this page from `{folder}`; do not edit it.
+
+Each line shows a claim of the D5P4 paper, the figure given there, our figure with its 95 % interval, and a verdict.
+The verdict depends on the interval alone: *holds* or *does not hold* if the interval lies wholly on one side, otherwise
+*not clear*. Two judges measure perplexity (the shipped one, and SmolLM2-135M quantised to 4 bits); if their verdicts
+differ, the verdict is *not clear*. A claim with several parts holds if all parts hold, and fails if one part surely
+fails. Intervals are not corrected for the number of comparisons.
+
+The models are the small ones of this repository, a thousandth of the paper's size, so a claim that fails here may hold
+there, and the other way round. [How to run these experiments again, also at the paper's scale](reproduce.md).
 
 """
 

@@ -111,7 +111,8 @@ def _claims(setup: Setup, by_case: dict[str, list[MauveInterval]]) -> list[Claim
         best = max(inner, key=lambda case: figures[case.name].value)
         ours, alone = figures[best.name], figures[INDEPENDENT]
         edges = [figures[case.name] for case in ends]
-        values = f"best inside: {best.name} {shown(ours, 4)}; ends: {listed((case.name for case in ends), edges, 4)}"
+        values = f"best inside, β {best.value:g}: {shown(ours, 4)}; at the ends, "
+        values += listed((f"β {case.value:g}:" for case in ends), edges, 4)
         claims += [
             Claim(
                 f"{kind} is highest at a middle β",

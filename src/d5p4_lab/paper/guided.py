@@ -17,7 +17,7 @@ from .rows import Row
 from .setup import Case, Digest, Experiment, Setup
 
 STRENGTHS = {"guidances": (1, 1.5, 2, 2.5, 3)}
-EQUAL = 1.0  # points of F1 that count as equal accuracy
+EQUAL = 1.0  # accuracy counts as equal if F1 is lower by at most this many points
 METHODS = ("independent", "best of n", "greedy beam", "D5P4+")
 PAPERS = "−.0031, −.0121, −.0078, −.0055, −.0067 at g = 1, 1.5, 2, 2.5, 3"
 ByMethod = dict[str, dict[float, dict[str, np.ndarray]]]
@@ -76,7 +76,7 @@ def _claims(by_method: ByMethod, strengths: list[float]) -> list[Claim]:
         return [paired_difference(by_method[a][g][metric], by_method[b][g][metric]) for g in strengths]
 
     def points(what: str, figures: list[Figure]) -> str:
-        return f"points of {what}: {listed((f'g {g:g}' for g in strengths), figures, 2, 100)}"
+        return f"points of {what}: {listed((f'g {g:g}:' for g in strengths), figures, 2, 100)}"
 
     low, high = strengths[0], strengths[-1]
     rise = paired_difference(by_method["independent"][high]["S-COS"], by_method["independent"][low]["S-COS"])
@@ -113,7 +113,7 @@ def _claims(by_method: ByMethod, strengths: list[float]) -> list[Claim]:
             all_decided(spread),
         ),
         Claim(
-            f"at equal accuracy (F1 at most {EQUAL:g} points lower)",
+            f"at equal accuracy (F1 lower by at most {EQUAL:g} point)",
             "Fig. cfg: at every g",
             points("F1 above greedy beam search", accuracy),
             all_decided(f.plus(EQUAL / 100) for f in accuracy),

@@ -179,7 +179,7 @@ def _claims(setup: Setup, by_order: ByOrder) -> list[Claim]:
             "44.4 against 44.5; 47.3, 45.5; 47.1, 45.2",
             f"points more: {listed(by_order, single, 1)}",
             all_decided(f.plus(KEPT) for f in single),
-            f"kept: at most {KEPT:g} points lost",
+            f"it counts as kept if it falls by at most {KEPT:g} point",
         ),
         covers_more(
             "D5P4 covers more than diverse beam search", "59.3 against 58.2; 72.2, 71.2; 71.8, 70.7", ours, rival

@@ -94,7 +94,7 @@ def draw(setup: Setup) -> Drawing:
         Claim(
             "The partition prevents this: at every β below 12, D5P4's texts differ more than D5P3's",
             "App. E",
-            f"cosine of D5P3 minus that of D5P4: {listed((f'β {beta:g}' for beta in betas), spared, 3)}",
+            f"cosine of D5P3 minus that of D5P4: {listed((f'β {beta:g}:' for beta in betas), spared, 3)}",
             all_decided(f for beta, f in zip(betas, spared, strict=True) if beta < 12),
         ),
     ]

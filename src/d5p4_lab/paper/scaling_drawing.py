@@ -383,7 +383,7 @@ def _best_cosine(cells: Sequence[Cell]) -> Claim:
         paper="D5P4 -24.483, DivBS -24.625, DPP -25.453, random -25.465",
         ours=f"{values}; ahead of {rival} by {shown(ahead, 3)}",
         verdict=decided(ahead),
-        note="log det S ignores quality, which all methods weigh too (diverse beam search with a large α hardly does)",
+        note="log det S ignores quality, which all methods weigh too; diverse beam search with a large α hardly does",
     )
 
 
