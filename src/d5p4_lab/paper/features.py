@@ -154,7 +154,7 @@ def compared(model: NativeModel, tokens: Tensor, masked: Tensor, embedded: np.nd
 
 
 def table_of(setup: Setup, measure: str, how: str) -> np.ndarray:
-    """[batches, points]; NaN where the pooling has no position."""
+    """One measure of one pooling, [batches, points]; NaN where the pooling has no position."""
     rows = complete(setup, alignment(setup))
     return np.array([[point[measure][how] for point in row["points"]] for row in rows], dtype=np.float64)
 

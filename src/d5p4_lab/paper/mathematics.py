@@ -28,7 +28,7 @@ BOX: Mapping[str, Any] = {
     "units": 1000,
     "guidance": 1.0,
     "beta": (25.0, 100.0),  # the paper's value, and the one tuned for this model
-    "alpha": (20.0, 100.0),  # likewise
+    "alpha": (20.0, 100.0),  # the same for diverse beam search
     "order_temperature": 0.1,
     "eos": "last",
 }

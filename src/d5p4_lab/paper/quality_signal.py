@@ -114,7 +114,7 @@ def samples(setup: Setup) -> Source:
 
 
 def _texts(setup: Setup, keys: Sequence[str]) -> list[Row]:
-    """Tokens and text of some texts."""
+    """Rows with the tokens and the text of each key."""
     real, own = setup.rows(real_texts(setup)), setup.rows(samples(setup))
     return [real[key.removeprefix(f"{REAL} ")] if key.startswith(f"{REAL} ") else own[key] for key in keys]
 
@@ -196,7 +196,7 @@ def stronger(a: Floats, b: Floats, nats: Floats) -> Figure:
 
 
 def regression(x: Floats, y: Floats) -> tuple[Figure, Figure]:
-    """Slope and intercept of y ≈ slope x + intercept by least squares, both [n]."""
+    """Slope and intercept of the least-squares line y ≈ slope x + intercept, for x and y [n]."""
     parts = np.stack([np.ones(len(x)), x, y, x * x, x * y], axis=1)
 
     def slope(sums: Floats) -> Floats:

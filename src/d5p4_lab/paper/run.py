@@ -47,7 +47,7 @@ def reproduce(
     stages    some of decode, score, draw; each may run on another machine if you copy the folder there
     model     a model to use instead of the one of the scale
     data      the file or folder that the task reads, if it needs one
-    minutes   start no batch of decoding that would end later than this
+    minutes   start no batch of decoding that would end more than this many minutes from now
     scorers   use only these scorers (ppl, cos, features, or kind:model)
     changes   other values for the experiment's settings, such as {"units": 4}
     mesh      the ranks that share the decoding (`d5p4.distributed.connect`); by default those of this job. The first

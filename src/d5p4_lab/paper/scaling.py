@@ -43,14 +43,14 @@ SELECTORS: dict[str, Callable[[float], Selector]] = {
     "local search": lambda beta: PartitionDPP(beta, solver="local-search"),
     "exact": lambda beta: PartitionDPP(beta, solver="exact"),
 }
-BATCH = "batch"  # stands in a key where trials have their number
+BATCH = "batch"  # stands in keys in place of a trial's number
 BETAS = [1.0, 3.1623, 10.0, 31.623, 100.0]
 SIZES = ["4x4", "6x4", "8x4", "6x10", "8x8", "4x64", "16x4", "8x32", "16x16", "32x8", "64x4", "32x32", "64x32", "64x64"]
 SLOW = ["diverse beam, α=β", "diverse beam, α=10β", "k-DPP sample (*)", "partition sample", "greedy, n starts"]
 
 
 def _by_rows(trials: Mapping[str, int], rows: int) -> int:
-    """How many trials a pool of this many rows gets; the keys of `trials` are the largest numbers of rows."""
+    """How many trials a pool of this many rows gets. The keys of `trials` are upper limits of rows."""
     fitting = [int(most) for most in trials if int(most) >= rows]
     return trials[str(min(fitting))] if fitting else 0
 
@@ -187,8 +187,8 @@ _BOX = {
     "beta": 20.0,
     "betas": BETAS,
     "sizes": SIZES,
-    "trials": {"256": 40, "1024": 20, "2048": 5, "4096": 3},  # by the largest number of rows
-    "largest": {**dict.fromkeys(SLOW, 1024), EXACT: 5000},  # rows; for exact: sets
+    "trials": {"256": 40, "1024": 20, "2048": 5, "4096": 3},  # by upper limit of rows
+    "largest": {**dict.fromkeys(SLOW, 1024), EXACT: 5000},  # upper limits: of rows, or of sets for exact
     "batch": 16,  # pools solved in one call
     "batch_rows": 64,  # only for sizes up to this many rows
 }

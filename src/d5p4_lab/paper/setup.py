@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 OPEN = "open"  # the task of writing without a prompt
 TEXTS = ("books", "text")  # tasks that are made from a text file
 LIST = "a list"
-MAY_BE_NONE = ("encoder", "start")  # settings for which None is a value of its own
+MAY_BE_NONE = ("encoder", "start")  # settings that may be set to None
 
 
 @dataclass(frozen=True)

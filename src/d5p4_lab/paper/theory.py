@@ -179,7 +179,7 @@ class Pool(NamedTuple):
 
 
 def pools(setup: Setup, method: str) -> list[Pool]:
-    """Every pool of a method with its random sets, which a generator of its own draws again each time."""
+    """Every pool of a method, with random sets. A seeded generator draws the same sets each time."""
     measured = []
     for unit, run in enumerate(complete(setup, pools_of(setup, method))):
         for step in looks(setup):

@@ -130,7 +130,7 @@ def test_cases_with_the_same_options_share_their_rows(tmp_path, given):
 
 
 def test_a_clean_clone_can_draw_and_extend_a_run(tmp_path, run, given, judged, monkeypatch):
-    """Of a finished run only what is committed is there, and no model: the tables are equal, byte by byte."""
+    """Drawn from the committed files alone, without the model, the tables are equal, byte by byte."""
     setup = run(tmp_path / "here", units=2)
     folders = {Path(name).parts[0] for name in files(tmp_path / "here")}
     assert len(judged) == 4 and folders == {"own", "rows", "scores", "numbers"}
@@ -169,7 +169,7 @@ def test_experiments_share_answers_scores_and_numbers(tmp_path, run, judged):
     after = files(tmp_path)
     assert not judged and {name: after[name] for name in before} == before
     assert set(after) - set(before) == {"other/table.md", "other/summary.json"}
-    assert "decoded on" in (setup.folder / "table.md").read_text(encoding="utf-8")  # by the first
+    assert "decoded on" in (setup.folder / "table.md").read_text(encoding="utf-8")  # by the first experiment
 
 
 def test_rows_from_other_data_are_refused(tmp_path, run, given):
@@ -290,7 +290,7 @@ def test_the_cosine_of_some_answers():
     gram = (gram + gram.T) / 2
     assert self_cosine(gram) == pytest.approx(np.mean([gram[i, j] for i in range(4) for j in range(4) if i != j]))
     assert self_cosine(gram, [3, 1, 2]) == pytest.approx(np.mean([gram[1, 2], gram[1, 3], gram[2, 3]]))
-    assert self_cosine(gram, [2]) == 0  # one answer is like no other
+    assert self_cosine(gram, [2]) == 0  # a single answer has no pair
 
 
 def test_remote_code_of_an_encoder_runs_only_if_allowed(monkeypatch):

@@ -52,9 +52,9 @@ def test_k_independent_answers_are_a_uniform_choice(setup):
 def test_best_of_n_against_brute_force(setup):
     """By perplexity and by an oracle. Among equal values the first wins, also if all answers are empty."""
     assert best_internal(setup) == [0, 1, 2]
-    values = np.random.default_rng(0).integers(0, 4, size=(50, 6)).astype(float)  # with many equal ones
+    values = np.random.default_rng(0).integers(0, 4, size=(50, 6)).astype(float)  # with many equal values
     values[0] = 15
-    subsets = list(itertools.combinations(range(6), 3))  # in order
+    subsets = list(itertools.combinations(range(6), 3))  # in lexicographic order
     for row in values.tolist():
         best = list(min(subsets, key=lambda places, row=row: sum(row[place] for place in places)))
         assert lowest(row, 3) == best_perplexity(setup, {"ppl:one": {"nats": row}}) == best

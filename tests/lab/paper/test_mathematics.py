@@ -51,7 +51,7 @@ def test_pass_at_n_and_best_of_n_against_all_subsets(fake):
     assert oracle.right.sum(1).tolist() == np.minimum(marks.sum(1), K).tolist()
     for name, judged in by_way.items():
         assert (judged.solved(K) <= oracle.solved(K) + 1e-12).all() or name.startswith(("greedy", "diverse", "D5P4"))
-        assert len(judged.same) == UNITS and (judged.forms <= 1).all()  # all right ones are one number
+        assert len(judged.same) == UNITS and (judged.forms <= 1).all()  # all right answers are the same number
     assert by_way["D5P4+, β 25"].forms.tolist() == by_way["D5P4+, β 25"].right.any(1).tolist()
 
 

@@ -51,7 +51,7 @@ def test_pareto_and_control_share_their_rows(tmp_path, model):
     assert len(summary["claims"]) >= 3
     for pair in summary["figures"]["judge"].values():
         assert all(-1 <= low <= value <= high <= 1 for value, low, high in pair)
-    assert "decoded on" in (control.folder / "table.md").read_text(encoding="utf-8")  # by pareto
+    assert "decoded on" in (control.folder / "table.md").read_text(encoding="utf-8")  # pareto decoded them
 
 
 def test_fidelity(tmp_path, model, text, monkeypatch):
@@ -93,7 +93,7 @@ def test_partition(tmp_path, model):
     setup, summary = smoke("partition", tmp_path / "out", PARTITION, model=model)
     assert set(summary["figures"]["area"]["judge"]) == {"E-SMC", "D5P3", "D5P4+"} and len(summary["claims"]) >= 3
     particles = {row["texts"] for case in setup.cases if case.group == "E-SMC" for row in numbers_of(setup, case)}
-    assert particles == {4}  # k·w of them, all kept
+    assert particles == {4}  # all k·w particles are kept
     groups = {case.group for case in setup.cases}
     assert groups == {"E-SMC", "D5P3", "D5P4+", "D5P3 3×2", "D5P4+ 3×2"}
 

@@ -127,7 +127,9 @@ def work(
     if dies_at:
         die_at(dies_at[mesh.rank])
     shares: list[float] = []
-    early = shared(Path(given), Path(out), mesh=mesh, minutes=0 if mesh.first else None)  # the first rank's counts
+    early = shared(
+        Path(given), Path(out), mesh=mesh, minutes=0 if mesh.first else None
+    )  # only the first rank's limit counts
     late = shared(Path(given), Path(out), mesh=mesh, progress=lambda share, text: shares.append(share))
     mesh.close()
     return {"finished": [early.finished, late.finished], "shares": shares, "calls": calls}
@@ -206,7 +208,7 @@ def test_another_number_of_ranks_can_continue_a_run(tmp_path, given, alone):
     check(out, ended, 2)  # no set is decoded twice
     config = json.loads((out / "shared" / "config.json").read_text())
     assert [stage["finished"] for stage in config["stages"]["decode"]] == [False, False, True]
-    shared(given, tmp_path / "copy")  # one process can go on too
+    shared(given, tmp_path / "copy")  # a single process can continue, too
     assert rows(tmp_path / "copy") == alone
 
 

@@ -13,7 +13,7 @@ QUICK = ("pareto", "cost")
 
 @pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=FULL) for name in EXPERIMENTS])
 def test_committed_files_are_enough_to_draw_again(tmp_path, name):
-    """Nothing but the files that are committed: table and summary are equal, byte by byte."""
+    """Drawn from the committed files alone, table and summary are equal, byte by byte."""
     there = clone(BOX, tmp_path / "box")
     with cheap():
         setup = reproduce(name, out=there, stages=["draw"])

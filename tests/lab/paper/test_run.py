@@ -199,7 +199,7 @@ def test_the_page_of_claims(cli, tmp_path):
     text = page.read_text(encoding="utf-8")
     assert "3 claims: 2 holds, 1 not clear." in text and str(tmp_path) not in text.replace(folder.as_posix(), "")
     rows = [line for line in text.splitlines() if line.startswith("| ")]
-    assert len(rows) == 4  # with the head
+    assert len(rows) == 4  # with the header
     assert rows[1] == (r"| A beats B | 1 against 2 | 3 [2, 4] (of two \| judges) | **holds** | [pareto](#pareto) |")
     assert "![The front](../results/box/pareto/figure.png)" in text and "## scaling" in text
     assert text.count("![") == 1 and "[Table](../results/box/scaling/table.md)" in text

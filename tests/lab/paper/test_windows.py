@@ -42,7 +42,7 @@ def test_windows_are_pieces_of_all_documents_and_another_text_is_refused(tmp_pat
     documents = file.read_text().split("\n<|endoftext|>\n")
     owners = [next(i for i, text in enumerate(documents) if window["text"] in text) for window in first]
     assert all(owners.count(i) == 3 for i in range(4)) and len({window["text"] for window in first}) == 12
-    assert windows(file, 5, "other") == first[:5]  # fewer windows are the first of the same
+    assert windows(file, 5, "other") == first[:5]  # a smaller count gives the first windows
     assert windows(None, 12) == first  # stored windows need no file
     for data, count, message in (
         (None, 13, "give --data"),
