@@ -113,7 +113,7 @@ def test_scrubbing(visit, server):
         (node) => getComputedStyle(node).color !== getComputedStyle(node.parentNode).color).length"""
     assert page.evaluate(bright) == 0  # grades are those of the end, and look it
     page.keyboard.press("ArrowRight")
-    assert page.locator(".run").nth(0).locator(".mask").count() == 3 * 33  # three tokens a step
+    assert page.locator(".run").nth(0).locator(".mask").count() == 3 * 33  # three tokens per step
     page.get_by_role("button", name="next step").click()
     assert page.locator(".run").nth(0).locator(".mask").count() == 3 * 30
     assert "pool of 6 at step 2" in page.locator("#similarity").inner_text()
