@@ -17,7 +17,7 @@ import torch
 
 import d5p4
 from d5p4.distributed import Mesh, connect
-from d5p4.distributed import folder as shared_folder
+from d5p4.distributed import mesh as mesh_module
 from d5p4.jobs import output as output_module
 from d5p4.jobs import run as run_module
 from tests.distributed import ranks
@@ -175,7 +175,7 @@ def decode(
     if meets or held is not None:
         model = Watched(connected, place / "held" if rank == held else None)
     if apart:
-        place, shared_folder.PATIENCE = place / str(rank), 0.2
+        place, mesh_module.PATIENCE = place / str(rank), 0.2
     if spelled:
         place = place.joinpath(*["..", place.name] * rank)
     if slow:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from d5p4.distributed import connect
-from d5p4.distributed import folder as shared_folder
+from d5p4.distributed import mesh as mesh_module
 from d5p4.errors import D5P4Error
 from d5p4.jobs.rows import RowStore
 from d5p4_lab.paper import answers, run
@@ -97,7 +97,7 @@ def work(
     apart    ranks do not see each other's files
     """
     mesh = connect(timeout=60)
-    shared_folder.PATIENCE = 1.0
+    mesh_module.PATIENCE = 1.0
     out = f"{out}-{mesh.rank}" if apart else out
     generate, append, calls, writes = answers.generate, RowStore.append, 0, 0
 
