@@ -279,9 +279,7 @@ class Arbiter:
     def make(model: Any, case: Case, settings: d5p4.Settings, seed: int) -> Arbiter:
         plain = settings.guidance == settings.temperature == 1 and settings.top_k is settings.top_p is None
         if not plain or settings.order not in ("confidence", "ancestral"):
-            raise d5p4.D5P4Error(
-                "only unfiltered draws at temperature 1 in confidence or ancestral order can be traced"
-            )
+            raise d5p4.D5P4Error("only plain draws in confidence or ancestral order can be traced")
         given = "gen_length" in case.options
         ids = [encode(model, prompt, settings.chat, number) for number, prompt in enumerate(case.prompts)]
         return Arbiter(model, settings, [plan(model, row, settings, given, i) for i, row in enumerate(ids)], seed)
@@ -296,7 +294,7 @@ class Arbiter:
         return d5p4.make_schedule(length, settings.steps, settings.block_length, ancestral).steps[index]
 
     def select_key(self, prompt: int, index: int) -> Tensor:
-        """[1] the random key of a selection."""
+        """[1] the random stream of a selection."""
         return mix(key_of(self.seed), self.keys[prompt], SELECT, index)[None]
 
     @torch.no_grad()

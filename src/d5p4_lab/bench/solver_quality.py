@@ -1,4 +1,4 @@
-"""How often each solver of `d5p4.select.partition_map` finds the best set, on kernels with a known best set.
+"""How often each solver of `d5p4.select.partition_map` finds the best set, on kernels where it is known.
 
     python -m d5p4_lab bench solver_quality [INSTANCES]
 

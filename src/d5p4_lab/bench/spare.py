@@ -20,7 +20,7 @@ from d5p4.eval.stats import interval
 from d5p4.jobs.budget import default_budget
 
 from ..provenance import about
-from . import RESULTS, Row, generate, half_width, make_parser, read, show, table_of, write
+from . import RESULTS, Row, generate, half_width, make_parser, markdown, read, show, write
 
 K = 4
 CASES: tuple[Row, ...] = (
@@ -58,21 +58,13 @@ def table(results: Mapping[str, Any]) -> str:
     rows = []
     for row in results["rows"]:
         extra = (", `distinct`" if row["distinct"] else "") + (f", spare {row['spare']}" if row["spare"] else "")
-        shares = {name: f"{half_width(row[name], 1)} %" for name in ("different", "solved", "first")}
-        rows.append(
-            {
-                "numbers": str(row["numbers"]),
-                "": row["method"] + extra,
-                "four different": shares["different"],
-                "different right": half_width(row["right"], 2),
-                "solved": shares["solved"],
-                "first right": shares["first"],
-                "rows": half_width(row["rows"], 0),
-            }
-        )
+        different, solved, first = (f"{half_width(row[name], 1)} %" for name in ("different", "solved", "first"))
+        right, count = half_width(row["right"], 2), half_width(row["rows"], 0)
+        rows.append([str(row["numbers"]), row["method"] + extra, different, right, solved, first, count])
     origin = results["about"]
     source = f"{origin['machine']}, torch {origin['torch']}, {results['dtype']}; `{origin['command']}`"
-    return f"{table_of(rows)}\n\n{results['puzzles']} held-out puzzles each, ± 95 % ({source})"
+    text = markdown(["numbers", "", "four different", "different right", "solved", "first right", "rows"], rows)
+    return f"{text}\n\n{results['puzzles']} held-out puzzles each, ± 95 % ({source})"
 
 
 def main(arguments: Sequence[str]) -> None:
