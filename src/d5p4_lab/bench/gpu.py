@@ -550,6 +550,7 @@ def step(bench: Bench) -> list[Row]:
         stored["baseline_select_ms"] = bench.median_ms(partial(baseline.select, *pool, base.k, BETA))
         stored["baseline_sample_ms"] = stored["baseline_ms"] - stored["baseline_select_ms"]
         del pool
+    del ours, paper, x  # free the logits
     x = Inputs(bench, base, masked=0.5)
     half = partial(step_from_states, x)
     return [stored, streamed, bench.versus("step, streamed head, half masked", base, half, floor=floor / 2)]
