@@ -30,12 +30,17 @@ METHODS = {
     "independent": {"method": "independent"},
     f"d5p4, distinct, spare {SPARE}": {"method": "d5p4", "distinct": True, "spare": SPARE},
 }
-OPENING = "The captain looked at the sea for a long time, and then"
-TOKENS, TOP_P = 32, 0.9
+OPENING = (
+    '"I have not seen your brother since Tuesday," said the old man. He put down his cup, looked out of the window at '
+    "the rain, and"
+)
+TOKENS = 32
+BOOKS = {"gen_length": TOKENS, "steps": TOKENS, "order": "random", "top_p": 0.9, "beta": 1.0}  # one token per step
 COMMANDS = (
     f'generate "86,28,13,31:96" --model countdown -k {K} --distinct --spare {SPARE}',
     'compare "86,28,13,31:96" --model countdown --methods independent,greedy-beam,d5p4',
-    f'generate "{OPENING}" --model books --gen-length {TOKENS} --steps {TOKENS} --order random --top-p {TOP_P} -k {K}',
+    'generate "The captain looked at the sea for a long time, and then" --model books -k 4 '
+    + " ".join(f"--{name.replace('_', '-')} {value}" for name, value in BOOKS.items()),
 )
 MARKS = {"new": ("✓ ", "green"), "repeated": ("✓ ", "dim"), "wrong": ("✗ ", "red")}
 
@@ -109,14 +114,15 @@ def main() -> None:
     console.print(committed_figures(FIGURES), "", sep="\n")
 
     books = load_model("books", None, None, True)
-    settings = dict(method="d5p4", k=K, gen_length=TOKENS, steps=TOKENS, order="random", top_p=TOP_P, seed=seed)
-    continued, _ = run(books, [OPENING], "books", True, **settings)
+    continued, _ = run(books, [OPENING], "books", True, method="d5p4", k=K, seed=seed, **BOOKS)
     console.print(Rule("[bold]books[/]: one opening, four continuations", align="left"))
     table = plain_table("#", "answer", wide="answer")
     table.show_header, table.show_lines = False, True
     for rank, text in enumerate(continued.texts[0]):
         table.add_row(str(rank + 1), answer_text(f"{text} …"))
-    facts = facts_line(f"d5p4, {TOKENS} tokens, one per step, top_p {TOP_P}", f"{int(continued.rows.sum())} rows")
+    facts = facts_line(
+        "d5p4", f"{TOKENS} tokens, one per step, top_p {BOOKS['top_p']}", f"{int(continued.rows.sum())} rows"
+    )
     console.print(Text(f"{OPENING} …", "bold"), table, facts, "", sep="\n")
 
     seconds = time.perf_counter() - began
