@@ -94,7 +94,7 @@ def timed(call: Callable[[], Result], device: torch.device) -> tuple[Result, flo
 
 
 def clock(device: torch.device) -> str:
-    """Whose time `timed` measures, in words."""
+    """The name of what `timed` measures: the machine, or one CPU thread."""
     return machine(device) if device.type == "cuda" else "one CPU thread"
 
 

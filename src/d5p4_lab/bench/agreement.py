@@ -222,7 +222,7 @@ class Family:
     open: Tensor  # [L] bool: the masked positions of the block
     low: Tensor  # [L, V] a uniform between low and high draws the token; infinite for tokens that are never drawn
     high: Tensor  # [L, V]
-    worth: Tensor  # [L, V] the value in the order of a position that drew this token
+    worth: Tensor  # [L, V] the value that the order gives a position with this token
     last_ids: Sequence[int]  # tokens of value 0; of several such positions the first one is revealed first
     u: Tensor  # [C, L]
     moves: Tensor | None  # [C, L] bool, only under the ancestral rule: the positions that a child reveals

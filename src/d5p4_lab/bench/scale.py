@@ -48,7 +48,7 @@ from .large_checkpoint import CONFIG, TINY, random_model
 CPU = torch.device("cpu")
 NUMBERS = 4  # per puzzle
 OPENINGS = ["It was a dark night", "The old man", "When they came to the river", "She looked at him and"]
-WHOLE = 1 << 24  # a token budget that never divides a batch
+WHOLE = 1 << 24  # a token budget so large that no batch is divided
 COLD = 0.03  # a temperature at which the random model draws many equal rows
 ENOUGH = 0.97  # share of the best rate; the smallest budget that reaches it is enough
 K, ANSWER_TOKENS, PROMPT_TOKENS = 16, 256, 128  # for the host's work, as in docs/scale.md
@@ -72,7 +72,7 @@ class HostSizes:
     kept: int = 4_096  # lines in the parts
     parts: int = 512
     requests: int = 4_000  # to the store
-    finished: int = 1_000_000  # lines of a file whose finished lines all ranks must know
+    finished: int = 1_000_000  # lines of a file; half of them are finished, and every rank must know which
     appends: int = 40
 
 

@@ -155,7 +155,7 @@ def start(sizes: Sizes, folder: Path) -> list[dict[str, Any]]:
 
 
 def measure(sizes: Sizes) -> list[Row]:
-    """One row per case: the bytes that the busiest rank sends per step after the first, and those of other ways."""
+    """One row per case: the bytes that the busiest rank sends per step after the first, and those of a plain gather."""
     with tempfile.TemporaryDirectory() as folder:
         ranks = start(sizes, Path(folder))
     rows = []

@@ -207,7 +207,7 @@ def planned(job: Job, spread: float, mixed: float, step: StepTime) -> Batches:
 
 
 class Played(NamedTuple):
-    """The course of one start."""
+    """The outcome of one start of the job."""
 
     end: float  # when the last rank is done, or all are stopped
     done: NDArray[np.bool_]  # [B]

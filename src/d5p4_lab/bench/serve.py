@@ -35,7 +35,7 @@ from ..provenance import about
 from ..timing import wall
 from . import RESULTS, Row, generate, make_parser, read, show, table_of, write
 
-OPTIONS: dict[int, dict[str, Any]] = {  # of the server for n = 4 and n = 1
+OPTIONS: dict[int, dict[str, Any]] = {  # the server's options for n = 4 and n = 1
     4: {"k": 4, "w": 4, "distinct": True, "spare": 4},
     1: {"k": 1, "w": 4},
 }
