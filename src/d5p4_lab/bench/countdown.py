@@ -239,7 +239,9 @@ def plan(
 def resolved(run: Run, model: d5p4.Model) -> dict[str, Any]:
     """The settings of a run, with the model's own defaults, that differ from the library's defaults."""
     defaults, settings = d5p4.Settings().to_dict(), d5p4.Settings.make(model, **run.options()).to_dict()
-    return {name: value for name, value in settings.items() if value != defaults[name]}
+    # The committed results do not name the solver, and they were made with the default one.
+    params = {name: value for name, value in settings["params"].items() if (name, value) != ("solver", "local-search")}
+    return {name: value for name, value in (settings | {"params": params}).items() if value != defaults[name]}
 
 
 def judge(puzzles: Sequence[Problem], texts: Sequence[Sequence[str]]) -> tuple[str, str]:
