@@ -100,7 +100,7 @@ def generate(
     _check_scorer(settings, scorer, references)
     check_lists(len(requests), references=references)
     if seed is None and beams.size > 1:
-        raise D5P4Error("None would be another seed on each rank; give one where beams are spread", option="seed")
+        raise D5P4Error("would be another seed on every rank; give one", option="seed", value=None)
     with bar("decoding", len(requests)) if progress else nullcontext() as advance:
         result = run_requests(
             model,
