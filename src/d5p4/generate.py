@@ -57,7 +57,7 @@ def generate(
     """k answers for each prompt.
 
     model       what `d5p4.load` or `d5p4.wrap` made, or a name to load
-    prompts     a text, a list of texts, chat messages, token ids, a tokenizer's output, or None: no prompt at all,
+    prompts     text, a list of texts, chat messages, token ids, a tokenizer's output, or None: no prompt at all,
                 `sets` times. A prompt with mask tokens is filled in; tokens follow it only if gen_length is given
     seed        None draws a fresh seed and returns it
     progress    True shows a bar in the terminal
