@@ -18,7 +18,7 @@ for name in ("CLICOLOR_FORCE", "FORCE_COLOR", "GITHUB_ACTIONS", "PY_COLORS", "TE
 
 @pytest.fixture(scope="session", autouse=True)
 def terminal():
-    """The same for all tests, not that of whoever starts them."""
+    """The same for all tests, whatever the environment of the caller."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", "100")
         patch.setenv("LINES", "40")

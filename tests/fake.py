@@ -33,9 +33,18 @@ class FakeModel:
     name = "fake"
 
     def __init__(
-        self, vocabulary: int = 12, width: int = 8, *, carry_over: bool = False, seed: int = 0, scale: float = 1.5,
-        max_length: int = 64, dtype: torch.dtype = torch.float64, template: bool = False, ordered: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        vocabulary: int = 12,
+        width: int = 8,
+        *,
+        carry_over: bool = False,
+        seed: int = 0,
+        scale: float = 1.5,
+        max_length: int = 64,
+        dtype: torch.dtype = torch.float64,
+        template: bool = False,
+        ordered: bool = True,
+    ) -> None:
         g = torch.Generator().manual_seed(seed)
         random = torch.randn(vocabulary, width, generator=g, dtype=dtype)
         self.embedding = random

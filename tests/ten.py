@@ -80,9 +80,14 @@ def attempt(run: Run, root: Path, log: Path, arguments: list[str]) -> int:
     action = signal.SIG_IGN if run.ignored else signal.SIG_DFL
     with log.open("wb") as file, busy_loops(2 * run.busy):
         pytest = subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
-            start_new_session=True, preexec_fn=lambda: signal.signal(signal.SIGINT, action),
-        )  # fmt: skip
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, action),
+        )
         try:
             return pytest.wait(LONGEST)
         except subprocess.TimeoutExpired:
@@ -112,8 +117,8 @@ def main() -> int:
             code = attempt(run, root, log, given.arguments)
             lines = log.read_text(errors="replace").splitlines()
             counts = re.findall(r"\d+ (?:passed|failed|errors?|xfailed|skipped)", lines[-1] if lines else "")
-            said = ", ".join(counts) or f"pytest ended with {code}"
-            print(f"run {number} of {len(RUNS)}: {run}: {said} in {time.monotonic() - began:.0f} s", flush=True)
+            outcome = ", ".join(counts) or f"pytest ended with {code}"
+            print(f"run {number} of {len(RUNS)}: {run}: {outcome} in {time.monotonic() - began:.0f} s", flush=True)
             if code:
                 failed += 1
                 names = [line for line in lines if line.startswith(("FAILED ", "ERROR "))]

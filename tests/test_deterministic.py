@@ -15,7 +15,7 @@ import d5p4
 from d5p4.cli import build
 from d5p4.generate import batches, run_requests
 from d5p4.ops import sample, vocab
-from d5p4.ops.sums import steady_mean, steady_sum
+from d5p4.ops.precision import steady_mean, steady_sum
 from d5p4.options import Settings
 from d5p4.prompts import Request, bucket
 from tests.checkpoints import write_dream, write_llada, write_mdlm
@@ -54,16 +54,19 @@ def fixed(model, which=ALL, **options):
 
 
 def facts(result):
-    return [
-        (result.answers[p], result.texts[p], [round(x, 9) for x in result.score[p].tolist()], int(result.rows[p]),
-         int(result.nfe[p]), result.lineage[p].tolist())
-        for p in range(len(result.answers))
-    ]  # fmt: skip
+    scores = [[round(x, 9) for x in row] for row in result.score.tolist()]
+    lineage = [rows.tolist() for rows in result.lineage]
+    return list(
+        zip(result.answers, result.texts, scores, result.rows.tolist(), result.nfe.tolist(), lineage, strict=True)
+    )
 
 
-@pytest.mark.parametrize("kind, guidance", [
-    pytest.param(*case, marks=[full] * (case != ("orders", 1.5))) for case in itertools.product(KINDS, (1.0, 1.5))
-])  # fmt: skip
+def cases(quick, *axes):
+    """All combinations; those other than `quick` run with the full tests only."""
+    return [pytest.param(*case, marks=[full] * (case != quick)) for case in itertools.product(*axes)]
+
+
+@pytest.mark.parametrize("kind, guidance", cases(("orders", 1.5), KINDS, (1.0, 1.5)))
 def test_every_forward_has_the_promised_shape(kind, guidance):
     model = Watched(**KINDS[kind])
     fixed(model, guidance=guidance)
@@ -77,7 +80,7 @@ def test_every_forward_has_the_promised_shape(kind, guidance):
 def test_missing_rows_are_copies_of_a_real_one():
     model = Watched()
     fixed(model, [0], steps=1, temperature=3.0, max_tokens_per_forward=640)
-    (tokens, _), = model.given
+    ((tokens, _),) = model.given
     assert len(tokens) == 10 and len(tokens.unique(dim=0)) == 1  # the first step has one row
 
 
@@ -87,10 +90,14 @@ def test_a_row_longer_than_a_forward_is_a_forward():
     assert {len(tokens) for tokens, _ in model.given} == {1}
 
 
-@pytest.mark.parametrize("method, kind, order", [
-    ("d5p4", "orders", [1, 0, 5]), ("independent", "ancestral", [1, 0, 5]),  # two lengths of rows
-    *[pytest.param(*case, ORDER, marks=full) for case in itertools.product(d5p4.METHODS, KINDS)],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "method, kind, order",
+    [
+        ("d5p4", "orders", [1, 0, 5]),  # two lengths of rows
+        ("independent", "ancestral", [1, 0, 5]),
+        *[pytest.param(*case, ORDER, marks=full) for case in itertools.product(d5p4.METHODS, KINDS)],
+    ],
+)
 def test_in_float64_nothing_changes(method, kind, order):
     model = FakeModel(max_length=LONGEST, **KINDS[kind])
     places = sorted(order)
@@ -98,17 +105,14 @@ def test_in_float64_nothing_changes(method, kind, order):
     assert facts(fixed(model, order, method=method)) == [plain[i] for i in order]
 
 
-OPTIONS = [
-    dict(guidance=2.0), dict(distinct=True), dict(block_length=3), dict(top_p=0.8), dict(top_k=3),
-    dict(features="mean"), dict(quality="logprob", positions="masked"), dict(normalise="zscore"), dict(logprobs=True),
-    dict(savings=False),
-]  # fmt: skip
+TOGETHER = dict(guidance=2.0, distinct=True, block_length=3, top_p=0.8, top_k=3, features="mean", quality="logprob")
+TOGETHER |= dict(positions="masked", normalise="zscore", logprobs=True)
+ONE_BY_ONE = [{name: value} for name, value in TOGETHER.items()] + [dict(savings=False)]
 
 
-@pytest.mark.parametrize("options, which", [
-    ({name: value for options in OPTIONS[:-1] for name, value in options.items()}, [0, 1]),  # all at once
-    *[pytest.param(options, ALL, marks=full) for options in OPTIONS],
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "options, which", [(TOGETHER, [0, 1]), *[pytest.param(one, ALL, marks=full) for one in ONE_BY_ONE]], ids=str
+)
 def test_in_float64_nothing_changes_under_options(options, which):
     model = FakeModel(max_length=LONGEST)
     assert facts(fixed(model, which, **options)) == facts(run(model, which, **options))
@@ -122,10 +126,10 @@ def test_prompts_dropped_on_the_way_leave_the_shapes_alone():
     assert [kept.answers[i] for i in (1, 2, 4, 5)] == [run(model).answers[i] for i in (1, 2, 4, 5)]
 
 
-@pytest.mark.parametrize("write, dtype", [
-    pytest.param(*case, marks=[full] * (case != (write_llada, "bfloat16")))
-    for case in itertools.product((write_llada, write_dream, write_mdlm), ("float32", "bfloat16"))
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "write, dtype",
+    cases((write_llada, "bfloat16"), (write_llada, write_dream, write_mdlm), ("float32", "bfloat16")),
+)
 def test_half_precision_gives_the_same_answers_and_scores_in_any_batch(write, dtype, tmp_path):
     """On the CPU too. Similarities are promised on CUDA alone, where kernels make them."""
     model = d5p4.load(write(tmp_path), "cpu", dtype)
@@ -170,16 +174,16 @@ def test_calls_hold_one_row_length_and_as_many_prompts_as_fit(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore::d5p4.DuplicateAnswers")
-def test_fewer_prompts_a_call_change_memory_and_nothing_else(monkeypatch):
-    found = []
+def test_fewer_prompts_per_call_change_memory_and_nothing_else(monkeypatch):
+    outcomes = []
     for most in (1 << 20, 64 * 9):
         call_size(monkeypatch, most)
         model = Watched()
         options = dict(k=3, w=3, gen_length=7, temperature=2.0, deterministic=True, max_tokens_per_forward=TOKENS)
         settings = Settings.make(model, **options)
         result = run_requests(model, requests(10, 20, 30), settings, 5)
-        found.append(({tuple(tokens.shape) for tokens, _ in model.given}, result.answers))
-    assert found[0] == found[1]
+        outcomes.append(({tuple(tokens.shape) for tokens, _ in model.given}, result.answers))
+    assert outcomes[0] == outcomes[1]
 
 
 def test_the_default_forward_is_smaller_and_a_given_one_counts():
@@ -197,9 +201,9 @@ def test_the_default_forward_is_smaller_and_a_given_one_counts():
 def test_command_line(tmp_path):
     folder = write_llada(tmp_path)
     words = ["generate", "a", "--model", str(folder), "-k", "2", "-w", "1", "--gen-length", "4", "--seed", "1"]
-    found = CliRunner().invoke(build(), [*words, "--device", "cpu", "--dtype", "float64", "--json", "--deterministic"])
-    assert found.exit_code == 0, found.output
-    assert '"deterministic": true' in found.stdout and '"max_tokens_per_forward": 4096' in found.stdout
+    result = CliRunner().invoke(build(), [*words, "--device", "cpu", "--dtype", "float64", "--json", "--deterministic"])
+    assert result.exit_code == 0, result.output
+    assert '"deterministic": true' in result.stdout and '"max_tokens_per_forward": 4096' in result.stdout
 
 
 def head(vocabulary, width=6):

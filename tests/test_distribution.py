@@ -34,7 +34,7 @@ def law(model, state, step, steps, order):
             for n in range(len(masked) + 1)
             for s in itertools.combinations(masked, n)
         ]
-    else:  # random order, one position a step
+    else:  # random order, one position per step
         subsets = [((i,), 1 / len(masked)) for i in masked]
     allowed = [v for v in range(len(model.head.banned)) if not model.head.banned[v]]
     for subset, weight in subsets:
@@ -50,23 +50,24 @@ def law(model, state, step, steps, order):
     return result
 
 
-@pytest.mark.parametrize("order, steps, method, prompts", [
-    ("random", 3, "independent", 2000), ("ancestral", 2, "random", 2000),
-    *[
-        pytest.param(order, steps, method, 6000, marks=pytest.mark.full)
-        for order, steps in (("random", 3), ("ancestral", 2), ("ancestral", 4))
-        for method in ("independent", "random")
-    ],
-])  # fmt: skip
+FULL = [
+    pytest.param(order, steps, method, 6000, marks=pytest.mark.full)
+    for order, steps in (("random", 3), ("ancestral", 2), ("ancestral", 4))
+    for method in ("independent", "random")
+]
+
+
+@pytest.mark.parametrize(
+    "order, steps, method, prompts",
+    [("random", 3, "independent", 2000), ("ancestral", 2, "random", 2000), *FULL],
+)
 def test_answers_follow_the_law_of_the_model(order, steps, method, prompts):
     """Selection at random must leave the law of one beam as it is."""
     model = FakeModel(vocabulary=4, carry_over=order == "ancestral", seed=3, scale=0.8)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", d5p4.DuplicateAnswers)
-        result = d5p4.generate(
-            model, [[0]] * prompts, k=1, w=3, method=method, gen_length=LENGTH, steps=steps, order=order, eos="free",
-            seed=1, max_tokens_per_forward=10**6,
-        )  # fmt: skip
+        options = dict(method=method, steps=steps, order=order, eos="free", max_tokens_per_forward=10**6)
+        result = d5p4.generate(model, [[0]] * prompts, k=1, w=3, gen_length=LENGTH, seed=1, **options)
     expected = law(model, (model.mask_id,) * LENGTH, 0, steps, order)
     assert sum(expected.values()) == pytest.approx(1)
     counts = dict.fromkeys(expected, 0)
@@ -75,7 +76,7 @@ def test_answers_follow_the_law_of_the_model(order, steps, method, prompts):
     likely = [a for a in expected if expected[a] * prompts >= 5]
     rest = prompts - sum(counts[a] for a in likely)
     left = 1 - sum(expected[a] for a in likely)
-    found = [counts[a] for a in likely] + ([rest] if left * prompts >= 5 else [])
+    observed = [counts[a] for a in likely] + ([rest] if left * prompts >= 5 else [])
     wanted = [expected[a] for a in likely] + ([left] if left * prompts >= 5 else [])
-    scale = sum(found) / sum(wanted)
-    assert chisquare(found, [w * scale for w in wanted]).pvalue > 1e-3
+    scale = sum(observed) / sum(wanted)
+    assert chisquare(observed, [w * scale for w in wanted]).pvalue > 1e-3

@@ -46,11 +46,14 @@ def facts(result):
     ]
 
 
-@pytest.mark.parametrize("method, kind, guidance, count", [
-    *[(method, "orders", 2.0, 3) for method in METHODS],
-    ("d5p4", "ancestral", 1.0, 3),
-    *[pytest.param(*case, len(PROMPTS), marks=full) for case in itertools.product(METHODS, MODELS, (1.0, 2.0))],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "method, kind, guidance, count",
+    [
+        *[(method, "orders", 2.0, 3) for method in METHODS],
+        ("d5p4", "ancestral", 1.0, 3),
+        *[pytest.param(*case, len(PROMPTS), marks=full) for case in itertools.product(METHODS, MODELS, (1.0, 2.0))],
+    ],
+)
 def test_answers_do_not_depend_on_the_layout(method, kind, guidance, count):
     """Alone or together, padded or not, in any order, in small forwards, with all rows of a pool or distinct ones."""
     model, prompts = FakeModel(**MODELS[kind]), PROMPTS[:count]
@@ -135,10 +138,14 @@ def test_pools_with_equal_groups(method):
     assert [f[0] for f in plain] == [f[0] for f in together]
 
 
-@pytest.mark.parametrize("method, kind, count", [
-    ("d5p4", "orders", 12), ("diverse-beam", "ancestral", 12),
-    *[pytest.param(method, kind, 60, marks=full) for method, kind in itertools.product(METHODS, MODELS)],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "method, kind, count",
+    [
+        ("d5p4", "orders", 12),
+        ("diverse-beam", "ancestral", 12),
+        *[pytest.param(method, kind, 60, marks=full) for method, kind in itertools.product(METHODS, MODELS)],
+    ],
+)
 def test_permuted_rows_tie_exactly_and_the_layout_still_does_not_matter(method, kind, count):
     """A model that cannot tell positions apart: scores, confidences and determinants tie up to the last bits."""
     g = torch.Generator().manual_seed(0)
@@ -181,18 +188,30 @@ def test_one_answer():
 
 
 OPTIONS = [
-    {"block_length": 3}, {"distinct": True}, {"select_window": (1, 3)}, {"eos": "never"}, {"features": "masked"},
-    {"quality": "self-certainty", "positions": "masked"}, {"quality": "logprob", "normalise": "zscore"},
-    {"similarity": "rbf", "feature_layer": "head"}, {"top_p": 0.8, "top_k": 5}, {"solver": "exact"},
-    {"normalise": "absolute", "features": "non-masked"}, {"guidance": 2.0, "guidance_window": (1, 3)},
-]  # fmt: skip
+    {"block_length": 3},
+    {"distinct": True},
+    {"select_window": (1, 3)},
+    {"eos": "never"},
+    {"features": "masked"},
+    {"quality": "self-certainty", "positions": "masked"},
+    {"quality": "logprob", "normalise": "zscore"},
+    {"similarity": "rbf", "feature_layer": "head"},
+    {"top_p": 0.8, "top_k": 5},
+    {"solver": "exact"},
+    {"normalise": "absolute", "features": "non-masked"},
+    {"guidance": 2.0, "guidance_window": (1, 3)},
+]
 
 
-@pytest.mark.parametrize("options, kind", [
-    ({name: value for options in OPTIONS[:6] for name, value in options.items()}, "orders"),  # many at once
-    ({name: value for options in OPTIONS[6:] for name, value in options.items()}, "ancestral"),
-    *[pytest.param(options, kind, marks=full) for options, kind in itertools.product(OPTIONS, MODELS)],
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "options, kind",
+    [
+        ({name: value for options in OPTIONS[:6] for name, value in options.items()}, "orders"),  # many at once
+        ({name: value for options in OPTIONS[6:] for name, value in options.items()}, "ancestral"),
+        *[pytest.param(options, kind, marks=full) for options, kind in itertools.product(OPTIONS, MODELS)],
+    ],
+    ids=str,
+)
 def test_options_keep_the_promise(options, kind):
     model = FakeModel(**MODELS[kind])
     together = facts(run(model, PROMPTS[:3], "d5p4", **options))
@@ -212,10 +231,8 @@ def test_permuting_the_groups_of_a_pool_permutes_the_choice_in_the_loop():
     tie = torch.tensor([[13, 5, 8, 21, 3, 34, 55, 2]])
     for order in itertools.permutations(range(2)):
         index = torch.cat([torch.arange(4) + 4 * o for o in order])
-        view = d5p4.PoolView(
-            group=torch.arange(8)[None] // 4, tie=tie[:, index], quality=quality[:, index],
-            similarity=similarity[:, index][:, :, index], width=4,
-        )  # fmt: skip
+        rows = dict(tie=tie[:, index], quality=quality[:, index], similarity=similarity[:, index][:, :, index])
+        view = d5p4.PoolView(group=torch.arange(8)[None] // 4, width=4, **rows)
         chosen = PartitionDPP(beta=20.0)(view, 2, torch.zeros(1, dtype=torch.int64)).parents
         names = sorted(index[chosen[0]].tolist())
         assert order != (0, 1) or (first := names)

@@ -1,6 +1,8 @@
 """What `generate` promises its caller, on the fake model."""
 
+import dataclasses
 import itertools
+import json
 import math
 import re
 import warnings
@@ -8,10 +10,12 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 import d5p4
 from d5p4 import D5P4Error
 from d5p4.ops.vocab import logits_of
+from tests.checkpoints import write_llada
 from tests.fake import FakeModel
 from tests.refusals import refusal
 
@@ -154,6 +158,44 @@ def test_a_result_is_printed_in_one_line():
     assert text.startswith("Result(2 prompts, 6 answers") and "\n" not in text
 
 
+def test_a_result_has_length_items_and_plain_data():
+    result = generate(FakeModel(), ["abc", "<b>"[1:2]], logprobs=True)
+    assert len(result) == 2 and [answers.texts for answers in result] == result.texts
+    assert result[-1].texts == result.texts[1] and result[0].distinct == int(result.distinct[0])
+    with pytest.raises(IndexError):
+        result[2]
+    plain = json.loads(json.dumps(result.to_dict()))
+    assert plain["seed"] == result.seed and plain["settings"]["k"] == result.settings.k
+    assert [entry["answers"] for entry in plain["prompts"]] == result.texts and "reveal_step" in plain["prompts"][0]
+    page = dataclasses.replace(result, texts=[["<i>&"] * 3] * 2)._repr_html_()
+    assert page.count("<table>") == 2 and page.count("&lt;i&gt;&amp;") == 6
+
+
+def test_a_name_is_loaded(tmp_path):
+    folder = write_llada(tmp_path / "model")
+    given = {"k": 2, "gen_length": 4, "seed": 3}
+    assert d5p4.generate(str(folder), "two", **given).texts == d5p4.generate(d5p4.load(folder), "two", **given).texts
+
+
+def test_a_tokenizers_output_is_a_prompt():
+    """Also a padded batch, and a list of them; padding on either side is not part of a prompt."""
+    expected = generate(FakeModel(), [[0, 1, 2], [3]]).answers
+    batch = {"input_ids": torch.tensor([[0, 1, 2], [9, 9, 3]]), "attention_mask": torch.tensor([[1, 1, 1], [0, 0, 1]])}
+    assert generate(FakeModel(), batch).answers == expected
+    single = [{"input_ids": [0, 1, 2]}, {"input_ids": [3, 9], "attention_mask": [1, 0]}]
+    assert generate(FakeModel(), single).answers == expected
+    assert "needs 'input_ids'" in refusal(generate, FakeModel(), {"ids": [1]})
+    assert "same shape" in refusal(generate, FakeModel(), batch | {"attention_mask": [[1, 1, 1]]})
+
+
+def test_progress_moves_a_bar_and_the_callback(monkeypatch, capsys):
+    monkeypatch.setattr("d5p4.progress.Console", lambda stderr: Console(stderr=stderr, force_terminal=True, width=80))
+    steps = []
+    generate(FakeModel(), "abc", gen_length=4, progress=True, callback=lambda shot: steps.append(shot.step))
+    out, err = capsys.readouterr()
+    assert steps == [0, 1, 2, 3] and out == "" and "step 4 of 4" in err
+
+
 def test_chat_is_applied_where_there_is_a_template():
     chatty = FakeModel(template=True)
     expected = generate(chatty, [0, 1, 1]).answers  # the template adds b
@@ -192,10 +234,10 @@ def test_infilling_keeps_the_given_text_and_appends_only_when_asked():
 ORDERS = ["confidence", "random", "tempered", "margin", "entropy", "ancestral"]
 
 
-@pytest.mark.parametrize("order, steps", [
-    *zip(ORDERS, (1, 3, 5, 8, 100, 3), strict=True),
-    *[pytest.param(*case, marks=pytest.mark.full) for case in itertools.product(ORDERS, (1, 3, 8, 100))],
-])  # fmt: skip
+FULL = [pytest.param(*case, marks=pytest.mark.full) for case in itertools.product(ORDERS, (1, 3, 8, 100))]
+
+
+@pytest.mark.parametrize("order, steps", [*zip(ORDERS, (1, 3, 5, 8, 100, 3), strict=True), *FULL])
 def test_any_number_of_steps_fills_everything(order, steps):
     eos = "free" if order == "ancestral" else "last"
     r = generate(FakeModel(), ["abc", "a"], order=order, steps=steps, eos=eos)
@@ -337,8 +379,8 @@ def test_batches_hold_prompts_of_like_length():
     model = FakeModel(max_length=2000)
     sizes = []
     prompts = [[1] * 4] * 30 + [[1] * 900]
-    d5p4.generate(model, prompts, k=2, w=2, gen_length=4, steps=1, max_tokens_per_forward=40, seed=0, temperature=5.0,
-                  callback=lambda s: sizes.append(len(s.prompts)) and None)  # fmt: skip
+    options = dict(k=2, w=2, gen_length=4, steps=1, max_tokens_per_forward=40, seed=0, temperature=5.0)
+    d5p4.generate(model, prompts, callback=lambda s: sizes.append(len(s.prompts)) and None, **options)
     assert sizes == [10, 10, 10, 1]
 
 
@@ -448,8 +490,11 @@ def test_mask_in_a_chat_prompt():
 def test_ancestral_unmasks_evenly_over_time():
     model = FakeModel(carry_over=True, max_length=400)
     left = []
-    generate(model, None, gen_length=400, steps=10, method="independent", k=8,
-             callback=lambda s: left.append((s.next_tokens == 11).double().mean().item()) and None)  # fmt: skip
+
+    def listen(shot):
+        left.append((shot.next_tokens == 11).double().mean().item())
+
+    generate(model, None, gen_length=400, steps=10, method="independent", k=8, callback=listen)
     for i, share in enumerate(left):
         assert share == pytest.approx(1 - (i + 1) / 10, abs=0.04)
     assert left[-1] == 0

@@ -4,6 +4,7 @@ import ast
 from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parent.parent / "src"
+IMPORTERS = {"import_module", "__import__", "run_module"}
 DOORS = {"cli", "serve", "view", "jobs", "integrations"}  # through which people come in
 # What a room may import of the library. A room that is not named may import every room but the doors.
 MAY_IMPORT = {
@@ -27,9 +28,7 @@ def imported(file: Path) -> set[str]:
             above = package[: len(package) - node.level + 1] if node.level else ()
             module = [*above, *([node.module] if node.module else [])]
             names |= {".".join([*module, alias.name]) for alias in node.names}
-        elif isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in (
-            "import_module", "__import__", "run_module",
-        ):  # fmt: skip
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in IMPORTERS:
             names |= {argument.value for argument in node.args if isinstance(argument, ast.Constant)}
     return names
 

@@ -27,14 +27,14 @@ COMMANDS = [
 
 
 def test_a_command_names_no_folder_of_this_machine():
-    for words, told in COMMANDS:
-        assert command(words) == told
+    for words, expected in COMMANDS:
+        assert command(words) == expected
 
 
 def test_a_machine_has_a_name():
     assert "CPU" in machine("cpu") and f"{torch.get_num_threads()} threads" in machine(torch.device("cpu"))
-    found = provenance.provenance("cpu", ["d5p4", "reproduce"])
-    assert set(found) == {"machine", "torch", "d5p4", "date", "command"} and all(found.values())
+    facts = provenance.provenance("cpu", ["d5p4", "reproduce"])
+    assert set(facts) == {"machine", "torch", "d5p4", "date", "command"} and all(facts.values())
     assert "command" not in provenance.provenance("cpu")
 
 

@@ -1,23 +1,18 @@
 import torch
 
-from d5p4.ops.equal import first_equal, occurrence
+from d5p4.rows import guidance_at, guide
 
 
-def test_first_equal_and_occurrence():
-    row_hash = torch.tensor([[5, 7, 5, 5, 7, 9]])
-    tie = torch.tensor([[30, 2, 10, 20, 1, 0]])
-    assert first_equal(row_hash).tolist() == [[0, 1, 0, 0, 1, 5]]
-    assert occurrence(row_hash, tie).tolist() == [[2, 1, 0, 1, 0, 0]]
-
-
-def test_occurrence_follows_the_rows_when_they_move():
+def test_guidance_on_states_equals_guidance_on_logits():
     g = torch.Generator().manual_seed(0)
-    row_hash = torch.randint(0, 4, (3, 12), generator=g)
-    tie = torch.randperm(12, generator=g).expand(3, 12)
-    order = torch.randperm(12, generator=g)
-    assert torch.equal(occurrence(row_hash, tie)[:, order], occurrence(row_hash[:, order], tie[:, order]))
+    weight = torch.randn(50, 8, generator=g, dtype=torch.float64)
+    bias = torch.randn(50, generator=g, dtype=torch.float64)
+    c, u = (torch.randn(7, 8, generator=g, dtype=torch.float64) for _ in range(2))
+    for scale in (1.0, 1.5, 3.0):
+        lc, lu = c @ weight.T + bias, u @ weight.T + bias
+        torch.testing.assert_close(guide(c, u, scale) @ weight.T + bias, lu + scale * (lc - lu), atol=1e-12, rtol=0)
 
 
-def test_rows_drawn_twice_are_numbered_apart():
-    same = torch.tensor([[4, 4, 4]])
-    assert sorted(occurrence(same, torch.tensor([[1, 1, 1]]))[0].tolist()) == [0, 1, 2]
+def test_window_counts_global_steps():
+    assert [guidance_at(s, 2.0, (1, 3)) for s in range(4)] == [1, 2, 2, 1]
+    assert guidance_at(99, 2.0, None) == 2.0

@@ -77,28 +77,28 @@ def test_countdown_solves_held_out_puzzles(countdown):
     """At least two of four with one answer each; `make test-full` asks for the share of the card."""
     puzzles = problems(4, 3, seed=5)
     assert all(puzzle.heldout for puzzle in puzzles)
-    found = different_right(puzzles, solve(countdown, puzzles, k=1, steps=12, method="independent").texts)
-    assert sum(found) >= 2
+    counts = different_right(puzzles, solve(countdown, puzzles, k=1, steps=12, method="independent").texts)
+    assert sum(counts) >= 2
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("numbers", [3, 4, 5])
 def test_countdown_solves_puzzles_of_every_size(countdown, numbers):
     puzzles = problems(4, numbers, seed=5)
-    found = different_right(puzzles, solve(countdown, puzzles, k=4, w=2, method="d5p4").texts)
-    assert sum(count > 0 for count in found) >= 2
+    counts = different_right(puzzles, solve(countdown, puzzles, k=4, w=2, method="d5p4").texts)
+    assert sum(count > 0 for count in counts) >= 2
 
 
 @pytest.mark.full
 def test_d5p4_finds_more_right_answers_than_independent_sampling(countdown):
     puzzles = problems(40, 4, seed=6)
     options = {"independent": {}, "d5p4": {}, "d5p4, distinct": {"distinct": True}}
-    found = {
+    counts = {
         name: sum(different_right(puzzles, solve(countdown, puzzles, k=4, method=name.split(",")[0], **extra).texts))
         for name, extra in options.items()
     }
-    assert found["d5p4"] > 1.1 * found["independent"]
-    assert found["d5p4, distinct"] > 1.1 * found["independent"]
+    assert counts["d5p4"] > 1.1 * counts["independent"]
+    assert counts["d5p4, distinct"] > 1.1 * counts["independent"]
 
 
 def test_the_default_length_holds_every_size(countdown):

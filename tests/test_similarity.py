@@ -25,5 +25,5 @@ def test_rbf_is_of_unit_vectors():
     unit = torch.nn.functional.normalize(features.flatten(2), dim=-1)[0]
     expected = torch.exp(-0.7 * torch.cdist(unit, unit) ** 2)
     slot = torch.arange(3)[None]
-    found = similarity(features[0], torch.zeros(3, 2, dtype=torch.bool), slot, "flatten", "rbf", 0.7)[0]
-    torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
+    matrix = similarity(features[0], torch.zeros(3, 2, dtype=torch.bool), slot, "flatten", "rbf", 0.7)[0]
+    torch.testing.assert_close(matrix, expected, atol=1e-12, rtol=0)

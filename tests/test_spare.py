@@ -1,4 +1,4 @@
-"""spare: more beams than answers, of which the k best different ones are returned."""
+"""spare: more beams than answers; the k best different answers are returned."""
 
 import itertools
 
@@ -7,7 +7,7 @@ import torch
 
 import d5p4
 from d5p4 import METHODS, generate
-from d5p4.repeats import first_of_each
+from d5p4.ops.ties import first_of_each
 from tests.fake import FakeModel
 from tests.refusals import refusal
 
@@ -25,25 +25,27 @@ def different(texts, k):
 QUICK = [("d5p4", False), ("d5p4", True), ("best-of-n", False), ("e-smc", False)]
 
 
-@pytest.mark.parametrize("method, carry_over", [
-    pytest.param(*case, marks=[pytest.mark.full] * (case not in QUICK))
-    for case in itertools.product(METHODS, (False, True))
-])  # fmt: skip
+EVERY = itertools.product(METHODS, (False, True))
+
+
+@pytest.mark.parametrize(
+    "method, carry_over", [pytest.param(*case, marks=[pytest.mark.full] * (case not in QUICK)) for case in EVERY]
+)
 def test_the_k_best_different_answers_of_a_wider_decode(method, carry_over):
-    """Nothing else changes: a decode with k + spare beams, of which k are returned with all that belongs to them."""
+    """Nothing else changes: a decode with k + spare beams that returns k answers with all their numbers."""
     model, prompts = FakeModel(carry_over=carry_over, scale=4.0), ["ab", "cdef"]
     wide = generate(model, prompts, k=5, method=method, logprobs=True, **COMMON)
-    found = generate(model, prompts, k=3, spare=2, method=method, logprobs=True, **COMMON)
+    result = generate(model, prompts, k=3, spare=2, method=method, logprobs=True, **COMMON)
     for p in range(len(prompts)):
         places = different(wide.texts[p], 3)
-        assert found.texts[p] == [wide.texts[p][i] for i in places]
-        assert found.answers[p] == [wide.answers[p][i] for i in places]
-        assert found.logprobs[p] == [wide.logprobs[p][i] for i in places]
-        assert found.score[p].tolist() == wide.score[p][places].tolist()
-        assert torch.equal(found.lineage[p], wide.lineage[p][places])
-        assert torch.equal(found.similarity[p], wide.similarity[p][places][:, places])
-    assert found.rows.tolist() == wide.rows.tolist() and found.rows_nominal.tolist() == wide.rows_nominal.tolist()
-    assert found.sequences.shape[1] == 3
+        assert result.texts[p] == [wide.texts[p][i] for i in places]
+        assert result.answers[p] == [wide.answers[p][i] for i in places]
+        assert result.logprobs[p] == [wide.logprobs[p][i] for i in places]
+        assert result.score[p].tolist() == wide.score[p][places].tolist()
+        assert torch.equal(result.lineage[p], wide.lineage[p][places])
+        assert torch.equal(result.similarity[p], wide.similarity[p][places][:, places])
+    assert result.rows.tolist() == wide.rows.tolist() and result.rows_nominal.tolist() == wide.rows_nominal.tolist()
+    assert result.sequences.shape[1] == 3
 
 
 def test_more_answers_differ():

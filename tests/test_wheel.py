@@ -80,8 +80,8 @@ def test_a_wheel_in_an_empty_environment_does_everything_offline(tmp_path):
     d5p4("run", "-i", "prompts.txt", "-o", "answers.jsonl", "--model", "countdown", "--gen-length", "36", "--seed", "0")
     lines = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [line["prompt"] for line in lines] == [PUZZLE, PUZZLE]
-    found = "import importlib.util as u; print(u.find_spec('d5p4_lab'), u.find_spec('d5p4').origin)"
-    lab, library = run(binaries / "python", "-c", found, cwd=tmp_path).split()
+    program = "import importlib.util as u; print(u.find_spec('d5p4_lab'), u.find_spec('d5p4').origin)"
+    lab, library = run(binaries / "python", "-c", program, cwd=tmp_path).split()
     assert lab == "None" and Path(library).is_relative_to(tmp_path / "empty")
 
     install(f"{wheel}[eval,serve]")
@@ -91,11 +91,13 @@ def test_a_wheel_in_an_empty_environment_does_everything_offline(tmp_path):
 
 def serve_once(command, folder):
     """Start a server, ask one question, stop it with Ctrl-C."""
+    words = [command, "serve", "--model", "countdown", "--port", "0"]
+
+    def take_interrupts():  # a shell may have SIGINT ignored
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
     with (folder / "log").open("w") as log:
-        server = subprocess.Popen(
-            [command, "serve", "--model", "countdown", "--port", "0"], cwd=folder, stderr=log, env=environment(),
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell may have it ignored
-        )  # fmt: skip
+        server = subprocess.Popen(words, cwd=folder, stderr=log, env=environment(), preexec_fn=take_interrupts)
     try:
         end = time.monotonic() + 120  # only a hang takes that long
         while not (url := re.search(r"http://127\.0\.0\.1:\d+", (folder / "log").read_text())):

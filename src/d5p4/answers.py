@@ -1,36 +1,85 @@
-"""From the last pool to a Result: scores, order, texts and lineage."""
+"""The books of a decode call, and from its last pool to a Result: scores, order, texts and lineage."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .beams import Seats
 from .errors import D5P4Error
-from .ledger import Ledger
 from .look import Look
 from .ops.pivots import eliminate
-from .ops.sums import steady_mean
-from .ops.ties import coarse, ranked
+from .ops.precision import steady_mean, wide
+from .ops.ties import coarse, first_of_each, ranked
 from .ops.vocab import vocab_stats
-from .ops.width import wide
 from .options import Settings
 from .pool import Pool, pick
-from .repeats import first_of_each
 from .rows import Prompts
-from .types import Choice, Final, Finish, Kept, Model, PoolView, Result
+from .types import Choice, Final, Finish, HistoryStep, Kept, Model, PoolView, Result
 
 LOGPROB_SCORE = "mean log-probability of each token at its reveal"
 ENTROPY_SCORE = "mean negative entropy over the answer at the last forward"
 SCORER_SCORE = "the scorer's number"
 
 
+class Ledger:
+    """What a decode call spends and where its rows come from."""
+
+    def __init__(self, names: Tensor, history: bool) -> None:
+        prompts, device = len(names), names.device
+        self.names = names  # [P] what the caller calls the prompts not dropped
+        self.alive = torch.arange(prompts, device=device)  # [P] their places in the call
+        self.nfe, self.rows, self.nominal = (torch.zeros(prompts, dtype=torch.int64, device=device) for _ in range(3))
+        self.trail: list[Tensor] = []  # per step [P, rows of the next pool]: index of each row's parent
+        self.history: list[list[HistoryStep]] | None = [[] for _ in range(prompts)] if history else None
+
+    def record(self, choice: Choice, fresh: Tensor, nominal: int, view: PoolView, tokens: Tensor) -> None:
+        self.nfe[self.alive] += fresh > 0
+        self.rows[self.alive] += fresh
+        self.nominal[self.alive] += nominal
+        self.trail.append(choice.parents.repeat_interleave(choice.children, 1))
+        if self.history is not None:
+            everything = tokens, view.raw, view.quality, view.similarity, view.group, choice.parents
+            for place, prompt in enumerate(self.alive.tolist()):
+                rows, raw, quality, similarity, group, parents = (x[place] for x in everything)
+                step = HistoryStep(view.step, rows, raw, quality, similarity, group, parents, choice.children)
+                self.history[prompt].append(step)
+
+    def keep(self, index: Tensor) -> None:
+        self.alive, self.names = self.alive[index], self.names[index]
+        self.trail = [parents[index] for parents in self.trail]
+
+    def lineage(self, rows: Tensor) -> Tensor:
+        """[P, k, steps] ancestors of the final rows [P, k] in the pool of each step."""
+        path = []
+        for parents in reversed(self.trail):
+            rows = parents.gather(1, rows)
+            path.append(rows)
+        return torch.stack(path[::-1], -1)
+
+
+def prompts_to_drop(returned: Any) -> list[int]:
+    """The prompt numbers a callback returned, as None, a number, a tensor or any iterable of numbers."""
+    if returned is None:
+        return []
+    if hasattr(returned, "tolist"):
+        returned = returned.tolist()
+    numbers = list(returned) if isinstance(returned, Iterable) else [returned]
+    numbers = [n.item() if hasattr(n, "item") else n for n in numbers]
+    wrong = [n for n in numbers if not isinstance(n, int) or isinstance(n, bool)]
+    if wrong:
+        raise D5P4Error(f"the callback returned {wrong[0]!r}; return None, or the numbers of prompts to drop")
+    return numbers
+
+
 @dataclass(frozen=True)
 class LastPool:
-    """The rows left after the last step, and what can be said of them. P prompts, N rows each."""
+    """The rows left after the last step, and what is computed from them. P prompts, N rows each."""
 
     model: Model
     prompts: Prompts
@@ -91,8 +140,8 @@ class LastPool:
         return coarse(steady_mean(self.pool.logprob) if self.model.carry_over else self.score("entropy", "all"))
 
     def keep(self, finish: Finish | None, settings: Settings, prompts: Tensor) -> tuple[Tensor, Tensor, bool]:
-        """The k rows [P, k] to return, best first (of spare beams: repeats of a text behind the others), their scores
-        [P, k], and whether those are a scorer's."""
+        """The k rows [P, k] to return, best first (with spare beams, repeated texts come last), their scores [P, k] and
+        whether a scorer gave them."""
         count = settings.groups
         rows, score = Kept(torch.arange(count, device=prompts.device).expand(len(prompts), count))
         if finish is not None:

@@ -1,8 +1,8 @@
 """Who holds which rows of a pool. Alone, one process holds them all; `distributed.SpreadBeams` spreads them over ranks.
 
-With R ranks, a pool of N rows is held in R runs of n = N / R neighbours: with a partition into groups, k / R whole
-groups each. Small things (hashes, ties, groups, scores, similarities, the choice) everybody has for all N rows; tokens
-and hidden rows only their holder. Letters: G x q is a grid of parents drawn from here.
+With R ranks, each rank holds n = N / R neighbouring rows of a pool: with a partition into groups, k / R whole groups.
+Every rank has the small tensors (hashes, ties, groups, scores, similarities, the choice) for all N rows; only the rank
+that holds a row has its tokens and hidden states. Letters: G x q is a grid of parents whose children are drawn here.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Seats(NamedTuple):
         """[G, q, ...] of what everybody has for the m parents [P, m, ...]."""
         return everybody[self.prompt[:, None], self.column]
 
-    def here(self, held: Tensor) -> Tensor:
+    def here(self, rows: Tensor) -> Tensor:
         """[G, q, ...] of what is held here for rows [P, n, ...]."""
-        return held[self.prompt[:, None], self.row]
+        return rows[self.prompt[:, None], self.row]
 
 
 class Beams:
@@ -43,18 +43,18 @@ class Beams:
     rank = 0
 
     def check(self, k: int, pool_size: int, **refused: Any) -> None:
-        """Raise a sentence for what cannot be spread; `refused` must be left out by the caller of a spread decode."""
+        """Raise an error for what cannot be spread; `refused` are options that a spread decode does not take."""
 
     def own(self, everybody: Tensor) -> Tensor:
         """[P, n, ...] the part of [P, N, ...] that is held here."""
         return everybody
 
-    def gather(self, held: Tensor) -> Tensor:
+    def gather(self, rows: Tensor) -> Tensor:
         """[P, N, ...] from what each rank holds, [P, n, ...]."""
-        return held
+        return rows
 
     def alike(self, values: Tensor, row_hash: Tensor) -> Tensor:
-        """values [P, N] with equal rows given equal numbers; here they shared one hidden row to begin with."""
+        """values [P, N] with equal numbers for equal rows; in one process they share a hidden row anyway."""
         return values
 
     def seats(self, parents: Tensor, rows: int) -> Seats:

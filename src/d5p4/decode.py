@@ -1,7 +1,7 @@
 """The loop: pool -> distinct rows -> body -> quality and similarity -> k parents -> their children -> next pool.
 
 One call decodes P prompts that share a schedule. Everything random is keyed (see `rng`), so the answers do not depend
-on which prompts share the call. `generate` is the comfortable way in.
+on which prompts share the call. Most callers use `generate`.
 """
 
 from __future__ import annotations
@@ -13,18 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .answers import gather_result
+from .answers import Ledger, gather_result, prompts_to_drop
 from .beams import ALONE, Beams
-from .guidance import guidance_at, guide
-from .ledger import Ledger, prompts_to_drop
 from .look import Look, not_finite
 from .methods import Scorer
-from .ops.equal import occurrence
+from .ops.ties import occurrence
 from .options import Settings
 from .pool import Pool
 from .project import Draw, Parents, distinct_children, projection
 from .rng import SELECT, mix
-from .rows import Prompts, RowRunner
+from .rows import Prompts, RowRunner, guidance_at, guide
 from .types import Callback, Model, Result, Schedule, Snapshot
 from .watch import Watch
 
@@ -47,8 +45,8 @@ def decode(
     """k answers for each of P prompts. seed, key [P] int64 start each prompt's random streams.
 
     numbers [P]: what callbacks and errors call the prompts; 0..P-1 by default.
-    beams: how the rows of a pool are spread over ranks, which then all make this call, inside `beams.together()`, and
-    all get the result.
+    beams: how the rows of a pool are spread over ranks. All ranks make this call inside `beams.together()`, and all get
+    the result.
     """
     beams.check(settings.groups, settings.pool_size, callback=callback, scorer=scorer, history=settings.history)
     spec, steps = settings.spec, len(schedule.steps)
@@ -57,10 +55,8 @@ def decode(
     head = replace(model.head, fixed=settings.deterministic)
     head = head.ban(model.eos_ids if settings.eos == "never" else ()).counted()
     last_ids = torch.tensor(model.eos_ids, device=key.device) if settings.eos == "last" and model.eos_ids else None
-    draw = Draw(
-        head, model.mask_id, settings.temperature, settings.top_k, settings.top_p, settings.order,
-        settings.order_temperature, last_ids,
-    )  # fmt: skip
+    shape = settings.temperature, settings.top_k, settings.top_p, settings.order, settings.order_temperature
+    draw = Draw(head, model.mask_id, *shape, last_ids)
     guided = settings.guidance_window or ((0, (steps + 1) // 2) if spec.half_guided else None)
 
     reuse = settings.savings and settings.order == "ancestral"  # under an order no child equals its parent
@@ -95,7 +91,7 @@ def decode(
             try:
                 chosen_now = select(view, settings.groups, mix(seed, key, SELECT, step.index))
             except Exception:
-                watch.check()  # what it was given may be the cause
+                watch.check()  # logits that are not finite may be the cause
                 raise
             after = settings.groups if step.last and not finish else None
             choice = beams.agree(view.check(chosen_now, after, watch))
@@ -118,14 +114,13 @@ def decode(
         regroup = choice.parents.shape[1] == settings.groups
         following = chosen.branch(children.tokens, children.logprob, positions, step.index, regroup, seats, beams)
 
-        # 4. the books, and whoever listens
+        # 4. the books and the callback
         ledger.record(choice, fresh, view.size * (1 if g == 1 else 2), view, pool.tokens)
         dropped: list[int] = []
         if callback is not None:
             watch.check()
-            shot = Snapshot(
-                step.index, steps, ledger.names, pool.tokens, view, choice, following.tokens, following.logprob
-            )  # fmt: skip
+            after_step = following.tokens, following.logprob
+            shot = Snapshot(step.index, steps, ledger.names, pool.tokens, view, choice, *after_step)
             dropped = prompts_to_drop(callback(shot))
         pool = following
         if dropped and not step.last:
@@ -142,4 +137,3 @@ def decode(
     result = gather_result(prompts, pool.whole(beams), look, view, choice, seats, ledger, finish)
     watch.check()  # the result's scores look at the whole window
     return result
-

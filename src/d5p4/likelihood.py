@@ -39,13 +39,13 @@ def loglikelihood(
     whole("max_tokens_per_forward", max_tokens_per_forward)
     whole("seed", seed, -(2**63))
     if not isinstance(text, str) and not all(isinstance(part, int) for part in text):
-        raise D5P4Error("text must be one string or token ids; call once for each text")
+        raise D5P4Error("text must be one string or token ids; call once per text")
     before = [] if prompt is None else encode(model, prompt, chat)
     answer = encode(model, text, False)
     if not answer:
         raise D5P4Error("the text to score has no tokens")
     if model.mask_id in answer:
-        raise D5P4Error("the text to score holds the mask token; its likelihood is not defined")
+        raise D5P4Error("the text to score contains the mask token; its likelihood is not defined")
     if len(before) + len(answer) > model.max_length:
         raise D5P4Error(f"{len(before)} + {len(answer)} tokens do not fit the model's {model.max_length}")
     device = model.head.weight.device

@@ -11,7 +11,7 @@ from torch import Tensor
 from .beams import Beams
 from .errors import NonFiniteLogits
 from .ops import kernels
-from .ops.width import wide
+from .ops.precision import wide
 from .options import Settings
 from .pool import Pool
 from .quality import fill_finished, mean_score, normalise, position_values
@@ -21,27 +21,23 @@ from .types import Head, Model, PoolView, Step
 from .watch import Watch
 
 
-def not_finite(
-    prompts: Tensor, owner: Tensor, step: int, first_row: int = 0
-) -> Callable[[Tensor], NonFiniteLogits]:
-    """The complaint about rows [R] that gave no finite logits; owner [R, 2] says which row of whose pool they are,
-    counted from `first_row`."""
+def not_finite(prompts: Tensor, owner: Tensor, step: int, first_row: int = 0) -> Callable[[Tensor], NonFiniteLogits]:
+    """Makes the error about rows [R] without finite logits; owner [R, 2] is the prompt and the row of its pool, counted
+    from `first_row`."""
 
     def complaint(finite: Tensor) -> NonFiniteLogits:
         wrong = owner[~finite]
         numbers = prompts[wrong[:, 0]].tolist()
-        return NonFiniteLogits(
-            f"the model gave logits that are not finite at step {step}, prompt {numbers[0]}, row "
-            f"{first_row + int(wrong[0, 1])}; "
-            "check the weights and guidance, or load them in float32",
-            prompts=sorted(set(numbers)),
-        )
+        place = f"step {step}, prompt {numbers[0]}, row {first_row + int(wrong[0, 1])}"
+        cure = "check the weights and guidance, or load them in float32"
+        reason = f"the model gave logits that are not finite at {place}; {cure}"
+        return NonFiniteLogits(reason, prompts=sorted(set(numbers)))
 
     return complaint
 
 
 class Look:
-    """One pool, its hidden rows and what can be read off them. Equal rows get equal numbers by construction."""
+    """One pool, its hidden rows and what is computed from them. Equal rows get equal numbers by construction."""
 
     def __init__(
         self,
@@ -85,11 +81,10 @@ class Look:
         features = self.hidden.features if settings.feature_layer == "model" else self.hidden.states
         span = slice(self.step.start, self.step.stop)
         masked = self.pool.tokens[owner[:, 0], owner[:, 1], span] == self.model.mask_id
-        found = similarity(
-            features[:, span], masked, self.hidden.slot, settings.features, settings.similarity, settings.gamma,
-            partial(self.beams.cosine, row_hash=self.pool.row_hash),
-        )  # fmt: skip
-        return found if kernels.usable(found, found.shape[-1]) else found.to(wide(found.device))
+        how = settings.features, settings.similarity, settings.gamma
+        gram = partial(self.beams.cosine, row_hash=self.pool.row_hash)
+        matrix = similarity(features[:, span], masked, self.hidden.slot, *how, gram)
+        return matrix if kernels.usable(matrix, matrix.shape[-1]) else matrix.to(wide(matrix.device))
 
     @property
     def first_row(self) -> int:

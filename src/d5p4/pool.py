@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .beams import Beams, Seats
-from .ops.equal import occurrence
+from .ops.ties import occurrence
 from .rng import hash_tokens, mix
 
 HELD = ("tokens", "logprob", "revealed")
@@ -46,7 +46,7 @@ class Pool:
         )
 
     def take(self, parents: Tensor, seats: Seats) -> Pool:
-        """The pool of the parents [P, m], of which those at `seats` are held here, [G, q, L]."""
+        """The pool of the parents [P, m]; those at `seats` are held here, [G, q, L]."""
         return Pool(
             **{
                 f.name: seats.here(getattr(self, f.name)) if f.name in HELD else pick(getattr(self, f.name), parents)
@@ -67,7 +67,7 @@ class Pool:
     ) -> Pool:
         """The next pool, when this one holds the m parents: tokens, logprob [G, q, C, L] of the children drawn here.
 
-        positions [P, L]. `regroup`: the parents found the groups of the next pool; otherwise children stay in their
+        positions [P, L]. `regroup`: each parent starts a group of the next pool; otherwise children stay in their
         parent's group.
         """
         prompts, parents = self.row_hash.shape

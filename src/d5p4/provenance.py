@@ -18,7 +18,7 @@ from .__about__ import __version__
 
 _READ_WHOLE = 1 << 30  # weight files up to this size are hashed byte by byte
 _HEAD = 1 << 20
-# Also inside a word, as in --out=/somewhere or judges=["/somewhere"]; a network address is none.
+# Also inside a word, as in --out=/somewhere or judges=["/somewhere"]; not a network address.
 _PATH = re.compile(r"""(?:^|(?<=[="'\[,:]))(?!//)(?:/|~|\.\.)[^"',\]]*""")
 
 
@@ -58,15 +58,15 @@ def command(words: Sequence[str]) -> str:
 
 def without_places(text: str) -> str:
     """A text whose paths of this machine are shortened to their last part."""
-    return _PATH.sub(lambda found: os.path.basename(found[0].rstrip("/")) or found[0], text)
+    return _PATH.sub(lambda path: os.path.basename(path[0].rstrip("/")) or path[0], text)
 
 
 def provenance(device: torch.device | str, words: Sequence[str] = ()) -> dict[str, Any]:
-    """What stands beside a result."""
-    found = {
+    """The facts stored beside a result."""
+    facts = {
         "machine": machine(device),
         "torch": torch.__version__,
         "d5p4": __version__,
         "date": datetime.date.today().isoformat(),
     }
-    return found | ({"command": command(words)} if words else {})
+    return facts | ({"command": command(words)} if words else {})

@@ -15,9 +15,8 @@ import math
 import torch
 from torch import Tensor
 
-from .ops.sums import steady_mean, steady_sum
+from .ops.precision import steady_mean, steady_sum, wide
 from .ops.vocab import vocab_stats
-from .ops.width import wide
 from .types import Head
 
 KINDS = ("entropy", "self-certainty", "logprob")
@@ -39,15 +38,15 @@ def position_values(
         rows = rows[place]
     given = tokens.reshape(-1, 1) if kind == "logprob" and not carry_over else None
     stats = vocab_stats(rows, head.weight, head.bias, head.banned, (_STATISTIC[kind],), given, head.fixed)
-    found, normalisers = stats[_STATISTIC[kind]], stats["logsumexp"]
+    values, normalisers = stats[_STATISTIC[kind]], stats["logsumexp"]
     if kind == "entropy":
-        found = -found
+        values = -values
     elif given is not None:
-        found = torch.where(masked.flatten(), found, stats["token"][:, 0])
+        values = torch.where(masked.flatten(), values, stats["token"][:, 0])
     if carry_over:
-        nothing = found.new_zeros(masked.numel())
-        found, normalisers = (nothing.index_copy(0, place, seen) for seen in (found, normalisers))
-    return found.view(masked.shape), normalisers.view(masked.shape)
+        nothing = values.new_zeros(masked.numel())
+        values, normalisers = (nothing.index_copy(0, place, seen) for seen in (values, normalisers))
+    return values.view(masked.shape), normalisers.view(masked.shape)
 
 
 def mean_score(kind: str, positions: str, values: Tensor, masked: Tensor, carry_over: bool) -> Tensor:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Answers:
-    """The answers to prompt number `place` of a result, as plain numbers; None where there is none."""
+    """The answers to prompt number `place` of a result, as plain numbers; None where a number is missing."""
 
     result: Result
     place: int
@@ -27,10 +27,19 @@ class Answers:
 
     @property
     def distance(self) -> list[float | None]:
-        """Of each answer to the nearest other one: 1 minus their similarity."""
-        rows = self.result.similarity[self.place].tolist()
-        others = [[s for j, s in enumerate(row) if j != i] for i, row in enumerate(rows)]
-        return finite([max(0.0, 1 - max(row)) if row else None for row in others])
+        """Of each answer to the nearest other one: 1 minus their similarity, and 0 where the texts are equal.
+
+        The similarity of equal texts may be less than 1: it also compares what follows the end of the text.
+        """
+        repeats = {i for i, text in enumerate(self.texts) if self.texts.count(text) > 1}
+        others = [[s for j, s in enumerate(row) if j != i] for i, row in enumerate(self._similarity)]
+        return finite(
+            [0.0 if i in repeats else max(0.0, 1 - max(row)) if row else None for i, row in enumerate(others)]
+        )
+
+    @property
+    def _similarity(self) -> list[list[float]]:
+        return self.result.similarity[self.place].tolist()
 
     @property
     def distinct(self) -> int:
@@ -50,9 +59,8 @@ class Answers:
 
     @property
     def mean_cosine(self) -> float | None:
-        """Mean similarity of two different answers."""
-        matrix = self.result.similarity[self.place].tolist()
-        pairs = [s for i, row in enumerate(matrix) for j, s in enumerate(row) if j != i]
+        """Mean similarity over all pairs of answers."""
+        pairs = [s for i, row in enumerate(self._similarity) for j, s in enumerate(row) if j != i]
         return finite(sum(pairs) / len(pairs)) if pairs else None
 
     @property
@@ -62,7 +70,7 @@ class Answers:
 
     def to_dict(self) -> dict[str, Any]:
         result, place = self.result, self.place
-        found = {
+        record = {
             "answers": self.texts,
             "tokens": result.answers[place],
             "score": self.score,
@@ -78,12 +86,12 @@ class Answers:
             "settings": result.settings.to_dict(),
         }
         if result.logprobs is not None and result.reveal_step is not None:
-            found |= {"logprobs": result.logprobs[place], "reveal_step": result.reveal_step[place]}
-        return found
+            record |= {"logprobs": result.logprobs[place], "reveal_step": result.reveal_step[place]}
+        return record
 
 
 def finite(value: Any) -> Any:
-    """The same value with None in place of NaN and infinities, which JSON does not have."""
+    """The same value with None instead of NaN and infinities, which JSON does not have."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

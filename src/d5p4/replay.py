@@ -1,8 +1,8 @@
-"""The body of a model for few tokens, recorded once a shape as a CUDA graph and replayed.
+"""The body of a model for few tokens, recorded once per shape as a CUDA graph and replayed.
 
-A forward of few tokens waits for the host, which launches hundreds of kernels; a replay is one launch. That is the
-first step, where all rows are equal, pools of mostly equal rows, and short answers of small models. A recording belongs
-to one decode call, so that it cannot outlive the weights it points to.
+A forward of few tokens waits for the host, which launches hundreds of kernels; a replay is one launch. It helps in the
+first step (where all rows are equal), in pools of mostly equal rows, and for short answers of small models. A recording
+belongs to one decode call, so that it cannot outlive the weights it points to.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Recording(NamedTuple):
 
 
 class Replay:
-    """`model.body`, replayed where it pays. What it returns holds until the next call."""
+    """`model.body`, replayed where it pays. The returned tensors are valid until the next call."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -45,7 +45,7 @@ class Replay:
         rows, length = tokens.shape
         shape = (rows, length, attention_mask is None)
         if tokens.numel() > FEW or shape not in self._seen or not self._works:
-            self._seen.add(shape)  # the first time may be the only one, and it compiles what must be
+            self._seen.add(shape)  # the first forward of a shape may be the only one, and it compiles kernels
             return self.model.body(tokens, attention_mask)
         if shape not in self._recordings:
             try:
@@ -72,7 +72,7 @@ class Replay:
                 try:
                     hidden = self.model.body(tokens, attention_mask)
                 except BaseException:
-                    with suppress(RuntimeError):  # what went wrong inside says more
+                    with suppress(RuntimeError):  # the error inside says more
                         graph.capture_end()
                     raise
                 graph.capture_end()
@@ -81,8 +81,8 @@ class Replay:
 
 
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    """One stream a device and thread to record on: cuBLAS keeps a workspace for every stream it has seen."""
-    held: dict[torch.device, torch.cuda.Stream] = _streams.__dict__.setdefault("held", {})
-    if device not in held:
-        held[device] = torch.cuda.Stream(device)
-    return held[device]
+    """The stream to record on, one per device and thread: cuBLAS keeps a workspace for every stream it has seen."""
+    streams: dict[torch.device, torch.cuda.Stream] = _streams.__dict__.setdefault("streams", {})
+    if device not in streams:
+        streams[device] = torch.cuda.Stream(device)
+    return streams[device]

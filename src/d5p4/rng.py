@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .ops import kernels
-from .ops.width import wide
+from .ops.precision import wide
 
 TOKEN, ORDER, SELECT, LIKELIHOOD = 1, 2, 3, 4
 """Purposes: which token, which position, which parent, which positions the likelihood bound masks."""

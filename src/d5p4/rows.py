@@ -4,8 +4,11 @@ Equal rows of a prompt give equal hidden states, so each goes through the body o
 was already in the previous pool (an ancestral child equal to its parent) reuses what was computed then. Both are exact:
 they change cost, never results. The hidden rows kept are those of the window.
 
-A forward of another shape may round a row another way. Where prompts are laid out for one (`Prompts.fixed`), every
-forward has exactly that shape, filled up with copies of a row, and always an attention mask.
+A forward of another shape may round a row differently. With `Prompts.fixed` every forward therefore has exactly one
+shape, filled up with copies of a row, and always an attention mask.
+
+Classifier-free guidance acts on hidden states. The head is affine, so l_u + g (l_c - l_u) = head(h_u + g (h_c - h_u))
+exactly: guidance costs a second body pass, and no second vocabulary pass. g = 1 is off (LLaDA's own scale s is g - 1).
 """
 
 from __future__ import annotations
@@ -16,7 +19,8 @@ import torch
 from torch import Tensor
 
 from .beams import ALONE, Beams
-from .ops.equal import first_equal
+from .ops.precision import working_dtype
+from .ops.ties import first_equal
 from .replay import Replay
 from .types import Model
 
@@ -29,7 +33,7 @@ class Prompts:
     attention_mask: Tensor  # [P, T] bool
     window: Tensor  # [P, L] indices into the row, ascending
     appended: Tensor  # [P] how many of them, the last ones, follow the prompt; the others are holes in it
-    fixed: bool = field(default=False, kw_only=True)  # every forward has as many rows as fit, whatever there is to run
+    fixed: bool = field(default=False, kw_only=True)  # every forward has as many rows as fit, also if fewer are needed
 
     @property
     def positions(self) -> Tensor:
@@ -64,7 +68,7 @@ class WindowHidden:
 
 
 def rows_of_forward(max_tokens: int, length: int) -> int:
-    """How many rows of this length a forward has: at most, or exactly for fixed prompts."""
+    """The most rows of this length that a forward has; for fixed prompts, the exact number."""
     return max(1, max_tokens // length)
 
 
@@ -95,8 +99,8 @@ class RowRunner:
     def run(self, answers: Tensor, row_hash: Tensor) -> WindowHidden:
         """Hidden rows for answers [P, n, L] held here of pools with hashes [P, N]. Waits for the device: how many rows
         differ decides the size of the forward."""
-        held = self.beams.own(row_hash)
-        first = first_equal(held)
+        own_hash = self.beams.own(row_hash)
+        first = first_equal(own_hash)
         stored = self._stored(first)
         owner = stored.nonzero()
         slot = (stored.flatten().cumsum(0) - 1).view_as(first).gather(1, first)
@@ -104,7 +108,7 @@ class RowRunner:
             states, features = self._forward(answers, owner)
         else:
             old_hash, old = self._last
-            equal = held[:, :, None] == self.beams.own(old_hash)[:, None, :]
+            equal = own_hash[:, :, None] == self.beams.own(old_hash)[:, None, :]
             known = stored & equal.any(-1)
             fresh = stored & ~known
             states, features = self._forward(answers, fresh.nonzero())
@@ -161,3 +165,15 @@ class RowRunner:
         if self._last is not None:
             row_hash, old = self._last
             self._last = (row_hash[index], replace(old, slot=old.slot[index]))
+
+
+def guidance_at(step: int, guidance: float, window: tuple[int, int] | None) -> float:
+    """The scale in force at a global step; outside the window [start, stop) it is 1 (partial guidance, D5P4^P)."""
+    inside = window is None or window[0] <= step < window[1]
+    return guidance if inside else 1.0
+
+
+def guide(conditional: Tensor, unconditional: Tensor, g: float) -> Tensor:
+    """Guided states, same shape as both, in max(float32, dtype): g magnifies what a narrower sum would round away."""
+    c, u = (x.to(working_dtype(conditional.dtype)) for x in (conditional, unconditional))
+    return u + g * (c - u)

@@ -14,7 +14,7 @@ def spread(total: int, parts: int) -> list[int]:
 
 
 def _shares(steps: int, sizes: list[int]) -> list[int]:
-    """Steps for each block: one each, then always to the block with the most positions a step."""
+    """Steps for each block: one each, the others one by one to the block with the most positions per step."""
     shares = [1] * len(sizes)
     for _ in range(steps - len(sizes)):
         needy = max(range(len(sizes)), key=lambda b: (sizes[b] / shares[b], -b))
@@ -25,7 +25,7 @@ def _shares(steps: int, sizes: list[int]) -> list[int]:
 def make_schedule(length: int, steps: int | None, block_length: int | None, ancestral: bool) -> Schedule:
     """A window of `length` positions in blocks, `steps` in total spread evenly over the blocks.
 
-    An order rule reveals at least one position a step, so it takes at most one step a position; the ancestral rule may
+    An order rule reveals at least one position per step, so it takes at most `length` steps; the ancestral rule may
     take more. In a block of S steps, ancestral step i unmasks each masked position with chance 1/(S - i): time runs
     evenly from 1 to 0 and the last step leaves no mask.
     """

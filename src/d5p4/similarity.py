@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from .ops.gram import pool_gram
-from .ops.sums import steady_sum
-from .ops.width import wide
+from .ops.precision import steady_sum, wide
 
 FEATURES = ("flatten", "mean", "masked", "non-masked")
 SIMILARITIES = ("cosine", "rbf")
@@ -34,7 +33,7 @@ def similarity(
 ) -> Tensor:
     """S [P, N, N] of pools whose row i is features[slot[p, i]]: features [U, B, D], masked [U, B], slot [P, N].
 
-    `gram(features, slot)` gives the cosines; it may know of rows that are held elsewhere.
+    `gram(features, slot)` gives the cosines; with several ranks it includes rows of the other ranks.
     """
     if pooling != "flatten":
         weight = torch.ones_like(masked) if pooling == "mean" else masked if pooling == "masked" else ~masked
@@ -45,5 +44,5 @@ def similarity(
     if kind == "cosine":
         return cosine
     apart = (1 - cosine).to(wide(cosine.device))
-    # A larger gamma says no more, and would make NaN of equal rows.
+    # A larger gamma gives the same similarities, except NaN for equal rows.
     return torch.exp(-2 * min(gamma, 1e30) * apart).to(cosine.dtype)

@@ -11,7 +11,7 @@ from typing import IO, Any
 
 
 def json_bytes(value: Any) -> bytes:
-    """JSON without blanks; half surrogate pairs, which UTF-8 does not have, stay escapes."""
+    """JSON without spaces; lone surrogates, which UTF-8 cannot encode, stay escaped."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.encode("utf-8", "backslashreplace")
 
@@ -22,7 +22,7 @@ def json_line(value: Any) -> bytes:
 
 
 def append(path: Path, lines: Iterable[bytes]) -> None:
-    """Add lines to a file, which is made where there is none; its folder has to be there."""
+    """Add lines to a file, creating it if needed; its folder must exist."""
     new = not path.exists()
     with path.open("ab") as file:
         file.write(b"".join(lines))
@@ -33,7 +33,7 @@ def append(path: Path, lines: Iterable[bytes]) -> None:
 
 
 def replace_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Give a file new contents, all at once: a kill leaves the old file or the new one, a failure the old one alone."""
+    """Replace a file's contents all at once: a kill leaves the old file or the new one, a failure the old one."""
     partial = path.with_name(path.name + ".partial")
     try:
         with partial.open("wb") as file:
@@ -43,33 +43,33 @@ def replace_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
         os.replace(partial, path)
     except BaseException:
         with suppress(OSError):
-            partial.unlink(missing_ok=True)  # or a full disk would stay full
+            partial.unlink(missing_ok=True)  # otherwise a full disk would stay full
         raise
     sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:
-    """Names of files made or moved in a folder are on the disk too, where the system can promise that."""
+    """Make sure that the names of new and moved files in a folder are on the disk, where the system supports it."""
     if os.name == "nt":
         return
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
-    except OSError:  # some file systems of networks refuse
+    except OSError:  # some network file systems refuse
         pass
     finally:
         os.close(handle)
 
 
 def write_text(path: Path, text: str) -> None:
-    """All at once, as `replace_file`; folders are made."""
+    """Write a text as `replace_file` does; missing folders are created."""
     path.parent.mkdir(parents=True, exist_ok=True)
     data = text.encode("utf-8")
     replace_file(path, lambda file: file.write(data))
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file holds; None where there is no file."""
+    """The contents of a JSON file; None if there is no file."""
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 

@@ -1,7 +1,7 @@
-"""Conditions that must hold, looked at once a step.
+"""Conditions that must hold, checked once per step.
 
-Reading a condition waits for the device. So whoever finds one leaves it here as a tensor, and the loop reads all of
-them where it has to wait anyway.
+Reading a condition waits for the device. So conditions are collected here as tensors, and the loop reads all of them
+where it has to wait anyway.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ def server() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
-    with browsing() as found:
-        yield found
+    with browsing() as chromium:
+        yield chromium
 
 
 @pytest.fixture
@@ -43,5 +43,7 @@ def visit(browser: Any, server: str) -> Iterator[Callable[..., Any]]:
     yield call
     for context in contexts:
         context.close()
-    unexpected = [said for found, allow in wrong for said in found if not any(text in said for text in allow)]
+    unexpected = [
+        message for messages, allow in wrong for message in messages if not any(text in message for text in allow)
+    ]
     assert unexpected == []

@@ -15,10 +15,8 @@ from typing import Any
 from playwright.sync_api import Browser, Page, sync_playwright
 
 PUZZLE = "86,28,13,31:96"
-FLAGS = (
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-)  # fmt: skip
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
+FLAGS += ["--disable-background-networking", "--disable-component-update"]
 
 
 @contextmanager
@@ -26,19 +24,18 @@ def serving(*options: str) -> Iterator[str]:
     """`d5p4 serve` with the shipped model, in a process of its own; its address."""
     command = [sys.executable, "-m", "d5p4", "serve", "--model", "countdown", "--port", "0", *options]
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
-    )  # fmt: skip
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    process = subprocess.Popen(command, **pipes, text=True, env=environment)
     assert process.stdout is not None
-    said: list[str] = []
+    output: list[str] = []
     try:
         for line in process.stdout:
-            said.append(line)
-            if found := re.search(r"http://127\.0\.0\.1:\d+/", line):
+            output.append(line)
+            if address := re.search(r"http://127\.0\.0\.1:\d+/", line):
                 threading.Thread(target=process.stdout.read, daemon=True).start()  # a full pipe would stop the server
-                yield found[0]
+                yield address[0]
                 return
-        raise AssertionError(f"the server did not start: {''.join(said)}")
+        raise AssertionError(f"the server did not start: {''.join(output)}")
     finally:
         process.terminate()
         try:
@@ -55,7 +52,7 @@ def browsing() -> Iterator[Browser]:
     path = next(filter(None, map(shutil.which, names)), None)
     assert path is not None, f"these tests need a browser; install one of {', '.join(names)}"
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=list(FLAGS))
+        browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
         yield browser
         browser.close()
 

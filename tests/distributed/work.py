@@ -43,16 +43,16 @@ def answers(result: d5p4.Result) -> dict[str, Any]:
 def decode(cases: list[dict[str, Any]], mesh: list[int] | None = None) -> list[Any]:
     """The results of all cases, one after the other, in one set of processes."""
     ranks = connect(tuple(mesh) if mesh else None, timeout=60)
-    found = []
+    collected = []
     for case in cases:
         options = dict(case)
         model = FakeModel(**options.pop("model", {}))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", d5p4.DuplicateAnswers)
             common = dict(k=4, w=2, gen_length=6, temperature=1.2, seed=3, logprobs=True)
-            found.append(answers(d5p4.generate(model, PROMPTS, beams=ranks.beams, **common | options)))
+            collected.append(answers(d5p4.generate(model, PROMPTS, beams=ranks.beams, **common | options)))
     ranks.close()
-    return found
+    return collected
 
 
 class Breaking(FakeModel):
@@ -96,7 +96,7 @@ def _no_room(*given: Any) -> Any:
 
 def break_one(breaks: list[tuple[str, int]], timeout: float = 60) -> list[list[str]]:
     """For each way to fail on a rank: the kind of error each rank meets, and that they can go on together."""
-    mesh, found = connect((1, int(os.environ["WORLD_SIZE"])), timeout=timeout), []
+    mesh, outcomes = connect((1, int(os.environ["WORLD_SIZE"])), timeout=timeout), []
     options: Any = dict(k=2, w=2, gen_length=6, seed=3)
     hidden = _watch_hidden_rows()
     for how, rank in breaks:
@@ -113,10 +113,10 @@ def break_one(breaks: list[tuple[str, int]], timeout: float = 60) -> list[list[s
         gc.collect()
         assert not any(reference() is not None for reference in hidden), "tensors of the failed decode are still held"
         again = d5p4.generate(FakeModel(), PROMPTS, beams=mesh.beams, **options)
-        found.append([kind, *again.texts[0]])
+        outcomes.append([kind, *again.texts[0]])
         del again
     mesh.close()
-    return found
+    return outcomes
 
 
 def count_and_meet(tickets: int) -> dict[str, Any]:
@@ -166,26 +166,26 @@ def leave(rank: int, why: str | None = None) -> None:
 
 
 def complaints(cases: list[dict[str, Any]]) -> list[str]:
-    """What is said about options that cannot be spread."""
-    mesh, said = connect((1, int(os.environ["WORLD_SIZE"]))), []
+    """The messages about options that cannot be spread."""
+    mesh, messages = connect((1, int(os.environ["WORLD_SIZE"]))), []
     for options in cases:
         try:
             d5p4.generate(FakeModel(), PROMPTS, beams=mesh.beams, **{"k": 2, "w": 2, "seed": 1, **options})
         except d5p4.D5P4Error as error:
-            said.append(str(error))
+            messages.append(str(error))
     mesh.close()
-    return said
+    return messages
 
 
 def on_one_gpu(model_folder: str, beam: int, cases: list[dict[str, Any]]) -> list[Any]:
     """The same on CUDA in bf16; ranks that share a GPU exchange through the host."""
-    mesh, found = connect((1, beam), timeout=120), []
+    mesh, collected = connect((1, beam), timeout=120), []
     model = d5p4.load(model_folder, "cuda", "bfloat16")
     for options in cases:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", d5p4.DuplicateAnswers)
             common = dict(k=4, w=4, gen_length=12, seed=3, temperature=1.2, logprobs=True, deterministic=True)
             result = d5p4.generate(model, GPU_PROMPTS, beams=mesh.beams, **common | options)
-        found.append(answers(result) | {"similarity": result.similarity.tolist()})
+        collected.append(answers(result) | {"similarity": result.similarity.tolist()})
     mesh.close()
-    return found
+    return collected

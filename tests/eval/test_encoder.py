@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from transformers import BertConfig, BertModel
 
 from d5p4 import D5P4Error
-from d5p4.eval.encoder import DEFAULT, Encoder
+from d5p4.eval.encoder import DEFAULT, Encoder, average_cosine
 from tests.refusals import refusal
 
 LONGEST = 12
@@ -37,10 +37,8 @@ def write_encoder(folder, pooling=None, changes=None):
     codec.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     codec.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
     torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=len(tokens), hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24,
-        max_position_embeddings=20, initializer_range=0.5,
-    )  # fmt: skip
+    shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+    config = BertConfig(vocab_size=len(tokens), max_position_embeddings=20, initializer_range=0.5, **shape)
     BertModel(config, add_pooling_layer=False).save_pretrained(folder)
     codec.save(str(folder / "tokenizer.json"))
     names = {"unk_token": "[UNK]", "pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
@@ -89,12 +87,12 @@ def test_vectors_by_hand(tiny):
 
 def test_the_batch_does_not_change_vectors(tiny):
     for most in (1, 25, 10_000):
-        found = tiny.encode(TEXTS, max_tokens_per_batch=most)
-        assert found.dtype == np.float32 and found.shape == (len(TEXTS), 16)
-        np.testing.assert_allclose(found, tiny.encode(TEXTS), rtol=0, atol=1e-5)
-        np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-6)
+        vectors = tiny.encode(TEXTS, max_tokens_per_batch=most)
+        assert vectors.dtype == np.float32 and vectors.shape == (len(TEXTS), 16)
+        np.testing.assert_allclose(vectors, tiny.encode(TEXTS), rtol=0, atol=1e-5)
+        np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
         backwards = tiny.encode(TEXTS[::-1], max_tokens_per_batch=most)
-        np.testing.assert_allclose(backwards[::-1], found, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(backwards[::-1], vectors, rtol=0, atol=1e-5)
 
 
 def test_a_folder_of_transformers_alone_is_pooled_by_the_mean(tmp_path, tiny):
@@ -231,3 +229,27 @@ def test_the_default_says_what_sentence_transformers_says(minilm):
 def test_the_default_knows_what_is_alike(minilm):
     alike = ["A man is eating food.", "A man eats something."]
     assert minilm.s_cos(alike) > 0.6 > 0.3 > minilm.s_cos([alike[0], "The stock market fell on Tuesday."])
+
+
+def test_average_cosine_is_the_mean_over_pairs():
+    rows = np.random.default_rng(0).normal(size=(7, 5)) + 0.5
+    pairs = [
+        rows[i] @ rows[j] / (np.linalg.norm(rows[i]) * np.linalg.norm(rows[j]))
+        for i in range(7)
+        for j in range(7)
+        if i != j
+    ]
+    assert average_cosine(rows) == pytest.approx(np.mean(pairs), abs=1e-12)
+
+
+def test_average_cosine_by_hand():
+    assert average_cosine([[2.0, 0.0], [5.0, 0.0]]) == pytest.approx(1)
+    assert average_cosine([[2.0, 0.0], [-5.0, 0.0]]) == pytest.approx(-1)
+    assert average_cosine([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]) == pytest.approx(2 * 0.5**0.5 / 3)
+    assert average_cosine([[1.0, 0.0], [0.0, 0.0]]) == 0  # nothing has no direction
+    assert average_cosine([[1.0, 2.0]]) == average_cosine(np.zeros((0, 4))) == 0
+
+
+def test_vectors_of_another_shape_have_no_cosine():
+    assert "not finite" in refusal(average_cosine, [[1.0, np.inf]])
+    assert "shape" in refusal(average_cosine, [1.0, 2.0])

@@ -6,12 +6,16 @@ from decimal import Decimal
 
 import pytest
 
-from d5p4.errors import D5P4Error
-from d5p4.eval.countdown import Problem, canonical
-from d5p4.eval.graders import GRADERS, LONGEST, grader, gsm8k_number
+from d5p4.eval.countdown import canonical
+from d5p4.eval.graders import GRADERS, LONGEST, grader, grader_of, gsm8k_number, register_grader
 from tests.refusals import refusal
 
 GOLD = "She sells 16 - 3 - 4 = <<16-3-4=9>>9 eggs.\nShe makes 9 * 2 = $<<9*2=18>>18.\n#### 18"
+
+
+def is_right(name, text, reference):
+    (mark,) = grader(name).grade(None, [text], reference)
+    return mark
 
 
 NUMBERS = [
@@ -81,27 +85,27 @@ def test_the_number_of_an_answer():
 
 
 def test_ways_to_write_a_number_are_one_answer():
-    judge = GRADERS["gsm8k"]
+    judge = grader("gsm8k")
     for text in ("18", "18.0", "18.00", "$18", "18%", "018", "is 18.", "#### 18\n", "3 then #### 18"):
-        assert judge.right(text, GOLD), text
-        assert judge.right(text, ["#### 17", "18"]), text
+        assert is_right("gsm8k", text, GOLD), text
+        assert is_right("gsm8k", text, ["#### 17", "18"]), text
         assert judge.key(text) == judge.key("18"), text
         assert hash(judge.key(text)) == hash(judge.key("18")), text
     for text in ("", "19", "-18", "18.000000000000000000001", "1.8", "180", "18 or 19", "#### 19 18"):
-        assert not judge.right(text, GOLD), text
+        assert not is_right("gsm8k", text, GOLD), text
         assert judge.key(text) != judge.key("18"), text
 
 
 def test_numbers_are_compared_exactly_however_many_digits_they_have():
     long = "123456789" * 8
-    assert GRADERS["gsm8k"].right(f"{long}.0", long)
-    assert not GRADERS["gsm8k"].right(f"{long[:-1]}8", long)
-    assert not GRADERS["gsm8k"].right("0.1000000000000000055511151231257827", "0.1")
+    assert is_right("gsm8k", f"{long}.0", long)
+    assert not is_right("gsm8k", f"{long[:-1]}8", long)
+    assert not is_right("gsm8k", "0.1000000000000000055511151231257827", "0.1")
 
 
 def test_a_reference_may_be_a_number():
     for reference, text in ((18, "18.0"), (0.5, ".5"), (-3, "-3"), (1e20, "100,000,000,000,000,000,000")):
-        assert GRADERS["gsm8k"].right(text, reference), text
+        assert is_right("gsm8k", text, reference), text
 
 
 def test_random_numbers_in_random_dress_are_found_again():
@@ -117,15 +121,15 @@ def test_random_numbers_in_random_dress_are_found_again():
 
 def plain_last_number(text):
     """The usual rule in other words: whatever looks like digits, commas gone."""
-    found = re.findall(r"[0-9][0-9,]*\.?[0-9]*", text)
-    return found and Decimal(found[-1].replace(",", "").rstrip("."))
+    numbers = re.findall(r"[0-9][0-9,]*\.?[0-9]*", text)
+    return numbers and Decimal(numbers[-1].replace(",", "").rstrip("."))
 
 
 def test_agrees_with_a_plainer_extractor_on_ordinary_sentences():
     rng = random.Random(1)
     for _ in range(300):
-        words = [rng.choice(["eggs", "cost", "$", "is", f"{rng.randrange(9999):,}", f"{rng.random():.2f}"])
-                 for _ in range(8)]  # fmt: skip
+        numbers = [f"{rng.randrange(9999):,}", f"{rng.random():.2f}"]
+        words = rng.choices(["eggs", "cost", "$", "is", *numbers], k=8)
         text = " ".join([*words, str(rng.randrange(99)), "."])
         assert gsm8k_number(text) == plain_last_number(text)
 
@@ -154,8 +158,8 @@ def test_hostile_text_is_read_once_and_gives_short_numbers():
     """Matching that goes back over its text takes minutes here, and runs into the limit of a test."""
     for text in HOSTILE:
         number = gsm8k_number(text)
-        assert not GRADERS["gsm8k"].right(text, "18.5"), text[:8]
-        assert GRADERS["exact"].right(text, text), text[:8]
+        assert not is_right("gsm8k", text, "18.5"), text[:8]
+        assert is_right("exact", text, text), text[:8]
         GRADERS["countdown"].key(text)
         assert number is None or len(str(number)) <= LONGEST, text[:8]
 
@@ -165,48 +169,45 @@ def test_text_is_never_evaluated(tmp_path):
     attack = f"__import__('pathlib').Path({str(target)!r}).touch() or 9**9**9"
     for judge in GRADERS.values():
         judge.key(attack)
-        assert not judge.right(attack, "2,3:6")
+        assert judge.grade("2,3:6", [attack], "6") == [False]
     assert not target.exists()
     assert gsm8k_number("9**9**9") == 9
 
 
 def test_what_cannot_be_compared_is_an_error():
-    for reference in ("no number", "", [], ["18", "none"], None, True, {"a": 1}):
-        assert re.search("reference|text", refusal(GRADERS["gsm8k"].right, "18", reference)), reference
-    for reference in ([], None, 3, ["mall", 3]):
-        assert re.search("text|empty", refusal(GRADERS["exact"].right, "bank", reference)), reference
+    for reference in ("no number", "", [], ["18", "none"], True, {"a": 1}):
+        assert re.search("reference|text", refusal(is_right, "gsm8k", "18", reference)), reference
+    for reference in ([], 3, ["mall", 3]):
+        assert re.search("text|empty", refusal(is_right, "exact", "bank", reference)), reference
     for name in ("gsm8k", "exact"):
-        assert "18" in refusal(GRADERS[name].right, 18, "18") and "18" in refusal(GRADERS[name].key, 18), name
+        assert "18" in refusal(is_right, name, 18, "18") and "18" in refusal(grader(name).key, 18), name
+        assert grader(name).grade("a prompt", ["18"], None) is None, name
 
 
 # ---- exact match
 
 
 def test_exact_match_strips_and_folds_case():
-    judge = GRADERS["exact"]
-    assert judge.right("  Department Store\n", "department store")
-    assert judge.right("STRASSE", "Straße")
-    assert judge.right("mall", ["bank", "Mall"])
-    assert not judge.right("malls", ["bank", "Mall"])
-    assert not judge.right("mall.", "mall")
-    assert not judge.right("", "mall")
-    assert judge.key(" Mall ") == judge.key("mall") != judge.key("malls")
+    assert is_right("exact", "  Department Store\n", "department store")
+    assert is_right("exact", "STRASSE", "Straße")
+    assert grader("exact").grade(None, ["mall", "malls", "mall.", ""], ["bank", "Mall"]) == [True, False, False, False]
+    key = grader("exact").key
+    assert key(" Mall ") == key("mall") != key("malls")
 
 
 # ---- countdown
 
 
 def test_countdown_is_judged_by_its_checker_and_counted_by_canonical_form():
-    judge, prompt = GRADERS["countdown"], "86,28,13,31:96"
-    answer, other = "86+28=114,31-13=18,114-18=96", "31-13=18,28+86=114,114-18=96"
-    for reference in (prompt, Problem.parse(prompt), [prompt], [Problem((1, 2), 3), prompt]):
-        assert judge.right(answer, reference)
-        assert judge.right(other, reference)
-        assert not judge.right("86+28=114,31-13=18,114-18=97", reference)
-    assert judge.key(answer) == judge.key(other) == canonical(answer)
-    assert judge.key(answer) != judge.key("86-18=68,68+28=96")
-    with pytest.raises(D5P4Error, match="86:96"):
-        judge.right(answer, "86:96")
+    judge, prompt = grader("countdown"), "86,28,13,31:96"
+    texts = ["86+28=114,31-13=18,114-18=96", "31-13=18,28+86=114,114-18=96", "86+28=114,31-13=18,114-18=97", ""]
+    right = judge.grade(prompt, texts, None)
+    assert right == [True, True, False, False] == judge.grade(prompt, texts, ["1+1=2"])
+    assert judge.count_right(texts, right) == 1 and judge.count_right(texts[3:], right[3:]) == 0
+    assert judge.key(texts[0]) == judge.key(texts[1]) == canonical(texts[0]) != judge.key("86-18=68,68+28=96")
+    for other in ("86:96", "86,28", None, [1, 2], [{"role": "user", "content": prompt}]):
+        assert judge.grade(other, texts, None) is None, other
+    assert judge.about and all(judge.grade(example, [""], None) == [False] for _, example in judge.examples)
 
 
 # ---- by name
@@ -215,5 +216,33 @@ def test_countdown_is_judged_by_its_checker_and_counted_by_canonical_form():
 def test_graders_have_their_names_and_others_are_refused():
     assert list(GRADERS) == ["gsm8k", "exact", "countdown"]
     assert all(grader(name).name == name for name in GRADERS)
-    with pytest.raises(D5P4Error, match="'math'.*gsm8k, exact, countdown"):
-        grader("math")
+    assert refusal(grader, "math") == "there is no grader 'math'; the graders are gsm8k, exact and countdown"
+    assert "did you mean 'countdown'? The graders are" in refusal(grader, "countdwn")
+
+
+@pytest.fixture
+def longest_wins():
+    yield register_grader("longest", lambda prompt, texts, reference: [len(text) > len(prompt) for text in texts])
+    del GRADERS["longest"]
+
+
+class Carded:
+    name = "mine"
+
+    def __init__(self, **defaults):
+        self.generation_defaults = defaults
+
+
+def test_a_task_of_a_stranger_is_marked_where_the_card_names_it(longest_wins):
+    judge = grader_of(Carded(grader="longest"))
+    assert judge is longest_wins is grader("longest")
+    right = judge.grade("ab", ["abc", "abc ", "a"], None)
+    assert right == [True, True, False] and judge.count_right(["abc", "abc ", "a"], right) == 1
+    assert "already a grader 'longest'" in refusal(register_grader, "longest", print)
+    assert "a name and two functions" in refusal(register_grader, "none", None)
+
+
+def test_a_card_without_a_known_grader():
+    assert grader_of(Carded(order="confidence")) is None
+    with pytest.warns(UserWarning, match="answers of the model mine are not marked: .*'countdwn'"):
+        assert grader_of(Carded(grader="countdwn")) is None

@@ -23,19 +23,19 @@ def file(tmp_path):
 
 def test_lines_of_our_own(file):
     named = {"id": 7, "prompt": "two?", "answers": ["a", "b"], "reference": "b", "seed": 3}
-    found = read_groups(file(named, "", {"prompt": None, "answers": ["c"]}))
-    assert found == [Group("two?", ("a", "b"), ("b",), 7, {"seed": 3}), Group(None, ("c",))]
+    groups = read_groups(file(named, "", {"prompt": None, "answers": ["c"]}))
+    assert groups == [Group("two?", ("a", "b"), ("b",), 7, {"seed": 3}), Group(None, ("c",))]
 
 
 def test_lists_by_other_names(file):
     for name in LISTS:
-        (found,) = read_groups(file({"question": "q", name: ["a", "b"], "correct_answers": ["x", "y"]}))
-        assert (found.prompt, found.answers, found.references) == ("q", ("a", "b"), ("x", "y")), name
+        (group,) = read_groups(file({"question": "q", name: ["a", "b"], "correct_answers": ["x", "y"]}))
+        assert (group.prompt, group.answers, group.references) == ("q", ("a", "b"), ("x", "y")), name
 
 
 def test_answers_inside_objects(file):
-    (found,) = read_groups(file({"outputs": [{"text": "a"}, {"message": {"role": "assistant", "content": "b"}}]}))
-    assert found.answers == ("a", "b")
+    (group,) = read_groups(file({"outputs": [{"text": "a"}, {"message": {"role": "assistant", "content": "b"}}]}))
+    assert group.answers == ("a", "b")
 
 
 def test_a_conversation_is_known_by_its_last_message(file):
@@ -61,8 +61,8 @@ def test_one_answer_a_line_by_prompt(file):
 
 
 def test_a_single_answer_under_a_list_name(file):
-    (found,) = read_groups(file({"task_id": "x", "completions": "a"}, {"task_id": "x", "completions": "b"}))
-    assert found.answers == ("a", "b") and found.id == "x"
+    (group,) = read_groups(file({"task_id": "x", "completions": "a"}, {"task_id": "x", "completions": "b"}))
+    assert group.answers == ("a", "b") and group.id == "x"
 
 
 def test_openai(file):
@@ -70,8 +70,8 @@ def test_openai(file):
     parts = {"id": "c-2", "choices": [{"message": {"content": [{"type": "text", "text": "b"}, {"text": "c"}]}}]}
     plain = {"id": "c-3", "choices": [{"text": "d", "index": 0}, {"text": "e", "index": 1}]}
     batch = {"id": "r-4", "custom_id": "q4", "response": {"status_code": 200, "body": chat}}
-    found = read_groups(file(chat, parts, plain, batch))
-    assert [group.answers for group in found] == [("a", ""), ("bc",), ("d", "e"), ("a", "")]
+    groups = read_groups(file(chat, parts, plain, batch))
+    assert [group.answers for group in groups] == [("a", ""), ("bc",), ("d", "e"), ("a", "")]
     with pytest.raises(D5P4Error, match=r"line 1: 'response' holds no choices \(status 500\)"):
         read_groups(file({"response": {"status_code": 500, "body": {"error": "x"}}}))
 
@@ -79,10 +79,8 @@ def test_openai(file):
 def sample(doc, answers, target, name="none", asked="Question: q"):
     """A sample of the harness before it is written."""
     arguments = [(asked, {"until": ["\n"]})]
-    return {
-        "doc_id": doc, "doc": {"question": "q"}, "target": target, "arguments": arguments, "resps": [answers],
-        "filtered_resps": answers, "filter": name, "metrics": ["exact_match"],
-    }  # fmt: skip
+    document = {"doc_id": doc, "doc": {"question": "q"}, "target": target, "arguments": arguments}
+    return document | {"resps": [answers], "filtered_resps": answers, "filter": name, "metrics": ["exact_match"]}
 
 
 def test_the_harness_own_files(tmp_path):
@@ -105,10 +103,8 @@ def test_the_harness_own_files(tmp_path):
 
 
 def test_the_harness_without_generation(file):
-    line = {
-        "doc_id": 0, "target": "0", "arguments": {"gen_args_0": {"arg_0": "q", "arg_1": " yes"}},
-        "resps": [[["-3.2", "False"]]], "filter": "none",
-    }  # fmt: skip
+    asked = {"gen_args_0": {"arg_0": "q", "arg_1": " yes"}}
+    line = {"doc_id": 0, "target": "0", "arguments": asked, "resps": [[["-3.2", "False"]]], "filter": "none"}
     with pytest.raises(D5P4Error, match="line 1: 'resps' holds log-likelihoods"):
         read_groups(file(line))
 
@@ -129,7 +125,7 @@ def test_the_references_are_never_the_answers(file):
     assert read_groups(path, answers="response") == [
         Group("q", ("my answer is 4",), (), None, {"answer": line["answer"]})
     ]
-    with pytest.raises(D5P4Error, match="line 1: 'answer' and 'response' may each .*--answers.*--references"):
+    with pytest.raises(D5P4Error, match="line 1: 'answer' and 'response' may both .*--answers.*--references"):
         read_groups(path)
     with pytest.raises(D5P4Error, match="'answer' cannot be both"):
         read_groups(path, answers="answer", references="answer")
@@ -147,8 +143,8 @@ def test_a_list_of_objects(file):
 
 
 def test_any_text(file):
-    (found,) = read_groups(file('\ufeff{"answers": ["", "\\u2028", "\\ud800x", "日本"]}'))
-    assert found.answers == ("", "\u2028", "?x", "日本")
+    (group,) = read_groups(file('\ufeff{"answers": ["", "\\u2028", "\\ud800x", "日本"]}'))
+    assert group.answers == ("", "\u2028", "?x", "日本")
 
 
 BAD_LINES = [
@@ -156,7 +152,7 @@ BAD_LINES = [
     ("[1]", "line 2: expected an object"),
     ('{"answers": [3]}', "line 2: 'answers' holds 3 where text is expected"),
     ('{"answers": [{"score": 1}]}', "where text is expected"),
-    ('{"prompt": "p"}', "line 2: has no answers: expected one of answers, .* found prompt; .*--answers"),
+    ('{"prompt": "p"}', "line 2: has no answers: expected one of answers, .* got prompt; .*--answers"),
     ('{"text": "a"}', "line 2: a single answer, without an id or a prompt"),
     ('{"id": 1.5, "answers": ["a"]}', "line 2: 'id' must be text or a whole number, not 1.5"),
     ('{"answers": ["a"], "reference": {"x": 1}}', "line 2: 'reference' holds"),
@@ -198,7 +194,7 @@ def test_lists_of_answers_and_one_value_over_many_lines(tmp_path):
 def test_lines_with_an_error_are_skipped_and_counted(file):
     """Of d5p4 run (whose input may have had an `answer`, a `response` or `resps`), and of a batch file of OpenAI."""
     ours = {"prompt": "q", "answer": "gold", "response": {"status_code": 200}, "resps": [["x"]]}
-    found = read_groups(
+    groups = read_groups(
         file(
             ours | {"line": 1, "answers": ["a", "b"]},
             ours | {"line": 2, "error": "too long", "answers": []},
@@ -207,7 +203,7 @@ def test_lines_with_an_error_are_skipped_and_counted(file):
             {"answers": ["d"], "error": "a warning"},
         )
     )
-    assert [group.answers for group in found] == [("a", "b"), ("c",), ("d",)] and found.skipped == 2
+    assert [group.answers for group in groups] == [("a", "b"), ("c",), ("d",)] and groups.skipped == 2
     with pytest.raises(D5P4Error, match="all of its 1 lines are errors, first .*line 1: .*too long"):
         read_groups(file({"line": 1, "error": "too long", "answers": []}))
 

@@ -15,11 +15,9 @@ from d5p4.eval.lexical import (
     bleu,
     bleu_of_parts,
     bleu_parts,
-    corpus_entropy,
     distinct,
     ead,
     empirical_entropy,
-    exact_match,
     f1,
     self_bleu,
     sentence_bleu,
@@ -51,11 +49,6 @@ def test_f1_against_precision_and_recall():
         shared = sum(min(a.count(word), b.count(word)) for word in set(a))
         expected = 2 / (len(a) / shared + len(b) / shared) if shared else 0
         assert f1(one, [other]) == pytest.approx(expected)
-
-
-def test_exact_match():
-    assert exact_match(" Paris\n", ["London", "paris"]) == 1
-    assert exact_match("in Paris", ["paris"]) == 0
 
 
 def test_distinct_by_hand():
@@ -99,8 +92,8 @@ def test_ead_of_uniform_draws_is_one():
     source = np.random.default_rng(0)
     vocabulary = ["cat", "dog", "sun", "sea", "red", "ice", "man", "box"]
     for length in (4, 16, 40):
-        found = np.mean([ead([" ".join(source.choice(vocabulary, length))], 8) for _ in range(400)])
-        assert found == pytest.approx(1, abs=0.05)
+        mean = np.mean([ead([" ".join(source.choice(vocabulary, length))], 8) for _ in range(400)])
+        assert mean == pytest.approx(1, abs=0.05)
 
 
 def test_the_vocabulary_of_references():
@@ -113,8 +106,6 @@ def test_entropy_by_hand():
     assert empirical_entropy("the the the cat") == pytest.approx(-(0.75 * math.log(0.75) + 0.25 * math.log(0.25)))
     for empty in ("the the", "", "  "):
         assert str(empirical_entropy(empty)) == "0.0"
-    assert corpus_entropy(["the the", "cat cat"]) == pytest.approx(math.log(2))
-    assert corpus_entropy([]) == 0
 
 
 def test_entropy_against_scipy():
@@ -152,9 +143,7 @@ def plain_bleu(prediction, references):
     logs, halving = [], 1
     for n in range(1, min(4, len(words)) + 1):
         grams = [[tuple(row[i : i + n]) for i in range(len(row) - n + 1)] for row in (words, *others)]
-        right = sum(
-            min(grams[0].count(gram), max(other.count(gram) for other in grams[1:])) for gram in set(grams[0])
-        )
+        right = sum(min(grams[0].count(gram), max(other.count(gram) for other in grams[1:])) for gram in set(grams[0]))
         if n == 1 and not right:
             return 0.0
         halving *= 1 if right else 2

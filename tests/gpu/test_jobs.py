@@ -23,10 +23,10 @@ def test_out_of_memory_halves_the_budget_and_goes_on(input, tmp_path):
     """In float64, so that answers cannot depend on how forwards are cut."""
     model = d5p4.load("countdown", "cuda", "float64")
     torch.cuda.empty_cache()
-    held, budget = torch.cuda.memory_allocated(), 1 << 17
+    before, budget = torch.cuda.memory_allocated(), 1 << 17
     torch.cuda.reset_peak_memory_stats()
     d5p4.run_file(model, input, tmp_path / "a.jsonl", max_tokens_per_forward=budget, **OPTIONS)
-    needed = torch.cuda.max_memory_allocated() - held
+    needed = torch.cuda.max_memory_allocated() - before
     torch.cuda.empty_cache()
     whole = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 0.4 * needed) / whole)

@@ -17,10 +17,14 @@ from tests.distributed.ranks import free_port, results
 pytestmark = pytest.mark.gpu
 WRITERS = {"llada": write_llada, "mdlm": write_mdlm}
 CASES = [
-    {"method": "d5p4"}, {"method": "d5p4x", "guidance": 1.5}, {"method": "diverse-beam", "features": "mean"},
-    {"method": "d5p3", "distinct": True}, {"method": "e-smc", "interval": 2}, {"method": "k-dpp"},
+    {"method": "d5p4"},
+    {"method": "d5p4x", "guidance": 1.5},
+    {"method": "diverse-beam", "features": "mean"},
+    {"method": "d5p3", "distinct": True},
+    {"method": "e-smc", "interval": 2},
+    {"method": "k-dpp"},
     {"method": "best-of-n", "rank": "logprob"},
-]  # fmt: skip
+]
 
 
 @pytest.fixture(scope="module", params=WRITERS)
@@ -31,8 +35,8 @@ def folder(request, tmp_path_factory):
 def test_two_ranks_on_one_gpu_give_the_bits_of_one(folder, tmp_path):
     function, given = "tests.distributed.work:on_one_gpu", {"model_folder": str(folder), "cases": CASES}
     (alone,) = results(function, 1, tmp_path / "one", beam=1, **given)
-    for found in results(function, 2, tmp_path / "two", beam=2, **given):
-        for case, one, two in zip(CASES, alone, found, strict=True):
+    for answers in results(function, 2, tmp_path / "two", beam=2, **given):
+        for case, one, two in zip(CASES, alone, answers, strict=True):
             assert two == one, case
 
 

@@ -457,8 +457,8 @@ def test_model_args_as_text():
 def test_bad_model_args():
     for model_args, message in (
         ({"temprature": 1, "foo": 2}, "temprature: did you mean temperature"),
-        ({"alpha": 1.0}, "alpha: only diverse-beam has it"),
-        ({"chat": True}, "chat: cannot be set in model_args"),
+        ({"alpha": 1.0}, "alpha: it is a parameter of diverse-beam"),
+        ({"chat": True}, "chat: it is not offered here"),
         ({"method": "nope"}, "method='nope' is not a method"),
         ({"plugin": "no_such_module"}, "plugin='no_such_module' cannot be loaded"),
         ({"temperature": -1}, "temperature=-1"),

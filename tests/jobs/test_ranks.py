@@ -42,7 +42,7 @@ def test_a_rank_ends_after_another_died_and_the_next_start_continues(folder, who
     ranks = start(folder, 2, paused=victim, timeout=3)
     until_paused(folder, ranks)
     while not kept(folder / "a.jsonl"):  # the survivor's, as the victim is at its first forward
-        assert ranks[1 - victim].poll() is None, ranks[1 - victim].said.read_text()
+        assert ranks[1 - victim].poll() is None, ranks[1 - victim].output.read_text()
         time.sleep(0.01)
     ranks[victim].kill()
     code, printed = finish(ranks)[1 - victim]

@@ -361,7 +361,7 @@ def test_bad_arguments(box, tmp_path):
         ({"history": True}, "history: a whole file"),
         ({"prompts": "abc"}, "prompts: a whole file"),
         ({"seed": 1.5}, "seed=1.5 must be a whole number"),
-        ({"alpha": 1.0}, "alpha: only diverse-beam has it"),
+        ({"alpha": 1.0}, "alpha: it is a parameter of diverse-beam"),
         ({"k": 0}, "k=0"),
     ):
         assert expected in box.fails(**options)

@@ -17,7 +17,7 @@ import torch
 
 import d5p4
 from d5p4.distributed import Mesh, connect
-from d5p4.distributed import folder as shared_folder
+from d5p4.distributed import mesh as mesh_module
 from d5p4.jobs import output as output_module
 from d5p4.jobs import run as run_module
 from tests.distributed import ranks
@@ -177,7 +177,7 @@ def decode(
     if meets or paused is not None:
         model = Watched(connected, place / "paused" if rank == paused else None)
     if apart:
-        place, shared_folder.PATIENCE = place / str(rank), 0.2
+        place, mesh_module.PATIENCE = place / str(rank), 0.2
     if spelled:
         place = place.joinpath(*["..", place.name] * rank)
     if slow:
@@ -210,6 +210,6 @@ def run(folder: Path, world: int = 1, **given: Any) -> list[dict[str, Any]]:
 def until_paused(folder: Path, started: list[ranks.Rank]) -> None:
     """Wait until the rank to be paused has reached its first forward."""
     while not (folder / "paused").exists():
-        assert any(rank.poll() is None for rank in started), [rank.said.read_text() for rank in started]
+        assert any(rank.poll() is None for rank in started), [rank.output.read_text() for rank in started]
         time.sleep(0.01)
     (folder / "paused").unlink()

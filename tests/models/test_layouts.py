@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -38,8 +39,8 @@ def reference(folder: Path, kind: str, tokens: Tensor) -> Tensor:
             return torch.stack([plain(row)[0] for row in tokens])
         if kind == "llada":
             return causal_logits(llama_of(folder, torch.float64), tokens)
-        found = causal_logits(qwen2_of(folder, torch.float64), tokens)
-        return torch.cat((found[:, :1], found[:, :-1]), dim=1)
+        shifted = causal_logits(qwen2_of(folder, torch.float64), tokens)
+        return torch.cat((shifted[:, :1], shifted[:, :-1]), dim=1)
 
 
 CASES = [
@@ -84,9 +85,9 @@ def test_bfloat16_stays_near(tmp_path: Path, kind: str) -> None:
     model = load(folder, "cpu", "bf16")
     tokens = rows(model)
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
-    found = logits(model, tokens)
-    assert found.dtype == torch.bfloat16
-    assert (found - reference(folder, kind, tokens)).abs().mean() < 0.05
+    half = logits(model, tokens)
+    assert half.dtype == torch.bfloat16
+    assert (half - reference(folder, kind, tokens)).abs().mean() < 0.05
 
 
 @pytest.mark.parametrize("kind", ["llada", *(pytest.param(kind, marks=pytest.mark.full) for kind in ("dream", "mdlm"))])
@@ -126,6 +127,16 @@ def test_end_ids_come_from_configs_then_tokenizer(tmp_path: Path) -> None:
     assert dream.pad_id == dream.eos_ids[0]
 
 
+def test_the_padding_token_ends_a_text(tmp_path: Path) -> None:
+    """As DiffuCoder's <|dlm_pad|> does, unless it has another use."""
+    file = write_dream(tmp_path) / "tokenizer_config.json"
+    settings = json.loads(file.read_text())
+    for extra, ends in (({}, True), ({"unk_token": "<|im_start|>"}, False)):
+        file.write_text(json.dumps(settings | {"pad_token": "<|im_start|>"} | extra))
+        model = load(tmp_path, "cpu")
+        assert (model.tokenizer.token_id("<|im_start|>") in model.eos_ids) == ends
+
+
 def test_ids_without_a_token_are_banned(tmp_path: Path) -> None:
     model = load(write_llada(tmp_path), "cpu")
     size = model.config["vocab_size"]
@@ -140,7 +151,7 @@ def test_rows_past_the_vocabulary_are_banned(tmp_path: Path) -> None:
 def unfolded(folder: Path, dtype: torch.dtype) -> MDLM:
     with torch.device("meta"):
         model = MDLM(read_json(folder / "config.json"))
-    fill(model, folder, model.prefix, torch.device("cpu"), dtype, ("rotary_emb.inv_freq",))
+    fill(model, folder, torch.device("cpu"), dtype)
     return model.eval()
 
 

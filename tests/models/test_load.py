@@ -11,6 +11,7 @@ import huggingface_hub
 import pytest
 import torch
 
+from d5p4.cli.info import describe
 from d5p4.errors import D5P4Error
 from d5p4.models import MDLM, Dream, LLaDA, Tokenizer, load
 from d5p4.models.load import choose_device, choose_dtype, find, shipped
@@ -51,7 +52,36 @@ def test_hub_ids(tmp_path: Path, hub: dict[str, Path]) -> None:
 
 def test_unknown_names() -> None:
     for name in ("nothing-here", "./nothing/here", "/nothing", "a/b/c", "no such", Path("a/b")):
-        assert "no folder here, no model shipped" in refusal(load, name, "cpu"), name
+        message = refusal(load, name, "cpu")
+        assert "no folder here and no hub id" in message and "shipped models are books, countdown, judge" in message
+        assert "did you mean" not in message, name
+    assert refusal(load, "countdwn").endswith("books, countdown, judge; did you mean countdown?")
+
+
+def test_keywords_of_transformers(tmp_path: Path) -> None:
+    folder = write_llada(tmp_path, dtype=torch.float64)
+    assert load(folder, "cpu", torch_dtype=torch.bfloat16).dtype == torch.bfloat16
+    assert load(folder, "cpu", "auto").dtype == torch.float64
+    assert describe(str(folder), "cpu", "auto")["dtype"] == "float64"
+    assert (
+        load(folder, "cpu", load_in_4bit=False, quantization_config=None, trust_remote_code=False).dtype
+        == torch.float32
+    )
+    assert load(folder, device_map="auto").device == choose_device(None)
+    for device_map in ("cpu", {"": "cpu"}, torch.device("cpu")):
+        assert load(folder, device_map=device_map).device == torch.device("cpu")
+    with pytest.warns(UserWarning, match="never runs a checkpoint's own code"):
+        load(folder, "cpu", trust_remote_code=True)
+    for options, message in (
+        ({"device_map": "balanced"}, "over several devices"),
+        ({"device_map": {"a": 0, "b": 1}}, "over several devices"),
+        ({"device_map": "gpu"}, "'gpu' is not a device"),
+        ({"load_in_4bit": True}, "load_in_4bit: d5p4 does not quantise weights"),
+        ({"quantization_config": {"bits": 8}}, "pass it to d5p4.wrap"),
+        ({"divice": "cpu"}, "divice: did you mean device?"),
+        ({"revision": "main"}, "revision: load takes device, dtype, "),
+    ):
+        assert message in refusal(load, folder, **options), options
 
 
 def test_shipped_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,11 +109,16 @@ def test_unknown_architectures(tmp_path: Path) -> None:
         ("llada_moe", ["LLaDAMoEModelLM"], "LLaDA-MoE"),
         ("llada2_moe", ["LLaDA2MoeModelLM"], "LLaDA2"),
         ("llada", ["LLaDAMoEModel"], "LLaDA-MoE"),
+        ("sdar", ["SDARForCausalLM"], "SDAR, a block-causal diffusion model, which d5p4 does not support yet"),
+        ("Fast_dLLM_Qwen", ["Fast_dLLM_QwenForCausalLM"], "Fast-dLLM v2, a block-causal"),
+        ("illada", ["ILLaDAForCausalLM"], "iLLaDA, a diffusion model"),
+        ("diffusion_gemma", ["DiffusionGemmaForBlockDiffusion"], "DiffusionGemma, a diffusion model"),
         (None, [], "supported"),
         ("dreamer", None, "supported"),
     ):
         folder = write_llada(tmp_path, model_type=model_type, architectures=classes)
-        assert word in refusal(load, folder, "cpu"), (model_type, classes)
+        message = refusal(load, folder, "cpu")
+        assert word in message and ("CausalJudge" in message) == (model_type == "llama"), (model_type, classes)
 
 
 def test_architecture_without_model_type(tmp_path: Path) -> None:
@@ -201,9 +236,3 @@ def test_models_of_the_repository_alone_are_named_where_they_are_missing(tmp_pat
     monkeypatch.setattr(sys.modules["d5p4.models.load"], "shipped", lambda name: None)
     with pytest.raises(D5P4Error, match="'books' lies in models/ of d5p4's repository"):
         find("books")
-
-
-def test_a_causal_model_is_sent_to_the_judge(tmp_path):
-    (tmp_path / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')
-    with pytest.raises(D5P4Error, match="CausalJudge"):
-        load(tmp_path)

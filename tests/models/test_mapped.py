@@ -40,10 +40,11 @@ def mapped_parameters(model: NativeModel, file: Path) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("write, dtype", [
-    (write_llada, torch.float32), (write_mdlm, torch.float64),
-    *[pytest.param(write_dream, dtype, marks=pytest.mark.full) for dtype in (torch.float32, torch.float64)],
-])  # fmt: skip
+CASES = [(write_llada, torch.float32), (write_mdlm, torch.float64)]
+FULL = [pytest.param(write_dream, dtype, marks=pytest.mark.full) for dtype in (torch.float32, torch.float64)]
+
+
+@pytest.mark.parametrize(("write", "dtype"), CASES + FULL)
 def test_nothing_else_changes(tmp_path: Path, write, dtype: torch.dtype) -> None:
     folder = write(tmp_path, shards=2)
     plain, mapped = load(folder, "cpu", dtype), load(folder, "cpu", dtype, mapped=True)
@@ -61,9 +62,9 @@ def test_what_is_mapped(tmp_path: Path) -> None:
     assert mapped_parameters(model, file) == [name for name, _ in model.named_parameters()]
     assert mapped_parameters(load(file.parent, "cpu", "bfloat16", mapped=True), file) == []  # of another dtype
     file = write_mdlm(tmp_path / "mdlm") / "model.safetensors"
-    found = mapped_parameters(load(file.parent, "cpu", mapped=True), file)
-    assert {"vocab_embed.embedding", "output_layer.linear.weight"} <= set(found)
-    assert not [name for name in found if name.startswith("blocks.")]  # folded into new ones
+    names = mapped_parameters(load(file.parent, "cpu", mapped=True), file)
+    assert {"vocab_embed.embedding", "output_layer.linear.weight"} <= set(names)
+    assert not [name for name in names if name.startswith("blocks.")]  # folded into new ones
 
 
 def test_the_file_keeps_what_it_has(tmp_path: Path) -> None:
@@ -101,12 +102,12 @@ def test_two_processes_hold_the_pages_once(tmp_path: Path) -> None:
     _, model = footprint(folder, mapped=True)
     command = [sys.executable, "-m", "tests.models.test_mapped", str(folder)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
-    said = subprocess.run(command, env=environment, cwd=ROOT, check=True, capture_output=True, timeout=100).stdout
-    found = json.loads(said)
-    del model  # the pages were held here all the time
-    assert 0.4 * size < found["mapped"] < 0.6 * size
-    assert 0.9 * size < found["copied"] < 1.1 * size
-    assert found["compiler"] is False  # which takes torch longer to import than all the rest
+    output = subprocess.run(command, env=environment, cwd=ROOT, check=True, capture_output=True, timeout=100).stdout
+    figures = json.loads(output)
+    del model  # the pages were in use here all the time
+    assert 0.4 * size < figures["mapped"] < 0.6 * size
+    assert 0.9 * size < figures["copied"] < 1.1 * size
+    assert figures["compiler"] is False  # which takes torch longer to import than all the rest
 
 
 if __name__ == "__main__":

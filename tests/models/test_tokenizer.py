@@ -13,7 +13,6 @@ from tokenizers import models, pre_tokenizers, trainers
 
 from d5p4.errors import D5P4Error
 from d5p4.models import Tokenizer, load
-from d5p4.models.tokenizer import render_chat
 from d5p4.prompts import encode
 from tests.checkpoints import TINY_TEXT, write_dream, write_llada, write_mdlm
 from tests.fake import FakeModel
@@ -97,7 +96,7 @@ def test_added_ids_may_have_gaps(bpe: Path, tmp_path: Path) -> None:
     ours = Tokenizer.read(folder, mask_id=1000)
     assert ours.encode("a<|far|>b")[1] == 1000 and ours.mask_token == "<|far|>"
     assert ours.decode([1000, 999, 5000, -3]) == ""
-    assert not ours.has_token(999)
+    assert 999 not in ours.ids()
 
 
 def test_mask_token_is_given_to_the_next_free_id(tmp_path: Path) -> None:
@@ -109,7 +108,7 @@ def test_mask_token_is_given_to_the_next_free_id(tmp_path: Path) -> None:
     plain = Tokenizer.read(tmp_path)
     assert plain.mask_token is None
     assert plain.for_model(mask + 5).mask_token is None
-    assert plain.for_model(mask).mask_token == "<|mask|>" and not plain.has_token(mask)
+    assert plain.for_model(mask).mask_token == "<|mask|>" and mask not in plain.ids()
 
 
 def test_tokens_listed_only_in_the_config(tmp_path: Path) -> None:
@@ -155,12 +154,13 @@ def test_a_text_is_rendered_once_and_its_template_compiled_once(monkeypatch: pyt
         compiled.append(source)
         return real(self, source, *given, **more)
 
+    template = "{{ begin }}{% for m in messages %}{{ m.content }}{% endfor %}c"
+    codec = Tokenizer(Backend(models.BPE()), chat_template=template, named={"begin": "b"})
+
     class Chat:
         def chat(self, messages):
             rendered.append(messages)
-            return render_chat(
-                "{{ begin }}{% for m in messages %}{{ m.content }}{% endfor %}c", messages, {"begin": "b"}
-            )
+            return codec.chat(messages)
 
         def encode(self, text):
             return [ord(letter) - 97 for letter in text]
@@ -168,16 +168,28 @@ def test_a_text_is_rendered_once_and_its_template_compiled_once(monkeypatch: pyt
     monkeypatch.setattr(ImmutableSandboxedEnvironment, "from_string", counted)
     model = FakeModel()
     model.tokenizer = Chat()
-    assert [encode(model, text, None, 0) for text in ("a", "aa", "f")] == [[1, 0, 2], [1, 0, 0, 2], [1, 5, 2]]
+    assert [encode(model, text, None) for text in ("a", "aa", "f")] == [[1, 0, 2], [1, 0, 0, 2], [1, 5, 2]]
     assert len(rendered) == 3 and len(compiled) == 1
 
 
-def test_chat_template_same_as_transformers(tmp_path: Path) -> None:
-    template = (
+TEMPLATES = {
+    "loops": (
         "{%- for m in messages %}\n    {%- if m.role == 'system' %}{% continue %}{% endif %}\n"
         "    {{- m | tojson }}\n{% endfor %}\n  {%- if add_generation_prompt %}go{% endif %}"
-    )
-    folder = write_llada(tmp_path)
+    ),
+    "tools": "{% if tools is not none %}{{ tools | length }}{% elif documents is none %}none{% endif %}",
+    "generation": (
+        "{% for m in messages %}\n  {% generation %}\n  {{ m.content }}{% set x = 1 %}\n  {% endgeneration %}\n"
+        "{% endfor %}{{ x is defined }}"
+    ),
+    "json": "{{ messages | tojson(ensure_ascii=true, sort_keys=true) }}{{ messages[1] | tojson(indent=2) }}",
+    "date": "{{ strftime_now('%Y') }}",
+}
+
+
+@pytest.mark.parametrize("kind", TEMPLATES)
+def test_chat_template_same_as_transformers(tmp_path: Path, kind: str) -> None:
+    folder, template = write_llada(tmp_path), TEMPLATES[kind]
     (folder / "chat_template.jinja").write_text(template)
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "é <b> 'q'"}]
     theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), chat_template=template)
@@ -186,10 +198,19 @@ def test_chat_template_same_as_transformers(tmp_path: Path) -> None:
 
 
 def test_where_the_template_comes_from(tmp_path: Path) -> None:
-    folder = write_llada(tmp_path, chat=True)
-    named = [{"name": "tool", "template": "tool"}, {"name": "default", "template": "default"}]
-    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
-    assert Tokenizer.read(folder).chat([]) == "default"
+    """From the last of these places that exists."""
+    folder = write_llada(tmp_path)
+    several = [{"name": name, "template": name} for name in ("tool", "rag")]
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": "legacy"}))
+    assert Tokenizer.read(folder).chat([]) == "legacy"
+    for templates, text in (
+        ([several[0]], "tool"),
+        ([*several, {"name": "default", "template": "default"}], "default"),
+    ):
+        (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
+        assert Tokenizer.read(folder).chat([]) == text
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": several}))
+    assert "the templates are tool, rag, and none is called default" in refusal(Tokenizer.read(folder).chat, [])
     (folder / "chat_template.jinja").write_text("file")
     assert Tokenizer.read(folder).chat([]) == "file"
 
@@ -206,8 +227,8 @@ def test_bad_templates_are_refused(tmp_path: Path) -> None:
         "{{ range(10 ** 9) | list }}",
     ):
         (folder / "chat_template.jinja").write_text(template)
-        said = refusal(Tokenizer.read(folder).chat, [{"role": "user", "content": "hi"}])
-        assert "chat template" in said, template
+        message = refusal(Tokenizer.read(folder).chat, [{"role": "user", "content": "hi"}])
+        assert "chat template" in message, template
 
 
 def test_bad_messages(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tokenizers
@@ -14,6 +15,7 @@ from d5p4.errors import D5P4Error
 from d5p4.models import load, wrap
 from tests.checkpoints import write_dream, write_llada
 from tests.models.references import llama_of, qwen2_of
+from tests.refusals import refusal
 
 CASES = [(write_llada, llama_of, False), (write_dream, qwen2_of, True)]
 
@@ -57,6 +59,71 @@ def test_logits_are_never_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     module = llama_of(write_llada(tmp_path), torch.float32)
     monkeypatch.setattr(module.lm_head, "forward", lambda *_: pytest.fail("the head was run"))
     wrap(module, None, mask_id=51).body(torch.arange(5)[None])
+
+
+class Adapted(nn.Module):
+    """A linear layer with an unmerged adapter, laid out as PEFT's."""
+
+    def __init__(self, base_layer: nn.Linear) -> None:
+        super().__init__()
+        self.base_layer, self.lora_A = base_layer, nn.Linear(base_layer.in_features, 2, bias=False)
+        self.lora_B = nn.Linear(2, base_layer.out_features, bias=False)
+
+    @property
+    def weight(self) -> torch.Tensor:
+        return self.base_layer.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base_layer(x) + self.lora_B(self.lora_A(x))
+
+
+class Peft(nn.Module):
+    """What PEFT puts around a model: `base_model.model`, and every attribute passed on to it."""
+
+    def __init__(self, model: nn.Module, prompts: bool = False) -> None:
+        super().__init__()
+        self.base_model = nn.Module()
+        self.base_model.model = model
+        self.active_peft_config = SimpleNamespace(is_prompt_learning=prompts)
+
+    def __getattr__(self, name: str):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.base_model, name, None) or getattr(self.base_model.model, name)
+
+    def get_base_model(self) -> nn.Module:
+        return self.base_model.model
+
+    def forward(self, *args, **kwargs):
+        return self.base_model.model(*args, **kwargs)
+
+
+def test_unmerged_peft_model(tmp_path: Path) -> None:
+    module = llama_of(write_llada(tmp_path, dtype=torch.float64), torch.float64)
+    tokens = torch.arange(7)[None]
+    plain = wrap(module, None, mask_id=51).body(tokens).states
+    layer = module.model.layers[0].self_attn
+    layer.q_proj = adapted = Adapted(layer.q_proj).double()
+    states = wrap(Peft(module), None, mask_id=51).body(tokens).states
+    assert (states - plain).abs().max() > 1e-3, "the adapter is run"
+    merged = adapted.base_layer
+    merged.weight.data += adapted.lora_B.weight.data @ adapted.lora_A.weight.data
+    layer.q_proj = merged
+    assert (wrap(module, None, mask_id=51).body(tokens).states - states).abs().max() < 1e-12
+    assert "learned prompt tokens" in refusal(wrap, Peft(module, prompts=True), None, mask_id=51)
+    module.lm_head = Adapted(module.lm_head)
+    assert "unmerged adapter" in refusal(wrap, Peft(module), None, mask_id=51)
+
+
+def test_a_forward_without_positions_is_refused_at_once(tmp_path: Path) -> None:
+    """LLaDA's own class ignores padding; `hidden=` takes it, and `load` reads its checkpoint."""
+    module = llama_of(write_llada(tmp_path), torch.float32)
+    inner = module.model.forward
+    module.model.forward = lambda input_ids, attention_mask=None, use_cache=None: None
+    assert "takes no position_ids" in refusal(wrap, module, None, mask_id=51)
+    rows = wrap(module, None, mask_id=51, hidden=lambda tokens, *_: inner(tokens).last_hidden_state)
+    assert rows.body(torch.arange(5)[None]).states.shape == (1, 5, 32)
 
 
 class Bare(nn.Module):
@@ -134,7 +201,7 @@ def test_tokenizers_are_adapted(tmp_path: Path) -> None:
         assert codec.encode(text) == ids
         assert codec.decode([*ids, native.mask_id, 53, 10**9]) == "well, hello there 12"
         assert codec.mask_token == "<|mdm_mask|>" and codec.token_id("<|eot_id|>") == 50
-        assert codec.has_token(3) and not codec.has_token(53)
+        assert 3 in codec.ids() and 53 not in codec.ids()
         assert torch.equal(model.head.banned, native.head.banned)
         assert codec.chat(messages) == (native.tokenizer.chat(messages) if codec.has_chat else None)
     assert wrap(module, fast, mask_id=51).tokenizer.has_chat

@@ -34,13 +34,13 @@ def sweep(shapes: list[tuple[int, int]], prompts: int) -> tuple[int, int]:
         dim, parent = (16, 768)[number % 2], (0.0, 0.7)[number // 2 % 2]
         quality, similarity, tie = inputs(prompts, k, w, number, dim=dim, parent=parent)
         kernel, gain = build(kind, quality, similarity, beta)
-        found = partition_map(kernel, k, gain, quality, tie)
-        assert is_transversal(found, k, w)
+        chosen = partition_map(kernel, k, gain, quality, tie)
+        assert is_transversal(chosen, k, w)
         optimum = exhaustive(kernel, k, gain, quality, tie)
         assert torch.equal(branch_and_bound(kernel, k, gain, quality, tie), optimum)
         problem = prepare(kernel, k, gain, quality, None)
         zeros, best = problem.score(optimum.unsqueeze(1))
-        missed, value = problem.score(found.unsqueeze(1))
+        missed, value = problem.score(chosen.unsqueeze(1))
         _, start = problem.score(partition_map(kernel, k, gain, quality, tie, local_search=False).unsqueeze(1))
         regular = zeros == 0
         assert (missed[regular] == 0).all()
@@ -147,10 +147,10 @@ def test_a_broken_prompt_falls_back_to_quality_and_leaves_the_others_alone() -> 
     whole = partition_map(kernel, 3, None, quality, tie)
     kernel[2, 0, 5], kernel[4, 7, 7] = torch.nan, torch.inf
     quality[4, 1] = torch.nan
-    found = partition_map(kernel, 3, None, quality, tie)
+    chosen = partition_map(kernel, 3, None, quality, tie)
     expected = quality.nan_to_num(nan=-1).view(6, 3, 4).argmax(-1) + torch.arange(3) * 4
-    assert torch.equal(found[[2, 4]], expected[[2, 4]])
-    assert torch.equal(found[[0, 1, 3, 5]], whole[[0, 1, 3, 5]])
+    assert torch.equal(chosen[[2, 4]], expected[[2, 4]])
+    assert torch.equal(chosen[[0, 1, 3, 5]], whole[[0, 1, 3, 5]])
 
 
 def test_asymmetric_noise_changes_nothing() -> None:
@@ -191,8 +191,8 @@ def test_more_starts_are_better_on_average_and_local_search_never_worse() -> Non
     kernel = additive(quality, similarity, 30.0)
     value = {}
     for starts, search in itertools.product(("one", "k", "n"), (False, True)):
-        found = partition_map(kernel, 5, None, quality, tie, starts=starts, local_search=search)
-        value[starts, search] = values(kernel, None, found)
+        chosen = partition_map(kernel, 5, None, quality, tie, starts=starts, local_search=search)
+        value[starts, search] = values(kernel, None, chosen)
     means = [value[starts, False].mean() for starts in ("one", "k", "n")]
     assert means[0] < means[1] < means[2] < value["k", True].mean()
     for starts in ("one", "k", "n"):
@@ -202,10 +202,10 @@ def test_more_starts_are_better_on_average_and_local_search_never_worse() -> Non
 def test_result_of_local_search_has_no_better_neighbour() -> None:
     quality, similarity, tie = inputs(40, 4, 4, 5)
     kernel, gain = multiplicative(quality, similarity, 2.0)
-    found = partition_map(kernel, 4, gain, quality, tie, starts="one")
-    value = values(kernel, gain, found)
+    chosen = partition_map(kernel, 4, gain, quality, tie, starts="one")
+    value = values(kernel, gain, chosen)
     for slot, place in itertools.product(range(4), range(4)):
-        near = found.clone()
+        near = chosen.clone()
         near[:, slot] = slot * 4 + place
         assert (values(kernel, gain, near) <= value + 1e-8).all()
 
@@ -232,12 +232,12 @@ def test_without_groups_against_all_subsets() -> None:
     for seed, (kind, beta) in enumerate(KERNELS[1:]):
         quality, similarity, tie = inputs(20, 3, 3, seed)
         kernel, gain = build(kind, quality, similarity, beta)
-        found = map_inference(kernel, 3, gain, quality, tie)
+        chosen = map_inference(kernel, 3, gain, quality, tie)
         best = exhaustive(kernel, 3, gain, quality, tie, partition=False)
         reference = torch.combinations(torch.arange(9), 3)
         by_slogdet = torch.stack([values(kernel, gain, s.expand(20, -1)) for s in reference], -1).amax(-1)
         torch.testing.assert_close(values(kernel, gain, best), by_slogdet, rtol=0, atol=1e-7)
-        hits += int((values(kernel, gain, found) > by_slogdet - 1e-8).sum())
+        hits += int((values(kernel, gain, chosen) > by_slogdet - 1e-8).sum())
         total += 20
     assert hits >= 0.97 * total, f"{hits} of {total}"
 
@@ -300,8 +300,8 @@ def test_gains_do_not_overflow() -> None:
     quality, similarity, tie = inputs(50, 4, 4, 9)
     for beta in (1e-5, 1e-30, 1e-320):
         kernel, gain = multiplicative(quality, similarity, beta)
-        found = partition_map(kernel, 4, gain, quality, tie)
-        assert torch.equal(found, quality.view(50, 4, 4).argmax(-1) + torch.arange(4) * 4)
+        chosen = partition_map(kernel, 4, gain, quality, tie)
+        assert torch.equal(chosen, quality.view(50, 4, 4).argmax(-1) + torch.arange(4) * 4)
 
 
 def test_gains_equal_a_scaled_kernel() -> None:
@@ -328,8 +328,8 @@ def test_bad_shapes_are_named() -> None:
 
 def test_ties_of_sets_are_decided_by_their_smallest_members() -> None:
     tie = ties(1, 6, 3)
-    found = exhaustive(torch.ones(1, 6, 6), 3, None, torch.zeros(1, 6), tie)
-    assert torch.equal(found, tie.view(1, 3, 2).argmin(-1) + torch.arange(3) * 2)
+    chosen = exhaustive(torch.ones(1, 6, 6), 3, None, torch.zeros(1, 6), tie)
+    assert torch.equal(chosen, tie.view(1, 3, 2).argmin(-1) + torch.arange(3) * 2)
 
 
 def test_arrays_are_taken_and_bad_shapes_are_named() -> None:

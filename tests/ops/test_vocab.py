@@ -49,9 +49,8 @@ def test_chunks_do_not_change_results(head, monkeypatch):
 
 def test_extreme_rows():
     allowed = torch.zeros(5, dtype=torch.bool)
-    for row, entropy in (
-        ([0.0] * 5, math.log(5)), ([0.0, -math.inf, 0.0, -math.inf, -math.inf], math.log(2)), ([1e4, 0, 0, 0, 0], 0.0)
-    ):  # fmt: skip
+    two = [0.0, -math.inf, 0.0, -math.inf, -math.inf]
+    for row, entropy in (([0.0] * 5, math.log(5)), (two, math.log(2)), ([1e4, 0, 0, 0, 0], 0.0)):
         stats = row_stats(torch.tensor([row], dtype=torch.float64), allowed, ("entropy", "margin"))
         assert stats["entropy"].item() == pytest.approx(entropy, abs=1e-12), row
 
@@ -68,10 +67,8 @@ def test_bf16_states_give_float32_statistics(head):
     assert stats["entropy"].dtype == torch.float32
 
 
-@pytest.mark.parametrize("dtype, guided", [
-    (torch.bfloat16, True), *[pytest.param(torch.float16, guided, marks=pytest.mark.full) for guided in (False, True)],
-    (torch.bfloat16, False),
-])  # fmt: skip
+@pytest.mark.parametrize("guided", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.full)])
 def test_half_precision_weights_add_no_rounding_of_ours(dtype, guided, monkeypatch):
     """Against float64 from the same half-precision numbers; float32 states are what guidance gives."""
     monkeypatch.setattr(vocab, "CHUNK", 128)  # several vocabulary tiles

@@ -10,12 +10,12 @@ Row = list[tuple[int, float] | None]  # a piece and its log-probability at each 
 def pools(trace: dict[str, Any]) -> list[list[Row]]:
     """The rows of every pool."""
     rows: list[Row] = [[None] * trace["length"] for _ in trace["pools"][0]["group"]]
-    found = [rows]
+    every_pool = [rows]
     for before, pool in zip(trace["pools"], trace["pools"][1:], strict=False):
         parents = [before["chosen"][n // before["children"]] for n in range(len(pool["group"]))]
         rows = [changed(rows[parent], new) for parent, new in zip(parents, pool["changes"], strict=True)]
-        found.append(rows)
-    return found
+        every_pool.append(rows)
+    return every_pool
 
 
 def answers(trace: dict[str, Any]) -> list[Row]:

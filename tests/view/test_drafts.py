@@ -12,24 +12,24 @@ pytestmark = pytest.mark.filterwarnings("ignore::d5p4.DuplicateAnswers")
 
 
 def all_drafts(model, **options):
-    found, shots = [], []
+    steps, shots = [], []
 
     def listen(shot):
-        found.append([drafts(model, shot, place) for place in range(len(shot.prompts))])
+        steps.append([drafts(model, shot, place) for place in range(len(shot.prompts))])
         shots.append((shot.next_tokens.clone(), shot.next_logprobs.clone(), shot.choice.children))
 
     result = d5p4.generate(model, ["abc", "ba"], callback=listen, seed=3, **options)
-    return found, shots, result
+    return steps, shots, result
 
 
-@pytest.mark.parametrize("options", [
-    {"distinct": True, "eos": "free"},
-    *(pytest.param(more, marks=pytest.mark.full) for more in ({}, {"method": "independent"}, {"eos": "free"})),
-])  # fmt: skip
+FULL = [pytest.param(more, marks=pytest.mark.full) for more in ({}, {"method": "independent"}, {"eos": "free"})]
+
+
+@pytest.mark.parametrize("options", [{"distinct": True, "eos": "free"}, *FULL])
 def test_drafts_are_the_beams_so_far(options):
     model = FakeModel()
-    found, shots, _ = all_drafts(model, k=3, w=2, gen_length=6, **options)
-    for step, (tokens, logprobs, children) in zip(found, shots, strict=True):
+    steps, shots, _ = all_drafts(model, k=3, w=2, gen_length=6, **options)
+    for step, (tokens, logprobs, children) in zip(steps, shots, strict=True):
         for place, rows in enumerate(step):
             assert len(rows) == 3
             for beam, draft in enumerate(rows):
@@ -42,13 +42,13 @@ def test_drafts_are_the_beams_so_far(options):
                     assert (text is None, shown is None) == (masked, masked)
                     assert masked or (text == chr(97 + token) and shown == pytest.approx(chance, abs=1e-4))
                 assert draft["text"] == "".join("░" if text is None else text for text in draft["tokens"])
-    assert found[0][0][0]["text"].count("░") == 5  # one revealed, five to come
-    assert "░" not in "".join(draft["text"] for place in found[-1] for draft in place)
+    assert steps[0][0][0]["text"].count("░") == 5  # one revealed, five to come
+    assert "░" not in "".join(draft["text"] for place in steps[-1] for draft in place)
 
 
 def test_at_most_sixteen():
-    found, _, _ = all_drafts(FakeModel(), k=6, w=3, gen_length=3, method="best-of-n", temperature=2)
-    assert all(len(rows) == 16 for step in found for rows in step)
+    steps, _, _ = all_drafts(FakeModel(), k=6, w=3, gen_length=3, method="best-of-n", temperature=2)
+    assert all(len(rows) == 16 for step in steps for rows in step)
 
 
 def test_characters_that_take_several_tokens(tmp_path):

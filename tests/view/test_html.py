@@ -60,7 +60,7 @@ def test_texts_come_back_as_they_were(trace):
 def test_nothing_is_outside_and_the_policy_knows_every_script(trace):
     text = view.html([trace])
     reader = read(text)
-    outside = [found for found in reader.addresses if not found[2].startswith(("data:", "#"))]
+    outside = [address for address in reader.addresses if not address[2].startswith(("data:", "#"))]
     assert outside == [] and reader.handlers == []
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]+)"', text)[1]
     assert "default-src 'none'" in policy and "unsafe" not in policy and "connect-src" not in policy

@@ -138,5 +138,5 @@ def test_a_callback_hears_the_steps_and_a_folder_is_named_without_the_path_to_it
     model, heard = FakeModel(), []
     model.name = str(tmp_path / "mine")
     (tmp_path / "mine").mkdir()
-    found = trace_of(model, "ab", k=1, w=1, gen_length=3, seed=1, callback=lambda shot: heard.append(shot.step))
-    assert heard == [0, 1, 2] and found["model"]["name"] == "mine"
+    named = trace_of(model, "ab", k=1, w=1, gen_length=3, seed=1, callback=lambda shot: heard.append(shot.step))
+    assert heard == [0, 1, 2] and named["model"]["name"] == "mine"

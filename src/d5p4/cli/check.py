@@ -15,12 +15,16 @@ from .show import visible
 def check(
     model: Annotated[str, typer.Argument(help="A folder, a hub id such as org/name, or a shipped name.")],
     compare_remote: Annotated[
-        bool, typer.Option("--compare-remote", help="Also run the model's own code, if you trust it.")
+        bool,
+        typer.Option("--compare-remote", help="Also run the model's own code and compare; it must be code you trust."),
     ] = False,
     device: Device = None,
     dtype: Dtype = None,
 ) -> None:
-    """Load a model and try it; exit code 1 when something is wrong with it."""
+    """Load a model and try it on one prompt. The exit code is 1 if something is wrong with the model.
+
+    Example: d5p4 check countdown
+    """
     from ..models.check import check as try_out
 
     console = Console()

@@ -118,7 +118,7 @@ def joined(mesh: tuple[int, int] | None, timeout: float, device: str | None) -> 
         with ranks:
             yield ranks
     except RankLost as error:
-        if ranks.first or not error.told:
+        if ranks.first or not error.reported:
             raise
         time.sleep(1)  # torchrun ends all ranks with the first one: let the rank that gave up print its error
         raise typer.Exit(2) from None

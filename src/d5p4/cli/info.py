@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -23,7 +24,10 @@ def info(
     dtype: Dtype = None,
     json: Json = False,
 ) -> None:
-    """Say what a model is and which defaults it brings."""
+    """Show what a model is and which defaults it brings, without reading its weights.
+
+    Example: d5p4 info countdown
+    """
     facts = describe(model, device, dtype)
     if json:
         print_json(facts)
@@ -40,8 +44,8 @@ def describe(name: str, device: str | None = None, dtype: str | None = None) -> 
     from ..models.load import choose_device, choose_dtype, without_weights
 
     chosen = choose_device(device)
-    kind = choose_dtype(dtype, chosen)
     model, folder, tokenizer, generation = without_weights(name)
+    kind = choose_dtype(dtype, chosen, folder)
     model.attach(name, tokenizer, generation)
     return {
         "name": name,
@@ -64,7 +68,7 @@ def describe(name: str, device: str | None = None, dtype: str | None = None) -> 
     }
 
 
-def _first(config: dict[str, Any], names: tuple[str, ...]) -> Any:
+def _first(config: Mapping[str, Any], names: tuple[str, ...]) -> Any:
     return next((config[name] for name in names if name in config), None)
 
 

@@ -35,10 +35,11 @@ ModelName = Annotated[
 ]
 DEFAULT_MODEL = "countdown"
 Device = Annotated[
-    str | None, typer.Option(help="cuda, cuda:0, mps or cpu.", show_default=False, rich_help_panel=RUNNING)
+    str | None, typer.Option(help="auto, cuda, cuda:0, mps or cpu.", show_default=False, rich_help_panel=RUNNING)
 ]
 Dtype = Annotated[
-    str | None, typer.Option(help="bfloat16, float16, float32 or float64.", show_default=False, rich_help_panel=RUNNING)
+    str | None,
+    typer.Option(help="bfloat16, float16, float32, float64 or auto.", show_default=False, rich_help_panel=RUNNING),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress and no notes.")]

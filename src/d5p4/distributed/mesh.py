@@ -1,13 +1,14 @@
 """The ranks of a job as a mesh: prompts go to `data` groups of `beam` ranks, and a group shares each pool.
 
-Rank = group * beam + place in the group, so that groups are neighbours on a host. Groups need nothing of each other:
-they take work from a counter in torchrun's store and meet at the end.
+Rank = group * beam + place in the group, so that the ranks of a group are neighbours on a host. Groups work
+independently: they take work from a counter in torchrun's store and meet at the end.
 """
 
 from __future__ import annotations
 
 import os
 import pickle
+import secrets
 import threading
 import time
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,23 +25,24 @@ import torch.distributed as dist
 from ..beams import ALONE, Beams
 from ..errors import D5P4Error
 from ..models.load import choose_device
-from .errors import CURE, RankLost, in_short
+from ..store import write_text
 from .spread import SpreadBeams
-from .watchdog import Watchdog, failure_key
+from .watchdog import CURE, RankLost, Watchdog, failure_key, in_short
 
-POLL = 0.02  # seconds between two looks at the store, growing to
-POLL_MOST = 0.5
-PIECE = 1 << 20  # bytes of a value of the store, which refuses large ones
-_calls = count()  # of `connect`, which all ranks make alike
+POLL, POLL_MOST = 0.02, 0.5  # seconds between two looks at the store: at first, and after a long wait
+PIECE = 1 << 20  # bytes of one value in the store, which refuses large values
+WORD = "ranks.word"  # the file by which ranks check that they see one folder
+PATIENCE = 20.0  # seconds that a file written by the first rank may take to appear on the others
+_calls = count()  # of `connect`; all ranks make the same calls
 
 
 class Mesh:
-    """One process, which waits for nobody; `connect` gives the mesh of several."""
+    """A mesh of one process, which waits for nobody; `connect` returns the mesh of several."""
 
     data = beam = world = 1
     rank = 0
     beams: Beams = ALONE
-    device: torch.device | None = None  # where this rank's model belongs; None: as the caller likes
+    device: torch.device | None = None  # where this rank's model belongs; None: the caller decides
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
@@ -50,7 +53,7 @@ class Mesh:
 
     @property
     def leader(self) -> bool:
-        """Whether this rank speaks and writes for its group."""
+        """Whether this rank prints and writes for its group."""
         return self.beams.rank == 0
 
     def ticket(self, name: str) -> int:
@@ -70,13 +73,13 @@ class Mesh:
         """Wait until all ranks are here."""
 
     def beat(self) -> None:
-        """Say that this rank is at work; a rank that is silent for longer than the timeout ends the job."""
+        """Report that this rank is at work; a rank that reports nothing for longer than the timeout ends the job."""
 
     def fail(self, error: BaseException) -> None:
         """Tell the other ranks that this one has given up."""
 
     def close(self) -> None:
-        """All ranks are done. Nothing else may be asked of the mesh."""
+        """Leave when all ranks are done; the mesh cannot be used after that."""
 
     def __enter__(self) -> Mesh:
         return self
@@ -131,9 +134,9 @@ class Ranks(Mesh):
     def fail(self, error: BaseException) -> None:
         if self._left:
             return
-        said = f"rank {self.rank} gave up: {str(error) or type(error).__name__}"
-        with suppress(RuntimeError):  # whoever held the store may be gone already
-            self._store.compare_set(failure_key(self._name), "", said)
+        reason = f"rank {self.rank} gave up: {str(error) or type(error).__name__}"
+        with suppress(RuntimeError):  # the process that runs the store may be gone already
+            self._store.compare_set(failure_key(self._name), "", reason)
         self._leave()
 
     def close(self) -> None:
@@ -141,7 +144,7 @@ class Ranks(Mesh):
         self._leave()
 
     def _leave(self) -> None:
-        """The process that holds the store leaves last."""
+        """The process that runs the store leaves last."""
         if self._left:
             return
         self._left = True
@@ -166,19 +169,20 @@ class Ranks(Mesh):
     def _look_for_failures(self) -> None:
         key = failure_key(self._name)
         if self._ask(self._store.check, [key]):
-            raise RankLost(f"{self._ask(self._store.get, key).decode()} (rank {self.rank} stops with it)", told=True)
+            reason = self._ask(self._store.get, key).decode()
+            raise RankLost(f"{reason} (rank {self.rank} stops with it)", reported=True)
 
-    def _ask(self, question: Any, *given: Any) -> Any:
+    def _ask(self, question: Any, *arguments: Any) -> Any:
         try:
-            return question(*given)
+            return question(*arguments)
         except RuntimeError as error:
             raise RankLost(f"rank 0, which holds the store, does not answer ({in_short(error)}); {CURE}") from error
 
 
 @contextmanager
 def at_work(mesh: Mesh) -> Iterator[None]:
-    """While this rank does what has no steps to report, such as loading a model: it counts as working as long as it
-    lives, however long that takes."""
+    """Around work that has no steps to report, such as loading a model: the rank counts as working while its process
+    lives, however long the work takes."""
     if mesh.world == 1:
         yield
         return
@@ -197,13 +201,41 @@ def at_work(mesh: Mesh) -> Iterator[None]:
         thread.join()
 
 
+def check_shared(folder: Path, mesh: Mesh, option: str) -> None:
+    """Check that all ranks see one folder; the error asks the user to share what `option` names. All ranks call it."""
+    if mesh.world == 1:
+        return
+    file, word = folder / WORD, mesh.share(secrets.token_hex(8))
+    if mesh.first:
+        write_text(file, word)
+    mesh.meet()
+    until = time.monotonic() + PATIENCE
+    while not _reads(file, word):
+        if time.monotonic() > until:
+            raise D5P4Error(
+                f"rank {mesh.rank} does not see what rank 0 writes into {folder}; {option} must be on a file system "
+                "that all hosts share"
+            )
+        time.sleep(0.1)
+    mesh.meet()
+    if mesh.first:
+        file.unlink(missing_ok=True)
+
+
+def _reads(file: Path, word: str) -> bool:
+    try:
+        return file.read_text(encoding="utf-8") == word
+    except OSError:
+        return False
+
+
 def connect(mesh: tuple[int, int] | None = None, timeout: float = 600.0, device: str | None = None) -> Mesh:
     """The mesh of this job, from the environment torchrun sets; without one, a single process.
 
-    mesh     (data, beam), as many ranks as there are; (ranks, 1) by default
+    mesh     (data, beam), whose product is the number of ranks; (ranks, 1) by default
     timeout  seconds after which a rank that does nothing ends the job
-    device   "cuda" or "cpu"; by default this rank's GPU where there is one. Groups exchange by NCCL where every rank of
-             a host has a GPU of its own, else by gloo through the host's memory.
+    device   "cuda" or "cpu"; by default this rank's GPU, or the CPU if there is none. Groups exchange by NCCL if every
+             rank of a host has its own GPU, otherwise by gloo through the host's memory.
     """
     if not timeout > 0:
         raise D5P4Error(f"timeout={timeout:g} must be a positive number of seconds")
@@ -213,15 +245,15 @@ def connect(mesh: tuple[int, int] | None = None, timeout: float = 600.0, device:
         raise D5P4Error(f"mesh={data},{beam} must be two numbers of at least 1")
     if data * beam != world:
         raise D5P4Error(
-            f"mesh={data},{beam} needs {data * beam} ranks and there are {world}; start as many by torchrun "
-            f"--nproc-per-node"
+            f"mesh={data},{beam} needs {data * beam} ranks and there are {world}; start that many with torchrun "
+            "--nproc-per-node"
         )
     if world == 1:
         return Mesh()
     place = _own_device(device)
-    # A restart by torchrun finds the store of the start before, and a second call what the first one left.
+    # After a restart by torchrun the store still has the keys of the last start, as it has those of an earlier call.
     name = f"d5p4/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{next(_calls)}"
-    wait = timedelta(seconds=timeout + 30)  # longer than the watchdog's, which has more to say
+    wait = timedelta(seconds=timeout + 30)  # longer than the watchdog's, whose message says more
 
     host, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), _number("MASTER_PORT", 29500)
 
@@ -246,20 +278,20 @@ def _spread(mesh: Mesh, store: dist.Store, device: torch.device, wait: timedelta
     if not dist.is_initialized():
         dist.init_process_group("gloo", store=store, rank=mesh.rank, world_size=mesh.world, timeout=wait)
     own_gpus = device.type == "cuda" and _number("LOCAL_WORLD_SIZE", mesh.world) <= torch.cuda.device_count()
-    found: SpreadBeams | None = None
+    beams: SpreadBeams | None = None
     for start in range(0, mesh.world, mesh.beam):  # every rank makes every group, in one order
         members = list(range(start, start + mesh.beam))
         host = dist.new_group(members, wait, "gloo")
         fast = dist.new_group(members, wait, "nccl") if own_gpus else None
         if mesh.rank in members:
-            found = SpreadBeams(members, mesh.rank - start, host, fast, watchdog)
-    assert found is not None
-    return found
+            beams = SpreadBeams(members, mesh.rank - start, host, fast, watchdog)
+    assert beams is not None
+    return beams
 
 
 @cache
 def _served(host: str, port: int) -> dist.TCPStore:
-    """The store, held by this process as long as it lives."""
+    """The store, which this process runs as long as it lives."""
     return dist.TCPStore(host, port, is_master=True, wait_for_workers=False)
 
 
@@ -276,4 +308,4 @@ def _number(name: str, default: int) -> int:
     try:
         return int(value) if value else default
     except ValueError:
-        raise D5P4Error(f"the environment has {name}={value!r}, which is not a number; start by torchrun") from None
+        raise D5P4Error(f"the environment has {name}={value!r}, which is not a number; start with torchrun") from None

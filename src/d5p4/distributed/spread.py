@@ -1,12 +1,12 @@
-"""One prompt's groups over R ranks: see `d5p4.beams` for who holds what.
+"""One prompt's groups over R ranks: `d5p4.beams` says which rank holds which rows.
 
-Hidden states never move. For similarity each rank is sent a slice of the features of every distinct row, multiplies
-its slice, and N x N sums are added up; scores and hashes are gathered, the first rank's choice of parents is broadcast.
-Where a parent's children belong on another rank (methods without the partition), its holder draws them and the tokens
-are sent.
+Hidden states never move. For the similarity each rank receives a slice of the features of every distinct row and
+multiplies its slice; the N x N products are then summed. Scores and hashes are gathered, and the first rank's choice of
+parents is broadcast. If a parent's children belong on another rank (methods without the partition), the rank that holds
+the parent draws them and sends their tokens.
 
 All ranks make the same calls in the same order. Before each exchange they vote, on the host: a rank whose part failed
-(out of memory, logits that are not finite) says so there instead of staying away, and all ranks raise its error.
+(out of memory, logits that are not finite) reports it there instead of staying away, and all ranks raise its error.
 """
 
 from __future__ import annotations
@@ -22,19 +22,18 @@ from torch import Tensor
 
 from ..beams import Beams, Seats
 from ..errors import D5P4Error, NonFiniteLogits
-from ..ops.equal import first_equal
 from ..ops.gram import pool_products, slice_borders, to_cosine
-from ..ops.width import working_dtype
+from ..ops.precision import working_dtype
+from ..ops.ties import first_equal
 from ..types import Choice
-from .errors import CURE, RankLost, in_short
-from .watchdog import Watchdog
+from .watchdog import CURE, RankLost, Watchdog, in_short
 
-KNOWN = "known_to_all_ranks"  # marks an error; to keep the error itself would keep the tensors of its frames
+KNOWN = "known_to_all_ranks"  # marks an error that was voted on; keeping the error would keep the tensors of its frames
 
 
 class SpreadBeams(Beams):
-    """`ranks` of the job share each pool; `host` is their group for small things (gloo), `fast` the one for large ones
-    on the device (NCCL), if there is one."""
+    """`ranks` of the job share each pool; `host` is their group for small tensors (gloo), `fast` the one for large
+    tensors on the device (NCCL), if there is one."""
 
     def __init__(
         self,
@@ -46,21 +45,25 @@ class SpreadBeams(Beams):
     ) -> None:
         self.ranks, self.size, self.rank = ranks, len(ranks), rank
         self._host, self._fast, self._watchdog = host, fast, watchdog
-        self.sent: Counter[str] = Counter()  # bytes this rank has sent, by what they were
+        self.sent: Counter[str] = Counter()  # bytes this rank has sent, by kind
 
     def check(self, k: int, pool_size: int, **refused: Any) -> None:
         for name, value in (("k", k), ("pool", pool_size)):
             if value % self.size:
-                raise D5P4Error(f"{name}={value} does not split over {self.size} ranks; let their number divide it")
+                raise D5P4Error(f"{name}={value} does not split over {self.size} ranks; use a number that divides it")
         for name, value in refused.items():
             if value:
-                raise D5P4Error(f"{name} needs the whole pool in one process; leave it out where beams are spread")
+                raise D5P4Error(f"{name} needs the whole pool in one process; leave it out when beams are spread")
 
     def own(self, everybody: Tensor) -> Tensor:
         return everybody.tensor_split(self.size, 1)[self.rank]
 
-    def gather(self, held: Tensor) -> Tensor:
-        return torch.cat(self._all_gather(held, "rows"), 1)
+    def gather(self, rows: Tensor) -> Tensor:
+        moved, group = self._ready(rows)
+        parts = [torch.empty_like(moved) for _ in range(self.size)]
+        with self._exchange("rows", moved, share=self.size - 1):
+            dist.all_gather(parts, moved, group)
+        return torch.cat(parts, 1).to(rows.device)
 
     def alike(self, values: Tensor, row_hash: Tensor) -> Tensor:
         return values.gather(1, first_equal(row_hash))
@@ -99,9 +102,8 @@ class SpreadBeams(Beams):
         widths = [stop - start for start, stop in zip(borders, borders[1:], strict=False)]
         slices = torch.cat([part.flatten() for part in mine.split(widths, 1)])
         width, counts = widths[self.rank], [len(prompts) for prompts, _ in rows.held_by]
-        received = self._all_to_all(
-            slices, [len(mine) * each for each in widths], [count * width for count in counts], "features"
-        )
+        send, receive = [len(mine) * part for part in widths], [count * width for count in counts]
+        received = self._all_to_all(slices, send, receive, "features")
         products = pool_products(received.view(sum(counts), 1, width), rows.slot, grain)
         products = self._all_reduce(products, "products")
         pool = torch.arange(len(first), device=first.device).view(-1, 1, 1)
@@ -114,16 +116,16 @@ class SpreadBeams(Beams):
         with self._exchange("parents", parents, share=self.size - 1 if self.rank == 0 else 0):
             dist.broadcast(shape, self.ranks[0], self._host)
             count, children = shape.tolist()
-            if count != parents.shape[1]:  # the first rank saw other numbers than this one, and decided otherwise
+            if count != parents.shape[1]:  # rounding differs between ranks, so the first may have chosen differently
                 parents = parents.new_empty(len(parents), count)
             dist.broadcast(parents, self.ranks[0], self._host)
         return Choice(parents.to(choice.parents.device), children)
 
     def agree_on(self, value: Any) -> Any:
-        held = [value]
+        values = [value]
         with self._exchange("words"):
-            dist.broadcast_object_list(held, self.ranks[0], self._host)
-        return held[0]
+            dist.broadcast_object_list(values, self.ranks[0], self._host)
+        return values[0]
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -136,25 +138,18 @@ class SpreadBeams(Beams):
             raise
 
     def _vote(self, error: Exception | None) -> None:
-        """All say whether their part went well; where one did not, all raise the first rank's error."""
+        """All ranks report whether their part went well; if one failed, all raise the first failed rank's error."""
         failed = torch.tensor([0 if error is None else 1])
-        said: list[Any] = [None] * self.size
+        failures: list[Any] = [None] * self.size
         with self._connected():
             dist.all_reduce(failed, dist.ReduceOp.MAX, self._host)
             if not int(failed):
                 return
-            dist.all_gather_object(said, None if error is None else _Failure.of(error), self._host)
-        rank, failure = next((rank, failure) for rank, failure in enumerate(said) if failure is not None)
-        told = error if rank == self.rank and error is not None else failure.revive(self.ranks[rank])
-        setattr(told, KNOWN, True)
-        raise told from (None if told is error else error)
-
-    def _all_gather(self, x: Tensor, what: str) -> list[Tensor]:
-        moved, group = self._ready(x)
-        parts = [torch.empty_like(moved) for _ in range(self.size)]
-        with self._exchange(what, moved, share=self.size - 1):
-            dist.all_gather(parts, moved, group)
-        return [part.to(x.device) for part in parts]
+            dist.all_gather_object(failures, None if error is None else _Failure.of(error), self._host)
+        rank, failure = next((rank, failure) for rank, failure in enumerate(failures) if failure is not None)
+        shared = error if rank == self.rank and error is not None else failure.revive(self.ranks[rank])
+        setattr(shared, KNOWN, True)
+        raise shared from (None if shared is error else error)
 
     def _all_reduce(self, x: Tensor, what: str) -> Tensor:
         moved, group = self._ready(x)
@@ -165,24 +160,22 @@ class SpreadBeams(Beams):
     def _all_to_all(self, x: Tensor, send: list[int], receive: list[int], what: str) -> Tensor:
         moved, group = self._ready(x)
         result = moved.new_empty(sum(receive))
-        bytes_of = moved.element_size()  # as bytes: older gloos do not know every type
         others = sum(send) - send[self.rank]
+        sent, received = moved.view(torch.uint8), result.view(torch.uint8)  # older gloos do not know every type
+        bytes_in, bytes_out = ([moved.element_size() * count for count in counts] for counts in (receive, send))
         with self._exchange(what, moved, share=others / max(1, sum(send))):
-            dist.all_to_all_single(
-                result.view(torch.uint8), moved.view(torch.uint8),
-                [bytes_of * count for count in receive], [bytes_of * count for count in send], group,
-            )  # fmt: skip
+            dist.all_to_all_single(received, sent, bytes_in, bytes_out, group)
         return result.to(x.device)
 
     def _ready(self, x: Tensor) -> tuple[Tensor, dist.ProcessGroup]:
-        """x and the group that can send it; where only the host's can, a copy on the host."""
+        """x and the group that can send it; a copy on the host if only the host's group can."""
         if x.is_cuda and self._fast is not None:
             return x.contiguous(), self._fast
         return x.cpu().contiguous(), self._host
 
     @contextmanager
     def _exchange(self, what: str, sent: Tensor | None = None, share: float = 1.0) -> Iterator[None]:
-        """Around a collective: after a vote, so that all come to it. `share` of `sent` leaves this rank."""
+        """Around a collective operation: a vote makes sure that all reach it. `share` of `sent` leaves this rank."""
         self._vote(None)
         if sent is not None:
             self.sent[what] += round(sent.numel() * sent.element_size() * share)
@@ -219,15 +212,15 @@ class _DistinctRows(NamedTuple):
         prompts, size = first.shape
         is_first = (first == torch.arange(size, device=first.device)).view(prompts, ranks, -1).transpose(0, 1)
         place = (is_first.flatten().cumsum(0) - 1).view(ranks, prompts, -1).transpose(0, 1).reshape(prompts, size)
-        held = [each.nonzero(as_tuple=True) for each in is_first]
-        return _DistinctRows([(prompt, row) for prompt, row in held], place.gather(1, first))
+        held_by = [(prompt, row) for prompt, row in (rows.nonzero(as_tuple=True) for rows in is_first)]
+        return _DistinctRows(held_by, place.gather(1, first))
 
 
 class _Failure(NamedTuple):
-    """An error, in words that can be sent."""
+    """An error as plain values that can be sent."""
 
     kind: str
-    said: str
+    reason: str
     prompts: tuple[int, ...] = ()
 
     @staticmethod
@@ -240,7 +233,7 @@ class _Failure(NamedTuple):
 
     def revive(self, rank: int) -> Exception:
         if self.kind == "memory":
-            return torch.OutOfMemoryError(f"rank {rank}: {self.said}")
+            return torch.OutOfMemoryError(f"rank {rank}: {self.reason}")
         if self.kind == "logits":
-            return NonFiniteLogits(self.said, self.prompts)
-        return D5P4Error(self.said) if self.kind == "known" else RuntimeError(f"rank {rank} failed: {self.said}")
+            return NonFiniteLogits(self.reason, self.prompts)
+        return D5P4Error(self.reason) if self.kind == "known" else RuntimeError(f"rank {rank} failed: {self.reason}")

@@ -1,17 +1,18 @@
-"""Ends a job in which a rank has died or hangs, within a set time and with a sentence that names it.
+"""Ends a job in which a rank has died or hangs, within a set time and with a sentence that names the rank.
 
 Every rank publishes a pulse in the store: a count that grows while its process lives, and what its main thread is
-doing: working (with a count of steps) or waiting for others. Every rank watches the next one. Guilty is a process whose
-pulse stands still, one that ends without leaving the mesh, and a main thread that works without a step; whoever waits
-is never guilty. The complaint goes into the store, where all ranks find it: those that wait stop at once, those at work
-may finish what they are at within the timeout. The store itself may hang with the process that holds it, so one thread
-talks to it and another, which never does, watches the first.
+doing: working (with a count of steps) or waiting for others. Every rank watches the next one. A rank is at fault when
+its pulse stands still, when it ends without leaving the mesh, or when its main thread works without making a step. A
+rank that waits is never at fault. The complaint goes into the store, where all ranks read it: ranks that wait stop at
+once, and ranks at work may finish their current work within the timeout. The store itself may hang with the process
+that runs it, so one thread talks to the store and a second thread, which never does, watches the first.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
+import re
 import sys
 import threading
 import time
@@ -20,11 +21,26 @@ from contextlib import contextmanager, suppress
 
 from torch.distributed import TCPStore
 
-from .errors import CURE, in_short
+from ..errors import D5P4Error
 
+CURE = "finished work is kept: start the same command again"
 UNFINISHED = 3
 """The exit code of a rank that gives up because of another."""
 GONE = "gone"  # the pulse of a rank that has finished
+
+
+class RankLost(D5P4Error):
+    """Another rank has died, hangs or has given up. `reported`: that rank prints the reason itself."""
+
+    def __init__(self, reason: str, reported: bool = False) -> None:
+        super().__init__(reason)
+        self.reported = reported
+
+
+def in_short(error: BaseException) -> str:
+    """The first line of an error's message without the place in a library's source; its type if it has no message."""
+    lines = str(error).strip().splitlines()
+    return (re.sub(r"^\[[^\]]*\]\s*", "", lines[0]) if lines else "")[:160] or type(error).__name__
 
 
 class Watchdog:
@@ -40,9 +56,8 @@ class Watchdog:
         self._closed = threading.Event()
         self._deserted = False
         self._store: TCPStore | None = None
-
-        work = (self._exchange, self._watch_the_store)
-        self._threads = [threading.Thread(target=each, daemon=True) for each in work]
+        loops = (self._exchange, self._watch_the_store)
+        self._threads = [threading.Thread(target=loop, daemon=True) for loop in loops]
 
     def start(self) -> None:
         for thread in self._threads:
@@ -50,13 +65,13 @@ class Watchdog:
         atexit.register(self._desert)
 
     def _desert(self) -> None:
-        """The process ends without a word."""
+        """The process ends without having left the mesh."""
         if not self._closed.is_set():
             self._deserted = True
             self.close()
 
     def close(self) -> None:
-        """Stop watching. A thread that talks to the store while the interpreter ends would take it down."""
+        """Stop watching. A thread that talks to the store while the interpreter ends would crash it."""
         self._closed.set()
         for thread in self._threads:
             thread.join(timeout=5)
@@ -93,7 +108,7 @@ class Watchdog:
                     if self._asked - failed_at > self.timeout:
                         self._end(store.get(failure_key(self.name)).decode())
             if self._deserted:
-                self._tell(f"rank {self.rank} left without a word")
+                self._complain(f"rank {self.rank} left without a word")
             store.set(self._key(self.rank), GONE)
         except Exception as error:
             if not self._closed.is_set():
@@ -109,14 +124,14 @@ class Watchdog:
     def _key(self, rank: int) -> str:
         return f"{self.name}/pulse/{rank}"
 
-    def _tell(self, complaint: str) -> None:
-        """The first complaint counts."""
+    def _complain(self, complaint: str) -> None:
+        """Write the complaint into the store, unless there is one already."""
         if self._store is not None:
             with suppress(RuntimeError):
                 self._store.compare_set(failure_key(self.name), "", complaint)
 
     def _end(self, complaint: str) -> None:
-        self._tell(complaint)
+        self._complain(complaint)
         text = f"error: rank {self.rank} of {self.world} stops: {complaint}; {CURE}\n"
         os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, text.encode())
         if self.rank == 0:
@@ -125,12 +140,12 @@ class Watchdog:
 
 
 def failure_key(name: str) -> str:
-    """Where in the store of a job it says why it cannot go on."""
+    """The key of the store under which a job writes why it cannot go on."""
     return f"{name}/failed"
 
 
 class _Heard:
-    """What was heard of a rank, and when it last changed by our own clock."""
+    """The last pulse of a rank, and when it last changed by our own clock."""
 
     def __init__(self, now: float) -> None:
         self._pulse, self._state = "", "starts"

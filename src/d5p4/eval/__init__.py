@@ -1,1 +1,1 @@
-"""Tasks with a checker, and the figures they are reported by."""
+"""Text in, numbers out: metrics of answers, graders, and the report that `d5p4 score` prints."""

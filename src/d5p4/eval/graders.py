@@ -1,15 +1,20 @@
-"""Graders: is an answer right, and which answers are the same answer. Text is only matched, never evaluated.
+"""Graders: which answers to a prompt are right, and which right answers are the same. Text is matched, never evaluated.
 
-| name      | right when                                                 | the same answer (`key`)           |
-|-----------|------------------------------------------------------------|-----------------------------------|
-| gsm8k     | its number is the number of a reference, as exact decimals | the number                        |
-| exact     | stripped and case-folded it is a reference, treated alike  | the stripped and case-folded text |
-| countdown | the checker of `eval.countdown` finds no fault             | the canonical form of the steps   |
+| name      | right when                                                  | the same answer (`key`)           |
+|-----------|-------------------------------------------------------------|-----------------------------------|
+| gsm8k     | its number equals the number of a reference, exactly        | the number                        |
+| exact     | it equals a reference, both stripped and case-folded        | the stripped and case-folded text |
+| countdown | the steps solve the puzzle in the prompt (`eval.countdown`) | the canonical form of the steps   |
+
+A task of your own joins with `register_grader`. `d5p4 score --grader NAME` then knows it, and so does every command
+that shows answers of a model whose generation_config.json names it: `{"d5p4": {"grader": "NAME"}}`.
 """
 
 from __future__ import annotations
 
+import difflib
 import re
+import warnings
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -21,59 +26,125 @@ from .countdown import Problem, canonical, is_right
 LONGEST = 100  # characters of a number; a longer run of digits is no number
 
 _MARK = "####"
-# One way to match at each place and no nested repeats: time grows with the length of the text and no faster. A minus is
-# a sign unless it follows something to subtract from; a comma belongs to a number only before exactly three digits.
+# Each place has one way to match and no repeat is nested, so time grows linearly with the text. A minus is a sign
+# unless it follows something to subtract from; a comma belongs to a number only before exactly three digits.
 _SIGN = r"(?:(?<![\w)\]}%.])[-\u2212])?"
 _DIGITS = r"(?:[0-9]+(?:,[0-9]{3}(?![0-9]))*(?:\.[0-9]+)?|(?<![\w.])\.[0-9]+)"
 _NUMBER = re.compile(rf"({_SIGN})\$?({_SIGN})({_DIGITS})")
 
+Grade = Callable[[Any, Sequence[str], Any], "list[bool] | None"]
+"""`grade(prompt, texts, reference)`: which texts are right, or None where this prompt cannot be judged.
+
+The prompt is what the user wrote (text, token ids or messages). The reference is one value, or a list of values that
+are all right, or None where there is none, as in `generate`, `compare`, `serve` and `view`.
+"""
+
 
 @dataclass(frozen=True)
 class Grader:
-    """How the answers of a task are judged."""
+    """How the answers of a task are judged and counted."""
 
     name: str
-    right: Callable[[str, Any], bool]  # (text, reference): the reference is a text, or a list of which any one will do
-    key: Callable[[str], Hashable]  # what majority voting counts and distinct answers differ in; None is no answer
+    grade: Grade
+    key: Callable[[str], Hashable] = str.strip  # answers with the same key are the same answer; None is no answer
+    needs: str = ""  # what a prompt must come with to be judged, for messages: "a reference"
+    about: str = ""  # the task in one sentence, for the playground
+    examples: tuple[tuple[str, str], ...] = ()  # prompts to try, for the playground: (label, prompt)
+
+    def count_right(self, texts: Sequence[str], right: Sequence[bool]) -> int:
+        """The number of different right answers; `right` is what `grade` returned for these texts."""
+        return len({self.key(text) for text, is_good in zip(texts, right, strict=True) if is_good})
+
+
+GRADERS: dict[str, Grader] = {}
+
+
+def register_grader(
+    name: str,
+    grade: Grade,
+    *,
+    key: Callable[[str], Hashable] = str.strip,
+    needs: str = "",
+    about: str = "",
+    examples: Sequence[tuple[str, str]] = (),
+) -> Grader:
+    """Make a grader known by its name; the fields of `Grader` say what the arguments mean."""
+    if not isinstance(name, str) or not name or not callable(grade) or not callable(key):
+        raise D5P4Error(f"a grader has a name and two functions, grade and key, got {name!r:.60}, {grade!r}, {key!r}")
+    if name in GRADERS:
+        raise D5P4Error(f"there is already a grader {name!r}; choose another name")
+    GRADERS[name] = Grader(name, grade, key, needs, about, tuple(examples))
+    return GRADERS[name]
+
+
+def grader(name: str) -> Grader:
+    """The grader of this name."""
+    if name not in GRADERS:
+        *others, last = GRADERS
+        near = difflib.get_close_matches(str(name), GRADERS, n=1)
+        hint = f"did you mean {near[0]!r}? The" if near else "the"
+        raise D5P4Error(f"there is no grader {name!r}; {hint} graders are {', '.join(others)} and {last}")
+    return GRADERS[name]
+
+
+def grader_of(model: Any) -> Grader | None:
+    """The grader that a model's card names (generation_config.json, key `d5p4`, entry `grader`), or None.
+
+    An unregistered name gives a warning instead of an error: the model can be used without marks.
+    """
+    name = model.generation_defaults.get("grader")
+    if name is None:
+        return None
+    try:
+        return grader(name)
+    except D5P4Error as error:
+        warnings.warn(f"answers of the model {model.name} are not marked: {error}", stacklevel=2)
+        return None
 
 
 def gsm8k_number(text: str) -> Decimal | None:
     """The number an answer to GSM8K ends with: the first after the last `####`, else the last in the text.
 
-    `$1,234.50.` is 1234.5; a currency sign, a percent sign, the commas between thousands and a full stop go. Only the
-    usual rule: of `1/2` the last number is 2, of `3:30` it is 30. None when there is no number, or when it is one of
-    more than `LONGEST` characters.
+    `$1,234.50.` is 1234.5: currency and percent signs, commas between thousands and the full stop are dropped. This is
+    the usual rule and no more: the last number of `1/2` is 2, that of `3:30` is 30. None when there is no number, or
+    when the number has more than `LONGEST` characters.
     """
     if not isinstance(text, str):
         raise D5P4Error(f"an answer to grade is text, not {text!r:.60}")
     _, mark, tail = text.rpartition(_MARK)
-    found = _NUMBER.search(tail) if mark else None
-    if found is None:
-        for found in _NUMBER.finditer(text):  # noqa: B007 (the last one is wanted)
+    match = _NUMBER.search(tail) if mark else None
+    if match is None:
+        for match in _NUMBER.finditer(text):  # noqa: B007 (the last one is wanted)
             pass
-    if found is None or len(found[0]) > LONGEST:
+    if match is None or len(match[0]) > LONGEST:
         return None
-    digits = found[3].replace(",", "")
-    return Decimal(f"-{digits}" if found[1] or found[2] else digits)
+    digits = match[3].replace(",", "")
+    return Decimal(f"-{digits}" if match[1] or match[2] else digits)
 
 
-def grader(name: str) -> Grader:
-    """A grader by its name."""
-    if name not in GRADERS:
-        raise D5P4Error(f"there is no grader {name!r}: choose one of {', '.join(GRADERS)}")
-    return GRADERS[name]
+def fold(text: str) -> str:
+    """The text as `exact` compares it."""
+    if not isinstance(text, str):
+        raise D5P4Error(f"answers and references to compare are text, not {text!r:.60}")
+    return text.strip().casefold()
 
 
-def _each(reference: Any) -> list[Any]:
-    """One reference or a list of them, as a list."""
-    many = isinstance(reference, Sequence) and not isinstance(reference, (str, bytes))
-    found = list(reference) if many else [reference]
-    if not found:
-        raise D5P4Error("there is no reference to compare an answer with: the list is empty")
-    return found
+def _by_key(key: Callable[[str], Hashable], read: Callable[[Any], Hashable]) -> Grade:
+    """The grader of answers whose key is that of a reference; `read` takes the key of a reference."""
+
+    def grade(prompt: Any, texts: Sequence[str], reference: Any) -> list[bool] | None:
+        if reference is None:
+            return None
+        is_list = isinstance(reference, Sequence) and not isinstance(reference, (str, bytes))
+        right_keys = [read(one) for one in (reference if is_list else [reference])]
+        if not right_keys:
+            raise D5P4Error("there is no reference to compare an answer with: the list is empty")
+        return [key(text) in right_keys for text in texts]
+
+    return grade
 
 
-def _gold(reference: Any) -> Decimal:
+def _reference_number(reference: Any) -> Decimal:
     is_number = isinstance(reference, (int, float)) and not isinstance(reference, bool)
     number = gsm8k_number(f"{Decimal(str(reference)):f}" if is_number else reference)
     if number is None:
@@ -81,30 +152,27 @@ def _gold(reference: Any) -> Decimal:
     return number
 
 
-def _right_number(text: str, reference: Any) -> bool:
-    number = gsm8k_number(text)
-    return any([number == _gold(one) for one in _each(reference)])  # a list: every reference is checked
+def _grade_puzzle(prompt: Any, texts: Sequence[str], reference: Any) -> list[bool] | None:
+    """The prompt holds the puzzle; a reference, which can only be one of many solutions, is not looked at."""
+    try:
+        problem = Problem.parse(prompt)
+    except D5P4Error:
+        return None
+    return [is_right(problem, text) for text in texts]
 
 
-def _folded(text: str) -> str:
-    if not isinstance(text, str):
-        raise D5P4Error(f"answers and references to compare are text, not {text!r:.60}")
-    return text.strip().casefold()
-
-
-def _right_text(text: str, reference: Any) -> bool:
-    return _folded(text) in [_folded(one) for one in _each(reference)]
-
-
-def _right_steps(text: str, reference: Problem | str | Sequence[Problem | str]) -> bool:
-    return any([is_right(one, text) for one in _each(reference)])
-
-
-GRADERS = {
-    made.name: made
-    for made in (
-        Grader("gsm8k", _right_number, gsm8k_number),
-        Grader("exact", _right_text, _folded),
-        Grader("countdown", _right_steps, canonical),
-    )
-}
+register_grader("gsm8k", _by_key(gsm8k_number, _reference_number), key=gsm8k_number, needs="a reference")
+register_grader("exact", _by_key(fold, fold), key=fold, needs="a reference")
+register_grader(
+    "countdown",
+    _grade_puzzle,
+    key=canonical,
+    needs="a prompt written like 86,28,13,31:96",
+    about="Reach the number after the colon with + − × ÷, using every other number exactly once.",
+    examples=(
+        ("four numbers", "86,28,13,31:96"),
+        ("four more", "25,8,3,50:77"),
+        ("three numbers", "7,12,5:47"),
+        ("five numbers, hard", "3,75,9,44,12:61"),
+    ),
+)

@@ -1,12 +1,12 @@
-"""Files of grouped answers, whoever made them: from a line's fields to a prompt, its answers and its references.
+"""Files of grouped answers from many programs: every line gives a prompt, its answers and its references.
 
-| made by                | answers                                               | references                          |
-|------------------------|-------------------------------------------------------|-------------------------------------|
-| d5p4 generate, run     | `answers`                                             | `reference`, `references`           |
-| other generators       | a list under one of `LISTS`                           | one of `REFERENCES`                 |
-| lm-evaluation-harness  | `resps` of a samples file, lists in lists             | `target`                            |
-| OpenAI's API           | `choices`, or `response` of a batch, with `choices`   | –                                   |
-| one answer a line      | one of `SINGLES`; lines of one `id` or prompt a group | of any line of the group            |
+| made by               | answers                                                 | references                |
+|-----------------------|---------------------------------------------------------|---------------------------|
+| d5p4 generate, run    | `answers`                                               | `reference`, `references` |
+| other generators      | a list under one of `LISTS`                             | one of `REFERENCES`       |
+| lm-evaluation-harness | `resps` of a samples file, lists in lists               | `target`                  |
+| OpenAI's API          | `choices`, or `response` of a batch, with `choices`     | –                         |
+| one answer per line   | one of `SINGLES`; lines of one `id` or prompt are joined | of any line of the group  |
 """
 
 from __future__ import annotations
@@ -30,35 +30,35 @@ INSIDE = ("text", "message", "content", "generated_text")  # where an answer tha
 
 @dataclass(frozen=True)
 class Group:
-    """The answers to one prompt, and what they are measured against."""
+    """The answers to one prompt, and the references they are measured against."""
 
     prompt: str | None
     answers: tuple[str, ...]
     references: tuple[str, ...] = ()
     id: str | int | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict)  # whatever else the line holds, but nulls
+    extra: Mapping[str, Any] = field(default_factory=dict)  # all other fields that are not null
 
 
 class Groups(list[Group]):
-    """Groups of a file; `skipped` of its lines hold an error instead of answers."""
+    """The groups of a file; `skipped` counts the lines that hold an error instead of answers."""
 
     skipped = 0
 
 
 class _Line(NamedTuple):
     group: Group
-    alone: bool  # one answer of a group that other lines carry on
+    alone: bool  # the line holds one answer, and other lines may hold more of its group
     place: str
 
 
 def read_groups(path: str | Path, answers: str | None = None, references: str | None = None) -> Groups:
-    """The groups of a file of JSON objects, one a line or in one list, in order; blank lines are skipped.
+    """The groups of a file of JSON objects, one per line or in one list, in order.
 
-    So are lines with an `error` and no answers, which are counted. Of a folder all .jsonl files are read, such as the
-    parts of a run that goes on.
+    Blank lines are skipped. Lines with an `error` and no answers are skipped and counted. If the path is a folder, such
+    as the parts of a run in progress, all its .jsonl files are read.
 
-    `answers` and `references` name the fields to take instead of the usual ones. Lines with a single answer are put
-    together by their id; by their prompt where they have no id, or where ids never repeat and prompts do.
+    `answers` and `references` name the fields to take instead of the usual ones. Lines with a single answer are joined
+    by their id, or by their prompt where they have no id or where ids never repeat and prompts do.
     """
     if answers is not None and answers == references:
         raise D5P4Error(f"{answers!r} cannot be both the answers and the references")
@@ -73,8 +73,8 @@ def read_groups(path: str | Path, answers: str | None = None, references: str | 
             continue
         lines.append(_line(place, entry, answers, references))
     if not lines:
-        told = f"all of its {len(failed)} lines are errors, first {failed[0]}" if failed else "every line is blank"
-        raise D5P4Error(f"{path} holds no answers: {told}")
+        why = f"all of its {len(failed)} lines are errors, first {failed[0]}" if failed else "every line is blank"
+        raise D5P4Error(f"{path} holds no answers: {why}")
     by_prompt = _ids_number_answers([line for line in lines if line.alone])
     groups: dict[Any, Group] = {}
     for number, line in enumerate(lines):
@@ -90,13 +90,13 @@ def read_groups(path: str | Path, answers: str | None = None, references: str | 
             joined = tuple(dict.fromkeys(before.references + group.references))
             group = Group(before.prompt, before.answers + group.answers, joined, before.id, before.extra)
         groups["alone", key] = group
-    found = Groups(groups.values())
-    found.skipped = len(failed)
-    return found
+    result = Groups(groups.values())
+    result.skipped = len(failed)
+    return result
 
 
 def _failed(entry: dict[str, Any], answers: str | None) -> bool:
-    """Whether a line holds an error instead of answers: of `d5p4 run`, or of OpenAI's batches."""
+    """Whether a line of `d5p4 run` or of OpenAI's batches holds an error instead of answers."""
     if entry.get("error") is None:
         return False
     try:
@@ -113,7 +113,7 @@ def _ids_number_answers(lines: list[_Line]) -> bool:
 
 
 def _entries(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The objects of a file or of a folder's files, and where each is."""
+    """The objects of a file or of a folder's files, with their places for messages."""
     if path.is_dir():
         files = sorted(path.glob("*.jsonl"))
         if not files:
@@ -133,13 +133,13 @@ def _entries(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         if isinstance(entry, list) and all(isinstance(item, str) for item in entry):
             entry = {"answers": entry}
         if not isinstance(entry, dict):
-            told = 'an object such as {"prompt": "…", "answers": ["…", "…"]}, or a list of answers'
-            raise D5P4Error(f"{place}: expected {told}, found {entry!r:.40}")
+            wanted = 'an object such as {"prompt": "…", "answers": ["…", "…"]}, or a list of answers'
+            raise D5P4Error(f"{place}: expected {wanted}, got {entry!r:.40}")
         yield place, entry
 
 
 def _values(path: Path, text: str) -> list[tuple[str, Any]]:
-    """What a file holds, one JSON value a line, or one value over many lines: a list of entries, or an entry."""
+    """The JSON values of a file: one per line, or one value over many lines (a list of entries, or one entry)."""
     try:
         whole = json.loads(text)
     except (ValueError, RecursionError):
@@ -161,7 +161,7 @@ def _parse(place: str, text: str) -> Any:
 
 
 def _line(place: str, entry: dict[str, Any], answers: str | None, references: str | None) -> _Line:
-    others = {key: x for key, x in entry.items() if key != references}  # what is measured against is no answer
+    others = {key: x for key, x in entry.items() if key != references}  # a reference is not an answer
     name, value, alone = _answers(place, others, answers)
     texts = list(_texts(value, f"{place}: {name!r}"))
     if not texts:
@@ -184,7 +184,7 @@ def _line(place: str, entry: dict[str, Any], answers: str | None, references: st
 
 
 def _answers(place: str, entry: dict[str, Any], answers: str | None) -> tuple[str, Any, bool]:
-    """The field with the answers, its value, and whether it is one of several lines of a group."""
+    """The field with the answers, its value, and whether other lines may hold more of its group."""
     if answers is not None:
         if answers not in entry:
             raise D5P4Error(f"{place}: has no field {answers!r}; it has {', '.join(entry)}")
@@ -205,16 +205,16 @@ def _answers(place: str, entry: dict[str, Any], answers: str | None) -> tuple[st
             return name, entry[name], False
     single = [name for name in SINGLES if entry.get(name) is not None]
     if len(single) > 1:
-        told = " and ".join(map(repr, single))
+        candidates = " and ".join(map(repr, single))
         raise D5P4Error(
-            f"{place}: {told} may each be the answer: name it by answers= (--answers), and what it is measured "
-            "against by references= (--references)"
+            f"{place}: {candidates} may both be the answer: name the answers by answers= (--answers) and the "
+            "references by references= (--references)"
         )
     if single:
         return single[0], entry[single[0]], True
     usual = ", ".join((*LISTS, "resps", "choices", *SINGLES))
     raise D5P4Error(
-        f"{place}: has no answers: expected one of {usual}, found {', '.join(entry) or 'nothing'}; "
+        f"{place}: has no answers: expected one of {usual}, got {', '.join(entry) or 'nothing'}; "
         "answers= (--answers) names another field"
     )
 
@@ -245,14 +245,14 @@ def _first(entry: Mapping[str, Any], names: tuple[str, ...]) -> tuple[str | None
 
 
 def _prompt(value: Any) -> str | None:
-    """A prompt as text; of a conversation the last message."""
+    """A prompt as text; for a conversation its last message."""
     if isinstance(value, list) and value:
         value = value[-1].get("content") if isinstance(value[-1], dict) else value[-1]
     return value if isinstance(value, str) else None if value is None else json.dumps(value, ensure_ascii=False)
 
 
 def _harness_arguments(entry: Mapping[str, Any]) -> list[Any]:
-    """What the first request of a sample asked: of a generation the context and its settings."""
+    """The arguments of a sample's first request: for a generation its context and its settings."""
     asked = entry.get("arguments")
     first = next(iter(asked.values()), None) if isinstance(asked, dict) else asked[0] if asked else None
     return list(first.values()) if isinstance(first, dict) else list(first or ())
@@ -276,7 +276,7 @@ def _harness_target(text: str) -> Any:
     if not text.startswith("["):
         return text
     try:
-        found = ast.literal_eval(text)
+        targets = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return text
-    return found if isinstance(found, list) and all(isinstance(item, str) for item in found) else text
+    return targets if isinstance(targets, list) and all(isinstance(item, str) for item in targets) else text

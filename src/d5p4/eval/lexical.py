@@ -1,7 +1,7 @@
-"""Metrics of words: closeness to references, and how much of a group of answers is new.
+"""Metrics of words: how close answers are to references, and how much the answers of a group differ.
 
-Overlaps (F1, BLEU) see words as they are written; counts (distinct-n, EAD, entropy) see the paper's word pieces, or
-those given. BLEU is sacrebleu's, on its scale of 0 to 100; everything else is a share of 1, or nats.
+Overlaps (F1, BLEU) compare words as they are written; counts (distinct-n, EAD, entropy) use the paper's word pieces, or
+others where given. BLEU is sacrebleu's, from 0 to 100; everything else is a share of 1, or nats.
 """
 
 from __future__ import annotations
@@ -9,14 +9,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import D5P4Error
-from .graders import GRADERS
 from .wordpieces import WordPieces, word_pieces
 
 ORDER = 4  # n-grams of BLEU
@@ -35,11 +34,6 @@ def f1(prediction: str, references: Sequence[str]) -> float:
 def _overlap(one: Counter[str], other: Counter[str]) -> float:
     words = one.total() + other.total()
     return 2 * (one & other).total() / words if words else 0.0
-
-
-def exact_match(prediction: str, references: Sequence[str]) -> float:
-    """1 when the prediction is one of the references, as the grader `exact` sees it, else 0."""
-    return float(GRADERS["exact"].right(prediction, _list(references, "reference")))
 
 
 def distinct(texts: Sequence[str], n: int, pieces: WordPieces | None = None) -> float:
@@ -61,22 +55,22 @@ def vocabulary_size(references: Iterable[str], pieces: WordPieces | None = None)
 
 
 def ead(texts: Sequence[str], vocabulary: int, pieces: WordPieces | None = None) -> float:
-    """Expectation-adjusted distinct: N / (V (1 - ((V - 1) / V)^C)); the group's C word pieces are N different ones.
+    """Expectation-adjusted distinct: N / (V (1 - ((V - 1) / V)^C)); N of the group's C word pieces are different.
 
-    The denominator is how many different ones C uniform draws from V would give, so long texts are not punished as
-    by distinct-1 (Liu et al., 2022). V comes from `vocabulary_size`. 0 without word pieces.
+    The denominator is the expected number of different ones in C uniform draws from V, so long texts do not score
+    lower as they do with distinct-1 (Liu et al., 2022). V comes from `vocabulary_size`. 0 without word pieces.
     """
     return ead_of_counts(*piece_counts(texts, pieces), vocabulary)
 
 
 def piece_counts(texts: Sequence[str], pieces: WordPieces | None = None) -> tuple[int, int]:
-    """How many word pieces a group of texts has, and how many different ones."""
+    """The number of word pieces in a group of texts, and the number of different ones."""
     rows = _ids(texts, pieces)
     return sum(map(len, rows)), len({piece for row in rows for piece in row})
 
 
 def ead_of_counts(count: int, different: int, vocabulary: int) -> float:
-    """`ead` of a group with so many word pieces, of which so many are different."""
+    """`ead` of a group with `count` word pieces, `different` of them different."""
     if vocabulary < 1:
         raise D5P4Error(f"vocabulary={vocabulary} must be at least 1")
     expected = -vocabulary * math.expm1(count * math.log1p(-1 / vocabulary)) if vocabulary > 1 else 1.0
@@ -85,12 +79,7 @@ def ead_of_counts(count: int, different: int, vocabulary: int) -> float:
 
 def empirical_entropy(text: str, pieces: WordPieces | None = None) -> float:
     """-Σ f log f over the shares f of a text's word pieces, in nats. 0 for a text without any."""
-    return corpus_entropy([text], pieces)
-
-
-def corpus_entropy(texts: Sequence[str], pieces: WordPieces | None = None) -> float:
-    """`empirical_entropy` of all texts' word pieces counted together."""
-    counts = np.array(list(Counter(piece for row in _ids(texts, pieces) for piece in row).values()))
+    counts = np.array(list(Counter(_ids([text], pieces)[0]).values()))
     shares = counts / counts.sum() if len(counts) else np.ones(1)
     return abs(float(-(shares * np.log(shares)).sum()))  # -0.0 is 0.0
 
@@ -120,8 +109,8 @@ def self_bleu(texts: Sequence[str]) -> float:
         return 0.0
     rows = [_bleu(True).tokenizer(text.rstrip()).split() for text in texts]
     counts = [Counter(gram for n in range(1, ORDER + 1) for gram in _grams(row, n)) for row in rows]
-    # A reference n-gram counts as often as the text that has it most often. Without one text that is the highest count
-    # or, where it is that text's own, the second: every text is counted once, not once for each other.
+    # Among several references, the one that has an n-gram most often counts. With one text left out this is the highest
+    # count, or the second where the highest is that text's own; so all texts need to be counted only once.
     highest: dict[tuple[str, ...], tuple[int, int, int]] = {}  # count, whose, the next count
     for place, own in enumerate(counts):
         for gram, count in own.items():
@@ -148,19 +137,15 @@ def _grams(row: Sequence[Any], n: int) -> Iterable[tuple[Any, ...]]:
 
 def bleu_parts(prediction: str, references: Sequence[str]) -> NDArray[np.float64]:
     """[10]: n-grams matched and n-grams by order, length and reference length; sums over a corpus give its BLEU."""
-    found = _bleu(True).sentence_score(prediction, _list(references, "reference"))
-    return np.array([*found.counts, *found.totals, found.sys_len, found.ref_len], dtype=np.float64)
+    score = _bleu(True).sentence_score(prediction, _list(references, "reference"))
+    return np.array([*score.counts, *score.totals, score.sys_len, score.ref_len], dtype=np.float64)
 
 
 def bleu_of_parts(sums: NDArray[np.float64]) -> NDArray[np.float64]:
     """[R]: corpus BLEU from sums of `bleu_parts` [R, 10]."""
-    compute = _bleu(False).compute_bleu
-    return np.array(
-        [
-            compute(row[:ORDER].tolist(), row[ORDER:-2].tolist(), int(row[-2]), int(row[-1]), smooth_method="exp").score
-            for row in sums.round()
-        ]
-    )
+    compute = partial(_bleu(False).compute_bleu, smooth_method="exp")
+    rows = [[int(x) for x in row] for row in sums.round()]
+    return np.array([compute(row[:ORDER], row[ORDER:-2], *row[-2:]).score for row in rows])
 
 
 @lru_cache(maxsize=2)
@@ -175,8 +160,8 @@ def _bleu(effective_order: bool) -> Any:
 def _ids(texts: Iterable[str], pieces: WordPieces | None) -> list[tuple[int, ...]]:
     if isinstance(texts, str):
         raise D5P4Error(f"texts must be a list of strings, not {texts!r:.60}")
-    found = pieces or word_pieces()
-    return [found.ids(text) for text in texts]
+    codec = pieces or word_pieces()
+    return [codec.ids(text) for text in texts]
 
 
 def _list(texts: Sequence[str], what: str) -> list[str]:

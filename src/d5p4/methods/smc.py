@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import D5P4Error
-from ..ops.canonical import canonical_order
-from ..ops.ties import ranked
+from ..ops.ties import canonical_order, ranked
 from ..options import Option
 from ..rng import uniform
 from ..types import Choice, Final, Kept, PoolView

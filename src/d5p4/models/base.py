@@ -15,32 +15,13 @@ from .tokenizer import Tokenizer
 END_TOKENS = ("<|eot_id|>", "<|im_end|>", "<|endoftext|>")
 
 
-class NativeModel(nn.Module):
-    """A model whose parameter names, after `prefix`, are those of the public checkpoints.
+class WithHead:
+    """Facts that a model draws from its head."""
 
-    Built from config.json alone it has fresh weights and no tokenizer; `d5p4.models.load` fills both in.
-    """
-
-    architecture: ClassVar[str]
-    prefix: ClassVar[str]
-    recordable = False  # True: `body` never waits for the device, so that a CUDA graph can hold it
-    carry_over: bool
-    default_order: str
+    config: Mapping[str, Any]
     mask_id: int
-    max_length: int
-    banned: Tensor
-
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        super().__init__()
-        self.config = dict(config)
-        self.name = self.architecture
-        self.tokenizer: Tokenizer | None = None
-        self.eos_ids: tuple[int, ...] = ()
-        self.generation_defaults: Mapping[str, Any] = {}
-
-    def body(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Hidden:
-        """Hidden rows of tokens [R, T] int64; attention_mask [R, T] is False at left padding."""
-        raise NotImplementedError
+    eos_ids: tuple[int, ...]
+    banned: Tensor  # [V] bool
 
     @property
     def unembedding(self) -> tuple[Tensor, Tensor | None]:
@@ -68,9 +49,33 @@ class NativeModel(nn.Module):
             return pad
         return self.eos_ids[0] if self.eos_ids else self.mask_id
 
-    def tied(self) -> tuple[str, ...]:
-        """Names a checkpoint may hold besides the parameters, because they repeat one of them."""
-        return ()
+
+class NativeModel(WithHead, nn.Module):
+    """A model whose parameter names, after `prefix`, are those of the public checkpoints.
+
+    Built from config.json alone it has fresh weights and no tokenizer; `d5p4.models.load` fills both in.
+    """
+
+    architecture: ClassVar[str]
+    prefix: ClassVar[str]
+    head_name: ClassVar[str]  # a checkpoint may store the head under this name even where it is the embedding
+    reads_wide: ClassVar[bool] = False  # True: weights are read in at least float32, then brought to their dtype
+    recordable = True  # `body` never waits for the device, so that a CUDA graph can hold it
+    carry_over = False
+    default_order = "confidence"
+    max_length: int
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.config = dict(config)
+        self.name = self.architecture
+        self.tokenizer: Tokenizer | None = None
+        self.eos_ids: tuple[int, ...] = ()
+        self.generation_defaults: Mapping[str, Any] = {}
+
+    def body(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Hidden:
+        """Hidden rows of tokens [R, T] int64; attention_mask [R, T] is False at left padding."""
+        raise NotImplementedError
 
     def attach(self, name: str, tokenizer: Tokenizer | None, generation: Mapping[str, Any]) -> None:
         """Set what depends on the files beside the weights."""
@@ -83,12 +88,13 @@ class NativeModel(nn.Module):
         self.ban(tokenizer)
 
     def end_ids(self, generation: Mapping[str, Any], tokenizer: Tokenizer | None) -> tuple[int, ...]:
-        """End-of-text ids: from the configs, then the tokenizer's own end-of-turn tokens."""
-        found = [*_ids(self.config.get("eos_token_id")), *_ids(generation.get("eos_token_id"))]
+        """End-of-text ids: from the configs, then the tokenizer's own end-of-turn tokens, then its padding."""
+        ids = [*_ids(self.config.get("eos_token_id")), *_ids(generation.get("eos_token_id"))]
         if tokenizer is not None:
-            found += [i for i in map(tokenizer.special_id, END_TOKENS) if i is not None]
+            names = [*END_TOKENS, *tokenizer.padding()]
+            ids += [i for i in map(tokenizer.special_id, names) if i is not None]
         size = self.unembedding[0].shape[0]
-        return tuple(dict.fromkeys(i for i in found if 0 <= i < size and i != self.mask_id))
+        return tuple(dict.fromkeys(i for i in ids if 0 <= i < size and i != self.mask_id))
 
     def ban(self, tokenizer: Tokenizer | None = None) -> None:
         """Make `banned`: the mask id, ids past vocab_size, ids the tokenizer has no string for."""
@@ -103,11 +109,6 @@ class NativeModel(nn.Module):
     def settle(self, dtype: torch.dtype) -> None:
         """Ready for decoding in this dtype: no gradients, evaluation mode."""
         self.to(dtype).eval().requires_grad_(False)
-
-    @staticmethod
-    def reading_dtype(dtype: torch.dtype) -> torch.dtype:
-        """The dtype weights are read in before `settle` brings them to the final one."""
-        return dtype
 
 
 def without_token(ids: Sequence[int] | set[int], size: int) -> Tensor:

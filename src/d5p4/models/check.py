@@ -6,14 +6,17 @@ import math
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from ..errors import D5P4Error
 from ..ops.vocab import logits_of
 from .base import NativeModel
-from .load import load
+from .checkpoint import weight_files
+from .load import Undrawn, find, load
 from .tokenizer import Tokenizer
 
 PROMPT = "The capital of France is"
@@ -55,7 +58,7 @@ def check(
 
 
 def _known_prompt(codec: Tokenizer) -> list[int]:
-    """The prompt in the model's tokens; nothing for a model whose tokens cannot write English."""
+    """The prompt in the model's tokens; empty for a model whose tokens cannot write English."""
     try:
         return codec.encode(PROMPT)
     except D5P4Error:
@@ -73,8 +76,7 @@ def _allowed(model: NativeModel, logits: Tensor) -> Tensor:
 
 
 def _finite(logits: Tensor) -> CheckLine:
-    bad = int((logits.isnan() | logits.isposinf()).sum())
-    bad += int(logits.isneginf().all(-1).sum())
+    bad = int((logits.isnan() | logits.isposinf()).sum()) + int(logits.isneginf().all(-1).sum())
     return CheckLine("logits finite", bad == 0, f"{bad} NaN or infinite of {logits.numel():,}")
 
 
@@ -108,7 +110,7 @@ def _agreement(name: str, model: NativeModel, ours: Tensor, theirs: Tensor, what
 def _round_trip(codec: Tokenizer) -> CheckLine:
     try:
         text, ids = SENTENCE, codec.encode(SENTENCE)
-    except D5P4Error:  # not a model of English: its own tokens have to do
+    except D5P4Error:  # the model cannot write English, so its own tokens are tried
         text = codec.decode(sorted(codec.ids())[:20])
         ids = codec.encode(text)
     back = codec.decode(ids)
@@ -130,16 +132,50 @@ def _remote(name_or_path: str | Path, model: NativeModel, row: Tensor, logits: T
         import transformers
     except ImportError as reason:
         raise D5P4Error("comparing with the model's own code needs transformers: pip install transformers") from reason
-    # mdlm-owt registers its class for masked language modelling only.
-    auto: Any = transformers.AutoModelForMaskedLM if model.architecture == "mdlm" else transformers.AutoModel
+    extra = {"timesteps": torch.zeros(1, device=row.device)} if model.architecture == "mdlm" else {}
     try:
-        remote = auto.from_pretrained(str(name_or_path), trust_remote_code=True, torch_dtype=model.dtype)
-        remote = remote.to(model.device, model.dtype).eval()
-        extra = {"timesteps": torch.zeros(1, device=row.device)} if model.architecture == "mdlm" else {}
-        output = remote(input_ids=row, **extra)
+        output = own_module(str(name_or_path), model)(input_ids=row, **extra)
+    except D5P4Error:
+        raise
     except Exception as reason:  # foreign code fails in any way Python can
-        raise D5P4Error(f"the code of {str(name_or_path)!r} did not run: {type(reason).__name__}: {reason}") from reason
+        raise D5P4Error(
+            f"the code of {str(name_or_path)!r} did not run under transformers {transformers.__version__} "
+            f"({type(reason).__name__}: {reason}); the public models' code runs under 4.46 and 4.57"
+        ) from reason
     theirs = getattr(output, "logits", output)[0]
     if model.architecture == "dream":
         theirs = torch.cat((theirs[:1], theirs[:-1]))
     return _agreement("same as its own code", model, logits, theirs[-MASKS:].to(logits), "one prompt")
+
+
+def own_module(name: str, model: NativeModel) -> Any:
+    """A checkpoint's own module with its weights.
+
+    It is built without `from_pretrained`, which in transformers 5 refuses modules written for transformers 4.
+    """
+    from transformers import AutoConfig
+    from transformers.dynamic_module_utils import get_class_from_dynamic_module
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    classes = [code for kind, code in (model.config.get("auto_map") or {}).items() if kind.startswith("AutoModel")]
+    if not classes:
+        raise D5P4Error(f"{name!r} has no code of its own: its config.json names no AutoModel in auto_map")
+    config = AutoConfig.from_pretrained(name, trust_remote_code=True)
+    with patch.dict(ROPE_INIT_FUNCTIONS, {"default": _plain_rotary, **ROPE_INIT_FUNCTIONS}), Undrawn():
+        build: Any = get_class_from_dynamic_module(classes[0], name)
+        module = build._from_config(config, torch_dtype=model.dtype)
+    missing = {parameter for parameter, _ in module.named_parameters()}
+    for path in weight_files(find(name)):
+        shard = load_file(path)
+        module.load_state_dict(shard, strict=False)
+        missing -= set(shard)
+    if missing:
+        raise D5P4Error(f"the code of {name!r} has parameters that its weights lack, such as {min(missing)}")
+    return module.to(model.device, model.dtype).eval()
+
+
+def _plain_rotary(config: Any, device: Any = None, seq_len: int | None = None) -> tuple[Tensor, float]:
+    """Rotary frequencies and their scale, under the name "default" that transformers 5 no longer has."""
+    base = getattr(config, "rope_theta", None) or config.rope_parameters["rope_theta"]
+    width = config.hidden_size // config.num_attention_heads
+    return base ** -(torch.arange(0, width, 2, device=device).float() / width), 1.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +16,23 @@ from ..errors import D5P4Error
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-FLOATS = ("F64", "F32", "F16", "BF16")
+FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 SHOWN = 8
 
 
 def read_json(path: Path, missing: Any = None) -> Any:
-    """The object in a JSON file; a missing file gives `missing` when that is not None."""
+    """The object in a JSON file, or `missing` where there is no file and `missing` is not None."""
     if not path.is_file() and missing is not None:
         return missing
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise D5P4Error(f"{path} does not exist: a checkpoint folder needs it") from None
     except (OSError, ValueError) as reason:
         raise D5P4Error(f"{path} cannot be read as JSON ({reason}): fetch the file again") from reason
-    if not isinstance(found, dict):
-        raise D5P4Error(f"{path} holds a {type(found).__name__} where a JSON object is expected")
-    return found
+    if not isinstance(content, dict):
+        raise D5P4Error(f"{path} holds a {type(content).__name__} where a JSON object is expected")
+    return content
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -50,56 +50,52 @@ def weight_files(folder: Path) -> list[Path]:
         return [folder / name for name in names]
     pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
     if pickles:
-        raise D5P4Error(
-            f"{folder} has its weights only as pickle files ({_some(pickles)}), which can run code when opened; "
-            f"convert them to {SINGLE}"
-        )
+        reason = f"has only pickle files ({_some(pickles)}), which can run code"
+        raise D5P4Error(f"{folder} {reason}: convert them to {SINGLE}")
     raise D5P4Error(f"{folder} has neither {SINGLE} nor {INDEX}: put the weights there")
 
 
-def fill(
-    module: nn.Module,
-    folder: Path,
-    prefix: str,
-    device: torch.device,
-    dtype: torch.dtype,
-    ignore: Sequence[str] = (),
-    mapped: bool = False,
-) -> None:
-    """Give the parameters of a module on the meta device their values.
+def stored_dtype(folder: Path) -> torch.dtype | None:
+    """The dtype of a checkpoint's first weight, if d5p4 can run in it."""
+    with _opened(weight_files(folder)[0]) as shard:
+        first = next(iter(shard.keys()), None)
+        return None if first is None else FLOATS.get(shard.get_slice(first).get_dtype())
 
-    Names and shapes are compared first, from the file headers alone. Then one shard is open at a time and each
+
+def fill(model: Any, folder: Path, device: torch.device, dtype: torch.dtype, mapped: bool = False) -> None:
+    """Give the parameters of a native model on the meta device their values.
+
+    Names and shapes are compared first, from the file headers alone. Then one shard is open at a time and every
     tensor goes straight to the device, so the host holds about one shard at its peak.
-    `ignore`: endings of names that the files may hold without the module having them.
     `mapped`: on the CPU a tensor of the wanted dtype is the file's own pages, copied where they are written to.
     """
     files = weight_files(folder)
-    wanted = {prefix + name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
-    _compare(folder, wanted, files, tuple(ignore))
+    wanted = {model.prefix + name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    _compare(folder, wanted, files, ("rotary_emb.inv_freq", model.prefix + model.head_name))
     for path in files:
         with _opened(path) as shard:
             for name in shard.keys():  # noqa: SIM118 (a safetensors file is not a dict)
                 if name in wanted:
                     # Unless asked for, a copy even on the CPU: the file may be overwritten while the model lives.
                     tensor = shard.get_tensor(name).to(device=device, dtype=dtype, copy=not mapped)
-                    owner, _, leaf = name[len(prefix) :].rpartition(".")
-                    setattr(module.get_submodule(owner), leaf, nn.Parameter(tensor))
+                    owner, _, leaf = name.removeprefix(model.prefix).rpartition(".")
+                    setattr(model.get_submodule(owner), leaf, nn.Parameter(tensor))
 
 
 def _compare(folder: Path, wanted: dict[str, tuple[int, ...]], files: list[Path], ignore: tuple[str, ...]) -> None:
-    found: dict[str, tuple[int, ...]] = {}
+    stored: dict[str, tuple[int, ...]] = {}
     misfits = []
     for path in files:
         with _opened(path) as shard:
             for name in shard.keys():  # noqa: SIM118
                 piece = shard.get_slice(name)
-                found[name] = tuple(piece.get_shape())
-                if name in wanted and found[name] != wanted[name]:
-                    misfits.append(f"{name} is {list(found[name])}, expected {list(wanted[name])}")
+                stored[name] = tuple(piece.get_shape())
+                if name in wanted and stored[name] != wanted[name]:
+                    misfits.append(f"{name} is {list(stored[name])}, expected {list(wanted[name])}")
                 elif name in wanted and piece.get_dtype() not in FLOATS:
                     misfits.append(f"{name} is {piece.get_dtype()}, expected one of {', '.join(FLOATS)}")
-    missing = [name for name in wanted if name not in found]
-    unexpected = [name for name in found if name not in wanted and not (ignore and name.endswith(ignore))]
+    missing = [name for name in wanted if name not in stored]
+    unexpected = [name for name in stored if name not in wanted and not name.endswith(ignore)]
     complaints = [
         f"{kind}: {_some(names)}"
         for kind, names in (("missing", missing), ("unexpected", unexpected), ("misshapen", misfits))

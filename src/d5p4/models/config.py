@@ -8,46 +8,33 @@ from typing import Any
 from ..errors import D5P4Error
 
 Config = Mapping[str, Any]
-LARGEST = 2**24  # no size of a model is larger; a slip of the pen must not fill the memory
+LARGEST = 2**24  # a larger size is a typing error, and would fill the memory
 
 
-def whole(config: Config, key: str, default: int | None = None) -> int:
-    """A positive whole number; a missing or null key gives the default."""
-    value = config.get(key)
-    value = default if value is None else value
+def whole(config: Config, key: str, default: int | None = None, least: int = 1, most: int = LARGEST) -> int:
+    """A whole number from `least` to `most`; a missing or null key gives the default."""
+    value = default if config.get(key) is None else config[key]
     if value is None:
         raise D5P4Error(f"config.json has no {key!r}, which this architecture needs: add it")
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST:
-        raise D5P4Error(f"config.json has {key}={value!r}, which should be a whole number from 1 to {LARGEST}")
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise D5P4Error(f"config.json has {key}={value!r}, which should be a whole number from {least} to {most}")
     return value
 
 
 def number(config: Config, key: str, default: float) -> float:
     """A positive number; a missing or null key gives the default."""
-    value = config.get(key)
-    value = default if value is None else value
+    value = default if config.get(key) is None else config[key]
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
         raise D5P4Error(f"config.json has {key}={value!r}, which should be a number above 0")
     return float(value)
 
 
-def token(config: Config, key: str, vocabulary: int, default: int | None = None) -> int:
-    """A token id inside the vocabulary."""
+def flag(config: Config, key: str) -> bool:
+    """True or false; a missing or null key is false."""
     value = config.get(key)
-    value = default if value is None else value
-    if value is None:
-        raise D5P4Error(f"config.json has no {key!r}, which decoding needs: add the id")
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < vocabulary:
-        raise D5P4Error(f"config.json has {key}={value!r}, which is not an id of its {vocabulary} tokens")
-    return value
-
-
-def flag(config: Config, key: str, default: bool = False) -> bool:
-    value = config.get(key)
-    value = default if value is None else value
-    if not isinstance(value, bool):
+    if not isinstance(value, bool | None):
         raise D5P4Error(f"config.json has {key}={value!r}, which should be true or false")
-    return value
+    return bool(value)
 
 
 def only(config: Config, supported: Mapping[str, Any], architecture: str) -> None:

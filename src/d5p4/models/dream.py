@@ -9,61 +9,33 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import D5P4Error
-from ..ops.gate import silu_gate
+from ..ops.body import silu_gate
 from ..types import Hidden
 from .base import NativeModel
-from .config import divides, flag, number, only, token, whole
+from .config import divides, flag, number, only, whole
 from .layers import Padding, RMSNorm, Rotary, any_shape, attend, read_padding, rotary
-
-
-class Attention(nn.Module):
-    def __init__(self, width: int, heads: int, kv_heads: int) -> None:
-        super().__init__()
-        kv_width = width // heads * kv_heads
-        self.q_proj = nn.Linear(width, width)
-        self.k_proj = nn.Linear(width, kv_width)
-        self.v_proj = nn.Linear(width, kv_width)
-        self.o_proj = nn.Linear(width, width, bias=False)
-
-    def forward(self, x: Tensor, angles: Rotary, padding: Padding) -> Tensor:
-        mixed = attend(self.q_proj(x), self.k_proj(x), self.v_proj(x), angles, padding.keys)
-        return self.o_proj(mixed)
-
-
-class FeedForward(nn.Module):
-    def __init__(self, width: int, inner: int) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(width, inner, bias=False)
-        self.up_proj = nn.Linear(width, inner, bias=False)
-        self.down_proj = nn.Linear(inner, width, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(silu_gate(self.gate_proj(x), self.up_proj(x)))
 
 
 class Layer(nn.Module):
     def __init__(self, width: int, heads: int, kv_heads: int, inner: int, eps: float) -> None:
         super().__init__()
-        self.self_attn = Attention(width, heads, kv_heads)
-        self.mlp = FeedForward(width, inner)
+        kv_width = width // heads * kv_heads
+        sizes = {"q_proj": width, "k_proj": kv_width, "v_proj": kv_width}
+        self.self_attn = nn.ModuleDict({name: nn.Linear(width, size) for name, size in sizes.items()})
+        self.self_attn["o_proj"] = nn.Linear(width, width, bias=False)
+        self.mlp = nn.ModuleDict({name: nn.Linear(width, inner, bias=False) for name in ("gate_proj", "up_proj")})
+        self.mlp["down_proj"] = nn.Linear(inner, width, bias=False)
         self.input_layernorm = RMSNorm(width, eps)
         self.post_attention_layernorm = RMSNorm(width, eps)
 
     def forward(self, x: Tensor, delta: Tensor | None, angles: Rotary, padding: Padding) -> tuple[Tensor, Tensor]:
-        """x and what is yet to be added to it, [R, T, D] both, to the same two after this layer."""
+        """x and the residual that is not added yet, both [R, T, D], to the same pair after this layer."""
+        attention, mlp = self.self_attn, self.mlp
         x, h = self.input_layernorm(x, delta)
-        x, h = self.post_attention_layernorm(x, self.self_attn(h, angles, padding))
-        return x, self.mlp(h)
-
-
-class Stack(nn.Module):
-    """Embedding, layers and last norm, under the checkpoint's own names."""
-
-    def __init__(self, vocabulary: int, width: int, layers: list[Layer], eps: float) -> None:
-        super().__init__()
-        self.embed_tokens = nn.Embedding(vocabulary, width)
-        self.layers = nn.ModuleList(layers)
-        self.norm = RMSNorm(width, eps)
+        query, key, value = (attention[name](h) for name in ("q_proj", "k_proj", "v_proj"))
+        mixed = attend(query, key, value, angles, padding.keys)
+        x, h = self.post_attention_layernorm(x, attention["o_proj"](mixed))
+        return x, mlp["down_proj"](silu_gate(mlp["gate_proj"](h), mlp["up_proj"](h)))
 
 
 class Dream(NativeModel):
@@ -71,9 +43,7 @@ class Dream(NativeModel):
 
     architecture = "dream"
     prefix = ""
-    recordable = True
-    carry_over = False
-    default_order = "confidence"
+    head_name = "lm_head.weight"
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__(config)
@@ -87,10 +57,11 @@ class Dream(NativeModel):
         divides(config, "num_key_value_heads", heads, kv_heads)
         self.rope_theta = _rope_theta(config)
         self.max_length = whole(config, "max_position_embeddings")
-        self.mask_id = token(config, "mask_token_id", vocabulary)
+        self.mask_id = whole(config, "mask_token_id", least=0, most=vocabulary - 1)
 
         layers = [Layer(width, heads, kv_heads, inner, eps) for _ in range(whole(config, "num_hidden_layers"))]
-        self.model = Stack(vocabulary, width, layers, eps)
+        embedding, norm = nn.Embedding(vocabulary, width), RMSNorm(width, eps)
+        self.model: Any = nn.ModuleDict({"embed_tokens": embedding, "layers": nn.ModuleList(layers), "norm": norm})
         tied = flag(config, "tie_word_embeddings")
         self.lm_head = None if tied else nn.Linear(width, vocabulary, bias=False)
         self.ban()
@@ -98,9 +69,6 @@ class Dream(NativeModel):
     @property
     def unembedding(self) -> tuple[Tensor, Tensor | None]:
         return (self.model.embed_tokens if self.lm_head is None else self.lm_head).weight, None
-
-    def tied(self) -> tuple[str, ...]:
-        return ("lm_head.weight",) if self.lm_head is None else ()
 
     def body(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Hidden:
         padding = read_padding(tokens, attention_mask)

@@ -14,15 +14,14 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..errors import D5P4Error
-from ..ops.norm import add_rms_norm
-from ..ops.rotate import rotate
-from ..ops.width import working_dtype
+from ..ops.body import add_rms_norm, rotate
+from ..ops.precision import working_dtype
 
 
 class RMSNorm(nn.Module):
-    """x + delta and, times a weight [D], x + delta over its root mean square: see `ops.norm`.
+    """x + delta and, times a weight [D], x + delta over its root mean square: see `ops.body`.
 
-    The sum of a residual is left to the norm that reads it next: together they are one pass over the rows.
+    The norm adds the residual, because both together are one pass over the rows.
     """
 
     def __init__(self, width: int, eps: float) -> None:
@@ -47,15 +46,13 @@ def read_padding(tokens: Tensor, attention_mask: Tensor | None) -> Padding:
     """The padding of tokens [R, T] under attention_mask [R, T]."""
     if attention_mask is not None:
         if attention_mask.shape != tokens.shape:
-            raise D5P4Error(
-                f"attention_mask has shape {tuple(attention_mask.shape)} but tokens have {tuple(tokens.shape)}: "
-                "give one entry for each token"
-            )
+            shapes = f"{tuple(attention_mask.shape)}, but tokens have {tuple(tokens.shape)}"
+            raise D5P4Error(f"attention_mask has shape {shapes}: give one entry per token")
         real = attention_mask.to(device=tokens.device, dtype=torch.bool)
-        # Elsewhere to look would be to wait for the device; decoding gives no mask where nothing is padded.
+        # Only on the CPU: reading the mask on a GPU would wait for the device.
         if real.device.type != "cpu" or not bool(real.all()):
             count = real.long().cumsum(-1)
-            # A row of padding alone looks everywhere: softmax over nothing would be NaN.
+            # A row that is all padding looks everywhere, because softmax over nothing would be NaN.
             keys = real | ~real.any(-1, keepdim=True)
             return Padding((count - 1).clamp_min(0), keys[:, None, None, :], real & (count == 1))
     return Padding(torch.arange(tokens.shape[1], device=tokens.device)[None], None, None)
@@ -78,25 +75,24 @@ def rotary(positions: Tensor, width: int, base: float, dtype: torch.dtype) -> Ro
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, angles: Rotary, keys: Tensor | None) -> Tensor:
-    """Bidirectional attention of query [R, T, H * d] over key and value [R, T, K * d], K dividing H.
+    """Bidirectional attention of query [R, T, H * d] over key and value [R, T, K * d] to [R, T, H * d]. K divides H.
 
-    Gives [R, T, H * d]. Heads stay side by side in memory from the projections to the result, so nothing is copied.
+    Heads stay side by side in memory from the projections to the result, so nothing is copied.
     """
     query, key = (rotate(x, *angles).transpose(1, 2) for x in (query, key))
     value = value.unflatten(-1, (-1, angles.cos.shape[-1])).transpose(1, 2)
     copies = query.shape[1] // key.shape[1]
     shared = copies > 1 and keys is None and _flash_shares_heads(query, key, value)
     if copies > 1 and not shared:
-        # Not enable_gqa: without flash, and so with a mask, it takes the kernel that stores all T x T weights.
+        # enable_gqa needs flash attention; without it, torch would choose the kernel that stores all T x T weights.
         key, value = key.repeat_interleave(copies, dim=1), value.repeat_interleave(copies, dim=1)
     mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=keys, enable_gqa=shared)
     return mixed.transpose(1, 2).flatten(2)
 
 
 def any_shape() -> AbstractContextManager[None]:
-    """Attention by the kernels that take any shape at once. cuDNN's builds a plan for every new count of rows and
-    tokens, which takes longer than a forward of a few rows, and rows are few and their count changes at every step.
-    The switch is torch's, one for the whole process: forwards in two threads at once may leave cuDNN's turned off."""
+    """Attention without cuDNN, which plans every new shape for longer than a forward of a few rows takes; the number
+    of rows changes at every step. torch switches it for the whole process: two threads may leave cuDNN turned off."""
     return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
 
 

@@ -8,10 +8,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..errors import D5P4Error
-from ..ops.gate import silu_gate
+from ..ops.body import silu_gate
 from ..types import Hidden
 from .base import NativeModel
-from .config import divides, flag, number, only, token, whole
+from .config import divides, flag, number, only, whole
 from .layers import Padding, RMSNorm, Rotary, any_shape, attend, read_padding, rotary
 
 SUPPORTED = {
@@ -21,13 +21,8 @@ SUPPORTED = {
     "rope": True,
     "layer_norm_with_affine": True,
     "block_group_size": 1,
-    "alibi": False,
-    "include_bias": False,
-    "bias_for_layer_norm": False,
-    "attention_layer_norm": False,
-    "input_emb_norm": False,
-    "scale_logits": False,
 }
+UNUSED = ("alibi", "include_bias", "bias_for_layer_norm", "attention_layer_norm", "input_emb_norm", "scale_logits")
 
 
 class Block(nn.Module):
@@ -45,7 +40,7 @@ class Block(nn.Module):
         self.ff_out = nn.Linear(inner, width, bias=False)
 
     def forward(self, x: Tensor, delta: Tensor | None, angles: Rotary, padding: Padding) -> tuple[Tensor, Tensor]:
-        """x and what is yet to be added to it, [R, T, D] both, to the same two after this block."""
+        """x and the residual that is not added yet, both [R, T, D], to the same pair after this block."""
         x, h = self.attn_norm(x, delta)
         mixed = attend(self.q_proj(h), self.k_proj(h), self.v_proj(h), angles, padding.keys)
         x, h = self.ff_norm(x, self.attn_out(mixed))
@@ -57,13 +52,11 @@ class LLaDA(NativeModel):
 
     architecture = "llada"
     prefix = "model.transformer."
-    recordable = True
-    carry_over = False
-    default_order = "confidence"
+    head_name = "ff_out.weight"
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__(config)
-        only(config, {**SUPPORTED, "clip_qkv": None}, "LLaDA")
+        only(config, {**SUPPORTED, **dict.fromkeys(UNUSED, False), "clip_qkv": None}, "LLaDA")
         width, heads = whole(config, "d_model"), whole(config, "n_heads")
         kv_heads = whole(config, "n_kv_heads", 1 if config.get("multi_query_attention") else heads)
         inner = whole(config, "mlp_hidden_size", whole(config, "mlp_ratio", 4) * width)
@@ -76,7 +69,7 @@ class LLaDA(NativeModel):
         divides(config, "n_kv_heads", heads, kv_heads)
         self.rope_theta = number(config, "rope_theta", 10000.0)
         self.max_length = whole(config, "max_sequence_length")
-        self.mask_id = token(config, "mask_token_id", vocabulary)
+        self.mask_id = whole(config, "mask_token_id", least=0, most=vocabulary - 1)
 
         qkv_bias = flag(config, "include_qkv_bias")
         self.wte = nn.Embedding(rows, width)
@@ -90,9 +83,6 @@ class LLaDA(NativeModel):
     @property
     def unembedding(self) -> tuple[Tensor, Tensor | None]:
         return (self.wte if self.ff_out is None else self.ff_out).weight, None
-
-    def tied(self) -> tuple[str, ...]:
-        return ("ff_out.weight",) if self.ff_out is None else ()
 
     def body(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Hidden:
         padding = read_padding(tokens, attention_mask)

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ..errors import D5P4Error
+from ..errors import D5P4Error, nearest
+from ..ops.precision import working_dtype
 from .base import NativeModel
-from .checkpoint import fill, read_json
+from .checkpoint import fill, read_json, stored_dtype
 from .dream import Dream
 from .llada import LLaDA
 from .mdlm import MDLM
@@ -22,63 +23,97 @@ from .tokenizer import FILES, Tokenizer
 ARCHITECTURES: dict[str, type[NativeModel]] = {"mdlm": MDLM, "llada": LLaDA, "dream": Dream}
 CLASS_NAMES = {"mdlm": "mdlm", "llada": "llada", "lladamodel": "llada", "lladamodellm": "llada", "dream": "dream"}
 CLASS_NAMES |= {"dreammodel": "dream", "dreambasemodel": "dream"}
-DTYPES = {
-    "float64": torch.float64,
-    "fp64": torch.float64,
-    "float32": torch.float32,
-    "fp32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "bf16": torch.bfloat16,
-    "float16": torch.float16,
-    "fp16": torch.float16,
+NOT_YET = {  # by a part of model_type or of a class name, in small letters without "_" and "-"
+    "sdar": "SDAR, a block-causal diffusion model",
+    "fastdllm": "Fast-dLLM v2, a block-causal diffusion model",
+    "llada2": "LLaDA2, a block-causal diffusion model with experts",
+    "lladamoe": "LLaDA-MoE, a diffusion model with experts",
+    "illada": "iLLaDA, a diffusion model that follows LLaDA",
+    "diffusiongemma": "DiffusionGemma, a diffusion model without a mask token",
+    "stablediffcoder": "Stable-DiffCoder, a block-causal diffusion model",
 }
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES |= {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+OPTIONS = ("device", "dtype", "tokenizer", "mapped", "torch_dtype", "device_map", "trust_remote_code")
+QUANTISED = ("load_in_4bit", "load_in_8bit", "quantization_config")
+SEVERAL_DEVICES = ("balanced", "balanced_low_0", "sequential")
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja"]
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
-GPT2_VOCABULARY = 50257
+GPT2_SIZES = (50257, 50258)  # without and with a mask
 CHECKOUT_ONLY = ("books", "judge")  # in `models/` of the repository, not in the wheel
 
 
 def load(
     name_or_path: str | Path,
-    device: str | torch.device | None = None,
+    device: str | torch.device | int | None = None,
     dtype: str | torch.dtype | None = None,
     tokenizer: str | Path | Tokenizer | None = None,
     mapped: bool = False,
+    **others: Any,
 ) -> NativeModel:
     """Load an MDLM, LLaDA or Dream checkpoint from a folder, a shipped name or a hub id.
 
-    `device`: the best there is by default. `dtype`: bfloat16 on CUDA and float32 elsewhere by default.
+    `device`: by default the best device of this machine.
+    `dtype`: by default bfloat16 on CUDA and float32 elsewhere; "auto" is the dtype of the stored weights.
     `tokenizer`: a folder or a Tokenizer to use instead of the checkpoint's own.
-    `mapped`: for several processes on one host. On the CPU, weights whose dtype in the file is the wanted one stay the
-    file's pages, which the host holds once for all processes; the file must not be overwritten while the model lives
-    (written to in place, a weight changes in this process only). Others are copied as always, and so are those that
-    MDLM folds as it loads: all but embedding and head. On a GPU it changes nothing: every process has its own copy
-    there, and reads the file through the host's page cache anyway.
+    `mapped`: for several processes on one host. On the CPU, weights that are stored in the wanted dtype stay in the
+    pages of their file, which the host keeps once for all processes; do not overwrite the file while the model lives.
+    MDLM maps only its embedding and head, because loading changes its other weights. On a GPU it has no effect.
+    `others`: keywords of transformers' `from_pretrained`. `torch_dtype` stands for an absent `dtype`, `device_map`
+    ("auto" or one device) for an absent `device`; `trust_remote_code` is accepted, but nothing remote ever runs.
     """
+    device, dtype = translate(device, dtype, others)
     device = choose_device(device)
-    dtype = choose_dtype(dtype, device)
+    choose_dtype(dtype, device)  # a wrong dtype is refused before anything is fetched
     model, folder, codec, generation = without_weights(name_or_path, tokenizer)
-    ignore = ("rotary_emb.inv_freq", *(model.prefix + name for name in model.tied()))
-    fill(model, folder, model.prefix, device, model.reading_dtype(dtype), ignore, mapped)
+    dtype = choose_dtype(dtype, device, folder)
+    fill(model, folder, device, working_dtype(dtype) if model.reads_wide else dtype, mapped)
     model.settle(dtype)
     model.attach(str(name_or_path), codec, generation)
     return model
 
 
+def translate(device: Any, dtype: Any, others: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Device and dtype after the keywords that users of transformers write; refuse keywords without a meaning here."""
+    for name, value in others.items():
+        if name == "torch_dtype":
+            dtype = value if dtype is None else dtype
+        elif name == "device_map":
+            device = _single_device(value) if device is None else device
+        elif name == "trust_remote_code":
+            if value:
+                warnings.warn("trust_remote_code has no effect: d5p4 never runs a checkpoint's own code", stacklevel=3)
+        elif name not in QUANTISED:
+            raise D5P4Error(nearest(name, OPTIONS) or f"load takes {', '.join(OPTIONS)}", option=name)
+        elif value:
+            reason = "d5p4 does not quantise weights; use dtype='bfloat16', or quantise the model with transformers"
+            raise D5P4Error(f"{reason} and pass it to d5p4.wrap", option=name)
+    return device, dtype
+
+
+def _single_device(device_map: Any) -> Any:
+    if isinstance(device_map, Mapping) and len(set(map(str, device_map.values()))) == 1:
+        return next(iter(device_map.values()))
+    if isinstance(device_map, Mapping) or device_map in SEVERAL_DEVICES:
+        reason = "spreads a model over several devices, and d5p4 needs it on one; use 'auto' or 'cuda:0'"
+        raise D5P4Error(reason, option="device_map", value=device_map)
+    return device_map
+
+
 def without_weights(
     name_or_path: str | Path, tokenizer: str | Path | Tokenizer | None = None
 ) -> tuple[NativeModel, Path, Tokenizer, dict[str, Any]]:
-    """A model on the meta device, its folder, tokenizer and generation_config.json: all that small files say."""
+    """A model on the meta device, its folder, tokenizer and generation_config.json, read from the small files."""
     folder = find(name_or_path)
     config = read_json(folder / "config.json")
     generation = read_json(folder / "generation_config.json", missing={})
-    with torch.device("meta"), _Undrawn():
+    with torch.device("meta"), Undrawn():
         model = ARCHITECTURES[architecture(config, folder)](config)
     return model, folder, find_tokenizer(folder, model, tokenizer), generation
 
 
-class _Undrawn(TorchFunctionMode):
-    """Initial weights that nobody will see are not drawn: on the meta device that alone would import a compiler."""
+class Undrawn(TorchFunctionMode):
+    """Skips drawing initial weights, which the checkpoint replaces. On the meta device it would import a compiler."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
@@ -88,38 +123,43 @@ class _Undrawn(TorchFunctionMode):
 
 
 def find(name_or_path: str | Path) -> Path:
-    """The folder a name stands for, downloading it when it is a hub id."""
+    """The folder a name stands for. A hub id is downloaded."""
     if not isinstance(name_or_path, (str, Path)) or not str(name_or_path):
         raise D5P4Error(f"a model is named by text or a path, not {name_or_path!r}")
     name = str(name_or_path)
     folder = Path(name_or_path).expanduser()
-    found = shipped(name)
+    inside = shipped(name)
     # A folder that only happens to have the name of a shipped model does not hide it.
-    if folder.is_dir() and (found is None or (folder / "config.json").is_file()):
-        if found is not None and isinstance(name_or_path, str):
+    if folder.is_dir() and (inside is None or (folder / "config.json").is_file()):
+        if inside is not None and isinstance(name_or_path, str):
             warnings.warn(f"{name!r}: the folder here is taken, not the model shipped with d5p4", stacklevel=2)
         return folder
-    if found is not None:
-        return found
+    if inside is not None:
+        return inside
     if folder.exists():
         raise D5P4Error(f"{name!r} is a file: give the folder that holds config.json and the weights")
     if name in CHECKOUT_ONLY:
         raise D5P4Error(f"{name!r} lies in models/ of d5p4's repository and not in its package: give the path to it")
     if not HUB_ID.fullmatch(name) or isinstance(name_or_path, Path):
+        known = sorted(shipped_models())
+        hint = nearest(name, known)
         raise D5P4Error(
-            f"{name!r} is no folder here, no model shipped with d5p4 and no hub id of the form org/name: "
-            "check the spelling"
+            f"{name!r} is no folder here and no hub id of the form org/name; "
+            f"shipped models are {', '.join(known)}{hint and '; ' + hint}"
         )
     return download(name, HUB_FILES)
 
 
 def shipped(name: str) -> Path | None:
-    """The folder of a model inside the package, or in `models/` of a source checkout."""
-    if not re.fullmatch(r"[\w-][\w.-]*", name):
-        return None
+    """The folder of a model that comes with d5p4."""
+    return shipped_models().get(name)
+
+
+def shipped_models() -> dict[str, Path]:
+    """Folders of the models inside the package and, in a source checkout, in its `models/`."""
     here = Path(__file__).resolve()
-    places = (here.parent / "weights" / name, here.parents[3] / "models" / name)
-    return next((place for place in places if (place / "config.json").is_file()), None)
+    configs = (*(here.parent / "weights").glob("*/config.json"), *(here.parents[3] / "models").glob("*/config.json"))
+    return {config.parent.name: config.parent for config in reversed(configs)}
 
 
 def download(hub_id: str, patterns: list[str]) -> Path:
@@ -144,64 +184,65 @@ def architecture(config: Mapping[str, Any], folder: Path) -> str:
     # Every name has to agree: a mixture-of-experts model must not be read as its dense cousin.
     if len(known) == 1 and None not in known:
         return str(known.pop())
-    said = f"model_type={kind!r} and architectures={classes}"
-    hint = "; LLaDA-MoE and LLaDA2 are not supported" if "llada" in said.lower() else ""
-    if any(name.endswith("ForCausalLM") for name in classes):
-        hint = "; a causal model can score texts (d5p4.eval.perplexity.CausalJudge)"
-    raise D5P4Error(
-        f"{folder / 'config.json'} has {said}; supported are MDLM (mdlm), LLaDA (llada) and Dream (dream), "
-        f"and d5p4.wrap takes other modules{hint}"
-    )
+    plain = re.sub("[_-]", "", f"{kind} {classes}".lower())
+    family = next((family for part, family in NOT_YET.items() if part in plain), None)
+    if family is not None:
+        hint = f"this is {family}, which d5p4 does not support yet"
+    else:
+        hint = "supported are MDLM (mdlm), LLaDA (llada) and Dream (dream), and d5p4.wrap takes other modules"
+        if any(name.endswith("ForCausalLM") for name in classes):
+            hint += "; a causal model can score texts (d5p4.eval.perplexity.CausalJudge)"
+    raise D5P4Error(f"{folder / 'config.json'} has model_type={kind!r} and architectures={classes}; {hint}")
 
 
 def find_tokenizer(folder: Path, model: NativeModel, given: str | Path | Tokenizer | None) -> Tokenizer:
-    """The tokenizer for a checkpoint folder."""
+    """The tokenizer for a checkpoint folder. The public MDLM checkpoints use GPT-2's without shipping it."""
     if isinstance(given, Tokenizer):
         return given.for_model(model.mask_id)
+    uses_gpt2 = model.architecture == "mdlm" and model.config.get("vocab_size") in GPT2_SIZES
     if given is not None:
         folder = find(given)
-    elif model.architecture == "mdlm" and not Tokenizer.lies_in(folder):
-        folder = gpt2_files(folder, model)
+    elif uses_gpt2 and not Tokenizer.lies_in(folder):
+        try:
+            folder = download("gpt2", ["tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"])
+        except D5P4Error as reason:
+            raise D5P4Error(f"{folder} has no tokenizer: put {FILES} there (it uses GPT-2's, but {reason})") from reason
     # Dream's own files are Qwen2's whatever tokenizer_class says; other folders speak for themselves.
     qwen2 = True if model.architecture == "dream" and given is None else None
     return Tokenizer.read(folder, mask_id=model.mask_id, qwen2=qwen2)
 
 
-def gpt2_files(folder: Path, model: NativeModel) -> Path:
-    """GPT-2's tokenizer files, which the public MDLM checkpoints use without shipping them."""
-    missing = f"{folder} has no tokenizer: put {FILES} there, or pass tokenizer="
-    if model.config.get("vocab_size") not in (GPT2_VOCABULARY, GPT2_VOCABULARY + 1):
-        raise D5P4Error(missing)
-    try:
-        return download("gpt2", ["tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"])
-    except D5P4Error as reason:
-        raise D5P4Error(f"{missing} (it uses GPT-2's, but {reason})") from reason
-
-
-def choose_device(device: str | torch.device | None) -> torch.device:
-    if device is None:
+def choose_device(device: str | torch.device | int | None) -> torch.device:
+    """The device a user names; None and "auto" are the best one of this machine."""
+    if device is None or device == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     try:
         chosen = torch.device(device)
     except (RuntimeError, TypeError) as reason:
-        raise D5P4Error(f"device={device!r} is not a device: use 'cuda', 'cuda:0', 'mps' or 'cpu'") from reason
-    if chosen.type == "cuda" and not (chosen.index or 0) < torch.cuda.device_count():
-        raise D5P4Error(f"device={device!r} is not there: this torch sees {torch.cuda.device_count()} CUDA devices")
-    if chosen.type == "mps" and not torch.backends.mps.is_available():
-        raise D5P4Error(f"device={device!r} is not there: this torch has no MPS; use 'cpu'")
+        raise D5P4Error(
+            "is not a device: use 'cuda', 'cuda:0', 'mps' or 'cpu'", option="device", value=device
+        ) from reason
+    counts = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
+    if chosen.type in counts and (chosen.index or 0) >= counts[chosen.type]:
+        raise D5P4Error(
+            f"is not there: this torch sees {counts[chosen.type]} {chosen.type} devices", option="device", value=device
+        )
     if chosen.type not in ("cuda", "mps", "cpu", "xpu"):
-        raise D5P4Error(f"device={device!r} cannot hold a model for decoding: use 'cuda', 'mps' or 'cpu'")
+        raise D5P4Error("cannot hold a model for decoding: use 'cuda', 'mps' or 'cpu'", option="device", value=device)
     return chosen
 
 
-def choose_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype:
+def choose_dtype(dtype: str | torch.dtype | None, device: torch.device, folder: Path | None = None) -> torch.dtype:
+    """The dtype a user names; "auto" is that of the weights in `folder`, where one is given."""
+    if dtype == "auto":
+        dtype = None if folder is None else stored_dtype(folder)
     if dtype is None:
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     chosen = DTYPES.get(dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
     if chosen is None or chosen not in DTYPES.values():
-        raise D5P4Error(f"dtype={dtype!r} is not supported: use one of {', '.join(DTYPES)}")
+        raise D5P4Error(f"is not supported: use one of {', '.join(DTYPES)}", option="dtype", value=dtype)
     if chosen is torch.float64 and device.type == "mps":
-        raise D5P4Error("dtype='float64' does not exist on MPS: use 'float32', or device='cpu'")
+        raise D5P4Error("does not exist on MPS: use 'float32', or device='cpu'", option="dtype", value=dtype)
     return chosen

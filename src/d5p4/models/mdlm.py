@@ -2,8 +2,8 @@
 
 The network is run without time conditioning, so sigma is 0 for every row and every adaLN shift, scale and gate is a
 constant of the checkpoint. The forward therefore always runs on *folded* weights: gates inside the output matrices,
-scales inside the input matrices, shifts inside the biases. `fold()` does that once; an unfolded model (training)
-folds anew, differentiably, in every forward.
+scales inside the input matrices, shifts inside the biases. `fold()` does that once. An unfolded model, as in training,
+folds in every forward, so that gradients reach all weights.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..ops.kernels import usable
-from ..ops.width import working_dtype
+from ..ops.precision import working_dtype
 from ..types import Hidden
 from .base import NativeModel
-from .config import divides, flag, only, token, whole
+from .config import divides, flag, only, whole
 from .layers import Padding, Rotary, any_shape, attend, read_padding, rotary
 from .tokenizer import Tokenizer
 
@@ -49,28 +49,6 @@ class Scale(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
         self.register_parameter("bias", None)
-
-
-class Embedding(nn.Module):
-    def __init__(self, vocabulary: int, width: int) -> None:
-        super().__init__()
-        self.embedding = nn.Parameter(torch.empty(vocabulary, width))
-        nn.init.normal_(self.embedding, std=0.02)
-
-
-class SigmaMap(nn.Module):
-    """The network of the noise level; sigma = 0 turns its input into ones (cosines) and zeros (sines)."""
-
-    def __init__(self, cond: int) -> None:
-        super().__init__()
-        self.mlp = nn.Sequential(nn.Linear(FREQUENCIES, cond), nn.SiLU(), nn.Linear(cond, cond))
-
-    def at_zero(self) -> Tensor:
-        """[cond], in max(float32, dtype)."""
-        first, last = _ends(self.mlp)
-        wave = torch.zeros(FREQUENCIES, device=first.weight.device, dtype=working_dtype(first.weight.dtype))
-        wave[: FREQUENCIES // 2] = 1
-        return F.silu(_affine(F.silu(_affine(wave, first)), last))
 
 
 class Block(nn.Module):
@@ -169,10 +147,11 @@ class MDLM(NativeModel):
 
     architecture = "mdlm"
     prefix = "backbone."
-    recordable = True
+    head_name = "output_layer.linear.weight"
+    reads_wide = True
     carry_over = True
     default_order = "ancestral"
-    sigma_map: SigmaMap | None
+    sigma_map: Any  # the network of the noise level; None once folded
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__(config)
@@ -181,11 +160,13 @@ class MDLM(NativeModel):
         vocabulary = whole(config, "vocab_size")
         self.head_width = divides(config, "n_heads", width, heads)
         self.max_length = whole(config, "model_length")
-        self.mask_id = token(config, "mask_token_id", vocabulary, default=vocabulary - 1)
+        self.mask_id = whole(config, "mask_token_id", vocabulary - 1, least=0, most=vocabulary - 1)
         dropout = float(config.get("dropout") or 0.0)
 
-        self.vocab_embed = Embedding(vocabulary, width)
-        self.sigma_map = SigmaMap(cond)
+        embedding = nn.init.normal_(torch.empty(vocabulary, width), std=0.02)
+        self.vocab_embed = nn.ParameterDict({"embedding": embedding})
+        noise_level = nn.Sequential(nn.Linear(FREQUENCIES, cond), nn.SiLU(), nn.Linear(cond, cond))
+        self.sigma_map = nn.ModuleDict({"mlp": noise_level})
         self.blocks = nn.ModuleList(Block(width, cond, dropout) for _ in range(whole(config, "n_blocks")))
         self.output_layer = OutputLayer(width, vocabulary, cond, flag(config, "tie_word_embeddings"))
         self.ban()
@@ -193,43 +174,38 @@ class MDLM(NativeModel):
     @property
     def unembedding(self) -> tuple[Tensor, Tensor | None]:
         linear = self.output_layer.linear
-        return (self.vocab_embed.embedding if linear.weight is None else linear.weight), linear.bias
-
-    def tied(self) -> tuple[str, ...]:
-        return ("output_layer.linear.weight",) if self.output_layer.linear.weight is None else ()
+        return (self.vocab_embed["embedding"] if linear.weight is None else linear.weight), linear.bias
 
     def end_ids(self, generation: Mapping[str, Any], tokenizer: Tokenizer | None) -> tuple[int, ...]:
         return ()
 
     @property
     def condition(self) -> Tensor | None:
-        """[cond] input of every adaLN, or None once folded."""
-        return None if self.sigma_map is None else self.sigma_map.at_zero()
+        """[cond] input of every adaLN in max(float32, dtype), or None once folded."""
+        if self.sigma_map is None:
+            return None
+        first, _, last = self.sigma_map["mlp"]
+        wave = torch.zeros(FREQUENCIES, device=first.weight.device, dtype=working_dtype(first.weight.dtype))
+        wave[: FREQUENCIES // 2] = 1  # at sigma = 0 the cosines are ones and the sines are zeros
+        return F.silu(_affine(F.silu(_affine(wave, first)), last))
 
     @torch.no_grad()
     def fold(self) -> None:
         """Fold the constants into the weights for good; a second call does nothing."""
         condition = self.condition
-        if condition is None:
-            return
-        for block in self.blocks:
-            assert isinstance(block, Block)
-            block.fold(condition)
-        self.output_layer.fold(condition)
-        self.sigma_map = None
+        if condition is not None:
+            for part in (*self.blocks, self.output_layer):
+                part.fold(condition)
+            self.sigma_map = None
 
     def settle(self, dtype: torch.dtype) -> None:
         self.fold()
         super().settle(dtype)
 
-    @staticmethod
-    def reading_dtype(dtype: torch.dtype) -> torch.dtype:
-        return working_dtype(dtype)
-
     def body(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Hidden:
         padding = read_padding(tokens, attention_mask)
         condition = self.condition
-        x = F.embedding(tokens, self.vocab_embed.embedding)
+        x = F.embedding(tokens, self.vocab_embed["embedding"])
         angles = rotary(padding.positions, self.head_width, ROTARY_BASE, x.dtype)
         with any_shape():
             for block in self.blocks:

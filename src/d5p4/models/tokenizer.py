@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,7 +69,10 @@ class Tokenizer:
         specials = {**read_json(folder / "special_tokens_map.json", missing={}), **settings}
         named = {key: text for key in NAMED if (text := _text(specials.get(key))) is not None}
         if (folder / "tokenizer.json").is_file():
-            backend = _parse(folder / "tokenizer.json")
+            try:
+                backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+            except Exception as reason:  # the library raises bare Exception
+                raise D5P4Error(f"{folder / 'tokenizer.json'} cannot be read ({reason}): fetch it again") from reason
             _add_listed(backend, settings, folder)
         elif (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
             if qwen2 is None:
@@ -114,9 +118,6 @@ class Tokenizer:
         kept = [i for i in map(int, ids) if i in self._ids and i not in self._special and i != self.mask_id]
         return self.backend.decode(kept, skip_special_tokens=False)
 
-    def has_token(self, token_id: int) -> bool:
-        return token_id in self._ids
-
     def ids(self) -> set[int]:
         """Every id that has a token."""
         return self._ids
@@ -127,8 +128,13 @@ class Tokenizer:
 
     def special_id(self, text: str) -> int | None:
         """The id of a special token's string; None when it is no special token."""
-        found = self.token_id(text)
-        return found if found in self._special else None
+        token_id = self.token_id(text)
+        return token_id if token_id in self._special else None
+
+    def padding(self) -> list[str]:
+        """The padding token, after which a text has ended; none where it is also the unknown or the first token."""
+        pad = self.named.get("pad_token")
+        return [] if pad is None or pad in map(self.named.get, ("unk_token", "bos_token")) else [pad]
 
     @property
     def mask_token(self) -> str | None:
@@ -143,55 +149,53 @@ class Tokenizer:
         """The prompt text that asks for the next answer in a conversation; None without a chat template."""
         if self.chat_template is None:
             return None
-        return render_chat(self.chat_template, messages, self.named)
-
-
-def render_chat(template: str, messages: Sequence[Mapping[str, str]], named: Mapping[str, str]) -> str:
-    """Render a chat template, which is foreign code, in jinja2's sandbox."""
-    if isinstance(messages, (str, Mapping)) or not all(isinstance(m, Mapping) and "role" in m for m in messages):
-        raise D5P4Error(f"messages={messages!r} should be a list of objects with 'role' and 'content'")
-    try:
-        return _compiled(template).render(**named, messages=[dict(m) for m in messages], add_generation_prompt=True)
-    except Exception as reason:  # a template can fail in any way Python can
-        raise D5P4Error(f"the chat template could not be rendered: {type(reason).__name__}: {reason}") from reason
+        if isinstance(messages, (str, Mapping)) or not all(isinstance(m, Mapping) and "role" in m for m in messages):
+            raise D5P4Error(f"messages={messages!r} should be a list of objects with 'role' and 'content'")
+        facts = {"tools": None, "documents": None, "add_generation_prompt": True, **self.named}
+        try:
+            return _compiled(self.chat_template).render(**facts, messages=[dict(m) for m in messages])
+        except Exception as reason:  # a template can fail in any way Python can
+            raise D5P4Error(f"the chat template could not be rendered: {type(reason).__name__}: {reason}") from reason
 
 
 @lru_cache(maxsize=16)
 def _compiled(template: str) -> jinja2.Template:
-    """Compiling takes a hundred times as long as rendering."""
+    """A chat template, which is foreign code, in jinja2's sandbox. Compiling takes much longer than rendering."""
     import jinja2
-    from jinja2.ext import loopcontrols
+    from jinja2 import nodes
+    from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """`{% generation %}` marks the assistant's words for training; its content is rendered as it stands."""
+
+        tags = {"generation"}
+
+        def parse(self, parser: Any) -> nodes.Node:
+            line = next(parser.stream).lineno
+            return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
     def raise_exception(reason: str) -> None:
         raise jinja2.TemplateError(reason)
 
-    def tojson(value: Any, indent: int | None = None) -> str:
-        return json.dumps(value, ensure_ascii=False, indent=indent)
+    def tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **style: Any) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **style)
 
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    extensions = [Generation, loopcontrols]
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
     environment.filters["tojson"] = tojson
-    environment.globals["raise_exception"] = raise_exception
+    environment.globals |= {"raise_exception": raise_exception, "strftime_now": lambda f: datetime.now().strftime(f)}
     return environment.from_string(template)
-
-
-def _parse(path: Path) -> tokenizers.Tokenizer:
-    try:
-        return tokenizers.Tokenizer.from_file(str(path))
-    except Exception as reason:  # the library raises bare Exception
-        raise D5P4Error(f"{path} is not a tokenizer file ({reason}): fetch it again") from reason
 
 
 def _byte_level(folder: Path, settings: Mapping[str, Any], qwen2: bool) -> tokenizers.Tokenizer:
     """A byte-level BPE tokenizer from vocab.json, merges.txt and the lists of added tokens."""
     try:
         vocabulary, merges = BPE.read_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
-        added = {text: AddedToken(text) for text in read_json(folder / "added_tokens.json", missing={})}
-        ids = {text: int(i) for text, i in read_json(folder / "added_tokens.json", missing={}).items()}
-        for i, token in _listed(settings).items():
-            added[token.content] = token
-            ids[token.content] = i
-        # Added tokens join the vocabulary first, so that each keeps its own id even where ids have gaps.
+        extra = read_json(folder / "added_tokens.json", missing={})
+        added = {int(i): AddedToken(text) for text, i in extra.items()} | _listed(settings)
+        # Added tokens join the vocabulary first, so that all keep their ids even where ids have gaps.
+        ids = {token.content: i for i, token in added.items()}
         backend = tokenizers.Tokenizer(BPE({**vocabulary, **ids}, merges))
     except D5P4Error:
         raise
@@ -205,18 +209,17 @@ def _byte_level(folder: Path, settings: Mapping[str, Any], qwen2: bool) -> token
     else:
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=bool(settings.get("add_prefix_space")))
     backend.decoder = decoders.ByteLevel()
-    for text in sorted(added, key=lambda text: ids[text]):
-        _add(backend, added[text])
+    for _, token in sorted(added.items()):
+        _add(backend, token)
     _make_special(backend, ["<|endoftext|>"])
     return backend
 
 
 def _listed(settings: Mapping[str, Any]) -> dict[int, AddedToken]:
-    """The added tokens of tokenizer_config.json, by ascending id."""
+    """The added tokens of tokenizer_config.json by id."""
     options = ("single_word", "lstrip", "rstrip", "normalized", "special")
     listed = (settings.get("added_tokens_decoder") or {}).items()
-    found = {int(i): AddedToken(e["content"], **{k: e[k] for k in options if k in e}) for i, e in listed}
-    return dict(sorted(found.items()))
+    return {int(i): AddedToken(e["content"], **{k: e[k] for k in options if k in e}) for i, e in listed}
 
 
 def _add_listed(backend: tokenizers.Tokenizer, settings: Mapping[str, Any], folder: Path) -> None:
@@ -225,13 +228,13 @@ def _add_listed(backend: tokenizers.Tokenizer, settings: Mapping[str, Any], fold
         listed = _listed(settings)
     except Exception as reason:
         raise D5P4Error(f"{folder / 'tokenizer_config.json'} lists added tokens that cannot be read") from reason
-    for i, token in listed.items():
+    for i, token in sorted(listed.items()):
         if backend.token_to_id(token.content) is None:
             _add(backend, token)
-        found = backend.token_to_id(token.content)
-        if found != i:
+        actual = backend.token_to_id(token.content)
+        if actual != i:
             raise D5P4Error(
-                f"the tokenizer files in {folder} disagree: {token.content!r} is {found} in tokenizer.json "
+                f"the tokenizer files in {folder} disagree: {token.content!r} is {actual} in tokenizer.json "
                 f"and {i} in tokenizer_config.json; fetch them again"
             )
 
@@ -260,14 +263,22 @@ def _give_mask(backend: tokenizers.Tokenizer, mask_id: int) -> None:
 
 
 def _chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        return file.read_text(encoding="utf-8")
+    """The template of chat_template.jinja, tokenizer_config.json or chat_template.json, whichever comes first."""
+    if (folder / "chat_template.jinja").is_file():
+        return (folder / "chat_template.jinja").read_text(encoding="utf-8")
     template = settings.get("chat_template")
+    if template is None:
+        template = read_json(folder / "chat_template.json", missing={}).get("chat_template")
     if isinstance(template, list):
-        named = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
-        template = named.get("default")
-    return template if isinstance(template, str) else None
+        template = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
+    if not isinstance(template, dict):
+        return template if isinstance(template, str) else None
+    if "default" in template or len(template) == 1:
+        return template.get("default", next(iter(template.values())))
+    # Prompts with chat=False need no template, so the complaint waits until one is rendered.
+    names = ", ".join(map(str, template))
+    reason = f"the templates are {names}, and none is called default: write chat_template.jinja, or use chat=False"
+    return f"{{{{ raise_exception({json.dumps(reason)}) }}}}"
 
 
 def _text(token: Any) -> str | None:

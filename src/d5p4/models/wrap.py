@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import tokenizers
 import torch
 from torch import Tensor, nn
 
 from ..errors import D5P4Error
-from ..types import Head, Hidden, TextCodec
-from .base import without_token
+from ..types import Hidden, TextCodec
+from .base import WithHead, without_token
 from .dream import shift_right
 from .layers import read_padding
 from .tokenizer import Tokenizer
@@ -39,20 +41,20 @@ def wrap(
 ) -> WrappedModel:
     """Split a module into body and head without computing its logits.
 
+    `module`: a transformers causal model, also inside an unmerged PEFT model; it keeps its mode and its gradients.
     `tokenizer`: ours, one of transformers, one of `tokenizers`, or None. `shift`: row i - 1 predicts token i (Dream).
     `banned`: ids that must never be drawn besides the mask and ids without a token.
     `hidden`: gives the head's input rows for modules whose inside is not that of a transformers causal model.
     """
-    head = _head(module)
-    size = head.weight.shape[0]
+    module = _without_peft(module, hidden is None)
+    size = _head(module).weight.shape[0]
     for what, ids in (("mask_id", [mask_id]), ("eos_ids", eos_ids), ("banned", banned or ())):
         if isinstance(ids, int):
             raise D5P4Error(f"{what}={ids!r} must be a list of token ids")
         wrong = [i for i in ids if not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < size]
         if wrong:
             raise D5P4Error(f"{what} has {wrong[0]!r}, which is not an id of the module's {size} tokens")
-    if hidden is None:
-        hidden = _inner_rows(module)
+    rows = hidden or _inner_rows(module)
     if max_length is None:
         max_length = getattr(getattr(module, "config", None), "max_position_embeddings", None)
         if not isinstance(max_length, int):
@@ -64,9 +66,9 @@ def wrap(
         never |= without_token(codec.ids(), size)
     return WrappedModel(
         module,
-        hidden,
-        name=name or type(module).__name__,
+        rows,
         banned=never,
+        name=name or type(module).__name__,
         shift=shift,
         mask_id=mask_id,
         eos_ids=tuple(dict.fromkeys(eos_ids)),
@@ -77,61 +79,36 @@ def wrap(
     )
 
 
-class WrappedModel:
-    """A foreign module behind the contract of `d5p4.types.Model`. It keeps the module's mode and gradients."""
+@dataclass(eq=False, repr=False)
+class WrappedModel(WithHead):
+    """A foreign module behind the contract of `d5p4.types.Model`."""
 
-    architecture = "wrapped"
+    architecture: ClassVar[str] = "wrapped"
+    module: nn.Module
+    hidden: HiddenRows
+    banned: Tensor  # [V] bool
+    name: str
+    shift: bool
+    mask_id: int
+    eos_ids: tuple[int, ...]
+    max_length: int
+    carry_over: bool
+    default_order: str
+    tokenizer: TextCodec | None
+    generation_defaults: Mapping[str, Any] = field(default_factory=dict)
 
-    def __init__(
-        self,
-        module: nn.Module,
-        hidden: HiddenRows,
-        *,
-        name: str,
-        banned: Tensor,
-        shift: bool,
-        mask_id: int,
-        eos_ids: tuple[int, ...],
-        max_length: int,
-        carry_over: bool,
-        default_order: str,
-        tokenizer: TextCodec | None,
-    ) -> None:
-        self.module, self.hidden, self.name, self.shift = module, hidden, name, shift
-        self.mask_id, self.eos_ids, self.max_length = mask_id, eos_ids, max_length
-        self.carry_over, self.default_order = carry_over, default_order
-        self.tokenizer: TextCodec | None = tokenizer
-        self.generation_defaults: Mapping[str, Any] = {}
-        describe = getattr(getattr(module, "config", None), "to_dict", dict)
-        self.config: dict[str, Any] = describe()
-        self._banned = banned
+    def __post_init__(self) -> None:
+        self.config: dict[str, Any] = getattr(getattr(self.module, "config", None), "to_dict", dict)()
 
     @property
-    def head(self) -> Head:
+    def unembedding(self) -> tuple[Tensor, Tensor | None]:
         linear = _head(self.module)
-        self._banned = self._banned.to(linear.weight.device)
-        return Head(linear.weight, getattr(linear, "bias", None), self._banned)
-
-    @property
-    def device(self) -> torch.device:
-        return _head(self.module).weight.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return _head(self.module).weight.dtype
-
-    @property
-    def pad_id(self) -> int:
-        pad = self.config.get("pad_token_id")
-        if isinstance(pad, int) and 0 <= pad < self._banned.shape[0]:
-            return pad
-        return self.eos_ids[0] if self.eos_ids else self.mask_id
+        self.banned = self.banned.to(linear.weight.device)
+        return linear.weight, getattr(linear, "bias", None)
 
     def body(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Hidden:
         padding = read_padding(tokens, attention_mask)
-        visible = torch.ones_like(tokens, dtype=torch.bool)
-        if padding.keys is not None:
-            visible = padding.keys[:, 0, 0, :]
+        visible = torch.ones_like(tokens, dtype=torch.bool) if padding.keys is None else padding.keys[:, 0, 0, :]
         rows = self.hidden(tokens, visible, padding.positions.expand_as(tokens)).to(self.dtype)
         if self.shift:
             rows = shift_right(rows, padding)
@@ -155,15 +132,12 @@ class ForeignTokenizer:
     def ids(self) -> set[int]:
         return self._ids
 
-    def has_token(self, token_id: int) -> bool:
-        return token_id in self._ids
-
     def token_id(self, text: str) -> int | None:
         return self.inner.get_vocab().get(text)
 
     @property
     def mask_token(self) -> str | None:
-        return self.inner.convert_ids_to_tokens(self.mask_id) if self.has_token(self.mask_id) else None
+        return self.inner.convert_ids_to_tokens(self.mask_id) if self.mask_id in self._ids else None
 
     @property
     def has_chat(self) -> bool:
@@ -188,9 +162,8 @@ def adapt_tokenizer(tokenizer: Any, mask_id: int) -> Tokenizer | ForeignTokenize
         return Tokenizer(tokenizers.Tokenizer.from_str(tokenizer.to_str()), mask_id=mask_id)
     if all(hasattr(tokenizer, part) for part in ("encode", "decode", "get_vocab", "convert_ids_to_tokens")):
         return ForeignTokenizer(tokenizer, mask_id)
-    raise D5P4Error(
-        f"tokenizer is a {type(tokenizer).__name__}: give a d5p4 Tokenizer, a transformers or tokenizers one, or None"
-    )
+    kind = type(tokenizer).__name__
+    raise D5P4Error(f"tokenizer is a {kind}: give one of d5p4, of transformers or of tokenizers, or None")
 
 
 def _head(module: nn.Module) -> Any:
@@ -199,40 +172,51 @@ def _head(module: nn.Module) -> Any:
     linear = getter() if callable(getter) else None
     weight = getattr(linear, "weight", None)
     if not isinstance(weight, Tensor) or weight.ndim != 2 or not weight.is_floating_point():
-        found = "none" if weight is None else f"{type(linear).__name__} with a {getattr(weight, 'dtype', '?')} weight"
+        kind = "none" if weight is None else f"{type(linear).__name__} with a {getattr(weight, 'dtype', '?')} weight"
         raise D5P4Error(
-            f"{type(module).__name__}.get_output_embeddings() gives {found}: "
+            f"{type(module).__name__}.get_output_embeddings() gives {kind}: "
             "the head has to be one linear layer with an unquantised weight [V, D]"
         )
+    if hasattr(linear, "lora_A") and not getattr(linear, "merged", False):
+        raise D5P4Error(f"the head of {type(module).__name__} has an unmerged adapter: call merge_adapter() first")
     return linear
+
+
+def _without_peft(module: nn.Module, prompts_matter: bool) -> nn.Module:
+    """The model inside a PEFT model, whose layers hold the adapters; other modules stay as they are."""
+    unwrap = getattr(module, "get_base_model", None)
+    if not callable(unwrap):
+        return module
+    if prompts_matter and getattr(getattr(module, "active_peft_config", None), "is_prompt_learning", False):
+        raise D5P4Error(f"{type(module).__name__} adds learned prompt tokens, which wrap would lose: pass hidden=")
+    return unwrap()
 
 
 def _inner_rows(module: nn.Module) -> HiddenRows:
     """The last hidden rows of a transformers causal model, attending in both directions."""
-    config = getattr(module, "config", None)
+    name, config = type(module).__name__, getattr(module, "config", None)
     inner = getattr(module, getattr(module, "base_model_prefix", "") or "base_model", None)
     if inner is None or inner is module or not callable(inner):
-        raise D5P4Error(f"{type(module).__name__} has no inner base model: pass hidden=, which gives its last rows")
+        raise D5P4Error(f"{name} has no inner base model: pass hidden=, which gives its last rows")
+    options = inspect.signature(inner.forward).parameters
+    if "position_ids" not in options and all(option.kind is not option.VAR_KEYWORD for option in options.values()):
+        advice = "load the checkpoint with d5p4.load, or pass hidden="
+        raise D5P4Error(f"{type(inner).__name__}.forward takes no position_ids and cannot run padded rows: {advice}")
     for key in SCALED_LOGITS:
         value = getattr(config, key, None)
         if value not in (None, 1, 1.0):
-            raise D5P4Error(
-                f"{type(module).__name__} has {key}={value}: its logits are not one affine map of its hidden rows"
-            )
+            raise D5P4Error(f"{name} has {key}={value}: its logits are not one affine map of its hidden rows")
 
     def rows(tokens: Tensor, attention_mask: Tensor, position_ids: Tensor) -> Tensor:
         kind = getattr(config, "_attn_implementation", None)
         if kind not in MASKABLE:
-            raise D5P4Error(
-                f"{type(module).__name__} runs {kind!r} attention, which takes no bidirectional mask: "
-                "load it with attn_implementation='sdpa'"
-            )
+            advice = "load it with attn_implementation='sdpa'"
+            raise D5P4Error(f"{name} runs {kind!r} attention, which takes no bidirectional mask: {advice}")
         # transformers takes a four-dimensional mask as it is; without one the model would be causal.
         dtype = next(inner.parameters()).dtype
         hide = torch.zeros(attention_mask.shape, dtype=dtype, device=tokens.device)
         hide = hide.masked_fill(~attention_mask, torch.finfo(dtype).min)
-        length = tokens.shape[1]
-        full = hide[:, None, None, :].expand(-1, 1, length, length)
+        full = hide[:, None, None, :].expand(-1, 1, tokens.shape[1], -1)
         output = inner(input_ids=tokens, attention_mask=full, position_ids=position_ids, use_cache=False)
         return output.last_hidden_state
 

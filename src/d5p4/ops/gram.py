@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from . import kernels
-from .equal import first_equal
-from .width import wide, working_dtype
+from .precision import wide, working_dtype
+from .ties import first_equal
 
 
 def pool_gram(features: Tensor, slot: Tensor) -> Tensor:

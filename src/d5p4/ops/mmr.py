@@ -1,7 +1,7 @@
 """Maximal marginal relevance with one item per group.
 
 Pick i of a free group by the largest Q_i - alpha * similarity to the picks Y; of all starts keep the largest sum of
-those values. The similarity is the mean (1/|Y|) sum of S_ji over Y, or the largest S_ji. O(k N) a start.
+those values. The similarity is the mean (1/|Y|) sum of S_ji over Y, or the largest S_ji. O(k N) per start.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ A float32 kernel on CUDA is solved in one launch (`kernels.partition_map`).
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
 import torch
@@ -32,6 +33,7 @@ def partition_map(
     quality: Tensor | None = None,
     tie: Tensor | None = None,
     *,
+    partition: bool = True,
     starts: Starts = "k",
     local_search: bool = True,
 ) -> Tensor:
@@ -39,41 +41,27 @@ def partition_map(
 
     kernel [P, N, N]; log_gain [P, N] (twice the log of a diagonal scaling of the kernel, without its overflow);
     quality [P, N] decides where determinants vanish, tie [P, N] between equals. starts: "one" (the first pick is free),
-    "k" (the largest diagonal times gain of each group), "n" (every item). Valid whatever the input: see `ops.problem`.
-    A float32 kernel on CUDA must be symmetric (half of it is read).
+    "k" (the largest diagonal times gain of each group), "n" (every item). Without the partition the items are any k and
+    "k" starts are the k largest diagonals times gain. Valid whatever the input: see `ops.problem`. A float32 kernel on
+    CUDA must be symmetric (half of it is read).
     """
-    return map_inference(kernel, k, log_gain, quality, tie, partition=True, starts=starts, local_search=local_search)
-
-
-def map_inference(
-    kernel: Tensor,
-    k: int,
-    log_gain: Tensor | None = None,
-    quality: Tensor | None = None,
-    tie: Tensor | None = None,
-    *,
-    partition: bool = False,
-    starts: Starts = "k",
-    local_search: bool = True,
-) -> Tensor:
-    """`partition_map` over all sets of k items; "k" starts are then the k largest diagonals times gain."""
     if starts not in ("one", "k", "n"):
         raise ValueError(f'starts must be "one", "k" or "n", got {starts!r}')
     kernel, k, log_gain, quality, tie = check(kernel, k, log_gain, quality, tie, partition)
-    if partition and kernels.usable(kernel, kernel.shape[1]) and _memory_holds(kernel.shape[1], k, starts):
+    size = kernel.shape[1]
+    rows = {"one": 1, "k": k, "n": size}[starts] * k  # of a problem, kept in memory by the kernel
+    if partition and kernels.usable(kernel, size) and k <= kernels.MOST_GROUPS and rows * size <= 1 << 28:
         from .kernels.partition_map import partition_map as launch
 
         worth = kernel.diagonal(dim1=-2, dim2=-1).log() if quality is None else quality
-        ties = torch.arange(kernel.shape[1], device=kernel.device).expand(kernel.shape[:2]) if tie is None else tie
+        ties = torch.arange(size, device=kernel.device).expand(kernel.shape[:2]) if tie is None else tie
         return launch(kernel.detach(), k, log_gain, worth, ties, starts, local_search)
     problem = prepare(kernel, k, log_gain, quality, tie, partition=partition)
     return problem.restore(solve(problem, starts, local_search))
 
 
-def _memory_holds(size: int, k: int, starts: Starts) -> bool:
-    """Whether a kernel's program holds k groups, and memory the rows of all starts of a problem of N = size items."""
-    count = {"one": 1, "k": k, "n": size}[starts]
-    return k <= kernels.MOST_GROUPS and count * k * size <= 1 << 28
+map_inference = partial(partition_map, partition=False)
+"""`partition_map` over all sets of k items."""
 
 
 def solve(problem: Problem, starts: Starts = "k", local_search: bool = True) -> Tensor:
@@ -82,7 +70,7 @@ def solve(problem: Problem, starts: Starts = "k", local_search: bool = True) -> 
     first = _first_picks(problem, starts)
     together = max(1, 4 * _CHUNK // (problem.k * size))  # starts in one go, over prompts and within one
     step = max(1, together // (1 if first is None else first.shape[1]))
-    found = []
+    chosen = []
     for start in range(0, prompts, step):
         part = problem.part(start, start + step)
         heads = [None] if first is None else first[start : start + step].split(together, 1)
@@ -94,8 +82,8 @@ def solve(problem: Problem, starts: Starts = "k", local_search: bool = True) -> 
         if local_search:
             regular = torch.cat([result.zeros for result in results], 1) == 0
             sets = torch.cat([sets, _climb(part, sets, regular)], 1)
-        found.append(part.best(sets) if sets.shape[1] > 1 else sets.squeeze(1))
-    return torch.cat(found) if found else torch.zeros(0, problem.k, dtype=torch.int64, device=problem.kernel.device)
+        chosen.append(part.best(sets) if sets.shape[1] > 1 else sets.squeeze(1))
+    return torch.cat(chosen) if chosen else torch.zeros(0, problem.k, dtype=torch.int64, device=problem.kernel.device)
 
 
 def _first_picks(problem: Problem, starts: Starts) -> Tensor | None:

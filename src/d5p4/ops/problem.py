@@ -14,10 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .canonical import canonical_order
 from .pivots import eliminate
-from .ties import TOLERANCE
-from .width import wide
+from .precision import wide
+from .ties import TOLERANCE, canonical_order
 
 _LARGEST = torch.iinfo(torch.int64).max
 _WORST = -1e30  # finite, so that a taken item (minus infinity) is worse still; float32 holds it
@@ -44,10 +43,9 @@ class Problem:
 
     def part(self, start: int, stop: int) -> Problem:
         """Prompts start..stop-1."""
-        cut = slice(start, stop)
-        return Problem(
-            self.kernel[cut], self.log_gain[cut], self.quality[cut], self.tie[cut], self.order[cut], self.k, self.groups
-        )
+        tensors = (self.kernel, self.log_gain, self.quality, self.tie, self.order)
+        kernel, gain, quality, tie, order = (x[start:stop] for x in tensors)
+        return Problem(kernel, gain, quality, tie, order, self.k, self.groups)
 
     def score(self, sets: Tensor) -> tuple[Tensor, Tensor]:
         """Zero pivots [P, M] and log value [P, M] of sets [P, M, k]. O(k^3) each."""

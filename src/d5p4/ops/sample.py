@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from . import kernels
+from .precision import wide
 from .vocab import (
     KERNEL_CHUNK,
     even_rows,
@@ -26,7 +27,8 @@ from .vocab import (
     token_logprob,
     wide_product,
 )
-from .width import wide
+
+How = tuple[float, int | None, float | None, Collection[str]]  # temperature, top_k, top_p, wanted statistics
 
 
 def filter_logits(logits: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
@@ -71,10 +73,10 @@ def draw_logits(
     """`draw` from logits [R', V] in memory; rows [R] says which of them to draw from (all, in order)."""
     _check_uniforms(u, len(logits) if rows is None else len(rows))
     if kernels.usable(logits):
-        return _kernel_draw(logits, offset_of(None, banned), u, temperature, top_k, top_p, want, rows)
+        return _kernel_draw(logits, offset_of(None, banned), u, (temperature, top_k, top_p, want), rows)
     logits = logits if rows is None else logits[rows]
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).masked_fill(banned, -torch.inf)
-    return _plain_draw(logits, banned, u, temperature, top_k, top_p, want)
+    return _plain_draw(logits, banned, u, (temperature, top_k, top_p, want))
 
 
 def _check_uniforms(u: Tensor, rows: int) -> None:
@@ -94,26 +96,20 @@ def draw(
     want: Collection[str] = (),
     fixed: bool = False,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """C draws a row: states [R, D], uniforms u [R, C] -> tokens [R, C] and `vocab.row_stats`, "token" among them.
+    """C draws per row: states [R, D], uniforms u [R, C] -> tokens [R, C] and `vocab.row_stats`, "token" among them.
 
     Temperature 0 takes the most probable token (the lowest id among equals). `fixed`: see `ops.vocab`.
     """
     _check_uniforms(u, len(states))
     fast, vocabulary = kernels.usable(weight) and kernels.usable(states), weight.shape[0]
     offset, even = (offset_of(bias, banned), even_rows(weight)) if fast else (None, weight)
-    tokens, parts = [], []
+    tokens, parts, how = [], [], (temperature, top_k, top_p, want)
     for rows, size in head_chunks(states.shape[0], vocabulary, fast, fixed):
         some, chance = filled(states[rows], size), filled(u[rows], size)
-        if offset is not None:
-            # No name for the chunk: one that outlives its turn would be a second one in memory.
-            token, stats = _kernel_draw(
-                wide_product(some, even)[:, :vocabulary],
-                offset, chance, temperature, top_k, top_p, want,
-            )  # fmt: skip
+        if offset is not None:  # the product has no name: a name would keep it in memory beside the next one
+            token, stats = _kernel_draw(wide_product(some, even)[:, :vocabulary], offset, chance, how)
         else:
-            token, stats = _plain_draw(
-                logits_of(some, weight, bias, banned), banned, chance, temperature, top_k, top_p, want
-            )
+            token, stats = _plain_draw(logits_of(some, weight, bias, banned), banned, chance, how)
         tokens.append(token)
         parts.append(stats)
     if not parts:
@@ -124,16 +120,9 @@ def draw(
     return torch.cat(tokens)[: len(states)], joined
 
 
-def _plain_draw(
-    logits: Tensor,
-    banned: Tensor,
-    u: Tensor,
-    temperature: float,
-    top_k: int | None,
-    top_p: float | None,
-    want: Collection[str],
-) -> tuple[Tensor, dict[str, Tensor]]:
+def _plain_draw(logits: Tensor, banned: Tensor, u: Tensor, how: How) -> tuple[Tensor, dict[str, Tensor]]:
     """From logits [R, V], wide and minus infinity at banned ids."""
+    temperature, top_k, top_p, want = how
     if temperature == 0:
         token = logits.argmax(-1, keepdim=True).expand(u.shape)
     else:
@@ -142,30 +131,24 @@ def _plain_draw(
 
 
 def _kernel_draw(
-    logits: Tensor,
-    offset: Tensor,
-    u: Tensor,
-    temperature: float,
-    top_k: int | None,
-    top_p: float | None,
-    want: Collection[str],
-    rows: Tensor | None = None,
+    logits: Tensor, offset: Tensor, u: Tensor, how: How, rows: Tensor | None = None
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """From logits [R', V] + offset [V]."""
+    temperature, top_k, top_p, want = how
     from .kernels.sample import draw_tokens
     from .kernels.vocab import block_stats, join_blocks
 
     plain = block_stats(logits, offset, want, rows=rows)
     if temperature == 0 or top_k is not None or top_p is not None:
-        found = [u.new_zeros(0, u.shape[1], dtype=torch.int64)]
+        drawn = [u.new_zeros(0, u.shape[1], dtype=torch.int64)]
         for part in row_chunks(len(u), logits.shape[1], KERNEL_CHUNK // 16):  # a sort takes several times its rows
             whole = (logits[part] if rows is None else logits[rows[part]]).float() + offset
             if temperature == 0:
-                found.append(whole.argmax(-1, keepdim=True).expand(u[part].shape))
+                drawn.append(whole.argmax(-1, keepdim=True).expand(u[part].shape))
                 continue
             whole = filter_logits((whole - whole.amax(-1, keepdim=True)) / max(temperature, 1e-30), top_k, top_p)
-            found.append(draw_tokens(whole, None, block_stats(whole, None), u[part]))
-        token = torch.cat(found)
+            drawn.append(draw_tokens(whole, None, block_stats(whole, None), u[part]))
+        token = torch.cat(drawn)
     else:
         tempered = plain if temperature == 1 else block_stats(logits, offset, (), temperature, rows)
         token = draw_tokens(logits, offset, tempered, u, temperature, rows)

@@ -53,7 +53,7 @@ def head_chunks(rows: int, vocabulary: int, fast: bool, fixed: bool) -> Iterator
 
 
 def filled(x: Tensor, rows: int) -> Tensor:
-    """x [R, ...] with rows of zeros up to so many."""
+    """x [R, ...] filled up with rows of zeros to `rows` rows."""
     return x if len(x) == rows else torch.cat([x, x.new_zeros(rows - len(x), *x.shape[1:])])
 
 

@@ -1,6 +1,6 @@
-"""The ancestral rule of MDLM: each masked position is unmasked by chance (t - s)/t, its token drawn from the model.
+"""The ancestral rule of MDLM: each masked position is unmasked with chance (t - s)/t, its token drawn from the model.
 
-Which positions move is decided first, so the head runs only on rows that some child draws from (about L/steps a child).
+Which positions move is decided first, so the head runs only on rows that a child draws from (about L/steps per child).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Distinct branching (an option: it changes results). Duplicates dominate a pool; a duplicate child is a wasted place.
+"""Distinct branching (an option: it changes results). Most children are duplicates, and a duplicate wastes its place.
 
 More children than needed are drawn; parents, in the order of their tie hashes, keep the first that differ from each
 other and from every child already kept in the prompt's pool. Places left over repeat a parent's kept children.

@@ -5,25 +5,18 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from ..eval.graders import grader_of
 from ..methods import METHODS
 from ..record import finite
 from ..types import Model
 from ..view import describe
-from ..view.grade import speaks_countdown
 from .ask import has_template
 from .limits import Limits
 
 ABOUT = {
-    "countdown": "Reach the number behind the colon with + − × ÷, using each of the others exactly once.",
     "books": "Continues a text in the manner of old novels.",
 }
 EXAMPLES: dict[str, list[dict[str, Any]]] = {
-    "countdown": [
-        {"label": "four numbers", "prompt": "86,28,13,31:96"},
-        {"label": "four more", "prompt": "25,8,3,50:77"},
-        {"label": "three numbers", "prompt": "7,12,5:47"},
-        {"label": "five numbers, hard", "prompt": "3,75,9,44,12:61"},
-    ],
     "books": [
         {"label": "a cold morning", "prompt": "It was a cold morning and", "max_tokens": 48, "steps": 24},
         {"label": "a letter", "prompt": "My dear sister, I write to tell you that", "max_tokens": 48, "steps": 24},
@@ -41,7 +34,8 @@ TALK = [
 def card(model: Model, limits: Limits) -> dict[str, Any]:
     """The field `d5p4` of a model's entry; the playground is drawn from it."""
     chat, facts = has_template(model), describe(model)
-    kind = "countdown" if speaks_countdown(model) else facts["name"]
+    task = grader_of(model)  # it may bring a description and examples
+    prompts = [{"label": label, "prompt": prompt} for label, prompt in task.examples] if task is not None else []
     fallback = TALK if chat else [{"label": "a beginning", "prompt": "It was a cold morning and", "max_tokens": 48}]
     methods = [
         {
@@ -53,13 +47,13 @@ def card(model: Model, limits: Limits) -> dict[str, Any]:
     return finite(
         facts
         | {
-            "description": ABOUT.get(kind),
+            "description": (task.about if task is not None else None) or ABOUT.get(facts["name"]),
             "chat": chat,
             "default_order": model.default_order,
             "defaults": dict(model.generation_defaults),
             "methods": methods,
             "limits": asdict(limits),
-            "examples": EXAMPLES.get(kind, fallback),
+            "examples": prompts or EXAMPLES.get(facts["name"], fallback),
         }
     )
 

@@ -131,7 +131,7 @@ def finished(model: Model, job: Job, result: Result, place: int, seconds: float)
         score_kind=result.score_kind,
         distance=_short(answers.distance),
         right=right,
-        right_ones=None if right is None else count_right(texts, right),
+        right_ones=count_right(model, texts, right),
         rows=answers.rows,
         rows_nominal=answers.rows_nominal,
         nfe=answers.nfe,

@@ -1,14 +1,15 @@
 """See a decode: its trace as plain JSON, and the page that shows it.
 
+For example:
+
     trace = d5p4.view.trace(model, "86,28,13,31:96", method="d5p4", seed=1)
     d5p4.view.write_html("trace.html", [trace])
 """
 
-from .drafts import drafts
-from .facts import describe
 from .grade import count_right, grade
 from .html import html, page_folder, write_html, write_json
-from .trace import FORMAT, Recorder, trace
+from .pieces import drafts
+from .trace import FORMAT, Recorder, describe, trace
 
 __all__ = [
     "FORMAT",

@@ -19,17 +19,17 @@ _UNSAFE = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", 
 
 
 def page_folder() -> Path:
-    """Where the page's files are: index.html, style sheets and scripts, asked for as page/NAME."""
+    """The folder of the page's files: index.html, style sheets and scripts, requested as page/NAME."""
     return Path(__file__).parent / "page"
 
 
 def bundle(traces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Traces as the one JSON object that files hold and the page opens."""
+    """Traces as the one JSON object that is written to files and that the page opens."""
     return {"format": FORMAT, "traces": list(traces)}
 
 
 def html(traces: Sequence[Mapping[str, Any]]) -> str:
-    """The page with everything in it; its policy allows these very scripts and no connection at all."""
+    """The page with everything in it; its policy allows exactly these scripts and no connections."""
     if not traces:
         raise D5P4Error("there is no trace to show: give at least one")
     page = (page_folder() / "index.html").read_text(encoding="utf-8")
@@ -40,7 +40,7 @@ def html(traces: Sequence[Mapping[str, Any]]) -> str:
         allowed[kind].append("'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() + "'")
         return f"<{kind}>{text}</{kind}>"
 
-    page = _STYLE.sub(lambda found: inline("style", found[1]), page)
+    page = _STYLE.sub(lambda link: inline("style", link[1]), page)
     data = f'<script type="application/json" id="traces">{_safe(bundle(traces))}</script>\n'
     head, first, rest = page.partition("<body>")
     scripts = _SCRIPT.findall(head) + _SCRIPT.findall(rest)
@@ -69,5 +69,5 @@ def write_json(path: str | Path, traces: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _safe(value: Any) -> str:
-    """JSON that can stand inside a script element, whatever the texts in it say."""
-    return re.sub("[<>&\u2028\u2029]", lambda found: _UNSAFE[found[0]], json_bytes(value).decode())
+    """JSON that is safe inside a script element, whatever its texts contain."""
+    return re.sub("[<>&\u2028\u2029]", lambda character: _UNSAFE[character[0]], json_bytes(value).decode())

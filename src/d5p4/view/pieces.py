@@ -1,4 +1,4 @@
-"""The text of single tokens, so that a page can show a row token by token."""
+"""The text of single tokens, so that a page can show a row token by token, and drafts of answers made of them."""
 
 from __future__ import annotations
 
@@ -8,18 +8,23 @@ from collections.abc import Iterable
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from ..types import Model
+import torch
+
+from ..ops.precision import wide
+from ..record import finite
+from ..types import Model, Snapshot
 
 Piece = str | list[int]
 """Text, or the bytes of a token that holds only a part of a character."""
 
 BLOCK = "░"  # a masked token in plain text
+MOST_DRAFTS = 16  # of one prompt
 _KNOWN: WeakKeyDictionary[Model, dict[int, Piece]] = WeakKeyDictionary()
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 def _byte_letters() -> dict[str, int]:
-    """Which byte each letter of a byte-level vocabulary stands for: printable ones themselves, then 256 and on."""
+    """The byte of each letter of a byte-level vocabulary: printable bytes are themselves, the others 256 and up."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
@@ -51,13 +56,13 @@ def _bytes(codec: Any, token: int) -> list[int] | None:
     text = backend.id_to_token(token) if backend is not None else None
     if not text:
         return None
-    if found := _BYTE.fullmatch(text):
-        return [int(found[1], 16)]
+    if byte := _BYTE.fullmatch(text):
+        return [int(byte[1], 16)]
     return [_LETTERS[letter] for letter in text] if all(letter in _LETTERS for letter in text) else None
 
 
 def spell(pieces: Iterable[Piece | None]) -> list[str | None]:
-    """Text for each piece; a character spread over several tokens appears with its last one. None (masks) stays."""
+    """The text of each piece; a character spread over several tokens appears at the last of them. None stays None."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     texts: list[str | None] = []
     for part in pieces:
@@ -76,7 +81,7 @@ def spell(pieces: Iterable[Piece | None]) -> list[str | None]:
 
 
 class Pieces:
-    """The tokens that occur in a trace, numbered as they come."""
+    """The tokens of a trace, numbered in the order of their first use."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -92,3 +97,24 @@ class Pieces:
     def ends(self) -> list[int]:
         """The numbers of end-of-text tokens."""
         return [self._number[token] for token in self.model.eos_ids if token in self._number]
+
+
+def drafts(model: Model, shot: Snapshot, place: int) -> list[dict[str, Any]]:
+    """One draft per chosen parent (its first child): {"text", "tokens", "logprobs"}, None where a token is masked.
+
+    `place` is the prompt's row in the snapshot's tensors.
+    """
+    children = shot.choice.children
+    tokens, logprobs = (x[place, ::children][:MOST_DRAFTS] for x in (shot.next_tokens, shot.next_logprobs))
+    both = torch.stack([x.to(wide(x.device)) for x in (tokens, logprobs)]).tolist()  # one transfer
+    return [_draft(model, list(map(int, row)), chances) for row, chances in zip(*both, strict=True)]
+
+
+def _draft(model: Model, row: list[int], chances: list[float]) -> dict[str, Any]:
+    end = len(row)
+    while end and row[end - 1] in model.eos_ids:
+        end -= 1
+    masked = [token == model.mask_id for token in row[:end]]
+    texts = spell(None if hidden else piece(model, token) for token, hidden in zip(row, masked, strict=False))
+    shown = [None if hidden else finite(round(chance, 4)) for hidden, chance in zip(masked, chances, strict=False)]
+    return {"text": "".join(BLOCK if text is None else text for text in texts), "tokens": texts, "logprobs": shown}

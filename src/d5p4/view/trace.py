@@ -1,13 +1,15 @@
-"""The trace of a decode: every pool, who was chosen, what was revealed. Plain JSON that the page replays.
+"""The trace of a decode: every pool, which rows were chosen, what was revealed. Plain JSON that the page replays.
 
-A row is written as what it has that its parent had not; the parent of row i of a pool is `chosen[i // children]` of the
-pool before. Pool 0 is all masks. T steps, N rows of a pool, L window positions, k answers.
+A row is stored as its difference from its parent; the parent of row i of a pool is `chosen[i // children]` of the pool
+before. Pool 0 is all masks. T steps, N rows per pool, L window positions, k answers.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,22 +17,21 @@ import torch
 from torch import Tensor
 
 from ..generate import generate
-from ..ops.width import wide
+from ..ops.precision import wide
 from ..prompts import encode
 from ..record import Answers, finite
 from ..types import Callback, Model, Result, Snapshot
-from .facts import describe, worded
 from .grade import count_right, grade
 from .pieces import Pieces
 
 FORMAT = "d5p4-trace/1"
-MOST_SIMILARITIES = 3_000_000  # of one trace; beyond, only every so many steps keep their matrix
+MOST_SIMILARITIES = 3_000_000  # in one trace; larger traces keep the matrix of only some steps
 
 Change = list[Any]  # [position, token or piece, logprob]
 
 
 def trace(model: Model, prompt: Any = None, *, callback: Callback | None = None, **options: Any) -> dict[str, Any]:
-    """Decode one prompt by `d5p4.generate` with these options; its trace. `callback` hears every step as well."""
+    """The trace of one prompt, decoded by `d5p4.generate` with these options. `callback` gets every step too."""
     recorder = Recorder(model)
 
     def listen(shot: Snapshot) -> Any:
@@ -44,7 +45,7 @@ def trace(model: Model, prompt: Any = None, *, callback: Callback | None = None,
 
 @dataclass(frozen=True)
 class _Step:
-    """What is kept of one step, all on the host."""
+    """What the recorder keeps of one step, all on the host."""
 
     score: Tensor  # [N]
     quality: Tensor  # [N]
@@ -72,16 +73,14 @@ class Recorder:
         self._final: list[list[int]] = []  # [m][L] tokens after the last step
 
     def step(self, shot: Snapshot, place: int) -> None:
-        """Take down a step. `place`: the prompt's row in the snapshot's tensors. Nothing of the snapshot is kept."""
+        """Record a step. `place`: the prompt's row in the snapshot's tensors. The snapshot itself is not kept."""
         view, choice = shot.view, shot.choice
         size, device = view.size, shot.tokens.device
         before = shot.tokens[place, choice.parents[place]].repeat_interleave(choice.children, 0)
         after = shot.next_tokens[place]
         row, position = (after != before).nonzero(as_tuple=True)
-        parts = [
-            view.raw[place], view.quality[place], shot.next_logprobs[place, row, position],
-            view.group[place], choice.parents[place], row, position, after[row, position],
-        ]  # fmt: skip
+        parts = [view.raw[place], view.quality[place], shot.next_logprobs[place, row, position]]
+        parts += [view.group[place], choice.parents[place], row, position, after[row, position]]
         kept = self._keeps_similarity(shot, size)
         if kept:
             below = torch.tril_indices(size, size, -1, device=device)
@@ -89,12 +88,9 @@ class Recorder:
         packed = torch.cat([part.to(wide(device)) for part in parts]).cpu()  # one transfer; ids are exact in floats
         score, quality, logprob, *rest = packed.split([len(part) for part in parts])
         group, chosen, row, position, token = (part.long() for part in rest[:5])
-        self._steps.append(
-            _Step(
-                score.clone(), quality.clone(), group.tolist(), chosen.tolist(), choice.children,
-                rest[5].float().clone() if kept else None, torch.stack([row, position, token], 1), logprob.clone(),
-            )  # fmt: skip
-        )
+        similarity, where = rest[5].float().clone() if kept else None, torch.stack([row, position, token], 1)
+        scores, lists = (score.clone(), quality.clone()), (group.tolist(), chosen.tolist())
+        self._steps.append(_Step(*scores, *lists, choice.children, similarity, where, logprob.clone()))
         if shot.step == shot.steps - 1:
             self._final = after.tolist()
 
@@ -109,9 +105,9 @@ class Recorder:
         pieces = Pieces(self.model)
         right = grade(self.model, prompt, answers.texts)
         pools = [self._pool(t, pieces) for t in range(len(self._steps))]
-        found = {
+        return {
             "format": FORMAT,
-            **worded(self.model, prompt),
+            **_worded(self.model, prompt),
             "model": describe(self.model),
             "method": settings.method,
             "parameters": finite(dict(settings.params)),
@@ -127,7 +123,7 @@ class Recorder:
             "frame": self._frame(prompt, settings.chat, pieces),
             "similarity": [_rounded(row, 4) for row in result.similarity[place]],
             "distinct": answers.distinct,
-            "right": count_right(answers.texts, right),
+            "right": count_right(self.model, answers.texts, right),
             "rows": answers.rows,
             "rows_nominal": answers.rows_nominal,
             "nfe": answers.nfe,
@@ -135,7 +131,6 @@ class Recorder:
             "pieces": pieces.texts,
             "end": pieces.ends(),
         }
-        return found
 
     def _pool(self, t: int, pieces: Pieces) -> dict[str, Any]:
         step = self._steps[t]
@@ -153,22 +148,16 @@ class Recorder:
     def _answers(
         self, prompt: Any, result: Result, place: int, right: list[bool] | None, pieces: Pieces
     ) -> list[dict[str, Any]]:
-        from ..eval.countdown import canonical
-
         numbers, last = Answers(result, place), self._steps[-1]
         changes = _written(last.changes(), pieces)
         window = self._window(prompt, result, place)
-        found = []
+        listed = []
         for rank, text in enumerate(numbers.texts):
             lineage = result.lineage[place][rank].tolist()
             # A parent chosen twice has two rows; equal tokens have equal log-probabilities.
-            row = next(
-                n
-                for n, parent in enumerate(last.chosen)
-                if parent == lineage[-1] and self._final[n] == window[rank]
-            )
-            good = None if right is None else right[rank]
-            found.append(
+            final = zip(last.chosen, self._final, strict=False)
+            row = next(n for n, pair in enumerate(final) if pair == (lineage[-1], window[rank]))
+            listed.append(
                 {
                     "text": text,
                     "score": _round(numbers.score[rank], 6),
@@ -176,11 +165,10 @@ class Recorder:
                     "lineage": lineage,
                     "changes": changes[row],
                     "end": len(result.answers[place][rank]),
-                    "right": good,
-                    "canonical": canonical(text) if good else None,
+                    "right": None if right is None else right[rank],
                 }
             )
-        return found
+        return listed
 
     def _window(self, prompt: Any, result: Result, place: int) -> list[list[int]]:
         """[k][L] the answers' window tokens: the holes of the prompt, then what follows it."""
@@ -196,6 +184,29 @@ class Recorder:
         """The text around holes, None at each hole; what is appended follows. None where there are no holes."""
         ids, mask = self._ids(prompt, chat), self.model.mask_id
         return [None if token == mask else pieces.index(token) for token in ids] if mask in ids else None
+
+
+def describe(model: Model) -> dict[str, Any]:
+    """A few facts about the model; a folder is named without its path."""
+    folder = Path(model.name)
+    parameters = getattr(model, "parameters", None)
+    return {
+        "name": folder.resolve().name if folder.is_dir() else model.name,
+        "architecture": getattr(model, "architecture", type(model).__name__),
+        "parameters": sum(part.numel() for part in parameters()) if callable(parameters) else None,
+        "max_length": model.max_length,
+    }
+
+
+def _worded(model: Model, prompt: Any) -> dict[str, Any]:
+    """The prompt as text, and as messages where it is a conversation."""
+    if prompt is None or isinstance(prompt, str):
+        return {"prompt": prompt}
+    parts: Sequence[Any] = prompt.tolist() if hasattr(prompt, "tolist") else list(prompt)
+    if parts and all(isinstance(part, dict) for part in parts):
+        return {"prompt": parts[-1].get("content"), "messages": parts}
+    ids = list(map(int, parts))
+    return {"prompt": " ".join(map(str, ids)) if model.tokenizer is None else model.tokenizer.decode(ids)}
 
 
 def _written(rows: list[list[Change]], pieces: Pieces) -> list[list[Change]]:

@@ -11,12 +11,12 @@ from torch import Tensor
 from d5p4 import rng
 from d5p4.kernel import build
 from d5p4.ops import mmr as plain_mmr
-from d5p4.ops.equal import first_equal
 from d5p4.ops.kernels import gram, mmr, partition_map, sample, vocab
 from d5p4.ops.kernels import rng as kernel_rng
 from d5p4.ops.partition_map import partition_map as plain_map
 from d5p4.ops.problem import prepare
 from d5p4.ops.sample import inverse_cdf
+from d5p4.ops.ties import first_equal
 from d5p4.ops.vocab import plain_stats, token_logprob
 from tests.methods.cases import inputs, is_transversal
 
@@ -38,10 +38,10 @@ def logits_and_offset(rows: int, vocabulary: int, dtype: torch.dtype, device: st
 
 def check_statistics(rows: int, vocabulary: int, dtype: torch.dtype, device: str = "cpu") -> None:
     logits, offset = logits_and_offset(rows, vocabulary, dtype, device)
-    found = vocab.join_blocks(vocab.block_stats(logits, offset, WANT), WANT, offset)
+    stats = vocab.join_blocks(vocab.block_stats(logits, offset, WANT), WANT, offset)
     wide = logits.double() + offset.double()
     exact = plain_stats(wide, offset == -math.inf, WANT)
-    for name, values in found.items():
+    for name, values in stats.items():
         both = torch.stack([values.double(), exact[name]])
         finite = both.isfinite().all(0)  # self-certainty of a token without mass is infinite in both
         assert (both[0] == both[1])[~finite].all(), name
@@ -96,8 +96,8 @@ def check_logprob(vocabulary: int, device: str = "cpu") -> None:
     rows = torch.tensor([4, 0], device=device)
     lse = vocab.join_blocks(vocab.block_stats(logits, offset, (), rows=rows), ())["logsumexp"]
     exact = torch.log_softmax(logits[rows].double() + offset.double(), -1).gather(1, tokens)
-    found = token_logprob(logits, offset, tokens, lse, rows)
-    torch.testing.assert_close(found.double(), exact, atol=5e-6, rtol=1e-6)
+    logprob = token_logprob(logits, offset, tokens, lse, rows)
+    torch.testing.assert_close(logprob.double(), exact, atol=5e-6, rtol=1e-6)
 
 
 def check_gram(pools: int, size: int, length: int, width: int, dtype: torch.dtype, device: str = "cpu") -> None:
@@ -108,14 +108,14 @@ def check_gram(pools: int, size: int, length: int, width: int, dtype: torch.dtyp
     slot = torch.randint(0, max(1, size // 2), (pools, size), generator=g).to(device)
     slot += torch.arange(pools, device=device)[:, None] * size
     slot[:, :2] = torch.tensor([[0, 1]], device=device)
-    found = gram.pool_gram(features, slot, first_equal(slot))
+    cosine = gram.pool_gram(features, slot, first_equal(slot))
     rows = torch.nn.functional.normalize(features.double().flatten(1), dim=-1)[slot]
     exact = rows @ rows.mT
     equal = slot[:, :, None] == slot[:, None, :]
-    torch.testing.assert_close(found.double(), torch.where(equal, 1.0, exact), atol=1e-6, rtol=0)
-    assert torch.equal(found, found.mT) and (found.diagonal(dim1=1, dim2=2) == 1).all()
+    torch.testing.assert_close(cosine.double(), torch.where(equal, 1.0, exact), atol=1e-6, rtol=0)
+    assert torch.equal(cosine, cosine.mT) and (cosine.diagonal(dim1=1, dim2=2) == 1).all()
     same = first_equal(slot)  # rows with one slot are one row
-    assert torch.equal(found, found.gather(1, same[:, :, None].expand_as(found)))
+    assert torch.equal(cosine, cosine.gather(1, same[:, :, None].expand_as(cosine)))
 
 
 def check_solver(k: int, w: int, prompts: int, kind: str, beta: float, device: str = "cpu", **options: object) -> None:
@@ -123,14 +123,14 @@ def check_solver(k: int, w: int, prompts: int, kind: str, beta: float, device: s
     quality, similarity, tie = (x.to(device) for x in inputs(prompts, k, w, k + w, dim=64, parent=0.5))
     kernel, gain = build(kind, quality, similarity, beta)
     narrow = kernel.float()
-    found = partition_map.partition_map(narrow, k, gain, quality, tie, **options)
+    chosen = partition_map.partition_map(narrow, k, gain, quality, tie, **options)
     plain = plain_map(narrow.double(), k, gain, quality, tie, **options)
-    assert is_transversal(found.cpu(), k, w)
+    assert is_transversal(chosen.cpu(), k, w)
     problem = prepare(kernel, k, gain, quality, None)
-    value, reference = (problem.score(sets[:, None])[1][:, 0] for sets in (found, plain))
+    value, reference = (problem.score(sets[:, None])[1][:, 0] for sets in (chosen, plain))
     assert (value >= reference - 1e-3).all(), f"worse by {(reference - value).max():.1e} nat"
     if k * w <= partition_map.EXACT:
-        assert torch.equal(found, plain)
+        assert torch.equal(chosen, plain)
 
 
 def check_hard_problems(k: int, w: int, prompts: int, device: str = "cpu", every: bool = True) -> None:
@@ -140,18 +140,16 @@ def check_hard_problems(k: int, w: int, prompts: int, device: str = "cpu", every
     nan = similarity.clone()
     nan[:, 1, 2] = nan[:, 2, 1] = math.nan
     same = torch.arange(size, device=device) // 2 * 2
-    kernels = [
-        torch.zeros_like(similarity), torch.ones_like(similarity), nan, torch.full_like(similarity, math.nan),
-        similarity[:, same][:, :, same], torch.full_like(similarity, math.inf), -similarity,
-    ]  # fmt: skip
+    kernels = [torch.full_like(similarity, value) for value in (0.0, 1.0, math.nan, math.inf)]
+    kernels += [nan, similarity[:, same][:, :, same], -similarity]
     worths = [quality, quality * 0, quality * math.nan]
     pairs = itertools.product(kernels, worths) if every else zip(kernels, itertools.cycle(worths), strict=False)
     for kernel, worth in pairs:
-        found = partition_map.partition_map(kernel.float(), k, None, worth, tie)
-        assert is_transversal(found.cpu(), k, w)
-    found = partition_map.partition_map(torch.zeros_like(similarity).float(), k, None, quality, tie)
+        chosen = partition_map.partition_map(kernel.float(), k, None, worth, tie)
+        assert is_transversal(chosen.cpu(), k, w)
+    chosen = partition_map.partition_map(torch.zeros_like(similarity).float(), k, None, quality, tie)
     best = quality.view(prompts, k, w).argmax(-1) + torch.arange(k, device=device) * w
-    assert torch.equal(found, best), "where all determinants vanish quality decides"
+    assert torch.equal(chosen, best), "where all determinants vanish quality decides"
 
 
 def check_bad_gains(k: int, w: int, device: str = "cpu") -> None:
@@ -161,8 +159,8 @@ def check_bad_gains(k: int, w: int, device: str = "cpu") -> None:
         for items in (slice(0, w), slice(1, 2)):
             gain = quality.clone()
             gain[:, items] = bad
-            found = partition_map.partition_map(similarity.float(), k, gain, quality, tie)
-            assert is_transversal(found.cpu(), k, w)
+            chosen = partition_map.partition_map(similarity.float(), k, gain, quality, tie)
+            assert is_transversal(chosen.cpu(), k, w)
 
 
 def check_scale(k: int, w: int, prompts: int, device: str = "cpu") -> None:
@@ -201,9 +199,9 @@ def check_permutation(k: int, w: int, prompts: int, kind: str, device: str = "cp
 
 
 def check_equal_rows(k: int, w: int, prompts: int, kind: str, device: str = "cpu") -> None:
-    """Pools of a few distinct rows, spread over all groups: sets of exactly equal value, of which one as good is found.
+    """Pools of a few distinct rows in all groups: several sets have exactly the best value, and one of them is chosen.
 
-    Which one may differ from the plain solver's: moves of equal value in two groups are told apart by rounding.
+    It may differ from the plain solver's: rounding decides between moves of equal value in two groups.
     """
     quality, similarity, tie = inputs(prompts, k, w, 7)
     content = torch.randint(0, k + 1, (prompts, k * w), generator=torch.Generator().manual_seed(k))
@@ -212,23 +210,23 @@ def check_equal_rows(k: int, w: int, prompts: int, kind: str, device: str = "cpu
     kernel, gain = build(kind, quality, similarity, 100.0)
     there = (x if x is None else x.to(device) for x in (kernel.float(), gain, quality, tie))
     kernel32, gain32, quality32, tie32 = there
-    found = partition_map.partition_map(kernel32, k, gain32, quality32, tie32).cpu()
+    chosen = partition_map.partition_map(kernel32, k, gain32, quality32, tie32).cpu()
     exact = kernel.float().double()
     problem = prepare(exact, k, gain, quality, None)
-    both = torch.stack([found, plain_map(exact, k, gain, quality, tie)], 1)
+    both = torch.stack([chosen, plain_map(exact, k, gain, quality, tie)], 1)
     zeros, value = problem.score(both)
     assert torch.equal(zeros[:, 0], zeros[:, 1])
     torch.testing.assert_close(value[:, 0], value[:, 1], atol=1e-9, rtol=0)
-    own = content.view(prompts, k, w) == content.gather(1, found)[:, :, None]  # siblings equal to the chosen one
+    own = content.view(prompts, k, w) == content.gather(1, chosen)[:, :, None]  # siblings equal to the chosen one
     first = torch.where(own, tie.view(prompts, k, w), torch.iinfo(torch.int64).max).amin(-1)
-    assert torch.equal(tie.gather(1, found), first), "among equal siblings the smallest tie is chosen"
+    assert torch.equal(tie.gather(1, chosen), first), "among equal siblings the smallest tie is chosen"
 
 
 def check_mmr(k: int, w: int, prompts: int, form: str, starts: str, device: str = "cpu") -> None:
     quality, similarity, tie = (x.to(device) for x in inputs(prompts, k, w, 5))
     narrow = similarity.float()
-    found = mmr.mmr(quality, narrow, tie, k, 3.0, form, starts)
-    assert torch.equal(found, plain_mmr.mmr(quality, narrow.double(), tie, k, 3.0, form, starts))
+    chosen = mmr.mmr(quality, narrow, tie, k, 3.0, form, starts)
+    assert torch.equal(chosen, plain_mmr.mmr(quality, narrow.double(), tie, k, 3.0, form, starts))
 
 
 def check_rng(size: int, device: str = "cpu") -> None:
@@ -240,5 +238,5 @@ def check_rng(size: int, device: str = "cpu") -> None:
     assert torch.equal(kernel_rng.mix(there).cpu(), rng.mix(a, b, c))
     assert torch.equal(kernel_rng.uniform(*there).cpu(), rng.uniform(a, b, c))
     tokens, positions = c.view(5, -1), torch.arange(size // 5).expand(5, -1)
-    assert torch.equal(kernel_rng.hash_tokens(tokens.to(device), positions.to(device)).cpu(),
-                       rng.hash_tokens(tokens, positions))  # fmt: skip
+    hashes = kernel_rng.hash_tokens(tokens.to(device), positions.to(device)).cpu()
+    assert torch.equal(hashes, rng.hash_tokens(tokens, positions))

@@ -10,7 +10,7 @@ from triton import compile as triton_compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from d5p4.ops.kernels import gate, gram, mmr, norm, partition_map, rng, rotate, sample, vocab
+from d5p4.ops.kernels import body, gram, mmr, partition_map, rng, sample, vocab
 
 H200 = GPUTarget("cuda", 90, 32)
 
@@ -26,42 +26,42 @@ def build(function, warps=4, constants=None, **types):
 
 
 def solver(block, slots, wide, gain, start, search, warps, **ones):
-    real, i32 = "*fp64" if wide else "*fp32", dict.fromkeys(("size", "k", "width"), "i32")
-    types = dict(kernel="*fp32", quality="*fp64", tie="*i64", sets="*i32", zeros_out="*i32", value_out="*fp64",
-                 worth_out="*fp64", hash_out="*i64", done="*i32", out="*i64", rows=real, roots=real, inverse=real,
-                 carries=real, members="*i32", floor="fp32", enough="fp32")  # fmt: skip
-    types |= {name: kind for name, kind in i32.items() if name not in ones} | ({"gain": "*fp64"} if gain else {})
-    constants = dict(START=start, HAS_GAIN=gain, SEARCH=search, WIDE=wide, N=block, K=slots, TILE=min(8, slots),
-                     S=slots, **ones)  # fmt: skip
+    real = "*fp64" if wide else "*fp32"
+    types = {"kernel": "*fp32", "size": "i32"} | dict.fromkeys(("floor", "enough"), "fp32")
+    types |= dict.fromkeys(("quality", "value_out", "worth_out"), "*fp64") | ({"gain": "*fp64"} if gain else {})
+    types |= dict.fromkeys(("tie", "hash_out", "out"), "*i64") | ({} if "k" in ones else {"k": "i32"})
+    types |= dict.fromkeys(("sets", "zeros_out", "done", "members"), "*i32")
+    types |= dict.fromkeys(("rows", "roots", "inverse"), real)
+    constants = dict(START=start, SEARCH=search, WIDE=wide, N=block, K=slots, **ones)
     build(partition_map._solve, warps, constants | ({} if gain else {"gain": None}), **types)
 
 
 def relevance(mean, start, **ones):
-    types = dict(quality="*fp64", similarity="*fp32", tie="*i64", sets="*i32", value_out="*fp64", tie_out="*i64",
-                 done="*i32", out="*i64", alpha_high="fp32", alpha_low="fp32")  # fmt: skip
-    types |= {name: "i32" for name in ("size", "k", "width") if name not in ones}
-    build(mmr._mmr, 1, dict(MEAN=mean, START=start, N=64, K=8, S=64, **ones), **types)
+    types = {"similarity": "*fp32"} | dict.fromkeys(("alpha_high", "alpha_low"), "fp32")
+    types |= dict.fromkeys(("quality", "value_out"), "*fp64") | dict.fromkeys(("tie", "tie_out", "out"), "*i64")
+    types |= dict.fromkeys(("sets", "done"), "*i32") | {name: "i32" for name in ("size", "k") if name not in ones}
+    build(mmr._mmr, 1, dict(MEAN=mean, START=start, N=64, K=8, **ones), **types)
 
 
 def over_vocabulary(logits):
-    i32 = dict.fromkeys(("count", "vocabulary", "stride", "blocks", "children"), "i32")
-    numbers = dict.fromkeys(("offset", "top", "mass", "moment", "second", "total"), "*fp32")
-    shared = i32 | numbers | dict(logits=logits, rows="*i64", inverse_temperature="fp32")
-    flags = dict.fromkeys(("HAS_OFFSET", "HAS_ROWS", "MOMENT", "BEST", "SECOND", "TOTAL"), True)
-    for function, more, sizes in (
-        (vocab._block_stats, {}, dict(ROWS=2, SIZE=2048)),
-        (vocab._join_blocks, dict.fromkeys(("lse", "entropy", "best", "margin", "certainty"), "*fp32")
-         | {"drawable": "*i64"}, dict(SIZE=64)),
-        (sample._draw, dict(uniform="*fp64", token="*i64"), dict(COUNT=64, SIZE=2048)),
-    ):  # fmt: skip
-        names = function.arg_names
-        types = {name: kind for name, kind in (shared | more).items() if name in names}
-        build(function, 4, {name: value for name, value in (flags | sizes).items() if name in names}, **types)
+    """With all that is optional, and without."""
+    optional = dict.fromkeys(("moment", "second", "total", "entropy", "best", "margin", "certainty", "offset"), "*fp32")
+    optional |= dict(rows="*i64", drawable="*i64")
+    needed = dict.fromkeys(("top", "mass", "lse"), "*fp32") | dict(logits=logits, u="*fp64", token="*i64")
+    needed |= dict.fromkeys(("count", "ids", "stride", "blocks"), "i32") | dict(sharpness="fp32")
+    for function, sizes in (
+        (vocab._block_stats, dict(ROWS=2, SIZE=2048)),
+        (vocab._join_blocks, dict(SIZE=64)),
+        (sample._draw, dict(COUNT=64, SIZE=2048)),
+    ):
+        for types, absent in ((needed | optional, {}), (needed, dict.fromkeys(optional))):
+            constants = sizes | {name: None for name in absent if name in function.arg_names}
+            build(function, 4, constants, **{name: types[name] for name in function.arg_names if name in types})
 
 
 def cosines(features, tile):
-    build(gram._products, 4, dict(TILE=tile, STEP=64), features=features, slot="*i64", pieces="*fp32", size="i32",
-          length="i32", stride="i32", steps="i32", count="i32")  # fmt: skip
+    counts = dict.fromkeys(("size", "length", "stride", "steps", "count"), "i32")
+    build(gram._products, 4, dict(TILE=tile, STEP=64), features=features, slot="*i64", pieces="*fp32", **counts)
 
 
 def integers():
@@ -71,12 +71,13 @@ def integers():
     build(gram._cosine, 4, dict(BLOCK=64, DEEP=32), pieces="*fp32", first="*i64", out="*fp32", size="i32", count="i32")
 
 
-def body(kind):
+def layers(kind):
     rows = dict.fromkeys(("x", "delta", "weight", "total", "normal"), kind)
-    build(norm._add_rms_norm, 8, dict(D=4096, BLOCK=4096, ADD=True), x_step="i32", delta_step="i32", eps="fp32", **rows)
-    build(gate._silu_gate, 8, dict(WIDTH=12288, BLOCK=2048), a=kind, b=kind, out=kind, a_step="i32", b_step="i32")
-    build(rotate._rotate, 4, dict(HEADS=32, HALF=64, TOKENS_BLOCK=1, HEADS_BLOCK=32, HALF_BLOCK=64), x=kind, out=kind,
-          cos="*fp32", sin="*fp32", step="i32", tokens="i32", length="i32", angle_rows="i32")  # fmt: skip
+    build(body._add_rms_norm, 8, dict(D=4096, BLOCK=4096, ADD=True), x_step="i32", delta_step="i32", eps="fp32", **rows)
+    build(body._silu_gate, 8, dict(WIDTH=12288, BLOCK=2048), a=kind, b=kind, out=kind, a_step="i32", b_step="i32")
+    sizes = dict(HEADS=32, HALF=64, TOKENS_BLOCK=1, HEADS_BLOCK=32, HALF_BLOCK=64)
+    counts = dict.fromkeys(("step", "tokens", "length", "angle_rows"), "i32")
+    build(body._rotate, 4, sizes, x=kind, out=kind, cos="*fp32", sin="*fp32", **counts)
 
 
 if __name__ == "__main__":
@@ -85,7 +86,7 @@ if __name__ == "__main__":
     over_vocabulary("*bf16")
     cosines("*bf16", 64)
     integers()
-    body("*bf16")
+    layers("*bf16")
     if "all" in sys.argv:
         for gain in (False, True):
             for start, search in ((0, True), (1, True), (2, False)):
@@ -93,13 +94,11 @@ if __name__ == "__main__":
                 solver(1024, 32, False, gain, start, search, 8)
         solver(4096, 64, False, False, 1, True, 16)
         solver(16, 1, True, False, 1, True, 1, k=1)
-        solver(16, 8, True, False, 1, True, 1, width=1)
         for mean in (False, True):
             for start in (0, 1, 2):
                 relevance(mean, start)
         relevance(True, 2, k=1)
-        relevance(True, 2, width=1)
         for kind in ("*fp16", "*fp32"):
             over_vocabulary(kind)
-            body(kind)
+            layers(kind)
             cosines(kind, 16)

@@ -1,5 +1,7 @@
 """The kernels through Triton's interpreter: small shapes, on the CPU. tests/gpu repeats them on CUDA."""
 
+from itertools import product
+
 import pytest
 import torch
 
@@ -12,13 +14,18 @@ from d5p4.ops.kernels import partition_map  # noqa: E402
 from tests.ops.kernels import cases  # noqa: E402
 
 full = pytest.mark.full
+DTYPES = (torch.float16, torch.float32, torch.bfloat16)
+BETAS = {"additive": 100.0, "multiplicative": 1.0}
 
 
-@pytest.mark.parametrize("vocabulary, dtype", [
-    (37, torch.bfloat16), (5000, torch.float32), pytest.param(37, torch.float32, marks=full),
-    *[pytest.param(size, torch.float16, marks=full) for size in (37, 5000)],
-    pytest.param(5000, torch.bfloat16, marks=full),
-], ids=str)  # fmt: skip
+def cases_of(quick, *axes):
+    """All combinations; those that are not in `quick` run with the full tests only."""
+    return [pytest.param(*case, marks=[full] * (case not in quick), id=str(case)) for case in product(*axes)]
+
+
+@pytest.mark.parametrize(
+    "vocabulary, dtype", cases_of([(37, torch.bfloat16), (5000, torch.float32)], (37, 5000), DTYPES)
+)
 def test_statistics(vocabulary, dtype):
     cases.check_statistics(7, vocabulary, dtype)
 
@@ -27,10 +34,7 @@ def test_rows_that_are_not_finite():
     cases.check_bad_rows(4100)
 
 
-@pytest.mark.parametrize("dtype, temperature", [
-    (torch.float16, 0.3), *[pytest.param(torch.float32, temperature, marks=full) for temperature in (0.3, 1.0)],
-    pytest.param(torch.float16, 1.0, marks=full),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize("dtype, temperature", cases_of([(torch.float16, 0.3)], DTYPES[:2], (0.3, 1.0)))
 def test_draws(dtype, temperature):
     cases.check_draws(6, 4500, dtype, temperature)
 
@@ -44,29 +48,21 @@ def test_log_probabilities():
 
 
 # bfloat16 products are wrong in the interpreter; tests/gpu has them.
-@pytest.mark.parametrize("size, dtype", [
-    (20, torch.float16), *[pytest.param(size, torch.float32, marks=full) for size in (5, 20)],
-    pytest.param(5, torch.float16, marks=full),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize("size, dtype", cases_of([(20, torch.float16)], (5, 20), DTYPES[:2]))
 def test_gram(size, dtype):
     cases.check_gram(2, size, 4, 40, dtype)
 
 
-@pytest.mark.parametrize("kind, beta, exact", [
-    ("additive", 100.0, 256), ("multiplicative", 1.0, 0),  # up to 256 rows in float64, more in float32
-    pytest.param("additive", 100.0, 0, marks=full), pytest.param("multiplicative", 1.0, 256, marks=full),
-])  # fmt: skip
-def test_solver(monkeypatch, kind, beta, exact):
+@pytest.mark.parametrize("kind, exact", cases_of([("additive", 256), ("multiplicative", 0)], BETAS, (0, 256)))
+def test_solver(monkeypatch, kind, exact):
+    """Up to `exact` rows in float64, more in float32."""
     monkeypatch.setattr(partition_map, "EXACT", exact)
-    cases.check_solver(3, 3, 2, kind, beta)
+    cases.check_solver(3, 3, 2, kind, BETAS[kind])
 
 
-@pytest.mark.parametrize("options", [
-    dict(starts="n", local_search=False),
-    *[pytest.param(o, marks=full) for o in (dict(starts="one"), dict(starts="n"), dict(local_search=False))],
-], ids=str)  # fmt: skip
-def test_solver_options(options):
-    cases.check_solver(3, 2, 1, "additive", 10.0, **options)
+@pytest.mark.parametrize("starts, search", cases_of([("n", False)], ("one", "k", "n"), (False, True)))
+def test_solver_options(starts, search):
+    cases.check_solver(3, 2, 1, "additive", 10.0, starts=starts, local_search=search)
 
 
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=full)])
@@ -98,11 +94,7 @@ def test_solver_among_equal_rows(kind):
     cases.check_equal_rows(3, 3, 2, kind)
 
 
-@pytest.mark.parametrize("form, starts", [
-    ("mean", "n"), ("max", "k"),
-    *[pytest.param("mean", starts, marks=full) for starts in ("one", "k")],
-    *[pytest.param("max", starts, marks=full) for starts in ("one", "n")],
-])  # fmt: skip
+@pytest.mark.parametrize("form, starts", cases_of([("mean", "n"), ("max", "k")], ("mean", "max"), ("one", "k", "n")))
 def test_mmr(form, starts):
     cases.check_mmr(3, 3, 1, form, starts)
 
@@ -118,13 +110,11 @@ def test_solver_at_real_sizes(shape):
     cases.check_hard_problems(*shape, 1)
 
 
-OPTIONS = [{}, {"temperature": 0.4}, {"top_k": 5}, {"top_p": 0.5}, {"temperature": 0.0}]
+EVERYTHING = {"top_k": 5, "top_p": 0.5, "temperature": 0.4}
+OPTIONS = [EVERYTHING, {}, {"temperature": 0.4}, {"top_k": 5}, {"top_p": 0.5}, {"temperature": 0.0}]
 
 
-@pytest.mark.parametrize("options, rows", [
-    ({"top_k": 5, "top_p": 0.5, "temperature": 0.4}, [4, 1, 1]),
-    *[pytest.param(options, rows, marks=full) for options in OPTIONS for rows in (None, [4, 1, 1])],
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize("options, rows", cases_of([(EVERYTHING, [4, 1, 1])], OPTIONS, (None, [4, 1, 1])))
 def test_draws_with_every_option(monkeypatch, options, rows):
     """What `ops.sample` makes of the kernels, in chunks of two rows, against its plain version."""
     monkeypatch.setattr(sample, "KERNEL_CHUNK", 16 * 600)
@@ -135,7 +125,7 @@ def test_draws_with_every_option(monkeypatch, options, rows):
     u = u if rows is None else u[:3]
     given = {"temperature": 1.0, "top_k": None, "top_p": None} | options
     offset = vocab.offset_of(None, banned)
-    tokens, stats = sample._kernel_draw(logits, offset, u, *given.values(), ("entropy",), rows)
+    tokens, stats = sample._kernel_draw(logits, offset, u, (*given.values(), ("entropy",)), rows)
     plain, plain_stats = sample.draw_logits(logits, banned, u, **given, want=("entropy",), rows=rows)
     assert torch.equal(tokens, plain)
     for name, values in plain_stats.items():

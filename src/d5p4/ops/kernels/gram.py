@@ -17,34 +17,26 @@ _PIECES = 128  # of one pool at most: the second launch adds them up
 
 
 @triton.jit
-def _products(
-    features, slot, pieces, size, length, stride, steps, count,
-    TILE: tl.constexpr, STEP: tl.constexpr,
-):  # fmt: skip
+def _products(features, slot, pieces, size, length, stride, steps, count, TILE: tl.constexpr, STEP: tl.constexpr):
     pool, tile, piece = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     tiles = tl.cdiv(size, TILE)
     up, across = tile // tiles, tile % tiles
     if up <= across:
         left = up * TILE + tl.arange(0, TILE)
         right = across * TILE + tl.arange(0, TILE)
-        left_row = tl.load(slot + pool * size + left, mask=left < size, other=0)
-        right_row = tl.load(slot + pool * size + right, mask=right < size, other=0)
+        left_in, right_in = left < size, right < size
+        left_row = features + tl.load(slot + pool * size + left, mask=left_in, other=0)[:, None] * stride
+        right_row = features + tl.load(slot + pool * size + right, mask=right_in, other=0)[:, None] * stride
         total = tl.zeros((TILE, TILE), tl.float32)
         start = piece * steps * STEP
         for step in range(steps):
             place = start + step * STEP + tl.arange(0, STEP)
             inside = place < length
-            a = tl.load(
-                features + left_row[:, None] * stride + place[None, :],
-                mask=(left < size)[:, None] & inside[None, :], other=0.0,
-            )  # fmt: skip
-            b = tl.load(
-                features + right_row[:, None] * stride + place[None, :],
-                mask=(right < size)[:, None] & inside[None, :], other=0.0,
-            )  # fmt: skip
+            a = tl.load(left_row + place[None, :], mask=left_in[:, None] & inside[None, :], other=0.0)
+            b = tl.load(right_row + place[None, :], mask=right_in[:, None] & inside[None, :], other=0.0)
             total = tl.dot(a, tl.trans(b), total, input_precision="ieee")  # float32 stays float32
         target = pieces + ((pool * count + piece) * size + left[:, None]) * size + right[None, :]
-        tl.store(target, total, mask=(left < size)[:, None] & (right < size)[None, :])
+        tl.store(target, total, mask=left_in[:, None] & right_in[None, :])
 
 
 @triton.jit
@@ -76,7 +68,7 @@ def _cosine(pieces, first, out, size, count, BLOCK: tl.constexpr, DEEP: tl.const
 
 def piece_length(length: int, size: int, dtype: torch.dtype) -> int:
     """How much of the positions x width axis one program multiplies. It follows from the shape of one pool, never from
-    how many there are, so that a pool's numbers do not depend on the others."""
+    the number of pools, so that a pool's numbers do not depend on the others."""
     step = _step(dtype)
     most = triton.cdiv(length, step)
     return step * triton.cdiv(most, min(most, _PIECES, max(1, _PROGRAMS // triton.cdiv(size, _tile(size)) ** 2)))
@@ -91,9 +83,8 @@ def pool_gram(features: Tensor, slot: Tensor, first: Tensor) -> Tensor:
     pieces = pool_pieces(features, slot, piece_length(features.shape[1] * features.shape[2], size, features.dtype))
     block = min(64, triton.next_power_of_2(size))
     with torch.cuda.device_of(out):
-        _cosine[pools, size, triton.cdiv(size, block)](
-            pieces, first, out, size, pieces.shape[1], block, 32, num_warps=4
-        )  # fmt: skip
+        grid = pools, size, triton.cdiv(size, block)
+        _cosine[grid](pieces, first, out, size, pieces.shape[1], block, 32, num_warps=4)
     return out
 
 
@@ -105,11 +96,11 @@ def pool_pieces(features: Tensor, slot: Tensor, piece: int) -> Tensor:
     pools, size = slot.shape
     length = features.shape[1] * features.shape[2]
     tile, step, count = _tile(size), _step(features.dtype), triton.cdiv(length, piece)
+    sizes = size, length, features.stride(0), piece // step, count
     pieces = torch.empty(pools, count, size, size, dtype=torch.float32, device=features.device)
     with torch.cuda.device_of(pieces):
-        _products[pools, triton.cdiv(size, tile) ** 2, count](
-            features, slot, pieces, size, length, features.stride(0), piece // step, count, tile, step, num_warps=4,
-        )  # fmt: skip
+        grid = pools, triton.cdiv(size, tile) ** 2, count
+        _products[grid](features, slot, pieces, *sizes, tile, step, num_warps=4)
     return pieces
 
 

@@ -1,4 +1,4 @@
-"""Maximal marginal relevance from all starts of P pools in one launch: see `ops.mmr`. One program a (pool, start)."""
+"""Maximal marginal relevance from all starts of P pools in one launch: see `ops.mmr`. One program per (pool, start)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,26 @@ from .partition_map import STARTS, _better, tickets
 
 @triton.jit
 def _mmr(
-    quality, similarity, tie, sets, value_out, tie_out, done, out, size, k, width, alpha_high, alpha_low,
-    MEAN: tl.constexpr, START: tl.constexpr, N: tl.constexpr, K: tl.constexpr, S: tl.constexpr,
-):  # fmt: skip
+    quality,  # [P, N]
+    similarity,  # [P, N, N]
+    tie,  # [P, N]
+    sets,  # [P, starts, k] the picks of each start
+    value_out,  # [P, starts]
+    tie_out,  # [P, starts] the tie of the first pick
+    done,  # [P] programs that have finished
+    out,  # [P, k]
+    size,
+    k,
+    alpha_high,
+    alpha_low,
+    MEAN: tl.constexpr,
+    START: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+):
+    S: tl.constexpr = 1 if START == 0 else (K if START == 1 else N)  # room for all starts
     pool, start = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    starts = tl.num_programs(1)
+    starts, width = tl.num_programs(1), size // k
     program = pool * starts + start
     item = tl.arange(0, N)
     live = item < size
@@ -84,9 +99,9 @@ def mmr(quality: Tensor, similarity: Tensor, tie: Tensor, k: int, alpha: float, 
         with torch.cuda.device_of(out):
             ties = tie.to(torch.int64).contiguous()
             high = torch.tensor(float(alpha), dtype=torch.float32).item()
-            _mmr[pools, count](
-                quality.contiguous(), similarity.contiguous(), ties, sets, value, heads, done, out, size, k,
-                size // k, high, float(alpha) - high, form == "mean", STARTS[starts], block, triton.next_power_of_2(k),
-                triton.next_power_of_2(count), num_warps=1 if block <= 64 else 4,
-            )  # fmt: skip
+            given = quality.contiguous(), similarity.contiguous(), ties
+            alphas = high, float(alpha) - high
+            kind = form == "mean", STARTS[starts], block, triton.next_power_of_2(k)
+            warps = 1 if block <= 64 else 4
+            _mmr[pools, count](*given, sets, value, heads, done, out, size, k, *alphas, *kind, num_warps=warps)
     return out

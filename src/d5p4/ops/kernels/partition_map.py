@@ -10,8 +10,9 @@ Two recurrences keep a step at O(k N):
  * of Y only u_i = Y_(slot of i), i is kept, with r_i = L_ii - L_i,S A L_S,i and p_i = A_aa for a the slot of i. Putting
    i into its slot multiplies det by r_i p_i + u_i^2. After a swap all three follow from two weighted sums of the k rows
    L_S,: (the row of Y of the slot that changed, and the covariance of the new item with the rest).
-Sums over slots run in the order of the picks, so a permuted pool gives the permuted answer, bit for bit. Ties tell
-equals apart; equal are numbers with the same bits, and not, as in the plain version, within 1e-9. Equal rows have them.
+Sums over slots run in the order of the picks, so a permuted pool gives the permuted answer, bit for bit. Ties
+decide between equals, which here are numbers with the same bits (in the plain version: numbers within 1e-9). Equal rows
+have the same bits.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 EXACT = 256
-TILE = 8  # rows of L or C in flight at once
+MOST_TILE = tl.constexpr(8)  # rows of L or C in flight at once
 _SCRATCH = 1 << 28  # bytes of rows in flight
 STARTS = {"one": 0, "k": 1, "n": 2}
 
@@ -54,18 +55,20 @@ def _finite(values):
 
 
 @triton.jit
-def _greedy(
-    kernel, rows, roots, diagonal, gains, worth, order, size, k, width, least, start,
-    START: tl.constexpr, HAS_GAIN: tl.constexpr, SEARCH: tl.constexpr, FLOAT: tl.constexpr,
-    N: tl.constexpr, K: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
+def _greedy(kernel, gain, rows, roots, diagonal, worth, order, size, k, least, START, SEARCH, N, K):
     """Greedy elimination: residuals [N], slot of each item's group [N], picks [K], zero pivots, log value.
 
     Leaves C in `rows` [k, N] and, for the search, E in `roots` [k, K].
     """
     LOW: tl.constexpr = -float("inf")
+    FLOAT: tl.constexpr = diagonal.dtype
+    HAS_GAIN: tl.constexpr = gain is not None
+    TILE: tl.constexpr = MOST_TILE if K > MOST_TILE else K
     item, slot_id = tl.arange(0, N), tl.arange(0, K)
+    start, width = tl.program_id(1), size // k
     group = item // width
+    if HAS_GAIN:
+        gains = _finite(tl.load(gain + item, mask=item < size, other=0.0).to(FLOAT))
     residual = diagonal
     free = item < size
     slot = tl.zeros((N,), tl.int32)
@@ -121,16 +124,17 @@ def _greedy(
 
 
 @triton.jit
-def _climb(
-    kernel, gain, rows, roots, inverse, carries, members, residual, slot, picks, gains, order, size, k, least, enough,
-    HAS_GAIN: tl.constexpr, FLOAT: tl.constexpr, N: tl.constexpr, K: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
+def _climb(kernel, gain, rows, roots, inverse, members, residual, slot, picks, order, size, k, least, enough, N, K):
     """Best-improvement swaps until none is worth more than `enough`: the members [K] and the gain of the log value.
 
     A = (L_S)^-1, the members and a vector of each move lie in memory twice, for odd and even moves, so that one barrier
-    a move is enough.
+    per move is enough.
     """
     LOW: tl.constexpr = -float("inf")
+    carries = inverse + 2 * K * K
+    FLOAT: tl.constexpr = residual.dtype
+    HAS_GAIN: tl.constexpr = gain is not None
+    TILE: tl.constexpr = MOST_TILE if K > MOST_TILE else K
     item, slot_id = tl.arange(0, N), tl.arange(0, K)
     live, inside = item < size, slot_id < k
     tl.store(members + slot_id, picks)
@@ -145,7 +149,8 @@ def _climb(
     tl.debug_barrier()
     chosen = item == tl.load(members + slot)
     if HAS_GAIN:
-        held = _finite(tl.load(gain + tl.load(members + slot)).to(FLOAT))  # gain of the member of the item's slot
+        gains = _finite(tl.load(gain + item, mask=live, other=0.0).to(FLOAT))
+        member_gain = _finite(tl.load(gain + tl.load(members + slot)).to(FLOAT))  # of the member in the item's slot
     code = item + slot * 4096
     climbed = tl.zeros((), tl.float64)
     threshold = tl.full((), 0.0 if HAS_GAIN else 1.0, FLOAT) + enough  # arguments are float32, where 1 + 1e-9 is 1
@@ -156,7 +161,7 @@ def _climb(
         allowed = live & ~chosen & (ratio > least * p)
         weight = tl.where(allowed, ratio, LOW)
         if HAS_GAIN:
-            weight = tl.where(allowed, tl.log(tl.where(allowed, ratio, 1.0)) + gains - held, LOW)
+            weight = tl.where(allowed, tl.log(tl.where(allowed, ratio, 1.0)) + gains - member_gain, LOW)
         best, _, move, through = tl.reduce((weight, order, code, u), 0, _better_with)
         if (best > threshold) & (moves < 20 * k + 100):
             if moves == 0:  # many starts never move and need no A
@@ -211,7 +216,7 @@ def _climb(
             p = tl.where(mine, come, p - my_lost * my_lost * gone + my_carry * my_carry * come)
             chosen = tl.where(mine, item == pick, chosen)
             if HAS_GAIN:
-                held = tl.where(mine, _finite(tl.load(gain + pick).to(FLOAT)), held)
+                member_gain = tl.where(mine, _finite(tl.load(gain + pick).to(FLOAT)), member_gain)
             moves += 1
         else:
             picks = tl.load(members + old + slot_id, mask=inside, other=0)
@@ -221,14 +226,33 @@ def _climb(
 
 @triton.jit
 def _solve(
-    kernel, gain, quality, tie, sets, zeros_out, value_out, worth_out, hash_out, done, out,
-    rows, roots, inverse, carries, members, size, k, width, floor, enough,
-    START: tl.constexpr, HAS_GAIN: tl.constexpr, SEARCH: tl.constexpr, WIDE: tl.constexpr,
-    N: tl.constexpr, K: tl.constexpr, TILE: tl.constexpr, S: tl.constexpr,
-):  # fmt: skip
-    problem, start = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    starts = tl.num_programs(1)
-    program = problem * starts + start
+    kernel,  # [P, N, N]
+    gain,  # [P, N] or None
+    quality,  # [P, N]
+    tie,  # [P, N]
+    sets,  # [P, starts, k]; the next four [P, starts]
+    zeros_out,
+    value_out,
+    worth_out,
+    hash_out,
+    done,  # [P] programs that have finished
+    out,  # [P, k]
+    rows,  # scratch from here: [programs, k, N]
+    roots,  # [programs, K, K]
+    inverse,  # [programs, 2 K + 2, K]: A = (L_S)^-1 twice, then the vector of a move twice
+    members,  # [programs, 2, K]
+    size,
+    k,
+    floor,
+    enough,
+    START: tl.constexpr,
+    SEARCH: tl.constexpr,
+    WIDE: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+):
+    problem = tl.program_id(0).to(tl.int64)
+    program = problem * tl.num_programs(1) + tl.program_id(1)
     kernel += problem * size * size
     quality += problem * size
     tie += problem * size
@@ -242,36 +266,31 @@ def _solve(
     diagonal = tl.where(diagonal == diagonal, diagonal, 0.0)
     worth = _finite(tl.load(quality + item, mask=live, other=0.0).to(FLOAT))
     order = tl.load(tie + item, mask=live, other=0)
-    gains = worth
-    if HAS_GAIN:
+    if gain is not None:
         gain += problem * size
-        gains = _finite(tl.load(gain + item, mask=live, other=0.0).to(FLOAT))
     least = tl.max(diagonal, 0) * floor  # what counts as zero, at the kernel's own scale
     residual, slot, picks, zeros, value = _greedy(
-        kernel, rows, roots, diagonal, gains, worth, order, size, k, width, least, start,
-        START, HAS_GAIN, SEARCH, FLOAT, N, K, TILE,
-    )  # fmt: skip
+        kernel, gain, rows, roots, diagonal, worth, order, size, k, least, START, SEARCH, N, K
+    )
     if SEARCH:
         if zeros == 0:
+            inverse += program * (2 * K + 2) * K
+            members += program * 2 * K
             picks, climbed = _climb(
-                kernel, gain, rows, roots, inverse + program * 2 * K * K, carries + program * 2 * K,
-                members + program * 2 * K, residual, slot, picks, gains, order, size, k, least, enough,
-                HAS_GAIN, FLOAT, N, K, TILE,
-            )  # fmt: skip
+                kernel, gain, rows, roots, inverse, members, residual, slot, picks, order, size, k, least, enough, N, K
+            )
             value += climbed
 
     hashes = tl.load(tie + picks, mask=inside, other=0)
     hashes = (hashes ^ ((hashes >> 29) & 0x7FFFFFFFF)) * -7046029254386353131
-    held_worth = _finite(tl.load(quality + picks, mask=inside, other=0.0).to(tl.float64))
+    worths = _finite(tl.load(quality + picks, mask=inside, other=0.0).to(tl.float64))
     tl.store(sets + program * k + slot_id, picks, mask=inside)
     tl.store(zeros_out + program, zeros)
     tl.store(value_out + program, value)
-    tl.store(worth_out + program, tl.sum(held_worth, 0))
+    tl.store(worth_out + program, tl.sum(worths, 0))
     tl.store(hash_out + program, tl.sum(tl.where(inside, hashes, 0), 0))
-    _choose(
-        kernel, gain, tie, sets, zeros_out, value_out, worth_out, hash_out, done, out, problem, starts, size, k, width,
-        not WIDE, HAS_GAIN, K, S,
-    )  # fmt: skip
+    S: tl.constexpr = 1 if START == 0 else (K if START == 1 else N)  # room for all starts
+    _choose(kernel, gain, tie, sets, zeros_out, value_out, worth_out, hash_out, done, out, size, k, not WIDE, K, S)
 
 
 @triton.jit
@@ -308,12 +327,10 @@ def _earlier(one, other, tie, k, K: tl.constexpr):
 
 
 @triton.jit
-def _choose(
-    kernel, gain, tie, sets, zeros_in, value_in, worth_in, hash_in, done, out, problem, starts, size, k, width,
-    RESCORE: tl.constexpr, HAS_GAIN: tl.constexpr, K: tl.constexpr, S: tl.constexpr,
-):  # fmt: skip
-    """The last program of a problem compares its starts and writes the best set, one item a group."""
+def _choose(kernel, gain, tie, sets, zeros_in, value_in, worth_in, hash_in, done, out, size, k, RESCORE, K, S):
+    """The last program of a problem compares its starts and writes the best set, one item per group."""
     LARGEST: tl.constexpr = 9223372036854775807
+    problem, starts = tl.program_id(0).to(tl.int64), tl.num_programs(1)
     tl.debug_barrier()
     finished = tl.atomic_add(done + problem, 1, sem="acq_rel")
     if finished == starts - 1:
@@ -336,7 +353,7 @@ def _choose(
                     if tl.sum(tl.where(near & (number == start), 1, 0), 0) > 0:
                         mine = sets + (problem * starts + start) * k
                         again = _log_det(kernel, mine, size, k, K)
-                        if HAS_GAIN:
+                        if gain is not None:
                             picks = tl.load(mine + slot, mask=slot < k, other=0, cache_modifier=".cg")
                             extra = tl.load(gain + picks, mask=slot < k, other=0.0)
                             again += tl.sum(tl.where(slot < k, _finite(extra.to(tl.float64)), 0.0), 0)
@@ -354,25 +371,21 @@ def _choose(
                     here, there = sets + (problem * starts + winner) * k, sets + (problem * starts + start) * k
                     winner = tl.where(_earlier(there, here, tie, k, K), start, winner)
         picks = tl.load(sets + (problem * starts + winner) * k + slot, mask=slot < k, other=0, cache_modifier=".cg")
-        tl.store(out + problem * k + picks // width, picks.to(tl.int64), mask=slot < k)
+        tl.store(out + problem * k + picks // (size // k), picks.to(tl.int64), mask=slot < k)
 
 
 _tickets: dict[tuple[torch.device, int], Tensor] = {}
 
 
 def tickets(device: torch.device, count: int) -> Tensor:
-    """Zeros [count] int32 that every launch leaves zero: one buffer a stream, so that launches never share one."""
+    """Zeros [count] int32 that every launch leaves zero: one buffer per stream, so that launches never share one."""
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-    held = _tickets.get((device, stream))
-    if held is None or len(held) < count:
-        held = torch.zeros(max(count, 1024), dtype=torch.int32, device=device)
+    zeros = _tickets.get((device, stream))
+    if zeros is None or len(zeros) < count:
+        zeros = torch.zeros(max(count, 1024), dtype=torch.int32, device=device)
         if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
-            _tickets[device, stream] = held
-    return held
-
-
-def _warps(block: int) -> int:
-    return 1 if block <= 64 else 4 if block <= 256 else 8 if block <= 2048 else 16
+            _tickets[device, stream] = zeros
+    return zeros
 
 
 def partition_map(
@@ -386,8 +399,8 @@ def partition_map(
 ) -> Tensor:
     """The chosen items [P, k] int64, ascending: kernel [P, N, N] float32, symmetric; the others [P, N].
 
-    A pivot at or below 1e-10 (above EXACT items 1e-6) of the largest diagonal entry counts as zero. An item that a
-    number that is not finite touches has pivot zero; the choice stays valid.
+    A pivot at or below 1e-10 (above EXACT items 1e-6) of the largest diagonal entry counts as zero. An item
+    with a number that is not finite has pivot zero; the choice stays valid.
     """
     prompts, size, _ = kernel.shape
     count = {"one": 1, "k": k, "n": size}[starts]
@@ -396,7 +409,9 @@ def partition_map(
     together = max(1, _SCRATCH // (count * k * size * dtype.itemsize))
     out = torch.empty(prompts, k, dtype=torch.int64, device=kernel.device)
     block = max(16, triton.next_power_of_2(size))
-    slots, places = triton.next_power_of_2(k), triton.next_power_of_2(count)
+    slots = triton.next_power_of_2(k)
+    warps = 1 if block <= 64 else 4 if block <= 256 else 8 if block <= 2048 else 16
+    flags = STARTS[starts], local_search, exact, block, slots
     kernel, quality, tie = kernel.contiguous(), quality.contiguous(), tie.to(torch.int64).contiguous()
     log_gain = None if log_gain is None else log_gain.contiguous()
     for first in range(0, prompts, together):
@@ -411,16 +426,14 @@ def partition_map(
         value, worth = new(2, programs, dtype=torch.float64)
         mixed = new(programs, dtype=torch.int64)
         rows, roots = new(programs, k, size, dtype=dtype), new(programs, slots, slots, dtype=dtype)
-        inverse, carries = new(programs, 2, slots, slots, dtype=dtype), new(programs, 2, slots, dtype=dtype)
-        members = new(programs, 2, slots, dtype=torch.int32)
+        inverse, members = new(programs, 2 * slots + 2, slots, dtype=dtype), new(programs, 2, slots, dtype=torch.int32)
         done = tickets(kernel.device, part)
         gain = None if log_gain is None else log_gain[cut]
+        problems, starts_out = (kernel[cut], gain, quality[cut], tie[cut]), (sets, zeros, value, worth, mixed)
+        scratch = rows, roots, inverse, members
+        bounds = (1e-10, 1e-9) if exact else (1e-6, 1e-5)
         with torch.cuda.device_of(out):
             _solve[part, count](
-                kernel[cut], gain, quality[cut], tie[cut], sets, zeros, value, worth, mixed, done, out[cut],
-                rows, roots, inverse, carries, members, size, k, size // k,
-                1e-10 if exact else 1e-6, 1e-9 if exact else 1e-5,
-                STARTS[starts], gain is not None, local_search, exact,
-                block, slots, min(TILE, slots), places, num_warps=_warps(block),
-            )  # fmt: skip
+                *problems, *starts_out, done, out[cut], *scratch, size, k, *bounds, *flags, num_warps=warps
+            )
     return out

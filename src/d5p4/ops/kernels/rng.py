@@ -62,8 +62,8 @@ def _uniform(stream, position, child, out, size, BLOCK: tl.constexpr):
     c2, c3 = tl.zeros((BLOCK,), tl.int64), tl.zeros((BLOCK,), tl.int64)
     for _ in tl.static_range(10):
         one, two = c0 * 0xD2511F53, c2 * 0xCD9E8D57
-        c0, c1, c2, c3 = ((two >> 32) & 0xFFFFFFFF) ^ c1 ^ k0, two & 0xFFFFFFFF, \
-            ((one >> 32) & 0xFFFFFFFF) ^ c3 ^ k1, one & 0xFFFFFFFF  # fmt: skip
+        c0, c2 = ((two >> 32) & 0xFFFFFFFF) ^ c1 ^ k0, ((one >> 32) & 0xFFFFFFFF) ^ c3 ^ k1
+        c1, c3 = two & 0xFFFFFFFF, one & 0xFFFFFFFF
         k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
     tl.store(out + place, (c0.to(tl.float64) + 0.5) / 4294967296.0, mask=inside)
 

@@ -1,6 +1,6 @@
 """Inverse-CDF draws in two levels: the block that holds u by the blocks' masses, then the token inside it.
 
-Each program draws one token of one row and reads one block of its logits, so C draws of a row cost C blocks and not C
+Each program draws one token for one row and reads one block of its logits, so C draws of a row cost C blocks and not C
 rows. Both cumulative sums run in float64: the border between two tokens is off by no more than the rounding of the
 masses, about 1e-7 of the row's mass whatever the size of the vocabulary, which is less than what one unit in the last
 place of a float32 logit of size 10 moves.
@@ -18,51 +18,54 @@ from .vocab import _LOG2E, Blocks, sharpness
 
 @triton.jit
 def _draw(
-    logits, offset, rows, top, mass, uniform, token, vocabulary, stride, blocks, children, inverse_temperature,
-    HAS_OFFSET: tl.constexpr, HAS_ROWS: tl.constexpr, COUNT: tl.constexpr, SIZE: tl.constexpr,
-):  # fmt: skip
+    logits, offset, rows, top, mass, u, token, ids, stride, blocks, sharpness, COUNT: tl.constexpr, SIZE: tl.constexpr
+):
+    """token [R, C] for u [R, C]; `ids` in the vocabulary, `blocks` of SIZE ids each (COUNT: with padding)."""
     row, child = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    place_of_draw = row * tl.num_programs(1) + child
     block = tl.arange(0, COUNT)
     inside = block < blocks
     tops = tl.load(top + row * blocks + block, mask=inside, other=-float("inf")).to(tl.float64)
     masses = tl.load(mass + row * blocks + block, mask=inside, other=0.0).to(tl.float64)
     largest = tl.max(tops, 0)
-    scaled = masses * tl.exp(tl.maximum(tops - largest, -1e30) * inverse_temperature)
+    scaled = masses * tl.exp(tl.maximum(tops - largest, -1e30) * sharpness)
     heap = tl.cumsum(scaled, 0)
-    goal = tl.maximum(tl.load(uniform + row * children + child) * tl.sum(scaled, 0), 1e-300)  # u = 0: any mass
+    goal = tl.maximum(tl.load(u + place_of_draw) * tl.sum(scaled, 0), 1e-300)  # u = 0: any mass
     short = heap < goal
     last_block = tl.max(tl.where(scaled > 0, block, 0), 0)
     chosen = tl.minimum(tl.sum(short.to(tl.int32), 0), last_block)
     before = tl.sum(tl.where(block < chosen, scaled, 0.0), 0)
 
     source = row
-    if HAS_ROWS:
+    if rows is not None:
         source = tl.load(rows + row)
     place = chosen * SIZE + tl.arange(0, SIZE)
-    here = place < vocabulary
+    here = place < ids
     x = tl.load(logits + source * stride + place, mask=here, other=-float("inf")).to(tl.float32)
-    if HAS_OFFSET:
+    if offset is not None:
         x += tl.load(offset + place, mask=here, other=0.0)
-    e = tl.exp2((x - largest.to(tl.float32)) * (inverse_temperature * _LOG2E)).to(tl.float64)
+    e = tl.exp2((x - largest.to(tl.float32)) * (sharpness * _LOG2E)).to(tl.float64)
     climb = tl.cumsum(e, 0) + before
     last = tl.max(tl.where(e > 0, tl.arange(0, SIZE), 0), 0)
-    found = tl.minimum(tl.sum((climb < goal).to(tl.int32), 0), last)
-    tl.store(token + row * children + child, (chosen * SIZE + found).to(tl.int64))
+    inner = tl.minimum(tl.sum((climb < goal).to(tl.int32), 0), last)
+    tl.store(token + place_of_draw, (chosen * SIZE + inner).to(tl.int64))
 
 
 def draw_tokens(
-    logits: Tensor, offset: Tensor | None, blocks: Blocks, u: Tensor, temperature: float = 1.0,
+    logits: Tensor,
+    offset: Tensor | None,
+    blocks: Blocks,
+    u: Tensor,
+    temperature: float = 1.0,
     rows: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Tokens [R, C] for uniforms u [R, C] float64, from what `block_stats` read at the same temperature."""
-    count, children = u.shape
     token = torch.empty(u.shape, dtype=torch.int64, device=logits.device)
-    vocabulary, number = logits.shape[1], blocks.top.shape[1]
+    number = blocks.top.shape[1]
+    sizes = logits.shape[1], logits.stride(0), number, sharpness(temperature)
+    room = triton.next_power_of_2(number), blocks.size
     if token.numel():
         with torch.cuda.device_of(token):
-            _draw[count, children](
-                logits, offset, rows, blocks.top, blocks.mass, u.contiguous(), token, vocabulary, logits.stride(0),
-                number, children, sharpness(temperature), offset is not None, rows is not None,
-                triton.next_power_of_2(number), blocks.size, num_warps=4,
-            )  # fmt: skip
+            given = logits, offset, rows, blocks.top, blocks.mass, u.contiguous()
+            _draw[tuple(u.shape)](*given, token, *sizes, *room, num_warps=4)
     return token

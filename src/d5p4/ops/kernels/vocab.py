@@ -3,8 +3,8 @@
 The vocabulary is cut into blocks of a few thousand ids. One program reads some rows of one block and leaves, for each
 row, the block's largest logit m_b, its mass Σ e^{x - m_b} and what else is wanted (Σ (x - m_b) e^{x - m_b}, the second
 largest logit, Σ x); a second launch puts the blocks of a row together in float64. The masses are also the upper level
-of the inverse CDF in `kernels.sample`. Bound by memory: about ten instructions a logit. Sums inside a block are float32
-trees of at most 4096 terms (relative error about 1e-7); sums over blocks are float64.
+of the inverse CDF in `kernels.sample`. Bound by memory: about ten instructions per logit. Sums inside a block are
+float32 trees of at most 4096 terms (relative error about 1e-7); sums over blocks are float64.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LOG2E = tl.constexpr(1.4426950408889634)
 
 
 class Blocks(NamedTuple):
-    """What each block of the vocabulary says of each row; all [R, blocks] float32."""
+    """The statistics of each block of the vocabulary for each row; all [R, blocks] float32."""
 
     top: Tensor  # largest logit
     mass: Tensor  # Σ e^{(x - top) / temperature}
@@ -33,49 +33,60 @@ class Blocks(NamedTuple):
 
 @triton.jit
 def _block_stats(
-    logits, offset, rows, top, mass, moment, second, total, count, vocabulary, stride, blocks, inverse_temperature,
-    HAS_OFFSET: tl.constexpr, HAS_ROWS: tl.constexpr, MOMENT: tl.constexpr, SECOND: tl.constexpr,
-    TOTAL: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr,
-):  # fmt: skip
-    block = tl.program_id(1)
+    logits,  # [R, ids], stride apart
+    offset,  # [ids] or None
+    rows,  # [count] which of the R rows to read, or None
+    top,  # [count, blocks], as all that follow
+    mass,
+    moment,  # or None
+    second,  # or None
+    total,  # or None
+    count,
+    ids,
+    stride,
+    sharpness,
+    ROWS: tl.constexpr,
+    SIZE: tl.constexpr,
+):
+    block, blocks = tl.program_id(1), tl.num_programs(1)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     real = row < count
     source = row.to(tl.int64)
-    if HAS_ROWS:
+    if rows is not None:
         source = tl.load(rows + row, mask=real, other=0)
     place = block * SIZE + tl.arange(0, SIZE)
-    inside = place < vocabulary
+    inside = place < ids
     where = real[:, None] & inside[None, :]
     x = tl.load(logits + source[:, None] * stride + place[None, :], mask=where, other=-float("inf")).to(tl.float32)
-    if HAS_OFFSET:
+    if offset is not None:
         shift = tl.load(offset + place, mask=inside, other=0.0)
         x += shift[None, :]
     largest = tl.max(x, 1)
     base = tl.where(largest == -float("inf"), 0.0, largest)
     above = x - base[:, None]
-    e = tl.exp2(above * (inverse_temperature * _LOG2E))
+    e = tl.exp2(above * (sharpness * _LOG2E))
     target = row.to(tl.int64) * blocks + block
     tl.store(top + target, largest, mask=real)
     tl.store(mass + target, tl.sum(e, 1), mask=real)
-    if MOMENT:
+    if moment is not None:
         # The floor keeps 0 * -inf from being NaN; ids that far down have no mass.
         tl.store(moment + target, tl.sum(tl.maximum(above, -1e30) * e, 1), mask=real)
-    if SECOND:
+    if second is not None:
         first = tl.argmax(x, 1)
         rest = tl.where(tl.arange(0, SIZE)[None, :] == first[:, None], -float("inf"), x)
         tl.store(second + target, tl.max(rest, 1), mask=real)
-    if TOTAL:
+    if total is not None:
         counted = where
-        if HAS_OFFSET:
+        if offset is not None:
             counted = where & (shift > -float("inf"))[None, :]
         tl.store(total + target, tl.sum(tl.where(counted, x, 0.0), 1), mask=real)
 
 
 @triton.jit
 def _join_blocks(
-    top, mass, moment, second, total, lse, entropy, best, margin, certainty, drawable, blocks,
-    MOMENT: tl.constexpr, BEST: tl.constexpr, SECOND: tl.constexpr, TOTAL: tl.constexpr, SIZE: tl.constexpr,
-):  # fmt: skip
+    top, mass, moment, second, total, lse, entropy, best, margin, certainty, drawable, blocks, SIZE: tl.constexpr
+):
+    """The first five [R, blocks], the next five [R]: statistics that are not wanted are None."""
     row = tl.program_id(0).to(tl.int64)
     block = tl.arange(0, SIZE)
     inside = block < blocks
@@ -87,19 +98,19 @@ def _join_blocks(
     heap = tl.sum(masses * weight, 0)
     log_heap = tl.log(heap)
     tl.store(lse + row, (largest + log_heap).to(tl.float32))
-    if MOMENT:
+    if entropy is not None:
         moments = tl.load(moment + row * blocks + block, mask=inside, other=0.0).to(tl.float64)
         mean = tl.sum(weight * (moments + apart * masses), 0) / heap
         h = log_heap - mean
         tl.store(entropy + row, tl.where(h < 0, 0.0, h).to(tl.float32))
-    if BEST:
+    if best is not None:
         tl.store(best + row, (-log_heap).to(tl.float32))
-    if SECOND:
+    if margin is not None:
         seconds = tl.load(second + row * blocks + block, mask=inside, other=-float("inf")).to(tl.float64)
         winner = tl.argmax(tops, 0)
         runner_up = tl.max(tl.where(block == winner, seconds, tops), 0)
         tl.store(margin + row, ((1.0 - tl.exp(runner_up - largest)) / heap).to(tl.float32))
-    if TOTAL:
+    if certainty is not None:
         totals = tl.load(total + row * blocks + block, mask=inside, other=0.0).to(tl.float64)
         number = tl.load(drawable).to(tl.float64)
         tl.store(certainty + row, (largest + log_heap - tl.sum(totals, 0) / number).to(tl.float32))
@@ -111,9 +122,12 @@ def sharpness(temperature: float) -> float:
 
 
 def block_stats(
-    logits: Tensor, offset: Tensor | None, want: Collection[str] = (), temperature: float = 1.0,
+    logits: Tensor,
+    offset: Tensor | None,
+    want: Collection[str] = (),
+    temperature: float = 1.0,
     rows: Tensor | None = None,
-) -> Blocks:  # fmt: skip
+) -> Blocks:
     """Blocks of logits [R, V] + offset [V] (float32, minus infinity at banned ids); rows [R'] picks rows to read."""
     count = logits.shape[0] if rows is None else rows.shape[0]
     vocabulary = logits.shape[1]
@@ -126,11 +140,9 @@ def block_stats(
     group = 2 if count * blocks >= 4096 else 1
     if count:
         with torch.cuda.device_of(top):
-            _block_stats[triton.cdiv(count, group), blocks](
-                logits, offset, rows, top, mass, moment, second, total, count, vocabulary, logits.stride(0), blocks,
-                sharpness(temperature), offset is not None, rows is not None, "entropy" in want,
-                "margin" in want, "certainty" in want, group, size, num_warps=4,
-            )  # fmt: skip
+            sizes = count, vocabulary, logits.stride(0), sharpness(temperature), group, size
+            results = top, mass, moment, second, total
+            _block_stats[triton.cdiv(count, group), blocks](logits, offset, rows, *results, *sizes, num_warps=4)
     return Blocks(top, mass, moment, second, total, size)
 
 
@@ -142,8 +154,6 @@ def join_blocks(blocks: Blocks, want: Collection[str], offset: Tensor | None = N
     if count:
         drawable = (offset > -torch.inf).sum() if "certainty" in want and offset is not None else None
         with torch.cuda.device_of(blocks.top):
-            _join_blocks[count,](
-                *blocks[:5], *(out.get(name) for name in names), drawable, number, "entropy" in want, "best" in want,
-                "margin" in want, "certainty" in want, triton.next_power_of_2(number), num_warps=1,
-            )  # fmt: skip
+            results, room = [out.get(name) for name in names], triton.next_power_of_2(number)
+            _join_blocks[count,](*blocks[:5], *results, drawable, number, room, num_warps=1)
     return out

@@ -1,4 +1,4 @@
-"""Files of a data set: found in a folder or on the hub, read as records or as text, plain or compressed (.xz, .gz)."""
+"""Files of a data set: located in a folder or on the hub, read as records or as text, plain or compressed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ...errors import D5P4Error
-from ...models.load import HUB_ID
+from d5p4.errors import D5P4Error
+from d5p4.models.load import HUB_ID
 
 RECORDS = (".jsonl", ".json", ".csv", ".parquet")
 TEXTS = (".txt", ".md", ".jsonl", ".json", ".parquet")  # those of RECORDS hold a text in each record's `text`
@@ -30,7 +30,7 @@ def locate(
     """The files of a split: a file itself; those of a folder, or of one of its `folders`; or those of a hub id.
 
     A file of a folder belongs to a split by a word of its name (`dev_rand_split.jsonl`, `test-00000-of-00002.parquet`).
-    Without `split` the default one is taken, and files whose names tell no split when there is none of it.
+    Without `split` the default one is taken, or, where no file has its name, the files whose names say no split.
     """
     names = _aliases(split or default)
     here = Path(path).expanduser()
@@ -48,26 +48,27 @@ def locate(
     # The folders first: a data set's own folder may also hold files about the data.
     for place in (*(here / folder for folder in folders), here):
         files = [file for file in sorted(place.glob("*")) if file.is_file() and suffix(file) in suffixes]
-        found = [file for file in files if _words(file) & set(names)]
-        if not found and split is None:
-            found = [file for file in files if not _words(file) & {word for words in SPLITS.values() for word in words}]
-        if len(found) > 1 and not all(_SHARD.search(file.name) for file in found):
-            listed = ", ".join(file.name for file in found)
+        chosen = [file for file in files if _words(file) & set(names)]
+        if not chosen and split is None:
+            every_name = {word for words in SPLITS.values() for word in words}
+            chosen = [file for file in files if not _words(file) & every_name]
+        if len(chosen) > 1 and not all(_SHARD.search(file.name) for file in chosen):
+            listed = ", ".join(file.name for file in chosen)
             raise D5P4Error(
                 f"{place} has several files that could be the {split or default} split ({listed}): name one"
             )
-        if found:
-            return found
+        if chosen:
+            return chosen
     raise D5P4Error(f"{path} holds no file of the {split or default} split ({', '.join(suffixes)}, perhaps .xz or .gz)")
 
 
 def suffix(file: Path) -> str:
-    """How the name ends, in small letters, without what says that the file is compressed."""
+    """The ending of the name in lower case, without the ending of the compression."""
     return (Path(file.stem) if file.suffix.lower() in _OPENERS else file).suffix.lower()
 
 
 def read_text(file: Path) -> str:
-    """The text of a file, decompressed; a byte order mark goes."""
+    """The text of a file, decompressed, without a byte order mark."""
     opener: Any = _OPENERS.get(file.suffix.lower(), open)
     try:
         with opener(file, "rb") as stream:
@@ -79,7 +80,7 @@ def read_text(file: Path) -> str:
 
 
 def read_records(file: Path, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
-    """The records of a JSON lines, JSON (a list), CSV (with a head line) or parquet file (of which only `columns`)."""
+    """The records of a JSON lines, JSON (a list), CSV (with a head line) or parquet file (only its `columns`)."""
     kind = suffix(file)
     if kind == ".parquet":
         return _parquet(file, columns)
@@ -90,14 +91,14 @@ def read_records(file: Path, columns: Sequence[str] | None = None) -> list[dict[
         except csv.Error as reason:
             raise D5P4Error(f"{file} cannot be read as CSV: {reason}") from None
     if kind == ".json" and text.lstrip().startswith("["):
-        found = [(f"{file} entry {i}", entry) for i, entry in enumerate(_parsed(str(file), text), 1)]
+        entries = [(f"{file} entry {i}", entry) for i, entry in enumerate(_parsed(str(file), text), 1)]
     else:  # not splitlines: JSON text may hold U+2028 and its like
         lines = [(f"{file} line {i}", line) for i, line in enumerate(text.split("\n"), 1) if line.strip()]
-        found = [(place, _parsed(place, line)) for place, line in lines]
-    wrong = next((place for place, entry in found if not isinstance(entry, dict)), None)
+        entries = [(place, _parsed(place, line)) for place, line in lines]
+    wrong = next((place for place, entry in entries if not isinstance(entry, dict)), None)
     if wrong is not None:
-        raise D5P4Error(f"{wrong} is no JSON object")
-    return [entry for _, entry in found]
+        raise D5P4Error(f"{wrong} is not a JSON object")
+    return [entry for _, entry in entries]
 
 
 def _parsed(place: str, text: str) -> Any:

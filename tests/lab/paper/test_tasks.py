@@ -14,9 +14,7 @@ from huggingface_hub import constants
 from d5p4.errors import D5P4Error
 from d5p4.eval.countdown import Problem
 from d5p4.eval.graders import GRADERS
-from d5p4.eval.tasks import TASKS, load_task
-from d5p4.eval.tasks.prose import continuation, pieces, sentences
-from d5p4.eval.tasks.questions import SOURCES
+from d5p4_lab.paper.tasks import SOURCES, TASKS, continuation, load_task, pieces, sentences
 from d5p4_lab.train import corpus
 from tests.refusals import refusal
 
@@ -24,29 +22,35 @@ GSM8K = [
     {"question": f"What is {i} plus {{1}}?", "answer": f"{i}+1=<<{i}+1={i + 1}>>\n#### {i + 1}"} for i in range(30)
 ]
 TRUTHFUL = [
-    {"Type": "Adversarial", "Category": "Myths", "Question": "Do seeds grow?", "Best Answer": "No, they pass",
-     "Correct Answers": "They pass; No, they pass;  ;Nothing, \"really\"",
-     "Incorrect Answers": "Yes; Often", "Source": "x"},
-    {"Type": "Adversarial", "Category": "Law", "Question": "Is it so?\nReally?", "Best Answer": "It is not",
-     "Correct Answers": "It is not", "Incorrect Answers": "It is", "Source": ""},
-]  # fmt: skip
+    {
+        **{"Type": "Adversarial", "Category": "Myths", "Question": "Do seeds grow?", "Best Answer": "No, they pass"},
+        **{"Correct Answers": 'They pass; No, they pass;  ;Nothing, "really"', "Incorrect Answers": "Yes; Often"},
+        "Source": "x",
+    },
+    {
+        **{"Type": "Adversarial", "Category": "Law", "Question": "Is it so?\nReally?", "Best Answer": "It is not"},
+        **{"Correct Answers": "It is not", "Incorrect Answers": "It is", "Source": ""},
+    },
+]
 TRUTHFUL_REFERENCES = [("No, they pass", "They pass", 'Nothing, "really"'), ("It is not",)]
 ARC = [("q1", "Which is red?", {"A": "grass", "B": "blood"}, "B"), ("q2", "Which is 2?", {"1": "one", "2": "two"}, "2")]
 AI2 = [
-    {"id": i, "question": {"stem": q, "choices": [{"label": a, "text": t} for a, t in c.items()]},
-     "answerKey": k} for i, q, c, k in ARC
-]  # fmt: skip
+    {"id": i, "question": {"stem": q, "choices": [{"label": a, "text": t} for a, t in c.items()]}, "answerKey": k}
+    for i, q, c, k in ARC
+]
 HUB_CHOICES = [
     {"id": i, "question": q, "choices": {"label": list(c), "text": list(c.values())}, "answerKey": k}
     for i, q, c, k in ARC
 ]
 HUB_TRUTHFUL = [
-    {"type": "Adversarial", "category": "Myths", "question": "Do seeds grow?", "best_answer": "No, they pass",
-     "correct_answers": ["They pass", "No, they pass", 'Nothing, "really"'], "incorrect_answers": [],
-     "source": "x"},
-    {"type": "Adversarial", "category": "Law", "question": "Is it so?\nReally?", "best_answer": "It is not",
-     "correct_answers": ["It is not"], "incorrect_answers": ["It is"], "source": ""},
-]  # fmt: skip
+    {key.lower().replace(" ", "_"): value for key, value in record.items()} | {"correct_answers": correct} | wrong
+    for record, correct, wrong in zip(
+        TRUTHFUL,
+        (["They pass", "No, they pass", 'Nothing, "really"'], ["It is not"]),
+        ({"incorrect_answers": []}, {"incorrect_answers": ["It is"]}),
+        strict=True,
+    )
+]
 
 
 def write_jsonl(path, records):
@@ -112,7 +116,7 @@ def test_gsm8k(gsm8k):
     assert example.prompt == "Question: What is 3 plus {1}?\nAnswer:"
     assert example.references == (example.gold,) == ("3+1=<<3+1=4>>\n#### 4",)
     assert [e.id for e in task.examples] == [str(i) for i in range(30)]
-    assert GRADERS["gsm8k"].right("so 4.0.", example.gold)
+    assert GRADERS["gsm8k"].grade("", ["so 4.0."], example.gold) == [True]
 
 
 def test_truthfulqa_has_the_best_answer_first_and_each_once(tmp_path):
@@ -120,9 +124,8 @@ def test_truthfulqa_has_the_best_answer_first_and_each_once(tmp_path):
     assert [e.prompt for e in task.examples] == ["Do seeds grow?", "Is it so?\nReally?"]
     assert [e.references for e in task.examples] == TRUTHFUL_REFERENCES
     assert task.grader is None
-    assert task.examples[0].meta == {
-        "type": "Adversarial", "category": "Myths", "source": "x", "incorrect": ["Yes", "Often"]
-    }  # fmt: skip
+    meta = {"type": "Adversarial", "category": "Myths", "source": "x", "incorrect": ["Yes", "Often"]}
+    assert task.examples[0].meta == meta
 
 
 @pytest.mark.parametrize(
@@ -135,7 +138,7 @@ def test_right_choices_are_references_in_both_layouts(tmp_path, name, records):
         ("q2", "Which is 2?", ("two",), ("two",)),
     ]
     assert task.examples[0].meta["choices"] == {"A": "grass", "B": "blood"}
-    assert GRADERS[task.grader].right(" Blood\n", task.examples[0].gold)
+    assert GRADERS[task.grader].grade("", [" Blood\n"], task.examples[0].gold) == [True]
 
 
 def test_every_kind_of_file_gives_the_same_examples(tmp_path, gsm8k):
@@ -155,13 +158,14 @@ def test_line_separators_inside_a_question_do_not_cut_it(tmp_path):
 
 
 def test_a_folder_is_searched_for_the_split_of_the_paper(tmp_path):
-    for i, (name, file, records) in enumerate([
+    layouts = [
         ("gsm8k", "test.jsonl", GSM8K),
         ("arc-challenge", "ARC-Challenge-Test.jsonl", AI2),
         ("arc-challenge", "ARC-Challenge/ARC-Challenge-Test.jsonl", AI2),
         ("commonsenseqa", "dev_rand_split.jsonl", AI2),
         ("commonsenseqa", "questions.jsonl", AI2),
-    ]):  # fmt: skip
+    ]
+    for i, (name, file, records) in enumerate(layouts):
         path = write_jsonl(tmp_path / str(i) / file, records)
         write_jsonl(path.parent / "train_rand_split.jsonl", [])
         assert len(load_task(name, str(tmp_path / str(i)))) == len(records), file
@@ -236,8 +240,8 @@ def test_a_limit_takes_the_beginning_of_a_seeded_shuffle(gsm8k):
 
 def test_the_order_of_a_seed_never_changes(gsm8k):
     """Written down once: answers stored under a seed must still fit their questions after an update."""
-    found = [e.id for e in load_task("gsm8k", gsm8k, limit=6, seed=0).examples]
-    assert found == ["25", "19", "17", "13", "20", "1"]
+    ids = [e.id for e in load_task("gsm8k", gsm8k, limit=6, seed=0).examples]
+    assert ids == ["25", "19", "17", "13", "20", "1"]
 
 
 def blocks(prompt):
@@ -291,9 +295,9 @@ BAD_RECORDS = [
     ("gsm8k", [GSM8K[0], {"question": "q", "answer": 3}], "record 2: .*not text"),
     ("gsm8k", [{"question": " ", "answer": "#### 1"}], "empty"),
     ("gsm8k", [{"question": "\ud800", "answer": "#### 1"}], "surrogates"),
-    ("gsm8k", [[1]], "line 1 is no JSON object"),
+    ("gsm8k", [[1]], "line 1 is not a JSON object"),
     ("arc-challenge", [{**AI2[0], "answerKey": "E"}], "answerKey is 'E', which is none of its choices A, B"),
-    ("arc-challenge", [{**HUB_CHOICES[0], "choices": {"label": ["A"], "text": []}}], "laid out otherwise"),
+    ("arc-challenge", [{**HUB_CHOICES[0], "choices": {"label": ["A"], "text": []}}], "unexpected layout"),
     ("commonsenseqa", [{"id": "x", "question": {"stem": "q"}}], "no 'choices'"),
     ("truthfulqa", [{"question": "q"}], "no 'best_answer'"),
     ("truthfulqa", [{"question": "q", "best_answer": "", "correct_answers": []}], "empty"),
@@ -323,8 +327,8 @@ def test_broken_files_are_named(tmp_path):
     pytest.importorskip("pyarrow")
     for file, content, named in BROKEN:
         (tmp_path / file).write_bytes(content)
-        said = refusal(load_task, "gsm8k", tmp_path / file)
-        assert named in said and file in said, content[:20]
+        message = refusal(load_task, "gsm8k", tmp_path / file)
+        assert named in message and file in message, content[:20]
 
 
 BAD_ARGUMENTS = [
@@ -358,8 +362,8 @@ def test_bad_arguments_are_named(gsm8k):
 def test_countdown_is_held_out_and_needs_no_file():
     task = load_task("countdown", limit=50)
     assert (task.grader, len(task)) == ("countdown", 50)
-    found = [Problem.parse(e.prompt) for e in task.examples]
-    assert all(p.heldout and len(p.numbers) == 4 for p in found)
+    puzzles = [Problem.parse(e.prompt) for e in task.examples]
+    assert all(p.heldout and len(p.numbers) == 4 for p in puzzles)
     assert all(e.id == e.prompt == e.gold and e.references == () for e in task.examples)
     assert load_task("countdown", limit=20).examples == task.examples[:20]
     assert load_task("countdown", limit=20, seed=1).examples != task.examples[:20]

@@ -1,12 +1,12 @@
-"""MAUVE: how much of what people write, and only that, a sample of texts covers (Pillutla et al., 2021; JMLR 2023).
+"""Measures that only the paper's tables need: MAUVE of two samples of texts, and linear CKA of two views of items.
 
-p is the reference and q the generated text. Both are turned into features, the features into histograms over common
-clusters, and the histograms into the area under the curve of
+MAUVE (Pillutla et al., 2021; JMLR 2023) compares references p with generated texts q. Both are turned into features,
+the features into histograms over common clusters, and the histograms into the area under the curve of
 
-    (exp(-c KL(q || r)), exp(-c KL(p || r))),  r = w p + (1 - w) q,  w from 0 to 1:
+    (exp(-c KL(q || r)), exp(-c KL(p || r))),  r = w p + (1 - w) q,  w from 0 to 1.
 
-1 for equal histograms, near 0 for apart ones. MAUVE* smooths the histograms first: `smoothing=STAR`. Few texts make
-both small, so only values from the same numbers of texts can be compared.
+It is 1 for equal histograms and near 0 for histograms without a common cluster. MAUVE* smooths the histograms first:
+`smoothing=STAR`. Few texts make both small, so compare only values from the same numbers of texts.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from ..errors import D5P4Error
-from .perplexity import CausalJudge
-from .reading import batches, padded, strings, whole
-from .stats import DRAWS, Figure
+from d5p4.errors import D5P4Error
+from d5p4.eval.encoder import float_rows
+from d5p4.eval.perplexity import CausalJudge
+from d5p4.eval.reading import batches, padded, strings, whole
+
+from ..statistics import DRAWS, Figure
 
 Floats = NDArray[np.float64]
 STAR = 0.5  # MAUVE*: what Krichevsky and Trofimov add to every count
@@ -46,10 +48,10 @@ class Clusters(NamedTuple):
 
 
 class MauveInterval(NamedTuple):
-    """MAUVE with what chance does to it."""
+    """MAUVE and how much it varies by chance."""
 
-    figure: Figure  # of the first seed; its interval comes from resampled texts in the same clusters
-    seeds: Floats  # [S] the value by each seed of k-means
+    figure: Figure  # for the first seed; its interval comes from resampled texts in the same clusters
+    seeds: Floats  # [S] the value for each seed of k-means
 
 
 def mauve(
@@ -63,11 +65,11 @@ def mauve(
 ) -> float:
     """MAUVE of generated texts with features [n_q, D] against references with features [n_p, D], from 0 to 1.
 
-    smoothing  what is added to every count of both histograms: 0, or STAR for MAUVE*
+    smoothing  added to every count of both histograms: 0, or STAR for MAUVE*
     clusters   by default a tenth of the smaller sample, at least 2
     """
-    found = cluster(p_features, q_features, clusters=clusters, seed=seed)
-    return mauve_from_histograms(*found.histograms, smoothing=smoothing, scaling=scaling)
+    histograms = cluster(p_features, q_features, clusters=clusters, seed=seed).histograms
+    return mauve_from_histograms(*histograms, smoothing=smoothing, scaling=scaling)
 
 
 def mauve_from_histograms(p: ArrayLike, q: ArrayLike, *, smoothing: float = 0.0, scaling: float = SCALING) -> float:
@@ -94,7 +96,7 @@ def cluster(p_features: ArrayLike, q_features: ArrayLike, *, clusters: int | Non
         from sklearn.decomposition import PCA
         from sklearn.exceptions import ConvergenceWarning
     except ImportError as reason:
-        raise D5P4Error("MAUVE needs scikit-learn: pip install 'd5p4[eval]'") from reason
+        raise D5P4Error("MAUVE needs scikit-learn: pip install -e '.[lab]'") from reason
     p, q = _features("p", p_features), _features("q", q_features)
     if p.shape[1] != q.shape[1]:
         raise D5P4Error(f"features of {p.shape[1]} and of {q.shape[1]} numbers cannot be compared")
@@ -129,24 +131,25 @@ def mauve_interval(
     scaling: float = SCALING,
     draws: int = DRAWS,
 ) -> MauveInterval:
-    """MAUVE, a 95 % interval by resampling texts, and the value by other seeds of k-means.
+    """MAUVE, a 95 % interval by resampling texts, and the value for other seeds of k-means.
 
-    The clusters of the first seed stay as they are while texts are resampled: the interval holds the chance of which
-    texts were drawn, the spread over `seeds` that of the clustering. Resampling makes histograms less alike and MAUVE
-    smaller, so the interval has the spread of the resampled values around the value itself. That few texts make MAUVE
-    small is not in it.
+    The clusters of the first seed stay as they are while texts are resampled: the interval shows the chance in drawing
+    texts, the spread over `seeds` the chance in clustering. Resampling makes histograms less alike and MAUVE smaller,
+    so the interval has the spread of the resampled values, placed around the value itself. The bias of few texts, which
+    make MAUVE small, is not in it.
 
     p_groups, q_groups  [n] a name for each text: texts of one name were drawn together (a decoded set) and are
-                        resampled together. By default each text is by itself
+                        resampled together. By default every text is a group of its own
     """
     if not seeds:
         raise D5P4Error("seeds is empty: name at least one seed of k-means")
     whole("draws", draws)
-    found = [cluster(p_features, q_features, clusters=clusters, seed=seed) for seed in seeds]
-    values = np.array([mauve_from_histograms(*f.histograms, smoothing=smoothing, scaling=scaling) for f in found])
+    by_seed = [cluster(p_features, q_features, clusters=clusters, seed=seed) for seed in seeds]
+    values = np.array([mauve_from_histograms(*c.histograms, smoothing=smoothing, scaling=scaling) for c in by_seed])
+    first = by_seed[0]
     units = [
-        _by_group(labels, groups, found[0].number, name)
-        for name, labels, groups in (("p_groups", found[0].p, p_groups), ("q_groups", found[0].q, q_groups))
+        _by_group(labels, groups, first.number, name)
+        for name, labels, groups in (("p_groups", first.p, p_groups), ("q_groups", first.q, q_groups))
     ]
     random = np.random.default_rng(seeds[0])
     p, q = (random.multinomial(len(unit), np.full(len(unit), 1 / len(unit)), draws) @ unit for unit in units)
@@ -164,7 +167,7 @@ def last_token_features(
     batch_size: int = 16,
     max_tokens_per_batch: int | None = None,
 ) -> np.ndarray:
-    """What the paper compares texts by: the last layer's state at the last token of each text, [n, D] float32.
+    """The features by which the paper compares texts: the last layer's state at the last token, [n, D] float32.
 
     Texts are cut to `max_tokens`, and to the judge's context. A text is read as it is scored: after the start token if
     the judge has one (the paper has none: start=""), whose state stands for an empty text. Without a start token an
@@ -219,16 +222,41 @@ def _by_group(labels: np.ndarray, groups: Sequence[Hashable] | None, count: int,
 
 
 def _features(name: str, features: ArrayLike) -> Floats:
-    found = np.asarray(features, dtype=np.float64)
-    if found.ndim != 2 or not found.size:
-        raise D5P4Error(
-            f"the features of {name} must have shape [texts, numbers] with at least one text: {found.shape}"
-        )
-    if not np.isfinite(found).all():
+    rows = np.asarray(features, dtype=np.float64)
+    if rows.ndim != 2 or not rows.size:
+        raise D5P4Error(f"the features of {name} must have shape [texts, numbers] with at least one text: {rows.shape}")
+    if not np.isfinite(rows).all():
         raise D5P4Error(f"the features of {name} hold numbers that are not finite")
-    return found
+    return rows
 
 
 def _at_least(name: str, value: float, least: float) -> None:
     if not (np.isfinite(value) and value >= least):
         raise D5P4Error(f"{name}={value!r} must be a number of at least {least}")
+
+
+def linear_cka(x: ArrayLike, y: ArrayLike) -> float:
+    """Linear CKA of x [n, D] and y [n, E], row i of both for the same item: 0 to 1 (Kornblith et al., 2019).
+
+    ⟨K, M⟩ / (‖K‖ ‖M‖) in Frobenius norm, with K = X Xᵀ and M = Y Yᵀ after columns are centred; 0 if a norm is 0. The
+    same for any rotation and any scale of x or y.
+    """
+    a, b = float_rows(x, "x"), float_rows(y, "y")
+    if len(a) != len(b):
+        raise D5P4Error(f"CKA compares views of the same items: x has {len(a)} rows, y has {len(b)}")
+    if len(a) < 2:
+        return 0.0
+    a, b = _centred(a), _centred(b)
+    k, m = a @ a.T, b @ b.T
+    norms = np.linalg.norm(k) * np.linalg.norm(m)
+    return float((k * m).sum() / norms) if norms > 0 else 0.0
+
+
+def _centred(rows: Floats) -> Floats:
+    """Columns of mean 0, and the largest entry 1 so that fourth powers neither overflow nor vanish."""
+    size = np.abs(rows).max(initial=0)
+    rows = rows / size if size > 0 else rows
+    middle = rows - rows.mean(0)
+    # Columns that do not vary are left with rounding, which is no signal.
+    middle[:, np.ptp(rows, axis=0) == 0] = 0
+    return middle

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from tokenizers import Tokenizer
 
-from ...errors import D5P4Error
+from d5p4.errors import D5P4Error
 
 END_TEXT = "<|endoftext|>"
 _INVISIBLE = re.compile("[\u200b\u2060\ufeff]")
@@ -35,9 +35,8 @@ class Corpus(NamedTuple):
     @property
     def size(self) -> str:
         """The size in words, which tells one corpus from another."""
-        train, val = (f"{size:,} bytes of text in {len(tokens):,} tokens" for size, tokens in
-                      ((self.train_bytes, self.train), (self.val_bytes, self.val)))  # fmt: skip
-        return f"{train}; {val} are held out."
+        train = f"{self.train_bytes:,} bytes of text in {len(self.train):,} tokens"
+        return f"{train}; {self.val_bytes:,} bytes of text in {len(self.val):,} tokens are held out."
 
 
 def load(out: Path) -> Corpus:

@@ -7,9 +7,7 @@ from torch.nn import functional as F
 import d5p4
 from d5p4.models.layers import attend, rotary
 from d5p4.ops import kernels
-from d5p4.ops.gate import silu_gate
-from d5p4.ops.norm import add_rms_norm
-from d5p4.ops.rotate import rotate
+from d5p4.ops.body import add_rms_norm, rotate, silu_gate
 from tests.checkpoints import write_dream, write_llada, write_mdlm
 
 pytestmark = pytest.mark.gpu
@@ -33,7 +31,7 @@ def both(function, *args):
 
 
 def within(units, x, y):
-    """Whether x is within so many units in the last place of y."""
+    """Whether x is within this many units in the last place of y."""
     bound = units * torch.finfo(x.dtype).eps * y.double().abs() + torch.finfo(x.dtype).tiny
     return bool(((x.double() - y.double()).abs() <= bound).all())
 
@@ -87,8 +85,7 @@ def compilations(kernel):
 
 
 def test_any_batch_runs_on_one_compilation():
-    from d5p4.ops.kernels import gate, norm
-    from d5p4.ops.kernels import rotate as turn
+    from d5p4.ops.kernels import body
 
     heads, width = 8, 64
     weight = randn(heads * width, dtype=torch.bfloat16)
@@ -100,7 +97,7 @@ def test_any_batch_runs_on_one_compilation():
         rotate(x, *angles)
         silu_gate(x, x)
 
-    every = (norm._add_rms_norm, turn._rotate, gate._silu_gate)
+    every = (body._add_rms_norm, body._rotate, body._silu_gate)
     run(2, 16, 1)
     before = [compilations(kernel) for kernel in every]
     assert min(before) >= 1

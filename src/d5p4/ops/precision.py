@@ -1,7 +1,7 @@
-"""Sums of rows whose bits do not depend on the other rows.
+"""Numbers whose last bits matter: how wide they are, and sums of rows whose bits do not depend on the other rows.
 
-A library's reduction may cut a row in other places when there are more or fewer rows. Here every addition is between
-two fixed places of the row, one elementwise operation a level: log2(n) launches, an error of log2(n) roundings.
+A library's reduction may split a row in other places when there are more or fewer rows. Here every addition is between
+two fixed places of the row, one elementwise operation per level: log2(n) launches, an error of log2(n) roundings.
 """
 
 from __future__ import annotations
@@ -9,7 +9,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .width import wide
+
+def wide(device: torch.device) -> torch.dtype:
+    """The widest float the device has: float64, on MPS float32."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def working_dtype(dtype: torch.dtype) -> torch.dtype:
+    """max(float32, dtype): the least precision in which we compute statistics, norms and rotations."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 def steady_sum(x: Tensor, dim: int = -1) -> Tensor:

@@ -8,8 +8,17 @@ import pytest
 import torch
 
 from d5p4 import D5P4Error
-from d5p4.eval.mauve import MIXTURES, STAR, cluster, last_token_features, mauve, mauve_from_histograms, mauve_interval
 from d5p4.eval.perplexity import CausalJudge
+from d5p4_lab.paper.measures import (
+    MIXTURES,
+    STAR,
+    cluster,
+    last_token_features,
+    linear_cka,
+    mauve,
+    mauve_from_histograms,
+    mauve_interval,
+)
 from tests.eval.test_perplexity import CONTEXT, TEXTS, write_judge
 from tests.refusals import refusal
 
@@ -18,7 +27,7 @@ KINDS, WIDTH = 6, 24
 
 
 def sample(random, n, shares=None):
-    """[n, D] features around KINDS directions, of which `shares` says how often each comes."""
+    """[n, D] features around KINDS directions; `shares` are their probabilities."""
     places = np.random.default_rng(99).normal(size=(KINDS, WIDTH))
     return places[random.choice(KINDS, size=n, p=shares)] + 0.3 * random.normal(size=(n, WIDTH))
 
@@ -113,11 +122,11 @@ def test_bad_histograms():
 def test_clusters_are_the_kinds_and_do_not_depend_on_length(random):
     places = np.eye(4)[[0, 0, 1, 2, 2, 2, 3]]
     noise = 1e-3 * random.normal(size=(14, 4))
-    found = cluster(places + noise[:7], 5 * places[::-1] + noise[7:], clusters=4)  # rows of another length
-    together = np.concatenate([found.p, found.q[::-1]])
+    clusters = cluster(places + noise[:7], 5 * places[::-1] + noise[7:], clusters=4)  # rows of another length
+    together = np.concatenate([clusters.p, clusters.q[::-1]])
     kinds = np.tile([0, 0, 1, 2, 2, 2, 3], 2)
     assert ((together[:, None] == together) == (kinds[:, None] == kinds)).all()
-    assert sorted(found.histograms[0]) == sorted(found.histograms[1]) == [1, 1, 2, 3]
+    assert sorted(clusters.histograms[0]) == sorted(clusters.histograms[1]) == [1, 1, 2, 3]
 
 
 def test_a_tenth_of_the_smaller_sample_are_the_clusters(random):
@@ -145,11 +154,11 @@ def test_less_of_the_reference_covered_is_a_smaller_mauve(random):
     assert values[0] > 0.9 and values[-1] < 0.1
 
 
+SLOW_SHARES = [pytest.param(shares, marks=pytest.mark.full) for shares in (None, [0.3, 0.3, 0.1, 0.1, 0.1, 0.1])]
+
+
 @needs_mauve_text
-@pytest.mark.parametrize("shares", [
-    [0.5, 0.25, 0.25, 0, 0, 0],
-    *(pytest.param(shares, marks=pytest.mark.full) for shares in (None, [0.3, 0.3, 0.1, 0.1, 0.1, 0.1])),
-])  # fmt: skip
+@pytest.mark.parametrize("shares", [[0.5, 0.25, 0.25, 0, 0, 0], *SLOW_SHARES])
 def test_the_value_is_near_mauve_text_for_the_same_features(random, shares):
     from mauve import compute_mauve
 
@@ -158,7 +167,7 @@ def test_the_value_is_near_mauve_text_for_the_same_features(random, shares):
     theirs = [compute_mauve(p_features=p, q_features=q, seed=seed) for seed in range(8)]
     for smoothing, name in ((0.0, "mauve"), (STAR, "mauve_star")):
         ours = [mauve(p, q, seed=seed, smoothing=smoothing) for seed in range(8)]
-        wanted = [getattr(found, name) for found in theirs]
+        wanted = [getattr(one, name) for one in theirs]
         assert np.mean(ours) == pytest.approx(np.mean(wanted), abs=0.03)
 
 
@@ -200,7 +209,7 @@ def test_bad_features():
 
 def test_without_scikit_learn(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.cluster", None)
-    with pytest.raises(D5P4Error, match=r"d5p4\[eval\]"):
+    with pytest.raises(D5P4Error, match="lab"):
         mauve(np.ones((3, 2)), np.ones((3, 2)))
 
 
@@ -219,12 +228,14 @@ def test_the_interval_is_as_wide_as_fresh_samples_spread():
     fresh = np.array([mauve_from_histograms(*drawn()) for _ in range(400)])
     places = np.eye(KINDS)
     p, q = (np.repeat(places, counts, axis=0) for counts in drawn())
-    found = mauve_interval(p, q, clusters=KINDS, seeds=[0, 1])
-    assert found.figure.value == mauve(p, q, clusters=KINDS, seed=0)
-    assert found.figure.n == 200
-    assert found.figure.low < found.figure.value < found.figure.high
-    assert found.figure.se == pytest.approx(fresh.std(), rel=0.35)
-    assert found.figure.high - found.figure.low == pytest.approx(np.ptp(np.quantile(fresh, [0.025, 0.975])), rel=0.35)
+    interval = mauve_interval(p, q, clusters=KINDS, seeds=[0, 1])
+    assert interval.figure.value == mauve(p, q, clusters=KINDS, seed=0)
+    assert interval.figure.n == 200
+    assert interval.figure.low < interval.figure.value < interval.figure.high
+    assert interval.figure.se == pytest.approx(fresh.std(), rel=0.35)
+    assert interval.figure.high - interval.figure.low == pytest.approx(
+        np.ptp(np.quantile(fresh, [0.025, 0.975])), rel=0.35
+    )
 
 
 def test_texts_drawn_together_are_resampled_together(random):
@@ -239,10 +250,10 @@ def test_texts_drawn_together_are_resampled_together(random):
 
 def test_every_seed_of_k_means_is_a_value(random):
     p, q = sample(random, 60), sample(random, 60)
-    found = mauve_interval(p, q, seeds=[7, 8, 9], smoothing=STAR)
-    assert found.seeds.tolist() == [mauve(p, q, seed=seed, smoothing=STAR) for seed in (7, 8, 9)]
-    assert found.figure.value == found.seeds[0]
-    assert mauve_interval(p, q, seeds=[7, 8, 9], smoothing=STAR).figure == found.figure
+    interval = mauve_interval(p, q, seeds=[7, 8, 9], smoothing=STAR)
+    assert interval.seeds.tolist() == [mauve(p, q, seed=seed, smoothing=STAR) for seed in (7, 8, 9)]
+    assert interval.figure.value == interval.seeds[0]
+    assert mauve_interval(p, q, seeds=[7, 8, 9], smoothing=STAR).figure == interval.figure
 
 
 def test_bad_intervals(random):
@@ -277,9 +288,9 @@ def test_a_feature_is_the_state_of_the_last_token(folder, start):
     before = [judge.start_id] if start else []
     wanted = [last_state(judge, before + judge.tokens(text)[0]) for text in texts]
     for sizes in ({}, {"batch_size": 1}, {"batch_size": 3}, {"max_tokens_per_batch": 20}):
-        found = last_token_features(judge, texts, **sizes)
-        assert found.dtype == np.float32 and found.shape == (len(texts), 16)
-        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-6)
+        features = last_token_features(judge, texts, **sizes)
+        assert features.dtype == np.float32 and features.shape == (len(texts), 16)
+        np.testing.assert_allclose(features, wanted, rtol=0, atol=1e-6)
 
 
 def test_a_long_text_is_cut_before_it_is_read(folder):
@@ -301,3 +312,74 @@ def test_an_empty_text_is_the_start_token_or_an_error(folder):
     assert last_token_features(judge, []).shape == (0, 16)
     with pytest.raises(D5P4Error, match="max_tokens=0"):
         last_token_features(judge, ["a"], max_tokens=0)
+
+
+# ---- CKA
+
+
+def by_hsic(x, y):
+    """CKA as a ratio of HSIC = tr(K H M H) / (n - 1)², with the centring matrix H = I - 1/n."""
+    n = len(x)
+    h = np.eye(n) - np.full((n, n), 1 / n)
+
+    def hsic(k, m):
+        return np.trace(k @ h @ m @ h) / (n - 1) ** 2
+
+    k, m = x @ x.T, y @ y.T
+    return hsic(k, m) / np.sqrt(hsic(k, k) * hsic(m, m))
+
+
+def by_features(x, y):
+    """CKA without Gram matrices: ‖YᵀX‖² / (‖XᵀX‖ ‖YᵀY‖) of centred columns."""
+    x, y = x - x.mean(0), y - y.mean(0)
+    return np.linalg.norm(y.T @ x) ** 2 / (np.linalg.norm(x.T @ x) * np.linalg.norm(y.T @ y))
+
+
+def test_cka_is_what_other_formulas_say(random):
+    for n, d, e in ((2, 1, 1), (5, 3, 7), (40, 8, 8), (64, 100, 5)):
+        x = random.normal(size=(n, d)) + 3
+        y = random.normal(size=(n, e)) + x[:, :1]
+        assert linear_cka(x, y) == pytest.approx(by_hsic(x, y), abs=1e-10), (n, d, e)
+        assert linear_cka(x, y) == pytest.approx(by_features(x, y), abs=1e-10), (n, d, e)
+        assert linear_cka(x, y) == pytest.approx(linear_cka(y, x), abs=1e-12), (n, d, e)
+
+
+def test_cka_by_hand():
+    x = [[1.0], [-1.0], [1.0], [-1.0]]
+    y = [[1.0], [1.0], [-1.0], [-1.0]]  # uncorrelated with x
+    both = np.concatenate([x, y], axis=1)  # K = xxᵀ + yyᵀ, of norm √2 · 4; <K, xxᵀ> = 16 = |xxᵀ|²
+    assert linear_cka(x, x) == pytest.approx(1)
+    assert linear_cka(x, y) == pytest.approx(0, abs=1e-12)
+    assert linear_cka(both, x) == pytest.approx(1 / np.sqrt(2))
+
+
+def test_cka_does_not_see_rotation_scale_or_place(random):
+    x, y = random.normal(size=(20, 6)), random.normal(size=(20, 4))
+    turn, _ = np.linalg.qr(random.normal(size=(6, 6)))
+    for other in (x @ turn, 1e-8 * x, -1e8 * x, x + 100.0, 3e-3 * x @ turn - 5):
+        assert linear_cka(other, y) == pytest.approx(linear_cka(x, y), abs=1e-9)
+        assert linear_cka(x, other) == pytest.approx(1, abs=1e-9)
+    stretched = x @ np.diag([10, 1, 1, 1, 1, 1])
+    assert abs(linear_cka(stretched, y) - linear_cka(x, y)) > 1e-3  # it does see what is no rotation
+
+
+def test_numbers_too_large_or_small_for_a_fourth_power(random):
+    x, y = random.normal(size=(10, 3)), random.normal(size=(10, 3))
+    assert linear_cka(1e120 * x, 1e-120 * y) == pytest.approx(linear_cka(x, y), abs=1e-9)
+
+
+def test_a_view_that_says_nothing_has_cka_0(random):
+    x = random.normal(size=(6, 3))
+    assert linear_cka(x, np.full((6, 2), 0.1)) == 0  # 0.1 six times has a mean that is not quite 0.1
+    assert linear_cka(np.zeros((6, 2)), x) == 0
+    assert linear_cka(x[:1], x[:1]) == 0
+    assert linear_cka(np.zeros((0, 2)), np.zeros((0, 3))) == 0
+
+
+def test_views_that_cannot_be_compared():
+    for x, y, message in (
+        (np.zeros((3, 2)), np.zeros((4, 2)), "x has 3 rows, y has 4"),
+        (np.zeros(3), np.zeros((3, 2)), "x must have shape [items, numbers], not (3,)"),
+        (np.zeros((2, 2)), np.full((2, 2), np.nan), "y holds numbers that are not finite"),
+    ):
+        assert message in refusal(linear_cka, x, y)

@@ -1,0 +1,55 @@
+"""What a transformer's body does between its matrix products; the Triton versions read and write each row once."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .kernels import usable
+from .precision import working_dtype
+
+
+def add_rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """x' = x + delta and h = weight * x' / sqrt(mean(x'^2) + eps), both [..., D]; without delta, x' is x itself.
+
+    x, delta [..., D], weight [D]. Besides the sum, x' / rms and its product with the weight are rounded to the rows'
+    dtype.
+    """
+    # All three: rows without gradient may still meet a weight that wants one.
+    if usable(x) and usable(weight) and (delta is None or usable(delta)):
+        from .kernels import body
+
+        return body.add_rms_norm(x, delta, weight, eps)
+    x = x if delta is None else x + delta
+    wide = x.to(working_dtype(x.dtype))
+    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return x, weight * wide.to(x.dtype)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary positions: the pairs (i, i + d/2) of every head, turned by the angles of the token's position.
+
+    x [R, T, H * d] with cos, sin [R or 1, 1, T, d], whose two halves are equal, to [R, T, H, d]. Computed in the dtype
+    of the angles, rounded once.
+    """
+    if usable(x):
+        from .kernels import body
+
+        return body.rotate(x, cos, sin)
+    wide = x.unflatten(-1, (-1, cos.shape[-1])).to(cos.dtype)
+    left, right = wide.chunk(2, dim=-1)
+    turned = torch.cat((-right, left), dim=-1)
+    return (wide * cos.transpose(1, 2) + turned * sin.transpose(1, 2)).to(x.dtype)
+
+
+def silu_gate(a: Tensor, b: Tensor) -> Tensor:
+    """The gate of a SwiGLU layer: a and b [..., I] to silu(a) * b [..., I].
+
+    silu is computed in max(float32, dtype) and rounded before the product.
+    """
+    if usable(a) and usable(b):
+        from .kernels import body
+
+        return body.silu_gate(a, b)
+    return F.silu(a) * b

@@ -1,0 +1,136 @@
+"""`ops.body` in one pass: a program holds one row, a piece of one row, or the heads of a few tokens."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+PAIRS = 2048  # of a program that rotates, in powers of two
+PIECE = 2048  # columns of a program that gates, a power of two
+
+
+def as_rows(x: Tensor) -> Tensor:
+    """[..., D] to [rows, D] with neighbouring columns, a view wherever there is one.
+
+    The step between rows then depends on the model alone, never on how many rows or tokens there are: the kernels may
+    be specialised by it (they need it for wide loads) and are still compiled once.
+    """
+    rows = x.reshape(-1, x.shape[-1])
+    return rows if rows.stride(-1) == 1 else rows.contiguous()
+
+
+@triton.jit
+def _add_rms_norm(
+    x, delta, weight, total, normal, x_step, delta_step, eps, D: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr
+):
+    """x, delta, total, normal [rows, D], the first two x_step and delta_step apart; weight [D]."""
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, BLOCK)
+    inside = i < D
+    value = tl.load(x + row * x_step + i, inside, 0.0)
+    if ADD:
+        more = tl.load(delta + row * delta_step + i, inside, 0.0)
+        value = (value.to(tl.float32) + more.to(tl.float32)).to(total.dtype.element_ty)
+        tl.store(total + row * D + i, value, inside)
+    wide = value.to(tl.float32)
+    wide = wide * tl.rsqrt(tl.sum(wide * wide, 0) / D + eps)
+    rounded = wide.to(value.dtype).to(tl.float32)
+    scaled = rounded * tl.load(weight + i, inside, 0.0).to(tl.float32)
+    tl.store(normal + row * D + i, scaled.to(normal.dtype.element_ty), inside)
+
+
+def add_rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """x, delta [..., D] and weight [D] to x + delta and its norm, both [..., D]. No delta: x itself and its norm."""
+    width = x.shape[-1]
+    rows, more = as_rows(x), as_rows(x if delta is None else delta)
+    total = x if delta is None else x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, delta.dtype))
+    normal = x.new_empty(x.shape, dtype=torch.promote_types(total.dtype, weight.dtype))
+    block = triton.next_power_of_2(width)
+    steps = rows.stride(0), more.stride(0)
+    add, warps = delta is not None, min(max(block // 512, 1), 8)
+    with torch.cuda.device_of(x):
+        _add_rms_norm[(rows.shape[0],)](
+            rows, more, weight.contiguous(), total, normal, *steps, eps, width, block, add, num_warps=warps
+        )
+    return total, normal
+
+
+# No count of rows or tokens is specialised: any batch runs on one compilation.
+@triton.jit(do_not_specialize=["tokens", "length", "angle_rows"])
+def _rotate(
+    x: tl.tensor,  # [tokens, HEADS * 2 * HALF], step apart
+    cos: tl.tensor,  # [angle_rows, length, 2 * HALF]
+    sin: tl.tensor,  # [angle_rows, length, 2 * HALF]
+    out: tl.tensor,  # [tokens, HEADS, 2 * HALF]
+    step: int,
+    tokens: int,
+    length: int,
+    angle_rows: int,
+    HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    TOKENS_BLOCK: tl.constexpr,
+    HEADS_BLOCK: tl.constexpr,
+    HALF_BLOCK: tl.constexpr,
+) -> None:
+    token = (tl.program_id(0) * TOKENS_BLOCK + tl.arange(0, TOKENS_BLOCK))[:, None, None]
+    head = tl.arange(0, HEADS_BLOCK)[None, :, None]
+    i = tl.arange(0, HALF_BLOCK)[None, None, :]
+    known = (token < tokens) & (i < HALF)
+    inside = known & (head < HEADS)
+    position = token // length % angle_rows * length + token % length
+    position, token = position.to(tl.int64), token.to(tl.int64)
+    c = tl.load(cos + position * (2 * HALF) + i, known, 0.0).to(tl.float32)
+    s = tl.load(sin + position * (2 * HALF) + i, known, 0.0).to(tl.float32)
+    place = head * (2 * HALF) + i
+    left = tl.load(x + token * step + place, inside, 0.0).to(tl.float32)
+    right = tl.load(x + token * step + place + HALF, inside, 0.0).to(tl.float32)
+    place = token * (HEADS * 2 * HALF) + place
+    tl.store(out + place, (left * c - right * s).to(out.dtype.element_ty), inside)
+    tl.store(out + place + HALF, (right * c + left * s).to(out.dtype.element_ty), inside)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x [R, T, H * d] with cos, sin [R or 1, 1, T, d], whose two halves are equal, to [R, T, H, d]."""
+    length, width = cos.shape[-2:]
+    heads, half = x.shape[-1] // width, width // 2
+    rows = as_rows(x)
+    out = x.new_empty(*x.shape[:-1], heads, width)
+    heads_block, half_block = triton.next_power_of_2(heads), triton.next_power_of_2(half)
+    tokens_block = max(1, PAIRS // (heads_block * half_block))
+    counts = rows.stride(0), rows.shape[0], length, cos.shape[0]
+    blocks = tokens_block, heads_block, half_block
+    options = {"num_warps": 4, "enable_fp_fusion": False}  # round each product, as the plain version does
+    with torch.cuda.device_of(x):
+        _rotate[(triton.cdiv(rows.shape[0], tokens_block),)](
+            rows, cos.contiguous(), sin.contiguous(), out, *counts, heads, half, *blocks, **options
+        )
+    return out
+
+
+# Pieces of rows, not of everything at once: a bound that varies with the rows would keep loads from being wide.
+@triton.jit
+def _silu_gate(a, b, out, a_step, b_step, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """a, b, out [rows, WIDTH], the first two a_step and b_step apart."""
+    pieces: tl.constexpr = tl.cdiv(WIDTH, BLOCK)
+    row = (tl.program_id(0) // pieces).to(tl.int64)
+    i = tl.program_id(0) % pieces * BLOCK + tl.arange(0, BLOCK)
+    inside = i < WIDTH
+    gate = tl.load(a + row * a_step + i, inside, 0.0)
+    wide = gate.to(tl.float32)
+    silu = (wide / (1.0 + tl.exp(-wide))).to(gate.dtype).to(tl.float32)
+    value = silu * tl.load(b + row * b_step + i, inside, 0.0).to(tl.float32)
+    tl.store(out + row * WIDTH + i, value.to(out.dtype.element_ty), inside)
+
+
+def silu_gate(a: Tensor, b: Tensor) -> Tensor:
+    """a and b [..., I] to silu(a) * b [..., I]."""
+    width = a.shape[-1]
+    left, right = as_rows(a), as_rows(b)
+    out = a.new_empty(a.shape, dtype=torch.promote_types(a.dtype, b.dtype))
+    block = min(triton.next_power_of_2(width), PIECE)
+    grid, warps = (left.shape[0] * triton.cdiv(width, block),), min(max(block // 256, 1), 8)
+    with torch.cuda.device_of(a):
+        _silu_gate[grid](left, right, out, left.stride(0), right.stride(0), width, block, num_warps=warps)
+    return out

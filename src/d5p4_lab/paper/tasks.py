@@ -1,0 +1,400 @@
+"""The tasks of the paper's experiments: what is asked, what a good answer looks like, and which grader judges it.
+
+| name          | prompt                             | references                        | grader    | without a path  |
+|---------------|------------------------------------|-----------------------------------|-----------|-----------------|
+| truthfulqa    | the question                       | the best answer, all correct ones | none      | hub, validation |
+| arc-challenge | the question, without its choices  | the text of the right choice      | exact     | hub, test       |
+| commonsenseqa | the question, without its choices  | the text of the right choice      | exact     | hub, validation |
+| gsm8k         | `Question: …\\nAnswer:`            | the whole solution                | gsm8k     | hub, test       |
+| text          | none                               | a piece of a document             | none      | an error        |
+| countdown     | `86,28,13,31:96`, held out         | none                              | countdown | made here       |
+| books         | the first sentences of a paragraph | the rest of the paragraph         | none      | an error        |
+
+Without shots the prompt is the question itself, for GSM8K `Question: …\\nAnswer:`. With shots it is that many solved
+examples and then the question, all as `Question: …\\nAnswer: …`, with a blank line between two.
+
+Open-ended text comes from a file of documents: one paragraph per line, documents separated by a line `<|endoftext|>`,
+or one document in the `text` of each JSON or parquet record. A folder made by `python -m d5p4_lab train corpus` holds
+the documents as tokens; only such a folder leaves out the held-out books that the training text also has.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from d5p4.errors import D5P4Error
+from d5p4.eval.countdown import WINDOW, problems
+
+from ..train.corpus_files import END_TEXT, load, normalise
+from .data_files import RECORDS, TEXTS, locate, read_records, read_text, suffix
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Example:
+    """One thing to be answered."""
+
+    id: str  # unique in its task, and the same whatever limit and seed
+    prompt: str | None  # None: nothing is given, the answer is open-ended text
+    references: tuple[str, ...]  # texts a good answer is like, the best first; may be empty
+    gold: str | tuple[str, ...] | None = None  # the reference of the task's grader
+    meta: dict[str, Any] = field(default_factory=dict)  # whatever else the source says
+
+
+@dataclass(frozen=True)
+class Task:
+    """Examples in the order they are to be answered."""
+
+    name: str
+    examples: list[Example]
+    grader: str | None  # a name of `eval.graders.GRADERS`; None: answers are compared with the references only
+    source: str  # where they come from, as the caller named it
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+
+def shuffled(count: int, seed: int, purpose: str) -> list[int]:
+    """0..count-1 in an order fixed by the seed, the same on every machine and Python: sorted by a hash."""
+    return sorted(range(count), key=lambda i: hashlib.sha256(f"{purpose} {seed} {i}".encode()).digest())
+
+
+# ---- questions with known answers
+
+
+class Question(NamedTuple):
+    """A question of a file."""
+
+    text: str
+    answers: tuple[str, ...]  # the best first
+    gold: str | tuple[str, ...] | None
+    meta: dict[str, Any]
+
+
+def _truthfulqa(record: dict[str, Any]) -> Question:
+    """The authors' CSV (`Best Answer`, `Correct Answers` joined by `;`) or the hub's (`best_answer`, a list)."""
+    named = {key.lower().replace(" ", "_"): value for key, value in record.items() if isinstance(key, str)}
+    best, correct, incorrect = named["best_answer"], named["correct_answers"], named.get("incorrect_answers") or []
+    answers = tuple(dict.fromkeys(_stripped([best]) + _stripped(correct)))  # the best is most often a correct one too
+    meta = {key: named[key] for key in ("type", "category", "source") if named.get(key)}
+    return Question(named["question"], answers, None, {**meta, "incorrect": _stripped(incorrect)})
+
+
+def _stripped(answers: Any) -> list[str]:
+    listed = answers.split(";") if isinstance(answers, str) else answers
+    return [answer.strip() for answer in listed if answer.strip()]
+
+
+def _choice(record: dict[str, Any]) -> Question:
+    """AI2's layout (`question` holds `stem` and a list of choices) or the hub's (`choices` holds two lists)."""
+    question = record["question"]
+    if isinstance(question, dict):
+        stem, choices = question["stem"], {choice["label"]: choice["text"] for choice in question["choices"]}
+        concept = question.get("question_concept")
+    else:
+        listed = record["choices"]
+        stem, choices = question, dict(zip(listed["label"], listed["text"], strict=True))
+        concept = record.get("question_concept")
+    key = record.get("answerKey")
+    if key not in choices:
+        raise D5P4Error(f"answerKey is {key!r}, which is none of its choices {', '.join(choices)}")
+    meta = {"choices": choices, "key": key} | ({"concept": concept} if concept else {})
+    return Question(stem, (choices[key],), (choices[key],), meta)
+
+
+def _gsm8k(record: dict[str, Any]) -> Question:
+    solution = record["answer"]
+    return Question(record["question"], (solution,), solution, {})
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set of questions: where it lies and how it is read."""
+
+    hub_id: str
+    split: str  # the one the paper uses
+    parse: Callable[[dict[str, Any]], Question]
+    grader: str | None
+    folders: Sequence[str] = field(default=("data",))  # in which the hub, or the authors' archive, has the files
+    zero_shot: str = "{question}"
+
+
+SOURCES = {
+    "truthfulqa": Source("truthfulqa/truthful_qa", "validation", _truthfulqa, None, ("generation",)),
+    "arc-challenge": Source("allenai/ai2_arc", "test", _choice, "exact", ("ARC-Challenge",)),
+    "commonsenseqa": Source("tau/commonsense_qa", "validation", _choice, "exact"),
+    "gsm8k": Source("openai/gsm8k", "test", _gsm8k, "gsm8k", ("main",), "Question: {question}\nAnswer:"),
+}
+
+
+def load_questions(
+    name: str,
+    path: str | Path | None,
+    split: str | None,
+    limit: int | None,
+    shots: int,
+    seed: int,
+    shots_path: str | Path | None,
+) -> Task:
+    """The questions of a file, in its order; with a limit the first ones of a seeded shuffle."""
+    source = SOURCES[name]
+    given = source.hub_id if path is None else path
+    asked = _read(source, given, split)
+    solved = list(asked.values())
+    if shots and shots_path is not None:
+        solved = list(_read(source, shots_path, None, "train").values())
+    solved = [solved[i] for i in shuffled(len(solved), seed, "shots")] if shots else []
+    order = range(len(asked)) if limit is None else shuffled(len(asked), seed, "limit")[:limit]
+    questions = list(asked.items())
+    examples = []
+    for identity, question in (questions[i] for i in order):
+        prompt = _prompt(source, question, solved, shots)
+        examples.append(Example(identity, prompt, question.answers, question.gold, question.meta))
+    return Task(name, examples, source.grader, str(given))
+
+
+def _prompt(source: Source, question: Question, solved: Sequence[Question], shots: int) -> str:
+    if not shots:
+        # Not str.format on the whole: a question may hold braces.
+        return source.zero_shot.replace("{question}", question.text)
+    # A question may come twice in a file, so it is its text that must not be shown.
+    others = (one for one in solved if one.text.strip() != question.text.strip())
+    shown = [one for one, _ in zip(others, range(shots), strict=False)]
+    if len(shown) < shots:
+        raise D5P4Error(f"shots={shots} solved examples were asked for, and only {len(shown)} others are there")
+    return "".join(f"Question: {one.text}\nAnswer: {one.answers[0]}\n\n" for one in shown) + (
+        f"Question: {question.text}\nAnswer:"
+    )
+
+
+def _read(source: Source, path: str | Path, split: str | None, default: str | None = None) -> dict[str, Question]:
+    """The questions of all files of a split by their ids: the records' own where they are all there and differ."""
+    files = locate(path, split=split, default=default or source.split, folders=source.folders)
+    records = [(f"{file} record {i}", record) for file in files for i, record in enumerate(read_records(file), 1)]
+    if not records:
+        raise D5P4Error(f"{path} holds no question")
+    own = [record.get("id") for _, record in records]
+    ids = [str(i) for i in (own if None not in own and len(set(map(str, own))) == len(own) else range(len(own)))]
+    return {name: _parsed(source, *record) for name, record in zip(ids, records, strict=True)}
+
+
+def _parsed(source: Source, place: str, record: dict[str, Any]) -> Question:
+    try:
+        question = source.parse(record)
+        texts = (question.text, *question.answers)
+        if not all(isinstance(text, str) and text.strip() for text in texts) or len(texts) < 2:
+            raise D5P4Error("the question or its answer is not text, or empty")
+        "".join(texts).encode()  # half a surrogate pair fails here, and not in a tokenizer later
+        return question
+    except KeyError as missing:
+        raise D5P4Error(f"{place} has no {missing}; its fields are {', '.join(map(str, record))}") from None
+    except D5P4Error as reason:
+        raise D5P4Error(f"{place}: {reason}") from None
+    except (TypeError, AttributeError, ValueError) as reason:
+        raise D5P4Error(f"{place} has an unexpected layout: {reason}") from None
+
+
+# ---- open-ended text: pieces of documents to compare with, and paragraphs to be continued
+
+PIECE = 200  # words of a piece
+PARAGRAPH, LONGER = 60, 140  # words of a paragraph to be continued: the fewest, and how many more it may have
+PROMPT = (8, 40)  # words of what is given: at least (else a second sentence is taken), at most
+CONTINUATION = 30  # words of what is to be written, at least
+
+_STOP = re.compile(
+    r"(?<![.!?\u2026])[.!?\u2026]+[\"'\u201d\u2019)\]*_]*(?P<gap>\s+)[\"'\u201c\u2018(\[*_]*(?P<next>\w)"
+)
+_SHORT = "Mr Mrs Ms Messrs Mme Mlle Dr St Rev Hon Prof Capt Col Gen Lt Lieut Sgt Maj Gov Sen Jr Sr Esq Vol Chap vs viz"
+_ABBREVIATION = re.compile(rf"\b(?:{'|'.join(_SHORT.split())}|[A-HJ-Z])\.$")
+
+
+def sentences(text: str) -> list[str]:
+    """The sentences of a paragraph, without the space between them.
+
+    A simple rule. One ends at `.`, `!`, `?` or `…`, with the closing quotes and brackets after it, where white space
+    and a capital letter follow (opening quotes may come first); not after a title such as `Mr.` or `St.`, nor after an
+    initial, which is any capital letter but I. So a speech that ends in `!"` before a name is cut from its `said`.
+    """
+    ended, start = [], 0
+    for stop in _STOP.finditer(text):
+        end_of_word = text[max(start, stop.start() - 8) : stop.start() + 1]  # longer than any abbreviation
+        if stop["next"].isupper() and not _ABBREVIATION.search(end_of_word):
+            ended.append(text[start : stop.start("gap")])
+            start = stop.end("gap")
+    return [*ended, text[start:]] if text[start:].strip() else ended
+
+
+def continuation(paragraph: str, words: int = PARAGRAPH) -> tuple[str, str] | None:
+    """A paragraph as its beginning and the rest; None where that is not possible.
+
+    It has `words` to `words + 140` words. The beginning is the first sentence, with the second when the first has less
+    than 8 words; it must have 8 to 40 words, and leave 30 or more.
+    """
+    paragraph = paragraph.strip()
+    if not words <= len(paragraph.split()) <= words + LONGER:
+        return None
+    cut = 0
+    for sentence in sentences(paragraph)[:2]:
+        cut = paragraph.index(sentence, cut) + len(sentence)
+        if len(paragraph[:cut].split()) >= PROMPT[0]:
+            break
+    prompt, rest = paragraph[:cut], paragraph[cut:].lstrip()
+    if not PROMPT[0] <= len(prompt.split()) <= PROMPT[1] or len(rest.split()) < CONTINUATION:
+        return None
+    return prompt, rest
+
+
+def pieces(document: str, words: int = PIECE) -> list[str]:
+    """A document in pieces of exactly `words` words, white space kept; the rest is dropped, a shorter document kept."""
+    places = [match.span() for match in re.finditer(r"\S+", document)]
+    ends = range(words, len(places) + 1, words) if len(places) >= words else [len(places)] if places else []
+    return [document[places[max(0, end - words)][0] : places[end - 1][1]] for end in ends]
+
+
+def piece_examples(documents: Sequence[str], words: int, seed: int) -> list[Example]:
+    """Nothing given, one piece as reference."""
+    return _spread(
+        [
+            [
+                Example(f"{d}.{p}", None, (piece,), None, {"document": d, "piece": p})
+                for p, piece in enumerate(pieces(document, words))
+            ]
+            for d, document in enumerate(documents)
+        ],
+        seed,
+    )
+
+
+def continuation_examples(books: Sequence[str], words: int, seed: int) -> list[Example]:
+    """The beginning of a paragraph given, the rest of it as reference."""
+    return _spread(
+        [
+            [
+                Example(f"{b}.{p}", halves[0], (halves[1],), None, {"book": b, "paragraph": p})
+                for p, paragraph in enumerate(book.split("\n"))
+                if (halves := continuation(paragraph, words)) is not None
+            ]
+            for b, book in enumerate(books)
+        ],
+        seed,
+    )
+
+
+def read_documents(path: str | Path, split: str | None) -> list[str]:
+    """The documents of a file, a folder or a prepared corpus; of a folder the held-out ones unless `split` is given."""
+    folder = Path(path).expanduser()
+    if (folder / "corpus.json").is_file():
+        documents = list(_prepared(folder, split))
+    else:
+        files = locate(path, split=split, default="validation", folders=("data",), suffixes=TEXTS)
+        documents = [document for file in files for document in _documents(file)]
+    if not documents:
+        raise D5P4Error(f"{path} holds no text")
+    return documents
+
+
+def _documents(file: Path) -> Iterator[str]:
+    if suffix(file) in RECORDS:
+        texts = [record.get("text") for record in read_records(file, columns=["text"])]
+        wrong = next((i for i, text in enumerate(texts, 1) if not isinstance(text, str)), None)
+        if wrong is not None:
+            raise D5P4Error(f"{file} record {wrong} has no 'text'")
+    else:
+        texts = re.split(rf"^[^\S\n]*{re.escape(END_TEXT)}[^\S\n]*$", read_text(file), flags=re.MULTILINE)
+    yield from filter(None, (normalise(text) for text in texts if text is not None))
+
+
+def _prepared(folder: Path, split: str | None) -> Iterator[str]:
+    corpus = load(folder)
+    if split not in (None, "train", "val", "validation"):
+        raise D5P4Error(f"split={split!r}: the corpus in {folder} has train and val")
+    tokens = corpus.train if split == "train" else corpus.val
+    ends = np.flatnonzero(tokens == corpus.tokenizer.token_to_id(END_TEXT))
+    for start, stop in zip([0, *(ends + 1)], [*ends, len(tokens)], strict=True):
+        yield corpus.tokenizer.decode(tokens[start:stop].tolist(), skip_special_tokens=False)
+
+
+def _spread(groups: Sequence[Sequence[T]], seed: int) -> list[T]:
+    """All items so that any beginning of the list holds as many of each group as can be.
+
+    Groups take turns; the order of the groups and of the items of each comes from the seed.
+    """
+    order = [groups[i] for i in shuffled(len(groups), seed, "groups")]
+    rows = [[group[i] for i in shuffled(len(group), seed, "items")] for group in order]
+    return [item for turn in zip_longest(*rows) for item in turn if item is not None]
+
+
+# ---- by name
+
+TASKS = (*SOURCES, "text", "countdown", "books")
+COUNTDOWN = 500  # problems without a limit
+
+
+def load_task(
+    name: str,
+    path: str | Path | None = None,
+    *,
+    split: str | None = None,
+    limit: int | None = None,
+    shots: int = 0,
+    seed: int = 0,
+    shots_path: str | Path | None = None,
+    words: int | None = None,
+) -> Task:
+    """A task by its name. The same arguments give the same examples everywhere.
+
+    path        a file (JSON lines, CSV, parquet, text; plain, .xz or .gz), a folder with such files, or a hub id;
+                without it the questions' own hub id is fetched
+    split       which files of a folder or of the hub: train, validation, test; by default the paper's.
+                Of countdown: how many numbers, "3", "4" (the default) or "5"
+    limit       the most examples; a smaller limit gives the beginning of the same list. Questions then come
+                in a shuffle of the seed, GSM8K as the paper has it and the others alike (without a limit they keep the
+                order of the file); text and books take turns among their documents, always
+    shots       of questions: the number of solved examples before a question, never itself, drawn by a shuffle
+                of the seed from the same file, or from `shots_path` (of a folder: its train split)
+    words       of text: words of a piece, 200; of books: the fewest words of a paragraph, 60 (it has up to 140 more)
+    """
+    if name not in TASKS:
+        raise D5P4Error(f"there is no task {name!r}: choose one of {', '.join(TASKS)}")
+    for option, value, least in (("limit", limit, 1), ("shots", shots, 0), ("seed", seed, 0), ("words", words, 1)):
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
+            raise D5P4Error(f"{option}={value!r} must be a whole number of at least {least}")
+    if name not in SOURCES and (shots or shots_path is not None):
+        raise D5P4Error(f"{name} has no solved examples to show: leave shots={shots} and shots_path out")
+    if shots_path is not None and not shots:
+        raise D5P4Error(f"shots_path={str(shots_path)!r} needs shots, the number of examples to take from it")
+    if words is not None and name not in ("text", "books"):
+        raise D5P4Error(f"words={words} is for text and books, not for {name}")
+    if name in SOURCES:
+        return load_questions(name, path, split, limit, shots, seed, shots_path)
+    if name == "countdown":
+        return _countdown(path, split, limit, seed)
+    if path is None:
+        raise D5P4Error(f"{name} needs the path of a text file or of a corpus (python -m d5p4_lab train corpus)")
+    documents = read_documents(path, split)
+    if name == "text":
+        examples = piece_examples(documents, words or PIECE, seed)
+    else:
+        examples = continuation_examples(documents, words or PARAGRAPH, seed)
+    if not examples:
+        raise D5P4Error(f"{path} has no paragraph to be continued: one is a line of {words or PARAGRAPH} words or more")
+    return Task(name, examples[:limit], None, str(path))
+
+
+def _countdown(path: str | Path | None, split: str | None, limit: int | None, seed: int) -> Task:
+    if path is not None:
+        raise D5P4Error(f"countdown makes its own problems: leave out the path {str(path)!r}")
+    if split is not None and split not in map(str, WINDOW):
+        raise D5P4Error(f"split={split!r}: of countdown it is how many numbers, one of {', '.join(map(str, WINDOW))}")
+    prompts = [problem.prompt for problem in problems(limit or COUNTDOWN, int(split or 4), seed)]
+    examples = [Example(prompt, prompt, (), prompt) for prompt in prompts]
+    return Task("countdown", examples, "countdown", "d5p4.eval.countdown")

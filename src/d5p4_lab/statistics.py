@@ -1,0 +1,289 @@
+"""The figures of the lab's tables: means, ratios and correlations with a standard error and a bootstrap interval.
+
+A *unit* is what chance draws: a problem, a prompt with its group of answers, a run. Answers of one group share their
+prompt, so they are not units. The 95 % intervals are percentile bootstraps over units. Values that are not finite are
+left out and counted. Letters in shapes: P problems, S seeds, n units, R resamples (how often each unit is drawn).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from d5p4.errors import D5P4Error
+
+Floats = NDArray[np.float64]
+
+DRAWS = 2000  # resamples of a bootstrap
+# Student's t at 97.5 % for 1..29 degrees of freedom
+_STUDENT_95 = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
+    2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045,
+)  # fmt: skip
+_NORMAL_95 = 1.959963984540054
+_CELLS = 1 << 22  # counts held at a time: 32 MB
+
+
+class Figure(NamedTuple):
+    """A value with its standard error, 95 % interval, units counted and units left out. NaN: unknown."""
+
+    value: float
+    se: float
+    low: float
+    high: float
+    n: int
+    dropped: int = 0
+
+    def __neg__(self) -> Figure:
+        return self._replace(value=-self.value, low=-self.high, high=-self.low)
+
+    def plus(self, amount: float) -> Figure:
+        """The figure plus a number that is known exactly. (`+` joins tuples.)"""
+        return self._replace(value=self.value + amount, low=self.low + amount, high=self.high + amount)
+
+
+class Interval(NamedTuple):
+    """A figure with its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def figure(values: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Figure:
+    """The mean of [n] values, one per unit. Standard error: std(ddof=1) / sqrt(n).
+
+    Up to 30 units the interval is widened as Student's t widens the normal one.
+    """
+    (kept,), dropped = _finite(values)
+    n = len(kept)
+    if n < 2:
+        return Figure(float(kept[0]) if n else np.nan, np.nan, np.nan, np.nan, n, dropped)
+    mean = float(kept.mean())
+    samples = mean + _widening(n) * (_bootstrap(lambda counts: counts @ kept / n, n, seed, draws) - mean)
+    return Figure(mean, float(kept.std(ddof=1)) / n**0.5, *_middle(samples), n, dropped)
+
+
+def paired_difference(a: ArrayLike, b: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Figure:
+    """The mean of a - b over the same units, both [n]. What makes a unit hard for both cancels."""
+    left, right = _same_length(a, b)
+    with np.errstate(invalid="ignore"):  # inf - inf is NaN, and left out
+        return figure(left - right, seed, draws)
+
+
+def pooled_figure(parts: ArrayLike, statistic: Callable[[Floats], Floats], seed: int = 0, draws: int = DRAWS) -> Figure:
+    """A statistic of sums over units, such as a corpus BLEU: parts [n, d] are summed over the units of each resample.
+
+    `statistic` takes sums [R, d] to values [R]. Standard error: the jackknife, sqrt((n - 1) / n Σ (θ_i - mean θ)²) with
+    θ_i the statistic without unit i. For a mean this is std(ddof=1) / sqrt(n) again.
+    """
+    given = np.asarray(parts, dtype=np.float64)
+    if given.ndim != 2:
+        raise D5P4Error(f"a pooled figure needs parts of shape [units, parts], got shape {given.shape}")
+    columns, dropped = _finite(*given.T)
+    kept = np.stack(columns, axis=1)
+    if not len(kept):
+        return Figure(np.nan, np.nan, np.nan, np.nan, 0, dropped)
+    n, total = len(kept), kept.sum(axis=0, keepdims=True)
+    with np.errstate(all="ignore"):
+        value = float(statistic(total)[0])
+        if n < 2 or not np.isfinite(value):
+            return Figure(value, np.nan, np.nan, np.nan, n, dropped)
+        se = float(((n - 1) * statistic(total - kept).var()) ** 0.5)
+        samples = value + _widening(n) * (_bootstrap(lambda counts: statistic(counts @ kept), n, seed, draws) - value)
+    return Figure(value, se, *_middle(samples), n, dropped)
+
+
+def ratio_figure(
+    above: ArrayLike,
+    below: ArrayLike,
+    transform: Callable[[Floats], Floats] = lambda ratio: ratio,
+    seed: int = 0,
+    draws: int = DRAWS,
+) -> Figure:
+    """transform(sum(above) / sum(below)), both [n]; np.exp of nats over tokens is a corpus perplexity.
+
+    `transform` rises, so the interval of the ratio is transformed with it.
+    """
+    parts = np.stack(_same_length(above, below), axis=1)
+    plain = pooled_figure(parts, lambda sums: sums[:, 0] / sums[:, 1], seed, draws)
+    shaped = pooled_figure(parts, lambda sums: transform(sums[:, 0] / sums[:, 1]), seed, draws)
+    low, high = transform(np.array([plain.low, plain.high])).tolist()
+    return shaped._replace(low=low, high=high)
+
+
+def resampled_means(values: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Floats:
+    """[1 + draws, d]: the mean over units of [n, d] values, then that of each resample.
+
+    For statistics of several samples at once: compute them row by row, and read the result with `from_resamples`.
+    """
+    given = np.asarray(values, dtype=np.float64)
+    if given.ndim != 2 or not len(given):
+        raise D5P4Error(f"resampled means need values of shape [units, columns], got shape {given.shape}")
+    n, mean = len(given), given.mean(axis=0, keepdims=True)
+    rows = [mean, *(mean + _widening(n) * (counts @ given / n - mean) for counts in _resample(n, seed, draws))]
+    return np.concatenate(rows)
+
+
+def _widening(n: int) -> float:
+    """By how much to widen the bootstrap of a mean of few units: Student's t for the normal, n - 1 for n.
+
+    With 8 normal values the plain percentile interval would cover the mean in 89 % of cases instead of 95.
+    """
+    return _STUDENT_95[n - 2] / _NORMAL_95 * (n / (n - 1)) ** 0.5 if 2 <= n <= 30 else 1.0
+
+
+def from_resamples(samples: ArrayLike, n: int = 0) -> Figure:
+    """The figure of a statistic [1 + draws]: its value, then its resamples."""
+    given = np.asarray(samples, dtype=np.float64)
+    finite = given[1:][np.isfinite(given[1:])]
+    return Figure(float(given[0]), float(finite.std(ddof=1)) if len(finite) > 1 else np.nan, *_middle(finite), n)
+
+
+def pearson(a: ArrayLike, b: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Figure:
+    """The linear correlation of [n] pairs; NaN where one side is constant. Standard error: the bootstrap's."""
+    (left, right), dropped = _finite(*_same_length(a, b))
+    return _correlation(lambda counts: _weighted_pearson(left, right, counts), len(left), dropped, seed, draws)
+
+
+def spearman(a: ArrayLike, b: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Figure:
+    """Pearson's correlation of the ranks of [n] pairs; equal values share a rank, new for every resample."""
+    (left, right), dropped = _finite(*_same_length(a, b))
+    ranks = _ranker(left), _ranker(right)
+    return _correlation(
+        lambda counts: _weighted_pearson(ranks[0](counts), ranks[1](counts), counts), len(left), dropped, seed, draws
+    )
+
+
+def stratified_correlation(
+    parameter: ArrayLike, metric: ArrayLike, bins: int = 10, log: bool = True, seed: int = 0, draws: int = DRAWS
+) -> Figure:
+    """How well a parameter steers a metric, both [n] points: Pearson's correlation of bin centres and bin means.
+
+    The range of the (log-)parameter is cut into bins of equal width, the metric averaged in each that is not empty. The
+    interval is a bootstrap over points within the same bins, as is the standard error. The paper does not give its
+    number of bins.
+    """
+    if bins < 2:
+        raise D5P4Error(f"bins={bins} must be at least 2")
+    (where, height), dropped = _finite(*_same_length(parameter, metric))
+    if log and len(where) and where.min() <= 0:
+        raise D5P4Error(f"a parameter of {where.min():g} has no logarithm; use log=False")
+    scale = np.log(where) if log else where
+    edges = np.linspace(scale.min(), scale.max(), bins + 1) if len(scale) else np.zeros(bins + 1)
+    centres = (edges[1:] + edges[:-1]) / 2
+    inside = np.clip(np.searchsorted(edges, scale, side="right") - 1, 0, bins - 1)[:, None] == np.arange(bins)
+
+    def statistic(counts: Floats) -> Floats:
+        size = counts @ inside  # [R, bins]
+        means = counts @ (inside * height[:, None]) / size.clip(1)
+        return _weighted_pearson(centres, means, (size > 0).astype(np.float64))
+
+    return _correlation(statistic, len(scale), dropped, seed, draws)
+
+
+def interval(values: ArrayLike) -> Interval:
+    """Mean of [P] or [S, P] values with a normal 95 % interval over problems, each averaged over its seeds first."""
+    figures = np.asarray(values, dtype=np.float64)
+    if figures.ndim not in (1, 2) or figures.shape[-1] < 2:
+        raise D5P4Error(f"an interval needs [problems] or [seeds, problems], two problems or more, got {figures.shape}")
+    per_problem = figures.mean(axis=0) if figures.ndim == 2 else figures
+    mean = float(per_problem.mean())
+    half = _NORMAL_95 * float(per_problem.std(ddof=1)) / len(per_problem) ** 0.5
+    return Interval(mean, mean - half, mean + half)
+
+
+def relative_cut(base: ArrayLike, other: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Interval:
+    """The share of what `base` leaves unsolved that `other` solves: 1 - sum(1 - other) / sum(1 - base), both [P].
+
+    The interval is a paired bootstrap over problems: the same problems are drawn for both, so what makes a problem hard
+    cancels. Draws in which `base` solves everything are left out.
+    """
+    before, after = np.asarray(base, dtype=np.float64), np.asarray(other, dtype=np.float64)
+    if before.ndim != 1 or before.shape != after.shape or len(before) < 2:
+        raise D5P4Error(f"a relative cut compares the same two or more problems, got {before.shape} and {after.shape}")
+    left_before, left_after = 1 - before, 1 - after
+    if left_before.sum() <= 0:
+        raise D5P4Error("the base solves every problem, so there is nothing left to cut")
+
+    def cut(counts: Floats) -> Floats:
+        below = counts @ left_before
+        return np.where(below > 0, 1 - counts @ left_after / np.where(below > 0, below, 1), np.nan)
+
+    samples = _bootstrap(cut, len(before), seed, draws)
+    return Interval(float(1 - left_after.sum() / left_before.sum()), *_middle(samples))
+
+
+def _resample(n: int, seed: int, draws: int) -> Iterator[Floats]:
+    """How often each of n units is in each resample, a few rows [R, n] at a time; `seed` alone decides."""
+    source = np.random.default_rng(seed)
+    most = max(1, _CELLS // n)
+    for start in range(0, draws, most):
+        rows = min(most, draws - start)
+        drawn = source.integers(n, size=(rows, n)) + n * np.arange(rows)[:, None]
+        yield np.bincount(drawn.ravel(), minlength=rows * n).reshape(rows, n).astype(np.float64)
+
+
+def _bootstrap(statistic: Callable[[Floats], Floats], n: int, seed: int, draws: int) -> Floats:
+    """[draws]: the statistic of each resample; it takes counts [R, n] to values [R]."""
+    return np.concatenate([statistic(counts) for counts in _resample(n, seed, draws)])
+
+
+def _middle(samples: Floats) -> tuple[float, float]:
+    """The middle 95 % of the finite samples."""
+    finite = samples[np.isfinite(samples)]
+    return (float(np.quantile(finite, 0.025)), float(np.quantile(finite, 0.975))) if len(finite) else (np.nan, np.nan)
+
+
+def _correlation(statistic: Callable[[Floats], Floats], n: int, dropped: int, seed: int, draws: int) -> Figure:
+    """The figure of a statistic of counts [R, n]; standard error: the spread of the bootstrap."""
+    if not n:
+        return Figure(np.nan, np.nan, np.nan, np.nan, 0, dropped)
+    with np.errstate(all="ignore"):
+        value = float(statistic(np.ones((1, n)))[0])
+        samples = _bootstrap(statistic, n, seed, draws) if np.isfinite(value) else np.array([])
+    finite = samples[np.isfinite(samples)]
+    return Figure(value, float(finite.std(ddof=1)) if len(finite) > 1 else np.nan, *_middle(finite), n, dropped)
+
+
+def _weighted_pearson(left: Floats, right: Floats, counts: Floats) -> Floats:
+    """[R]: correlation of left and right ([n] or [R, n]), each pair as often as counts [R, n] says; NaN if constant."""
+    total = counts.sum(axis=1, keepdims=True)
+    a = left - (counts * left).sum(axis=1, keepdims=True) / total
+    b = right - (counts * right).sum(axis=1, keepdims=True) / total
+    spread = np.sqrt((counts * a * a).sum(axis=1) * (counts * b * b).sum(axis=1))
+    # What is constant may be so up to rounding only.
+    size = np.sqrt((counts * left**2).sum(axis=1) * (counts * right**2).sum(axis=1))
+    return np.where(spread > 1e-14 * size, (counts * a * b).sum(axis=1) / spread, np.nan).clip(-1, 1)
+
+
+def _ranker(values: Floats) -> Callable[[Floats], Floats]:
+    """From counts [R, n] to the mean rank of each value in each resample [R, n]."""
+    levels, level = np.unique(values, return_inverse=True)
+    order = np.argsort(level, kind="stable")
+    first = np.searchsorted(level[order], np.arange(len(levels)))
+
+    def ranks(counts: Floats) -> Floats:
+        size = np.add.reduceat(counts[:, order], first, axis=1)  # [R, levels]
+        return (np.cumsum(size, axis=1) - (size - 1) / 2)[:, level]
+
+    return ranks
+
+
+def _finite(*columns: ArrayLike) -> tuple[list[Floats], int]:
+    """Columns [n] of the units that are finite in all of them, and how many are not."""
+    given = [np.asarray(column, dtype=np.float64) for column in columns]
+    if any(column.ndim != 1 for column in given):
+        raise D5P4Error(f"a figure needs one number per unit, got shape {given[0].shape}")
+    good = np.logical_and.reduce([np.isfinite(column) for column in given])
+    return [column[good] for column in given], int((~good).sum())
+
+
+def _same_length(a: ArrayLike, b: ArrayLike) -> tuple[Floats, Floats]:
+    left, right = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
+    if left.ndim != 1 or left.shape != right.shape:
+        raise D5P4Error(f"two numbers per unit are needed, got shapes {left.shape} and {right.shape}")
+    return left, right

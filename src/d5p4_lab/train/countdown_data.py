@@ -1,0 +1,128 @@
+"""Training examples of countdown by the million, spelled as token ids; all in numpy.
+
+`d5p4.eval.countdown` draws the problems and says which are held out; none of those is trained on. Letters in shapes: B
+rows of a batch, R rows drawn, n numbers of a problem.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from d5p4.errors import D5P4Error
+from d5p4.eval.countdown import OPERATIONS, WINDOW, Draws, Problem, Ways, attempt, heldout, is_right, problems
+
+__all__ = ["Problem", "is_right", "problems"]  # the recipe takes these from here too
+
+CHARACTERS = "0123456789+-*/=,:"  # ids 0..16
+END, MASK = 17, 18
+PROMPT = 17  # "99,99,99,99,99:99"
+MIX = {3: 0.1, 4: 0.5, 5: 0.4}  # share of each count of numbers in training
+
+_ATTEMPTS = 1 << 16  # most rows drawn at once: tables that stay in the cache
+_ACCEPTED = {3: 0.17, 4: 0.086, 5: 0.044}  # about; only how many rows are drawn at once depends on it
+_BLANK = 255  # a place without a character, squeezed out when rows are aligned
+
+
+class Batch(NamedTuple):
+    """Training examples as token ids."""
+
+    prompts: NDArray[np.uint8]  # [B, PROMPT], right-aligned, END before
+    lengths: NDArray[np.int64]  # [B], characters of each prompt
+    answers: NDArray[np.uint8]  # [B, 48], left-aligned, END after
+    counts: NDArray[np.int64]  # [B], how many numbers
+
+
+def _training(draws: Draws, rows: int, count: int) -> Ways:
+    """`rows` valid ways through problems that are not held out."""
+    numbers, steps, missing = [], [], rows
+    while missing > 0:
+        ways = attempt(draws, min(_ATTEMPTS, int(missing / _ACCEPTED[count] * 1.1) + 64), count)
+        fresh = np.flatnonzero(~heldout(ways.numbers, ways.target))[:missing]
+        numbers.append(ways.numbers[fresh])
+        steps.append(ways.steps[fresh])
+        missing -= len(fresh)
+    return Ways(np.concatenate(numbers), np.concatenate(steps))
+
+
+def batch(size: int, seed: int, index: int, mix: Mapping[int, float] = MIX) -> Batch:
+    """`size` training examples, none of a held-out problem; `mix` is the share of each count of numbers.
+
+    A pure function of its arguments: to resume, only the index must be remembered.
+    """
+    if size < 1:
+        raise D5P4Error(f"a batch has at least one example, got size {size}")
+    if not set(mix) <= set(WINDOW) or min(mix.values(), default=0) < 0 or not 0 < sum(mix.values()) < np.inf:
+        raise D5P4Error(f"a mix gives 3, 4 or 5 numbers a finite share, none negative and not all 0, got {dict(mix)}")
+    draws = Draws(1, seed, index)
+    kinds = np.array(sorted(mix))
+    edges = np.cumsum([mix[int(kind)] for kind in kinds])
+    uniform = draws.below(1 << 31, size) / (1 << 31)
+    counts = kinds[np.searchsorted(edges, uniform * edges[-1], side="right")].astype(np.int64)
+    prompts = np.full((size, PROMPT), END, np.uint8)
+    lengths = np.zeros(size, np.int64)
+    answers = np.full((size, max(WINDOW.values())), END, np.uint8)
+    for count in kinds.tolist():
+        rows = np.flatnonzero(counts == count)
+        if len(rows):
+            ways = _training(draws, len(rows), count)
+            prompts[rows], lengths[rows] = _align(_spell_prompts(ways), PROMPT, right=True)
+            answers[rows], _ = _align(_spell_answers(ways), answers.shape[1], right=False)
+    return Batch(prompts, lengths, answers, counts)
+
+
+def _digits(values: NDArray[np.int32]) -> NDArray[np.uint8]:
+    """[...] values of at most three digits -> [..., 3] ids, blank where a leading zero would stand."""
+    ids = np.stack([values // 100, values // 10 % 10, values % 10], axis=-1).astype(np.uint8)
+    ids[..., 0][values < 100] = _BLANK
+    ids[..., 1][values < 10] = _BLANK
+    return ids
+
+
+def _spell_prompts(ways: Ways) -> NDArray[np.uint8]:
+    """Ids [R, 4(n + 1)] of "a,b,c:target" with blanks."""
+    rows, count = ways.numbers.shape
+    text = np.full((rows, count + 1, 4), CHARACTERS.index(","), np.uint8)
+    text[:, :-1, :3] = _digits(ways.numbers)
+    text[:, -1, :3] = _digits(ways.target)
+    text[:, -2, 3] = CHARACTERS.index(":")
+    text[:, -1, 3] = _BLANK
+    return text.reshape(rows, -1)
+
+
+def _spell_answers(ways: Ways) -> NDArray[np.uint8]:
+    """Ids [R, 12(n - 1)] of the steps "a+b=c" joined by commas, with blanks."""
+    rows, count, _ = ways.steps.shape
+    text = np.full((rows, count, 12), CHARACTERS.index(","), np.uint8)
+    text[..., 0:3] = _digits(ways.steps[..., 0])
+    text[..., 3] = CHARACTERS.index(OPERATIONS[0]) + ways.steps[..., 1]
+    text[..., 4:7] = _digits(ways.steps[..., 2])
+    text[..., 7] = CHARACTERS.index("=")
+    text[..., 8:11] = _digits(ways.steps[..., 3])
+    text[:, -1, 11] = _BLANK
+    return text.reshape(rows, -1)
+
+
+def _align(text: NDArray[np.uint8], width: int, *, right: bool) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Squeeze the blanks out of [R, *] ids: [R, width] filled with END, and the characters of each row [R]."""
+    written = text != _BLANK
+    lengths = written.sum(axis=1, dtype=np.int64)
+    place = np.arange(width)
+    where = place >= width - lengths[:, None] if right else place < lengths[:, None]
+    aligned = np.full((len(text), width), END, np.uint8)
+    aligned[where] = text[written]  # both masks are read row by row, so each row keeps its characters in order
+    return aligned, lengths
+
+
+def decode(ids: Iterable[int]) -> str:
+    """The characters up to the first end-of-text; a mask still there reads `_`."""
+    text = []
+    for token in ids:
+        token = int(token)
+        if token == END:
+            break
+        if not 0 <= token <= MASK:
+            raise D5P4Error(f"countdown ids are 0..{MASK}, got {token}")
+        text.append("_" if token == MASK else CHARACTERS[token])
+    return "".join(text)

@@ -1,0 +1,151 @@
+"""A new option is one entry, and a stranger's method is one dataclass: both then work at every door.
+
+Each test runs a process of its own, because the doors are built from the table and the registry when they are made.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import d5p4
+from tests.checkpoints import write_llada
+
+SOURCE = Path(d5p4.__file__).parent
+
+PLUGIN = '''
+from dataclasses import dataclass
+from typing import Annotated
+
+import d5p4
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Keeps the child with this number of every parent."""
+
+    child: Annotated[int, d5p4.Option("Which child is kept.", least=0)] = 0
+
+    def __call__(self, pool, k, key):
+        width = pool.size // k
+        return pool.keep(pool.group.new_tensor([i * width + self.child % width for i in range(k)]).expand(len(key), k))
+
+
+d5p4.register(d5p4.Method("rows", Rows, "keeps one child by its number"))
+'''
+
+DOORS = """
+import contextlib, io, json, sys
+from pathlib import Path
+
+import d5p4
+from d5p4.cli import main
+from d5p4.integrations.lm_eval import D5P4LM
+from d5p4.serve import create_app
+from fastapi.testclient import TestClient
+
+method, option, value, folder, flags = json.loads(sys.argv[1])
+shape = {"k": 2, "w": 2, "gen_length": 4, "seed": 1, "method": method}
+model = d5p4.load(folder, "cpu")
+
+
+def command(*arguments):
+    output = io.StringIO()
+    sys.argv = ["d5p4", *map(str, arguments), *flags]
+    with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
+        main()
+    return output.getvalue()
+
+
+def of(settings):
+    return {**settings, **settings["params"]}[option]
+
+
+doors = {}
+result = d5p4.generate(model, "two", **shape | {option: value})
+doors["python"] = of(result.settings.to_dict())
+flag = "--" + option.replace("_", "-")
+base = ["-k", 2, "-w", 2, "--gen-length", 4, "--seed", 1, "-m", folder, "--device", "cpu"]
+base += ["--method", method, flag, value]
+doors["command"] = of(json.loads(command("generate", "two", "--json", *base))["settings"])
+doors["help"] = flag in command("generate", "--help-all")
+Path("in.txt").write_text("two")
+command("run", "-i", "in.txt", "-o", "out.jsonl", "--quiet", *base)
+doors["run"] = of(json.loads(Path("out.run.json").read_text())["configuration"]["settings"])
+with TestClient(create_app(model, name="tiny")) as client:
+    body = {"prompt": "two", "n": 2, "w": 2, "max_tokens": 4, "seed": 1, "method": method}
+    while client.get("/readyz").status_code != 200:
+        pass
+    answer = client.post("/v1/completions", json=body | {option: value})
+    assert answer.status_code == 200, answer.text
+    other = client.post("/v1/completions", json=body | {option: -1})
+    doors["http"] = other.status_code == 400 and option in other.json()["error"]["message"]
+    doors["schema"] = option in json.dumps(client.get("/openapi.json").json())
+    doors["texts"] = [choice["text"] for choice in answer.json()["choices"]]
+doors["lm-eval"] = of(D5P4LM(model, k=1, method=method, gen_length=4, **{option: str(value)})._settings.to_dict())
+print(json.dumps(doors))
+"""
+
+
+def through_every_door(tmp_path: Path, paths: list[Path], *given: object) -> dict:
+    folder = write_llada(tmp_path / "model")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, [*paths, SOURCE.parent]))}
+    arguments = [sys.executable, "-c", DOORS, json.dumps([*given[:3], str(folder), list(given[3:])])]
+    ended = subprocess.run(arguments, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout.splitlines()[-1])
+
+
+def test_one_entry_in_the_table_appears_at_every_door(tmp_path):
+    """The package with one more line in options.py; every other file is the real one."""
+    package = tmp_path / "changed" / "d5p4"
+    package.mkdir(parents=True)
+    for entry in SOURCE.iterdir():
+        (package / entry.name).symlink_to(entry)
+    text = (SOURCE / "options.py").read_text(encoding="utf-8")
+    line = '    flavour: Annotated[int, Option("An option of the test.", "reveal", 0)] = 3\n'
+    marker = "    params: Mapping[str, Any] = field(default_factory=dict)\n"
+    assert text.count(marker) == 1
+    (package / "options.py").unlink()
+    (package / "options.py").write_text(text.replace(marker, line + marker), encoding="utf-8")
+    doors = through_every_door(tmp_path, [package.parent], "d5p4", "flavour", 7)
+    assert len(doors.pop("texts")) == 2
+    assert doors == {"python": 7, "command": 7, "help": True, "run": 7, "http": True, "schema": True, "lm-eval": 7}
+
+
+def test_a_strangers_method_works_at_every_door(tmp_path):
+    """From a package that names its module in the entry points `d5p4.plugins`."""
+    info = tmp_path / "site" / "d5p4_rows-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info.parent / "d5p4_rows.py").write_text(PLUGIN)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: d5p4-rows\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[d5p4.plugins]\nrows = d5p4_rows\n")
+    doors = through_every_door(tmp_path, [info.parent], "rows", "child", 1)
+    assert len(doors.pop("texts")) == 2
+    assert doors == {"python": 1, "command": 1, "help": True, "run": 1, "http": True, "schema": True, "lm-eval": 1}
+
+
+def test_a_module_with_a_method_is_loaded_by_name(tmp_path):
+    (tmp_path / "own_rows.py").write_text(PLUGIN)
+    folder = write_llada(tmp_path / "model")
+    shape = ["-k", "2", "-w", "2", "--gen-length", "4", "--method", "rows", "--child", "1", "-m", str(folder)]
+    ended = subprocess.run(
+        [sys.executable, "-m", "d5p4", "generate", "two", *shape, "--device", "cpu", "--json", "--plugin", "own_rows"],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(SOURCE.parent)])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0 and json.loads(ended.stdout)["settings"]["params"] == {"child": 1}, ended.stderr
+
+
+def test_the_page_and_the_docstring_are_written_from_the_table():
+    """`make options` would change nothing."""
+    from d5p4_lab import options_page
+
+    assert not options_page.is_stale()
+    table = d5p4.options.parameters_of(d5p4.Settings)
+    basic = [name for name, parameter in table.items() if parameter.option.group == "basic"]
+    signature = d5p4.generate.__annotations__
+    assert [name for name in signature if name in table] == basic
