@@ -1,6 +1,6 @@
-"""`make demo`: three countdown puzzles by independent sampling and by D5P4 side by side, and a prompt continued.
+"""`make demo`: solve three countdown puzzles by independent sampling and by D5P4, and continue an opening four times.
 
-The puzzles are held out from training and drawn by today's date; nothing is picked.
+The puzzles are held out from training. Today's date is their seed, so nothing is picked by hand.
 """
 
 from __future__ import annotations
@@ -21,45 +21,48 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # on a busy machine spinnin
 import d5p4  # noqa: E402
 from d5p4.cli.common import load_model, run  # noqa: E402
 from d5p4.cli.show import answer_text, facts_line, plain_table  # noqa: E402
-from d5p4.eval.countdown import WINDOW, Problem, fault, is_right, problems  # noqa: E402
+from d5p4.eval.countdown import WINDOW, Problem, fault, problems  # noqa: E402
 
-RESULTS = Path(__file__).resolve().parent.parent / "src" / "d5p4_lab" / "results" / "bench" / "countdown.json"
-METHODS = ("independent", "d5p4")
-BENCHED = (*METHODS, "d5p4, distinct")
-PUZZLES, NUMBERS, K = 3, 4, 4
-OPENING = "The old house stood at the end of the lane, and when the door was opened"
-COMMANDS = (
-    f'generate "86,28,13,31:96" --model countdown -k {K}',
-    'compare "86,28,13,31:96" --model countdown --methods independent,greedy-beam,d5p4',
-    f'generate "It was a cold morning and" --model books --gen-length 64 --steps 32 -k {K}',
+FIGURES = Path(__file__).resolve().parent.parent / "src" / "d5p4_lab" / "results" / "bench" / "spare.json"
+PUZZLES, NUMBERS, K, SPARE = 3, 4, 4, 4
+METHODS = {
+    "independent": {"method": "independent"},
+    f"d5p4, distinct, spare {SPARE}": {"method": "d5p4", "distinct": True, "spare": SPARE},
+}
+OPENING = (
+    '"I have not seen your brother since Tuesday," said the old man. He put down his cup, looked out of the window at '
+    "the rain, and"
 )
-MARKS = {"new": ("✓ ", "green"), "again": ("✓ ", "dim"), "wrong": ("✗ ", "red")}
-
-
-def kind_of(problem: Problem, answers: list[str], rank: int) -> str:
-    """Whether an answer is right and "new", right "again", or "wrong"."""
-    if not is_right(problem, answers[rank]):
-        return "wrong"
-    return "again" if answers[rank] in answers[:rank] else "new"
+TOKENS = 32
+BOOKS = {"gen_length": TOKENS, "steps": TOKENS, "order": "random", "top_p": 0.9, "beta": 1.0}  # one token per step
+COMMANDS = (
+    f'generate "86,28,13,31:96" --model countdown -k {K} --distinct --spare {SPARE}',
+    'compare "86,28,13,31:96" --model countdown --methods independent,greedy-beam,d5p4',
+    'generate "The captain looked at the sea for a long time, and then" --model books -k 4 '
+    + " ".join(f"--{name.replace('_', '-')} {value}" for name, value in BOOKS.items()),
+)
+MARKS = {"new": ("✓ ", "green"), "repeated": ("✓ ", "dim"), "wrong": ("✗ ", "red")}
 
 
 def column(problem: Problem, result: d5p4.Result, number: int, width: int) -> Text:
-    """The answers to one puzzle, a line each, and what they come to. Faults are named where there is room."""
-    lines, answers = [], result.texts[number]
-    kinds = [kind_of(problem, answers, rank) for rank in range(len(answers))]
-    for answer, kind in zip(answers, kinds, strict=True):
+    """The marked answers to one puzzle and their counts. The reason for a mark is shown where it fits."""
+    answers = result.texts[number]
+    lines, kinds = [], []
+    for rank, answer in enumerate(answers):
+        reason = fault(problem, answer)
+        kind = "wrong" if reason else "repeated" if answer in answers[:rank] else "new"
+        reason = reason or ("repeated" if kind == "repeated" else "")
         mark, style = MARKS[kind]
         line = Text(mark + (answer or "(empty)"), style)
-        why = "said before" if kind == "again" else fault(problem, answer) or ""
-        for words in (why, why.partition(": ")[2]):  # the second leaves out which step it was
+        for words in (reason, reason.partition(": ")[2]):  # the second leaves out the number of the step
             if words and line.cell_len + 2 + len(words) <= width:
-                line.append(f"  {words}", "dim" if kind == "again" else "dim red")
+                line.append(f"  {words}", "dim red" if kind == "wrong" else "dim")
                 break
         lines.append(line)
+        kinds.append(kind)
     right, new = len(answers) - kinds.count("wrong"), kinds.count("new")
-    rows, nominal = int(result.rows[number]), int(result.rows_nominal[number])
-    lines.append(Text(f"{right} right, {new} different · {rows} of {nominal} rows", "bold" if new else "none"))
-    return Text("\n").join(lines)
+    summary = f"{right} right, {new} different · {int(result.rows[number])} rows"
+    return Text("\n").join([*lines, Text(summary, "bold" if new else "none")])
 
 
 def side_by_side(console: Console, cells: dict[str, Text]) -> Table:
@@ -70,26 +73,23 @@ def side_by_side(console: Console, cells: dict[str, Text]) -> Table:
     return table
 
 
-def committed(path: Path) -> Table | Text:
-    """The benchmark's figures for four numbers, as committed."""
+def committed_figures(path: Path) -> Table | Text:
+    """The figures of the committed benchmark for puzzles of as many numbers."""
     try:
-        held = json.loads(path.read_text(encoding="utf-8"))
-        rows = {r["method"]: r for r in held["summary"] if r["numbers"] == NUMBERS and r["guidance"] == 1}
-        chosen = [rows[method] for method in BENCHED]
-        session = held["sessions"][chosen[-1]["session"]]
-    except FileNotFoundError:
-        return Text(f"There is no {path.name} in src/d5p4_lab/results/bench: the benchmark was not run yet.", "yellow")
-    except (ValueError, KeyError) as reason:
-        return Text(f"src/d5p4_lab/results/bench/{path.name} holds no figures for all methods ({reason!r}).", "yellow")
-    first = chosen[0]
-    where = f"{first['problems']:,} puzzles, {first['seeds']} seeds, on {session['machine']}"
-    table = plain_table("method", "first right, %", f"pass@{K}, %", "different right", "rows a step", wide="method")
-    table.title, table.title_justify, table.title_style = f"{where} (± 95 % interval)", "left", "none"
-    for row in chosen:
-        shown = [(row["first"], 100, 1), (row[f"pass@{K}"], 100, 1), (row["distinct_right"], 1, 2)]
-        figures = [f"{s * mean:.{d}f} ± {s * (high - low) / 2:.{d}f}" for (mean, low, high), s, d in shown]
-        table.add_row(row["method"], *figures, f"{row['rows']:.1f} of {row['rows_nominal']:g}")
-    return table
+        results = json.loads(path.read_text(encoding="utf-8"))
+        table = plain_table(
+            "method", "first right, %", "solved, %", f"{K} different, %", "different right", wide="method"
+        )
+        title = f"{results['puzzles']} puzzles on {results['about']['machine']} (± 95 % interval)"
+        table.title, table.title_justify, table.title_style = title, "left", "none"
+        for name, options in METHODS.items():
+            wanted = {"numbers": NUMBERS, "distinct": False, "spare": 0} | options
+            row = next(row for row in results["rows"] if wanted.items() <= row.items())
+            figures = [(row["first"], 1), (row["solved"], 1), (row["different"], 1), (row["right"], 2)]
+            table.add_row(name, *(f"{mean:.{d}f} ± {(high - low) / 2:.{d}f}" for (mean, low, high), d in figures))
+        return table
+    except (OSError, ValueError, KeyError, StopIteration):
+        return Text(f"No figures: {path.name} is missing or incomplete; `make tables` needs it too.", "yellow")
 
 
 def main() -> None:
@@ -99,28 +99,29 @@ def main() -> None:
     model = load_model("countdown", None, None, True)
     prompts = [puzzle.prompt for puzzle in puzzles]
     settings = dict(k=K, gen_length=WINDOW[NUMBERS], seed=seed)
-    results = {m: run(model, prompts, m, True, method=m, **settings)[0] for m in METHODS}
+    results = {name: run(model, prompts, name, True, **settings, **options)[0] for name, options in METHODS.items()}
 
     console.print(Rule("[bold]countdown[/]: use every number once to reach the target", align="left"))
+    width = (console.width - 3) // len(METHODS)
     for number, puzzle in enumerate(puzzles):
         *others, last = map(str, puzzle.numbers)
-        title = Text.assemble((f"{', '.join(others)} and {last} to make {puzzle.target}", "bold"))
-        width = (console.width - 3) // len(METHODS)
-        cells = {method: column(puzzle, result, number, width) for method, result in results.items()}
+        title = Text(f"{', '.join(others)} and {last} to make {puzzle.target}", "bold")
+        cells = {name: column(puzzle, result, number, width) for name, result in results.items()}
         console.print(title, side_by_side(console, cells), "", sep="\n")
     facts = facts_line(f"k = {K}", f"seed {seed}: today's date, nothing picked", "all answers checked")
     console.print(facts, "", sep="\n")
-    console.print(committed(RESULTS), "", sep="\n")
+    console.print(committed_figures(FIGURES), "", sep="\n")
 
     books = load_model("books", None, None, True)
-    continued, _ = run(books, [OPENING], "books", True, method="d5p4", gen_length=64, steps=32, k=K, seed=seed)
+    continued, _ = run(books, [OPENING], "books", True, method="d5p4", k=K, seed=seed, **BOOKS)
     console.print(Rule("[bold]books[/]: one opening, four continuations", align="left"))
     table = plain_table("#", "answer", wide="answer")
     table.show_header, table.show_lines = False, True
     for rank, text in enumerate(continued.texts[0]):
-        table.add_row(str(rank + 1), answer_text(text))
-    spent = f"{int(continued.rows.sum())} of {int(continued.rows_nominal.sum())} rows"
-    facts = facts_line("64 tokens in 32 steps", "d5p4, ancestral order", spent)
+        table.add_row(str(rank + 1), answer_text(f"{text} …"))
+    facts = facts_line(
+        "d5p4", f"{TOKENS} tokens, one per step, top_p {BOOKS['top_p']}", f"{int(continued.rows.sum())} rows"
+    )
     console.print(Text(f"{OPENING} …", "bold"), table, facts, "", sep="\n")
 
     seconds = time.perf_counter() - began

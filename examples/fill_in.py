@@ -1,6 +1,6 @@
-"""Fill the holes of a text, written as _, in three ways. Usage: fill_in.py MODEL "text with ___ holes"
+"""Fill the holes of a text in three ways. Usage: fill_in.py MODEL "text with ___ holes"
 
-End-of-text is not drawn here (eos="never"), so every hole gets a token that shows.
+Each underscore is one token to fill. eos="never" keeps the end-of-text token, which shows nothing, out of the holes.
 """
 
 import sys
@@ -10,5 +10,6 @@ import d5p4
 _, folder, text = sys.argv
 model = d5p4.load(folder)
 holes = text.replace("_", model.tokenizer.mask_token)
-for filled in d5p4.generate(model, holes, k=3, chat=False, distinct=True, eos="never", seed=0).texts[0]:
-    print(repr(filled))
+result = d5p4.generate(model, holes, k=3, chat=False, distinct=True, spare=4, eos="never", seed=0)
+for text in result.texts[0]:
+    print(repr(text))

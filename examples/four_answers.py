@@ -1,12 +1,17 @@
-"""Four different answers to one prompt. Usage: four_answers.py MODEL PROMPT"""
+"""Print four different answers to one prompt. Usage: four_answers.py MODEL PROMPT
+
+The answers of the model `countdown` are checked and marked right or wrong.
+"""
 
 import sys
 
 import d5p4
+from d5p4.eval.countdown import is_right
 
 _, folder, prompt = sys.argv
 model = d5p4.load(folder)
-result = d5p4.generate(model, prompt, k=4, seed=0)
+result = d5p4.generate(model, prompt, k=4, distinct=True, spare=4, seed=0)
 for score, text in zip(result.score[0], result.texts[0], strict=True):
-    print(f"{score:8.3f}  {text!r}")
-print(f"{int(result.distinct[0])} of 4 differ; {int(result.rows[0])} rows instead of {int(result.rows_nominal[0])}")
+    mark = "" if model.name != "countdown" else "right  " if is_right(prompt, text) else "wrong  "
+    print(f"{score:8.3f}  {mark}{text!r}")
+print(f"{int(result.distinct[0])} different answers, {int(result.rows[0])} rows through the model")

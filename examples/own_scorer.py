@@ -1,4 +1,4 @@
-"""Best of n by a scorer of your own: any function of texts. Usage: own_scorer.py MODEL PROMPT"""
+"""Best of n by a scorer of your own, which is any function of texts. Usage: own_scorer.py MODEL PROMPT"""
 
 import sys
 

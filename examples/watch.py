@@ -1,4 +1,4 @@
-"""Watch the best draft being denoised, through the callback. Usage: watch.py MODEL PROMPT"""
+"""Watch a draft grow step by step, through the callback. Usage: watch.py MODEL PROMPT"""
 
 import sys
 
@@ -8,10 +8,10 @@ _, folder, prompt = sys.argv
 model = d5p4.load(folder)
 
 
-def show(shot: d5p4.Snapshot) -> None:
-    draft = shot.next_tokens[0, 0].tolist()
+def show(snapshot: d5p4.Snapshot) -> None:
+    draft = snapshot.next_tokens[0, 0].tolist()
     text = "".join("░" if token == model.mask_id else model.tokenizer.decode([token]) for token in draft)
-    print(f"{shot.step + 1:3}/{shot.steps}", text)
+    print(f"{snapshot.step + 1:3}/{snapshot.steps}", text)
 
 
 d5p4.generate(model, prompt, k=2, seed=0, callback=show)

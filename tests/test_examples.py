@@ -1,4 +1,4 @@
-"""The examples run as written."""
+"""The examples run, and they show different answers."""
 
 import runpy
 import sys
@@ -10,7 +10,7 @@ import d5p4
 from tests.checkpoints import write_llada
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
-SCRIPTS = sorted(p.name for p in EXAMPLES.glob("*.py") if p.name != "demo.py")  # `make demo` runs that one
+SCRIPTS = sorted(p.name for p in EXAMPLES.glob("*.py") if p.name != "demo.py")  # takes a minute
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +29,14 @@ def test_runs(script, folder, monkeypatch, capsys):
         d5p4.METHODS.clear()
         d5p4.METHODS.update(methods)
     assert len(capsys.readouterr().out.splitlines()) >= 2
+
+
+def test_four_answers_are_different_and_marked_right(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["four_answers.py", "countdown", "86,28,13,31:96"])
+    runpy.run_path(str(EXAMPLES / "four_answers.py"), run_name="__main__")
+    *answers, counts = capsys.readouterr().out.splitlines()
+    assert len({line.split()[-1] for line in answers}) == 4 and counts.startswith("4 different answers")
+    assert [line.split()[1] for line in answers] == ["right"] * 4
 
 
 def test_there_are_examples():

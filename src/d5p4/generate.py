@@ -57,7 +57,7 @@ def generate(
     """k answers for each prompt.
 
     model       what `d5p4.load` or `d5p4.wrap` made, or a name to load
-    prompts     a text, a list of texts, chat messages, token ids, a tokenizer's output, or None: no prompt at all,
+    prompts     text, a list of texts, chat messages, token ids, a tokenizer's output, or None: no prompt at all,
                 `sets` times. A prompt with mask tokens is filled in; tokens follow it only if gen_length is given
     seed        None draws a fresh seed and returns it
     progress    True shows a bar in the terminal
@@ -100,7 +100,7 @@ def generate(
     _check_scorer(settings, scorer, references)
     check_lists(len(requests), references=references)
     if seed is None and beams.size > 1:
-        raise D5P4Error("None would be another seed on each rank; give one where beams are spread", option="seed")
+        raise D5P4Error("would be another seed on every rank; give one", option="seed", value=None)
     with bar("decoding", len(requests)) if progress else nullcontext() as advance:
         result = run_requests(
             model,

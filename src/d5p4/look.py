@@ -29,7 +29,8 @@ def not_finite(prompts: Tensor, owner: Tensor, step: int, first_row: int = 0) ->
         wrong = owner[~finite]
         numbers = prompts[wrong[:, 0]].tolist()
         place = f"step {step}, prompt {numbers[0]}, row {first_row + int(wrong[0, 1])}"
-        reason = f"the model gave logits that are not finite at {place}; check the weights and guidance, or use float32"
+        cure = "check the weights and guidance, or load them in float32"
+        reason = f"the model gave logits that are not finite at {place}; {cure}"
         return NonFiniteLogits(reason, prompts=sorted(set(numbers)))
 
     return complaint

@@ -392,9 +392,9 @@ def unknown_option(name: str, method: Method) -> D5P4Error:
     known = [*public("python"), *method.parameters]
     own = ", ".join(method.parameters) or "none"
     if others := [other.name for other in METHODS.values() if name in other.parameters]:
-        return D5P4Error(f"only {', '.join(others)} has it; {method.name}'s own parameters: {own}", option=name)
+        return D5P4Error(f"it is a parameter of {', '.join(others)}; {method.name} takes {own}", option=name)
     hint = "it is not offered here" if name in known else nearest(name, known)
-    return D5P4Error(hint or f"there is no such option; {method.name}'s own parameters: {own}", option=name)
+    return D5P4Error(hint or f"there is no such option, and {method.name} takes {own}", option=name)
 
 
 def public(door: str) -> dict[str, Parameter]:

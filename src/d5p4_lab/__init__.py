@@ -1,4 +1,4 @@
-"""The lab: what we do with d5p4. It trains the models in the box, runs the paper again, and measures.
+"""The lab trains the shipped models, repeats the paper's experiments and runs the benchmarks.
 
-It is part of the repository and of the editable install, and absent from the wheel.
+The repository and the editable install contain it; the wheel does not.
 """

@@ -1,4 +1,4 @@
-"""`python -m d5p4_lab`: run the paper's experiments, train the models in the box, run the benchmarks."""
+"""`python -m d5p4_lab`: run the paper's experiments, train the shipped models, run the benchmarks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pret
 
 EXPERIMENT_NAMES = (
     "pareto, fidelity, control, qa, guidance, math, partition, quality-signal, features, scaling, cost, theory, "
-    "budget; `all` runs all of them; `claims` writes the page of claims from what was drawn."
+    "budget; `all` runs all of them; `claims` writes the page of claims from the results."
 )
 UNFINISHED = 3  # the exit code when --minutes was not enough
 
@@ -39,31 +39,35 @@ def options() -> None:
 def reproduce(
     name: Annotated[str, typer.Argument(help=EXPERIMENT_NAMES)],
     scale: Annotated[
-        str, typer.Option(help="box: the models of the repository, offline; paper: those of the paper.")
+        str, typer.Option(help="box: the shipped models, offline; paper: the models of the paper.")
     ] = "box",
     stage: Annotated[
-        list[str] | None, typer.Option(help="Run only decode, score or draw; may be repeated (all three).")
+        list[str] | None, typer.Option(help="Run only decode, score or draw; may be repeated. Default: all three.")
     ] = None,
-    model: Annotated[str | None, typer.Option("--model", "-m", help="A model instead of the scale's own.")] = None,
-    data: Annotated[Path | None, typer.Option(help="The file or folder that the task reads, if it needs one.")] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="A model to use instead of the default one.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="The text file or folder that the experiment reads, if it needs one.")
+    ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The folder of results (src/d5p4_lab/results/SCALE).")
+        Path | None, typer.Option("--out", "-o", help="The folder of results. Default: src/d5p4_lab/results/SCALE.")
     ] = None,
     change: Annotated[
         list[str] | None, typer.Option("--set", help="Change a setting, such as units=4; may be repeated.")
     ] = None,
-    scorers: Annotated[str | None, typer.Option(help="Score only with these, separated by commas: ppl,cos.")] = None,
-    minutes: Annotated[float | None, typer.Option(help="Start no decoding that would end later.")] = None,
+    scorers: Annotated[str | None, typer.Option(help="Use only these scorers, such as ppl,cos.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Stop before this many minutes have passed.")] = None,
     seed: Annotated[int, typer.Option(help="The seed of all random numbers.")] = 0,
     page: Annotated[Path, typer.Option(help="The page that `claims` writes.")] = Path("docs/claims.md"),
     device: Device = None,
     dtype: Dtype = None,
     quiet: Quiet = False,
     timeout: Annotated[
-        float, typer.Option(help="Seconds after which a silent rank ends the job.", rich_help_panel=RUNNING)
+        float, typer.Option(help="End the job when a rank is silent for this many seconds.", rich_help_panel=RUNNING)
     ] = 600.0,
 ) -> None:
-    """Run an experiment of the paper. A stopped run continues when the same command is given again.
+    """Run an experiment of the paper. To continue a stopped run, give the same command again.
 
     Example: python -m d5p4_lab reproduce scaling --out try
 
@@ -79,23 +83,23 @@ def reproduce(
         raise D5P4Error(f"minutes={minutes:g} must not be negative")
     changes = dict(_change(text) for text in change or ())
     if name == "all" and data is None and "decode" in (stage or STAGES):
-        # An experiment that has been drawn has its rows, so it no longer needs the text.
-        need = [known for known in EXPERIMENTS if scale in experiment(known).needs_text]
-        undone = [known for known in need if not (folder / known / "summary.json").is_file()]
+        # An experiment with a summary has its rows, so it no longer needs the text.
+        need = [other for other in EXPERIMENTS if scale in experiment(other).needs_text]
+        undone = [other for other in need if not (folder / other / "summary.json").is_file()]
         if undone:
             raise D5P4Error(f"{', '.join(undone)} need{'s' * (len(undone) == 1)} a text file: give --data")
+    options: dict[str, Any] = dict(scale=scale, out=folder, stages=stage or STAGES, model=model, data=data)
+    options |= dict(device=device, dtype=dtype, seed=seed, minutes=None, changes=changes)
+    options["scorers"] = None if scorers is None else scorers.split(",")
     began = time.monotonic()
     finished = True
     with joined(None, timeout, device) as mesh:
         if name == "claims" and mesh.first:
             typer.echo(write_claims(folder, page))
         for chosen in {"all": EXPERIMENTS, "claims": ()}.get(name, (name,)):
-            setup = run(
-                chosen, scale=scale, out=folder, stages=stage or STAGES, model=model, data=data, device=device,
-                dtype=dtype, seed=seed, minutes=None if minutes is None else minutes - (time.monotonic() - began) / 60,
-                scorers=None if scorers is None else scorers.split(","), changes=changes,
-                progress=None if quiet else _Teller(chosen), mesh=mesh,
-            )  # fmt: skip
+            if minutes is not None:
+                options["minutes"] = minutes - (time.monotonic() - began) / 60
+            setup = run(chosen, progress=None if quiet else _Teller(chosen), mesh=mesh, **options)
             finished = finished and setup.finished
             if not mesh.first:
                 continue
@@ -118,11 +122,11 @@ def _change(text: str) -> tuple[str, Any]:
 
 
 class _Teller:
-    """Prints a line of progress with the time left, at most every two seconds."""
+    """Prints the progress and the estimated time left, at most every two seconds."""
 
     def __init__(self, label: str) -> None:
         self.label, self.began, self.last = label, time.monotonic(), 0.0
-        self.start = 0.0  # the share that was done when the stage began
+        self.start = 0.0  # the share that was already done when the stage began
 
     def __call__(self, share: float, text: str) -> None:
         now = time.monotonic()
@@ -136,31 +140,30 @@ class _Teller:
         typer.echo(f"{self.label} {100 * share:3.0f} % {text}{left}", err=True)
 
 
-RECIPE_NAMES = "countdown, books or judge; corpus trains nothing and turns texts into token files."
+RECIPE_NAMES = "countdown, books or judge; `corpus` only turns texts into token files."
 
 
 @app.command()
 def train(
     name: Annotated[str, typer.Argument(help=RECIPE_NAMES)],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The folder of the model; a stopped run there continues.")],
-    minutes: Annotated[float | None, typer.Option(help="Minutes of training, without the time to compile (1).")] = None,
-    steps: Annotated[int | None, typer.Option(help="Steps instead of minutes; the weights are repeatable.")] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The folder of the model. A stopped run in it continues.")],
+    minutes: Annotated[float | None, typer.Option(help="Minutes of training, without compilation. Default: 1.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Train for this many steps instead; repeatable.")] = None,
     data: Annotated[
-        Path | None, typer.Option(help="books, judge: a folder with train.txt and val.txt (or .xz), or a corpus.")
+        Path | None,
+        typer.Option(help="For books and judge: a folder with train.txt and val.txt (or .xz), or a corpus."),
     ] = None,
-    size: Annotated[str | None, typer.Option(help="full or toy (full on a GPU, toy on a CPU).")] = None,
-    vocabulary: Annotated[int, typer.Option(help="Size of the BPE vocabulary that is made from texts.")] = 8192,
-    seed: Annotated[int, typer.Option(help="The seed of the first weights, the data and the masks.")] = 0,
+    size: Annotated[str | None, typer.Option(help="full or toy. Default: full on a GPU, toy on a CPU.")] = None,
+    vocabulary: Annotated[int, typer.Option(help="Size of the BPE vocabulary to build from texts.")] = 8192,
+    seed: Annotated[int, typer.Option(help="The seed of the initial weights, the data and the masks.")] = 0,
     compile: Annotated[
-        bool | None, typer.Option("--compile/--no-compile", help="Compile the model, or not (compile on a GPU).")
+        bool | None, typer.Option("--compile/--no-compile", help="Compile the model. Default: only on a GPU.")
     ] = None,
-    validate: Annotated[
-        bool, typer.Option("--validate", help="Train nothing; measure the model in the folder.")
-    ] = False,
+    validate: Annotated[bool, typer.Option("--validate", help="Only measure the model in the folder.")] = False,
     device: Device = None,
     quiet: Quiet = False,
 ) -> None:
-    """Train a small model: at full size on a GPU, as a toy on a CPU. Or turn texts into a corpus.
+    """Train a small model, or turn texts into a corpus. The default size is full on a GPU and toy on a CPU.
 
     Example: python -m d5p4_lab train countdown --out try --minutes 2
     """
@@ -175,7 +178,7 @@ def train(
     if minutes is not None and not 0 < minutes < float("inf"):
         raise D5P4Error(f"minutes={minutes} must be positive")
     if steps is not None and minutes is not None:
-        raise D5P4Error(f"steps={steps} and minutes={minutes}: give one of them")
+        raise D5P4Error(f"steps={steps} and minutes={minutes} exclude each other: give only one of them")
     if steps is not None and steps < 1:
         raise D5P4Error(f"steps={steps} must be at least 1")
     if size not in (None, "full", "toy"):
@@ -190,44 +193,45 @@ def train(
 
     if name == "corpus":
         if data is None:
-            raise D5P4Error("corpus needs texts: give their folder (train.txt and val.txt, or .xz) with --data")
+            raise D5P4Error("corpus needs texts: give the folder of train.txt and val.txt (or .xz) with --data")
         if any(option is not None for option in (minutes, steps, size, compile, device)):
-            raise D5P4Error("train corpus takes --data, --vocabulary and --out only: it trains nothing")
+            raise D5P4Error("`train corpus` trains nothing: it takes only --data, --vocabulary and --out")
         corpus = prepare(data, out, vocabulary)
         say(f"{len(corpus.train):,} tokens to train on, {len(corpus.val):,} held out, in {out}")
         if corpus.left_out:
-            say(f"{corpus.left_out} books were left out of the held-out text because the training text has them")
+            say(f"{corpus.left_out} books of the held-out text were left out: they are in the training text too")
         return
     if not validate:
         refuse_occupied(out)
-    chosen = choose_device(device)
-    on_gpu = chosen.type == "cuda"
+    training_device = choose_device(device)
+    on_gpu = training_device.type == "cuda"
     toy = size == "toy" or (size is None and not on_gpu)
-    what = recipe(name, chosen, out, seed, toy, data, vocabulary)
+    model_recipe = recipe(name, training_device, out, seed, toy, data, vocabulary)
     if validate:
-        for figure, value in what.validate(out).items():
+        for figure, value in model_recipe.validate(out).items():
             typer.echo(f"{figure}: {value:.4g}")
-        what.tidy()
+        model_recipe.tidy()
         return
     budget = Budget(steps=steps) if steps is not None else Budget(seconds=60 * (minutes or 1.0))
-    run(what, out, budget, compiled=on_gpu if compile is None else compile, say=say)
-    say(f"{time.perf_counter() - started:.0f} s this time")
+    run(model_recipe, out, budget, compiled=on_gpu if compile is None else compile, say=say)
+    say(f"this run took {time.perf_counter() - started:.0f} s")
 
 
-BENCHES = (
-    "agreement", "books", "countdown", "deterministic", "gpu", "large_checkpoint", "scale", "scale_plan", "serve",
-    "solver_quality", "spare", "tables",
-)  # fmt: skip
+BENCH_NAMES = (
+    "agreement, books, countdown, deterministic, gpu, large_checkpoint, scale, scale_plan, serve, solver_quality, "
+    "spare, tables"
+)
+BENCHES = tuple(BENCH_NAMES.split(", "))
 
 
 @app.command(context_settings={"allow_extra_args": True, "allow_interspersed_args": False})
-def bench(context: typer.Context, name: Annotated[str, typer.Argument(help=", ".join(BENCHES))]) -> None:
-    """Run a benchmark with its own options, which `bench NAME --help` lists; `bench tables` redraws the documents.
+def bench(context: typer.Context, name: Annotated[str, typer.Argument(help=BENCH_NAMES)]) -> None:
+    """Run a benchmark. `bench NAME --help` lists its options; `bench tables` redraws the tables of the documents.
 
     Example: python -m d5p4_lab bench gpu --sections step,solver
     """
     if name not in BENCHES:
-        raise D5P4Error(f"there is no benchmark {name!r}; choose one of {', '.join(BENCHES)}")
+        raise D5P4Error(f"there is no benchmark {name!r}; choose one of {BENCH_NAMES}")
     sys.exit(import_module(f"d5p4_lab.bench.{name}").main(context.args))
 
 

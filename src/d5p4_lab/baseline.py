@@ -1,7 +1,8 @@
-"""Selection and sampling as the paper describes them, step by step in plain torch: what we compare ourselves with.
+"""The baseline of our comparisons: selection and sampling as the paper describes them, in plain torch.
 
 Full log-softmax and entropy in fp32, fp32 copies of the hidden rows, greedy MAP from every candidate (the paper's
-appendix), float64 softmax and multinomial over the parents' whole rows. One prompt at a time, no host synchronisation.
+appendix), float64 softmax and multinomial over all positions of the parents. One prompt at a time, no host
+synchronisation.
 Letters: N candidates in k groups of w, L answer positions, T prompt and answer positions, V vocabulary, D width.
 """
 
@@ -14,7 +15,7 @@ from torch.nn import functional as F
 from d5p4.ops import kernels
 from d5p4.types import Hidden, Model
 
-BETA = 10.0  # of the comparisons: diag(Q) + beta S
+BETA = 10.0  # of the kernel diag(Q) + beta S in all comparisons
 _SMALLEST_PIVOT = 1e-10
 
 
@@ -32,14 +33,14 @@ def similarity(features: Tensor) -> Tensor:
 
 
 def greedy_map(kernel: Tensor, k: int) -> Tensor:
-    """The items [k], ascending, of the best of N greedy runs on kernel [N, N], one from each first item.
+    """The items [k], ascending, of the best of N greedy runs on kernel [N, N]; each run starts from another item.
 
-    Incremental Cholesky: k steps, each of O(k N) for every run; state [N, k, N].
+    Incremental Cholesky: k steps of O(k N) per run; state [N, k, N].
     """
     size = kernel.shape[0]
     start = torch.arange(size, device=kernel.device)
     group = start // (size // k)
-    variance = kernel.diagonal().repeat(size, 1)  # [N, N] of each run and item, given the run's picks
+    variance = kernel.diagonal().repeat(size, 1)  # [N, N] per run and item, given the run's picks
     rows = kernel.new_zeros(size, k, size)
     taken = torch.zeros(size, size, dtype=torch.bool, device=kernel.device)
     log_det = kernel.new_zeros(size)
@@ -61,7 +62,7 @@ def greedy_map(kernel: Tensor, k: int) -> Tensor:
 def mmr(quality: Tensor, similarity: Tensor, k: int, alpha: float) -> Tensor:
     """The items [k], ascending, of the best of N runs that pick by Q_i - alpha * mean similarity to the picks.
 
-    quality [N], similarity [N, N]: the mean embedding's inner product is the mean of rows of S, which is cheaper.
+    quality [N], similarity [N, N]. The mean similarity to the picks is the inner product with their mean embedding.
     """
     size = quality.shape[0]
     start = torch.arange(size, device=quality.device)
@@ -90,7 +91,7 @@ def select(logits: Tensor, features: Tensor, k: int, beta: float) -> Tensor:
 
 
 def sample(logits: Tensor, w: int) -> Tensor:
-    """w tokens a position [k, T, w] from logits [k, T, V]."""
+    """w tokens per position [k, T, w] from logits [k, T, V]."""
     p = torch.softmax(logits.double(), -1)
     return torch.multinomial(p.flatten(0, 1), w, replacement=True).view(*p.shape[:2], w)
 

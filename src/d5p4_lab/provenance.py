@@ -1,4 +1,4 @@
-"""Where a figure of the lab comes from: `d5p4.provenance` with the lab's own command line."""
+"""Records where the lab's figures come from: `d5p4.provenance` with the lab's own command line."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import torch
 from d5p4 import provenance
 
 
-def _words(given: Sequence[str] | None) -> list[str]:
-    return ["python", "-m", "d5p4_lab", *(sys.argv[1:] if given is None else given)]
+def _words(arguments: Sequence[str] | None) -> list[str]:
+    return ["python", "-m", "d5p4_lab", *(sys.argv[1:] if arguments is None else arguments)]
 
 
-def command(given: Sequence[str] | None = None) -> str:
-    """This process's command (or the words given) as a reader would type it, without places of this machine."""
-    return provenance.command(_words(given))
+def command(arguments: Sequence[str] | None = None) -> str:
+    """The command of this process (or the given words) as a reader would type it, without this machine's paths."""
+    return provenance.command(_words(arguments))
 
 
-def about(device: torch.device | str, given: Sequence[str] | None = None) -> dict[str, Any]:
-    """What stands beside a result: machine, versions, date, and the command as above."""
-    return provenance.provenance(device, _words(given))
+def about(device: torch.device | str, arguments: Sequence[str] | None = None) -> dict[str, Any]:
+    """The facts stored with a result: machine, versions, date and command."""
+    return provenance.provenance(device, _words(arguments))

@@ -1,7 +1,7 @@
-"""How long a call takes and how much memory it holds: the only stopwatch of the lab.
+"""Time and peak memory of a call; the whole lab measures with these functions.
 
-`timed` and `measured` serve comparisons on a machine that others use too: on a CPU they count our own thread's work.
-All other functions count time on the wall, with the device waited for.
+On a CPU, `timed` and `measured` count only the CPU time of our own thread, so other users of the machine do not
+distort comparisons. All other functions measure wall time and wait for the device.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ Result = TypeVar("Result")
 
 
 def wait_for(device: torch.device) -> None:
-    """Return when the device has finished everything it was given."""
+    """Wait until the device has finished all its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def wall(call: Callable[[], Result], device: torch.device) -> tuple[Result, float]:
-    """What a call returns, and its seconds from the host's side."""
+    """The result of a call and its wall time in seconds."""
     wait_for(device)
     began = time.perf_counter()
     result = call()
@@ -39,13 +39,13 @@ def wall(call: Callable[[], Result], device: torch.device) -> tuple[Result, floa
 
 
 def fastest(call: Callable[[], Result], device: torch.device, repeats: int = 3) -> tuple[Result, float]:
-    """What the last of some calls returns, and the seconds of the fastest."""
+    """The result of the last of `repeats` calls, and the seconds of the fastest."""
     results = [wall(call, device) for _ in range(repeats)]
     return results[-1][0], min(seconds for _, seconds in results)
 
 
 def median_ms(call: Callable[[], Any], device: torch.device, budget: float) -> float:
-    """Median of 3 to 50 calls, as many as `budget` seconds allow, after one that warms up; by CUDA events on CUDA."""
+    """Median of 3 to 50 calls after a warm-up, as many as fit into `budget` seconds; by CUDA events on CUDA."""
     call()
     count = min(50, max(3, int(budget / wall(call, device)[1])))
     if device.type != "cuda":
@@ -60,7 +60,7 @@ def median_ms(call: Callable[[], Any], device: torch.device, budget: float) -> f
 
 
 def graph_ms(call: Callable[[], Any], device: torch.device, budget: float, calls: int) -> float:
-    """Median time of one of `calls` calls that are captured in one CUDA graph."""
+    """Median time per call when `calls` calls are captured in one CUDA graph."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -74,17 +74,17 @@ def graph_ms(call: Callable[[], Any], device: torch.device, budget: float, calls
 
 
 def peak_gb(call: Callable[[], Any], device: torch.device) -> float | None:
-    """Memory that one call takes beyond what is held now, its results included; None where nobody counts it."""
-    call()  # workspaces of the libraries are not the operation's
+    """Peak memory of one call above the current use, its results included; None on a CPU."""
+    call()  # libraries allocate their workspaces now, so that they do not count
     if device.type != "cuda":
         return None
-    with Held(device) as held:
+    with Held(device) as meter:
         call()
-    return held.peak / 1e9
+    return meter.peak / 1e9
 
 
 def timed(call: Callable[[], Result], device: torch.device) -> tuple[Result, float]:
-    """What a call returns, and its ms: of the clock on CUDA, elsewhere of our own thread's work."""
+    """The result of a call and its ms: wall time on CUDA, CPU time of our own thread elsewhere."""
     if device.type == "cuda":
         result, seconds = wall(call, device)
         return result, 1e3 * seconds
@@ -94,13 +94,13 @@ def timed(call: Callable[[], Result], device: torch.device) -> tuple[Result, flo
 
 
 def clock(device: torch.device) -> str:
-    """What `timed` times, in words."""
+    """The name of what `timed` measures: the machine, or one CPU thread."""
     return machine(device) if device.type == "cuda" else "one CPU thread"
 
 
 @contextmanager
 def one_thread(device: torch.device) -> Iterator[None]:
-    """On a CPU: work in other threads would not be counted."""
+    """Use a single thread on a CPU, because `timed` does not count the work of other threads."""
     threads = torch.get_num_threads()
     if device.type != "cuda":
         torch.set_num_threads(1)
@@ -111,15 +111,18 @@ def one_thread(device: torch.device) -> Iterator[None]:
 
 
 def measured(call: Callable[[], Result], device: torch.device) -> tuple[Result, float, float]:
-    """Result, ms, and peak GB above what was held; the first call warms up and is where memory is counted."""
-    with Held(device) as held:
+    """Result, ms, and peak GB above the use before. The first call measures memory, the second time."""
+    with Held(device) as meter:
         result = call()
-    return result, timed(call, device)[1], held.peak / 1e9
+    return result, timed(call, device)[1], meter.peak / 1e9
 
 
 class Held(TorchDispatchMode):
-    """The peak of the bytes that tensors made inside hold: as the allocator counts on CUDA, else as operations return
-    them (what an operation needs inside itself is not seen)."""
+    """Peak bytes of the tensors created inside the block.
+
+    On CUDA the allocator counts them. Elsewhere we count the tensors that operations return, so temporary memory
+    inside an operation is missed.
+    """
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -140,10 +143,10 @@ class Held(TorchDispatchMode):
             super().__exit__(*reason)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {x.untyped_storage().data_ptr() for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+        inputs = {x.untyped_storage().data_ptr() for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
         result = func(*args, **(kwargs or {}))
         for x in tree_leaves(result):
-            if isinstance(x, Tensor) and (place := x.untyped_storage().data_ptr()) not in self.known | given:
+            if isinstance(x, Tensor) and (place := x.untyped_storage().data_ptr()) not in self.known | inputs:
                 self._count(x, place)
         return result
 

@@ -23,7 +23,7 @@ def test_a_puzzle_by_two_methods(visit, server):
     assert "9.7 M parameters" in page.locator("#model-facts").inner_text()
     page.get_by_role("button", name="three numbers").click()
     assert re.fullmatch(r"\d+,\d+,\d+:\d+", page.get_by_label("Prompt", exact=True).input_value())
-    differ = page.get_by_label("see to it that answers differ")  # as the method is, unless asked for
+    differ = page.get_by_label("make sure that the answers differ")  # as the method is, unless asked for
     assert differ.is_visible() and not differ.is_checked()
     small(page)
     sent = []
@@ -113,7 +113,7 @@ def test_scrubbing(visit, server):
         (node) => getComputedStyle(node).color !== getComputedStyle(node.parentNode).color).length"""
     assert page.evaluate(bright) == 0  # grades are those of the end, and look it
     page.keyboard.press("ArrowRight")
-    assert page.locator(".run").nth(0).locator(".mask").count() == 3 * 33  # three tokens a step
+    assert page.locator(".run").nth(0).locator(".mask").count() == 3 * 33  # three tokens per step
     page.get_by_role("button", name="next step").click()
     assert page.locator(".run").nth(0).locator(".mask").count() == 3 * 30
     assert "pool of 6 at step 2" in page.locator("#similarity").inner_text()
@@ -182,7 +182,7 @@ def test_a_link_brings_the_whole_view_back(visit, server):
     small(page, seed=None, steps=9, k=2)
     page.get_by_label("β weight of difference").focus()
     page.keyboard.press("ArrowRight")
-    page.get_by_label("see to it that answers differ").check()
+    page.get_by_label("make sure that the answers differ").check()
     page.get_by_role("button", name="light or dark").click()
     run(page)
     page.get_by_role("heading", name="In figures").click()
@@ -210,7 +210,7 @@ def test_a_link_brings_the_whole_view_back(visit, server):
     for name in ("prompt", "k", "w", "steps", "max_tokens", "exact-b", "method-a", "method-b"):
         assert other.locator(f"#{name}").input_value() == page.locator(f"#{name}").input_value()
     assert other.locator("#seed").input_value() == str(first[0]["seed"])  # drawn there, given here
-    assert other.get_by_label("see to it that answers differ").is_checked()
+    assert other.get_by_label("make sure that the answers differ").is_checked()
     assert not any("#" in url or "prompt=" in url for url in asked)  # the view stays in the browser
 
 

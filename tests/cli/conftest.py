@@ -58,12 +58,12 @@ def fails(cli: Cli) -> Callable[..., str]:
     """Run a command that has to end in one sentence and code 2; the sentence."""
 
     def call(*arguments: object) -> str:
-        found = cli(*arguments)
-        assert found.exit_code == 2, (found.output, found.exception)
-        assert isinstance(found.exception, SystemExit)
-        assert found.stdout == ""
-        assert found.stderr.startswith("error: ") and found.stderr.count("\n") == 1
-        return found.stderr
+        outcome = cli(*arguments)
+        assert outcome.exit_code == 2, (outcome.output, outcome.exception)
+        assert isinstance(outcome.exception, SystemExit)
+        assert outcome.stdout == ""
+        assert outcome.stderr.startswith("error: ") and outcome.stderr.count("\n") == 1
+        return outcome.stderr
 
     return call
 
@@ -110,12 +110,12 @@ def processes(tmp_path: Path) -> Callable[..., list[SimpleNamespace]]:
         )
         codes = json.loads(done.stdout)
 
-        def said(number: int, name: str) -> str:
+        def printed(number: int, name: str) -> str:
             path = tmp_path / f"{number}.{name}"
             return path.read_text(encoding="utf-8") if path.exists() else ""
 
         return [
-            SimpleNamespace(code=code, stdout=said(number, "stdout"), stderr=said(number, "stderr"))
+            SimpleNamespace(code=code, stdout=printed(number, "stdout"), stderr=printed(number, "stderr"))
             for number, code in enumerate(codes)
         ]
 

@@ -66,38 +66,38 @@ def test_ctrl_c_during_the_import_ends_quietly(tmp_path):
 
 
 def test_methods(cli):
-    found = json.loads(cli("methods", "--json").stdout)
-    assert [entry["name"] for entry in found] == list(d5p4.METHODS)
-    assert found[0]["parameters"] == {"beta": 20.0, "solver": "local-search"} and found[0]["section"] == "3.3"
+    outcome = json.loads(cli("methods", "--json").stdout)
+    assert [entry["name"] for entry in outcome] == list(d5p4.METHODS)
+    assert outcome[0]["parameters"] == {"beta": 20.0, "solver": "local-search"} and outcome[0]["section"] == "3.3"
     shown = cli("methods").stdout
     assert all(name in shown for name in d5p4.METHODS) and "beta 20" in shown
 
 
 def test_info(cli, models):
-    found = json.loads(cli("info", models.chat, "--device", "cpu", "--json").stdout)
+    outcome = json.loads(cli("info", models.chat, "--device", "cpu", "--json").stdout)
     model = d5p4.load(models.chat, "cpu")
-    assert found["parameters"] == sum(p.numel() for p in model.parameters())
-    assert (found["architecture"], found["layers"], found["width"]) == ("llada", 2, 32)
-    assert (found["mask_id"], found["mask_token"]) == (model.mask_id, "<|mdm_mask|>")
-    assert tuple(found["eos_ids"]) == model.eos_ids and found["vocabulary"] == model.head.weight.shape[0]
-    assert (found["max_length"], found["default_order"]) == (model.max_length, model.default_order)
-    assert found["chat_template"] is True and found["defaults"] == {"k": 3, "temperature": 0.8}
-    assert (found["dtype"], found["device"]) == ("float32", "cpu") and found["weight_bytes"] > 4 * found["parameters"]
+    assert outcome["parameters"] == sum(p.numel() for p in model.parameters())
+    assert (outcome["architecture"], outcome["layers"], outcome["width"]) == ("llada", 2, 32)
+    assert (outcome["mask_id"], outcome["mask_token"]) == (model.mask_id, "<|mdm_mask|>")
+    assert tuple(outcome["eos_ids"]) == model.eos_ids and outcome["vocabulary"] == model.head.weight.shape[0]
+    assert (outcome["max_length"], outcome["default_order"]) == (model.max_length, model.default_order)
+    assert outcome["chat_template"] is True and outcome["defaults"] == {"k": 3, "temperature": 0.8}
+    assert (outcome["dtype"], outcome["device"]) == ("float32", "cpu") and outcome["weight_bytes"] > 4 * outcome["parameters"]
     shown = cli("info", models.mdlm).stdout
     assert "mdlm" in shown and "ancestral" in shown and "chat template  no" in shown
 
 
 def test_check(cli, models):
-    found = cli("check", models.llada, "--device", "cpu", "--dtype", "float64")
-    *lines, verdict = found.stdout.splitlines()
-    assert found.exit_code == 0 and verdict == "pass"
+    outcome = cli("check", models.llada, "--device", "cpu", "--dtype", "float64")
+    *lines, verdict = outcome.stdout.splitlines()
+    assert outcome.exit_code == 0 and verdict == "pass"
     assert len(lines) >= 5 and all(line.startswith("pass  ") for line in lines)
 
 
 def test_check_of_broken_weights(cli, models):
-    found = cli("check", models.broken)
-    *lines, verdict = found.stdout.splitlines()
-    assert found.exit_code == 1 and verdict == "fail"
+    outcome = cli("check", models.broken)
+    *lines, verdict = outcome.stdout.splitlines()
+    assert outcome.exit_code == 1 and verdict == "fail"
     assert any(line.startswith("fail  logits finite") for line in lines)
 
 
@@ -116,9 +116,9 @@ def test_answers_cannot_disturb_the_terminal(cli, models, monkeypatch):
     monkeypatch.setattr(d5p4, "load", lambda *_, **__: model)
     for answer in ("[red]x[/red] [/]", "\x1b[2J\x00:smile:", "\n\n", "", "a\r\n\tb\u202e"):
         for command in ("generate", "compare"):
-            found = cli(command, answer, "-m", "x", "--gen-length", 1, "-k", 2, "--seed", 1)
-            assert found.exit_code == 0, found.exception
-            assert not any(bad in found.stdout for bad in "\x1b\x00\r\t\u202e")
-            assert "red" not in answer or "[red]x[/red] [/]" in found.stdout
-            assert "smile" not in answer or r"\x1b[2J\x00:smile:" in found.stdout
-            assert answer.strip() or "empty" in found.stdout or "white space only" in found.stdout
+            outcome = cli(command, answer, "-m", "x", "--gen-length", 1, "-k", 2, "--seed", 1)
+            assert outcome.exit_code == 0, outcome.exception
+            assert not any(bad in outcome.stdout for bad in "\x1b\x00\r\t\u202e")
+            assert "red" not in answer or "[red]x[/red] [/]" in outcome.stdout
+            assert "smile" not in answer or r"\x1b[2J\x00:smile:" in outcome.stdout
+            assert answer.strip() or "empty" in outcome.stdout or "white space only" in outcome.stdout

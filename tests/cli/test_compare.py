@@ -8,27 +8,27 @@ ARGUMENTS = ("--gen-length", 6, "--seed", 5)
 
 
 def test_side_by_side(cli, models):
-    found = cli("compare", "two plus two", "-m", models.llada, *ARGUMENTS, "--methods", "independent,d5p4,cat")
-    assert found.exit_code == 0, found.output
-    heading, columns, *_ = found.stdout.splitlines()
+    outcome = cli("compare", "two plus two", "-m", models.llada, *ARGUMENTS, "--methods", "independent,d5p4,cat")
+    assert outcome.exit_code == 0, outcome.output
+    heading, columns, *_ = outcome.stdout.splitlines()
     assert heading == "two plus two" and columns.split() == ["#", "independent", "d5p4", "cat"]
-    assert "cosine" in found.stdout and "seed 5" in found.stdout
+    assert "cosine" in outcome.stdout and "seed 5" in outcome.stdout
 
 
 def test_many_methods_share_the_width(cli, models):
-    found = cli(
+    outcome = cli(
         "compare", "two", "-m", models.llada, "--gen-length", 2, "--methods", ",".join(d5p4.METHODS), "-k", 2
     )
-    assert found.exit_code == 0, found.output
-    assert all(name in found.stdout for name in d5p4.METHODS)
-    assert max(map(len, found.stdout.splitlines())) <= 100
+    assert outcome.exit_code == 0, outcome.output
+    assert all(name in outcome.stdout for name in d5p4.METHODS)
+    assert max(map(len, outcome.stdout.splitlines())) <= 100
 
 
 def test_json_is_what_the_library_returns(cli, models):
     options = ("--methods", "diverse-beam, d5p4", "--alpha", 3, "--beta", 7, "--solver", "exact", "--json")
-    found = cli("compare", "two", "-m", models.llada, *ARGUMENTS, *options)
-    assert found.exit_code == 0, found.output
-    beam, dpp = map(json.loads, found.stdout.splitlines())
+    outcome = cli("compare", "two", "-m", models.llada, *ARGUMENTS, *options)
+    assert outcome.exit_code == 0, outcome.output
+    beam, dpp = map(json.loads, outcome.stdout.splitlines())
     result = d5p4.generate(d5p4.load(models.llada), "two", gen_length=6, seed=5, beta=7.0, solver="exact")
     assert beam["method"] == "diverse-beam" and beam["settings"]["params"]["alpha"] == 3
     assert dpp["answers"] == result.texts[0]
@@ -38,16 +38,16 @@ def test_json_is_what_the_library_returns(cli, models):
 
 
 def test_one_fresh_seed_for_all(cli, models):
-    found = cli("compare", "two", "-m", models.llada, "--gen-length", 2, "--methods", "random,cat", "--json", "-k", 1)
-    first, second = map(json.loads, found.stdout.splitlines())
+    outcome = cli("compare", "two", "-m", models.llada, "--gen-length", 2, "--methods", "random,cat", "--json", "-k", 1)
+    first, second = map(json.loads, outcome.stdout.splitlines())
     assert first["seed"] == second["seed"]
     assert first["mean_cosine"] is None
 
 
 def test_bad_options(fails, models):
     for options, expected in (
-        (("--methods", "random,d5p4", "--alpha", 3), "--alpha: only diverse-beam has it"),
-        (("--methods", "random", "--solver", "exact"), "--solver: only d5p4"),
+        (("--methods", "random,d5p4", "--alpha", 3), "--alpha: it is a parameter of diverse-beam"),
+        (("--methods", "random", "--solver", "exact"), "--solver: it is a parameter of d5p4"),
         (("--methods", "random,best"), "method='best' is not a method"),
         (("--methods", ","), "names no method"),
         (("--methods", "cat,cat"), "twice"),

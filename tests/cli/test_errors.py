@@ -5,11 +5,11 @@ BAD = [
     (("--method", "best"), "--method='best' is not a method; did you mean best-of-n?"),
     (("-k", 0), "k=0"),
     (("-w", 0), "w=0"),
-    (("--alpha", 2), "--alpha: only diverse-beam has it"),
+    (("--alpha", 2), "--alpha: it is a parameter of diverse-beam"),
     (("--temperature", "nan"), "temperature=nan"),
-    (("--method", "random", "--solver", "exact"), "no solver"),
-    (("--guidance-window", "12"), "guidance_window='12'"),
-    (("--select-window", "4:2"), "select_window=(4, 2)"),
+    (("--method", "random", "--solver", "exact"), "--solver: it is a parameter of d5p4"),
+    (("--guidance-window", "12"), "--guidance-window='12'"),
+    (("--select-window", "4:2"), "--select-window='4:2'"),
     (("--gen-length", 500), "500 more"),
     (("--num-return-sequences", 2, "-k", 2), "the same setting"),
     (("--device", "toaster"), "device='toaster'"),
@@ -54,14 +54,14 @@ def test_interrupt(cli, models, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(d5p4, "generate", interrupted)
-    found = cli("generate", "two", "-m", models.llada)
-    assert (found.exit_code, found.stdout, found.stderr) == (130, "", "stopped\n")
+    outcome = cli("generate", "two", "-m", models.llada)
+    assert (outcome.exit_code, outcome.stdout, outcome.stderr) == (130, "", "stopped\n")
 
 
 def test_usage_errors(cli):
     for arguments in (("generate", "two"), ("compare",), ("nothing",), ("generate", "-m", "x", "-k", "two")):
-        found = cli(*arguments)
-        assert found.exit_code == 2 and found.stdout == "" and "Traceback" not in found.stderr
+        outcome = cli(*arguments)
+        assert outcome.exit_code == 2 and outcome.stdout == "" and "Traceback" not in outcome.stderr
 
 
 def test_processes_of_their_own(processes, models):

@@ -8,44 +8,44 @@ import d5p4
 SMALL = ("--gen-length", 6, "--seed", 5)
 
 
-def records(found):
-    assert found.exit_code == 0, (found.output, found.exception)
-    lines = found.stdout.splitlines()
+def records(outcome):
+    assert outcome.exit_code == 0, (outcome.output, outcome.exception)
+    lines = outcome.stdout.splitlines()
     return [json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON")) for line in lines]
 
 
 def test_json_is_what_the_library_returns(cli, models):
     options = ("-k", 3, "-w", 2, "--beta", 5, "--quality", "logprob", "--select-window", "0:4", "--logprobs", "--json")
-    [found] = records(cli("generate", "two plus two", "-m", models.llada, *SMALL, *options))
+    [outcome] = records(cli("generate", "two plus two", "-m", models.llada, *SMALL, *options))
     model = d5p4.load(models.llada)
     result = d5p4.generate(
         model, "two plus two", k=3, w=2, beta=5.0, quality="logprob", select_window=(0, 4), gen_length=6, seed=5,
         logprobs=True,
     )  # fmt: skip
-    assert found["answers"] == result.texts[0]
-    assert found["tokens"] == result.answers[0]
-    assert found["logprobs"] == result.logprobs[0] and found["reveal_step"] == result.reveal_step[0]
-    assert found["score"] == result.score[0].tolist() and found["score_kind"] == result.score_kind
-    assert found["rows"] == result.rows[0] and found["rows_nominal"] == result.rows_nominal[0]
-    assert (found["method"], found["seed"], found["prompt"]) == ("d5p4", 5, "two plus two")
-    assert found["settings"] == json.loads(json.dumps(result.settings.to_dict()))
+    assert outcome["answers"] == result.texts[0]
+    assert outcome["tokens"] == result.answers[0]
+    assert outcome["logprobs"] == result.logprobs[0] and outcome["reveal_step"] == result.reveal_step[0]
+    assert outcome["score"] == result.score[0].tolist() and outcome["score_kind"] == result.score_kind
+    assert outcome["rows"] == result.rows[0] and outcome["rows_nominal"] == result.rows_nominal[0]
+    assert (outcome["method"], outcome["seed"], outcome["prompt"]) == ("d5p4", 5, "two plus two")
+    assert outcome["settings"] == json.loads(json.dumps(result.settings.to_dict()))
     cosine = result.similarity[0].clone().fill_diagonal_(-math.inf)
-    assert found["distance"] == pytest.approx((1 - cosine.amax(-1)).tolist())
-    assert "id" not in found
+    assert outcome["distance"] == pytest.approx((1 - cosine.amax(-1)).tolist())
+    assert "id" not in outcome
 
 
 def test_table(cli, models):
-    found = cli("generate", "two plus two", "-m", models.llada, *SMALL)
-    assert found.exit_code == 0
-    heading, columns, *_ = found.stdout.splitlines()
+    outcome = cli("generate", "two plus two", "-m", models.llada, *SMALL)
+    assert outcome.exit_code == 0
+    heading, columns, *_ = outcome.stdout.splitlines()
     assert heading == "two plus two" and columns.split() == ["#", "score", "distance", "answer"]
-    assert "of 4 distinct" in found.stdout and "forward steps" in found.stdout and "seed 5" in found.stdout
+    assert "of 4 distinct" in outcome.stdout and "forward steps" in outcome.stdout and "seed 5" in outcome.stdout
 
 
 def test_unconditional_and_a_single_answer(cli, models):
-    found = records(cli("generate", "-m", models.mdlm, "--gen-length", 4, "--sets", 2, "-k", 1, "--seed", 1, "--json"))
-    assert [entry["prompt"] for entry in found] == [None, None]
-    assert [entry["distance"] for entry in found] == [[None], [None]]
+    outcome = records(cli("generate", "-m", models.mdlm, "--gen-length", 4, "--sets", 2, "-k", 1, "--seed", 1, "--json"))
+    assert [entry["prompt"] for entry in outcome] == [None, None]
+    assert [entry["distance"] for entry in outcome] == [[None], [None]]
     shown = cli("generate", "-m", models.mdlm, "--gen-length", 4, "--sets", 2, "-k", 2, "--seed", 1)
     assert "unconditional" in shown.stdout and "2 sets" in shown.stdout
 
@@ -59,10 +59,10 @@ def test_prompt_from_standard_input(cli, models):
 
 def test_file_with_ids_names_the_random_streams(cli, models, write):
     path = write("p.jsonl", '{"id": "a", "prompt": "two"}', "", '{"id": 7, "prompt": "two", "level": 3}')
-    found = records(cli("generate", "--file", path, "-m", models.llada, *SMALL, "--json"))
+    outcome = records(cli("generate", "--file", path, "-m", models.llada, *SMALL, "--json"))
     result = d5p4.generate(d5p4.load(models.llada), ["two", "two"], keys=["a", 7], gen_length=6, seed=5)
-    assert [entry["id"] for entry in found] == ["a", 7]
-    assert [entry["answers"] for entry in found] == result.texts
+    assert [entry["id"] for entry in outcome] == ["a", 7]
+    assert [entry["answers"] for entry in outcome] == result.texts
     shown = cli("generate", "--file", path, "-m", models.llada, *SMALL)
     assert "a  two" in shown.stdout and "7  two" in shown.stdout and "2 prompts" in shown.stdout
 
@@ -70,17 +70,17 @@ def test_file_with_ids_names_the_random_streams(cli, models, write):
 def test_file_with_messages_and_model_defaults(cli, models, write):
     messages = [{"role": "user", "content": "two"}]
     path = write("p.jsonl", json.dumps({"messages": messages}))
-    [found] = records(cli("generate", "-f", path, "-m", models.chat, *SMALL, "--json"))
-    assert found["prompt"] == messages and len(found["answers"]) == 3
-    assert found["settings"]["temperature"] == 0.8
+    [outcome] = records(cli("generate", "-f", path, "-m", models.chat, *SMALL, "--json"))
+    assert outcome["prompt"] == messages and len(outcome["answers"]) == 3
+    assert outcome["settings"]["temperature"] == 0.8
     assert "two" in cli("generate", "-f", path, "-m", models.chat, *SMALL).stdout
 
 
 def test_duplicates_are_one_line_and_infinities_null(cli, models):
     arguments = ("generate", "two", "-m", models.llada, "--gen-length", 2, "--temperature", 0.01, "--seed", 1)
-    found = cli(*arguments, "--json")
-    assert records(found)[0]["logdet"] is None
-    assert found.stderr.startswith("note: ") and found.stderr.count("\n") == 1 and "--distinct" in found.stderr
+    outcome = cli(*arguments, "--json")
+    assert records(outcome)[0]["logdet"] is None
+    assert outcome.stderr.startswith("note: ") and outcome.stderr.count("\n") == 1 and "--distinct" in outcome.stderr
     assert cli(*arguments, "--json", "--quiet").stderr == ""
 
 
@@ -93,7 +93,7 @@ def test_aliases(cli, models):
 
 def test_flags_reach_the_settings(cli, models):
     flags = ("--method", "e-smc", "--incremental", "--ess", 0.5, "--interval", 2, "--distinct", "--no-chat")
-    [found] = records(cli("generate", "two", "-m", models.chat, *SMALL, *flags, "--json"))
-    own = found["settings"]["params"]
+    [outcome] = records(cli("generate", "two", "-m", models.chat, *SMALL, *flags, "--json"))
+    own = outcome["settings"]["params"]
     assert (own["incremental"], own["ess"], own["interval"]) == (True, 0.5, 2)
-    assert found["settings"]["distinct"] is True and found["settings"]["chat"] is False
+    assert outcome["settings"]["distinct"] is True and outcome["settings"]["chat"] is False

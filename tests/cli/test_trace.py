@@ -12,8 +12,8 @@ ARGUMENTS = ("--gen-length", 6, "--seed", 5, "-k", 2, "-w", 2)
 def test_a_json_file_holds_what_the_library_gives(cli, models, tmp_path):
     file = tmp_path / "trace.json"
     options = ("--methods", "independent, d5p4", "--beta", 7)
-    found = cli("trace", "two plus two", "-m", models.llada, *ARGUMENTS, *options, "-o", file)
-    assert found.exit_code == 0, found.output
+    outcome = cli("trace", "two plus two", "-m", models.llada, *ARGUMENTS, *options, "-o", file)
+    assert outcome.exit_code == 0, outcome.output
     written = json.loads(file.read_text(encoding="utf-8"))
     model = d5p4.load(models.llada)
     one = view.trace(model, "two plus two", method="independent", k=2, w=2, gen_length=6, seed=5)
@@ -21,14 +21,14 @@ def test_a_json_file_holds_what_the_library_gives(cli, models, tmp_path):
     for trace in (*written["traces"], one, two):
         del trace["seconds"]
     assert written == {"format": view.FORMAT, "traces": [one, two]}
-    assert "seed 5" in found.stdout and "trace.json" in found.stdout.replace("\n", "")
+    assert "seed 5" in outcome.stdout and "trace.json" in outcome.stdout.replace("\n", "")
 
 
 def test_a_page(cli, models, tmp_path):
     file = tmp_path / "trace.html"
     file.write_text("old")
-    found = cli("trace", "-m", models.mdlm, "--gen-length", 6, "-k", 2, "-w", 2, "--methods", "cat", "-o", file, "-q")
-    assert (found.exit_code, found.stdout) == (0, ""), found.output
+    outcome = cli("trace", "-m", models.mdlm, "--gen-length", 6, "-k", 2, "-w", 2, "--methods", "cat", "-o", file, "-q")
+    assert (outcome.exit_code, outcome.stdout) == (0, ""), outcome.output
     text = file.read_text(encoding="utf-8")
     assert text.startswith("<!doctype html>") and '"format":"d5p4-trace/1"' in text
     assert [path.name for path in tmp_path.iterdir()] == ["trace.html"]
@@ -63,5 +63,5 @@ def test_a_place_that_refuses(fails, models, tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "open", refuse)
-    said = fails("trace", "two", "-m", "no/model", "-o", tmp_path / "trace.html")
-    assert "trace.html cannot be written: Permission denied" in said
+    printed = fails("trace", "two", "-m", "no/model", "-o", tmp_path / "trace.html")
+    assert "trace.html cannot be written: Permission denied" in printed

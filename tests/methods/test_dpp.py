@@ -52,8 +52,8 @@ def test_beta_to_zero_is_greedy_beam(solver: str) -> None:
     view = pool(*inputs(10, 4, 3, 1))
     greedy = GreedyBeam()(view, 4, keys(10)).parents
     for kernel, beta in itertools.product(("additive", "multiplicative"), (0.0, 1e-7)):
-        found = PartitionDPP(beta, kernel, solver)(view, 4, keys(10)).parents  # type: ignore[arg-type]
-        assert torch.equal(found, greedy), (kernel, beta)
+        picked = PartitionDPP(beta, kernel, solver)(view, 4, keys(10)).parents  # type: ignore[arg-type]
+        assert torch.equal(picked, greedy), (kernel, beta)
 
 
 def test_beta_to_zero_without_groups_is_the_top_k() -> None:
@@ -61,8 +61,8 @@ def test_beta_to_zero_without_groups_is_the_top_k() -> None:
     view = pool(quality, similarity, tie)
     top = quality.topk(4).indices.sort(-1).values
     for kernel, beta in itertools.product(("additive", "multiplicative"), (0.0, 1e-7)):
-        found = PartitionDPP(beta, kernel, partition=False)(view, 4, keys(40)).parents  # type: ignore[arg-type]
-        assert torch.equal(found, top), (kernel, beta)
+        picked = PartitionDPP(beta, kernel, partition=False)(view, 4, keys(40)).parents  # type: ignore[arg-type]
+        assert torch.equal(picked, top), (kernel, beta)
 
 
 def test_zero_beta_asks_for_no_similarity() -> None:
@@ -91,8 +91,8 @@ def test_edges_of_k_and_w() -> None:
     for solver in SOLVERS:
         select = PartitionDPP(3.0, solver=solver)  # type: ignore[arg-type]
         assert select(one_child, 5, keys(6)).parents.tolist() == [list(range(5))] * 6, solver
-        found = select(pool(quality, similarity, tie), 1, keys(6)).parents
-        assert torch.equal(found, quality.argmax(-1, keepdim=True)), solver
+        picked = select(pool(quality, similarity, tie), 1, keys(6)).parents
+        assert torch.equal(picked, quality.argmax(-1, keepdim=True)), solver
 
 
 def test_solvers_are_ordered_by_strength() -> None:
@@ -121,5 +121,5 @@ def test_all_rows_alike_is_solved_exactly_at_any_size() -> None:
     """The pool of the first step: no determinant, no quality; branch and bound must not enumerate 10^6 equal sets."""
     _, _, tie = inputs(2, 6, 12, 0)
     view = pool(torch.zeros(2, 72).double(), torch.ones(2, 72, 72).double(), tie)
-    found = PartitionDPP(10.0, solver="exact")(view, 6, keys(2)).parents
-    assert torch.equal(found, tie.view(2, 6, 12).argmin(-1) + torch.arange(6) * 12)
+    picked = PartitionDPP(10.0, solver="exact")(view, 6, keys(2)).parents
+    assert torch.equal(picked, tie.view(2, 6, 12).argmin(-1) + torch.arange(6) * 12)

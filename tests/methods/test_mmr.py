@@ -55,8 +55,8 @@ def test_without_penalty_it_is_greedy_beam() -> None:
     view = pool(*inputs(30, 4, 3, 3))
     greedy = GreedyBeam()(view, 4, keys(30)).parents
     for form, starts in itertools.product(("mean", "max"), ("one", "k", "n")):
-        found = MMR(0.0, form, starts)(view, 4, keys(30)).parents  # type: ignore[arg-type]
-        assert torch.equal(found, greedy), (form, starts)
+        picked = MMR(0.0, form, starts)(view, 4, keys(30)).parents  # type: ignore[arg-type]
+        assert torch.equal(picked, greedy), (form, starts)
 
 
 def test_broken_similarity_and_quality_still_give_a_transversal() -> None:

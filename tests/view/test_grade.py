@@ -33,7 +33,7 @@ def test_what_is_no_puzzle_is_not_graded(model):
 
 
 def test_a_trace_says_what_is_right(model):
-    found = trace(model, "3,5,7:22", k=2, w=2, gen_length=24, steps=6, seed=1, distinct=True)
-    right = [answer["right"] for answer in found["answers"]]
-    assert right == grade(model, "3,5,7:22", [answer["text"] for answer in found["answers"]])
-    assert found["right"] == count_right(model, [answer["text"] for answer in found["answers"]], right)
+    traced = trace(model, "3,5,7:22", k=2, w=2, gen_length=24, steps=6, seed=1, distinct=True)
+    right = [answer["right"] for answer in traced["answers"]]
+    assert right == grade(model, "3,5,7:22", [answer["text"] for answer in traced["answers"]])
+    assert traced["right"] == count_right(model, [answer["text"] for answer in traced["answers"]], right)

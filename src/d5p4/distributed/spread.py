@@ -59,7 +59,11 @@ class SpreadBeams(Beams):
         return everybody.tensor_split(self.size, 1)[self.rank]
 
     def gather(self, rows: Tensor) -> Tensor:
-        return torch.cat(self._all_gather(rows, "rows"), 1)
+        moved, group = self._ready(rows)
+        parts = [torch.empty_like(moved) for _ in range(self.size)]
+        with self._exchange("rows", moved, share=self.size - 1):
+            dist.all_gather(parts, moved, group)
+        return torch.cat(parts, 1).to(rows.device)
 
     def alike(self, values: Tensor, row_hash: Tensor) -> Tensor:
         return values.gather(1, first_equal(row_hash))
@@ -146,13 +150,6 @@ class SpreadBeams(Beams):
         shared = error if rank == self.rank and error is not None else failure.revive(self.ranks[rank])
         setattr(shared, KNOWN, True)
         raise shared from (None if shared is error else error)
-
-    def _all_gather(self, x: Tensor, what: str) -> list[Tensor]:
-        moved, group = self._ready(x)
-        parts = [torch.empty_like(moved) for _ in range(self.size)]
-        with self._exchange(what, moved, share=self.size - 1):
-            dist.all_gather(parts, moved, group)
-        return [part.to(x.device) for part in parts]
 
     def _all_reduce(self, x: Tensor, what: str) -> Tensor:
         moved, group = self._ready(x)

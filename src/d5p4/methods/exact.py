@@ -66,8 +66,8 @@ def branch_and_bound(
     """
     problem = prepare(kernel, k, log_gain, quality, tie)
     start = solve(problem)
-    found = [_one_prompt(problem.part(p, p + 1), start[p : p + 1], limit) for p in range(start.shape[0])]
-    return problem.restore(torch.cat(found)) if found else start
+    sets = [_one_prompt(problem.part(p, p + 1), start[p : p + 1], limit) for p in range(start.shape[0])]
+    return problem.restore(torch.cat(sets)) if sets else start
 
 
 def _one_prompt(problem: Problem, start: Tensor, limit: int) -> Tensor:

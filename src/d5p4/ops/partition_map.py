@@ -48,11 +48,13 @@ def partition_map(
     if starts not in ("one", "k", "n"):
         raise ValueError(f'starts must be "one", "k" or "n", got {starts!r}')
     kernel, k, log_gain, quality, tie = check(kernel, k, log_gain, quality, tie, partition)
-    if partition and kernels.usable(kernel, kernel.shape[1]) and _memory_holds(kernel.shape[1], k, starts):
+    size = kernel.shape[1]
+    rows = {"one": 1, "k": k, "n": size}[starts] * k  # of a problem, kept in memory by the kernel
+    if partition and kernels.usable(kernel, size) and k <= kernels.MOST_GROUPS and rows * size <= 1 << 28:
         from .kernels.partition_map import partition_map as launch
 
         worth = kernel.diagonal(dim1=-2, dim2=-1).log() if quality is None else quality
-        ties = torch.arange(kernel.shape[1], device=kernel.device).expand(kernel.shape[:2]) if tie is None else tie
+        ties = torch.arange(size, device=kernel.device).expand(kernel.shape[:2]) if tie is None else tie
         return launch(kernel.detach(), k, log_gain, worth, ties, starts, local_search)
     problem = prepare(kernel, k, log_gain, quality, tie, partition=partition)
     return problem.restore(solve(problem, starts, local_search))
@@ -60,12 +62,6 @@ def partition_map(
 
 map_inference = partial(partition_map, partition=False)
 """`partition_map` over all sets of k items."""
-
-
-def _memory_holds(size: int, k: int, starts: Starts) -> bool:
-    """Whether a kernel's program can hold k groups, and the memory the rows of all starts of one problem."""
-    count = {"one": 1, "k": k, "n": size}[starts]
-    return k <= kernels.MOST_GROUPS and count * k * size <= 1 << 28
 
 
 def solve(problem: Problem, starts: Starts = "k", local_search: bool = True) -> Tensor:

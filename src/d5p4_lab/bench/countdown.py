@@ -1,13 +1,13 @@
-"""How many held-out countdown problems each method solves with k = 4 answers, and how many different right answers.
+"""How many held-out countdown problems a method solves with k = 4 answers, and with how many different right answers.
 
     python -m d5p4_lab bench countdown --model countdown --device cuda
     python -m d5p4_lab bench countdown --table
 
-A method's knob is swept on problems of their own (`--tune` of them, one seed); the value with the best pass@4 goes to
-the test problems. Independent sampling, best-of-16 and greedy-beam have no knob besides the temperature, which is 1 for
-all. pass@1 is the mean over the k answers; "first answer" is the one with the best score. The JSON file is written
-after every run, and runs it already holds are not repeated: a killed benchmark goes on where it was. `--table` prints
-the Markdown tables from that file alone.
+A method's parameter (its "knob") is tuned on `--tune` separate problems with one seed. The value with the best pass@4
+is then tested on the test problems. Independent sampling, best-of-16 and greedy-beam have no knob except the
+temperature, which is 1 for all methods. pass@1 is the mean over the k answers; "first answer" is the one with the best
+score. The JSON file is written after every run, and finished runs are not repeated, so a killed benchmark continues.
+`--table` only prints the Markdown tables of that file.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from d5p4.models.load import find
 from ..provenance import about
 from ..statistics import Interval, interval, relative_cut
 from ..timing import wall
-from . import RESULTS, Row, Tables, generate, half_width, make_parser, markdown, read, write
+from . import RESULTS, Row, Tables, generate, half_width, make_parser, markdown, read, table_of, write
 
 K, W = 4, 4
 BETAS = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 TEST_SEED, TUNE_SEED = 0, 1  # of the problems
-TESTED = 1000  # the most test problems; sweeps keep away from all of them
+TESTED = 1000  # the largest number of test problems; sweeps use none of these
 GUIDANCE = (1.5, 2.0)
-TOKENS = 1 << 17  # a forward on a GPU; `generate` takes as many prompts at once as eight of them hold
+TOKENS = 1 << 17  # per forward on a GPU; one call of `generate` decodes as many prompts as fit into eight of them
 
 
 @dataclass(frozen=True)
 class Method:
-    """A method as it is compared: options of `d5p4.generate`, and the knob to sweep if it has one."""
+    """A method in the comparison: its options of `d5p4.generate`, and the knob to tune if it has one."""
 
     name: str
     options: Mapping[str, Any]
@@ -64,7 +64,7 @@ METHODS = (
     Method("best-of-16, no repeats", {"method": "best-of-n", "rank": "entropy", "repeats": False}, main=False),
     Method("independent, distinct", {"method": "independent", "distinct": True}, main=False),
     Method("greedy-beam, distinct", {"method": "greedy-beam", "distinct": True}, main=False),
-    # e^(Q/beta): a small beta asks for quality, and from 100 on there is only diversity
+    # e^(Q/beta): a small beta favours quality; from 100 on only diversity counts
     Method("d5p4x", {"method": "d5p4x"}, "beta", (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0), main=False),
 )
 
@@ -78,24 +78,28 @@ class Run:
     numbers: int
     problems: int
     seed: int
-    value: float | None = None  # of the knob
+    value: float | None = None  # the knob's value
     guidance: float = 1.0
 
     def identity(self) -> dict[str, Any]:
-        """What the run is called in the file."""
+        """The entries that identify the run in the results file."""
         return {
-            "role": self.role, "method": self.method.name, "numbers": self.numbers, "problems": self.problems,
-            "seed": self.seed, "knob": self.method.knob, "value": self.value, "guidance": self.guidance,
-        }  # fmt: skip
+            "role": self.role,
+            "method": self.method.name,
+            "numbers": self.numbers,
+            "problems": self.problems,
+            "seed": self.seed,
+            "knob": self.method.knob,
+            "value": self.value,
+            "guidance": self.guidance,
+        }
 
     def options(self) -> dict[str, Any]:
-        """Keyword arguments of `d5p4.generate`: one token a step."""
+        """Keyword arguments of `d5p4.generate`: one token per step."""
         window = WINDOW[self.numbers]
-        fixed: dict[str, Any] = dict(
-            k=K, w=W, gen_length=window, steps=window, block_length=window, temperature=1.0, order="confidence",
-            distinct=False, guidance=self.guidance,
-        )  # fmt: skip
-        return fixed | dict(self.method.options) | ({self.method.knob: self.value} if self.method.knob else {})
+        common: dict[str, Any] = dict(k=K, w=W, gen_length=window, steps=window, block_length=window)
+        common |= dict(temperature=1.0, order="confidence", distinct=False, guidance=self.guidance)
+        return common | dict(self.method.options) | ({self.method.knob: self.value} if self.method.knob else {})
 
     def __str__(self) -> str:
         knob = "" if self.method.knob is None else f", {self.method.knob} {self.value:g}"
@@ -105,7 +109,7 @@ class Run:
 
 @cache
 def cases(role: str, count: int, numbers: int) -> list[Problem]:
-    """The problems of a run; those to tune on are never among the first TESTED test problems."""
+    """The problems of a run. The problems for tuning are never among the first TESTED test problems."""
     if role == "test":
         return problems(count, numbers, TEST_SEED)
 
@@ -118,14 +122,14 @@ def cases(role: str, count: int, numbers: int) -> list[Problem]:
 
 @dataclass
 class Record:
-    """What a run left: one character a problem in each text, so that the file stays small."""
+    """The results of a run. `right` and `distinct` have one character per problem, which keeps the file small."""
 
     run: dict[str, Any]  # Run.identity
-    settings: dict[str, Any]  # resolved settings that are not the library's defaults
-    session: int  # which entry of the file's `sessions` ran it
+    settings: dict[str, Any]  # the settings that differ from the library's defaults
+    session: int  # index into the file's `sessions`
     right: str  # hexadecimal digit: bit i is set when answer i is right
-    distinct: str  # letter 5 t + f of a..y: t different right texts, f of them when operand and step order do not count
-    rows: float  # rows run, a problem and step
+    distinct: str  # letter number 5 t + f of a..y: t different right texts, f different canonical forms of them
+    rows: float  # rows through the model, per problem and step
     rows_nominal: float
     seconds: float
 
@@ -135,7 +139,7 @@ class Record:
         return (digits[:, None] >> np.arange(K) & 1).astype(bool)
 
     def solved(self, n: int) -> np.ndarray:
-        """pass@n of each problem [P]."""
+        """pass@n per problem [P]."""
         return pass_at(self.right_answers(), n)
 
     def first(self) -> np.ndarray:
@@ -143,7 +147,7 @@ class Record:
         return self.right_answers()[:, 0].astype(float)
 
     def different(self, canonical: bool) -> np.ndarray:
-        """Different right answers of each problem [P]."""
+        """Different right answers per problem [P]."""
         letters = np.array([ord(letter) - ord("a") for letter in self.distinct])
         return letters % (K + 1) if canonical else letters // (K + 1)
 
@@ -154,18 +158,18 @@ class Book:
 
     path: Path
     model: str = ""
-    weights: str = ""  # sha256 of the weight files, one after another
+    weights: str = ""  # sha256 of all weight files, concatenated
     sessions: list[dict[str, str]] = field(default_factory=list)
     records: list[Record] = field(default_factory=list)
 
     @staticmethod
     def open(path: Path) -> Book:
-        held = read(path)
-        if not held:
+        results = read(path)
+        if not results:
             return Book(path)
         try:
-            records = [Record(**record) for record in held["records"]]
-            return Book(path, held["model"], held["weights"], held["sessions"], records)
+            records = [Record(**record) for record in results["records"]]
+            return Book(path, results["model"], results["weights"], results["sessions"], records)
         except (KeyError, TypeError) as reason:
             raise d5p4.D5P4Error(f"{path} is not a results file of this benchmark ({reason})") from reason
 
@@ -174,26 +178,29 @@ class Book:
         return next((record for record in self.records if record.run == wanted), None)
 
     def write(self) -> None:
-        held = {
-            "model": self.model, "weights": self.weights, "sessions": self.sessions, "summary": summary(self.records),
+        results = {
+            "model": self.model,
+            "weights": self.weights,
+            "sessions": self.sessions,
+            "summary": summary(self.records),
             "records": [asdict(record) for record in self.records],
-        }  # fmt: skip
-        lines = ",\n".join(f'"{name}": {_one_a_line(value)}' for name, value in held.items())
+        }
+        lines = ",\n".join(f'"{name}": {_one_per_line(value)}' for name, value in results.items())
         write(self.path, f"{{\n{lines}\n}}\n")
 
     def best(self, method: Method, numbers: int, count: int) -> float | None:
-        """The knob's value with the best pass@4 in a sweep that is complete; the smallest among equals."""
+        """The knob's value with the best pass@4 of a complete sweep; the smallest of equally good ones."""
         if method.knob is None:
             return None
-        found = [self.find(run) for run in sweep(method, numbers, count)]
-        scores = {record.run["value"]: record.solved(K).mean() for record in found if record is not None}
+        records = [self.find(run) for run in sweep(method, numbers, count)]
+        scores = {record.run["value"]: record.solved(K).mean() for record in records if record is not None}
         if len(scores) < len(method.values):
             raise d5p4.D5P4Error(f"the sweep of {method.name} at {numbers} numbers is not complete")
         return max(sorted(scores), key=scores.__getitem__)
 
 
-def _one_a_line(value: Any) -> str:
-    """JSON in which a list has an entry a line."""
+def _one_per_line(value: Any) -> str:
+    """JSON with one line per entry of a list."""
     entries = [json.dumps(entry) for entry in value] if isinstance(value, list) else []
     return "[\n" + ",\n".join(entries) + "\n]" if entries else json.dumps(value)
 
@@ -207,7 +214,7 @@ def plan(
 ) -> Iterator[Run]:
     """Runs in order of importance: each method's sweep before its test, guidance and controls last.
 
-    A sweep's result is read from the book when the test begins, so runs must be carried out as they come.
+    The test of a method reads its sweep's results from the book, so each run must be done before the next is asked for.
     """
 
     def tests(method: Method, n: int, guidance: float = 1.0) -> Iterator[Run]:
@@ -231,40 +238,41 @@ def plan(
 
 
 def resolved(run: Run, model: d5p4.Model) -> dict[str, Any]:
-    """The settings of a run, the model's own defaults among them, that are not the library's."""
-    plain, settings = d5p4.Settings().to_dict(), d5p4.Settings.make(model, **run.options()).to_dict()
-    return {name: value for name, value in settings.items() if value != plain[name]}
+    """The settings of a run, with the model's own defaults, that differ from the library's defaults."""
+    defaults, settings = d5p4.Settings().to_dict(), d5p4.Settings.make(model, **run.options()).to_dict()
+    # The committed results do not name the solver, and they were made with the default one.
+    params = {name: value for name, value in settings["params"].items() if (name, value) != ("solver", "local-search")}
+    return {name: value for name, value in (settings | {"params": params}).items() if value != defaults[name]}
 
 
-def judge(asked: Sequence[Problem], texts: Sequence[Sequence[str]]) -> tuple[str, str]:
-    """`right` and `distinct` of a record, from the k answers [P][k] to each problem."""
+def judge(puzzles: Sequence[Problem], texts: Sequence[Sequence[str]]) -> tuple[str, str]:
+    """`right` and `distinct` of a record, from the answers [P][k]."""
     right, distinct = "", ""
-    for problem, answers in zip(asked, texts, strict=True):
+    for problem, answers in zip(puzzles, texts, strict=True):
         marks = [is_right(problem, answer) for answer in answers]
-        found = {answer for answer, mark in zip(answers, marks, strict=True) if mark}
+        right_texts = {answer for answer, mark in zip(answers, marks, strict=True) if mark}
         right += f"{sum(mark << i for i, mark in enumerate(marks)):x}"
-        distinct += chr(ord("a") + (K + 1) * len(found) + len(set(map(canonical, found))))
+        distinct += chr(ord("a") + (K + 1) * len(right_texts) + len(set(map(canonical, right_texts))))
     return right, distinct
 
 
 def carry_out(run: Run, model: d5p4.Model, tokens: int, session: int) -> Record:
-    asked = cases(run.role, run.problems, run.numbers)
-    prompts = [problem.prompt for problem in asked]
+    puzzles = cases(run.role, run.problems, run.numbers)
+    prompts = [problem.prompt for problem in puzzles]
     decode = partial(generate, model, prompts, seed=run.seed, max_tokens_per_forward=tokens, **run.options())
     result, seconds = wall(decode, model.head.weight.device)
-    share = len(asked) * WINDOW[run.numbers]
-    rows, nominal = int(result.rows.sum()) / share, int(result.rows_nominal.sum()) / share
-    return Record(
-        run.identity(), resolved(run, model), session, *judge(asked, result.texts),
-        round(rows, 3), round(nominal, 3), round(seconds, 2),
-    )  # fmt: skip
+    right, distinct = judge(puzzles, result.texts)
+    steps = len(puzzles) * WINDOW[run.numbers]
+    rows, nominal = (round(int(count.sum()) / steps, 3) for count in (result.rows, result.rows_nominal))
+    settings = resolved(run, model)
+    return Record(run.identity(), settings, session, right, distinct, rows, nominal, round(seconds, 2))
 
 
 def forecast(run: Run, book: Book, session: int) -> float:
-    """Seconds a run will take, judged by this session's slowest of the same method, or twice the slowest of all."""
+    """Seconds a run will take: as the slowest run of its method in this session, or twice the slowest of all."""
 
     def cost(run: Mapping[str, Any]) -> int:
-        return run["problems"] * WINDOW[run["numbers"]] ** 2  # steps, and tokens of a row
+        return run["problems"] * WINDOW[run["numbers"]] ** 2  # steps times tokens per row
 
     wanted = run.identity()
     mine = [record for record in book.records if record.session == session]
@@ -275,12 +283,12 @@ def forecast(run: Run, book: Book, session: int) -> float:
 
 @cache
 def _cut(base: bytes, other: bytes) -> Interval:
-    """`relative_cut` of float64 [P]; its bootstrap would otherwise be done again at every writing of the file."""
+    """`relative_cut` of float64 [P], cached: its bootstrap would be repeated at every write of the file."""
     return relative_cut(np.frombuffer(base), np.frombuffer(other))
 
 
 def summary(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """The figures of every method tested, seeds together: [mean, low, high] of a 95 % interval over problems."""
+    """The figures of every tested method over all its seeds: [mean, low, high] of a 95 % interval over problems."""
     groups: dict[tuple[Any, ...], list[Record]] = {}
     for record in records:
         run = record.run
@@ -299,18 +307,12 @@ def summary(records: Sequence[Record]) -> list[dict[str, Any]]:
             before = np.stack([r.solved(K) for r in base]).mean(0)
             if before.mean() < 1:
                 figures["unsolved_cut"] = _cut(before.tobytes(), solved[K].mean(0).tobytes())
-        rows.append(
-            {
-                "numbers": numbers, "method": name, "guidance": guidance, "knob": group[0].run["knob"],
-                "value": value, "problems": count, "seeds": len(group), "session": group[-1].session,
-            }
-            | {key: [round(float(x), 5) for x in figure] for key, figure in figures.items()}
-            | {
-                "rows": round(float(np.mean([r.rows for r in group])), 3),
-                "rows_nominal": round(float(np.mean([r.rows_nominal for r in group])), 3),
-                "seconds": round(float(np.mean([r.seconds for r in group])), 1),
-            }
-        )  # fmt: skip
+        row = {"numbers": numbers, "method": name, "guidance": guidance, "knob": group[0].run["knob"], "value": value}
+        row |= {"problems": count, "seeds": len(group), "session": group[-1].session}
+        row |= {key: [round(float(x), 5) for x in figure] for key, figure in figures.items()}
+        for name, digits in (("rows", 3), ("rows_nominal", 3), ("seconds", 1)):
+            row[name] = round(float(np.mean([getattr(r, name) for r in group])), digits)
+        rows.append(row)
     return rows
 
 
@@ -323,19 +325,23 @@ def results_table(rows: Sequence[Row], guided: bool = False) -> str:
         if row["seeds"] != rows[0]["seeds"] or row["problems"] != rows[0]["problems"]:
             name += f" [{row['problems']} problems, {row['seeds']} seeds]"
         cut = row.get("unsolved_cut")
-        cells.append([
-            name, half_width(row["first"], 1, 100), *(half_width(row[f"pass@{n}"], 1, 100) for n in (1, 2, 4)),
-            None if cut is None else f"{100 * cut[0]:.0f} [{100 * cut[1]:.0f}, {100 * cut[2]:.0f}]",
-            half_width(row["distinct_right"], 2), half_width(row["distinct_forms"], 2), f"{row['rows']:.2f}",
-            f"{row['rows_nominal']:g}",
-        ])  # fmt: skip
-    header = ["method", "first answer %", "pass@1 %", "pass@2 %", "pass@4 %", "unsolved at 4, cut %",
-              "different right", "canonical", "rows a step", "nominal"]  # fmt: skip
-    return markdown(header, cells)
+        cells.append(
+            {
+                "method": name,
+                "first answer %": half_width(row["first"], 1, 100),
+                **{f"pass@{n} %": half_width(row[f"pass@{n}"], 1, 100) for n in (1, 2, 4)},
+                "unsolved at 4, cut %": cut and f"{100 * cut[0]:.0f} [{100 * cut[1]:.0f}, {100 * cut[2]:.0f}]",
+                "different right": half_width(row["distinct_right"], 2),
+                "canonical": half_width(row["distinct_forms"], 2),
+                "rows per step": f"{row['rows']:.2f}",
+                "nominal": f"{row['rows_nominal']:g}",
+            }
+        )
+    return table_of(cells)
 
 
 def sweeps_table(records: Sequence[Record]) -> str:
-    """pass@4 by value of the knob, the best in bold."""
+    """pass@4 by the knob's value, the best in bold."""
     groups: dict[tuple[int, str, str], dict[float, float]] = {}
     for record in records:
         run = record.run
@@ -352,20 +358,20 @@ def sweeps_table(records: Sequence[Record]) -> str:
 
 
 def card_table(rows: Sequence[Row]) -> str:
-    """What the model's card says: one sample, four samples, four by d5p4 and with `distinct`."""
+    """The table of the model's card: one sample, four samples, four answers by d5p4 without and with `distinct`."""
     cells = []
     for numbers, word in ((4, "four"), (5, "five")):
         named = {row["method"]: row for row in rows if row["numbers"] == numbers and row["guidance"] == 1}
         ways = [named[name] for name in ("independent", "d5p4", "d5p4, distinct")]
         figures = [ways[0]["pass@1"], *(row["pass@4"] for row in ways)]
         cells.append([f"{word} numbers: solved", *(f"{half_width(figure, 1, 100)} %" for figure in figures)])
-        cells.append([f"{word} numbers: different right answers", "",
-                      *(half_width(row["distinct_right"], 2) for row in ways)])  # fmt: skip
+        different = [half_width(row["distinct_right"], 2) for row in ways]
+        cells.append([f"{word} numbers: different right answers", "", *different])
     return markdown(["", "one sample", "any of four samples", "any of four by d5p4", "and with `distinct`"], cells)
 
 
 def tables(book: Book) -> Tables:
-    """One table for each count of numbers, one for guidance, one for the sweeps, one for the model's card."""
+    """One table per count of numbers, and those of guidance, of the sweeps and of the model's card."""
     rows = summary(book.records)
     guided = {row["method"] for row in rows if row["guidance"] != 1}
     compared = [row for row in rows if row["numbers"] == 4 and row["method"] in guided]
@@ -380,7 +386,7 @@ def tables(book: Book) -> Tables:
 
 
 def report(book: Book) -> str:
-    """Markdown: where the figures come from, and the tables."""
+    """Markdown: the origin of the figures, and the tables."""
     parts = [f"Model {book.model}, sha256 {book.weights[:16]}…; k = {K}, w = {W}, temperature 1, confidence order."]
     parts += dict.fromkeys("{date}: {machine}, torch {torch}, {dtype}".format_map(s) for s in book.sessions)
     counts = {record.run["role"]: record.run["problems"] for record in book.records}
@@ -393,16 +399,16 @@ def report(book: Book) -> str:
 
 
 def weights_hash(folder: Path) -> str:
-    """sha256 of the weight files' bytes, as in files already written; `d5p4.provenance` joins a digest of each."""
+    """sha256 of the weight files, concatenated. Existing results have this one, not that of `d5p4.provenance`."""
     digest = hashlib.sha256()
     for file in sorted(folder.glob("*.safetensors")):
         digest.update(file.read_bytes())
     return digest.hexdigest()
 
 
-def _words(given: Sequence[str]) -> list[str]:
-    """The command without the place of its output, which says nothing about the figures."""
-    kept = [word for i, word in enumerate(given) if "--out" not in (word, *given[max(0, i - 1) : i])]
+def _words(arguments: Sequence[str]) -> list[str]:
+    """The command without --out, which has no effect on the figures."""
+    kept = [word for i, word in enumerate(arguments) if "--out" not in (word, *arguments[max(0, i - 1) : i])]
     return ["bench", "countdown", *(word for word in kept if not word.startswith("--out="))]
 
 
@@ -414,19 +420,23 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--tf32", action="store_true", help="let float32 products use a GPU's tf32")
     parser.add_argument("--problems", type=int, default=1000, help="test problems")
-    parser.add_argument("--tune", type=int, default=500, help="problems of a sweep")
+    parser.add_argument("--tune", type=int, default=500, help="problems for tuning")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--numbers", default="4,5", help="how many numbers a problem has, with commas between")
-    parser.add_argument("--methods", help=f"some of {'; '.join(m.name for m in METHODS)}, semicolons between (all)")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no run that would end later")
-    parser.add_argument("--tokens", type=int, default=None, help="tokens of one forward")
+    parser.add_argument("--numbers", default="4,5", help="numbers per problem, separated by commas")
+    parser.add_argument(
+        "--methods", help=f"separated by semicolons (default: all): {'; '.join(m.name for m in METHODS)}"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=float("inf"), help="start no run that would end after this many minutes"
+    )
+    parser.add_argument("--tokens", type=int, default=None, help="tokens per forward")
     parser.add_argument("--out", type=Path, default=RESULTS / "countdown.json")
     parser.add_argument("--table", action="store_true", help="only print the tables of --out")
     args = parser.parse_args(arguments)
     book = Book.open(args.out)
     if args.table:
         if not book.records:
-            raise d5p4.D5P4Error(f"{args.out} holds no results yet")
+            raise d5p4.D5P4Error(f"{args.out} has no results yet: run the benchmark without --table first")
         print(report(book))
         return
     try:
@@ -434,11 +444,12 @@ def main(arguments: Sequence[str]) -> None:
     except ValueError:
         numbers = []
     if not numbers or not set(numbers) <= set(WINDOW):
-        raise d5p4.D5P4Error(f"numbers={args.numbers!r} must be some of {', '.join(map(str, WINDOW))}, commas between")
+        raise d5p4.D5P4Error(
+            f"numbers={args.numbers!r} must be some of {', '.join(map(str, WINDOW))}, separated by commas"
+        )
     if not 2 <= args.problems <= TESTED or args.tune < 2 or args.seeds < 1:
         raise d5p4.D5P4Error(
-            f"{args.problems} problems, {args.tune} to tune on and {args.seeds} seeds: 2, 2 and 1 are the least, and "
-            f"{TESTED} problems the most"
+            f"problems={args.problems} must be 2 to {TESTED}, tune={args.tune} at least 2, seeds={args.seeds} positive"
         )
 
     named = {method.name: method for method in METHODS}
@@ -448,7 +459,7 @@ def main(arguments: Sequence[str]) -> None:
 
     digest = weights_hash(find(args.model))
     if book.weights not in ("", digest):
-        raise d5p4.D5P4Error(f"{args.out} holds figures of other weights ({book.weights[:16]}…); give another --out")
+        raise d5p4.D5P4Error(f"{args.out} has figures of other weights ({book.weights[:16]}…); give another --out")
     if args.tf32:
         torch.set_float32_matmul_precision("high")
     model = d5p4.load(args.model, args.device, args.dtype)
@@ -456,19 +467,19 @@ def main(arguments: Sequence[str]) -> None:
     dtype = f"{model.dtype}".removeprefix("torch.") + (" (tf32)" if args.tf32 else "")
     for earlier in book.sessions:
         if earlier["dtype"] != dtype:
-            raise d5p4.D5P4Error(f"{args.out} holds figures in {earlier['dtype']}, not {dtype}; give another --out")
+            raise d5p4.D5P4Error(f"{args.out} has figures in {earlier['dtype']}, not {dtype}; give another --out")
     tokens = args.tokens or (TOKENS if model.device.type == "cuda" else 1 << 14)
     session = len(book.sessions)
     book.sessions.append(about(model.device, _words(arguments)) | {"dtype": dtype})
-    for n in numbers:  # kernels are loaded before anything is timed
+    for n in numbers:  # load the kernels before anything is timed
         carry_out(Run("test", METHODS[0], n, 8, 0), model, tokens, session)
     print(f"{book.sessions[-1]['machine']}, torch {torch.__version__}, {dtype}", flush=True)
 
     for run in plan(book, [named[name] for name in names], numbers, args.problems, args.tune, args.seeds):
-        held = book.find(run)
-        if held is not None:
-            if held.settings != resolved(run, model):
-                raise d5p4.D5P4Error(f"{args.out} holds '{run}' with settings {held.settings}; give another --out")
+        finished = book.find(run)
+        if finished is not None:
+            if finished.settings != resolved(run, model):
+                raise d5p4.D5P4Error(f"{args.out} has '{run}' with settings {finished.settings}; give another --out")
             continue
         spent = time.perf_counter() - began
         if spent + forecast(run, book, session) > 60 * args.minutes:

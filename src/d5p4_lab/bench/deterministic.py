@@ -1,12 +1,12 @@
-"""What `deterministic=True` gives and costs in bf16: prompts with unchanged answers between batch sizes, rows/s.
+"""What `deterministic=True` changes in bf16: prompts with the same answers at all batch sizes, and rows per second.
 
     python -m d5p4_lab bench deterministic [--models countdown,llada-8b] [--device cpu --small] [--out FILE]
-    python -m d5p4_lab bench deterministic --table      the table again, from the JSON
+    python -m d5p4_lab bench deterministic --table      print the table of the last run
 
-The same prompts, keys and seed are decoded alone, a few at a time and all at once, without and with the option. A
-prompt is unchanged when its answers equal those of the largest batch; its bits are when scores and similarities do,
-too. llada-8b has that shape and random weights, its logits spread like a trained model's. Rows are the distinct ones
-that needed a forward; what fills forwards up counts only in the time.
+The same prompts, with the same keys and seed, are decoded one by one, a few at a time and all at once, without and with
+the option. A prompt is unchanged if its answers equal those of the largest batch; its bits are the same if scores and
+similarities are equal too. `llada-8b` has the shape of that model and random weights; its logits spread like those of a
+trained model. Rows are the distinct rows that needed a forward; padding of forwards costs time but is not counted.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from ..timing import wall
 from . import CHECKOUT, RESULTS, Row, chosen, generate, make_parser, markdown, read, write
 from .large_checkpoint import CONFIG, TINY, Counted, random_model
 
-SPREAD = 8.0  # standard deviation of the random model's logits; those of flat logits would change with any bit
+SPREAD = 8.0  # standard deviation of the random model's logits; if they were flat, any rounding would change answers
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model, its prompts, and how many of them go together."""
+    """A model, the number of its prompts, the batch sizes and the options."""
 
     model: str
     count: int
@@ -70,10 +70,10 @@ def decode(model: Any, prompts: Sequence[Any], numbers: Sequence[int], options: 
 
 
 def measure(model: Any, prompts: Sequence[Any], size: int, options: Mapping[str, Any]) -> Row:
-    """All prompts, `size` at a time: what came out of each, and how long it took."""
+    """Decode all prompts in batches of `size`: the time, the answers, scores and similarities."""
     parts = [range(start, min(start + size, len(prompts))) for start in range(0, len(prompts), size)]
-    decode(model, prompts, parts[0], {**options, "steps": 2})  # compiles what must be
-    counted = Counted(model, recordable=True)  # as in use; what is counted below has no replays
+    decode(model, prompts, parts[0], {**options, "steps": 2})  # compile before the time counts
+    counted = Counted(model, recordable=True)  # as in real use
     results, seconds = wall(lambda: [decode(counted, prompts, part, options) for part in parts], model.device)
     rows = sum(int(result.rows.sum()) for result in results)
     row: Row = {"size": size, "seconds": seconds, "rows": rows, "rows_s": rows / seconds}
@@ -86,7 +86,7 @@ def measure(model: Any, prompts: Sequence[Any], size: int, options: Mapping[str,
 
 
 def compare(rows: list[Row]) -> list[Row]:
-    """The shares of prompts that a batch size leaves as the largest one has them, in place of what came out."""
+    """Replace answers and bits by the shares of prompts for which they equal those of the largest batch."""
     answers, bits = rows[-1]["answers"], rows[-1]["bits"]
     for row in rows:
         same = [a == b for a, b in zip(row.pop("answers"), answers, strict=True)]
@@ -99,17 +99,17 @@ def compare(rows: list[Row]) -> list[Row]:
 @torch.no_grad()
 def run(case: Case, device: torch.device, small: bool) -> dict[str, Any]:
     model, prompts = make(case, device, small)
-    found: dict[str, Any] = {"prompts": len(prompts), "options": dict(case.options)}
+    results: dict[str, Any] = {"prompts": len(prompts), "options": dict(case.options)}
     for name, on in (("plain", False), ("deterministic", True)):
         options = {**case.options, "deterministic": on}
-        found[name] = compare([measure(model, prompts, size, options) for size in case.sizes])
+        results[name] = compare([measure(model, prompts, size, options) for size in case.sizes])
     settings = d5p4.Settings.make(model, **case.options, deterministic=True)
-    found["max_tokens_per_forward"] = settings.max_tokens_per_forward
-    return found
+    results["max_tokens_per_forward"] = settings.max_tokens_per_forward
+    return results
 
 
 def table(results: Mapping[str, Any]) -> str:
-    """Markdown, one line a model and batch size; the cost is how much longer the same rows take."""
+    """Markdown with one row per model and batch size; the cost is the ratio of times for the same rows."""
     rows = []
     for model, measured in results["models"].items():
         for plain, fixed in zip(measured["plain"], measured["deterministic"], strict=True):
@@ -117,16 +117,16 @@ def table(results: Mapping[str, Any]) -> str:
             rates = (plain["rows_s"], fixed["rows_s"], plain["rows_s"] / fixed["rows_s"])
             rows.append([model, str(plain["size"]), *(f"{100 * share:.1f} %" for share in shares), *rates])
     header = ["model", "prompts in a batch", "unchanged answers without", "with", "same bits with"]
-    made = markdown([*header, "rows/s without", "rows/s with", "times the cost"], rows)
-    return f"{made}\n\nMeasured on: {results['machine']}, torch {results['torch']}."
+    text = markdown([*header, "rows/s without", "rows/s with", "times the cost"], rows)
+    return f"{text}\n\nMeasured on: {results['machine']}, torch {results['torch']}."
 
 
 def main(arguments: Sequence[str]) -> None:
     parser = make_parser("deterministic", __doc__)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--small", action="store_true", help="tiny sizes, to see that everything runs")
-    parser.add_argument("--models", default=",".join(CASES), help="of " + ",".join(CASES))
-    parser.add_argument("--out", type=Path, help="where the JSON goes (the lab's results, with --small out/)")
+    parser.add_argument("--small", action="store_true", help="tiny sizes, to test that everything runs")
+    parser.add_argument("--models", default=",".join(CASES), help="some of " + ",".join(CASES))
+    parser.add_argument("--out", type=Path, help="the JSON file. Default: in the lab's results, with --small in out/")
     parser.add_argument("--table", action="store_true", help="print the table of the last run")
     options = parser.parse_args(arguments)
     out = options.out or (CHECKOUT / "out" if options.small else RESULTS) / "deterministic.json"

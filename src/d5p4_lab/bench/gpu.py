@@ -1,12 +1,12 @@
-"""Time and memory of everything after the forward, of the forward itself and of whole steps, against a plain baseline.
+"""Time and memory of the forward, of everything after it and of whole steps, compared with a plain baseline.
 
     python -m d5p4_lab bench gpu [--sections machine,vocab,...] [--device cpu --small] [--out FILE] [--figure FILE]
-    python -m d5p4_lab bench gpu --draw-only      the tables and the figure again, from the JSON
+    python -m d5p4_lab bench gpu --draw-only      draw the tables and the figure of the last run
 
 Each operation is compared with the baseline (`d5p4_lab.baseline`), with its plain torch version, and with its floor:
 bytes over the copy bandwidth or operations over the bf16 matrix rate, both measured in the same run. Times are medians
-in ms, of CUDA events or, for ours, inside a CUDA graph. Memory is the peak above what was held before, as the allocator
-counted it, in GB of 10^9 bytes. The sections of several calls meet in one JSON; `gpu_page.py` draws it.
+in ms, by CUDA events; our operations are also timed inside a CUDA graph. Memory is the allocator's peak above the use
+before the call, in GB of 10^9 bytes. Several calls can add sections to the same JSON; `gpu_page.py` draws it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from .large_checkpoint import CONFIG, TINY, Counted, random_model
 from .solver_quality import KERNELS, instances
 
 ALPHA = 10.0
-SMALL_OP = 20  # calls in one CUDA graph, so that launching a graph is not what is timed
+SMALL_OP = 20  # calls per CUDA graph for small operations, so that the launch of the graph does not dominate
 
 
 @dataclass(frozen=True)
@@ -97,24 +97,24 @@ class Point:
 
 @dataclass(frozen=True)
 class Plan:
-    """Which sizes are measured."""
+    """The sizes that are measured."""
 
     base: Point
-    points: tuple[Point, ...]  # of the operations
-    growth: Mapping[str, tuple[Point, ...]]  # of the whole step, by what grows
+    points: tuple[Point, ...]  # for the single operations
+    growth: Mapping[str, tuple[Point, ...]]  # for the whole step, by the quantity that grows
     solver: tuple[tuple[int, int, int], ...]  # groups, children, prompts
-    valued: tuple[tuple[int, int, int], ...]  # of those, the sizes whose sets are compared
+    valued: tuple[tuple[int, int, int], ...]  # those sizes whose sets are compared with other solvers
     mmr: tuple[tuple[int, int, int], ...]
-    problems: int  # of the solver's quality, a size
+    problems: int  # per size, for the solver's quality
     config: Mapping[str, Any]  # of the model
     forwards: tuple[tuple[int, int], ...]  # rows, tokens
-    counts: tuple[int, int]  # forwards of 1..this many rows, of this many tokens
-    steps: int  # of a decode that are watched
-    temperatures: tuple[float, ...]  # tried for duplicates
+    counts: tuple[int, int]  # (R, T): forwards of 1..R rows of T tokens
+    steps: int  # measured per decode
+    temperatures: tuple[float, ...]  # of decodes with duplicates
     prompt: int = 128
     matrix: int = 8192
     copied: int = 1 << 32
-    budget: float = 0.3  # seconds for the repetitions of one measurement
+    budget: float = 0.3  # seconds for repeating one measurement
 
 
 def make_plan() -> Plan:
@@ -143,7 +143,7 @@ def make_plan() -> Plan:
         forwards=((60, 384), (42, 384), (16, 384), (8, 384), (4, 384), (1, 384), (60, 128)),
         counts=(60, 128),
         steps=8,
-        temperatures=(0.3, 0.2, 0.15),  # of logits of variance 1: 2 to 45 distinct rows of 60
+        temperatures=(0.3, 0.2, 0.15),  # for logits of variance 1 they give 2 to 45 distinct rows of 60
     )
 
 
@@ -171,13 +171,13 @@ def make_small_plan() -> Plan:
 
 
 class Bench:
-    """Measures on one device. `rate` and `bandwidth` are the machine's own, filled in by the section `machine`."""
+    """Measurements on one device. The section `machine` measures `rate`, `sustained` and `bandwidth`."""
 
     def __init__(self, plan: Plan, device: str) -> None:
         self.plan, self.device = plan, torch.device(device)
         self.cuda = self.device.type == "cuda"
         self.dtype = torch.bfloat16 if self.cuda else torch.float32
-        self.rate = self.sustained = self.bandwidth = float("nan")  # operations and bytes a second
+        self.rate = self.sustained = self.bandwidth = float("nan")  # operations and bytes per second
 
     @cached_property
     def model(self) -> LLaDA:
@@ -187,12 +187,12 @@ class Bench:
         return torch.Generator(self.device).manual_seed(seed)
 
     def normal(self, *shape: int, scale: float = 1.0, seed: int = 0) -> Tensor:
-        """Random numbers [shape], made in place: nothing else of that size exists meanwhile."""
+        """Random numbers [shape], made in place so that no second tensor of this size exists."""
         empty = torch.empty(shape, dtype=self.dtype, device=self.device)
         return empty.normal_(0, scale, generator=self.generator(seed))
 
     def free(self) -> None:
-        """Give back what nothing refers to any more."""
+        """Give unused memory back to the device."""
         if self.cuda:
             gc.collect()
             torch.cuda.empty_cache()
@@ -201,7 +201,7 @@ class Bench:
         return median_ms(call, self.device, self.plan.budget)
 
     def measure(self, row: Row, name: str, fn: Callable[[], Any], calls: int = 0) -> None:
-        """Fill in `name`_ms and `name`_gb. calls > 0: `name`_graph_ms too, so many calls in one CUDA graph."""
+        """Fill in `name`_ms and `name`_gb; if calls > 0 also `name`_graph_ms, with this many calls per CUDA graph."""
         try:
             row[f"{name}_gb"] = peak_gb(fn, self.device)
             row[f"{name}_ms"] = self.median_ms(fn)
@@ -228,7 +228,7 @@ class Bench:
         paper_calls: int = 0,
         plain: bool = True,
     ) -> Row:
-        """One operation in three versions. The eager ones go first: a failed capture may spoil torch's generator."""
+        """One operation in three versions. Ours goes last, because a failed capture may spoil torch's generator."""
         row: Row = {"what": what, "size": str(size), "floor_ms": floor}
         if paper is not None:
             self.measure(row, "baseline", paper, paper_calls)
@@ -238,26 +238,26 @@ class Bench:
         self.measure(row, "ours", ours, calls)
         return show(row)
 
-    def read_ms(self, count: float, each: int = 0) -> float:
-        """The floor of reading so many numbers of `each` bytes (the model's dtype by default)."""
-        return count * (each or self.dtype.itemsize) / self.bandwidth * 1e3
+    def read_ms(self, count: float, itemsize: int = 0) -> float:
+        """The time to read `count` numbers of `itemsize` bytes (default: the model's dtype)."""
+        return count * (itemsize or self.dtype.itemsize) / self.bandwidth * 1e3
 
     def multiply_ms(self, operations: float) -> float:
         return operations / self.rate * 1e3
 
 
 class Inputs:
-    """Hidden rows, head, ties and keys of one step at one point; logits when first asked for."""
+    """Hidden rows, head, ties and keys of one step at one point; logits are made on first use."""
 
     def __init__(self, bench: Bench, point: Point, prompt: int = 0, masked: float = 1.0) -> None:
-        """`prompt`: positions before the answer, which only the baseline looks at; `masked`: share that is scored."""
+        """`prompt`: positions before the answer, used only by the baseline; `masked`: the share that is scored."""
         self.point, self.bench = point, bench
         pools, length, width = point.prompts * point.size, point.length, point.width
         self.weight = bench.normal(point.vocabulary, width, scale=width**-0.5, seed=1)
         self.banned = torch.zeros(point.vocabulary, dtype=torch.bool, device=bench.device)
         self.banned[-1] = True
         self.states = bench.normal(pools, length, width, scale=0.2**0.5, seed=2)
-        self.states += bench.normal(length, width, scale=0.8**0.5, seed=3)  # what all rows share
+        self.states += bench.normal(length, width, scale=0.8**0.5, seed=3)  # the part that all rows share
         self.prompt_states = bench.normal(point.size, prompt, width, seed=4) if prompt else None
         generator = bench.generator(5)
 
@@ -290,7 +290,7 @@ class Inputs:
         return self.states.flatten(0, 1)
 
     def pools(self, x: Tensor) -> tuple[Tensor, ...]:
-        """x [P * N * L, ...] as one [N, L, ...] for each prompt."""
+        """x [P * N * L, ...] as one tensor [N, L, ...] per prompt."""
         return x.view(self.point.prompts, self.point.size, self.point.length, -1).unbind()
 
 
@@ -304,7 +304,7 @@ def parents_of(x: Inputs, entropy: Tensor) -> Tensor:
 
 
 def to_draw(x: Inputs, parents: Tensor) -> tuple[Tensor, Tensor]:
-    """Which flat rows [P * k * M] of the parents [P, k] are sampled, and their keyed uniforms [P * k * M, w]."""
+    """The flat rows [P * k * M] to sample of the parents [P, k], and their keyed uniforms [P * k * M, w]."""
     pool_row = x.slot.gather(1, parents)
     places = x.places[pool_row]  # [P, k, M]
     stream = mix(x.key, x.row_hash.gather(1, parents))
@@ -348,13 +348,13 @@ def baseline_from_states(x: Inputs) -> None:
 
 
 def for_each(fn: Callable[..., Any], *parts: Iterable[Any]) -> None:
-    """One prompt after the other, nothing kept."""
+    """Call `fn` for one prompt after the other and keep no result."""
     for arguments in zip(*parts, strict=True):
         fn(*arguments)
 
 
 def machine(bench: Bench) -> list[Row]:
-    """Copy bandwidth and bf16 matrix rate; every floor is computed from them (the rate is that of the square)."""
+    """Copy bandwidth and bf16 matrix rate, from which every floor is computed (the rate is that of square matrices)."""
     plan = bench.plan
 
     def bandwidth() -> float:
@@ -373,7 +373,7 @@ def machine(bench: Bench) -> list[Row]:
 
     bench.bandwidth = bandwidth()
     bench.rate = rate(plan.matrix, plan.matrix, plan.matrix)
-    bench.sustained = rate(plan.matrix, plan.matrix, plan.matrix, times=400 if bench.cuda else 4)  # for half a second
+    bench.sustained = rate(plan.matrix, plan.matrix, plan.matrix, times=400 if bench.cuda else 4)  # about half a second
     row = {
         "what": machine_name(bench.device),
         "torch": torch.__version__,
@@ -406,7 +406,7 @@ def driver_version() -> str | None:
 
 
 def vocab(bench: Bench) -> list[Row]:
-    """Entropies of all positions, through the streamed head and from logits in memory."""
+    """Entropies of all positions, with the streamed head and from logits in memory."""
     return [row for point in bench.plan.points for row in _vocab(bench, point)]
 
 
@@ -423,7 +423,7 @@ def _vocab(bench: Bench, point: Point) -> list[Row]:
 
 
 def sample(bench: Bench) -> list[Row]:
-    """w draws at every position of the parents, keyed uniforms included; the baseline draws at the prompt's too."""
+    """w draws per position of the parents, with keyed uniforms; the baseline also draws at the prompt's positions."""
     return [row for point in bench.plan.points for row in _sample(bench, point)]
 
 
@@ -448,14 +448,12 @@ def _sample(bench: Bench, point: Point) -> list[Row]:
 
 
 def gram(bench: Bench) -> list[Row]:
-    """S of the pools from their hidden rows."""
+    """The similarity S of the pools from their hidden rows."""
     rows = []
     for point in bench.plan.points:
         x = Inputs(bench, replace(point, vocabulary=2))
-        ours, paper = (
-            partial(pool_gram, x.states, x.slot),
-            partial(for_each, baseline.similarity, x.pools(x.flat_states)),
-        )
+        ours = partial(pool_gram, x.states, x.slot)
+        paper = partial(for_each, baseline.similarity, x.pools(x.flat_states))
         floor = bench.read_ms(x.states.numel())
         rows.append(bench.versus("similarity", point, ours, paper, floor=floor, calls=SMALL_OP))
     return rows
@@ -469,7 +467,7 @@ def solver_inputs(bench: Bench, k: int, w: int, prompts: int) -> tuple[Tensor, T
 
 
 def solver(bench: Bench) -> list[Row]:
-    """The set with the largest determinant, kernel given: time, and the value against greedy and our float64 solver."""
+    """The set with the largest determinant of a given kernel: time, and value against greedy and float64 solvers."""
     return [_solver(bench, *size) for size in bench.plan.solver]
 
 
@@ -478,10 +476,9 @@ def _solver(bench: Bench, k: int, w: int, prompts: int) -> Row:
     kernel = additive(quality, similarity, BETA)
     ours = partial(partition_map, kernel, k, None, quality, tie)
     paper = partial(for_each, partial(baseline.greedy_map, k=k), kernel)
-    row = bench.versus(
-        "partition MAP", f"{k}×{w}, P {prompts}", ours, paper, floor=bench.read_ms(kernel.numel(), 4),
-        calls=SMALL_OP, paper_calls=1, plain=k * w < 4096,
-    )  # fmt: skip
+    size, floor, plain = f"{k}×{w}, P {prompts}", bench.read_ms(kernel.numel(), 4), k * w < 4096
+    options: dict[str, Any] = dict(calls=SMALL_OP, paper_calls=1, plain=plain)
+    row = bench.versus("partition MAP", size, ours, paper, floor=floor, **options)
     row |= {"n": k * w, "prompts": prompts}
     problems = bench.plan.problems // (1 if k * w <= 1024 else 4)
     if (k, w, prompts) in bench.plan.valued:
@@ -493,23 +490,23 @@ def _solver(bench: Bench, k: int, w: int, prompts: int) -> Row:
 
 
 def solver_value(bench: Bench, k: int, w: int, problems: int) -> Row:
-    """Log determinants on random problems of 16 kinds: gain over n-start greedy, agreement with the float64 solver."""
+    """Log determinants on 16 kinds of random problems: gain over n-start greedy, agreement with the float64 solver."""
     gain, loss, equal = [], [], []
     kinds = list(itertools.product((max(64, 2 * k), 768), (0.0, 0.7), KERNELS))
     for seed, (width, kin, (kind, beta)) in enumerate(kinds):
         quality, similarity = (x.to(bench.device) for x in instances(problems // len(kinds), k, w, width, kin, seed))
         kernel, log_gain = build(kind, quality, similarity, beta)
         narrow = None if log_gain is None else log_gain.float()
-        found = partition_map(kernel.float(), k, narrow, quality.float())
+        ours = partition_map(kernel.float(), k, narrow, quality.float())
         with kernels.off():
             exact = partition_map(kernel, k, log_gain, quality)
         if log_gain is not None:
             kernel = kernel * torch.exp((log_gain[:, :, None] + log_gain[:, None, :]) / 2)
-        greedy = torch.stack([baseline.greedy_map(each.float(), k) for each in kernel])
-        found_value, exact_value, greedy_value = (log_det(kernel, sets) for sets in (found, exact, greedy))
-        gain.append(found_value - greedy_value)
-        loss.append(exact_value - found_value)
-        equal.append((found == exact).all(-1).double())
+        greedy = torch.stack([baseline.greedy_map(one.float(), k) for one in kernel])
+        our_value, exact_value, greedy_value = (log_det(kernel, sets) for sets in (ours, exact, greedy))
+        gain.append(our_value - greedy_value)
+        loss.append(exact_value - our_value)
+        equal.append((ours == exact).all(-1).double())
     return {
         "problems": len(torch.cat(gain)),
         "gain_nats": torch.cat(gain).mean().item(),
@@ -526,7 +523,7 @@ def log_det(kernel: Tensor, sets: Tensor) -> Tensor:
 
 
 def mmr(bench: Bench) -> list[Row]:
-    """Diverse beam search by marginal relevance, similarity given."""
+    """Diverse beam search by maximal marginal relevance with a given similarity."""
     rows = []
     for k, w, prompts in bench.plan.mmr:
         quality, similarity, tie = solver_inputs(bench, k, w, prompts)
@@ -539,29 +536,28 @@ def mmr(bench: Bench) -> list[Row]:
 
 
 def step(bench: Bench) -> list[Row]:
-    """Everything between the forward and the next pool, as one function in one CUDA graph."""
+    """Everything between a forward and the next pool, as one function in one CUDA graph."""
     base = bench.plan.base
     floor = bench.multiply_ms(base.head_operations)
     x = Inputs(bench, base, bench.plan.prompt)
-    streamed = bench.versus(
-        "step, streamed head", base, partial(step_from_states, x), partial(baseline_from_states, x), floor=floor
-    )
-    stored = bench.versus(
-        "step, logits in memory", base, partial(step_from_logits, x), partial(baseline_from_logits, x),
-        floor=bench.read_ms(base.rows * base.vocabulary),
-    )  # fmt: skip
+    ours, paper = partial(step_from_states, x), partial(baseline_from_states, x)
+    streamed = bench.versus("step, streamed head", base, ours, paper, floor=floor)
+    ours, paper = partial(step_from_logits, x), partial(baseline_from_logits, x)
+    read_floor = bench.read_ms(base.rows * base.vocabulary)
+    stored = bench.versus("step, logits in memory", base, ours, paper, floor=read_floor)
     if "baseline_ms" in stored:
         pool = x.pools(x.logits)[0], x.pools(x.flat_states)[0]
         stored["baseline_select_ms"] = bench.median_ms(partial(baseline.select, *pool, base.k, BETA))
         stored["baseline_sample_ms"] = stored["baseline_ms"] - stored["baseline_select_ms"]
         del pool
+    del ours, paper, x  # free the logits
     x = Inputs(bench, base, masked=0.5)
     half = partial(step_from_states, x)
     return [stored, streamed, bench.versus("step, streamed head, half masked", base, half, floor=floor / 2)]
 
 
 def growth(bench: Bench) -> list[Row]:
-    """The whole step, with one thing growing at a time from the base point."""
+    """The whole step, with one size growing at a time from the base point."""
     done: dict[Point, Row] = {}
     rows = []
     for axis, points in bench.plan.growth.items():
@@ -574,7 +570,7 @@ def growth(bench: Bench) -> list[Row]:
 
 
 def _growth(bench: Bench, point: Point) -> Row:
-    """From hidden rows always, from logits where they fit."""
+    """The step from hidden rows, and from logits where they fit into memory."""
     row: Row = {"what": "step", "size": str(point)}
     row["logits_floor_ms"] = bench.read_ms(point.rows * point.vocabulary)
     row["states_floor_ms"] = bench.multiply_ms(point.head_operations)
@@ -589,7 +585,7 @@ def _growth(bench: Bench, point: Point) -> Row:
 
 
 def body_operations(config: Mapping[str, Any], rows: int, tokens: int) -> float:
-    """Multiplications and additions of the body's matrices and of attention."""
+    """Floating-point operations of the body's matrices and of attention."""
     width, inner = config["d_model"], config["mlp_hidden_size"]
     matrices = 2 * (4 * width**2 + 3 * width * inner)
     return float(rows * tokens * config["n_layers"] * (matrices + 4 * tokens * width))
@@ -597,7 +593,7 @@ def body_operations(config: Mapping[str, Any], rows: int, tokens: int) -> float:
 
 @torch.no_grad()
 def body(bench: Bench) -> list[Row]:
-    """The forward without the head (baseline: plain eager torch), and what a row count that is new costs."""
+    """The forward without the head (baseline: plain eager torch), and the extra time of a new row count."""
     plan, model, generator = bench.plan, bench.model, bench.generator()
 
     def tokens(rows: int, length: int) -> Tensor:
@@ -616,27 +612,25 @@ def body(bench: Bench) -> list[Row]:
     most, length = plan.counts
     batches = [tokens(rows, length) for rows in range(1, most + 1)]
     first, again = ([1e3 * wall(partial(model.body, batch), bench.device)[1] for batch in batches] for _ in range(2))
-    row = {
-        "what": "first call of each row count", "size": f"1..{most} × {length}", "first_ms": first, "again_ms": again,
-        "largest_extra_ms": max(a - b for a, b in zip(first, again, strict=True)),
-    }  # fmt: skip
-    return [*result, row]
+    row = {"what": "first call of each row count", "size": f"1..{most} × {length}"}
+    row |= {"first_ms": first, "again_ms": again}
+    return [*result, row | {"largest_extra_ms": max(a - b for a, b in zip(first, again, strict=True))}]
 
 
 def watch(bench: Bench, model: Counted, steps: int, **options: Any) -> list[Row]:
-    """The first steps of a decode at the base point, one token a step: time, distinct rows, rows through the body."""
+    """The first steps of a decode at the base point, one token per step: time, distinct rows, rows through the body."""
     base, records = bench.plan.base, []
     wait_for(bench.device)
     seen, began = model.rows, time.perf_counter()
 
-    def callback(shot: d5p4.Snapshot) -> list[int] | None:
+    def callback(snapshot: d5p4.Snapshot) -> list[int] | None:
         nonlocal seen, began
         wait_for(bench.device)
         spent = time.perf_counter() - began
-        distinct = len(shot.tokens[0].unique(dim=0))
-        records.append({"step": shot.step, "ms": spent * 1e3, "distinct": distinct, "body_rows": model.rows - seen})
+        distinct = len(snapshot.tokens[0].unique(dim=0))
+        records.append({"step": snapshot.step, "ms": spent * 1e3, "distinct": distinct, "body_rows": model.rows - seen})
         seen, began = model.rows, time.perf_counter()
-        return shot.prompts.tolist() if shot.step + 1 >= steps else None
+        return snapshot.prompts.tolist() if snapshot.step + 1 >= steps else None
 
     prompt = [(7 * i) % (bench.plan.config["vocab_size"] // 2) for i in range(bench.plan.prompt)]
     generate(model, [prompt], k=base.k, w=base.w, gen_length=base.length, seed=0, callback=callback, **options)
@@ -652,7 +646,7 @@ def decode(bench: Bench) -> list[Row]:
     if paper.get("baseline_gb") is not None:
         paper["baseline_gb"] += sum(p.numel() * p.element_size() for p in bench.model.parameters()) / 1e9
     show(paper)
-    watch(bench, model, 2, order="confidence")  # warms up
+    watch(bench, model, 2, order="confidence")  # warm up
     with kernels.off():
         plain = _decode(bench, model, "plain versions, every row", 3, order="confidence", savings=False)
     runs = [
@@ -674,7 +668,7 @@ def decode(bench: Bench) -> list[Row]:
 
 
 def baseline_step(bench: Bench) -> None:
-    """Every row through the eager body, full logits, the baseline's selection and sampling."""
+    """A step of the baseline: every row through the eager body, full logits, its selection and sampling."""
     base, split, model = bench.plan.base, bench.plan.prompt, bench.model
     hidden = baseline.eager_body(
         model, torch.full((base.size, split + base.length), model.mask_id, device=bench.device)
@@ -684,22 +678,22 @@ def baseline_step(bench: Bench) -> None:
 
 
 def _decode(bench: Bench, model: Counted, what: str, steps: int, **options: Any) -> Row:
-    """One watched decode; peak memory with the weights."""
+    """One measured decode; its peak memory includes the weights."""
     bench.free()
     if bench.cuda:
         torch.cuda.reset_peak_memory_stats()
-    found = watch(bench, model, steps, **options)
-    row: Row = {"what": what, "size": f"{len(found) - 1} steps after the first"}
-    row["ours_ms"] = statistics.median(step["ms"] for step in found[1:])
-    row["distinct_share"] = statistics.mean(step["distinct"] for step in found[1:]) / bench.plan.base.size
+    records = watch(bench, model, steps, **options)
+    row: Row = {"what": what, "size": f"{len(records) - 1} steps after the first"}
+    row["ours_ms"] = statistics.median(step["ms"] for step in records[1:])
+    row["distinct_share"] = statistics.mean(step["distinct"] for step in records[1:]) / bench.plan.base.size
     if bench.cuda:
         row["ours_gb"] = torch.cuda.max_memory_allocated() / 1e9
     show(row)
-    return row | {"steps": found}
+    return row | {"steps": records}
 
 
 def summary(what: str, steps: Sequence[Row], share: float, base: Point, paper: Row) -> Row:
-    """The steps whose share of distinct rows is nearest to the wanted one."""
+    """The steps whose share of distinct rows is nearest to `share`."""
 
     def distance(step: Row) -> float:
         return abs(step["distinct"] / base.size - share)
@@ -721,9 +715,9 @@ SECTIONS: dict[str, Callable[[Bench], list[Row]]] = {
 def run(
     plan: Plan, device: str, names: Sequence[str], out: Path, small: bool = False, fresh: bool = False
 ) -> dict[str, Any]:
-    """Measure the machine and the named sections and merge them into the JSON, which is written after each.
+    """Measure the machine and the named sections; the JSON is written after each of them.
 
-    `fresh`: results of another machine or of other sizes are replaced; otherwise they are an error.
+    If the JSON has results of another machine or of other sizes, `fresh` replaces them; otherwise this is an error.
     """
     bench, old = Bench(plan, device), read(out)
     results: dict[str, Any] = {"base": str(plan.base), "small": small, "sections": old.get("sections", {})}
@@ -736,8 +730,10 @@ def run(
                 raise d5p4.D5P4Error(f"the machine could not be measured: {section['error']}")
             if old and origin(old) != origin(results | {"sections": {name: section}}):
                 if not fresh:
-                    raise d5p4.D5P4Error(f"{out} holds results of {' on '.join(map(str, origin(old)))}; "
-                                         "give another --out, or --fresh to replace them")  # fmt: skip
+                    raise d5p4.D5P4Error(
+                        f"{out} has results of {' on '.join(map(str, origin(old)))}; "
+                        "give another --out, or --fresh to replace them"
+                    )
                 results["sections"] = {}
         section["rates"] = {"bandwidth": bench.bandwidth, "rate": bench.rate, "sustained": bench.sustained}
         sections = results["sections"] | {name: section}
@@ -749,7 +745,7 @@ def run(
 
 
 def origin(results: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """The sizes and the device of results; other ones must not be mixed with them."""
+    """The sizes and the device of results. Results with other ones must not be mixed with them."""
     rows = rows_of(results, "machine")
     return results.get("base"), rows[0]["what"] if rows else None
 
@@ -757,19 +753,21 @@ def origin(results: Mapping[str, Any]) -> tuple[str | None, str | None]:
 def main(arguments: Sequence[str]) -> None:
     parser = make_parser("gpu", __doc__)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--small", action="store_true", help="tiny sizes, to see that everything runs")
-    parser.add_argument("--sections", default=",".join(SECTIONS), help="of " + ",".join(SECTIONS))
+    parser.add_argument("--small", action="store_true", help="tiny sizes, to test that everything runs")
+    parser.add_argument("--sections", default=",".join(SECTIONS), help="some of " + ",".join(SECTIONS))
     parser.add_argument("--out", type=Path, default=RESULTS / "gpu.json")
     parser.add_argument("--figure", type=Path, default=CHECKOUT / "docs/performance.svg")
-    parser.add_argument("--page", type=Path, help="a page whose tables are made anew, such as docs/performance.md")
+    parser.add_argument("--page", type=Path, help="a page to fill with the tables, such as docs/performance.md")
     parser.add_argument("--fresh", action="store_true", help="replace results of another machine or size")
-    parser.add_argument("--draw-only", action="store_true", help="tables and figure from the JSON; nothing is measured")
+    parser.add_argument(
+        "--draw-only", action="store_true", help="draw tables and figure from the JSON; measure nothing"
+    )
     options = parser.parse_args(arguments)
     names = chosen(options.sections, SECTIONS, "section")
     if options.draw_only:
         results = read(options.out)
         if "sections" not in results:
-            raise d5p4.D5P4Error(f"{options.out} holds no results of this benchmark")
+            raise d5p4.D5P4Error(f"{options.out} has no results of this benchmark: run it without --draw-only")
     else:
         plan = make_small_plan() if options.small else make_plan()
         results = run(plan, str(choose_device(options.device)), names, options.out, options.small, options.fresh)
@@ -779,6 +777,4 @@ def main(arguments: Sequence[str]) -> None:
     try:
         figure(results, options.figure)
     except ImportError:
-        print(
-            f"no figure, matplotlib is not installed: --draw-only makes {options.figure} from {options.out} elsewhere"
-        )
+        print(f"no figure: install matplotlib and draw {options.figure} from {options.out} with --draw-only")

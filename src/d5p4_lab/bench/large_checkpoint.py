@@ -1,9 +1,9 @@
-"""A model of LLaDA-8B's shape with random weights: load time, peak host memory and time per step of its checkpoint.
+"""Load time, peak host memory and time per step of a checkpoint with LLaDA-8B's shape and random weights.
 
     python -m d5p4_lab bench large_checkpoint FOLDER [LAYERS]
 
-Writes the checkpoint (16 GB, shards of about 2 GB) to FOLDER first if it is not there. Other benchmarks take the same
-shape from here, made where it runs (`random_model`).
+If FOLDER has no checkpoint, it is written first (16 GB, shards of about 2 GB). Other benchmarks use `random_model`,
+which makes a model of this shape directly on the device.
 """
 
 from __future__ import annotations
@@ -27,21 +27,23 @@ from d5p4.provenance import machine
 from ..timing import wall
 from . import generate, make_parser
 
-CONFIG: dict[str, Any] = {
-    "model_type": "llada", "architectures": ["LLaDAModelLM"], "d_model": 4096, "n_heads": 32, "n_kv_heads": 32,
-    "n_layers": 32, "mlp_hidden_size": 12288, "rope_theta": 500000.0, "rms_norm_eps": 1e-5, "vocab_size": 126464,
-    "embedding_size": 126464, "max_sequence_length": 4096, "mask_token_id": 126336, "eos_token_id": 126081,
-    "pad_token_id": 126081, "weight_tying": False,
-}  # fmt: skip
-TINY = CONFIG | {
-    "d_model": 16, "n_heads": 2, "n_kv_heads": 2, "n_layers": 1, "mlp_hidden_size": 32, "vocab_size": 97,
-    "embedding_size": 97, "mask_token_id": 96, "eos_token_id": 95, "pad_token_id": 95,
-}  # fmt: skip
+
+def _config(width: int, heads: int, layers: int, inner: int, vocabulary: int, mask: int, end: int) -> dict[str, Any]:
+    """A config.json of LLaDA with these sizes and token ids."""
+    sizes = {"d_model": width, "n_heads": heads, "n_kv_heads": heads, "n_layers": layers, "mlp_hidden_size": inner}
+    sizes |= {"vocab_size": vocabulary, "embedding_size": vocabulary, "max_sequence_length": 4096}
+    ids = {"mask_token_id": mask, "eos_token_id": end, "pad_token_id": end}
+    rest = {"rope_theta": 500000.0, "rms_norm_eps": 1e-5, "weight_tying": False}
+    return {"model_type": "llada", "architectures": ["LLaDAModelLM"], **sizes, **ids, **rest}
+
+
+CONFIG = _config(4096, 32, 32, 12288, 126464, 126336, 126081)
+TINY = _config(16, 2, 1, 32, 97, 96, 95)
 SHARD = 2 * 2**30
 
 
 def random_model(config: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> LLaDA:
-    """A model of this shape with normal weights of variance 1 / fan-in, made where it will run."""
+    """A model of this shape with normal weights of variance 1 / fan-in, made on the device."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -59,8 +61,7 @@ def random_model(config: Mapping[str, Any], device: torch.device, dtype: torch.d
 
 
 class Counted:
-    """A model that counts the rows its body is given. A replayed forward is not counted, so `recordable` says whether
-    there may be any."""
+    """A model that counts the rows through its body, but not those of replayed CUDA graphs (`recordable`)."""
 
     def __init__(self, model: Any, recordable: bool = False) -> None:
         self.model, self.rows = model, 0
@@ -106,28 +107,28 @@ def peak_host() -> float:
 
 def main(arguments: Sequence[str]) -> None:
     parser = make_parser("large_checkpoint", __doc__)
-    parser.add_argument("folder", type=Path, help="the checkpoint, written if it is not there")
+    parser.add_argument("folder", type=Path, help="the folder of the checkpoint, which is written if it is missing")
     parser.add_argument("layers", type=int, nargs="?", default=CONFIG["n_layers"])
     options = parser.parse_args(arguments)
     if not (options.folder / "config.json").exists():
-        context = multiprocessing.get_context("spawn")  # its memory must not count as ours
+        context = multiprocessing.get_context("spawn")  # so that its memory does not count as ours
         process = context.Process(target=write, args=(options.folder, options.layers))
         process.start()
         process.join()
     before = peak_host()
     model, seconds = wall(lambda: d5p4.load(options.folder), torch.device("cpu"))
     parameters = sum(p.numel() for p in model.parameters())
-    print(f"{parameters / 1e9:.2f} B parameters in {model.dtype} on {machine(model.device)}: loaded in "
-          f"{seconds:.1f} s, host peak {before:.2f} -> {peak_host():.2f} GB")  # fmt: skip
+    print(f"{parameters / 1e9:.2f} B parameters in {model.dtype} on {machine(model.device)}")
+    print(f"loaded in {seconds:.1f} s, host peak {before:.2f} -> {peak_host():.2f} GB")
     prompt, cuda = list(range(1000, 1128)), model.device.type == "cuda"
     cases: list[dict[str, Any]] = [{}, {"guidance": 2.0}, {"method": "independent"}, {"savings": False}]
     for case in cases:
-        for steps in (2, 16):  # the first call warms up
+        for steps in (2, 16):  # the first call is a warm-up
             if cuda:
                 torch.cuda.reset_peak_memory_stats()
             settings = dict(k=4, w=4, gen_length=128, steps=steps, seed=0) | case
             result, seconds = wall(partial(generate, model, [prompt], **settings), model.device)
         memory = torch.cuda.max_memory_allocated() / 2**30 if cuda else float("nan")
-        print(f"k=4 w=4, 128 + 128 tokens, {case or 'd5p4'}: {seconds / 16 * 1e3:.0f} ms a step, "
-              f"{int(result.rows[0])} of {int(result.rows_nominal[0])} rows, {int(result.distinct[0])} distinct, "
-              f"peak {memory:.1f} GiB")  # fmt: skip
+        rows = f"{int(result.rows[0])} of {int(result.rows_nominal[0])} rows, {int(result.distinct[0])} distinct"
+        time = f"{seconds / 16 * 1e3:.0f} ms per step"
+        print(f"k=4 w=4, 128 + 128 tokens, {case or 'd5p4'}: {time}, {rows}, peak {memory:.1f} GiB")

@@ -1,11 +1,11 @@
-"""Files and ranks: bytes that ranks exchange, rows a second by batch, token budgets, whole files, the host's work.
+"""Files and ranks: bytes exchanged by ranks, rows per second by batch size, token budgets, whole files, host work.
 
     python -m d5p4_lab bench scale [--sections bytes,rows,...] [--out FILE]
-    python -m d5p4_lab bench scale --device cpu --small           everything at tiny sizes, into out/scale-small.json
-    python -m d5p4_lab bench scale_plan --page docs/scale.md      tables and figure from the JSON
+    python -m d5p4_lab bench scale --device cpu --small           tiny sizes, written to out/scale-small.json
+    python -m d5p4_lab bench scale_plan --page docs/scale.md      draw tables and figure from the JSON
 
-The sections of several calls meet in one JSON, each with its machine. Times are the best of a few repeats after a
-warm-up. Memory is the allocator's peak with the weights, in GB of 10^9 bytes.
+Several calls can add sections to the same JSON; each section names its machine. Times are the best of a few repeats
+after a warm-up. Memory is the allocator's peak, weights included, in GB of 10^9 bytes.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ import torch.distributed as dist
 import d5p4
 from d5p4.eval.countdown import WINDOW, problems
 from d5p4.jobs import plan as job_plan
-from d5p4.jobs.done import Done
-from d5p4.jobs.output import summarise
+from d5p4.jobs.output import Done, summarise
 from d5p4.jobs.plan import Work, plan_work
 from d5p4.jobs.reader import PromptFile
 from d5p4.jobs.rows import RowStore
@@ -46,69 +45,67 @@ from . import CHECKOUT, RESULTS, Row, chosen, generate, make_parser, measure_sec
 from .large_checkpoint import CONFIG, TINY, random_model
 
 CPU = torch.device("cpu")
-NUMBERS = 4  # of a puzzle
+NUMBERS = 4  # per puzzle
 OPENINGS = ["It was a dark night", "The old man", "When they came to the river", "She looked at him and"]
-WHOLE = 1 << 24  # a token budget that never divides a batch
-COLD = 0.03  # a temperature of the random model's draws at which rows are equal
-ENOUGH = 0.97  # of the best rate: the budget that is taken is the smallest that reaches it
-K, ANSWER_TOKENS, PROMPT_TOKENS = 16, 256, 128  # of the host's work, as in docs/scale.md
-LETTERS_A_TOKEN = 4.3  # of English under the usual vocabularies
+WHOLE = 1 << 24  # a token budget so large that no batch is divided
+COLD = 0.03  # a temperature at which the random model draws many equal rows
+ENOUGH = 0.97  # share of the best rate; the smallest budget that reaches it is enough
+K, ANSWER_TOKENS, PROMPT_TOKENS = 16, 256, 128  # for the host's work, as in docs/scale.md
+LETTERS_PER_TOKEN = 4.3  # of English with the usual vocabularies
 CHAT = (
-    "{% for message in messages %}{% set said = message['role'] + ': ' + message['content'] | trim + '\n' %}"
-    "{% if loop.first %}{% set said = '# ' + said %}{% endif %}{{ said }}{% endfor %}"
+    "{% for message in messages %}{% set line = message['role'] + ': ' + message['content'] | trim + '\n' %}"
+    "{% if loop.first %}{% set line = '# ' + line %}{% endif %}{{ line }}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
 )
-WORDS = [
-    "the", "of", "and", "to", "in", "is", "that", "for", "it", "was", "on", "as", "with", "at", "from", "or", "an",
-    "which", "not", "have", "had", "they", "were", "would", "about", "when", "who", "some", "could", "time", "journey",
-    "question", "answer", "train", "morning", "kilometre", "station", "twelve", "passenger", "ticket", "altogether",
-]  # fmt: skip
+WORDS = (
+    "the of and to in is that for it was on as with at from or an which not have had they were would about when who "
+    "some could time journey question answer train morning kilometre station twelve passenger ticket altogether"
+)
 
 
 @dataclass(frozen=True)
 class HostSizes:
-    """How much the host is given to do."""
+    """The amount of work for the host."""
 
     lines: int = 8_192  # of the input
-    kept: int = 4_096  # lines in parts
+    kept: int = 4_096  # lines in the parts
     parts: int = 512
     requests: int = 4_000  # to the store
-    finished: int = 1_000_000  # line numbers told to all ranks
+    finished: int = 1_000_000  # lines of a file; half of them are finished, and every rank must know which
     appends: int = 40
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Which sizes are measured."""
+    """The sizes that are measured."""
 
     exchange: scale_bytes.Sizes = scale_bytes.Sizes()
     host: HostSizes = HostSizes()
     shape: Mapping[str, Any] = field(default_factory=lambda: CONFIG)  # of the large model
-    prompt: int = 128  # its prompts and answers
+    prompt: int = 128  # tokens per prompt of the large model
     answer: int = 128
-    steps: int = 8  # of its decodes
-    puzzles: tuple[int, ...] = tuple(2**i for i in range(11))  # batched together
+    steps: int = 8  # per decode of the large model
+    puzzles: tuple[int, ...] = tuple(2**i for i in range(11))  # per batch
     large: tuple[int, ...] = (1, 2, 4, 8)
     puzzle_budgets: tuple[int, ...] = tuple(2**i for i in range(12, 20))
     large_budgets: tuple[int, ...] = tuple(2**i for i in range(11, 17))
-    file: int = 1024  # puzzles of a file
-    alone: int = 64  # of them decoded one at a time
-    shares: int = 64  # puzzles of which the share of distinct rows is taken
-    texts: int = 8
+    file: int = 1024  # puzzles per file
+    alone: int = 64  # puzzles that are also decoded one at a time
+    shares: int = 64  # puzzles for the share of distinct rows
+    texts: int = 8  # texts for the share of distinct rows
     repeats: int = 2
 
 
 def small_plan() -> Plan:
-    return Plan(
-        exchange=scale_bytes.Sizes(groups=2, w=3, length=16, width=32, steps=3, votes=10),
-        host=HostSizes(lines=60, kept=60, parts=8, requests=50, finished=1000, appends=3),
-        shape=TINY, prompt=4, answer=8, steps=4, puzzles=(1, 2), large=(1, 2), puzzle_budgets=(2048, 4096),
-        large_budgets=(64, 128), file=6, alone=2, shares=2, texts=1, repeats=1,
-    )  # fmt: skip
+    exchange = scale_bytes.Sizes(groups=2, w=3, length=16, width=32, steps=3, votes=10)
+    host = HostSizes(lines=60, kept=60, parts=8, requests=50, finished=1000, appends=3)
+    batches: dict[str, Any] = dict(puzzles=(1, 2), large=(1, 2), puzzle_budgets=(2048, 4096), large_budgets=(64, 128))
+    counts: dict[str, Any] = dict(prompt=4, answer=8, steps=4, file=6, alone=2, shares=2, texts=1, repeats=1)
+    return Plan(exchange, host, TINY, **batches, **counts)
 
 
 class Bench:
-    """The models, loaded when first asked for, and their decodes."""
+    """The models, which are loaded on first use, and their decodes."""
 
     def __init__(self, plan: Plan, device: torch.device, small: bool = False) -> None:
         self.plan, self.device, self.small = plan, device, small
@@ -124,7 +121,7 @@ class Bench:
         return random_model(self.plan.shape, self.device, torch.bfloat16 if self.cuda else torch.float32)
 
     def forget(self) -> None:
-        """The large model's memory is given back."""
+        """Free the large model's memory."""
         self.__dict__.pop("large", None)
         self.free()
 
@@ -135,16 +132,15 @@ class Bench:
             torch.cuda.reset_peak_memory_stats()
 
     def decode(self, what: str, model: Any, prompts: Sequence[Any], repeats: int | None = None, **options: Any) -> Row:
-        """Whole decodes of prompts through `generate`: rates and memory."""
+        """Decode prompts with `generate`: rates and memory."""
         call = partial(generate, model, list(prompts), seed=0, **options)
-        self.free()  # once: asking the driver for memory anew is no part of a long run
+        self.free()  # only once: a long run does not ask the driver for memory again and again
         result, seconds = fastest(call, self.device, repeats or self.plan.repeats)
         rows, nominal = int(result.rows.sum()), int(result.rows_nominal.sum())
-        row: Row = {
-            "what": what, "prompts": len(prompts), "seconds": seconds, "prompts_per_s": len(prompts) / seconds,
-            "rows_per_s": rows / seconds, "nominal_rows_per_s": nominal / seconds, "distinct_share": rows / nominal,
-            "steps": int(result.nfe[0]), "tokens_a_row": int(result.sequences.shape[-1]),
-        }  # fmt: skip
+        row: Row = {"what": what, "prompts": len(prompts), "seconds": seconds}
+        row |= {"prompts_per_s": len(prompts) / seconds, "rows_per_s": rows / seconds}
+        row |= {"nominal_rows_per_s": nominal / seconds, "distinct_share": rows / nominal}
+        row |= {"steps": int(result.nfe[0]), "tokens_a_row": int(result.sequences.shape[-1])}
         if self.cuda:
             row["peak_gb"] = torch.cuda.max_memory_allocated() / 1e9
         return row
@@ -159,7 +155,7 @@ class Bench:
 
     @property
     def puzzle(self) -> dict[str, Any]:
-        """One token a step."""
+        """Options for a puzzle: one token per step."""
         window = 6 if self.small else WINDOW[NUMBERS]
         return dict(k=4, w=4, gen_length=window, steps=window)
 
@@ -169,53 +165,53 @@ class Bench:
 
 
 def exchanged(bench: Bench) -> list[Row]:
-    """Bytes a rank sends in a step, by kind, where two real processes (gloo) share a pool; the body is a look-up."""
+    """Bytes per step and kind that a rank sends when two processes (gloo) share a pool; the model is a look-up."""
     return [show(row) for row in scale_bytes.measure(bench.plan.exchange)]
 
 
 def rows(bench: Bench) -> list[Row]:
-    """Rows and prompts a second by how many prompts are decoded together, each step in one forward."""
-    plan, found = bench.plan, []
+    """Rows and prompts per second by the number of prompts decoded together; each step is one forward."""
+    plan, measured = bench.plan, []
     cases: list[tuple[str, str, Callable[[int], list[Any]], tuple[int, ...], dict[str, Any]]] = [
         ("countdown", "countdown", bench.puzzles, plan.puzzles, bench.puzzle),
         ("8B, rows differ", "large", bench.ids, plan.large, bench.answer),
         (f"8B, temperature {COLD:g}", "large", bench.ids, plan.large, bench.answer | {"temperature": COLD}),
     ]
     for what, name, prompts, counts, options in cases:
-        model = getattr(bench, name)  # loaded now: memory is counted
-        bench.decode(what, model, prompts(1), 1, **options)  # warms up
+        model = getattr(bench, name)  # load it now, so that its memory counts
+        bench.decode(what, model, prompts(1), 1, **options)  # warm up
         alone = None
         for count in counts:
             row = bench.decode(what, model, prompts(count), max_tokens_per_forward=WHOLE, **options)
-            alone = alone or row["rows_per_s"]  # not prompts: some prompts have fewer rows than others
-            found.append(show(row | {"gain": row["rows_per_s"] / alone}))
-    return found
+            alone = alone or row["rows_per_s"]  # not prompts, which have different numbers of rows
+            measured.append(show(row | {"gain": row["rows_per_s"] / alone}))
+    return measured
 
 
 def budget(bench: Bench) -> list[Row]:
-    """Prompts a second by tokens of a forward (a call holds the pools of eight), and the least that is enough."""
-    plan, found = bench.plan, []
+    """Prompts per second by tokens per forward (the pools of a call are eight times as large), and the least enough."""
+    plan, all_rows = bench.plan, []
     for what, name, prompts, budgets, repeats, options in (
         ("countdown", "countdown", bench.puzzles(plan.puzzles[-1]), plan.puzzle_budgets, 2, bench.puzzle),
         ("8B, rows differ", "large", bench.ids(plan.large[-1]), plan.large_budgets, 1, bench.answer),
     ):
         model = getattr(bench, name)
-        bench.decode(what, model, prompts[:1], 1, **options)  # warms up
+        bench.decode(what, model, prompts[:1], 1, **options)  # warm up
         measured = []
         for tokens in budgets:
             row = bench.decode(what, model, prompts, repeats, max_tokens_per_forward=tokens, **options)
             measured.append(show(row | {"budget": tokens}))
         best = max(row["prompts_per_s"] for row in measured)
         enough = next(row["budget"] for row in measured if row["prompts_per_s"] >= ENOUGH * best)
-        found += [row | {"enough": row["budget"] == enough} for row in measured]
-    return found
+        all_rows += [row | {"enough": row["budget"] == enough} for row in measured]
+    return all_rows
 
 
 def batching(bench: Bench) -> list[Row]:
-    """Whole files of puzzles through `run_file`: one prompt at a time, and batched by token budgets."""
+    """Whole files of puzzles with `run_file`: one prompt at a time, and in batches by token budget."""
     plan, model = bench.plan, bench.countdown
-    found: list[Row] = []
-    puzzles, fixed = bench.puzzles(plan.file), {"max_tokens_per_forward": 64} if bench.small else {}
+    measured: list[Row] = []
+    puzzles, budget = bench.puzzles(plan.file), {"max_tokens_per_forward": 64} if bench.small else {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
 
@@ -227,51 +223,47 @@ def batching(bench: Bench) -> list[Row]:
                 report = d5p4.run_file(model, source, output, seed=0, **bench.puzzle | options)
             finally:
                 job_plan.WINDOW = before
-            row: Row = {"what": what, "prompts": count, "seconds": report.seconds,
-                   "prompts_per_s": count / report.seconds, "rows_per_s": report.rows / report.seconds}  # fmt: skip
-            found.append(row)
+            rates = {"prompts_per_s": count / report.seconds, "rows_per_s": report.rows / report.seconds}
+            measured.append({"what": what, "prompts": count, "seconds": report.seconds, **rates})
             return output.read_text().splitlines()
 
         run("warm-up", min(8, plan.file), job_plan.WINDOW)
-        found.clear()
+        measured.clear()
         alone = run("one prompt at a time", plan.alone, 1)
         for what, options in (
             ("batched, default budget", {}),
-            ("batched, 16384 tokens a forward", {"max_tokens_per_forward": 1 << 14}),
-            ("batched, deterministic", {"deterministic": True} | fixed),
+            ("batched, 16384 tokens per forward", {"max_tokens_per_forward": 1 << 14}),
+            ("batched, deterministic", {"deterministic": True} | budget),
         ):
             lines = run(what, plan.file, job_plan.WINDOW, **options)
-            same = sum(
-                json.loads(a)["answers"] == json.loads(b)["answers"] for a, b in zip(alone, lines, strict=False)
-            )
-            gain = found[-1]["prompts_per_s"] / found[0]["prompts_per_s"]
-            found[-1] |= {"gain": gain}
-            if "deterministic" not in options:  # whose answers one by one are others; see deterministic.py
-                found[-1] |= {"same_share": same / plan.alone}
-            show(found[-1])
-    return found
+            same = sum(json.loads(a)["answers"] == json.loads(b)["answers"] for a, b in zip(alone, lines, strict=False))
+            measured[-1]["gain"] = measured[-1]["prompts_per_s"] / measured[0]["prompts_per_s"]
+            if "deterministic" not in options:  # deterministic decodes have other answers; see deterministic.py
+                measured[-1]["same_share"] = same / plan.alone
+            show(measured[-1])
+    return measured
 
 
 def distinct(bench: Bench) -> list[Row]:
-    """Share of rows that differ within a pool of k = 16, w = 4, for the shipped trained models."""
+    """The share of distinct rows in a pool of k = 16, w = 4, for the shipped models."""
     plan, window = bench.plan, bench.puzzle["gen_length"]
     common = dict(k=2, w=2) if bench.small else dict(k=16, w=4)
-    found = []
+    measured = []
     for tokens in (1, 4):
         options = common | dict(gen_length=window, steps=window // tokens)
         row = bench.decode("countdown", bench.countdown, bench.puzzles(plan.shares), 1, **options)
-        found.append(show(row | {"tokens_a_step": tokens}))
+        measured.append(show(row | {"tokens_a_step": tokens}))
     books = d5p4.load("books", bench.device)
-    length = 8 if bench.small else 192  # the model's rows hold 256
+    length = 8 if bench.small else 192  # the model's rows have at most 256 tokens
     for tokens in (1, 4):
         options = common | dict(gen_length=length, steps=length // tokens)
         row = bench.decode("books", books, (2 * OPENINGS)[: plan.texts], 1, **options)
-        found.append(show(row | {"tokens_a_step": tokens}))
-    return found
+        measured.append(show(row | {"tokens_a_step": tokens}))
+    return measured
 
 
 def host(bench: Bench) -> list[Row]:
-    """What the host does for one prompt, and its store for one request."""
+    """The host's time per prompt, and the store's time per request."""
     sizes = bench.plan.host
     with tempfile.TemporaryDirectory() as name:
         return [*_input(sizes, Path(name)), *_parts(sizes, Path(name)), *_store(sizes)]
@@ -282,17 +274,16 @@ def _row(what: str, seconds: float, count: int, **more: Any) -> Row:
 
 
 def _input(sizes: HostSizes, folder: Path) -> list[Row]:
-    """Counting and hashing the file; tokenising, hashing, sorting and batching it, which every rank does."""
+    """Count and hash the input file; tokenise, hash, sort and batch its prompts, which every rank does."""
     chance, path = random.Random(0), folder / "prompts.jsonl"
     with path.open("w", encoding="utf-8") as file:
         for number in range(sizes.lines):
-            words = chance.choices(WORDS, k=int(PROMPT_TOKENS * 0.8))
+            words = chance.choices(WORDS.split(), k=int(PROMPT_TOKENS * 0.8))
             file.write(json.dumps({"id": f"p{number}", "prompt": " ".join(words)}) + "\n")
-    books: Any = d5p4.load("books", "cpu")  # for its tokenizer; its rows would be too short for such answers
-    model: Any = SimpleNamespace(
-        tokenizer=books.tokenizer, head=books.head, mask_id=books.mask_id, max_length=4096, carry_over=False,
-        default_order="confidence", generation_defaults={},
-    )  # fmt: skip
+    books: Any = d5p4.load("books", "cpu")  # only for its tokenizer; the model is too short for such answers
+    model: Any = SimpleNamespace(tokenizer=books.tokenizer, head=books.head, mask_id=books.mask_id, max_length=4096)
+    model.carry_over, model.default_order, model.generation_defaults = False, "confidence", {}
+    model.body = books.body
     options = {"k": K, "w": 4, "gen_length": ANSWER_TOKENS}
     lines, scan = fastest(lambda: PromptFile(path), CPU)
 
@@ -300,7 +291,7 @@ def _input(sizes: HostSizes, folder: Path) -> list[Row]:
         return fastest(lambda: list(plan_work(lines, Prepared(model, options), bad_first=False)), CPU)
 
     work, plain = planned()
-    tokens = sum(len(item.request.ids) for each in work for item in each.items) / sizes.lines
+    tokens = sum(len(item.request.ids) for batch in work for item in batch.items) / sizes.lines
     model.tokenizer = Tokenizer(books.tokenizer.backend, chat_template=CHAT, mask_id=books.mask_id)
     _, chat = planned()
     return [
@@ -311,15 +302,15 @@ def _input(sizes: HostSizes, folder: Path) -> list[Row]:
 
 
 def _parts(sizes: HostSizes, folder: Path) -> list[Row]:
-    """Lines of many ranks, taken from the counter in turn: written, found again, put in order."""
-    text = ("the answer is " * 100)[: round(ANSWER_TOKENS * LETTERS_A_TOKEN)]
-    fields = {"id": "p", "prompt": "a" * round(PROMPT_TOKENS * LETTERS_A_TOKEN), "answers": [text] * K}
-    known = {"score": [-0.123456] * K, "distance": 0.1, "distinct": K, "logdet": -1.0, "rows": 9000, "seed": 0}
+    """Write the lines of many ranks to parts, find them again and merge them in order."""
+    text = ("the answer is " * 100)[: round(ANSWER_TOKENS * LETTERS_PER_TOKEN)]
+    fields = {"id": "p", "prompt": "a" * round(PROMPT_TOKENS * LETTERS_PER_TOKEN), "answers": [text] * K}
+    scores = {"score": [-0.123456] * K, "distance": 0.1, "distinct": K, "logdet": -1.0, "rows": 9000, "seed": 0}
     store = RowStore(folder / "answers.jsonl", summarise)
     store.folder.mkdir()
 
     def line(number: int) -> bytes:
-        return json_line(fields | {"line": number + 1} | known)
+        return json_line(fields | {"line": number + 1} | scores)
 
     size = len(line(0))
 
@@ -334,8 +325,8 @@ def _parts(sizes: HostSizes, folder: Path) -> list[Row]:
     existing, read_seconds = fastest(store.read, CPU)
     _, merge = fastest(lambda: store.write(store.raw_rows(existing.places)), CPU)
     tracemalloc.start()
-    held = store.read()
-    memory = tracemalloc.get_traced_memory()[0] / len(held.places)
+    existing = store.read()
+    memory = tracemalloc.get_traced_memory()[0] / len(existing.places)
     tracemalloc.stop()
     return [
         _row("append a batch of 5 lines and wait for the disk", appended, sizes.appends, bytes=5 * size),
@@ -345,31 +336,38 @@ def _parts(sizes: HostSizes, folder: Path) -> list[Row]:
 
 
 def _store(sizes: HostSizes) -> list[Row]:
-    """One client of torchrun's kind of store; and the lines an earlier start finished, as they are told to a rank."""
+    """Requests of one client to a store like torchrun's; and the transfer of all finished lines to a rank."""
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
     client = dist.TCPStore("127.0.0.1", server.port, timeout=timedelta(seconds=30))
     _, asked = fastest(lambda: [client.add("count", 1) for _ in range(sizes.requests)], CPU)
-    scattered = random.Random(0).sample(range(1, sizes.finished + 1), sizes.finished // 2)  # the largest there can be
-    told = pickle.dumps(Done(sizes.finished, scattered))
+    scattered = random.Random(0).sample(
+        range(1, sizes.finished + 1), sizes.finished // 2
+    )  # scattered lines take the most bytes
+    message = pickle.dumps(Done(sizes.finished, scattered))
 
-    def tell() -> None:
-        client.set("finished", told)  # type: ignore[arg-type]  # bytes are taken too
+    def send() -> None:
+        client.set("finished", message)  # type: ignore[arg-type]  # bytes work too
         pickle.loads(client.get("finished"))
 
-    _, seconds = fastest(tell, CPU)
+    _, seconds = fastest(send, CPU)
     return [
         _row("ask the store", asked, sizes.requests),
-        _row("tell a rank which lines are finished", seconds, sizes.finished, bytes=len(told)),
+        _row("tell a rank which lines are finished", seconds, sizes.finished, bytes=len(message)),
     ]
 
 
 SECTIONS: dict[str, Callable[[Bench], list[Row]]] = {
-    "bytes": exchanged, "rows": rows, "budget": budget, "batching": batching, "distinct": distinct, "host": host,
-}  # fmt: skip
+    "bytes": exchanged,
+    "rows": rows,
+    "budget": budget,
+    "batching": batching,
+    "distinct": distinct,
+    "host": host,
+}
 
 
 def run(plan: Plan, device: torch.device, names: Sequence[str], out: Path, small: bool = False) -> dict[str, Any]:
-    """Measure the named sections and merge them into the JSON, which is written after each."""
+    """Measure the named sections; the JSON is written after each of them."""
     bench, results = Bench(plan, device, small), {"sections": {}} | read(out)
     for name, measure in SECTIONS.items():
         if name not in names:
@@ -385,9 +383,9 @@ def run(plan: Plan, device: torch.device, names: Sequence[str], out: Path, small
 
 def main(arguments: Sequence[str]) -> None:
     parser = make_parser("scale", __doc__)
-    parser.add_argument("--device", help="cuda where there is one")
-    parser.add_argument("--small", action="store_true", help="tiny sizes, to see that everything runs")
-    parser.add_argument("--sections", "--section", default=",".join(SECTIONS), help="of " + ",".join(SECTIONS))
+    parser.add_argument("--device", help="default: cuda if there is one")
+    parser.add_argument("--small", action="store_true", help="tiny sizes, to test that everything runs")
+    parser.add_argument("--sections", "--section", default=",".join(SECTIONS), help="some of " + ",".join(SECTIONS))
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
     names = chosen(options.sections, SECTIONS, "section")
@@ -396,4 +394,4 @@ def main(arguments: Sequence[str]) -> None:
     results = run(plan, choose_device(options.device), names, out, options.small)
     failed = [name for name in names if "error" in results["sections"][name]]
     if failed:
-        raise d5p4.D5P4Error(f"{', '.join(failed)} failed")
+        raise d5p4.D5P4Error(f"sections that failed: {', '.join(failed)}; their errors are in {out}")

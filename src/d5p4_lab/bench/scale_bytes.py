@@ -1,7 +1,7 @@
-"""What two ranks that share a pool send each other in a step: real processes, gloo, `SpreadBeams.sent`.
+"""The bytes that two ranks sharing a pool send per step, in real processes with gloo, counted by `SpreadBeams.sent`.
 
-The body is a stand-in: a table look-up that makes a feature row from token and position. Only the exchange is measured,
-and its size does not depend on what the numbers are, only on how many rows differ.
+Instead of a model, a table look-up makes a feature row from token and position. This is enough, because the size of the
+exchange depends only on the number of distinct rows.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from d5p4.types import Head, Hidden
 
 from . import Row, generate
 
-VOTES = "votes"  # counted beside the bytes: one before each exchange
+VOTES = "votes"  # counted beside the bytes; there is one vote before every exchange
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """R ranks that hold `groups` groups of w rows each."""
+    """A pool over several ranks; every rank has `groups` groups of w rows."""
 
     ranks: int = 2
     groups: int = 6
@@ -41,7 +41,7 @@ class Sizes:
     width: int = 4096
     vocabulary: int = 32
     steps: int = 5
-    votes: int = 300  # timed
+    votes: int = 300  # number of timed votes
 
     @property
     def k(self) -> int:
@@ -51,9 +51,9 @@ class Sizes:
     def own_rows(self) -> int:
         return self.groups * self.w
 
-    def gathered(self, bytes_each: int) -> int:
-        """Bytes a rank sends where everybody gets all features."""
-        return self.own_rows * self.length * self.width * bytes_each * (self.ranks - 1)
+    def gathered(self, itemsize: int) -> int:
+        """Bytes that a rank sends if every rank gets all features."""
+        return self.own_rows * self.length * self.width * itemsize * (self.ranks - 1)
 
     def __str__(self) -> str:
         return f"{self.ranks} ranks of {self.groups}×{self.w} rows, L {self.length}, D {self.width}"
@@ -67,7 +67,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 class LookUp:
-    """A model without arithmetic: features are a table's row of the token plus one of the position."""
+    """A model without layers: the features are a row for the token plus a row for the position."""
 
     name, max_length, carry_over, default_order, tokenizer = "look-up", 1 << 16, False, "confidence", None
     generation_defaults: dict[str, Any] = {}
@@ -92,12 +92,12 @@ class LookUp:
 
 
 def work(sizes: Sizes) -> dict[str, Any]:
-    """One rank: all cases, then the time of a vote. Bytes of a step are those between two forwards."""
+    """Run all cases on one rank, then time votes. The bytes of a step are those sent between two forwards."""
     torch.set_num_threads(1)
     mesh = connect((1, sizes.ranks), timeout=120, device="cpu")
-    beams: Any = mesh.beams  # whose count of bytes and vote are its own affair
+    beams: Any = mesh.beams  # Any: its vote is private
     model: Any = LookUp(sizes)
-    found: dict[str, Any] = {}
+    measured: dict[str, Any] = {}
     vote, voted = beams._vote, Counter[str]()
 
     def counted(error: Exception | None) -> None:
@@ -114,12 +114,10 @@ def work(sizes: Sizes) -> dict[str, Any]:
             times.append(time.perf_counter())
 
         model.at_forward = mark
-        result = generate(
-            model, [[0]], k=sizes.k, w=sizes.w, gen_length=sizes.length, steps=sizes.steps, seed=1, beams=beams,
-            max_tokens_per_forward=1 << 24, **options,
-        )  # fmt: skip
+        shape = dict(k=sizes.k, w=sizes.w, gen_length=sizes.length, steps=sizes.steps)
+        result = generate(model, [[0]], **shape, seed=1, beams=beams, max_tokens_per_forward=1 << 24, **options)
         steps = [dict(after - before) for before, after in zip(marks, marks[1:], strict=False)]
-        found[what] = {
+        measured[what] = {
             "steps": steps,
             "seconds": [after - before for before, after in zip(times, times[1:], strict=False)],
             "rows": int(result.rows[0]),
@@ -129,19 +127,18 @@ def work(sizes: Sizes) -> dict[str, Any]:
         began = time.perf_counter()
         for _ in range(sizes.votes):
             vote(None)
-        found["vote"] = {"ms": (time.perf_counter() - began) / sizes.votes * 1e3}
+        measured["vote"] = {"ms": (time.perf_counter() - began) / sizes.votes * 1e3}
     mesh.close()
-    return found
+    return measured
 
 
 def start(sizes: Sizes, folder: Path) -> list[dict[str, Any]]:
-    """What `work` found on each rank."""
+    """Run `work` in one process per rank; the results by rank."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
-    environment = os.environ | {
-        "WORLD_SIZE": str(sizes.ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
+    world = {"WORLD_SIZE": str(sizes.ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    environment = os.environ | world | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "d5p4_lab.bench.scale_bytes", str(folder), json.dumps(asdict(sizes))]
     processes = [
         subprocess.Popen(command, env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
@@ -153,12 +150,12 @@ def start(sizes: Sizes, folder: Path) -> list[dict[str, Any]]:
         for process in processes:
             process.kill()
     if any(codes):
-        raise RuntimeError(f"the ranks ended with {codes}")
+        raise RuntimeError(f"a rank failed; the exit codes are {codes}")
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(sizes.ranks)]
 
 
 def measure(sizes: Sizes) -> list[Row]:
-    """One row a case: bytes that the busier rank sends in a step after the first, by kind; and what others send."""
+    """One row per case: the bytes that the busiest rank sends per step after the first, and those of a plain gather."""
     with tempfile.TemporaryDirectory() as folder:
         ranks = start(sizes, Path(folder))
     rows = []
@@ -170,21 +167,24 @@ def measure(sizes: Sizes) -> list[Row]:
         ]
         busiest = max(sent, key=lambda rank: sum(rank.values()))
         one_row = sizes.length * sizes.width * 2 / sizes.ranks * (sizes.ranks - 1)
-        rows.append({
-            "what": what,
-            "size": str(sizes),
-            "sent": busiest,
-            "sent_mb": sum(busiest.values()) / 1e6,
-            "rows_sent": busiest["features"] / one_row,
-            "first_step_mb": max(sum(rank[what]["steps"][0].get(kind, 0) for kind in kinds) for rank in ranks) / 1e6,
-            "exchanges": ranks[0][what]["steps"][1][VOTES],
-            "gather_mb": sizes.gathered(2) / 1e6,
-            "authors_mb": sizes.gathered(4) / 1e6,
-        })  # fmt: skip
-    return [*rows, {"what": "a vote before an exchange", "size": f"{sizes.ranks} ranks on one host",
-                    "ms": max(rank["vote"]["ms"] for rank in ranks)}]  # fmt: skip
+        first_step = max(sum(rank[what]["steps"][0].get(kind, 0) for kind in kinds) for rank in ranks)
+        rows.append(
+            {
+                "what": what,
+                "size": str(sizes),
+                "sent": busiest,
+                "sent_mb": sum(busiest.values()) / 1e6,
+                "rows_sent": busiest["features"] / one_row,
+                "first_step_mb": first_step / 1e6,
+                "exchanges": ranks[0][what]["steps"][1][VOTES],
+                "gather_mb": sizes.gathered(2) / 1e6,
+                "authors_mb": sizes.gathered(4) / 1e6,
+            }
+        )
+    ms = max(rank["vote"]["ms"] for rank in ranks)
+    return [*rows, {"what": "a vote before an exchange", "size": f"{sizes.ranks} ranks on one host", "ms": ms}]
 
 
 if __name__ == "__main__":  # one rank
-    folder, given = sys.argv[1:]
-    Path(folder, f"{os.environ['RANK']}.json").write_text(json.dumps(work(Sizes(**json.loads(given)))))
+    folder, sizes = sys.argv[1:]
+    Path(folder, f"{os.environ['RANK']}.json").write_text(json.dumps(work(Sizes(**json.loads(sizes)))))

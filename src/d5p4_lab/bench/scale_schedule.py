@@ -1,8 +1,7 @@
-"""What a file of prompts costs on many GPUs: arithmetic from measured step times, and the schedule over ranks played
-event by event.
+"""The cost of a file of prompts on many GPUs: arithmetic from measured step times, and a simulation of the ranks.
 
-In the simulation prompts are cut into batches by d5p4's own code; ranks take them from a counter, and a start ends
-early where a rank hangs. What is kept, lost and waited for is added up.
+In the simulation d5p4's own code cuts the prompts into batches, and the ranks take batches from a counter. A start ends
+early if a rank hangs. The simulation adds up useful, lost and waiting time.
 """
 
 from __future__ import annotations
@@ -19,30 +18,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from d5p4.generate import batches
-from d5p4.jobs.budget import CUDA
+from d5p4.jobs.decoder import CUDA
 from d5p4.jobs.plan import WINDOW
 from d5p4.options import Settings
 
 from . import rows_of
 
 Floats = NDArray[np.float64]
-RANKS_A_HOST = 8
-BUDGET = CUDA.least  # tokens a forward that `run_file` takes for a model of this size
+RANKS_PER_HOST = 8
+BUDGET = CUDA.least  # tokens per forward that `run_file` uses for a model of this size
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """Milliseconds of a whole decode step: so many for each row of `tokens` tokens, and never less than `least`."""
+    """Milliseconds of a whole decode step: `ms_per_row` per row of `tokens` tokens, and at least `least`."""
 
-    a_row: float
+    ms_per_row: float
     least: float
     tokens: int = 384
-    authors: float = float("nan")  # a row the paper's way, which runs every row of the pool
+    authors: float = float("nan")  # ms per row of the baseline, which runs every row of the pool
 
     @staticmethod
     def of(gpu: Mapping[str, Any]) -> StepTime:
-        """From the steps of all decodes in gpu.json: `least` is the median first one (one row), `a_row` the slope of a
-        line from 0 through the others (all with the kernels on)."""
+        """Fit the steps of all decodes with our kernels in gpu.json.
+
+        `least` is the median of the first steps (one row), `ms_per_row` the slope of a line from 0 through the others.
+        """
         rows = gpu["sections"]["decode"]["rows"]
         runs = [row["steps"] for row in rows if "steps" in row and "order" in row["what"]]
         later = np.array([(step["body_rows"], step["ms"]) for run in runs for step in run if step["step"] > 0])
@@ -52,8 +53,8 @@ class StepTime:
         return StepTime(float(count @ ms / (count @ count)), least, authors=paper / 60)
 
     def seconds(self, rows: float, tokens: float) -> float:
-        """Of one step with so many rows of so many tokens."""
-        return max(self.least, rows * self.a_row * tokens / self.tokens) / 1e3
+        """The time of one step with `rows` rows of `tokens` tokens."""
+        return max(self.least, rows * self.ms_per_row * tokens / self.tokens) / 1e3
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Job:
     prompt: int = 128
     answer: int = 256
     steps: int = 256
-    share: float = 1.0  # of the rows of a pool that differ, after the first step
+    share: float = 1.0  # of distinct rows in a pool after the first step
 
     @property
     def pool(self) -> int:
@@ -74,12 +75,12 @@ class Job:
 
     @property
     def rows(self) -> float:
-        """Rows through the model for a prompt: all rows of the first step are equal."""
+        """Rows through the model per prompt. All rows of the first step are equal."""
         return 1 + (self.steps - 1) * self.pool * self.share
 
     @property
     def batch(self) -> int:
-        """Prompts of one decode call under the default budget."""
+        """Prompts per decode call under the default budget."""
         return max(1, self.settings.max_tokens_per_call // self.pool // (self.prompt + self.answer))
 
     @property
@@ -87,7 +88,7 @@ class Job:
         return Settings(k=self.k, w=self.w, max_tokens_per_forward=BUDGET)
 
     def seconds(self, step: StepTime, prompts: int | None = None) -> float:
-        """Of a GPU for one prompt, decoded with others (as many as the budget takes)."""
+        """GPU time per prompt when `prompts` (default: as many as the budget allows) are decoded together."""
         together = prompts or self.batch
         tokens = self.prompt + self.answer
         first, later = (step.seconds(together * rows, tokens) for rows in (1, self.pool * self.share))
@@ -97,52 +98,55 @@ class Job:
         return self.prompts * self.seconds(step) / 3600
 
     def authors_hours(self, step: StepTime) -> float:
-        """One prompt at a time, every row of every pool."""
+        """The same by the baseline: one prompt at a time, every row of every pool."""
         return self.prompts * self.steps * self.pool * step.authors / 1e3 / 3600
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What ranks do besides decoding, in seconds; measured by scale.py unless said."""
+    """The time of the ranks besides decoding, in seconds; measured by scale.py unless assumed."""
 
-    plan: float = 500e-6  # a prompt with a chat template, on every rank
-    find: float = 60e-6  # a line, when parts are read
-    merge: float = 50e-6  # a line, at the end
+    plan: float = 500e-6  # per prompt with a chat template, on every rank
+    find: float = 60e-6  # per line, when parts are read
+    merge: float = 50e-6  # per line, at the end
     start: float = 30.0  # torchrun, imports, CUDA (assumed)
     weights: float = 16.0  # GB
     server: float = 5.0  # GB/s that the file server gives to all hosts together (assumed)
-    hang: float = 600.0  # --timeout: until a rank that hangs ends the job
+    hang: float = 600.0  # --timeout: until a hanging rank ends the job
     again: float = 60.0  # until the job is started again (assumed)
 
     @staticmethod
     def of(scale: Mapping[str, Any]) -> Costs:
         rows = rows_of(scale, "host")
 
-        def of(beginning: str, default: float) -> float:
+        def seconds(beginning: str, default: float) -> float:
             return next((row["us"] / 1e6 for row in rows if row["what"].startswith(beginning)), default)
 
-        known = Costs()
-        plan = of("plan a prompt with a chat template", known.plan)
-        return replace(known, plan=plan, find=of("find", known.find), merge=of("merge", known.merge))
+        default = Costs()
+        plan = seconds("plan a prompt with a chat template", default.plan)
+        return replace(default, plan=plan, find=seconds("find", default.find), merge=seconds("merge", default.merge))
 
     def loading(self, ranks: int) -> float:
-        """Each host reads the weights once; its ranks share the pages."""
-        return self.start + math.ceil(ranks / RANKS_A_HOST) * self.weights / self.server
+        """Seconds until all ranks have the weights. Each host reads them once, and its ranks share the memory pages."""
+        return self.start + math.ceil(ranks / RANKS_PER_HOST) * self.weights / self.server
 
 
 @dataclass(frozen=True)
 class World:
-    """How prompts differ and what goes wrong. Prompt lengths are lognormal with `spread`, cut to 16..1024; shares of
-    distinct rows are uniform within `mixed` of their mean, or as far as 1 allows."""
+    """How prompts differ and what goes wrong.
+
+    Prompt lengths are lognormal with `spread`, clipped to 16..1024. Shares of distinct rows are uniform within a factor
+    1 ± `mixed` of their mean, or less where they would exceed 1.
+    """
 
     spread: float = 0.5
     mixed: float = 0.2
-    slow: float = 1.0  # speed of one GPU in 64, of at least one
+    slow: float = 1.0  # speed of one GPU in 64, at least one
     killed: float | None = None  # the share of the work that is done when a rank hangs
 
 
 class Request(NamedTuple):
-    """As much of a request as the batching looks at."""
+    """The parts of a request that the batching uses."""
 
     length: int
     answer: int
@@ -155,7 +159,7 @@ class Batches(NamedTuple):
     """The planned batches of a file."""
 
     seconds: Floats  # [B] on a GPU of speed 1
-    window: NDArray[np.int64]  # [B] which window of the file each is of
+    window: NDArray[np.int64]  # [B] the window of the file
     prompts: NDArray[np.int64]  # [B]
 
 
@@ -163,14 +167,14 @@ class Cut(NamedTuple):
     """A file cut into batches of neighbours in `order`."""
 
     order: NDArray[np.int64]  # [P] prompts, batch by batch
-    first: NDArray[np.int64]  # [B] where a batch begins in it
+    first: NDArray[np.int64]  # [B] the beginning of a batch in `order`
     window: NDArray[np.int64]  # [B]
-    lengths: NDArray[np.int64]  # [P] of rows
+    lengths: NDArray[np.int64]  # [P] tokens per row
 
 
 @cache
 def cut(job: Job, spread: float) -> Cut:
-    """As `run_file` cuts it: the same windows, the same function, the same budget."""
+    """Cut a file as `run_file` does: the same windows, the same function, the same budget."""
     prompts, answer, settings, model = job.prompts, job.answer, job.settings, SimpleNamespace(mask_id=-1)
     middle = math.log(job.prompt) - spread**2 / 2
     drawn = np.random.default_rng(0).lognormal(middle, spread, prompts).clip(16, 1024).astype(int)
@@ -188,27 +192,29 @@ def cut(job: Job, spread: float) -> Cut:
 
 @cache
 def planned(job: Job, spread: float, mixed: float, step: StepTime) -> Batches:
-    found = cut(replace(job, steps=1, share=1.0), spread)  # which do not matter to it
+    """The batches of a file with their times."""
+    file = cut(replace(job, steps=1, share=1.0), spread)  # steps and share do not change the cut
     reach = min(mixed * job.share, 1 - job.share)
     share = np.random.default_rng(1).uniform(job.share - reach, job.share + reach, job.prompts)
-    longest = np.maximum.reduceat(found.lengths[found.order], found.first)  # rows are padded to it
-    count = np.diff(found.first, append=job.prompts)
-    rows = job.pool * np.add.reduceat(share[found.order], found.first)
-    first, later = (
-        np.maximum(step.least, each * step.a_row * longest / step.tokens) / 1e3 for each in (count.astype(float), rows)
-    )
-    return Batches(first + (job.steps - 1) * later, found.window, count)
+    longest = np.maximum.reduceat(file.lengths[file.order], file.first)  # rows are padded to it
+    count = np.diff(file.first, append=job.prompts)
+    rows = job.pool * np.add.reduceat(share[file.order], file.first)
+
+    def seconds(rows: Floats) -> Floats:
+        return np.maximum(step.least, rows * step.ms_per_row * longest / step.tokens) / 1e3
+
+    return Batches(seconds(count.astype(float)) + (job.steps - 1) * seconds(rows), file.window, count)
 
 
 class Played(NamedTuple):
-    """One start."""
+    """The outcome of one start of the job."""
 
     end: float  # when the last rank is done, or all are stopped
     done: NDArray[np.bool_]  # [B]
 
 
 def play(work: Batches, pending: NDArray[np.int64], speed: Floats, plan: float, begin: float, stop: Floats) -> Played:
-    """Ranks take the pending batches from a counter; each plans all windows on its way. Rank r is ended at stop[r]."""
+    """Ranks take pending batches from a counter and plan all windows up to their batch. Rank r ends at stop[r]."""
     free = [(begin, rank) for rank in range(len(speed))]
     planned_to = [-1] * len(speed)
     done, end = np.zeros(len(work.seconds), bool), begin
@@ -229,14 +235,14 @@ def play(work: Batches, pending: NDArray[np.int64], speed: Floats, plan: float, 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A whole run: hours, and where GPU time went as shares of ranks x wall time."""
+    """A whole run: its hours, and the use of GPU time as shares of ranks × wall time."""
 
     ranks: int
     wall: float
     useful: float
     starting: float
     merging: float
-    lost: float  # decoded and not kept, or waiting for the dead
+    lost: float  # decoded but not kept, or waiting for the hung rank
     rest: float  # planning, slow GPUs, waiting for the last batches
 
 
@@ -249,12 +255,12 @@ def simulate(job: Job, ranks: int, step: StepTime, costs: Costs, world: World) -
     starting, lost, done = begin, 0.0, np.zeros(len(everything), bool)
     if world.killed is not None:
         died = begin + world.killed * total / ranks
-        # A hung rank is found out after the timeout. The others decode meanwhile and keep what they finish.
+        # The timeout detects a hung rank. Meanwhile the others decode and keep the batches they finish.
         stop = np.full(ranks, died + costs.hang)
         stop[-1] = died
         first = play(work, everything, speed, plan, begin, stop)
         done = first.done
-        kept = float(work.seconds[done].sum())  # waiting, planning and slow GPUs are in what is lost here
+        kept = float(work.seconds[done].sum())  # `lost` includes waiting, planning and slow GPUs
         lost = first.end - begin - kept / ranks
         again = costs.again + costs.loading(ranks) + costs.find * int(work.prompts[done].sum())
         starting, begin = starting + again, first.end + again
@@ -267,7 +273,7 @@ def simulate(job: Job, ranks: int, step: StepTime, costs: Costs, world: World) -
 
 
 def fixed_shares(job: Job, ranks: int, step: StepTime, world: World) -> float:
-    """Efficiency where prompts are dealt out beforehand instead: batch i to rank i mod R."""
+    """Efficiency if the batches are dealt out beforehand instead: batch i to rank i mod R."""
     work = planned(job, world.spread, world.mixed, step)
     speed = np.ones(ranks)
     speed[::64] = world.slow

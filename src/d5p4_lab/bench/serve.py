@@ -1,13 +1,13 @@
-"""The server under load on loopback: throughput against decoding one prompt after the other, and what clients wait.
+"""The server under load on loopback: throughput compared with decoding one prompt at a time, and waiting times.
 
     python -m d5p4_lab bench serve [--requests 16,32] [--device cpu] [--out FILE]     prints a table of docs/serving.md
-    python -m d5p4_lab bench serve --table [--out FILE]                               prints it again
+    python -m d5p4_lab bench serve --table [--out FILE]                               prints the last one
 
-Puzzles with a seed each are first decoded one by one in this process (`d5p4.generate`), which is what a server without
-batching does at its best. Then a server process answers the same ones for 1, 8 and 32 clients, each of which asks for
-its next answer when it has the last. Every answer is compared with the one decoded alone. While clients wait, another
-asks for /healthz all the time: what it waits is how long the event loop was held up. The floor is what the model's
-multiplications for these rows take at the rate of a plain matrix product of the model's own shape.
+First, puzzles are decoded one by one in this process with `d5p4.generate`, each with its own seed; a server without
+batching cannot be faster. Then a server process answers the same puzzles for 1, 8 and 32 clients. Each client sends its
+next request when it has its last answer. Every answer is compared with the one decoded alone. Meanwhile another client
+asks for /healthz again and again; its waiting time shows how long the event loop was blocked. The floor is the time of
+the model's multiplications for these rows at the rate of a plain matrix product of the model's shape.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from d5p4.eval.countdown import is_right, problems
 
 from ..provenance import about
 from ..timing import wall
-from . import RESULTS, Row, generate, make_parser, markdown, read, show, write
+from . import RESULTS, Row, generate, make_parser, read, show, table_of, write
 
-ASKED: dict[int, dict[str, Any]] = {  # what the server does for n = 4 and n = 1
+OPTIONS: dict[int, dict[str, Any]] = {  # the server's options for n = 4 and n = 1
     4: {"k": 4, "w": 4, "distinct": True, "spare": 4},
     1: {"k": 1, "w": 4},
 }
 CLIENTS = (1, 8, 32)
-PRODUCT = (4096, 320, 832)  # rows, and the larger of the model's matrices
+PRODUCT = (4096, 320, 832)  # rows, and the shape of the largest of the model's matrices
 Request = tuple[str, int]  # prompt, seed
 
 
@@ -48,8 +48,12 @@ def percentile(values: Sequence[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
+def waits(seconds: Sequence[float]) -> dict[str, float]:
+    return {"p50": statistics.median(seconds), "p95": percentile(seconds, 0.95)}
+
+
 def matrix_rate(device: str, dtype: torch.dtype) -> float:
-    """Floating-point operations a second of a matrix product."""
+    """Floating-point operations per second of a matrix product."""
     rows, inner, columns = PRODUCT
     a = torch.randn(rows, inner, device=device, dtype=dtype)
     b = torch.randn(inner, columns, device=device, dtype=dtype)
@@ -58,15 +62,15 @@ def matrix_rate(device: str, dtype: torch.dtype) -> float:
 
 
 def operations(model: Any, result: d5p4.Result) -> float:
-    """Of the forwards of a result's rows: two a parameter and token."""
+    """Floating-point operations of a result's forwards: two per parameter and token."""
     return 2.0 * sum(part.numel() for part in model.parameters()) * int(result.rows[0]) * result.sequences.shape[-1]
 
 
 def alone(model: Any, n: int, requests: Sequence[Request]) -> tuple[list[list[str]], list[float], list[float]]:
-    """The answers to each prompt decoded by itself, the seconds each took and the operations of its forwards."""
+    """Decode each prompt alone: the answers, seconds and operations per prompt."""
     texts, seconds, work = [], [], []
     for prompt, seed in requests:
-        result, spent = wall(partial(generate, model, prompt, seed=seed, **ASKED[n]), model.device)
+        result, spent = wall(partial(generate, model, prompt, seed=seed, **OPTIONS[n]), model.device)
         seconds.append(spent)
         texts.append(result.texts[0])
         work.append(operations(model, result))
@@ -75,18 +79,18 @@ def alone(model: Any, n: int, requests: Sequence[Request]) -> tuple[list[list[st
 
 @contextmanager
 def server(*options: str) -> Iterator[str]:
-    """The address of a server process that is ready."""
+    """Start a server process; its address when it is ready."""
     command = [sys.executable, "-m", "d5p4", "serve", "--model", "countdown", "--port", "0", *options]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None
-            said = [process.stderr.readline()]
-            while said[-1] and not said[-1].startswith("playground"):
-                said.append(process.stderr.readline())
-            if not said[-1]:
-                raise d5p4.D5P4Error(f"the server did not start: {''.join(said)}")
-            url = said[-1].split()[-1].rstrip("/")
-            threading.Thread(target=list, args=(process.stderr,), daemon=True).start()  # so that it never waits for us
+            lines = [process.stderr.readline()]
+            while lines[-1] and not lines[-1].startswith("playground"):
+                lines.append(process.stderr.readline())
+            if not lines[-1]:
+                raise d5p4.D5P4Error(f"the server did not start: {''.join(lines)}")
+            url = lines[-1].split()[-1].rstrip("/")
+            threading.Thread(target=list, args=(process.stderr,), daemon=True).start()  # keep its pipe empty
             while httpx.get(f"{url}/readyz").status_code != 200:
                 time.sleep(0.1)
             yield url
@@ -95,8 +99,8 @@ def server(*options: str) -> Iterator[str]:
 
 
 async def load(url: str, n: int, requests: Sequence[Request], clients: int, stream: bool) -> dict[str, Any]:
-    """Answers to all requests, asked for by so many clients at a time."""
-    todo, found, seconds, pings = list(enumerate(requests))[::-1], {}, [], []
+    """The answers to all requests, sent by `clients` clients at a time, and the waiting times."""
+    todo, texts, seconds, pings = list(enumerate(requests))[::-1], {}, [], []
     over = asyncio.Event()
     async with httpx.AsyncClient(timeout=None, limits=httpx.Limits(max_connections=None)) as http:
 
@@ -108,7 +112,7 @@ async def load(url: str, n: int, requests: Sequence[Request], clients: int, stre
                 answer = await http.post(f"{url}/v1/completions", json=body)
                 seconds.append(time.perf_counter() - start)
                 answer.raise_for_status()
-                found[number] = streamed(answer.text, n) if stream else [c["text"] for c in answer.json()["choices"]]
+                texts[number] = streamed(answer.text, n) if stream else [c["text"] for c in answer.json()["choices"]]
 
         async def pulse() -> None:
             while not over.is_set():
@@ -123,12 +127,9 @@ async def load(url: str, n: int, requests: Sequence[Request], clients: int, stre
         elapsed = time.perf_counter() - start
         over.set()
         await heart
-    return {
-        "clients": clients, "stream": stream, "rate": len(requests) / elapsed,
-        "p50": statistics.median(seconds), "p95": percentile(seconds, 0.95),
-        "healthz_p95": percentile(pings, 0.95), "healthz_most": max(pings),
-        "texts": [found[i] for i in range(len(requests))],
-    }  # fmt: skip
+    row = {"clients": clients, "stream": stream, "rate": len(requests) / elapsed, **waits(seconds)}
+    row |= {"healthz_p95": percentile(pings, 0.95), "healthz_most": max(pings)}
+    return row | {"texts": [texts[i] for i in range(len(requests))]}
 
 
 def streamed(events: str, n: int) -> list[str]:
@@ -141,32 +142,31 @@ def streamed(events: str, n: int) -> list[str]:
 
 
 def batches(url: str) -> tuple[float, float]:
-    """Decodes so far, and prompts in them."""
-    said = dict(line.rsplit(" ", 1) for line in httpx.get(f"{url}/metrics").text.splitlines() if line[0] != "#")
-    return float(said["d5p4_batch_prompts_count"]), float(said["d5p4_batch_prompts_sum"])
+    """The number of decodes so far, and of prompts in them."""
+    metrics = dict(line.rsplit(" ", 1) for line in httpx.get(f"{url}/metrics").text.splitlines() if line[0] != "#")
+    return float(metrics["d5p4_batch_prompts_count"]), float(metrics["d5p4_batch_prompts_sum"])
 
 
 def compared(row: dict[str, Any], expected: list[list[str]]) -> dict[str, Any]:
-    """A row with how many requests got the answers decoded alone, in the same order, in place of the texts."""
+    """Replace the texts by the number of requests whose answers equal those decoded alone, in the same order."""
     texts = row.pop("texts")
     equal = sum(a == b for a, b in zip(texts, expected, strict=True))
     return row | {"equal": equal, "different": sum(len(set(answers)) for answers in texts)}
 
 
 def measure(n: int, count: int, device: str) -> dict[str, Any]:
-    """One by one, then served to 1, 8 and 32 clients, all for requests of n answers."""
+    """Requests for n answers: decoded one by one, then served to 1, 8 and 32 clients."""
     prompts = [problem.prompt for problem in problems(count, numbers=4, seed=7)]
     requests = [(prompt, 1000 + number) for number, prompt in enumerate(prompts)]
     model = d5p4.load("countdown", device)
-    alone(model, n, requests[:2])  # first use of everything
+    alone(model, n, requests[:2])  # warm up
     expected, seconds, work = alone(model, n, requests)
     rate = matrix_rate(device, model.dtype)
-    baseline = {
-        "matrix_rate": rate, "operations": sum(work), "floor": count * rate / sum(work),
-        "rate": count / sum(seconds), "p50": statistics.median(seconds), "p95": percentile(seconds, 0.95),
-        "all_different": sum(len(set(texts)) == n for texts in expected),
-        "right": sum(any(is_right(p, text) for text in texts) for p, texts in zip(prompts, expected, strict=True)),
-    }  # fmt: skip
+    baseline = {"matrix_rate": rate, "operations": sum(work), "floor": count * rate / sum(work)}
+    baseline |= {"rate": count / sum(seconds), **waits(seconds)}
+    baseline["all_different"] = sum(len(set(texts)) == n for texts in expected)
+    solved = [any(is_right(p, text) for text in texts) for p, texts in zip(prompts, expected, strict=True)]
+    baseline["right"] = sum(solved)
     print(f"n = {n}, one by one: {baseline['rate']:.2f} requests/s", flush=True)
     rows = []
     with server("--device", device) as url:
@@ -182,53 +182,50 @@ def measure(n: int, count: int, device: str) -> dict[str, Any]:
     with server("--device", device, "--dtype", "float64") as url:
         double = compared(asyncio.run(load(url, n, few, CLIENTS[-1], False)), exact)
     show(double)
-    return {
-        "n": n, "dtype": str(model.dtype).removeprefix("torch."), "requests": count, "asked": ASKED[n],
-        "alone": baseline, "served": rows, "float64": double | {"requests": len(few)},
-    }  # fmt: skip
+    facts = {"n": n, "dtype": str(model.dtype).removeprefix("torch."), "requests": count, "asked": OPTIONS[n]}
+    return facts | {"alone": baseline, "served": rows, "float64": double | {"requests": len(few)}}
 
 
 def table(results: Mapping[str, Any]) -> str:
-    """Markdown, with notes and where it comes from."""
-    header = ["n", "", "requests/s", "against one by one", "of the floor", "p50", "p95", "prompts a decode",
-              "as decoded alone", "/healthz p95, most"]  # fmt: skip
+    """Markdown with notes and the origin of the figures."""
     rows, notes = [], []
 
-    def common(row: Row, floor: float) -> list[str]:
-        return [f"{100 * row['rate'] / floor:.1f} %", f"{row['p50']:.2f} s", f"{row['p95']:.2f} s"]
+    def add(n: int, what: str, row: Row, floor: float, **more: str) -> None:
+        cells = {"n": str(n), "": what, "requests/s": f"{row['rate']:.2f}", "against one by one": "1"}
+        cells |= {"of the floor": f"{100 * row['rate'] / floor:.1f} %", "p50": f"{row['p50']:.2f} s"}
+        cells |= {"p95": f"{row['p95']:.2f} s", "prompts per decode": "1"}
+        rows.append(cells | {"as decoded alone": "", "/healthz p95, most": ""} | more)
 
     for part in results["parts"]:
         n, count, base, double = part["n"], part["requests"], part["alone"], part["float64"]
-        rows.append([str(n), "`d5p4.generate`, one by one", f"{base['rate']:.2f}", "1", *common(base, base["floor"]),
-                     "1", "", ""])  # fmt: skip
+        add(n, "`d5p4.generate`, one by one", base, base["floor"])
         for row in part["served"]:
-            rows.append([
-                str(n), f"{row['clients']} client{'s' * (row['clients'] > 1)}{', streamed' * row['stream']}",
-                f"{row['rate']:.2f}", f"**{row['ratio']:.2f} ×**", *common(row, base["floor"]), f"{row['batch']:.1f}",
-                f"{row['equal']} of {count}",
-                f"{1000 * row['healthz_p95']:.0f}, {1000 * row['healthz_most']:.0f} ms",
-            ])  # fmt: skip
+            clients = f"{row['clients']} client{'s' * (row['clients'] > 1)}{', streamed' * row['stream']}"
+            more = {"against one by one": f"**{row['ratio']:.2f} ×**", "prompts per decode": f"{row['batch']:.1f}"}
+            more["as decoded alone"] = f"{row['equal']} of {count}"
+            more["/healthz p95, most"] = f"{1000 * row['healthz_p95']:.0f}, {1000 * row['healthz_most']:.0f} ms"
+            add(n, clients, row, base["floor"], **more)
         different = f"; {n} different texts for {base['all_different']} of {count}" if n > 1 else ""
         notes.append(
             f"n = {n}: {count} held-out puzzles of four numbers, each with its own seed, {part['dtype']}{different}; "
-            f"{base['operations'] / count / 1e9:.0f} GFLOP a request, floor {base['floor']:.2f} requests/s at "
+            f"{base['operations'] / count / 1e9:.0f} GFLOP per request, floor {base['floor']:.2f} requests/s at "
             f"{base['matrix_rate'] / 1e9:.0f} GFLOP/s; in float64, {CLIENTS[-1]} clients: {double['equal']} of "
             f"{double['requests']} as decoded alone."
         )
     origin = results["about"]
     where = f"({origin['machine']}, torch {origin['torch']}, {origin['date']}; `{origin['command']}`)"
-    return "\n".join([markdown(header, rows), "", *notes, where])
+    return "\n".join([table_of(rows), "", *notes, where])
 
 
 def main(arguments: Sequence[str]) -> None:
     parser = make_parser("serve", __doc__)
-    parser.add_argument("--requests", default="16,32", help="of n = 4, and of n = 1")
+    parser.add_argument("--requests", default="16,32", help="numbers of requests for n = 4 and for n = 1")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--out", type=Path, default=RESULTS / "serve.json")
     parser.add_argument("--table", action="store_true", help="print the table of the last run")
     options = parser.parse_args(arguments)
     if not options.table:
-        counts = zip(ASKED, map(int, options.requests.split(",")), strict=True)
+        counts = zip(OPTIONS, map(int, options.requests.split(",")), strict=True)
         parts = [measure(n, count, options.device) for n, count in counts]
         words = ["bench", "serve", "--requests", options.requests, "--device", options.device]
         write(options.out, {"about": about(options.device, words), "parts": parts})

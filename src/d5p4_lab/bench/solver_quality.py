@@ -2,9 +2,10 @@
 
     python -m d5p4_lab bench solver_quality [INSTANCES]
 
-48 settings (k 4-6; 16 or 768 dimensions; children related to their parent or not; additive beta 1, 10, 100 and
-multiplicative beta 1), w = 4, INSTANCES (80) random kernels each, all with a component that every row shares. Prints a
-Markdown table: how often optimal, mean and largest gap in nats, time relative to the default.
+The 48 settings are k 4 to 6, 16 or 768 dimensions, related or unrelated children, and an additive kernel with beta 1,
+10, 100 or a multiplicative one with beta 1; w = 4. Each has INSTANCES (default 80) random kernels whose rows share a
+common component. Prints a Markdown table: the share of optimal sets, mean and largest gap in nats, time relative to the
+default.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ SHARED = 0.8
 
 
 def instances(count: int, k: int, w: int, width: int, kin: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Quality [count, kw] stretched to [0, 1] and similarity [count, kw, kw]; `kin` is what siblings share."""
+    """Quality [count, kw] scaled to [0, 1], similarity [count, kw, kw]; siblings have the share `kin` in common."""
     g = torch.Generator().manual_seed(seed)
 
     def unit(*shape: int) -> Tensor:
@@ -64,7 +65,7 @@ def main(arguments: Sequence[str]) -> None:
         for seed, (k, width, kin, (kind, beta)) in enumerate(settings):
             quality, similarity = instances(count, k, 4, width, kin, seed)
             kernel, gain = build(kind, quality, similarity, beta)
-            problem = prepare(kernel, k, gain)  # ties are indices: its order is the given one
+            problem = prepare(kernel, k, gain)  # without ties the order of the rows stays
             best = problem.score(exhaustive(kernel, k, gain, quality)[:, None])[1][:, 0]
             for name, options in SOLVERS.items():
                 sets, seconds = wall(partial(partition_map, kernel, k, gain, quality, **options), CPU)

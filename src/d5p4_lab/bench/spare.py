@@ -1,10 +1,11 @@
-"""How many of four answers differ, and what spare beams give and cost: held-out puzzles, `countdown`.
+"""How many of four answers differ, and the gain and cost of spare beams, on held-out puzzles with `countdown`.
 
     python -m d5p4_lab bench spare [--device cuda] [--puzzles 500] [--out FILE]    prints the table of docs/serving.md
-    python -m d5p4_lab bench spare --table                                         prints it again
+    python -m d5p4_lab bench spare --table                                         prints the last one
 
-k = w = 4, temperature 1, one seed. "Four different": puzzles whose four texts all differ; "different right": right
-answers that differ by more than the order of operands, a puzzle; rows: distinct ones that went through the model.
+k = w = 4, temperature 1, one seed. "Four different": the share of puzzles whose four texts all differ. "Different
+right": right answers per puzzle that differ by more than the order of operands. Rows: distinct rows through the model
+per puzzle.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 import d5p4
 from d5p4.eval.countdown import canonical, is_right, problems
-from d5p4.jobs.budget import default_budget
+from d5p4.jobs.decoder import default_budget
 
 from ..provenance import about
 from ..statistics import interval
@@ -36,39 +37,34 @@ CASES: tuple[Row, ...] = (
 
 
 def measure(model: Any, numbers: int, count: int, case: Row) -> Row:
-    """[mean, low, high] of each figure over puzzles."""
-    asked = problems(count, numbers=numbers, seed=9)
-    prompts = [problem.prompt for problem in asked]
+    """Every figure as [mean, low, high] over puzzles."""
+    puzzles = problems(count, numbers=numbers, seed=9)
+    prompts = [problem.prompt for problem in puzzles]
     result = generate(model, prompts, k=K, seed=1, max_tokens_per_forward=default_budget(model), **case)
-    right = [
-        [text for text in texts if is_right(problem, text)] for problem, texts in zip(asked, result.texts, strict=True)
-    ]
+    pairs = list(zip(puzzles, result.texts, strict=True))
+    right = [[text for text in texts if is_right(problem, text)] for problem, texts in pairs]
     figures = {
         "different": [100.0 * (len(set(texts)) == K) for texts in result.texts],
         "right": [float(len(set(map(canonical, texts)))) for texts in right],
         "solved": [100.0 * bool(texts) for texts in right],
-        "first": [100.0 * is_right(problem, texts[0]) for problem, texts in zip(asked, result.texts, strict=True)],
+        "first": [100.0 * is_right(problem, texts[0]) for problem, texts in pairs],
         "rows": result.rows.double().tolist(),
     }
     return {"numbers": numbers, **case} | {name: list(interval(values)) for name, values in figures.items()}
 
 
 def table(results: Mapping[str, Any]) -> str:
-    """Markdown, with where it comes from."""
+    """Markdown with the origin of the figures."""
     rows = []
     for row in results["rows"]:
         extra = (", `distinct`" if row["distinct"] else "") + (f", spare {row['spare']}" if row["spare"] else "")
-        shares = {name: f"{half_width(row[name], 1)} %" for name in ("different", "solved", "first")}
-        rows.append([
-            str(row["numbers"]), row["method"] + extra, shares["different"], half_width(row["right"], 2),
-            shares["solved"], shares["first"], half_width(row["rows"], 0),
-        ])  # fmt: skip
+        different, solved, first = (f"{half_width(row[name], 1)} %" for name in ("different", "solved", "first"))
+        right, count = half_width(row["right"], 2), half_width(row["rows"], 0)
+        rows.append([str(row["numbers"]), row["method"] + extra, different, right, solved, first, count])
     origin = results["about"]
-    made = markdown(["numbers", "", "four different", "different right", "solved", "first right", "rows"], rows)
-    return (
-        f"{made}\n\n{results['puzzles']} held-out puzzles each, ± 95 % ({origin['machine']}, torch {origin['torch']}, "
-        f"{results['dtype']}; `{origin['command']}`)"
-    )
+    source = f"{origin['machine']}, torch {origin['torch']}, {results['dtype']}; `{origin['command']}`"
+    text = markdown(["numbers", "", "four different", "different right", "solved", "first right", "rows"], rows)
+    return f"{text}\n\n{results['puzzles']} held-out puzzles each, ± 95 % ({source})"
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -1,9 +1,9 @@
-"""Redraw every table and figure of the documents that comes from committed results of benchmarks (`make tables`).
+"""Redraw all tables and figures of the documents from the committed results of the benchmarks (`make tables`).
 
     python -m d5p4_lab bench tables
 
-A table lies between <!-- KIND: NAME --> and <!-- end --> of its page. `git diff` shows nothing afterwards unless a
-result was measured anew.
+On its page a table stands between <!-- KIND: NAME --> and <!-- end -->. `git diff` shows nothing afterwards unless a
+result or a heading has changed.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from . import (
 
 
 def pages() -> Iterator[tuple[str, str, Tables]]:
-    """(page, kind of table, tables): the pages' paths are those in the checkout."""
+    """(path in the checkout, kind of table, tables) per page and kind."""
     puzzles, prose = countdown.tables(countdown.Book.open(RESULTS / "countdown.json")), read(RESULTS / "books.json")
-    written: Tables = {"table": partial(books.table, prose), "texts": partial(books.texts, prose)}
-    yield "docs/performance.md", "gpu", gpu_page.tables(read(RESULTS / "gpu.json"))
-    yield "docs/performance.md", "agreement", {
-        "table": lambda: agreement.table(read(RESULTS / "agreement.json")["cases"])
-    }  # fmt: skip
-    yield "docs/scale.md", "scale", scale_plan.tables(scale_plan.committed())
-    yield "docs/models.md", "countdown", puzzles
-    yield "docs/models.md", "books", written
-    yield "src/d5p4/models/weights/countdown/README.md", "countdown", puzzles
-    yield "models/books/README.md", "books", written
-    yield "docs/serving.md", "spare", {"table": lambda: spare.table(read(RESULTS / "spare.json"))}
-    yield "docs/serving.md", "serve", {
+    texts: Tables = {"table": partial(books.table, prose), "texts": partial(books.texts, prose)}
+    agreed: Tables = {"table": lambda: agreement.table(read(RESULTS / "agreement.json")["cases"])}
+    served: Tables = {
         "cpu": lambda: serve.table(read(RESULTS / "serve.json")),
         "gpu": lambda: serve.table(read(RESULTS / "serve-gpu.json")),
-    }  # fmt: skip
+    }
+    yield "docs/performance.md", "gpu", gpu_page.tables(read(RESULTS / "gpu.json"))
+    yield "docs/performance.md", "agreement", agreed
+    yield "docs/scale.md", "scale", scale_plan.tables(scale_plan.committed())
+    yield "docs/models.md", "countdown", puzzles
+    yield "docs/models.md", "books", texts
+    yield "src/d5p4/models/weights/countdown/README.md", "countdown", puzzles
+    yield "models/books/README.md", "books", texts
+    yield "docs/serving.md", "spare", {"table": lambda: spare.table(read(RESULTS / "spare.json"))}
+    yield "docs/serving.md", "serve", served
 
 
 def main(arguments: Sequence[str]) -> None:

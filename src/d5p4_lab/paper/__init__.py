@@ -1,4 +1,4 @@
-"""One file for each table or figure of the paper. `reproduce` runs them; `EXPERIMENTS` says where each lies."""
+"""One module per table or figure of the paper. `reproduce` runs them; `EXPERIMENTS` maps names to modules."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EXPERIMENTS = {
 
 
 def experiment(name: str) -> Experiment:
-    """The experiment of a name; its file is read only now."""
+    """The experiment with this name. Its module is imported only when it is asked for."""
     if name not in EXPERIMENTS:
         raise D5P4Error(f"there is no experiment {name!r}; choose one of {', '.join(EXPERIMENTS)}")
     return import_module(f".{EXPERIMENTS[name]}", __name__).EXPERIMENT

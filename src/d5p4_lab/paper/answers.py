@@ -1,8 +1,8 @@
 """Sets of answers: decoded by the library, scored by outside models, reduced to the numbers that drawing needs.
 
 The texts of a set are large and stay on the machine that made them. A `Digest` turns each set and its scores into a few
-numbers. These are committed, so that a clean clone can draw the tables again and extend a run. A set whose numbers are
-there is neither decoded nor scored again.
+numbers, which are committed, so that a clean clone can draw the tables again and extend a run. A set whose numbers are
+committed is not decoded or scored again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .rows import Row, Source, check_made, complete
 from .scoring import AT_ONCE, make_scorer, scorer_names
 from .setup import OPEN, Case, Setup, digest_of, slugged
 
-TOKENS = {"cuda": 1 << 17}  # per forward, by device; other devices use the library's default
+TOKENS = {"cuda": 1 << 17}  # tokens per forward; other devices use the library's default
 
 
 def answers(setup: Setup, case: Case) -> Source:
@@ -47,7 +47,7 @@ def answers(setup: Setup, case: Case) -> Source:
 
 
 def scores(setup: Setup, case: Case, scorer: str) -> Source:
-    """The scores that the scorer `kind:model` gives to those sets of a case that are decoded."""
+    """The scores that the scorer `kind:model` gives to the decoded sets of a case."""
     source = answers(setup, case)
     rows = setup.rows(source)
     kind, _, model = scorer.partition(":")
@@ -68,15 +68,15 @@ def scores(setup: Setup, case: Case, scorer: str) -> Source:
 
 
 def numbers(setup: Setup, some_cases: Sequence[Case] | None = None) -> Source:
-    """The numbers that drawing needs from every set of all cases, or of some cases."""
+    """The numbers that drawing needs, for every set of all cases or of some cases."""
     wanted = setup.cases if some_cases is None else some_cases
-    # Of cases with the same options, keep the one with the most units.
+    # If several cases have the same options, the one with the most units wins.
     cases = {_numbers_slug(setup, case): case for case in sorted(wanted, key=lambda case: case.units)}
     keys = [f"{slug} {unit}" for slug, case in cases.items() for unit in range(case.units)]
 
-    def make(some: Sequence[str]) -> dict[str, Row]:
+    def make(wanted_keys: Sequence[str]) -> dict[str, Row]:
         made: dict[str, Row] = {}
-        for slug, group in groupby(some, lambda key: key.rsplit(" ", 1)[0]):
+        for slug, group in groupby(wanted_keys, lambda key: key.rsplit(" ", 1)[0]):
             units = [key.rsplit(" ", 1)[1] for key in group]
             made |= {f"{slug} {unit}": row for unit, row in _reduce(setup, cases[slug], units).items()}
         return made
@@ -85,7 +85,7 @@ def numbers(setup: Setup, some_cases: Sequence[Case] | None = None) -> Source:
 
 
 def _numbers_file(setup: Setup) -> tuple[str, dict[str, str]]:
-    """Path and header of the file of numbers. The header has no settings: the keys tell settings apart."""
+    """Path and header of the file of numbers. The header has no settings, because the keys contain a hash of them."""
     assert setup.experiment.digest is not None
     name = setup.experiment.digest.name
     return f"numbers/{name}.jsonl.xz", {"numbers": name}
@@ -108,15 +108,15 @@ def _reduce(setup: Setup, case: Case, units: Sequence[str]) -> dict[str, Row]:
     rows = setup.rows(decoded)
     made = {}
     for unit in units:
-        said = {name: setup.rows(source)[unit] for name, source in scored.items()}
-        made[unit] = digest.make(setup, case, int(unit), rows[unit], said)
+        unit_scores = {name: setup.rows(source)[unit] for name, source in scored.items()}
+        made[unit] = digest.make(setup, case, int(unit), rows[unit], unit_scores)
         if setup.reads_data(case.task):
             made[unit]["asked"] = prompt_digits(rows[unit]["prompt"])
     return made
 
 
 def prompt_digits(prompt: str) -> str:
-    """Eight digits of a hash, which tell prompts apart."""
+    """Eight hexadecimal digits of a hash of the prompt, to tell prompts apart."""
     return hashlib.sha256(prompt.encode()).hexdigest()[:8]
 
 
@@ -145,7 +145,7 @@ def _slug(case: Case) -> str:
 
 
 def _numbers_slug(setup: Setup, case: Case) -> str:
-    """The prefix of a case's keys among the numbers; other answers, judges or settings have another prefix."""
+    """The prefix of a case's keys in the file of numbers. It depends on the answers, the scorers and the settings."""
     assert setup.experiment.digest is not None
     settings = {name: setup[name] for name in setup.experiment.digest.settings}
     depends_on = {"answers": _made_with(setup, case), "scorers": scorer_names(setup), "settings": settings}
@@ -165,13 +165,13 @@ def _length(setup: Setup, case: Case) -> int:
 
 
 def _cost(setup: Setup, case: Case) -> float:
-    """The cost of one set: the tokens that go through the model if no two rows are equal."""
+    """The cost of one set: how many tokens go through the model if no two rows are equal."""
     settings, length = _settings(setup, case), _length(setup, case)
     return settings.pool_size * length * (settings.steps or length) * (1 if settings.guidance == 1 else 2)
 
 
 def _first_batch(setup: Setup, case: Case) -> int:
-    """How many sets to decode first: few, so that the first rows and an estimate of the time come soon."""
+    """How many sets to decode in the first batch: few, so that an estimate of the time comes soon."""
     if setup.torch_device.type != "cuda":
         return 1
     tokens = 8 * TOKENS["cuda"]
@@ -179,7 +179,7 @@ def _first_batch(setup: Setup, case: Case) -> int:
 
 
 def _beat(setup: Setup) -> Callback | None:
-    """A callback that shows the other ranks, if there are any, that this one is alive."""
+    """A callback that tells the other ranks that this one is alive; None with a single rank."""
     return None if setup.mesh.world == 1 else lambda shot: setup.mesh.beat()
 
 
@@ -196,7 +196,7 @@ def _decode(setup: Setup, case: Case, keys: Sequence[str]) -> dict[str, Row]:
     began = time.monotonic()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DuplicateAnswers)
-        # The unit names the random stream, so batches, resuming and more units change no answer.
+        # The random stream depends on the unit alone, so batches, resuming and more units change no answer.
         names = [f"{case.task} {unit}" for unit in units]
         result = generate(setup.model, **prompts, keys=names, seed=setup.seed, callback=_beat(setup), **options)
     seconds = (time.monotonic() - began) / len(units)

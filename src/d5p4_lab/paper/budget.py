@@ -1,4 +1,7 @@
-"""Coverage against what it costs: the paper's D5P4, de-duplicated, with distinct children, with more children."""
+"""How many problems are solved for how many rows through the model.
+
+Compares independent sampling with D5P4 (equal rows run once), with distinct children, and with more children per beam.
+"""
 
 from __future__ import annotations
 
@@ -12,27 +15,37 @@ from d5p4.eval.stats import pass_at
 
 from ..statistics import Figure, figure, paired_difference
 from .answers import numbers_of
-from .drawing import STYLES, Claim, Drawing, Table, decided, every, pyplot, shown
+from .drawing import STYLES, Claim, Drawing, Table, all_decided, decided, pyplot, shown
 from .rows import Row
 from .setup import Case, Digest, Experiment, Setup
 
 BOX: Mapping[str, Any] = {
-    "model": "countdown", "tasks": ("countdown:4", "countdown:5"), "k": 4, "units": 1000, "beta": 100.0,
-    "w": (2, 4, 8, 16), "more": (4, 6, 8, 12, 16, 24, 32), "gen_length": None,
-}  # fmt: skip
+    "model": "countdown",
+    "tasks": ("countdown:4", "countdown:5"),
+    "k": 4,
+    "units": 1000,
+    "beta": 100.0,
+    "w": (2, 4, 8, 16),
+    "more": (4, 6, 8, 12, 16, 24, 32),  # numbers of independent answers
+    "gen_length": None,  # None: the length in LENGTHS
+}
 PAPER: Mapping[str, Any] = dict(BOX) | {
-    "model": "GSAI-ML/LLaDA-8B-Instruct", "tasks": ("gsm8k",), "units": 1319, "beta": 25.0, "more": (4, 8, 16, 32),
-}  # fmt: skip
+    "model": "GSAI-ML/LLaDA-8B-Instruct",
+    "tasks": ("gsm8k",),
+    "units": 1319,
+    "beta": 25.0,
+    "more": (4, 8, 16, 32),
+}
 LENGTHS = {"countdown:4": 36, "countdown:5": 48, "gsm8k": 256}
 LABELS = {
-    "independent": "independent: so many answers, all counted",
-    "D5P4+": "D5P4+: 4 answers, w children each",
+    "independent": "independent: all answers (number at the point)",
+    "D5P4+": "D5P4+: 4 answers, w children per beam",
     "distinct": "D5P4+ with distinct children: 4 answers",
 }
 
 
 def cases(setup: Setup) -> list[Case]:
-    found = []
+    planned = []
     for task in setup["tasks"]:
         length = setup["gen_length"] or LENGTHS[task]
         common = {"gen_length": length, "steps": length, "temperature": 1.0, "order": "confidence"}
@@ -41,12 +54,12 @@ def cases(setup: Setup) -> list[Case]:
         ways += [("D5P4+", f"w {w}", beam | {"w": w}, w) for w in setup["w"]]
         ways += [("distinct", f"w {w}", beam | {"w": w, "distinct": True}, w) for w in setup["w"]]
         for group, name, options, value in ways:
-            found.append(Case(f"{task} {group}, {name}", options, setup["units"], task, group, float(value)))
-    return found
+            planned.append(Case(f"{task} {group}, {name}", options, setup["units"], task, group, float(value)))
+    return planned
 
 
-def reduce_graded(setup: Setup, case: Case, unit: int, row: Row, said: Mapping[str, Row]) -> Row:
-    """Which answers are right (one digit each), how many right ones differ, and the rows they cost."""
+def reduce_graded(setup: Setup, case: Case, unit: int, row: Row, scores: Mapping[str, Row]) -> Row:
+    """Which answers are right (one digit per answer), how many right ones differ, and the rows they cost."""
     task = setup.task(case.task, case.units)
     grader, example = grader_named(task.grader or "exact"), task.examples[unit]
     right = grader.grade(example.prompt, row["texts"], example.gold)
@@ -57,7 +70,7 @@ def reduce_graded(setup: Setup, case: Case, unit: int, row: Row, said: Mapping[s
 
 
 class Spent:
-    """What one case covers and costs per problem."""
+    """Coverage and cost of one case, per problem."""
 
     def __init__(self, setup: Setup, case: Case) -> None:
         rows = numbers_of(setup, case)
@@ -70,104 +83,119 @@ class Spent:
 
 
 def draw(setup: Setup) -> Drawing:
-    found = {case.name: Spent(setup, case) for case in setup.cases}
+    by_case = {case.name: Spent(setup, case) for case in setup.cases}
     tables, numbers = [], {}
     for task in setup["tasks"]:
         rows = []
         for case in setup.cases:
             if case.task != task:
                 continue
-            spent = found[case.name]
+            spent = by_case[case.name]
             k = setup["k"]
             any_right = figure(100 * spent.covered)
             at_k = figure(100 * pass_at(spent.right, k)) if spent.right.shape[1] >= k else any_right
             forms = figure(spent.forms)
-            numbers[case.name] = {"covered": any_right, f"pass@{k}": at_k, "forms": forms, "rows": spent.rows,
-                                  "nominal": spent.nominal}  # fmt: skip
-            rows.append([case.name.removeprefix(f"{task} "), shown(any_right, 1), shown(at_k, 1), shown(forms),
-                         f"{spent.rows.value:.2f}", f"{spent.nominal:g}"])  # fmt: skip
-        columns = ["case", "covered, %", f"pass@{setup['k']}, %", "different right", "rows a step", "nominal"]
-        note = "Covered: a right one among all answers. Rows went through the model; nominal is what the paper counts."
+            values = {"covered": any_right, f"pass@{k}": at_k, "forms": forms}
+            numbers[case.name] = values | {"rows": spent.rows, "nominal": spent.nominal}
+            cells = [shown(any_right, 1), shown(at_k, 1), shown(forms), f"{spent.rows.value:.2f}"]
+            rows.append([case.name.removeprefix(f"{task} "), *cells, f"{spent.nominal:g}"])
+        columns = ["case", "covered, %", f"pass@{setup['k']}, %", "different right", "rows per step", "nominal"]
+        note = (
+            "Covered: problems with at least one right answer. Rows per step: rows that went through the model. "
+            "Nominal: rows as the paper counts them."
+        )
         tables.append(Table(task, columns, rows, note))
-    return Drawing(tables, _figure(setup, found), numbers, _claims(setup, found))
+    return Drawing(tables, _figure(setup, by_case), numbers, _claims(setup, by_case))
 
 
-def _claims(setup: Setup, found: Mapping[str, Spent]) -> list[Claim]:
-    claims = []
+def _claims(setup: Setup, by_case: Mapping[str, Spent]) -> list[Claim]:
     width = 4 if 4 in setup["w"] else setup["w"][0]
-    largest = max(setup["w"])
-    for task in setup["tasks"]:
-        plain, other = found[f"{task} D5P4+, w {width}"], found[f"{task} distinct, w {width}"]
-        wide = found[f"{task} D5P4+, w {largest}"]
-        share = plain.rows.value / plain.nominal
-        claims.append(Claim(
-            f"Ours ({task}): running each different row once saves most of the forward", "–",
-            f"{plain.rows.value:.2f} rows a step of {plain.nominal:g} ({share:.0%})",
+    return [claim for task in setup["tasks"] for claim in _task_claims(setup, by_case, task, width, max(setup["w"]))]
+
+
+def _task_claims(setup: Setup, by_case: Mapping[str, Spent], task: str, width: int, largest: int) -> list[Claim]:
+    plain, wide = (by_case[f"{task} D5P4+, w {w}"] for w in (width, largest))
+    other, many = (by_case[f"{task} distinct, w {w}"] for w in (width, largest))
+    share = plain.rows.value / plain.nominal
+    distinct_gain, forms = _gain(other, plain), paired_difference(other.forms, plain.forms)
+    wide_gain, many_gain = _gain(wide, plain), _gain(many, other)
+    claims = [
+        Claim(
+            f"Ours ({task}): running each different row once saves most of the forward",
+            "–",
+            f"{plain.rows.value:.2f} rows per step instead of {plain.nominal:g} ({share:.0%})",
             "holds" if share < 0.5 else "does not hold",
-        ))  # fmt: skip
-        gain = paired_difference(100 * other.covered, 100 * plain.covered)
-        forms = paired_difference(other.forms, plain.forms)
-        claims.append(Claim(
-            f"Ours ({task}): distinct children cover more", "–",
-            f"points of pass@{setup['k']} {shown(gain, 1)}, different right answers {shown(forms)}, rows "
-            f"{plain.rows.value:.2f} → {other.rows.value:.2f}", every([decided(gain), decided(forms)]),
-        ))  # fmt: skip
-        gain = paired_difference(100 * wide.covered, 100 * plain.covered)
-        claims.append(Claim(
-            f"Ours ({task}): more children (w {largest} for {width}) cover more", "–",
-            f"points {shown(gain, 1)}, rows {plain.rows.value:.2f} → {wide.rows.value:.2f}", decided(gain),
-        ))  # fmt: skip
-        for name, ours in ((f"D5P4, w {width}", plain), (f"D5P4 with distinct children, w {width}", other)):
-            rival, even = _same_rows(setup, found, task, ours)
-            claims.append(Claim(
-                f"Ours ({task}): the {setup['k']} answers of {name} cover more than all that independent sampling "
-                "gives for the same rows", "–", f"points against {rival}: {shown(even, 1)}", decided(even),
-            ))  # fmt: skip
-        many = found[f"{task} distinct, w {largest}"]
-        gain = paired_difference(100 * many.covered, 100 * other.covered)
-        claims.append(Claim(
-            f"Ours ({task}): more distinct children (w {largest} for {width}) cover more", "–",
-            f"points {shown(gain, 1)}, rows {other.rows.value:.2f} → {many.rows.value:.2f}", decided(gain),
-        ))  # fmt: skip
+        ),
+        Claim(
+            f"Ours ({task}): distinct children cover more",
+            "–",
+            f"points of pass@{setup['k']} {shown(distinct_gain, 1)}, different right answers {shown(forms)}, rows "
+            f"{plain.rows.value:.2f} → {other.rows.value:.2f}",
+            all_decided([distinct_gain, forms]),
+        ),
+        Claim(
+            f"Ours ({task}): more children (w {largest} instead of {width}) cover more",
+            "–",
+            f"points {shown(wide_gain, 1)}, rows {plain.rows.value:.2f} → {wide.rows.value:.2f}",
+            decided(wide_gain),
+        ),
+    ]
+    for name, ours in ((f"D5P4, w {width}", plain), (f"D5P4 with distinct children, w {width}", other)):
+        rival, lead = _same_rows(setup, by_case, task, ours)
+        claim = f"the {setup['k']} answers of {name} cover more than all independent answers for the same rows"
+        claims.append(Claim(f"Ours ({task}): {claim}", "–", f"points against {rival}: {shown(lead, 1)}", decided(lead)))
+    claims.append(
+        Claim(
+            f"Ours ({task}): more distinct children (w {largest} instead of {width}) cover more",
+            "–",
+            f"points {shown(many_gain, 1)}, rows {other.rows.value:.2f} → {many.rows.value:.2f}",
+            decided(many_gain),
+        )
+    )
     return claims
 
 
-def _same_rows(setup: Setup, found: Mapping[str, Spent], task: str, plain: Spent) -> tuple[str, Figure]:
+def _gain(a: Spent, b: Spent) -> Figure:
+    """How many more percent of the problems a covers than b."""
+    return paired_difference(100 * a.covered, 100 * b.covered)
+
+
+def _same_rows(setup: Setup, by_case: Mapping[str, Spent], task: str, ours: Spent) -> tuple[str, Figure]:
     """Independent sampling with the number of answers whose rows are nearest to D5P4's, and D5P4's lead over it."""
-    alone = {m: found[f"{task} independent, {m} answers"] for m in setup["more"]}
-    m = min(alone, key=lambda m: abs(alone[m].rows.value - plain.rows.value))
-    rival = alone[m]
-    return (f"{m} independent answers ({rival.rows.value:.2f} rows against {plain.rows.value:.2f})",
-            paired_difference(100 * plain.covered, 100 * rival.covered))  # fmt: skip
+    alone = {m: by_case[f"{task} independent, {m} answers"] for m in setup["more"]}
+    m = min(alone, key=lambda m: abs(alone[m].rows.value - ours.rows.value))
+    name = f"{m} independent answers ({alone[m].rows.value:.2f} rows against {ours.rows.value:.2f})"
+    return name, _gain(ours, alone[m])
 
 
-PLACES = {"independent": (6, -10), "D5P4+": (-22, 5), "distinct": (5, 5)}  # of the labels, in points
+OFFSETS = {"independent": (6, -10), "D5P4+": (-22, 5), "distinct": (5, 5)}  # of the labels, in points
 
 
-def _figure(setup: Setup, found: Mapping[str, Spent]) -> object:
+def _figure(setup: Setup, by_case: Mapping[str, Spent]) -> object:
     plt = pyplot()
     tasks = setup["tasks"]
     picture, grid = plt.subplots(1, len(tasks), figsize=(5.2 * len(tasks), 4.3), squeeze=False)
     for axis, task in zip(grid[0], tasks, strict=True):
         for group, label in LABELS.items():
             line = [case for case in setup.cases if case.task == task and case.group == group]
-            each = [found[case.name] for case in line]
-            figures = [figure(100 * spent.covered) for spent in each]
-            rows, covered = [spent.rows.value for spent in each], [f.value for f in figures]
-            axis.fill_between(rows, [f.low for f in figures], [f.high for f in figures], color=STYLES[group]["color"],
-                              alpha=0.08, linewidth=0)  # fmt: skip
+            points = [by_case[case.name] for case in line]
+            figures = [figure(100 * spent.covered) for spent in points]
+            rows, covered = [spent.rows.value for spent in points], [f.value for f in figures]
+            color, marker = STYLES[group]["color"], STYLES[group]["marker"]
+            low, high = [f.low for f in figures], [f.high for f in figures]
+            axis.fill_between(rows, low, high, color=color, alpha=0.08, linewidth=0)
             axis.plot(rows, covered, **STYLES[group], label=label, linewidth=1.4)
             for case, x, y in zip(line, rows, covered, strict=True):
                 text = f"{case.value:g}" if group == "independent" else f"w {case.value:g}"
-                axis.annotate(text, (x, y), textcoords="offset points", xytext=PLACES[group], fontsize=7,
-                              color=STYLES[group]["color"])  # fmt: skip
+                place = {"textcoords": "offset points", "xytext": OFFSETS[group]}
+                axis.annotate(text, (x, y), fontsize=7, color=color, **place)
             if group == "D5P4+":
-                axis.plot([spent.nominal for spent in each], covered, color=STYLES[group]["color"], linestyle=":",
-                          marker=STYLES[group]["marker"], markerfacecolor="white", linewidth=1,
-                          label="D5P4+ at the rows the paper counts")  # fmt: skip
+                look = {"linestyle": ":", "marker": marker, "markerfacecolor": "white", "linewidth": 1}
+                nominal = [spent.nominal for spent in points]
+                axis.plot(nominal, covered, color=color, label="D5P4+ at the rows the paper counts", **look)
         axis.set_xscale("log", base=2)
         axis.xaxis.set_major_formatter("{x:g}")
-        axis.set_xlabel("rows through the model, a problem and step")
+        axis.set_xlabel("rows through the model per problem and step")
         axis.set_ylabel("problems with a right answer, %")
         axis.set_title(task.replace(":", ", ") + (" numbers" if "countdown" in task else ""))
     handles, labels = grid[0][0].get_legend_handles_labels()
@@ -176,6 +204,11 @@ def _figure(setup: Setup, found: Mapping[str, Spent]) -> object:
 
 
 EXPERIMENT = Experiment(
-    "budget", "Coverage against rows", "Ours", {"box": BOX, "paper": PAPER}, draw, cases,
-    Digest("budget", reduce_graded),
-)  # fmt: skip
+    name="budget",
+    title="Coverage against rows",
+    paper="Ours",
+    settings={"box": BOX, "paper": PAPER},
+    draw=draw,
+    cases=cases,
+    digest=Digest("budget", reduce_graded),
+)

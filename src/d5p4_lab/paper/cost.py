@@ -1,15 +1,16 @@
 """Time and memory of one step by stage: forward, selection, sampling.
 
-Two sources. The GPU benchmark (`python -m d5p4_lab bench gpu`: run anew, or its committed results) has whole
-steps at the paper's size, the paper's way and ours. What it lacks is the paper's *Baseline*, which draws every row of
-the pool for itself; so the stages after the forward are also timed here, the three ways, on the machine at hand. On a
-CPU ours are the plain versions, float64 and meant to be exact rather than fast.
+The figures have two sources. The GPU benchmark (`python -m d5p4_lab bench gpu`: a new run, or its committed results)
+times whole steps at the paper's size, both as the paper does them and as we do. It does not time the paper's
+*Baseline*, which draws tokens for every row of the pool. So the stages after the forward are also timed here, in all
+three ways, on the machine that runs the experiment. On a CPU our operations are the plain versions in float64, which
+are made to be exact rather than fast.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
@@ -44,29 +45,29 @@ RESULTS = bench.RESULTS / "gpu.json"
 
 
 def benchmark(setup: Setup) -> Source:
-    """Whole steps, measured anew by the GPU benchmark: a row for each of its sections. Small sizes without a GPU."""
+    """Whole steps, timed by a new run of the GPU benchmark: one row per section. Without a GPU the sizes are small."""
 
     def make(keys: Sequence[str]) -> dict[str, Row]:
         device = setup.torch_device
         with TemporaryDirectory() as folder:
             out = Path(folder) / "gpu.json"
-            words = ["--sections", ",".join(keys), "--out", str(out), "--device", str(device)]
-            words += ["--figure", str(out.with_suffix(".svg"))] + ([] if device.type == "cuda" else ["--small"])
+            arguments = ["--sections", ",".join(keys), "--out", str(out), "--device", str(device)]
+            arguments += ["--figure", str(out.with_suffix(".svg"))] + ([] if device.type == "cuda" else ["--small"])
             with redirect_stdout(sys.stderr):
-                gpu.main(words)
+                gpu.main(arguments)
             results = read_json(out)
         failed = [section["error"] for section in results["sections"].values() if "error" in section]
         if failed:
             raise D5P4Error(f"the GPU benchmark failed: {failed[0]}")
         about = {name: value for name, value in results.items() if name not in ("sections", "targets")}
-        machine = results["sections"]["machine"]  # measured whatever is asked for
+        machine = results["sections"]["machine"]  # the benchmark always adds this section
         return {key: {"section": results["sections"][key], "machine": machine, "about": about} for key in keys}
 
     return setup.source("benchmark", setup["sections"], make, together=len(setup["sections"]), cost=100.0)
 
 
 def stages(setup: Setup) -> Source:
-    """The stages after the forward, a row for each repeat."""
+    """Times of the stages after the forward: one row per repeat."""
 
     def make(keys: Sequence[str]) -> dict[str, Row]:
         with one_thread(setup.torch_device):
@@ -81,7 +82,7 @@ def sources(setup: Setup) -> list[Source]:
 
 
 def _whole_steps(setup: Setup) -> dict[str, Any]:
-    """The JSON of the GPU benchmark: the committed one, or what was measured anew."""
+    """The results of the GPU benchmark: the committed ones, or those of the new run."""
     if setup["from_results"]:
         return read_json(RESULTS)
     source = benchmark(setup)
@@ -95,7 +96,7 @@ select_as_the_paper = partial(baseline_select, beta=BETA)
 
 
 def select_as_ours(logits: Tensor, states: Tensor, k: int) -> Tensor:
-    """Parents [k], entropies in one pass over the logits, local search from k starts."""
+    """Parents [k]: entropies in one pass over the logits, then local search from k starts."""
     banned = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
     entropy = row_stats(logits.flatten(0, 1), banned, ("entropy",))["entropy"].view(logits.shape[:2])
     quality = normalise(-entropy.mean(-1)[None], "minmax", "entropy", logits.shape[-1])
@@ -104,7 +105,7 @@ def select_as_ours(logits: Tensor, states: Tensor, k: int) -> Tensor:
 
 
 def draw_as_ours(logits: Tensor, parents: Tensor, draws: int) -> Tensor:
-    """Tokens [k * L, draws] from keyed uniforms, no copy of the logits."""
+    """Tokens [k * L, draws] from keyed uniforms, without a copy of the logits."""
     length = logits.shape[1]
     rows = (parents[:, None] * length + torch.arange(length, device=logits.device)).flatten()
     u = uniform(mix(rows[:, None], 1), torch.arange(draws, device=logits.device))
@@ -113,7 +114,7 @@ def draw_as_ours(logits: Tensor, parents: Tensor, draws: int) -> Tensor:
 
 
 def _stages(setup: Setup) -> dict[str, dict[str, float]]:
-    """ms and GB of the stages of each way, on the same made-up logits."""
+    """Milliseconds and GB of the stages, for each of the three ways, on the same random logits."""
     k, w, device = setup["k"], setup["w"], setup.torch_device
     length, vocabulary, width = setup["length"], setup["vocabulary"], setup["width"]
     source = torch.Generator(device=device).manual_seed(setup.seed)
@@ -121,12 +122,13 @@ def _stages(setup: Setup) -> dict[str, dict[str, float]]:
     logits = torch.randn(k * w, length, vocabulary, generator=source, device=device, dtype=dtype)
     states = torch.randn(k * w, length, width, generator=source, device=device, dtype=dtype)
 
-    parents, select_ms, select_gb = measured(lambda: select_as_the_paper(logits, states, k), device)
-    _, draw_ms, draw_gb = measured(lambda: draw_as_the_paper(logits[parents], w), device)
-    theirs = {"selection": select_ms, "sampling": draw_ms, "gb": max(select_gb, draw_gb)}
-    parents, select_ms, select_gb = measured(lambda: select_as_ours(logits, states, k), device)
-    _, draw_ms, draw_gb = measured(lambda: draw_as_ours(logits, parents, w), device)
-    ours = {"selection": select_ms, "sampling": draw_ms, "gb": max(select_gb, draw_gb)}
+    def both(select: Callable[[], Tensor], draw: Callable[[Tensor], Tensor]) -> dict[str, float]:
+        parents, select_ms, select_gb = measured(select, device)
+        _, draw_ms, draw_gb = measured(lambda: draw(parents), device)
+        return {"selection": select_ms, "sampling": draw_ms, "gb": max(select_gb, draw_gb)}
+
+    theirs = both(lambda: select_as_the_paper(logits, states, k), lambda rows: draw_as_the_paper(logits[rows], w))
+    ours = both(lambda: select_as_ours(logits, states, k), lambda rows: draw_as_ours(logits, rows, w))
     _, draw_ms, draw_gb = measured(lambda: draw_as_the_paper(logits, 1), device)
     return {INDEPENDENT: {"selection": 0.0, "sampling": draw_ms, "gb": draw_gb}, THEIRS: theirs, OURS: ours}
 
@@ -138,20 +140,28 @@ def draw(setup: Setup) -> Drawing:
 
 
 _BOX = {
-    "from_results": True, "sections": ["step", "decode"], "repeats": 15, "k": 6, "w": 10, "length": 32,
-    "vocabulary": 8192, "width": 256,
-}  # fmt: skip
+    "from_results": True,  # use the committed results of the GPU benchmark
+    "sections": ["step", "decode"],
+    "repeats": 15,
+    "k": 6,
+    "w": 10,
+    "length": 32,
+    "vocabulary": 8192,
+    "width": 256,
+}
+_PAPER = {
+    "from_results": False,
+    "sections": ["solver", "mmr", "step", "decode"],
+    "length": 256,
+    "vocabulary": 126464,
+    "width": 4096,
+}
 
 EXPERIMENT = Experiment(
     name="cost",
     title="Time and memory of one step by stage",
     paper="Table scalability (left)",
-    settings={
-        "box": _BOX,
-        "paper": _BOX | {"from_results": False, "length": 256, "vocabulary": 126464, "width": 4096, "sections": [
-            "solver", "mmr", "step", "decode",
-        ]},
-    },
+    settings={"box": _BOX, "paper": _BOX | _PAPER},
     sources=sources,
     draw=draw,
-)  # fmt: skip
+)

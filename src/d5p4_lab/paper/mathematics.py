@@ -1,4 +1,4 @@
-"""Coverage of right answers, pass@1 to pass@k, in three orders of decoding: search against best-of-n."""
+"""Coverage of right answers (pass@1 to pass@k) by search and by best-of-n, in three orders of decoding."""
 
 from __future__ import annotations
 
@@ -14,29 +14,47 @@ from d5p4.eval.stats import pass_at
 from ..statistics import Figure, figure, paired_difference
 from .answers import numbers_of
 from .continuation import POOL, best_internal, best_perplexity, by_chance, lowest
-from .drawing import Claim, Drawing, Table, bars, decided, every, pyplot, shown
+from .drawing import Claim, Drawing, Table, all_decided, bars, listed, pyplot, shown
 from .rows import Row
 from .setup import Case, Digest, Experiment, Setup
 
 BOX: Mapping[str, Any] = {
-    "model": "countdown", "judges": ("smollm2",), "task": "countdown:5", "k": 4, "w": 4, "gen_length": 48, "steps": 48,
-    "units": 1000, "guidance": 1.0, "beta": (25.0, 100.0), "alpha": (20.0, 100.0), "order_temperature": 0.1,
+    "model": "countdown",
+    "judges": ("smollm2",),
+    "task": "countdown:5",
+    "k": 4,
+    "w": 4,
+    "gen_length": 48,
+    "steps": 48,
+    "units": 1000,
+    "guidance": 1.0,
+    "beta": (25.0, 100.0),  # the paper's value, and the one tuned for this model
+    "alpha": (20.0, 100.0),  # the same for diverse beam search
+    "order_temperature": 0.1,
     "eos": "last",
-}  # fmt: skip
+}
 PAPER: Mapping[str, Any] = dict(BOX) | {
-    "model": "GSAI-ML/LLaDA-8B-Instruct", "judges": ("meta-llama/Meta-Llama-3-8B",), "task": "gsm8k", "gen_length": 256,
-    "steps": 256, "units": 1319, "guidance": 2.5, "beta": (25.0,), "alpha": (20.0,), "eos": "free",
-}  # fmt: skip
+    "model": "GSAI-ML/LLaDA-8B-Instruct",
+    "judges": ("meta-llama/Meta-Llama-3-8B",),
+    "task": "gsm8k",
+    "gen_length": 256,
+    "steps": 256,
+    "units": 1319,
+    "guidance": 2.5,
+    "beta": (25.0,),
+    "alpha": (20.0,),
+    "eos": "free",
+}
 ORDERS: Mapping[str, Mapping[str, Any]] = {
     "confidence": {"order": "confidence", "temperature": 1.0},
     "tempered": {"order": "tempered", "temperature": 1.0},
     "tempered argmax": {"order": "tempered", "temperature": 0.0},
 }
-KEPT = 1.0  # points of pass@1 that may be lost
+KEPT = 1.0  # pass@1 counts as kept if it falls by at most this many points
 
 
 def cases(setup: Setup) -> list[Case]:
-    found = []
+    planned = []
     for order, rule in ORDERS.items():
         common = {name: setup[name] for name in ("gen_length", "steps", "guidance", "eos")} | dict(rule)
         if order != "confidence":
@@ -48,15 +66,16 @@ def cases(setup: Setup) -> list[Case]:
         }
         ways |= {f"diverse beam, α {a:g}": beam | {"method": "diverse-beam", "alpha": a} for a in setup["alpha"]}
         ways |= {f"D5P4+, β {b:g}": beam | {"method": "d5p4", "beta": b} for b in setup["beta"]}
-        found += [Case(f"{order}: {n}", options, setup["units"], setup["task"], order) for n, options in ways.items()]
-    return found
+        planned += [Case(f"{order}: {n}", options, setup["units"], setup["task"], order) for n, options in ways.items()]
+    return planned
 
 
-WAYS = ("independent", "best of n, perplexity", "best of n, internal", "best of n, oracle")  # to choose from a pool
+# Ways to choose k answers from a pool.
+WAYS = ("independent", "best of n, perplexity", "best of n, internal", "best of n, oracle")
 
 
-def _reduce(setup: Setup, case: Case, unit: int, row: Row, said: Mapping[str, Row]) -> Row:
-    """Which answers are right, and of each way to choose k of them: places, self-BLEU, right answers that differ."""
+def _reduce(setup: Setup, case: Case, unit: int, row: Row, scores: Mapping[str, Row]) -> Row:
+    """Which answers are right. For each way to choose k of them: right or wrong, self-BLEU, different right answers."""
     task = setup.task(case.task, case.units)
     grader, example = grader_named(task.grader or "exact"), task.examples[unit]
     right = grader.grade(example.prompt, row["texts"], example.gold)
@@ -64,25 +83,25 @@ def _reduce(setup: Setup, case: Case, unit: int, row: Row, said: Mapping[str, Ro
     ways = {"": list(range(len(right)))}
     if case.name.endswith(POOL):
         oracle = lowest([not mark for mark in right], setup["k"])
-        chosen = (by_chance(setup, unit, row), best_perplexity(setup, said), best_internal(setup), oracle)
+        chosen = (by_chance(setup, unit, row), best_perplexity(setup, scores), best_internal(setup), oracle)
         ways = dict(zip(WAYS, chosen, strict=True))
-    found = {}
+    by_way = {}
     for name, places in ways.items():
         texts = [row["texts"][place] for place in places]
         forms = len({grader.key(row["texts"][place]) for place in places if right[place]})
         marks = "".join("01"[right[place]] for place in places)
-        found[name] = [marks, round(self_bleu(texts), 4), forms]
-    return {"right": "".join("01"[mark] for mark in right), "ways": found}
+        by_way[name] = [marks, round(self_bleu(texts), 4), forms]
+    return {"right": "".join("01"[mark] for mark in right), "ways": by_way}
 
 
 class Judged:
-    """The answers of one way: [P, m] right or wrong, self-BLEU [P], right answers that differ [P]."""
+    """The answers of one way: right or wrong [P, m], self-BLEU [P], number of different right answers [P]."""
 
     def __init__(self, rows: Sequence[Row], way: str) -> None:
         marks, same, forms = zip(*(row["ways"][way] for row in rows), strict=True)
         if way == WAYS[0]:
-            marks = tuple(row["right"] for row in rows)  # the closed form of pass@n averages over all choices of k
-        self.right = np.array([[mark == "1" for mark in each] for each in marks])
+            marks = tuple(row["right"] for row in rows)  # pass@n averages over all choices of k in closed form
+        self.right = np.array([[mark == "1" for mark in answers] for answers in marks])
         self.same, self.forms = np.array(same), np.array(forms)
 
     def solved(self, n: int) -> np.ndarray:
@@ -91,23 +110,23 @@ class Judged:
 
 
 def ways(setup: Setup, order: str) -> dict[str, Judged]:
-    """Every method of one order."""
+    """The answers of every method, for one order of decoding."""
     by_name = {case.name.split(": ", 1)[1]: case for case in setup.cases if case.group == order}
     rows = numbers_of(setup, by_name.pop(POOL))
-    found = {way: Judged(rows, way) for way in WAYS}
-    oracle = found.pop(WAYS[3])
-    found |= {name: Judged(numbers_of(setup, case), "") for name, case in by_name.items()}
-    return found | {WAYS[3]: oracle}
+    by_way = {way: Judged(rows, way) for way in WAYS}
+    oracle = by_way.pop(WAYS[3])
+    by_way |= {name: Judged(numbers_of(setup, case), "") for name, case in by_name.items()}
+    return by_way | {WAYS[3]: oracle}
 
 
 def draw(setup: Setup) -> Drawing:
     k = setup["k"]
     passes = [n for n in (1, 2, 4) if n <= k]
-    found = {order: ways(setup, order) for order in ORDERS}
+    by_order = {order: ways(setup, order) for order in ORDERS}
     tables, numbers = [], {}
-    for order, each in found.items():
+    for order, by_way in by_order.items():
         rows = []
-        for name, judged in each.items():
+        for name, judged in by_way.items():
             figures = {f"pass@{n}": figure(100 * judged.solved(n)) for n in passes}
             figures |= {"S-BLEU": figure(judged.same), "different right": figure(judged.forms)}
             numbers[f"{order}: {name}"] = figures
@@ -117,86 +136,113 @@ def draw(setup: Setup) -> Drawing:
     note = (
         f"{setup['units']} problems ({setup['task']}), k = {k}, w = {setup['w']}, guidance {setup['guidance']:g}. "
         f"Independent: k of {k * setup['w']} samples, averaged over all choices. Best of n takes k of the same "
-        f"{k * setup['w']}: by the perplexity of {setup['judges'][0]}, by the model's own entropy, or knowing which "
-        "are right. β 25 and α 20 are the paper's values; the others were tuned for this model on other problems "
-        "(docs/models.md)."
+        f"{k * setup['w']} samples: by perplexity under {setup['judges'][0]}, by the model's own entropy, or by an "
+        "oracle that knows the right answers. β 25 and α 20 are the paper's values; the others were tuned for this "
+        "model on other problems (docs/models.md)."
     )
     tables[-1] = Table(tables[-1].title, tables[-1].columns, tables[-1].rows, note)
-    return Drawing(tables, _figure(found, k), numbers, _claims(setup, found))
+    return Drawing(tables, _figure(by_order, k), numbers, _claims(setup, by_order))
 
 
-def _claims(setup: Setup, found: Mapping[str, Mapping[str, Judged]]) -> list[Claim]:
+ByOrder = Mapping[str, Mapping[str, Judged]]
+"""The answers by order of decoding and method."""
+
+
+def _coverage(by_order: ByOrder, a: str, b: str, n: int) -> list[Figure]:
+    """How many points of pass@n a is above b, in each order."""
+    return [paired_difference(100 * by_way[a].solved(n), 100 * by_way[b].solved(n)) for by_way in by_order.values()]
+
+
+def _less_alike(by_order: ByOrder, a: str, b: str) -> list[Figure]:
+    """How much lower the self-BLEU of a is than that of b, in each order."""
+    return [paired_difference(by_way[b].same, by_way[a].same) for by_way in by_order.values()]
+
+
+def _claims(setup: Setup, by_order: ByOrder) -> list[Claim]:
     k = setup["k"]
     ours, rival = f"D5P4+, β {setup['beta'][0]:g}", f"diverse beam, α {setup['alpha'][0]:g}"
 
-    def gains(a: str, b: str, n: int) -> list[Figure]:
-        return [paired_difference(100 * each[a].solved(n), 100 * each[b].solved(n)) for each in found.values()]
+    def covers_more(claim: str, paper: str, a: str, b: str) -> Claim:
+        gains = _coverage(by_order, a, b, k)
+        return Claim(f"{claim} (pass@{k})", paper, f"points more: {listed(by_order, gains, 1)}", all_decided(gains))
 
-    def told(figures: Sequence[Figure], digits: int = 1) -> str:
-        return "; ".join(f"{order} {shown(f, digits)}" for order, f in zip(found, figures, strict=True))
-
-    coverage, single = gains(ours, "independent", k), gains(ours, "independent", 1)
-    kept = [f.plus(KEPT) for f in single]
-    same = {
-        name: [paired_difference(each[name].same, each[ours].same) for each in found.values()]
-        for name in ("independent", "greedy beam", rival, "best of n, perplexity", "best of n, internal")
-    }
+    single = _coverage(by_order, ours, "independent", 1)
+    rivals = ("independent", "greedy beam", rival, "best of n, perplexity", "best of n, internal")
+    alike = {name: _less_alike(by_order, ours, name) for name in rivals}
     return [
-        Claim(f"D5P4 raises pass@{k} over independent sampling", "59.3 against 54.5; 72.2, 69.4; 71.8, 69.2",
-              f"points more: {told(coverage)}", every([decided(f) for f in coverage])),
-        Claim("and keeps pass@1", "44.4 against 44.5; 47.3, 45.5; 47.1, 45.2",
-              f"points more: {told(single)}", every([decided(f) for f in kept]), f"kept: at most {KEPT:g} points lost"),
-        Claim(f"D5P4 covers more than diverse beam search (pass@{k})", "59.3 against 58.2; 72.2, 71.2; 71.8, 70.7",
-              f"points more: {told(gains(ours, rival, k))}", every([decided(f) for f in gains(ours, rival, k)])),
-        Claim(f"and diverse beam search more than greedy beam search (pass@{k})",
-              "58.2 against 56.3; 71.2, 68.3; 70.7, 67.5", f"points more: {told(gains(rival, 'greedy beam', k))}",
-              every([decided(f) for f in gains(rival, "greedy beam", k)])),
-        Claim(f"D5P4 covers more than best-of-n by its own score (pass@{k})",
-              "59.3 against 54.0; 72.2, 70.1; 71.8, 69.4",
-              f"points more: {told(gains(ours, 'best of n, internal', k))}",
-              every([decided(f) for f in gains(ours, "best of n, internal", k)])),
-        Claim(f"D5P4 has the lowest self-BLEU at the paper's parameters ({ours}; {rival})",
-              "79.13 (next 80.77); 65.16 (66.70); 65.31 (66.70)",
-              "lower than " + "; ".join(f"{name}: {told(each)}" for name, each in same.items()),
-              every([decided(f) for each in same.values() for f in each])),
-        *_tuned(setup, found),
-    ]  # fmt: skip
+        covers_more(
+            "D5P4 covers more than independent sampling",
+            "59.3 against 54.5; 72.2, 69.4; 71.8, 69.2",
+            ours,
+            "independent",
+        ),
+        Claim(
+            "and keeps pass@1",
+            "44.4 against 44.5; 47.3, 45.5; 47.1, 45.2",
+            f"points more: {listed(by_order, single, 1)}",
+            all_decided(f.plus(KEPT) for f in single),
+            f"it counts as kept if it falls by at most {KEPT:g} point",
+        ),
+        covers_more(
+            "D5P4 covers more than diverse beam search", "59.3 against 58.2; 72.2, 71.2; 71.8, 70.7", ours, rival
+        ),
+        covers_more(
+            "and diverse beam search covers more than greedy beam search",
+            "58.2 against 56.3; 71.2, 68.3; 70.7, 67.5",
+            rival,
+            "greedy beam",
+        ),
+        covers_more(
+            "D5P4 covers more than best-of-n by its own score",
+            "59.3 against 54.0; 72.2, 70.1; 71.8, 69.4",
+            ours,
+            "best of n, internal",
+        ),
+        Claim(
+            f"D5P4 has the lowest self-BLEU at the paper's parameters ({ours}; {rival})",
+            "79.13 (next 80.77); 65.16 (66.70); 65.31 (66.70)",
+            "points lower than "
+            + "; ".join(f"{name}: {listed(by_order, figures, 1)}" for name, figures in alike.items()),
+            all_decided(f for figures in alike.values() for f in figures),
+        ),
+        *_tuned(setup, by_order),
+    ]
 
 
-def _tuned(setup: Setup, found: Mapping[str, Mapping[str, Judged]]) -> list[Claim]:
-    """The same two where both were tuned for the model, where that was done."""
+def _tuned(setup: Setup, by_order: ByOrder) -> list[Claim]:
+    """Compares D5P4 and diverse beam search where both were tuned for the model."""
     if len(setup["beta"]) < 2 or len(setup["alpha"]) < 2:
         return []
     ours, rival = f"D5P4+, β {setup['beta'][-1]:g}", f"diverse beam, α {setup['alpha'][-1]:g}"
-    same = [paired_difference(each[rival].same, each[ours].same) for each in found.values()]
-    coverage = [
-        paired_difference(100 * each[ours].solved(setup["k"]), 100 * each[rival].solved(setup["k"]))
-        for each in found.values()
-    ]
-
-    def told(figures: Sequence[Figure]) -> str:
-        return "; ".join(f"{order} {shown(f, 1)}" for order, f in zip(found, figures, strict=True))
-
+    alike, coverage = _less_alike(by_order, ours, rival), _coverage(by_order, ours, rival, setup["k"])
     pair = f"{ours} against {rival}, both tuned"
     return [
-        Claim(f"Ours: lower self-BLEU where both are tuned ({pair})", "–", f"lower by {told(same)}",
-              every([decided(f) for f in same])),
-        Claim(f"Ours: more coverage where both are tuned ({pair})", "–", f"points more: {told(coverage)}",
-              every([decided(f) for f in coverage])),
-    ]  # fmt: skip
+        Claim(
+            f"Ours: lower self-BLEU where both are tuned ({pair})",
+            "–",
+            f"points lower: {listed(by_order, alike, 1)}",
+            all_decided(alike),
+        ),
+        Claim(
+            f"Ours: more coverage where both are tuned ({pair})",
+            "–",
+            f"points more: {listed(by_order, coverage, 1)}",
+            all_decided(coverage),
+        ),
+    ]
 
 
-def _figure(found: Mapping[str, Mapping[str, Judged]], k: int) -> object:
+def _figure(by_order: ByOrder, k: int) -> object:
     plt = pyplot()
-    picture, axes = plt.subplots(1, len(found), figsize=(11.5, 3.6), sharey=True)
-    for axis, (order, each) in zip(axes, found.items(), strict=True):
-        names = list(each)
+    picture, axes = plt.subplots(1, len(by_order), figsize=(11.5, 3.6), sharey=True)
+    for axis, (order, by_way) in zip(axes, by_order.items(), strict=True):
+        names = list(by_way)
         for row, name in enumerate(names):
             for n, marker in ((1, "o"), (k, "s")):
-                f = figure(100 * each[name].solved(n))
+                f = figure(100 * by_way[name].solved(n))
                 colour = "#0072B2" if name.startswith("D5P4") else "#555555"
-                axis.errorbar(f.value, row, xerr=bars([f]), color=colour, marker=marker, linewidth=1,
-                              markerfacecolor=colour if n == k else "white")  # fmt: skip
+                look = {"color": colour, "markerfacecolor": colour if n == k else "white", "linewidth": 1}
+                axis.errorbar(f.value, row, xerr=bars([f]), marker=marker, **look)
         axis.set_title(order)
         axis.set_xlabel("problems solved, %")
     axes[0].set_yticks(range(len(names)), names)
@@ -208,6 +254,12 @@ def _figure(found: Mapping[str, Mapping[str, Judged]], k: int) -> object:
 
 
 EXPERIMENT = Experiment(
-    "math", "Coverage of right answers", "GSM8K tables (three orders)", {"box": BOX, "paper": PAPER}, draw, cases,
-    Digest("math", _reduce, ("k",)), scorers=("ppl",),
-)  # fmt: skip
+    name="math",
+    title="Coverage of right answers",
+    paper="GSM8K tables (three orders)",
+    settings={"box": BOX, "paper": PAPER},
+    draw=draw,
+    cases=cases,
+    digest=Digest("math", _reduce, ("k",)),
+    scorers=("ppl",),
+)

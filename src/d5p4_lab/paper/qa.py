@@ -1,4 +1,4 @@
-"""Answers to prompts with references: search against best-of-n, with the paper's full set of metrics."""
+"""Answers to prompts that have references: search against best-of-n, under all metrics of the paper."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ from .continuation import (
     measures,
     pool,
     search,
-)  # fmt: skip
-from .drawing import STYLES, Claim, Drawing, Table, agreed, bars, decided, every, pyplot, shown
+)
+from .drawing import EDGE, STYLES, Claim, Drawing, Table, agreed, all_decided, bars, decided, listed, pyplot, shown
 from .plane import perplexity
 from .rows import Row
 from .setup import Case, Digest, Experiment, Setup
 
 REPEATED = (
-    "Repeated: triples of words that came before in the same answer. In confidence order a small model repeats itself, "
-    "and a judge likes that: low perplexity is no proof of quality here."
+    "Repeated: the share of word triples that occurred earlier in the same answer. In confidence order a small model "
+    "repeats itself, which lowers its perplexity, so low perplexity does not prove quality here."
 )
 
 
@@ -61,31 +61,31 @@ def cases(setup: Setup) -> list[Case]:
 WAYS = ("k independent", "best of n, perplexity", "best of n, internal", "best of n, F1 oracle")
 
 
-def _reduce(setup: Setup, case: Case, unit: int, row: Row, said: Mapping[str, Row]) -> Row:
-    """For each way to choose from a set: its measures, and what the paper's other metrics need."""
+def _reduce(setup: Setup, case: Case, unit: int, row: Row, scores: Mapping[str, Row]) -> Row:
+    """For each way to choose k answers of a set: the measures, and the counts behind the paper's other metrics."""
     ways = {case.group: list(range(len(row["texts"])))}
     if case.group == POOL:
         oracle = lowest([-f1(text, row["references"]) for text in row["texts"]], setup["k"])
-        chosen = (by_chance(setup, unit, row), best_perplexity(setup, said), best_internal(setup), oracle)
+        chosen = (by_chance(setup, unit, row), best_perplexity(setup, scores), best_internal(setup), oracle)
         ways = dict(zip(WAYS, chosen, strict=True))
-    found = {}
+    by_way = {}
     for name, places in ways.items():
         texts, references = [row["texts"][place] for place in places], row["references"]
         lexical = [100 * distinct(texts, n) for n in (1, 2, 3)]
         entropy = float(np.mean([empirical_entropy(text) for text in texts]))
-        found[name] = measures(setup, row, said, places) | {
+        by_way[name] = measures(setup, row, scores, places) | {
             **{f"D{n}": round(value, 4) for n, value in zip((1, 2, 3), lexical, strict=True)},
             "entropy": round(entropy, 6),
             "BLEU parts": np.sum([bleu_parts(text, references) for text in texts], axis=0).tolist(),
             "BLEU@k": round(max(sentence_bleu(text, references) for text in texts), 5),
             "pieces": piece_counts(texts),
         }
-    return {"ways": found, "new": _new_pieces(setup, case.name)[unit]}
+    return {"ways": by_way, "new": _new_pieces(setup, case.name)[unit]}
 
 
 @lru_cache(maxsize=2)
 def _new_pieces(setup: Setup, name: str) -> list[int]:
-    """How many new word pieces each unit's references add to those of earlier units. Their sum is EAD's vocabulary."""
+    """How many word pieces are new in each unit's references. The sum over units is the vocabulary size of EAD."""
     (case,) = (case for case in setup.cases if case.name == name)
     rows = setup.rows(answers(setup, case))
     if all(unit in rows for unit in range(case.units)):
@@ -102,42 +102,42 @@ def _new_pieces(setup: Setup, name: str) -> list[int]:
 
 
 def _figures(rows: Sequence[Row], vocabulary: int, k: int, judges: Sequence[str]) -> dict[str, Any]:
-    """Every metric of one way to choose, as `d5p4 score` reports it, with the number of digits to show."""
+    """Every metric of one way to choose, as `d5p4 score` reports it, and the number of digits to show."""
     m = columns(rows)
     adjusted = figure([100 * ead_of_counts(row["pieces"][0], row["pieces"][1], vocabulary) for row in rows])
-    found: dict[str, Any] = {f"PPL, {judge}": (perplexity(m[f"nats {judge}"]), 1) for judge in judges}
-    found |= {"entropy": (figure(m["entropy"]), 3), "F1": (figure(100 * m["F1"]), 2)}
-    found |= {f"F1@{k}": (figure(100 * m["F1@k"]), 2)}
+    metrics: dict[str, Any] = {f"PPL, {judge}": (perplexity(m[f"nats {judge}"]), 1) for judge in judges}
+    metrics |= {"entropy": (figure(m["entropy"]), 3), "F1": (figure(100 * m["F1"]), 2)}
+    metrics |= {f"F1@{k}": (figure(100 * m["F1@k"]), 2)}
     parts = np.array([row["BLEU parts"] for row in rows])
-    found |= {"BLEU": (pooled_figure(parts, bleu_of_parts), 2), f"BLEU@{k}": (figure(m["BLEU@k"]), 2)}
-    found |= {"R-COS": (figure(100 * m["R-COS"]), 2)}
-    found |= {metric: (figure(m[metric]), 2) for metric in ("D1", "D2", "D3")}
-    found |= {"D1-3": (figure(100 * m["D1-3"]), 2), "EAD": (adjusted, 2), "S-BLEU": (figure(m["S-BLEU"]), 2)}
-    return found | {metric: (figure(100 * m[metric]), 2) for metric in ("S-COS", "repeated")}
+    metrics |= {"BLEU": (pooled_figure(parts, bleu_of_parts), 2), f"BLEU@{k}": (figure(m["BLEU@k"]), 2)}
+    metrics |= {"R-COS": (figure(100 * m["R-COS"]), 2)}
+    metrics |= {metric: (figure(m[metric]), 2) for metric in ("D1", "D2", "D3")}
+    metrics |= {"D1-3": (figure(100 * m["D1-3"]), 2), "EAD": (adjusted, 2), "S-BLEU": (figure(m["S-BLEU"]), 2)}
+    return metrics | {metric: (figure(100 * m[metric]), 2) for metric in ("S-COS", "repeated")}
 
 
 def draw(setup: Setup) -> Drawing:
     judges, k = setup["judges"], setup["k"]
-    found: dict[str, list[Row]] = {}
+    by_way: dict[str, list[Row]] = {}
     vocabulary = 0
     for case in setup.cases:
         sets = numbers_of(setup, case)
         vocabulary = sum(row["new"] for row in sets)  # all cases have the same references
-        found |= {name: [row["ways"][name] for row in sets] for name in sets[0]["ways"]}
-    order = [name for name in (*WAYS[:3], *found) if name != WAYS[3]]
-    found = {name: found[name] for name in dict.fromkeys((*order, WAYS[3]))}
-    measured = {name: columns(rows) for name, rows in found.items()}
+        by_way |= {name: [row["ways"][name] for row in sets] for name in sets[0]["ways"]}
+    order = [name for name in (*WAYS[:3], *by_way) if name != WAYS[3]]
+    by_way = {name: by_way[name] for name in dict.fromkeys((*order, WAYS[3]))}
+    measured = {name: columns(rows) for name, rows in by_way.items()}
     table_rows = []
     figures: dict[str, Mapping[str, Any]] = {}
-    for name, rows in found.items():
+    for name, rows in by_way.items():
         cells = _figures(rows, vocabulary, k, judges)
         figures[name] = {metric: value for metric, (value, _) in cells.items()}
         table_rows.append([name, *(shown(value, digits) for value, digits in cells.values())])
     note = (
-        f"{len(found['D5P4+'])} prompts, k = {k}, w = {setup['w']}, guidance {setup['guidance']:g}; all but perplexity "
-        f"and entropy (nats) in %. Best-of-n takes {k} of {k * setup['w']} independent answers. The perplexity of "
-        f"best of n is that of {judges[0]}, which also judges it; internal is the model's own score of an answer "
-        f"(`Result.score`). {REPEATED}"
+        f"{len(by_way['D5P4+'])} prompts, k = {k}, w = {setup['w']}, guidance {setup['guidance']:g}; all figures but "
+        f"perplexity and entropy (nats) are in %. Best of n takes {k} of {k * setup['w']} independent answers: by "
+        f"perplexity under {judges[0]}, which is also one of the judges, or by the model's own score of an answer "
+        f"(internal, `Result.score`). {REPEATED}"
     )
     table = Table("Every metric", ["method", *next(iter(figures.values()))], table_rows, note)
     return Drawing([table], _figure(setup, figures), {"metrics": figures}, _claims(setup, measured))
@@ -148,44 +148,48 @@ def _claims(setup: Setup, measured: dict[str, dict[str, np.ndarray]]) -> list[Cl
         """How much lower a is than b."""
         return paired_difference(measured[b][metric], measured[a][metric])
 
-    claims = []
-    for rival, paper in (("best of n, perplexity", "46.27, 96.40"), ("best of n, internal", "45.57, 96.12")):
-        pair = [less("S-BLEU", "D5P4+", rival), less("S-COS", "D5P4+", rival)]
-        claims.append(Claim(
-            f"Search with D5P4 gives more different answers than {rival}, at equal nominal rows",
-            f"S-BLEU 39.00, S-COS 95.16 against {paper}",
-            f"S-BLEU lower by {shown(pair[0])}, S-COS by {shown(pair[1], 2, 100)}", every([decided(d) for d in pair]),
-        ))  # fmt: skip
-    pair = [less("S-BLEU", "D5P4+", "diverse beam"), less("S-COS", "D5P4+", "diverse beam")]
-    claims.append(Claim(
-        "D5P4's answers differ more than those of diverse beam search",
-        "S-BLEU 39.00 against 40.74, S-COS 95.16 against 95.36",
-        f"S-BLEU lower by {shown(pair[0])}, S-COS by {shown(pair[1], 2, 100)}", every([decided(d) for d in pair]),
-    ))  # fmt: skip
-    for rival, paper in (("diverse beam", "22.71 against 22.55"), ("k independent", "22.71 against 20.74")):
-        gain = less("F1@k", rival, "D5P4+")
-        claims.append(Claim(f"D5P4's best answer is nearer to the reference than that of {rival} (F1@k)", paper,
-                            f"higher by {shown(gain, 2, 100)} points", decided(gain)))  # fmt: skip
+    def more_different(claim: str, paper: str, rival: str) -> Claim:
+        bleu, cosine = less("S-BLEU", "D5P4+", rival), less("S-COS", "D5P4+", rival)
+        values = f"S-BLEU lower by {shown(bleu)}, S-COS by {shown(cosine, 2, 100)}"
+        return Claim(claim, f"S-BLEU 39.00, S-COS 95.16 against {paper}", values, all_decided([bleu, cosine]))
+
+    def higher(claim: str, paper: str, metric: str, a: str, b: str) -> Claim:
+        gain = less(metric, b, a)
+        return Claim(claim, paper, f"higher by {shown(gain, 2, 100)} points", decided(gain))
+
+    search = "Search with D5P4 gives more different answers than {}, at equal nominal rows"
+    nearer = "D5P4's best answer is nearer to the reference than that of {} (F1@k)"
     kept = [less(f"nats {judge}", "D5P4+", "k independent") for judge in setup["judges"]]
-    claims.append(Claim(
-        "D5P4 keeps or lowers the perplexity of independent sampling", "6.40 against 6.46",
-        "log perplexity lower by " + "; ".join(f"{judge} {shown(d, 3)}" for judge, d in
-                                               zip(setup["judges"], kept, strict=True)),
-        agreed([decided(d) for d in kept]),
-        "repetition lowers perplexity too, and D5P4's answers repeat themselves more by "
-        f"{shown(less('repeated', 'k independent', 'D5P4+'), 2, 100)} points of triples",
-    ))  # fmt: skip
-    lexical = less("D1-3", "k independent", "D5P4+")
-    claims.append(Claim("D5P4's answers have more different n-grams than independent ones (D1-3)",
-                        "57.54 against 55.41", f"higher by {shown(lexical, 2, 100)} points",
-                        decided(lexical)))  # fmt: skip
-    gain = less("F1", "D5P4+", "D5P4^P")
-    claims.append(Claim("Guidance in the first half only (D5P4^P) raises accuracy (F1)", "20.71 against 19.02",
-                        f"higher by {shown(gain, 2, 100)} points", decided(gain)))  # fmt: skip
-    best = less("F1@k", "D5P4+", "D5P4^P")
-    claims.append(Claim("D5P4^P also raises the best answer's F1", "24.84 against 22.71",
-                        f"higher by {shown(best, 2, 100)} points", decided(best)))  # fmt: skip
-    return claims
+    return [
+        more_different(search.format("best of n, perplexity"), "46.27, 96.40", "best of n, perplexity"),
+        more_different(search.format("best of n, internal"), "45.57, 96.12", "best of n, internal"),
+        more_different("D5P4's answers differ more than those of diverse beam search", "40.74, 95.36", "diverse beam"),
+        higher(nearer.format("diverse beam"), "22.71 against 22.55", "F1@k", "D5P4+", "diverse beam"),
+        higher(nearer.format("k independent"), "22.71 against 20.74", "F1@k", "D5P4+", "k independent"),
+        Claim(
+            "D5P4 keeps or lowers the perplexity of independent sampling",
+            "6.40 against 6.46",
+            f"log perplexity of independent sampling minus that of D5P4: {listed(setup['judges'], kept, 3)}",
+            agreed([decided(d) for d in kept]),
+            "repetition also lowers perplexity, and the share of repeated word triples is higher by "
+            f"{shown(less('repeated', 'k independent', 'D5P4+'), 2, 100)} points in D5P4's answers",
+        ),
+        higher(
+            "D5P4's answers have more different n-grams than independent ones (D1-3)",
+            "57.54 against 55.41",
+            "D1-3",
+            "D5P4+",
+            "k independent",
+        ),
+        higher(
+            "Guidance in the first half only (D5P4^P) raises accuracy (F1)",
+            "20.71 against 19.02",
+            "F1",
+            "D5P4^P",
+            "D5P4+",
+        ),
+        higher("D5P4^P also raises the best answer's F1", "24.84 against 22.71", "F1@k", "D5P4^P", "D5P4+"),
+    ]
 
 
 def _figure(setup: Setup, figures: dict[str, Mapping[str, Any]]) -> object:
@@ -198,8 +202,7 @@ def _figure(setup: Setup, figures: dict[str, Mapping[str, Any]]) -> object:
         for row, name in enumerate(names):
             f = figures[name][metric]
             style = STYLES.get(name, STYLES["independent" if name == "k independent" else "best of n"])
-            axis.errorbar(f.value, row, xerr=bars([f]), color=style["color"], marker=style["marker"],
-                          markeredgecolor="black", markeredgewidth=0.4)  # fmt: skip
+            axis.errorbar(f.value, row, xerr=bars([f]), color=style["color"], marker=style["marker"], **EDGE)
         axis.set_xlabel(f"{metric} ({way}: better)")
     axes[0].set_yticks(range(len(names)), names)
     axes[0].invert_yaxis()
@@ -207,6 +210,13 @@ def _figure(setup: Setup, figures: dict[str, Mapping[str, Any]]) -> object:
 
 
 EXPERIMENT = Experiment(
-    "qa", "Answers to prompts with references", "QA tables (figures quoted: TruthfulQA)", {"box": BOX, "paper": PAPER},
-    draw, cases, Digest("qa", _reduce, ("k",)), scorers=("ppl", "cos"), needs_text=("box",),
-)  # fmt: skip
+    name="qa",
+    title="Answers to prompts with references",
+    paper="QA tables (figures quoted: TruthfulQA)",
+    settings={"box": BOX, "paper": PAPER},
+    draw=draw,
+    cases=cases,
+    digest=Digest("qa", _reduce, ("k",)),
+    scorers=("ppl", "cos"),
+    needs_text=("box",),
+)

@@ -1,17 +1,18 @@
-"""Do the model's own scores know which texts an outside judge likes? (Tables prelim_corr, score; Fig. mdlm_corr)
+"""Do the model's own scores agree with an outside judge of texts? (Tables prelim_corr, score; Fig. mdlm_corr)
 
-Texts are windows of real text and the model's own samples at several temperatures and numbers of steps, which differ
-more in quality than real texts do. Each is masked several times, the numbers of masks spread evenly over 1..L and the
-same for all texts (as candidates of one decoding step have them), and one forward of each gives
+The texts are windows of real text, and the model's own samples at several temperatures and numbers of steps, which
+differ more in quality than real texts do. Each text is masked several times. The numbers of masked tokens are spread
+evenly over 1..L and are the same for all texts, as they are for the candidates of one decoding step. One forward per
+mask gives
 
-    entropy          -(1/L) Σ_j H_j over all positions, the score D5P4 decodes with (of MDLM revealed ones have H = 0)
+    entropy          -(1/L) Σ_j H_j over all positions: the score D5P4 uses (under MDLM revealed positions have H = 0)
     masked entropy   the mean of -H_j over masked positions
-    self-certainty   the mean of -(1/V') Σ_v log p_j(v) over masked positions; the mask is not among the V' ids
-    bound            the mean of log p_j(token) over masked positions; its mean over masks is the bound a token
+    self-certainty   the mean of -(1/V') Σ_v log p_j(v) over masked positions; V' counts all ids but the mask id
+    bound            the mean of log p_j(token) over masked positions; its mean over masks is the bound per token
 
-The scores are raw: normalised within a batch of masks, as the authors' script does, most of what tells texts apart is
-gone. The judge's side is mean nats a token. A good signal falls as nats rise: its correlation with nats is negative,
-with log-likelihood (minus nats) positive.
+The scores are not normalised. The authors' script normalises them within a batch of masks, which removes most of the
+difference between texts. The judge gives mean nats per token. A good signal falls as nats rise, so its correlation
+with nats is negative, and with log-likelihood (minus nats) positive.
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ from d5p4.models.base import NativeModel
 from d5p4.ops.vocab import vocab_stats
 
 from ..statistics import Figure, Floats, pearson, pooled_figure, spearman
-from .drawing import Claim, Drawing, Table, Verdict, agreed, decided, pyplot, shown
+from .drawing import Claim, Drawing, Table, Verdict, agreed, decided, listed, pyplot, shown
 from .rows import Row, Source, complete, missing_keys
 from .setup import Experiment, Setup
 from .windows import chance, check_same_text, random_masks, real_windows, spread_counts
 
-FORWARD = 16384  # tokens of one forward
-TOGETHER = 16  # texts between two writings
+FORWARD = 16384  # tokens per forward
+TOGETHER = 16  # texts that are measured before they are written
 REAL = "real"
 SIGNALS = {"entropy": "entropy", "masked entropy": "entropy, masked positions", "certainty": "self-certainty"}
 SETS = ("all texts", "real texts", "samples")
-SHOWN = 48  # texts of each kind in the figure
+SHOWN = 48  # the figure shows at most this many texts of each kind
 STRONG = 0.89  # the paper: "Spearman correlations above 0.89"
 
 
@@ -51,21 +52,21 @@ def signals(model: NativeModel, ids: Sequence[int], masked: Tensor) -> dict[str,
     """Each signal of a text under each of its masks [R, L]."""
     row = torch.tensor(ids, device=model.device)
     masked = masked.to(model.device)
-    head, found = model.head, []
+    head, parts = model.head, []
     for part in masked.split(max(1, FORWARD // len(ids))):
-        looked = part if model.carry_over else torch.ones_like(part)
-        states = model.body(row.masked_fill(part, model.mask_id)).states[looked]
-        truth = row.expand_as(part)[looked][:, None]
+        predicted = part if model.carry_over else torch.ones_like(part)
+        states = model.body(row.masked_fill(part, model.mask_id)).states[predicted]
+        truth = row.expand_as(part)[predicted][:, None]
         stats = vocab_stats(states, head.weight, head.bias, head.banned, ("entropy", "certainty"), truth)
         entropy, certainty, token = (
-            torch.zeros(part.shape, dtype=torch.float64).masked_scatter(looked.cpu(), values.double().cpu())
+            torch.zeros(part.shape, dtype=torch.float64).masked_scatter(predicted.cpu(), values.double().cpu())
             for values in (stats["entropy"], stats["certainty"], stats["token"][:, 0])
         )
         hidden = part.cpu()
         count = hidden.sum(1)
         means = [-entropy.mean(1), *((values * hidden).sum(1) / count for values in (-entropy, certainty, token))]
-        found.append(torch.stack(means, 1))
-    columns = zip((*SIGNALS, "bound"), torch.cat(found).T.tolist(), strict=True)
+        parts.append(torch.stack(means, 1))
+    columns = zip((*SIGNALS, "bound"), torch.cat(parts).T.tolist(), strict=True)
     return {name: [round(x, 7) for x in column] for name, column in columns}
 
 
@@ -78,7 +79,7 @@ def kinds(setup: Setup) -> dict[str, tuple[float, int]]:
 
 
 def keys_of(setup: Setup) -> list[str]:
-    """Every text: real ones, then the model's own of each kind."""
+    """The keys of all texts: real ones first, then the model's samples of each kind."""
     real = [f"{REAL} {number}" for number in range(setup["real"])]
     return real + [f"{name} {number}" for name in kinds(setup) for number in range(setup["each"])]
 
@@ -95,26 +96,25 @@ def samples(setup: Setup) -> Source:
     """The model's own texts."""
 
     def make(keys: Sequence[str]) -> dict[str, Row]:
-        found = {}
+        rows = {}
         for name, group in groupby(keys, lambda key: key.rsplit(" ", 1)[0]):
             temperature, steps = kinds(setup)[name]
-            some = list(group)
+            names = list(group)
+            options: dict[str, Any] = {"method": "independent", "k": 1, "gen_length": length_of(setup), "steps": steps}
+            options |= {"temperature": temperature, "sets": len(names), "keys": names, "seed": setup.seed}
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DuplicateAnswers)
-                result = generate(
-                    setup.model, sets=len(some), keys=some, seed=setup.seed, method="independent", k=1,
-                    gen_length=length_of(setup), steps=steps, temperature=temperature,
-                )  # fmt: skip
-            for place, key in enumerate(some):
-                found[key] = {"ids": result.sequences[place, 0].tolist(), "text": result.texts[place][0]}
-        return found
+                result = generate(setup.model, **options)
+            for place, key in enumerate(names):
+                rows[key] = {"ids": result.sequences[place, 0].tolist(), "text": result.texts[place][0]}
+        return rows
 
     own = keys_of(setup)[setup["real"] :]
     return setup.source("samples", own, make, together=TOGETHER, kept=False, **setup.model_and("length"))
 
 
 def _texts(setup: Setup, keys: Sequence[str]) -> list[Row]:
-    """Tokens and text of some texts."""
+    """Rows with the tokens and the text of each key."""
     real, own = setup.rows(real_texts(setup)), setup.rows(samples(setup))
     return [real[key.removeprefix(f"{REAL} ")] if key.startswith(f"{REAL} ") else own[key] for key in keys]
 
@@ -125,11 +125,11 @@ def signals_of(setup: Setup) -> Source:
     def make(keys: Sequence[str]) -> dict[str, Row]:
         length = length_of(setup)
         counts = spread_counts(chance("quality-signal", setup.seed), setup["draws"], length)
-        found = {}
+        rows = {}
         for key, text in zip(keys, _texts(setup, keys), strict=True):
             masked = random_masks(chance("quality-signal", setup.seed, key), counts, length)
-            found[key] = signals(setup.model, text["ids"], masked)
-        return found
+            rows[key] = signals(setup.model, text["ids"], masked)
+        return rows
 
     return setup.source("signals", keys_of(setup), make, **setup.model_and("length", "draws"))
 
@@ -158,7 +158,7 @@ def sources(setup: Setup) -> list[Source]:
         check_same_text(setup, real_texts(setup), length_of(setup))
     wanted = [signals_of(setup), *(judged(setup, judge) for judge in setup["judges"])]
     if not any(missing_keys(setup, source) for source in wanted):
-        return wanted  # the texts are needed no more
+        return wanted  # the texts are no longer needed
     return [real_texts(setup), samples(setup), *wanted]
 
 
@@ -177,9 +177,9 @@ def _standard(values: Floats) -> Floats:
 
 
 def stronger(a: Floats, b: Floats, nats: Floats) -> Figure:
-    """How much more a than b falls with nats, all [n]: Spearman(b, nats) - Spearman(a, nats), texts resampled together.
+    """How much more a falls with nats than b does, all [n]: Spearman(b, nats) - Spearman(a, nats).
 
-    Correlations of ranks are functions of sums over texts; the ranks are those of the whole sample.
+    The interval resamples texts but keeps the ranks of the whole sample, so correlations are functions of sums.
     """
     x, y, z = (_standard(ranks(column)) for column in (a, b, nats))
     parts = np.stack([np.ones(len(x)), x, y, z, x * x, y * y, z * z, x * z, y * z], axis=1)
@@ -196,7 +196,7 @@ def stronger(a: Floats, b: Floats, nats: Floats) -> Figure:
 
 
 def regression(x: Floats, y: Floats) -> tuple[Figure, Figure]:
-    """Slope and intercept of y ≈ slope x + intercept by least squares, both [n]."""
+    """Slope and intercept of the least-squares line y ≈ slope x + intercept, for x and y [n]."""
     parts = np.stack([np.ones(len(x)), x, y, x * x, x * y], axis=1)
 
     def slope(sums: Floats) -> Floats:
@@ -213,21 +213,21 @@ def regression(x: Floats, y: Floats) -> tuple[Figure, Figure]:
 
 
 class Columns:
-    """What was measured, a row a text: signals and nats [n], and which texts are real."""
+    """The measurements as columns with one value per text: signals and nats [n], and the kind of text."""
 
     def __init__(self, setup: Setup) -> None:
         keys = keys_of(setup)
         self.kind = np.array([key.rsplit(" ", 1)[0] for key in keys])
         rows = complete(setup, signals_of(setup))
         self.signal = {name: np.array([np.mean(row[name]) for row in rows]) for name in (*SIGNALS, "bound")}
-        # Every other mask is as evenly spread: two estimates that share nothing but the text.
+        # Every second mask is as evenly spread as all of them, so the halves are two independent estimates.
         self.halves = [np.array([np.mean(row["bound"][start::2]) for row in rows]) for start in (0, 1)]
         self.nats = {
             judge: np.array([row["nats"] for row in complete(setup, judged(setup, judge))]) for judge in setup["judges"]
         }
 
     def inside(self, which: str) -> np.ndarray:
-        """[n] bool: the texts of a set."""
+        """[n] bool: which texts belong to a set of `SETS`."""
         real = self.kind == REAL
         return {"all texts": np.ones_like(real), "real texts": real, "samples": ~real}[which]
 
@@ -262,34 +262,33 @@ def draw(setup: Setup) -> Drawing:
         [kind, str(int((columns.kind == kind).sum())), *_means(columns, columns.kind == kind)]
         for kind in dict.fromkeys(columns.kind.tolist())
     ]
+    tests = [f"{label}: {test}" for label in SIGNALS.values() for test in ("Spearman", "Pearson")]
+    leads = ["entropy ahead of self-certainty", "masked entropy ahead of self-certainty"]
     tables = [
         Table(
-            "Scores against the judge's nats a token",
-            [
-                "judge", "texts", "n",
-                *(f"{label}: {test}" for label in SIGNALS.values() for test in ("Spearman", "Pearson")),
-                "entropy ahead of self-certainty", "masked entropy ahead of it",
-            ],
+            "Scores against the judge's nats per token",
+            ["judge", "texts", "n", *tests, *leads],
             signal_rows,
-            "Negative is right: a better score, fewer nats. Ahead: the difference of the two Spearman correlations, "
-            "positive where entropy is the better signal. The paper: -.776 (entropy) and -.290 (self-certainty) with "
-            f"GPT-2's perplexity; .906 with its likelihood, which is minus nats. {setup['draws']} masks a text; "
-            "smollm2 is quantised to 4 bits; 95 % bootstrap intervals over texts. "
-            f"The figure shows {SHOWN} texts of each kind at most.",
+            "A good signal has a negative correlation: a better score goes with fewer nats. Ahead: the difference of "
+            "the two Spearman correlations, positive if entropy is the better signal. The paper: -.776 (entropy) and "
+            "-.290 (self-certainty) with GPT-2's perplexity; .906 with its likelihood, which is minus nats. "
+            f"{setup['draws']} masks per text; smollm2 is quantised to 4 bits; 95 % bootstrap intervals over texts. "
+            f"The figure shows at most {SHOWN} texts of each kind.",
         ),
         Table(
-            "Likelihood bound a token (x) against the judge's log-likelihood a token (y)",
+            "Likelihood bound per token (x) against the judge's log-likelihood per token (y)",
             ["judge", "texts", "n", "Pearson", "Spearman", "slope", "intercept"],
             bound_rows,
-            "The paper: Pearson .911, y ≈ .95 x + .17. Noise in x makes slopes smaller: two halves of the masks "
-            f"correlate at {shown(figures['bound: correlation of its two halves'])}. smollm2 has its own tokens.",
+            "The paper: Pearson .911, y ≈ .95 x + .17. Noise in x makes slopes smaller; the estimates from two halves "
+            f"of the masks correlate at {shown(figures['bound: correlation of its two halves'])}. smollm2 has its own "
+            "tokens.",
         ),
         Table(
             "Means of each kind of text",
             ["texts", "n", *SIGNALS.values(), "bound", *(f"nats, {judge}" for judge in columns.nats)],
             kinds_rows,
         ),
-    ]  # fmt: skip
+    ]
     return Drawing(tables, _plot(columns, figures), figures, _claims(list(columns.nats), figures))
 
 
@@ -299,52 +298,46 @@ def _means(columns: Columns, inside: np.ndarray) -> list[str]:
 
 
 def _claims(judges: Sequence[str], figures: dict[str, Any]) -> list[Claim]:
-    def told(text: str, which: str = "all texts") -> str:
-        return "; ".join(f"{judge} {shown(figures[f'{judge}: {text}, {which}'])}" for judge in judges)
+    def values(text: str, which: str = "all texts") -> str:
+        return listed(judges, (figures[f"{judge}: {text}, {which}"] for judge in judges))
+
+    def flipped(which: str) -> str:
+        return listed(judges, (-figures[f"{judge}: Spearman entropy, {which}"] for judge in judges))
 
     def verdict(text: str, *sets: str) -> Verdict:
         return agreed([decided(figures[f"{judge}: {text}, {which}"]) for judge in judges for which in sets])
 
-    there = [which for which in SETS if f"{judges[0]}: bound slope, {which}" in figures]
-    tested = [which for which in there if which != "samples"]
-    strong = agreed([_against(figures[f"{judge}: Spearman entropy, all texts"]) for judge in judges])
+    tested = [which for which in SETS[:2] if f"{judges[0]}: bound slope, {which}" in figures]
+    # The correlation with likelihood is minus the one with nats; it must be above what the paper calls strong.
+    strong = agreed([decided((-figures[f"{judge}: Spearman entropy, all texts"]).plus(-STRONG)) for judge in judges])
     return [
         Claim(
             "Entropy is a better signal of quality than self-certainty",
             "-.776 against -.290",
-            f"Spearman with nats, all texts: entropy {told('Spearman entropy')}, self-certainty "
-            f"{told('Spearman certainty')}; difference {told('entropy ahead of self-certainty')}",
+            f"Spearman with nats, all texts: entropy {values('Spearman entropy')}, self-certainty "
+            f"{values('Spearman certainty')}; difference {values('entropy ahead of self-certainty')}",
             verdict("entropy ahead of self-certainty", *tested),
-            f"difference on real texts alone {told('entropy ahead of self-certainty', 'real texts')}; the verdict "
-            "needs both. Ours leaves out the mask id and revealed positions, which would swamp it under MDLM",
+            f"difference on real texts alone {values('entropy ahead of self-certainty', 'real texts')}; the verdict "
+            "needs both. Our self-certainty leaves out the mask id and revealed positions, which would dominate it "
+            "under MDLM",
         ),
         Claim(
             f"Entropy agrees strongly with the judge's likelihood (Spearman above {STRONG})",
             ".906",
-            f"Spearman of minus entropy and log-likelihood, all texts: {_flipped(judges, figures, 'all texts')}; real "
-            f"texts alone: {_flipped(judges, figures, 'real texts')}",
+            f"Spearman of minus entropy and log-likelihood, all texts: {flipped('all texts')}; real texts alone: "
+            f"{flipped('real texts')}",
             strong,
         ),
         Claim(
             "The Monte-Carlo likelihood bound follows the judge's likelihood",
             "Pearson .911, y ≈ .95 x + .17",
-            f"Pearson, all texts: {told('bound Pearson')}; slope {told('bound slope')}; "
-            f"intercept {told('bound intercept')}",
+            f"Pearson, all texts: {values('bound Pearson')}; slope {values('bound slope')}; "
+            f"intercept {values('bound intercept')}",
             verdict("bound Pearson", *tested),
-            f"to hold the correlation must be positive. On real texts alone, as in the paper: "
-            f"{told('bound Pearson', 'real texts')}; slope {told('bound slope', 'real texts')}",
+            "the claim holds if the correlation is positive. On real texts alone, as in the paper: "
+            f"{values('bound Pearson', 'real texts')}; slope {values('bound slope', 'real texts')}",
         ),
     ]
-
-
-def _flipped(judges: Sequence[str], figures: dict[str, Any], which: str) -> str:
-    return "; ".join(f"{judge} {shown(-figures[f'{judge}: Spearman entropy, {which}'])}" for judge in judges)
-
-
-def _against(value: Figure) -> Verdict:
-    """Whether minus the correlation with nats is above what the paper calls strong."""
-    found = -value
-    return decided(found._replace(value=found.value - STRONG, low=found.low - STRONG, high=found.high - STRONG))
 
 
 MARKS = ("#0072B2", "o"), ("#E69F00", "s"), ("#009E73", "^"), ("#D55E00", "v"), ("#CC79A7", "D"), ("#000000", "x")
@@ -356,12 +349,12 @@ def _plot(columns: Columns, figures: dict[str, Any]) -> Any:
     drawn, axes = plt.subplots(len(judges), 3, figsize=(11, 3.3 * len(judges)), squeeze=False)
     for row, judge in zip(axes, judges, strict=True):
         nats = columns.nats[judge]
-        named = (("entropy", "entropy score (-H a position)"), ("certainty", "self-certainty"))
+        named = (("entropy", "entropy score (-H per position)"), ("certainty", "self-certainty"))
         for axis, (name, label) in zip(row, named, strict=False):
             _scatter(axis, columns, columns.signal[name], nats)
             axis.set_title(f"Spearman {shown(figures[f'{judge}: Spearman {name}, all texts'])}", fontsize=9)
             axis.set_xlabel(label)
-            axis.set_ylabel(f"{judge}: nats a token")
+            axis.set_ylabel(f"{judge}: nats per token")
         _scatter(row[2], columns, columns.signal["bound"], -nats)
         slope, intercept = (figures[f"{judge}: bound {name}, all texts"].value for name in ("slope", "intercept"))
         ends = np.array([columns.signal["bound"].min(), columns.signal["bound"].max()])
@@ -370,8 +363,8 @@ def _plot(columns: Columns, figures: dict[str, Any]) -> Any:
             f"Pearson {shown(figures[f'{judge}: bound Pearson, all texts'])}, y = {slope:.2f} x {intercept:+.2f}",
             fontsize=9,
         )
-        row[2].set_xlabel("likelihood bound (nats a token)")
-        row[2].set_ylabel(f"{judge}: log-likelihood a token")
+        row[2].set_xlabel("likelihood bound (nats per token)")
+        row[2].set_ylabel(f"{judge}: log-likelihood per token")
     handles, labels = axes[0][0].get_legend_handles_labels()
     drawn.legend(handles, labels, loc="outside lower center", ncols=len(labels))
     return drawn
@@ -388,30 +381,27 @@ _BOX = {
     "model": "books",
     "length": 256,
     "real": 128,
-    "samples": [[0.7, 16], [1.0, 16], [1.0, 4], [1.3, 16]],  # temperature, steps
-    "each": 16,  # texts of each of these
-    "draws": 12,  # masks of each text
+    "samples": [[0.7, 16], [1.0, 16], [1.0, 4], [1.3, 16]],  # temperature and steps of each kind of sample
+    "each": 16,  # samples of each kind
+    "draws": 12,  # masks per text
     "judges": ["judge", "smollm2"],
-    "start": None,  # what a judge reads before a text: its own start token, without which the shipped one is at a loss
+    "start": None,  # what a judge reads before a text; None: its own start token, which the shipped judge needs
+}
+_PAPER = {
+    "model": "kuleshov-group/mdlm-owt",  # LLaDA-8B-Base was judged by meta-llama/Meta-Llama-3-8B
+    "length": 1024,
+    "real": 1000,
+    "samples": [],  # FineWeb alone
+    "each": 0,
+    "draws": 128,
+    "judges": ["openai-community/gpt2-large"],
+    "start": "",  # nothing; the first token is not scored
 }
 EXPERIMENT = Experiment(
     name="quality-signal",
     title="The model's own scores and the outside judge",
     paper="Tables prelim_corr and score, Fig. mdlm_corr",
-    settings={
-        "box": _BOX,
-        "paper": _BOX
-        | {
-            "model": "kuleshov-group/mdlm-owt",  # LLaDA-8B-Base was judged by meta-llama/Meta-Llama-3-8B
-            "length": 1024,
-            "real": 1000,
-            "samples": [],  # FineWeb alone
-            "each": 0,
-            "draws": 128,
-            "judges": ["openai-community/gpt2-large"],
-            "start": "",  # nothing; the first token is not scored
-        },
-    },
+    settings={"box": _BOX, "paper": _BOX | _PAPER},
     sources=sources,
     draw=draw,
     needs_text=("box", "paper"),

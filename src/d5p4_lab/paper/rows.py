@@ -1,8 +1,8 @@
 """Rows of an experiment: where they come from, and the one loop that makes the missing ones.
 
-A `Source` names rows by keys and makes some of them at a time: sets of answers, the scores that a judge gives them, or
-anything else an experiment measures. `fill` makes the missing rows, batch by batch. Each batch is on the disk before
-the next begins, so a stopped run continues where it was, and a longer run adds only what is new. Ranks share the
+A `Source` names rows by keys and makes some of them at a time: sets of answers, scores of those answers, or anything
+else that an experiment measures. `fill` makes the missing rows, batch by batch. Each batch is on the disk before the
+next one begins, so a stopped run continues where it stopped, and a longer run adds only the new rows. Ranks share the
 sources that are marked `shared`: they take keys from a common counter, as many as they can make in about `SECONDS`, so
 a slow rank takes fewer.
 """
@@ -28,23 +28,23 @@ if TYPE_CHECKING:
     from .setup import Setup
 
 Row = dict[str, Any]
-SECONDS = 45.0  # the time that one batch of a shared source should take, about
-FULL = 4  # forwards in the first batch on a GPU; one forward is enough to fill the device
+SECONDS = 45.0  # how long one batch of a shared source should take
+FULL = 4  # the first batch on a GPU fills this many forwards; one of them is enough to keep the device busy
 
 
 @dataclass(frozen=True)
 class Source:
     """Rows of one kind.
 
-    path       the file, below the folder of results; `.xz` is compressed, and committed because drawing reads it
-    made_with  everything the rows depend on; a file made with other values is refused
+    path       the file, relative to the folder of results; `.xz` files are compressed, and committed for drawing
+    made_with  everything that the rows depend on; a file made with other values is refused
     keys       names of the rows, in order
-    make       makes the rows of the given keys; returns them by key
-    label      the name of these rows in progress and errors
-    together   how many keys `make` gets per call (where ranks share the source: at the first call)
+    make       makes the rows of the given keys and returns them by key
+    label      the name of these rows in progress reports and errors
+    together   how many keys `make` gets per call (if ranks share the source: in the first call)
     cost       the work per key, relative to other sources
     shared     whether ranks share the keys; otherwise the first rank makes all rows
-    elsewhere  whether what is needed of a row (by its key) is kept in another file, so that it need not be made
+    elsewhere  whether another file contains the numbers of the row with this key, so that it need not be made
     """
 
     path: str
@@ -107,9 +107,9 @@ def _natural(key: str) -> list[Any]:
 class _Work(NamedTuple):
     """The plan that the first rank makes for all ranks."""
 
-    start: int  # names this start in parts and counters
+    start: int  # a random number that identifies this run in parts and counters
     missing: list[list[str]]  # for each source, the keys of its missing rows
-    seconds: float | None  # until the deadline
+    seconds: float | None  # time until the deadline
 
 
 def missing_keys(setup: Setup, source: Source) -> list[str]:
@@ -118,13 +118,13 @@ def missing_keys(setup: Setup, source: Source) -> list[str]:
 
 
 def fill(setup: Setup, sources: Sequence[Source], mesh: Mesh, deadline: float | None = None) -> tuple[bool, bool]:
-    """Make the missing rows of some sources. Returns whether all rows are there now, and whether any was missing.
+    """Make the missing rows of some sources. Returns whether all rows exist now, and whether any was missing.
 
     All ranks of the mesh must call this together. The deadline is a time of `time.monotonic` on the first rank; no
-    batch is begun that would end later. Each rank writes its own parts; only the first rank merges them into the files.
+    batch begins that would end later. Each rank writes its own parts; only the first rank merges them into the files.
     """
     work = None
-    mesh.meet()  # a rank that still lists its sources may read files that the first rank is about to merge
+    mesh.meet()  # no rank may still be reading files when the first rank merges them
     with ExitStack() as locks:
         if mesh.first:
             with at_work(mesh):
@@ -149,7 +149,7 @@ def _plan(setup: Setup, sources: Sequence[Source], deadline: float | None, locks
     planned: dict[str, set[str]] = {}  # keys by path: cases with the same options share a file
     for source in sources:
         rows, others = setup.rows(source), planned.setdefault(source.path, set())
-        if rows.store.folder.exists() and not others:  # left by a start that was killed
+        if rows.store.folder.exists() and not others:  # parts of a run that was killed
             with rows.store.locked():
                 rows.fold()
         keys = [key for key in missing_keys(setup, source) if key not in others]
@@ -161,40 +161,40 @@ def _plan(setup: Setup, sources: Sequence[Source], deadline: float | None, locks
 
 
 def _make_all(setup: Setup, sources: Sequence[Source], work: _Work, mesh: Mesh) -> bool:
-    """Make the rows that this rank takes from the counters; False if the deadline came before all were taken."""
+    """Make the rows that this rank takes from the counters. Returns False if the deadline came first."""
     deadline = None if work.seconds is None else time.monotonic() + work.seconds
     todo = [(source, keys) for source, keys in zip(sources, work.missing, strict=True) if keys]
     with at_work(mesh):
         costs = [source.cost() for source, _ in todo]
     total = sum(cost * len(keys) for cost, (_, keys) in zip(costs, todo, strict=True))
-    done, spent = 0.0, 0.0  # cost and seconds of what this rank has made
+    done, spent = 0.0, 0.0  # cost of the rows that this rank has made, and the seconds they took
     for number, (cost, (source, keys)) in enumerate(zip(costs, todo, strict=True)):
         if not (source.shared or mesh.first):
             continue
         counter = f"{work.start}/{number}"
         first = size = source.together()
         while (left := len(keys) - mesh.count(counter)) > 0:
-            if mesh.world > 1 and source.shared:  # leave some for the others, but fill the device
+            if mesh.world > 1 and source.shared:  # leave keys for other ranks, but keep the device busy
                 size = min(size, max(first // FULL, -(-left // mesh.world)))
             expected = spent / done * cost * min(size, left) if done else 0.0
             if deadline is not None and time.monotonic() + expected > deadline:
                 return False
             stop = mesh.count(counter, size)
-            mine = keys[stop - size : stop]
-            if not mine:
+            batch = keys[stop - size : stop]
+            if not batch:
                 break  # other ranks took the rest
             share = mesh.count(f"{work.start}/done") / 1e6
             setup.progress(share, f"{source.label}: {left} of {len(source.keys)} left")
             began = time.monotonic()
             if source.shared:
-                rows = source.make(mine)
+                rows = source.make(batch)
             else:
                 with at_work(mesh):
-                    rows = source.make(mine)
+                    rows = source.make(batch)
             setup.rows(source).add(rows, work.start, mesh.rank)
             seconds = time.monotonic() - began
-            done, spent = done + cost * len(mine), spent + seconds
-            mesh.count(f"{work.start}/done", round(1e6 * cost * len(mine) / total))
+            done, spent = done + cost * len(batch), spent + seconds
+            mesh.count(f"{work.start}/done", round(1e6 * cost * len(batch) / total))
             if source.shared:
                 size = max(1, min(4 * size, round(size * SECONDS / max(seconds, 1e-3))))
     setup.progress(1.0, "done")
@@ -210,7 +210,7 @@ def check_made(setup: Setup, source: Source, stage: str) -> None:
 
 
 def complete(setup: Setup, source: Source, stage: str = "decode") -> list[Row]:
-    """All rows of a source, in the order of its keys; an error if some are missing."""
+    """All rows of a source, in the order of its keys. Raises an error if some are missing."""
     check_made(setup, source, stage)
     rows = setup.rows(source)
     return [rows[key] for key in source.keys]

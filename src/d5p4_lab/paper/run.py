@@ -1,4 +1,4 @@
-"""`reproduce` runs the stages of an experiment in order. A stopped stage continues where it was."""
+"""`reproduce` runs the stages of an experiment in order. A stopped stage continues where it stopped."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .setup import Progress, Setup
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 STAGES = ("decode", "score", "draw")
-WORTH_A_LINE = 5.0  # seconds; a shorter run is recorded only if it is a stage's first, or finishes a stopped one
+WORTH_RECORDING = 5.0  # seconds; shorter runs are recorded only if they begin a stage or finish a stopped one
 
 
 def reproduce(
@@ -42,16 +42,16 @@ def reproduce(
     progress: Progress | None = None,
     mesh: Mesh | None = None,
 ) -> Setup:
-    """Run an experiment of the paper; its files are in `out`/`name` (`src/d5p4_lab/results/SCALE` by default).
+    """Run an experiment of the paper. Its files go to the folder `out`/`name`; `out` is `results/SCALE` by default.
 
-    stages    some of decode, score, draw; each may run on another machine if the folder is carried over
-    model     a model to use instead of the scale's own
+    stages    some of decode, score, draw; each may run on another machine if you copy the folder there
+    model     a model to use instead of the one of the scale
     data      the file or folder that the task reads, if it needs one
-    minutes   start no decoding that would end later
-    scorers   use only these (ppl, cos, features, or kind:model)
-    changes   other values of the experiment's settings, such as {"units": 4}
-    mesh      from `d5p4.distributed.connect`: the ranks that share the decoding, by default those of this job. The
-              first rank does everything else
+    minutes   start no batch of decoding that would end more than this many minutes from now
+    scorers   use only these scorers (ppl, cos, features, or kind:model)
+    changes   other values for the experiment's settings, such as {"units": 4}
+    mesh      the ranks that share the decoding (`d5p4.distributed.connect`); by default those of this job. The first
+              rank does everything else
     """
     own = mesh is None
     mesh = connect(device=device) if mesh is None else mesh
@@ -62,9 +62,19 @@ def reproduce(
         root = Path(out) if out is not None else RESULTS / scale
         report = (progress if mesh.first else None) or (lambda share, text: None)
         setup = Setup(
-            experiment(name), scale, root, model, None if data is None else Path(data), device, dtype, seed,
-            changes or {}, report, decoding="decode" in stages, mesh=mesh,
-        )  # fmt: skip
+            experiment(name),
+            scale,
+            root,
+            model_name=model,
+            data=None if data is None else Path(data),
+            device=device,
+            dtype=dtype,
+            seed=seed,
+            changes=changes or {},
+            progress=report,
+            decoding="decode" in stages,
+            mesh=mesh,
+        )
         _run_stages(setup, stages, minutes, scorers)
     except BaseException as error:
         mesh.fail(error)
@@ -82,7 +92,7 @@ def _run_stages(setup: Setup, stages: Sequence[str], minutes: float | None, scor
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
     for stage in (stage for stage in STAGES if stage in stages):
         if stage == "score" and not setup.cases:
-            continue  # no answers, nothing to score
+            continue  # there are no answers to score
         if stage != "decode" and not setup.mesh.first:
             continue
         began = time.monotonic()
@@ -104,7 +114,7 @@ def sources(setup: Setup, stage: str, scorers: Sequence[str] | None = None) -> l
 
 
 def left(setup: Setup) -> int:
-    """How many rows have not been decoded or measured."""
+    """How many rows are still to be decoded or measured."""
     return sum(len(missing_keys(setup, source)) for source in sources(setup, "decode"))
 
 
@@ -123,7 +133,7 @@ def _run_stage(setup: Setup, stage: str, deadline: float | None, scorers: Sequen
 
 
 def _drawn(setup: Setup) -> list[str | None]:
-    """The texts of the drawn files. If drawing does not change them, config.json stays as it was."""
+    """The texts of the drawn files. If drawing changes none of them, config.json does not change either."""
     files = (setup.folder / "table.md", setup.folder / "summary.json")
     return [file.read_text(encoding="utf-8") if file.is_file() else None for file in files]
 
@@ -137,7 +147,7 @@ def _read_config(setup: Setup) -> dict[str, Any]:
 
 
 def _record(setup: Setup, stage: str, seconds: float, finished: bool, worked: bool) -> None:
-    """Write into config.json what the experiment was run with, and this run of the stage if it did something."""
+    """Write the experiment's settings into config.json, and this run of the stage if it did something."""
     device = "cpu" if stage == "draw" else setup.torch_device
     ran = about(device) | {"seconds": round(seconds, 1), "finished": finished}
     if stage == "decode" and setup.cases and setup.mesh.world > 1:
@@ -146,7 +156,7 @@ def _record(setup: Setup, stage: str, seconds: float, finished: bool, worked: bo
     stages = config.setdefault("stages", {})
     if stage == "draw":
         stages[stage] = [ran] if worked or stage not in stages else stages[stage]
-    elif worked and (stage not in stages or seconds > WORTH_A_LINE or not stages[stage][-1]["finished"]):
+    elif worked and (stage not in stages or seconds > WORTH_RECORDING or not stages[stage][-1]["finished"]):
         stages.setdefault(stage, []).append(ran)
     settings = json.loads(without_places(json.dumps(setup.settings, ensure_ascii=False)))
     config |= {"experiment": setup.experiment.name, "scale": setup.scale, "seed": setup.seed, "settings": settings}
@@ -160,16 +170,16 @@ def _record(setup: Setup, stage: str, seconds: float, finished: bool, worked: bo
 
 
 def _runs(setup: Setup, stage: str) -> list[dict[str, Any]]:
-    """The recorded runs of a stage: of this experiment, or else of others that share its answers."""
+    """The recorded runs of a stage: those of this experiment, or else of experiments that share its answers."""
     if own := _read_config(setup).get("stages", {}).get(stage):
         return own
     ours = [case.options for case in setup.cases]
-    found = []
+    runs = []
     for file in sorted(setup.root.glob("*/config.json")):
         other = read_json(file)
         if any(case["options"] in ours for case in other.get("cases", ())):
-            found += other.get("stages", {}).get(stage, [])
-    return found
+            runs += other.get("stages", {}).get(stage, [])
+    return runs
 
 
 def _place(run: Mapping[str, Any]) -> str:

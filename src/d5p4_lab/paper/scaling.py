@@ -1,8 +1,8 @@
-"""Objective, rank and time of every way to choose a set, on pools of 4×4 to 64×64 with the statistics of real decoding.
+"""Objective, rank and time of every way to choose a set, on random pools of 4×4 to 64×64 rows.
 
-Statistics are read from the steps of a few decoded sets (`synthetic`); each trial takes those of one step and one β.
-All methods see the same pools. The objective is log det L of the chosen rows, L = diag(Q) + β S; the authors' table
-holds log det S, so both are kept. The k-DPP sample ignores groups, as in the paper, and may choose two rows of one.
+The pools have the statistics of real decoding (`synthetic`): each trial uses one step of a few decoded sets, and one β.
+All methods see the same pools. The objective is log det L of the chosen rows, L = diag(Q) + β S. The authors' table
+shows log det S, so both are stored. The k-DPP sample ignores groups, as in the paper, and may choose two rows of one.
 """
 
 from __future__ import annotations
@@ -43,16 +43,14 @@ SELECTORS: dict[str, Callable[[float], Selector]] = {
     "local search": lambda beta: PartitionDPP(beta, solver="local-search"),
     "exact": lambda beta: PartitionDPP(beta, solver="exact"),
 }
-BATCH = "batch"  # instead of a trial's number
+BATCH = "batch"  # stands in keys in place of a trial's number
 BETAS = [1.0, 3.1623, 10.0, 31.623, 100.0]
-SIZES = [
-    "4x4", "6x4", "8x4", "6x10", "8x8", "4x64", "16x4", "8x32", "16x16", "32x8", "64x4", "32x32", "64x32", "64x64",
-]  # fmt: skip
+SIZES = ["4x4", "6x4", "8x4", "6x10", "8x8", "4x64", "16x4", "8x32", "16x16", "32x8", "64x4", "32x32", "64x32", "64x64"]
 SLOW = ["diverse beam, α=β", "diverse beam, α=10β", "k-DPP sample (*)", "partition sample", "greedy, n starts"]
 
 
 def _by_rows(trials: Mapping[str, int], rows: int) -> int:
-    """What a table of "up to so many rows" gives for a pool."""
+    """How many trials a pool of this many rows gets. The keys of `trials` are upper limits of rows."""
     fitting = [int(most) for most in trials if int(most) >= rows]
     return trials[str(min(fitting))] if fitting else 0
 
@@ -62,53 +60,54 @@ def sources(setup: Setup) -> list[Source]:
 
 
 def statistics(setup: Setup) -> Source:
-    """A row for each set that the model writes from nothing: the statistics of its steps."""
+    """One row per set that the model writes without a prompt: the statistics of its steps."""
 
     def make(keys: Sequence[str]) -> dict[str, Row]:
-        found = {}
+        rows = {}
+        options = {name: setup[name] for name in ("k", "w", "steps", "beta")} | {"gen_length": setup["length"]}
         for key in keys:
-            result = generate(
-                setup.model, None, sets=1, k=setup["k"], w=setup["w"], gen_length=setup["length"], steps=setup["steps"],
-                method="d5p4", beta=setup["beta"], seed=setup.seed, keys=[f"scaling {key}"], history=True,
-            )  # fmt: skip
+            names = [f"scaling {key}"]
+            result = generate(setup.model, method="d5p4", sets=1, keys=names, seed=setup.seed, history=True, **options)
             read = [read_statistics(step) for step in (result.history or [[]])[0]]
             steps = [asdict(step) for step in read if step is not None]
-            found[key] = {"steps": steps, "machine": machine(setup.torch_device)}
-        return found
+            rows[key] = {"steps": steps, "machine": machine(setup.torch_device)}
+        return rows
 
     keys = [str(number) for number in range(setup["sets"])]
     return setup.source("statistics", keys, make, cost=1e5, **setup.model_and("k", "w", "length", "steps", "beta"))
 
 
 def trials(setup: Setup) -> Source:
-    """A row for each pool, with what each method made of it; then a row for each size, with many pools in one call."""
+    """One row per pool with the choice of every method, then one row per size with many pools solved in one call."""
     sizes = {size: math.prod(parse_size(size)) for size in setup["sizes"]}
     keys = [f"{size} {trial}" for size, rows in sizes.items() for trial in range(_by_rows(setup["trials"], rows))]
     keys += [f"{size} {BATCH}" for size, rows in sizes.items() if rows <= setup["batch_rows"]]
 
-    def make(some: Sequence[str]) -> dict[str, Row]:
-        steps, found = _steps(setup), {}
+    def make(wanted: Sequence[str]) -> dict[str, Row]:
+        steps, rows = _steps(setup), {}
         with one_thread(setup.torch_device):
-            for key in some:
+            for key in wanted:
                 size, trial = key.split()
                 made = _batch(setup, steps, size) if trial == BATCH else _trial(setup, steps, size, int(trial))
-                found[key] = {"size": size, **made}
-        return found
+                rows[key] = {"size": size, **made}
+        return rows
 
-    # The pools depend on every statistic: other sets give other pools.
+    # The pools depend on the statistics of all sets, so the number of sets belongs to the header.
     made_with = setup.model_and("k", "w", "length", "steps", "beta", "sets", "betas", "largest")
     return setup.source("trials", keys, make, cost=1e3, **made_with)
 
 
 def _steps(setup: Setup) -> list[PoolStatistics]:
-    found = [statistics_of(step) for row in complete(setup, statistics(setup)) for step in row["steps"]]
-    if not found:
-        raise D5P4Error(f"no step of {setup['sets']} sets has rows that differ; let steps={setup['steps']} be larger")
-    return found
+    steps = [statistics_of(step) for row in complete(setup, statistics(setup)) for step in row["steps"]]
+    if not steps:
+        raise D5P4Error(
+            f"no step of {setup['sets']} sets has rows that differ; set steps to more than {setup['steps']}"
+        )
+    return steps
 
 
 def _problem(setup: Setup, steps: Sequence[PoolStatistics], size: str, trial: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Quality [N], similarity [N, N], ties [N] of one trial."""
+    """Quality [N], similarity [N, N] and ties [N] of one trial."""
     k, w = parse_size(size)
     source = torch.Generator().manual_seed(int(mix(setup.seed, torch.tensor(k), w, trial)) & (2**62 - 1))
     chosen = steps[int(torch.randint(len(steps), (1,), generator=source))]
@@ -117,7 +116,7 @@ def _problem(setup: Setup, steps: Sequence[PoolStatistics], size: str, trial: in
 
 
 def _fitting(setup: Setup, size: str) -> list[str]:
-    """The methods that can be afforded at a size."""
+    """The methods that are fast enough for a size."""
     k, w = parse_size(size)
     largest = setup["largest"]
     return [
@@ -128,14 +127,14 @@ def _fitting(setup: Setup, size: str) -> list[str]:
 
 
 def _pool(quality: Tensor, similarity: Tensor, tie: Tensor, k: int, device: torch.device) -> PoolView:
-    """Quality, tie [P, N] and similarity [P, N, N] as decoding gives them: float32 similarities on CUDA."""
+    """A pool from quality and ties [P, N] and similarity [P, N, N], which is float32 on CUDA, as in decoding."""
     group = (torch.arange(quality.shape[1]) // (quality.shape[1] // k)).expand(tie.shape)
     similarity = similarity.to(device, torch.float32 if device.type == "cuda" else torch.float64)
     return PoolView(group=group.to(device), tie=tie.to(device), quality=quality.to(device), similarity=similarity)
 
 
 def _trial(setup: Setup, steps: Sequence[PoolStatistics], size: str, trial: int) -> dict[str, Any]:
-    """What each method makes of one pool: [log det L, log det S, ms]."""
+    """The result of each method on one pool: [log det L, log det S, ms]."""
     k, w = parse_size(size)
     quality, similarity, tie = _problem(setup, steps, size, trial)
     beta = float(setup["betas"][trial % len(setup["betas"])])
@@ -143,35 +142,35 @@ def _trial(setup: Setup, steps: Sequence[PoolStatistics], size: str, trial: int)
     key = mix(setup.seed, torch.tensor([trial], device=setup.torch_device))
     kernel = additive(quality[None], similarity[None], beta)[0]
     repeats = 3 if k * w <= 64 else 1
-    found: dict[str, Any] = {}
+    by_method: dict[str, Any] = {}
     for name in _fitting(setup, size):
         selector = SELECTORS[name](beta)
         if trial == 0 or setup.torch_device.type == "cuda":
-            selector(pool, k, key)  # what is loaded or compiled first does not count
+            selector(pool, k, key)  # warm up, so that loading and compiling are not timed
         times = []
         for _ in range(repeats):
             choice, spent = timed(lambda: selector(pool, k, key), setup.torch_device)  # noqa: B023
             times.append(spent)
         rows = choice.parents[0].cpu()
         values = [float(torch.linalg.slogdet(x[rows][:, rows]).logabsdet) for x in (kernel, similarity)]
-        found[name] = [*values, sorted(times)[repeats // 2]]
-    return {"trial": trial, "beta": beta, "machine": clock(setup.torch_device), "methods": found}
+        by_method[name] = [*values, sorted(times)[repeats // 2]]
+    return {"trial": trial, "beta": beta, "machine": clock(setup.torch_device), "methods": by_method}
 
 
 def _batch(setup: Setup, steps: Sequence[PoolStatistics], size: str) -> dict[str, Any]:
-    """ms a pool of each method when many are solved in one call, β = 10."""
+    """Milliseconds per pool for each method when many pools are solved in one call, with β = 10."""
     k, _ = parse_size(size)
     problems = [_problem(setup, steps, size, trial) for trial in range(setup["batch"])]
     quality, similarity, tie = (torch.stack(parts) for parts in zip(*problems, strict=True))
     pool = _pool(quality, similarity, tie, k, setup.torch_device)
     key = mix(setup.seed, torch.arange(len(problems), device=setup.torch_device))
-    found = {}
+    by_method = {}
     for name in (name for name in _fitting(setup, size) if name != EXACT):
         selector = SELECTORS[name](10.0)
         if setup.torch_device.type == "cuda":
             selector(pool, k, key)
-        found[name] = timed(lambda: selector(pool, k, key), setup.torch_device)[1] / len(problems)  # noqa: B023
-    return {"batch": len(problems), "machine": clock(setup.torch_device), "each_ms": found}
+        by_method[name] = timed(lambda: selector(pool, k, key), setup.torch_device)[1] / len(problems)  # noqa: B023
+    return {"batch": len(problems), "machine": clock(setup.torch_device), "each_ms": by_method}
 
 
 def draw(setup: Setup) -> Drawing:
@@ -179,17 +178,32 @@ def draw(setup: Setup) -> Drawing:
 
 
 _BOX = {
-    "model": "books", "sets": 2, "k": 8, "w": 4, "length": 256, "steps": 32, "beta": 20.0, "betas": BETAS,
-    "sizes": SIZES, "trials": {"256": 40, "1024": 20, "2048": 5, "4096": 3},
-    "largest": {**dict.fromkeys(SLOW, 1024), EXACT: 5000}, "batch": 16, "batch_rows": 64,
-}  # fmt: skip
+    "model": "books",
+    "sets": 2,
+    "k": 8,
+    "w": 4,
+    "length": 256,
+    "steps": 32,
+    "beta": 20.0,
+    "betas": BETAS,
+    "sizes": SIZES,
+    "trials": {"256": 40, "1024": 20, "2048": 5, "4096": 3},  # by upper limit of rows
+    "largest": {**dict.fromkeys(SLOW, 1024), EXACT: 5000},  # upper limits: of rows, or of sets for exact
+    "batch": 16,  # pools solved in one call
+    "batch_rows": 64,  # only for sizes up to this many rows
+}
 _PAPER = {
-    "model": "kuleshov-group/mdlm-owt", "sets": 8, "length": 1024, "steps": 1024, "betas": [
-        round(100 ** (i / 14), 4) for i in range(15)
-    ],
-    "sizes": [f"{k}x{w}" for k in (4, 8, 16, 32, 64) for w in (4, 8, 16, 32, 64)], "trials": {"4096": 500},
-    "largest": {EXACT: 70_000}, "batch": 64, "batch_rows": 1024,
-}  # fmt: skip
+    "model": "kuleshov-group/mdlm-owt",
+    "sets": 8,
+    "length": 1024,
+    "steps": 1024,
+    "betas": [round(100 ** (i / 14), 4) for i in range(15)],
+    "sizes": [f"{k}x{w}" for k in (4, 8, 16, 32, 64) for w in (4, 8, 16, 32, 64)],
+    "trials": {"4096": 500},
+    "largest": {EXACT: 70_000},
+    "batch": 64,
+    "batch_rows": 1024,
+}
 
 EXPERIMENT = Experiment(
     name="scaling",

@@ -22,10 +22,10 @@ from .drawing import STYLES, Claim, Drawing, Table, Verdict, decided, every, pyp
 from .setup import Setup
 from .synthetic import PoolStatistics, complexity, parse_size, read_statistics, synthetic_pool
 
-EXACT = "exact"  # known at the smallest sizes only; neither ranked nor normalised with
+EXACT = "exact"  # known only at the smallest sizes, so it has no rank and does not take part in normalising
 FREE = "k-DPP sample (*)"  # ignores groups
 PAPERS, TEXT, OURS = "greedy, n starts", "greedy, k starts", "local search"
-RIVALS = ("random", "greedy beam", "diverse beam, α=β", "diverse beam, α=10β", "k-DPP sample (*)")  # of the paper
+RIVALS = ("random", "greedy beam", "diverse beam, α=β", "diverse beam, α=10β", "k-DPP sample (*)")  # in the paper
 DRAWN: dict[str, dict[str, str]] = {
     "random": STYLES["random"],
     "greedy beam": STYLES["greedy beam"],
@@ -39,11 +39,13 @@ DRAWN: dict[str, dict[str, str]] = {
     "local search": STYLES["D5P4+"],
 }
 METHODS = (*DRAWN, EXACT)
-POINT = (32, 32)  # of the paper's table
-PAPER_TABLE = {  # ms and log det S there
-    "random": (0.1, -25.465), "k-DPP sample (*)": (547.8, -25.453), "diverse beam, α=10β": (29.5, -24.625),
+POINT = (32, 32)  # the size in the paper's table
+PAPER_TABLE = {  # ms and log det S
+    "random": (0.1, -25.465),
+    "k-DPP sample (*)": (547.8, -25.453),
+    "diverse beam, α=10β": (29.5, -24.625),
     PAPERS: (2.3, -24.483),
-}  # fmt: skip
+}
 
 
 class Cell:
@@ -59,7 +61,7 @@ class Cell:
         self.normalised_cosine = _normalised(self.cosine, ranked)
         self.rank = _ranks(self.objective, ranked)
         best = np.max([self.objective[name] for name in ranked if name != FREE], axis=0)
-        self.below = {name: best - self.objective[name] for name in ranked}  # nats
+        self.below = {name: best - self.objective[name] for name in ranked}  # nats below the best method
 
     @property
     def pools(self) -> int:
@@ -75,12 +77,16 @@ class Cell:
 
     @property
     def d5p4(self) -> str:
-        """The paper's solver: greedy from every row, or where that was too slow from one of each group."""
+        """The paper's solver: greedy from every row, or from one row per group where that was too slow."""
         return PAPERS if PAPERS in self.names else TEXT
 
 
+CellValues = Callable[[Cell], Mapping[str, np.ndarray]]
+"""Takes the values [trials] of every method from a cell."""
+
+
 def _normalised(values: Mapping[str, np.ndarray], names: Sequence[str]) -> dict[str, np.ndarray]:
-    """(x - worst) / (best - worst) over methods, in each trial; 1 where all are equal."""
+    """(x - worst) / (best - worst) over the methods, in each trial; 1 if all methods are equal."""
     table = np.stack([values[name] for name in names])
     low, high = table.min(0), table.max(0)
     spread = np.where(high > low, high - low, 1.0)
@@ -88,7 +94,7 @@ def _normalised(values: Mapping[str, np.ndarray], names: Sequence[str]) -> dict[
 
 
 def _ranks(values: Mapping[str, np.ndarray], names: Sequence[str]) -> dict[str, np.ndarray]:
-    """1 is best; values that are equal up to rounding share their mean rank."""
+    """Ranks of the methods in each trial; 1 is best. Values that are equal up to rounding share their mean rank."""
     table = np.stack([values[name] for name in names]).round(9)
     above = (table[None] > table[:, None]).sum(1)
     equal = (table[None] == table[:, None]).sum(1)
@@ -96,7 +102,7 @@ def _ranks(values: Mapping[str, np.ndarray], names: Sequence[str]) -> dict[str, 
 
 
 def drawing(rows: Sequence[Mapping[str, Any]], steps: Sequence[PoolStatistics], setup: Setup) -> Drawing:
-    """From the rows of trials.jsonl and the statistics that the pools were made with."""
+    """Draw the rows of the trials, and the statistics from which the pools were made."""
     by_size: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
         if "methods" in row:
@@ -104,9 +110,9 @@ def drawing(rows: Sequence[Mapping[str, Any]], steps: Sequence[PoolStatistics], 
     batches = {row["size"]: row for row in rows if "each_ms" in row and row["size"] in setup["sizes"]}
     cells = [Cell(size, by_size[size]) for size in setup["sizes"] if by_size.get(size)]
     if not cells:
-        raise D5P4Error(f"{setup.folder} holds no trials; run the decode stage first")
+        raise D5P4Error(f"{setup.folder} contains no trials; run --stage decode first")
     cells.sort(key=lambda cell: (cell.complexity, cell.k))
-    clocks = sorted({row["machine"] for some in by_size.values() for row in some})
+    clocks = sorted({row["machine"] for trials in by_size.values() for row in trials})
     gpu = _gpu_times()
     tables = [
         _table_point(cells, clocks, gpu),
@@ -124,18 +130,18 @@ def drawing(rows: Sequence[Mapping[str, Any]], steps: Sequence[PoolStatistics], 
 
 
 def _gpu_times() -> dict[str, Any] | None:
-    """ms of one 32×32 pool in the checkout's GPU benchmark."""
+    """Milliseconds for one 32×32 pool in the committed GPU benchmark: ours and the paper's, by section."""
     results = read_json(RESULTS)
-    found: dict[str, Any] = {"machine": results["sections"]["machine"]["rows"][0]["what"]}
+    times: dict[str, Any] = {"machine": results["sections"]["machine"]["rows"][0]["what"]}
     for section in ("solver", "mmr"):
         for row in results["sections"].get(section, {}).get("rows", ()):
             if row["size"] == f"{POINT[0]}×{POINT[1]}, P 1":
-                found[section] = row["ours_ms"], row["baseline_ms"]
-    return found if {"solver", "mmr"} <= set(found) else None
+                times[section] = row["ours_ms"], row["baseline_ms"]
+    return times if {"solver", "mmr"} <= set(times) else None
 
 
 def _point(cells: Sequence[Cell]) -> Cell:
-    """The paper's 32×32, or the largest size where the most methods were measured."""
+    """The paper's 32×32, or else the largest of the sizes with the most methods."""
     exact = [cell for cell in cells if (cell.k, cell.w) == POINT]
     return exact[0] if exact else max(cells, key=lambda cell: (len(set(cell.names) - {EXACT}), cell.complexity))
 
@@ -145,38 +151,29 @@ def _table_point(cells: Sequence[Cell], clocks: Sequence[str], gpu: Mapping[str,
     rows = []
     for name in cell.names:
         paper_ms, paper_value = PAPER_TABLE.get(name, (None, None))
-        rows.append([
-            name, f"{cell.objective[name].mean():.3f}", shown(_ahead(cell, cell.objective, name), 3),
-            f"{cell.cosine[name].mean():.3f}", shown(_ahead(cell, cell.cosine, name), 3),
-            f"{np.median(cell.ms[name]):.3g}",
-            "" if paper_value is None else f"{paper_value:.3f}", "" if paper_ms is None else f"{paper_ms:g}",
-        ])  # fmt: skip
+        cells_here = []
+        for values in (cell.objective, cell.cosine):  # pools differ more than methods do, so compare pool by pool
+            cells_here += [f"{values[name].mean():.3f}", shown(paired_difference(values[name], values["random"]), 3)]
+        paper_cells = ["" if paper_value is None else f"{paper_value:.3f}", "" if paper_ms is None else f"{paper_ms:g}"]
+        rows.append([name, *cells_here, f"{np.median(cell.ms[name]):.3g}", *paper_cells])
     note = (
-        f"{cell.pools} pools. Times are medians on {', '.join(clocks)}; the paper's on an H200, "
-        "its DPP sampler's on a CPU. Raw values are comparable within a column only: the paper's kernels are not ours. "
-        "(*) may take two rows of a group. Greedy from n starts is the solver of the paper's code, from k starts that "
+        f"{cell.pools} pools. Times are medians on {', '.join(clocks)}; the paper's were measured on an H200, and its "
+        "DPP sampler on a CPU. Compare raw values only within a column: the paper's kernels differ from ours. (*) may "
+        "choose two rows of a group. Greedy from n starts is the solver of the paper's code, greedy from k starts that "
         "of its text; local search is ours."
     )
     if gpu is not None:
         (ours, paper), (mmr, paper_mmr) = gpu["solver"], gpu["mmr"]
         note += (
             f" On one {gpu['machine']} (results/bench/gpu.json, one 32×32 pool): local search {ours:.2g} ms, the "
-            f"paper's greedy {paper:.2g} ms, diverse beam {mmr:.2g} ms here and {paper_mmr:.2g} ms as the paper has it."
+            f"paper's greedy {paper:.2g} ms, diverse beam {mmr:.2g} ms (ours) and {paper_mmr:.2g} ms (the paper's)."
         )
-    columns = (
-        "method", "log det L", "of it ahead of random", "log det S", "of it ahead of random", "ms", "paper: log det S",
-        "paper: ms",
-    )  # fmt: skip
-    return Table(f"The {cell.label} point", columns, rows, note)
-
-
-def _ahead(cell: Cell, values: Mapping[str, np.ndarray], name: str) -> Figure:
-    """Of random, pool by pool: pools differ more than methods do."""
-    return paired_difference(values[name], values["random"])
+    columns = ["method", "log det L", "log det L ahead of random", "log det S", "log det S ahead of random", "ms"]
+    return Table(f"Pools of {cell.label}", [*columns, "paper: log det S", "paper: ms"], rows, note)
 
 
 def _tables_by_size(cells: Sequence[Cell], clocks: Sequence[str]) -> list[Table]:
-    def cellwise(values: Callable[[Cell], Mapping[str, np.ndarray]], text: Callable[[Any], str]) -> list[list[str]]:
+    def cellwise(values: CellValues, text: Callable[[Any], str]) -> list[list[str]]:
         return [
             [name, *(text(values(cell)[name]) if name in values(cell) else "" for cell in cells)]
             for name in METHODS
@@ -193,20 +190,20 @@ def _tables_by_size(cells: Sequence[Cell], clocks: Sequence[str]) -> list[Table]
 
     pools = ["pools", *(str(cell.pools) for cell in cells)]
     size = ["log(w^k)", *(f"{cell.complexity:.1f}" for cell in cells)]
-    empty = "Mean ± standard error. Empty: not affordable."
-    each = "In each pool (x - worst) / (best - worst) over the methods measured there, exact aside. " + empty
+    empty = "Mean ± standard error. Empty cells: too slow to measure."
+    normalised_note = f"(x - worst) / (best - worst) over the methods in each pool, without exact. {empty}"
     normalised = [size, pools, *cellwise(lambda c: c.normalised, mean(3))]
     ranks = cellwise(lambda c: c.rank, mean(2))
+    times = cellwise(lambda c: c.ms, lambda x: f"{np.median(x):.3g}")
     return [
-        Table("Objective log det L, normalised", columns, normalised, each),
-        Table("Mean rank by log det L (1 is best)", columns, ranks, "Equals share their mean rank."),
+        Table("Objective log det L, normalised", columns, normalised, normalised_note),
+        Table("Mean rank by log det L (1 is best)", columns, ranks, "Equal values share their mean rank."),
         Table("log det L", columns, cellwise(lambda c: c.objective, mean(3)), empty),
-        Table("log det S", columns, cellwise(lambda c: c.cosine, mean(3)), "What the paper's table holds. " + empty),
         Table(
-            "Median time of one pool, ms", columns, cellwise(lambda c: c.ms, lambda x: f"{np.median(x):.3g}"),
-            f"On {', '.join(clocks)}; the kernel is built from Q and S within the time.",
+            "log det S", columns, cellwise(lambda c: c.cosine, mean(3)), f"The paper's table shows log det S. {empty}"
         ),
-    ]  # fmt: skip
+        Table("Median time of one pool, ms", columns, times, f"On {', '.join(clocks)}, with building L from Q and S."),
+    ]
 
 
 def _table_batch(batches: Mapping[str, Mapping[str, Any]], clocks: Sequence[str]) -> Table:
@@ -218,9 +215,8 @@ def _table_batch(batches: Mapping[str, Mapping[str, Any]], clocks: Sequence[str]
     ]
     count = next(iter(batches.values()))["batch"] if batches else 0
     labels = (size.replace("x", "×") for size in sizes)
-    return Table(
-        f"Time a pool when {count} are solved in one call, ms", ("method", *labels), rows, f"On {', '.join(clocks)}."
-    )
+    title = f"Time per pool when {count} pools are solved in one call, ms"
+    return Table(title, ("method", *labels), rows, f"On {', '.join(clocks)}.")
 
 
 def _table_exact(cells: Sequence[Cell]) -> Table:
@@ -235,30 +231,33 @@ def _table_exact(cells: Sequence[Cell]) -> Table:
     columns = ["method"]
     for cell in known:
         columns += [f"{cell.label} optimal", f"{cell.label} mean gap", f"{cell.label} largest gap"]
-    note = "How often each finds the best set, and by how many nats it misses."
+    note = "How often each method chooses the best set, and by how many nats it misses the best value."
     return Table("Against the optimum", columns, rows if known else [], note)
 
 
 def _table_statistics(steps: Sequence[PoolStatistics], setup: Setup) -> Table:
-    """Whether what is made up is like what it stands for."""
+    """Compares random pools with the decoded ones whose statistics they imitate."""
     source = torch.Generator().manual_seed(setup.seed)
     group = torch.arange(setup["k"] * setup["w"]) // setup["w"]
     made = [_again(step, *synthetic_pool(step, setup["k"], setup["w"], source), group) for step in steps]
+    titles = {
+        "between": "mean cosine between groups",
+        "between_spread": "its spread",
+        "within": "mean cosine within a group",
+        "within_spread": "its spread",
+        "quality_shared": "share of Q's variance that siblings share",
+        "quality": "mean of Q",
+    }
     rows = [
-        [title, *(f"{np.mean([getattr(x, name) for x in some]):.4f}" for some in (steps, made))]
-        for name, title in (
-            ("between", "mean cosine between groups"), ("between_spread", "its spread"),
-            ("within", "mean cosine within a group"), ("within_spread", "its spread"),
-            ("quality_shared", "share of Q's variance that siblings share"),
-        )
-    ]  # fmt: skip
-    rows.append(["mean of Q", *(f"{np.mean([np.mean(x.quality) for x in some]):.4f}" for some in (steps, made))])
+        [title, *(f"{np.mean([np.mean(getattr(x, name)) for x in pools]):.4f}" for pools in (steps, made))]
+        for name, title in titles.items()
+    ]
     note = (
         f"Means over {len(steps)} steps of {setup['sets']} sets decoded by {Path(setup.named).name} "
         f"({setup['k']}×{setup['w']}, {setup['length']} tokens in {setup['steps']} steps, β = {setup['beta']:g}), and "
-        "over pools of that size made up from each step's statistics."
+        "over random pools of that size with each step's statistics."
     )
-    return Table("Statistics of the pools", ("", "decoded", "made up"), rows, note)
+    return Table("Statistics of the pools", ("", "decoded", "random"), rows, note)
 
 
 def _again(step: PoolStatistics, quality: Tensor, similarity: Tensor, group: Tensor) -> PoolStatistics:
@@ -269,17 +268,17 @@ def _again(step: PoolStatistics, quality: Tensor, similarity: Tensor, group: Ten
 def _figure(cells: Sequence[Cell], clocks: Sequence[str]) -> Any:
     plt = pyplot()
     plot, axes = plt.subplots(2, 3, figsize=(11, 6.6), sharex=True)
-    whole = _compared(cells)  # the others lack methods, so that ranks and normalised values would mean something else
-    panels: list[tuple[str, Sequence[Cell], Callable[[Cell], Mapping[str, np.ndarray]]]] = [
+    whole = _compared(cells)  # other sizes lack methods, so their ranks and normalised values cannot be compared
+    panels: list[tuple[str, Sequence[Cell], CellValues]] = [
         ("objective log det L, normalised", whole, lambda cell: cell.normalised),
         ("log det L below the best, nats", cells, lambda cell: cell.below),
         ("mean rank by log det L (1 is best)", whole, lambda cell: cell.rank),
         ("log det S, normalised", whole, lambda cell: cell.normalised_cosine),
         (f"median ms of one pool, {', '.join(clocks)}", cells, lambda cell: cell.ms),
     ]
-    for axis, (label, some, values) in zip(axes.flat, panels, strict=False):
-        for name, style in DRAWN.items():
-            _curve(axis, some, name, style, values, "median" in label, "normalised" in label)
+    for axis, (label, shown_cells, values) in zip(axes.flat, panels, strict=False):
+        for name in DRAWN:
+            _curve(axis, shown_cells, name, values, "median" in label, "normalised" in label)
         axis.set_ylabel(label)
         axis.set_xscale("log")
         axis.set_xticks(ticks := (5, 10, 20, 50, 100, 200), list(map(str, ticks)))
@@ -292,7 +291,7 @@ def _figure(cells: Sequence[Cell], clocks: Sequence[str]) -> Any:
     for axis in axes.flat:
         axis.minorticks_off()
     for axis in (axes[1][0], axes[1][1], axes[0][2]):
-        axis.set_xlabel("log(w^k), of how many sets there are")
+        axis.set_xlabel("log of the number of sets, w^k")
     handles, labels = axes[0][0].get_legend_handles_labels()
     axes[1][2].axis("off")
     axes[1][2].legend(handles, labels, loc="lower center", title="bars: 95 % intervals; (*) ignores groups")
@@ -300,10 +299,10 @@ def _figure(cells: Sequence[Cell], clocks: Sequence[str]) -> Any:
 
 
 def _curve(
-    axis: Any, cells: Sequence[Cell], name: str, style: Mapping[str, str],
-    values: Callable[[Cell], Mapping[str, np.ndarray]], median: bool, intervals: bool,
-) -> None:  # fmt: skip
-    """One method over sizes; those with as many sets are one point."""
+    axis: Any, cells: Sequence[Cell], name: str, values: CellValues, median: bool = False, intervals: bool = False
+) -> None:
+    """Draw one method over sizes. Sizes with the same number of sets become one point."""
+    style = DRAWN[name]
     here: dict[float, list[np.ndarray]] = defaultdict(list)
     for cell in cells:
         if name in values(cell):
@@ -314,26 +313,28 @@ def _curve(
     points = [np.concatenate(here[place]) for place in places]
     main = name in (OURS, PAPERS)
     look = dict(style) | {"linewidth": 2.0 if main else 1.2, "markersize": 9 if name == OURS else 5}
-    heights = [np.median(each) if median else each.mean() for each in points]
+    heights = [np.median(trials) if median else trials.mean() for trials in points]
     axis.plot(places, heights, label=name, zorder=3 if main else 2, **look)
     if intervals and name in (OURS, PAPERS, *RIVALS):
-        marks = [figure(each) for each in points]
+        marks = [figure(trials) for trials in points]
         axis.vlines(places, [f.low for f in marks], [f.high for f in marks], color=style["color"], linewidth=1.0)
 
 
 def _figures(cells: Sequence[Cell], batches: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    return {
-        cell.label: {
+    figures: dict[str, Any] = {}
+    for cell in cells:
+        figures[cell.label] = {
             name: {
-                "log_det_l": figure(cell.objective[name]), "log_det_s": figure(cell.cosine[name]),
+                "log_det_l": figure(cell.objective[name]),
+                "log_det_s": figure(cell.cosine[name]),
                 "normalised": figure(cell.normalised[name]) if name in cell.normalised else None,
                 "rank": float(cell.rank[name].mean()) if name in cell.rank else None,
-                "ms": float(np.median(cell.ms[name])), "pools": len(cell.ms[name]),
+                "ms": float(np.median(cell.ms[name])),
+                "pools": len(cell.ms[name]),
             }
             for name in cell.names
         }
-        for cell in cells
-    } | {"each_ms_in_batches": {size: batch["each_ms"] for size, batch in batches.items()}}  # fmt: skip
+    return figures | {"each_ms_in_batches": {size: batch["each_ms"] for size, batch in batches.items()}}
 
 
 def _claims(cells: Sequence[Cell], clocks: Sequence[str], gpu: Mapping[str, Any] | None) -> list[Claim]:
@@ -342,57 +343,52 @@ def _claims(cells: Sequence[Cell], clocks: Sequence[str], gpu: Mapping[str, Any]
 
 
 def _against(cell: Cell, values: Mapping[str, np.ndarray], rivals: Sequence[str]) -> tuple[str, Figure]:
-    """The rival nearest to the paper's solver, and how far that solver is ahead."""
+    """The best rival of the paper's solver, and how far the solver is ahead of it."""
     there = [name for name in rivals if name in cell.names]
     rival = max(there, key=lambda name: float(values[name].mean()))
     return rival, paired_difference(values[cell.d5p4], values[rival])
 
 
 def _compared(cells: Sequence[Cell]) -> list[Cell]:
-    """The sizes where every rival of the paper was measured."""
+    """The sizes at which every rival in the paper was measured; all sizes if there are none."""
     full = [cell for cell in cells if set(RIVALS) <= set(cell.names)]
     return full or list(cells)
 
 
 def _best_objective(cells: Sequence[Cell]) -> Claim:
-    found = [(cell, *_against(cell, cell.objective, RIVALS)) for cell in _compared(cells)]
-    verdicts = [decided(ahead) for _, _, ahead in found]
-    point, rival, ahead = next((each for each in found if each[0] is _point(cells)), found[-1])
+    leads = [(cell, *_against(cell, cell.objective, RIVALS)) for cell in _compared(cells)]
+    verdicts = [decided(ahead) for _, _, ahead in leads]
+    point, rival, ahead = next((lead for lead in leads if lead[0] is _point(cells)), leads[-1])
     clear = sum(verdict == "holds" for verdict in verdicts)
-    behind = [cell.label for (cell, _, _), verdict in zip(found, verdicts, strict=True) if verdict == "does not hold"]
+    largest = max(cell.k * cell.w for cell, _, _ in leads)
+    behind = [cell.label for (cell, _, _), verdict in zip(leads, verdicts, strict=True) if verdict == "does not hold"]
     return Claim(
-        claim="Solver quality: D5P4's greedy MAP finds the best objective of all methods, at every size",
+        claim="Solver quality: D5P4's greedy MAP reaches the best objective of all methods at every size",
         paper="32×32: D5P4 -24.483, DivBS -24.625, DPP -25.453, random -25.465 (log det S)",
         ours=(
-            f"log det L ahead of the best other ({rival}) by {shown(ahead, 3)} nats at {point.label}; clearly ahead at "
-            f"{clear} of {len(found)} sizes" + (f", behind at {', '.join(behind)}" if behind else ", behind at none")
+            f"log det L ahead of the best rival ({rival}) by {shown(ahead, 3)} nats at {point.label}; clearly ahead at "
+            f"{clear} of {len(leads)} sizes" + (f", behind at {', '.join(behind)}" if behind else ", behind at none")
         ),
         verdict=every(verdicts),
-        note=f"{PAPERS}; sizes where every method was measured, up to {_largest(found)} rows",
+        note=f"{PAPERS}; sizes at which every method was measured, up to {largest} rows",
     )
-
-
-def _largest(found: Sequence[tuple[Cell, str, Figure]]) -> int:
-    return max(cell.k * cell.w for cell, _, _ in found)
 
 
 def _best_cosine(cells: Sequence[Cell]) -> Claim:
     cell = _point(cells)
     rival, ahead = _against(cell, cell.cosine, RIVALS)
-    values = ", ".join(
-        f"{name} {cell.cosine[name].mean():.3f}" for name in (cell.d5p4, *RIVALS) if name in cell.names
-    )
+    values = ", ".join(f"{name} {cell.cosine[name].mean():.3f}" for name in (cell.d5p4, *RIVALS) if name in cell.names)
     return Claim(
         claim=f"Solver quality: of all methods D5P4 has the largest log det S at {cell.label}",
         paper="D5P4 -24.483, DivBS -24.625, DPP -25.453, random -25.465",
         ours=f"{values}; ahead of {rival} by {shown(ahead, 3)}",
         verdict=decided(ahead),
-        note="the paper's raw value leaves quality out, which no method but a large α does",
+        note="log det S ignores quality, which all methods weigh too; diverse beam search with a large α hardly does",
     )
 
 
 def _near_random(cells: Sequence[Cell]) -> Claim:
-    """Nearer to random than to D5P4, in the normalised objective over all sizes."""
+    """Whether methods are nearer to random than to D5P4, in the normalised objective over all sizes."""
     names, verdicts, parts = ("greedy beam", FREE), [], []
     for name in names:
         there = [cell for cell in cells if name in cell.normalised]
@@ -409,7 +405,7 @@ def _near_random(cells: Sequence[Cell]) -> Claim:
         paper="in words (appendix on scaling)",
         ours="normalised log det L: " + "; ".join(parts),
         verdict=every(verdicts) if verdicts else "not testable at this scale",
-        note="holds if nearer to random than to D5P4; below random counts as near",
+        note="holds if they are nearer to random than to D5P4; below random counts as near",
     )
 
 
@@ -425,28 +421,28 @@ def _faster(cells: Sequence[Cell], clocks: Sequence[str], gpu: Mapping[str, Any]
             if rival not in cell.names or solver not in cell.names:
                 continue
             ratio = figure(np.log(cell.ms[rival] / cell.ms[solver]))
-            claims.append(Claim(
-                claim=f"Solver time: {solver} ({whose}) is faster than {what} at {cell.label}",
-                paper=paper if solver != OURS else "–",
-                ours=(
-                    f"{on}: {np.median(cell.ms[solver]):.3g} ms against {np.median(cell.ms[rival]):.3g} ms, "
-                    f"{_times(ratio)} as fast"
-                ),
-                verdict=decided(ratio),
-                note="both on the same CPU" + _on_gpu(rival, gpu),
-            ))  # fmt: skip
+            times = f"{np.median(cell.ms[solver]):.3g} ms against {np.median(cell.ms[rival]):.3g} ms"
+            claims.append(
+                Claim(
+                    f"Solver time: {solver} ({whose}) is faster than {what} at {cell.label}",
+                    paper if solver != OURS else "–",
+                    f"{on}: {times}, {_times(ratio)} as fast",
+                    decided(ratio),
+                    "both on the same CPU" + _on_gpu(rival, gpu),
+                )
+            )
     return claims
 
 
 def _on_gpu(rival: str, gpu: Mapping[str, Any] | None) -> str:
-    """What the GPU benchmark says of the same size."""
+    """The times of the GPU benchmark at the same size."""
     if gpu is None:
         return ""
     (fast, paper_greedy), (fast_mmr, paper_mmr) = gpu["solver"], gpu["mmr"]
-    told = f"; on one {gpu['machine']}: greedy from n starts {paper_greedy:.1f} ms, our kernel {fast:.2f} ms"
+    text = f"; on one {gpu['machine']}: greedy from n starts {paper_greedy:.1f} ms, our kernel {fast:.2f} ms"
     if rival == FREE:
-        return told
-    return told + f"; diverse beam on the Gram matrix {paper_mmr:.1f} ms, our kernel {fast_mmr:.2f} ms"
+        return text
+    return text + f"; diverse beam on the Gram matrix {paper_mmr:.1f} ms, our kernel {fast_mmr:.2f} ms"
 
 
 def _times(log_ratio: Figure) -> str:
@@ -460,10 +456,9 @@ def _ours(cells: Sequence[Cell]) -> Claim:
         verdict: Verdict = "not testable at this scale"
         return Claim("Ours, not the paper's: local search beats greedy from every row", "", "not measured", verdict)
     a, b = (np.concatenate([cell.objective[name] for cell in there]) for name in (OURS, PAPERS))
-    ahead, time_ratio = paired_difference(a, b), [
-        float(np.median(cell.ms[PAPERS] / cell.ms[OURS])) for cell in there if cell.k * cell.w >= 1024
-    ]  # fmt: skip
-    faster = f", {min(time_ratio):.2g} times as fast at 1024 rows" if time_ratio else ""
+    ahead = paired_difference(a, b)
+    ratios = [float(np.median(cell.ms[PAPERS] / cell.ms[OURS])) for cell in there if cell.k * cell.w >= 1024]
+    faster = f", {min(ratios):.2g} times as fast at 1024 rows" if ratios else ""
     return Claim(
         claim="Ours, not the paper's: local search from k starts beats greedy from every row on average",
         paper="(no such solver)",
@@ -473,5 +468,3 @@ def _ours(cells: Sequence[Cell]) -> Claim:
         ),
         verdict=decided(ahead),
     )
-
-

@@ -2,8 +2,8 @@
 
 A scorer is named `kind:model`. An experiment names the kinds; its settings name the models.
 
-ppl        mean nats per token of each answer under a causal judge (the paper's rule: clamped, first token unscored)
-cos        cosines of sentence embeddings: among the answers, and of each answer to its nearest reference
+ppl        mean nats per token of each answer under a causal judge (as in the paper: clamped, first token not scored)
+cos        cosines of sentence embeddings: between answers, and between each answer and its nearest reference
 features   the judge's last hidden state at each answer's last token, for MAUVE
 """
 
@@ -22,13 +22,13 @@ from .rows import Row
 from .setup import Setup
 
 Scorer = Callable[[Sequence[Row]], list[Row]]
-AT_ONCE = 256  # sets that are scored before they are written
-TOKENS = 1 << 13  # per batch of a judge
+AT_ONCE = 256  # sets that are scored between two writes
+TOKENS = 1 << 13  # tokens per batch of a judge
 MAUVE_TOKENS = 1024
 
 
 def scorer_names(setup: Setup, wanted: Sequence[str] | None = None) -> list[str]:
-    """`kind:model` of every scorer of an experiment; `wanted`: kinds or full names to keep."""
+    """The names `kind:model` of an experiment's scorers; only those in `wanted` (kinds or full names), if given."""
     models = {"ppl": setup.settings.get("judges", ()), "cos": (setup.settings.get("encoder"),)}
     models["features"] = (models["ppl"] or (None,))[:1]
     names = [f"{kind}:{model}" for kind in setup.experiment.scorers for model in models[kind] if model]
@@ -71,15 +71,15 @@ def _features(model: str, device: str | None) -> Scorer:
 
     def score(rows: Sequence[Row]) -> list[Row]:
         texts = [text for row in rows for text in row["texts"]]
-        found = last_token_features(judge, texts, max_tokens=MAUVE_TOKENS, max_tokens_per_batch=TOKENS)
+        features = last_token_features(judge, texts, max_tokens=MAUVE_TOKENS, max_tokens_per_batch=TOKENS)
         places = np.cumsum([0, *(len(row["texts"]) for row in rows)])
-        return [pack(found[a:b]) for a, b in zip(places[:-1], places[1:], strict=True)]
+        return [pack(features[a:b]) for a, b in zip(places[:-1], places[1:], strict=True)]
 
     return score
 
 
 def pack(features: np.ndarray) -> Row:
-    """[n, D] numbers as 16-bit floats, for a JSON line."""
+    """Numbers [n, D] as 16-bit floats in base64, for a JSON line."""
     half = np.ascontiguousarray(features, dtype="<f2")
     return {"shape": list(half.shape), "float16": base64.b64encode(half.tobytes()).decode()}
 
@@ -89,7 +89,7 @@ def unpack(row: Mapping[str, Any]) -> np.ndarray:
 
 
 def pack8(features: np.ndarray) -> Row:
-    """[n, D] numbers in 8 bits, for a JSON line: each row as integers from -127 to 127 and the step they multiply."""
+    """Numbers [n, D] in 8 bits, for a JSON line: each row is integers from -127 to 127 times the step of that row."""
     steps = np.maximum(np.abs(features).max(1, keepdims=True) / 127, 1e-12)
     whole = np.round(features / steps).astype(np.int8)
     return {
@@ -112,15 +112,15 @@ def _cosines(model: str, device: str | None, remote_code: bool) -> Scorer:
     def score(rows: Sequence[Row]) -> list[Row]:
         texts = sorted({text for row in rows for text in (*row["texts"], *row.get("references", ()))})
         vectors = dict(zip(texts, encoder.encode(texts), strict=True))
-        found = []
+        scored = []
         for row in rows:
             answers = np.stack([vectors[text] for text in row["texts"]])
             values: Row = {"gram": np.round(answers @ answers.T, 5).tolist()}
             if row.get("references"):
                 references = np.stack([vectors[text] for text in row["references"]])
                 values["reference"] = np.round((answers @ references.T).max(1), 5).tolist()
-            found.append(values)
-        return found
+            scored.append(values)
+        return scored
 
     return score
 

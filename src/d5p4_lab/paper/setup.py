@@ -1,10 +1,10 @@
-"""What an experiment is, and what one run of it is given.
+"""Definition of an experiment, and the state of one run of it.
 
-An experiment has settings for each scale ("box": the models of the repository, offline; "paper": the paper's own). It
-names the rows it needs: sets of answers (`cases`), or anything else it measures (`sources`). It runs in three stages:
-*decode* makes sets of answers and measurements, *score* lets outside models score the answers, *draw* reduces the
-answers to numbers and makes table, figure, summary and claims. A stopped stage continues where it was. Each stage may
-run on another machine: only the folder has to be carried over.
+An experiment has settings for each scale ("box": the small models of this repository, offline; "paper": the paper's
+models). It names the rows that it needs: sets of answers (`cases`), or other measurements (`sources`). It runs in three
+stages: *decode* makes the answers and measurements, *score* lets outside models score the answers, *draw* reduces
+everything to numbers and makes the table, the figure, the summary and the claims. A stopped stage continues where it
+stopped. Each stage may run on another machine if you copy the folder there.
 """
 
 from __future__ import annotations
@@ -35,29 +35,29 @@ if TYPE_CHECKING:
     from .tasks import Task
 
 OPEN = "open"  # the task of writing without a prompt
-TEXTS = ("books", "text")  # tasks made of a text file
+TEXTS = ("books", "text")  # tasks that are made from a text file
 LIST = "a list"
-MAY_BE_NONE = ("encoder", "start")  # settings for which None is a value of its own
+MAY_BE_NONE = ("encoder", "start")  # settings that may be set to None
 
 
 @dataclass(frozen=True)
 class Case:
-    """One way to decode: on the first `units` prompts of a task, or `units` sets without a prompt."""
+    """One way to decode, applied to the first `units` prompts of a task, or to `units` sets without a prompt."""
 
-    name: str  # in tables and figures
-    options: Mapping[str, Any]  # of `d5p4.generate`
+    name: str  # the name in tables and figures
+    options: Mapping[str, Any]  # options of `d5p4.generate`
     units: int
     task: str = OPEN
-    group: str = ""  # the method, where several cases are points of one curve
-    value: float | None = None  # of the swept parameter
+    group: str = ""  # the method, if several cases are points of one curve
+    value: float | None = None  # the value of the swept parameter
 
 
 @dataclass(frozen=True)
 class Digest:
     """Reduces a set of answers to the few numbers that drawing needs.
 
-    name      the name of the file below numbers/; experiments may share it
-    make      `make(setup, case, unit, row, scores)` gives the numbers of a unit; `scores` are by scorer
+    name      the name of the file in numbers/; experiments may share it
+    make      `make(setup, case, unit, row, scores)` returns the numbers of a unit; `scores` has one row per scorer
     settings  names of the settings that the numbers depend on, besides the answers and the scorers
     """
 
@@ -76,14 +76,14 @@ class Experiment:
     settings: Mapping[str, Mapping[str, Any]]  # by scale
     draw: Callable[[Setup], Drawing]
     cases: Callable[[Setup], Sequence[Case]] = lambda setup: ()
-    digest: Digest | None = None  # reduces the sets of answers, if there are cases
+    digest: Digest | None = None  # needed if there are cases
     sources: Callable[[Setup], Sequence[Source]] = lambda setup: ()  # rows other than answers
-    scorers: tuple[str, ...] = ()  # kinds of scorers; see `scoring`
-    needs_text: tuple[str, ...] = ()  # scales that need a text file to decode
+    scorers: tuple[str, ...] = ()  # kinds of scorers, see `scoring`
+    needs_text: tuple[str, ...] = ()  # scales whose decoding needs a text file
 
 
 Progress = Callable[[float, str], None]
-"""Called as `progress(share, text)`: the share that is done, and what is being done."""
+"""Called as `progress(share, text)`: the share of the work that is done, and what is being done now."""
 
 
 @dataclass(eq=False)
@@ -93,15 +93,15 @@ class Setup:
     experiment: Experiment
     scale: str
     root: Path  # the folder of this scale's results
-    model_name: str | None = None  # instead of the settings' own
+    model_name: str | None = None  # replaces the model of the settings
     data: Path | None = None  # the file or folder that the task reads
     device: str | None = None
     dtype: str | None = None
     seed: int = 0
     changes: Mapping[str, Any] = field(default_factory=dict)
     progress: Progress = lambda share, text: None
-    decoding: bool = True  # False: rows are only read, so the model need not be on this machine
-    finished: bool = True  # False: the deadline came before all rows were made
+    decoding: bool = True  # if False, rows are only read, so the model need not be on this machine
+    finished: bool = True  # False if the deadline came before all rows were made
     mesh: Mesh = field(default_factory=Mesh)  # the ranks that share the decoding
     _tasks: dict[tuple[str, int], Task] = field(default_factory=dict)
     _rows: dict[str, Rows] = field(default_factory=dict)
@@ -133,7 +133,7 @@ class Setup:
         cases = list(self.experiment.cases(self))
         names = [case.name for case in cases]
         if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
-            raise D5P4Error(f"{self.experiment.name} has {twice[0]!r} twice; give each value once")
+            raise D5P4Error(f"{self.experiment.name} has the case {twice[0]!r} twice; give each value once")
         return cases
 
     @cached_property
@@ -147,7 +147,7 @@ class Setup:
 
     @cached_property
     def weights(self) -> str:
-        """A hash of the model's weights; it does not depend on where the model is."""
+        """A hash of the model's weights. It does not depend on the folder of the model."""
         return self._maker[1] if self._elsewhere else weights_hash(find(self.named))[:16]
 
     @property
@@ -157,7 +157,7 @@ class Setup:
 
     @cached_property
     def _elsewhere(self) -> bool:
-        """Whether the model is neither needed nor on this machine. Then config.json says which model made the rows."""
+        """Whether the model is neither needed nor on this machine. Then config.json names the model of the rows."""
         return not (self.decoding or Path(self.named).expanduser().is_dir() or shipped(self.named))
 
     @cached_property
@@ -166,7 +166,7 @@ class Setup:
         config = read_json(self.folder / "config.json") or {}
         maker = str(config.get("model", Path(self.named).name)), str(config.get("weights", "unknown"))
         if self.model_name is not None and maker[0] != Path(self.model_name).name:
-            raise D5P4Error(f"{self.folder} holds what {maker[0]!r} made, not {self.model_name!r}; give another --out")
+            raise D5P4Error(f"{self.folder} has rows of {maker[0]!r}, not of {self.model_name!r}; give another --out")
         return maker
 
     @cached_property
@@ -185,11 +185,10 @@ class Setup:
             kind, _, split = name.partition(":")
             path = self.data if self.reads_data(name) else None
             if kind in TEXTS and path is None:
-                reason = f"the task {kind} reads it"
-                raise D5P4Error(f"{self.experiment.name} needs a text file: give --data ({reason})")
+                raise D5P4Error(f"{self.experiment.name} needs a text file: give --data (the task {kind} reads it)")
             task = load_task(kind, path, limit=count, split=split or None)
             if len(task) < count:
-                raise D5P4Error(f"{name} has {len(task)} prompts in {self.data}, {count} are asked for")
+                raise D5P4Error(f"{name} has only {len(task)} prompts in {self.data}, but {count} are needed")
             self._check_prompts(name, task)
             self._tasks[name, count] = task
         return self._tasks[name, count]
@@ -200,27 +199,34 @@ class Setup:
 
         for path, unit, digits in known_prompts(self, name):
             if unit < len(task) and digits != prompt_digits(prompt := str(task.examples[unit].prompt)):
-                reason = f"unit {unit} asks something other than {prompt!r:.60}"
+                reason = f"its unit {unit} has another prompt than {prompt!r:.60}"
                 raise D5P4Error(f"{path} was made from other data ({reason}); give another --out")
 
     def source(
-        self, name: str, keys: Sequence[str], make: Callable[[Sequence[str]], Mapping[str, Row]], *, together: int = 1,
-        kept: bool = True, cost: float = 1.0, **made_with: Any,
-    ) -> Source:  # fmt: skip
-        """Rows of the experiment other than answers; `made_with` is all they depend on besides the seed.
+        self,
+        name: str,
+        keys: Sequence[str],
+        make: Callable[[Sequence[str]], Mapping[str, Row]],
+        *,
+        together: int = 1,
+        kept: bool = True,
+        cost: float = 1.0,
+        **made_with: Any,
+    ) -> Source:
+        """Rows of the experiment other than answers. `made_with` is everything they depend on, besides the seed.
 
-        kept: whether drawing reads them; then they are compressed and committed.
+        `kept` says whether drawing reads the rows; such rows are compressed and committed.
         """
         path = f"{self.experiment.name}/{name}.jsonl{'.xz' if kept else ''}"
         header = {"seed": self.seed} | plain(made_with)
         return Source(path, header, keys, make, name, together=lambda: together, cost=lambda: cost)
 
     def model_and(self, *names: str) -> dict[str, Any]:
-        """What the model's rows depend on: the model, its weights, and the named settings."""
+        """What rows of the model depend on: its name, its weights, and the named settings."""
         return {name: self[name] for name in names} | {"model": self.label, "weights": self.weights}
 
     def rows(self, source: Source) -> Rows:
-        """The rows of a source that are on the disk; read once."""
+        """The rows of a source that are on the disk. They are read once."""
         return self.open(source.path, source.made_with)
 
     def open(self, path: str, header: Mapping[str, Any]) -> Rows:
@@ -230,7 +236,7 @@ class Setup:
 
 
 def _checked(name: str, value: Any, default: Any) -> Any:
-    """A caller's value of a setting. It must be of the default's kind; one value may stand for a list of one."""
+    """Check a caller's value of a setting. It must be of the default's kind; a single value may replace a list."""
     kind = _kind(default)
     if default is None or (value is None and name in MAY_BE_NONE):
         return value
@@ -240,7 +246,8 @@ def _checked(name: str, value: Any, default: Any) -> Any:
     if _kind(value) != kind:
         raise D5P4Error(f"{name}={value!r} must be {kind}, such as {plain(default)!r}")
     if len(inner) == 1 and any(_kind(item) not in inner for item in value):
-        raise D5P4Error(f"{name}={value!r} must be {LIST} of which each is {inner.pop()}, such as {plain(default)!r}")
+        wanted = f"{LIST} in which every item is {inner.pop()}"
+        raise D5P4Error(f"{name}={value!r} must be {wanted}, such as {plain(default)!r}")
     if name.startswith("units") and (not isinstance(value, int) or value < 1):
         raise D5P4Error(f"{name}={value!r} must be a whole number of at least 1")
     return value
@@ -253,7 +260,7 @@ def _kind(value: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """The value as JSON gives it back."""
+    """The value as it comes back from JSON: tuples become lists."""
     return json.loads(json.dumps(value))
 
 
@@ -262,5 +269,5 @@ def digest_of(value: Any) -> str:
 
 
 def slugged(text: str) -> str:
-    """A text with everything but a-z and 0-9 turned into dashes, for a file's name."""
+    """The text as part of a file's name: everything but a-z and 0-9 becomes a dash."""
     return re.sub(r"[^a-z0-9]+", "-", text)

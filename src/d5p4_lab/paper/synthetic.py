@@ -1,11 +1,13 @@
-"""Pools made up with the statistics of real ones, at any size: cosines between and within groups, and qualities.
+"""Random pools of any size with the statistics of real ones: cosines between and within groups, and qualities.
 
-A row is e = (√a, √(1-a) z/|z|) with z = √(1-f) x_group + √f x_own: a is the mean cosine between groups, a + (1-a)(1-f)
-about that within one, and every x a Gaussian vector whose variances fall by a power law. How steeply decides how much
-cosines between groups spread: x·x' has variance Σ λ² for variances λ of sum 1, so 1 / Σ λ² is the number of equal
-dimensions that would spread as much. All variances are positive: however small that number, no set of rows is singular.
-Some children stray further from their parent than others: each row has its own f, log-normal, of the mean and spread
-that give those of the cosines within groups.
+A row is e = (√a, √(1-a) z/|z|) with z = √(1-f) x_group + √f x_own, where every x is a Gaussian vector.
+
+a    the mean cosine between groups; the mean cosine within a group is about a + (1-a)(1-f)
+x    has variances λ of sum 1 that fall by a power law. x·x' has variance Σ λ², so 1 / Σ λ² is the number of equal
+     dimensions that would give cosines between groups the same spread. The exponent of the power law is chosen to match
+     the spread of the real pool. All variances are positive, so no set of rows is singular.
+f    differs from row to row, because some children differ more from their parent than others. It is log-normal, with
+     the mean and spread that match the real cosines within groups.
 """
 
 from __future__ import annotations
@@ -21,31 +23,31 @@ from torch import Tensor
 from d5p4.errors import D5P4Error
 from d5p4.types import HistoryStep
 
-WIDTH = 1024  # of the vectors made up
-_LEAST = 1e-4  # of what rows do not share with all others, and with their siblings
-_STEEPEST = 8.0  # exponent of the power law
+WIDTH = 1024  # dimensions of the random vectors
+_LEAST = 1e-4  # smallest values of 1 - a and of f
+_STEEPEST = 8.0  # largest exponent of the power law
 
 
 @dataclass(frozen=True)
 class PoolStatistics:
-    """What a step of a real decode had."""
+    """Statistics of the pool at one step of real decoding."""
 
     step: int
-    between: float  # mean cosine of rows of two groups, and its standard deviation
-    between_spread: float
-    within: float  # of two rows of one group
+    between: float  # mean cosine of two rows of different groups
+    between_spread: float  # its standard deviation
+    within: float  # mean cosine of two rows of one group
     within_spread: float
     quality: tuple[float, ...]  # sorted, from 0 to 1
-    quality_shared: float  # share of its variance that siblings have in common
+    quality_shared: float  # share of the variance of quality that siblings have in common
 
     @property
     def dimensions(self) -> float:
-        """How many equal dimensions spread the cosines between groups as much."""
+        """The number of equal dimensions that would give cosines between groups the same spread."""
         return ((1 - self.between) / max(self.between_spread, 1e-9)) ** 2
 
 
 def read_statistics(step: HistoryStep) -> PoolStatistics | None:
-    """Statistics of a pool of k groups of w rows; None where there is nothing to tell apart (as at the first step)."""
+    """Statistics of a pool of k groups of w rows; None if its rows hardly differ, as at the first step."""
     similarity, quality, group = step.similarity.double().cpu(), step.quality.double().cpu(), step.group.cpu()
     same = group[:, None] == group
     apart = similarity[~same]
@@ -75,13 +77,13 @@ def shared_variance(values: Tensor) -> float:
 
 
 def statistics_of(row: dict[str, Any]) -> PoolStatistics:
-    """From a row of raw data."""
+    """The statistics that a stored row contains."""
     named = {name: row[name] for name in PoolStatistics.__dataclass_fields__}
     return PoolStatistics(**named | {"quality": tuple(row["quality"])})
 
 
 def synthetic_pool(statistics: PoolStatistics, k: int, w: int, source: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Quality [kw] and similarity [kw, kw], float64, of k groups of w neighbours."""
+    """Quality [kw] and similarity [kw, kw] of a random pool of k groups of w rows, float64. Groups are contiguous."""
     shared = min(max(statistics.between, 0.0), 1 - _LEAST)
     scale = variances(round(statistics.dimensions, 1)).sqrt()
 
@@ -89,7 +91,7 @@ def synthetic_pool(statistics: PoolStatistics, k: int, w: int, source: torch.Gen
         return torch.randn(*shape, generator=source, dtype=torch.float64)
 
     stray = min(max((1 - statistics.within) / (1 - shared), _LEAST), 1.0)
-    unlike = 2**0.5 * statistics.within_spread / (1 - shared) / stray  # a cosine falls by the mean of two rows' f
+    unlike = 2**0.5 * statistics.within_spread / (1 - shared) / stray  # a cosine depends on the mean of two rows' f
     sigma = math.log1p(unlike**2) ** 0.5
     own = (stray * torch.exp(sigma * normal(k, w, 1) - sigma**2 / 2)).clamp_max(1.0)
     z = (1 - own).sqrt() * normal(k, 1, WIDTH) + own.sqrt() * normal(k, w, WIDTH)
@@ -100,20 +102,20 @@ def synthetic_pool(statistics: PoolStatistics, k: int, w: int, source: torch.Gen
 
 
 def _quality(statistics: PoolStatistics, family: Tensor, own: Tensor) -> Tensor:
-    """[kw]: the real qualities' distribution from normals [k, 1] and [k, w], stretched to [0, 1] as in decoding."""
+    """[kw] values with the distribution of the real qualities, from normals [k, 1] and [k, w], stretched to [0, 1]."""
     shared = statistics.quality_shared
     share = torch.special.ndtr((shared**0.5 * family + (1 - shared) ** 0.5 * own).flatten())
-    held = torch.tensor(statistics.quality, dtype=torch.float64)
-    place = share * (len(held) - 1)
-    low = place.floor().long().clamp_max(len(held) - 2)
-    quality = held[low] + (place - low) * (held[low + 1] - held[low])
+    levels = torch.tensor(statistics.quality, dtype=torch.float64)
+    place = share * (len(levels) - 1)
+    low = place.floor().long().clamp_max(len(levels) - 2)
+    quality = levels[low] + (place - low) * (levels[low + 1] - levels[low])
     spread = quality.max() - quality.min()
     return (quality - quality.min()) / spread if spread > 0 else torch.zeros_like(quality)
 
 
 @lru_cache(maxsize=512)
 def variances(dimensions: float) -> Tensor:
-    """λ_j ∝ j^-γ [WIDTH] of sum 1 with 1 / Σ λ² as given, or as near to it as the power law gets."""
+    """λ_j ∝ j^-γ [WIDTH] with sum 1, and γ such that 1 / Σ λ² is as near to `dimensions` as possible."""
     place = torch.arange(1, WIDTH + 1, dtype=torch.float64)
 
     def law(exponent: float) -> Tensor:
@@ -137,10 +139,10 @@ def parse_size(size: str) -> tuple[int, int]:
     except ValueError:
         raise D5P4Error(f"size {size!r} must be groups x children, such as 8x4") from None
     if k < 2 or w < 2:
-        raise D5P4Error(f"size {size!r} must have two groups of two children or more")
+        raise D5P4Error(f"size {size!r} must have at least two groups of at least two children")
     return k, w
 
 
 def complexity(k: int, w: int) -> float:
-    """log(w^k): the logarithm of how many sets there are."""
+    """log(w^k): the logarithm of the number of sets with one row per group."""
     return k * math.log(w)

@@ -1,15 +1,15 @@
-"""The two expansions of the log-determinant against its exact value, on the pools of real decoding (App. dpp-theory).
+"""Two expansions of the log-determinant, compared with its exact value on pools of real decoding (App. dpp-theory).
 
-The kernel of interaction alone is K, the cosines of the k rows of a set.
+K is the matrix of cosines of the k rows of a set: the kernel without quality.
 
 weak     K = I + C.       log det K = -tr C²/2 + tr C³/3 - …            where ‖C‖₂ < 1
 shared   K = B + (1-ρ) C̃, B = (1-ρ) I + ρ 11ᵀ, H = B^-½ (K - B) B^-½
                           log det K = log det B + tr H - tr H²/2 + …    where ‖H‖₂ < 1
          tr H = -2ρ / (1 + (k-1)ρ) Σ_{i<j} c̃_ij
 
-ρ is the share of what all rows have in common (structural tokens, positions still masked). The paper does not say how
-it is taken; here it is the mean cosine of two rows of different groups of the pool, the same for all sets of a pool.
-(Taken from the set itself, Σ c̃ would be 0 and the expansion would have no first order.)
+ρ is the part that all rows have in common (structural tokens, positions that are still masked). The paper does not say
+how to choose ρ. Here it is the mean cosine of two rows of different groups of the pool, so all sets of a pool share it.
+(With the mean cosine of the set itself, Σ c̃ would be 0 and the expansion would have no first order.)
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from .setup import Experiment, Setup
 from .windows import chance
 
 METHODS = ("d5p4", "independent")
-EQUAL = 1e-6  # rows whose cosine is this near 1 are one row: no determinant
-CONVERGES = 0.45  # the paper: up to this share of masked tokens ‖H‖₂ < 1
+EQUAL = 1e-6  # rows whose cosine is this near to 1 count as equal; their determinant is 0
+CONVERGES = 0.45  # the paper: ‖H‖₂ < 1 up to this share of masked tokens
 BINS = 10
-LEAST = 5  # sets of a pool that can be ordered
+LEAST = 5  # a pool with fewer sets gives no rank correlation
 
 
 class Set(NamedTuple):
-    """What the theory says of one set."""
+    """One set: the exact log-determinant and its expansions."""
 
     exact: float  # log det K
-    cosine: float  # mean of two rows
+    cosine: float  # mean cosine of two rows
     weak_norm: float  # ‖C‖₂
     weak: tuple[float, float]  # log det K to orders 2 and 3
     shared_norm: float  # ‖H‖₂
@@ -52,19 +52,19 @@ class Set(NamedTuple):
 
     @property
     def bound(self) -> float:
-        """The paper's √((1 - det K) / m), m pairs, which is to be above the mean cosine."""
+        """The paper's upper bound of the mean cosine: √((1 - det K) / number of pairs)."""
         return float(np.sqrt((1 - np.exp(self.exact)) / self.pairs))
 
 
 def weak_orders(k: np.ndarray) -> tuple[float, tuple[float, float]]:
-    """‖C‖₂ and log det K to orders 2 and 3 in C = K - I, of cosines K [k, k]."""
+    """‖C‖₂, and log det K to orders 2 and 3 in C = K - I, for cosines K [k, k]."""
     values = np.linalg.eigvalsh(k - np.eye(len(k)))
     second = -(values**2).sum() / 2
     return float(np.abs(values).max()), (float(second), float(second + (values**3).sum() / 3))
 
 
 def whitened(k: np.ndarray, rho: float) -> np.ndarray:
-    """H [k, k] = B^-½ (K - B) B^-½, B = (1-ρ) I + ρ 11ᵀ."""
+    """H = B^-½ (K - B) B^-½ [k, k] with B = (1-ρ) I + ρ 11ᵀ."""
     size = len(k)
     rest, common = (1 - rho) ** -0.5, (1 + (size - 1) * rho) ** -0.5
     root = rest * np.eye(size) + (common - rest) / size * np.ones((size, size))
@@ -74,7 +74,7 @@ def whitened(k: np.ndarray, rho: float) -> np.ndarray:
 def shared_orders(k: np.ndarray, rho: float) -> tuple[float, float, tuple[float, float, float]]:
     """log det B, ‖H‖₂, and log det K to orders 1, 2 and 3 in H."""
     if not 0 <= rho < 1:
-        raise D5P4Error(f"rho={rho:g} must be from 0 up to less than 1")
+        raise D5P4Error(f"rho={rho:g} must be at least 0 and less than 1")
     size = len(k)
     base = (size - 1) * np.log1p(-rho) + np.log1p((size - 1) * rho)
     values = np.linalg.eigvalsh(whitened(k, rho))
@@ -83,7 +83,7 @@ def shared_orders(k: np.ndarray, rho: float) -> tuple[float, float, tuple[float,
 
 
 def look_at(k: np.ndarray, rho: float) -> Set | None:
-    """One set of cosines K [k, k]; None where two rows are equal."""
+    """The expansions for a set with cosines K [k, k]; None if two rows are equal."""
     size = len(k)
     apart = k[np.triu_indices(size, 1)]
     sign, exact = np.linalg.slogdet(k)
@@ -95,40 +95,40 @@ def look_at(k: np.ndarray, rho: float) -> Set | None:
 
 
 def common_share(similarity: np.ndarray, group: np.ndarray) -> float:
-    """ρ: the mean cosine of two rows of different groups, at least 0, of a pool [N, N] with groups [N]."""
+    """ρ of a pool [N, N] with groups [N]: the mean cosine of two rows of different groups, at least 0."""
     return float(max(0.0, similarity[group[:, None] != group].mean()))
 
 
 def transversals(group: np.ndarray, size: int, count: int, source: np.random.Generator) -> Iterator[np.ndarray]:
-    """`count` sets of `size` rows, each from a group of its own."""
+    """`count` random sets of `size` rows, with at most one row per group."""
     members = [np.flatnonzero(group == name) for name in np.unique(group)]
     for _ in range(count):
         chosen = source.permutation(len(members))[:size]
         yield np.array([source.choice(members[i]) for i in chosen])
 
 
-# --- measuring: the cosines of pools on their way ---
+# --- measuring: the cosines of pools during decoding ---
 
 
 def _options(setup: Setup, method: str) -> dict[str, Any]:
     size = {"k": setup["k"], "w": setup["w"], "beta": setup["beta"]}
-    if method == "independent":  # a pool of the same size, each row a group of its own
+    if method == "independent":  # a pool of the same size in which every row is its own group
         size = {"k": setup["k"] * setup["w"]}
     return {"method": method, "gen_length": setup["length"], "steps": _steps(setup), **size}
 
 
 def _steps(setup: Setup) -> int:
-    """At least a token a step, as orders other than the ancestral one want it."""
+    """At least one token per step, which all orders but the ancestral one need."""
     return min(setup["steps"], setup["length"])
 
 
 def looks(setup: Setup) -> list[int]:
-    """The steps that are looked at; not the first, where all rows are equal."""
+    """The steps at which pools are measured, without the first one, where all rows are equal."""
     return sorted({round(step) for step in np.linspace(1, _steps(setup) - 1, setup["looks"])})
 
 
 def pools_of(setup: Setup, method: str) -> Source:
-    """A row for each run: at each step looked at, the pool's cosines (those above the diagonal), groups and parents."""
+    """One row per run: at each measured step, the pool's cosines (above the diagonal), groups and parents."""
     made_with = setup.model_and("length", "steps", "k", "w", "beta", "looks", "prompt")
     keys = [str(unit) for unit in range(setup["units"])]
     return setup.source(method, keys, partial(_decode, setup, method), together=setup["together"], **made_with)
@@ -164,23 +164,23 @@ def _decode(setup: Setup, method: str, keys: Sequence[str]) -> dict[str, Row]:
     return {key: {"steps": steps} for key, steps in seen.items()}
 
 
-# --- the theory of what was measured ---
+# --- expansions for the measured pools ---
 
 
 class Pool(NamedTuple):
-    """The sets of one pool: random ones, and the one that was chosen."""
+    """The sets of one pool: random ones, and the set that the method chose."""
 
     unit: int
     masked: float
     rho: float
     sets: list[Set]
     chosen: Set | None
-    equal: float  # share of random sets with two equal rows
+    equal: float  # share of random sets that have two equal rows
 
 
 def pools(setup: Setup, method: str) -> list[Pool]:
-    """Every pool of a method, its random sets drawn anew from a stream of its own."""
-    found = []
+    """Every pool of a method, with random sets. A seeded generator draws the same sets each time."""
+    measured = []
     for unit, run in enumerate(complete(setup, pools_of(setup, method))):
         for step in looks(setup):
             row = run["steps"][str(step)]
@@ -191,34 +191,34 @@ def pools(setup: Setup, method: str) -> list[Pool]:
             similarity.T[above] = row["cosines"]
             rho = common_share(similarity, group)
             if rho > 1 - EQUAL:
-                continue  # all rows are equal still
+                continue  # all rows are still equal
             source = chance("theory", setup.seed, method, unit, step)
             drawn = list(transversals(group, setup["k"], setup["sets"], source))
             sets = [look_at(similarity[np.ix_(rows, rows)], rho) for rows in drawn]
             kept = [one for one in sets if one is not None]
             parents = row["parents"]
             chosen = None if parents is None else look_at(similarity[np.ix_(parents, parents)], rho)
-            found.append(Pool(unit, row["masked"], rho, kept, chosen, 1 - len(kept) / len(sets)))
-    return found
+            measured.append(Pool(unit, row["masked"], rho, kept, chosen, 1 - len(kept) / len(sets)))
+    return measured
 
 
-def by_unit(held: Sequence[Pool], value: Callable[[Pool], float]) -> Figure:
-    """A figure over runs, each the mean over its pools; NaN pools are left out."""
+def by_unit(pools: Sequence[Pool], value: Callable[[Pool], float]) -> Figure:
+    """A figure over runs. The value of a run is the mean over its pools, without those that give NaN."""
     units: dict[int, list[float]] = {}
-    for pool in held:
-        found = value(pool)
-        if np.isfinite(found):
-            units.setdefault(pool.unit, []).append(found)
+    for pool in pools:
+        number = value(pool)
+        if np.isfinite(number):
+            units.setdefault(pool.unit, []).append(number)
     return figure([float(np.mean(values)) for values in units.values()])
 
 
 def over_sets(value: Callable[[Set], float]) -> Callable[[Pool], float]:
-    """The mean over a pool's sets; NaN without sets."""
+    """The mean over a pool's sets; NaN if there are none."""
     return lambda pool: float(np.mean([value(one) for one in pool.sets])) if pool.sets else np.nan
 
 
 def ordered(term: Callable[[Set], float]) -> Callable[[Pool], float]:
-    """How well a term orders the sets of a pool as their log-determinants do: Spearman's correlation."""
+    """Spearman's correlation of a term with the log-determinant, over the sets of a pool."""
 
     def value(pool: Pool) -> float:
         if len(pool.sets) < LEAST:
@@ -242,80 +242,82 @@ NORMS: dict[str, Callable[[Set], float]] = {
 
 
 def draw(setup: Setup) -> Drawing:
-    held = {method: pools(setup, method) for method in METHODS}
-    late = {method: [pool for pool in found if pool.masked <= CONVERGES] for method, found in held.items()}
-    for method, found in late.items():
-        if not any(pool.sets for pool in found):
-            raise D5P4Error(f"theory: {method} left no set of different rows at {CONVERGES:.0%} masked tokens or fewer")
+    by_method = {method: pools(setup, method) for method in METHODS}
+    late = {method: [pool for pool in by_method[method] if pool.masked <= CONVERGES] for method in METHODS}
     figures: dict[str, Any] = {}
-    for method, found in held.items():
-        for name, value in (ERRORS | NORMS).items():
-            kind = "error" if name in ERRORS else "norm"
-            figures[f"{method}: {kind} {name}"] = by_unit(found, over_sets(value))
-            figures[f"{method}: {kind} {name}, at most 45 % masked"] = by_unit(late[method], over_sets(value))
-        figures[f"{method}: ρ"] = by_unit(found, lambda pool: pool.rho)
-        figures[f"{method}: mean cosine"] = by_unit(found, over_sets(lambda one: one.cosine))
-        figures[f"{method}: share of sets with ‖C‖₂ < 1"] = by_unit(found, over_sets(lambda one: one.weak_norm < 1))
-        figures[f"{method}: share of sets with ‖H‖₂ < 1, at most 45 % masked"] = by_unit(
-            late[method], over_sets(lambda one: one.shared_norm < 1)
-        )
-        figures[f"{method}: share of sets under the bound"] = by_unit(
-            found, over_sets(lambda one: one.cosine <= one.bound)
-        )
-        figures[f"{method}: order of sets by mean cosine"] = by_unit(found, ordered(lambda one: -one.cosine))
-        figures[f"{method}: order of sets by the second order alone"] = by_unit(
-            found, ordered(lambda one: one.shared[1] - one.shared[0])
-        )
-        figures[f"{method}: share of sets with equal rows"] = by_unit(found, lambda pool: pool.equal)
-        figures[f"{method}: mask ratio at which ‖H‖₂ reaches 1"] = crossing(found)
-    chosen = [(pool.chosen, pool) for pool in held["d5p4"] if pool.chosen is not None and pool.sets]
-    figures["d5p4: chosen set's log det above its pool's random sets"] = by_unit(
-        [pool for _, pool in chosen], lambda pool: _chosen(pool, lambda one: one.exact)
-    )
-    figures["d5p4: chosen set's mean cosine above its pool's random sets"] = by_unit(
-        [pool for _, pool in chosen], lambda pool: _chosen(pool, lambda one: one.cosine)
-    )
-    return Drawing(_tables(setup, held, figures), _plot(held), figures, _claims(late, figures))
+    for method in METHODS:
+        if not any(pool.sets for pool in late[method]):
+            raise D5P4Error(f"theory: {method} left no set of different rows at {CONVERGES:.0%} masked tokens or fewer")
+        of_method = _method_figures(by_method[method], late[method])
+        figures |= {f"{method}: {name}": value for name, value in of_method.items()}
+    chosen = [pool for pool in by_method["d5p4"] if pool.chosen is not None and pool.sets]
+    for name, value in (("log det", lambda one: one.exact), ("mean cosine", lambda one: one.cosine)):
+        above = by_unit(chosen, partial(_chosen, value=value))
+        figures[f"d5p4: chosen set's {name} above its pool's random sets"] = above
+    return Drawing(_tables(setup, by_method, figures), _plot(by_method), figures, _claims(late, figures))
+
+
+def _method_figures(every_pool: Sequence[Pool], late: Sequence[Pool]) -> dict[str, Figure | float | None]:
+    """The figures of one method, over all pools or over the late ones, with at most 45 % masked tokens."""
+    figures: dict[str, Figure | float | None] = {}
+    for name, value in (ERRORS | NORMS).items():
+        kind = "error" if name in ERRORS else "norm"
+        figures[f"{kind} {name}"] = by_unit(every_pool, over_sets(value))
+        figures[f"{kind} {name}, at most 45 % masked"] = by_unit(late, over_sets(value))
+    small_norm = by_unit(late, over_sets(lambda one: one.shared_norm < 1))
+    second_order = ordered(lambda one: one.shared[1] - one.shared[0])
+    return figures | {
+        "ρ": by_unit(every_pool, lambda pool: pool.rho),
+        "mean cosine": by_unit(every_pool, over_sets(lambda one: one.cosine)),
+        "share of sets with ‖C‖₂ < 1": by_unit(every_pool, over_sets(lambda one: one.weak_norm < 1)),
+        "share of sets with ‖H‖₂ < 1, at most 45 % masked": small_norm,
+        "share of sets under the bound": by_unit(every_pool, over_sets(lambda one: one.cosine <= one.bound)),
+        "order of sets by mean cosine": by_unit(every_pool, ordered(lambda one: -one.cosine)),
+        "order of sets by the second order alone": by_unit(every_pool, second_order),
+        "share of sets with equal rows": by_unit(every_pool, lambda pool: pool.equal),
+        "mask ratio at which ‖H‖₂ reaches 1": crossing(every_pool),
+    }
 
 
 def _chosen(pool: Pool, value: Callable[[Set], float]) -> float:
+    """How much larger a value is for the chosen set than for the pool's random sets."""
     assert pool.chosen is not None
     return value(pool.chosen) - float(np.mean([value(one) for one in pool.sets]))
 
 
-def binned(held: Sequence[Pool], value: Callable[[Set], float]) -> list[tuple[float, Figure]]:
-    """(middle of the bin, figure over runs) for each bin of mask ratios that holds pools."""
-    found = []
+def binned(pools: Sequence[Pool], value: Callable[[Set], float]) -> list[tuple[float, Figure]]:
+    """(middle of the bin, figure over runs) for each bin of mask ratios that contains pools."""
+    points = []
     for number in range(BINS):
-        inside = [pool for pool in held if min(BINS - 1, int(BINS * pool.masked)) == number and pool.sets]
+        inside = [pool for pool in pools if min(BINS - 1, int(BINS * pool.masked)) == number and pool.sets]
         if inside:
-            found.append(((number + 0.5) / BINS, by_unit(inside, over_sets(value))))
-    return found
+            points.append(((number + 0.5) / BINS, by_unit(inside, over_sets(value))))
+    return points
 
 
-def crossing(held: Sequence[Pool]) -> float | None:
-    """The mask ratio at which the mean ‖H‖₂ first reaches 1, between the middles of bins; None: never."""
-    points = [(where, found.value) for where, found in binned(held, NORMS["‖H‖₂"])]
+def crossing(pools: Sequence[Pool]) -> float | None:
+    """The mask ratio at which the mean ‖H‖₂ first reaches 1, interpolated between bins; None if it never does."""
+    points = [(where, mean.value) for where, mean in binned(pools, NORMS["‖H‖₂"])]
     for (a, low), (b, high) in zip(points, points[1:], strict=False):
         if high >= 1 > low:
             return a + (b - a) * (1 - low) / (high - low)
     return 0.0 if points and points[0][1] >= 1 else None
 
 
-def _tables(setup: Setup, held: dict[str, list[Pool]], figures: dict[str, Any]) -> list[Table]:
+def _tables(setup: Setup, by_method: dict[str, list[Pool]], figures: dict[str, Any]) -> list[Table]:
     bins = []
-    for method, found in held.items():
-        columns = [dict(binned(found, value)) for value in (*NORMS.values(), *ERRORS.values())]
+    for method, method_pools in by_method.items():
+        columns = [dict(binned(method_pools, value)) for value in (*NORMS.values(), *ERRORS.values())]
         digits = [2] * len(NORMS) + [4] * len(ERRORS)
         for where in columns[0]:
             edges = f"{100 * where - 50 / BINS:.0f}–{100 * where + 50 / BINS:.0f}"
             bins.append([method, edges, *(shown(c[where], d) for c, d in zip(columns, digits, strict=True))])
-    what = "texts from nothing" if setup["prompt"] is None else "answers to one prompt"
+    what = "texts without a prompt" if setup["prompt"] is None else "answers to one prompt"
     note = (
         f"{setup['units']} runs of each method: {what} of {setup['length']} tokens in {setup['steps']} steps, pools of "
-        f"{setup['k'] * setup['w']} rows, {setup['sets']} random sets of {setup['k']} rows (one of a group) from each "
-        f"of {len(looks(setup))} steps. Errors are |expansion - log det K| in nats, means over sets; 95 % intervals "
-        "over runs. Sets with two equal rows have no determinant and are left out."
+        f"{setup['k'] * setup['w']} rows, {setup['sets']} random sets of {setup['k']} rows (at most one per group) "
+        f"from each of {len(looks(setup))} steps. Errors are |expansion - log det K| in nats, averaged over sets; 95 % "
+        "intervals over runs. Sets with two equal rows are left out, because their determinant is 0."
     )
     first = Table(
         "Spectral norms and errors by mask ratio",
@@ -324,11 +326,14 @@ def _tables(setup: Setup, held: dict[str, list[Pool]], figures: dict[str, Any]) 
         note,
     )
     rest = [name for name in figures if "error" not in name and "norm" not in name]
-    rows = [[name, _told(figures[name])] for name in rest]
-    return [first, Table("Other figures", ["figure", "value"], rows, "Orders of sets: Spearman within a pool.")]
+    rows = [[name, _value_text(figures[name])] for name in rest]
+    return [
+        first,
+        Table("Other figures", ["figure", "value"], rows, "Order of sets: Spearman correlation within a pool."),
+    ]
 
 
-def _told(value: Figure | float | None) -> str:
+def _value_text(value: Figure | float | None) -> str:
     return "never" if value is None else shown(value, 3) if isinstance(value, Figure) else f"{value:.2f}"
 
 
@@ -341,28 +346,29 @@ def _claims(late: dict[str, list[Pool]], figures: dict[str, Any]) -> list[Claim]
     gain = by_unit(late["d5p4"], over_sets(lambda one: ERRORS["weak, order 2"](one) - ERRORS["shared, order 2"](one)))
     order = figures["d5p4: order of sets by mean cosine"]
     where = "; ".join(
-        f"{method} {_told(figures[f'{method}: mask ratio at which ‖H‖₂ reaches 1'])}" for method in METHODS
+        f"{method} {_value_text(figures[f'{method}: mask ratio at which ‖H‖₂ reaches 1'])}" for method in METHODS
     )
     return [
         Claim(
             "The weak-correlation condition ‖C‖₂ < 1 is not always met",
-            "said without a figure",
+            "stated without a figure",
             f"met by this share of sets: {both('share of sets with ‖C‖₂ < 1')}",
             decided((-weak).plus(1)),
         ),
         Claim(
             "With the shared component factored out, ‖H‖₂ < 1 up to about 45 % masked tokens",
             "45 %",
-            f"met up to there by this share of sets: {both('share of sets with ‖H‖₂ < 1, at most 45 % masked')}; "
+            "met by this share of sets with at most 45 % masked tokens: "
+            f"{both('share of sets with ‖H‖₂ < 1, at most 45 % masked')}; "
             f"the mean ‖H‖₂ reaches 1 at a mask ratio of: {where}",
             decided(inside.plus(-0.95)),
-            "to hold it must be met by more than 95 % of the sets of D5P4's pools",
+            "the claim holds if more than 95 % of the sets in D5P4's pools meet the condition",
         ),
         Claim(
             "Factoring out the shared component makes the expansion of log det describe real pools",
-            "said without a figure",
-            f"error to second order at most 45 % masked, weak less shared: {shown(gain)} nats; what is left: "
-            f"{both('error shared, order 2, at most 45 % masked', 4)} nats",
+            "stated without a figure",
+            f"error to second order, at most 45 % masked: {shown(gain)} nats less with the shared component; the error "
+            f"that remains: {both('error shared, order 2, at most 45 % masked', 4)} nats",
             decided(gain),
         ),
         Claim(
@@ -373,11 +379,11 @@ def _claims(late: dict[str, list[Pool]], figures: dict[str, Any]) -> list[Claim]
             decided(order),
         ),
         Claim(
-            "√((1 - det K) / pairs) is an upper bound of the mean cosine, so that the determinant bounds it",
+            "√((1 - det K) / pairs) is an upper bound of the mean cosine",
             "derived for weak correlation",
             f"true of this share of sets: {both('share of sets under the bound')}",
             "not testable at this scale",
-            "no set here meets the condition of weak correlation under which it is derived",
+            "no set here meets the condition of weak correlation, under which the bound is derived",
         ),
     ]
 
@@ -393,20 +399,20 @@ COLOURS = {
 }
 
 
-def _plot(held: dict[str, list[Pool]]) -> Any:
+def _plot(by_method: dict[str, list[Pool]]) -> Any:
     plt = pyplot()
     drawn, axes = plt.subplots(1, 3, figsize=(12, 4.4))
     for method, line in (("d5p4", "-"), ("independent", ":")):
         for name, value in NORMS.items():
-            _curve(axes[0], binned(held[method], value), f"{name}, {method}", linestyle=line, **COLOURS[name])
+            _curve(axes[0], binned(by_method[method], value), f"{name}, {method}", linestyle=line, **COLOURS[name])
     axes[0].axhline(1, color="black", linewidth=1)
     axes[0].axvline(100 * CONVERGES, color="black", linewidth=0.8, linestyle="--")
     axes[0].annotate("45 % (paper)", (100 * CONVERGES + 1, 0.03), xycoords=("data", "axes fraction"), fontsize=8)
-    axes[0].set_ylabel("spectral norm (a series needs < 1)")
+    axes[0].set_ylabel("spectral norm (expansions need < 1)")
     axes[2].sharey(axes[1])
     for axis, method in zip(axes[1:], METHODS, strict=True):
         for name, value in ERRORS.items():
-            _curve(axis, binned(held[method], value), name, linestyle="-", **COLOURS[name])
+            _curve(axis, binned(by_method[method], value), name, linestyle="-", **COLOURS[name])
         axis.set_ylabel("|expansion - log det K| (nats)")
         axis.set_title(f"sets from pools of {method}", fontsize=10)
     for axis in axes:
@@ -423,8 +429,8 @@ def _plot(held: dict[str, list[Pool]]) -> Any:
 
 def _curve(axis: Any, points: Sequence[tuple[float, Figure]], label: str, **style: Any) -> None:
     where = [100 * place for place, _ in points]
-    axis.plot(where, [found.value for _, found in points], label=label, **style)
-    low, high = [found.low for _, found in points], [found.high for _, found in points]
+    axis.plot(where, [f.value for _, f in points], label=label, **style)
+    low, high = [f.low for _, f in points], [f.high for _, f in points]
     axis.fill_between(where, low, high, color=style["color"], alpha=0.15, linewidth=0)
 
 
@@ -438,8 +444,8 @@ _BOX = {
     "beta": 10.0,
     "units": 8,
     "together": 4,  # runs decoded in one call
-    "looks": 16,
-    "sets": 32,
+    "looks": 16,  # steps at which pools are measured
+    "sets": 32,  # random sets per pool
 }
 EXPERIMENT = Experiment(
     name="theory",

@@ -24,9 +24,9 @@ class Window(NamedTuple):
 
 
 def real_windows(setup: Setup, length: int, count: int) -> Source:
-    """`count` windows of `length` tokens of the file `setup.data`. A smaller count gives the first of the same windows.
+    """`count` windows of `length` tokens from the file `setup.data`. A smaller count gives the first of these windows.
 
-    The rows are kept on this machine, so a run that continues needs no text file.
+    The rows stay on this machine, so a run that continues needs no text file.
     """
 
     def make(keys: Sequence[str]) -> dict[str, Row]:
@@ -46,7 +46,7 @@ def check_same_text(setup: Setup, source: Source, length: int) -> None:
         return
     for number, window in enumerate(_cut(setup, length, len(rows))):
         if str(number) in rows and rows[number]["ids"] != window.ids:
-            raise D5P4Error(f"{rows.path} was made with another text than {setup.data}; give another --out")
+            raise D5P4Error(f"{rows.path} was made from another text than {setup.data}; give another --out")
 
 
 def _cut(setup: Setup, length: int, count: int) -> list[Window]:
@@ -60,14 +60,14 @@ def _cut(setup: Setup, length: int, count: int) -> list[Window]:
         [ids[length * i : length * (i + 1)] for i in shuffled(len(ids) // length, setup.seed, "windows")]
         for ids in tokens
     ]
-    found: list[Window] = []
+    windows: list[Window] = []
     for ids in (ids for turn in zip_longest(*order) for ids in turn if ids is not None):
         text = _decode(setup.model, ids)
         if "\ufffd" not in text and text.strip():
-            found.append(Window(ids, text))
-        if len(found) == count:
-            return found
-    raise D5P4Error(f"{setup.data} has {len(found)} windows of {length} tokens, {count} are asked for")
+            windows.append(Window(ids, text))
+        if len(windows) == count:
+            return windows
+    raise D5P4Error(f"{setup.data} has only {len(windows)} windows of {length} tokens, but {count} are needed")
 
 
 def _encode(model: NativeModel, text: str) -> list[int]:
@@ -82,7 +82,7 @@ def _decode(model: NativeModel, ids: Sequence[int]) -> str:
 
 
 def chance(*words: object) -> np.random.Generator:
-    """A random generator named by words: the same on every machine, and different for different words."""
+    """A random generator seeded by words: the same on every machine, and different for other words."""
     digest = hashlib.sha256("\0".join(map(str, words)).encode()).digest()
     return np.random.default_rng(np.frombuffer(digest, np.uint32).tolist())
 
@@ -94,6 +94,6 @@ def random_masks(source: np.random.Generator, counts: Sequence[int], length: int
 
 
 def spread_counts(source: np.random.Generator, draws: int, length: int) -> list[int]:
-    """[draws] numbers of masks, spread evenly over 1..length from a random offset, as in `d5p4.loglikelihood`."""
+    """[draws] numbers of masked tokens, spread evenly over 1..length from a random offset, as `loglikelihood` does."""
     places = (source.random() * length + np.arange(draws) * (length / draws)) % length
     return (1 + np.minimum(places.astype(int), length - 1)).tolist()

@@ -1,4 +1,4 @@
-"""Recipes of the models in the box: `python -m d5p4_lab train countdown|books|judge`."""
+"""The recipes of the shipped models: `python -m d5p4_lab train countdown|books|judge`."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def recipe(
 ) -> Recipe:
     """The recipe of a model.
 
-    books and judge need `data`: a folder of texts, or a corpus that `corpus.prepare` made of one. Texts become a corpus
-    in a folder inside `out`, with a BPE of `vocabulary` tokens; the run removes that folder when it has finished.
+    books and judge need `data`: a folder of texts, or a corpus that `corpus.prepare` made. From texts, a corpus with a
+    BPE of `vocabulary` tokens is made in a folder inside `out`; the run removes that folder when it has finished.
     """
     if name not in RECIPES:
         raise D5P4Error(f"there is no recipe {name!r}: choose one of {', '.join(RECIPES)}, or corpus")
@@ -36,16 +36,16 @@ def recipe(
 
         return Countdown(device, seed, toy)
     if data is None:
-        raise D5P4Error(f"{name} learns from texts: give their folder (train.txt and val.txt, or .xz) with --data")
+        raise D5P4Error(f"{name} learns from texts: give the folder of train.txt and val.txt (or .xz) with --data")
     from d5p4.eval.perplexity import transformers
 
     from .books import Books, Judge
     from .corpus import load, prepare
 
     if name == "judge":
-        transformers()  # raises now, not after minutes of preparing
+        transformers()  # if it is missing, fail now and not after minutes of preparing
     scratch = None if (data / "corpus.json").exists() else out / "training.corpus"
     corpus = load(data) if scratch is None else prepare(data, scratch, vocabulary)
-    chosen = (Books if name == "books" else Judge)(device, seed, toy, corpus)
-    chosen.scratch = scratch
-    return chosen
+    text_recipe = (Books if name == "books" else Judge)(device, seed, toy, corpus)
+    text_recipe.scratch = scratch
+    return text_recipe

@@ -1,7 +1,7 @@
-"""Two models of the same prose and tokenizer: `books` writes it, and `judge` scores what `books` wrote.
+"""Two models of the same prose with the same tokenizer: `books` writes texts, and `judge` scores them.
 
 `books` has MDLM's layout (adaLN blocks, no time conditioning) and MDLM's loss. `judge` reads from left to right and has
-transformers' Llama layout. Both learn rows of LENGTH tokens, cut from one long text at random places.
+transformers' Llama layout. Both learn from rows of LENGTH tokens, cut from one long text at random places.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .folder import write_json
 from .recipe import LAST_STEP, Card, Recipe, chances, masks, start_as_identity
 
 LENGTH = 256
-DRAWS = 8  # noise levels per row when the bound is measured
+DRAWS = 8  # noise levels per row for the bound
 LICENCE = "The weights may be used as the texts allow; the code is d5p4's (Apache-2.0)."
 
 
@@ -62,7 +62,7 @@ class TextRecipe(Recipe):
         return total / (draws * len(rows))
 
     def measured(self, model: nn.Module, draws: int, bound: str = "") -> dict[str, float]:
-        """Figures on held-out text, and on as much of the training text."""
+        """Figures on held-out text, and on as many rows of the training text."""
         rows = 8 if self.toy else 2000
         held_out, trained = (
             self.nats(model, spread_rows(tokens, rows), draws) for tokens in (self.corpus.val, self.corpus.train)
@@ -123,14 +123,14 @@ class Books(TextRecipe):
         return {MDLM.prefix + name: parameter for name, parameter in model.named_parameters()}
 
     def validate(self, folder: Path) -> dict[str, float]:
-        """The upper bound that the loss is."""
+        """The loss is an upper bound, so the figures are too."""
         from d5p4.models.load import load
 
         return self.measured(load(folder, device=self.device, dtype="float32"), DRAWS, ", at most")
 
 
 class Judge(TextRecipe):
-    """Every row starts with end-of-text and continues anywhere in the books, so a text is scored without context."""
+    """Every row starts with end-of-text and continues anywhere in the books, so the judge needs no context."""
 
     name = "judge"
     full = {"hidden_size": 192, "num_hidden_layers": 5, "num_attention_heads": 3, "intermediate_size": 512}
@@ -205,7 +205,7 @@ class Judge(TextRecipe):
 
 
 def causal(model: nn.Module) -> Any:
-    """A LlamaForCausalLM, whose type is not known where transformers is missing."""
+    """A LlamaForCausalLM; it is Any because transformers may be missing."""
     return model
 
 
@@ -222,14 +222,14 @@ def language_figures(corpus: Corpus, held_out: float, trained: float, bound: str
 
 
 def require_rows(corpus: Corpus) -> None:
-    """Refuse texts shorter than a row: training cuts rows from one text, validation from the other."""
+    """Refuse texts that are shorter than a row. Training cuts rows from one text, validation from the other."""
     for name, tokens in (("train", corpus.train), ("val", corpus.val)):
         if len(tokens) < LENGTH:
-            raise D5P4Error(f"the {name} text has {len(tokens)} tokens, and a row takes {LENGTH}: give more text")
+            raise D5P4Error(f"the {name} text has {len(tokens)} tokens, but a row needs {LENGTH}: give more text")
 
 
 def on_device(tokens: np.ndarray, device: torch.device) -> Tensor:
-    """The whole text [n] as int16, which holds every id of a corpus."""
+    """The whole text [n] as int16, which is wide enough for every id of a corpus."""
     return torch.from_numpy(np.array(tokens).view(np.int16)).to(device)
 
 

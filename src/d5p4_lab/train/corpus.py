@@ -27,59 +27,59 @@ from .corpus_files import END_TEXT, Corpus, load, normalise, read_tokenizer, sto
 
 MASK = "<|mask|>"
 
-FORMAT = 2  # of the folder; goes up when the same text would give other files
-SMALLEST, LARGEST = 256 + 2, 1 << 15  # vocabularies: all bytes and two special tokens; what int16 can hold
+FORMAT = 2  # of the folder; to be raised when the same text would give other files
+SMALLEST, LARGEST = 256 + 2, 1 << 15  # sizes of vocabularies: all bytes and two special tokens; the ids of int16
 PIECE = 1 << 16  # characters encoded as one string
-BATCH = 32  # such strings encoded at once; bounds the memory
+BATCH = 32  # strings encoded at once; limits the memory
 RUN = 16  # tokens per run
 SHARED = 0.05  # the share of a held-out book's runs that may also be in the training text
 
-# ByteLevel's pattern always makes the line feed before a visible character a word, and the white space before that
-# another word. So a cut before that line feed changes no word. A cut after it would: two line feeds are one word at the
-# end of a string, and only there.
+# In ByteLevel's pattern the line feed before a visible character is always a word, and the white space before it is
+# another word. So a cut before that line feed changes no word. A cut after it would, because two line feeds are one
+# word at the end of a string and only there.
 _CUT = re.compile(r"\n(?=[!-~])")
 
 
 def prepare(data: Path, out: Path, vocabulary: int = 8192, tokenizer: Path | None = None) -> Corpus:
-    """Write the tokens of the books in the folder `data` to `out` and map them; a complete `out` is only mapped.
+    """Write the tokens of the books in the folder `data` to `out` and map them; if `out` is complete, only map it.
 
-    The BPE has exactly `vocabulary` tokens, the last two being `END_TEXT` and `MASK`. A `tokenizer.json` given instead
-    (byte-level, with `END_TEXT`) is taken as it is, and `vocabulary` is not used.
+    The BPE has exactly `vocabulary` tokens, and the last two are `END_TEXT` and `MASK`. If `tokenizer` names a
+    tokenizer.json (byte-level, with `END_TEXT`), it is used as it is and `vocabulary` is ignored.
     Held-out books that are also in the training text, perhaps in another edition, are left out.
     An `out` made from other data or with another tokenizer is an error, since a trained model may depend on it.
     """
     data, out = Path(data), Path(out)
     sources = {name: _source(data, name) for name in ("train", "val")}
-    given = None if tokenizer is None else _given(Path(tokenizer))
-    if given is None and not SMALLEST <= vocabulary <= LARGEST:
+    own = None if tokenizer is None else _read_own(Path(tokenizer))
+    if own is None and not SMALLEST <= vocabulary <= LARGEST:
         raise D5P4Error(f"vocabulary must be between {SMALLEST} and {LARGEST}, not {vocabulary}")
     recipe = {
         "format": FORMAT,
-        "tokenizer": f"BPE {vocabulary}" if given is None else hashlib.sha256(given.to_str().encode()).hexdigest(),
+        "tokenizer": f"BPE {vocabulary}" if own is None else hashlib.sha256(own.to_str().encode()).hexdigest(),
         "sources": {path.name: path.stat().st_size for path in sources.values()},
     }
-    if (made_before := stored(out)) is not None:
-        corpus, description = made_before
+    if (existing := stored(out)) is not None:
+        corpus, description = existing
         if description["recipe"] != recipe:
             before = description["recipe"]
-            raise D5P4Error(f"{out} was prepared otherwise ({before}, not {recipe}): choose another folder")
+            raise D5P4Error(f"{out} has another corpus ({before}, not {recipe}): choose another folder")
         return corpus
 
     out.mkdir(parents=True, exist_ok=True)
-    (out / "corpus.json").unlink(missing_ok=True)  # written last: a folder without it is not complete
-    made = given or _trained(sources["train"], vocabulary)
+    (out / "corpus.json").unlink(missing_ok=True)  # written last, so a folder without it is incomplete
+    used = own or _trained(sources["train"], vocabulary)
     with _replacing(out / "tokenizer.json") as file:
-        file.write(made.to_str(pretty=True).encode())
-    counts = {"train": _encode(sources["train"], made, out / "train.npy")}
+        file.write(used.to_str(pretty=True).encode())
+    counts = {"train": _encode(sources["train"], used, out / "train.npy")}
     seen = np.unique(runs(np.load(out / "train.npy", mmap_mode="r")))
-    counts["val"] = _encode(sources["val"], made, out / "val.npy", seen)
+    counts["val"] = _encode(sources["val"], used, out / "val.npy", seen)
     with _replacing(out / "corpus.json") as file:
         file.write(json.dumps({"recipe": recipe, **counts}, indent=2).encode() + b"\n")
     return load(out)
 
 
 def pieces(book: str, size: int = PIECE) -> Iterator[str]:
-    """Cut a book into parts of at least `size` characters; together they have exactly the tokens of the whole book.
+    """Cut a book into parts of at least `size` characters whose tokens together are exactly those of the book.
 
     A part ends where a paragraph ends, so a book without line feeds is one part."""
     start = 0
@@ -91,7 +91,7 @@ def pieces(book: str, size: int = PIECE) -> Iterator[str]:
 
 
 def runs(tokens: np.ndarray) -> np.ndarray:
-    """uint64 [n - RUN + 1]: a hash of every run, which is RUN consecutive tokens of tokens [n]."""
+    """uint64 [n - RUN + 1]: the hash of every run. A run is RUN consecutive tokens of tokens [n]."""
     count = max(0, len(tokens) - RUN + 1)
     mixed = np.zeros(count, np.uint64)
     for i in range(RUN):
@@ -110,7 +110,7 @@ def _shared(book: np.ndarray, seen: np.ndarray) -> float:
 
 def _source(data: Path, name: str) -> Path:
     if not data.is_dir():
-        raise D5P4Error(f"no folder {data} (with train.txt and val.txt, plain or .xz)")
+        raise D5P4Error(f"there is no folder {data}: give one with train.txt and val.txt (or .xz)")
     for path in (data / f"{name}.txt", data / f"{name}.txt.xz"):
         if path.is_file():
             return path
@@ -118,7 +118,7 @@ def _source(data: Path, name: str) -> Path:
 
 
 def _books(source: Path) -> Iterator[str]:
-    """The books of a file, normalised, without empty ones; a file without a book is an error."""
+    """The normalised books of a file, without empty ones. A file without any book is an error."""
     empty = True
     lines: list[str] = []
     try:
@@ -137,7 +137,7 @@ def _books(source: Path) -> Iterator[str]:
     except (OSError, EOFError, lzma.LZMAError) as error:
         raise D5P4Error(f"{source} cannot be read: {error}") from error
     if empty:
-        raise D5P4Error(f"{source} holds no text")
+        raise D5P4Error(f"{source} has no text")
 
 
 def _trained(source: Path, vocabulary: int) -> Tokenizer:
@@ -148,14 +148,15 @@ def _trained(source: Path, vocabulary: int) -> Tokenizer:
         vocab_size=vocabulary - 2, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
     tokenizer.train_from_iterator((piece for book in _books(source) for piece in pieces(book)), trainer)
-    # Special tokens given to the trainer would come first; public MDLM has its mask last.
+    # Added later, because the trainer puts its special tokens first and public MDLM has its mask last.
     tokenizer.add_special_tokens([END_TEXT, MASK])
     if (size := tokenizer.get_vocab_size()) != vocabulary:
-        raise D5P4Error(f"{source} is too short for a vocabulary of {vocabulary}: it gives {size}; ask for fewer")
+        raise D5P4Error(f"{source} is too short for a vocabulary of {vocabulary}: give --vocabulary {size} or less")
     return tokenizer
 
 
-def _given(path: Path) -> Tokenizer:
+def _read_own(path: Path) -> Tokenizer:
+    """The user's own tokenizer; one whose tokens would not be exact is an error."""
     tokenizer = read_tokenizer(path)
     parts = json.loads(tokenizer.to_str())
     words = parts["pre_tokenizer"] or {"type": None}
@@ -166,14 +167,14 @@ def _given(path: Path) -> Tokenizer:
     if tokenizer.token_to_id(MASK) != tokenizer.get_vocab_size() - 1:
         raise D5P4Error(f"{path} does not have {MASK} as its last token")
     if (largest := max(tokenizer.get_vocab().values())) >= LARGEST:
-        raise D5P4Error(f"{path} has the token id {largest}, and ids of {LARGEST} or more cannot be stored")
+        raise D5P4Error(f"{path} has the token id {largest}, but ids must be below {LARGEST}")
     return tokenizer
 
 
 def _encode(source: Path, tokenizer: Tokenizer, target: Path, seen: np.ndarray | None = None) -> dict[str, int]:
-    """Write the tokens of a file without the books whose runs were `seen`; returns its counts."""
+    """Write the tokens of a file, without the books whose runs were `seen`, and return its counts."""
     literal = Tokenizer.from_str(tokenizer.to_str())
-    literal.encode_special_tokens = True  # a book that spells a special token means its letters
+    literal.encode_special_tokens = True  # a special token that is spelled out in a book is ordinary text
     literal.no_truncation()
     literal.no_padding()
     end = np.array([tokenizer.token_to_id(END_TEXT)], dtype=np.uint16)
@@ -195,7 +196,7 @@ def _encode(source: Path, tokenizer: Tokenizer, target: Path, seen: np.ndarray |
         documents += 1
         size += len(text.encode())
     if not documents:
-        raise D5P4Error(f"every book of {source} is in the training text: hold out others")
+        raise D5P4Error(f"every book of {source} is in the training text: hold out other books")
     tokens = np.concatenate(parts)
     with _replacing(target) as file:
         np.save(file, tokens)
@@ -204,7 +205,7 @@ def _encode(source: Path, tokenizer: Tokenizer, target: Path, seen: np.ndarray |
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file that gets its name when it is complete."""
+    """Write to a partial file that gets its name when it is complete."""
     partial = path.with_name(path.name + ".partial")
     with partial.open("wb") as file:
         yield file

@@ -22,7 +22,7 @@ from . import countdown_data as task
 from .folder import write_json
 from .recipe import LAST_STEP, Card, Recipe, chances, masks, start_as_identity
 
-PROMPT = 24  # places for the prompt: the longest needs 17, and rows of 72 suit the attention kernels
+PROMPT = 24  # positions for the prompt: the longest needs 17, and rows of 72 suit the attention kernels
 ANSWER = max(task.WINDOW.values())
 DROPPED = 0.1  # share of rows without a prompt
 
@@ -31,7 +31,7 @@ class Rows(NamedTuple):
     prompts: Tensor  # [B, PROMPT] int64, right-aligned
     prompt_lengths: Tensor  # [B]
     answers: Tensor  # [B, ANSWER] int64, filled with end-of-text
-    least: Tensor  # [B] the shortest window that holds every answer to this many numbers
+    least: Tensor  # [B] the shortest window that has room for every answer to as many numbers
 
 
 class Problems(torch.utils.data.Dataset):
@@ -41,14 +41,14 @@ class Problems(torch.utils.data.Dataset):
         self.rows, self.seed = rows, seed
 
     def __getitem__(self, index: int) -> Rows:
-        made = task.batch(self.rows, self.seed, index)
-        blank = torch.full((self.rows, PROMPT - made.prompts.shape[1]), task.END)
-        prompts = torch.cat((blank, torch.from_numpy(made.prompts).long()), dim=1)
+        problems = task.batch(self.rows, self.seed, index)
+        blank = torch.full((self.rows, PROMPT - problems.prompts.shape[1]), task.END)
+        prompts = torch.cat((blank, torch.from_numpy(problems.prompts).long()), dim=1)
         least = torch.zeros(max(task.WINDOW) + 1, dtype=torch.int64)
         for count, window in task.WINDOW.items():
             least[count] = window
-        answers = torch.from_numpy(made.answers).long()
-        return Rows(prompts, torch.from_numpy(made.lengths), answers, least[torch.from_numpy(made.counts)])
+        answers = torch.from_numpy(problems.answers).long()
+        return Rows(prompts, torch.from_numpy(problems.lengths), answers, least[torch.from_numpy(problems.counts)])
 
 
 class Countdown(Recipe):
@@ -103,7 +103,7 @@ class Countdown(Recipe):
         return model.blocks
 
     def batches(self, start: int) -> Iterator[Rows]:
-        """Worker processes make the batches on a GPU machine; elsewhere this process does."""
+        """Batches made by worker processes for a GPU, and by this process otherwise."""
         workers = 8 if self.device.type == "cuda" else 0
         loader = torch.utils.data.DataLoader(
             Problems(self.rows, self.seed),
@@ -127,7 +127,7 @@ class Countdown(Recipe):
         shown = batch.answers.masked_fill(masked, task.MASK)
         prompts = batch.prompts.masked_fill((draw[1] < DROPPED)[:, None], task.MASK)
         known = torch.arange(PROMPT, device=self.device) >= PROMPT - batch.prompt_lengths[:, None]
-        # The model does not see places past the window: attention leaves them out.
+        # Attention leaves out the positions after the window.
         states = model.body(torch.cat((prompts, shown), 1), torch.cat((known, inside), 1)).states[:, PROMPT:][masked]
         weights = (1 / (chance * window * count))[:, None].expand_as(masked)[masked]
         head = model.head
@@ -158,8 +158,8 @@ class Countdown(Recipe):
         for count in (3, 4, 5):
             puzzles = task.problems(20 if self.toy else 500, numbers=count, seed=1)
             prompts = [puzzle.prompt for puzzle in puzzles]
-            found = generate(model, prompts, k=1, method="independent", gen_length=task.WINDOW[count], seed=self.seed)
-            right = [task.is_right(puzzle, texts[0]) for puzzle, texts in zip(puzzles, found.texts, strict=True)]
+            result = generate(model, prompts, k=1, method="independent", gen_length=task.WINDOW[count], seed=self.seed)
+            right = [task.is_right(puzzle, texts[0]) for puzzle, texts in zip(puzzles, result.texts, strict=True)]
             solved = f"share of {len(puzzles)} held-out puzzles of {count} numbers solved by one sample"
             figures[solved] = sum(right) / len(right)
         return figures

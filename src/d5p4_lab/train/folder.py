@@ -18,16 +18,16 @@ from d5p4.models.checkpoint import INDEX, SINGLE
 from .recipe import Card
 
 STATE = "training.state"  # the state of a run that has not finished
-WRITTEN = ("*.json", "*.safetensors", "README.md")  # what a run leaves
-SHARD = 15 * 2**20 - 2**16  # bytes of tensors per shard; its header stays within the rest of 15 MiB
+WRITTEN = ("*.json", "*.safetensors", "README.md")  # the files of a finished run
+SHARD = 15 * 2**20 - 2**16  # bytes of tensors per shard; with its header a file has at most 15 MiB
 
 
 def refuse_occupied(out: Path) -> None:
-    """Refuse a folder with a finished model or with files of another kind; a state shows that the files are a run's."""
+    """Refuse a folder with a finished model or with other files, unless the state of an unfinished run is there."""
     names = sorted(path.name for pattern in WRITTEN for path in out.glob(pattern))
     if names and not (out / STATE).exists():
         content = "a model" if "config.json" in names else names[0]
-        raise D5P4Error(f"{out} already holds {content}: choose another folder, or delete it")
+        raise D5P4Error(f"{out} already has {content}: choose another folder, or delete it")
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -35,7 +35,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def write_weights(folder: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype = torch.bfloat16) -> int:
-    """Save tensors rounded to dtype, in as few shards as the limit allows; returns their bytes."""
+    """Save tensors rounded to dtype in as few shards as the limit allows, and return their bytes."""
     shards: list[dict[str, Tensor]] = [{}]
     filled = total = 0
     for name, tensor in tensors.items():
@@ -49,7 +49,7 @@ def write_weights(folder: Path, tensors: Mapping[str, Tensor], dtype: torch.dtyp
     numbered = [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
     names = [SINGLE] if len(shards) == 1 else numbered
     for file, shard in zip(names, shards, strict=True):
-        # transformers refuses files without a format; safetensors itself would make one that others cannot read.
+        # transformers refuses files without a format. `save_file` would make files that only their owner can read.
         (folder / file).write_bytes(save(shard, {"format": "pt"}))
     if len(shards) == 1:
         return total

@@ -1,4 +1,4 @@
-"""The training loop: batches, steps, an average of the weights, a line of progress, a state that survives a kill."""
+"""The training loop: batches, steps, an average of the weights, progress lines, and a state that survives a kill."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LINE_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Budget:
-    """The end of a run: seconds of training, or a number of steps (then the run is repeatable)."""
+    """The end of a run: seconds of training, or a number of steps, which makes the run repeatable."""
 
     seconds: float | None = None
     steps: int | None = None
@@ -48,7 +48,7 @@ class Budget:
 
 @dataclass
 class Run:
-    """One training run, with everything that is kept to continue it."""
+    """One training run, with everything that is needed to continue it."""
 
     recipe: Recipe
     budget: Budget
@@ -66,7 +66,7 @@ class Run:
         return cls(recipe, budget, model, optimiser, [p.detach().clone() for p in model.parameters()])
 
     def _terms(self) -> dict[str, Any]:
-        """What must not change between two halves of a run."""
+        """The facts that must be the same when a run continues."""
         recipe = self.recipe
         return {
             "recipe": recipe.name,
@@ -102,7 +102,7 @@ class Run:
             if terms.get(name) != now:
                 raise D5P4Error(
                     f"{path} belongs to a run with {name}={terms.get(name)!r}, not {now!r}: "
-                    "use the same settings, or another folder"
+                    "use the same settings or another folder"
                 )
         for parameter, saved in zip(self.model.parameters(), state["parameters"], strict=True):
             parameter.copy_(saved)
@@ -112,14 +112,14 @@ class Run:
         self.step, self.seconds = state["step"], state["seconds"]
 
     def advance(self, batch: Any, scale: float) -> Tensor:
-        """Take one step; returns its loss."""
-        half = torch.autocast(self.recipe.device.type, torch.bfloat16, enabled=self.recipe.device.type == "cuda")
-        with half:
+        """Take one step and return its loss."""
+        autocast = torch.autocast(self.recipe.device.type, torch.bfloat16, enabled=self.recipe.device.type == "cuda")
+        with autocast:
             loss = self.recipe.loss(self.model, batch, self.recipe.generator(self.step))
         loss.backward()
-        with interrupts_held(), torch.no_grad():
+        with delayed_interrupts(), torch.no_grad():
             self.optimiser.step(scale)
-            # At first the average must forget quickly: the first weights are noise.
+            # At first the average must forget quickly, because the first weights are noise.
             keep = min(AVERAGE, (1 + self.step) / (10 + self.step))
             torch._foreach_lerp_(self.average, [p.detach() for p in self.model.parameters()], 1 - keep)
             self.step += 1
@@ -134,13 +134,13 @@ class Run:
 def train(
     recipe: Recipe, out: Path, budget: Budget, compiled: bool = False, say: Callable[[str], None] = print
 ) -> dict[str, float]:
-    """Train and write the model to `out`; returns its held-out figures. A state in `out` is continued."""
+    """Train a model, write it to `out` and return its held-out figures. A run whose state is in `out` continues."""
     refuse_occupied(out)
     state = out / STATE
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as reason:
-        raise D5P4Error(f"{out} cannot be made a folder ({reason.strerror})") from reason
+        raise D5P4Error(f"the folder {out} cannot be created ({reason.strerror})") from reason
     run = Run.fresh(recipe, budget)
     if state.exists():
         run.restore(state)
@@ -175,8 +175,8 @@ def _steps(run: Run, state: Path, say: Callable[[str], None]) -> None:
         losses += run.advance(batch, rate_scale(run.step, progress))
         counted += 1
         now = time.perf_counter()
-        if first:  # it includes compiling
-            loss = _finite(losses, run.step)  # waits for the device
+        if first:  # its time includes compilation
+            loss = _finite(losses, run.step)  # this waits for the device
             now = time.perf_counter()
             say(f"first step after {now - clock:.0f} s, loss {loss:.4f}")
             losses.zero_()
@@ -192,7 +192,7 @@ def _steps(run: Run, state: Path, say: Callable[[str], None]) -> None:
             losses.zero_()
             counted, last_line = 0, run.seconds
         if run.seconds - last_save >= SAVE_SECONDS:
-            _finite(losses, run.step)  # a bad state does not replace a good one
+            _finite(losses, run.step)  # a bad state must not replace a good one
             run.save(state)
             last_save, clock = run.seconds, time.perf_counter()
     _finite(losses, run.step)
@@ -201,7 +201,7 @@ def _steps(run: Run, state: Path, say: Callable[[str], None]) -> None:
 def _finite(losses: Tensor, step: int) -> float:
     total = float(losses)
     if not math.isfinite(total):
-        raise D5P4Error(f"the loss is {total} by step {step}: training has failed; try another seed")
+        raise D5P4Error(f"the loss is {total} by step {step}: training failed, try another seed")
     return total
 
 
@@ -230,9 +230,9 @@ def _finish(run: Run, out: Path, say: Callable[[str], None]) -> dict[str, float]
 
 
 @contextmanager
-def interrupts_held() -> Iterator[None]:
+def delayed_interrupts() -> Iterator[None]:
     """Delay Ctrl-C to the end of the block, so that half a step is never saved."""
-    if threading.current_thread() is not threading.main_thread():  # the only one that gets signals
+    if threading.current_thread() is not threading.main_thread():  # only the main thread gets signals
         yield
         return
     signals: list[int] = []

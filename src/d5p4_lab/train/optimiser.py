@@ -1,4 +1,4 @@
-"""Muon for the matrices of the blocks, AdamW for everything else, and how their rates change during a run.
+"""Muon for the matrices of the blocks, AdamW for everything else, and the learning rates during a run.
 
 Muon (Jordan et al., 2024) steps along the orthogonalised momentum: M = U diag(s) V' becomes about U V', so that every
 direction of a matrix learns at the same rate. Matrices of one shape are orthogonalised together, so a step takes a few
@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 MOMENTUM = 0.95
 DECAY = 0.01
-# A quintic whose iteration brings singular values from (0, 1] into about [0.7, 1.2] in five rounds.
+# The iteration of this quintic brings singular values from (0, 1] into about [0.7, 1.2] in five rounds.
 QUINTIC = (3.4445, -4.7750, 2.0315)
 ROUNDS = 5
-WARMUP_STEPS, WARMUP_SHARE = 100, 0.02  # the warm-up ends at whichever comes first
+WARMUP_STEPS, WARMUP_SHARE = 100, 0.02  # the warm-up ends at the earlier of the two
 
 
 def rate_scale(step: int, progress: float) -> float:
@@ -62,7 +62,7 @@ class Optimiser:
 class Muon:
     def __init__(self, named: list[tuple[str, nn.Parameter]], rate: float) -> None:
         self.rate = rate
-        # One matrix may hold several maps: queries, keys and values are orthogonalised separately.
+        # One matrix may contain several maps: queries, keys and values are orthogonalised separately.
         kinds = [(parameter.shape, 3 if "qkv" in name else 1) for name, parameter in named]
         self.pieces = [pieces for _, pieces in dict.fromkeys(kinds)]
         self.groups = [
@@ -102,5 +102,5 @@ def orthogonalised(matrices: Tensor) -> Tensor:
 
 
 def is_block_matrix(name: str, parameter: Tensor) -> bool:
-    """Whether this is a weight matrix inside a layer: no embedding, head, norm, bias or small adaLN map."""
+    """Whether this is a weight matrix inside a layer, and no embedding, head, norm, bias or small adaLN map."""
     return parameter.ndim == 2 and ("blocks." in name or "layers." in name) and "adaLN" not in name

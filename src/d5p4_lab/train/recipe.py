@@ -1,4 +1,4 @@
-"""What a recipe is, and the loss of masked diffusion: mask each token with chance p, weigh its cross-entropy by 1/p.
+"""Recipes, and the loss of masked diffusion: mask each token with chance p and weigh its cross-entropy by 1/p.
 
 A `Recipe` is the contract between the training loop and the models `countdown`, `books` and `judge`.
 """
@@ -19,12 +19,12 @@ from d5p4.rng import mix
 
 from .optimiser import is_block_matrix
 
-LAST_STEP = 2**40  # no run has so many steps
+LAST_STEP = 2**40  # more steps than any run has
 LEAST = 1e-3  # the smallest masking chance, so that 1/p stays bounded
 
 
 def chances(rows: int, generator: torch.Generator) -> Tensor:
-    """[rows] masking chances in (LEAST, 1), one in each of `rows` equal parts: less noise than independent draws."""
+    """[rows] masking chances in (LEAST, 1), one in each of `rows` equal parts; less noisy than independent draws."""
     device = generator.device
     shift = torch.rand((), generator=generator, device=device)
     even = (torch.arange(rows, device=device) / rows + shift) % 1
@@ -45,14 +45,14 @@ def weighted_cross_entropy(
 
 
 class Rates(NamedTuple):
-    """Learning rates at their highest."""
+    """The highest learning rates of a run."""
 
     matrices: float
     others: float
 
 
 class Card(NamedTuple):
-    """What only people know about a model; the run fills in the figures."""
+    """The words of a model's card; the run adds the figures."""
 
     title: str
     about: str
@@ -69,7 +69,7 @@ class Recipe(ABC):
     full: ClassVar[dict[str, int]]  # the shape of the model that ships
     small: ClassVar[dict[str, int]]  # the shape of a toy
     card: Card
-    data: str = ""  # what it learns from, in words that tell two corpora apart
+    data: str = ""  # a description of the data that differs between corpora
     scratch: Path | None = None  # a folder that only this run needs
 
     def __init__(self, device: torch.device, seed: int, toy: bool) -> None:
@@ -102,11 +102,11 @@ class Recipe(ABC):
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Any, generator: torch.Generator) -> Tensor:
-        """A scalar, to be minimised."""
+        """The scalar to minimise."""
 
     @abstractmethod
     def layers(self, model: nn.Module) -> Iterable[nn.Module]:
-        """The layers, all of one kind: compiled one by one they share a compilation (LLaDA: the first has its own)."""
+        """The layers. They are compiled one by one and share a compilation (except the first of LLaDA)."""
 
     @abstractmethod
     def tensors(self, model: nn.Module) -> dict[str, Tensor]:
@@ -118,7 +118,7 @@ class Recipe(ABC):
 
     @abstractmethod
     def validate(self, folder: Path) -> dict[str, float]:
-        """Figures on held-out data, of the files as written."""
+        """Figures of the written model on held-out data."""
 
     def compile(self, model: nn.Module) -> None:
         for layer in self.layers(model):
@@ -126,7 +126,7 @@ class Recipe(ABC):
         self.cross_entropy = torch.compile(weighted_cross_entropy, dynamic=True)
 
     def tidy(self) -> None:
-        """Remove what only this run needed."""
+        """Remove the scratch folder of this run."""
         if self.scratch is not None:
             shutil.rmtree(self.scratch, ignore_errors=True)
 
@@ -137,7 +137,7 @@ class Recipe(ABC):
 
 
 def start_as_identity(model: nn.Module, endings: tuple[str, ...]) -> None:
-    """Zero the last matrices of the blocks, so that at first no block adds anything."""
+    """Zero the last matrices of the blocks, so that no block adds anything at the start."""
     for name, parameter in model.named_parameters():
         if is_block_matrix(name, parameter) and name.endswith(endings):
             nn.init.zeros_(parameter)

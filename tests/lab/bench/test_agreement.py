@@ -1,4 +1,4 @@
-"""The agreement benchmark draws in float64 what `generate` draws, and tells near-ties from real differences."""
+"""The agreement benchmark draws in float64 what `generate` draws, and distinguishes near-ties from real differences."""
 
 import copy
 import json
@@ -23,7 +23,7 @@ METHODS = {
 
 
 def quick(*names):
-    """Every method: these each time, the others in the full suite."""
+    """Run the test for these methods always, and for the others in the full suite."""
     return pytest.mark.parametrize(
         "name", [name if name in names else pytest.param(name, marks=pytest.mark.full) for name in METHODS]
     )
@@ -40,16 +40,16 @@ def fake(**options):
 
 
 def case(name, prompts):
-    asked = [[i % 9, 3, *[i // 9] * (i % 2)] for i in range(prompts)]  # of two lengths: some are padded
-    return Case(name, "", asked, dict(gen_length=8) | METHODS[name])
+    ids = [[i % 9, 3, *[i // 9] * (i % 2)] for i in range(prompts)]  # of two lengths, so some are padded
+    return Case(name, "", ids, dict(gen_length=8) | METHODS[name])
 
 
 @quick("distinct", "ancestral")
 def test_a_run_in_float64_is_what_the_arbiter_draws(name):
     _, exact = fake(carry_over=name == "ancestral")
-    asked = case(name, 2)
-    run = carry_out(asked, exact, CPU, seed=5)
-    arbiter = Arbiter.make(exact, asked, run.settings, 5)
+    task = case(name, 2)
+    run = carry_out(task, exact, CPU, seed=5)
+    arbiter = Arbiter.make(exact, task, run.settings, 5)
     for prompt, records in enumerate(run.records):
         for index, record in enumerate(records):
             families = arbiter.families(prompt, index, record)
@@ -67,15 +67,15 @@ def test_a_run_in_float64_is_what_the_arbiter_draws(name):
 def test_noise_is_traced_to_ties_of_its_size(name):
     noise = 3e-2
     model, exact = fake(carry_over=name == "ancestral")
-    asked = case(name, 16)
-    runs = [carry_out(asked, each, CPU, seed=0) for each in (model, Noisy(model, noise))]
-    outcome = compare(asked, *runs, exact, 0, bound=noise, gap=10 * noise)
+    task = case(name, 16)
+    runs = [carry_out(task, variant, CPU, seed=0) for variant in (model, Noisy(model, noise))]
+    outcome = compare(task, *runs, exact, 0, bound=noise, gap=10 * noise)
     assert outcome.equal_sets < 16 and outcome.differences and not outcome.unexplained
     lost = [difference for difference in outcome.differences if not difference.healed]
     assert len(lost) == 16 - outcome.equal_sets
     assert {difference.kind for difference in outcome.differences} <= set(agreement.KINDS)
     assert all(difference.margin > 0 for difference in outcome.differences)
-    strict = compare(asked, *runs, exact, 0, bound=1e-9, gap=1e-9)
+    strict = compare(task, *runs, exact, 0, bound=1e-9, gap=1e-9)
     assert len(strict.unexplained) == len(outcome.differences)
     (reported,) = json.loads(json.dumps(agreement.report([outcome], {})))["cases"]
     assert reported["unexplained"] == 0 and f"| {name} | 16 |" in agreement.table([reported])
@@ -84,31 +84,31 @@ def test_noise_is_traced_to_ties_of_its_size(name):
 @quick("d5p4")
 def test_equal_runs_agree_and_another_seed_is_unexplained(name):
     model, exact = fake(carry_over=name == "ancestral")
-    asked = case(name, 6)
-    run, again, wrong = (carry_out(asked, model, CPU, seed) for seed in (0, 0, 1))
-    equal = compare(asked, run, again, exact, 0)
+    task = case(name, 6)
+    run, again, wrong = (carry_out(task, model, CPU, seed) for seed in (0, 0, 1))
+    equal = compare(task, run, again, exact, 0)
     assert (equal.equal_sets, equal.equal_answers, equal.differences) == (6, 24, [])
     wrong.answers[1:], wrong.records[1:] = run.answers[1:], run.records[1:]
-    outcome = compare(asked, run, wrong, exact, 0)
+    outcome = compare(task, run, wrong, exact, 0)
     assert outcome.equal_sets == 5 and len(outcome.differences) == 1
-    (found,) = outcome.unexplained
-    assert found.prompt == 0 and not found.healed and found.margin > 1e-3
+    (difference,) = outcome.unexplained
+    assert difference.prompt == 0 and not difference.healed and difference.margin > 1e-3
 
 
 @pytest.mark.parametrize("name", ["d5p4", "diverse-beam"])
 def test_a_wrong_choice_is_unexplained(name):
     model, exact = fake()
-    asked = case(name, 1)
-    run = carry_out(asked, model, CPU, seed=0)
-    arbiter = Arbiter.make(exact, asked, run.settings, 0)
+    task = case(name, 1)
+    run = carry_out(task, model, CPU, seed=0)
+    arbiter = Arbiter.make(exact, task, run.settings, 0)
     records = run.records[0]
     assert not agreement.parting(records, records)
     sets = torch.cartesian_prod(*torch.arange(16).view(4, 4))[::5]
     worst = min(sets, key=lambda chosen: agreement.objective(run.settings, records[3], chosen))
     wrong = replace(run, records=[[*records[:3], replace(records[3], parents=worst), *records[4:]]])
-    found = agreement.trace(arbiter, 0, run, wrong, agreement.BOUND, agreement.GAP)
-    assert (found.step, found.kind, found.near_tie) == (3, "selection", False)
-    assert not found.details["replayed"] and found.margin > agreement.GAP
+    difference = agreement.trace(arbiter, 0, run, wrong, agreement.BOUND, agreement.GAP)
+    assert (difference.step, difference.kind, difference.near_tie) == (3, "selection", False)
+    assert not difference.details["replayed"] and difference.margin > agreement.GAP
 
 
 def test_the_first_of_equal_ends_comes_first():

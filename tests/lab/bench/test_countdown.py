@@ -1,6 +1,7 @@
-"""The countdown benchmark counts what it says, tunes on other problems and goes on where it was; the demo reads it."""
+"""The countdown benchmark counts right answers, tunes on separate problems and can continue; the demo shows figures."""
 
 import io
+import json
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ import d5p4
 from d5p4 import D5P4Error
 from d5p4.eval.countdown import Problem, canonical
 from d5p4.models.load import find
+from d5p4_lab.bench import RESULTS
 from d5p4_lab.bench import countdown as benchmark
 from d5p4_lab.bench.countdown import Book, Method, Record, Run
 from examples import demo
@@ -31,18 +33,18 @@ def record(run, right, distinct=None, rows=1.0):
 
 
 def pretend(run):
-    """A record of the right size for a run that was not carried out."""
+    """A record of the right size for a run that was not done."""
     digits = np.random.default_rng(run.seed).integers(0, 16, run.problems)
     return replace(record(run, "".join(f"{d:x}" for d in digits)), settings={"gen_length": 36, "params": {"beta": 1.0}})
 
 
 def test_answers_are_counted_by_text_and_by_form():
     right, distinct = benchmark.judge([PUZZLE, PUZZLE], [[RIGHT, WRONG, REORDERED, OTHER], [WRONG, RIGHT, RIGHT, ""]])
-    held = record(Run("test", INDEPENDENT, 4, 2, 0), right, distinct)
-    assert held.right_answers().tolist() == [[True, False, True, True], [False, True, True, False]]
-    assert held.different(canonical=False).tolist() == [3, 1]
-    assert canonical(RIGHT) == canonical(REORDERED) and held.different(canonical=True).tolist() == [2, 1]
-    assert held.solved(1).tolist() == [0.75, 0.5] and held.solved(4).tolist() == [1, 1]
+    result = record(Run("test", INDEPENDENT, 4, 2, 0), right, distinct)
+    assert result.right_answers().tolist() == [[True, False, True, True], [False, True, True, False]]
+    assert result.different(canonical=False).tolist() == [3, 1]
+    assert canonical(RIGHT) == canonical(REORDERED) and result.different(canonical=True).tolist() == [2, 1]
+    assert result.solved(1).tolist() == [0.75, 0.5] and result.solved(4).tolist() == [1, 1]
 
 
 def test_tuning_problems_are_no_test_problems():
@@ -95,19 +97,19 @@ def test_figures_are_means_over_seeds_with_the_cut_of_the_unsolved():
     assert second["distinct_right"][0] == second["distinct_forms"][0] == 0.25 and second["value"] == 10
 
 
-def test_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
+def test_a_stopped_benchmark_continues(tmp_path, monkeypatch, capsys):
     folder = write_llada(tmp_path / "model")
     few = (INDEPENDENT, Method("d5p4", {"method": "d5p4"}, "beta", (100.0,)))
     monkeypatch.setattr(benchmark, "METHODS", few)
-    monkeypatch.setitem(benchmark.WINDOW, 3, 3)  # so short that it takes no time; all answers are wrong anyway
+    monkeypatch.setitem(benchmark.WINDOW, 3, 3)  # short and quick; all answers are wrong anyway
     out = tmp_path / "results.json"
-    command = ["--model", str(folder), "--device", "cpu", "--problems", "2", "--tune", "2", "--seeds", "1",
-               "--numbers", "3", "--out", str(out)]  # fmt: skip
+    sizes = "--device cpu --problems 2 --tune 2 --seeds 1 --numbers 3"
+    command = ["--model", str(folder), *sizes.split(), "--out", str(out)]
     benchmark.main(command)
     whole = Book.open(out)
     assert [(r.run["role"], r.run["value"]) for r in whole.records] == [("test", None), ("tune", 100), ("test", 100)]
     assert whole.records[2].rows_nominal == 16 and 1 < whole.records[2].rows <= 16
-    assert str(tmp_path) not in out.read_text()  # nor where the model lies
+    assert str(tmp_path) not in out.read_text()  # not even in the path of the model
     assert whole.sessions[0]["command"].startswith("python -m d5p4_lab bench countdown --model model --device cpu")
 
     book = Book.open(out)
@@ -142,40 +144,34 @@ def shown(part, width=100):
 
 
 def test_the_demo_shows_the_committed_result(tmp_path):
-    book = Book(tmp_path / "countdown.json", sessions=[{"machine": "a machine"}])
-    assert "was not run yet" in shown(demo.committed(book.path))
-    book.records = [record(Run("test", INDEPENDENT, 4, 4, 0), "f000")]
-    book.write()
-    assert "holds no figures" in shown(demo.committed(book.path))
-    for method in benchmark.METHODS[1:3]:
-        book.records.append(record(Run("test", method, 4, 4, 0, 10.0), "ff10", "gyaa", rows=3.4))
-    book.write()
-    text = shown(demo.committed(book.path))
-    assert "4 puzzles" in text and "on a machine" in text
-    assert "75.0 ±" in text.splitlines()[-1] and "3.4 of 16" in text.splitlines()[-1]
+    assert "No figures: spare.json is missing or incomplete" in shown(demo.committed_figures(tmp_path / "spare.json"))
+    results = json.loads((RESULTS / "spare.json").read_text())
+    text = shown(demo.committed_figures(RESULTS / "spare.json"))
+    assert "500 puzzles on NVIDIA H200" in text
+    row = next(row for row in results["rows"] if row["numbers"] == 4 and row["spare"] == 4 and row["method"] == "d5p4")
+    assert text.splitlines()[-1].startswith("d5p4, distinct, spare 4") and f"{row['different'][0]:.1f} ±" in text
+    results["rows"].remove(row)
+    (tmp_path / "spare.json").write_text(json.dumps(results))
+    assert "incomplete" in shown(demo.committed_figures(tmp_path / "spare.json"))
 
 
 def test_the_demo_marks_each_answer():
-    texts = [RIGHT, RIGHT, WRONG, OTHER]
-    result = SimpleNamespace(texts=[texts], rows=torch.tensor([98]), rows_nominal=torch.tensor([144]))
+    result = SimpleNamespace(texts=[[RIGHT, RIGHT, WRONG, OTHER]], rows=torch.tensor([98]))
     lines = demo.column(PUZZLE, result, 0, 70).plain.splitlines()
-    assert lines[0] == f"✓ {RIGHT}" and lines[1] == f"✓ {RIGHT}  said before"
+    assert lines[0] == f"✓ {RIGHT}" and lines[1] == f"✓ {RIGHT}  repeated"
     assert lines[2].startswith(f"✗ {WRONG}  ") and "96" in lines[2].removeprefix(f"✗ {WRONG}")
-    assert lines[4] == "3 right, 2 different · 98 of 144 rows"
+    assert lines[4] == "3 right, 2 different · 98 rows"
     narrow = demo.column(PUZZLE, result, 0, 36).plain.splitlines()
     assert narrow[2] == f"✗ {WRONG}"
 
 
-def test_the_committed_results_can_be_gone_on_with():
-    """They are of the shipped weights, and their settings are what the same runs would have today."""
-    book, named = Book.open(demo.RESULTS), {method.name: method for method in benchmark.METHODS}
+def test_a_run_today_has_the_settings_of_the_committed_results():
+    """The committed results are of the shipped weights, so the benchmark can continue them."""
+    book, methods = Book.open(RESULTS / "countdown.json"), {method.name: method for method in benchmark.METHODS}
     assert book.weights == benchmark.weights_hash(find("countdown"))
     model = d5p4.load("countdown", device="cpu")
-    for held in book.records:
-        identity = held.run
-        run = Run(
-            identity["role"], named[identity["method"]], identity["numbers"], identity["problems"],
-            identity["seed"], identity["value"], identity["guidance"],
-        )  # fmt: skip
-        assert run.identity() == identity
-        assert benchmark.resolved(run, model) == held.settings, identity
+    for result in book.records:
+        identity = {name: value for name, value in result.run.items() if name != "knob"}
+        run = Run(**identity | {"method": methods[identity["method"]]})
+        assert run.identity() == result.run
+        assert benchmark.resolved(run, model) == result.settings, identity

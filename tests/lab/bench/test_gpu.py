@@ -1,4 +1,4 @@
-"""The benchmark of speed runs on CPU at tiny sizes, its baseline solves what it says, its tables come from its JSON."""
+"""The speed benchmark runs on a CPU at tiny sizes, its baseline is right, and its tables come from its JSON."""
 
 import json
 
@@ -17,7 +17,7 @@ from d5p4_lab.bench.solver_quality import instances
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
-    """Two calls that meet in one file."""
+    """Two calls that write to the same file."""
     path = tmp_path_factory.mktemp("gpu") / "gpu.json"
     gpu.run(make_small_plan(), "cpu", ["mmr"], path, small=True)
     gpu.run(make_small_plan(), "cpu", [name for name in gpu.SECTIONS if name != "mmr"], path, small=True)
@@ -44,7 +44,7 @@ def test_every_section_is_measured_and_merged(measured):
     assert decoded["no duplicates"]["speedup"] > 0 and decoded["padding of row counts"]["padding_share"] >= 0
 
 
-def test_a_section_that_fails_does_not_take_the_others_along(tmp_path, monkeypatch):
+def test_a_failed_section_does_not_lose_the_others(tmp_path, monkeypatch):
     def broken(bench):
         raise RuntimeError("no such kernel")
 
@@ -87,13 +87,13 @@ def test_the_baseline_takes_one_of_each_group_and_comes_close_to_the_optimum():
     quality, similarity = instances(20, 4, 4, 16, 0.7, seed=0)
     kernel = additive(quality, similarity, 10.0)
     problem = prepare(kernel, 4)
-    sets = torch.stack([baseline.greedy_map(each, 4) for each in kernel])
+    sets = torch.stack([baseline.greedy_map(one, 4) for one in kernel])
     assert (sets // 4 == torch.arange(4)).all()
     best, value = (problem.score(sets[:, None])[1] for sets in (exhaustive(kernel, 4, None, quality), sets))
     assert (value <= best + 1e-9).all() and (value > best - 1e-9).double().mean() > 0.8
     for q, s in zip(quality[:5], similarity[:5], strict=True):
         alone = q.view(4, 4).argmax(-1) + 4 * torch.arange(4)
-        assert baseline.mmr(q, s, 4, 0.0).equal(alone)  # without a penalty quality alone counts
+        assert baseline.mmr(q, s, 4, 0.0).equal(alone)  # without a penalty only quality counts
         assert (baseline.mmr(q, s, 4, 10.0) // 4).equal(torch.arange(4))
 
 

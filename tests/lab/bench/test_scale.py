@@ -1,4 +1,4 @@
-"""The benchmark of files and ranks measures what it says, and the plan's arithmetic and simulation keep their laws."""
+"""The benchmark of files and ranks runs at tiny sizes, and the plan's arithmetic and simulation are right."""
 
 import json
 import math
@@ -12,14 +12,14 @@ from d5p4 import D5P4Error
 from d5p4_lab.bench import RESULTS, read, scale, scale_bytes, scale_plan
 from d5p4_lab.bench.scale_schedule import Batches, Costs, Job, StepTime, World, fixed_shares, planned, play, simulate
 
-STEP = StepTime(a_row=10.0, least=20.0)
+STEP = StepTime(ms_per_row=10.0, least=20.0)
 COSTS = Costs(plan=1e-3, find=1e-4, merge=1e-4, start=10.0, weights=16.0, server=4.0, hang=100.0, again=50.0)
 SMALL = Job(prompts=3000, steps=8)
 
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
-    """Two calls that meet in one file."""
+    """Two calls that write to the same file."""
     path = tmp_path_factory.mktemp("scale") / "scale.json"
     early = ["bytes", "host"]
     scale.run(scale.small_plan(), torch.device("cpu"), early, path, small=True)
@@ -42,12 +42,11 @@ def test_every_section_is_measured_and_merged(measured):
         assert row["gain"] == 1 or row["prompts"] > 1
     for what in ("countdown", "8B, rows differ"):
         assert sum(row["enough"] for row in sections["budget"]["rows"] if row["what"] == what) == 1
-    assert [row["what"].split(",")[0] for row in sections["batching"]["rows"]] == ["one prompt at a time"] + 3 * [
-        "batched"
-    ]
+    kinds = [row["what"].split(",")[0] for row in sections["batching"]["rows"]]
+    assert kinds == ["one prompt at a time", "batched", "batched", "batched"]
 
 
-def test_ranks_send_half_of_what_a_gather_sends_and_less_where_rows_are_equal():
+def test_ranks_send_half_as_much_as_a_gather_and_less_if_rows_are_equal():
     sizes = scale.small_plan().exchange
     rows = {row["what"]: row for row in scale_bytes.measure(sizes)}
     differ, equal = rows["all rows differ"], rows["some rows are equal"]
@@ -55,14 +54,14 @@ def test_ranks_send_half_of_what_a_gather_sends_and_less_where_rows_are_equal():
     assert differ["gather_mb"] == 2 * differ["sent"]["features"] / 1e6
     assert differ["authors_mb"] == 2 * differ["gather_mb"]
     assert equal["sent"]["features"] < differ["sent"]["features"]
-    assert differ["first_step_mb"] < differ["sent_mb"]  # all rows of the first pool are one
+    assert differ["first_step_mb"] < differ["sent_mb"]  # all rows of the first pool are equal
     assert rows["a vote before an exchange"]["ms"] > 0
 
 
 def test_the_sizes_are_those_of_the_issue():
     sizes = scale_bytes.Sizes()
     assert (sizes.own_rows, sizes.length, sizes.width) == (60, 256, 4096)
-    assert [round(sizes.gathered(each) / 1e6) for each in (2, 4)] == [126, 252]
+    assert [round(sizes.gathered(itemsize) / 1e6) for itemsize in (2, 4)] == [126, 252]
     job = Job()
     assert (job.prompts, job.k, job.w, job.prompt, job.answer) == (10**6, 16, 4, 128, 256)
     sent = read(RESULTS / "scale.json")["sections"]["bytes"]["rows"][0]
@@ -79,7 +78,7 @@ def test_cost_is_rows_times_their_measured_time():
     assert job.seconds(STEP, 1) == pytest.approx((20 + 2 * 20) / 1e3)  # alone, the least step counts
     assert job.authors_hours(replace(STEP, authors=5.0)) == pytest.approx(3 * 4 * 5e-3)
     step = scale_plan.committed().step  # from the measured steps: 556 ms for 60 rows; 40 for one
-    assert 9 < step.a_row < 9.6 and 30 < step.least < 55
+    assert 9 < step.ms_per_row < 9.6 and 30 < step.least < 55
     assert step.seconds(60, 384) == pytest.approx(0.556, rel=0.02)
 
 
@@ -97,7 +96,7 @@ def test_the_schedule_takes_every_prompt_once_and_is_never_far_from_the_best():
     assert alone.wall * 3600 == pytest.approx(expected)
     assert alone.useful + alone.starting + alone.merging + alone.rest == pytest.approx(1) and alone.lost == 0
 
-    for ranks in (2, 7, 64):  # no schedule beats the mean; taking the next batch when free is at most one batch slower
+    for ranks in (2, 7, 64):  # no schedule beats the mean; a counter is at most one batch slower
         forever = np.full(ranks, np.inf)
         end = play(work, np.arange(len(work.seconds)), np.ones(ranks), 0.0, 0.0, forever).end
         mean = work.seconds.sum() / ranks
@@ -112,7 +111,7 @@ def test_slow_gpus_cost_little_with_a_counter_and_much_without():
     assert fixed_shares(job, 64, STEP, slow) < 0.55
 
 
-def test_what_a_hung_rank_had_not_finished_is_done_again():
+def test_unfinished_batches_of_a_hung_rank_are_done_again():
     work = Batches(np.array([4.0, 4.0, 4.0, 4.0]), np.array([0, 0, 0, 0]), np.array([5, 5, 5, 5]))
     first = play(work, np.arange(4), np.ones(2), 0.0, 0.0, np.array([9.0, 2.0]))
     assert first.done.tolist() == [True, False, True, False] and first.end == 9.0
@@ -123,15 +122,15 @@ def test_what_a_hung_rank_had_not_finished_is_done_again():
     assert hung.wall * hung.useful == pytest.approx(good.wall * good.useful)  # the same answers
 
 
-def test_names_are_known_and_tables_are_made_of_what_was_measured():
-    with pytest.raises(D5P4Error, match="no section bites; there are bytes"):
+def test_unknown_sections_are_refused_and_missing_ones_are_named():
+    with pytest.raises(D5P4Error, match="no section bites; choose from bytes"):
         scale.main(["--sections", "bites"])
     missing = scale_plan.tables(facts({}))["rows"]()
     assert "Not measured yet: `python -m d5p4_lab bench scale --sections rows`" in missing
 
 
 @pytest.mark.full
-def test_every_table_is_made_of_what_was_measured(measured):
+def test_every_table_is_made_from_the_measurements(measured):
     tables = scale_plan.tables(facts(measured))
     assert all(table() for name, table in tables.items() if name not in ("simulation", "few"))
     assert "as measured with `countdown`" in tables["cost"]()

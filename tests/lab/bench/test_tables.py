@@ -1,4 +1,4 @@
-"""The documents say what the committed results say, and every benchmark is reached by its name."""
+"""The tables of the documents are those of the committed results, and every benchmark can be called by its name."""
 
 import re
 
@@ -7,28 +7,28 @@ import pytest
 from d5p4_lab.__main__ import BENCHES
 from d5p4_lab.bench import CHECKOUT, fill, tables
 
-SLOW = ("simulation", "few")  # whole files played event by event
+SLOW = ("simulation", "few")  # simulations of whole files
 
 
 def check_pages(leave):
     left = {}
-    for path, kind, made in tables.pages():
+    for path, kind, drawn in tables.pages():
         page = (CHECKOUT / path).read_text(encoding="utf-8")
         names = re.findall(rf"<!-- {kind}: ([\w-]+) -->", page)
-        assert names and set(names) <= set(made), (path, kind)
-        assert fill(page, kind, made, leave) == page, f"{path}: run `make tables`"
+        assert names and set(names) <= set(drawn), (path, kind)
+        assert fill(page, kind, drawn, leave) == page, f"{path}: run `make tables`"
         left.setdefault(path, re.sub(r"<!-- end -->", "", page))
         left[path] = re.sub(rf"<!-- {kind}: [\w-]+ -->", "", left[path])
     for path, rest in left.items():
         assert not re.findall(r"<!-- \w+: [\w-]+ -->", rest), f"{path} has a table that no command makes"
 
 
-def test_pages_say_what_the_committed_results_say():
+def test_pages_have_the_tables_of_the_committed_results():
     check_pages(SLOW)
 
 
 @pytest.mark.full
-def test_the_simulation_says_what_the_page_says():
+def test_the_simulation_gives_the_tables_of_the_page():
     check_pages(())
 
 

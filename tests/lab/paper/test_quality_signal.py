@@ -19,7 +19,7 @@ from tests.checkpoints import write_llada, write_mdlm
 from tests.lab.paper.smoke import smoke
 from tests.lab.paper.test_windows import write_texts
 
-TINY = dict(length=24, real=5, samples=[[1.0, 4], [0.5, 3]], each=3, draws=4, judges=["judge"])
+TINY = {"length": 24, "real": 5, "samples": [[1.0, 4], [0.5, 3]], "each": 3, "draws": 4, "judges": ["judge"]}
 
 
 @pytest.mark.parametrize("write", [write_mdlm, write_llada])
@@ -28,20 +28,20 @@ def test_signals_against_plain_softmax(tmp_path, write):
     ids = torch.randint(0, 40, (9,), generator=torch.Generator().manual_seed(0))
     masked = torch.zeros(3, 9, dtype=torch.bool)
     masked[0, 2] = masked[1, ::2] = masked[2] = True
-    found = signals(model, ids.tolist(), masked)
+    measured = signals(model, ids.tolist(), masked)
     for i, mask in enumerate(masked):
         states = model.body(torch.where(mask, model.mask_id, ids)[None]).states[0]
         logits = states @ model.head.weight.T + (0 if model.head.bias is None else model.head.bias)
         logp = logits[:, ~model.head.banned].log_softmax(-1)
         entropy = -(logp.exp() * logp).sum(-1)
         if model.carry_over:
-            assert found["entropy"][i] == pytest.approx(-float(entropy[mask].sum()) / 9, abs=1e-6)
+            assert measured["entropy"][i] == pytest.approx(-float(entropy[mask].sum()) / 9, abs=1e-6)
         else:
-            assert found["entropy"][i] == pytest.approx(-float(entropy.mean()), abs=1e-6)
-        assert found["masked entropy"][i] == pytest.approx(-float(entropy[mask].mean()), abs=1e-6)
-        assert found["certainty"][i] == pytest.approx(-float(logp.mean(-1)[mask].mean()), abs=1e-6)
+            assert measured["entropy"][i] == pytest.approx(-float(entropy.mean()), abs=1e-6)
+        assert measured["masked entropy"][i] == pytest.approx(-float(entropy[mask].mean()), abs=1e-6)
+        assert measured["certainty"][i] == pytest.approx(-float(logp.mean(-1)[mask].mean()), abs=1e-6)
         truth = (logits.masked_fill(model.head.banned, -torch.inf).log_softmax(-1)).gather(1, ids[:, None])[:, 0]
-        assert found["bound"][i] == pytest.approx(float(truth[mask].mean()), abs=1e-6)
+        assert measured["bound"][i] == pytest.approx(float(truth[mask].mean()), abs=1e-6)
 
 
 def test_the_bound_over_all_masks_is_the_likelihood_bound(tmp_path):
@@ -62,8 +62,8 @@ def test_statistics_against_scipy_and_numpy():
     good, poor = -nats + 0.3 * source.normal(size=80), -nats + 3 * source.normal(size=80)
     np.testing.assert_array_equal(ranks(nats), stats.rankdata(nats))
     expected = stats.spearmanr(poor, nats)[0] - stats.spearmanr(good, nats)[0]
-    found = stronger(good, poor, nats)
-    assert found.value == pytest.approx(expected) and 0 < found.low < found.value < found.high
+    lead = stronger(good, poor, nats)
+    assert lead.value == pytest.approx(expected) and 0 < lead.low < lead.value < lead.high
     assert stronger(poor, good, nats).high < 0
     assert stronger(good, good, nats).value == pytest.approx(0)
     slope, intercept = regression(good, nats)
@@ -82,10 +82,10 @@ def test_quality_signal(tmp_path, monkeypatch):
     assert len(summary["claims"]) >= 3
     kept = {file.name for file in setup.folder.glob("*.jsonl*")}
     assert kept == {"texts.jsonl", "samples.jsonl", "signals.jsonl.xz", "judge-judge.jsonl.xz"}
-    found = [complete(setup, source) for source in (signals_of(setup), judged(setup, "judge"))]
-    assert [len(rows) for rows in found] == [5 + 2 * 3] * 2
+    stored = [complete(setup, source) for source in (signals_of(setup), judged(setup, "judge"))]
+    assert [len(rows) for rows in stored] == [5 + 2 * 3] * 2
     clone = {"out": tmp_path / "out-clone", "model": model, "device": "cpu", "stages": ["decode"]}
-    reproduce("quality-signal", changes=TINY, **clone)  # what is complete needs neither texts nor data
+    reproduce("quality-signal", changes=TINY, **clone)  # complete rows need neither texts nor data
     assert not list((tmp_path / "out-clone").rglob("*.jsonl"))
     with pytest.raises(D5P4Error, match="1 of 12 rows of 'signals' are missing; run --stage decode"):
         reproduce("quality-signal", changes=TINY | {"real": 6}, **clone | {"stages": ["draw"]})

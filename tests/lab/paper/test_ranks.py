@@ -1,4 +1,4 @@
-"""Several ranks share what an experiment decodes: the same rows whatever their number, and whatever dies on the way."""
+"""Ranks share the decoding of an experiment. Their number changes no row, and neither does the death of a rank."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from d5p4.distributed import connect
-from d5p4.distributed import folder as shared_folder
+from d5p4.distributed import mesh as mesh_module
 from d5p4.errors import D5P4Error
 from d5p4.jobs.rows import RowStore
 from d5p4_lab.paper import answers, run
@@ -45,21 +45,26 @@ def draw(setup: Setup) -> Drawing:
 
 
 SHARED = Experiment(
-    "shared", "Shared", "nowhere", {"box": {"model": "given", "units": UNITS}}, draw, cases,
-    Digest("shared", lambda setup, case, unit, row, said: {"nfe": row["nfe"]}),
-    lambda setup: [setup.source("own", ["0"], lambda keys: {key: {"rank": setup.mesh.rank} for key in keys})],
-)  # fmt: skip
+    name="shared",
+    title="Shared",
+    paper="nowhere",
+    settings={"box": {"model": "given", "units": UNITS}},
+    draw=draw,
+    cases=cases,
+    digest=Digest("shared", lambda setup, case, unit, row, scores: {"nfe": row["nfe"]}),
+    sources=lambda setup: [setup.source("own", ["0"], lambda keys: {key: {"rank": setup.mesh.rank} for key in keys})],
+)
 
 
 def shared(given: Path, out: Path, **words: Any) -> Setup:
-    """The experiment on the model and questions of a folder; in float64, where batches change no digit."""
+    """Run the experiment on the model and questions of a folder, in float64, in which batches change no digit."""
     run.experiment = lambda name: SHARED
     model, data = str(given / "model"), given / "test.jsonl"
     return reproduce("shared", out=out, model=model, data=data, device="cpu", dtype="float64", **words)
 
 
 def die_at(step: int) -> None:
-    """SIGKILL for this process when it opens, moves or removes a file of rows for the so-many-th time."""
+    """Kill this process when it opens, moves or removes a file of rows for the `step`-th time."""
     left = step
 
     def count(event: str, given: tuple[Any, ...]) -> None:
@@ -73,20 +78,26 @@ def die_at(step: int) -> None:
 
 
 def work(
-    given: str, out: str, meets: bool = False, fails: int | None = None, dies: int | None = None,
-    dies_at: tuple[int, ...] = (), apart: bool = False,
-) -> dict[str, Any]:  # fmt: skip
-    """One rank of a run, first without time, then to the end: whether it came there, how many times it decoded, what
-    progress it told.
+    given: str,
+    out: str,
+    meets: bool = False,
+    fails: int | None = None,
+    dies: int | None = None,
+    dies_at: tuple[int, ...] = (),
+    apart: bool = False,
+) -> dict[str, Any]:
+    """One rank that runs twice, first with no time left, then to the end.
 
-    meets    no rank is so quick that nothing is left for another
-    fails    the rank that gives up when it decodes
-    dies     the rank that is killed in the middle of its second line; the others stay at theirs until they are killed
+    Returns whether each run finished, how many times the rank decoded, and the progress it reported.
+
+    meets    ranks wait for each other, so that every rank gets something to decode
+    fails    the rank that raises an error when it decodes
+    dies     the rank that is killed in the middle of its second line, while the others wait at theirs
     dies_at  the step at which each rank is killed
     apart    ranks do not see each other's files
     """
     mesh = connect(timeout=60)
-    shared_folder.PATIENCE = 1.0
+    mesh_module.PATIENCE = 1.0
     out = f"{out}-{mesh.rank}" if apart else out
     generate, append, calls, writes = answers.generate, RowStore.append, 0, 0
 
@@ -115,11 +126,13 @@ def work(
     rows_module.SECONDS = 0.0  # so batches do not grow
     if dies_at:
         die_at(dies_at[mesh.rank])
-    told: list[float] = []
-    early = shared(Path(given), Path(out), mesh=mesh, minutes=0 if mesh.first else None)  # the first rank's counts
-    late = shared(Path(given), Path(out), mesh=mesh, progress=lambda share, text: told.append(share))
+    shares: list[float] = []
+    early = shared(
+        Path(given), Path(out), mesh=mesh, minutes=0 if mesh.first else None
+    )  # only the first rank's limit counts
+    late = shared(Path(given), Path(out), mesh=mesh, progress=lambda share, text: shares.append(share))
     mesh.close()
-    return {"finished": [early.finished, late.finished], "told": told, "calls": calls}
+    return {"finished": [early.finished, late.finished], "shares": shares, "calls": calls}
 
 
 @pytest.fixture(scope="module")
@@ -147,15 +160,15 @@ def _own_experiment(monkeypatch):
 
 
 def rows(out: Path) -> dict[str, list[Any]]:
-    """Header and rows of every case's file, without what a clock said; no other file is there."""
-    found = {}
+    """Header and rows of every case's file, without times. There must be no other file."""
+    by_file = {}
     for file in sorted((out / "rows").iterdir()):
         assert file.suffix == ".jsonl", file
         head, *lines = [json.loads(line) for line in file.read_bytes().splitlines()]
         assert [line["key"] for line in lines] == [str(unit) for unit in range(UNITS)]
-        found[file.name] = [head, *({n: v for n, v in line.items() if n != "seconds"} for line in lines)]
-    assert len(found) == 2
-    return found
+        by_file[file.name] = [head, *({n: v for n, v in line.items() if n != "seconds"} for line in lines)]
+    assert len(by_file) == 2
+    return by_file
 
 
 def parts(out: Path) -> list[Path]:
@@ -163,7 +176,7 @@ def parts(out: Path) -> list[Path]:
 
 
 def kept(out: Path) -> int:
-    """Whole rows in parts."""
+    """The number of whole rows in parts."""
     return sum(file.read_bytes().count(b"\n") - 1 for file in parts(out))
 
 
@@ -172,17 +185,17 @@ def until_one_ends(ranks: list[Rank]) -> None:
         time.sleep(0.01)
 
 
-def check(out: Path, found: list[dict[str, Any]], calls: int) -> None:
-    """What ranks promise that have finished together, with so many sets that were left to decode."""
-    assert all(each["finished"] == [False, True] for each in found) and sum(each["calls"] for each in found) == calls
-    decoding = found[0]["told"][: found[0]["told"].index(1) + 1]
-    assert decoding == sorted(decoding) and not any(each["told"] for each in found[1:])
+def check(out: Path, ended: list[dict[str, Any]], calls: int) -> None:
+    """Check the results of ranks that finished together and had `calls` sets left to decode."""
+    assert all(rank["finished"] == [False, True] for rank in ended) and sum(rank["calls"] for rank in ended) == calls
+    decoding = ended[0]["shares"][: ended[0]["shares"].index(1) + 1]
+    assert decoding == sorted(decoding) and not any(rank["shares"] for rank in ended[1:])
     table = (out / "shared" / "table.md").read_text(encoding="utf-8")
-    assert f"| d5p4 | {UNITS} |" in table and (len(found) == 1 or f"({len(found)} ranks, torch " in table)
+    assert f"| d5p4 | {UNITS} |" in table and (len(ended) == 1 or f"({len(ended)} ranks, torch " in table)
 
 
-def test_a_job_goes_on_with_any_number_of_ranks(tmp_path, given, alone):
-    """Two are killed in the middle of a line, three go on; two sets are left, so that one of them has nothing to do."""
+def test_another_number_of_ranks_can_continue_a_run(tmp_path, given, alone):
+    """Two ranks are killed in the middle of a line, then three continue. Two sets are left, so one rank is idle."""
     out = tmp_path / "out"
     ranks = start(WORK, 2, tmp_path / "killed", given=str(given), out=str(out), dies=1, meets=True)
     assert ranks[1].wait() == -signal.SIGKILL, ranks[1].output.read_text()
@@ -190,12 +203,12 @@ def test_a_job_goes_on_with_any_number_of_ranks(tmp_path, given, alone):
     finish(ranks)
     assert kept(out) == 2 and not parts(out)[0].read_bytes().endswith(b"\n")
     shutil.copytree(out, tmp_path / "copy")
-    found = results(WORK, 3, tmp_path / "ranks", given=str(given), out=str(out))
+    ended = results(WORK, 3, tmp_path / "ranks", given=str(given), out=str(out))
     assert rows(out) == alone
-    check(out, found, 2)  # nothing is decoded twice
+    check(out, ended, 2)  # no set is decoded twice
     config = json.loads((out / "shared" / "config.json").read_text())
-    assert [each["finished"] for each in config["stages"]["decode"]] == [False, False, True]
-    shared(given, tmp_path / "copy")  # one process can go on too
+    assert [stage["finished"] for stage in config["stages"]["decode"]] == [False, False, True]
+    shared(given, tmp_path / "copy")  # a single process can continue, too
     assert rows(tmp_path / "copy") == alone
 
 
@@ -203,13 +216,13 @@ def test_a_job_goes_on_with_any_number_of_ranks(tmp_path, given, alone):
 @pytest.mark.parametrize("world", [2, 3])
 def test_ranks_decode_what_one_process_decodes(tmp_path, given, alone, world):
     out = tmp_path / "out"
-    found = results(WORK, world, tmp_path / "ranks", given=str(given), out=str(out), meets=True)
-    assert rows(out) == alone and all(each["calls"] for each in found)
-    check(out, found, 2 * UNITS)
+    ended = results(WORK, world, tmp_path / "ranks", given=str(given), out=str(out), meets=True)
+    assert rows(out) == alone and all(rank["calls"] for rank in ended)
+    check(out, ended, 2 * UNITS)
 
 
 @pytest.mark.full
-def test_what_stops_one_rank_stops_all(tmp_path, given, alone):
+def test_an_error_in_one_rank_stops_all(tmp_path, given, alone):
     out = tmp_path / "out"
     ended = finish(start(WORK, 2, tmp_path / "ranks", given=str(given), out=str(out), fails=1, meets=True))
     assert all(code != 0 for code, _ in ended)
@@ -217,14 +230,14 @@ def test_what_stops_one_rank_stops_all(tmp_path, given, alone):
     shared(given, out)
     assert rows(out) == alone
     ended = finish(start(WORK, 2, tmp_path / "apart", given=str(given), out=str(tmp_path / "split"), apart=True))
-    for code, said in ended:
-        assert code != 0 and "rank 1 does not see what rank 0 writes into" in said and "all hosts share" in said
+    for code, output in ended:
+        assert code != 0 and "rank 1 does not see what rank 0 writes into" in output and "all hosts share" in output
     assert not parts(tmp_path / "split-0") and not parts(tmp_path / "split-1")
 
 
 @pytest.mark.full
 def test_kills_at_random_steps(tmp_path, given, alone):
-    """Each rank dies when it has opened, moved or removed so many files; the others are killed as torchrun does it."""
+    """Each rank dies after a random number of file operations; then all others are killed, as torchrun does."""
     chance, out = random.Random(6), tmp_path / "out"
     kills = 0
     for number in range(60):
@@ -245,22 +258,33 @@ def test_kills_at_random_steps(tmp_path, given, alone):
 @pytest.mark.full
 def test_the_command_under_torchrun(tmp_path):
     model, out = write_mdlm(tmp_path / "model"), tmp_path / "out"
-    words = ["reproduce", "pareto", "--stage", "decode", "--model", str(model), "--device", "cpu", "--out", str(out)]
+    arguments = [
+        "reproduce",
+        "pareto",
+        "--stage",
+        "decode",
+        "--model",
+        str(model),
+        "--device",
+        "cpu",
+        "--out",
+        str(out),
+    ]
     for change in ("gen_length=8", "steps=4", "units=2", "k=2", "w=2"):
-        words += ["--set", change]
+        arguments += ["--set", change]
     launch = ["torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port()), "-m"]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
 
     def call(*more: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", *launch, "d5p4_lab", *words, *more]
+        command = [sys.executable, "-m", *launch, "d5p4_lab", *arguments, *more]
         return subprocess.run(command, env=environment, text=True, capture_output=True, timeout=300)
 
     short = call("--minutes", "0", "--quiet")
     assert short.returncode != 0 and re.fullmatch(r"pareto: not finished, \d+ rows left; run .*\n", short.stdout)
     whole = call()
     assert whole.returncode == 0 and whole.stdout == f"pareto: {out / 'pareto'}\n", whole.stderr
-    told = [line for line in whole.stderr.splitlines() if line.startswith("pareto ")]
-    assert told[-1] == "pareto 100 % done" and told.count(told[-1]) == 1
+    progress = [line for line in whole.stderr.splitlines() if line.startswith("pareto ")]
+    assert progress[-1] == "pareto 100 % done" and progress.count(progress[-1]) == 1
     config = json.loads((out / "pareto" / "config.json").read_text())
     assert config["stages"]["decode"][-1]["ranks"] == 2
     lines = [line for file in (out / "rows").iterdir() for line in file.read_bytes().splitlines()[1:]]

@@ -1,6 +1,5 @@
 """The committed results: a clean clone draws them again."""
 
-
 import pytest
 
 from d5p4_lab.paper import EXPERIMENTS, experiment
@@ -13,8 +12,8 @@ QUICK = ("pareto", "cost")
 
 
 @pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=FULL) for name in EXPERIMENTS])
-def test_what_is_committed_draws_itself_again(tmp_path, name):
-    """Nothing but the files that are committed: table and summary are equal, byte by byte."""
+def test_committed_files_are_enough_to_draw_again(tmp_path, name):
+    """Drawn from the committed files alone, table and summary are equal, byte by byte."""
     there = clone(BOX, tmp_path / "box")
     with cheap():
         setup = reproduce(name, out=there, stages=["draw"])
@@ -22,7 +21,7 @@ def test_what_is_committed_draws_itself_again(tmp_path, name):
         assert (setup.folder / file).read_bytes() == (BOX / name / file).read_bytes(), file
 
 
-def test_committed_results_are_whole_and_small():
+def test_committed_results_are_complete_and_small():
     files = list(RESULTS.rglob("*.xz"))
     assert files and sum(file.stat().st_size for file in files) < 3 << 20
     for name in EXPERIMENTS:

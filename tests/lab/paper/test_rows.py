@@ -1,4 +1,4 @@
-"""The rows of an experiment: one loop makes what is missing, whatever stopped it before."""
+"""The rows of an experiment: one loop makes the missing ones, wherever an earlier run was stopped."""
 
 import json
 import lzma
@@ -27,7 +27,7 @@ def made(keys: Sequence[str]) -> dict[str, Any]:
 
 
 def source(count: int = 4, path: str = "own/rows.jsonl", make: Any = made, **words: Any) -> Source:
-    keys = [str(number) for number in reversed(range(count))]  # files are sorted, whatever comes first
+    keys = [str(number) for number in reversed(range(count))]  # files are sorted, whatever the order of the keys
     return Source(path, {"seed": 0, "window": (0, 9)}, keys, make, "numbers", **words)
 
 
@@ -43,8 +43,8 @@ class Killed(BaseException):
     pass
 
 
-def test_a_kill_at_any_byte_loses_the_broken_line_only(tmp_path):
-    """Whatever part of the lines is on the disk: whole ones are kept, the others are made again, the file is equal."""
+def test_a_kill_at_any_byte_loses_only_the_broken_line(tmp_path):
+    """Whole lines on the disk are kept, the others are made again, and the final file is always the same."""
     whole, part = tmp_path / "whole", source()
     assert run(whole, part) == (True, True) and run(whole, part) == (True, False)
     [written] = bytes_of(whole).values()
@@ -65,8 +65,8 @@ def test_a_kill_at_any_byte_loses_the_broken_line_only(tmp_path):
 
 
 @pytest.mark.parametrize("path", ["own/rows.jsonl", "own/rows.jsonl.xz"])
-def test_stopped_at_every_step_a_run_goes_on(tmp_path, monkeypatch, path):
-    """At each row made, each file moved and each part removed; in batches of any size. The same bytes at the end."""
+def test_a_run_continues_after_a_stop_at_any_step(tmp_path, monkeypatch, path):
+    """A run is stopped at each row, each move and each removal of a file, and ends with the same bytes."""
     expected = tmp_path / "expected"
     assert run(expected, source(path=path))[0]
     opened = lzma.open if path.endswith("xz") else open
@@ -100,7 +100,7 @@ def test_stopped_at_every_step_a_run_goes_on(tmp_path, monkeypatch, path):
         assert stops >= 3 and bytes_of(folder) == bytes_of(expected)
 
 
-def test_more_keys_add_only_what_is_missing(tmp_path):
+def test_more_keys_add_only_the_missing_rows(tmp_path):
     run(tmp_path, source(9))
     before = (tmp_path / "own/rows.jsonl").read_bytes()
     refused = replace(source(9), make=lambda keys: pytest.fail("made again"))
@@ -120,7 +120,7 @@ def test_more_keys_add_only_what_is_missing(tmp_path):
 
 
 def test_sources_may_share_their_rows(tmp_path):
-    """As two cases do that have the same options: each row is made once, and nobody stands in its own way."""
+    """Two cases with the same options share a file: each row is made once, and the lock does not block the run."""
     asked: list[str] = []
     few, many = (source(count, make=lambda keys: asked.extend(keys) or made(keys)) for count in (2, 4))
     assert run(tmp_path, few, many) == (True, True) and sorted(asked) == list("0123")
@@ -130,13 +130,13 @@ def test_rows_made_with_other_settings_are_refused_by_name(tmp_path):
     run(tmp_path, source())
     before = bytes_of(tmp_path)
     assert run(tmp_path, replace(source(), made_with={"seed": 0, "window": [0, 9]})) == (True, False)
-    for made_with, told in (
+    for made_with, message in (
         ({"seed": 7, "window": [0, 9]}, "other settings: seed was 0 and is 7; give another --out"),
         ({"window": [0, 9], "options": {"beta": 0.1}}, "seed was 0 and is null; options.beta was null and is 0.1;"),
     ):
         with pytest.raises(D5P4Error, match="own/rows.jsonl was made with") as error:
             run(tmp_path, replace(source(), made_with=made_with))
-        assert told in str(error.value)
+        assert message in str(error.value)
     part = tmp_path / "own/rows.jsonl.parts/part-1-0.jsonl"
     part.parent.mkdir()
     for text in (b"not json\n", b'{"key": "no header"}\n', b"[1]\n", b"\xff\xfe\n"):
@@ -153,14 +153,14 @@ def test_rows_made_with_other_settings_are_refused_by_name(tmp_path):
         run(tmp_path, source(path="own/a.jsonl.xz"))
 
 
-def test_numbers_that_json_lacks_are_not_written(tmp_path):
+def test_nan_and_infinity_are_not_written(tmp_path):
     for value in (float("nan"), float("inf")):
         with pytest.raises(ValueError):
             run(tmp_path, replace(source(1), make=lambda keys, value=value: {"0": {"value": value}}))
     assert not list(tmp_path.rglob("*.jsonl")) and run(tmp_path, source(1)) == (True, True)
 
 
-def test_a_second_run_is_told_that_another_is_writing(tmp_path):
+def test_a_second_run_is_refused_while_another_is_writing(tmp_path):
     setup = Setup(OWN, "box", tmp_path)
 
     def make(keys: Sequence[str]) -> dict[str, Any]:
@@ -172,9 +172,9 @@ def test_a_second_run_is_told_that_another_is_writing(tmp_path):
     assert len(bytes_of(tmp_path)) == 1 and run(tmp_path, source()) == (True, False)
 
 
-def test_nothing_is_begun_that_would_end_after_the_deadline(tmp_path, monkeypatch):
-    """A row takes ten seconds by the clock."""
-    now, told = 0.0, []
+def test_no_batch_begins_that_would_end_after_the_deadline(tmp_path, monkeypatch):
+    """Each row takes ten seconds of a fake clock."""
+    now, reports = 0.0, []
     monkeypatch.setattr(rows_module.time, "monotonic", lambda: now)
 
     def slow(keys: Sequence[str]) -> dict[str, Any]:
@@ -183,13 +183,11 @@ def test_nothing_is_begun_that_would_end_after_the_deadline(tmp_path, monkeypatc
         return made(keys)
 
     part = replace(source(), make=slow)
-    setup = Setup(OWN, "box", tmp_path, progress=lambda share, text: told.append((share, text)))
+    setup = Setup(OWN, "box", tmp_path, progress=lambda share, text: reports.append((share, text)))
     assert fill(setup, [part], Mesh(), deadline=-1.0) == (False, True) and now == 0
     assert fill(setup, [part], Mesh(), deadline=25.0) == (False, True) and now == 20
     assert missing_keys(Setup(OWN, "box", tmp_path), part) == ["1", "0"]
     assert fill(setup, [part], Mesh(), deadline=40.0) == (True, True) and now == 40
-    assert fill(setup, [part], Mesh(), deadline=0.0) == (True, False)  # nothing is left to do
-    assert told == [
-        (0, "numbers: 4 of 4 left"), (0.25, "numbers: 3 of 4 left"),
-        (0, "numbers: 2 of 4 left"), (0.5, "numbers: 1 of 4 left"), (1, "done"),
-    ]  # fmt: skip
+    assert fill(setup, [part], Mesh(), deadline=0.0) == (True, False)  # no row is missing
+    assert reports[:2] == [(0, "numbers: 4 of 4 left"), (0.25, "numbers: 3 of 4 left")]
+    assert reports[2:] == [(0, "numbers: 2 of 4 left"), (0.5, "numbers: 1 of 4 left"), (1, "done")]

@@ -1,4 +1,4 @@
-"""`reproduce`: stages, commands, what they refuse; drawings and the page of claims."""
+"""`reproduce`: its stages, its commands and their errors; drawings and the page of claims."""
 
 import json
 import re
@@ -34,12 +34,12 @@ def drawn(setup: Setup) -> Drawing:
     axis.plot(values)
     mean = figure(values)
     claim = Claim("grows | always", "yes", shown(mean), decided(figure([value + 5 for value in values])))
-    return Drawing([Table("Squares", ("n", "n²"), [[str(n), str(x)] for n, x in enumerate(values)])], plot,
-                   {"mean": mean}, [claim])  # fmt: skip
+    table = Table("Squares", ("n", "n²"), [[str(n), str(x)] for n, x in enumerate(values)])
+    return Drawing([table], plot, {"mean": mean}, [claim])
 
 
-SQUARES = Experiment("squares", "Squares of numbers", "nowhere", {"box": {"count": 4, "power": 2}}, drawn,
-                     sources=lambda setup: [powers(setup)])  # fmt: skip
+SETTINGS = {"box": {"count": 4, "power": 2}}
+SQUARES = Experiment("squares", "Squares of numbers", "nowhere", SETTINGS, drawn, sources=lambda setup: [powers(setup)])
 
 
 @pytest.fixture(autouse=True)
@@ -60,35 +60,38 @@ def test_all_stages_write_their_files_and_a_second_run_changes_nothing(tmp_path)
     table = before["table.md"].decode()
     assert "| 3 | 9 |" in table and "measured on" in table and "scored" not in table
     assert "`python -m d5p4_lab reproduce squares --scale box`" in table
-    found = json.loads(before["summary.json"])
-    assert found["figures"]["mean"][0] == 3.5 and found["title"] == "Squares of numbers"
-    assert found["claims"][0]["verdict"] == "holds"
+    written = json.loads(before["summary.json"])
+    assert written["figures"]["mean"][0] == 3.5 and written["title"] == "Squares of numbers"
+    assert written["claims"][0]["verdict"] == "holds"
     reproduce("squares", out=tmp_path, device="cpu")
     assert files(folder) == before
-    for words, told in (({"changes": {"power": 3}}, "power was 2 and is 3"), ({"seed": 1}, "seed was 0 and is 1")):
-        with pytest.raises(D5P4Error, match=rf"rows.jsonl.xz was made with other settings: {told}"):
+    for words, difference in (
+        ({"changes": {"power": 3}}, "power was 2 and is 3"),
+        ({"seed": 1}, "seed was 0 and is 1"),
+    ):
+        with pytest.raises(D5P4Error, match=rf"rows.jsonl.xz was made with other settings: {difference}"):
             reproduce("squares", out=tmp_path, device="cpu", **words)
     assert files(folder) == before
 
 
-def test_stages_run_alone_and_elsewhere(cli, tmp_path):
+def test_stages_run_alone_and_in_another_folder(cli, tmp_path):
     here, there = tmp_path / "here", tmp_path / "there"
     words = ("reproduce", "squares", "--device", "cpu", "--set", "count=3")
-    found = cli(*words, "--out", here, "--stage", "decode")
-    assert (found.exit_code, found.stdout) == (0, f"squares: {here / 'squares'}\n"), found.output
-    assert found.stderr.startswith("squares   0 % rows: 3 of 3 left\n")
+    result = cli(*words, "--out", here, "--stage", "decode")
+    assert (result.exit_code, result.stdout) == (0, f"squares: {here / 'squares'}\n"), result.output
+    assert result.stderr.startswith("squares   0 % rows: 3 of 3 left\n")
     assert set(files(here)) == {"squares/rows.jsonl.xz"}
     here.rename(there)
-    found = cli(*words, "--out", there, "--stage", "draw", "--quiet")
-    assert (found.exit_code, found.stderr) == (0, "") and (there / "squares" / "summary.json").exists()
+    result = cli(*words, "--out", there, "--stage", "draw", "--quiet")
+    assert (result.exit_code, result.stderr) == (0, "") and (there / "squares" / "summary.json").exists()
     assert "--set count=3`" in (there / "squares" / "table.md").read_text(encoding="utf-8")
 
 
-def test_every_name_has_its_file(tmp_path):
+def test_every_name_has_its_experiment(tmp_path):
     for name in EXPERIMENTS:
-        found = experiment(name)
-        assert found.name == name and found.title and found.paper and set(found.settings) == {"box", "paper"}
-        assert bool(found.digest) == bool(Setup(found, "box", tmp_path).cases)
+        named = experiment(name)
+        assert named.name == name and named.title and named.paper and set(named.settings) == {"box", "paper"}
+        assert bool(named.digest) == bool(Setup(named, "box", tmp_path).cases)
 
 
 REFUSED = [
@@ -98,38 +101,42 @@ REFUSED = [
     (["squares", "--stage", "paint"], "stage='paint' is not known; use one of decode, score, draw"),
     (["scaling", "--scale", "huge"], "scale='huge' is not known; use one of box, paper"),
     (["squares", "--minutes", "-1"], "minutes=-1 must not be negative"),
-    (["claims"], "holds no drawn experiment"),
+    (["claims"], "contains no drawn experiment"),
     (["math", "--set", "units=abc"], "units='abc' must be a number, such as 1000"),
     (["math", "--set", "units=true"], "units=True must be a number"),
     (["math", "--set", "units=0"], "units=0 must be a whole number of at least 1"),
     (["math", "--set", "units=2.5"], "units=2.5 must be a whole number"),
     (["pareto", "--set", "units_independent=-1"], "units_independent=-1 must be a whole number"),
-    (["math", "--set", "beta=abc"], "beta=['abc'] must be a list of which each is a number, such as [25.0, 100.0]"),
-    (["math", "--set", 'judges=["judge", 3]'], "must be a list of which each is text"),
+    (
+        ["math", "--set", "beta=abc"],
+        "beta=['abc'] must be a list in which every item is a number, such as [25.0, 100.0]",
+    ),
+    (["math", "--set", 'judges=["judge", 3]'], "must be a list in which every item is text"),
     (["math", "--set", "model=5"], "model=5 must be text, such as 'countdown'"),
     (["math", "--set", "model=null"], "model=None must be text"),
     (["math", "--set", "k=[4]"], "k=[4] must be a number"),
     (["scaling", "--set", "trials=4"], "trials=4 must be a mapping"),
     (["cost", "--set", "from_results=1"], "from_results=1 must be true or false"),
     (["quality-signal", "--set", "samples=3"], "samples=3 must be a list"),
-    (["quality-signal", "--set", "samples=[1, 2]"], "samples=[1, 2] must be a list of which each is a list"),
+    (["quality-signal", "--set", "samples=[1, 2]"], "samples=[1, 2] must be a list in which every item is a list"),
     (["all"], "error: fidelity, qa, guidance, quality-signal, features need a text file: give --data"),
     (["all", "--scale", "paper"], "error: fidelity, quality-signal, features need a text file"),
 ]
 
 
-def test_what_cannot_be_is_named_before_anything_is_written(fails, tmp_path):
-    for words, told in REFUSED:
-        assert told in fails("reproduce", *words, "--out", tmp_path), words
+def test_wrong_arguments_are_refused_before_anything_is_written(fails, tmp_path):
+    for words, message in REFUSED:
+        assert message in fails("reproduce", *words, "--out", tmp_path), words
     assert not list(tmp_path.iterdir())
 
 
-def test_all_of_them_need_a_text_until_it_has_been_read(fails, tmp_path):
-    for name in [each for each in EXPERIMENTS if "box" in experiment(each).needs_text][1:]:  # as if they had been drawn
+def test_all_needs_a_text_file_only_for_experiments_without_rows(fails, tmp_path):
+    readers = [name for name in EXPERIMENTS if "box" in experiment(name).needs_text]
+    for name in readers[1:]:  # pretend that they were drawn
         write_json(tmp_path / name / "summary.json", {})
     assert "error: fidelity needs a text file: give --data" in fails("reproduce", "all", "--out", tmp_path)
-    told = fails("reproduce", "all", "--out", tmp_path, "--stage", "draw", "--quiet")
-    assert "rows of" in told and "--data" not in told  # pareto's are missing, and no text is asked for
+    message = fails("reproduce", "all", "--out", tmp_path, "--stage", "draw", "--quiet")
+    assert "rows of" in message and "--data" not in message  # pareto's rows are missing, and no text is needed
     for scale in ("box", "paper"):
         for name in EXPERIMENTS:
             setup = Setup(experiment(name), scale, tmp_path)
@@ -142,15 +149,18 @@ def test_all_of_them_need_a_text_until_it_has_been_read(fails, tmp_path):
 
 
 def test_changes_of_settings(tmp_path):
-    for text, change in {
-        "units=4": ("units", 4), "betas=[1, 2.5]": ("betas", [1, 2.5]), "from_results=false": ("from_results", False),
-        "model=some/folder=x": ("model", "some/folder=x"), "name=": ("name", ""),
-    }.items():  # fmt: skip
-        assert _change(text) == change
+    for name, text, value in (
+        ("units", "4", 4),
+        ("betas", "[1, 2.5]", [1, 2.5]),
+        ("from_results", "false", False),
+        ("model", "some/folder=x", "some/folder=x"),
+        ("name", "", ""),
+    ):
+        assert _change(f"{name}={text}") == (name, value)
     for bad in ("units", "=4", ""):
         with pytest.raises(D5P4Error, match="must be a name and a value"):
             _change(bad)
-    # One value stands for a list of it.
+    # A single value may replace a list.
     changes = {"judges": "judge", "beta": 5, "alpha": (1, 2.5), "units": 2, "guidance": 2}
     setup = Setup(experiment("math"), "box", tmp_path, changes=changes)
     assert (setup["judges"], setup["beta"], setup["alpha"], setup["guidance"]) == (["judge"], [5], (1, 2.5), 2)
@@ -169,29 +179,28 @@ def test_progress_has_the_time_left(capsys, monkeypatch):
 
 
 def summary(title: str, *claims: Claim) -> dict[str, Any]:
-    return {"title": title, "paper": "Table 1", "made": "`reproduce x`", "figures": {},
-            "claims": [vars(claim) for claim in claims]}  # fmt: skip
+    about = {"title": title, "paper": "Table 1", "made": "`reproduce x`"}
+    return about | {"figures": {}, "claims": [vars(claim) for claim in claims]}
 
 
 def test_the_page_of_claims(cli, tmp_path):
     folder, page = tmp_path / "results" / "box", tmp_path / "docs" / "claims.md"
-    write_json(folder / "pareto" / "summary.json", summary(
-        "The front", Claim("A beats B", "1 against 2", "3 [2, 4]", "holds", "of two | judges"),
-        Claim("C peaks", "at 100", "at 30", "not clear"),
-    ))  # fmt: skip
+    claims = (
+        Claim("A beats B", "1 against 2", "3 [2, 4]", "holds", "of two | judges"),
+        Claim("C", "1", "2", "not clear"),
+    )
+    write_json(folder / "pareto" / "summary.json", summary("The front", *claims))
     write_json(folder / "scaling" / "summary.json", summary("Sizes", Claim("D is best", "", "it is", "holds")))
     (folder / "pareto" / "figure.svg").write_text("<svg/>")
     write_json(folder / "unknown" / "summary.json", {"not": "one of ours"})
-    found = cli("reproduce", "claims", "--out", folder, "--page", page)
-    assert found.exit_code == 0, found.output
-    assert found.stdout == f"{page}: 2 holds, 1 not clear\n"
+    result = cli("reproduce", "claims", "--out", folder, "--page", page)
+    assert result.exit_code == 0, result.output
+    assert result.stdout == f"{page}: 2 holds, 1 not clear\n"
     text = page.read_text(encoding="utf-8")
     assert "3 claims: 2 holds, 1 not clear." in text and str(tmp_path) not in text.replace(folder.as_posix(), "")
     rows = [line for line in text.splitlines() if line.startswith("| ")]
-    assert len(rows) == 4  # with the head
-    assert rows[1] == (
-        r"| A beats B | 1 against 2 | 3 [2, 4] (of two \| judges) | **holds** | [pareto](#pareto) |"
-    )
+    assert len(rows) == 4  # with the header
+    assert rows[1] == (r"| A beats B | 1 against 2 | 3 [2, 4] (of two \| judges) | **holds** | [pareto](#pareto) |")
     assert "![The front](../results/box/pareto/figure.png)" in text and "## scaling" in text
     assert text.count("![") == 1 and "[Table](../results/box/scaling/table.md)" in text
     for target in re.findall(r"\]\((\.\./results[^)]*summary\.json)\)", text):
@@ -201,7 +210,7 @@ def test_the_page_of_claims(cli, tmp_path):
     assert page.read_bytes() == before
 
 
-def test_what_cannot_be_drawn(tmp_path, monkeypatch):
+def test_cells_are_escaped_and_large_figures_are_refused(tmp_path, monkeypatch):
     lines = Table("T", ("a", "b"), [["x | y", "two\nlines"]], "note").markdown().splitlines()
     assert lines[4] == r"| x \| y | two lines |" and lines[-1] == "note"
     monkeypatch.setattr("d5p4_lab.paper.drawing.LARGEST_FIGURE", 100)
@@ -210,11 +219,10 @@ def test_what_cannot_be_drawn(tmp_path, monkeypatch):
         Drawing([], pyplot().figure()).save(tmp_path, about)
 
 
-def test_what_goes_into_json():
+def test_figures_and_arrays_become_plain_json():
     assert plain(Figure(1 / 3, 0.1, -np.inf, 0.5, 4)) == [0.333333, None, 0.5]
-    assert plain({1: np.float32(0.5), "n": np.int64(3), "x": np.array([[1.0, np.nan]])}) == {
-        "1": 0.5, "n": 3, "x": [[1.0, None]],
-    }  # fmt: skip
+    values = {1: np.float32(0.5), "n": np.int64(3), "x": np.array([[1.0, np.nan]])}
+    assert plain(values) == {"1": 0.5, "n": 3, "x": [[1.0, None]]}
     assert plain((True, None, "a", 7)) == [True, None, "a", 7]
     assert shown(Figure(0.4123, 0, 0.39, 0.433, 9), 1, 100) == "41.2 [39.0, 43.3]"
 
@@ -222,7 +230,7 @@ def test_what_goes_into_json():
 def test_verdicts():
     assert [decided(Figure(x, 0, x - 1, x + 1, 9)) for x in (2, -2, 0.5)] == ["holds", "does not hold", "not clear"]
     assert decided(Figure(float("nan"), 0, float("nan"), float("nan"), 0)) == "not clear"
-    assert decided(Figure(1, 0, 0, 2, 9)) == "not clear"  # an interval that touches 0 says nothing
+    assert decided(Figure(1, 0, 0, 2, 9)) == "not clear"  # an interval that touches 0 decides nothing
     assert agreed(["holds", "holds"]) == "holds" and agreed(["holds", "does not hold"]) == "not clear"
     assert every(["holds", "not clear", "does not hold"]) == "does not hold"
     assert every(["holds", "not testable at this scale"]) == "not testable at this scale"

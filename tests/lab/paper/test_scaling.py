@@ -33,42 +33,41 @@ def history(quality: torch.Tensor, similarity: torch.Tensor, w: int) -> HistoryS
 
 
 def test_statistics_by_hand():
-    similarity = torch.tensor([
-        [1.0, 0.9, 0.2, 0.4], [0.9, 1.0, 0.4, 0.6], [0.2, 0.4, 1.0, 0.7], [0.4, 0.6, 0.7, 1.0],
-    ])  # fmt: skip
-    found = read_statistics(history(torch.tensor([2.0, 4.0, 3.0, 6.0]), similarity, 2))
-    assert found is not None and found.step == 7
-    assert found.between == pytest.approx(0.4) and found.within == pytest.approx(0.8)
-    assert found.between_spread == pytest.approx(np.std([0.2, 0.4, 0.4, 0.6] * 2, ddof=1), rel=1e-5)
-    assert found.within_spread == pytest.approx(np.std([0.9, 0.9, 0.7, 0.7], ddof=1), rel=1e-5)
-    assert found.quality == (0.0, 0.25, 0.5, 1.0)
-    assert found.dimensions == pytest.approx((0.6 / found.between_spread) ** 2)
-    # A pool of equal rows has none.
+    rows = [1.0, 0.9, 0.2, 0.4], [0.9, 1.0, 0.4, 0.6], [0.2, 0.4, 1.0, 0.7], [0.4, 0.6, 0.7, 1.0]
+    similarity = torch.tensor(rows)
+    statistics = read_statistics(history(torch.tensor([2.0, 4.0, 3.0, 6.0]), similarity, 2))
+    assert statistics is not None and statistics.step == 7
+    assert statistics.between == pytest.approx(0.4) and statistics.within == pytest.approx(0.8)
+    assert statistics.between_spread == pytest.approx(np.std([0.2, 0.4, 0.4, 0.6] * 2, ddof=1), rel=1e-5)
+    assert statistics.within_spread == pytest.approx(np.std([0.9, 0.9, 0.7, 0.7], ddof=1), rel=1e-5)
+    assert statistics.quality == (0.0, 0.25, 0.5, 1.0)
+    assert statistics.dimensions == pytest.approx((0.6 / statistics.between_spread) ** 2)
+    # A pool of equal rows has no statistics.
     assert read_statistics(history(torch.zeros(4), torch.ones(4, 4), 2)) is None
     assert read_statistics(history(torch.rand(4), torch.ones(4, 4), 2)) is None
 
 
 def test_shared_variance():
     assert shared_variance(torch.tensor([[1.0, 1.0], [3.0, 3.0]])) == 1
-    assert shared_variance(torch.tensor([[0.0, 2.0], [0.0, 2.0]])) == 0  # less than chance is none
+    assert shared_variance(torch.tensor([[0.0, 2.0], [0.0, 2.0]])) == 0  # negative estimates become 0
     source = torch.Generator().manual_seed(0)
     family, own = torch.randn(4000, 1, generator=source), torch.randn(4000, 4, generator=source)
     assert shared_variance(0.3**0.5 * family + 0.7**0.5 * own) == pytest.approx(0.3, abs=0.03)
 
 
-def test_variances_spread_as_told():
+def test_variances_have_the_given_dimensions():
     for dimensions in (3.0, 50.0, 1000.0):
         law = variances(dimensions)
         assert float(law.sum()) == pytest.approx(1) and bool((law > 0).all())
         assert 1 / float((law**2).sum()) == pytest.approx(dimensions, rel=1e-6)
 
 
-def test_pools_made_up_are_like_what_they_stand_for():
+def test_random_pools_have_the_given_statistics():
     source = torch.Generator().manual_seed(0)
     made = [read_statistics(history(*synthetic_pool(STEP, 8, 4, source), 4)) for _ in range(200)]
     for name, within in (("between", 0.01), ("between_spread", 0.003), ("within", 0.002), ("within_spread", 0.0015)):
-        assert np.mean([getattr(each, name) for each in made]) == pytest.approx(getattr(STEP, name), abs=within), name
-    assert np.mean([each.quality_shared for each in made]) == pytest.approx(0.8, abs=0.08)
+        assert np.mean([getattr(pool, name) for pool in made]) == pytest.approx(getattr(STEP, name), abs=within), name
+    assert np.mean([pool.quality_shared for pool in made]) == pytest.approx(0.8, abs=0.08)
     quality, similarity = synthetic_pool(STEP, 32, 32, source)
     assert (quality.min(), quality.max()) == (0, 1) and torch.equal(similarity.diagonal(), torch.ones(1024).double())
     assert float(torch.linalg.eigvalsh(similarity).min()) > 0
@@ -106,18 +105,18 @@ def test_every_method_has_its_curve():
         assert all(parse_size(size) for size in scale["sizes"])
 
 
-def test_sizes_that_are_none():
+def test_wrong_sizes_are_refused():
     for size in ("8", "8x", "8×4", "x", "1x4", "4x1", "8x4x2"):
         with pytest.raises(D5P4Error, match="size"):
             parse_size(size)
 
 
-CHANGES = {"sets": 1, "k": 3, "w": 3, "length": 12, "steps": 6, "sizes": ["4x4", "4x8"], "trials": {"16": 3, "32": 2},
-           "batch": 2, "largest": {"k-DPP sample (*)": 16, "exact": 300}}  # fmt: skip
+CHANGES = {"sets": 1, "k": 3, "w": 3, "length": 12, "steps": 6, "sizes": ["4x4", "4x8"], "batch": 2}
+CHANGES |= {"trials": {"16": 3, "32": 2}, "largest": {"k-DPP sample (*)": 16, "exact": 300}}
 
 
 def test_scaling(tmp_path):
-    """The objectives are in the order they must have."""
+    """Better solvers must reach higher objectives."""
     model = str(write_mdlm(tmp_path / "model"))
     with pytest.raises(D5P4Error, match="1 of 1 rows of 'statistics' are missing; run --stage decode"):
         _steps(Setup(EXPERIMENT, "box", tmp_path / "out", model, changes=CHANGES))
@@ -125,16 +124,16 @@ def test_scaling(tmp_path):
     rows = complete(setup, trials(setup))
     methods = {row["key"]: row["methods"] for row in rows if "methods" in row}
     assert list(methods) == ["4x4 0", "4x4 1", "4x4 2", "4x8 0", "4x8 1"]
-    for key, found in methods.items():
+    for key, by_method in methods.items():
         small = key.startswith("4x4")
-        assert set(found) == set(SELECTORS) - (set() if small else {"k-DPP sample (*)", "exact"})
-        objective = {name: values[0] for name, values in found.items()}
+        assert set(by_method) == set(SELECTORS) - (set() if small else {"k-DPP sample (*)", "exact"})
+        objective = {name: values[0] for name, values in by_method.items()}
         assert objective["local search"] >= objective["greedy, k starts"] - 1e-9
         assert objective["greedy, n starts"] >= objective["greedy, k starts"] - 1e-9
         if small:
             others = [value for name, value in objective.items() if name != "k-DPP sample (*)"]
             assert objective["exact"] >= max(others) - 1e-9
-        assert all(math.isfinite(x) for values in found.values() for x in values)
+        assert all(math.isfinite(x) for values in by_method.values() for x in values)
     assert {row["size"] for row in rows if "each_ms" in row} == {"4x4", "4x8"}
     assert summary["figures"]["4×4"]["local search"]["normalised"][0] > 0.9 and len(summary["claims"]) >= 6
     assert "### Against the optimum" in (setup.folder / "table.md").read_text(encoding="utf-8")

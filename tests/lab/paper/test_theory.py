@@ -33,12 +33,12 @@ def exact(k: np.ndarray) -> float:
 
 
 def remainders(values: np.ndarray, orders: list[int]) -> list[float]:
-    """What may be left of log det(I + X) after n orders: Σ |x|^(n+1) / (n+1) / (1-|x|) over the eigenvalues of X."""
+    """Bounds of the error of log det(I + X) after n orders: Σ |x|^(n+1) / (n+1) / (1-|x|) over X's eigenvalues."""
     size = np.abs(values)
     return [float((size ** (n + 1) / (n + 1) / (1 - size)).sum()) for n in orders]
 
 
-def test_expansions_leave_only_higher_orders():
+def test_errors_of_expansions_are_of_higher_order():
     for t, seed in itertools.product((0.3, 0.03, 0.003), range(4)):
         c = t * hollow(5, seed)
         norm, orders = weak_orders(np.eye(5) + c)
@@ -84,18 +84,18 @@ def test_equal_cosines_are_the_base_itself():
 
 
 def test_two_rows_by_hand():
-    found = look_at(np.array([[1, 0.6], [0.6, 1]]), 0.5)
-    assert found.exact == pytest.approx(np.log(0.64))
-    assert found.cosine == found.weak_norm == pytest.approx(0.6)
-    assert found.weak == pytest.approx((-0.36, -0.36))  # C has eigenvalues 0.6 and -0.6
-    assert found.bound == pytest.approx(0.6)  # of two rows the bound is the cosine
-    assert found.base == pytest.approx(np.log(0.75))  # B has 1.5 and 0.5, K has 1.6 and 0.4, so H 1/15 and -1/5
-    assert found.shared_norm == pytest.approx(0.2)
-    assert found.shared[0] == pytest.approx(np.log(0.75) + 1 / 15 - 1 / 5)
-    # Three alike rows break the bound; equal rows have no determinant; a share has its range.
-    found = look_at(0.5 * np.eye(3) + 0.5, 0.5)
-    assert found.exact == pytest.approx(np.log(0.5))
-    assert found.bound == pytest.approx((0.5 / 3) ** 0.5) and found.bound < found.cosine
+    pair = look_at(np.array([[1, 0.6], [0.6, 1]]), 0.5)
+    assert pair.exact == pytest.approx(np.log(0.64))
+    assert pair.cosine == pair.weak_norm == pytest.approx(0.6)
+    assert pair.weak == pytest.approx((-0.36, -0.36))  # C has eigenvalues 0.6 and -0.6
+    assert pair.bound == pytest.approx(0.6)  # for two rows the bound is the cosine itself
+    assert pair.base == pytest.approx(np.log(0.75))  # B has 1.5 and 0.5, K has 1.6 and 0.4, so H 1/15 and -1/5
+    assert pair.shared_norm == pytest.approx(0.2)
+    assert pair.shared[0] == pytest.approx(np.log(0.75) + 1 / 15 - 1 / 5)
+    # Three similar rows break the bound; sets with equal rows are refused; ρ must be in its range.
+    pair = look_at(0.5 * np.eye(3) + 0.5, 0.5)
+    assert pair.exact == pytest.approx(np.log(0.5))
+    assert pair.bound == pytest.approx((0.5 / 3) ** 0.5) and pair.bound < pair.cosine
     assert look_at(np.ones((2, 2)), 0.5) is None
     assert look_at(np.array([[1, 1, 0.1], [1, 1, 0.1], [0.1, 0.1, 1]]), 0.5) is None
     for rho in (1.0, -0.1, np.nan):
@@ -103,11 +103,11 @@ def test_two_rows_by_hand():
             shared_orders(np.eye(3), rho)
 
 
-def test_sets_have_one_row_of_a_group_and_the_share_leaves_siblings_out():
+def test_sets_have_one_row_per_group_and_the_share_leaves_siblings_out():
     group = np.array([0, 0, 1, 1, 2, 2])
-    found = list(transversals(group, 2, 50, np.random.default_rng(0)))
-    assert all(len(set(group[rows])) == 2 for rows in found)
-    assert {int(row) for rows in found for row in rows} == set(range(6))
+    sets = list(transversals(group, 2, 50, np.random.default_rng(0)))
+    assert all(len(set(group[rows])) == 2 for rows in sets)
+    assert {int(row) for rows in sets for row in rows} == set(range(6))
     similarity = np.where(group[:, None] == group, 0.9, 0.2)
     assert common_share(similarity, group) == pytest.approx(0.2)
     assert common_share(-similarity, group) == 0

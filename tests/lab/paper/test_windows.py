@@ -37,19 +37,19 @@ def test_windows_are_pieces_of_all_documents_and_another_text_is_refused(tmp_pat
         fill(setup, [source], Mesh())
         return complete(setup, source)
 
-    found = windows(file, 12)
-    assert len(found) == 12 and all(len(window["ids"]) == 20 for window in found)
+    first = windows(file, 12)
+    assert len(first) == 12 and all(len(window["ids"]) == 20 for window in first)
     documents = file.read_text().split("\n<|endoftext|>\n")
-    owners = [next(i for i, text in enumerate(documents) if window["text"] in text) for window in found]
-    assert all(owners.count(i) == 3 for i in range(4)) and len({window["text"] for window in found}) == 12
-    assert windows(file, 5, "other") == found[:5]  # fewer come first
-    assert windows(None, 12) == found  # what is kept needs no file
-    for data, count, told in (
+    owners = [next(i for i, text in enumerate(documents) if window["text"] in text) for window in first]
+    assert all(owners.count(i) == 3 for i in range(4)) and len({window["text"] for window in first}) == 12
+    assert windows(file, 5, "other") == first[:5]  # a smaller count gives the first windows
+    assert windows(None, 12) == first  # stored windows need no file
+    for data, count, message in (
         (None, 13, "give --data"),
-        (write_texts(tmp_path / "b.txt", seed=1), 12, r"texts.jsonl was made with another text than .*b.txt"),
-        (file, 9999, "windows of 20 tokens, 9999 are asked for"),
+        (write_texts(tmp_path / "b.txt", seed=1), 12, r"texts.jsonl was made from another text than .*b.txt"),
+        (file, 9999, "windows of 20 tokens, but 9999 are needed"),
     ):
-        with pytest.raises(D5P4Error, match=told):
+        with pytest.raises(D5P4Error, match=message):
             windows(data, count)
 
 
@@ -65,7 +65,7 @@ def test_masks_have_their_counts_and_streams_their_names():
 def test_counts_of_masks_are_spread_over_all_lengths():
     assert sorted(spread_counts(chance(0), 16, 16)) == list(range(1, 17))
     for draws in (1, 5):
-        found = spread_counts(chance("c", draws), draws, 100)
-        assert len(found) == draws and min(found) >= 1 and max(found) <= 100
+        counts = spread_counts(chance("c", draws), draws, 100)
+        assert len(counts) == draws and min(counts) >= 1 and max(counts) <= 100
     gaps = np.diff(sorted(spread_counts(chance(1), 5, 100)))
     assert set(gaps) <= {19, 20, 21}

@@ -1,4 +1,4 @@
-"""`python -m d5p4_lab train` from the command line to a model that decodes; bad values end in one sentence."""
+"""`python -m d5p4_lab train` makes a model that decodes; bad values give a one-line error."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HEADS = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "i
 
 @pytest.fixture(scope="module", autouse=True)
 def tiny() -> Iterator[None]:
-    """Toys of toys: the commands are the same, the models and their validation are small enough for a test."""
+    """Make the models and their validation small enough for a test; the commands stay the same."""
     problems = task.problems
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Countdown, "small", {"d_model": 16, "n_layers": 1, "n_heads": 2, "mlp_hidden_size": 32})
@@ -50,7 +50,7 @@ def succeeded(outcome) -> str:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> tuple[Path, str]:
-    """A countdown model of two steps, and what the command printed."""
+    """A countdown model of two steps, and the output of the command."""
     out = tmp_path_factory.mktemp("trained") / "model"
     command = ["train", "countdown", "--steps", "2", "--out", str(out), "--seed", "4", *CPU]
     return out, succeeded(CliRunner().invoke(app, command))
@@ -81,13 +81,13 @@ def test_a_finished_model_is_measured_again_and_never_written_over(cli, fails, t
     before = contents(out)
     measured = succeeded(cli("train", "countdown", "--validate", "--out", out, *CPU))
     assert measured and set(measured.splitlines()) <= set(printed.splitlines())
-    assert "already holds a model" in fails("train", "countdown", "--steps", 1, "--out", out, *CPU)
+    assert "already has a model" in fails("train", "countdown", "--steps", 1, "--out", out, *CPU)
     assert contents(out) == before
 
 
 def test_books_from_texts_to_text_and_the_user_s_files_stay(cli, fails, texts: Path, tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("mine")
-    assert "already holds README.md" in fails("train", "countdown", "--steps", 1, "--out", tmp_path, *CPU)
+    assert "already has README.md" in fails("train", "countdown", "--steps", 1, "--out", tmp_path, *CPU)
     assert (tmp_path / "README.md").read_text() == "mine"
     out = tmp_path / "model"
     options = ("books", "--data", texts, "--vocabulary", 300, "--out", out, *CPU)
@@ -145,7 +145,7 @@ def test_bad_values_are_named_and_nothing_is_written(cli, fails, tmp_path: Path)
         (("books",), "books learns from texts"),
         (("judge",), "judge learns from texts"),
         (("corpus",), "--data"),
-        (("corpus", "--data", "texts", "--steps", 1), "it trains nothing"),
+        (("corpus", "--data", "texts", "--steps", 1), "trains nothing"),
         (("books", "--data", "no-such-folder"), "no-such-folder"),
         (("corpus", "--data", "no-such-folder"), "no-such-folder"),
     ]:
@@ -156,7 +156,7 @@ def test_bad_values_are_named_and_nothing_is_written(cli, fails, tmp_path: Path)
     assert outcome.exit_code == 2 and "--out" in outcome.stderr and "Traceback" not in outcome.stderr
 
 
-def test_short_texts_are_refused_with_what_they_are_too_short_for(fails, texts: Path, tmp_path: Path) -> None:
+def test_short_texts_are_refused_with_the_reason(fails, texts: Path, tmp_path: Path) -> None:
     command = ("train", "books", "--data", tmp_path, "--out", tmp_path / "out", *CPU)
     (tmp_path / "train.txt").write_text("The cat sat on the mat.")
     (tmp_path / "val.txt").write_text("Rain fell in the night.")

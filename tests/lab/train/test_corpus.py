@@ -1,4 +1,4 @@
-"""What training relies on: tokens that stand for the text exactly, one separator between books, no half files."""
+"""Training relies on this: tokens give the text exactly, one separator between books, no half-written files."""
 
 import lzma
 import random
@@ -55,7 +55,7 @@ def test_the_vocabulary_is_exact_with_the_mask_last_and_the_same_from_xz(data: P
     assert first.decode(first.encode(every_byte).ids) == every_byte
 
 
-def test_normalising_changes_only_what_says_nothing() -> None:
+def test_normalising_changes_only_invisible_characters() -> None:
     for text, expected in [
         ("\ufeffa\r\nb\rc\n", "a\nb\nc"),
         ("\n \n  a \t\nb\u200b \n\t\n", "  a\nb"),
@@ -73,7 +73,7 @@ def test_books_are_separated_once_whatever_blank_lines_and_empty_books_there_are
     assert [corpus.tokenizer.decode(ids) for ids in split(corpus.train, 258)] == BOOKS[:2]
 
 
-def test_a_book_that_spells_a_special_token_does_not_hold_it(tmp_path: Path) -> None:
+def test_a_special_token_that_is_spelled_out_in_a_book_is_ordinary_text(tmp_path: Path) -> None:
     book = f"They wrote {MASK} and {END_TEXT} here."
     corpus = prepare(write(tmp_path / "data", "Something else.", book), tmp_path / "out", 260)
     assert corpus.val.max() < 258
@@ -81,14 +81,14 @@ def test_a_book_that_spells_a_special_token_does_not_hold_it(tmp_path: Path) -> 
 
 
 def test_a_held_out_book_that_is_also_trained_on_is_left_out(tmp_path: Path) -> None:
-    """Also in another edition: here every twentieth word differs."""
+    """Another edition of the same book counts too; here every twentieth word differs."""
     draw = random.Random(1)
     words = ["".join(draw.choices("abcdefghij", k=5)) for _ in range(1200)]
     known, other = words[:600], words[600:]
     edition = ["xyz" if i % 20 == 0 else word for i, word in enumerate(known)]
     train = f"Another book.\n{END_TEXT}\n{' '.join(known)}\n"
-    held = f"{' '.join(other)}\n{END_TEXT}\n{' '.join(edition)}\n"
-    corpus = prepare(write(tmp_path / "data", train, held), tmp_path / "out", VOCABULARY)
+    val = f"{' '.join(other)}\n{END_TEXT}\n{' '.join(edition)}\n"
+    corpus = prepare(write(tmp_path / "data", train, val), tmp_path / "out", VOCABULARY)
     assert corpus.left_out == 1
     assert corpus.tokenizer.decode(corpus.val) == " ".join(other)
     assert corpus.val_bytes == len(" ".join(other))
@@ -129,7 +129,7 @@ def test_a_complete_folder_is_only_mapped(data: Path, tmp_path: Path) -> None:
     assert same(made, again) and same(made, load(out))
 
 
-def test_what_a_kill_left_is_made_again(data: Path, tmp_path: Path) -> None:
+def test_an_incomplete_folder_is_made_again(data: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     made = prepare(data, tmp_path / "whole", VOCABULARY)
     for damage in ("corpus.json", "tokenizer.json", "train.npy", "val.npy"):
@@ -149,7 +149,7 @@ def test_a_folder_made_from_something_else_is_left_alone(data: Path, tmp_path: P
     made = prepare(data, out, VOCABULARY)
     with pytest.raises(D5P4Error, match="BPE 300.*BPE 280"):
         prepare(data, out, 280)
-    with pytest.raises(D5P4Error, match="prepared otherwise"):
+    with pytest.raises(D5P4Error, match="has another corpus"):
         prepare(write(tmp_path / "other", "\n".join(BOOKS) * 2), out, VOCABULARY)
     assert same(made, load(out))
 
@@ -192,7 +192,7 @@ def test_bad_input_is_named(data: Path, tmp_path: Path) -> None:
     with pytest.raises(D5P4Error, match="train.txt is not UTF-8"):
         prepare(data, out, VOCABULARY)
     (data / "train.txt").write_text(f" \n{END_TEXT}\n")
-    with pytest.raises(D5P4Error, match="train.txt holds no text"):
+    with pytest.raises(D5P4Error, match="train.txt has no text"):
         prepare(data, out, VOCABULARY)
     (data / "train.txt").unlink()
     with pytest.raises(D5P4Error, match="neither train.txt nor train.txt.xz"):

@@ -1,4 +1,4 @@
-"""What training leaves behind: weights in small shards that `d5p4.load` reads, and a card that says how they came."""
+"""A finished run leaves weights in small shards that `d5p4.load` reads, and a card that says how they were made."""
 
 from __future__ import annotations
 
@@ -82,13 +82,13 @@ def test_a_shard_is_filled_to_the_limit_and_no_further(tmp_path: Path, tensors, 
 
 
 def test_a_command_names_its_folder_and_not_where_that_is(monkeypatch) -> None:
-    for given in (["--out", "/home/me/mine"], ["--out", "/home/me/mine/"], ["--out=/home/me/mine"]):
-        monkeypatch.setattr(sys, "argv", ["/home/me/src/d5p4_lab/__main__.py", "train", "tiny", *given])
-        assert command().startswith("python -m d5p4_lab train tiny --out"), given
-        assert command().endswith("mine") and "home" not in command(), given
+    for options in (["--out", "/home/me/mine"], ["--out", "/home/me/mine/"], ["--out=/home/me/mine"]):
+        monkeypatch.setattr(sys, "argv", ["/home/me/src/d5p4_lab/__main__.py", "train", "tiny", *options])
+        assert command().startswith("python -m d5p4_lab train tiny --out"), options
+        assert command().endswith("mine") and "home" not in command(), options
 
 
-def test_the_card_says_what_people_and_the_run_know(tmp_path: Path, monkeypatch) -> None:
+def test_the_card_has_its_words_and_the_facts_of_the_run(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(sys, "argv", ["__main__.py", "train", "tiny", "--out", "/home/me/a b", "--seed", "7"])
     card = Card("tiny", "About it.", "From dice.", "Free.", "Everything.")
     facts = {"seed": "7", "hardware": hardware(torch.device("cpu")), "command": f"`{command()}`"}

@@ -25,7 +25,7 @@ SHAPE = {"d_model": 16, "n_layers": 1, "n_heads": 2, "n_kv_heads": 2, "mlp_hidde
 
 
 class Gone(BaseException):
-    """The process ends: nothing may be done about it."""
+    """The process is killed."""
 
 
 class Tiny(Countdown):
@@ -36,7 +36,7 @@ class Tiny(Countdown):
     def __init__(self, seed: int = 0, stop: int | None = None, how: type[BaseException] = KeyboardInterrupt) -> None:
         super().__init__(torch.device("cpu"), seed, toy=True)
         self.stop, self.how, self.losses = stop, how, 0
-        self.drawn: list[int] = []  # the seed of each step's masks
+        self.drawn: list[int] = []  # the seeds of the masks, by step
         self.exact: dict[str, Tensor] = {}  # the final weights before rounding
 
     @property
@@ -52,16 +52,16 @@ class Tiny(Countdown):
         return value
 
     def tensors(self, model: Any) -> dict[str, Tensor]:
-        found = super().tensors(model)
-        self.exact = {name: tensor.detach().clone() for name, tensor in found.items()}
-        return found
+        tensors = super().tensors(model)
+        self.exact = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        return tensors
 
     def validate(self, folder: Path) -> dict[str, float]:
         return {"figure": 0.5}
 
 
 class NotANumber(Tiny):
-    """The loss of step 3 and all later ones."""
+    """The loss of step 3 and of all later steps is NaN."""
 
     def loss(self, model: Any, batch: Any, generator: torch.Generator) -> Tensor:
         value = super().loss(model, batch, generator)
@@ -114,13 +114,13 @@ def test_an_interrupt_while_the_weights_change_waits_for_the_whole_step(straight
     turn, steps = Muon.step, []
 
     def interrupted(self: Muon, scale: float) -> None:
-        turn(self, scale)  # AdamW and the average have yet to come
+        turn(self, scale)  # before AdamW and the average
         steps.append(scale)
         if len(steps) == STOP:
             os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(Muon, "step", interrupted)
-    outside = signal.signal(signal.SIGINT, signal.default_int_handler)  # shells have it ignored in the background
+    outside = signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it in the background
     try:
         with pytest.raises(KeyboardInterrupt):
             train(Tiny(), tmp_path, Budget(steps=STEPS), say=quiet)
@@ -134,10 +134,10 @@ def test_an_interrupt_while_the_weights_change_waits_for_the_whole_step(straight
 def test_a_killed_run_continues_from_its_last_state(straight, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(loop, "SAVE_SECONDS", 0.0)
     assert step_of(stopped(tmp_path, how=Gone)) == STOP
-    said: list[str] = []
+    lines: list[str] = []
     again = Tiny()
-    train(again, tmp_path, Budget(steps=STEPS), say=said.append)
-    assert said[0].startswith(f"continuing from step {STOP},")
+    train(again, tmp_path, Budget(steps=STEPS), say=lines.append)
+    assert lines[0].startswith(f"continuing from step {STOP},")
     assert again.losses == STEPS - STOP
     assert same(straight, again.exact)
 
@@ -212,18 +212,18 @@ def test_a_loss_that_is_no_number_writes_no_model_and_replaces_no_good_state(tmp
     assert all(tensor.isfinite().all() for tensor in state["parameters"])
 
 
-def test_the_loss_falls_and_is_told(tmp_path: Path, monkeypatch) -> None:
+def test_the_loss_falls_and_is_printed(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(loop, "LINE_SECONDS", 1e-9)
 
     class Roomy(Tiny):
         rows = 32
 
-    said: list[str] = []
-    train(Roomy(), tmp_path, Budget(steps=40), say=said.append)
-    losses = [float(line.split("loss ")[1].split()[0]) for line in said if "tokens/s" in line]
+    lines: list[str] = []
+    train(Roomy(), tmp_path, Budget(steps=40), say=lines.append)
+    losses = [float(line.split("loss ")[1].split()[0]) for line in lines if "tokens/s" in line]
     assert len(losses) == 39, "a line for every step after the first"
     assert sum(losses[-10:]) < 0.85 * sum(losses[:10])
-    assert "figure: 0.5" in said
+    assert "figure: 0.5" in lines
 
 
 def test_what_is_written_is_the_average_and_says_how_it_was_made(tmp_path: Path, monkeypatch) -> None:
@@ -240,7 +240,7 @@ def test_what_is_written_is_the_average_and_says_how_it_was_made(tmp_path: Path,
 
 
 def test_the_average_forgets_the_first_weights(tmp_path: Path, monkeypatch) -> None:
-    """Steps 0, 1, 2 keep 1/10, 2/11, 3/12 of what was."""
+    """Steps 0, 1, 2 keep 1/10, 2/11, 3/12 of the old average."""
     seen: list[Tensor] = []
     advance = loop.Run.advance
 
@@ -252,9 +252,9 @@ def test_the_average_forgets_the_first_weights(tmp_path: Path, monkeypatch) -> N
         return value
 
     monkeypatch.setattr(loop.Run, "advance", watched)
-    found = next(iter(finished(Tiny(), tmp_path, steps=3).values()))
+    average = next(iter(finished(Tiny(), tmp_path, steps=3).values()))
     mean = seen[0]
     for step, now in enumerate(seen[1:]):
         keep = (1 + step) / (10 + step)
         mean = keep * mean + (1 - keep) * now
-    torch.testing.assert_close(found, mean)
+    torch.testing.assert_close(average, mean)

@@ -1,4 +1,4 @@
-"""Muon turns matrices, AdamW the rest; the rate warms up, falls along a cosine and ends at nothing."""
+"""Muon updates matrices and AdamW the rest; the rate warms up, falls along a cosine and ends at zero."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def stepped(named: list[tuple[str, nn.Parameter]], gradients: list[Tensor]) -> l
     return [parameter.detach() for _, parameter in named]
 
 
-def test_stacked_queries_keys_and_values_are_turned_each_alone() -> None:
+def test_stacked_queries_keys_and_values_are_orthogonalised_separately() -> None:
     draw = torch.Generator().manual_seed(2)
     width = 16
-    # Maps of very different sizes: turned as one matrix, the small ones would hardly move.
+    # The maps have very different sizes: as one matrix, the small ones would hardly move.
     gradient = torch.randn(3, width, width, generator=draw) * torch.tensor([1.0, 1e-2, 1e-4])[:, None, None]
 
     def zeros(rows: int) -> nn.Parameter:
@@ -61,15 +61,15 @@ def test_stacked_queries_keys_and_values_are_turned_each_alone() -> None:
     assert as_one[2 * width :].abs().max() < 0.1 * stacked[2 * width :].abs().max()
 
 
-def test_matrices_of_one_shape_do_not_meet() -> None:
+def test_matrices_of_one_shape_do_not_mix() -> None:
     draw = torch.Generator().manual_seed(3)
     names = ["blocks.0.a.weight", "blocks.0.b.weight", "blocks.1.a.weight"]
     shapes = [(6, 4), (4, 6), (6, 4)]
     weights = [torch.randn(shape, generator=draw) for shape in shapes]
     gradients = [torch.randn(shape, generator=draw) for shape in shapes]
     together = stepped([(n, nn.Parameter(w.clone())) for n, w in zip(names, weights, strict=True)], gradients)
-    for name, weight, gradient, found in zip(names, weights, gradients, together, strict=True):
-        torch.testing.assert_close(found, stepped([(name, nn.Parameter(weight.clone()))], [gradient])[0])
+    for name, weight, gradient, updated in zip(names, weights, gradients, together, strict=True):
+        torch.testing.assert_close(updated, stepped([(name, nn.Parameter(weight.clone()))], [gradient])[0])
 
 
 def block_matrices(model: nn.Module) -> set[str]:
@@ -95,9 +95,9 @@ def test_every_parameter_learns_once_unless_the_rate_is_zero_and_gradients_are_g
     model = MDLM(DIT)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     optimiser = Optimiser(model.named_parameters(), 0.02, 3e-3)
-    held = [p for group in optimiser.muon.groups for p in group]
-    held += [p for group in optimiser.adam.param_groups for p in group["params"]]
-    assert sorted(map(id, held)) == sorted(map(id, model.parameters()))
+    optimised = [p for group in optimiser.muon.groups for p in group]
+    optimised += [p for group in optimiser.adam.param_groups for p in group["params"]]
+    assert sorted(map(id, optimised)) == sorted(map(id, model.parameters()))
     for scale, changed in ((0.0, False), (1.0, True)):
         for parameter in model.parameters():
             parameter.grad = torch.randn_like(parameter)

@@ -1,4 +1,4 @@
-"""What each recipe teaches: which tokens its loss counts, where its rows come from, what others can load."""
+"""The recipes: which tokens a loss counts, where rows come from, and that other libraries load the models."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class SmallJudge(Judge):
 
 
 def shaken(model: nn.Module) -> nn.Module:
-    """With weights in which nothing is zero, so that every token that is looked at matters."""
+    """The model without zero weights, so that every token it sees matters."""
     torch.manual_seed(9)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -211,14 +211,14 @@ def test_countdown_loss_is_the_mean_over_the_window_at_every_chance(countdown, m
         means = costs.cumsum(1) / torch.arange(1, ANSWER + 1)  # over each window
         expected = torch.stack([row[least - 1 :].mean() for row, least in zip(means, batch.least, strict=True)]).mean()
         draws = 60 if chance == 0.8 else 200
-        found = torch.stack([countdown.loss(fresh, batch, countdown.generator(i)) for i in range(draws)])
-    check_mean(found, float(expected))
+        losses = torch.stack([countdown.loss(fresh, batch, countdown.generator(i)) for i in range(draws)])
+    check_mean(losses, float(expected))
 
 
-def check_mean(found: Tensor, expected: float) -> None:
-    error = float(found.std()) / len(found) ** 0.5
+def check_mean(losses: Tensor, expected: float) -> None:
+    error = float(losses.std()) / len(losses) ** 0.5
     assert error < 0.02 * expected, "too noisy to tell"
-    assert abs(float(found.mean()) - expected) < 4 * error
+    assert abs(float(losses.mean()) - expected) < 4 * error
 
 
 def test_countdown_rows_are_right_answers_and_never_held_out(countdown) -> None:
@@ -259,12 +259,12 @@ def test_the_written_model_is_the_recipe_s(name: str, corpus: Corpus, tmp_path: 
     """Trained for a step, written, read again by the library it is for, measured on held-out data."""
     problems = task.problems
     monkeypatch.setattr(task, "problems", lambda count, **options: problems(2, **options))
-    what = made(name, corpus, 0)
-    figures = train(what, tmp_path, Budget(steps=1), say=lambda line: None)
-    assert json.loads((tmp_path / "config.json").read_text()) == what.config
+    recipe = made(name, corpus, 0)
+    figures = train(recipe, tmp_path, Budget(steps=1), say=lambda line: None)
+    assert json.loads((tmp_path / "config.json").read_text()) == recipe.config
     assert figures and all(0 <= value < float("inf") for value in figures.values())
     model = d5p4.load(tmp_path, device="cpu")
-    assert model.mask_id == what.config["vocab_size"] - 1 == model.tokenizer.mask_id
+    assert model.mask_id == recipe.config["vocab_size"] - 1 == model.tokenizer.mask_id
     assert model.tokenizer.encode(model.tokenizer.mask_token) == [model.mask_id]
 
 
@@ -283,26 +283,27 @@ def test_books_rows_are_pieces_of_the_text_up_to_both_ends(corpus: Corpus) -> No
 @pytest.mark.parametrize("chance", [0.8, pytest.param(0.15, marks=pytest.mark.full)])
 def test_books_loss_is_the_mean_over_the_row_at_every_chance(corpus: Corpus, monkeypatch, chance: float) -> None:
     monkeypatch.setattr(books, "chances", lambda rows, generator: torch.full((rows,), chance))
-    what = made("books", corpus, 0)
-    batch, fresh = next(what.batches(0)), what.build()
+    recipe = made("books", corpus, 0)
+    batch, fresh = next(recipe.batches(0)), recipe.build()
     with torch.no_grad():
         state = fresh.body(torch.tensor([[fresh.mask_id]])).states[0, 0]
         logits = (fresh.head.weight @ state + fresh.head.bias).masked_fill(fresh.head.banned, -torch.inf)
         expected = -logits.log_softmax(-1)[batch].mean()
-        found = torch.stack([what.loss(fresh, batch, what.generator(i)) for i in range(30 if chance == 0.8 else 60)])
-    check_mean(found, float(expected))
+        draws = 30 if chance == 0.8 else 60
+        losses = torch.stack([recipe.loss(fresh, batch, recipe.generator(i)) for i in range(draws)])
+    check_mean(losses, float(expected))
 
 
 def test_books_bound_of_a_model_that_knows_nothing_is_the_vocabulary(corpus: Corpus) -> None:
     """Perplexity is the number of tokens that may come, and bits per byte follow from the lengths of the text."""
-    what = made("books", corpus, 0)
-    model = what.build()
-    assert what.config["mask_token_id"] == corpus.tokenizer.token_to_id(MASK) == VOCABULARY - 1
+    recipe = made("books", corpus, 0)
+    model = recipe.build()
+    assert recipe.config["mask_token_id"] == corpus.tokenizer.token_to_id(MASK) == VOCABULARY - 1
     assert model.head.banned.tolist() == [False] * (VOCABULARY - 1) + [True], "the mask may be predicted"
     nn.init.zeros_(model.vocab_embed.embedding)
     nn.init.zeros_(model.output_layer.linear.bias)
     nats = math.log(VOCABULARY - 1)
-    assert what.nats(model, books.spread_rows(corpus.val, 8), DRAWS) == pytest.approx(nats, rel=0.05)
+    assert recipe.nats(model, books.spread_rows(corpus.val, 8), DRAWS) == pytest.approx(nats, rel=0.05)
     figures = books.language_figures(corpus, nats, nats)
     assert figures["held-out text: perplexity per token"] == pytest.approx(VOCABULARY - 1, rel=1e-5)
     bits = math.log2(VOCABULARY - 1) * len(corpus.val) / corpus.val_bytes
@@ -321,21 +322,21 @@ def test_transformers_loads_the_judge_as_trained_and_gives_its_loss(corpus: Corp
             trained.update({name: p.detach().bfloat16().float() for name, p in model.named_parameters()})
             return super().tensors(model)
 
-    what = Kept(CPU, 0, True, corpus)
-    figures = train(what, tmp_path, Budget(steps=2), say=lambda line: None)
+    recipe = Kept(CPU, 0, True, corpus)
+    figures = train(recipe, tmp_path, Budget(steps=2), say=lambda line: None)
     assert figures and all(0 <= value < float("inf") for value in figures.values())
-    assert json.loads((tmp_path / "config.json").read_text()) == what.config
+    assert json.loads((tmp_path / "config.json").read_text()) == recipe.config
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     weights = dict(loaded.named_parameters())
     assert weights.keys() == trained.keys() and all(torch.equal(weights[name], trained[name]) for name in trained)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    rows = next(what.batches(50))
+    rows = next(recipe.batches(50))
     start = torch.full((len(rows), 1), tokenizer.bos_token_id)
     assert tokenizer.bos_token == tokenizer.eos_token == END_TEXT
     read = torch.cat((start, rows), 1)
     with torch.no_grad():
         theirs = loaded(input_ids=read, labels=read).loss
-        torch.testing.assert_close(what.loss(loaded, rows, what.generator(0)), theirs, rtol=1e-5, atol=0)
+        torch.testing.assert_close(recipe.loss(loaded, rows, recipe.generator(0)), theirs, rtol=1e-5, atol=0)
         # The first token is predicted from end-of-text alone: another start is another loss.
         other = torch.cat(((start + 1) % 7, rows), 1)
         assert float(loaded(input_ids=other, labels=other).loss) != pytest.approx(float(theirs), abs=1e-7)

@@ -388,10 +388,6 @@ def tickets(device: torch.device, count: int) -> Tensor:
     return zeros
 
 
-def _warps(block: int) -> int:
-    return 1 if block <= 64 else 4 if block <= 256 else 8 if block <= 2048 else 16
-
-
 def partition_map(
     kernel: Tensor,
     k: int,
@@ -414,6 +410,7 @@ def partition_map(
     out = torch.empty(prompts, k, dtype=torch.int64, device=kernel.device)
     block = max(16, triton.next_power_of_2(size))
     slots = triton.next_power_of_2(k)
+    warps = 1 if block <= 64 else 4 if block <= 256 else 8 if block <= 2048 else 16
     flags = STARTS[starts], local_search, exact, block, slots
     kernel, quality, tie = kernel.contiguous(), quality.contiguous(), tie.to(torch.int64).contiguous()
     log_gain = None if log_gain is None else log_gain.contiguous()
@@ -437,6 +434,6 @@ def partition_map(
         bounds = (1e-10, 1e-9) if exact else (1e-6, 1e-5)
         with torch.cuda.device_of(out):
             _solve[part, count](
-                *problems, *starts_out, done, out[cut], *scratch, size, k, *bounds, *flags, num_warps=_warps(block)
+                *problems, *starts_out, done, out[cut], *scratch, size, k, *bounds, *flags, num_warps=warps
             )
     return out

@@ -75,7 +75,7 @@ D5P4.api = (() => {
     }
   }
 
-  /** Decode; `onDraft(step, steps, drafts)` hears drafts. The trace. */
+  /** Decode and return the trace; `onDraft(step, steps, drafts)` gets the drafts. */
   async function run(body, onDraft, signal) {
     const chat = card && card.chat;
     const { prompt, ...rest } = body;

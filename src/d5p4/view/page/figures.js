@@ -57,7 +57,7 @@ D5P4.figures = (() => {
       el("table", { class: "figures" }, el("thead", {}, el("tr", {}, el("td"), head)), el("tbody", {}, rows)),
       el("p", {
         class: "caption",
-        text: `Score: ${kind}. Rows: distinct candidates that went through the model, of those the method asks for.`,
+        text: `Score: ${kind}. Rows: distinct candidates that ran through the model, out of all that the method asks for.`,
       }),
     );
   }

@@ -204,7 +204,7 @@ D5P4.form = (() => {
     if (find("compare").checked && card) methodChanged("b");
   }
 
-  /** The bodies of the requests, one a run, all with the same seed. */
+  /** The bodies of the requests, one per run, all with the same seed. */
   function bodies(found, seed) {
     const { prompt, k, w, runs, max_tokens, steps, temperature, guidance, spare, order, distinct } = found;
     const shared = { prompt, n: k, w, max_tokens, steps, temperature, guidance, spare, order, distinct, seed };

@@ -101,7 +101,7 @@ D5P4.scatter = (() => {
         "aria-label": "score of each answer over its distance to the nearest other one",
       });
       this.card = el("div", { class: "card", hidden: true });
-      this.alone = el("p", { class: "caption", text: "one answer: nothing to be far from" });
+      this.alone = el("p", { class: "caption", text: "only one answer: there is no other to compare it with" });
       this.canvas.addEventListener("pointermove", (event) => this.point(event));
       this.canvas.addEventListener("pointerleave", () => (this.card.hidden = true));
       const graded = replays.some((replay) => replay.trace.right !== null);
