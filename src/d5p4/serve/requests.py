@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from ..errors import D5P4Error, nearest, shown
 from ..generate import chosen_seed
-from ..jobs.budget import default_budget
+from ..jobs.decoder import default_budget
 from ..methods import METHODS, load_plugins
 from ..options import Parameter, Settings, public
 from ..prompts import Request, prepare
