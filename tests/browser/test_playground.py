@@ -272,8 +272,8 @@ def read_png(data: bytes) -> tuple[int, int, set[bytes]]:
 def test_stop(visit, server):
     page = visit()
     ready(page, server)
-    page.get_by_label("k answers").fill("8")
-    page.get_by_label("w children of each").fill("16")
+    page.get_by_label("k answers").fill("6")
+    page.get_by_label("w children of each").fill("8")
     page.get_by_role("button", name="Run").click()
     page.locator(".run.busy .mask").first.wait_for()
     page.get_by_role("button", name="Stop").click()
