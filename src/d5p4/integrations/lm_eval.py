@@ -72,8 +72,8 @@ class D5P4LM(LM):
     device, dtype, tokenizer   see `d5p4.load`
     seed          the seed of all decodes and likelihoods
     mc_samples    the number of random masks per likelihood
-    greedy_check  whether `loglikelihood` checks if greedy decoding writes the continuation. Without the check,
-                  `loglikelihood` says that it does not
+    greedy_check  whether `loglikelihood` checks if greedy decoding writes the continuation. Without this
+                  check, `loglikelihood` reports False
     plugin        the names of modules that register methods, joined by +
     decoding      the options of docs/options.md and the parameters of the method. Windows are written START:STOP. k
                   (1 by default) applies to tasks without repeats. For other tasks, k is the number of repeats
@@ -273,7 +273,7 @@ class D5P4LM(LM):
 
     @property
     def tokenizer_name(self) -> str:
-        """The part of a file name that the harness uses for its prepared requests."""
+        """The name of the tokenizer, which the harness puts into the file name of its prepared requests."""
         return str(self.model.name).replace("/", "__")
 
     def get_model_info(self) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def configuration(prepared: Prepared, input_hash: str, seed: int) -> dict[str, A
 
 
 def settings_hash(configured: Mapping[str, Any]) -> str:
-    """Return twelve hexadecimal digits that do not depend on the input or the seed. Every output line has them."""
+    """Return a hash (12 hexadecimal digits) of the configuration without input and seed. Every output line has it."""
     hashed = {name: value for name, value in configured.items() if name not in NOT_HASHED}
     return _sha256(json.dumps(hashed, sort_keys=True))[:12]
 

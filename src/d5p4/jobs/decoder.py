@@ -66,7 +66,7 @@ Attempt = Callable[[list[Item], Settings], Result]
 class Outcome(Generic[Item]):
     """The prompts of a batch with their results or errors."""
 
-    answered: list[tuple[Item, Result, int]] = field(default_factory=list)  # the int is the prompt's place in Result
+    answered: list[tuple[Item, Result, int]] = field(default_factory=list)  # the int is the prompt's index in Result
     failed: list[tuple[Item, str]] = field(default_factory=list)
 
 
@@ -123,7 +123,7 @@ class Decoder(Generic[Item]):
         except NonFiniteLogits as error:
             if not error.prompts:
                 raise
-            return NonFiniteLogits(str(error), error.prompts)  # the traceback of `error` keeps tensors alive
+            return NonFiniteLogits(str(error), error.prompts)  # the traceback of `error` would keep tensors alive
         except torch.OutOfMemoryError:
             pass  # free memory after this block: inside it, the traceback keeps tensors alive
         if torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""The files that a run writes. The first rank begins and ends them.
+"""The files that a run writes, and the steps with which the first rank begins and ends the run.
 
 Beside the output `answers.jsonl` there is a header, `answers.run.json`. The header holds the configuration, a record of
 every start and, at the end, the report. A run ends in four steps: write all lines into the output, mark the header as
@@ -68,7 +68,7 @@ def _rounded(value: Any) -> Any:
 
 
 def summarise(entry: Any) -> Summary | None:
-    """Return the number of a line with its counts of answers, distinct answers and rows; None if it is not complete."""
+    """Return the line number and the counts of answers, distinct answers and rows, or None for an incomplete line."""
     whole = isinstance(entry, dict) and isinstance(entry.get("line"), int) and isinstance(entry.get("answers"), list)
     if not whole:
         return None
@@ -215,7 +215,7 @@ class Output:
             self.store.restore(number)
             stored = self.store.read(mesh.beat)
         facts = provenance(prepared.model.head.weight.device)
-        del facts["d5p4"]  # the configuration has the version
+        del facts["d5p4"]  # the configuration already holds the version
         facts |= {"ranks": mesh.world, "mesh": [mesh.data, mesh.beam]}
         facts["max_tokens_per_forward"] = prepared.settings.max_tokens_per_forward
         header |= {
@@ -243,7 +243,7 @@ class Output:
             )
 
     def end(self, start: Start, pace: Pace, too_large: list[int]) -> Report:
-        """Merge the parts into the output, and return the report. With the budgets in `too_large`, memory ran out."""
+        """Merge the parts into the output. `too_large` lists the token budgets with which memory ran out."""
         self.file.check_unchanged()
         stored = self.store.read(self.mesh.beat)
         if len(stored.places) != self.file.count:

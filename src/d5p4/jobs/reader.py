@@ -139,7 +139,7 @@ def _id_and_prompt(entry: dict[str, Any]) -> tuple[str | int | None, Any]:
         for message in messages:
             parts = [message.get("role"), message.get("content")] if isinstance(message, dict) else [None]
             if not all(isinstance(part, str) for part in parts):
-                raise D5P4Error("each message must be an object with 'role' and 'content', which are text")
+                raise D5P4Error("each message must be an object with 'role' and 'content', both of them text")
     if name is not None and (not isinstance(name, (str, int)) or isinstance(name, bool)):
         raise D5P4Error(f"'id' must be text or a whole number, not {_kind(name)}")
     return name, messages if prompt is None else prompt

@@ -25,7 +25,7 @@ from .rows import RowStore
 FEW = 20
 """If this many prompts fail before the first answer, the settings or the device must be wrong, and the run stops."""
 REFUSED = ("prompts", "keys", "sets", "references", "scorer", "callback", "history", "beams")
-OFTEN = 0.5  # seconds between two calls of `progress`
+OFTEN = 0.5  # the least number of seconds between two calls of `progress` during a batch
 
 Progress = Callable[[Pace], object]
 
@@ -114,7 +114,8 @@ class Run:
             if self.start.report is not None:
                 return self.start.report
             if self.file.digest != self.start.digest:
-                raise D5P4Error(f"{self.file.path} differs between rank 0 and rank {self.mesh.rank}; share one file")
+                differs = f"{self.file.path} differs between rank 0 and rank {self.mesh.rank}"
+                raise D5P4Error(f"{differs}; give all ranks the same file")
             with writing(self.store.folder):
                 check_shared(self.store.folder, self.mesh, "--output")
             self.answered = self.start.answered > 0
