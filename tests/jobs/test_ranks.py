@@ -72,7 +72,7 @@ def test_what_stops_one_rank_stops_all(folder, tmp_path):
     assert not (tmp_path / "strict" / "a.jsonl").exists()
     for name, lines, expected in (
         ("apart", entries(), "does not see what rank 0 writes into"),
-        ("unlike", entries()[1:], "is another file on rank 1 than on rank 0"),
+        ("unlike", entries()[1:], "differs between rank 0 and rank 1"),
     ):
         for rank, own_lines in enumerate((entries(), lines)):
             (tmp_path / name / str(rank)).mkdir(parents=True)

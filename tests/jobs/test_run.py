@@ -190,7 +190,7 @@ def test_a_run_without_an_answer_is_not_finished(box, monkeypatch):
     assert (report.before, report.failed) == (0, 0) and all(len(line["answers"]) == 3 for line in lines)
     for entries, expected, first in (
         ([{"question": "ab"}] * 40, "none of the first 32 prompts can be decoded", "line 1: has neither 'prompt' nor"),
-        ([{"prompt": "zz"}] * 3, "all prompts of", "the first: line 1: "),
+        ([{"prompt": "zz"}] * 3, "all prompts of", "the first failure is in line 1: "),
     ):
         box.another()
         error = box.fails(entries)
@@ -345,7 +345,7 @@ def test_a_finished_output_that_was_changed_is_an_error(box):
     box(prompts(2))
     whole = box.output.read_bytes()
     box.output.write_bytes(whole[:-5])
-    assert f"has {len(whole) - 5} bytes where the run left {len(whole)}" in box.fails()
+    assert f"has {len(whole) - 5} bytes, but the run wrote {len(whole)}" in box.fails()
     box.output.unlink()
     assert "is gone" in box.fails()
     box.header.unlink()
@@ -356,10 +356,10 @@ def test_a_finished_output_that_was_changed_is_an_error(box):
 def test_bad_arguments(box, tmp_path):
     write(box.input, prompts(2))
     for options, expected in (
-        ({"scorer": len}, "scorer: a whole file has no use for it"),
-        ({"references": ["x"]}, "references: a whole file"),
-        ({"history": True}, "history: a whole file"),
-        ({"prompts": "abc"}, "prompts: a whole file"),
+        ({"scorer": len}, "scorer: a file run does not accept this option"),
+        ({"references": ["x"]}, "references: a file run"),
+        ({"history": True}, "history: a file run"),
+        ({"prompts": "abc"}, "prompts: a file run"),
         ({"seed": 1.5}, "seed=1.5 must be a whole number"),
         ({"alpha": 1.0}, "alpha: it is a parameter of diverse-beam"),
         ({"k": 0}, "k=0"),

@@ -1,1 +1,1 @@
-"""d5p4 inside other tools. Each module needs an extra, which only its own users install."""
+"""Modules that make d5p4 available inside other tools. Each module needs an optional extra of the package."""

@@ -1,9 +1,9 @@
-"""The model `d5p4` of EleutherAI's lm-evaluation-harness (extra `lm-eval`).
+"""The model `d5p4` for EleutherAI's lm-evaluation-harness, called the harness below (extra `lm-eval`).
 
     python -m d5p4.integrations.lm_eval --model d5p4 --model_args pretrained=countdown,k=4,w=4 --tasks ...
 
-A task with `repeats: r` is answered by one diverse decode of k = r answers. A task that asks once gets the best of the
-k answers of model_args (1 by default). See docs/lm-eval.md.
+A task with `repeats: r` asks for r answers to each prompt, and one decode gives k = r different answers. A task without
+repeats gets the best of k answers, where model_args set k (1 by default). See docs/lm-eval.md.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ try:
     from lm_eval.utils import simple_parse_args_string
     from tqdm import tqdm
 except ImportError as reason:
-    raise D5P4Error(f"this needs the lm-evaluation-harness: pip install 'd5p4[lm-eval]' ({reason})") from reason
+    raise D5P4Error(f"the lm-evaluation-harness is missing: pip install 'd5p4[lm-eval]' ({reason})") from reason
 
 NAME = "d5p4"
 TASK_MAY_SET = ("temperature", "top_k", "top_p", "order", "order_temperature", "steps", "block_length")
@@ -49,9 +49,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Question:
-    """One prompt of a task: adjacent equal requests, which one decode answers."""
+    """One prompt of a task. One decode answers all requests that repeat this prompt."""
 
-    places: list[int]  # the numbers of the requests
+    places: list[int]  # the indices of the requests that repeat the prompt
     args: tuple[str, Mapping[str, Any]]  # the prompt, and the task's generation_kwargs
 
     @property
@@ -59,7 +59,7 @@ class Question:
         return self.args[1]
 
     def cut(self, answer: str) -> str:
-        """The answer up to the first of the task's `until` strings."""
+        """Return the answer up to the first of the task's `until` strings."""
         until = self.task.get("until") or []
         stops = [until] if isinstance(until, str) else until
         return answer[: min((answer.index(stop) for stop in stops if stop and stop in answer), default=len(answer))]
@@ -70,16 +70,16 @@ class D5P4LM(LM):
 
     pretrained    a folder, a shipped name, a hub id, or a model from `d5p4.load` or `d5p4.wrap`
     device, dtype, tokenizer   see `d5p4.load`
-    seed          the seed of decodes and likelihoods
-    mc_samples    random masks per likelihood
-    greedy_check  decode greedily to tell `loglikelihood` whether the continuation comes out; by default the answer is
-                  always no
-    plugin        modules that register methods, joined by +
-    decoding      the options of docs/options.md and the parameters of the method; windows as START:STOP. k is for
-                  tasks that ask once (default 1); a task with repeats uses their number instead
+    seed          the seed of all decodes and likelihoods
+    mc_samples    the number of random masks per likelihood
+    greedy_check  whether `loglikelihood` checks if greedy decoding writes the continuation. Without this
+                  check, `loglikelihood` reports False
+    plugin        the names of modules that register methods, joined by +
+    decoding      the options of docs/options.md and the parameters of the method. Windows are written START:STOP. k
+                  (1 by default) applies to tasks without repeats. For other tasks, k is the number of repeats
 
-    batch_size, max_batch_size and trust_remote_code are accepted and ignored: max_tokens_per_forward limits the memory,
-    and no remote code ever runs.
+    batch_size, max_batch_size and trust_remote_code are accepted but ignored. max_tokens_per_forward limits the memory,
+    and remote code never runs.
     """
 
     def __init__(
@@ -106,10 +106,10 @@ class D5P4LM(LM):
             self.model = load(pretrained, device, None if dtype == "auto" else dtype, tokenizer)
         self.seed, self.mc_samples, self.greedy_check = seed or 0, mc_samples, greedy_check
         self.decoding = {"k": 1} | decoding
-        self._settings = Settings.make(self.model, **self.decoding)  # raises now if the options cannot work
+        self._settings = Settings.make(self.model, **self.decoding)  # raises an error now if an option is wrong
         length = self._settings.gen_length
         if gives_length(decoding) and length is not None and length >= self.model.max_length:
-            reason = f"leaves no room for a prompt: the model holds {self.model.max_length} tokens"
+            reason = f"leaves no room for a prompt: the model holds {self.model.max_length} tokens; use fewer"
             raise D5P4Error(reason, option="gen_length", value=length)
 
     @property
@@ -118,10 +118,10 @@ class D5P4LM(LM):
 
     @classmethod
     def create_from_arg_obj(cls, arg_dict: Mapping[str, Any], additional_config: Any = None) -> D5P4LM:
-        """model_args override the harness's own options, whose device is cuda:0 unless the user names one."""
+        """Create the model. model_args override the harness's own options, where the default device is cuda:0."""
         options = {name: value for name, value in (additional_config or {}).items() if value is not None}
         if str(options.get("device")).startswith("cuda") and not torch.cuda.is_available():
-            log.info("there is no CUDA here; --device %s is ignored", options.pop("device"))
+            log.info("CUDA is not available, so --device %s is ignored", options.pop("device"))
         return cls(**{**options, **arg_dict})
 
     @classmethod
@@ -131,10 +131,10 @@ class D5P4LM(LM):
     # generation
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """One answer per request; r adjacent equal requests get the r answers of one decode, best first."""
+        """Return one answer per request. Requests that repeat a prompt get the answers of one decode, best first."""
         questions = _questions(requests)
         self._check_cache(questions)
-        groups: dict[str, tuple[dict[str, Any], list[tuple[Question, list[int]]]]] = {}  # by their settings
+        groups: dict[str, tuple[dict[str, Any], list[tuple[Question, list[int]]]]] = {}  # grouped by settings
         for question in questions:
             settings = self._settings_for(question)
             ids, settings["gen_length"] = self._fit(question, settings.get("gen_length"))
@@ -147,24 +147,24 @@ class D5P4LM(LM):
                 prompts = [ids for _, ids in members]
                 result = generate(self.model, prompts, seed=self.seed, chat=False, callback=callback, **settings)
                 for (question, _), texts in zip(members, result.texts, strict=True):
-                    for place, text in zip(question.places, texts, strict=False):  # asked once: the best of k
+                    for place, text in zip(question.places, texts, strict=False):  # a single request gets the best of k
                         answers[place] = question.cut(text)
                     if len(question.places) == 1:
                         self.cache_hook.add_partial("generate_until", question.args, answers[question.places[0]])
         return answers
 
     def _check_cache(self, questions: Sequence[Question]) -> None:
-        """The harness caches one answer per prompt, and would return it r times on the next run."""
+        """Refuse a cache for repeats: the harness caches one answer per prompt and would return that answer r times."""
         caching = getattr(self.cache_hook, "dbdict", None) is not None
         repeats = [len(q.places) for q in questions if len(q.places) > 1 and not q.task.get("do_sample")]
         if caching and repeats:
             raise D5P4Error(
-                f"--use_cache keeps one answer per prompt, but the task asks {repeats[0]} times for each; "
+                f"--use_cache keeps one answer per prompt, but the task asks {repeats[0]} times for each prompt; "
                 "leave out --use_cache, or set do_sample: true in the task's generation_kwargs"
             )
 
     def _settings_for(self, question: Question) -> dict[str, Any]:
-        """The options of one decode: model_args and, for a single answer, what the task adds to them."""
+        """Return the options of one decode. The task may add options to model_args if k is 1."""
         settings = dict(self.decoding)
         if len(question.places) > 1:
             settings["k"] = len(question.places)
@@ -172,14 +172,14 @@ class D5P4LM(LM):
             return settings
         task = dict(question.task)
         if task.get("do_sample") is False or ("do_sample" not in task and "temperature" not in task):
-            task["temperature"] = 0.0  # this is how the harness asks for greedy decoding
+            task["temperature"] = 0.0  # in these two ways the harness asks for greedy decoding
         return {name: task[name] for name in TASK_MAY_SET if task.get(name) is not None} | settings
 
     def _fit(self, question: Question, fixed: int | None) -> tuple[list[int], int]:
-        """Prompt ids and an answer length that fit the model.
+        """Return the prompt's token ids and an answer length that fit the model.
 
-        A length from model_args stays. Any other length shrinks for a long prompt, down to half of the model's length;
-        after that the prompt loses its beginning, as it does with the harness's other models.
+        A length from model_args stays. Any other length shrinks for a long prompt, down to half of the model's length.
+        If the prompt is still too long, its beginning is cut off, as with the harness's other models.
         """
         ids = encode(self.model, question.args[0], False)
         longest = self.model.max_length
@@ -198,21 +198,21 @@ class D5P4LM(LM):
     # likelihood
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Per request: a bound on log p(continuation | context) in nats, and whether greedy decoding gives it."""
+        """Return per request a bound on log p(continuation | context) in nats, and the result of the greedy check."""
         pairs = [self._pair(request.args, number) for number, request in enumerate(requests)]
         greedy = self._greedy(pairs) if self.greedy_check else [not after for _, after in pairs]
         values = ((self._bound(*pair), is_greedy) for pair, is_greedy in zip(pairs, greedy, strict=True))
         return self._collect("loglikelihood", requests, values, disable_tqdm)
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """Bounds on log p(text) in nats; for a long text, the sum over pieces of the model's length."""
+        """Return bounds on log p(text) in nats. The bound of a long text is a sum over pieces of the model's length."""
         size = self.model.max_length
         texts = (encode(self.model, request.args[0], False) for request in requests)
         values = (sum(self._bound([], ids[at : at + size]) for at in range(0, len(ids), size)) + 0.0 for ids in texts)
         return self._collect("loglikelihood_rolling", requests, values, disable_tqdm)
 
     def _collect(self, kind: str, requests: Sequence[Any], values: Iterator[Any], disable_tqdm: bool) -> list[Any]:
-        """Compute one value per request; the harness's cache gets each at once."""
+        """Compute one value per request, and add each value at once to the harness's cache."""
         computed = []
         with _bar(len(requests), "d5p4 likelihoods", disable_tqdm) as bar:
             for request, value in zip(requests, values, strict=True):
@@ -222,13 +222,13 @@ class D5P4LM(LM):
         return computed
 
     def _pair(self, args: tuple[str, str], number: int) -> tuple[list[int], list[int]]:
-        """Token ids of context and continuation. Spaces between them belong to the continuation."""
+        """Return the token ids of context and continuation. Spaces between the two belong to the continuation."""
         context, continuation = args
         stripped = context.rstrip()
         continuation = context[len(stripped) :] + continuation
         before = encode(self.model, stripped, False)
         whole = encode(self.model, stripped + continuation, False)
-        separate = whole[: len(before)] == before  # otherwise a token would span both
+        separate = whole[: len(before)] == before  # False if one token spans the end of the context
         after = whole[len(before) :] if separate else encode(self.model, continuation, False)
         longest = self.model.max_length
         if len(after) > longest:
@@ -238,12 +238,12 @@ class D5P4LM(LM):
     def _bound(self, before: list[int], after: list[int]) -> float:
         if not after:
             return 0.0
-        samples = 1 if len(after) == 1 else self.mc_samples  # one token has only one mask
+        samples = 1 if len(after) == 1 else self.mc_samples  # a single token can be masked in only one way
         options = {"seed": self.seed, "max_tokens_per_forward": self._settings.max_tokens_per_forward}
         return likelihood_bound(self.model, after, before or None, samples, chat=False, **options)
 
     def _greedy(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[bool]:
-        """Whether greedy decoding, one token per step in a window of its length, writes each continuation."""
+        """Return for each pair whether greedy decoding, with one token per step, writes exactly the continuation."""
         answers: list[bool] = [not after for _, after in pairs]
         order = self._settings.order if self._settings.order in DETERMINISTIC_ORDERS else "confidence"
         options: dict[str, Any] = {"k": 1, "method": "independent", "temperature": 0.0, "order": order}
@@ -259,7 +259,7 @@ class D5P4LM(LM):
     # chat templates
 
     def apply_chat_template(self, chat_history: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
-        """The prompt for the next answer; without a generation prompt, the last message begins that answer."""
+        """Return the prompt for the next answer. Without a generation prompt, the last message begins that answer."""
         messages = list(chat_history)
         beginning = "" if add_generation_prompt else messages.pop()["content"]
         text = self.model.tokenizer.chat(messages) if self.model.tokenizer is not None else None
@@ -268,16 +268,16 @@ class D5P4LM(LM):
         return text + beginning
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
-        """The template itself, which the harness writes into its results."""
+        """Return the chat template, which the harness writes into its results."""
         return getattr(self.model.tokenizer, "chat_template", None) if chat_template else None
 
     @property
     def tokenizer_name(self) -> str:
-        """The harness uses it in the name of its file of prepared requests."""
+        """The name of the tokenizer, which the harness puts into the file name of its prepared requests."""
         return str(self.model.name).replace("/", "__")
 
     def get_model_info(self) -> dict[str, Any]:
-        """Facts that the harness writes into its results."""
+        """Return facts that the harness writes into its results."""
         return {
             "d5p4_version": __version__,
             "d5p4_model": str(self.model.name),
@@ -289,7 +289,7 @@ class D5P4LM(LM):
 
 
 def _typed(decoding: Mapping[str, Any]) -> dict[str, Any]:
-    """The decoding options of model_args with their types. The harness itself recognises only numbers."""
+    """Convert the decoding options of model_args to their types. The harness itself converts only numbers."""
     method = method_named(decoding.get("method", Settings.method))
     known = public("lm-eval") | dict(method.parameters)
     for name in decoding:
@@ -299,7 +299,7 @@ def _typed(decoding: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _questions(requests: Sequence[Any]) -> list[Question]:
-    """Group adjacent requests with the same prompt of the same document: these are the repeats of the harness."""
+    """Group adjacent requests for the same prompt of the same document. Such requests are the repeats of a task."""
 
     def identity(numbered: tuple[int, Any]) -> tuple[Any, ...]:
         request = numbered[1]
@@ -315,11 +315,11 @@ def _bar(total: int, label: str, disabled: bool) -> Any:
 
 
 def _advance(bar: Any, shot: Snapshot) -> None:
-    bar.update(min(len(shot.prompts) / shot.steps, bar.total - bar.n))  # rounding must not overshoot
+    bar.update(min(len(shot.prompts) / shot.steps, bar.total - bar.n))  # rounding must not exceed the total
 
 
 def main() -> None:
-    """The harness's own command line, which then knows this model."""
+    """Run the harness's own command line, in which this model is registered."""
     from lm_eval.__main__ import cli_evaluate
 
     try:
@@ -328,7 +328,7 @@ def main() -> None:
         sys.exit(f"d5p4: {reason}")
 
 
-if NAME not in MODEL_REGISTRY:  # later versions of the harness register it by its entry point
+if NAME not in MODEL_REGISTRY:  # later versions of the harness register the model themselves, by its entry point
     register_model(NAME)(D5P4LM)
 
 if __name__ == "__main__":

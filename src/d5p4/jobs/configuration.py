@@ -1,4 +1,4 @@
-"""The configuration of a run: everything that can change its answers. A run continues only under the same one."""
+"""The configuration of a run: all values that can change its answers. A run continues only if they are the same."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ NOT_HASHED = ("input", "seed")
 
 
 def configuration(prepared: Prepared, input_hash: str, seed: int) -> dict[str, Any]:
-    """What the header keeps, and compares at the next start."""
+    """Return the values that the header of a run keeps. The next start compares them with its own."""
     model, settings = prepared.model, prepared.settings.to_dict()
     if not prepared.settings.deterministic:
-        del settings["max_tokens_per_forward"]  # it cuts the work into forwards and changes answers by rounding only
+        del settings["max_tokens_per_forward"]  # the size of a forward changes answers only by rounding
     configured = {
         "d5p4": __version__,
         "model": _model_hashes(model),
@@ -44,13 +44,13 @@ def configuration(prepared: Prepared, input_hash: str, seed: int) -> dict[str, A
 
 
 def settings_hash(configured: Mapping[str, Any]) -> str:
-    """Twelve digits, the same for all inputs and seeds; every line of the output has them."""
+    """Return a hash (12 hexadecimal digits) of the configuration without input and seed. Every output line has it."""
     hashed = {name: value for name, value in configured.items() if name not in NOT_HASHED}
     return _sha256(json.dumps(hashed, sort_keys=True))[:12]
 
 
 def _model_hashes(model: Model) -> dict[str, str]:
-    """Hashes of the files of a model that came from a folder; of any other model, a hash of its parameters."""
+    """Return hashes of the files if the model was loaded from a folder, and otherwise a hash of its parameters."""
     folder = _folder(model)
     if folder is None:
         return {"parameters": _parameters_hash(model)}
@@ -67,7 +67,7 @@ def _sha256(text: str) -> str:
 
 
 def _sample_hash(path: Path) -> str:
-    """A hash of blocks from all over a file, because two trainings of one large model may begin with equal bytes."""
+    """Return a hash of blocks spread over the file, because two checkpoints may begin with the same bytes."""
     size, digest = path.stat().st_size, hashlib.sha256()
     with path.open("rb") as file:
         for i in range(SAMPLES):
@@ -77,7 +77,7 @@ def _sample_hash(path: Path) -> str:
 
 
 def _folder(model: Model) -> Path | None:
-    """The folder that the model was loaded from, if it is still there."""
+    """Return the folder that the model was loaded from, or None if there is no such folder."""
     with warnings.catch_warnings(), suppress(D5P4Error):
         warnings.simplefilter("ignore")
         return find(model.name) if isinstance(model, NativeModel) else None

@@ -1,8 +1,8 @@
-"""Decode one batch after the other: the token budget of each forward, and what happens when prompts fail.
+"""Decode batches one after the other within a token budget, and handle prompts that fail.
 
-A forward takes enough tokens to keep the device busy, and no more. A batch is eight forwards per step, and a kill loses
-one batch per rank. Measured on an H200 (docs/scale.md): 8 B parameters reach their full speed at 2,048 tokens, 10 M
-parameters between 131,072 and 262,144.
+The token budget limits each forward to the tokens that keep the device busy. A batch takes at most eight such forwards
+per step. A kill loses at most one batch per rank. On an H200 (docs/scale.md), a model of 8 B parameters reaches its
+full speed at 2,048 tokens per forward, and a model of 10 M parameters between 131,072 and 262,144.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from ..options import DETERMINISTIC_TOKENS, Settings
 from ..prompts import Request
 from ..types import Model, Result
 
-NOT_FINITE = "the model gave logits that are not finite; check the weights and guidance, or load them in float32"
-NO_MEMORY = "there is too little memory to decode this prompt alone, one row per forward"
+NOT_FINITE = "the model gave logits that are not finite; check weights and guidance, or load the weights in float32"
+NO_MEMORY = "there is too little memory for this prompt, even alone with one row per forward; use a larger device"
 
 
 class FullForward(NamedTuple):
     """The size of a forward that keeps one kind of device busy."""
 
-    operations: float  # floating-point operations
-    least: int  # tokens
+    operations: float  # floating-point operations per forward
+    least: int  # the fewest tokens per forward
 
 
 CUDA, OTHERS = FullForward(5e12, 8192), FullForward(4e10, 1024)
@@ -35,9 +35,9 @@ MOST_TOKENS = 1 << 18
 
 
 def default_budget(model: Model, deterministic: bool = False) -> int:
-    """Tokens per forward: a power of two that depends only on the size of the model and the kind of device.
+    """Return the tokens per forward, a power of two that depends on the size of the model and the kind of device.
 
-    A deterministic forward is padded to its full size, so its budget is a quarter.
+    Deterministic forwards are padded to their full size, so their budget is smaller, down to a quarter.
     """
     module: Any = getattr(model, "module", model)
     weights = module.parameters() if isinstance(module, nn.Module) else [model.head.weight]
@@ -48,7 +48,7 @@ def default_budget(model: Model, deterministic: bool = False) -> int:
 
 
 class Planned(Protocol):
-    """A prompt of a batch; errors call it by its name."""
+    """A prompt of a batch. Error messages refer to the prompt by `name`."""
 
     @property
     def request(self) -> Request: ...
@@ -59,29 +59,29 @@ class Planned(Protocol):
 
 Item = TypeVar("Item", bound=Planned)
 Attempt = Callable[[list[Item], Settings], Result]
-"""Decodes prompts together; raises `NonFiniteLogits` or `torch.OutOfMemoryError` if that fails."""
+"""A function that decodes prompts together. It may raise `NonFiniteLogits` or `torch.OutOfMemoryError`."""
 
 
 @dataclass
 class Outcome(Generic[Item]):
     """The prompts of a batch with their results or errors."""
 
-    answered: list[tuple[Item, Result, int]] = field(default_factory=list)  # the int is the prompt's place in it
+    answered: list[tuple[Item, Result, int]] = field(default_factory=list)  # the int is the prompt's index in Result
     failed: list[tuple[Item, str]] = field(default_factory=list)
 
 
 class Decoder(Generic[Item]):
-    """Decodes batches. After an error for lack of memory, all later batches run with half the token budget.
+    """Decodes batches. When memory runs out, the token budget is halved for the rest of the run.
 
-    The plan of the batches stays the same. `patience` is how many prompts may lack memory even alone before the first
-    prompt is decoded; if there are more, something else must fill the device.
+    The division of prompts into batches stays the same. `patience` prompts may fail for lack of memory before the first
+    success. If more fail, something other than large prompts must fill the device, and `decode` raises an error.
     """
 
     def __init__(self, attempt: Attempt[Item], settings: Settings, patience: float = 0) -> None:
         self.attempt, self.settings, self.patience = attempt, settings, patience
         self.halvings = 0
-        self.too_large: set[int] = set()  # token budgets that the last batch had to halve
-        self.succeeded = False  # whether any prompt was decoded
+        self.too_large: set[int] = set()  # token budgets with which memory ran out in the last batch
+        self.succeeded = False  # whether any prompt has been decoded
 
     def decode(self, items: Sequence[Item]) -> Outcome[Item]:
         outcome: Outcome[Item] = Outcome()
@@ -106,15 +106,15 @@ class Decoder(Generic[Item]):
                 self.patience -= not self.succeeded
                 if self.patience < 0:
                     raise D5P4Error(
-                        f"out of memory with {part[0].name} alone, before any prompt was decoded; free the "
-                        "device, or use a smaller -k, -w or --gen-length"
+                        f"the device is out of memory with {part[0].name} alone, before any prompt was decoded; free "
+                        "memory on the device, or use a smaller -k, -w or --gen-length"
                     )
                 outcome.failed.append((part[0], NO_MEMORY))
-                self.halvings = halvings_before  # no budget is small enough for this prompt
+                self.halvings = halvings_before  # undo the halvings, because no budget is small enough for this prompt
         return outcome
 
     def _try(self, part: list[Item]) -> Result | NonFiniteLogits | None:
-        """The result, the error that names the prompts at fault, or None for lack of memory."""
+        """Return the result, an error that names the prompts at fault, or None if memory ran out."""
         settings = self.settings
         if self.halvings and not settings.deterministic:
             settings = replace(settings, max_tokens_per_forward=max(1, self._budget()))
@@ -123,9 +123,9 @@ class Decoder(Generic[Item]):
         except NonFiniteLogits as error:
             if not error.prompts:
                 raise
-            return NonFiniteLogits(str(error), error.prompts)  # a new error: the old one's traceback keeps tensors
+            return NonFiniteLogits(str(error), error.prompts)  # the traceback of `error` would keep tensors alive
         except torch.OutOfMemoryError:
-            pass  # leave the block: the traceback keeps tensors
+            pass  # free memory after this block: inside it, the traceback keeps tensors alive
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         return None
@@ -134,7 +134,7 @@ class Decoder(Generic[Item]):
         return self.settings.max_tokens_per_forward >> self.halvings
 
     def _most_prompts(self, part: list[Item]) -> int:
-        """How many prompts may be decoded together under the halved budget."""
+        """Return how many prompts may be decoded together under the halved budget."""
         if not self.halvings:
             return len(part)
         longest = max(item.request.length for item in part)
@@ -142,7 +142,7 @@ class Decoder(Generic[Item]):
         return max(1, tokens // longest)
 
     def _halve(self, part: list[Item]) -> bool:
-        """Halve the budget. False if a prompt is alone and its rows already run one by one."""
+        """Halve the budget. Return False if a single prompt is left and its forwards cannot become smaller."""
         smallest = self.settings.deterministic or self._budget() <= part[0].request.length
         if len(part) == 1 and smallest:
             return False

@@ -1,8 +1,9 @@
-"""The files of a run: its lines, its report, and how the first rank begins and ends them.
+"""The files that a run writes, and the steps with which the first rank begins and ends the run.
 
-Beside `answers.jsonl` there is a header, `answers.run.json`. It holds the configuration, the starts of the run and, at
-the end, the report. A run ends in four steps: write all lines into the output, mark the header as finished, remove the
-parts, remove their folder. If a run is killed between two steps, the same command does the rest.
+Beside the output `answers.jsonl` there is a header, `answers.run.json`. The header holds the configuration, a record of
+every start and, at the end, the report. A run ends in four steps: write all lines into the output, mark the header as
+finished, remove the parts, remove the folder of the parts. If a run is killed between two steps, the same command does
+the remaining steps.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ IN_HEADER = {"output", "configuration", "starts", "finished"}
 
 
 def answer_line(source: PromptLine, result: Result, place: int, settings: str) -> bytes:
-    """The line of prompt number `place` of a result. It has no times, so the same run always writes the same bytes.
+    """Return the output line of prompt number `place` of a result. It has no times, so that a rerun writes equal bytes.
 
-    The fields of the input come first. `settings` is the hash of the configuration.
+    The fields of the input line come first. `settings` is the hash of the configuration.
     """
     values = Answers(result, place).to_dict() | {"settings": settings}
     if result.logprobs is None:
@@ -47,27 +48,27 @@ def answer_line(source: PromptLine, result: Result, place: int, settings: str) -
 
 
 def error_line(source: PromptLine | BadLine, error: str, settings: str) -> bytes:
-    """The line of a prompt that has no answers."""
+    """Return the output line of a prompt that has no answers."""
     ours = {"line": source.line, "error": error, "answers": [], "settings": settings}
     return json_line(_input_fields(source) | ours)
 
 
 def _input_fields(source: PromptLine | BadLine) -> dict[str, Any]:
-    """The fields of the input; those that have one of our names are put under `given`."""
+    """Return the fields of the input line. Fields whose names the output uses itself are put under `given`."""
     taken = {name: value for name, value in source.fields.items() if name in OURS}
     others = {name: value for name, value in source.fields.items() if name not in OURS}
     return others | ({"given": taken} if taken else {})
 
 
 def _rounded(value: Any) -> Any:
-    """Floats with six significant digits; None where they are not finite."""
+    """Round floats to six significant digits, also inside lists. A float that is not finite becomes None."""
     if isinstance(value, float):
         return finite(float(f"{value:.{DIGITS}g}") + 0.0)  # + 0.0 turns -0.0 into 0.0
     return [_rounded(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def summarise(entry: Any) -> Summary | None:
-    """The number of a line, and its facts: answers, distinct answers, rows. None if the line is not complete."""
+    """Return the line number and the counts of answers, distinct answers and rows, or None for an incomplete line."""
     whole = isinstance(entry, dict) and isinstance(entry.get("line"), int) and isinstance(entry.get("answers"), list)
     if not whole:
         return None
@@ -77,7 +78,7 @@ def summarise(entry: Any) -> Summary | None:
 
 
 class Done:
-    """The finished lines of a file: one bit per line from 1 to `last`, compressed on the way to the other ranks."""
+    """The set of finished lines of a file, as one bit per line. The bits are compressed for sending to other ranks."""
 
     def __init__(self, last: int = 0, lines: Iterable[int] = ()) -> None:
         self._bits = bytearray(last // 8 + 1)
@@ -102,11 +103,11 @@ class Done:
 class Pace:
     """The progress of a run."""
 
-    total: int  # prompts of the file
+    total: int  # prompts in the file
     before: int  # prompts finished by earlier starts
-    now: float  # prompts finished by this start, on all ranks; a prompt that is being decoded counts in part
-    rows: float  # rows that went through the model for them
-    seconds: float
+    now: float  # prompts finished by this start, on all ranks; an unfinished prompt counts as a fraction
+    rows: float  # rows that went through the model in this start
+    seconds: float  # since this start began
 
     @property
     def prompts_per_second(self) -> float:
@@ -118,7 +119,7 @@ class Pace:
 
     @property
     def left(self) -> float | None:
-        """Seconds left at this speed."""
+        """The seconds that the rest will take at this speed, or None while the speed is unknown."""
         rate = self.prompts_per_second
         return max(0.0, self.total - self.before - self.now) / rate if rate > 0 else None
 
@@ -131,13 +132,13 @@ class Report:
     now: int  # lines finished by this start
     before: int  # lines finished by earlier starts
     failed: int  # lines with an error instead of answers
-    distinct: float | None  # share of answers that differ from the other answers to their prompt
+    distinct: float | None  # the share of answers that differ from the other answers to the same prompt
     rows: int  # rows that went through the model for all answers
-    seconds: float  # of this start
+    seconds: float  # the duration of this start
     prompts_per_second: float
     rows_per_second: float
     seed: int
-    settings: str  # the hash of the configuration, as in every line
+    settings: str  # the hash of the configuration, which is also in every line
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -146,20 +147,20 @@ class Report:
 
 @dataclass(frozen=True)
 class Start:
-    """What the first rank tells the others about this start."""
+    """The facts about this start that the first rank sends to the other ranks."""
 
     number: int
     seed: int
     settings: str  # the hash of the configuration
     digest: str  # the hash of the input
-    token: str  # names the counters that the ranks share in this start
+    token: str  # a random name for the counters that the ranks of this start share
     finished: Done = Done()
     answered: int = 0  # how many of the finished lines have answers
-    report: Report | None = None  # if the run was finished before
+    report: Report | None = None  # the report of a run that an earlier start finished
 
 
 class Output:
-    """The output, its header and its parts. Only the first rank uses it, inside `RowStore.locked`."""
+    """The output, its header and its parts. Only the first rank uses this class, inside `RowStore.locked`."""
 
     def __init__(self, store: RowStore, file: PromptFile, mesh: Mesh) -> None:
         self.store, self.file, self.mesh, self.path = store, file, mesh, store.output
@@ -168,25 +169,26 @@ class Output:
         self.notes: list[str] = []
 
     def _read_header(self) -> dict[str, Any]:
-        """The header, empty for a new run. An error if another program or another run made one of the files."""
+        """Return the header (empty for a new run). Raise an error if another program or run made one of the files."""
         path, output, parts = self.header_path, self.path, self.store.folder
         try:
             header: dict[str, Any] = read_json(path) or {}
             if header and not (isinstance(header, dict) and header.keys() >= IN_HEADER):
                 raise ValueError("another program wrote it")
         except (OSError, ValueError) as reason:
-            advice = f"restore it, or move it away together with {output.name} and {parts.name}"
+            advice = f"restore the header, or move it away together with {output.name} and {parts.name}"
             raise D5P4Error(f"{path} is not the header of a run ({reason}); {advice}") from None
         if header and header["output"] != output.name:
-            raise D5P4Error(f"{path} is the header of {header['output']}; give that as --output, or another name")
+            raise D5P4Error(f"{path} is the header of {header['output']}; give that file or a new name as --output")
         if not header and output.exists():
             raise D5P4Error(f"{output} was not made by d5p4 run (there is no {path.name}); give another --output")
         if not header and self.store.parts():
-            raise D5P4Error(f"{parts} holds lines of a run whose {path.name} is gone; restore it, or move {parts.name}")
+            advice = f"restore {path.name}, or move {parts.name} away"
+            raise D5P4Error(f"{parts} holds lines of a run whose {path.name} is gone; {advice}")
         return header
 
     def begin(self, prepared: Prepared, seed: int | None, retry_errors: bool) -> Start:
-        """Read what earlier starts have finished, and write this start into the header."""
+        """Read the lines that earlier starts finished, and write this start into the header."""
         header, mesh = self.header, self.mesh
         seed = chosen_seed(header["configuration"]["seed"] if header and seed is None else seed)
         configured = configuration(prepared, self.file.digest, seed)
@@ -198,9 +200,9 @@ class Output:
             if changed := differences(header["configuration"], configured):
                 raise D5P4Error(
                     f"{self.path} was begun with another configuration: {'; '.join(changed)}. "
-                    "Give the same options to continue it, or another --output"
+                    "Give the same options to continue that run, or give another --output"
                 )
-        elif stored.places:  # only failures, which are not worth keeping
+        elif stored.places:  # all stored lines are failures, which this start decodes again
             self.store.remove_parts()
             stored = StoredRows()
         if finished:
@@ -213,7 +215,7 @@ class Output:
             self.store.restore(number)
             stored = self.store.read(mesh.beat)
         facts = provenance(prepared.model.head.weight.device)
-        del facts["d5p4"]  # the configuration has it
+        del facts["d5p4"]  # the configuration already holds the version
         facts |= {"ranks": mesh.world, "mesh": [mesh.data, mesh.beam]}
         facts["max_tokens_per_forward"] = prepared.settings.max_tokens_per_forward
         header |= {
@@ -231,28 +233,28 @@ class Output:
         return replace(start, finished=Done(self.file.last, lines), answered=stored.answered)
 
     def _check_size(self) -> None:
-        """The output of a finished run must still be there."""
+        """Check that the output of a finished run still exists and has its size."""
         size = self.path.stat().st_size if self.path.is_file() else None
         if size != self.header.get("size"):
-            what = "is gone" if size is None else f"has {size} bytes where the run left {self.header.get('size')}"
+            what = "is gone" if size is None else f"has {size} bytes, but the run wrote {self.header.get('size')}"
             raise D5P4Error(
-                f"{self.header_path} says that the run is finished, but {self.path} {what}; restore it, or remove "
-                f"{self.header_path.name} (and {self.path.name}) to decode again"
+                f"{self.header_path} says that the run is finished, but {self.path} {what}; restore the output, or "
+                f"remove {self.header_path.name} and {self.path.name} to decode again"
             )
 
     def end(self, start: Start, pace: Pace, too_large: list[int]) -> Report:
-        """Merge the parts into the output. `too_large` lists the token budgets that did not fit into memory."""
+        """Merge the parts into the output. `too_large` lists the token budgets with which memory ran out."""
         self.file.check_unchanged()
         stored = self.store.read(self.mesh.beat)
         if len(stored.places) != self.file.count:
-            counts = f"{len(stored.places)} of {self.file.count} lines"
+            counts = f"only {len(stored.places)} of {self.file.count} lines"
             raise D5P4Error(f"{self.store.folder} holds {counts} at the end of the run; run the same command again")
         if not stored.answered:
             first = min(stored.places)
             [raw] = self.store.raw_rows({first: stored.places[first]})
             raise D5P4Error(
-                f"all prompts of {self.file.path} failed, so the run is not finished; the first: line {first}: "
-                f"{json.loads(raw)['error']}"
+                f"all prompts of {self.file.path} failed, so the run is not finished; "
+                f"the first failure is in line {first}: {json.loads(raw)['error']}"
             )
         failed = len(stored.places) - stored.answered
         answers, distinct, rows = (sum(place.facts[i] for place in stored.places.values()) for i in range(3))
@@ -279,24 +281,24 @@ class Output:
 
     def _notes(self, failed: int, too_large: list[int]) -> Iterator[str]:
         yield from self.notes
-        for name in ("machine", "torch", "max_tokens_per_forward"):  # these may change the last bits of a number
+        for name in ("machine", "torch", "max_tokens_per_forward"):  # these may change the last bits of a result
             values = dict.fromkeys(str(start.get(name)) for start in self.header["starts"])
             if len(values) > 1:
-                yield f"the starts of this run had different {name}: {', '.join(values)}"
+                yield f"the starts of this run had different values of {name}: {', '.join(values)}"
         for size in too_large:
-            yield f"out of memory with a budget of {size} tokens; went on with half of it"
+            yield f"the device was out of memory with a budget of {size} tokens; the run went on with half of it"
         if failed:
             subject = "1 prompt failed: its line says" if failed == 1 else f"{failed} prompts failed: their lines say"
-            yield f"{subject} why, and --retry-errors decodes again what failed"
+            yield f"{subject} why, and --retry-errors decodes failed prompts again"
 
 
 @contextmanager
 def writing(place: Path) -> Iterator[None]:
-    """Turn an error of the file system, such as a full disk, into a sentence."""
+    """Raise an error of the file system, such as a full disk, as a `D5P4Error` that says what to do."""
     try:
         yield
     except OSError as reason:
         raise D5P4Error(
-            f"{place} cannot be written: {reason.strerror or reason}; finished lines are kept: free some space and run "
-            "the same command again"
+            f"{place} cannot be written: {reason.strerror or reason}; finished lines are kept, so make the place "
+            "writable (free some space if the disk is full) and run the same command again"
         ) from reason

@@ -1,7 +1,7 @@
-"""From a file of prompts to batches, which follow from the file, the settings and the token budget alone.
+"""Divide a file of prompts into batches, which depend only on the file, the settings and the token budget.
 
-So a prompt is always decoded beside the same other prompts, however often the run is interrupted and however many
-ranks share it.
+A prompt is therefore always decoded together with the same other prompts, even if the run is interrupted or shared by
+several ranks.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from ..prompts import Prepared, Request
 from .reader import BadLine, PromptLine
 
 WINDOW = 1024
-"""Lines that are sorted by length and cut into batches together."""
+"""The size of a window. A window is a run of lines that are sorted by length and divided into batches together."""
 
 
 @dataclass(frozen=True)
 class Item:
-    """A prompt ready to be decoded."""
+    """A prompt that is ready to be decoded."""
 
     source: PromptLine
     request: Request
@@ -48,7 +48,7 @@ class Work:
 
 
 def plan_work(lines: Iterable[PromptLine | BadLine], prepared: Prepared, bad_first: bool) -> Iterator[Work]:
-    """The work of a file, window by window; the bad lines of a window come before its batches or after them."""
+    """Yield the work of a file, window by window. `bad_first` puts the bad lines of a window before its batches."""
     rest = iter(lines)
     while window := list(islice(rest, WINDOW)):
         bad = [entry for entry in window if isinstance(entry, BadLine)]

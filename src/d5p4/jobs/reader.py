@@ -1,4 +1,4 @@
-"""Read a file of prompts: JSON lines, or plain text with one prompt per line."""
+"""Read a file of prompts, which is JSON lines or plain text with one prompt per line."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ class PromptLine:
     line: int  # counted from 1
     id: str | int | None
     prompt: str | list[dict[str, Any]]  # text, or chat messages
-    fields: dict[str, Any] = field(default_factory=dict)  # the whole line
+    fields: dict[str, Any] = field(default_factory=dict)  # all fields of the line
 
 
 @dataclass(frozen=True)
 class BadLine:
-    """A line without a prompt that can be decoded."""
+    """A line that holds no prompt that can be decoded."""
 
     line: int
     error: str
-    fields: dict[str, Any] = field(default_factory=dict)  # the whole line, where it can be read
+    fields: dict[str, Any] = field(default_factory=dict)  # all fields of the line, if the line can be read
 
 
 class PromptFile:
-    """A file of prompts. It is read once to count and hash it, and again, line by line, at every iteration.
+    """A file of prompts. The file is read once to count and hash its lines, and again at every iteration.
 
-    A `.txt` file has one prompt per line. Any other file has one JSON object per line: `prompt` (text) or `messages`
-    (a conversation), optionally `id` (text or a whole number, unique in the file), and any other fields.
-    Blank lines are skipped.
+    A `.txt` file has one prompt per line. Any other file has one JSON object per line. The object has
+    `prompt` (text) or `messages` (a conversation), optionally `id` (text or a whole number, unique in the file), and
+    any other fields. Blank lines are skipped.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.text = self.path.suffix.lower() == ".txt"
-        self.count = self.last = 0  # how many lines are not blank, and the number of the last of them
+        self.count = self.last = 0  # how many lines are not blank, and the number of the last such line
         self._stamp = self._current_stamp()
         digest = hashlib.sha256()
         for number, raw in self._raw():
@@ -53,11 +53,11 @@ class PromptFile:
                 self.count, self.last = self.count + 1, number
         self.digest = digest.hexdigest()
         if not self.count:
-            raise D5P4Error(f"{self.path} holds no prompt: every line is blank")
+            raise D5P4Error(f"{self.path} holds no prompt: the file is empty, or every line is blank")
 
     def __iter__(self) -> Iterator[PromptLine | BadLine]:
-        """Every line that is not blank, in order."""
-        first_line: dict[int, int] = {}  # by the key of an id
+        """Yield every line that is not blank, in order."""
+        first_line: dict[int, int] = {}  # maps the key of an id to the line that used it first
         for number, raw in self._raw():
             if not raw.strip():
                 continue
@@ -65,11 +65,12 @@ class PromptFile:
             if isinstance(entry, PromptLine) and entry.id is not None:
                 first = first_line.setdefault(key_of(entry.id), number)
                 if first != number:
-                    entry = BadLine(number, f"id {entry.id!r} was used before, in line {first}", entry.fields)
+                    error = f"id {entry.id!r} was used before, in line {first}; ids must differ"
+                    entry = BadLine(number, error, entry.fields)
             yield entry
 
     def check_unchanged(self) -> None:
-        """Raise if the file was written to since it was counted."""
+        """Raise an error if the file has changed since its lines were counted."""
         if self._current_stamp() != self._stamp:
             raise D5P4Error(f"{self.path} was changed while it was being decoded; restore it and run the command again")
 
@@ -77,7 +78,7 @@ class PromptFile:
         try:
             status = self.path.stat()
         except OSError:
-            return None  # reading the file gives a better error
+            return None  # reading the file will raise a clearer error
         return status.st_size, status.st_mtime_ns, status.st_ino
 
     def _raw(self) -> Iterator[tuple[int, bytes]]:
@@ -115,7 +116,7 @@ class PromptFile:
 
 
 def read_prompts(path: str | Path) -> list[PromptLine]:
-    """The prompts of a file (see `PromptFile`), in order; the first bad line is an error."""
+    """Return the prompts of a file (see `PromptFile`) in order. Raise an error at the first bad line."""
     prompts = []
     for entry in PromptFile(path):
         if isinstance(entry, BadLine):
@@ -127,9 +128,9 @@ def read_prompts(path: str | Path) -> list[PromptLine]:
 def _id_and_prompt(entry: dict[str, Any]) -> tuple[str | int | None, Any]:
     prompt, messages, name = (entry.get(key) for key in ("prompt", "messages", "id"))
     if prompt is not None and messages is not None:
-        raise D5P4Error("has both 'prompt' and 'messages'; keep one")
+        raise D5P4Error("has both 'prompt' and 'messages'; keep only one of them")
     if prompt is None and messages is None:
-        raise D5P4Error("has neither 'prompt' nor 'messages'")
+        raise D5P4Error("has neither 'prompt' nor 'messages'; add one of them")
     if prompt is not None and not isinstance(prompt, str):
         raise D5P4Error(f"'prompt' must be text, not {_kind(prompt)}")
     if messages is not None:
@@ -138,13 +139,13 @@ def _id_and_prompt(entry: dict[str, Any]) -> tuple[str | int | None, Any]:
         for message in messages:
             parts = [message.get("role"), message.get("content")] if isinstance(message, dict) else [None]
             if not all(isinstance(part, str) for part in parts):
-                raise D5P4Error("a message must be an object with 'role' and 'content' as text")
+                raise D5P4Error("each message must be an object with 'role' and 'content', both of them text")
     if name is not None and (not isinstance(name, (str, int)) or isinstance(name, bool)):
         raise D5P4Error(f"'id' must be text or a whole number, not {_kind(name)}")
     return name, messages if prompt is None else prompt
 
 
 def _kind(value: Any) -> str:
-    """The type of a value, in JSON's words."""
+    """Return the name of a value's type in JSON."""
     names = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "null"}
     return names.get(type(value), "a number")

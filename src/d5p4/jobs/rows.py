@@ -1,11 +1,12 @@
-"""Rows that survive a kill: JSON lines, written by any number of ranks and starts, merged into one file.
+"""A store of rows that survive a kill. Rows are JSON lines, which any number of ranks and starts may write.
 
 During a run, each rank of each start appends to its own part, `OUT.parts/part-<start>-<rank>.jsonl`. No rank can damage
-what another has written, and no part is removed before OUT is complete. A line that a kill cut off is ignored, and its
-row counts as missing. A finished OUT may grow: its rows are read before those of the parts.
+the lines of another rank. At the end the parts are merged into the output OUT, and no part is removed before OUT is
+complete. If a kill cuts off a line, the line is ignored and its row counts as missing. A finished OUT may grow: the
+rows of OUT are read before the rows of new parts.
 
-A store with a header writes it as the first line of every file, and refuses files that have another header. An OUT
-whose name ends in `.xz` is compressed.
+A store with a header writes the header as the first line of every file, and refuses files that have another header.
+If the name of OUT ends in `.xz`, OUT is compressed.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ class Summary(NamedTuple):
 
     key: Any
     facts: Any
-    failed: bool = False  # then a later row with the same key replaces this one
+    failed: bool = False  # whether the row failed: a later row with the same key replaces a failed row
 
 
 class Place(NamedTuple):
-    """Where a row is, and the facts of its `Summary`."""
+    """The file and the bytes at which a row is stored, and the facts of its `Summary`."""
 
     path: Path
     start: int
@@ -52,14 +53,14 @@ class Place(NamedTuple):
 
 @dataclass
 class StoredRows:
-    """The places of all complete rows, by key, and notes on broken lines."""
+    """The places of all complete rows, by their keys, and notes on broken lines."""
 
     places: dict[Any, Place] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     @property
     def answered(self) -> int:
-        """How many rows did not fail."""
+        """The number of rows that did not fail."""
         return sum(not place.failed for place in self.places.values())
 
 
@@ -67,8 +68,8 @@ class RowStore:
     """The rows of one output.
 
     output     the file that holds all rows at the end
-    summarise  turns a parsed line into a `Summary`, or into None if it is not a complete row
-    header     the settings that all rows were made with; None: the files have no header
+    summarise  a function that turns a parsed line into a `Summary`, or into None if the line is not a complete row
+    header     the settings with which all rows were made, or None if the files have no header
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class RowStore:
         self.folder = output.with_name(output.name + ".parts")
 
     def parts(self) -> list[Path]:
-        """The paths of all parts, ordered by start and then by rank."""
+        """Return the paths of all parts, ordered by start and then by rank."""
         named = [(PART.fullmatch(path.name), path) for path in self.folder.glob("part-*.jsonl")]
         return [path for *_, path in sorted((int(name[1]), int(name[2]), path) for name, path in named if name)]
 
@@ -90,20 +91,20 @@ class RowStore:
         return max((int(path.name.split("-")[1]) for path in self.parts()), default=0)
 
     def append(self, start: int, rank: int, lines: Iterable[bytes]) -> None:
-        """Add lines to a part; they are on the disk when this returns."""
+        """Add lines to a part. The lines are on the disk when this method returns."""
         path = self.part(start, rank)
         head = [] if self.header is None or path.exists() else [json_line({"header": self.header})]
         append(path, [*head, *lines])
 
     def read(self, beat: Callable[[], None] = lambda: None, with_output: bool = False) -> StoredRows:
-        """Every complete row of the parts, and with `with_output` also of the output."""
+        """Return every complete row of the parts and, if `with_output`, every complete row of the output."""
         rows = StoredRows()
         outputs = [self.output] if with_output and self.output.exists() else []
         for path in (*outputs, *self.parts()):
             try:
                 self._read_file(path, rows, beat)
             except (lzma.LZMAError, EOFError) as reason:
-                raise D5P4Error(f"{path} cannot be read ({reason}); bring back the file that was there") from reason
+                raise D5P4Error(f"{path} cannot be read ({reason}); replace it by an intact copy") from reason
         return rows
 
     def _read_file(self, path: Path, rows: StoredRows, beat: Callable[[], None]) -> None:
@@ -124,28 +125,28 @@ class RowStore:
                 if number % 1000 == 0:
                     beat()
         if half:
-            rows.notes.append(f"{path.name} ended in half a line; its row counts as missing")
+            rows.notes.append(f"{path.name} ended in half a line; the row of that line counts as missing")
         if broken:
             which = "1 broken line; its row counts" if broken == 1 else f"{broken} broken lines; their rows count"
             rows.notes.append(f"{path.name} has {which} as missing")
 
     def _check_header(self, path: Path, entry: Any, half: bool) -> None:
         if half:
-            return  # a kill cut off the header, so there are no rows
+            return  # a kill cut off the header, so the file has no rows
         made_with = entry.get("header") if isinstance(entry, dict) else None
         if not isinstance(made_with, dict):
-            raise D5P4Error(f"{path} is not a file of rows (its first line has no header); move it away")
+            raise D5P4Error(f"{path} is not a file of rows (its first line has no header); move the file away")
         if changed := differences(made_with, self.header or {}):
             raise D5P4Error(f"{path} was made with other settings: {'; '.join(changed)}; give another --out")
 
     def raw_rows(self, places: Mapping[Any, Place], beat: Callable[[], None] = lambda: None) -> Iterator[bytes]:
-        """The lines of the rows, byte for byte, in the order of their keys."""
+        """Yield the lines of the rows, byte for byte, in the order of the keys."""
         handles: dict[Path, IO[bytes]] = {}
         try:
             for number, key in enumerate(sorted(places)):
                 place = places[key]
                 if place.path not in handles:
-                    if len(handles) >= 64:  # there can be many parts: keep few of them open
+                    if len(handles) >= 64:  # there can be many parts, so keep few of them open
                         handles.pop(next(iter(handles))).close()
                     handles[place.path] = place.path.open("rb")
                 handles[place.path].seek(place.start)
@@ -157,7 +158,7 @@ class RowStore:
                 handle.close()
 
     def write(self, lines: Iterable[bytes]) -> None:
-        """Replace the output by these lines, all at once; the parts stay until `remove_parts`."""
+        """Replace the whole output by these lines at once. The parts stay until `remove_parts` is called."""
         head = [] if self.header is None else [json_line({"header": self.header})]
 
         def write_all(file: IO[bytes]) -> None:
@@ -168,31 +169,31 @@ class RowStore:
         replace_file(self.output, write_all)
 
     def restore(self, start: int) -> None:
-        """Copy a finished output into the first part of a new start."""
+        """Copy a finished output into the part of rank 0 of a new start."""
         with self.output.open("rb") as whole:
             replace_file(self.part(start, 0), lambda file: shutil.copyfileobj(whole, file))
 
     def remove_parts(self) -> None:
-        """Remove the parts once they are no longer needed."""
+        """Remove all parts, and temporary files that a kill left among them."""
         for path in (*self.parts(), *self.folder.glob("*.partial")):
             path.unlink(missing_ok=True)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other runs away from this output. At the end, an empty folder of parts is removed."""
+        """Lock the output against other runs. At the end, remove the folder of parts if no part is left."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             sync_folder(self.folder.parent)
             file = (self.folder / LOCK).open("ab")
         except OSError as reason:
-            raise D5P4Error(f"{self.folder} cannot be made: {reason.strerror or reason}") from None
+            raise D5P4Error(f"the folder {self.folder} cannot be created: {reason.strerror or reason}") from None
         with file:
             self._lock(file)
             try:
                 yield
             finally:
                 if not self.parts():
-                    with suppress(OSError):  # the folder holds files that are not ours
+                    with suppress(OSError):  # the folder cannot be removed if it holds other files
                         for left in (*self.folder.glob(f"{WORD}*"), self.folder / LOCK):
                             left.unlink(missing_ok=True)
                         self.folder.rmdir()
@@ -208,7 +209,7 @@ class RowStore:
         except OSError as reason:
             if reason.errno in BUSY:
                 raise taken from None
-            return  # this file system has no locks
+            return  # this file system does not support locks
         with suppress(FileNotFoundError):
             if os.path.samestat(os.stat(file.name), os.fstat(file.fileno())):
                 return
@@ -216,7 +217,7 @@ class RowStore:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """One phrase, `NAME was A and is B`, for each value that differs between two configurations."""
+    """Return one phrase, `NAME was A and is B`, for each value that differs between two configurations."""
     old, new = dict(_flat(before)), dict(_flat(now))
     names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
     return [f"{name} was {_short(old.get(name))} and is {_short(new.get(name))}" for name in names]

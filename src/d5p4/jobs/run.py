@@ -1,4 +1,4 @@
-"""`run_file`: decode every prompt of a file once, however often the run is stopped and however many ranks share it."""
+"""`run_file` decodes every prompt of a file once, even if the run is stopped and continued, or shared by many ranks."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from .reader import BadLine, PromptFile, PromptLine
 from .rows import RowStore
 
 FEW = 20
-"""If this many prompts fail before the first answer, the settings or the device are wrong, and the run stops."""
+"""If this many prompts fail before the first answer, the settings or the device must be wrong, and the run stops."""
 REFUSED = ("prompts", "keys", "sets", "references", "scorer", "callback", "history", "beams")
-OFTEN = 0.5  # seconds between two calls of `progress`
+OFTEN = 0.5  # the least number of seconds between two calls of `progress` during a batch
 
 Progress = Callable[[Pace], object]
 
@@ -42,19 +42,19 @@ def run_file(
     progress: Progress | None = None,
     **options: Any,
 ) -> Report:
-    """Decode each prompt of a file into a line of another file. Call it again with the same arguments to continue.
+    """Decode each prompt of a file into a line of another file. To continue a stopped run, repeat the same call.
 
-    model         a loaded model, or a name for `d5p4.load`
-    input         JSON lines with `prompt` or `messages`, optionally `id` (which names the random stream) and any other
-                  fields, which are copied to the output; or a .txt file with one prompt per line
-    output        JSON lines in the order of the input. Unfinished runs keep their lines in `output`.parts; the header
-                  (`answers.run.json` for `answers.jsonl`) says how the answers are made
-    seed          None draws a seed at the first start; the header keeps it
-    strict        stop at the first prompt that fails; otherwise its line says why it failed
-    retry_errors  decode again the prompts that failed before
-    mesh          from `d5p4.distributed.connect`, if several ranks share the prompts; by default that of this job
-    progress      called on the first rank with a `Pace`, at most every half second
-    options       those of `d5p4.generate`; the default of max_tokens_per_forward depends on the size of the model
+    model         a loaded model, or a name or folder that `d5p4.load` accepts
+    input         a .txt file with one prompt per line, or a file of JSON lines. Each JSON line has `prompt` or
+                  `messages`, optionally `id` (which selects the random stream), and fields that the output repeats
+    output        a file of JSON lines in the order of the input. An unfinished run keeps its lines in the folder
+                  `output`.parts. The header (`answers.run.json` for `answers.jsonl`) says how the answers are made
+    seed          the seed of all answers. None draws a seed at the first start, and the header keeps that seed
+    strict        whether to stop at the first prompt that fails. If not, its output line says why the prompt failed
+    retry_errors  whether to decode prompts again that failed in an earlier start
+    mesh          the mesh of ranks that share the prompts. None calls `d5p4.distributed.connect`
+    progress      a function that the first rank calls with a `Pace`, after each batch and about every half second
+    options       the options of `d5p4.generate`. The default of max_tokens_per_forward depends on the model's size
     """
     own_mesh = mesh is None
     mesh = connect() if mesh is None else mesh
@@ -77,7 +77,7 @@ def run_file(
 
 def _prepared(model: Model, options: dict[str, Any]) -> Prepared:
     if refused := [name for name in REFUSED if options.get(name) is not None]:
-        raise D5P4Error("a whole file has no use for it; leave it out", option=refused[0])
+        raise D5P4Error("a file run does not accept this option; leave it out", option=refused[0])
     prepared = Prepared(model, {name: value for name, value in options.items() if name not in REFUSED})
     if (dict(model.generation_defaults) | options).get("max_tokens_per_forward") is None:
         budget = default_budget(model, prepared.settings.deterministic)
@@ -97,7 +97,7 @@ class Run:
     progress: Progress | None
     start: Start = field(init=False)
     answered: bool = False  # whether any prompt of the run is known to have answers
-    failed_lines: list[bytes] = field(default_factory=list)  # written once a prompt has answers
+    failed_lines: list[bytes] = field(default_factory=list)  # kept back until some prompt has answers
     first_error: str = ""
     began: float = 0.0
     last_progress: float = 0.0
@@ -108,13 +108,14 @@ class Run:
             if self.mesh.first:
                 stack.enter_context(self.store.locked())
                 output = Output(self.store, self.file, self.mesh)
-                with at_work(self.mesh):  # hashing the weights takes time
+                with at_work(self.mesh):  # hashing the weights takes a long time
                     self.start = output.begin(self.prepared, seed, retry_errors)
             self.start = self.mesh.share(self.start if output else None)
             if self.start.report is not None:
                 return self.start.report
             if self.file.digest != self.start.digest:
-                raise D5P4Error(f"{self.file.path} is another file on rank {self.mesh.rank} than on rank 0; share one")
+                differs = f"{self.file.path} differs between rank 0 and rank {self.mesh.rank}"
+                raise D5P4Error(f"{differs}; give all ranks the same file")
             with writing(self.store.folder):
                 check_shared(self.store.folder, self.mesh, "--output")
             self.answered = self.start.answered > 0
@@ -131,10 +132,10 @@ class Run:
             return self.mesh.share(report)
 
     def _work(self) -> None:
-        """Take unfinished batches, one after the other, from the counter that all ranks share."""
+        """Decode unfinished batches. A counter that all ranks share gives each batch to one group of ranks."""
         needed = self.progress is not None or self.mesh.world > 1
-        callback = self._step if needed and self.mesh.beam == 1 else None  # the ranks of a group beat by themselves
-        patience = FEW if self.start.answered else 0  # perhaps only prompts that are too large are left
+        callback = self._step if needed and self.mesh.beam == 1 else None  # ranks that share a pool take no callback
+        patience = FEW if self.start.answered else 0  # the prompts that are left may all be too large
 
         def attempt(items: list[Item], settings: Settings) -> Result:
             requests, model = [item.request for item in items], self.prepared.model
@@ -147,11 +148,12 @@ class Run:
             self.mesh.beat()
             if work.bad and self.strict:
                 self._stop(work.bad[0], work.bad[0].error)
-            # The batches of a window come before its bad lines, so here the first window has none. All ranks stop.
+            # The batches of a window come before its bad lines, so the first window has no batch here. All ranks stop.
             if place == 0 and not work.items and len(work.bad) >= FEW and not self.start.answered:
                 raise D5P4Error(
                     f"{self.file.path}: none of the first {len(work.bad)} prompts can be decoded, so the run stops and "
-                    f"none of them counts as finished; the first: line {work.bad[0].line}: {work.bad[0].error}"
+                    "none of them counts as finished; "
+                    f"the first failure is in line {work.bad[0].line}: {work.bad[0].error}"
                 )
             if all(line in self.start.finished for line in work.lines):
                 continue
@@ -162,7 +164,7 @@ class Run:
         self._write(self.failed_lines)
 
     def _do(self, work: Work, decoder: Decoder[Item]) -> None:
-        """Decode a batch. Its lines are on the disk before the other ranks are asked anything: one may have failed."""
+        """Decode a batch. Write its lines before any exchange with other ranks, because a rank may have failed."""
         done, settings = self.start.finished, self.start.settings
         outcome = decoder.decode(work.items) if work.items else Outcome()
         lines = [error_line(bad, bad.error, settings) for bad in work.bad if bad.line not in done]
@@ -188,24 +190,24 @@ class Run:
         self._show_progress()
 
     def _stop(self, source: PromptLine | BadLine, error: str) -> None:
-        message = f"{self.file.path} line {source.line}: {error} (--strict stops here)"
+        message = f"{self.file.path} line {source.line}: {error} (--strict stops the run at the first failure)"
         raise D5P4Error(message, line=source.line)
 
     def _check_failures(self, answered: int, failed: int) -> None:
-        """Stop the run if `FEW` prompts failed and no rank of any start has an answer."""
-        if not self.mesh.leader:  # the leader counts for its group
+        """Stop the run if `FEW` or more prompts failed and no prompt has answers, on any rank or in earlier starts."""
+        if not self.mesh.leader:  # the leader of a group counts for the whole group
             return
         answered, failed = self._count("answered", answered), self._count("failed", failed)
         self.answered = self.answered or answered > 0
         if failed >= FEW and not self.answered:
             raise D5P4Error(
                 f"the first {failed} prompts all failed, so the run stops and none of them counts as finished; "
-                f"the first: {self.first_error}"
+                f"the first failure is in {self.first_error}"
             )
 
     def _write(self, lines: list[bytes]) -> None:
         if lines and self.mesh.leader:
-            self.file.check_unchanged()  # lines are read as they are needed
+            self.file.check_unchanged()  # the input is still being read during the run
             with writing(self.store.folder):
                 self.store.append(self.start.number, self.mesh.rank, lines)
 
@@ -215,7 +217,7 @@ class Run:
             self._show_progress(len(shot.prompts) * (shot.step + 1) / shot.steps)
 
     def _show_progress(self, part: float = 0.0) -> None:
-        """Call `progress`; `part` is the part of this rank's batch that is decoded, in prompts."""
+        """Call `progress`. `part` is how much of this rank's batch is decoded, as a number of prompts."""
         if self.progress is not None:
             self.last_progress = time.monotonic()
             self.progress(self._pace(part))
@@ -226,17 +228,17 @@ class Run:
         return Pace(total, before, now, self._count("rows"), time.monotonic() - self.began)
 
     def _count(self, what: str, more: int = 0) -> int:
-        """Add to a counter that all ranks of this start share, and return it."""
+        """Add `more` to a counter that all ranks of this start share, and return the sum."""
         return self.mesh.count(f"{self.start.token}/{what}", more)
 
 
 def _check_places(input: Path, output: Path) -> None:
     for what, path in (("input", input), ("output", output)):
         if str(path) == "-" or (path.exists() and not path.is_file() and not path.is_dir()):
-            raise D5P4Error(f"{path} cannot be the {what}, which is read more than once: give a file on a disk")
+            raise D5P4Error(f"{path} cannot be the {what}, which a run reads more than once; give a file on a disk")
     if not output.name or output.is_dir():
-        raise D5P4Error(f"{output} is a folder; the output is a file such as {output / 'answers.jsonl'}")
+        raise D5P4Error(f"{output} is a folder; give a file as --output, such as {output / 'answers.jsonl'}")
     if not output.parent.is_dir():
-        raise D5P4Error(f"there is no folder {output.parent} for the output")
+        raise D5P4Error(f"there is no folder {output.parent} for the output; create it first")
     if output.resolve() == input.resolve():
         raise D5P4Error(f"{output} is both input and output; give another --output")

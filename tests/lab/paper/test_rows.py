@@ -149,7 +149,7 @@ def test_rows_made_with_other_settings_are_refused_by_name(tmp_path):
     run(tmp_path, source(path="own/a.jsonl.xz"))
     whole = (tmp_path / "own/a.jsonl.xz").read_bytes()
     (tmp_path / "own/a.jsonl.xz").write_bytes(whole[:-20])
-    with pytest.raises(D5P4Error, match=r"a.jsonl.xz cannot be read .*bring back the file that was there"):
+    with pytest.raises(D5P4Error, match=r"a.jsonl.xz cannot be read .*replace it by an intact copy"):
         run(tmp_path, source(path="own/a.jsonl.xz"))
 
 
