@@ -1,8 +1,8 @@
 """d5p4: decode masked diffusion language models into sets of good answers that differ.
 
-    model = d5p4.load("GSAI-ML/LLaDA-8B-Instruct")
-    result = d5p4.generate(model, "Name a river.", k=4)
-    print(result.texts[0])
+model = d5p4.load("GSAI-ML/LLaDA-8B-Instruct")
+result = d5p4.generate(model, "Name a river.", k=4)
+print(result.texts[0])
 """
 
 import os

@@ -199,9 +199,9 @@ class Settings:
     k: Annotated[
         int, Option("Answers per prompt.", "basic", 1, flag="-k", http="n", aliases=("num_return_sequences",))
     ] = 4
-    method: Annotated[
-        str, Option("How to search; `d5p4 methods` lists all.", "basic", choices=_registered_methods)
-    ] = "d5p4"
+    method: Annotated[str, Option("How to search; `d5p4 methods` lists all.", "basic", choices=_registered_methods)] = (
+        "d5p4"
+    )
     w: Annotated[int, Option("Children drawn per answer and step.", "basic", 1, flag="-w")] = 4
     gen_length: Annotated[
         int | None,

@@ -84,5 +84,3 @@ def write() -> None:
 def is_stale() -> bool:
     text = SOURCE.read_text(encoding="utf-8")
     return PAGE.read_text(encoding="utf-8") != page() or source(text) != text
-
-

@@ -16,9 +16,7 @@ def test_side_by_side(cli, models):
 
 
 def test_many_methods_share_the_width(cli, models):
-    outcome = cli(
-        "compare", "two", "-m", models.llada, "--gen-length", 2, "--methods", ",".join(d5p4.METHODS), "-k", 2
-    )
+    outcome = cli("compare", "two", "-m", models.llada, "--gen-length", 2, "--methods", ",".join(d5p4.METHODS), "-k", 2)
     assert outcome.exit_code == 0, outcome.output
     assert all(name in outcome.stdout for name in d5p4.METHODS)
     assert max(map(len, outcome.stdout.splitlines())) <= 100

@@ -59,6 +59,7 @@ def test_what_cannot_be_is_said_before_any_work(fails, models, tmp_path):
 
 def test_a_place_that_refuses(fails, models, tmp_path, monkeypatch):
     """As a full or read-only disk does; whoever runs the tests may be allowed everything."""
+
     def refuse(self, *_):
         raise PermissionError(13, "Permission denied")
 
