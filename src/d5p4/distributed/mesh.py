@@ -216,8 +216,8 @@ def check_shared(folder: Path, mesh: Mesh, option: str) -> None:
     while not _reads(file, word):
         if time.monotonic() > until:
             raise D5P4Error(
-                f"rank {mesh.rank} does not see a file that rank 0 wrote into {folder}; {option} must be on a "
-                "file system that all hosts share"
+                f"rank {mesh.rank} does not see what rank 0 writes into {folder}; {option} must be on a file system "
+                "that all hosts share"
             )
         time.sleep(0.1)
     mesh.meet()
