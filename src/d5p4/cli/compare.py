@@ -77,5 +77,5 @@ def _print(prompt: str, rows: list[Row]) -> None:
         numbers = [number(answers.mean_cosine), number(answers.mean_score), f"{answers.rows:,}", number(row.seconds, 1)]
         table.add_row(row.method, differ, *marks, *numbers)
     console.print(table)
-    legend = f"  cosine: mean over pairs of answers; score: mean over answers; seed: {rows[0].answers.result.seed}"
+    legend = f"  cosine: mean over pairs of answers; score: mean over answers; seed {rows[0].answers.result.seed}"
     console.print(legend, style="dim", highlight=False)

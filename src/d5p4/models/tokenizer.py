@@ -133,8 +133,8 @@ class Tokenizer:
         return token_id if token_id in self._special else None
 
     def padding(self) -> list[str]:
-        """Return a list with the padding token, which ends a text. The list is empty if there is no such token, or if it
-        is also the unknown token or the beginning-of-text token."""
+        """Return a list with the padding token, which ends a text. The list is empty if there is no such token, or
+        if it is also the unknown token or the beginning-of-text token."""
         pad = self.named.get("pad_token")
         return [] if pad is None or pad in map(self.named.get, ("unk_token", "bos_token")) else [pad]
 
