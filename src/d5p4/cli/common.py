@@ -30,7 +30,7 @@ __all__ = ["Answers", "Commands", "finite", "joined", "load_model", "print_json"
 
 
 class Commands(TyperGroup):
-    """All commands. An error that the user can correct gives a message and exit code 2. Ctrl-C gives exit code 130."""
+    """The command group. Errors that the user can correct print a message and exit with 2. Ctrl-C exits with 130."""
 
     def invoke(self, ctx: Any) -> Any:
         try:

@@ -26,7 +26,7 @@ def generate(
         Path | None, typer.Option("--file", "-f", help="File of prompts: JSON lines, or .txt with one per line.")
     ] = None,
     seed: Seed = None,
-    sets: Annotated[int | None, typer.Option(help="Without a prompt: number of sets.", show_default=False)] = None,
+    sets: Annotated[int | None, typer.Option(help="Sets of k answers without a prompt.", show_default=False)] = None,
     json: Json = False,
     quiet: Quiet = False,
     plugin: Plugin = None,

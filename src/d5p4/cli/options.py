@@ -126,7 +126,7 @@ def _method_parameters() -> list[tuple[Parameter, list[str]]]:
 
 
 def _option(parameter: Parameter, panel: str | None, users: Iterable[str] = ()) -> inspect.Parameter:
-    """Make an option of the command line. Its value is read as text, so that the library checks it and words errors."""
+    """Make an option of the command line. Its value is read as text, so that the library checks the value."""
     name, switch = flag(parameter.name), parameter.kind is bool
     names = [parameter.option.flag] if parameter.option.flag else []
     made = typer.Option(

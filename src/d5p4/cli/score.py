@@ -35,7 +35,7 @@ def score(
     ] = False,
     grader: Annotated[str | None, _option(GRADER, metavar="NAME")] = None,
     k: Annotated[
-        int | None, _option("k of metrics such as pass@k. [answers of the smallest group]", "-k", "--k")
+        int | None, _option("The k of metrics such as pass@k. [size of the smallest group]", "-k", "--k")
     ] = None,
     answers: Annotated[str | None, _option("The field that holds the answers.", metavar="FIELD")] = None,
     references: Annotated[str | None, _option("The field that holds the references.", metavar="FIELD")] = None,

@@ -55,7 +55,7 @@ def _takes_lines(texts: list[str], width: int) -> bool:
 
 
 def answers_table(answers: Answers, width: int, right: Sequence[bool] | None = None) -> Table:
-    """Return a table of answers by rank, marked right or wrong if that is known, with rules if an answer is long."""
+    """Return a table of answers by rank, marked right or wrong if known. Long answers have lines between them."""
     table = plain_table("#", "score", "distance", *(["right"] if right is not None else []), "answer", wide="answer")
     table.show_lines = _takes_lines(answers.texts, width - NARROWEST)
     for rank, text in enumerate(answers.texts):

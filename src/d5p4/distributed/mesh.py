@@ -257,7 +257,7 @@ def connect(mesh: tuple[int, int] | None = None, timeout: float = 600.0, device:
     place = _own_device(device)
     # The store keeps the keys of earlier calls, and of earlier starts by torchrun, so every call has its own prefix.
     name = f"d5p4/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{next(_calls)}"
-    wait = timedelta(seconds=timeout + 30)  # longer than the watchdog's timeout, whose message says more
+    wait = timedelta(seconds=timeout + 30)  # longer than the timeout of the watchdog, because its message says more
 
     host, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), _number("MASTER_PORT", 29500)
 
@@ -314,4 +314,4 @@ def _number(name: str, default: int) -> int:
     try:
         return int(value) if value else default
     except ValueError:
-        raise D5P4Error(f"the environment has {name}={value!r}, which is not a number; use torchrun to start") from None
+        raise D5P4Error(f"the environment has {name}={value!r}, which is not a number; start with torchrun") from None

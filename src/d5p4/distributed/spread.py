@@ -28,7 +28,7 @@ from ..ops.ties import first_equal
 from ..types import Choice
 from .watchdog import CURE, RankLost, Watchdog, in_short
 
-KNOWN = "known_to_all_ranks"  # an attribute of errors that all ranks know; a list of errors would keep their tensors
+KNOWN = "known_to_all_ranks"  # marks an error that all ranks know; a list of such errors would keep tensors alive
 
 
 class SpreadBeams(Beams):
@@ -138,7 +138,7 @@ class SpreadBeams(Beams):
             raise
 
     def _vote(self, error: Exception | None) -> None:
-        """Report this rank's error, or None. If any rank reports an error, all raise that of the first such rank."""
+        """Report this rank's error, or None. If ranks report errors, all ranks raise the error of the first of them."""
         failed = torch.tensor([0 if error is None else 1])
         failures: list[Any] = [None] * self.size
         with self._connected():
@@ -175,7 +175,7 @@ class SpreadBeams(Beams):
 
     @contextmanager
     def _exchange(self, what: str, sent: Tensor | None = None, share: float = 1.0) -> Iterator[None]:
-        """Wrap a collective operation. First vote whether a rank has failed. Count `share` of `sent` as bytes sent."""
+        """Wrap a collective operation, after a vote whether a rank has failed. This rank sends `share` times `sent`."""
         self._vote(None)
         if sent is not None:
             self.sent[what] += round(sent.numel() * sent.element_size() * share)
@@ -204,11 +204,11 @@ class _DistinctRows(NamedTuple):
     """The distinct rows of the pools: of equal rows, only the first. The rows are listed rank by rank."""
 
     held_by: list[tuple[Tensor, Tensor]]  # for each rank, the prompts and (local) rows of the distinct rows it holds
-    slot: Tensor  # [P, N], the place in the list of the distinct row that equals each row of the pools
+    slot: Tensor  # [P, N], for each row of the pools the place of the equal distinct row in the list
 
     @staticmethod
     def of(first: Tensor, ranks: int) -> _DistinctRows:
-        """`first` [P, N] is the index of the first row of the pool that equals each row."""
+        """`first` [P, N] holds for each row the index of the first row in its pool that equals the row."""
         prompts, size = first.shape
         is_first = (first == torch.arange(size, device=first.device)).view(prompts, ranks, -1).transpose(0, 1)
         place = (is_first.flatten().cumsum(0) - 1).view(ranks, prompts, -1).transpose(0, 1).reshape(prompts, size)

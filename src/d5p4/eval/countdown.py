@@ -152,10 +152,11 @@ def _shown(text: object) -> str:
 
 # ---- generated problems
 #
-# Draw n numbers uniformly. Then, n - 1 times, draw a pair of the values on the table and an operation, both uniformly;
-# the larger value is the first operand. Throw the whole row away when a division is not exact, a result is 0 or too
-# large, or the last result is outside the range of targets. The remaining rows are uniform over all valid draws, so the
-# chance of a problem is proportional to the number of ways to solve it. Letters in shapes: R rows, n numbers.
+# For each row, draw n numbers uniformly. Then draw n - 1 steps: two values on the table and an operation, uniformly.
+# In each step the larger of the two values is the first operand.
+# Drop a row if a division is not exact, a result is 0 or too large, or the last result is outside the range of targets.
+# The other rows are uniform over all valid draws, so a problem's chance is proportional to the number of its solutions.
+# Letters in shapes: R is the number of rows, n the number of numbers of a problem.
 
 
 def problems(count: int, numbers: int = 4, seed: int = 0) -> list[Problem]:

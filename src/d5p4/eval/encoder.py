@@ -98,7 +98,7 @@ def average_cosine(vectors: ArrayLike) -> float:
         return 0.0
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     unit = rows / np.where(lengths > 0, lengths, 1)
-    # ΣS is the squared length of the sum of the unit rows. We subtract the computed diagonal of S, not exactly n.
+    # ΣS is the squared length of the sum of the unit rows. From it we subtract the computed diagonal of S instead of n.
     return float((np.square(unit.sum(0)).sum() - np.square(unit).sum()) / (n * (n - 1)))
 
 

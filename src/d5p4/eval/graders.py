@@ -27,9 +27,9 @@ from .countdown import Problem, canonical, is_right
 LONGEST = 100  # the most characters of a number; a longer run of digits is not read as a number
 
 _MARK = "####"
-# These patterns can match each place of a text in only one way and nest no repeats, so the time grows linearly with
-# the length of the text. A minus is a sign unless it follows something to subtract from. A comma belongs to a number
-# only before exactly three digits.
+# The patterns match a place of a text in only one way and nest no repeats, so time grows linearly with the text.
+# A minus is a sign unless it follows something to subtract from.
+# A comma belongs to a number only if exactly three digits follow it.
 _SIGN = r"(?:(?<![\w)\]}%.])[-\u2212])?"
 _DIGITS = r"(?:[0-9]+(?:,[0-9]{3}(?![0-9]))*(?:\.[0-9]+)?|(?<![\w.])\.[0-9]+)"
 _NUMBER = re.compile(rf"({_SIGN})\$?({_SIGN})({_DIGITS})")
@@ -44,7 +44,7 @@ values, or None where no reference is known, as in `generate`, `compare`, `serve
 
 @dataclass(frozen=True)
 class Grader:
-    """How the answers of a task are judged and counted."""
+    """The functions that judge and count the answers of a task, with texts that describe the task."""
 
     name: str
     grade: Grade

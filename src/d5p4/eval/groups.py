@@ -1,12 +1,12 @@
 """Reads files of answers that many programs write. A group is a prompt with its answers and its references.
 
-| made by               | field with the answers                                       | field with the references |
-|-----------------------|--------------------------------------------------------------|---------------------------|
-| d5p4 generate, run    | `answers`                                                    | `reference`, `references` |
-| other generators      | one of `LISTS`, which holds a list                           | one of `REFERENCES`       |
-| lm-evaluation-harness | `resps` of a samples file, which holds nested lists          | `target`                  |
-| OpenAI's API          | `choices`; in the file of a batch, `choices` of `response`   | –                         |
-| any, one answer/line  | one of `SINGLES`; lines with the same `id` or prompt are joined | one of `REFERENCES`    |
+| made by               | field with the answers                                     | field with the references |
+|-----------------------|------------------------------------------------------------|---------------------------|
+| d5p4 generate, run    | `answers`                                                  | `reference`, `references` |
+| other generators      | one of `LISTS`, which holds a list                         | one of `REFERENCES`       |
+| the same, single      | one of `SINGLES`; lines with the same id or prompt join    | one of `REFERENCES`       |
+| lm-evaluation-harness | `resps` of a samples file, which holds nested lists        | `target`                  |
+| OpenAI's API          | `choices`; in the file of a batch, `choices` of `response` | –                         |
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ INSIDE = ("text", "message", "content", "generated_text")  # an answer that is a
 
 @dataclass(frozen=True)
 class Group:
-    """The answers to one prompt, and the references they are measured against."""
+    """The answers to one prompt, and the references with which the answers are compared."""
 
     prompt: str | None
     answers: tuple[str, ...]
@@ -63,7 +63,7 @@ def read_groups(path: str | Path, answers: str | None = None, references: str | 
     prompt does.
     """
     if answers is not None and answers == references:
-        raise D5P4Error(f"{answers!r} cannot be both the answers and the references")
+        raise D5P4Error(f"{answers!r} cannot be both the field of the answers and the field of the references")
     lines, kept_filter, failed = [], None, []
     for place, entry in _entries(Path(path)):
         if "resps" in entry and "filter" in entry:  # the harness writes each sample once per filter; keep one filter
@@ -254,7 +254,7 @@ def _prompt(value: Any) -> str | None:
 
 
 def _harness_arguments(entry: Mapping[str, Any]) -> list[Any]:
-    """Return the arguments of a sample's first request. If the request generates, they are a context and settings."""
+    """Return the arguments of a sample's first request. A request to generate has two: its context and its settings."""
     asked = entry.get("arguments")
     first = next(iter(asked.values()), None) if isinstance(asked, dict) else asked[0] if asked else None
     return list(first.values()) if isinstance(first, dict) else list(first or ())

@@ -88,9 +88,9 @@ def empirical_entropy(text: str, pieces: WordPieces | None = None) -> float:
 
 
 def bleu(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """Return the corpus BLEU, 0 to 100, with 13a tokens and exponential smoothing; one list of references per text."""
+    """Return the corpus BLEU, 0 to 100, of texts with a list of references each (13a tokens, exponential smoothing)."""
     if len(predictions) != len(references):
-        raise D5P4Error(f"there are {len(predictions)} predictions and {len(references)} lists of references")
+        raise D5P4Error(f"{len(predictions)} predictions need as many lists of references, got {len(references)}")
     lists = [_list(own, "reference") for own in references]
     most = max(map(len, lists), default=1)
     padded = [[*own, *own[:1] * (most - len(own))] for own in lists]  # repeating a reference does not change BLEU
@@ -106,15 +106,14 @@ def sentence_bleu(prediction: str, references: Sequence[str]) -> float:
 
 
 def self_bleu(texts: Sequence[str]) -> float:
-    """Return S-BLEU, 0 to 100: the mean sentence BLEU of each text against the other texts; 0 for a single text."""
+    """Return S-BLEU, 0 to 100: the mean BLEU of a text against all other texts of the group. It is 0 for one text."""
     texts = _list(texts, "text")
     if len(texts) == 1:
         return 0.0
     rows = [_bleu(True).tokenizer(text.rstrip()).split() for text in texts]
     counts = [Counter(gram for n in range(1, ORDER + 1) for gram in _grams(row, n)) for row in rows]
-    # BLEU compares the count of an n-gram with the highest count in any reference. The references of a text are all
-    # other texts. So we need the highest count over all texts, or the second highest where the text itself has the
-    # highest. With these two counts per n-gram, each text is counted only once.
+    # BLEU compares the count of an n-gram with its highest count in a reference; the references are the other texts.
+    # If the text itself has the highest count, the second highest is used. So each text is counted only once.
     highest: dict[tuple[str, ...], tuple[int, int, int]] = {}  # highest count, the text that has it, second highest
     for place, own in enumerate(counts):
         for gram, count in own.items():
@@ -140,7 +139,7 @@ def _grams(row: Sequence[Any], n: int) -> Iterable[tuple[Any, ...]]:
 
 
 def bleu_parts(prediction: str, references: Sequence[str]) -> NDArray[np.float64]:
-    """Return the counts of a text that `bleu_of_parts` needs, [10]: 4 of matched n-grams, 4 of n-grams, 2 lengths."""
+    """Return counts of a text for `bleu_of_parts`, [10]: matched n-grams (4), n-grams (4), length, reference length."""
     score = _bleu(True).sentence_score(prediction, _list(references, "reference"))
     return np.array([*score.counts, *score.totals, score.sys_len, score.ref_len], dtype=np.float64)
 

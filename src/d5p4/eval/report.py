@@ -52,16 +52,16 @@ METRICS = {  # the keys are the names of metrics up to "@", without the number t
     "F1@": Metric("%", "best F1 of k answers", 0, 100),
     "BLEU": Metric("%", "all answers as one corpus", 0, 100),
     "BLEU@": Metric("%", "best BLEU of k answers", 0, 100),
-    "R-COS": Metric("%", "best cosine of k with a reference", -100, 100),
+    "R-COS": Metric("%", "best of k cosines with a reference", -100, 100),
     "D1": Metric("%", "share of word pieces that differ", 0, 100),
     "D2": Metric("%", "share of piece pairs that differ", 0, 100),
     "D3": Metric("%", "share of piece triples that differ", 0, 100),
     "D1-3": Metric("%", "mean of D1, D2 and D3", 0, 100),
-    "EAD": Metric("%", "D1 over that of uniform draws"),
-    "S-BLEU": Metric("%", "BLEU of an answer against the rest", 0, 100),
+    "EAD": Metric("%", "D1 relative to uniform random draws"),
+    "S-BLEU": Metric("%", "BLEU against the group's other texts", 0, 100),
     "S-COS": Metric("%", "cosine of two answers of a group", -100, 100),
-    "pass@": Metric("%", "groups with a right one in n answers", 0, 100),
-    "maj@": Metric("%", "groups whose majority of k is right", 0, 100),
+    "pass@": Metric("%", "groups with a right answer among n", 0, 100),
+    "maj@": Metric("%", "groups whose majority vote is right", 0, 100),
     "right": Metric("", "different right texts per group"),
     "right forms": Metric("", "different right answers per group"),
 }
@@ -161,7 +161,7 @@ def report(
     figures["different"] = mean_figure([len(set(group.answers)) for group in groups], 0, max(sizes))
     if judge is not None:
         figures["PPL"] = exp_figure(pooled_figure(_nats(groups, judge), ratio))
-        notes.append(f"PPL is under {getattr(judge, 'describe', type(judge).__name__)}; every answer counts the same")
+        notes.append(f"the PPL judge is {getattr(judge, 'describe', type(judge).__name__)}; all answers count the same")
     mean("entropy", [_mean(empirical_entropy(text, pieces) for text in group.answers) for group in groups])
     if any(group.references for group in groups):
         figures |= _closeness(groups, k)
@@ -203,7 +203,7 @@ def _notes(groups: Sequence[Group], k: int) -> list[str]:
     sizes = [len(group.answers) for group in groups]
     notes = []
     if min(sizes) < max(sizes):
-        notes.append(f"groups have {min(sizes)} to {max(sizes)} answers; metrics at k take the expected best of {k}")
+        notes.append(f"groups have {min(sizes)} to {max(sizes)} answers; metrics at k are for {k} answers")
     if single := sizes.count(1):
         notes.append(f"{single} of {len(groups)} groups have one answer: their S-BLEU and S-COS are 0 by definition")
     without = sum(not group.references for group in groups)

@@ -1,4 +1,4 @@
-"""Figures with a standard error and a 95 % interval that stays inside the range of the figure; pass@k and Metric@k.
+"""Figures with a standard error and a 95 % interval that stays in the range of the figure. Also pass@k and Metric@k.
 
 A *unit* is a group of answers to one prompt. Units are independent of each other; the answers of one unit are not,
 since they share a prompt. The standard error se over n units is std / √n for a mean, and the jackknife's for a
@@ -67,8 +67,8 @@ def pooled_figure(
 ) -> Figure:
     """Return a statistic of sums over units, such as a corpus BLEU or a ratio. `parts` [n, d] is summed over n units.
 
-    `statistic` maps sums [R, d] to values [R]. The standard error is that of the jackknife,
-    sqrt((n - 1) / n Σ (θ_i - mean θ)²), where θ_i is the statistic without unit i; std(ddof=1) / sqrt(n) for a mean.
+    `statistic` maps sums [R, d] to values [R]. The standard error is sqrt((n - 1) / n Σ (θ_i - mean θ)²) (jackknife),
+    where θ_i is the statistic without unit i. For a mean it equals std(ddof=1) / sqrt(n).
     """
     given = np.asarray(parts, dtype=np.float64)
     if given.ndim != 2:
@@ -95,7 +95,7 @@ def exp_figure(figure: Figure) -> Figure:
 
 
 def _interval(value: float, se: float, n: int, least: float, most: float, at_end: int = 0) -> tuple[float, float]:
-    """Return the 95 % interval of a figure of which `at_end` units lie at one end of its range."""
+    """Return the 95 % interval of a figure. `at_end` is the number of units that lie at one end of its range."""
     if n < FEWEST or not math.isfinite(se):
         return math.nan, math.nan
     t = _student(n - 1)
@@ -122,7 +122,7 @@ def _clip(value: float, least: float, most: float) -> float:
 
 
 def _student(degrees: int) -> float:
-    """Return the 97.5 % quantile of Student's law to three digits, for 9 degrees or more (Cornish and Fisher)."""
+    """Return the 97.5 % quantile of Student's law, to three digits for 9 or more degrees (Cornish and Fisher)."""
     z = _Z
     terms = ((z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384)
     return z + sum(term / degrees**power for power, term in enumerate(terms, 1))

@@ -27,7 +27,7 @@ class WordPieces:
     def __init__(self, file: str | Path) -> None:
         try:
             self._backend = tokenizers.Tokenizer.from_file(str(file))
-        except Exception as reason:  # the library raises bare Exception
+        except Exception as reason:  # the library raises plain Exception
             raise D5P4Error(f"{file} is not a tokenizer file ({reason}): fetch it again") from reason
         self._backend.no_truncation()  # the file of the default encoder truncates and pads texts to 128 pieces
         self._backend.no_padding()
@@ -55,7 +55,7 @@ class WordPieces:
 
     @property
     def sha256(self) -> str:
-        """The hash of the vocabulary, written one piece per line."""
+        """The SHA-256 of the vocabulary when it is written with one piece per line."""
         return hashlib.sha256("".join(piece + "\n" for piece in self.vocabulary).encode()).hexdigest()
 
 

@@ -91,8 +91,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, angles: Rotary, keys: Tens
 
 
 def any_shape() -> AbstractContextManager[None]:
-    """Switch off attention by cuDNN. It makes a plan for every new shape, which takes longer than a forward of a few
-    rows, and the number of rows changes at every step. The switch is global: if two threads use it, it may stay off."""
+    """Switch off attention by cuDNN, which plans every new shape: that takes longer than a forward of a few rows, and
+    the number of rows changes at every step. The switch is global, so with two threads cuDNN may stay off."""
     return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
 
 

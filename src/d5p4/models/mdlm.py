@@ -214,7 +214,7 @@ class MDLM(NativeModel):
 
 
 def _normalised(x: Tensor) -> Tensor:
-    """Apply a LayerNorm without weight, computed in float32 or wider, and return the dtype of x."""
+    """Apply a LayerNorm without weight. It is computed in float32 or wider and returned in the dtype of x."""
     if usable(x):
         return F.layer_norm(x, x.shape[-1:], eps=NORM_EPS)  # the CUDA kernel computes in float32
     return F.layer_norm(x.to(working_dtype(x.dtype)), x.shape[-1:], eps=NORM_EPS).to(x.dtype)

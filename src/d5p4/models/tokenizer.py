@@ -23,8 +23,7 @@ FILES = "tokenizer.json, or vocab.json and merges.txt"
 MASK_TEXT = "<|mask|>"
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
-# How Qwen2 splits text: contractions, words with one leading character that is not a letter or digit, single digits,
-# runs of punctuation, line ends, other white space.
+# How Qwen2 splits text: contractions, words (with one leading mark), digits, runs of marks, line ends, other space.
 QWEN2_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
     r"|[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -64,7 +63,7 @@ class Tokenizer:
 
     @classmethod
     def read(cls, folder: str | Path, *, mask_id: int | None = None, qwen2: bool | None = None) -> Tokenizer:
-        """Read the tokenizer of a folder. `qwen2`: vocab.json is for Qwen2's split; None decides by tokenizer_class."""
+        """Read the tokenizer of a folder. `qwen2`: whether to split text like Qwen2 (None: tokenizer_class decides)."""
         folder = Path(folder)
         settings = read_json(folder / "tokenizer_config.json", missing={})
         specials = {**read_json(folder / "special_tokens_map.json", missing={}), **settings}

@@ -1,4 +1,4 @@
-"""Pieces: the texts of single tokens, with which a page shows a row token by token. Also drafts of answers."""
+"""Pieces are the texts of single tokens. With them a page shows rows and drafts of answers token by token."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class _Step:
     group: list[int]  # [N]
     chosen: list[int]  # [m]
     children: int
-    similarity: Tensor | None  # [N (N - 1) / 2] float32
+    similarity: Tensor | None  # [N (N - 1) / 2] float32, the part below the diagonal
     where: Tensor  # [changes, 3]: row of the next pool, position, token
     logprob: Tensor  # [changes]
 
