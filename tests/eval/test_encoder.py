@@ -181,7 +181,7 @@ def test_encoders_that_cannot_be_read(tmp_path, monkeypatch):
     with pytest.raises(D5P4Error, match="'nowhere' is neither a folder"):
         Encoder("nowhere")
     deeper = write_encoder(tmp_path, changes={"num_hidden_layers": 3})
-    with pytest.raises(D5P4Error, match=r"lacks \d+ weights .*layer\.2"):
+    with pytest.raises(D5P4Error, match=r"lack \d+ weights .*layer\.2"):
         Encoder(deeper, device="cpu")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mdlm"}))
     with pytest.raises(D5P4Error, match="cannot be read as an encoder"):

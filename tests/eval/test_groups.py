@@ -131,7 +131,7 @@ def test_the_references_are_never_the_answers(file):
         read_groups(path, answers="answer", references="answer")
     listed = file({"question": "q", "answers": ["gold"], "outputs": ["a", "b"]})
     assert read_groups(listed, references="answers") == [Group("q", ("a", "b"), ("gold",))]
-    with pytest.raises(D5P4Error, match="line 1: has no answers"):
+    with pytest.raises(D5P4Error, match="line 1: there are no answers"):
         read_groups(file({"question": "q", "answer": "gold"}), references="answer")
 
 
