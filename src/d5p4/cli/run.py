@@ -46,7 +46,7 @@ def run(
         ),
     ] = None,
     timeout: Annotated[
-        float, typer.Option(help="Seconds without progress of a rank that end the job.", rich_help_panel=RUNNING)
+        float, typer.Option(help="Seconds without progress after which a rank ends the job.", rich_help_panel=RUNNING)
     ] = 600.0,
     options: Given,
 ) -> None:
