@@ -134,7 +134,7 @@ def test_countdown_fills_in_around_given_steps(countdown):
 
 
 def test_what_cannot_be_written_is_named(countdown):
-    with pytest.raises(d5p4.D5P4Error, match="it has none for ' '"):
+    with pytest.raises(d5p4.D5P4Error, match="there is no token for ' '"):
         d5p4.generate(countdown, "86, 28, 13, 31: 96")
 
 

@@ -63,7 +63,7 @@ def test_the_file_can_be_scored(cli, models, input, tmp_path):
     cli("run", "-i", input, "-o", tmp_path / "a.jsonl", "-m", models.chat, *SMALL)
     scores = json.loads(cli("score", tmp_path / "a.jsonl", "--json").stdout)
     assert scores["groups"] == 10 and scores["metrics"]["answers"]["value"] == 2
-    assert "lines with an error instead of answers, left out: 1" in scores["notes"]
+    assert "lines that were left out because they hold an error instead of answers: 1" in scores["notes"]
 
 
 def test_errors(fails, models, input, tmp_path):
@@ -71,8 +71,8 @@ def test_errors(fails, models, input, tmp_path):
         return fails("run", "-i", file, "-o", tmp_path / "a.jsonl", "-m", models.chat, *SMALL, *options)
 
     assert "p.jsonl line 11: not valid JSON" in message("--strict")
-    assert "mesh=2,1 needs 2 ranks and there are 1" in message("--mesh", "2,1")
-    assert "mesh='2x1' must be two numbers" in message("--mesh", "2x1")
+    assert "mesh=2,1 needs 2 ranks, but there are 1" in message("--mesh", "2,1")
+    assert "mesh='2x1' must be two whole numbers" in message("--mesh", "2x1")
     assert "timeout=0 must be" in message("--timeout", 0)
     assert "--method='d5p5' is not a method" in message("--method", "d5p5")
     assert "none.jsonl does not exist" in message(file=tmp_path / "none.jsonl")
@@ -166,6 +166,6 @@ def test_sigterm_stops_a_run_with_a_message(cli, models, write, tmp_path, monkey
     finally:
         signal.signal(signal.SIGTERM, before)
     assert (stopped.exit_code, stopped.stdout) == (143, "")
-    assert stopped.stderr == "stopped by SIGTERM; finished lines are kept: the same command continues\n"
+    assert stopped.stderr == "stopped by SIGTERM; finished lines are kept: run the same command again to continue\n"
     report = json.loads(cli(*command, "--json", "--quiet").stdout)
     assert report["now"] + report["before"] == 4 and report["before"] > 0 and report["now"] > 0

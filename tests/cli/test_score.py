@@ -102,7 +102,7 @@ def test_bad_options(fails, file, tmp_path):
         (("--grader", "gsm"), "did you mean 'gsm8k'?"),
         (("--judge", "nowhere"), "'nowhere'"),
         (("--encoder", "nowhere"), "'nowhere'"),
-        (("--answers", "texts"), "line 1: has no field 'texts'"),
+        (("--answers", "texts"), "line 1: there is no field 'texts'"),
         (("-k", 9), "k=9 must be between 1 and 2"),
         (("--out", "no/such/folder/report.json"), "no folder no/such/folder"),
         (("--out", tmp_path), "cannot be written"),

@@ -46,9 +46,9 @@ def test_what_cannot_be_is_said_before_any_work(fails, models, tmp_path):
     (tmp_path / "folder.html").mkdir()
     for options, expected in (
         (("-o", tmp_path / "no/trace.html"), "there is no folder"),
-        (("-o", tmp_path), "should end in .html"),
+        (("-o", tmp_path), "must end in .html"),
         (("-o", tmp_path / "folder.html"), "is a folder"),
-        (("-o", tmp_path / "trace.txt"), "should end in .html (a page) or .json"),
+        (("-o", tmp_path / "trace.txt"), "must end in .html (a page) or .json"),
         (("-o", tmp_path / "t.html", "--methods", "cat,best"), "--method='best' is not a method"),
         (("-o", tmp_path / "t.html", "-k", 0), "k=0"),
     ):

@@ -27,9 +27,9 @@ def test_alone_there_is_nobody_to_wait_for(monkeypatch):
 
 def test_a_mesh_that_cannot_be_is_a_sentence(monkeypatch):
     for world, given, message in (
-        ("1", {"mesh": (0, 2)}, "mesh=0,2 must be two numbers of at least 1"),
-        ("1", {"mesh": (2, 1)}, "mesh=2,1 needs 2 ranks and there are 1"),
-        ("4", {"mesh": (3, 1)}, "mesh=3,1 needs 3 ranks and there are 4"),
+        ("1", {"mesh": (0, 2)}, "mesh=0,2 must be two whole numbers of at least 1"),
+        ("1", {"mesh": (2, 1)}, "mesh=2,1 needs 2 ranks, but there are 1"),
+        ("4", {"mesh": (3, 1)}, "mesh=3,1 needs 3 ranks, but there are 4"),
         ("two", {}, "WORLD_SIZE='two'"),
         ("2", {"device": "tpu7"}, "device='tpu7'"),
         ("2", {"timeout": 0.0}, "timeout=0 must be a positive number"),
@@ -62,9 +62,9 @@ def test_a_rank_that_dies_or_hangs_in_a_decode_ends_the_job(tmp_path, how, rank)
     ended = finish(start(WORK + "break_one", 2, tmp_path, breaks=[(how, rank)], timeout=timeout))
     code, output = ended[1 - rank]
     if how == "hang":
-        assert code == 3 and "rank 1 has made no step for 3 s; it hangs" in output, output
+        assert code == 3 and "rank 1 has made no step for 3 s, so it hangs" in output, output
     else:
-        assert "broke off" in output or "has gone" in output, output
+        assert "failed, so" in output or "has ended" in output, output
     assert all(code != 0 for code, _ in ended)
 
 
@@ -102,7 +102,7 @@ def test_who_waits_for_a_dead_or_a_stopped_rank_ends_and_names_it(tmp_path, stop
     finally:
         pair[stopped].kill()
     for dead_code, output in ended:
-        assert dead_code != 0 and f"rank {dead} has not been heard of for 3 s" in output, output
+        assert dead_code != 0 and f"rank {dead} has sent no pulse for 3 s" in output, output
     output = finish(pair)[1 - stopped][1]
     assert code == 3 and f"rank {stopped}" in output and "start the same command again" in output
 
@@ -110,7 +110,7 @@ def test_who_waits_for_a_dead_or_a_stopped_rank_ends_and_names_it(tmp_path, stop
 def test_a_rank_that_ends_is_missed_at_once(tmp_path):
     """Whether it says why or not: nobody waits for the timeout, which would be another sentence."""
     ended = finish(start(WORK + "leave", 2, tmp_path / "silent", rank=1))
-    assert ended[0][0] != 0 and "rank 1 left without a word" in ended[0][1], ended
+    assert ended[0][0] != 0 and "rank 1 ended without leaving the mesh" in ended[0][1], ended
     ended = finish(start(WORK + "leave", 3, tmp_path / "told", rank=1, why="the file is not there"))
     for rank in (0, 2):
         assert "rank 1 gave up: the file is not there" in ended[rank][1], ended
@@ -119,6 +119,6 @@ def test_a_rank_that_ends_is_missed_at_once(tmp_path):
 def test_what_cannot_be_spread_is_a_sentence(tmp_path):
     wrong = [{"k": 3}, {"history": True}, {"seed": None}]
     for messages in results(WORK + "complaints", 2, tmp_path, cases=wrong):
-        assert "k=3 does not split over 2 ranks" in messages[0]
+        assert "k=3 must be a multiple of 2, the number of ranks" in messages[0]
         assert "history needs the whole pool" in messages[1]
         assert "seed=None would be another seed" in messages[2]

@@ -244,5 +244,5 @@ def test_a_task_of_a_stranger_is_marked_where_the_card_names_it(longest_wins):
 
 def test_a_card_without_a_known_grader():
     assert grader_of(Carded(order="confidence")) is None
-    with pytest.warns(UserWarning, match="answers of the model mine are not marked: .*'countdwn'"):
+    with pytest.warns(UserWarning, match="answers of the model mine are not marked right or wrong: .*'countdwn'"):
         assert grader_of(Carded(grader="countdwn")) is None

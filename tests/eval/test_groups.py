@@ -112,9 +112,9 @@ def test_the_harness_without_generation(file):
 def test_named_fields(file):
     path = file({"question": "q", "answer": "gold", "preds": ["a", "b"]})
     assert read_groups(path, answers="preds", references="answer") == [Group("q", ("a", "b"), ("gold",))]
-    with pytest.raises(D5P4Error, match="line 1: has no field 'pred'; it has question, answer, preds"):
+    with pytest.raises(D5P4Error, match="line 1: there is no field 'pred'; the fields are question, answer, preds"):
         read_groups(path, answers="pred")
-    with pytest.raises(D5P4Error, match="line 1: has no field 'gold'"):
+    with pytest.raises(D5P4Error, match="line 1: there is no field 'gold'"):
         read_groups(path, references="gold")
 
 
@@ -125,20 +125,20 @@ def test_the_references_are_never_the_answers(file):
     assert read_groups(path, answers="response") == [
         Group("q", ("my answer is 4",), (), None, {"answer": line["answer"]})
     ]
-    with pytest.raises(D5P4Error, match="line 1: 'answer' and 'response' may both .*--answers.*--references"):
+    with pytest.raises(D5P4Error, match="line 1: 'answer' and 'response' may each be .*--answers.*--references"):
         read_groups(path)
     with pytest.raises(D5P4Error, match="'answer' cannot be both"):
         read_groups(path, answers="answer", references="answer")
     listed = file({"question": "q", "answers": ["gold"], "outputs": ["a", "b"]})
     assert read_groups(listed, references="answers") == [Group("q", ("a", "b"), ("gold",))]
-    with pytest.raises(D5P4Error, match="line 1: has no answers"):
+    with pytest.raises(D5P4Error, match="line 1: there are no answers"):
         read_groups(file({"question": "q", "answer": "gold"}), references="answer")
 
 
 def test_a_list_of_objects(file):
     path = file('[{"answers": ["a"]},\n {"answers": ["b", "c"]}]')
     assert [group.answers for group in read_groups(path)] == [("a",), ("b", "c")]
-    with pytest.raises(D5P4Error, match="entry 2: 'answers' holds no answer"):
+    with pytest.raises(D5P4Error, match="entry 2: the field 'answers' holds no answer"):
         read_groups(file('[{"answers": ["a"]}, {"answers": []}]'))
 
 
@@ -152,8 +152,8 @@ BAD_LINES = [
     ("[1]", "line 2: expected an object"),
     ('{"answers": [3]}', "line 2: 'answers' holds 3 where text is expected"),
     ('{"answers": [{"score": 1}]}', "where text is expected"),
-    ('{"prompt": "p"}', "line 2: has no answers: expected one of answers, .* got prompt; .*--answers"),
-    ('{"text": "a"}', "line 2: a single answer, without an id or a prompt"),
+    ('{"prompt": "p"}', "line 2: there are no answers: expected one of the fields answers, .* got prompt; .*--answers"),
+    ('{"text": "a"}', "line 2: this line has a single answer, but no id or prompt"),
     ('{"id": 1.5, "answers": ["a"]}', "line 2: 'id' must be text or a whole number, not 1.5"),
     ('{"answers": ["a"], "reference": {"x": 1}}', "line 2: 'reference' holds"),
 ]
@@ -204,7 +204,7 @@ def test_lines_with_an_error_are_skipped_and_counted(file):
         )
     )
     assert [group.answers for group in groups] == [("a", "b"), ("c",), ("d",)] and groups.skipped == 2
-    with pytest.raises(D5P4Error, match="all of its 1 lines are errors, first .*line 1: .*too long"):
+    with pytest.raises(D5P4Error, match="all 1 lines are errors, the first is .*line 1: .*too long"):
         read_groups(file({"line": 1, "error": "too long", "answers": []}))
 
 

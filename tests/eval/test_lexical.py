@@ -202,7 +202,7 @@ def test_lists_are_asked_for_by_name():
         self_bleu([])
     with pytest.raises(D5P4Error, match="list of strings, not 'the'"):
         distinct("the", 1)
-    with pytest.raises(D5P4Error, match="2 predictions and 1 lists"):
+    with pytest.raises(D5P4Error, match="2 predictions need as many lists"):
         bleu(["a", "b"], [["a"]])
     with pytest.raises(D5P4Error, match="at least one prediction"):
         bleu([], [])

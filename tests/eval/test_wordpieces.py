@@ -54,7 +54,7 @@ def test_any_folder_with_a_tokenizer(tmp_path):
 
 
 def test_unreadable_folders_are_refused(tmp_path):
-    with pytest.raises(D5P4Error, match="'nowhere' is not a folder"):
+    with pytest.raises(D5P4Error, match="'nowhere' is neither a folder"):
         word_pieces("nowhere")
     with pytest.raises(D5P4Error, match="no tokenizer.json"):
         word_pieces(tmp_path)

@@ -37,8 +37,8 @@ def test_all_key_faults_come_in_one_error(tmp_path: Path) -> None:
     message = str(caught.value)
     for part in ("missing: model.transformer.ln_f.weight", "unexpected: model.transformer.extra", "misshapen:"):
         assert part in message
-    assert "blocks.0.q_proj.weight is [3, 3], expected [32, 32]" in message
-    assert "blocks.1.q_proj.weight is I8" in message
+    assert "blocks.0.q_proj.weight has shape [3, 3], expected [32, 32]" in message
+    assert "blocks.1.q_proj.weight has dtype I8" in message
 
 
 def test_long_lists_are_cut(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_truncated_file(tmp_path: Path) -> None:
     whole = file.read_bytes()
     for keep in (0, 4, 500, -40):
         file.write_bytes(whole[:keep])
-        assert "model.safetensors is not a whole" in refusal(load, tmp_path, "cpu"), keep
+        assert "model.safetensors is not a complete" in refusal(load, tmp_path, "cpu"), keep
 
 
 def test_missing_shard(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_shards_outside_the_folder_are_refused(tmp_path: Path) -> None:
     index = folder / "model.safetensors.index.json"
     write_llada(tmp_path)
     index.write_text(json.dumps({"weight_map": {"a": "../model.safetensors"}}))
-    with pytest.raises(D5P4Error, match="not in its folder"):
+    with pytest.raises(D5P4Error, match="names files that the folder lacks"):
         load(folder, "cpu")
 
 

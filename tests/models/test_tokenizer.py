@@ -210,7 +210,7 @@ def test_where_the_template_comes_from(tmp_path: Path) -> None:
         (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
         assert Tokenizer.read(folder).chat([]) == text
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": several}))
-    assert "the templates are tool, rag, and none is called default" in refusal(Tokenizer.read(folder).chat, [])
+    assert "none of the templates tool, rag is called default" in refusal(Tokenizer.read(folder).chat, [])
     (folder / "chat_template.jinja").write_text("file")
     assert Tokenizer.read(folder).chat([]) == "file"
 

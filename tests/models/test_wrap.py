@@ -121,7 +121,7 @@ def test_a_forward_without_positions_is_refused_at_once(tmp_path: Path) -> None:
     module = llama_of(write_llada(tmp_path), torch.float32)
     inner = module.model.forward
     module.model.forward = lambda input_ids, attention_mask=None, use_cache=None: None
-    assert "takes no position_ids" in refusal(wrap, module, None, mask_id=51)
+    assert "has no position_ids" in refusal(wrap, module, None, mask_id=51)
     rows = wrap(module, None, mask_id=51, hidden=lambda tokens, *_: inner(tokens).last_hidden_state)
     assert rows.body(torch.arange(5)[None]).states.shape == (1, 5, 32)
 

@@ -1,4 +1,4 @@
-"""The command line: one thin file per command. The library does the work."""
+"""The command line. Each command is one thin file, and the library does the work."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .trace import trace
 
 
 def build() -> typer.Typer:
-    """The commands, with the options of all methods that are registered now."""
+    """Build the commands, with the parameters of all methods that are registered now as options."""
     app = typer.Typer(
         cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
     )
@@ -40,7 +40,7 @@ def build() -> typer.Typer:
 
 def _add_moved(app: typer.Typer, name: str) -> None:
     def command() -> None:
-        raise D5P4Error(f"d5p4 {name} has moved: in a checkout of the repository use python -m d5p4_lab {name} ...")
+        raise D5P4Error(f"d5p4 {name} has moved: in a checkout of the repository, run python -m d5p4_lab {name} ...")
 
     settings = {"allow_extra_args": True, "ignore_unknown_options": True}
     app.command(name, hidden=True, context_settings=settings, add_help_option=False)(command)
@@ -64,7 +64,7 @@ def d5p4(
 
 def main() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # closed by the caller
+        if getattr(sys, name) is None:  # the caller has closed this stream
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
     try:
         load_plugins(plugins(sys.argv))

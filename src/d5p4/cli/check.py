@@ -1,4 +1,4 @@
-"""`d5p4 check`: does a checkpoint load and behave like a model?"""
+"""`d5p4 check` tests whether a checkpoint loads and behaves like a model."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from .show import visible
 
 
 def check(
-    model: Annotated[str, typer.Argument(help="A folder, a hub id such as org/name, or a shipped name.")],
+    model: Annotated[str, typer.Argument(help="A folder, a hub id such as org/name, or a shipped model.")],
     compare_remote: Annotated[
         bool,
-        typer.Option("--compare-remote", help="Also run the model's own code and compare; it must be code you trust."),
+        typer.Option("--compare-remote", help="Compare with the code in the checkpoint; run only code you trust."),
     ] = False,
     device: Device = None,
     dtype: Dtype = None,
 ) -> None:
-    """Load a model and try it on one prompt. The exit code is 1 if something is wrong with the model.
+    """Load a model and test it on one prompt. The exit code is 1 if a test fails.
 
     Example: d5p4 check countdown
     """

@@ -1,4 +1,4 @@
-"""What the commands share: prompts, loading, one timed call of `d5p4.generate`, JSON, and how a command ends."""
+"""Helpers of the commands: prompts, loading, a timed call of `d5p4.generate`, JSON, and the handling of errors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["Answers", "Commands", "finite", "joined", "load_model", "print_json"
 
 
 class Commands(TyperGroup):
-    """The commands. An error that the caller can put right ends with code 2, Ctrl-C with 130, without a traceback."""
+    """The command group. Errors that the user can correct print a message and exit with 2. Ctrl-C exits with 130."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -61,28 +61,28 @@ class Commands(TyperGroup):
 
 
 def print_error(error: D5P4Error) -> None:
-    """One sentence on standard error, with options spelt as flags. There is one prompt, so it has no number."""
+    """Print an error in one line on standard error, with options spelt as flags, without the number of the prompt."""
     typer.secho("error: ", fg="red", bold=True, err=True, nl=False)
     typer.echo(visible(" ".join(error.phrase(flag, place="").split())), err=True)
 
 
 def _drop_output() -> None:
-    """Nobody reads standard output any more: the interpreter's last flush goes nowhere."""
+    """Redirect standard output to nowhere. Otherwise the flush at the end of the process would fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def read_prompt(prompt: str) -> str:
-    """The prompt argument; "-" stands for standard input."""
+    """Return the prompt argument, or the text of standard input if the argument is "-"."""
     try:
         text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
-        text.encode()  # raises where bytes are not valid text
+        text.encode()  # raises an error if the text is not valid Unicode
     except UnicodeError as reason:
         raise D5P4Error(f"the prompt is not valid text: {reason}") from None
     return text
 
 
 def load_model(name: str, device: str | None, dtype: str | None, shown: bool, mapped: bool = False) -> NativeModel:
-    """`d5p4.load`, with a message while it runs."""
+    """Call `d5p4.load` and show a message meanwhile."""
     import d5p4
 
     console = Console(stderr=True)
@@ -91,26 +91,26 @@ def load_model(name: str, device: str | None, dtype: str | None, shown: bool, ma
 
 
 def run(model: Model, prompts: Any, label: str, shown: bool, **options: Any) -> tuple[Result, float]:
-    """The result of a call of `d5p4.generate` and the seconds it took."""
+    """Call `d5p4.generate`, and return its result and the seconds that the call took."""
     import d5p4
 
     count = len(prompts) if prompts is not None else options.get("sets") or 1
     start = time.perf_counter()
     with warnings.catch_warnings(), bar(label, count, shown) as callback:
-        warnings.simplefilter("ignore", DuplicateAnswers)  # the commands say it in their own way
+        warnings.simplefilter("ignore", DuplicateAnswers)  # the commands print a note instead
         result = d5p4.generate(model, prompts, callback=callback, **options)
     return result, time.perf_counter() - start
 
 
 def print_json(value: Any) -> None:
-    """One line of JSON on standard output."""
+    """Print one line of JSON on standard output."""
     utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
     print(json.dumps(finite(value), ensure_ascii=not utf8, allow_nan=False))
 
 
 @contextmanager
 def joined(mesh: tuple[int, int] | None, timeout: float, device: str | None) -> Iterator[Mesh]:
-    """The mesh of a job under torchrun. An error is printed by the rank that had it and by the first rank."""
+    """Yield the mesh of a job under torchrun. Only the rank that failed and rank 0 print an error."""
     from ..distributed import RankLost, connect
 
     ranks = connect(mesh, timeout, device)
@@ -120,5 +120,5 @@ def joined(mesh: tuple[int, int] | None, timeout: float, device: str | None) -> 
     except RankLost as error:
         if ranks.first or not error.reported:
             raise
-        time.sleep(1)  # torchrun ends all ranks with the first one: let the rank that gave up print its error
+        time.sleep(1)  # when one rank exits, torchrun kills all ranks, so give the rank that failed time to print
         raise typer.Exit(2) from None

@@ -1,4 +1,4 @@
-"""`d5p4 compare`: the answers of several methods side by side, same prompt and same seed."""
+"""`d5p4 compare` shows the answers of several methods to the same prompt with the same seed side by side."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .show import number, plain_table, print_prompt, side_by_side
 
 
 class Row(NamedTuple):
-    """What one method gave."""
+    """The result of one method."""
 
     method: str
     answers: Answers
@@ -27,7 +27,7 @@ def compare(
     *,
     prompt: Annotated[str, typer.Argument(help="The prompt; - reads standard input.")],
     model: ModelName = DEFAULT_MODEL,
-    methods: Annotated[str, typer.Option(help="Names with commas between; `d5p4 methods` lists them.")] = (
+    methods: Annotated[str, typer.Option(help="Names separated by commas; `d5p4 methods` lists them.")] = (
         "independent,greedy-beam,d5p4"
     ),
     seed: Seed = None,
@@ -38,9 +38,9 @@ def compare(
     dtype: Dtype = None,
     options: Given,
 ) -> None:
-    """Answer one prompt by several methods, with the same seed.
+    """Answer one prompt by several methods with the same seed.
 
-    A parameter of a method goes to the methods that have it.
+    A parameter of a method is passed only to the methods that have it.
 
     Example: d5p4 compare "86,28,13,31:96" --methods independent,d5p4 --beta 10
     """

@@ -1,4 +1,4 @@
-"""`d5p4 generate`: k answers to a prompt, to each prompt of a file, or to none."""
+"""`d5p4 generate` writes k answers to a prompt, to each prompt of a file, or without a prompt."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def generate(
     prompt: Annotated[str | None, typer.Argument(help="The prompt; - reads standard input.")] = None,
     model: ModelName = DEFAULT_MODEL,
     file: Annotated[
-        Path | None, typer.Option("--file", "-f", help="Prompts: JSON lines, or .txt with one per line.")
+        Path | None, typer.Option("--file", "-f", help="File of prompts: JSON lines, or .txt with one per line.")
     ] = None,
     seed: Seed = None,
-    sets: Annotated[int | None, typer.Option(help="Without a prompt: sets of k answers.", show_default=False)] = None,
+    sets: Annotated[int | None, typer.Option(help="Sets of k answers without a prompt.", show_default=False)] = None,
     json: Json = False,
     quiet: Quiet = False,
     plugin: Plugin = None,
@@ -34,12 +34,12 @@ def generate(
     dtype: Dtype = None,
     options: Given,
 ) -> None:
-    """Write k good answers that differ.
+    """Write k good answers that differ from each other.
 
     Example: d5p4 generate "86,28,13,31:96" -k 4 --distinct --spare 4
     """
     if prompt is not None and file is not None:
-        raise D5P4Error("there is a prompt and a --file; give one of them")
+        raise D5P4Error("a prompt and a --file are both given; give only one of them")
     options = typed(options)
     lines = [] if prompt is None else [PromptLine(1, None, read_prompt(prompt))]
     if file is not None:
@@ -47,7 +47,7 @@ def generate(
     shown = not (quiet or json)
     loaded = load_model(model, device, dtype, shown)
     prompts = [line.prompt for line in lines] or None
-    keys = [line.id for line in lines] or None  # an id also names the random stream
+    keys = [line.id for line in lines] or None  # the random numbers of a prompt also depend on its id
     try:
         result, seconds = run(loaded, prompts, "decoding", shown, sets=sets, seed=seed, keys=keys, **options)
     except D5P4Error as error:

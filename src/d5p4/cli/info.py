@@ -1,4 +1,4 @@
-"""`d5p4 info`: what a checkpoint is, from its files alone; the weights are not read."""
+"""`d5p4 info` prints facts about a checkpoint without reading its weights."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ WIDTH = ("d_model", "hidden_size", "hidden_dim")
 
 
 def info(
-    model: Annotated[str, typer.Argument(help="A folder, a hub id such as org/name, or a shipped name.")],
+    model: Annotated[str, typer.Argument(help="A folder, a hub id such as org/name, or a shipped model.")],
     device: Device = None,
     dtype: Dtype = None,
     json: Json = False,
 ) -> None:
-    """Show what a model is and which defaults it brings, without reading its weights.
+    """Show facts about a model and its default options, without reading its weights.
 
     Example: d5p4 info countdown
     """
@@ -39,7 +39,7 @@ def info(
 
 
 def describe(name: str, device: str | None = None, dtype: str | None = None) -> dict[str, Any]:
-    """Facts about a checkpoint; device and dtype are those `d5p4.load` would choose."""
+    """Return facts about a checkpoint. Device and dtype are those that `d5p4.load` would choose."""
     from ..models.checkpoint import weight_files
     from ..models.load import choose_device, choose_dtype, without_weights
 

@@ -1,4 +1,4 @@
-"""`d5p4 methods`: the methods by name."""
+"""`d5p4 methods` lists the methods."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .options import Json, Plugin
 
 
 def methods(json: Json = False, plugin: Plugin = None) -> None:
-    """List the methods, where the paper describes them, and their own parameters."""
+    """List the methods with their parameters and the sections of the paper that describe them."""
     from ..methods import METHODS, load_plugins
 
     load_plugins(plugin or [])

@@ -1,7 +1,7 @@
-"""The options of the commands that decode, made from the table in `d5p4.options` and from the methods' own parameters.
+"""The options of the commands that decode, made from the table in `d5p4.options` and the parameters of the methods.
 
-`--help` shows the basic options, `--help-all` every one. A value that was not given is left out of the call, so the
-defaults and the error messages are the library's.
+`--help` shows the basic options, and `--help-all` shows all options. An option that the user does not give is not
+passed to the library, so the defaults and the error messages are those of the library.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ModelName = Annotated[
         envvar="D5P4_MODEL",
         show_envvar=False,
         show_default=False,
-        help="A folder, a hub id or a shipped name. [$D5P4_MODEL, or countdown]",
+        help="A folder, a hub id or a shipped model. [$D5P4_MODEL, or countdown]",
     ),
 ]
 DEFAULT_MODEL = "countdown"
@@ -47,13 +47,13 @@ Plugin = Annotated[list[str] | None, typer.Option(metavar="MODULE", help="Load a
 Seed = Annotated[int | None, typer.Option(help="The same seed gives the same answers.", show_default=False)]
 
 Given = dict[str, Any]
-"""The options of a decode that were given on the command line: an argument that `with_options` fills."""
+"""The options of a decode that the user gave on the command line. `with_options` fills an argument of this type."""
 SHOW_ALL = "d5p4.show_all"
 OWN = "Parameters of methods"
 
 
 class Decoding(TyperCommand):
-    """A command whose `--help` shows the basic options, and whose `--help-all` shows every option in its group."""
+    """A command whose `--help` shows the basic options, and whose `--help-all` shows all options, by group."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         sections: dict[str, list[Any]] = {"Arguments": [], "Options": [], **{title: [] for title in GROUPS.values()}}
@@ -72,7 +72,7 @@ class Decoding(TyperCommand):
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace the argument `options` of a command by every option and every parameter of a method."""
+    """Replace the argument `options` of a command by all options and all parameters of methods."""
     signature = inspect.signature(command, eval_str=True)
     table = [_option(p, GROUPS[p.option.group]) for p in public("command").values()]
     methods = [_option(p, OWN, users) for p, users in _method_parameters()]
@@ -91,9 +91,9 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def typed(given: Given, methods: Iterable[str] = ()) -> dict[str, Any]:
-    """Options as keyword arguments of `d5p4.generate`: texts become numbers.
+    """Convert the given options from text into keyword arguments of `d5p4.generate`.
 
-    `methods` are the methods that a parameter may belong to; by default the one that was chosen.
+    `methods` are the methods whose parameters are allowed. The default is the method among the given options.
     """
     specs = [method_named(name) for name in methods] or [method_named(given.get("method", Settings.method))]
     table = parameters_of(Settings)
@@ -106,18 +106,18 @@ def typed(given: Given, methods: Iterable[str] = ()) -> dict[str, Any]:
 
 
 def flag(name: str) -> str:
-    """How the command line spells an option."""
+    """Return an option as the command line spells it."""
     return "--" + name.replace("_", "-")
 
 
 def plugins(args: list[str]) -> list[str]:
-    """The modules of --plugin: they must be loaded before the options are known."""
+    """Return the modules that --plugin names. They must be loaded first, because they may add options."""
     after = [args[i + 1] for i, arg in enumerate(args[:-1]) if arg == "--plugin"]
     return after + [arg.partition("=")[2] for arg in args if arg.startswith("--plugin=")]
 
 
 def _method_parameters() -> list[tuple[Parameter, list[str]]]:
-    """Every parameter of every method once, with the methods that have it."""
+    """Return each parameter of the methods once, with the names of the methods that have it."""
     users: dict[str, tuple[Parameter, list[str]]] = {}
     for method in METHODS.values():
         for name, parameter in method.parameters.items():
@@ -126,7 +126,7 @@ def _method_parameters() -> list[tuple[Parameter, list[str]]]:
 
 
 def _option(parameter: Parameter, panel: str | None, users: Iterable[str] = ()) -> inspect.Parameter:
-    """An option of the command line. It is read as text, and `Parameter.check` complains in our own words."""
+    """Make an option of the command line. Its value is read as text, so that the library checks the value."""
     name, switch = flag(parameter.name), parameter.kind is bool
     names = [parameter.option.flag] if parameter.option.flag else []
     made = typer.Option(
@@ -173,11 +173,11 @@ HELP_ALL = inspect.Parameter(
 
 
 def share(methods: str, given: Given) -> dict[str, dict[str, Any]]:
-    """The options of each method named, in order; a parameter goes to the methods that have it."""
+    """Return the options for each of the named methods, in order. A parameter goes only to the methods that have it."""
     specs = [method_named(name.strip()) for name in methods.split(",") if name.strip()]
     if not specs:
         raise D5P4Error(
-            "names no method; give names with commas between, such as random,d5p4", option="methods", value=methods
+            "names no method; give names separated by commas, such as random,d5p4", option="methods", value=methods
         )
     if len({spec.name for spec in specs}) < len(specs):
         raise D5P4Error("names a method twice", option="methods", value=methods)

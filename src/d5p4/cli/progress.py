@@ -1,4 +1,4 @@
-"""The progress of a file run, on standard error: a bar in a terminal, a line now and then elsewhere."""
+"""Shows the progress of a file run on standard error: a bar in a terminal, else a line every 30 seconds."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from ..jobs import Pace
     from ..jobs.run import Progress as FileProgress
 
-LINE_EVERY = 30.0  # seconds between lines of progress outside a terminal
+LINE_EVERY = 30.0  # seconds between lines of progress if standard error is not a terminal
 
 
 @contextmanager
 def file_progress(shown: bool) -> Iterator[FileProgress | None]:
-    """Progress over the prompts of a file: a bar in a terminal, elsewhere a line now and then."""
+    """Yield the function that shows progress, or None if nothing is to be shown."""
     console = Console(stderr=True)
     if not shown:
         yield None
@@ -38,7 +38,7 @@ def file_progress(shown: bool) -> Iterator[FileProgress | None]:
 
 
 class _Lines:
-    """Prints a line on standard error every 30 seconds."""
+    """Prints a line of progress on standard error every `LINE_EVERY` seconds."""
 
     def __init__(self) -> None:
         self.last = time.monotonic()
@@ -52,7 +52,7 @@ class _Lines:
 
 def _speed(pace: Pace) -> str:
     left = "" if pace.left is None else f", about {duration(pace.left)} left"
-    rows = f", {rate(pace.rows_per_second)} rows/s" if pace.rows else ""  # unknown until a batch is finished
+    rows = f", {rate(pace.rows_per_second)} rows/s" if pace.rows else ""  # unknown before the first batch is finished
     return f"{rate(pace.prompts_per_second)} prompts/s{rows}{left}"
 
 
@@ -61,7 +61,7 @@ def rate(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """In words, such as "3 h 2 min"."""
+    """Write seconds as text, such as "3 h 2 min"."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s" if whole >= 10 else f"{seconds:.1f} s"

@@ -1,4 +1,4 @@
-"""`d5p4 run`: every prompt of a file, by one process or many, stopped and carried on as often as need be."""
+"""`d5p4 run` decodes every prompt of a file, with one or many processes. A stopped run can be continued."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 def run(
     *,
-    input: Annotated[Path, typer.Option("--input", "-i", help="Prompts: JSON lines, or .txt with one per line.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Answers: JSON lines in the order of the input.")],
+    input: Annotated[Path, typer.Option("--input", "-i", help="The prompts: JSON lines, or .txt with one per line.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="File of answers: JSON lines in the input's order.")],
     model: ModelName = DEFAULT_MODEL,
     seed: Seed = None,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first prompt that fails.")] = False,
     retry_errors: Annotated[
-        bool, typer.Option("--retry-errors", help="Decode again the prompts that failed before.")
+        bool, typer.Option("--retry-errors", help="Decode prompts again that failed in an earlier run.")
     ] = False,
     json: Json = False,
     quiet: Quiet = False,
@@ -40,13 +40,13 @@ def run(
         str | None,
         typer.Option(
             metavar="DATA,BEAM",
-            help="Under torchrun: DATA groups share the prompts; the BEAM ranks of a group share a pool.",
+            help="Under torchrun: DATA groups divide the prompts, and the BEAM ranks of a group divide each pool.",
             rich_help_panel=RUNNING,
             show_default=False,
         ),
     ] = None,
     timeout: Annotated[
-        float, typer.Option(help="Seconds after which a silent rank ends the job.", rich_help_panel=RUNNING)
+        float, typer.Option(help="Seconds without progress after which a rank ends the job.", rich_help_panel=RUNNING)
     ] = 600.0,
     options: Given,
 ) -> None:
@@ -74,7 +74,7 @@ def run(
     except KeyboardInterrupt as stop:
         if _is_first():
             cause = f" by {stop}" if str(stop) else ""
-            typer.echo(f"stopped{cause}; finished lines are kept: the same command continues", err=True)
+            typer.echo(f"stopped{cause}; finished lines are kept: run the same command again to continue", err=True)
         raise typer.Exit(143 if str(stop) else 130) from None
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -90,7 +90,7 @@ def run(
 
 
 def _stop(number: int, frame: object) -> None:
-    """Slurm and torchrun send SIGTERM; the run then ends as it does by Ctrl-C."""
+    """Handle SIGTERM, which Slurm and torchrun send, like Ctrl-C."""
     raise KeyboardInterrupt(signal.Signals(number).name)
 
 
@@ -103,7 +103,7 @@ def _mesh(text: str) -> tuple[int, int]:
     try:
         return int(data), int(beam)
     except ValueError:
-        raise D5P4Error("must be two numbers DATA,BEAM, such as 4,2", option="mesh", value=text) from None
+        raise D5P4Error("must be two whole numbers DATA,BEAM, such as 4,2", option="mesh", value=text) from None
 
 
 def _print(report: Report, output: Path) -> None:

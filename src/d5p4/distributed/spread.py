@@ -1,12 +1,12 @@
-"""One prompt's groups over R ranks: `d5p4.beams` says which rank holds which rows.
+"""Spreads the rows of one prompt's pool over R ranks. `d5p4.beams` says which rank holds which rows.
 
-Hidden states never move. For the similarity each rank receives a slice of the features of every distinct row and
-multiplies its slice; the N x N products are then summed. Scores and hashes are gathered, and the first rank's choice of
-parents is broadcast. If a parent's children belong on another rank (methods without the partition), the rank that holds
-the parent draws them and sends their tokens.
+Hidden states stay on their rank. For the similarity, each rank receives one slice of the features of every distinct row
+and multiplies that slice. Then the N x N products of all slices are summed. Scores and hashes are gathered, and the
+first rank's choice of parents is broadcast. With a method that has no partition into groups, the children of a parent
+may belong to another rank. Then the rank that holds the parent draws the children and sends their tokens.
 
-All ranks make the same calls in the same order. Before each exchange they vote, on the host: a rank whose part failed
-(out of memory, logits that are not finite) reports it there instead of staying away, and all ranks raise its error.
+All ranks make the same calls in the same order. Before each exchange they vote, on the host: a rank that failed (out of
+memory, logits that are not finite) reports its error in the vote, and all ranks raise that error.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from ..ops.ties import first_equal
 from ..types import Choice
 from .watchdog import CURE, RankLost, Watchdog, in_short
 
-KNOWN = "known_to_all_ranks"  # marks an error that was voted on; keeping the error would keep the tensors of its frames
+KNOWN = "known_to_all_ranks"  # marks an error that all ranks know; a list of such errors would keep tensors alive
 
 
 class SpreadBeams(Beams):
-    """`ranks` of the job share each pool; `host` is their group for small tensors (gloo), `fast` the one for large
-    tensors on the device (NCCL), if there is one."""
+    """The `ranks` that share each pool. They exchange small tensors in the process group `host` (gloo), and large
+    tensors on the device in the group `fast` (NCCL), if it is given."""
 
     def __init__(
         self,
@@ -45,15 +45,15 @@ class SpreadBeams(Beams):
     ) -> None:
         self.ranks, self.size, self.rank = ranks, len(ranks), rank
         self._host, self._fast, self._watchdog = host, fast, watchdog
-        self.sent: Counter[str] = Counter()  # bytes this rank has sent, by kind
+        self.sent: Counter[str] = Counter()  # the bytes that this rank has sent, by kind of data
 
     def check(self, k: int, pool_size: int, **refused: Any) -> None:
         for name, value in (("k", k), ("pool", pool_size)):
             if value % self.size:
-                raise D5P4Error(f"{name}={value} does not split over {self.size} ranks; use a number that divides it")
+                raise D5P4Error(f"{name}={value} must be a multiple of {self.size}, the number of ranks in a group")
         for name, value in refused.items():
             if value:
-                raise D5P4Error(f"{name} needs the whole pool in one process; leave it out when beams are spread")
+                raise D5P4Error(f"{name} needs the whole pool in one process; leave it out, or use one rank per group")
 
     def own(self, everybody: Tensor) -> Tensor:
         return everybody.tensor_split(self.size, 1)[self.rank]
@@ -71,7 +71,7 @@ class SpreadBeams(Beams):
     def seats(self, parents: Tensor, rows: int) -> Seats:
         prompts, count = parents.shape
         if count % self.size:
-            raise D5P4Error(f"the selector chose {count} parents, which do not split over {self.size} ranks")
+            raise D5P4Error(f"the method chose {count} parents, which is not a multiple of the {self.size} ranks")
         own_rows, own_columns = rows // self.size, count // self.size
         column = torch.arange(count, device=parents.device)
         holder = parents // own_rows
@@ -116,7 +116,7 @@ class SpreadBeams(Beams):
         with self._exchange("parents", parents, share=self.size - 1 if self.rank == 0 else 0):
             dist.broadcast(shape, self.ranks[0], self._host)
             count, children = shape.tolist()
-            if count != parents.shape[1]:  # rounding differs between ranks, so the first may have chosen differently
+            if count != parents.shape[1]:  # rounding differs between ranks, so the first rank may choose differently
                 parents = parents.new_empty(len(parents), count)
             dist.broadcast(parents, self.ranks[0], self._host)
         return Choice(parents.to(choice.parents.device), children)
@@ -131,14 +131,14 @@ class SpreadBeams(Beams):
     def together(self) -> Iterator[None]:
         try:
             yield
-            self._vote(None)  # nobody goes on while another's part may still fail
+            self._vote(None)  # wait until all ranks have succeeded, or raise the error of a rank that failed
         except Exception as error:
             if not isinstance(error, RankLost) and not getattr(error, KNOWN, False):
                 self._vote(error)
             raise
 
     def _vote(self, error: Exception | None) -> None:
-        """All ranks report whether their part went well; if one failed, all raise the first failed rank's error."""
+        """Report this rank's error, or None. If ranks report errors, all ranks raise the error of the first of them."""
         failed = torch.tensor([0 if error is None else 1])
         failures: list[Any] = [None] * self.size
         with self._connected():
@@ -161,21 +161,21 @@ class SpreadBeams(Beams):
         moved, group = self._ready(x)
         result = moved.new_empty(sum(receive))
         others = sum(send) - send[self.rank]
-        sent, received = moved.view(torch.uint8), result.view(torch.uint8)  # older gloos do not know every type
+        sent, received = moved.view(torch.uint8), result.view(torch.uint8)  # older versions of gloo lack some dtypes
         bytes_in, bytes_out = ([moved.element_size() * count for count in counts] for counts in (receive, send))
         with self._exchange(what, moved, share=others / max(1, sum(send))):
             dist.all_to_all_single(received, sent, bytes_in, bytes_out, group)
         return result.to(x.device)
 
     def _ready(self, x: Tensor) -> tuple[Tensor, dist.ProcessGroup]:
-        """x and the group that can send it; a copy on the host if only the host's group can."""
+        """Return x and the process group that can send x. For the gloo group, x is copied to the host."""
         if x.is_cuda and self._fast is not None:
             return x.contiguous(), self._fast
         return x.cpu().contiguous(), self._host
 
     @contextmanager
     def _exchange(self, what: str, sent: Tensor | None = None, share: float = 1.0) -> Iterator[None]:
-        """Around a collective operation: a vote makes sure that all reach it. `share` of `sent` leaves this rank."""
+        """Wrap a collective operation, after a vote whether a rank has failed. This rank sends `share` times `sent`."""
         self._vote(None)
         if sent is not None:
             self.sent[what] += round(sent.numel() * sent.element_size() * share)
@@ -195,20 +195,20 @@ class SpreadBeams(Beams):
         except RuntimeError as error:
             ranks = " and ".join(map(str, self.ranks))
             raise RankLost(
-                f"the exchange between ranks {ranks} broke off, so one of them is gone or hangs ({in_short(error)}); "
+                f"the exchange between ranks {ranks} failed, so one of them has died or hangs ({in_short(error)}); "
                 f"{CURE}"
             ) from error
 
 
 class _DistinctRows(NamedTuple):
-    """The first rows of each kind in pools that R ranks hold."""
+    """The distinct rows of the pools: of equal rows, only the first. The rows are listed rank by rank."""
 
-    held_by: list[tuple[Tensor, Tensor]]  # for each rank: prompts and rows (counted from its first) of those it holds
-    slot: Tensor  # [P, N] the place of each row of the pools among all of them, rank by rank
+    held_by: list[tuple[Tensor, Tensor]]  # for each rank, the prompts and (local) rows of the distinct rows it holds
+    slot: Tensor  # [P, N], for each row of the pools the place of the equal distinct row in the list
 
     @staticmethod
     def of(first: Tensor, ranks: int) -> _DistinctRows:
-        """first [P, N]: the first row equal to each."""
+        """`first` [P, N] holds for each row the index of the first row in its pool that equals the row."""
         prompts, size = first.shape
         is_first = (first == torch.arange(size, device=first.device)).view(prompts, ranks, -1).transpose(0, 1)
         place = (is_first.flatten().cumsum(0) - 1).view(ranks, prompts, -1).transpose(0, 1).reshape(prompts, size)
@@ -217,7 +217,7 @@ class _DistinctRows(NamedTuple):
 
 
 class _Failure(NamedTuple):
-    """An error as plain values that can be sent."""
+    """The plain values of an error, which can be sent to other ranks."""
 
     kind: str
     reason: str

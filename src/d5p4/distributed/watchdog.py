@@ -1,11 +1,11 @@
-"""Ends a job in which a rank has died or hangs, within a set time and with a sentence that names the rank.
+"""Ends a job in which a rank has died or hangs, within a set time and with a message that names the rank.
 
-Every rank publishes a pulse in the store: a count that grows while its process lives, and what its main thread is
-doing: working (with a count of steps) or waiting for others. Every rank watches the next one. A rank is at fault when
-its pulse stands still, when it ends without leaving the mesh, or when its main thread works without making a step. A
-rank that waits is never at fault. The complaint goes into the store, where all ranks read it: ranks that wait stop at
-once, and ranks at work may finish their current work within the timeout. The store itself may hang with the process
-that runs it, so one thread talks to the store and a second thread, which never does, watches the first.
+Every rank publishes a pulse in the store: a count that grows while its process lives, and whether its main thread waits
+for other ranks or works (with a count of its steps). Every rank watches the pulse of the next rank. A rank is at fault
+when its pulse stops, when its process ends without leaving the mesh, or when its main thread works but makes no step. A
+rank that waits is never at fault. The complaint is written into the store, where all ranks read it. Ranks that wait
+stop at once, and ranks that work may finish their current work within the timeout. The store may also hang, together
+with the process that runs it. Therefore only one thread talks to the store, and a second thread watches the first.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from ..errors import D5P4Error
 
 CURE = "finished work is kept: start the same command again"
 UNFINISHED = 3
-"""The exit code of a rank that gives up because of another."""
+"""The exit code of a rank that stops because another rank is at fault."""
 GONE = "gone"  # the pulse of a rank that has finished
 
 
 class RankLost(D5P4Error):
-    """Another rank has died, hangs or has given up. `reported`: that rank prints the reason itself."""
+    """Another rank has died, hangs or has stopped. `reported` says that the other rank prints the reason itself."""
 
     def __init__(self, reason: str, reported: bool = False) -> None:
         super().__init__(reason)
@@ -38,13 +38,13 @@ class RankLost(D5P4Error):
 
 
 def in_short(error: BaseException) -> str:
-    """The first line of an error's message without the place in a library's source; its type if it has no message."""
+    """Return the first line of an error's message, without a source location in brackets, or the type of the error."""
     lines = str(error).strip().splitlines()
     return (re.sub(r"^\[[^\]]*\]\s*", "", lines[0]) if lines else "")[:160] or type(error).__name__
 
 
 class Watchdog:
-    """Watches the next rank. `connect` makes a client of the store for the thread that talks to it."""
+    """Watches the next rank. `connect` returns a new client of the store for the thread that talks to the store."""
 
     def __init__(self, connect: Callable[[], TCPStore], rank: int, world: int, timeout: float, name: str) -> None:
         self.rank, self.world, self.timeout, self.name = rank, world, timeout, name
@@ -65,24 +65,24 @@ class Watchdog:
         atexit.register(self._desert)
 
     def _desert(self) -> None:
-        """The process ends without having left the mesh."""
+        """Report, when the process exits, that this rank has not left the mesh."""
         if not self._closed.is_set():
             self._deserted = True
             self.close()
 
     def close(self) -> None:
-        """Stop watching. A thread that talks to the store while the interpreter ends would crash it."""
+        """Stop both threads. The interpreter would crash if a thread used the store while the interpreter exits."""
         self._closed.set()
         for thread in self._threads:
             thread.join(timeout=5)
 
     def beat(self) -> None:
-        """The main thread has made a step."""
+        """Count one step of the main thread."""
         self._steps += 1
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """While the main thread waits for other ranks."""
+        """Mark the time during which the main thread waits for other ranks."""
         self._waiting += 1
         try:
             yield
@@ -108,24 +108,24 @@ class Watchdog:
                     if self._asked - failed_at > self.timeout:
                         self._end(store.get(failure_key(self.name)).decode())
             if self._deserted:
-                self._complain(f"rank {self.rank} left without a word")
+                self._complain(f"rank {self.rank} ended without leaving the mesh")
             store.set(self._key(self.rank), GONE)
         except Exception as error:
             if not self._closed.is_set():
                 self._store = None
-                self._end(f"rank 0, which holds the store, has gone ({in_short(error)})")
+                self._end(f"rank 0, which runs the store, has ended ({in_short(error)})")
 
     def _watch_the_store(self) -> None:
         while not self._closed.wait(self._interval):
             if time.monotonic() - self._asked > self.timeout + 2 * self._interval:
                 self._store = None
-                self._end(f"rank 0, which holds the store, has not answered for {self.timeout:g} s")
+                self._end(f"rank 0, which runs the store, has not answered for {self.timeout:g} s")
 
     def _key(self, rank: int) -> str:
         return f"{self.name}/pulse/{rank}"
 
     def _complain(self, complaint: str) -> None:
-        """Write the complaint into the store, unless there is one already."""
+        """Write a complaint into the store, unless the store already has a complaint."""
         if self._store is not None:
             with suppress(RuntimeError):
                 self._store.compare_set(failure_key(self.name), "", complaint)
@@ -135,17 +135,17 @@ class Watchdog:
         text = f"error: rank {self.rank} of {self.world} stops: {complaint}; {CURE}\n"
         os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, text.encode())
         if self.rank == 0:
-            time.sleep(1)  # the store may go with this process; let the others read
+            time.sleep(1)  # the store may end with this process, so give the other ranks time to read the complaint
         os._exit(UNFINISHED)
 
 
 def failure_key(name: str) -> str:
-    """The key of the store under which a job writes why it cannot go on."""
+    """Return the key in the store under which a job writes the reason why it stops."""
     return f"{name}/failed"
 
 
 class _Heard:
-    """The last pulse of a rank, and when it last changed by our own clock."""
+    """The last pulse of the watched rank, and when it last changed, measured by the clock of this process."""
 
     def __init__(self, now: float) -> None:
         self._pulse, self._state = "", "starts"
@@ -162,7 +162,7 @@ class _Heard:
         if self._pulse == GONE:
             return None
         if now - self._pulse_at > timeout:
-            return f"rank {rank} has not been heard of for {timeout:g} s; its process is gone or stopped"
+            return f"rank {rank} has sent no pulse for {timeout:g} s; its process has died or is stopped"
         if now - self._state_at > timeout:
-            return f"rank {rank} has made no step for {timeout:g} s; it hangs"
+            return f"rank {rank} has made no step for {timeout:g} s, so it hangs"
         return None

@@ -1,1 +1,1 @@
-"""Text in, numbers out: metrics of answers, graders, and the report that `d5p4 score` prints."""
+"""Measures answers: metrics of texts, graders, and the report that `d5p4 score` prints."""

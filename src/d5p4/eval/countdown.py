@@ -1,7 +1,8 @@
-"""Countdown: reach the target with + - * / and every number exactly once. Problem, checker and canonical form.
+"""The Countdown puzzle: problems, the checker of answers, and the canonical form of an answer.
 
-The prompt `86,28,13,31:96` has the answer `86+28=114,31-13=18,114-18=96`: one step fewer than numbers, each taking two
-values off the table and putting its result there. Text is only ever matched against a pattern, never evaluated.
+A player must reach the target with + - * / and must use every number exactly once. The prompt `86,28,13,31:96` has the
+answer `86+28=114,31-13=18,114-18=96`. The values that can still be used are "on the table": each step takes two values
+off the table and puts its result on the table, so n numbers need n - 1 steps. Text is matched, never evaluated.
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ from numpy.typing import NDArray
 from ..errors import D5P4Error
 
 OPERATIONS = "+-*/"
-LARGEST_NUMBER, LARGEST_VALUE, TARGETS = 99, 999, (10, 99)  # of generated problems: numbers, results, targets
-WINDOW = {3: 24, 4: 36, 5: 48}  # characters of an answer by count of numbers: steps, their commas, one end of text
+LARGEST_NUMBER, LARGEST_VALUE, TARGETS = 99, 999, (10, 99)  # limits of the numbers, results and targets we generate
+WINDOW = {3: 24, 4: 36, 5: 48}  # for 3, 4 or 5 numbers: the characters of the longest answer, plus one end of text
 
-_NUMBER = "[1-9][0-9]{0,17}"  # bounded, so that a long text cannot become a huge integer
+_NUMBER = "[1-9][0-9]{0,17}"  # at most 18 digits, so that a long text cannot become a huge integer
 _PROMPT = re.compile(f"{_NUMBER}(?:,{_NUMBER})+:{_NUMBER}")
 _STEP = re.compile(f"({_NUMBER})([-+*/])({_NUMBER})=({_NUMBER}|0)")
-_REORDERED = 6  # the most steps that are put in canonical order: at worst 6! orders are tried
-_HELDOUT_SHARE = 64  # one problem in this many is held out
-_BARREN = 64  # after this many draws in a row without a new held-out problem, there is no other
+_REORDERED = 6  # an answer with more steps is not put in canonical order; 6 steps have at most 6! = 720 orders
+_HELDOUT_SHARE = 64  # one problem in 64 is held out of training
+_BARREN = 64  # after 64 batches of draws in a row without a new held-out problem, we assume that all are known
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Numbers to be used exactly once each, and the target to be reached."""
+    """A puzzle: the numbers, each to be used exactly once, and the target to be reached."""
 
     numbers: tuple[int, ...]
     target: int
@@ -39,7 +40,7 @@ class Problem:
     def __post_init__(self) -> None:
         values = (*self.numbers, self.target)
         if len(values) < 3 or not all(0 < value < 10**18 for value in values):
-            raise D5P4Error(f"a countdown problem has two or more positive numbers and a positive target, got {values}")
+            raise D5P4Error(f"a countdown problem needs at least two numbers and a target, all positive, got {values}")
 
     @property
     def prompt(self) -> str:
@@ -47,7 +48,7 @@ class Problem:
 
     @classmethod
     def parse(cls, text: str) -> Problem:
-        """The problem of a prompt like `86,28,13,31:96`."""
+        """Return the problem that a prompt like `86,28,13,31:96` describes."""
         if not isinstance(text, str) or not _PROMPT.fullmatch(text):
             raise D5P4Error(f"a countdown problem is written like 86,28,13,31:96, got {_shown(text)}")
         numbers, target = text.split(":")
@@ -55,7 +56,7 @@ class Problem:
 
     @property
     def heldout(self) -> bool:
-        """Whether training never sees this problem, in whatever order its numbers come."""
+        """Whether this problem is kept out of training. The order of its numbers does not matter."""
         return bool(heldout(np.array([self.numbers], np.int64), np.array([self.target], np.int64))[0])
 
 
@@ -64,15 +65,15 @@ def is_right(problem: Problem | str, answer: str) -> bool:
 
 
 def fault(problem: Problem | str, answer: str) -> str | None:
-    """The first fault of an answer to a problem (or its prompt), in a few words; None when it is right.
+    """Return the first fault of an answer in a few words, or None when the answer is right.
 
-    Operands may come in any order and results may be larger than the generator's; zero, fractions and negative values
-    are not allowed.
+    `problem` is a problem or its prompt. Operands may come in any order, and results may be larger than those of the
+    generator. Zero, fractions and negative values are not allowed.
     """
     if not isinstance(problem, Problem):
         problem = Problem.parse(problem)
     needed = len(problem.numbers) - 1
-    texts = answer.split(",", needed) if answer else []  # everything after the needed steps stays one text
+    texts = answer.split(",", needed) if answer else []  # whatever follows the needed steps stays one piece of text
     matches = []
     for text in texts[:needed]:
         match = _STEP.fullmatch(text)
@@ -102,11 +103,12 @@ def fault(problem: Problem | str, answer: str) -> str | None:
 
 
 def canonical(answer: str) -> str:
-    """One text for all answers that differ only in the operand order of + and * and in the order of independent steps.
+    """Return the canonical form of an answer.
 
-    The larger operand of + and * comes first. Neighbouring steps are swapped in every allowed way, and the order that
-    comes first in the alphabet is taken. A swap is allowed where the second step does not use the result of the first:
-    then the steps still start from the same numbers. Text that cannot be read is left alone.
+    Answers that differ only in the operand order of + and *, or in the order of independent steps, have the same form:
+    the larger operand of + and * comes first, and of all allowed orders of the steps the alphabetically first one is
+    used. Two neighbouring steps may be swapped when the second step does not use the result of the first. A text that
+    cannot be read, or that has more than six steps, is returned unchanged.
     """
     texts = answer.split(",", _REORDERED)
     matches = [match for match in map(_STEP.fullmatch, texts) if match]
@@ -131,7 +133,7 @@ def _larger_first(step: re.Match[str]) -> tuple[str, str, str, str]:
 
 
 def _numbers_needed(steps: tuple[tuple[str, str, str, str], ...]) -> Counter[str]:
-    """The operands that are not results of earlier steps; for a right answer these are the problem's numbers."""
+    """Return the operands that are not results of earlier steps. In a right answer they are the problem's numbers."""
     table: Counter[str] = Counter()
     needed: Counter[str] = Counter()
     for a, _, b, c in steps:
@@ -150,21 +152,22 @@ def _shown(text: object) -> str:
 
 # ---- generated problems
 #
-# Draw n numbers uniformly, then n - 1 times a uniformly random pair of the values on the table and a uniformly random
-# operation, the larger operand first. Throw the whole row away when a division is not exact, a result is 0 or too
-# large, or the last result is no target. The remaining rows are uniform over the valid ways, so the chance of a problem
-# is proportional to the number of ways to solve it. Letters in shapes: R rows drawn, n numbers of a problem.
+# For each row, draw n numbers uniformly. Then draw n - 1 steps: two values on the table and an operation, uniformly.
+# In each step the larger of the two values is the first operand.
+# Drop a row if a division is not exact, a result is 0 or too large, or the last result is outside the range of targets.
+# The other rows are uniform over all valid draws, so a problem's chance is proportional to the number of its solutions.
+# Letters in shapes: R is the number of rows, n the number of numbers of a problem.
 
 
 def problems(count: int, numbers: int = 4, seed: int = 0) -> list[Problem]:
-    """`count` held-out problems, no two of the same numbers and target, each as likely as the generator makes it.
+    """Draw `count` different held-out problems. Problems that differ only in the order of their numbers count as equal.
 
-    The same on every machine; a smaller count gives the beginning of the same list.
+    A seed gives the same list on every machine. A smaller count gives the beginning of the same list.
     """
     if numbers not in WINDOW:
-        raise D5P4Error(f"countdown problems have 3, 4 or 5 numbers, got {numbers}")
+        raise D5P4Error(f"countdown problems have 3, 4 or 5 numbers, got numbers={numbers}")
     if count < 0:
-        raise D5P4Error(f"the count of countdown problems is not negative, got {count}")
+        raise D5P4Error(f"the count of countdown problems must be 0 or more, got count={count}")
     draws = Draws(0, seed, numbers)
     drawn: dict[tuple[int, ...], Problem] = {}
     barren = 0
@@ -176,13 +179,13 @@ def problems(count: int, numbers: int = 4, seed: int = 0) -> list[Problem]:
             drawn.setdefault((*sorted(row), target), Problem(tuple(row), target))
         barren = barren + 1 if len(drawn) == before else 0
         if barren == _BARREN:
-            raise D5P4Error(f"{count} held-out problems of {numbers} numbers were asked for, only {before} exist")
+            raise D5P4Error(f"count={count} is too large: only {before} held-out problems have {numbers} numbers")
     return list(drawn.values())[:count]
 
 
 @dataclass(frozen=True)
 class Ranges:
-    """Numbers are 1..number, results are 1..value, targets lie between the two given (inclusive)."""
+    """The largest number and result (both start at 1), and the smallest and largest target of generated problems."""
 
     number: int = LARGEST_NUMBER
     value: int = LARGEST_VALUE
@@ -193,10 +196,10 @@ RANGES = Ranges()
 
 
 class Ways(NamedTuple):
-    """Solved problems."""
+    """Generated problems, each with one solution."""
 
     numbers: NDArray[np.int32]  # [R, n], in the order of the prompt
-    steps: NDArray[np.int32]  # [R, n - 1, 4]: a, operation (0..3 of OPERATIONS), b, result
+    steps: NDArray[np.int32]  # [R, n - 1, 4]: first operand, index in OPERATIONS, second operand, result
 
     @property
     def target(self) -> NDArray[np.int32]:
@@ -205,21 +208,21 @@ class Ways(NamedTuple):
 
 
 class Draws:
-    """A stream of uniform integers. Built on raw words of PCG64, which numpy promises never to change."""
+    """A stream of uniform integers, made from the raw output of PCG64, which numpy promises never to change."""
 
     def __init__(self, *key: int) -> None:
         if min(key) < 0:
-            raise D5P4Error(f"seeds and indices of countdown data are not negative, got {min(key)}")
+            raise D5P4Error(f"seeds and indices of countdown data must be 0 or more, got {min(key)}")
         self._source = np.random.PCG64(np.random.SeedSequence(key))
 
     def below(self, bound: int, count: int) -> NDArray[np.int32]:
-        """int32 [count], uniform on 0..bound-1 up to bound / 2^32."""
+        """Return int32 [count], uniform on 0..bound-1 with a relative error of at most bound / 2^32."""
         words = self._source.random_raw((count + 1) // 2).astype("<u8", copy=False).view("<u4")[:count]
         return ((words.astype(np.uint64) * np.uint64(bound)) >> np.uint64(32)).astype(np.int32)
 
 
 def heldout(numbers: NDArray[np.integer], target: NDArray[np.integer]) -> NDArray[np.bool_]:
-    """Which problems ([R, n], [R]) are never trained on: one in 64, by a hash blind to the order of the numbers."""
+    """Return bool [R], True at held-out problems. A hash that ignores the order of the numbers selects one in 64."""
     state = np.full(len(numbers), numbers.shape[1], np.uint64)
     for value in (*np.sort(numbers, axis=1).T, target):
         state = (state + value.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
@@ -230,7 +233,7 @@ def heldout(numbers: NDArray[np.integer], target: NDArray[np.integer]) -> NDArra
 
 
 def attempt(draws: Draws, rows: int, count: int, ranges: Ranges = RANGES) -> Ways:
-    """The valid ones of `rows` random ways through `count` numbers. A row that fails a step is dropped there."""
+    """Draw `rows` random problems of `count` numbers with random steps, and return the valid ones with their steps."""
     numbers = draws.below(ranges.number, count * rows).reshape(count, rows) + 1
     table = numbers.copy()
     passed: list[NDArray[np.intp]] = []
@@ -255,7 +258,7 @@ def attempt(draws: Draws, rows: int, count: int, ranges: Ranges = RANGES) -> Way
 
 
 def _trace(numbers: NDArray[np.int32], passed: list[NDArray[np.intp]], taken: list[NDArray[np.int32]]) -> Ways:
-    """Follow the rows that passed every step back to their first step and their numbers."""
+    """Collect the steps and the numbers of the rows that passed every step, from the last step back to the first."""
     row = np.arange(len(passed[-1]))
     steps = []
     for keep, step in zip(reversed(passed), reversed(taken), strict=True):

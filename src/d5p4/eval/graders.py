@@ -1,13 +1,14 @@
-"""Graders: which answers to a prompt are right, and which right answers are the same. Text is matched, never evaluated.
+"""A grader says which answers to a prompt are right, and which right answers count as the same answer.
 
-| name      | right when                                                  | the same answer (`key`)           |
-|-----------|-------------------------------------------------------------|-----------------------------------|
-| gsm8k     | its number equals the number of a reference, exactly        | the number                        |
-| exact     | it equals a reference, both stripped and case-folded        | the stripped and case-folded text |
-| countdown | the steps solve the puzzle in the prompt (`eval.countdown`) | the canonical form of the steps   |
+| name      | an answer is right when                                     | answers are the same when they share |
+|-----------|-------------------------------------------------------------|--------------------------------------|
+| gsm8k     | its number equals the number of a reference exactly         | the number                           |
+| exact     | it equals a reference, both stripped and case-folded        | the stripped and case-folded text    |
+| countdown | its steps solve the puzzle in the prompt (`eval.countdown`) | the canonical form of the steps      |
 
-A task of your own joins with `register_grader`. `d5p4 score --grader NAME` then knows it, and so does every command
-that shows answers of a model whose generation_config.json names it: `{"d5p4": {"grader": "NAME"}}`.
+Text is matched, never evaluated. `register_grader` adds a grader for a task of your own. `d5p4 score --grader NAME` can
+then use it. Commands that show answers use the grader that the model's generation_config.json names:
+`{"d5p4": {"grader": "NAME"}}`.
 """
 
 from __future__ import annotations
@@ -23,36 +24,37 @@ from typing import Any
 from ..errors import D5P4Error
 from .countdown import Problem, canonical, is_right
 
-LONGEST = 100  # characters of a number; a longer run of digits is no number
+LONGEST = 100  # the most characters of a number; a longer run of digits is not read as a number
 
 _MARK = "####"
-# Each place has one way to match and no repeat is nested, so time grows linearly with the text. A minus is a sign
-# unless it follows something to subtract from; a comma belongs to a number only before exactly three digits.
+# The patterns match a place of a text in only one way and nest no repeats, so time grows linearly with the text.
+# A minus is a sign unless it follows something to subtract from.
+# A comma belongs to a number only if exactly three digits follow it.
 _SIGN = r"(?:(?<![\w)\]}%.])[-\u2212])?"
 _DIGITS = r"(?:[0-9]+(?:,[0-9]{3}(?![0-9]))*(?:\.[0-9]+)?|(?<![\w.])\.[0-9]+)"
 _NUMBER = re.compile(rf"({_SIGN})\$?({_SIGN})({_DIGITS})")
 
 Grade = Callable[[Any, Sequence[str], Any], "list[bool] | None"]
-"""`grade(prompt, texts, reference)`: which texts are right, or None where this prompt cannot be judged.
+"""`grade(prompt, texts, reference)` says for each text whether it is right, or returns None if it cannot judge them.
 
-The prompt is what the user wrote (text, token ids or messages). The reference is one value, or a list of values that
-are all right, or None where there is none, as in `generate`, `compare`, `serve` and `view`.
+The prompt is what the user wrote: text, token ids or messages. The reference is one right value, a list of right
+values, or None where no reference is known, as in `generate`, `compare`, `serve` and `view`.
 """
 
 
 @dataclass(frozen=True)
 class Grader:
-    """How the answers of a task are judged and counted."""
+    """The functions that judge and count the answers of a task, with texts that describe the task."""
 
     name: str
     grade: Grade
-    key: Callable[[str], Hashable] = str.strip  # answers with the same key are the same answer; None is no answer
-    needs: str = ""  # what a prompt must come with to be judged, for messages: "a reference"
-    about: str = ""  # the task in one sentence, for the playground
-    examples: tuple[tuple[str, str], ...] = ()  # prompts to try, for the playground: (label, prompt)
+    key: Callable[[str], Hashable] = str.strip  # answers with the same key count as one; key None means no answer
+    needs: str = ""  # what the grader needs to judge a prompt, such as "a reference"; used in messages
+    about: str = ""  # the task in one sentence; the playground shows it
+    examples: tuple[tuple[str, str], ...] = ()  # pairs (label, prompt) that the playground offers to try
 
     def count_right(self, texts: Sequence[str], right: Sequence[bool]) -> int:
-        """The number of different right answers; `right` is what `grade` returned for these texts."""
+        """Return the number of different right answers. `right` is what `grade` returned for these texts."""
         return len({self.key(text) for text, is_good in zip(texts, right, strict=True) if is_good})
 
 
@@ -68,9 +70,9 @@ def register_grader(
     about: str = "",
     examples: Sequence[tuple[str, str]] = (),
 ) -> Grader:
-    """Make a grader known by its name; the fields of `Grader` say what the arguments mean."""
+    """Register a grader under a name. The arguments are the fields of `Grader`."""
     if not isinstance(name, str) or not name or not callable(grade) or not callable(key):
-        raise D5P4Error(f"a grader has a name and two functions, grade and key, got {name!r:.60}, {grade!r}, {key!r}")
+        raise D5P4Error(f"a grader needs a name and two functions, got name={name!r:.60}, grade={grade!r}, key={key!r}")
     if name in GRADERS:
         raise D5P4Error(f"there is already a grader {name!r}; choose another name")
     GRADERS[name] = Grader(name, grade, key, needs, about, tuple(examples))
@@ -78,7 +80,7 @@ def register_grader(
 
 
 def grader(name: str) -> Grader:
-    """The grader of this name."""
+    """Return the grader of this name, or raise an error that names all graders."""
     if name not in GRADERS:
         *others, last = GRADERS
         near = difflib.get_close_matches(str(name), GRADERS, n=1)
@@ -88,9 +90,9 @@ def grader(name: str) -> Grader:
 
 
 def grader_of(model: Any) -> Grader | None:
-    """The grader that a model's card names (generation_config.json, key `d5p4`, entry `grader`), or None.
+    """Return the grader that a model's generation_config.json names (key `d5p4`, entry `grader`), or None.
 
-    An unregistered name gives a warning instead of an error: the model can be used without marks.
+    A name that is not registered causes a warning, not an error, because the model also works without a grader.
     """
     name = model.generation_defaults.get("grader")
     if name is None:
@@ -98,23 +100,24 @@ def grader_of(model: Any) -> Grader | None:
     try:
         return grader(name)
     except D5P4Error as error:
-        warnings.warn(f"answers of the model {model.name} are not marked: {error}", stacklevel=2)
+        warnings.warn(f"answers of the model {model.name} are not marked right or wrong: {error}", stacklevel=2)
         return None
 
 
 def gsm8k_number(text: str) -> Decimal | None:
-    """The number an answer to GSM8K ends with: the first after the last `####`, else the last in the text.
+    """Return the number that an answer to GSM8K ends with.
 
-    `$1,234.50.` is 1234.5: currency and percent signs, commas between thousands and the full stop are dropped. This is
-    the usual rule and no more: the last number of `1/2` is 2, that of `3:30` is 30. None when there is no number, or
-    when the number has more than `LONGEST` characters.
+    This is the first number after the last `####`, or the last number of the text where no number follows a `####`.
+    Currency and percent signs, commas between thousands and a final full stop are dropped: `$1,234.50.` is 1234.5.
+    Fractions and times are not understood: the last number of `1/2` is 2, that of `3:30` is 30. The result is None when
+    there is no number, or when the number has more than `LONGEST` characters.
     """
     if not isinstance(text, str):
-        raise D5P4Error(f"an answer to grade is text, not {text!r:.60}")
+        raise D5P4Error(f"an answer to grade must be text, not {text!r:.60}")
     _, mark, tail = text.rpartition(_MARK)
     match = _NUMBER.search(tail) if mark else None
     if match is None:
-        for match in _NUMBER.finditer(text):  # noqa: B007 (the last one is wanted)
+        for match in _NUMBER.finditer(text):  # noqa: B007 (only the last match is used)
             pass
     if match is None or len(match[0]) > LONGEST:
         return None
@@ -123,14 +126,14 @@ def gsm8k_number(text: str) -> Decimal | None:
 
 
 def fold(text: str) -> str:
-    """The text as `exact` compares it."""
+    """Strip and case-fold a text, as `exact` does before it compares texts."""
     if not isinstance(text, str):
-        raise D5P4Error(f"answers and references to compare are text, not {text!r:.60}")
+        raise D5P4Error(f"answers and references to compare must be text, not {text!r:.60}")
     return text.strip().casefold()
 
 
 def _by_key(key: Callable[[str], Hashable], read: Callable[[Any], Hashable]) -> Grade:
-    """The grader of answers whose key is that of a reference; `read` takes the key of a reference."""
+    """Return a `grade` function: an answer is right if its `key` equals the key that `read` takes from a reference."""
 
     def grade(prompt: Any, texts: Sequence[str], reference: Any) -> list[bool] | None:
         if reference is None:
@@ -138,7 +141,7 @@ def _by_key(key: Callable[[str], Hashable], read: Callable[[Any], Hashable]) -> 
         is_list = isinstance(reference, Sequence) and not isinstance(reference, (str, bytes))
         right_keys = [read(one) for one in (reference if is_list else [reference])]
         if not right_keys:
-            raise D5P4Error("there is no reference to compare an answer with: the list is empty")
+            raise D5P4Error("there is no reference to compare an answer with: the list of references is empty")
         return [key(text) in right_keys for text in texts]
 
     return grade
@@ -153,7 +156,7 @@ def _reference_number(reference: Any) -> Decimal:
 
 
 def _grade_puzzle(prompt: Any, texts: Sequence[str], reference: Any) -> list[bool] | None:
-    """The prompt holds the puzzle; a reference, which can only be one of many solutions, is not looked at."""
+    """Check answers against the puzzle in the prompt. A reference is ignored: it is only one of many solutions."""
     try:
         problem = Problem.parse(prompt)
     except D5P4Error:

@@ -1,12 +1,12 @@
-"""Files of grouped answers from many programs: every line gives a prompt, its answers and its references.
+"""Reads files of answers that many programs write. A group is a prompt with its answers and its references.
 
-| made by               | answers                                                 | references                |
-|-----------------------|---------------------------------------------------------|---------------------------|
-| d5p4 generate, run    | `answers`                                               | `reference`, `references` |
-| other generators      | a list under one of `LISTS`                             | one of `REFERENCES`       |
-| lm-evaluation-harness | `resps` of a samples file, lists in lists               | `target`                  |
-| OpenAI's API          | `choices`, or `response` of a batch, with `choices`     | –                         |
-| one answer per line   | one of `SINGLES`; lines of one `id` or prompt are joined | of any line of the group  |
+| made by               | field with the answers                                     | field with the references |
+|-----------------------|------------------------------------------------------------|---------------------------|
+| d5p4 generate, run    | `answers`                                                  | `reference`, `references` |
+| other generators      | one of `LISTS`, which holds a list                         | one of `REFERENCES`       |
+| the same, single      | one of `SINGLES`; lines with the same id or prompt join    | one of `REFERENCES`       |
+| lm-evaluation-harness | `resps` of a samples file, which holds nested lists        | `target`                  |
+| OpenAI's API          | `choices`; in the file of a batch, `choices` of `response` | –                         |
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ SINGLES = ("answer", "text", "response", "completion", "output", "generation", "
 REFERENCES = ("references", "reference", "target", "correct_answers")
 PROMPTS = ("prompt", "question", "problem", "input", "messages")
 IDS = ("id", "doc_id", "task_id", "custom_id")
-INSIDE = ("text", "message", "content", "generated_text")  # where an answer that is an object keeps its text
+INSIDE = ("text", "message", "content", "generated_text")  # an answer that is an object has its text in one of these
 
 
 @dataclass(frozen=True)
 class Group:
-    """The answers to one prompt, and the references they are measured against."""
+    """The answers to one prompt, and the references with which the answers are compared."""
 
     prompt: str | None
     answers: tuple[str, ...]
@@ -40,31 +40,33 @@ class Group:
 
 
 class Groups(list[Group]):
-    """The groups of a file; `skipped` counts the lines that hold an error instead of answers."""
+    """The groups of a file. `skipped` is the number of lines that hold an error instead of answers."""
 
     skipped = 0
 
 
 class _Line(NamedTuple):
     group: Group
-    alone: bool  # the line holds one answer, and other lines may hold more of its group
-    place: str
+    alone: bool  # whether the line holds a single answer, so that other lines may belong to the same group
+    place: str  # the file and the number of the line, for messages
 
 
 def read_groups(path: str | Path, answers: str | None = None, references: str | None = None) -> Groups:
-    """The groups of a file of JSON objects, one per line or in one list, in order.
+    """Read the groups of a file of JSON objects, in the order of the file.
 
-    Blank lines are skipped. Lines with an `error` and no answers are skipped and counted. If the path is a folder, such
-    as the parts of a run in progress, all its .jsonl files are read.
+    The file has one object per line, or is a list of objects. Blank lines are skipped. Lines with an `error` and no
+    answers are skipped and counted. If the path is a folder, such as the parts of a run in progress, all its .jsonl
+    files are read.
 
-    `answers` and `references` name the fields to take instead of the usual ones. Lines with a single answer are joined
-    by their id, or by their prompt where they have no id or where ids never repeat and prompts do.
+    `answers` and `references` name the fields to read instead of the usual fields. Lines with a single answer are
+    joined into groups by their id. They are joined by their prompt if they have no id, or if no id repeats but some
+    prompt does.
     """
     if answers is not None and answers == references:
-        raise D5P4Error(f"{answers!r} cannot be both the answers and the references")
+        raise D5P4Error(f"{answers!r} cannot be both the field of the answers and the field of the references")
     lines, kept_filter, failed = [], None, []
     for place, entry in _entries(Path(path)):
-        if "resps" in entry and "filter" in entry:  # the harness repeats its lines for every filter
+        if "resps" in entry and "filter" in entry:  # the harness writes each sample once per filter; keep one filter
             kept_filter = kept_filter or entry["filter"]
             if entry["filter"] != kept_filter:
                 continue
@@ -73,7 +75,7 @@ def read_groups(path: str | Path, answers: str | None = None, references: str | 
             continue
         lines.append(_line(place, entry, answers, references))
     if not lines:
-        why = f"all of its {len(failed)} lines are errors, first {failed[0]}" if failed else "every line is blank"
+        why = f"all {len(failed)} lines are errors, the first is {failed[0]}" if failed else "every line is blank"
         raise D5P4Error(f"{path} holds no answers: {why}")
     by_prompt = _ids_number_answers([line for line in lines if line.alone])
     groups: dict[Any, Group] = {}
@@ -84,7 +86,7 @@ def read_groups(path: str | Path, answers: str | None = None, references: str | 
             continue
         key = group.prompt if by_prompt or group.id is None else group.id
         if key is None:
-            raise D5P4Error(f"{line.place}: a single answer, without an id or a prompt to group it by")
+            raise D5P4Error(f"{line.place}: this line has a single answer, but no id or prompt to group it by")
         before = groups.get(("alone", key))
         if before is not None:
             joined = tuple(dict.fromkeys(before.references + group.references))
@@ -96,7 +98,7 @@ def read_groups(path: str | Path, answers: str | None = None, references: str | 
 
 
 def _failed(entry: dict[str, Any], answers: str | None) -> bool:
-    """Whether a line of `d5p4 run` or of OpenAI's batches holds an error instead of answers."""
+    """Say whether a line of `d5p4 run` or of an OpenAI batch holds an error instead of answers."""
     if entry.get("error") is None:
         return False
     try:
@@ -106,14 +108,14 @@ def _failed(entry: dict[str, Any], answers: str | None) -> bool:
 
 
 def _ids_number_answers(lines: list[_Line]) -> bool:
-    """Whether ids name answers and not prompts."""
+    """Say whether each id belongs to one answer, not to one prompt: no id repeats, but some prompt does."""
     ids = [line.group.id for line in lines]
     prompts = [line.group.prompt for line in lines]
     return len(set(ids)) == len(ids) and None not in prompts and len(set(prompts)) < len(prompts)
 
 
 def _entries(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The objects of a file or of a folder's files, with their places for messages."""
+    """Yield the objects of a file, or of all files of a folder, each with its place (file and line) for messages."""
     if path.is_dir():
         files = sorted(path.glob("*.jsonl"))
         if not files:
@@ -128,7 +130,7 @@ def _entries(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     except OSError as reason:
         raise D5P4Error(f"{path} cannot be read: {reason.strerror or reason}") from None
     if path.parent.name.endswith(".parts"):
-        text = text[: text.rfind("\n") + 1]  # a run may be writing the last line
+        text = text[: text.rfind("\n") + 1]  # drop a last line that a run is still writing
     for place, entry in _values(path, text):
         if isinstance(entry, list) and all(isinstance(item, str) for item in entry):
             entry = {"answers": entry}
@@ -139,7 +141,7 @@ def _entries(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _values(path: Path, text: str) -> list[tuple[str, Any]]:
-    """The JSON values of a file: one per line, or one value over many lines (a list of entries, or one entry)."""
+    """Return the JSON values of a file that has one value per line, or is one list of values, or is one value."""
     try:
         whole = json.loads(text)
     except (ValueError, RecursionError):
@@ -148,7 +150,7 @@ def _values(path: Path, text: str) -> list[tuple[str, Any]]:
         return [(f"{path} entry {i}", entry) for i, entry in enumerate(whole, start=1)]
     if whole is not None and "\n" in text.strip():
         return [(str(path), whole)]
-    # Not splitlines: JSON text may hold U+2028 and its like.
+    # We do not use splitlines, because it also splits at characters such as U+2028, which JSON text may contain.
     numbered = [(f"{path} line {i}", line) for i, line in enumerate(text.split("\n"), start=1)]
     return [(place, _parse(place, line)) for place, line in numbered if line.strip()]
 
@@ -161,17 +163,17 @@ def _parse(place: str, text: str) -> Any:
 
 
 def _line(place: str, entry: dict[str, Any], answers: str | None, references: str | None) -> _Line:
-    others = {key: x for key, x in entry.items() if key != references}  # a reference is not an answer
+    others = {key: x for key, x in entry.items() if key != references}  # the field of references holds no answers
     name, value, alone = _answers(place, others, answers)
     texts = list(_texts(value, f"{place}: {name!r}"))
     if not texts:
-        raise D5P4Error(f"{place}: {name!r} holds no answer")
+        raise D5P4Error(f"{place}: the field {name!r} holds no answer")
     alone = alone or isinstance(value, str)
     about, prompt = _first(entry, PROMPTS)
     if name == "resps":
         about, prompt = "arguments", _harness_prompt(entry)
     if references is not None and references not in entry:
-        raise D5P4Error(f"{place}: has no field {references!r}; it has {', '.join(entry)}")
+        raise D5P4Error(f"{place}: there is no field {references!r}; the fields are {', '.join(entry)}")
     source, wanted = (references, entry[references]) if references is not None else _first(entry, REFERENCES)
     if name == "resps" and isinstance(wanted, str):
         wanted = _harness_target(wanted)
@@ -184,16 +186,16 @@ def _line(place: str, entry: dict[str, Any], answers: str | None, references: st
 
 
 def _answers(place: str, entry: dict[str, Any], answers: str | None) -> tuple[str, Any, bool]:
-    """The field with the answers, its value, and whether other lines may hold more of its group."""
+    """Return the name and value of the field with the answers, and whether more lines may belong to the group."""
     if answers is not None:
         if answers not in entry:
-            raise D5P4Error(f"{place}: has no field {answers!r}; it has {', '.join(entry)}")
+            raise D5P4Error(f"{place}: there is no field {answers!r}; the fields are {', '.join(entry)}")
         return answers, entry[answers], False
     for name in LISTS:
         if entry.get(name) is not None:
             return name, entry[name], False
     batch = entry.get("response")
-    if isinstance(batch, dict):  # a line of OpenAI's batches
+    if isinstance(batch, dict):  # a line of an OpenAI batch
         body = batch.get("body", batch)
         if not isinstance(body, dict) or "choices" not in body:
             raise D5P4Error(f"{place}: 'response' holds no choices (status {batch.get('status_code')})")
@@ -201,36 +203,36 @@ def _answers(place: str, entry: dict[str, Any], answers: str | None) -> tuple[st
     for name in ("resps", "choices"):
         if entry.get(name) is not None:
             if name == "resps" and not _is_generation(entry):
-                raise D5P4Error(f"{place}: 'resps' holds log-likelihoods, not answers: the task does not generate")
+                raise D5P4Error(f"{place}: 'resps' holds log-likelihoods, because the task does not generate answers")
             return name, entry[name], False
     single = [name for name in SINGLES if entry.get(name) is not None]
     if len(single) > 1:
         candidates = " and ".join(map(repr, single))
         raise D5P4Error(
-            f"{place}: {candidates} may both be the answer: name the answers by answers= (--answers) and the "
-            "references by references= (--references)"
+            f"{place}: {candidates} may each be the answer: name the field of the answers with answers= (--answers) "
+            "and the field of the references with references= (--references)"
         )
     if single:
         return single[0], entry[single[0]], True
     usual = ", ".join((*LISTS, "resps", "choices", *SINGLES))
     raise D5P4Error(
-        f"{place}: has no answers: expected one of {usual}, got {', '.join(entry) or 'nothing'}; "
-        "answers= (--answers) names another field"
+        f"{place}: there are no answers: expected one of the fields {usual}, got {', '.join(entry) or 'nothing'}; "
+        "if the answers have another field, name it with answers= (--answers)"
     )
 
 
 def _texts(value: Any, what: str, numbers: bool = False) -> Iterator[str]:
-    """The texts in a value: itself, in lists, or inside objects such as a message."""
+    """Yield the texts in a value, which is a text, a list, or an object such as a message."""
     if isinstance(value, str):
-        yield value.encode("utf-8", "replace").decode()  # JSON can write half a surrogate pair, judges cannot read it
+        yield value.encode("utf-8", "replace").decode()  # replaces half surrogate pairs, which judges cannot read
     elif isinstance(value, (list, tuple)):
         for item in value:
             yield from _texts(item, what, numbers)
     elif isinstance(value, dict) and (name := next((n for n in INSIDE if n in value), None)):
         inside = value[name]
-        if inside is None:  # a message without content: a refusal, or a call of a tool
+        if inside is None:  # a message without content is a refusal or a tool call
             yield ""
-        elif name == "content" and isinstance(inside, list):  # a message in parts
+        elif name == "content" and isinstance(inside, list):  # a message whose content is a list of parts
             yield "".join(_texts(inside, what))
         else:
             yield from _texts(inside, what, numbers)
@@ -245,14 +247,14 @@ def _first(entry: Mapping[str, Any], names: tuple[str, ...]) -> tuple[str | None
 
 
 def _prompt(value: Any) -> str | None:
-    """A prompt as text; for a conversation its last message."""
+    """Return a prompt as text. For a conversation, this is its last message."""
     if isinstance(value, list) and value:
         value = value[-1].get("content") if isinstance(value[-1], dict) else value[-1]
     return value if isinstance(value, str) else None if value is None else json.dumps(value, ensure_ascii=False)
 
 
 def _harness_arguments(entry: Mapping[str, Any]) -> list[Any]:
-    """The arguments of a sample's first request: for a generation its context and its settings."""
+    """Return the arguments of a sample's first request. A request to generate has two: its context and its settings."""
     asked = entry.get("arguments")
     first = next(iter(asked.values()), None) if isinstance(asked, dict) else asked[0] if asked else None
     return list(first.values()) if isinstance(first, dict) else list(first or ())
@@ -272,7 +274,7 @@ def _harness_prompt(entry: Mapping[str, Any]) -> Any:
 
 
 def _harness_target(text: str) -> Any:
-    """The harness writes a list of targets the way Python shows it."""
+    """Read a target of the harness, which writes a list of targets as Python prints a list."""
     if not text.startswith("["):
         return text
     try:

@@ -1,7 +1,8 @@
 """Metrics of words: how close answers are to references, and how much the answers of a group differ.
 
-Overlaps (F1, BLEU) compare words as they are written; counts (distinct-n, EAD, entropy) use the paper's word pieces, or
-others where given. BLEU is sacrebleu's, from 0 to 100; everything else is a share of 1, or nats.
+F1 and BLEU compare whole words. Distinct-n, EAD and entropy count word pieces: those of the paper, unless `pieces`
+gives others. BLEU is computed by sacrebleu and goes from 0 to 100. Entropy is in nats. The other metrics are ratios;
+1 means 100 %.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from numpy.typing import NDArray
 from ..errors import D5P4Error
 from .wordpieces import WordPieces, word_pieces
 
-ORDER = 4  # n-grams of BLEU
+ORDER = 4  # BLEU counts n-grams for n = 1 to 4
 
 
 def f1(prediction: str, references: Sequence[str]) -> float:
-    """2·overlap / (words of one + words of the other), the best over references.
+    """Return 2·overlap / (words of the prediction + words of the reference) for the best of the references.
 
-    Words are lower-cased and split at white space; the overlap counts a word as often as both have it. Punctuation and
-    articles stay, unlike in SQuAD's F1.
+    The words are the lower-cased text split at white space. A word that occurs a times in the prediction and b times in
+    the reference adds min(a, b) to the overlap. Punctuation and articles stay, unlike in SQuAD's F1.
     """
     words = Counter(prediction.lower().split())
     return max(_overlap(words, Counter(one.lower().split())) for one in _list(references, "reference"))
@@ -37,9 +38,10 @@ def _overlap(one: Counter[str], other: Counter[str]) -> float:
 
 
 def distinct(texts: Sequence[str], n: int, pieces: WordPieces | None = None) -> float:
-    """Distinct-n: different n-grams of a group of texts over all of them. 0 without word pieces.
+    """Return distinct-n of a group of texts: the number of different n-grams divided by the number of all n-grams.
 
-    Each text starts with n - 1 markers, so it has as many n-grams as word pieces.
+    n - 1 markers are put before each text, so that a text has as many n-grams as word pieces. The result is 0 for texts
+    without word pieces.
     """
     if n < 1:
         raise D5P4Error(f"n={n} must be at least 1")
@@ -50,27 +52,28 @@ def distinct(texts: Sequence[str], n: int, pieces: WordPieces | None = None) -> 
 
 
 def vocabulary_size(references: Iterable[str], pieces: WordPieces | None = None) -> int:
-    """V of `ead`: different word pieces in all references of a data set."""
+    """Return the number of different word pieces in all references of a data set, which is V of `ead`."""
     return len({piece for row in _ids(references, pieces) for piece in row})
 
 
 def ead(texts: Sequence[str], vocabulary: int, pieces: WordPieces | None = None) -> float:
-    """Expectation-adjusted distinct: N / (V (1 - ((V - 1) / V)^C)); N of the group's C word pieces are different.
+    """Return the expectation-adjusted distinct score, N / (V (1 - ((V - 1) / V)^C)), of a group of texts.
 
-    The denominator is the expected number of different ones in C uniform draws from V, so long texts do not score
-    lower as they do with distinct-1 (Liu et al., 2022). V comes from `vocabulary_size`. 0 without word pieces.
+    The group has C word pieces, and N of them are different. The denominator is the expected number of different pieces
+    in C uniform draws from V pieces. Therefore long texts do not score lower, as they do with distinct-1 (Liu et al.,
+    2022). V comes from `vocabulary_size`. The result is 0 for texts without word pieces.
     """
     return ead_of_counts(*piece_counts(texts, pieces), vocabulary)
 
 
 def piece_counts(texts: Sequence[str], pieces: WordPieces | None = None) -> tuple[int, int]:
-    """The number of word pieces in a group of texts, and the number of different ones."""
+    """Return the number of word pieces in a group of texts, and the number of different word pieces."""
     rows = _ids(texts, pieces)
     return sum(map(len, rows)), len({piece for row in rows for piece in row})
 
 
 def ead_of_counts(count: int, different: int, vocabulary: int) -> float:
-    """`ead` of a group with `count` word pieces, `different` of them different."""
+    """Return `ead` of a group that has `count` word pieces, of which `different` are different."""
     if vocabulary < 1:
         raise D5P4Error(f"vocabulary={vocabulary} must be at least 1")
     expected = -vocabulary * math.expm1(count * math.log1p(-1 / vocabulary)) if vocabulary > 1 else 1.0
@@ -78,19 +81,19 @@ def ead_of_counts(count: int, different: int, vocabulary: int) -> float:
 
 
 def empirical_entropy(text: str, pieces: WordPieces | None = None) -> float:
-    """-Σ f log f over the shares f of a text's word pieces, in nats. 0 for a text without any."""
+    """Return -Σ f log f in nats, where f is the share of each word piece in a text. It is 0 for an empty text."""
     counts = np.array(list(Counter(_ids([text], pieces)[0]).values()))
     shares = counts / counts.sum() if len(counts) else np.ones(1)
-    return abs(float(-(shares * np.log(shares)).sum()))  # -0.0 is 0.0
+    return abs(float(-(shares * np.log(shares)).sum()))  # abs turns -0.0 into 0.0
 
 
 def bleu(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """Corpus BLEU, 0 to 100: 13a tokens, exponential smoothing; each prediction has its own references."""
+    """Return the corpus BLEU, 0 to 100, of texts with a list of references each (13a tokens, exponential smoothing)."""
     if len(predictions) != len(references):
-        raise D5P4Error(f"there are {len(predictions)} predictions and {len(references)} lists of references")
+        raise D5P4Error(f"{len(predictions)} predictions need as many lists of references, got {len(references)}")
     lists = [_list(own, "reference") for own in references]
     most = max(map(len, lists), default=1)
-    padded = [[*own, *own[:1] * (most - len(own))] for own in lists]  # a reference twice changes nothing
+    padded = [[*own, *own[:1] * (most - len(own))] for own in lists]  # repeating a reference does not change BLEU
     if not padded:
         raise D5P4Error("a corpus BLEU needs at least one prediction")
     streams = [list(stream) for stream in zip(*padded, strict=True)]
@@ -98,20 +101,20 @@ def bleu(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> flo
 
 
 def sentence_bleu(prediction: str, references: Sequence[str]) -> float:
-    """BLEU of one text, 0 to 100, over the n-gram orders it is long enough for ("effective order")."""
+    """Return the BLEU of one text, 0 to 100, over the n-gram orders for which it is long enough ("effective order")."""
     return float(_bleu(True).sentence_score(prediction, _list(references, "reference")).score)
 
 
 def self_bleu(texts: Sequence[str]) -> float:
-    """S-BLEU, 0 to 100: mean over texts of the sentence BLEU against the others of the group. 0 for a single text."""
+    """Return S-BLEU, 0 to 100: the mean BLEU of a text against all other texts of the group. It is 0 for one text."""
     texts = _list(texts, "text")
     if len(texts) == 1:
         return 0.0
     rows = [_bleu(True).tokenizer(text.rstrip()).split() for text in texts]
     counts = [Counter(gram for n in range(1, ORDER + 1) for gram in _grams(row, n)) for row in rows]
-    # Among several references, the one that has an n-gram most often counts. With one text left out this is the highest
-    # count, or the second where the highest is that text's own; so all texts need to be counted only once.
-    highest: dict[tuple[str, ...], tuple[int, int, int]] = {}  # count, whose, the next count
+    # BLEU compares the count of an n-gram with its highest count in a reference; the references are the other texts.
+    # If the text itself has the highest count, the second highest is used. So each text is counted only once.
+    highest: dict[tuple[str, ...], tuple[int, int, int]] = {}  # highest count, the text that has it, second highest
     for place, own in enumerate(counts):
         for gram, count in own.items():
             first, whose, second = highest.get(gram, (0, -1, 0))
@@ -136,13 +139,13 @@ def _grams(row: Sequence[Any], n: int) -> Iterable[tuple[Any, ...]]:
 
 
 def bleu_parts(prediction: str, references: Sequence[str]) -> NDArray[np.float64]:
-    """[10]: n-grams matched and n-grams by order, length and reference length; sums over a corpus give its BLEU."""
+    """Return counts of a text for `bleu_of_parts`, [10]: matched n-grams (4), n-grams (4), length, reference length."""
     score = _bleu(True).sentence_score(prediction, _list(references, "reference"))
     return np.array([*score.counts, *score.totals, score.sys_len, score.ref_len], dtype=np.float64)
 
 
 def bleu_of_parts(sums: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[R]: corpus BLEU from sums of `bleu_parts` [R, 10]."""
+    """Return the corpus BLEU [R] from sums of `bleu_parts` [R, 10]."""
     compute = partial(_bleu(False).compute_bleu, smooth_method="exp")
     rows = [[int(x) for x in row] for row in sums.round()]
     return np.array([compute(row[:ORDER], row[ORDER:-2], *row[-2:]).score for row in rows])

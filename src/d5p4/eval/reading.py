@@ -1,4 +1,4 @@
-"""Shared by the judge and the encoder: checks of texts, batches of rows, files inside packages."""
+"""Helpers that the judge and the encoder share: checks of arguments, batches of rows, files inside packages."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from ..errors import D5P4Error
 
 
 def strings(texts: Sequence[str]) -> Sequence[str]:
-    """The texts, checked to be a list of strings."""
+    """Check that the texts are a list of strings, and return them."""
     if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
         raise D5P4Error(f"texts must be a list of strings, not {texts!r:.60}")
     return texts
 
 
 def whole(name: str, value: int | None) -> int | None:
-    """The value, checked to be None or a whole number of at least 1."""
+    """Check that the value is None or a whole number of at least 1, and return it."""
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
         raise D5P4Error(f"{name}={value!r} must be a whole number of at least 1")
     return value
 
 
 def batches(lengths: Sequence[int], batch_size: int, max_tokens: int | None) -> Iterator[list[int]]:
-    """Batches of row numbers; rows of length 0 or less are left out.
+    """Yield batches of row numbers. Rows of length 0 or less are left out.
 
-    Rows of similar length share a batch, so that little is padded. A batch has `batch_size` rows, or with `max_tokens`
-    as many as fit into that many tokens with their padding, and at least one.
+    Rows of similar length share a batch, so that little padding is needed. A batch has `batch_size` rows. With
+    `max_tokens` it has as many rows as fit into that number of tokens, padding included, but at least one row.
     """
     whole("batch_size", batch_size)
     whole("max_tokens_per_batch", max_tokens)
@@ -45,7 +45,7 @@ def batches(lengths: Sequence[int], batch_size: int, max_tokens: int | None) -> 
 
 
 def padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and mask [R, T] int64, padded on the right; the mask hides the padding from the model."""
+    """Pad rows of token ids on the right and return ids and mask, [R, T] int64. The mask is 0 at the padding."""
     inputs = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.int64)
     mask = torch.zeros_like(inputs)
     for i, row in enumerate(rows):
@@ -55,7 +55,7 @@ def padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[torch.T
 
 
 def package_file(package: str, pattern: str, missing: str) -> Path:
-    """The first file or folder of that pattern inside a package, without importing it; `missing` is the error."""
+    """Return the first file in a package that matches a pattern, without importing it, or raise the error `missing`."""
     spec = importlib.util.find_spec(package)
     for place in (spec.submodule_search_locations or ()) if spec else ():
         matches = sorted(Path(place).glob(pattern))

@@ -1,7 +1,7 @@
-"""The report on grouped answers: every metric that can be computed from what is given, with its uncertainty.
+"""The report on groups of answers: every metric that can be computed from the given data, with its uncertainty.
 
-Shares, cosines and BLEU are in percent, as in the paper. The unit of chance is the group: the answers to one prompt are
-not independent of each other. `eval.stats` says how intervals are made.
+Shares, cosines and BLEU are in percent, as in the paper. Standard errors and intervals treat groups as independent,
+not answers, because the answers to one prompt depend on each other. `eval.stats` explains how intervals are computed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["METRICS", "Encoder", "Group", "Judge", "Metric", "Report", "read_gro
 
 
 class Metric(NamedTuple):
-    """What a figure is: its unit, what it measures in at most 36 characters, and the range of its values."""
+    """The description of a metric: its unit, what it measures (at most 36 characters), and the range of its values."""
 
     unit: str
     what: str
@@ -43,7 +43,7 @@ class Metric(NamedTuple):
     most: float = math.inf
 
 
-METRICS = {  # by the name up to "@"
+METRICS = {  # the keys are the names of metrics up to "@", without the number that follows it
     "answers": Metric("", "answers per group"),
     "different": Metric("", "different texts per group"),
     "PPL": Metric("", "perplexity under the judge", 1),
@@ -52,38 +52,38 @@ METRICS = {  # by the name up to "@"
     "F1@": Metric("%", "best F1 of k answers", 0, 100),
     "BLEU": Metric("%", "all answers as one corpus", 0, 100),
     "BLEU@": Metric("%", "best BLEU of k answers", 0, 100),
-    "R-COS": Metric("%", "best cosine of k with a reference", -100, 100),
+    "R-COS": Metric("%", "best of k cosines with a reference", -100, 100),
     "D1": Metric("%", "share of word pieces that differ", 0, 100),
     "D2": Metric("%", "share of piece pairs that differ", 0, 100),
     "D3": Metric("%", "share of piece triples that differ", 0, 100),
     "D1-3": Metric("%", "mean of D1, D2 and D3", 0, 100),
-    "EAD": Metric("%", "D1 over that of uniform draws"),
-    "S-BLEU": Metric("%", "BLEU of an answer against the rest", 0, 100),
+    "EAD": Metric("%", "D1 relative to uniform random draws"),
+    "S-BLEU": Metric("%", "BLEU against the group's other texts", 0, 100),
     "S-COS": Metric("%", "cosine of two answers of a group", -100, 100),
-    "pass@": Metric("%", "groups with a right one in n answers", 0, 100),
-    "maj@": Metric("%", "groups whose majority of k is right", 0, 100),
+    "pass@": Metric("%", "groups with a right answer among n", 0, 100),
+    "maj@": Metric("%", "groups whose majority vote is right", 0, 100),
     "right": Metric("", "different right texts per group"),
     "right forms": Metric("", "different right answers per group"),
 }
 
 
 class Judge(Protocol):
-    """The model of PPL: `eval.perplexity.CausalJudge` with start="", as in the paper."""
+    """The model that computes PPL. `eval.perplexity.CausalJudge` with start="" is the judge of the paper."""
 
     def per_text(self, texts: Sequence[str]) -> NDArray[np.float64]:
-        """Mean nats per token of each text, [n]."""
+        """Return the mean nats per token of each text, [n]."""
 
 
 class Encoder(Protocol):
-    """The model of cosines: `eval.encoder.Encoder`."""
+    """The model that computes vectors for cosines, such as `eval.encoder.Encoder`."""
 
     def encode(self, texts: Sequence[str]) -> NDArray[Any]:
-        """A unit row for each text, [n, D]."""
+        """Return a vector of length 1 for each text, [n, D]."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """Figures by metric, in the order of a table."""
+    """The figures of a report, by the name of the metric, in the order of the table."""
 
     figures: dict[str, Figure]
     groups: int
@@ -96,9 +96,9 @@ class Report:
         return self.figures[metric]
 
     def table(self) -> list[tuple[str, ...]]:
-        """A row for each metric under `COLUMNS`: value, standard error, interval, groups counted, explanation.
+        """Return one row per metric: name, value, standard error, interval, groups counted, explanation (`COLUMNS`).
 
-        A figure over few groups has a dash in place of its standard error and interval.
+        A figure over too few groups has a dash in place of its standard error and interval.
         """
         rows: list[tuple[str, ...]] = []
         for name, figure in self.figures.items():
@@ -111,7 +111,7 @@ class Report:
         return rows
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, ready for JSON; None where there is no number."""
+        """Return the whole report, ready for JSON. A value that is not a finite number becomes None."""
         metrics = {}
         for name, figure in self.figures.items():
             metric = _metric(name)
@@ -129,16 +129,17 @@ def report(
     k: int | None = None,
     pieces: WordPieces | None = None,
 ) -> Report:
-    """Measure groups of answers.
+    """Compute every metric of the groups that the arguments allow.
 
     judge    adds PPL
     encoder  adds S-COS and, with references, R-COS
-    grader   adds pass@n, maj@k and the number of different right answers; groups it cannot judge are left out
-    k        of F1@k, BLEU@k, R-COS, pass@k and maj@k: the expected best of k of a group's answers, in closed form. By
-             default the fewest answers of a group; groups with fewer are left out of these
-    pieces   word pieces to count instead of the paper's
+    grader   adds pass@n, maj@k and the number of different right answers; groups that it cannot judge are left out
+    k        the number of answers in F1@k, BLEU@k, R-COS, pass@k and maj@k. The default is the number of answers of the
+             smallest group. Groups with fewer than k answers are left out of these metrics
+    pieces   the word pieces to count instead of the paper's
 
-    References add F1, BLEU and EAD; groups without any are left out of the first two.
+    F1@k, BLEU@k and R-COS are the expected best of k answers of a group, in closed form. If groups have references, F1,
+    BLEU and EAD are added. Groups without references are left out of F1 and BLEU.
     """
     skipped = getattr(groups, "skipped", 0)
     groups = list(groups)
@@ -148,10 +149,10 @@ def report(
     if k is None:
         k = min(sizes)
     if not 1 <= k <= max(sizes):
-        raise D5P4Error(f"k={k} must be between 1 and {max(sizes)}, the most answers of a group")
+        raise D5P4Error(f"k={k} must be between 1 and {max(sizes)}, the number of answers of the largest group")
     notes = _notes(groups, k)
     if skipped:
-        notes.append(f"lines with an error instead of answers, left out: {skipped}")
+        notes.append(f"lines that were left out because they hold an error instead of answers: {skipped}")
     figures: dict[str, Figure] = {"answers": Figure(_mean(sizes), math.nan, math.nan, math.nan, len(sizes))}
 
     def mean(name: str, values: Iterable[float], scale: float = 1.0) -> None:
@@ -160,7 +161,7 @@ def report(
     figures["different"] = mean_figure([len(set(group.answers)) for group in groups], 0, max(sizes))
     if judge is not None:
         figures["PPL"] = exp_figure(pooled_figure(_nats(groups, judge), ratio))
-        notes.append(f"PPL under {getattr(judge, 'describe', type(judge).__name__)}: every answer weighs the same")
+        notes.append(f"the PPL judge is {getattr(judge, 'describe', type(judge).__name__)}; all answers count the same")
     mean("entropy", [_mean(empirical_entropy(text, pieces) for text in group.answers) for group in groups])
     if any(group.references for group in groups):
         figures |= _closeness(groups, k)
@@ -175,7 +176,7 @@ def report(
     vocabulary = vocabulary_size([text for group in groups for text in group.references], pieces)
     if vocabulary:
         mean("EAD", [ead(group.answers, vocabulary, pieces) for group in groups], 100)
-        notes.append(f"EAD: the references hold {vocabulary:,} different word pieces")
+        notes.append(f"EAD uses the {vocabulary:,} different word pieces of the references")
     mean("S-BLEU", [self_bleu(group.answers) for group in groups])
     if vectors is not None:
         from .encoder import average_cosine
@@ -202,7 +203,7 @@ def _notes(groups: Sequence[Group], k: int) -> list[str]:
     sizes = [len(group.answers) for group in groups]
     notes = []
     if min(sizes) < max(sizes):
-        notes.append(f"groups have {min(sizes)} to {max(sizes)} answers; metrics at k take the expected best of {k}")
+        notes.append(f"groups have {min(sizes)} to {max(sizes)} answers; metrics at k are for {k} answers")
     if single := sizes.count(1):
         notes.append(f"{single} of {len(groups)} groups have one answer: their S-BLEU and S-COS are 0 by definition")
     without = sum(not group.references for group in groups)
@@ -216,24 +217,24 @@ def _mean(values: Iterable[float]) -> float:
 
 
 def _best(values: NDArray[Any] | Sequence[float], k: int) -> float:
-    """Metric@k of one group; NaN when it has fewer answers."""
+    """Return Metric@k of the values of one group, or NaN when the group has fewer than k answers."""
     return float(best_of(np.asarray(values)[None], k)[0]) if len(values) >= k else math.nan
 
 
 def _once(texts: Iterable[str], measure: Callable[[list[str]], NDArray[Any]]) -> tuple[dict[str, int], NDArray[Any]]:
-    """Measure every different text once: the row of each text, and the rows."""
+    """Measure every different text once. Return the index of each text's row in the result, and the result."""
     rows = {text: i for i, text in enumerate(dict.fromkeys(texts))}
     return rows, np.asarray(measure(list(rows)))
 
 
 def _nats(groups: Sequence[Group], judge: Judge) -> list[tuple[float, int]]:
-    """For each group the sum over answers of nats per token, and the number of answers."""
+    """Return for each group the sum of its answers' nats per token, and the number of its answers."""
     rows, values = _once((text for group in groups for text in group.answers), judge.per_text)
     return [(float(sum(values[rows[text]] for text in group.answers)), len(group.answers)) for group in groups]
 
 
 def _vectors(groups: Sequence[Group], encoder: Encoder) -> list[tuple[NDArray[Any], NDArray[Any]]]:
-    """For each group the rows of its answers and of its references."""
+    """Return for each group the vectors of its answers and the vectors of its references."""
     rows, values = _once((text for group in groups for text in (*group.answers, *group.references)), encoder.encode)
 
     def take(texts: Sequence[str]) -> NDArray[Any]:
@@ -243,7 +244,7 @@ def _vectors(groups: Sequence[Group], encoder: Encoder) -> list[tuple[NDArray[An
 
 
 def _closeness(groups: Sequence[Group], k: int) -> dict[str, Figure]:
-    """F1 and BLEU against references, over all answers and at k."""
+    """Return the figures F1 and BLEU over all answers, and F1@k and BLEU@k."""
     known = [group for group in groups if group.references]
     shared = [[100 * f1(text, group.references) for text in group.answers] for group in known]
     scores = [[sentence_bleu(text, group.references) for text in group.answers] for group in known]
@@ -259,7 +260,7 @@ def _closeness(groups: Sequence[Group], k: int) -> dict[str, Figure]:
 
 
 def _correctness(groups: Sequence[Group], grader: Grader, k: int) -> dict[str, Figure]:
-    """pass@n for n = 1, 2, 4 … and k, the majority of k, and right answers that differ."""
+    """Return pass@n for n = 1, 2, 4 … and k, maj@k, and the numbers of different right texts and answers."""
     graded = [(group, grader.grade(group.prompt, group.answers, list(group.references) or None)) for group in groups]
     known = [(group, np.array(marks)) for group, marks in graded if marks is not None]
     if not known:

@@ -1,20 +1,21 @@
-"""Figures with a standard error and a 95 % interval that stays inside the range of the figure; pass@k and Metric@k.
+"""Figures with a standard error and a 95 % interval that stays in the range of the figure. Also pass@k and Metric@k.
 
-A *unit* is what chance draws: a group of answers to one prompt. Answers of one group share their prompt, so they are
-not units of their own. n units have the standard error se: std / √n for a mean, the jackknife's for a statistic of
-sums. The interval depends on the range of the figure:
+A *unit* is a group of answers to one prompt. Units are independent of each other; the answers of one unit are not,
+since they share a prompt. The standard error se over n units is std / √n for a mean, and the jackknife's for a
+statistic of sums. The interval depends on the range of the figure:
 
-| range       | figures                                        | interval                                             |
-|-------------|------------------------------------------------|------------------------------------------------------|
-| both ends   | pass@k, F1, BLEU, distinct-n, cosines, counts  | Wilson's for n / d yes-or-no values, with quantile q  |
-| from 0 up   | entropy, EAD, mean nats (their exp is the PPL) | value · exp(± t se / value)                          |
+| range        | figures                                        | interval                                             |
+|--------------|------------------------------------------------|------------------------------------------------------|
+| bounded      | pass@k, F1, BLEU, distinct-n, cosines, counts  | Wilson's for n / d yes-or-no values, with quantile q |
+| 0 and larger | entropy, EAD, mean nats (their exp is the PPL) | value · exp(± t se / value)                          |
 
-d, the design effect, is the variance of the figure over that of yes-or-no values with the same mean: 1 for pass@k of k
-answers, less for pass@1 of several answers, near 0 for values far from both ends. q² = d z² + (1 - d) t² lies between
-the quantiles of the normal law (z) and of Student's law (t). Where nearly all units lie at one end of the range, the
-variance is unreliable: with e units at that end and r others, (1 - d) e / n / (r + 1)² is added to d. The tests show by
-simulation that these intervals cover the truth in about 95 % of cases from `FEWEST` units on; the worst case, with
-about 88 %, is a pass@k near 100 % whose failures are rare. Figures over fewer units have no interval.
+The design effect d is the variance of the figure divided by the variance that yes-or-no values with the same mean would
+have. It is 1 for pass@k of k answers, less for pass@1 of several answers, and near 0 for values far from both ends of
+the range. q² = d z² + (1 - d) t² lies between the quantiles of the normal law (z) and of Student's law (t). Where
+nearly all units lie at one end of the range, the variance is unreliable: if e units lie at that end and r do not,
+(1 - d) e / n / (r + 1)² is added to d. The tests show by simulation that these intervals cover the truth in about 95 %
+of cases if there are at least `FEWEST` units. The worst case, with about 88 %, is a pass@k near 100 % with rare
+failures. Figures over fewer units have no interval.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ from ..errors import D5P4Error
 Floats = NDArray[np.float64]
 Answer = TypeVar("Answer", bound=Hashable)
 
-FEWEST = 10  # units of an interval
-_Z = 1.959963984540054  # the normal law at 97.5 %
+FEWEST = 10  # a figure over fewer units has no interval
+_Z = 1.959963984540054  # the 97.5 % quantile of the normal law
 
 
 class Figure(NamedTuple):
-    """A value with its standard error, 95 % interval, units counted and units left out. NaN: unknown."""
+    """A value with its standard error, 95 % interval, units counted and units left out. NaN means unknown."""
 
     value: float
     se: float
@@ -48,7 +49,7 @@ class Figure(NamedTuple):
 
 
 def mean_figure(values: ArrayLike, least: float = 0.0, most: float = math.inf) -> Figure:
-    """The mean of [n] values, one per unit, each between `least` and `most`. NaN and infinite values are left out."""
+    """Return the mean of [n] values, one per unit, between `least` and `most`. NaN and infinite values are left out."""
     given = np.asarray(values, dtype=np.float64)
     if given.ndim != 1:
         raise D5P4Error(f"a figure needs one number per unit, got shape {given.shape}")
@@ -64,10 +65,10 @@ def mean_figure(values: ArrayLike, least: float = 0.0, most: float = math.inf) -
 def pooled_figure(
     parts: ArrayLike, statistic: Callable[[Floats], Floats], least: float = 0.0, most: float = math.inf
 ) -> Figure:
-    """A statistic of sums over units, such as a corpus BLEU or a ratio: parts [n, d] are summed over the units.
+    """Return a statistic of sums over units, such as a corpus BLEU or a ratio. `parts` [n, d] is summed over n units.
 
-    `statistic` takes sums [R, d] to values [R]. Standard error: the jackknife, sqrt((n - 1) / n Σ (θ_i - mean θ)²) with
-    θ_i the statistic without unit i. For a mean this is std(ddof=1) / sqrt(n) again.
+    `statistic` maps sums [R, d] to values [R]. The standard error is sqrt((n - 1) / n Σ (θ_i - mean θ)²) (jackknife),
+    where θ_i is the statistic without unit i. For a mean it equals std(ddof=1) / sqrt(n).
     """
     given = np.asarray(parts, dtype=np.float64)
     if given.ndim != 2:
@@ -83,18 +84,18 @@ def pooled_figure(
 
 
 def ratio(sums: Floats) -> Floats:
-    """The first part over the second: a statistic for `pooled_figure`."""
+    """Divide the first part by the second part. This is a statistic for `pooled_figure`."""
     return sums[:, 0] / sums[:, 1]
 
 
 def exp_figure(figure: Figure) -> Figure:
-    """exp of a figure, such as the perplexity of mean nats; the standard error is the delta method's."""
+    """Return exp of a figure, such as the perplexity from mean nats. The standard error is that of the delta method."""
     value, low, high = (math.exp(x) for x in (figure.value, figure.low, figure.high))
     return figure._replace(value=value, se=value * figure.se, low=low, high=high)
 
 
 def _interval(value: float, se: float, n: int, least: float, most: float, at_end: int = 0) -> tuple[float, float]:
-    """The 95 % interval of a figure; `at_end` units lie at one end of its range."""
+    """Return the 95 % interval of a figure. `at_end` is the number of units that lie at one end of its range."""
     if n < FEWEST or not math.isfinite(se):
         return math.nan, math.nan
     t = _student(n - 1)
@@ -104,7 +105,7 @@ def _interval(value: float, se: float, n: int, least: float, most: float, at_end
         factor = math.exp(t * se / (value - least))
         return least + (value - least) / factor, least + (value - least) * factor
     share = (value - least) / (most - least)
-    variance = share * (1 - share) / (n - 1)  # of the mean of yes-or-no values
+    variance = share * (1 - share) / (n - 1)  # the variance of the mean of yes-or-no values
     design = (se / (most - least)) ** 2 / variance if variance > 0 else 1.0
     design += max(0.0, 1 - design) * at_end / n / (n - at_end + 1) ** 2
     q2 = _Z**2 * min(design, 1.0) + t**2 * max(0.0, 1 - design)
@@ -112,25 +113,26 @@ def _interval(value: float, se: float, n: int, least: float, most: float, at_end
     centre = (share + weight / 2) / (1 + weight)
     half = math.sqrt(weight * share * (1 - share) + weight**2 / 4) / (1 + weight)
     low, high = (_clip(least + (most - least) * x, least, most) for x in (centre - half, centre + half))
-    return min(low, value), max(high, value)  # whatever rounding does at an end
+    return min(low, value), max(high, value)  # rounding could exclude a value at an end of the range
 
 
 def _clip(value: float, least: float, most: float) -> float:
-    """The value inside its range, which rounding may have left; NaN stays."""
+    """Move a value that rounding has put outside its range back into the range. NaN stays NaN."""
     return value if math.isnan(value) else min(max(value, least), most)
 
 
 def _student(degrees: int) -> float:
-    """Student's t at 97.5 %, to three digits from 9 degrees of freedom on (Cornish and Fisher's expansion)."""
+    """Return the 97.5 % quantile of Student's law, to three digits for 9 or more degrees (Cornish and Fisher)."""
     z = _Z
     terms = ((z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384)
     return z + sum(term / degrees**power for power, term in enumerate(terms, 1))
 
 
 def pass_at(right: ArrayLike, n: int) -> Floats:
-    """[P]: the chance that n of the m answers, drawn without replacement, hold a right one; `right` is bool [P, m].
+    """Return the chance that n of m answers, drawn without replacement, include a right one: [P] from bool [P, m].
 
-    1 - C(m - c, n) / C(m, n) for c right ones among m: without bias for the pass@n of independent answers.
+    The chance is 1 - C(m - c, n) / C(m, n) for c right answers. It is an unbiased estimate of pass@n when the answers
+    are independent.
     """
     judged = np.asarray(right, dtype=bool)
     answers = _answers(judged, n, "pass@n", "n")
@@ -140,20 +142,20 @@ def pass_at(right: ArrayLike, n: int) -> Floats:
 
 
 def best_of(values: ArrayLike, k: int) -> Floats:
-    """[P]: Metric@k, the expected largest of k of the m values [P, m], drawn without replacement.
+    """Return Metric@k, the expected largest of k of the m values, drawn without replacement: [P] from [P, m].
 
-    Σ_i x_i C(i, k - 1) / C(m, k) over x_0 ≤ … ≤ x_{m-1}: x_i is the largest of the k when the other k - 1 are below it.
-    A row with NaN gives NaN.
+    Metric@k is Σ_i x_i C(i, k - 1) / C(m, k) for values x_0 ≤ … ≤ x_{m-1}, because x_i is the largest of the k values
+    when the other k - 1 come before it. A row with NaN gives NaN.
     """
     given = np.asarray(values, dtype=np.float64)
     m = _answers(given, k, "Metric@k", "k")
-    place = np.arange(m - 1, k - 1, -1)  # the share of x_{i-1} from that of x_i, from the largest down
+    place = np.arange(m - 1, k - 1, -1)  # the share of x_{i-1} in the sum follows from the share of x_i
     shares = k / m * np.cumprod(np.concatenate([[1.0], (place - k + 1) / place]))
     return np.sort(given, axis=1)[:, k - 1 :] @ shares[::-1]
 
 
 def majority(answers: Sequence[Answer | None]) -> Answer | None:
-    """The answer with the most votes; among equals the one that came first. None does not vote."""
+    """Return the most frequent answer. On a tie, return the answer that occurs first. None is not counted."""
     votes: defaultdict[Answer, int] = defaultdict(int)
     for answer in answers:
         if answer is not None:
@@ -162,7 +164,7 @@ def majority(answers: Sequence[Answer | None]) -> Answer | None:
 
 
 def _answers(values: NDArray[Any], k: int, what: str, letter: str) -> int:
-    """m of values [P, m], from which k are to be drawn."""
+    """Check that k of m values can be drawn from values [P, m], and return m."""
     if values.ndim != 2:
         raise D5P4Error(f"{what} needs values of shape [problems, answers], got shape {values.shape}")
     answers = values.shape[1]

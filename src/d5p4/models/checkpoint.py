@@ -1,4 +1,4 @@
-"""Reading a checkpoint folder: JSON files and safetensors weights, never pickle."""
+"""Reads a checkpoint folder: JSON files and safetensors weights, but never pickle files."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ SHOWN = 8
 
 
 def read_json(path: Path, missing: Any = None) -> Any:
-    """The object in a JSON file, or `missing` where there is no file and `missing` is not None."""
+    """Read the object in a JSON file. If there is no such file, return `missing`, or raise an error if that is None."""
     if not path.is_file() and missing is not None:
         return missing
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise D5P4Error(f"{path} does not exist: a checkpoint folder needs it") from None
+        raise D5P4Error(f"{path} does not exist, but a checkpoint folder needs this file") from None
     except (OSError, ValueError) as reason:
         raise D5P4Error(f"{path} cannot be read as JSON ({reason}): fetch the file again") from reason
     if not isinstance(content, dict):
@@ -36,7 +36,7 @@ def read_json(path: Path, missing: Any = None) -> Any:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a folder: the single file, or the shards its index names."""
+    """Return the safetensors files of a folder: the single file, or the shards that the folder's index names."""
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
     if (folder / INDEX).is_file():
@@ -46,7 +46,7 @@ def weight_files(folder: Path) -> list[Path]:
         names = sorted({str(name) for name in weight_map.values()})
         absent = [name for name in names if Path(name).name != name or not (folder / name).is_file()]
         if absent:
-            raise D5P4Error(f"{folder / INDEX} names files that are not in its folder: {_some(absent)}; fetch them")
+            raise D5P4Error(f"{folder / INDEX} names files that the folder lacks: {_some(absent)}; fetch them")
         return [folder / name for name in names]
     pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
     if pickles:
@@ -56,18 +56,18 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def stored_dtype(folder: Path) -> torch.dtype | None:
-    """The dtype of a checkpoint's first weight, if d5p4 can run in it."""
+    """Return the dtype of a checkpoint's first weight, or None if d5p4 cannot run in that dtype."""
     with _opened(weight_files(folder)[0]) as shard:
         first = next(iter(shard.keys()), None)
         return None if first is None else FLOATS.get(shard.get_slice(first).get_dtype())
 
 
 def fill(model: Any, folder: Path, device: torch.device, dtype: torch.dtype, mapped: bool = False) -> None:
-    """Give the parameters of a native model on the meta device their values.
+    """Read the weights of a checkpoint into a model that is on the meta device.
 
-    Names and shapes are compared first, from the file headers alone. Then one shard is open at a time and every
-    tensor goes straight to the device, so the host holds about one shard at its peak.
-    `mapped`: on the CPU a tensor of the wanted dtype is the file's own pages, copied where they are written to.
+    First the names and shapes are compared, from the headers of the files. Then one shard is opened at a time, and each
+    tensor goes directly to the device, so the host needs memory for about one shard.
+    `mapped`: on the CPU, a tensor that is stored in the wanted dtype uses the file's pages in memory (copy on write).
     """
     files = weight_files(folder)
     wanted = {model.prefix + name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
@@ -76,7 +76,7 @@ def fill(model: Any, folder: Path, device: torch.device, dtype: torch.dtype, map
         with _opened(path) as shard:
             for name in shard.keys():  # noqa: SIM118 (a safetensors file is not a dict)
                 if name in wanted:
-                    # Unless asked for, a copy even on the CPU: the file may be overwritten while the model lives.
+                    # Without `mapped` we copy even on the CPU: the file may be overwritten while the model is used.
                     tensor = shard.get_tensor(name).to(device=device, dtype=dtype, copy=not mapped)
                     owner, _, leaf = name.removeprefix(model.prefix).rpartition(".")
                     setattr(model.get_submodule(owner), leaf, nn.Parameter(tensor))
@@ -91,9 +91,9 @@ def _compare(folder: Path, wanted: dict[str, tuple[int, ...]], files: list[Path]
                 piece = shard.get_slice(name)
                 stored[name] = tuple(piece.get_shape())
                 if name in wanted and stored[name] != wanted[name]:
-                    misfits.append(f"{name} is {list(stored[name])}, expected {list(wanted[name])}")
+                    misfits.append(f"{name} has shape {list(stored[name])}, expected {list(wanted[name])}")
                 elif name in wanted and piece.get_dtype() not in FLOATS:
-                    misfits.append(f"{name} is {piece.get_dtype()}, expected one of {', '.join(FLOATS)}")
+                    misfits.append(f"{name} has dtype {piece.get_dtype()}, expected one of {', '.join(FLOATS)}")
     missing = [name for name in wanted if name not in stored]
     unexpected = [name for name in stored if name not in wanted and not name.endswith(ignore)]
     complaints = [
@@ -109,7 +109,7 @@ def _opened(path: Path) -> Any:
     try:
         return safe_open(path, framework="pt", device="cpu")
     except (OSError, SafetensorError) as reason:
-        raise D5P4Error(f"{path} is not a whole safetensors file ({reason}): fetch it again") from reason
+        raise D5P4Error(f"{path} is not a complete safetensors file ({reason}): fetch it again") from reason
 
 
 def _some(names: Iterable[str]) -> str:

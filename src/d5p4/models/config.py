@@ -1,4 +1,4 @@
-"""Reading values out of config.json, with errors that name the key and the value."""
+"""Reads values from config.json. Errors name the key and the value."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from ..errors import D5P4Error
 
 Config = Mapping[str, Any]
-LARGEST = 2**24  # a larger size is a typing error, and would fill the memory
+LARGEST = 2**24  # a larger size must be a typing error, and would fill the memory
 
 
 def whole(config: Config, key: str, default: int | None = None, least: int = 1, most: int = LARGEST) -> int:
-    """A whole number from `least` to `most`; a missing or null key gives the default."""
+    """Return a whole number from `least` to `most`, or the default if the key is missing or null."""
     value = default if config.get(key) is None else config[key]
     if value is None:
         raise D5P4Error(f"config.json has no {key!r}, which this architecture needs: add it")
@@ -22,7 +22,7 @@ def whole(config: Config, key: str, default: int | None = None, least: int = 1, 
 
 
 def number(config: Config, key: str, default: float) -> float:
-    """A positive number; a missing or null key gives the default."""
+    """Return a positive number, or the default if the key is missing or null."""
     value = default if config.get(key) is None else config[key]
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
         raise D5P4Error(f"config.json has {key}={value!r}, which should be a number above 0")
@@ -30,7 +30,7 @@ def number(config: Config, key: str, default: float) -> float:
 
 
 def flag(config: Config, key: str) -> bool:
-    """True or false; a missing or null key is false."""
+    """Return true or false. A missing or null key means false."""
     value = config.get(key)
     if not isinstance(value, bool | None):
         raise D5P4Error(f"config.json has {key}={value!r}, which should be true or false")
@@ -38,7 +38,7 @@ def flag(config: Config, key: str) -> bool:
 
 
 def only(config: Config, supported: Mapping[str, Any], architecture: str) -> None:
-    """Refuse a key whose value is neither absent, null nor the one this code implements."""
+    """Raise an error if a key has a value that this code does not implement. A key may also be missing or null."""
     for key, wanted in supported.items():
         value = config.get(key)
         if value is not None and value != wanted:
@@ -49,7 +49,7 @@ def only(config: Config, supported: Mapping[str, Any], architecture: str) -> Non
 
 
 def divides(config: Config, key: str, whole_part: int, parts: int) -> int:
-    """whole_part / parts, refused when it leaves a remainder."""
+    """Return whole_part / parts, or raise an error if there is a remainder."""
     if whole_part % parts:
-        raise D5P4Error(f"config.json has {key}={parts}, which does not divide {whole_part}")
+        raise D5P4Error(f"config.json has {key}={parts}, which should divide {whole_part} without a remainder")
     return whole_part // parts

@@ -1,4 +1,4 @@
-"""Dream: a Qwen2-shaped body with bidirectional attention whose row i - 1 predicts token i."""
+"""Dream: a body like that of Qwen2, but with bidirectional attention. Its row i - 1 predicts token i."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(width, eps)
 
     def forward(self, x: Tensor, delta: Tensor | None, angles: Rotary, padding: Padding) -> tuple[Tensor, Tensor]:
-        """x and the residual that is not added yet, both [R, T, D], to the same pair after this layer."""
+        """Map x and `delta`, a residual not yet added to x, to the same pair after this layer. All are [R, T, D]."""
         attention, mlp = self.self_attn, self.mlp
         x, h = self.input_layernorm(x, delta)
         query, key, value = (attention[name](h) for name in ("q_proj", "k_proj", "v_proj"))
@@ -39,7 +39,7 @@ class Layer(nn.Module):
 
 
 class Dream(NativeModel):
-    """states and features are the rows after the last norm, moved right by one."""
+    """The Dream model. States and features are both the rows after the last norm, moved right by one position."""
 
     architecture = "dream"
     prefix = ""
@@ -83,13 +83,13 @@ class Dream(NativeModel):
 
 
 def shift_right(x: Tensor, padding: Padding) -> Tensor:
-    """Row i becomes row i - 1 of x [R, T, D]; the first real row has none before it and keeps its own."""
+    """Move the rows of x [R, T, D] right by one position. The first real row of each sequence also stays in place."""
     shifted = torch.cat((x[:, :1], x[:, :-1]), dim=1)
     return shifted if padding.first is None else torch.where(padding.first[..., None], x, shifted)
 
 
 def _rope_theta(config: Mapping[str, Any]) -> float:
-    """The rotary base, from the key of transformers 4 or the table of transformers 5."""
+    """Return the rotary base, from the key that transformers 4 writes or the table that transformers 5 writes."""
     for key in ("rope_scaling", "rope_parameters"):
         table = config.get(key) or {}
         kind = table.get("rope_type", table.get("type", "default")) if isinstance(table, Mapping) else table

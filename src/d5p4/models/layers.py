@@ -1,6 +1,6 @@
-"""Pieces the three architectures share: norms, rotary positions, attention over left-padded rows.
+"""The parts that the three architectures share: norms, rotary positions, and attention over left-padded rows.
 
-Norms and rotations run in max(float32, the rows' dtype): a float64 model is float64 all the way.
+Norms and rotations run in float32, or in the dtype of the rows if that is wider.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from ..ops.precision import working_dtype
 
 
 class RMSNorm(nn.Module):
-    """x + delta and, times a weight [D], x + delta over its root mean square: see `ops.body`.
+    """Adds a residual to x, then divides the sum by its root mean square and multiplies it by a weight [D].
 
-    The norm adds the residual, because both together are one pass over the rows.
+    The norm also adds the residual, because `ops.body` can do both in one pass over the rows.
     """
 
     def __init__(self, width: int, eps: float) -> None:
@@ -30,43 +30,43 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
-        """x, delta [..., D] to the sum and its norm, both [..., D]."""
+        """Return x + delta and the normalised x + delta, both [..., D]."""
         return add_rms_norm(x, delta, self.weight, self.eps)
 
 
 class Padding(NamedTuple):
-    """What left padding means for one batch."""
+    """The positions and masks that follow from the left padding of a batch."""
 
-    positions: Tensor  # [R or 1, T] counted from the first real token
-    keys: Tensor | None  # [R, 1, 1, T] bool, True where attention may look; None: everywhere
-    first: Tensor | None  # [R, T] bool, the first real token of each row; None: column 0
+    positions: Tensor  # [R or 1, T], counted from the first real token
+    keys: Tensor | None  # [R, 1, 1, T] bool, True where attention may look; None means everywhere
+    first: Tensor | None  # [R, T] bool, True at the first real token of each row; None means column 0
 
 
 def read_padding(tokens: Tensor, attention_mask: Tensor | None) -> Padding:
-    """The padding of tokens [R, T] under attention_mask [R, T]."""
+    """Return the padding of tokens [R, T] that attention_mask [R, T] describes."""
     if attention_mask is not None:
         if attention_mask.shape != tokens.shape:
             shapes = f"{tuple(attention_mask.shape)}, but tokens have {tuple(tokens.shape)}"
             raise D5P4Error(f"attention_mask has shape {shapes}: give one entry per token")
         real = attention_mask.to(device=tokens.device, dtype=torch.bool)
-        # Only on the CPU: reading the mask on a GPU would wait for the device.
+        # On a GPU we assume that there is padding, because looking at the mask would wait for the device.
         if real.device.type != "cpu" or not bool(real.all()):
             count = real.long().cumsum(-1)
-            # A row that is all padding looks everywhere, because softmax over nothing would be NaN.
+            # A row of padding alone attends to all positions, because a softmax over no position would be NaN.
             keys = real | ~real.any(-1, keepdim=True)
             return Padding((count - 1).clamp_min(0), keys[:, None, None, :], real & (count == 1))
     return Padding(torch.arange(tokens.shape[1], device=tokens.device)[None], None, None)
 
 
 class Rotary(NamedTuple):
-    """Cosines and sines [R or 1, 1, T, d] of half-split rotary positions."""
+    """Cosines and sines [R or 1, 1, T, d] for rotary positions that rotate element i together with element i + d/2."""
 
     cos: Tensor
     sin: Tensor
 
 
 def rotary(positions: Tensor, width: int, base: float, dtype: torch.dtype) -> Rotary:
-    """Angles of positions [R, T] for heads of this width, in max(float32, dtype)."""
+    """Return the cosines and sines of positions [R, T] for heads of this width, in float32 or wider."""
     dtype = working_dtype(dtype)
     exponent = torch.arange(0, width, 2, device=positions.device, dtype=dtype) / width
     angles = positions[:, None, :, None].to(dtype) * (1.0 / base**exponent)
@@ -75,29 +75,29 @@ def rotary(positions: Tensor, width: int, base: float, dtype: torch.dtype) -> Ro
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, angles: Rotary, keys: Tensor | None) -> Tensor:
-    """Bidirectional attention of query [R, T, H * d] over key and value [R, T, K * d] to [R, T, H * d]. K divides H.
+    """Return [R, T, H * d], the bidirectional attention of query [R, T, H * d] over key and value [R, T, K * d].
 
-    Heads stay side by side in memory from the projections to the result, so nothing is copied.
+    K divides H. All tensors keep their heads side by side in memory, so transposing copies nothing.
     """
     query, key = (rotate(x, *angles).transpose(1, 2) for x in (query, key))
     value = value.unflatten(-1, (-1, angles.cos.shape[-1])).transpose(1, 2)
     copies = query.shape[1] // key.shape[1]
     shared = copies > 1 and keys is None and _flash_shares_heads(query, key, value)
     if copies > 1 and not shared:
-        # enable_gqa needs flash attention; without it, torch would choose the kernel that stores all T x T weights.
+        # Without flash attention, enable_gqa would make torch choose the kernel that stores all T x T weights.
         key, value = key.repeat_interleave(copies, dim=1), value.repeat_interleave(copies, dim=1)
     mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=keys, enable_gqa=shared)
     return mixed.transpose(1, 2).flatten(2)
 
 
 def any_shape() -> AbstractContextManager[None]:
-    """Attention without cuDNN, which plans every new shape for longer than a forward of a few rows takes; the number
-    of rows changes at every step. torch switches it for the whole process: two threads may leave cuDNN turned off."""
+    """Switch off attention by cuDNN, which plans every new shape: that takes longer than a forward of a few rows, and
+    the number of rows changes at every step. The switch is global, so with two threads cuDNN may stay off."""
     return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
 
 
 def _flash_shares_heads(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether flash attention takes query [R, H, T, d] over fewer heads of key and value [R, K, T, d]."""
+    """Say whether flash attention can run query [R, H, T, d] with fewer heads of key and value [R, K, T, d]."""
     if not query.is_cuda or torch.compiler.is_compiling():
         return False
     params = torch.backends.cuda.SDPAParams(query, key, value, None, 0.0, False, True)

@@ -1,4 +1,4 @@
-"""LLaDA: a Llama-shaped body with bidirectional attention, in the checkpoint layout of GSAI-ML/LLaDA-8B."""
+"""LLaDA: a body like that of Llama, but with bidirectional attention. Reads checkpoints like GSAI-ML/LLaDA-8B."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Block(nn.Module):
         self.ff_out = nn.Linear(inner, width, bias=False)
 
     def forward(self, x: Tensor, delta: Tensor | None, angles: Rotary, padding: Padding) -> tuple[Tensor, Tensor]:
-        """x and the residual that is not added yet, both [R, T, D], to the same pair after this block."""
+        """Map x and `delta`, a residual not yet added to x, to the same pair after this block. All are [R, T, D]."""
         x, h = self.attn_norm(x, delta)
         mixed = attend(self.q_proj(h), self.k_proj(h), self.v_proj(h), angles, padding.keys)
         x, h = self.ff_norm(x, self.attn_out(mixed))
@@ -48,7 +48,7 @@ class Block(nn.Module):
 
 
 class LLaDA(NativeModel):
-    """states and features are both the rows after the last norm."""
+    """The LLaDA model. States and features are both the rows after the last norm."""
 
     architecture = "llada"
     prefix = "model.transformer."

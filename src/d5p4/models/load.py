@@ -1,4 +1,4 @@
-"""`load`: a name, folder or hub id to a model ready for decoding."""
+"""`load` turns a name, a folder or a hub id into a model that is ready for decoding."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .tokenizer import FILES, Tokenizer
 ARCHITECTURES: dict[str, type[NativeModel]] = {"mdlm": MDLM, "llada": LLaDA, "dream": Dream}
 CLASS_NAMES = {"mdlm": "mdlm", "llada": "llada", "lladamodel": "llada", "lladamodellm": "llada", "dream": "dream"}
 CLASS_NAMES |= {"dreammodel": "dream", "dreambasemodel": "dream"}
-NOT_YET = {  # by a part of model_type or of a class name, in small letters without "_" and "-"
+NOT_YET = {  # the keys are parts of model_type or of a class name, in small letters without "_" and "-"
     "sdar": "SDAR, a block-causal diffusion model",
     "fastdllm": "Fast-dLLM v2, a block-causal diffusion model",
     "llada2": "LLaDA2, a block-causal diffusion model with experts",
@@ -39,8 +39,8 @@ QUANTISED = ("load_in_4bit", "load_in_8bit", "quantization_config")
 SEVERAL_DEVICES = ("balanced", "balanced_low_0", "sequential")
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja"]
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
-GPT2_SIZES = (50257, 50258)  # without and with a mask
-CHECKOUT_ONLY = ("books", "judge")  # in `models/` of the repository, not in the wheel
+GPT2_SIZES = (50257, 50258)  # the vocabulary of GPT-2 without and with a mask token
+CHECKOUT_ONLY = ("books", "judge")  # models that are in `models/` of the repository, but not in the wheel
 
 
 def load(
@@ -51,20 +51,20 @@ def load(
     mapped: bool = False,
     **others: Any,
 ) -> NativeModel:
-    """Load an MDLM, LLaDA or Dream checkpoint from a folder, a shipped name or a hub id.
+    """Load an MDLM, LLaDA or Dream checkpoint from a folder, a hub id or the name of a shipped model.
 
-    `device`: by default the best device of this machine.
-    `dtype`: by default bfloat16 on CUDA and float32 elsewhere; "auto" is the dtype of the stored weights.
-    `tokenizer`: a folder or a Tokenizer to use instead of the checkpoint's own.
-    `mapped`: for several processes on one host. On the CPU, weights that are stored in the wanted dtype stay in the
-    pages of their file, which the host keeps once for all processes; do not overwrite the file while the model lives.
-    MDLM maps only its embedding and head, because loading changes its other weights. On a GPU it has no effect.
-    `others`: keywords of transformers' `from_pretrained`. `torch_dtype` stands for an absent `dtype`, `device_map`
-    ("auto" or one device) for an absent `device`; `trust_remote_code` is accepted, but nothing remote ever runs.
+    `device`: the default is the best device of this machine.
+    `dtype`: the default is bfloat16 on CUDA and float32 elsewhere. "auto" means the dtype of the stored weights.
+    `tokenizer`: a folder or a Tokenizer to use instead of the tokenizer of the checkpoint.
+    `mapped`: saves memory when several processes on one host use a checkpoint on the CPU. Weights that are stored in
+    the wanted dtype are mapped from their file, and the processes share that memory. Do not overwrite the file while a
+    model uses it. MDLM maps only its embedding and head, because loading changes its other weights.
+    `others`: keywords of `from_pretrained` in transformers. `torch_dtype` replaces a missing `dtype`, and `device_map`
+    ("auto" or one device) a missing `device`. `trust_remote_code` has no effect: code of a checkpoint never runs.
     """
     device, dtype = translate(device, dtype, others)
     device = choose_device(device)
-    choose_dtype(dtype, device)  # a wrong dtype is refused before anything is fetched
+    choose_dtype(dtype, device)  # refuses a wrong dtype before anything is downloaded
     model, folder, codec, generation = without_weights(name_or_path, tokenizer)
     dtype = choose_dtype(dtype, device, folder)
     fill(model, folder, device, working_dtype(dtype) if model.reads_wide else dtype, mapped)
@@ -74,7 +74,7 @@ def load(
 
 
 def translate(device: Any, dtype: Any, others: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Device and dtype after the keywords that users of transformers write; refuse keywords without a meaning here."""
+    """Apply the keywords of transformers to device and dtype. Raise an error for a keyword that is unknown."""
     for name, value in others.items():
         if name == "torch_dtype":
             dtype = value if dtype is None else dtype
@@ -87,7 +87,7 @@ def translate(device: Any, dtype: Any, others: Mapping[str, Any]) -> tuple[Any, 
             raise D5P4Error(nearest(name, OPTIONS) or f"load takes {', '.join(OPTIONS)}", option=name)
         elif value:
             reason = "d5p4 does not quantise weights; use dtype='bfloat16', or quantise the model with transformers"
-            raise D5P4Error(f"{reason} and pass it to d5p4.wrap", option=name)
+            raise D5P4Error(f"{reason} and pass that model to d5p4.wrap", option=name)
     return device, dtype
 
 
@@ -95,7 +95,7 @@ def _single_device(device_map: Any) -> Any:
     if isinstance(device_map, Mapping) and len(set(map(str, device_map.values()))) == 1:
         return next(iter(device_map.values()))
     if isinstance(device_map, Mapping) or device_map in SEVERAL_DEVICES:
-        reason = "spreads a model over several devices, and d5p4 needs it on one; use 'auto' or 'cuda:0'"
+        reason = "spreads a model over several devices, but d5p4 needs the whole model on one; use 'auto' or 'cuda:0'"
         raise D5P4Error(reason, option="device_map", value=device_map)
     return device_map
 
@@ -103,7 +103,7 @@ def _single_device(device_map: Any) -> Any:
 def without_weights(
     name_or_path: str | Path, tokenizer: str | Path | Tokenizer | None = None
 ) -> tuple[NativeModel, Path, Tokenizer, dict[str, Any]]:
-    """A model on the meta device, its folder, tokenizer and generation_config.json, read from the small files."""
+    """Return a model without weights (on the meta device), its folder, its tokenizer and its generation_config.json."""
     folder = find(name_or_path)
     config = read_json(folder / "config.json")
     generation = read_json(folder / "generation_config.json", missing={})
@@ -113,7 +113,7 @@ def without_weights(
 
 
 class Undrawn(TorchFunctionMode):
-    """Skips drawing initial weights, which the checkpoint replaces. On the meta device it would import a compiler."""
+    """Skips initialising weights, which a checkpoint replaces. On the meta device, initialising imports a compiler."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
@@ -123,65 +123,65 @@ class Undrawn(TorchFunctionMode):
 
 
 def find(name_or_path: str | Path) -> Path:
-    """The folder a name stands for. A hub id is downloaded."""
+    """Return the folder that a name or path stands for. The files of a hub id are downloaded."""
     if not isinstance(name_or_path, (str, Path)) or not str(name_or_path):
-        raise D5P4Error(f"a model is named by text or a path, not {name_or_path!r}")
+        raise D5P4Error(f"the name of a model must be text or a path, not {name_or_path!r}")
     name = str(name_or_path)
     folder = Path(name_or_path).expanduser()
     inside = shipped(name)
-    # A folder that only happens to have the name of a shipped model does not hide it.
+    # A folder with the name of a shipped model replaces that model only if the folder holds a checkpoint.
     if folder.is_dir() and (inside is None or (folder / "config.json").is_file()):
         if inside is not None and isinstance(name_or_path, str):
-            warnings.warn(f"{name!r}: the folder here is taken, not the model shipped with d5p4", stacklevel=2)
+            warnings.warn(f"{name!r} is read from the folder of that name, not from the model in d5p4", stacklevel=2)
         return folder
     if inside is not None:
         return inside
     if folder.exists():
         raise D5P4Error(f"{name!r} is a file: give the folder that holds config.json and the weights")
     if name in CHECKOUT_ONLY:
-        raise D5P4Error(f"{name!r} lies in models/ of d5p4's repository and not in its package: give the path to it")
+        raise D5P4Error(f"{name!r} is in models/ of d5p4's repository, not in its package: give the path of the folder")
     if not HUB_ID.fullmatch(name) or isinstance(name_or_path, Path):
         known = sorted(shipped_models())
         hint = nearest(name, known)
         raise D5P4Error(
-            f"{name!r} is no folder here and no hub id of the form org/name; "
+            f"{name!r} is neither a folder nor a hub id of the form org/name; "
             f"shipped models are {', '.join(known)}{hint and '; ' + hint}"
         )
     return download(name, HUB_FILES)
 
 
 def shipped(name: str) -> Path | None:
-    """The folder of a model that comes with d5p4."""
+    """Return the folder of a model that comes with d5p4, or None."""
     return shipped_models().get(name)
 
 
 def shipped_models() -> dict[str, Path]:
-    """Folders of the models inside the package and, in a source checkout, in its `models/`."""
+    """Return the folders of the models in the package and, in a source checkout, of the models in `models/`."""
     here = Path(__file__).resolve()
     configs = (*(here.parent / "weights").glob("*/config.json"), *(here.parents[3] / "models").glob("*/config.json"))
     return {config.parent.name: config.parent for config in reversed(configs)}
 
 
 def download(hub_id: str, patterns: list[str]) -> Path:
-    """The local copy of a hub repository's files."""
+    """Download the files of a hub repository that match the patterns, and return the local folder."""
     try:
         from huggingface_hub import snapshot_download
 
         return Path(snapshot_download(hub_id, allow_patterns=patterns))
-    except Exception as reason:  # the hub client raises many unrelated kinds
+    except Exception as reason:  # the hub client raises errors of many unrelated classes
         first = (str(reason).strip() or "no reason given").splitlines()[0].split(". ")[0].rstrip(".")
         raise D5P4Error(
-            f"{hub_id!r} is no folder here, and fetching it from the hub failed ({type(reason).__name__}: {first})"
+            f"{hub_id!r} is not a local folder, and its download from the hub failed ({type(reason).__name__}: {first})"
         ) from reason
 
 
 def architecture(config: Mapping[str, Any], folder: Path) -> str:
-    """One of ARCHITECTURES, from model_type and architectures."""
+    """Return the key in ARCHITECTURES that `model_type` and `architectures` of a config.json mean."""
     kind = str(config.get("model_type") or "")
     listed = config.get("architectures") or []
     classes = [str(name) for name in listed] if isinstance(listed, list) else [str(listed)]
     known = {CLASS_NAMES.get(name.lower()) for name in (kind, *classes) if name}
-    # Every name has to agree: a mixture-of-experts model must not be read as its dense cousin.
+    # All names must mean the same architecture, so that a mixture-of-experts model is not read as a dense model.
     if len(known) == 1 and None not in known:
         return str(known.pop())
     plain = re.sub("[_-]", "", f"{kind} {classes}".lower())
@@ -189,14 +189,14 @@ def architecture(config: Mapping[str, Any], folder: Path) -> str:
     if family is not None:
         hint = f"this is {family}, which d5p4 does not support yet"
     else:
-        hint = "supported are MDLM (mdlm), LLaDA (llada) and Dream (dream), and d5p4.wrap takes other modules"
+        hint = "d5p4 loads MDLM (mdlm), LLaDA (llada) and Dream (dream); d5p4.wrap accepts other modules"
         if any(name.endswith("ForCausalLM") for name in classes):
-            hint += "; a causal model can score texts (d5p4.eval.perplexity.CausalJudge)"
+            hint += "; a causal model can only score texts (d5p4.eval.perplexity.CausalJudge)"
     raise D5P4Error(f"{folder / 'config.json'} has model_type={kind!r} and architectures={classes}; {hint}")
 
 
 def find_tokenizer(folder: Path, model: NativeModel, given: str | Path | Tokenizer | None) -> Tokenizer:
-    """The tokenizer for a checkpoint folder. The public MDLM checkpoints use GPT-2's without shipping it."""
+    """Return the given or the folder's tokenizer. The public MDLM checkpoints lack theirs, so GPT-2's is downloaded."""
     if isinstance(given, Tokenizer):
         return given.for_model(model.mask_id)
     uses_gpt2 = model.architecture == "mdlm" and model.config.get("vocab_size") in GPT2_SIZES
@@ -206,14 +206,14 @@ def find_tokenizer(folder: Path, model: NativeModel, given: str | Path | Tokeniz
         try:
             folder = download("gpt2", ["tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"])
         except D5P4Error as reason:
-            raise D5P4Error(f"{folder} has no tokenizer: put {FILES} there (it uses GPT-2's, but {reason})") from reason
-    # Dream's own files are Qwen2's whatever tokenizer_class says; other folders speak for themselves.
+            raise D5P4Error(f"{folder} has no tokenizer: put GPT-2's {FILES} there ({reason})") from reason
+    # The files of a Dream checkpoint are for Qwen2's split, whatever their tokenizer_class says.
     qwen2 = True if model.architecture == "dream" and given is None else None
     return Tokenizer.read(folder, mask_id=model.mask_id, qwen2=qwen2)
 
 
 def choose_device(device: str | torch.device | int | None) -> torch.device:
-    """The device a user names; None and "auto" are the best one of this machine."""
+    """Return the device that the user names. None and "auto" mean the best device of this machine."""
     if device is None or device == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")
@@ -227,7 +227,7 @@ def choose_device(device: str | torch.device | int | None) -> torch.device:
     counts = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
     if chosen.type in counts and (chosen.index or 0) >= counts[chosen.type]:
         raise D5P4Error(
-            f"is not there: this torch sees {counts[chosen.type]} {chosen.type} devices", option="device", value=device
+            f"does not exist: torch finds {counts[chosen.type]} {chosen.type} devices", option="device", value=device
         )
     if chosen.type not in ("cuda", "mps", "cpu", "xpu"):
         raise D5P4Error("cannot hold a model for decoding: use 'cuda', 'mps' or 'cpu'", option="device", value=device)
@@ -235,7 +235,7 @@ def choose_device(device: str | torch.device | int | None) -> torch.device:
 
 
 def choose_dtype(dtype: str | torch.dtype | None, device: torch.device, folder: Path | None = None) -> torch.dtype:
-    """The dtype a user names; "auto" is that of the weights in `folder`, where one is given."""
+    """Return the dtype that the user names. "auto" means the dtype of the weights in `folder`, if that is given."""
     if dtype == "auto":
         dtype = None if folder is None else stored_dtype(folder)
     if dtype is None:

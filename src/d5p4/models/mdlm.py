@@ -1,9 +1,9 @@
-"""MDLM: a diffusion transformer over tokens, in the checkpoint layout of kuleshov-group/mdlm-owt.
+"""MDLM: a diffusion transformer over tokens. Reads checkpoints like kuleshov-group/mdlm-owt.
 
-The network is run without time conditioning, so sigma is 0 for every row and every adaLN shift, scale and gate is a
-constant of the checkpoint. The forward therefore always runs on *folded* weights: gates inside the output matrices,
-scales inside the input matrices, shifts inside the biases. `fold()` does that once. An unfolded model, as in training,
-folds in every forward, so that gradients reach all weights.
+The network runs without time conditioning: sigma is 0 for every row, so the shifts, scales and gates of all adaLN
+layers are constants of the checkpoint. A forward therefore uses *folded* weights: the gates are multiplied into the
+output matrices, the scales into the input matrices, and the shifts go into the biases. `fold()` does this once and for
+all. A model that is not folded, as in training, folds in every forward, so that gradients reach all weights.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NORM_EPS = 1e-5
 
 
 class Folded(NamedTuple):
-    """The weights one block runs on."""
+    """The folded weights of one block."""
 
     qkv: Tensor  # [3D, D]
     qkv_bias: Tensor | None  # [3D]
@@ -41,7 +41,7 @@ class Folded(NamedTuple):
 
 
 class Scale(nn.Module):
-    """The weight [D] of a LayerNorm; folding gives the last one a bias."""
+    """The weight [D] of a LayerNorm. Folding adds a bias to the last LayerNorm."""
 
     bias: nn.Parameter | None
 
@@ -96,7 +96,7 @@ class Block(nn.Module):
             norm.register_parameter("weight", None)
 
     def forward(self, x: Tensor, angles: Rotary, padding: Padding, condition: Tensor | None) -> Tensor:
-        """x [R, T, D] to [R, T, D]."""
+        """Map x [R, T, D] to [R, T, D]."""
         w = self.folded(condition)
         qkv = F.linear(_normalised(x), w.qkv, w.qkv_bias)
         query, key, value = qkv.chunk(3, dim=-1)
@@ -118,7 +118,7 @@ class OutputLayer(nn.Module):
         self.adaLN_modulation = _modulation(cond, 2 * width)
 
     def affine(self, condition: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Scale and shift [D] after the last norm. They stay out of the head, whose matrix may be the embedding."""
+        """Return scale and shift [D] after the last norm. The head does not absorb them: it may be the embedding."""
         weight = self.norm_final.weight
         if self.adaLN_modulation is None or condition is None:
             assert self.norm_final.bias is not None
@@ -139,10 +139,10 @@ class OutputLayer(nn.Module):
 
 
 class MDLM(NativeModel):
-    """states are the rows after the last modulation, features the last block's output before the last norm.
+    """The MDLM model. States are the rows after the last norm, features the output of the last block before that norm.
 
-    Training sequences are wrapped documents in which the end-of-text token is an ordinary separator,
-    so there are no end-of-text ids: nothing is cut.
+    MDLM is trained on concatenated documents, in which the end-of-text token only separates documents. So this token
+    does not end an answer, and `eos_ids` is empty.
     """
 
     architecture = "mdlm"
@@ -151,7 +151,7 @@ class MDLM(NativeModel):
     reads_wide = True
     carry_over = True
     default_order = "ancestral"
-    sigma_map: Any  # the network of the noise level; None once folded
+    sigma_map: Any  # the network that embeds the noise level; None after `fold`
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__(config)
@@ -181,7 +181,7 @@ class MDLM(NativeModel):
 
     @property
     def condition(self) -> Tensor | None:
-        """[cond] input of every adaLN in max(float32, dtype), or None once folded."""
+        """The input [cond] of every adaLN, in float32 or wider; None after `fold`."""
         if self.sigma_map is None:
             return None
         first, _, last = self.sigma_map["mlp"]
@@ -191,7 +191,7 @@ class MDLM(NativeModel):
 
     @torch.no_grad()
     def fold(self) -> None:
-        """Fold the constants into the weights for good; a second call does nothing."""
+        """Replace the weights by the folded weights. A second call does nothing."""
         condition = self.condition
         if condition is not None:
             for part in (*self.blocks, self.output_layer):
@@ -214,14 +214,14 @@ class MDLM(NativeModel):
 
 
 def _normalised(x: Tensor) -> Tensor:
-    """LayerNorm without weight, in max(float32, dtype), back in the dtype of x."""
+    """Apply a LayerNorm without weight. It is computed in float32 or wider and returned in the dtype of x."""
     if usable(x):
-        return F.layer_norm(x, x.shape[-1:], eps=NORM_EPS)  # CUDA's own computes half precision in float32
+        return F.layer_norm(x, x.shape[-1:], eps=NORM_EPS)  # the CUDA kernel computes in float32
     return F.layer_norm(x.to(working_dtype(x.dtype)), x.shape[-1:], eps=NORM_EPS).to(x.dtype)
 
 
 def _modulation(cond: int, width: int) -> nn.Linear:
-    """adaLN starts at zero: every block is the identity before training."""
+    """Return an adaLN layer of zeros, so that every block is the identity before training."""
     linear = nn.Linear(cond, width)
     nn.init.zeros_(linear.weight)
     nn.init.zeros_(linear.bias)
@@ -229,12 +229,12 @@ def _modulation(cond: int, width: int) -> nn.Linear:
 
 
 def _ends(mlp: nn.Sequential) -> tuple[nn.Linear, nn.Linear]:
-    """The two linear layers around an activation."""
+    """Return the two linear layers of an MLP, without the activation between them."""
     first, _, last = mlp
     assert isinstance(first, nn.Linear) and isinstance(last, nn.Linear)
     return first, last
 
 
 def _affine(x: Tensor, linear: nn.Linear) -> Tensor:
-    """A linear layer in the dtype of x."""
+    """Apply a linear layer in the dtype of x."""
     return F.linear(x, linear.weight.to(x.dtype), linear.bias.to(x.dtype))

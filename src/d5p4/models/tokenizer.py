@@ -1,4 +1,4 @@
-"""Text to token ids and back, and conversations to prompts, from the files beside a checkpoint."""
+"""A tokenizer, read from the files of a checkpoint: text to token ids and back, and conversations to prompts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FILES = "tokenizer.json, or vocab.json and merges.txt"
 MASK_TEXT = "<|mask|>"
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
-# Qwen2's split: contractions, words with one leading mark, single digits, runs of marks, line ends, other space.
+# How Qwen2 splits text: contractions, words (with one leading mark), digits, runs of marks, line ends, other space.
 QWEN2_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
     r"|[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -38,7 +38,7 @@ QWEN2_SPLIT = (
 class Tokenizer:
     """A `tokenizers` backend with a chat template and a mask token.
 
-    Strings of special tokens are recognised inside text; nothing is added around it.
+    `encode` recognises the strings of special tokens in a text, and adds no special tokens of its own.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Tokenizer:
         named: Mapping[str, str] | None = None,
         mask_id: int | None = None,
     ) -> None:
-        """`named`: strings the chat template may use, such as {"bos_token": "<s>"}."""
+        """`named` holds strings for the chat template, such as {"bos_token": "<s>"}."""
         backend.no_truncation()
         backend.no_padding()
         self.backend = backend
@@ -63,7 +63,7 @@ class Tokenizer:
 
     @classmethod
     def read(cls, folder: str | Path, *, mask_id: int | None = None, qwen2: bool | None = None) -> Tokenizer:
-        """The tokenizer of a folder. `qwen2` says which split vocab.json is for; None reads it off tokenizer_class."""
+        """Read the tokenizer of a folder. `qwen2`: whether to split text like Qwen2 (None: tokenizer_class decides)."""
         folder = Path(folder)
         settings = read_json(folder / "tokenizer_config.json", missing={})
         specials = {**read_json(folder / "special_tokens_map.json", missing={}), **settings}
@@ -71,7 +71,7 @@ class Tokenizer:
         if (folder / "tokenizer.json").is_file():
             try:
                 backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-            except Exception as reason:  # the library raises bare Exception
+            except Exception as reason:  # the library raises plain Exception
                 raise D5P4Error(f"{folder / 'tokenizer.json'} cannot be read ({reason}): fetch it again") from reason
             _add_listed(backend, settings, folder)
         elif (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
@@ -87,12 +87,12 @@ class Tokenizer:
 
     @staticmethod
     def lies_in(folder: Path) -> bool:
-        """Whether a folder has the files `read` needs."""
+        """Say whether a folder has the files that `read` needs."""
         both = (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file()
         return both or (folder / "tokenizer.json").is_file()
 
     def for_model(self, mask_id: int) -> Tokenizer:
-        """The same tokenizer for a model with this mask id."""
+        """Return this tokenizer, or a copy of it with another mask id."""
         if self.mask_id == mask_id:
             return self
         copy = tokenizers.Tokenizer.from_str(self.backend.to_str())
@@ -101,9 +101,9 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         try:
             return self.backend.encode(text, add_special_tokens=False).ids
-        except Exception as reason:  # the backend raises nothing more precise
+        except Exception as reason:  # the backend raises plain Exception
             strange = next((c for c in text if not self._writes(c)), None)
-            why = str(reason) if strange is None else f"it has none for {strange!r}"
+            why = str(reason) if strange is None else f"there is no token for {strange!r}"
             raise D5P4Error(f"{text[:40]!r} cannot be written in this model's tokens: {why}") from reason
 
     def _writes(self, character: str) -> bool:
@@ -114,7 +114,7 @@ class Tokenizer:
         return True
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text without special tokens, the mask and ids that have no token."""
+        """Return the text of ids. Special tokens, the mask and ids without a token are left out."""
         kept = [i for i in map(int, ids) if i in self._ids and i not in self._special and i != self.mask_id]
         return self.backend.decode(kept, skip_special_tokens=False)
 
@@ -123,22 +123,23 @@ class Tokenizer:
         return self._ids
 
     def token_id(self, text: str) -> int | None:
-        """The id of a token's own string."""
+        """Return the id of the token with this string, or None."""
         return self.backend.token_to_id(text)
 
     def special_id(self, text: str) -> int | None:
-        """The id of a special token's string; None when it is no special token."""
+        """Return the id of the special token with this string, or None if it is not a special token."""
         token_id = self.token_id(text)
         return token_id if token_id in self._special else None
 
     def padding(self) -> list[str]:
-        """The padding token, after which a text has ended; none where it is also the unknown or the first token."""
+        """Return a list with the padding token, which ends a text. The list is empty if there is no such token, or
+        if it is also the unknown token or the beginning-of-text token."""
         pad = self.named.get("pad_token")
         return [] if pad is None or pad in map(self.named.get, ("unk_token", "bos_token")) else [pad]
 
     @property
     def mask_token(self) -> str | None:
-        """What to write in a prompt for a position to be filled."""
+        """The string that marks a position to be filled in a prompt."""
         return None if self.mask_id is None else self.backend.id_to_token(self.mask_id)
 
     @property
@@ -146,7 +147,7 @@ class Tokenizer:
         return self.chat_template is not None
 
     def chat(self, messages: Sequence[Mapping[str, str]]) -> str | None:
-        """The prompt text that asks for the next answer in a conversation; None without a chat template."""
+        """Return the prompt that asks for the next answer in a conversation, or None without a chat template."""
         if self.chat_template is None:
             return None
         if isinstance(messages, (str, Mapping)) or not all(isinstance(m, Mapping) and "role" in m for m in messages):
@@ -154,20 +155,20 @@ class Tokenizer:
         facts = {"tools": None, "documents": None, "add_generation_prompt": True, **self.named}
         try:
             return _compiled(self.chat_template).render(**facts, messages=[dict(m) for m in messages])
-        except Exception as reason:  # a template can fail in any way Python can
+        except Exception as reason:  # a template may raise any error
             raise D5P4Error(f"the chat template could not be rendered: {type(reason).__name__}: {reason}") from reason
 
 
 @lru_cache(maxsize=16)
 def _compiled(template: str) -> jinja2.Template:
-    """A chat template, which is foreign code, in jinja2's sandbox. Compiling takes much longer than rendering."""
+    """Compile a chat template, which is foreign code, in jinja2's sandbox. It is cached, because compiling is slow."""
     import jinja2
     from jinja2 import nodes
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """`{% generation %}` marks the assistant's words for training; its content is rendered as it stands."""
+        """Renders the content of `{% generation %}`, which marks the assistant's words for training, unchanged."""
 
         tags = {"generation"}
 
@@ -189,12 +190,12 @@ def _compiled(template: str) -> jinja2.Template:
 
 
 def _byte_level(folder: Path, settings: Mapping[str, Any], qwen2: bool) -> tokenizers.Tokenizer:
-    """A byte-level BPE tokenizer from vocab.json, merges.txt and the lists of added tokens."""
+    """Build a byte-level BPE tokenizer from vocab.json, merges.txt and the lists of added tokens."""
     try:
         vocabulary, merges = BPE.read_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
         extra = read_json(folder / "added_tokens.json", missing={})
         added = {int(i): AddedToken(text) for text, i in extra.items()} | _listed(settings)
-        # Added tokens join the vocabulary first, so that all keep their ids even where ids have gaps.
+        # Added tokens are put into the vocabulary now, so that they keep their ids even if the ids have gaps.
         ids = {token.content: i for i, token in added.items()}
         backend = tokenizers.Tokenizer(BPE({**vocabulary, **ids}, merges))
     except D5P4Error:
@@ -216,7 +217,7 @@ def _byte_level(folder: Path, settings: Mapping[str, Any], qwen2: bool) -> token
 
 
 def _listed(settings: Mapping[str, Any]) -> dict[int, AddedToken]:
-    """The added tokens of tokenizer_config.json by id."""
+    """Return the added tokens of tokenizer_config.json, by their ids."""
     options = ("single_word", "lstrip", "rstrip", "normalized", "special")
     listed = (settings.get("added_tokens_decoder") or {}).items()
     return {int(i): AddedToken(e["content"], **{k: e[k] for k in options if k in e}) for i, e in listed}
@@ -234,8 +235,8 @@ def _add_listed(backend: tokenizers.Tokenizer, settings: Mapping[str, Any], fold
         actual = backend.token_to_id(token.content)
         if actual != i:
             raise D5P4Error(
-                f"the tokenizer files in {folder} disagree: {token.content!r} is {actual} in tokenizer.json "
-                f"and {i} in tokenizer_config.json; fetch them again"
+                f"the tokenizer files in {folder} disagree: {token.content!r} has id {actual} in tokenizer.json "
+                f"and id {i} in tokenizer_config.json; fetch the files again"
             )
 
 
@@ -251,7 +252,7 @@ def _make_special(backend: tokenizers.Tokenizer, texts: Sequence[str]) -> None:
 
 
 def _give_mask(backend: tokenizers.Tokenizer, mask_id: int) -> None:
-    """Make the mask id a special token; an id without a string gets `<|mask|>` when it is the next free one."""
+    """Make the mask id a special token. If it has no string and is the next free id, its string becomes `<|mask|>`."""
     text = backend.id_to_token(mask_id)
     if text is None:
         ids = backend.get_vocab(with_added_tokens=True).values()
@@ -263,7 +264,7 @@ def _give_mask(backend: tokenizers.Tokenizer, mask_id: int) -> None:
 
 
 def _chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
-    """The template of chat_template.jinja, tokenizer_config.json or chat_template.json, whichever comes first."""
+    """Return the template of chat_template.jinja, or else of tokenizer_config.json, or else of chat_template.json."""
     if (folder / "chat_template.jinja").is_file():
         return (folder / "chat_template.jinja").read_text(encoding="utf-8")
     template = settings.get("chat_template")
@@ -275,13 +276,13 @@ def _chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
         return template if isinstance(template, str) else None
     if "default" in template or len(template) == 1:
         return template.get("default", next(iter(template.values())))
-    # Prompts with chat=False need no template, so the complaint waits until one is rendered.
+    # Prompts with chat=False need no template, so the error is raised only when the template is rendered.
     names = ", ".join(map(str, template))
-    reason = f"the templates are {names}, and none is called default: write chat_template.jinja, or use chat=False"
+    reason = f"none of the templates {names} is called default: write a chat_template.jinja, or use chat=False"
     return f"{{{{ raise_exception({json.dumps(reason)}) }}}}"
 
 
 def _text(token: Any) -> str | None:
-    """The string of a special token, which files write bare or as an object."""
+    """Return the string of a special token, which files write as a string or as an object with `content`."""
     token = token.get("content") if isinstance(token, dict) else token
     return token if isinstance(token, str) else None

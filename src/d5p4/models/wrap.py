@@ -1,4 +1,4 @@
-"""`wrap`: a module already in memory, such as transformers' Llama or Qwen2, as a model for decoding."""
+"""`wrap` turns a module in memory, such as a Llama or Qwen2 of transformers, into a model for decoding."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .layers import read_padding
 from .tokenizer import Tokenizer
 
 HiddenRows = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(tokens [R, T], attention_mask [R, T] bool, position_ids [R, T]) to hidden rows [R, T, D]."""
+"""A function from tokens [R, T], attention_mask [R, T] bool and position_ids [R, T] to hidden rows [R, T, D]."""
 
 MASKABLE = (None, "eager", "sdpa")
 SCALED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
@@ -39,12 +39,13 @@ def wrap(
     name: str | None = None,
     hidden: HiddenRows | None = None,
 ) -> WrappedModel:
-    """Split a module into body and head without computing its logits.
+    """Split a module into body and head, so that d5p4 computes the logits itself.
 
-    `module`: a transformers causal model, also inside an unmerged PEFT model; it keeps its mode and its gradients.
-    `tokenizer`: ours, one of transformers, one of `tokenizers`, or None. `shift`: row i - 1 predicts token i (Dream).
-    `banned`: ids that must never be drawn besides the mask and ids without a token.
-    `hidden`: gives the head's input rows for modules whose inside is not that of a transformers causal model.
+    `module`: a causal model of transformers, or a PEFT model around one; its mode and its gradients stay as they are.
+    `tokenizer`: a tokenizer of d5p4, transformers or `tokenizers`, or None.
+    `shift`: whether row i - 1 predicts token i, as in Dream.
+    `banned`: ids that are never drawn. The mask and ids without a token are always banned.
+    `hidden`: a function that returns the input rows of the head, for a module that is no causal model of transformers.
     """
     module = _without_peft(module, hidden is None)
     size = _head(module).weight.shape[0]
@@ -53,12 +54,12 @@ def wrap(
             raise D5P4Error(f"{what}={ids!r} must be a list of token ids")
         wrong = [i for i in ids if not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < size]
         if wrong:
-            raise D5P4Error(f"{what} has {wrong[0]!r}, which is not an id of the module's {size} tokens")
+            raise D5P4Error(f"{what} has {wrong[0]!r}, which is not a token id from 0 to {size - 1}")
     rows = hidden or _inner_rows(module)
     if max_length is None:
         max_length = getattr(getattr(module, "config", None), "max_position_embeddings", None)
         if not isinstance(max_length, int):
-            raise D5P4Error("max_length=None, and the module's config does not say: give the longest length")
+            raise D5P4Error("max_length=None, but the module's config has no max_position_embeddings: give max_length")
     codec = adapt_tokenizer(tokenizer, mask_id)
     never = torch.zeros(size, dtype=torch.bool)
     never[[mask_id, *(banned or ())]] = True
@@ -81,7 +82,7 @@ def wrap(
 
 @dataclass(eq=False, repr=False)
 class WrappedModel(WithHead):
-    """A foreign module behind the contract of `d5p4.types.Model`."""
+    """A foreign module with the attributes of `d5p4.types.Model`."""
 
     architecture: ClassVar[str] = "wrapped"
     module: nn.Module
@@ -116,7 +117,7 @@ class WrappedModel(WithHead):
 
 
 class ForeignTokenizer:
-    """A transformers tokenizer as the codec of this library."""
+    """A tokenizer of transformers with the interface of `d5p4.types.TextCodec`."""
 
     def __init__(self, inner: Any, mask_id: int) -> None:
         self.inner, self.mask_id = inner, mask_id
@@ -148,12 +149,12 @@ class ForeignTokenizer:
             return None
         try:
             return self.inner.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-        except Exception as reason:  # a template can fail in any way Python can
+        except Exception as reason:  # a template may raise any error
             raise D5P4Error(f"the chat template could not be rendered: {type(reason).__name__}: {reason}") from reason
 
 
 def adapt_tokenizer(tokenizer: Any, mask_id: int) -> Tokenizer | ForeignTokenizer | None:
-    """Any tokenizer `wrap` accepts, as a codec that knows the mask id."""
+    """Convert any tokenizer that `wrap` accepts into one that has our interface and knows the mask id."""
     if tokenizer is None:
         return None
     if isinstance(tokenizer, Tokenizer):
@@ -163,19 +164,19 @@ def adapt_tokenizer(tokenizer: Any, mask_id: int) -> Tokenizer | ForeignTokenize
     if all(hasattr(tokenizer, part) for part in ("encode", "decode", "get_vocab", "convert_ids_to_tokens")):
         return ForeignTokenizer(tokenizer, mask_id)
     kind = type(tokenizer).__name__
-    raise D5P4Error(f"tokenizer is a {kind}: give one of d5p4, of transformers or of tokenizers, or None")
+    raise D5P4Error(f"tokenizer is a {kind}: give a tokenizer of d5p4, of transformers or of tokenizers, or None")
 
 
 def _head(module: nn.Module) -> Any:
-    """The module's unembedding: a linear layer with a floating weight [V, D]."""
+    """Return the module's head, which must be a linear layer with a floating-point weight [V, D]."""
     getter = getattr(module, "get_output_embeddings", None)
     linear = getter() if callable(getter) else None
     weight = getattr(linear, "weight", None)
     if not isinstance(weight, Tensor) or weight.ndim != 2 or not weight.is_floating_point():
         kind = "none" if weight is None else f"{type(linear).__name__} with a {getattr(weight, 'dtype', '?')} weight"
         raise D5P4Error(
-            f"{type(module).__name__}.get_output_embeddings() gives {kind}: "
-            "the head has to be one linear layer with an unquantised weight [V, D]"
+            f"{type(module).__name__}.get_output_embeddings() returns {kind}: "
+            "the head must be one linear layer with an unquantised weight [V, D]"
         )
     if hasattr(linear, "lora_A") and not getattr(linear, "merged", False):
         raise D5P4Error(f"the head of {type(module).__name__} has an unmerged adapter: call merge_adapter() first")
@@ -183,36 +184,36 @@ def _head(module: nn.Module) -> Any:
 
 
 def _without_peft(module: nn.Module, prompts_matter: bool) -> nn.Module:
-    """The model inside a PEFT model, whose layers hold the adapters; other modules stay as they are."""
+    """Return the model inside a PEFT model, whose layers include the adapters. Return any other module unchanged."""
     unwrap = getattr(module, "get_base_model", None)
     if not callable(unwrap):
         return module
     if prompts_matter and getattr(getattr(module, "active_peft_config", None), "is_prompt_learning", False):
-        raise D5P4Error(f"{type(module).__name__} adds learned prompt tokens, which wrap would lose: pass hidden=")
+        raise D5P4Error(f"{type(module).__name__} adds learned prompt tokens, which wrap would ignore: pass hidden=")
     return unwrap()
 
 
 def _inner_rows(module: nn.Module) -> HiddenRows:
-    """The last hidden rows of a transformers causal model, attending in both directions."""
+    """Return a function that computes the last hidden rows of a causal model, but with bidirectional attention."""
     name, config = type(module).__name__, getattr(module, "config", None)
     inner = getattr(module, getattr(module, "base_model_prefix", "") or "base_model", None)
     if inner is None or inner is module or not callable(inner):
-        raise D5P4Error(f"{name} has no inner base model: pass hidden=, which gives its last rows")
+        raise D5P4Error(f"{name} has no inner base model: pass hidden=, a function that returns its last hidden rows")
     options = inspect.signature(inner.forward).parameters
     if "position_ids" not in options and all(option.kind is not option.VAR_KEYWORD for option in options.values()):
         advice = "load the checkpoint with d5p4.load, or pass hidden="
-        raise D5P4Error(f"{type(inner).__name__}.forward takes no position_ids and cannot run padded rows: {advice}")
+        raise D5P4Error(f"{type(inner).__name__}.forward has no position_ids, which padded rows need: {advice}")
     for key in SCALED_LOGITS:
         value = getattr(config, key, None)
         if value not in (None, 1, 1.0):
-            raise D5P4Error(f"{name} has {key}={value}: its logits are not one affine map of its hidden rows")
+            raise D5P4Error(f"{name} has {key}={value}, but wrap needs logits that are an affine map of hidden rows")
 
     def rows(tokens: Tensor, attention_mask: Tensor, position_ids: Tensor) -> Tensor:
         kind = getattr(config, "_attn_implementation", None)
         if kind not in MASKABLE:
             advice = "load it with attn_implementation='sdpa'"
-            raise D5P4Error(f"{name} runs {kind!r} attention, which takes no bidirectional mask: {advice}")
-        # transformers takes a four-dimensional mask as it is; without one the model would be causal.
+            raise D5P4Error(f"{name} uses {kind!r} attention, which accepts no bidirectional mask: {advice}")
+        # transformers uses a four-dimensional mask unchanged. With any other mask the model would be causal.
         dtype = next(inner.parameters()).dtype
         hide = torch.zeros(attention_mask.shape, dtype=dtype, device=tokens.device)
         hide = hide.masked_fill(~attention_mask, torch.finfo(dtype).min)

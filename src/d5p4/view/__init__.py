@@ -1,4 +1,4 @@
-"""See a decode: its trace as plain JSON, and the page that shows it.
+"""Records a decode as a trace in plain JSON, and makes the page that shows the trace.
 
 For example:
 

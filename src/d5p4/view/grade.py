@@ -1,4 +1,4 @@
-"""Right or wrong, where the model's card names a grader (`eval.graders`)."""
+"""Marks answers right or wrong, if the model's generation_config.json names a grader (`eval.graders`)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ..types import Model
 
 
 def grade(model: Model, prompt: Any, texts: Sequence[str]) -> list[bool] | None:
-    """Which answers are right; None where the model has no grader or the grader cannot judge this prompt."""
+    """Say for each answer whether it is right. Return None if there is no grader or it cannot judge this prompt."""
     chosen = grader_of(model)
     return None if chosen is None else chosen.grade(prompt, texts, None)
 
 
 def count_right(model: Model, texts: Sequence[str], right: Sequence[bool] | None) -> int | None:
-    """The number of different right answers; None where `grade` returned None."""
+    """Return the number of different right answers, or None where `grade` returned None."""
     chosen = grader_of(model)
     return None if chosen is None or right is None else chosen.count_right(texts, right)

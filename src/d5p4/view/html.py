@@ -1,4 +1,4 @@
-"""The page as one file that needs no server and no network, with traces in it."""
+"""Writes the page and its traces as one file that needs no server and no network."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _UNSAFE = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", 
 
 
 def page_folder() -> Path:
-    """The folder of the page's files: index.html, style sheets and scripts, requested as page/NAME."""
+    """Return the folder of index.html and of the style sheets and scripts, which index.html refers to as page/NAME."""
     return Path(__file__).parent / "page"
 
 
 def bundle(traces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Traces as the one JSON object that is written to files and that the page opens."""
+    """Return the JSON object for several traces that is written to files and that the page opens."""
     return {"format": FORMAT, "traces": list(traces)}
 
 
 def html(traces: Sequence[Mapping[str, Any]]) -> str:
-    """The page with everything in it; its policy allows exactly these scripts and no connections."""
+    """Return the page with its styles, scripts and traces inside. It may not load other scripts or connect anywhere."""
     if not traces:
-        raise D5P4Error("there is no trace to show: give at least one")
+        raise D5P4Error("there is no trace to show: give at least one trace")
     page = (page_folder() / "index.html").read_text(encoding="utf-8")
     allowed: dict[str, list[str]] = {"style": [], "script": []}
 
@@ -46,7 +46,7 @@ def html(traces: Sequence[Mapping[str, Any]]) -> str:
     scripts = _SCRIPT.findall(head) + _SCRIPT.findall(rest)
     head = _SCRIPT.sub("", head)
     body = _SCRIPT.sub("", rest)
-    early, *later = scripts  # the first sets the theme before anything is drawn
+    early, *later = scripts  # the first script sets the theme before the browser draws anything
     head = head.replace("</head>", inline("script", early) + "\n</head>")
     body = body.replace("</body>", data + "\n".join(inline("script", name) for name in later) + "\n</body>")
     policy = (
@@ -63,11 +63,11 @@ def write_html(path: str | Path, traces: Sequence[Mapping[str, Any]]) -> None:
 
 
 def write_json(path: str | Path, traces: Sequence[Mapping[str, Any]]) -> None:
-    """Write the traces alone; the page's "open" shows them."""
+    """Write the traces alone, as a JSON file that the page can open."""
     data = json_line(bundle(traces))
     replace_file(Path(path), lambda file: file.write(data))
 
 
 def _safe(value: Any) -> str:
-    """JSON that is safe inside a script element, whatever its texts contain."""
+    """Return JSON that is safe inside a script element, whatever its texts contain."""
     return re.sub("[<>&\u2028\u2029]", lambda character: _UNSAFE[character[0]], json_bytes(value).decode())

@@ -1,4 +1,4 @@
-"""The text of single tokens, so that a page can show a row token by token, and drafts of answers made of them."""
+"""Pieces are the texts of single tokens. With them a page shows rows and drafts of answers token by token."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ from ..record import finite
 from ..types import Model, Snapshot
 
 Piece = str | list[int]
-"""Text, or the bytes of a token that holds only a part of a character."""
+"""The text of a token, or its bytes if the token holds only a part of a character."""
 
-BLOCK = "░"  # a masked token in plain text
-MOST_DRAFTS = 16  # of one prompt
+BLOCK = "░"  # stands for a masked token in plain text
+MOST_DRAFTS = 16  # the most drafts per prompt
 _KNOWN: WeakKeyDictionary[Model, dict[int, Piece]] = WeakKeyDictionary()
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 def _byte_letters() -> dict[str, int]:
-    """The byte of each letter of a byte-level vocabulary: printable bytes are themselves, the others 256 and up."""
+    """Return the byte for each letter that a byte-level vocabulary uses.
+
+    A printable byte is written as the character with its number, the others as the characters from 256 upwards.
+    """
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
@@ -34,7 +37,7 @@ _LETTERS = _byte_letters()
 
 
 def piece(model: Model, token: int) -> Piece:
-    """The text of one token inside a row; special tokens have none, as in `Result.texts`."""
+    """Return the text of one token inside a row. Special tokens have an empty text, as in `Result.texts`."""
     known = _KNOWN.setdefault(model, {})
     if token not in known:
         known[token] = _read(model.tokenizer, token)
@@ -47,7 +50,7 @@ def _read(codec: Any, token: int) -> Piece:
     alone = codec.decode([token])
     if "\ufffd" in alone and (part := _bytes(codec, token)):
         return part
-    twice = codec.decode([token, token])  # some decoders drop the space before the first word
+    twice = codec.decode([token, token])  # decoded twice, because some decoders drop the space before the first word
     return twice[len(alone) :] if twice.startswith(alone) else alone
 
 
@@ -62,7 +65,7 @@ def _bytes(codec: Any, token: int) -> list[int] | None:
 
 
 def spell(pieces: Iterable[Piece | None]) -> list[str | None]:
-    """The text of each piece; a character spread over several tokens appears at the last of them. None stays None."""
+    """Return the text of each piece. A character that spans several tokens appears at the last one. None stays None."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     texts: list[str | None] = []
     for part in pieces:
@@ -95,14 +98,15 @@ class Pieces:
         return self._number[token]
 
     def ends(self) -> list[int]:
-        """The numbers of end-of-text tokens."""
+        """Return the numbers of the end-of-text tokens that were used."""
         return [self._number[token] for token in self.model.eos_ids if token in self._number]
 
 
 def drafts(model: Model, shot: Snapshot, place: int) -> list[dict[str, Any]]:
-    """One draft per chosen parent (its first child): {"text", "tokens", "logprobs"}, None where a token is masked.
+    """Return one draft per chosen parent, which is the parent's first child: {"text", "tokens", "logprobs"}.
 
-    `place` is the prompt's row in the snapshot's tensors.
+    Entries of "tokens" and "logprobs" are None where a token is masked. `place` is the prompt's row in the tensors of
+    the snapshot.
     """
     children = shot.choice.children
     tokens, logprobs = (x[place, ::children][:MOST_DRAFTS] for x in (shot.next_tokens, shot.next_logprobs))

@@ -1,7 +1,8 @@
-"""The trace of a decode: every pool, which rows were chosen, what was revealed. Plain JSON that the page replays.
+"""The trace of a decode: every pool, the rows that were chosen, and the tokens that were revealed, as plain JSON.
 
-A row is stored as its difference from its parent; the parent of row i of a pool is `chosen[i // children]` of the pool
-before. Pool 0 is all masks. T steps, N rows per pool, L window positions, k answers.
+The page replays a trace. A row is stored as its difference from its parent. The parent of row i of a pool is row
+`chosen[i // children]` of the previous pool. Pool 0 is all masks. Letters in shapes: N rows per pool, m chosen parents,
+L window positions, k answers.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from .grade import count_right, grade
 from .pieces import Pieces
 
 FORMAT = "d5p4-trace/1"
-MOST_SIMILARITIES = 3_000_000  # in one trace; larger traces keep the matrix of only some steps
+MOST_SIMILARITIES = 3_000_000  # the most similarities per trace; larger traces keep the matrix of only some steps
 
 Change = list[Any]  # [position, token or piece, logprob]
 
 
 def trace(model: Model, prompt: Any = None, *, callback: Callback | None = None, **options: Any) -> dict[str, Any]:
-    """The trace of one prompt, decoded by `d5p4.generate` with these options. `callback` gets every step too."""
+    """Decode one prompt with these options of `d5p4.generate` and return the trace. `callback` also gets every step."""
     recorder = Recorder(model)
 
     def listen(shot: Snapshot) -> Any:
@@ -45,19 +46,19 @@ def trace(model: Model, prompt: Any = None, *, callback: Callback | None = None,
 
 @dataclass(frozen=True)
 class _Step:
-    """What the recorder keeps of one step, all on the host."""
+    """The data that the recorder keeps of one step, in the memory of the host."""
 
     score: Tensor  # [N]
     quality: Tensor  # [N]
     group: list[int]  # [N]
     chosen: list[int]  # [m]
     children: int
-    similarity: Tensor | None  # [N (N - 1) / 2] float32
-    where: Tensor  # [changes, 3] row of the next pool, position, token
+    similarity: Tensor | None  # [N (N - 1) / 2] float32, the part below the diagonal
+    where: Tensor  # [changes, 3]: row of the next pool, position, token
     logprob: Tensor  # [changes]
 
     def changes(self) -> list[list[Change]]:
-        """For each row of the next pool: [position, token, logprob] of what was revealed."""
+        """Return for each row of the next pool a list with [position, token, logprob] for each revealed token."""
         rows: list[list[Change]] = [[] for _ in range(len(self.chosen) * self.children)]
         for (row, position, token), chance in zip(self.where.tolist(), _rounded(self.logprob, 4), strict=True):
             rows[row].append([position, token, chance])
@@ -73,7 +74,7 @@ class Recorder:
         self._final: list[list[int]] = []  # [m][L] tokens after the last step
 
     def step(self, shot: Snapshot, place: int) -> None:
-        """Record a step. `place`: the prompt's row in the snapshot's tensors. The snapshot itself is not kept."""
+        """Record a step. `place` is the prompt's row in the snapshot's tensors. The snapshot itself is not kept."""
         view, choice = shot.view, shot.choice
         size, device = view.size, shot.tokens.device
         before = shot.tokens[place, choice.parents[place]].repeat_interleave(choice.children, 0)
@@ -85,7 +86,7 @@ class Recorder:
         if kept:
             below = torch.tril_indices(size, size, -1, device=device)
             parts.append(view.similarity[place, below[0], below[1]])
-        packed = torch.cat([part.to(wide(device)) for part in parts]).cpu()  # one transfer; ids are exact in floats
+        packed = torch.cat([part.to(wide(device)) for part in parts]).cpu()  # one transfer; floats hold ids exactly
         score, quality, logprob, *rest = packed.split([len(part) for part in parts])
         group, chosen, row, position, token = (part.long() for part in rest[:5])
         similarity, where = rest[5].float().clone() if kept else None, torch.stack([row, position, token], 1)
@@ -100,7 +101,7 @@ class Recorder:
         return size > 1 and (shot.step % max(1, stride) == 0 or shot.step == shot.steps - 1)
 
     def trace(self, prompt: Any, result: Result, place: int, seed: int, seconds: float) -> dict[str, Any]:
-        """The whole trace, when the decode is over. `place`: the prompt's row in the result, decoded with `seed`."""
+        """Return the whole trace after the decode with `seed`. `place` is the prompt's row in the result."""
         settings, answers = result.settings, Answers(result, place)
         pieces = Pieces(self.model)
         right = grade(self.model, prompt, answers.texts)
@@ -154,7 +155,7 @@ class Recorder:
         listed = []
         for rank, text in enumerate(numbers.texts):
             lineage = result.lineage[place][rank].tolist()
-            # A parent chosen twice has two rows; equal tokens have equal log-probabilities.
+            # A parent that was chosen twice has two rows. Either will do: equal tokens have equal log-probabilities.
             final = zip(last.chosen, self._final, strict=False)
             row = next(n for n, pair in enumerate(final) if pair == (lineage[-1], window[rank]))
             listed.append(
@@ -171,7 +172,7 @@ class Recorder:
         return listed
 
     def _window(self, prompt: Any, result: Result, place: int) -> list[list[int]]:
-        """[k][L] the answers' window tokens: the holes of the prompt, then what follows it."""
+        """Return the window tokens of the answers, [k][L]: those in the holes of the prompt, then those after it."""
         rows = result.sequences[place][:, result.attention_mask[place]]
         ids = self._ids(prompt, result.settings.chat)
         holes = [i for i, token in enumerate(ids) if token == self.model.mask_id]
@@ -181,13 +182,13 @@ class Recorder:
         return [] if prompt is None else encode(self.model, prompt, chat)
 
     def _frame(self, prompt: Any, chat: bool | None, pieces: Pieces) -> list[int | None] | None:
-        """The text around holes, None at each hole; what is appended follows. None where there are no holes."""
+        """Return the pieces of the prompt, with None at each hole (masked token), or None if it has no holes."""
         ids, mask = self._ids(prompt, chat), self.model.mask_id
         return [None if token == mask else pieces.index(token) for token in ids] if mask in ids else None
 
 
 def describe(model: Model) -> dict[str, Any]:
-    """A few facts about the model; a folder is named without its path."""
+    """Return a few facts about the model. A folder is named without its path."""
     folder = Path(model.name)
     parameters = getattr(model, "parameters", None)
     return {
@@ -199,7 +200,7 @@ def describe(model: Model) -> dict[str, Any]:
 
 
 def _worded(model: Model, prompt: Any) -> dict[str, Any]:
-    """The prompt as text, and as messages where it is a conversation."""
+    """Return the prompt as text, and also as messages if it is a conversation."""
     if prompt is None or isinstance(prompt, str):
         return {"prompt": prompt}
     parts: Sequence[Any] = prompt.tolist() if hasattr(prompt, "tolist") else list(prompt)
@@ -210,12 +211,12 @@ def _worded(model: Model, prompt: Any) -> dict[str, Any]:
 
 
 def _written(rows: list[list[Change]], pieces: Pieces) -> list[list[Change]]:
-    """Changes with the numbers of pieces instead of token ids."""
+    """Replace the token ids in the changes by the numbers of their pieces."""
     return [[[position, pieces.index(token), chance] for position, token, chance in row] for row in rows]
 
 
 def _rounded(values: Tensor, digits: int) -> list[float | None]:
-    """Short numbers for a file; None where there is none."""
+    """Round values for a file. NaN and infinite values become None."""
     numbers = values.double().cpu().numpy()
     short = np.round(numbers, digits).tolist()
     return short if np.isfinite(numbers).all() else finite(short)

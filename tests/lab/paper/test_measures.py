@@ -380,6 +380,6 @@ def test_views_that_cannot_be_compared():
     for x, y, message in (
         (np.zeros((3, 2)), np.zeros((4, 2)), "x has 3 rows, y has 4"),
         (np.zeros(3), np.zeros((3, 2)), "x must have shape [items, numbers], not (3,)"),
-        (np.zeros((2, 2)), np.full((2, 2), np.nan), "y holds numbers that are not finite"),
+        (np.zeros((2, 2)), np.full((2, 2), np.nan), "y must hold finite numbers only"),
     ):
         assert message in refusal(linear_cka, x, y)
