@@ -126,8 +126,7 @@ class LastPool:
         return self.look.score(kind, positions, whole=True).gather(1, self.choice.parents)
 
     def logprob(self) -> Tensor:
-        """Return the mean log-probability [P, N] of the tokens at the last forward (at their reveal if `carry_over`).
-        """
+        """Return the tokens' mean log-probability [P, N] at the last forward (if `carry_over`, at their reveal)."""
         if self.model.carry_over:
             return steady_mean(self.pool.logprob)
         states = self.look.states[self.seats.here(self.look.hidden.slot)]  # [G, q, L, D]
@@ -195,8 +194,7 @@ def gather_result(
     ledger: Ledger,
     finish: Finish | None,
 ) -> Result:
-    """Return k answers of each prompt that was not dropped. The arguments `look` to `seats` are those of the last step.
-    """
+    """Return the k answers of each prompt that is not dropped. The arguments `look` to `seats` are of the last step."""
     model, alive = look.model, ledger.alive
     result = empty_result(prompts, ledger, look, model.mask_id)
     if not len(alive):

@@ -1,5 +1,4 @@
-"""Which process holds which rows of a pool. `Beams` holds all in one; `distributed.SpreadBeams` spreads them over
-ranks.
+"""Which process holds which rows of a pool. `Beams` is one process; `distributed.SpreadBeams` spreads rows over ranks.
 
 With R ranks, each rank holds n = N / R neighbouring rows of a pool, and with a partition k / R whole groups. Every rank
 has the small tensors (hashes, ties, groups, scores, similarities, the choice) of all N rows. Only the rank that holds a

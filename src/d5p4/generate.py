@@ -75,8 +75,8 @@ def generate(
     w             Children drawn per answer and step. [4]
     gen_length    Tokens to write per answer. [128; MDLM: its length]
     steps         Denoising steps in total. [one per token]
-    block_length  Decode block by block, left to right. [one block]
-    temperature   Temperature of the draw; 0 takes the likeliest. [1.0]
+    block_length  Tokens per block, decoded left to right. [one block]
+    temperature   Temperature; 0 takes the likeliest token. [1.0]
     top_p         Sample from the likeliest tokens up to this mass. [none]
     order         Which position is revealed next. [the model's]
     guidance      Classifier-free guidance; 1 is off. [1.0]
@@ -123,12 +123,11 @@ def _check_scorer(settings: Settings, scorer: Any, references: Any) -> None:
         select.check_scorer(scorer, references)
     elif scorer is not None or references is not None:
         name = "references" if scorer is None else "scorer"
-        raise D5P4Error(f"method {settings.method!r} does not use it; use method='best-of-n'", option=name)
+        raise D5P4Error(f"method {settings.method!r} takes no {name}; use method='best-of-n'", option=name)
 
 
 def few_answers(result: Result, flag: Callable[[str], str] | None = None) -> str:
-    """Return a sentence on prompts with fewer than k different answers, or an empty text. `flag` spells options as
-    flags."""
+    """Return advice for prompts with fewer than k different answers, or an empty text. `flag` spells option names."""
     settings = result.settings
     short = [int(result.distinct[i]) for i, answers in enumerate(result.answers) if answers]
     short = [count for count in short if count < settings.k]

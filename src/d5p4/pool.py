@@ -21,8 +21,7 @@ def pick(x: Tensor, index: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Pool:
-    """N candidates for each of P prompts. This process holds the tokens of n of them (all, unless ranks share the
-    work)."""
+    """N candidates for each of P prompts. This process holds the tokens of n of them (all, unless ranks share work)."""
 
     tokens: Tensor  # [P, n, L] window tokens
     logprob: Tensor  # [P, n, L] log-probability of each token at its reveal, 0 while masked
@@ -33,8 +32,7 @@ class Pool:
 
     @staticmethod
     def start(tokens: Tensor, positions: Tensor, rows: int, k: int, dtype: torch.dtype) -> Pool:
-        """Return the first pool: `rows` rows in k contiguous groups. tokens [P, n, L] are the masks of rows held here.
-        """
+        """Return the first pool: `rows` rows in k contiguous groups. tokens [P, n, L] are the masked rows held here."""
         prompts = len(tokens)
         row_hash = hash_tokens(tokens[:, :1], positions[:, None]).expand(prompts, rows)
         place = torch.arange(rows, device=tokens.device).expand(prompts, rows)

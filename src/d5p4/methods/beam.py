@@ -1,5 +1,4 @@
-"""Methods that ignore similarity: they keep the best child of each parent, a random one, one drawn by quality, or all
-rows."""
+"""Methods that ignore similarity. They keep each parent's best child, a random child, one by quality, or all rows."""
 
 from __future__ import annotations
 
