@@ -79,12 +79,12 @@ def prompts_to_drop(returned: Any) -> list[int]:
 
 @dataclass(frozen=True)
 class LastPool:
-    """The rows left after the last step, for P prompts with N rows each, and what is computed from the rows."""
+    """The rows left after the last step, for P prompts with N rows each, and numbers and texts computed from them."""
 
     model: Model
     prompts: Prompts
     pool: Pool
-    look: Look  # at the pool from which the parents of these rows were chosen
+    look: Look  # the look at the pool from which the parents of these rows were chosen
     choice: Choice
     seats: Seats  # which process has the hidden rows of these parents
 
@@ -136,7 +136,8 @@ class LastPool:
         return self.look.beams.everyone(steady_mean(stats["token"].view(tokens.shape)), self.seats)
 
     def own_score(self) -> Tensor:
-        """Return [P, N] for `Result.score` if there is no scorer, rounded as ties are, so that it sorts as shown."""
+        """Return the scores [P, N] that `Result.score` shows if there is no scorer. They are rounded like ties, so that
+        they sort as they are shown."""
         return coarse(steady_mean(self.pool.logprob) if self.model.carry_over else self.score("entropy", "all"))
 
     def keep(self, finish: Finish | None, settings: Settings, prompts: Tensor) -> tuple[Tensor, Tensor, bool]:
@@ -194,7 +195,8 @@ def gather_result(
     ledger: Ledger,
     finish: Finish | None,
 ) -> Result:
-    """Return the k answers of each prompt that is not dropped. The arguments `look` to `seats` are of the last step."""
+    """Return the k answers of each prompt that was not dropped. The arguments from `look` to `seats` are those of the
+    last step."""
     model, alive = look.model, ledger.alive
     result = empty_result(prompts, ledger, look, model.mask_id)
     if not len(alive):

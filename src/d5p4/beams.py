@@ -1,4 +1,5 @@
-"""Which process holds which rows of a pool. `Beams` is one process; `distributed.SpreadBeams` spreads rows over ranks.
+"""`Beams` knows which process holds which rows of a pool. It keeps all rows in one process; `distributed.SpreadBeams`
+spreads them over ranks.
 
 With R ranks, each rank holds n = N / R neighbouring rows of a pool, and with a partition k / R whole groups. Every rank
 has the small tensors (hashes, ties, groups, scores, similarities, the choice) of all N rows. Only the rank that holds a
@@ -29,11 +30,11 @@ class Seats(NamedTuple):
     everybody: tuple[int, int]  # P, m
 
     def of(self, everybody: Tensor) -> Tensor:
-        """Select [G, q, ...] from the values [P, m, ...] of all m parents."""
+        """Select the values [G, q, ...] of these parents from the values [P, m, ...] of all m parents."""
         return everybody[self.prompt[:, None], self.column]
 
     def here(self, rows: Tensor) -> Tensor:
-        """Select [G, q, ...] from the values [P, n, ...] of the rows held here."""
+        """Select the values [G, q, ...] of these parents from the values [P, n, ...] of the rows held here."""
         return rows[self.prompt[:, None], self.row]
 
 
@@ -44,7 +45,7 @@ class Beams:
     rank = 0
 
     def check(self, k: int, pool_size: int, **refused: Any) -> None:
-        """Raise an error for settings that cannot be spread over ranks. `refused` are options that do not work then."""
+        """Raise an error for settings that cannot be spread over ranks. `refused` are options that need one process."""
 
     def own(self, everybody: Tensor) -> Tensor:
         """Return [P, n, ...], the part of [P, N, ...] that this rank holds."""
@@ -59,7 +60,7 @@ class Beams:
         return values
 
     def seats(self, parents: Tensor, rows: int) -> Seats:
-        """Return where the parents [P, m] of a pool of `rows` rows are."""
+        """Return the seats of the parents [P, m] of a pool of `rows` rows."""
         prompts, count = parents.shape
         column = torch.arange(count, device=parents.device).expand(prompts, count)
         return Seats(torch.arange(prompts, device=parents.device), column, parents, True, (prompts, count))

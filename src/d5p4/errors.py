@@ -21,7 +21,7 @@ class D5P4Error(ValueError):
     option   the Python name of the option that is wrong
     value    the value of that option
     prompt   the number of the prompt that is wrong, counted from 0
-    line     the line of a file that is wrong, counted from 1
+    line     the number of the line of a file that is wrong, counted from 1
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class D5P4Error(ValueError):
         self.reason, self.option, self.value, self.prompt, self.line = reason, option, value, prompt, line
 
     def phrase(self, rename: Callable[[str], str] = str, place: str | None = None) -> str:
-        """Return the sentence. `rename` spells an option; `place` replaces "prompt 3" (an empty text leaves it out)."""
+        """Return the sentence. `rename` spells the option. `place` replaces "prompt 3"; an empty `place` omits it."""
         text = self.reason
         if self.option is not None:
             name = rename(self.option)
@@ -59,7 +59,7 @@ class NonFiniteLogits(D5P4Error):
 
 
 class DuplicateAnswers(UserWarning):
-    """Some prompts have fewer than k distinct answers."""
+    """A warning that some prompts have fewer than k distinct answers."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -198,7 +198,7 @@ def run_requests(
 
 def _check_steady(weight: Tensor, settings: Settings) -> None:
     """Raise an error if a prompt's numbers would depend on the other prompts, as plain similarities on CUDA do."""
-    exact = weight.dtype == torch.float64  # whose rounding is far below the 1e-9 that counts as a tie
+    exact = weight.dtype == torch.float64  # its rounding is far below the 1e-9 within which values are tied
     if weight.is_cuda and not exact and not kernels.usable(weight.detach(), settings.pool_size):
         raise D5P4Error(
             f"deterministic=True on {weight.device} needs the Triton kernels and pools of at most {kernels.MOST_ITEMS} "

@@ -33,7 +33,7 @@ def multiplicative(quality: Tensor, similarity: Tensor, beta: float) -> tuple[Te
 
 
 def build(kind: str, quality: Tensor, similarity: Tensor, beta: float) -> tuple[Tensor, Tensor | None]:
-    """Return the kernel [P, N, N] and log_gain [P, N] (None for the additive form) of the form with this name."""
+    """Return the kernel [P, N, N] and log_gain [P, N] (None if additive) of the form that is named `kind`."""
     check_kind(kind)
     if kind == "additive":
         return additive(quality, similarity, beta), None

@@ -48,7 +48,7 @@ def loglikelihood(
     if model.mask_id in answer:
         raise D5P4Error("the text to score contains the mask token; its likelihood is not defined")
     if len(before) + len(answer) > model.max_length:
-        raise D5P4Error(f"{len(before)} + {len(answer)} tokens are more than the model's {model.max_length}")
+        raise D5P4Error(f"there are {len(before)} + {len(answer)} tokens, but the model takes {model.max_length}")
     device = model.head.weight.device
     row = layout([Request(before + answer, 0)], model.mask_id, model.mask_id, device).tokens[0]
     place = torch.arange(len(before), len(row), device=device)

@@ -22,8 +22,8 @@ from .watch import Watch
 
 
 def not_finite(prompts: Tensor, owner: Tensor, step: int, first_row: int = 0) -> Callable[[Tensor], NonFiniteLogits]:
-    """Return a function that makes the error about rows [R] whose logits are not finite. owner [R, 2] has the prompt
-    and the pool row of each, with rows counted from `first_row`."""
+    """Return a function that makes the error about rows [R] whose logits are not finite. owner [R, 2] gives the prompt
+    of each row and its place in the pool, counted from `first_row`."""
 
     def complaint(finite: Tensor) -> NonFiniteLogits:
         wrong = owner[~finite]
@@ -37,7 +37,7 @@ def not_finite(prompts: Tensor, owner: Tensor, step: int, first_row: int = 0) ->
 
 
 class Look:
-    """One pool, its hidden rows and the numbers computed from them. Equal rows share hidden rows and thus numbers."""
+    """One pool, its hidden rows and the numbers computed from them. Equal rows get equal numbers."""
 
     def __init__(
         self,

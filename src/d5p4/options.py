@@ -26,7 +26,7 @@ GROUPS = {
     "reveal": "Reveal: which tokens are drawn, and when",
     "research": "Research: measurements, memory and exact bits",
 }
-LARGEST_POOL = 1 << 14  # N at most, because the similarity is N x N
+LARGEST_POOL = 1 << 14  # the largest N, because the similarity is N x N
 DETERMINISTIC_TOKENS = 4096
 """Tokens per forward under `deterministic`. Every forward is filled up to this size, so a small size wastes little. But
 below about 2,000 tokens, a large model spends its time on reading weights."""
@@ -86,7 +86,7 @@ class Parameter:
         return value
 
     def from_text(self, text: Any) -> Any:
-        """Return the value of a text from the command line or lm-eval. A text that fits no value is left to `check`."""
+        """Return the value of a text from the command line or lm-eval, or the text itself if it fits no value."""
         if not isinstance(text, str):
             return text
         if self.optional and text.lower() == "none":
@@ -362,7 +362,7 @@ class Settings:
         self.spec.build(self)  # the selector checks its own parameters
 
     def check_random(self, cause: str) -> None:
-        """Raise an error if tokens are not random either, so that answers would be equal. `cause` fixes the order."""
+        """Raise an error if tokens are not random, so that k answers would be equal; `cause` makes the order fixed."""
         if self.k > 1 and (self.temperature == 0 or self.top_k == 1):
             option = "temperature" if self.temperature == 0 else "top_k"
             reason = (

@@ -15,7 +15,7 @@ HELD = ("tokens", "logprob", "revealed")
 
 
 def pick(x: Tensor, index: Tensor) -> Tensor:
-    """Return the rows index [P, m] of x [P, N, ...], as [P, m, ...]."""
+    """Return the rows of x [P, N, ...] at index [P, m], as [P, m, ...]."""
     return x[torch.arange(x.shape[0], device=x.device)[:, None], index]
 
 
@@ -46,7 +46,7 @@ class Pool:
         )
 
     def take(self, parents: Tensor, seats: Seats) -> Pool:
-        """Return the pool of the parents [P, m]. The tokens of those at `seats` are held here, [G, q, L]."""
+        """Return the pool of the parents [P, m], with the tokens [G, q, L] of the parents at `seats`."""
         return Pool(
             **{
                 f.name: seats.here(getattr(self, f.name)) if f.name in HELD else pick(getattr(self, f.name), parents)

@@ -124,7 +124,7 @@ def prepare(
     keys: Sequence[Name] | None = None,
     sets: int | None = None,
 ) -> Prepared:
-    """Return the requests of a call, or raise the first prompt's error. prompts=None means `sets` empty prompts."""
+    """Return the requests of a call, or raise the error of a wrong prompt. prompts=None means `sets` empty prompts."""
     prepared = Prepared(model, options)
     guidance = prepared.settings.guidance
     if prompts is None and guidance != 1:

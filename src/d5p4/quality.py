@@ -72,7 +72,7 @@ def normalise(raw: Tensor, how: str, kind: str, vocabulary: int) -> Tensor:
     """Return Q [P, N] >= 0 from raw scores s.
 
     minmax    (s - min) / (max - min) over the pool, as in the paper; 0 where the spread is rounding noise
-    zscore    (s - min) / std, 0 where the spread is rounding noise; min keeps the kernel positive semidefinite
+    zscore    (s - min) / std, 0 where the spread is rounding noise; the shift keeps the kernel positive semidefinite
     absolute  independent of the pool: 1 - H/log V, e^(mean log p), or 1 - e^-(self-certainty - log V)
     """
     if how == "absolute":

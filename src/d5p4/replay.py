@@ -52,7 +52,7 @@ class Replay:
                 self._recordings[shape] = self._record(tokens, attention_mask)
             except RuntimeError as error:
                 self._works = False
-                warnings.warn(f"{self.model.name} cannot be recorded as a CUDA graph: {error}", stacklevel=2)
+                warnings.warn(f"{self.model.name} runs without a CUDA graph: {error}", stacklevel=2)
                 return self.model.body(tokens, attention_mask)
         recording = self._recordings[shape]
         recording.tokens.copy_(tokens)

@@ -3,8 +3,8 @@
 A 64-bit stream is mixed from (seed, prompt key, purpose, step, parent's tokens, parent's number among equal parents).
 Philox4x32-10 with that stream as its key and (position, child) as its counter gives the uniform number. Nothing is
 consumed in sequence, so batch size, padding, order of prompts, de-duplication and ranks cannot change a draw. All
-integers are int64 tensors that wrap around. The numbers are fixed since the first release. On CUDA each function is one
-launch with the same bits.
+integers are int64 tensors that wrap around. The numbers have not changed since the first release. On CUDA each function
+is one launch with the same bits.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def philox(key: Tensor, counter: tuple[Tensor | int, Tensor | int, Tensor | int,
 
 
 def uniform(stream: Tensor, position: Tensor | int, child: Tensor | int = 0) -> Tensor:
-    """Return uniforms (x + 1/2) / 2**32, strictly inside (0, 1), where x is `philox`. All three arguments broadcast."""
+    """Return uniforms (x + 1/2) / 2**32, strictly inside (0, 1), for x the result of `philox`, with broadcasting."""
     if kernels.usable(stream):
         from .ops.kernels.rng import uniform as launch
 

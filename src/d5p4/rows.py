@@ -8,7 +8,7 @@ A forward of another shape may round a row differently. With `Prompts.fixed`, ev
 shape, filled up with copies of a row, and always has an attention mask.
 
 Classifier-free guidance acts on hidden states. The head is affine, so l_u + g (l_c - l_u) = head(h_u + g (h_c - h_u))
-exactly. Guidance costs a second pass through the body, but none through the vocabulary. g = 1 is off (LLaDA's own scale
+exactly. Guidance costs a second body pass, but no second vocabulary pass. g = 1 is off (LLaDA's own scale
 s is g - 1).
 """
 

@@ -1,4 +1,4 @@
-"""Files that survive a killed process. A call replaces a file as a whole or appends lines, and the disk then has it."""
+"""Files that survive a killed process. A call replaces a file or appends lines, and returns when they are on disk."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def append(path: Path, lines: Iterable[bytes]) -> None:
 
 
 def replace_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Replace a file's contents at once. A kill leaves the old or the new file, a failure the old file."""
+    """Replace a file's contents at once. A killed process leaves the old or the new file, a failure the old file."""
     partial = path.with_name(path.name + ".partial")
     try:
         with partial.open("wb") as file:

@@ -147,7 +147,7 @@ class PoolView:
         self.step = step
         self.last = last
         self.width = width  # w: children of a chosen parent, except at the last step
-        self.vocabulary = vocabulary  # tokens that can be drawn (E-SMC normalises by its logarithm)
+        self.vocabulary = vocabulary  # number of tokens that can be drawn (E-SMC divides by its logarithm)
         self.state = {} if state is None else state  # a method's own memory from step to step
         self._quality, self._similarity, self._raw, self._score = quality, similarity, raw, score
 
@@ -237,7 +237,7 @@ class Snapshot:
 
     step: int
     steps: int
-    prompts: Tensor  # [P] which prompts of the call these are
+    prompts: Tensor  # [P] the numbers of these prompts in the call
     tokens: Tensor  # [P, N, L] window tokens of the pool that was selected from
     view: PoolView
     choice: Choice
@@ -347,13 +347,13 @@ def _cell(value: float | str | None) -> str:
 
 @dataclass(frozen=True)
 class Final:
-    """What a method may look at after the last projection, when there are still more than k rows."""
+    """The values that a method may use after the last projection, when there are still more than k rows."""
 
     tie: Tensor  # [P, N]
     score: Callable[[str, str], Tensor]  # [P, N] raw scores of each row's parent at the last forward
     logprob: Callable[[], Tensor]  # [P, N] mean log-probability of the final tokens
     texts: Callable[[], list[list[str]]]  # [P][N]
-    prompts: Tensor  # [P] which prompts of the call these are
+    prompts: Tensor  # [P] the numbers of these prompts in the call
 
 
 class Kept(NamedTuple):

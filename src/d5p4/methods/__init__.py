@@ -67,7 +67,7 @@ class Method:
     name: str
     selector: Callable[..., Any]
     summary: str = ""
-    section: str = "–"  # of the paper, where the method is described
+    section: str = "–"  # the section of the paper that describes the method
     branches: bool = True
     presets: Mapping[str, Any] = field(default_factory=dict)
     half_guided: bool = False

@@ -1,4 +1,4 @@
-"""Methods that ignore similarity. They keep each parent's best child, a random child, one by quality, or all rows."""
+"""Methods that ignore similarity. They keep every row, or one child per parent: the best, a random or a drawn child."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def exhaustive(
     *,
     partition: bool = True,
 ) -> Tensor:
-    """Return the best set [P, k] of all w^k sets with one item per group (or of all C(N, k)). O(w^k k^3) per prompt."""
+    """Return the best [P, k] of all w^k sets with one item per group, or of all C(N, k) sets. O(w^k k^3) per prompt."""
     problem = prepare(kernel, k, log_gain, quality, tie, partition=partition)
     size, device = problem.kernel.shape[-1], problem.kernel.device
     if partition:
@@ -61,7 +61,7 @@ def branch_and_bound(
 
     The search is depth first and starts from the result of `partition_map`. A partial set A can reach at most log
     det(L_A) + sum over free groups of the largest log pivot given A (Hadamard and Fischer). The search branches on the
-    group with the fewest items that can still win. Items of a group that no other group can tell apart are tried once.
+    group with the fewest items that can still win. Of items that look the same to all other groups, only one is tried.
     If every set is singular, all distinct sets are compared, up to `limit` sets; beyond that, the result is that of
     `partition_map`.
     """
@@ -87,7 +87,7 @@ def _one_prompt(problem: Problem, start: Tensor, limit: int) -> Tensor:
 
 
 def _distinct_items(problem: Problem) -> list[list[int]]:
-    """Return the items of each group, without items that the other groups cannot tell from one of smaller tie."""
+    """Return the items of each group. Of items that look the same to all other groups, only the smallest tie stays."""
     kernel, width = problem.kernel[0].cpu().numpy(), problem.kernel.shape[-1] // problem.k
     own = torch.stack([problem.log_gain[0], problem.quality[0]], -1).cpu().numpy()
     result = []

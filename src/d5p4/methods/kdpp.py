@@ -68,8 +68,8 @@ def sample(kernel: Tensor, k: int, quality: Tensor, tie: Tensor, key: Tensor) ->
 
 
 def log_elementary(log_values: Tensor, k: int) -> Tensor:
-    """Return [P, N+1, k+1]: at (m, l), log e_l of the first m values. log_values [P, N] are the logs of the values, and
-    minus infinity stands for zero. O(N k)."""
+    """Return [P, N+1, k+1]: at (m, l), the log of the elementary symmetric polynomial e_l of the first m values.
+    log_values [P, N] are the logs of the values, minus infinity for zero. O(N k)."""
     prompts, size = log_values.shape
     row = log_values.new_full((prompts, k + 1), -torch.inf)
     row[:, 0] = 0.0

@@ -15,7 +15,7 @@ from .common import Checked, by_group
 
 @dataclass(frozen=True)
 class MMR(Checked):
-    """Picks one item i of each group after the other, by the largest Q_i - alpha * (similarity of i to the picks Y).
+    """Picks one item per group. A pick is the item i with the largest Q_i - alpha * (similarity of i to the picks Y).
 
     The similarity to Y is the mean (1/|Y|) sum of S_ji over Y, which is the inner product of i with the mean of the
     picks, or the largest S_ji. Of all starts (first picks), the set with the largest sum is kept. On the Gram matrix

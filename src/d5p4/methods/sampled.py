@@ -55,7 +55,7 @@ class PartitionSample(Checked):
         return pool.keep(problem.restore(sets))
 
     def _enumerate(self, problem: Problem, key: Tensor) -> Tensor:
-        """Draw sets [P, k] by Gumbel-max over all sets. The noise is keyed by the members' ties in any order."""
+        """Draw sets [P, k] by Gumbel-max over all sets. The members' ties, in any order, key the noise of a set."""
         sets = transversals(problem.k, problem.kernel.shape[-1] // problem.k, key.device)
         step = max(1, _CHUNK // sets.numel())
         drawn = []

@@ -17,8 +17,7 @@ from .ties import first_equal
 
 
 def pool_gram(features: Tensor, slot: Tensor) -> Tensor:
-    """Return S [P, N, N] in max(float32, dtype). Row i of pool p is features[slot[p, i]]; features [U, B, D], slot [P,
-    N].
+    """Return S [P, N, N] in max(float32, dtype). Row i of pool p is row slot[p, i] of features [U, B, D].
 
     Two rows of zeros count as equal. Rows with the same slot are computed once, so they get equal numbers.
     """
@@ -52,7 +51,7 @@ def to_cosine(products: Tensor, first: Tensor) -> Tensor:
 
 
 def slice_borders(features: Tensor, size: int, parts: int) -> tuple[list[int], int]:
-    """Return borders of `parts` slices of the B x D axis of features [U, B, D], and the length of a piece of a slice.
+    """Return borders of `parts` slices of the B x D axis of features [U, B, D], and the length of the slices' pieces.
 
     The kernels add up pieces of this length whatever the slices are, so their sums do not depend on `parts`.
     """

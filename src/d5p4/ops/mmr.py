@@ -29,8 +29,7 @@ def mmr(
     form: Literal["mean", "max"] = "mean",
     starts: Literal["one", "k", "n"] = "n",
 ) -> Tensor:
-    """Return the chosen items [P, k], ascending, for quality and tie [P, N] and similarity [P, N, N]. N is a multiple
-    of k.
+    """Return the chosen items [P, k], ascending, for quality, tie [P, N] and similarity [P, N, N]. k must divide N.
 
     starts: "n" (every item), "k" (the best item of each group), "one" (the best item of all). NaN quality is the worst.
     In a pool whose similarity is not finite, quality alone decides. (On CUDA, only the rows whose similarity is not

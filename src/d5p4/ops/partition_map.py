@@ -79,7 +79,7 @@ def solve(problem: Problem, starts: Starts = "k", local_search: bool = True) -> 
         results = [
             eliminate(part.kernel, part.log_gain, part.quality, part.tie, part.group, part.k, head) for head in heads
         ]
-        # Sorted sets are equal rows if they are equal: slot a has the item of group a, or else the a-th smallest item.
+        # Sorting makes equal sets equal rows: slot a has the item of group a or, without groups, the a-th smallest.
         sets = torch.cat([result.picks for result in results], 1).sort(-1).values
         if local_search:
             regular = torch.cat([result.zeros for result in results], 1) == 0

@@ -38,8 +38,7 @@ def eliminate(
     k: int,
     first: Tensor | None = None,
 ) -> Elimination:
-    """Pick k items, at most one per group, each by the largest pivot times gain, or by quality once all pivots are
-    zero.
+    """Pick k items, at most one per group, by the largest pivot times gain, or by quality if all pivots are zero.
 
     kernel [B, N, N] is symmetric, and its largest diagonal entry is at most 1. log_gain, quality and tie [B, N] are
     finite. group [N]; first [B, s] forces the first pick of each start. The gains count in the order of the picks and

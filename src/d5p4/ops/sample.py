@@ -33,8 +33,7 @@ How = tuple[float, int | None, float | None, Collection[str]]  # temperature, to
 
 
 def filter_logits(logits: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
-    """Set logits to minus infinity outside the top-k tokens, then outside the smallest set of tokens with mass >=
-    top_p.
+    """Set logits to minus infinity outside the top-k tokens, then outside the smallest set with mass >= top_p.
 
     Tokens as likely as the k-th token stay. Equally likely tokens at the border of top-p enter in vocabulary order.
     """
@@ -72,7 +71,7 @@ def draw_logits(
     want: Collection[str] = (),
     rows: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Draw as `draw` does, but from logits [R', V] in memory, at their rows [R] (by default all, in order)."""
+    """Draw as `draw` does, but from the rows [R] (by default all, in order) of logits [R', V] that are in memory."""
     _check_uniforms(u, len(logits) if rows is None else len(rows))
     if kernels.usable(logits):
         return _kernel_draw(logits, offset_of(None, banned), u, (temperature, top_k, top_p, want), rows)

@@ -18,9 +18,9 @@ _LARGEST = torch.iinfo(torch.int64).max
 
 
 def argbest(values: Tensor, tie: Tensor, dim: int = -1) -> Tensor:
-    """Return the index of the largest value along `dim`. The smallest tie hash wins among values within TOLERANCE.
+    """Return the index of the largest value along `dim`. Among values within TOLERANCE of it, the smallest tie wins.
 
-    NaN counts as minus infinity. If every value is minus infinity, the smallest tie hash wins.
+    NaN counts as minus infinity. If every value is minus infinity, the smallest tie wins.
     """
     values = values.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
     best = values.amax(dim, keepdim=True)
@@ -73,7 +73,7 @@ def occurrence(row_hash: Tensor, tie: Tensor) -> Tensor:
 
 
 def first_of_each(order: Tensor, texts: Sequence[Sequence[str]]) -> Tensor:
-    """Return order [P, N] with every row that repeats an earlier text moved to the end. texts [P][N] are by row."""
+    """Return order [P, N] with every row that repeats an earlier text moved to the end. texts[p][n] is of row n."""
     moved = []
     for rows, row_texts in zip(order.tolist(), texts, strict=True):
         ordered = [row_texts[row] for row in rows]

@@ -18,7 +18,7 @@ from .base import Children, Parents
 def distinct_children(
     children: Children, parents: Parents, tie: Tensor, keep: int, seats: Seats, beams: Beams
 ) -> Children:
-    """Keep the first `keep` of each parent's drawn children that are new to the next pool, for parents' tie [P, m]."""
+    """Keep each parent's first `keep` drawn children that are new to the next pool. tie [P, m] orders the parents."""
     names = beams.everyone(hash_tokens(children.tokens, parents.positions[:, None, None]), seats)
     kept = seats.of(keep_distinct(names, tie, keep))
     index = kept[..., None].expand(*kept.shape, children.tokens.shape[-1])

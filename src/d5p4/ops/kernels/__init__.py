@@ -39,7 +39,7 @@ def runs_on(device: torch.device) -> bool:
         mix([torch.zeros(1, dtype=torch.int64, device=device)])
     except Exception as error:
         first = (str(error).splitlines() or [""])[0]
-        warnings.warn(f"Triton does not run on {device} ({first}); d5p4 uses plain torch, a slower way", stacklevel=4)
+        warnings.warn(f"Triton does not run on {device} ({first}); d5p4 uses plain torch and is slower", stacklevel=4)
         return False
     return True
 

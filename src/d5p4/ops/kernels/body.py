@@ -12,7 +12,7 @@ PIECE = 2048  # columns per program of `_silu_gate`, a power of two
 
 
 def as_rows(x: Tensor) -> Tensor:
-    """Return x [..., D] as [rows, D] with neighbouring columns, as a view where possible.
+    """Return x [..., D] as [rows, D] with columns adjacent in memory, as a view where possible.
 
     The distance between rows in memory then depends on the model alone, never on the number of rows or tokens. So the
     kernels may be specialised by this distance (they need it for wide loads) and are still compiled only once.

@@ -38,7 +38,7 @@ def _mmr(
     group = item // width
     worth = tl.load(quality + pool * size + item, mask=live, other=0.0).to(tl.float64)
     order = tl.load(tie + pool * size + item, mask=live, other=0)
-    alpha = tl.full((), 0.0, tl.float64) + alpha_high + alpha_low  # an argument is float32; two hold 48 bits
+    alpha = tl.full((), 0.0, tl.float64) + alpha_high + alpha_low  # two float32 arguments hold 48 bits
     free = live
     near = tl.zeros((N,), tl.float64)
     slot = tl.arange(0, K)

@@ -57,7 +57,7 @@ def _finite(values):
 
 @triton.jit
 def _greedy(kernel, gain, rows, roots, diagonal, worth, order, size, k, least, START, SEARCH, N, K):
-    """Run greedy elimination. Return residuals [N], slot of each item's group [N], picks [K], zero pivots, log value.
+    """Run greedy elimination. Return residuals [N], slots of groups [N], picks [K], number of zero pivots, log value.
 
     C is left in `rows` [k, N] and, for the local search, E in `roots` [k, K].
     """
@@ -74,7 +74,7 @@ def _greedy(kernel, gain, rows, roots, diagonal, worth, order, size, k, least, S
     free = item < size
     slot = tl.zeros((N,), tl.int32)
     picks = tl.zeros((K,), tl.int32)
-    logs = tl.full((K,), 0.0 if HAS_GAIN else 1.0, FLOAT)  # the pivots, or log pivots + gains
+    logs = tl.full((K,), 0.0 if HAS_GAIN else 1.0, FLOAT)  # pivots; with gains, log pivot + gain
     zeros = 0
     for t in range(k):
         regular = free & (residual > least)
@@ -154,7 +154,7 @@ def _climb(kernel, gain, rows, roots, inverse, members, residual, slot, picks, o
         member_gain = _finite(tl.load(gain + tl.load(members + slot)).to(FLOAT))  # gain of the slot's member
     code = item + slot * 4096
     climbed = tl.zeros((), tl.float64)
-    threshold = tl.full((), 0.0 if HAS_GAIN else 1.0, FLOAT) + enough  # not added by the caller, whose 1 + 1e-9 is 1
+    threshold = tl.full((), 0.0 if HAS_GAIN else 1.0, FLOAT) + enough  # in float32 arguments, 1 + 1e-9 is 1
     moves = 0
     while moves >= 0:
         old, new = (moves % 2) * K, ((moves + 1) % 2) * K
@@ -379,7 +379,7 @@ _tickets: dict[tuple[torch.device, int], Tensor] = {}
 
 
 def tickets(device: torch.device, count: int) -> Tensor:
-    """Return zeros [count] int32 that every launch leaves zero. Each stream has its own, so launches share none."""
+    """Return counters [count] int32 that are zero before and after every launch. Each stream has its own counters."""
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
     zeros = _tickets.get((device, stream))
     if zeros is None or len(zeros) < count:

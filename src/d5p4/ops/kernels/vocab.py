@@ -128,7 +128,7 @@ def block_stats(
     temperature: float = 1.0,
     rows: Tensor | None = None,
 ) -> Blocks:
-    """Return the blocks of logits [R, V] + offset [V] (minus infinity at banned ids), of all rows or of rows [R']."""
+    """Return `Blocks` of logits [R, V] + offset [V] (minus infinity at banned ids) for all rows, or for rows [R']."""
     count = logits.shape[0] if rows is None else rows.shape[0]
     vocabulary = logits.shape[1]
     size = min(4096 if logits.element_size() == 2 else 2048, triton.next_power_of_2(vocabulary))
@@ -147,7 +147,7 @@ def block_stats(
 
 
 def join_blocks(blocks: Blocks, want: Collection[str], offset: Tensor | None = None) -> dict[str, Tensor]:
-    """Return the wanted statistics [R] float32, always "logsumexp"; "certainty" averages where offset [V] is finite."""
+    """Return the wanted statistics [R] float32, always "logsumexp". "certainty" averages where offset is finite."""
     count, number = blocks.top.shape
     names = ("logsumexp", "entropy", "best", "margin", "certainty")
     out = {name: blocks.top.new_empty(count) for name in names if name == "logsumexp" or name in want}
