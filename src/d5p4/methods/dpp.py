@@ -18,7 +18,7 @@ from .common import Checked, by_group
 from .exact import branch_and_bound, exhaustive
 
 Solver = Literal["local-search", "one-start", "k-starts", "n-starts", "exact", "exhaustive"]
-Kernel = Annotated[Literal["additive", "multiplicative"], Option("diag(Q) + beta S, or e^(Q/beta) S e^(Q/beta).")]
+Kernel = Annotated[Literal["additive", "multiplicative"], Option("L = diag(Q) + beta S, or e^(Q/beta) S e^(Q/beta).")]
 Beta = Annotated[float, Option("Weight of diversity; 0 looks at quality alone.", least=0)]
 
 
