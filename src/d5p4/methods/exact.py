@@ -116,7 +116,7 @@ class _Search:
         return [members for value, members in self.leaves if value >= self.best - _SLACK]
 
     def _descend(self, items: NDArray[np.int64], given: NDArray[np.float64], value: float, chosen: list[int]) -> None:
-        """`given` is the kernel of the remaining items, given the chosen ones; `value` is the chosen items' log value."""
+        """`given` is the kernel of the items left, conditioned on the chosen items; `value` is the set's log value."""
         left = self.problem.k - len(chosen)
         if left == 0:
             self._leaf(value, chosen)
