@@ -1,3 +1,3 @@
-"""The version, in the one place it is written."""
+"""The version of the library, which is written nowhere else."""
 
 __version__ = "0.1.0"

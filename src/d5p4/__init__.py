@@ -9,10 +9,10 @@ import os
 import signal
 import sys
 
-# Before torch loads its threads: on a busy machine those that spin while they wait make a decode many times slower.
+# Set before torch starts its threads. Threads that spin while they wait slow down a decode on a busy machine.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-# The command line: Ctrl-C during the seconds that torch takes to import ends the process without a traceback.
+# On the command line, Ctrl-C while torch is imported (some seconds) ends the process without a traceback.
 _command = os.path.basename(sys.argv[0] if sys.argv else "") in ("d5p4", "d5p4.exe", "-m")
 _command = _command and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 if _command:

@@ -1,4 +1,4 @@
-"""The books of a decode call, and from its last pool to a Result: scores, order, texts and lineage."""
+"""The costs and ancestors of a decode call, and the Result made of its last pool: scores, order, texts and lineage."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ SCORER_SCORE = "the scorer's number"
 
 
 class Ledger:
-    """What a decode call spends and where its rows come from."""
+    """Counts the costs of a decode call and records the parent of every row."""
 
     def __init__(self, names: Tensor, history: bool) -> None:
         prompts, device = len(names), names.device
-        self.names = names  # [P] what the caller calls the prompts not dropped
-        self.alive = torch.arange(prompts, device=device)  # [P] their places in the call
+        self.names = names  # [P] the caller's numbers of the prompts that are not dropped
+        self.alive = torch.arange(prompts, device=device)  # [P] the places of these prompts in the call
         self.nfe, self.rows, self.nominal = (torch.zeros(prompts, dtype=torch.int64, device=device) for _ in range(3))
-        self.trail: list[Tensor] = []  # per step [P, rows of the next pool]: index of each row's parent
+        self.trail: list[Tensor] = []  # for each step, the parent [P, rows] of every row of the next pool
         self.history: list[list[HistoryStep]] | None = [[] for _ in range(prompts)] if history else None
 
     def record(self, choice: Choice, fresh: Tensor, nominal: int, view: PoolView, tokens: Tensor) -> None:
@@ -55,7 +55,7 @@ class Ledger:
         self.trail = [parents[index] for parents in self.trail]
 
     def lineage(self, rows: Tensor) -> Tensor:
-        """[P, k, steps] ancestors of the final rows [P, k] in the pool of each step."""
+        """Return the ancestors [P, k, steps] of the final rows [P, k] in the pool of each step."""
         path = []
         for parents in reversed(self.trail):
             rows = parents.gather(1, rows)
@@ -64,7 +64,7 @@ class Ledger:
 
 
 def prompts_to_drop(returned: Any) -> list[int]:
-    """The prompt numbers a callback returned, as None, a number, a tensor or any iterable of numbers."""
+    """Return the prompt numbers from a callback's return value: None, a number, a tensor or any iterable of numbers."""
     if returned is None:
         return []
     if hasattr(returned, "tolist"):
@@ -73,24 +73,24 @@ def prompts_to_drop(returned: Any) -> list[int]:
     numbers = [n.item() if hasattr(n, "item") else n for n in numbers]
     wrong = [n for n in numbers if not isinstance(n, int) or isinstance(n, bool)]
     if wrong:
-        raise D5P4Error(f"the callback returned {wrong[0]!r}; return None, or the numbers of prompts to drop")
+        raise D5P4Error(f"the callback returned {wrong[0]!r}; it must return None or the numbers of prompts to drop")
     return numbers
 
 
 @dataclass(frozen=True)
 class LastPool:
-    """The rows left after the last step, and what is computed from them. P prompts, N rows each."""
+    """The rows left after the last step, for P prompts with N rows each, and numbers and texts computed from them."""
 
     model: Model
     prompts: Prompts
     pool: Pool
-    look: Look  # at the pool their parents were chosen from
+    look: Look  # the look at the pool from which the parents of these rows were chosen
     choice: Choice
-    seats: Seats  # where those parents' hidden rows are
+    seats: Seats  # which process has the hidden rows of these parents
 
     @cached_property
     def sequences(self) -> Tensor:
-        """[P, N, T] whole rows."""
+        """The whole rows [P, N, T]."""
         return self.prompts.fill(self.pool.tokens)
 
     @cached_property
@@ -99,17 +99,17 @@ class LastPool:
 
     @cached_property
     def appended(self) -> list[int]:
-        """[P] how many window positions follow the prompt; the others fill holes in it."""
+        """The number of window positions after each prompt, [P]. The other window positions are holes in the prompt."""
         return self.prompts.appended.tolist()
 
     def end(self, p: int, n: int) -> int:
-        """Length of an answer: up to the first end-of-text among the appended tokens."""
+        """Return the length of an answer, up to the first end-of-text among the appended tokens."""
         answer = self.tokens[p][n]
         ends = (i for i in range(len(answer) - self.appended[p], len(answer)) if answer[i] in self.model.eos_ids)
         return next(ends, len(answer))
 
     def text(self, p: int, n: int) -> str:
-        """The answer; the whole filled text when holes in a given text were filled."""
+        """Return the text of an answer, or the whole filled text if the prompt had holes."""
         answer, end = self.tokens[p][n], self.end(p, n)
         ids = answer[:end]
         if self.appended[p] < len(answer):
@@ -122,11 +122,11 @@ class LastPool:
         return [[self.text(p, n) for n in range(len(rows))] for p, rows in enumerate(self.tokens)]
 
     def score(self, kind: str, positions: str) -> Tensor:
-        """[P, N] raw score of each row's parent over the whole window at the last forward."""
+        """Return the raw score [P, N] of each row's parent over the whole window at the last forward."""
         return self.look.score(kind, positions, whole=True).gather(1, self.choice.parents)
 
     def logprob(self) -> Tensor:
-        """[P, N] mean log-probability of the tokens: at the last forward, or at their reveal for a carrying model."""
+        """Return the tokens' mean log-probability [P, N] at the last forward (if `carry_over`, at their reveal)."""
         if self.model.carry_over:
             return steady_mean(self.pool.logprob)
         states = self.look.states[self.seats.here(self.look.hidden.slot)]  # [G, q, L, D]
@@ -136,12 +136,13 @@ class LastPool:
         return self.look.beams.everyone(steady_mean(stats["token"].view(tokens.shape)), self.seats)
 
     def own_score(self) -> Tensor:
-        """[P, N] what `Result.score` shows unless there is a scorer; on the grid of ties, so that it sorts as shown."""
+        """Return the scores [P, N] that `Result.score` shows if there is no scorer. They are rounded like ties, so that
+        they sort as they are shown."""
         return coarse(steady_mean(self.pool.logprob) if self.model.carry_over else self.score("entropy", "all"))
 
     def keep(self, finish: Finish | None, settings: Settings, prompts: Tensor) -> tuple[Tensor, Tensor, bool]:
-        """The k rows [P, k] to return, best first (with spare beams, repeated texts come last), their scores [P, k] and
-        whether a scorer gave them."""
+        """Return the k rows [P, k] of the answers, their scores [P, k], and whether a scorer gave the scores. The best
+        row comes first; with spare beams, repeated texts come last."""
         count = settings.groups
         rows, score = Kept(torch.arange(count, device=prompts.device).expand(len(prompts), count))
         if finish is not None:
@@ -155,7 +156,7 @@ class LastPool:
 
 
 def empty_result(prompts: Prompts, ledger: Ledger, look: Look, mask_id: int) -> Result:
-    """A result in which every prompt was dropped."""
+    """Return a result in which every prompt was dropped."""
     settings, device = look.settings, prompts.tokens.device
     total, k = len(prompts.tokens), settings.k
 
@@ -194,7 +195,8 @@ def gather_result(
     ledger: Ledger,
     finish: Finish | None,
 ) -> Result:
-    """The k answers of each prompt that was not dropped. `look` to `seats` are the last step's."""
+    """Return the k answers of each prompt that was not dropped. The arguments from `look` to `seats` are those of the
+    last step."""
     model, alive = look.model, ledger.alive
     result = empty_result(prompts, ledger, look, model.mask_id)
     if not len(alive):
@@ -223,7 +225,7 @@ def gather_result(
 
 
 def _logdet(similarity: Tensor) -> Tensor:
-    """[P] log det of [P, k, k]; minus infinity where a row is explained by the others."""
+    """Return log det [P] of similarity [P, k, k], minus infinity where a row is a combination of the others."""
     nothing, place = torch.zeros_like(similarity[:, 0]), torch.arange(similarity.shape[1], device=similarity.device)
     result = eliminate(similarity, nothing, nothing, place.expand(nothing.shape), place, len(place))
     return torch.where(result.zeros > 0, -torch.inf, result.logs)[:, 0]

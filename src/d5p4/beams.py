@@ -1,8 +1,10 @@
-"""Who holds which rows of a pool. Alone, one process holds them all; `distributed.SpreadBeams` spreads them over ranks.
+"""`Beams` knows which process holds which rows of a pool. It keeps all rows in one process; `distributed.SpreadBeams`
+spreads them over ranks.
 
-With R ranks, each rank holds n = N / R neighbouring rows of a pool: with a partition into groups, k / R whole groups.
-Every rank has the small tensors (hashes, ties, groups, scores, similarities, the choice) for all N rows; only the rank
-that holds a row has its tokens and hidden states. Letters: G x q is a grid of parents whose children are drawn here.
+With R ranks, each rank holds n = N / R neighbouring rows of a pool, and with a partition k / R whole groups. Every rank
+has the small tensors (hashes, ties, groups, scores, similarities, the choice) of all N rows. Only the rank that holds a
+row has its tokens and hidden states. "Here" means: on this rank. The parents whose children are drawn here form a table
+of G x q parents, q for each entry of `Seats.prompt`.
 """
 
 from __future__ import annotations
@@ -19,73 +21,73 @@ from .types import Choice
 
 
 class Seats(NamedTuple):
-    """The parents whose hidden rows are here: their children are drawn here."""
+    """The parents whose hidden rows this rank has. Their children are drawn on this rank."""
 
     prompt: Tensor  # [G]
-    column: Tensor  # [G, q] which of the m parents
-    row: Tensor  # [G, q] which of the rows held here
-    settled: bool  # their children stay here, as this rank's rows of the next pool
+    column: Tensor  # [G, q] index of the parent among the m parents of its prompt
+    row: Tensor  # [G, q] index of the parent among the rows held here
+    settled: bool  # whether the children stay here, as this rank's rows of the next pool
     everybody: tuple[int, int]  # P, m
 
     def of(self, everybody: Tensor) -> Tensor:
-        """[G, q, ...] of what everybody has for the m parents [P, m, ...]."""
+        """Select the values [G, q, ...] of these parents from the values [P, m, ...] of all m parents."""
         return everybody[self.prompt[:, None], self.column]
 
     def here(self, rows: Tensor) -> Tensor:
-        """[G, q, ...] of what is held here for rows [P, n, ...]."""
+        """Select the values [G, q, ...] of these parents from the values [P, n, ...] of the rows held here."""
         return rows[self.prompt[:, None], self.row]
 
 
 class Beams:
-    """All rows in one process: nothing to share, nobody to wait for."""
+    """All rows are in one process, so that nothing is shared and nobody waits."""
 
     size = 1
     rank = 0
 
     def check(self, k: int, pool_size: int, **refused: Any) -> None:
-        """Raise an error for what cannot be spread; `refused` are options that a spread decode does not take."""
+        """Raise an error for settings that cannot be spread over ranks. `refused` are options that need one process."""
 
     def own(self, everybody: Tensor) -> Tensor:
-        """[P, n, ...] the part of [P, N, ...] that is held here."""
+        """Return [P, n, ...], the part of [P, N, ...] that this rank holds."""
         return everybody
 
     def gather(self, rows: Tensor) -> Tensor:
-        """[P, N, ...] from what each rank holds, [P, n, ...]."""
+        """Return [P, N, ...], joined from the rows [P, n, ...] of each rank."""
         return rows
 
     def alike(self, values: Tensor, row_hash: Tensor) -> Tensor:
-        """values [P, N] with equal numbers for equal rows; in one process they share a hidden row anyway."""
+        """Return values [P, N] with equal numbers for equal rows. In one process, equal rows share a hidden row."""
         return values
 
     def seats(self, parents: Tensor, rows: int) -> Seats:
-        """Where the parents [P, m] of a pool of `rows` rows sit."""
+        """Return the seats of the parents [P, m] of a pool of `rows` rows."""
         prompts, count = parents.shape
         column = torch.arange(count, device=parents.device).expand(prompts, count)
         return Seats(torch.arange(prompts, device=parents.device), column, parents, True, (prompts, count))
 
     def everyone(self, drawn: Tensor, seats: Seats) -> Tensor:
-        """[P, m, ...] from what was made for the parents here, [G, q, ...]."""
+        """Return [P, m, ...], joined from what each rank computed for its parents, [G, q, ...]."""
         return drawn
 
     def settle(self, drawn: Tensor, seats: Seats) -> Tensor:
-        """[P, m/R, ...] what was made for the parents whose children will be held here, from [G, q, ...]."""
+        """Return [P, m/R, ...] from [G, q, ...]: the values of the parents whose children this rank will hold."""
         return drawn
 
     def cosine(self, features: Tensor, slot: Tensor, row_hash: Tensor) -> Tensor:
-        """S [P, N, N] of pools whose row i held here is features[slot[p, i]]: features [U, B, D], slot [P, n]."""
+        """Return S [P, N, N]. Row i held here of pool p is features[slot[p, i]]; features [U, B, D], slot [P, n]."""
         return pool_gram(features, slot)
 
     def agree(self, choice: Choice) -> Choice:
-        """The choice that counts: the first rank's."""
+        """Return the first rank's choice, which all ranks use."""
         return choice
 
     def agree_on(self, value: Any) -> Any:
-        """The first rank's value of a small plain object."""
+        """Return the first rank's value of a small plain object."""
         return value
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """A call that all ranks make; one that fails makes all fail."""
+        """Run a block that all ranks run. If it fails on one rank, it fails on all."""
         yield
 
 

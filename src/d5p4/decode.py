@@ -1,6 +1,6 @@
-"""The loop: pool -> distinct rows -> body -> quality and similarity -> k parents -> their children -> next pool.
+"""The decoding loop: pool -> distinct rows -> body -> quality, similarity -> k parents -> their children -> next pool.
 
-One call decodes P prompts that share a schedule. Everything random is keyed (see `rng`), so the answers do not depend
+One call decodes P prompts that share a schedule. All random numbers are keyed (see `rng`), so the answers do not depend
 on which prompts share the call. Most callers use `generate`.
 """
 
@@ -27,7 +27,7 @@ from .types import Callback, Model, Result, Schedule, Snapshot
 from .watch import Watch
 
 
-@torch.no_grad()  # not inference mode: callers may train on what comes back
+@torch.no_grad()  # not inference mode, because callers may train on the result
 def decode(
     model: Model,
     prompts: Prompts,
@@ -42,9 +42,9 @@ def decode(
     callback: Callback | None = None,
     beams: Beams = ALONE,
 ) -> Result:
-    """k answers for each of P prompts. seed, key [P] int64 start each prompt's random streams.
+    """Return k answers for each of P prompts. seed, key [P] int64 start each prompt's random streams.
 
-    numbers [P]: what callbacks and errors call the prompts; 0..P-1 by default.
+    numbers [P]: the numbers that callbacks and errors use for the prompts; 0..P-1 by default.
     beams: how the rows of a pool are spread over ranks. All ranks make this call inside `beams.together()`, and all get
     the result.
     """
@@ -59,7 +59,7 @@ def decode(
     draw = Draw(head, model.mask_id, *shape, last_ids)
     guided = settings.guidance_window or ((0, (steps + 1) // 2) if spec.half_guided else None)
 
-    reuse = settings.savings and settings.order == "ancestral"  # under an order no child equals its parent
+    reuse = settings.savings and settings.order == "ancestral"  # under other orders no child equals its parent
     conditional, unconditional = (
         RowRunner(model, rows, settings.max_tokens_per_forward, settings.savings, reuse, beams)
         for rows in (prompts, prompts.without_prompt(model.mask_id))
@@ -73,9 +73,9 @@ def decode(
     watch = Watch()
 
     for step in schedule.steps:
-        watch.check()  # here and in `run` the loop waits for the device; from there to the next pool it does not
+        watch.check()  # the loop waits for the device only here and in `run`
 
-        # 1. distinct rows through the body; guidance on states
+        # 1. Run the distinct rows through the body, and apply guidance to the states.
         g = guidance_at(step.index, settings.guidance, guided)
         hidden = conditional.run(pool.tokens, pool.row_hash)
         states, fresh = hidden.states, hidden.fresh
@@ -83,7 +83,7 @@ def decode(
             free = unconditional.run(pool.tokens, pool.row_hash)
             states, fresh = guide(hidden.states, free.states, g), fresh + free.fresh
 
-        # 2. k parents, by quality and similarity
+        # 2. Choose k parents by quality and similarity.
         look = Look(pool, hidden, states, step, settings, model, head, ledger.names, watch, beams)
         view = look.view(state)
         window = settings.select_window
@@ -98,7 +98,7 @@ def decode(
         else:
             choice = view.stay()
 
-        # 3. their children, drawn where their hidden rows are: only the parents' rows are sampled
+        # 3. Draw the children of these parents, on the rank that has the hidden rows of each parent.
         seats = beams.seats(choice.parents, view.size)
         chosen = pool.take(choice.parents, seats)
         number = occurrence(chosen.row_hash, chosen.tie)
@@ -114,7 +114,7 @@ def decode(
         regroup = choice.parents.shape[1] == settings.groups
         following = chosen.branch(children.tokens, children.logprob, positions, step.index, regroup, seats, beams)
 
-        # 4. the books and the callback
+        # 4. Record the costs and the parents, and call the callback.
         ledger.record(choice, fresh, view.size * (1 if g == 1 else 2), view, pool.tokens)
         dropped: list[int] = []
         if callback is not None:
@@ -135,5 +135,5 @@ def decode(
 
     watch.check()
     result = gather_result(prompts, pool.whole(beams), look, view, choice, seats, ledger, finish)
-    watch.check()  # the result's scores look at the whole window
+    watch.check()  # the scores of the result have added conditions
     return result

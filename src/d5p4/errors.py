@@ -1,4 +1,4 @@
-"""The one family of exceptions that users meet. An error carries its facts as fields, so that nobody parses a sentence.
+"""The exceptions that users meet. An error carries its facts as fields, so that no program has to parse a sentence.
 
 `str(error)` is the sentence for Python: what is wrong, which value, what to do. The command line and the server phrase
 the same fields in their own words (`D5P4Error.phrase`).
@@ -15,13 +15,13 @@ ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "ABSENT"})()
 
 
 class D5P4Error(ValueError):
-    """Something the caller can put right. The command line prints it and exits with code 2.
+    """An error that the caller can correct. The command line prints it and exits with code 2.
 
     reason   the sentence without its subject: "must be a whole number of at least 1"
-    option   the option it is about, under its Python name
+    option   the Python name of the option that is wrong
     value    the value of that option
-    prompt   the number of the prompt it is about, counted from 0
-    line     the line of a file, counted from 1
+    prompt   the number of the prompt that is wrong, counted from 0
+    line     the number of the line of a file that is wrong, counted from 1
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class D5P4Error(ValueError):
         self.reason, self.option, self.value, self.prompt, self.line = reason, option, value, prompt, line
 
     def phrase(self, rename: Callable[[str], str] = str, place: str | None = None) -> str:
-        """The sentence. `rename` spells an option; `place` replaces "prompt 3" (an empty text leaves it out)."""
+        """Return the sentence. `rename` spells the option. `place` replaces "prompt 3"; an empty `place` omits it."""
         text = self.reason
         if self.option is not None:
             name = rename(self.option)
@@ -59,17 +59,17 @@ class NonFiniteLogits(D5P4Error):
 
 
 class DuplicateAnswers(UserWarning):
-    """Fewer than k distinct answers came out for some prompts."""
+    """A warning that some prompts have fewer than k distinct answers."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """ "did you mean temperature?", or nothing when no known name is close."""
+    """Return a text such as "did you mean temperature?", or an empty text if no known name is close."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f"did you mean {close[0]}?" if close else ""
 
 
 def shown(value: Any) -> str:
-    """A value in a message: cut short, however long or deep it is."""
+    """Return a value as text for a message, shortened if it is long or deep."""
     return _SHORT.repr(value)
 
 

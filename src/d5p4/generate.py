@@ -1,4 +1,4 @@
-"""`generate`: prompts in, k good and different answers to each out."""
+"""`generate` takes prompts and returns k good and different answers to each."""
 
 from __future__ import annotations
 
@@ -54,19 +54,19 @@ def generate(
     beams: Beams = ALONE,
     **others: Any,
 ) -> Result:
-    """k answers for each prompt.
+    """Return k answers for each prompt.
 
-    model       what `d5p4.load` or `d5p4.wrap` made, or a name to load
-    prompts     text, a list of texts, chat messages, token ids, a tokenizer's output, or None: no prompt at all,
-                `sets` times. A prompt with mask tokens is filled in; tokens follow it only if gen_length is given
-    seed        None draws a fresh seed and returns it
+    model       the result of `d5p4.load` or `d5p4.wrap`, or a name to load
+    prompts     text, a list of texts, chat messages, token ids, a tokenizer's output, or None for `sets` empty prompts.
+                Mask tokens in a prompt are filled in; tokens follow such a prompt only if gen_length is given
+    seed        the seed of all random numbers; None draws a fresh seed (see `Result.seed`)
     progress    True shows a bar in the terminal
-    callback    called with a `Snapshot` after each step; may return prompt numbers to drop
-    keys        names of the prompts for the random streams; by default, and where one is None, a hash of the tokens
-                and how often the prompt came before in this call
+    callback    a function that gets a `Snapshot` after each step and may return prompt numbers to drop
+    keys        names of the prompts, which key their random streams. A prompt without a name is keyed by its tokens
+                and by how often it came before in this call
     scorer, references  for best-of-n: scorer(texts), or scorer(text, reference) with one reference per prompt
-    beams       `beams` of `d5p4.distributed.connect(...)`: each pool is spread over ranks, all of which make this call
-                and get the same result; seed must be given
+    beams       `beams` of `d5p4.distributed.connect(...)` spreads each pool over ranks. All ranks make this call with
+                the same seed and get the same result
 
     Options that are left out come from the model's generation_config.json (key `d5p4`), then from the paper.
     <options>
@@ -75,8 +75,8 @@ def generate(
     w             Children drawn per answer and step. [4]
     gen_length    Tokens to write per answer. [128; MDLM: its length]
     steps         Denoising steps in total. [one per token]
-    block_length  Decode block by block, left to right. [one block]
-    temperature   Temperature of the draw; 0 takes the likeliest. [1.0]
+    block_length  Tokens per block, decoded left to right. [one block]
+    temperature   Temperature; 0 takes the likeliest token. [1.0]
     top_p         Sample from the likeliest tokens up to this mass. [none]
     order         Which position is revealed next. [the model's]
     guidance      Classifier-free guidance; 1 is off. [1.0]
@@ -100,7 +100,7 @@ def generate(
     _check_scorer(settings, scorer, references)
     check_lists(len(requests), references=references)
     if seed is None and beams.size > 1:
-        raise D5P4Error("would be another seed on every rank; give one", option="seed", value=None)
+        raise D5P4Error("would be a different seed on every rank; give a seed", option="seed", value=None)
     with bar("decoding", len(requests)) if progress else nullcontext() as advance:
         result = run_requests(
             model,
@@ -123,11 +123,11 @@ def _check_scorer(settings: Settings, scorer: Any, references: Any) -> None:
         select.check_scorer(scorer, references)
     elif scorer is not None or references is not None:
         name = "references" if scorer is None else "scorer"
-        raise D5P4Error(f"method {settings.method!r} has no use for it; use method='best-of-n'", option=name)
+        raise D5P4Error(f"method {settings.method!r} takes no {name}; use method='best-of-n'", option=name)
 
 
 def few_answers(result: Result, flag: Callable[[str], str] | None = None) -> str:
-    """What to say, and what to try next, where fewer than k answers differ; `flag` spells options as flags."""
+    """Return advice for prompts with fewer than k different answers, or an empty text. `flag` spells option names."""
     settings = result.settings
     short = [int(result.distinct[i]) for i, answers in enumerate(result.answers) if answers]
     short = [count for count in short if count < settings.k]
@@ -147,7 +147,7 @@ def few_answers(result: Result, flag: Callable[[str], str] | None = None) -> str
 
 
 def chosen_seed(seed: Any) -> int:
-    """The caller's seed, or a fresh one for None."""
+    """Return the caller's seed, or a fresh seed for None."""
     seed = secrets.randbits(32) if seed is None else plain_number(seed)
     if not isinstance(seed, int) or isinstance(seed, bool) or not -(2**63) <= seed < 2**63:
         raise D5P4Error("must be a whole number of 64 bits", option="seed", value=seed)
@@ -165,15 +165,15 @@ def run_requests(
     callback: Callback | None = None,
     beams: Beams = ALONE,
 ) -> Result:
-    """Decode requests in batches that share a schedule, and put the results back in order.
+    """Decode requests in batches that share a schedule, and return the results in the order of the requests.
 
-    seed: one for all, or one per request; the result names the first.
+    seed: one seed for all requests, or one per request. `Result.seed` is the first of them.
     """
     device = model.head.weight.device
     seeds = [seed] * len(requests) if isinstance(seed, int) else list(seed)
     if settings.deterministic:
         _check_steady(model.head.weight, settings)
-    with beams.together():  # also what fails before and after a decode fails on all ranks
+    with beams.together():  # errors before and after a decode also reach all ranks
         parts: list[tuple[list[int], Result]] = []
         for length, numbers in batches(model, requests, settings):
             schedule = schedule_for(length, settings)
@@ -197,19 +197,20 @@ def run_requests(
 
 
 def _check_steady(weight: Tensor, settings: Settings) -> None:
-    """Raise where numbers of a prompt would depend on the others all the same: plain similarities on CUDA."""
-    exact = weight.dtype == torch.float64  # and ties are decided within 1e-9
+    """Raise an error if a prompt's numbers would depend on the other prompts, as plain similarities on CUDA do."""
+    exact = weight.dtype == torch.float64  # its rounding is far below the 1e-9 within which values are tied
     if weight.is_cuda and not exact and not kernels.usable(weight.detach(), settings.pool_size):
         raise D5P4Error(
             f"deterministic=True on {weight.device} needs the Triton kernels and pools of at most {kernels.MOST_ITEMS} "
-            f"rows (here {settings.pool_size}); see that Triton runs and D5P4_KERNELS is not off, or load in float64"
+            f"rows (got {settings.pool_size}); check that Triton runs and D5P4_KERNELS is not off, or load in float64"
         )
 
 
 def batches(model: Model, requests: Sequence[Request], settings: Settings) -> Iterable[tuple[int, list[int]]]:
-    """(window length, prompt numbers) of decode calls: one schedule each, pools within `settings.max_tokens_per_call`.
+    """Yield (window length, prompt numbers) of each decode call. A call has one schedule and a bounded size.
 
-    Prompts of like length go together, so that little is padded; under `deterministic` those of one row length.
+    The pools of a call have at most `settings.max_tokens_per_call` tokens. Prompts of similar length share a call, so
+    that there is little padding; under `deterministic`, only prompts of the same row length do.
     """
     lengths = [_row_length(model, request, settings) for request in requests]
     alike: dict[tuple[int, int | None], list[int]] = {}
@@ -233,7 +234,7 @@ def _row_length(model: Model, request: Request, settings: Settings) -> int:
 
 
 def _merge(parts: Sequence[tuple[list[int], Result]], pad_id: int) -> Result:
-    """Results of several decode calls as one, in prompt order, rows left-padded to one length."""
+    """Return the results of several decode calls as one, in prompt order, with rows left-padded to the same length."""
     order = [number for numbers, _ in parts for number in numbers]
     back = torch.tensor(order).argsort()
     longest = max(result.sequences.shape[-1] for _, result in parts)

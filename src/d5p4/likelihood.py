@@ -1,9 +1,9 @@
 """The Monte-Carlo likelihood bound of masked diffusion models.
 
-With La answer tokens and l of them masked, uniformly which,
+For an answer of La tokens, of which l are masked, chosen uniformly,
     log p(answer | prompt) >= E_l E_mask [ (La / l) Σ_{masked i} log p(token_i | rest) ],   l uniform on 1..La.
-The l's of one estimate are stratified: evenly spaced over 1..La from a random offset. The result is the mean over
-samples, an unbiased estimate of the bound (in nats).
+The values of l in one estimate are stratified: they are evenly spaced over 1..La from a random offset. The result is
+the mean over samples, an unbiased estimate of the bound (in nats).
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ def loglikelihood(
     chat: bool | None = None,
     max_tokens_per_forward: int = 16384,
 ) -> float:
-    """Bound on log p(text | prompt) in nats. Text and prompt may be token ids; the same seed gives the same value.
+    """Return an estimate of a lower bound on log p(text | prompt) in nats. The same seed gives the same value.
 
-    The prompt is read as `generate` reads it: `chat=None` applies the chat template where the model has one.
+    Text and prompt may be token ids. The prompt is read as `generate` reads it: `chat=None` applies the chat template
+    if the model has one.
     """
     whole("samples", samples)
     whole("max_tokens_per_forward", max_tokens_per_forward)
     whole("seed", seed, -(2**63))
     if not isinstance(text, str) and not all(isinstance(part, int) for part in text):
-        raise D5P4Error("text must be one string or token ids; call once per text")
+        raise D5P4Error("text must be one string or token ids; score several texts in several calls")
     before = [] if prompt is None else encode(model, prompt, chat)
     answer = encode(model, text, False)
     if not answer:
@@ -47,7 +48,7 @@ def loglikelihood(
     if model.mask_id in answer:
         raise D5P4Error("the text to score contains the mask token; its likelihood is not defined")
     if len(before) + len(answer) > model.max_length:
-        raise D5P4Error(f"{len(before)} + {len(answer)} tokens do not fit the model's {model.max_length}")
+        raise D5P4Error(f"there are {len(before)} + {len(answer)} tokens, but the model takes {model.max_length}")
     device = model.head.weight.device
     row = layout([Request(before + answer, 0)], model.mask_id, model.mask_id, device).tokens[0]
     place = torch.arange(len(before), len(row), device=device)

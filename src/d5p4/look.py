@@ -1,4 +1,4 @@
-"""Looking at a pool after its forward: raw scores, Q and S, each computed when first asked for."""
+"""The view of a pool after its forward: raw scores, quality Q and similarity S, each computed when first needed."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from .watch import Watch
 
 
 def not_finite(prompts: Tensor, owner: Tensor, step: int, first_row: int = 0) -> Callable[[Tensor], NonFiniteLogits]:
-    """Makes the error about rows [R] without finite logits; owner [R, 2] is the prompt and the row of its pool, counted
-    from `first_row`."""
+    """Return a function that makes the error about rows [R] whose logits are not finite. owner [R, 2] gives the prompt
+    of each row and its place in the pool, counted from `first_row`."""
 
     def complaint(finite: Tensor) -> NonFiniteLogits:
         wrong = owner[~finite]
@@ -37,7 +37,7 @@ def not_finite(prompts: Tensor, owner: Tensor, step: int, first_row: int = 0) ->
 
 
 class Look:
-    """One pool, its hidden rows and what is computed from them. Equal rows get equal numbers by construction."""
+    """One pool, its hidden rows and the numbers computed from them. Equal rows get equal numbers."""
 
     def __init__(
         self,
@@ -53,12 +53,12 @@ class Look:
         beams: Beams,
     ) -> None:
         self.pool, self.hidden, self.step, self.settings = pool, hidden, step, settings
-        self.states = states  # [U, L, D] after guidance; features stay those of the conditional rows
+        self.states = states  # [U, L, D] after guidance, which does not change the features
         self.model, self.head, self.prompts, self.watch, self.beams = model, head, prompts, watch, beams
         self._values: dict[tuple[str, int, int], tuple[Tensor, Tensor]] = {}
 
     def score(self, kind: str, positions: str, whole: bool = False) -> Tensor:
-        """[P, N] raw score over the block (or the whole window)."""
+        """Return the raw score [P, N] over the block (or the whole window)."""
         start, stop = (0, self.states.shape[1]) if whole else (self.step.start, self.step.stop)
         if (kind, start, stop) not in self._values:
             owner = self.hidden.owner
@@ -76,7 +76,7 @@ class Look:
         return fill_finished(self.beams.alike(scores, self.pool.row_hash))
 
     def similarity(self) -> Tensor:
-        """S [P, N, N]: from the features of the distinct rows, spread over the pool."""
+        """Return S [P, N, N], computed from the features of the distinct rows."""
         settings, owner = self.settings, self.hidden.owner
         features = self.hidden.features if settings.feature_layer == "model" else self.hidden.states
         span = slice(self.step.start, self.step.stop)
@@ -88,11 +88,11 @@ class Look:
 
     @property
     def first_row(self) -> int:
-        """Which row of the pool the first one held here is."""
+        """The place in the pool of the first row that this process holds."""
         return self.beams.rank * self.hidden.slot.shape[1]
 
     def view(self, state: dict[str, Any]) -> PoolView:
-        """What the selector sees."""
+        """Return the view of the pool that the selector gets."""
         settings = self.settings
 
         def quality() -> Tensor:

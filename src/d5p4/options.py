@@ -1,8 +1,9 @@
-"""Every option of a decode, once: the fields of `Settings`, each with its type, default, range, group and help.
+"""All options of a decode: the fields of `Settings`, each with its type, default, range, group and help.
 
-From this table come validation, the command line, the fields of HTTP requests, the arguments of lm-eval, the docstring
-of `generate` and docs/options.md (`make options`). The dataclass of a method is read in the same way, so its fields are
-the method's own parameters at all of these doors.
+This table defines validation, the command line, the fields of HTTP requests, the arguments of lm-eval, the docstring of
+`generate` and docs/options.md (`make options`). A "door" is one of the interfaces that take options: Python, the
+command line, HTTP and lm-eval. The dataclass of a method is read in the same way, so its fields are the method's own
+parameters at every door.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ GROUPS = {
     "reveal": "Reveal: which tokens are drawn, and when",
     "research": "Research: measurements, memory and exact bits",
 }
-LARGEST_POOL = 1 << 14  # similarity is N x N
+LARGEST_POOL = 1 << 14  # the largest N, because the similarity is N x N
 DETERMINISTIC_TOKENS = 4096
-"""Tokens per forward under `deterministic`. Every forward is filled up to this size, so a small size wastes little;
-below about 2,000 tokens a large model waits for its own weights."""
+"""Tokens per forward under `deterministic`. Every forward is filled up to this size, so a small size wastes little. But
+below about 2,000 tokens, a large model spends its time on reading weights."""
 FORWARDS_PER_CALL = 8
 CARD = ("grader", "examples")  # entries of a model's defaults that describe the model and are not options
 
@@ -38,24 +39,24 @@ Window = tuple[int, int]
 
 @dataclass(frozen=True)
 class Option:
-    """What an option means: used as `Annotated[float, Option("Temperature of the token draw.", least=0)]`."""
+    """The description of an option, used as `Annotated[float, Option("Temperature of the token draw.", least=0)]`."""
 
     help: str = ""
     group: str = "research"
     least: float | None = None  # smallest value allowed
     above: float | None = None  # values must be larger than this
     most: float | None = None  # largest value allowed
-    choices: Callable[[], Iterable[str]] | None = None  # names allowed, from a registry
+    choices: Callable[[], Iterable[str]] | None = None  # returns the names that are allowed
     unset: str = ""  # what happens when the value is None
-    aliases: tuple[str, ...] = ()  # other libraries' names
+    aliases: tuple[str, ...] = ()  # names of the option in other libraries
     flag: str = ""  # a short flag of the command line
-    http: str = ""  # its name in HTTP requests, where OpenAI has one
-    hidden: tuple[str, ...] = ()  # doors that do not offer it: "command", "http", "lm-eval", "python"
+    http: str = ""  # the name in HTTP requests, if OpenAI has one for the option
+    hidden: tuple[str, ...] = ()  # doors that do not offer the option: "command", "http", "lm-eval", "python"
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """One option as the doors see it, read from a field of a dataclass."""
+    """One option, read from a field of a dataclass."""
 
     name: str
     kind: type  # int, float, bool, str, tuple (a window) or object (anything)
@@ -69,7 +70,7 @@ class Parameter:
         return self.literals or tuple(self.option.choices() if self.option.choices else ())
 
     def check(self, value: Any) -> Any:
-        """The value in its own type, or an error that names it."""
+        """Return the value as a plain Python value, or raise an error that names the option and the value."""
         value = plain_number(value)
         if value is None and self.optional:
             return None
@@ -85,7 +86,7 @@ class Parameter:
         return value
 
     def from_text(self, text: Any) -> Any:
-        """What a text of the command line or of lm-eval stands for; a text that fits nothing is left to `check`."""
+        """Return the value of a text from the command line or lm-eval, or the text itself if it fits no value."""
         if not isinstance(text, str):
             return text
         if self.optional and text.lower() == "none":
@@ -100,7 +101,7 @@ class Parameter:
         return text
 
     def range(self) -> str:
-        """ "of at least 1 and at most 9", or nothing."""
+        """Return a text such as "of at least 1 and at most 9", or an empty text."""
         option, parts = self.option, []
         if option.least is not None:
             parts.append(f"of at least {option.least:,}")
@@ -145,7 +146,7 @@ def _unknown(value: Any, choices: Iterable[str]) -> str:
 
 @cache
 def parameters_of(table: Any) -> Mapping[str, Parameter]:
-    """The parameters of a dataclass by name. Fields with `init=False` are fixed and are no parameters."""
+    """Return the parameters of a dataclass by name. Fields with `init=False` are fixed, so they are not parameters."""
     if not is_dataclass(table):
         return {}
     hints = get_type_hints(table, include_extras=True)
@@ -190,10 +191,10 @@ def _orders() -> Iterable[str]:
 
 @dataclass(frozen=True)
 class Settings:
-    """All options of a decode, resolved and validated; `params` are the parameters of the method.
+    """All options of a decode, resolved and validated. `params` are the parameters of the method.
 
-    What the caller leaves out comes from the entry `d5p4` of the model's generation_config.json, then from the method's
-    presets, then from the paper.
+    An option that the caller leaves out comes from the entry `d5p4` of the model's generation_config.json. If it is not
+    there, it comes from the method's presets, and otherwise from the paper.
     """
 
     k: Annotated[
@@ -218,9 +219,9 @@ class Settings:
         None
     )
     block_length: Annotated[
-        int | None, Option("Decode block by block, left to right.", "basic", 1, unset="one block")
+        int | None, Option("Tokens per block, decoded left to right.", "basic", 1, unset="one block")
     ] = None
-    temperature: Annotated[float, Option("Temperature of the draw; 0 takes the likeliest.", "basic", 0)] = 1.0
+    temperature: Annotated[float, Option("Temperature; 0 takes the likeliest token.", "basic", 0)] = 1.0
     top_p: Annotated[
         float | None, Option("Sample from the likeliest tokens up to this mass.", "basic", above=0, most=1)
     ] = None
@@ -249,18 +250,19 @@ class Settings:
         Window | None,
         Option("Select during these steps only; the last step always selects.", "search", unset="every step"),
     ] = None
-    quality: Annotated[Literal["entropy", "self-certainty", "logprob"], Option("What rates a candidate.", "search")] = (
-        "entropy"
-    )
+    quality: Annotated[
+        Literal["entropy", "self-certainty", "logprob"], Option("How candidates are rated.", "search")
+    ] = "entropy"
     positions: Annotated[Literal["all", "masked"], Option("Positions that the rating averages over.", "search")] = "all"
     normalise: Annotated[
         Literal["minmax", "absolute", "zscore"], Option("How ratings are scaled within a pool.", "search")
     ] = "minmax"
     features: Annotated[
-        Literal["flatten", "mean", "masked", "non-masked"], Option("What candidates are compared by.", "search")
+        Literal["flatten", "mean", "masked", "non-masked"],
+        Option("Features that candidates are compared by.", "search"),
     ] = "flatten"
     feature_layer: Annotated[
-        Literal["model", "head"], Option("Compare the model's features or the head's input.", "search")
+        Literal["model", "head"], Option("Compare by the model's features or the head's input.", "search")
     ] = "model"
     similarity: Annotated[Literal["cosine", "rbf"], Option("How two candidates are compared.", "search")] = "cosine"
     gamma: Annotated[float, Option("Width of the rbf similarity.", "search", 0)] = 1.0
@@ -268,14 +270,14 @@ class Settings:
     max_tokens_per_forward: Annotated[
         int,
         Option(
-            "Tokens per forward; bounds memory. `run` and `serve` choose it by the model's size.",
+            "Tokens per forward, which limits memory. `run` and `serve` choose it by the model's size.",
             "research",
             1,
             hidden=("http",),
         ),
     ] = 16384
     deterministic: Annotated[
-        bool, Option("On a GPU, the same bits whatever else is in the batch. Slower.", "research", hidden=("http",))
+        bool, Option("On a GPU, give the same bits in every batch. Slower.", "research", hidden=("http",))
     ] = False
     logprobs: Annotated[
         bool, Option("Return each token's log-probability and reveal step.", "research", hidden=("http", "lm-eval"))
@@ -284,20 +286,20 @@ class Settings:
         False
     )
     savings: Annotated[
-        bool, Option("Exact savings; off runs every row.", "research", hidden=("command", "http", "lm-eval", "python"))
+        bool, Option("Run equal rows only once.", "research", hidden=("command", "http", "lm-eval", "python"))
     ] = True
     params: Mapping[str, Any] = field(default_factory=dict)
 
     @staticmethod
     def make(model: Model, **given: Any) -> Settings:
-        """Resolve and validate. Names that are no option are parameters of the method, or an error."""
+        """Resolve and validate options. A name that is no option must be a parameter of the method."""
         given = translate({name: value for name, value in given.items() if value is not None}, model)
         defaults = {name: value for name, value in model.generation_defaults.items() if name not in CARD}
         if "length" in defaults:
             defaults["gen_length"] = defaults.pop("length")
         by_method = defaults.pop("methods", {})
         if not isinstance(by_method, Mapping) or not all(isinstance(own, Mapping) for own in by_method.values()):
-            raise D5P4Error(f"generation_config.json: 'methods' must hold parameters by method, not {by_method!r}")
+            raise D5P4Error(f"generation_config.json: 'methods' must map methods to parameters, not {by_method!r}")
         table = parameters_of(Settings)
         if unknown := sorted(set(defaults) - set(table)):
             raise D5P4Error(f"generation_config.json has unknown names under 'd5p4': {', '.join(unknown)}")
@@ -320,20 +322,20 @@ class Settings:
 
     @property
     def pool_size(self) -> int:
-        """N."""
+        """The number N of rows in the pool of a prompt."""
         return self.groups * self.w if self.spec.branches else self.groups
 
     @property
     def groups(self) -> int:
-        """Beams kept at every step."""
+        """The number of beams that are kept at every step."""
         return self.k + self.spare
 
     @property
     def max_tokens_per_call(self) -> int:
-        """Tokens that the pools of one decode call may have together.
+        """The most tokens that the pools of one decode call may have together.
 
-        Deterministic results do not depend on it, so it is then no smaller than usual: more prompts share the rows that
-        fill up a forward.
+        Deterministic results do not depend on this number, so `deterministic` does not lower it. More prompts then
+        share the rows that fill up a forward.
         """
         least = Settings.max_tokens_per_forward if self.deterministic else 0
         return FORWARDS_PER_CALL * max(self.max_tokens_per_forward, least)
@@ -342,25 +344,25 @@ class Settings:
         return asdict(self)
 
     def options(self) -> dict[str, Any]:
-        """Keyword arguments of `d5p4.generate` that give these settings, with the same model."""
+        """Return keyword arguments of `d5p4.generate` that give these settings with the same model."""
         own = {name: getattr(self, name) for name in parameters_of(Settings) if name != "savings"}
         return {name: value for name, value in (own | dict(self.params)).items() if value is not None}
 
     def check(self) -> None:
-        """Raise an error for the first value that is impossible, alone or beside the others."""
+        """Raise an error for the first value that is impossible, by itself or together with other values."""
         validate(self)
         if self.pool_size > LARGEST_POOL:
             size = f"k={self.k}, w={self.w} and spare={self.spare}" if self.spare else f"k={self.k} and w={self.w}"
             raise D5P4Error(f"{size} make a pool of more than {LARGEST_POOL} rows; lower one of them")
         if self.eos == "last" and self.order == "ancestral":
-            raise D5P4Error("needs an order; the ancestral order reveals by chance", option="eos", value="last")
+            raise D5P4Error("needs another order; the ancestral order reveals by chance", option="eos", value="last")
         greedy_order = self.order in ("confidence", "margin", "entropy")
         if greedy_order or (self.order == "tempered" and self.order_temperature == 0):
             self.check_random(f"order={self.order!r}")
         self.spec.build(self)  # the selector checks its own parameters
 
     def check_random(self, cause: str) -> None:
-        """Raise when tokens are not random either, so that k answers would be equal; `cause` fixes the order."""
+        """Raise an error if tokens are not random, so that k answers would be equal; `cause` makes the order fixed."""
         if self.k > 1 and (self.temperature == 0 or self.top_k == 1):
             option = "temperature" if self.temperature == 0 else "top_k"
             reason = (
@@ -377,7 +379,7 @@ def named(method: Any) -> Method:
 
 
 def method_parameters(method: Method, own: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters of a method: its defaults, replaced by the caller's values. Unknown names are an error."""
+    """Return the parameters of a method: its defaults, replaced by the caller's values. Unknown names are an error."""
     table = method.parameters
     for name in own:
         if name not in table:
@@ -386,19 +388,19 @@ def method_parameters(method: Method, own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unknown_option(name: str, method: Method) -> D5P4Error:
-    """An error for a name that is neither an option nor a parameter of the method."""
+    """Return the error for a name that is neither an option nor a parameter of the method."""
     from .methods import METHODS
 
     known = [*public("python"), *method.parameters]
     own = ", ".join(method.parameters) or "none"
     if others := [other.name for other in METHODS.values() if name in other.parameters]:
         return D5P4Error(f"it is a parameter of {', '.join(others)}; {method.name} takes {own}", option=name)
-    hint = "it is not offered here" if name in known else nearest(name, known)
+    hint = "this option is not offered here" if name in known else nearest(name, known)
     return D5P4Error(hint or f"there is no such option, and {method.name} takes {own}", option=name)
 
 
 def public(door: str) -> dict[str, Parameter]:
-    """The options that a door offers, in the order of the table."""
+    """Return the options that a door (such as "http") offers, in the order of the table."""
     return {name: p for name, p in parameters_of(Settings).items() if door not in p.option.hidden}
 
 
@@ -417,7 +419,7 @@ TRANSLATED = (*ALIASES, *_ORDERS_ELSEWHERE, "cfg_scale")
 
 
 def translate(given: Mapping[str, Any], model: Model) -> dict[str, Any]:
-    """Other libraries' names become ours; naming a thing twice is an error."""
+    """Replace other libraries' names of options by ours. Giving an option under two names is an error."""
     result: dict[str, Any] = {}
     for name, value in given.items():
         value = plain_number(value)
@@ -448,15 +450,15 @@ def translate(given: Mapping[str, Any], model: Model) -> dict[str, Any]:
 
 
 def gives_length(options: Mapping[str, Any]) -> bool:
-    """Whether the caller's own options say how many tokens to append."""
+    """Return whether the caller's own options say how many tokens to append."""
     return any(options.get(name) is not None for name in ("gen_length", "max_new_tokens"))
 
 
 def plain_number(value: Any) -> Any:
-    """A numpy or torch scalar as the Python number it holds."""
+    """Return a numpy or torch scalar as a Python number, and any other value as it is."""
     return value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
 
 
 def whole(option: str, value: Any, least: int = 1) -> int:
-    """A whole number that is an argument and no option of the table."""
+    """Check and return a whole number that is an argument of a function and not an option of the table."""
     return Parameter(option, int, ABSENT, False, Option(least=least)).check(value)

@@ -15,24 +15,24 @@ HELD = ("tokens", "logprob", "revealed")
 
 
 def pick(x: Tensor, index: Tensor) -> Tensor:
-    """x [P, N, ...] at index [P, m] -> [P, m, ...]."""
+    """Return the rows of x [P, N, ...] at index [P, m], as [P, m, ...]."""
     return x[torch.arange(x.shape[0], device=x.device)[:, None], index]
 
 
 @dataclass(frozen=True)
 class Pool:
-    """N candidates for each of P prompts, n of them held here (all of them, unless ranks share the work)."""
+    """N candidates for each of P prompts. This process holds the tokens of n of them (all, unless ranks share work)."""
 
     tokens: Tensor  # [P, n, L] window tokens
-    logprob: Tensor  # [P, n, L] of each token at its reveal, 0 while masked
-    revealed: Tensor  # [P, n, L] step of each token's reveal, -1 while masked
+    logprob: Tensor  # [P, n, L] log-probability of each token at its reveal, 0 while masked
+    revealed: Tensor  # [P, n, L] the step that revealed each token, -1 while masked
     row_hash: Tensor  # [P, N]
-    tie: Tensor  # [P, N] hash of the row, its parent, its parent's occurrence and its place among the siblings
+    tie: Tensor  # [P, N] hash of the row, its parent, the parent's number among equal rows and the place among siblings
     group: Tensor  # [P, N]
 
     @staticmethod
     def start(tokens: Tensor, positions: Tensor, rows: int, k: int, dtype: torch.dtype) -> Pool:
-        """The first pool of `rows` rows in k contiguous groups: those held here are masks, tokens [P, n, L]."""
+        """Return the first pool: `rows` rows in k contiguous groups. tokens [P, n, L] are the masked rows held here."""
         prompts = len(tokens)
         row_hash = hash_tokens(tokens[:, :1], positions[:, None]).expand(prompts, rows)
         place = torch.arange(rows, device=tokens.device).expand(prompts, rows)
@@ -46,7 +46,7 @@ class Pool:
         )
 
     def take(self, parents: Tensor, seats: Seats) -> Pool:
-        """The pool of the parents [P, m]; those at `seats` are held here, [G, q, L]."""
+        """Return the pool of the parents [P, m], with the tokens [G, q, L] of the parents at `seats`."""
         return Pool(
             **{
                 f.name: seats.here(getattr(self, f.name)) if f.name in HELD else pick(getattr(self, f.name), parents)
@@ -55,20 +55,20 @@ class Pool:
         )
 
     def keep(self, prompts: Tensor) -> Pool:
-        """The pool of these prompts only."""
+        """Return the pool of these prompts only."""
         return Pool(**{f.name: getattr(self, f.name)[prompts] for f in fields(self)})
 
     def whole(self, beams: Beams) -> Pool:
-        """The pool with all its rows held here."""
+        """Return the pool with the tokens of all its rows held here."""
         return replace(self, **{name: beams.gather(getattr(self, name)) for name in HELD})
 
     def branch(
         self, tokens: Tensor, logprob: Tensor, positions: Tensor, step: int, regroup: bool, seats: Seats, beams: Beams
     ) -> Pool:
-        """The next pool, when this one holds the m parents: tokens, logprob [G, q, C, L] of the children drawn here.
+        """Return the pool of the children of this pool, whose rows are the m parents.
 
-        positions [P, L]. `regroup`: each parent starts a group of the next pool; otherwise children stay in their
-        parent's group.
+        tokens, logprob [G, q, C, L] are those of the children drawn here; positions [P, L]. With `regroup`, each parent
+        starts a group of the next pool; otherwise children stay in the group of their parent.
         """
         prompts, parents = self.row_hash.shape
         children = tokens.shape[2]

@@ -14,7 +14,7 @@ from .types import Callback, Snapshot
 
 @contextmanager
 def bar(label: str, prompts: int, shown: bool = True) -> Iterator[Callback | None]:
-    """Gives the callback that moves the bar, or None where standard error is no terminal."""
+    """Yield the callback that moves the bar, or None if standard error is no terminal."""
     console = Console(stderr=True)
     if not (shown and (console.is_terminal or console.is_jupyter)):
         yield None
@@ -31,7 +31,7 @@ def bar(label: str, prompts: int, shown: bool = True) -> Iterator[Callback | Non
 
 
 def both(first: Callback | None, second: Callback | None) -> Callback | None:
-    """One callback that calls two; the prompts to drop are those of the first."""
+    """Return one callback that calls both. The prompts to drop are those that the first returns."""
     if first is None or second is None:
         return first or second
     given, moved = first, second

@@ -1,6 +1,6 @@
-"""What users write -> `prepare` -> requests: token ids, how many masks follow them, and the key of the random stream.
+"""`prepare` turns what users write into requests: token ids, the number of masks after them, and a random stream's key.
 
-`prepare` is the only way in. Python, file runs, the server, lm-eval and the lab all go through it.
+Python, file runs, the server, lm-eval and the lab all use `prepare`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from .rows import Prompts
 from .schedule import make_schedule
 from .types import Model, Schedule
 
-BUCKET = 64  # row lengths under `deterministic` are its multiples
+BUCKET = 64  # row lengths under `deterministic` are multiples of this
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]] | Mapping[str, Any] | Tensor
 """A text, token ids (a mask id is a hole to fill), chat messages, or a tokenizer's output with `input_ids`."""
 Name = int | str | None
-"""What the caller calls a prompt, to name its random stream."""
+"""The caller's name of a prompt, which keys its random stream."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,13 @@ class Request:
         return len(self.ids) + self.append
 
     def window(self, mask_id: int) -> list[int]:
-        """Positions to decode, in order: the holes of the prompt, then what follows it."""
+        """Return the positions to decode, in order: the holes of the prompt, then the positions after the prompt."""
         holes = [i for i, token in enumerate(self.ids) if token == mask_id]
         return holes + list(range(len(self.ids), len(self.ids) + self.append))
 
 
 class Prepared:
-    """A model and the options of a call: what all its prompts share. `take` turns prompts into requests."""
+    """The model and the options that all prompts of a call share. `take` turns prompts into requests."""
 
     def __init__(self, model: Model, options: Mapping[str, Any]) -> None:
         check_model(model)
@@ -56,11 +56,11 @@ class Prepared:
         self.length_given = gives_length(options)
         self.requests: list[Request] = []
         self._taken = 0
-        self._seen: Counter[int] = Counter()  # how often each row of ids came before
+        self._seen: Counter[int] = Counter()  # how often each row of token ids came before
         self._possible: set[int] = set()  # window lengths that have a schedule
 
     def take(self, prompts: Sequence[Any], names: Sequence[Name] | None = None) -> list[Request | D5P4Error]:
-        """A request for each prompt, or what is wrong with it. Equal prompts get different keys, call after call."""
+        """Return a request or an error for each prompt. Equal prompts get different keys, also in later calls."""
         results: list[Any] = []
         encoded: list[tuple[int, list[int]]] = []
         for place, prompt in enumerate(prompts):
@@ -79,12 +79,12 @@ class Prepared:
         return results
 
     def _about(self, error: D5P4Error, place: int) -> D5P4Error:
-        if error.option is None:  # an option is wrong whatever the prompt
+        if error.option is None:  # a wrong option is wrong for every prompt
             error.prompt = self._taken + place
         return error
 
     def _keys(self, rows: Sequence[Sequence[int]], names: Sequence[Name]) -> list[int]:
-        """From the caller's name, or from the token ids and how often they came before."""
+        """Return the key of each row: from the caller's name, or from the token ids and how often they came before."""
         hashes = hash_rows(rows)
         before = []
         for row in hashes.tolist():
@@ -94,19 +94,19 @@ class Prepared:
         return [key if name is None else key_of(name) for key, name in zip(own, names, strict=True)]
 
     def _plan(self, ids: list[int], key: int) -> Request:
-        """How many masks follow the prompt. A prompt with holes gets none unless the caller gives a length."""
+        """Return the request of a prompt. Masks follow a prompt with holes only if the caller gives a length."""
         model, settings = self.model, self.settings
         holes = model.mask_id in ids
         if holes and not self.length_given:
             append = 0
         elif self.length_given and settings.gen_length is not None:
             append = settings.gen_length
-        else:  # a default gives way where the model has less room
+        else:  # a default length is cut to the room that the model has
             append = min(default_length(model, settings), model.max_length - len(ids))
         if len(ids) + append > model.max_length or append < (0 if holes else 1):
             raise D5P4Error(
-                f"the prompt has {len(ids)} tokens and asks for {max(append, 1)} more, but the model holds "
-                f"{model.max_length}; shorten the prompt or the answer"
+                f"the prompt has {len(ids)} tokens and asks for {max(append, 1)} more, but the model takes "
+                f"at most {model.max_length} together; shorten the prompt or the answer"
             )
         request = Request(ids, append, key)
         length = len(request.window(model.mask_id))
@@ -124,11 +124,11 @@ def prepare(
     keys: Sequence[Name] | None = None,
     sets: int | None = None,
 ) -> Prepared:
-    """The requests of a call; the first prompt that cannot be decoded is an error. None: `sets` empty prompts."""
+    """Return the requests of a call, or raise the error of a wrong prompt. prompts=None means `sets` empty prompts."""
     prepared = Prepared(model, options)
     guidance = prepared.settings.guidance
     if prompts is None and guidance != 1:
-        raise D5P4Error("strengthens a prompt, and there is none; use 1", option="guidance", value=guidance)
+        raise D5P4Error("strengthens a prompt, but there is no prompt; use 1", option="guidance", value=guidance)
     listed = split_prompts(prompts, sets)
     check_lists(len(listed), keys=keys)
     for request in prepared.take(listed, None if keys is None else _names(keys)):
@@ -139,12 +139,12 @@ def prepare(
 
 
 def default_length(model: Model, settings: Settings) -> int:
-    """Tokens to append where neither the caller nor the prompt says."""
+    """Return how many tokens to append if neither the caller nor the prompt decides."""
     return settings.gen_length or (model.max_length if model.carry_over else 128)
 
 
 def schedule_for(length: int, settings: Settings) -> Schedule:
-    """The steps of windows of one length; an error where there can be none, or k answers would be one."""
+    """Return the steps of windows of this length. Raise an error if there are none or the k answers would be equal."""
     schedule = make_schedule(length, settings.steps, settings.block_length, settings.order == "ancestral")
     if all(step.move == 1 for step in schedule.steps):
         settings.check_random("one step per block")
@@ -153,17 +153,17 @@ def schedule_for(length: int, settings: Settings) -> Schedule:
 
 def check_model(model: Any) -> None:
     if not hasattr(model, "body") or not hasattr(model, "head"):
-        raise D5P4Error(f"model is a {type(model).__name__}; d5p4.load or d5p4.wrap make one")
+        raise D5P4Error(f"model is a {type(model).__name__}; make a model with d5p4.load or d5p4.wrap")
 
 
 def check_lists(prompts: int, **given: Any) -> None:
-    """Raise where a list that was given does not have one entry per prompt."""
+    """Raise an error if a given list does not have one entry per prompt."""
     for name, value in given.items():
         listed = hasattr(value, "__getitem__") and hasattr(value, "__len__") and not isinstance(value, (str, Mapping))
         if value is not None and not listed:
             raise D5P4Error(f"give a list with one entry per prompt, not {type(value).__name__}", option=name)
         if value is not None and len(value) != prompts:
-            raise D5P4Error(f"there are {len(value)} for {prompts} prompts", option=name)
+            raise D5P4Error(f"there are {len(value)} entries for {prompts} prompts", option=name)
 
 
 def _names(keys: Sequence[Name]) -> list[Name]:
@@ -173,13 +173,13 @@ def _names(keys: Sequence[Name]) -> list[Name]:
             raise D5P4Error(f"key {name!r} must be a whole number or text", option="keys")
     counts = Counter(key_of(name) for name in names if name is not None)
     if twice := [name for name in names if name is not None and counts[key_of(name)] > 1]:
-        reason = f"key {twice[0]!r} names two prompts; their random streams would be the same"
+        reason = f"key {twice[0]!r} names two prompts; use different keys, which start different random streams"
         raise D5P4Error(reason, option="keys")
     return names
 
 
 def split_prompts(prompts: Any, sets: int | None) -> list[Prompt]:
-    """One entry per prompt. None is `sets` unconditional prompts."""
+    """Return one entry per prompt. prompts=None gives `sets` unconditional prompts."""
     if sets is not None:
         whole("sets", sets)
     if prompts is None:
@@ -203,11 +203,11 @@ def split_prompts(prompts: Any, sets: int | None) -> list[Prompt]:
 
 
 def _tokenized(output: Mapping[str, Any]) -> list[Prompt]:
-    """The rows of a tokenizer's output, without their padding."""
+    """Return the rows of a tokenizer's output, without their padding."""
     if "input_ids" not in output:
         if "role" in output:
             return [[output]]  # one chat message
-        raise D5P4Error("a prompt that is a dict needs 'input_ids' (a tokenizer's output) or 'role' and 'content'")
+        raise D5P4Error("a prompt that is a dict needs 'input_ids' (a tokenizer's output), or 'role' and 'content'")
     rows, mask = _as_list(output["input_ids"]), _as_list(output.get("attention_mask"))
     if rows and _is_id(rows[0]):
         rows, mask = [rows], None if mask is None else [mask]
@@ -220,7 +220,7 @@ def _tokenized(output: Mapping[str, Any]) -> list[Prompt]:
 
 
 def _as_list(value: Any) -> Any:
-    """Tensors and arrays as lists."""
+    """Return a tensor or array as a list, and any other value as it is."""
     return value.tolist() if hasattr(value, "tolist") else value
 
 
@@ -229,7 +229,7 @@ def _is_id(value: Any) -> bool:
 
 
 def encode(model: Model, prompt: Any, chat: bool | None) -> list[int]:
-    """Token ids of one prompt; the chat template is applied to text where the model has one, unless chat=False."""
+    """Return the token ids of one prompt. Unless chat=False, text gets the model's chat template if there is one."""
     ids = _ids_of(model, _as_list(prompt), chat)
     size = model.head.weight.shape[0]
     wrong = next((i for i in ids if not 0 <= i < size), None)
@@ -259,7 +259,7 @@ def _ids_of(model: Model, prompt: Any, chat: bool | None) -> list[int]:
 
 def _encode_chat(model: Model, messages: Sequence[Mapping[str, str]], chat: bool | None) -> list[int]:
     if chat is False:
-        raise D5P4Error("turns the chat template off, but the prompt is a conversation", option="chat", value=False)
+        raise D5P4Error("turns off the chat template, which a conversation needs", option="chat", value=False)
     for message in messages:
         if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
             raise D5P4Error(f"a message needs 'role' and 'content' as text, not {dict(message)!r}")
@@ -278,14 +278,14 @@ def _encode_rendered(model: Model, text: str) -> list[int]:
 
 
 def bucket(length: int, max_length: int) -> int:
-    """The row length of a request of this length under `deterministic`."""
+    """Return the row length that `deterministic` gives a request of this length."""
     return min(-(-length // BUCKET) * BUCKET, max_length)
 
 
 def layout(
     requests: Sequence[Request], mask_id: int, pad_id: int, device: torch.device, fixed: int | None = None
 ) -> Prompts:
-    """Left-padded rows of requests whose windows have one length; `fixed`: rows and forwards of just this length."""
+    """Return left-padded rows of requests with windows of equal length. `fixed`: rows and forwards have this length."""
     longest = max(r.length for r in requests) if fixed is None else fixed
     tokens, real, window = [], [], []
     for r in requests:

@@ -1,4 +1,4 @@
-"""Where a figure comes from: machine, versions, weights, command; never where this machine keeps its files."""
+"""How a result was made: machine, versions, weights and command, without the paths of files on this machine."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .__about__ import __version__
 
 _READ_WHOLE = 1 << 30  # weight files up to this size are hashed byte by byte
 _HEAD = 1 << 20
-# Also inside a word, as in --out=/somewhere or judges=["/somewhere"]; not a network address.
+# A path, also inside an argument such as --out=/somewhere or judges=["/somewhere"], but not a network address.
 _PATH = re.compile(r"""(?:^|(?<=[="'\[,:]))(?!//)(?:/|~|\.\.)[^"',\]]*""")
 
 
 def machine(device: torch.device | str) -> str:
-    """The device in words, such as "NVIDIA H200" or "x86_64 CPU, 2 threads"."""
+    """Return the name of the device, such as "NVIDIA H200" or "x86_64 CPU, 2 threads"."""
     device = torch.device(device)
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
@@ -31,7 +31,7 @@ def machine(device: torch.device | str) -> str:
 
 
 def file_hash(file: Path) -> str:
-    """sha256 of a file; of its size and first MiB where it is larger than a GiB."""
+    """Return the sha256 of a file. Of a file larger than a GiB, only the size and the first MiB are hashed."""
     size = file.stat().st_size
     digest = hashlib.sha256()
     with file.open("rb") as stream:
@@ -44,7 +44,7 @@ def file_hash(file: Path) -> str:
 
 
 def weights_hash(folder: Path) -> str:
-    """sha256 over a checkpoint's weight files, in the order of their names."""
+    """Return the sha256 over a checkpoint's weight files, in the order of their names."""
     files = sorted(folder.glob("*.safetensors"))
     if len(files) == 1:
         return file_hash(files[0])
@@ -52,17 +52,17 @@ def weights_hash(folder: Path) -> str:
 
 
 def command(words: Sequence[str]) -> str:
-    """A command line as a reader would type it: paths of this machine shortened to their last part."""
+    """Return a command line as a reader would type it, with the paths of this machine shortened to their last part."""
     return shlex.join(map(without_places, words))
 
 
 def without_places(text: str) -> str:
-    """A text whose paths of this machine are shortened to their last part."""
+    """Return the text with the paths of this machine shortened to their last part."""
     return _PATH.sub(lambda path: os.path.basename(path[0].rstrip("/")) or path[0], text)
 
 
 def provenance(device: torch.device | str, words: Sequence[str] = ()) -> dict[str, Any]:
-    """The facts stored beside a result."""
+    """Return the facts that are stored beside a result."""
     facts = {
         "machine": machine(device),
         "torch": torch.__version__,

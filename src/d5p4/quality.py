@@ -4,8 +4,8 @@
     self-certainty   -(1/V) Σ_v log p_j(v)         mean over positions
     logprob          log p_j(token) where revealed, max log p_j where masked
 
-A model that carries revealed tokens over (MDLM) has a one-hot distribution there: entropy 0, log-probability 0, no
-self-certainty; its head runs on masked positions only.
+A model that carries revealed tokens over (MDLM) has a one-hot distribution at revealed positions: entropy 0,
+log-probability 0, no self-certainty. Its head runs on masked positions only.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _STATISTIC = {"entropy": "entropy", "self-certainty": "certainty", "logprob": "b
 def position_values(
     kind: str, states: Tensor, tokens: Tensor, masked: Tensor, head: Head, carry_over: bool
 ) -> tuple[Tensor, Tensor]:
-    """Per-position values and log-sum-exps [U, B] for states [U, B, D], tokens [U, B], masked [U, B].
+    """Return the value and the log-sum-exp [U, B] of each position, for states [U, B, D], tokens [U, B], masked [U, B].
 
-    Positions the head does not look at have value 0 and log-sum-exp 0.
+    Positions on which the head does not run have value 0 and log-sum-exp 0.
     """
     rows = states.flatten(0, 1)
     if carry_over:
@@ -50,9 +50,9 @@ def position_values(
 
 
 def mean_score(kind: str, positions: str, values: Tensor, masked: Tensor, carry_over: bool) -> Tensor:
-    """[U] mean of values over the counted positions; NaN for self-certainty with nothing left to be certain of.
+    """Return the mean [U] of the values over the positions that count. Self-certainty without such positions is NaN.
 
-    In the widest float of the device, the same bits whatever the other rows are.
+    The mean is in the widest float of the device, and its bits do not depend on the other rows.
     """
     if positions == "all" and not (carry_over and kind == "self-certainty"):
         return steady_mean(values)
@@ -62,18 +62,18 @@ def mean_score(kind: str, positions: str, values: Tensor, masked: Tensor, carry_
 
 
 def fill_finished(raw: Tensor) -> Tensor:
-    """NaN scores [P, N] become the pool's best: a finished row is as certain as the surest."""
+    """Replace NaN scores [P, N] by the pool's best score: a finished row is as certain as the most certain row."""
     best = raw.nan_to_num(nan=-torch.inf).amax(-1, keepdim=True)
     best = best.masked_fill(best == -torch.inf, 0)
     return torch.where(raw.isnan(), best, raw)
 
 
 def normalise(raw: Tensor, how: str, kind: str, vocabulary: int) -> Tensor:
-    """Q [P, N] >= 0 from raw scores.
+    """Return Q [P, N] >= 0 from raw scores s.
 
     minmax    (s - min) / (max - min) over the pool, as in the paper; 0 where the spread is rounding noise
-    zscore    (s - min) / std, 0 under the same guard: a z-score moved so that the kernel stays positive semidefinite
-    absolute  no reference to the pool: 1 - H/log V, e^(mean log p), or 1 - e^-(self-certainty - log V)
+    zscore    (s - min) / std, 0 where the spread is rounding noise; the shift keeps the kernel positive semidefinite
+    absolute  independent of the pool: 1 - H/log V, e^(mean log p), or 1 - e^-(self-certainty - log V)
     """
     if how == "absolute":
         if kind == "entropy":

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Answers:
-    """The answers to prompt number `place` of a result, as plain numbers; None where a number is missing."""
+    """The answers to prompt number `place` of a result, as plain numbers. A missing number is None."""
 
     result: Result
     place: int
@@ -27,9 +27,9 @@ class Answers:
 
     @property
     def distance(self) -> list[float | None]:
-        """Of each answer to the nearest other one: 1 minus their similarity, and 0 where the texts are equal.
+        """The distance of each answer to the nearest other answer: 1 minus their similarity, 0 where texts are equal.
 
-        The similarity of equal texts may be less than 1: it also compares what follows the end of the text.
+        The similarity of equal texts may be less than 1, because it also compares tokens after the end of the text.
         """
         repeats = {i for i, text in enumerate(self.texts) if self.texts.count(text) > 1}
         others = [[s for j, s in enumerate(row) if j != i] for i, row in enumerate(self._similarity)]
@@ -59,7 +59,7 @@ class Answers:
 
     @property
     def mean_cosine(self) -> float | None:
-        """Mean similarity over all pairs of answers."""
+        """The mean similarity over all pairs of answers."""
         pairs = [s for i, row in enumerate(self._similarity) for j, s in enumerate(row) if j != i]
         return finite(sum(pairs) / len(pairs)) if pairs else None
 
@@ -91,7 +91,7 @@ class Answers:
 
 
 def finite(value: Any) -> Any:
-    """The same value with None instead of NaN and infinities, which JSON does not have."""
+    """Return the value with None instead of NaN and infinities, which JSON does not have."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

@@ -1,8 +1,8 @@
-"""The body of a model for few tokens, recorded once per shape as a CUDA graph and replayed.
+"""Runs the body of a model on few tokens as a CUDA graph, which is recorded once per shape and replayed.
 
-A forward of few tokens waits for the host, which launches hundreds of kernels; a replay is one launch. It helps in the
-first step (where all rows are equal), in pools of mostly equal rows, and for short answers of small models. A recording
-belongs to one decode call, so that it cannot outlive the weights it points to.
+A forward of few tokens waits for the host, which launches hundreds of kernels. A replay is one launch. Replays help in
+the first step (where all rows are equal), in pools of mostly equal rows, and for short answers of small models. A
+recording belongs to one decode call, so that it cannot outlive the weights that it points to.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from .types import Hidden, Model
 
 FEW = 1024
-"""Tokens of a forward up to which a replay pays: one row of LLaDA-8B with 384 tokens is 7 ms of work on an H200, and
+"""The most tokens of a forward that is replayed. On an H200, one row of LLaDA-8B with 384 tokens takes 7 ms of work and
 15 ms of launches."""
 
 _streams = threading.local()
@@ -28,31 +28,31 @@ class Recording(NamedTuple):
     graph: torch.cuda.CUDAGraph
     tokens: Tensor  # where a replay reads
     attention_mask: Tensor | None
-    hidden: Hidden  # where it writes
+    hidden: Hidden  # where a replay writes
 
 
 class Replay:
-    """`model.body`, replayed where it pays. The returned tensors are valid until the next call."""
+    """Calls `model.body`, or replays it where that is faster. The returned tensors are valid until the next call."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
         self._seen: set[tuple[int, int, bool]] = set()
         self._recordings: dict[tuple[int, int, bool], Recording] = {}
-        self._memory = torch.cuda.graph_pool_handle()  # one for all: they never run at the same time
+        self._memory = torch.cuda.graph_pool_handle()  # shared by all recordings, which never run at the same time
         self._works = True
 
     def __call__(self, tokens: Tensor, attention_mask: Tensor | None) -> Hidden:
         rows, length = tokens.shape
         shape = (rows, length, attention_mask is None)
         if tokens.numel() > FEW or shape not in self._seen or not self._works:
-            self._seen.add(shape)  # the first forward of a shape may be the only one, and it compiles kernels
+            self._seen.add(shape)  # the first forward of a shape compiles kernels and may be the only one
             return self.model.body(tokens, attention_mask)
         if shape not in self._recordings:
             try:
                 self._recordings[shape] = self._record(tokens, attention_mask)
             except RuntimeError as error:
                 self._works = False
-                warnings.warn(f"{self.model.name} cannot be recorded as a CUDA graph: {error}", stacklevel=2)
+                warnings.warn(f"{self.model.name} runs without a CUDA graph: {error}", stacklevel=2)
                 return self.model.body(tokens, attention_mask)
         recording = self._recordings[shape]
         recording.tokens.copy_(tokens)
@@ -72,7 +72,7 @@ class Replay:
                 try:
                     hidden = self.model.body(tokens, attention_mask)
                 except BaseException:
-                    with suppress(RuntimeError):  # the error inside says more
+                    with suppress(RuntimeError):  # the first error says more
                         graph.capture_end()
                     raise
                 graph.capture_end()
@@ -81,7 +81,7 @@ class Replay:
 
 
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream to record on, one per device and thread: cuBLAS keeps a workspace for every stream it has seen."""
+    """Return the stream to record on, one per device and thread, because cuBLAS keeps memory for every stream."""
     streams: dict[torch.device, torch.cuda.Stream] = _streams.__dict__.setdefault("streams", {})
     if device not in streams:
         streams[device] = torch.cuda.Stream(device)

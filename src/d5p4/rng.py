@@ -1,9 +1,10 @@
-"""Keyed randomness: every random number is a pure function of what it is for.
+"""Keyed randomness: every random number is a pure function of its purpose and place.
 
-A 64-bit stream is mixed from (seed, prompt key, purpose, step, parent's tokens, parent's occurrence); Philox4x32-10
-with that stream as its key and (position, child) as its counter gives the uniform. Nothing is consumed in sequence, so
-batch size, padding, order of prompts, de-duplication and ranks cannot change a draw. All integers are int64 tensors
-that wrap; the numbers are fixed since the first release. On CUDA each function is one launch with the same bits.
+A 64-bit stream is mixed from (seed, prompt key, purpose, step, parent's tokens, parent's number among equal parents).
+Philox4x32-10 with that stream as its key and (position, child) as its counter gives the uniform number. Nothing is
+consumed in sequence, so batch size, padding, order of prompts, de-duplication and ranks cannot change a draw. All
+integers are int64 tensors that wrap around. The numbers have not changed since the first release. On CUDA each function
+is one launch with the same bits.
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ from .ops import kernels
 from .ops.precision import wide
 
 TOKEN, ORDER, SELECT, LIKELIHOOD = 1, 2, 3, 4
-"""Purposes: which token, which position, which parent, which positions the likelihood bound masks."""
+"""Purposes of random numbers: a token, a position, a parent, and the positions that the likelihood bound masks."""
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK32 = 0xFFFFFFFF
 
 
 def _signed(value: int) -> int:
-    """The int64 with the same 64 bits."""
+    """Return the int64 with the same 64 bits."""
     value &= (1 << 64) - 1
     return value - (1 << 64) if value >> 63 else value
 
 
 def _shift(x: Tensor, bits: int) -> Tensor:
-    """Logical right shift of int64 (torch's own keeps the sign)."""
+    """Return the logical right shift of int64 numbers (torch's own shift keeps the sign)."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
@@ -43,7 +44,7 @@ def _finish(x: Tensor) -> Tensor:
 
 
 def mix(*words: Tensor | int) -> Tensor:
-    """A 64-bit hash of a tuple of int64 words, with broadcasting."""
+    """Return a 64-bit hash of a tuple of int64 numbers, with broadcasting."""
     device = next((w.device for w in words if isinstance(w, Tensor)), torch.device("cpu"))
     tensors = [
         word.to(torch.int64) if isinstance(word, Tensor) else torch.full((), _signed(word), device=device)
@@ -60,7 +61,7 @@ def mix(*words: Tensor | int) -> Tensor:
 
 
 def hash_tokens(tokens: Tensor, positions: Tensor) -> Tensor:
-    """A 64-bit hash [...] of rows tokens[..., L] at positions[..., L]; independent of the order of the columns."""
+    """Return a 64-bit hash [...] of rows tokens [..., L] at positions [..., L], whatever the order of the columns."""
     if kernels.usable(tokens):
         from .ops.kernels.rng import hash_tokens as launch
 
@@ -69,7 +70,7 @@ def hash_tokens(tokens: Tensor, positions: Tensor) -> Tensor:
 
 
 def hash_rows(rows: Sequence[Sequence[int]]) -> Tensor:
-    """`hash_tokens` [n] of n rows of any lengths, each at positions 0, 1, ..."""
+    """Return `hash_tokens` [n] of n rows of any lengths, each at positions 0, 1, ..."""
     lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
     owner = torch.arange(len(rows)).repeat_interleave(lengths)
     tokens = torch.tensor([token for row in rows for token in row], dtype=torch.int64)
@@ -78,7 +79,7 @@ def hash_rows(rows: Sequence[Sequence[int]]) -> Tensor:
 
 
 def key_of(value: int | str) -> int:
-    """A prompt key from what the caller calls the prompt: a whole number or any text."""
+    """Return a prompt key for the caller's name of the prompt: a whole number or any text."""
     if isinstance(value, int):
         return _signed(value)
     digest = hashlib.blake2b(value.encode(errors="surrogatepass"), digest_size=8).digest()
@@ -86,13 +87,13 @@ def key_of(value: int | str) -> int:
 
 
 def _multiply(constant: int, x: Tensor) -> tuple[Tensor, Tensor]:
-    """High and low 32 bits of constant * x, both factors below 2**32."""
-    product = x * constant  # wraps beyond 2**63; the bits are right all the same
+    """Return the high and the low 32 bits of constant * x, where both factors are below 2**32."""
+    product = x * constant  # wraps around beyond 2**63, which keeps the bits right
     return (product >> 32) & _MASK32, product & _MASK32
 
 
 def philox(key: Tensor, counter: tuple[Tensor | int, Tensor | int, Tensor | int, Tensor | int]) -> Tensor:
-    """The first word of Philox4x32-10 (Salmon et al., 2011) as int64 in [0, 2**32), with broadcasting."""
+    """Return the first 32 bits of Philox4x32-10 (Salmon et al., 2011) as int64 in [0, 2**32), with broadcasting."""
     k0, k1 = key & _MASK32, _shift(key, 32)
     c0, c1, c2, c3 = (torch.as_tensor(c, dtype=torch.int64, device=key.device) & _MASK32 for c in counter)
     for _ in range(10):
@@ -104,7 +105,7 @@ def philox(key: Tensor, counter: tuple[Tensor | int, Tensor | int, Tensor | int,
 
 
 def uniform(stream: Tensor, position: Tensor | int, child: Tensor | int = 0) -> Tensor:
-    """Uniforms (x + 1/2) / 2**32, strictly inside (0, 1), shaped by broadcasting the three."""
+    """Return uniforms (x + 1/2) / 2**32, strictly inside (0, 1), for x the result of `philox`, with broadcasting."""
     if kernels.usable(stream):
         from .ops.kernels.rng import uniform as launch
 
@@ -112,9 +113,9 @@ def uniform(stream: Tensor, position: Tensor | int, child: Tensor | int = 0) -> 
         return launch(*torch.broadcast_tensors(stream, *counters))
     word = philox(stream, (position, child, 0, 0))
     u = (word.to(wide(word.device)) + 0.5) / 2**32
-    return u if u.dtype == torch.float64 else u.clamp_max(1 - 2**-24)  # float32 would round the largest up to 1
+    return u if u.dtype == torch.float64 else u.clamp_max(1 - 2**-24)  # float32 would round the largest number up to 1
 
 
 def gumbel(u: Tensor) -> Tensor:
-    """Standard Gumbel noise from uniforms inside (0, 1): argmax(log p + noise) is a draw from p."""
+    """Return standard Gumbel noise from uniforms inside (0, 1). argmax(log p + noise) is a draw from p."""
     return -torch.log(-torch.log(u))

@@ -1,14 +1,15 @@
-"""Distinct rows through the model, once.
+"""Runs each distinct row through the model once.
 
-Equal rows of a prompt give equal hidden states, so each goes through the body once and the others share it; a row that
-was already in the previous pool (an ancestral child equal to its parent) reuses what was computed then. Both are exact:
-they change cost, never results. The hidden rows kept are those of the window.
+Equal rows of a prompt have equal hidden states, so one of them goes through the body and the others share its states. A
+row that was already in the previous pool (an ancestral child equal to its parent) reuses the states computed then. Both
+savings are exact: they change the cost, never the results. Only hidden states of window positions are kept.
 
-A forward of another shape may round a row differently. With `Prompts.fixed` every forward therefore has exactly one
-shape, filled up with copies of a row, and always an attention mask.
+A forward of another shape may round a row differently. With `Prompts.fixed`, every forward therefore has the same
+shape, filled up with copies of a row, and always has an attention mask.
 
 Classifier-free guidance acts on hidden states. The head is affine, so l_u + g (l_c - l_u) = head(h_u + g (h_c - h_u))
-exactly: guidance costs a second body pass, and no second vocabulary pass. g = 1 is off (LLaDA's own scale s is g - 1).
+exactly. Guidance costs a second body pass, but no second vocabulary pass. g = 1 is off (LLaDA's own scale
+s is g - 1).
 """
 
 from __future__ import annotations
@@ -27,28 +28,28 @@ from .types import Model
 
 @dataclass(frozen=True)
 class Prompts:
-    """P prompts ready to decode: left-padded rows whose window positions hold the mask id."""
+    """P prompts that are ready to decode: left-padded rows with the mask id at their window positions."""
 
     tokens: Tensor  # [P, T]
     attention_mask: Tensor  # [P, T] bool
     window: Tensor  # [P, L] indices into the row, ascending
-    appended: Tensor  # [P] how many of them, the last ones, follow the prompt; the others are holes in it
-    fixed: bool = field(default=False, kw_only=True)  # every forward has as many rows as fit, also if fewer are needed
+    appended: Tensor  # [P] how many window positions (the last ones) follow the prompt; the others are holes in it
+    fixed: bool = field(default=False, kw_only=True)  # every forward has as many rows as fit, even if fewer are needed
 
     @property
     def positions(self) -> Tensor:
-        """[P, L] window positions counted from the first real token."""
+        """The window positions [P, L], counted from the first real token."""
         padding = (~self.attention_mask).sum(-1, keepdim=True)
         return self.window - padding
 
     def fill(self, answers: Tensor) -> Tensor:
-        """[P, N, T] whole rows holding answers [P, N, L]."""
+        """Return whole rows [P, N, T] that contain answers [P, N, L]."""
         shape = (*answers.shape[:2], self.tokens.shape[1])
         window = self.window[:, None].expand(answers.shape)
         return self.tokens[:, None].expand(shape).scatter(2, window, answers)
 
     def without_prompt(self, mask_id: int) -> Prompts:
-        """The unconditional half of guidance: every real token is the mask."""
+        """Return the unconditional rows for guidance, in which every real token is the mask."""
         return replace(self, tokens=self.tokens.masked_fill(self.attention_mask, mask_id))
 
     def take(self, index: Tensor) -> Prompts:
@@ -58,17 +59,17 @@ class Prompts:
 
 @dataclass(frozen=True)
 class WindowHidden:
-    """Hidden window rows of the U distinct rows of all pools."""
+    """The hidden states at the window positions of the U distinct rows of all pools."""
 
     states: Tensor  # [U, L, D]
     features: Tensor  # [U, L, D]
-    owner: Tensor  # [U, 2] prompt and row (of those held here) that each belongs to
-    slot: Tensor  # [P, n] which of the U a row held here is
-    fresh: Tensor  # [P] rows of the whole pool that had to go through the model for this
+    owner: Tensor  # [U, 2] prompt of each distinct row, and its place among the rows held here
+    slot: Tensor  # [P, n] index of each row held here among the U distinct rows
+    fresh: Tensor  # [P] how many rows of the whole pool went through the model
 
 
 def rows_of_forward(max_tokens: int, length: int) -> int:
-    """The most rows of this length that a forward has; for fixed prompts, the exact number."""
+    """Return the most rows of this length that a forward may have; for fixed prompts, the exact number."""
     return max(1, max_tokens // length)
 
 
@@ -88,8 +89,8 @@ class RowRunner:
         reuse: bool = True,
         beams: Beams = ALONE,
     ) -> None:
-        """`share`: equal rows run once. `reuse`: rows of the last pool are kept for the next (worth it where children
-        may equal their parents). `beams`: who else holds rows; each rank runs its own."""
+        """`share`: equal rows run once. `reuse`: states of the last pool are kept for the next pool, which helps where
+        children may equal their parents. `beams`: how rows are spread over ranks. Each rank runs its own rows."""
         self.model, self.max_tokens, self.share, self.reuse, self.beams = model, max_tokens, share, reuse, beams
         recordable = share and not prompts.fixed and prompts.tokens.is_cuda and getattr(model, "recordable", False)
         self.body = Replay(model) if recordable else model.body
@@ -97,8 +98,8 @@ class RowRunner:
         self._last: tuple[Tensor, WindowHidden] | None = None
 
     def run(self, answers: Tensor, row_hash: Tensor) -> WindowHidden:
-        """Hidden rows for answers [P, n, L] held here of pools with hashes [P, N]. Waits for the device: how many rows
-        differ decides the size of the forward."""
+        """Return hidden states for answers [P, n, L], the rows held here of pools with hashes [P, N]. It waits for the
+        device, because the number of distinct rows decides the size of the forward."""
         own_hash = self.beams.own(row_hash)
         first = first_equal(own_hash)
         stored = self._stored(first)
@@ -124,19 +125,19 @@ class RowRunner:
         return hidden
 
     def _stored(self, first: Tensor) -> Tensor:
-        """[P, N] which rows get hidden rows of their own: the first of equal ones."""
+        """Return which rows [P, N] get hidden states of their own: the first row of each set of equal rows."""
         everyone = torch.arange(first.shape[1], device=first.device)
         return first == everyone if self.share else torch.ones_like(first, dtype=torch.bool)
 
     def _fresh(self, row_hash: Tensor) -> Tensor:
-        """[P] rows of whole pools with hashes [P, N] that the last pools did not have."""
+        """Return how many rows of whole pools with hashes [P, N] were not in the last pools, [P]."""
         stored = self._stored(first_equal(row_hash))
         if self._last is not None:
             stored &= ~(row_hash[:, :, None] == self._last[0][:, None, :]).any(-1)
         return stored.sum(-1)
 
     def _forward(self, answers: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        """states, features [rows, L, D] of the rows chosen [rows, 2], in microbatches."""
+        """Return states and features [rows, L, D] of the rows chosen [rows, 2], computed in microbatches."""
         if not len(chosen):
             weight = self.model.head.weight
             nothing = weight.new_zeros(0, answers.shape[2], weight.shape[1])
@@ -159,7 +160,7 @@ class RowRunner:
         return joined, joined if features[0] is states[0] else torch.cat(features)
 
     def keep(self, index: Tensor) -> None:
-        """Go on with these prompts only."""
+        """Continue with these prompts only."""
         self.prompts = self.prompts.take(index)
         self.masked = _needs_mask(self.prompts)
         if self._last is not None:
@@ -168,12 +169,12 @@ class RowRunner:
 
 
 def guidance_at(step: int, guidance: float, window: tuple[int, int] | None) -> float:
-    """The scale in force at a global step; outside the window [start, stop) it is 1 (partial guidance, D5P4^P)."""
+    """Return the guidance scale of a step. Outside the window [start, stop) it is 1 (partial guidance, D5P4^P)."""
     inside = window is None or window[0] <= step < window[1]
     return guidance if inside else 1.0
 
 
 def guide(conditional: Tensor, unconditional: Tensor, g: float) -> Tensor:
-    """Guided states, same shape as both, in max(float32, dtype): g magnifies what a narrower sum would round away."""
+    """Return guided states in max(float32, dtype), because g magnifies the rounding of a narrower dtype."""
     c, u = (x.to(working_dtype(conditional.dtype)) for x in (conditional, unconditional))
     return u + g * (c - u)

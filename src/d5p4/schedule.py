@@ -1,4 +1,4 @@
-"""Which window positions are decoded when."""
+"""The schedule: which window positions are decoded at which step."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from .types import Schedule, Step
 
 
 def spread(total: int, parts: int) -> list[int]:
-    """`total` as evenly as possible over `parts`, the larger shares first."""
+    """Split `total` into `parts` shares that are as equal as possible, the larger shares first."""
     return [total // parts + (i < total % parts) for i in range(parts)]
 
 
 def _shares(steps: int, sizes: list[int]) -> list[int]:
-    """Steps for each block: one each, the others one by one to the block with the most positions per step."""
+    """Return the steps of each block: one, and each further step goes to the block with the most positions per step."""
     shares = [1] * len(sizes)
     for _ in range(steps - len(sizes)):
         needy = max(range(len(sizes)), key=lambda b: (sizes[b] / shares[b], -b))
@@ -23,18 +23,18 @@ def _shares(steps: int, sizes: list[int]) -> list[int]:
 
 
 def make_schedule(length: int, steps: int | None, block_length: int | None, ancestral: bool) -> Schedule:
-    """A window of `length` positions in blocks, `steps` in total spread evenly over the blocks.
+    """Return the schedule of a window of `length` positions, with `steps` steps in total spread evenly over its blocks.
 
     An order rule reveals at least one position per step, so it takes at most `length` steps; the ancestral rule may
-    take more. In a block of S steps, ancestral step i unmasks each masked position with chance 1/(S - i): time runs
-    evenly from 1 to 0 and the last step leaves no mask.
+    take more. In a block of S steps, ancestral step i unmasks each masked position with chance 1/(S - i). Time then
+    runs evenly from 1 to 0, and the last step leaves no mask.
     """
     block = min(block_length or length, length)
     starts = list(range(0, length, block))
     sizes = [min(block, length - start) for start in starts]
     total = length if steps is None else steps if ancestral else min(steps, length)
     if total < len(starts):
-        reason = f"is fewer than the {len(starts)} blocks of {block} positions; use longer blocks"
+        reason = f"is fewer than the {len(starts)} blocks of {block} positions; use more steps or longer blocks"
         raise D5P4Error(reason, option="steps", value=total)
     plan: list[Step] = []
     for start, size, share in zip(starts, sizes, _shares(total, sizes), strict=True):

@@ -31,9 +31,9 @@ def similarity(
     gamma: float,
     gram: Callable[[Tensor, Tensor], Tensor] = pool_gram,
 ) -> Tensor:
-    """S [P, N, N] of pools whose row i is features[slot[p, i]]: features [U, B, D], masked [U, B], slot [P, N].
+    """Return S [P, N, N]. Row i of pool p is features[slot[p, i]]; features [U, B, D], masked [U, B], slot [P, N].
 
-    `gram(features, slot)` gives the cosines; with several ranks it includes rows of the other ranks.
+    `gram(features, slot)` returns the cosines; with several ranks, they include rows of the other ranks.
     """
     if pooling != "flatten":
         weight = torch.ones_like(masked) if pooling == "mean" else masked if pooling == "masked" else ~masked
@@ -44,5 +44,5 @@ def similarity(
     if kind == "cosine":
         return cosine
     apart = (1 - cosine).to(wide(cosine.device))
-    # A larger gamma gives the same similarities, except NaN for equal rows.
+    # A larger gamma would give the same similarities, but NaN for equal rows.
     return torch.exp(-2 * min(gamma, 1e30) * apart).to(cosine.dtype)

@@ -1,4 +1,4 @@
-"""Files that survive a kill: replaced as a whole, or appended to line by line, and on the disk when a call returns."""
+"""Files that survive a killed process. A call replaces a file or appends lines, and returns when they are on disk."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import IO, Any
 
 
 def json_bytes(value: Any) -> bytes:
-    """JSON without spaces; lone surrogates, which UTF-8 cannot encode, stay escaped."""
+    """Return JSON without spaces. Lone surrogates, which UTF-8 cannot encode, stay escaped."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.encode("utf-8", "backslashreplace")
 
 
 def json_line(value: Any) -> bytes:
-    """One line of a file of JSON lines."""
+    """Return one line of a file of JSON lines."""
     return json_bytes(value) + b"\n"
 
 
 def append(path: Path, lines: Iterable[bytes]) -> None:
-    """Add lines to a file, creating it if needed; its folder must exist."""
+    """Append lines to a file, which is created if needed. Its folder must exist."""
     new = not path.exists()
     with path.open("ab") as file:
         file.write(b"".join(lines))
@@ -33,7 +33,7 @@ def append(path: Path, lines: Iterable[bytes]) -> None:
 
 
 def replace_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Replace a file's contents all at once: a kill leaves the old file or the new one, a failure the old one."""
+    """Replace a file's contents at once. A killed process leaves the old or the new file, a failure the old file."""
     partial = path.with_name(path.name + ".partial")
     try:
         with partial.open("wb") as file:
@@ -55,21 +55,21 @@ def sync_folder(folder: Path) -> None:
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
-    except OSError:  # some network file systems refuse
+    except OSError:  # some network file systems refuse this
         pass
     finally:
         os.close(handle)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text as `replace_file` does; missing folders are created."""
+    """Write a text as `replace_file` does. Missing folders are created."""
     path.parent.mkdir(parents=True, exist_ok=True)
     data = text.encode("utf-8")
     replace_file(path, lambda file: file.write(data))
 
 
 def read_json(path: Path) -> Any:
-    """The contents of a JSON file; None if there is no file."""
+    """Return the contents of a JSON file, or None if there is no file."""
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 

@@ -1,7 +1,7 @@
-"""The small data types every room speaks: what a model is, what a selector sees and returns, what a call gives back.
+"""The data types that all parts of the library share: models, what selectors see and return, and the result of a call.
 
-Letters in shapes: P prompts, N rows of one prompt's pool, m chosen parents, R flat rows, T padded row length,
-L window positions (the positions to be decoded), V vocabulary, D hidden width.
+Letters in shapes: P prompts, N rows of one prompt's pool, m chosen parents, R rows of a batch, T padded row length, L
+window positions (the positions to be decoded), V vocabulary, D hidden width.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from .watch import Watch
 
 
 class Hidden(NamedTuple):
-    """What the body of a model gives for a batch of rows."""
+    """The output of a model's body for a batch of rows."""
 
     states: Tensor  # [R, T, D] the head's direct input; row i predicts token i
-    features: Tensor  # [R, T, D] what similarity is measured on (may be the same tensor)
+    features: Tensor  # [R, T, D] similarity compares these (may be the same tensor)
 
 
 @dataclass(frozen=True)
@@ -34,20 +34,20 @@ class Head:
     weight: Tensor  # [V, D]
     bias: Tensor | None  # [V]
     banned: Tensor  # [V] bool: the mask id and ids without a token
-    fixed: bool = False  # products in chunks of one size, so that a row's numbers do not depend on the others
+    fixed: bool = False  # all products have the same size, so that a row's numbers do not depend on other rows
 
     @cached_property
     def drawable(self) -> int:
-        """How many ids can be drawn."""
+        """The number of ids that can be drawn."""
         return int((~self.banned).sum())
 
     def counted(self) -> Head:
-        """The same head, its drawable ids counted now: counting waits for the device."""
+        """Return this head with its drawable ids counted, because counting later would wait for the device."""
         _ = self.drawable
         return self
 
     def ban(self, ids: Sequence[int]) -> Head:
-        """The same head with more ids banned."""
+        """Return this head with more ids banned."""
         if not ids:
             return self
         banned = self.banned.clone()
@@ -56,24 +56,24 @@ class Head:
 
 
 class TextCodec(Protocol):
-    """What the library asks of a tokenizer."""
+    """The methods of a tokenizer that the library uses."""
 
     def encode(self, text: str) -> list[int]: ...
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text without special tokens."""
+        """Return the text without special tokens."""
         ...
 
     def chat(self, messages: Sequence[Mapping[str, str]]) -> str | None:
-        """The prompt text for a conversation, or None when the model has no chat template."""
+        """Return the prompt text for a conversation, or None if the model has no chat template."""
         ...
 
 
 class Model(Protocol):
     """A masked diffusion language model, split into body and head.
 
-    `body` takes left-padded rows; positions are counted from the first real token, so that a padded row
-    gives the numbers of the unpadded one.
+    `body` takes left-padded rows. Positions are counted from the first real token, so that a padded row gives the same
+    numbers as the row without padding.
     """
 
     name: str
@@ -92,7 +92,7 @@ class Model(Protocol):
 
     @property
     def pad_id(self) -> int:
-        """Written at left padding; its value never matters."""
+        """The id written at left padding. Its value never matters."""
         ...
 
     def body(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Hidden: ...
@@ -100,7 +100,7 @@ class Model(Protocol):
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a schedule. All prompts of a decode call share it."""
+    """One step of a schedule, which all prompts of a decode call share."""
 
     index: int
     start: int  # the block is window positions start..stop-1
@@ -108,12 +108,12 @@ class Step:
     reveal: int  # positions revealed by an order rule
     move: float  # chance that the ancestral rule unmasks a masked position
     last: bool
-    masked: int  # positions of the block still masked before the step, under an order rule
+    masked: int  # masked positions of the block before the step, under an order rule
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Which window positions are decoded when. Built by `d5p4.schedule.make_schedule`."""
+    """The steps at which window positions are decoded. `d5p4.schedule.make_schedule` builds it."""
 
     length: int
     steps: tuple[Step, ...]
@@ -122,8 +122,9 @@ class Schedule:
 class PoolView:
     """What a selector sees of the pools of P prompts at one step.
 
-    Quality, similarity and raw scores are computed when first asked for, so a selector pays only for what it reads.
-    Each may be given as a tensor or as a function without arguments. `score(kind, positions)` gives other raw scores.
+    Quality, similarity and raw scores are computed when first read, so that a selector pays only for what it reads.
+    Each of the three may be given as a tensor or as a function without arguments. `score(kind, positions)` returns
+    other raw scores.
     """
 
     def __init__(
@@ -142,48 +143,49 @@ class PoolView:
         state: dict[str, Any] | None = None,
     ) -> None:
         self.group = group  # [P, N] int64, contiguous for methods with a partition
-        self.tie = tie  # [P, N] int64, a hash of lineage; decides between equals
+        self.tie = tie  # [P, N] int64, a hash of the lineage, which decides between equal values
         self.step = step
         self.last = last
-        self.width = width  # w: children a chosen parent has when this is not the last step
-        self.vocabulary = vocabulary  # tokens that can be drawn (E-SMC normalises by its logarithm)
+        self.width = width  # w: children of a chosen parent, except at the last step
+        self.vocabulary = vocabulary  # number of tokens that can be drawn (E-SMC divides by its logarithm)
         self.state = {} if state is None else state  # a method's own memory from step to step
         self._quality, self._similarity, self._raw, self._score = quality, similarity, raw, score
 
     @property
     def size(self) -> int:
-        """N, rows in one prompt's pool."""
+        """The number N of rows in one prompt's pool."""
         return self.group.shape[1]
 
     @cached_property
     def quality(self) -> Tensor:
-        """Q [P, N] float64 (float32 where the device has no float64), normalised, higher is better, never negative."""
+        """Q [P, N], normalised and never negative; higher is better. float64 (float32 if the device has no float64)."""
         return self._quality() if callable(self._quality) else self._quality
 
     @cached_property
     def similarity(self) -> Tensor:
-        """S [P, N, N], cosine (or RBF) Gram matrix with a diagonal of exactly 1.
+        """S [P, N, N], the cosine (or RBF) Gram matrix with a diagonal of exactly 1.
 
-        float64, but float32 where the kernels compute it (CUDA, unless the model is float64) or there is no float64.
+        S is float64. It is float32 where the kernels compute it (CUDA, unless the model is float64) or there is no
+        float64.
         """
         return self._similarity() if callable(self._similarity) else self._similarity
 
     @cached_property
     def raw(self) -> Tensor:
-        """[P, N] the score that Q normalises."""
+        """The score [P, N] from which Q is normalised."""
         raw = self.quality if self._raw is None else self._raw
         return raw() if callable(raw) else raw
 
     def score(self, kind: str, positions: str) -> Tensor:
-        """[P, N] raw score of any kind ("entropy", "self-certainty", "logprob") over "all" or "masked" positions."""
+        """Return a raw score [P, N] ("entropy", "self-certainty" or "logprob") over "all" or "masked" positions."""
         if self._score is None:
-            raise TypeError("this pool was made without a score function")
+            raise TypeError("this pool has no score function; give PoolView score=")
         return self._score(kind, positions)
 
     def check(self, choice: Any, after: int | None, watch: Watch) -> Choice:
-        """The choice, or an error that says what a selector got wrong; `after`: rows the next pool must have.
+        """Return the choice, or raise an error that says what the selector got wrong. The next pool needs `after` rows.
 
-        A row outside the pool is an error when `watch` is looked at; until then another stands in.
+        A row outside the pool raises its error when `watch` is checked. Until then, a row of the pool replaces it.
         """
         parents = getattr(choice, "parents", None)
         if not isinstance(choice, Choice) or not isinstance(parents, Tensor) or parents.dtype != torch.int64:
@@ -192,7 +194,7 @@ class PoolView:
         if len(shape) != 2 or shape[0] != prompts or shape[1] < 1:
             raise D5P4Error(f"the selector chose parents of shape {shape}, not [P, m] with P = {prompts} prompts")
         if not isinstance(choice.children, int) or isinstance(choice.children, bool) or choice.children < 1:
-            raise D5P4Error(f"the selector chose {choice.children!r} children per parent, not a whole number from 1 on")
+            raise D5P4Error(f"the selector chose {choice.children!r} children per parent, not a whole number above 0")
         if after is not None and choice.children != 1:
             raise D5P4Error(f"the selector chose {choice.children} children per parent at the last step; choose one")
         if after is not None and shape[1] * choice.children != after:
@@ -213,34 +215,34 @@ class PoolView:
         return Choice(parents, 1 if self.last else self.width)
 
     def stay(self) -> Choice:
-        """Choose every row, one child each: no selection."""
+        """Choose every row with one child each, which means no selection."""
         everyone = torch.arange(self.size, device=self.group.device).expand_as(self.group)
         return Choice(everyone, 1)
 
 
 class Choice(NamedTuple):
-    """A selection: the next pool has m * children rows."""
+    """A selection. The next pool has m * children rows."""
 
     parents: Tensor  # [P, m] int64 indices into the pool, ascending
     children: int
 
 
 Selector = Callable[[PoolView, int, Tensor], Choice]
-"""`select(pool, k, key)`: key [P] int64 starts each prompt's random stream for this step."""
+"""`select(pool, k, key)`, where key [P] int64 starts each prompt's random stream for this step."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a callback gets after each step. Tensors must not be changed."""
+    """The argument of a callback after each step. Its tensors must not be changed."""
 
     step: int
     steps: int
-    prompts: Tensor  # [P] which prompts of the call these are
+    prompts: Tensor  # [P] the numbers of these prompts in the call
     tokens: Tensor  # [P, N, L] window tokens of the pool that was selected from
     view: PoolView
     choice: Choice
     next_tokens: Tensor  # [P, m * children, L] window tokens of the next pool
-    next_logprobs: Tensor  # [P, m * children, L] log-probability of each at its reveal; of no meaning at masks
+    next_logprobs: Tensor  # [P, m * children, L] log-probability of each token at its reveal; meaningless at masks
 
 
 @dataclass(frozen=True)
@@ -258,8 +260,8 @@ class HistoryStep:
 
 
 Callback = Callable[[Snapshot], Any]
-"""May return an iterable of prompt numbers to drop (cancelled requests); None goes on. After the last step it is too
-late. A snapshot's view holds the step's hidden states: keep what you read from it, not the snapshot."""
+"""May return prompt numbers to drop (cancelled requests), except after the last step. None drops nothing.
+A snapshot's view holds the step's hidden states, so keep what you read from it and not the snapshot."""
 
 
 @dataclass(eq=False, repr=False)
@@ -268,18 +270,18 @@ class Result:
 
     A dropped prompt has empty lists and NaN scores.
 
-    answers         [P][k] token ids, cut at the first end-of-text (an answer may be empty)
-    texts           [P][k] the answer; the whole filled text when holes were filled
+    answers         [P][k] token ids up to the first end-of-text (an answer may be empty)
+    texts           [P][k] text of the answer, or the whole filled text if the prompt had holes
     sequences       [P, k, T] prompt and answer, left-padded; attention_mask [P, T] is True at real tokens
-    score           [P, k] comparable between prompts; `score_kind` says what it is
-    similarity      [P, k, k] S of the chosen rows at the last forward; logdet [P] its log determinant
+    score           [P, k] comparable between prompts; `score_kind` says what the score is
+    similarity      [P, k, k] S of the chosen rows at the last forward; logdet [P] is its log determinant
     distinct        [P] how many of the k answers differ
-    lineage         [P] of [k, steps]: index of each answer's ancestor in the pool of every step
-    seed            the seed used
-    nfe             [P] steps with a forward; rows [P] distinct rows that needed one
-    rows_nominal    [P] rows the paper would count
-    logprobs        [P][k] log-probability of each token at its reveal; reveal_step [P][k] the step (logprobs=True)
-    history         [P][steps] of HistoryStep (history=True)
+    lineage         [P] tensors [k, steps]: index of each answer's ancestor in the pool of every step
+    seed            the seed of the random numbers
+    nfe             [P] number of steps with a forward; rows [P] is the number of distinct rows in these forwards
+    rows_nominal    [P] number of rows that the paper would count
+    logprobs        [P][k] log-probability of each token at its reveal; reveal_step [P][k] is the step (logprobs=True)
+    history         [P][steps] a HistoryStep for each step (history=True)
     settings        the resolved Settings
     """
 
@@ -311,24 +313,24 @@ class Result:
         )
 
     def __len__(self) -> int:
-        """Prompts."""
+        """Return the number of prompts."""
         return len(self.texts)
 
     def __getitem__(self, prompt: int) -> Answers:
-        """The answers to one prompt, as plain numbers."""
+        """Return the answers to one prompt, as plain numbers."""
         return Answers(self, range(len(self))[prompt])
 
     def __iter__(self) -> Iterator[Answers]:
         return (self[prompt] for prompt in range(len(self)))
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but tensors, ready for JSON."""
+        """Return everything but tensors, ready for JSON."""
         shared = {"seed": self.seed, "method": self.settings.method, "settings": self.settings.to_dict()}
         own = [{name: x for name, x in answers.to_dict().items() if name not in shared} for answers in self]
         return shared | {"prompts": own}
 
     def _repr_html_(self) -> str:
-        """A table per prompt, for notebooks."""
+        """Return an HTML table per prompt, for notebooks."""
         row = "<tr><td>{}</td><td>{}</td><td>{}</td><td style='text-align:left;white-space:pre-wrap'>{}</td></tr>"
         head = "<tr><th>#</th><th>score</th><th>distance</th><th>answer</th></tr>"
         tables = []
@@ -345,19 +347,19 @@ def _cell(value: float | str | None) -> str:
 
 @dataclass(frozen=True)
 class Final:
-    """What a method may look at after the last projection, when it still holds more than k rows."""
+    """The values that a method may use after the last projection, when there are still more than k rows."""
 
     tie: Tensor  # [P, N]
     score: Callable[[str, str], Tensor]  # [P, N] raw scores of each row's parent at the last forward
     logprob: Callable[[], Tensor]  # [P, N] mean log-probability of the final tokens
     texts: Callable[[], list[list[str]]]  # [P][N]
-    prompts: Tensor  # [P] which prompts of the call these are
+    prompts: Tensor  # [P] the numbers of these prompts in the call
 
 
 class Kept(NamedTuple):
-    """What a finish keeps."""
+    """The rows that a finish function keeps."""
 
-    rows: Tensor  # [P, k] of the final pool
+    rows: Tensor  # [P, k] indices of rows of the final pool
     score: Tensor | None = None  # [P, k] a score to show and sort by instead of the model's own
 
 

@@ -1,7 +1,7 @@
 """Conditions that must hold, checked once per step.
 
-Reading a condition waits for the device. So conditions are collected here as tensors, and the loop reads all of them
-where it has to wait anyway.
+Reading a condition waits for the device. So a `Watch` collects conditions as tensors, and the loop reads all of them at
+a place where it has to wait anyway.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from torch import Tensor
 
 
 class Watch:
-    """`expect` a tensor of bools to be all true; `check` raises the first complaint if one is not."""
+    """Collects tensors of bools that must be true (`expect`). If one is not all true, `check` raises its error."""
 
     def __init__(self) -> None:
         self._expected: list[tuple[Tensor, Callable[[Tensor], Exception]]] = []
 
     def expect(self, holds: Tensor, complaint: Callable[[Tensor], Exception]) -> None:
-        """`complaint(holds)` is the error to raise unless `holds` is all true."""
+        """Let `check` raise the error `complaint(holds)` unless `holds` is all true."""
         self._expected.append((holds, complaint))
 
     def check(self) -> None:

@@ -121,4 +121,4 @@ def test_what_cannot_be_spread_is_a_sentence(tmp_path):
     for messages in results(WORK + "complaints", 2, tmp_path, cases=wrong):
         assert "k=3 must be a multiple of 2, the number of ranks" in messages[0]
         assert "history needs the whole pool" in messages[1]
-        assert "seed=None would be another seed" in messages[2]
+        assert "seed=None would be a different seed" in messages[2]

@@ -458,7 +458,7 @@ def test_bad_model_args():
     for model_args, message in (
         ({"temprature": 1, "foo": 2}, "temprature: did you mean temperature"),
         ({"alpha": 1.0}, "alpha: it is a parameter of diverse-beam"),
-        ({"chat": True}, "chat: it is not offered here"),
+        ({"chat": True}, "chat: this option is not offered here"),
         ({"method": "nope"}, "method='nope' is not a method"),
         ({"plugin": "no_such_module"}, "plugin='no_such_module' cannot be loaded"),
         ({"temperature": -1}, "temperature=-1"),

@@ -1,8 +1,8 @@
-"""The methods by name. One file per idea; each is a call `select(pool, k, key) -> Choice`.
+"""The methods by name, one file per idea. A method is called as `select(pool, k, key)` and returns a `Choice`.
 
 A method is a dataclass whose fields are its parameters. `register(Method("mine", Mine))` makes a method of your own
-known to Python, the command line, the server, file runs and lm-eval. A package can do so by itself: its entry point in
-the group `d5p4.plugins` names the module that registers (`load_plugins`).
+known to Python, the command line, the server, file runs and lm-eval. An installed package can register its methods too:
+its entry point in the group `d5p4.plugins` names the module that calls `register` (see `load_plugins`).
 """
 
 from __future__ import annotations
@@ -59,15 +59,15 @@ class Method:
     selector     a dataclass whose fields are the method's parameters and whose instances select, or a plain function
                  `select(pool, k, key)`. It may also have `finish(final, k, scorer, references)`, which chooses the k
                  answers after the last step, and `check_scorer(scorer, references)` if it takes a scorer
-    branches     the pool holds k*w rows; otherwise k
+    branches     True: the pool has k*w rows; False: k rows
     presets      options that this method changes unless the caller gives them
-    half_guided  guidance on the first half of the steps unless a window is given
+    half_guided  True: guidance acts on the first half of the steps unless `guidance_window` is given
     """
 
     name: str
     selector: Callable[..., Any]
     summary: str = ""
-    section: str = "–"  # where the paper describes it
+    section: str = "–"  # the section of the paper that describes the method
     branches: bool = True
     presets: Mapping[str, Any] = field(default_factory=dict)
     half_guided: bool = False
@@ -87,14 +87,14 @@ class Method:
 
     @property
     def finishes(self) -> bool:
-        """Whether the pool keeps all its rows until `finish` chooses."""
+        """Whether the pool keeps all its rows until `finish` chooses the answers."""
         return hasattr(self.selector, "finish")
 
     def build(self, settings: Settings) -> Selector:
         return self.selector(**settings.params) if isinstance(self.selector, type) else self.selector
 
     def finish(self, select: Selector, scorer: Scorer | None, references: Sequence[Any] | None) -> Finish | None:
-        """What chooses the answers after the last step, if anything does."""
+        """Return the function that chooses the answers after the last step, or None if the method has none."""
         return partial(select.finish, scorer=scorer, references=references) if self.finishes else None  # type: ignore[attr-defined]
 
 
@@ -111,7 +111,7 @@ _TABLE = (
     ),
     Method("d5p3", D5P3, "d5p4 without the partition: lineages may die out", "App. E"),
     Method("greedy-beam", GreedyBeam, "the best candidate of each group", "4, App. B.4"),
-    Method("diverse-beam", MMR, "quality minus alpha times similarity to those chosen", "4, App. B.4"),
+    Method("diverse-beam", MMR, "quality minus alpha times similarity to candidates already chosen", "4, App. B.4"),
     Method("cat", Categorical, "one candidate per group drawn by softmax(Q / score_temperature)", "4.1"),
     Method("random", Random, "a random candidate of each group", "5"),
     Method("k-dpp", KDPP, "k candidates sampled from the unconstrained k-DPP", "App. B.4"),
@@ -125,15 +125,15 @@ METHODS: dict[str, Method] = {method.name: method for method in _TABLE}
 
 
 def register(method: Method) -> None:
-    """Make a method of your own known by its name, at every door of this process."""
+    """Make a method of your own known by its name to all interfaces of this process."""
     if not isinstance(method, Method):
         raise D5P4Error(f"register takes a d5p4.Method, not {type(method).__name__}")
     if method.name in METHODS:
-        raise D5P4Error(f"there is already a method {method.name!r}")
+        raise D5P4Error(f"there is already a method {method.name!r}; choose another name")
     if not callable(method.selector):
         raise D5P4Error(f"method {method.name!r}: the selector must be a dataclass or a function")
     if clash := sorted(set(method.parameters) & set(parameters_of(Settings))):
-        raise D5P4Error(f"method {method.name!r}: its parameter {clash[0]!r} is already an option; rename it")
+        raise D5P4Error(f"method {method.name!r}: its parameter {clash[0]!r} has the name of an option; rename it")
     METHODS[method.name] = method
 
 
@@ -142,7 +142,7 @@ def method_named(name: Any) -> Method:
     if not isinstance(name, str) or name not in METHODS:
         names = ", ".join(METHODS)
         hint = nearest(name, METHODS) if isinstance(name, str) else ""
-        reason = f"is not a method; {hint} They are {names}" if hint else f"is not a method; they are {names}"
+        reason = f"is not a method; {hint} Use one of {names}" if hint else f"is not a method; use one of {names}"
         raise D5P4Error(reason, option="method", value=name)
     return METHODS[name]
 
@@ -151,9 +151,9 @@ _loaded: set[str] = set()
 
 
 def load_plugins(modules: Sequence[str] = ()) -> None:
-    """Load the plugins of installed packages (entry points `d5p4.plugins`), then modules by name, each once.
+    """Load the plugins of installed packages (entry points `d5p4.plugins`), then the given modules, each of them once.
 
-    A broken package is a warning, for nobody asked for it here; a broken module is an error.
+    A broken package only causes a warning, because the caller did not ask for it. A broken module is an error.
     """
     if not _loaded:
         _loaded.add("")

@@ -1,4 +1,4 @@
-"""Best-of-n: k*w independent answers, of which the k best by entropy, log-probability or a scorer are kept."""
+"""Best-of-n decodes k*w independent answers and keeps the k best by entropy, log-probability or a scorer."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ Scorer = Callable[..., Any]
 
 @dataclass(frozen=True)
 class BestOfN(Checked, Identity):
-    """Nothing is selected before the end."""
+    """Selects nothing during the decode. `finish` keeps the k best answers."""
 
     rank: Annotated[
         Literal["auto", "entropy", "logprob", "scorer"],
-        Option("What the best are chosen by; auto: the scorer, or entropy without one."),
+        Option("What ranks the answers; auto: the scorer, or entropy without a scorer."),
     ] = "auto"
-    repeats: Annotated[bool, Option("Keep the best even where texts repeat.")] = True
+    repeats: Annotated[bool, Option("Keep the best answers even if texts repeat.")] = True
 
     def check_scorer(self, scorer: Scorer | None, references: Sequence[Any] | None) -> None:
-        """Raise where scorer, references and rank do not go together."""
+        """Raise an error if scorer, references and rank do not fit together."""
         if self.rank == "scorer" and scorer is None:
-            reason = "needs scorer=, a function of texts or of text and reference"
+            reason = "needs scorer=, a function of texts or of a text and a reference"
         elif self.rank in ("entropy", "logprob") and scorer is not None:
-            reason = "ignores the scorer that was given; leave one of them out"
+            reason = "ignores the scorer that was given; leave out rank or scorer"
         elif references is not None and scorer is None:
-            raise D5P4Error("give scorer= too, a function of a text and a reference", option="references")
+            raise D5P4Error("need scorer=, a function of a text and a reference", option="references")
         else:
             return
         raise D5P4Error(reason, option="rank", value=self.rank)
 
     def finish(self, final: Final, k: int, scorer: Scorer | None, references: Sequence[Any] | None) -> Kept:
-        """The k best rows; without `repeats` every text comes once before any comes again."""
+        """Return the k best rows. Without `repeats`, rows that repeat the text of a better row come last."""
         judged = scorer is not None
         if scorer is not None:
             values = torch.tensor(
@@ -63,12 +63,12 @@ class BestOfN(Checked, Identity):
 
 
 def _judge(scorer: Scorer, texts: list[str], reference: tuple[Any] | None) -> list[float]:
-    """A number for each text; empty texts and NaN are the worst."""
+    """Return the scorer's number for each text. Empty texts and NaN count as the worst."""
     marks = scorer(texts) if reference is None else [scorer(text, *reference) for text in texts]
     try:
         numbers = [float(mark) for mark in marks]
     except (TypeError, ValueError, OverflowError):
-        raise D5P4Error(f"the scorer gave {marks!r}, which is not a number for each text") from None
+        raise D5P4Error(f"the scorer returned {marks!r}; it must return one number per text") from None
     if len(numbers) != len(texts):
-        raise D5P4Error(f"the scorer gave {len(numbers)} numbers for {len(texts)} texts")
+        raise D5P4Error(f"the scorer returned {len(numbers)} numbers for {len(texts)} texts")
     return [x if text.strip() and not math.isnan(x) else -math.inf for x, text in zip(numbers, texts, strict=True)]

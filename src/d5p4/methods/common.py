@@ -1,4 +1,4 @@
-"""What several methods share: checked parameters, groups of a pool, keyed draws."""
+"""Helpers that several methods share: checked parameters, groups of a pool, keyed draws."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from ..options import validate
 
 
 class Checked:
-    """A method's dataclass: its fields are its parameters, and each is checked against its type and range."""
+    """The base class of a method's dataclass. It checks each parameter (field) against its type and range."""
 
     def __post_init__(self) -> None:
         validate(self)
 
 
 def by_group(values: Tensor, k: int) -> Tensor:
-    """values [P, N] as [P, k, w]: k groups of w = N / k neighbours, each group the children of one parent."""
+    """Return values [P, N] as [P, k, w]: k groups of w = N / k neighbours, each with the children of one parent."""
     prompts, size = values.shape
     if k < 1 or size % k:
-        raise D5P4Error(f"a pool of {size} rows does not split into k = {k} groups of equal size; let k divide it")
+        raise D5P4Error(f"a pool of {size} rows does not split into k = {k} groups of equal size; k must divide it")
     return values.reshape(prompts, k, size // k)
 
 
 def to_parents(places: Tensor, width: int) -> Tensor:
-    """Places [P, k] inside each group as indices [P, k] into the pool."""
+    """Return places [P, k] inside each group as indices [P, k] into the pool."""
     return places + torch.arange(places.shape[-1], device=places.device) * width
 
 
 def draw_index(weights: Tensor, u: Tensor) -> Tensor:
-    """Indices [P, m] drawn with chance proportional to weights [P, N] >= 0, one for each uniform in u [P, m].
+    """Draw indices [P, m] with chances proportional to weights [P, N] >= 0, one for each uniform in u [P, m].
 
-    An index of weight zero is never drawn while another has weight.
+    An index of weight zero is never drawn if another index has a positive weight.
     """
     heap = weights.cumsum(-1)
     return torch.searchsorted(heap, u * heap[:, -1:]).clamp_max(weights.shape[-1] - 1)

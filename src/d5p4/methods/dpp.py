@@ -1,4 +1,4 @@
-"""D5P4: the most likely set of a determinantal point process, with one child of every parent."""
+"""D5P4: the most likely set of a determinantal point process that has one child of every parent."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from .common import Checked, by_group
 from .exact import branch_and_bound, exhaustive
 
 Solver = Literal["local-search", "one-start", "k-starts", "n-starts", "exact", "exhaustive"]
-Kernel = Annotated[Literal["additive", "multiplicative"], Option("diag(Q) + beta S, or e^(Q/beta) S e^(Q/beta).")]
+Kernel = Annotated[Literal["additive", "multiplicative"], Option("L = diag(Q) + beta S, or e^(Q/beta) S e^(Q/beta).")]
 Beta = Annotated[float, Option("Weight of diversity; 0 looks at quality alone.", least=0)]
 
 
 @dataclass(frozen=True)
 class PartitionDPP(Checked):
-    """argmax of det(L_S) over sets with one item per group (partition) or over all sets of k items (D5P3).
+    """Picks the set S with the largest det(L_S) among sets with one item per group, or all sets of k items (D5P3).
 
-    kernel: "additive" (D5P4) or "multiplicative" (D5P4x); larger beta, more diverse; beta = 0 is quality alone.
-    solver: "local-search" (greedy from k starts and swaps from each, the default), greedy alone from one, k or all N
-    starts, "exact" (branch and bound), "exhaustive" (every set).
+    kernel: "additive" (D5P4) or "multiplicative" (D5P4x). A larger beta gives more diverse sets; beta = 0 looks at
+    quality alone. solver: "local-search" (the default: greedy from k starts, then swaps), greedy alone from one, k or
+    all N starts, "exact" (branch and bound), "exhaustive" (every set).
     """
 
     beta: Beta = 20.0
     kernel: Kernel = "additive"
-    solver: Annotated[Solver, Option("How the best set is searched for.", hidden=("http",))] = "local-search"
+    solver: Annotated[Solver, Option("How the best set is found.", hidden=("http",))] = "local-search"
     partition: bool = True
 
     def __post_init__(self) -> None:
@@ -45,11 +45,11 @@ class PartitionDPP(Checked):
         if self.partition:
             by_group(pool.tie, k)
         elif not 1 <= k <= pool.size:
-            raise D5P4Error(f"cannot choose k = {k} of a pool of {pool.size} rows")
+            raise D5P4Error(f"cannot choose k = {k} of a pool of {pool.size} rows; k must be from 1 to {pool.size}")
         if self.beta == 0:
             return GreedyBeam()(pool, k, key) if self.partition else pool.keep(top(pool.quality, pool.tie, k))
         kernel, log_gain = build(self.kernel, pool.quality, pool.similarity, self.beta)
-        kernel = kernel.to(pool.similarity.dtype)  # no finer than what it is made of; float32 takes the fast solver
+        kernel = kernel.to(pool.similarity.dtype)  # no finer than the similarity; a float32 kernel is solved fast
         return pool.keep(self._solve(kernel, k, log_gain, pool.quality, pool.tie))
 
     def _solve(self, kernel: Tensor, k: int, log_gain: Tensor | None, quality: Tensor, tie: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ class PartitionDPP(Checked):
 
 @dataclass(frozen=True)
 class D5P4(PartitionDPP):
-    """The paper's method: additive kernel, one child per parent."""
+    """The paper's method: it has the additive kernel and keeps one child per parent."""
 
     kernel: Kernel = field(default="additive", init=False)
     partition: bool = field(default=True, init=False)
@@ -80,7 +80,7 @@ class D5P4(PartitionDPP):
 
 @dataclass(frozen=True)
 class D5P4x(D5P4):
-    """The multiplicative kernel."""
+    """D5P4 with the multiplicative kernel."""
 
     beta: Beta = 1.0
     kernel: Kernel = field(default="multiplicative", init=False)
@@ -88,11 +88,11 @@ class D5P4x(D5P4):
 
 @dataclass(frozen=True)
 class D5P3(D5P4):
-    """Without the partition, so that lineages may die out."""
+    """D5P4 without the partition, so that lineages may die out."""
 
     partition: bool = field(default=False, init=False)
 
 
 def top(quality: Tensor, tie: Tensor, k: int) -> Tensor:
-    """The k best items [P, k], ascending."""
+    """Return the k best items [P, k], ascending."""
     return ranked(quality, tie)[:, :k].sort(-1).values

@@ -1,4 +1,4 @@
-"""Exact maximisation of log det(L_S) + sum of log_gain over S: by enumeration, and by branch and bound."""
+"""Exact maximisation of log det(L_S) + sum of log_gain over S, by enumeration or by branch and bound."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ..ops.partition_map import solve
 from ..ops.problem import Problem, prepare
 
 LIMIT = 1_000_000
-_CHUNK = 1 << 22  # set members looked at together
-_SLACK = 1e-6  # rounding of the bound; sets this close to the best are scored again exactly
-_NOISE = 1e-14  # rounding of a pivot, on the safe side
-_DEAD = 1e-13  # pivots that are certainly zero
+_CHUNK = 1 << 22  # set members that are scored together
+_SLACK = 1e-6  # more than the rounding of the bound; sets this close to the best are scored again exactly
+_NOISE = 1e-14  # more than the rounding of a pivot
+_DEAD = 1e-13  # pivots up to this are certainly zero
 
 
 def exhaustive(
@@ -30,7 +30,7 @@ def exhaustive(
     *,
     partition: bool = True,
 ) -> Tensor:
-    """The best [P, k] of all w^k sets with one item per group, or of all C(N, k) sets. O(w^k k^3) per prompt."""
+    """Return the best [P, k] of all w^k sets with one item per group, or of all C(N, k) sets. O(w^k k^3) per prompt."""
     problem = prepare(kernel, k, log_gain, quality, tie, partition=partition)
     size, device = problem.kernel.shape[-1], problem.kernel.device
     if partition:
@@ -43,7 +43,7 @@ def exhaustive(
 
 
 def transversals(k: int, width: int, device: torch.device) -> Tensor:
-    """All sets [w^k, k] with one item from each of k groups of w neighbours."""
+    """Return all sets [w^k, k] with one item from each of k groups of w neighbours."""
     place = width ** torch.arange(k - 1, -1, -1, device=device)
     number = torch.arange(width**k, device=device).unsqueeze(-1)
     return number // place % width + torch.arange(k, device=device) * width
@@ -57,12 +57,13 @@ def branch_and_bound(
     tie: Tensor | None = None,
     limit: int = LIMIT,
 ) -> Tensor:
-    """The same [P, k] as `exhaustive` with the partition, usually after a small part of its work.
+    """Return the same sets [P, k] as `exhaustive` with the partition, usually after a small part of the work.
 
-    Depth first; a partial set A can reach at most log det(L_A) + sum over free groups of the largest log pivot given A
-    (Hadamard and Fischer). Branches on the group with the fewest items that can still win; starts from `partition_map`.
-    Items of a group that no other group can tell apart are looked at once. Where every set is singular, all distinct
-    ones are compared if there are at most `limit`; beyond that the answer is `partition_map`'s.
+    The search is depth first and starts from the result of `partition_map`. A partial set A can reach at most log
+    det(L_A) + sum over free groups of the largest log pivot given A (Hadamard and Fischer). The search branches on the
+    group with the fewest items that can still win. Of items that look the same to all other groups, only one is tried.
+    If every set is singular, all distinct sets are compared, up to `limit` sets; beyond that, the result is that of
+    `partition_map`.
     """
     problem = prepare(kernel, k, log_gain, quality, tie)
     start = solve(problem)
@@ -71,7 +72,7 @@ def branch_and_bound(
 
 
 def _one_prompt(problem: Problem, start: Tensor, limit: int) -> Tensor:
-    """Best set [1, k] of one prompt, from a first solution [1, k]."""
+    """Return the best set [1, k] of one prompt, given a first solution [1, k]."""
     zeros, logs = problem.score(start.unsqueeze(1))
     distinct = _distinct_items(problem)
     regular = bool(zeros == 0)
@@ -86,7 +87,7 @@ def _one_prompt(problem: Problem, start: Tensor, limit: int) -> Tensor:
 
 
 def _distinct_items(problem: Problem) -> list[list[int]]:
-    """Items of each group without those that equal an earlier one (of smaller tie) as seen from the other groups."""
+    """Return the items of each group. Of items that look the same to all other groups, only the smallest tie stays."""
     kernel, width = problem.kernel[0].cpu().numpy(), problem.kernel.shape[-1] // problem.k
     own = torch.stack([problem.log_gain[0], problem.quality[0]], -1).cpu().numpy()
     result = []
@@ -100,7 +101,7 @@ def _distinct_items(problem: Problem) -> list[list[int]]:
 
 
 class _Search:
-    """Depth-first search of one prompt for every set that comes within rounding of the best regular one."""
+    """Depth-first search of one prompt for every set whose value is within rounding of the best regular set."""
 
     def __init__(self, problem: Problem, distinct: list[list[int]], best: float) -> None:
         self.problem, self.best = problem, best
@@ -115,7 +116,7 @@ class _Search:
         return [members for value, members in self.leaves if value >= self.best - _SLACK]
 
     def _descend(self, items: NDArray[np.int64], given: NDArray[np.float64], value: float, chosen: list[int]) -> None:
-        """`given` is the kernel of the items left, conditioned on the chosen ones; `value` their log value."""
+        """`given` is the kernel of the items left, conditioned on the chosen items; `value` is the set's log value."""
         left = self.problem.k - len(chosen)
         if left == 0:
             self._leaf(value, chosen)
@@ -129,7 +130,7 @@ class _Search:
             return
         worth = np.log(pivots + _NOISE) + self.gain[items]
         tops = np.maximum.reduceat(worth, heads)
-        bound = value + tops.sum() - tops[place] + worth  # the most a set with this item can reach
+        bound = value + tops.sum() - tops[place] + worth  # the largest value that a set with this item can reach
         hopeful = bound >= self.best - _SLACK
         counts = np.bincount(place, hopeful, len(groups))
         branch = int(counts.argmin())
@@ -153,7 +154,7 @@ class _Search:
 
 
 def _best_of_all(problem: Problem, sets: Tensor) -> Tensor:
-    """Best [P, k] of sets [M, k] that all prompts share."""
+    """Return the best set [P, k] of each prompt among sets [M, k] that all prompts share."""
     step = max(1, _CHUNK // sets.numel())
     parts = [problem.part(p, p + step) for p in range(0, problem.kernel.shape[0], step)]
     return torch.cat([part.best(sets.expand(part.kernel.shape[0], -1, -1)) for part in parts] or [sets[:0]])

@@ -1,4 +1,4 @@
-"""k-DPP sampling without the partition: a set of k items with chance proportional to det(L_S)."""
+"""k-DPP sampling without the partition: a set S of k items is drawn with chance proportional to det(L_S)."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _PARTING = 1e-7
 class KDPP(Checked):
     """P(S) = det(L_S) / e_k(eigenvalues), |S| = k (Kulesza and Taskar, 2011). O(N^3 + N k^2) per prompt.
 
-    Where eigenvalues coincide (equal rows in the pool) eigenvectors would depend on the last bits of L. So items are
-    put in the order of their ties, and each diagonal entry is raised by a different amount of up to 1e-7 of the
-    largest, which parts the eigenvalues far above rounding and far below anything a sample could show. Eigenvalues
-    within ten times that count as zero; where fewer than k are left, the best remaining items by quality fill the set.
-    So does a prompt with a kernel that is not finite.
+    If eigenvalues coincide (as with equal rows in the pool), the eigenvectors would depend on the last bits of L.
+    Therefore items are put in the order of their ties, and each diagonal entry is raised by a different amount of up to
+    1e-7 of the largest entry. This separates the eigenvalues by far more than rounding, but by far less than a sample
+    could show. Eigenvalues up to ten times that amount count as zero. If fewer than k others are left, the best
+    remaining items by quality complete the set. In a prompt whose kernel is not finite, quality chooses the whole set.
     """
 
     beta: Beta = 20.0
@@ -36,11 +36,11 @@ class KDPP(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.kernel == "multiplicative" and self.beta == 0:
-            raise D5P4Error("the multiplicative kernel divides by beta, got beta = 0")
+            raise D5P4Error("the multiplicative kernel divides by beta, got beta = 0; use a beta above 0")
 
     def __call__(self, pool: PoolView, k: int, key: Tensor) -> Choice:
         if not 1 <= k <= pool.size:
-            raise D5P4Error(f"cannot choose k = {k} of a pool of {pool.size} rows")
+            raise D5P4Error(f"cannot choose k = {k} of a pool of {pool.size} rows; k must be from 1 to {pool.size}")
         kernel, log_gain = build(self.kernel, pool.quality, pool.similarity, self.beta)
         if log_gain is not None:
             scale = ((log_gain - log_gain.amax(-1, keepdim=True)) / 2).exp()
@@ -52,13 +52,13 @@ class KDPP(Checked):
 
 
 def sample(kernel: Tensor, k: int, quality: Tensor, tie: Tensor, key: Tensor) -> Tensor:
-    """Items [P, k] of one k-DPP draw from kernel [P, N, N]; key [P] decides the draw."""
+    """Return the items [P, k] of one k-DPP draw from kernel [P, N, N]. key [P] keys the random numbers of the draw."""
     size = kernel.shape[-1]
     kernel = (kernel + kernel.transpose(-1, -2)) / 2
     kernel = kernel / kernel.diagonal(dim1=-2, dim2=-1).amax(-1).view(-1, 1, 1)
     sound = kernel.isfinite().all(-1).all(-1)
     place = torch.arange(size, device=kernel.device)
-    apart = _PARTING * uniform(torch.zeros_like(place), place).to(kernel.dtype)  # no pattern a symmetry could share
+    apart = _PARTING * uniform(torch.zeros_like(place), place).to(kernel.dtype)  # random, so that no symmetry remains
     kernel = torch.where(sound.view(-1, 1, 1), kernel, 0.0) + apart.diag()
     values, vectors = torch.linalg.eigh(kernel)
     values = torch.where(values > 10 * _PARTING, values, 0.0)
@@ -68,7 +68,8 @@ def sample(kernel: Tensor, k: int, quality: Tensor, tie: Tensor, key: Tensor) ->
 
 
 def log_elementary(log_values: Tensor, k: int) -> Tensor:
-    """log e_l of the first m values, [P, N+1, k+1] at (m, l), for log_values [P, N] (minus infinity: zero). O(N k)."""
+    """Return [P, N+1, k+1]: at (m, l), the log of the elementary symmetric polynomial e_l of the first m values.
+    log_values [P, N] are the logs of the values, minus infinity for zero. O(N k)."""
     prompts, size = log_values.shape
     row = log_values.new_full((prompts, k + 1), -torch.inf)
     row[:, 0] = 0.0
@@ -81,9 +82,10 @@ def log_elementary(log_values: Tensor, k: int) -> Tensor:
 
 
 def choose_eigenvectors(log_values: Tensor, k: int, key: Tensor) -> Tensor:
-    """Mask [P, N] of the k eigenvectors of one draw (of all with a positive eigenvalue where there are fewer).
+    """Return the mask [P, N] of the k eigenvectors of one draw (all with a positive eigenvalue, if these are fewer).
 
-    Going backwards, m is taken with chance lambda_m e_{l-1}(first m-1) / e_l(first m), where l are still wanted.
+    m runs from N down to 1. Eigenvector m is taken with chance lambda_m e_{l-1}(first m-1) / e_l(first m), where l is
+    the number of eigenvectors still to be taken.
     """
     size = log_values.shape[-1]
     table = log_elementary(log_values, k)
@@ -100,9 +102,10 @@ def choose_eigenvectors(log_values: Tensor, k: int, key: Tensor) -> Tensor:
 
 
 def _sample_projection(basis: Tensor, rank: Tensor, k: int, quality: Tensor, tie: Tensor, key: Tensor) -> Tensor:
-    """Items [P, k] of the projection DPP K = V V^T: each drawn by its variance K_ii given the ones before.
+    """Draw items [P, k] of the projection DPP K = V V^T, each by its variance K_ii given the items drawn before.
 
-    basis V [P, N, N] with zero columns for eigenvectors left out; rank [P]. After `rank` items quality decides.
+    basis V [P, N, N] has zero columns for eigenvectors that are left out; rank [P]. After `rank` items, quality
+    decides.
     """
     variance = (basis * basis).sum(-1)
     free = torch.ones_like(variance, dtype=torch.bool)

@@ -15,11 +15,12 @@ from .common import Checked, by_group
 
 @dataclass(frozen=True)
 class MMR(Checked):
-    """Pick i of a free group by the largest Q_i - alpha * similarity to the picks; of all starts keep the largest sum.
+    """Picks one item per group. A pick is the item i with the largest Q_i - alpha * (similarity of i to the picks Y).
 
-    The similarity to the picks Y is the mean (1/|Y|) sum of S_ji over Y, which is the inner product of i with the mean
-    of the picks, or the largest S_ji. On the Gram matrix this takes O(k N) per start, whatever the features' size.
-    starts: "n" (every item), "k" (the best of each group), "one" (the best of all).
+    The similarity to Y is the mean (1/|Y|) sum of S_ji over Y, which is the inner product of i with the mean of the
+    picks, or the largest S_ji. Of all starts (first picks), the set with the largest sum is kept. On the Gram matrix
+    this takes O(k N) per start, whatever the size of the features. starts: "n" (every item), "k" (the best item of each
+    group), "one" (the best item of all).
     """
 
     alpha: Annotated[float, Option("Weight of the similarity to the answers chosen so far.", least=0)] = 20.0

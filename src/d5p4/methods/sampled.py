@@ -1,4 +1,4 @@
-"""Sampling under the partition: one item per group with chance proportional to det(L_S)^(1/set_temperature)."""
+"""Sampling under the partition: one item per group, drawn with chance proportional to det(L_S)^(1/set_temperature)."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ from .common import Checked, by_group, draw_index
 from .dpp import Beta, Kernel
 from .exact import transversals
 
-_CHUNK = 1 << 22  # set members looked at together
+_CHUNK = 1 << 22  # set members that are scored together
 
 
 @dataclass(frozen=True)
 class PartitionSample(Checked):
-    """P(S) proportional to det(L_S)^(1/set_temperature) over sets with one item per group.
+    """P(S) is proportional to det(L_S)^(1/set_temperature) over sets S with one item per group.
 
-    Up to `limit` sets are enumerated and the draw is exact, O(w^k k^3). Beyond that a Markov chain starts from the
-    most likely set and redraws one group after the other given the rest, O(k^3 + k^2 w) per move. `moves` is their
-    number, 20 k unless given: each redraw forgets its group's item completely, so 20 sweeps leave only what the groups
-    remember through each other. Where every set is singular the most likely set itself is returned.
+    Up to `limit` sets are enumerated, and the draw is exact, O(w^k k^3). Beyond that, a Markov chain starts from the
+    most likely set and redraws one group after the other given the rest, O(k^3 + k^2 w) per move. It makes `moves`
+    moves, by default 20 k. Each move forgets the old item of its group completely, so after 20 moves per group only the
+    dependence between groups is left. If every set is singular, the most likely set itself is returned.
     """
 
     beta: Beta = 20.0
     kernel: Kernel = "additive"
     set_temperature: Annotated[float, Option("Temperature of the draw of a set.", above=0)] = 1.0
     limit: Annotated[
-        int, Option("Sets that are enumerated at most; a chain draws beyond.", least=0, hidden=("http",))
+        int, Option("The most sets that are enumerated; beyond, a Markov chain draws.", least=0, hidden=("http",))
     ] = 20_000
-    moves: Annotated[int | None, Option("Moves of that chain.", least=1, unset="20 per answer", hidden=("http",))] = (
-        None
-    )
+    moves: Annotated[
+        int | None, Option("Moves of the Markov chain.", least=1, unset="20 per answer", hidden=("http",))
+    ] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.kernel == "multiplicative" and self.beta == 0:
-            raise D5P4Error("the multiplicative kernel divides by beta, got beta = 0")
+            raise D5P4Error("the multiplicative kernel divides by beta, got beta = 0; use a beta above 0")
 
     def __call__(self, pool: PoolView, k: int, key: Tensor) -> Choice:
         width = by_group(pool.tie, k).shape[-1]
@@ -59,7 +59,7 @@ class PartitionSample(Checked):
         return pool.keep(problem.restore(sets))
 
     def _enumerate(self, problem: Problem, key: Tensor) -> Tensor:
-        """[P, k]: Gumbel-max over all sets, the noise keyed by the members' ties in any order."""
+        """Draw sets [P, k] by Gumbel-max over all sets. The members' ties, in any order, key the noise of a set."""
         sets = transversals(problem.k, problem.kernel.shape[-1] // problem.k, key.device)
         step = max(1, _CHUNK // sets.numel())
         drawn = []
@@ -77,10 +77,10 @@ class PartitionSample(Checked):
         return torch.cat(drawn) if drawn else torch.zeros(0, problem.k, dtype=torch.int64, device=key.device)
 
     def _walk(self, problem: Problem, key: Tensor, moves: int) -> Tensor:
-        """[P, k]: heat-bath moves, group after group in canonical order, which leave the target distribution in place.
+        """Draw sets [P, k] by heat-bath moves, group after group in canonical order. They keep the target distribution.
 
-        Item i of group a is drawn with chance proportional to the determinant with it in slot a,
-        (r_i A_aa + Y_ai^2)^(1/set_temperature) in the letters of `ops.partition_map`.
+        Item i of group a is drawn with chance proportional to the determinant of the set with i in slot a, (r_i A_aa +
+        Y_ai^2)^(1/set_temperature) in the letters of `ops.partition_map._climb`.
         """
         sets = solve(problem)
         zeros, _ = problem.score(sets.unsqueeze(1))

@@ -1,4 +1,4 @@
-"""E-SMC: particles resampled by how certain the model is about what is still masked (Chen et al., 2025)."""
+"""E-SMC: particles are resampled by how certain the model is about the masked positions (Chen et al., 2025)."""
 
 from __future__ import annotations
 
@@ -21,25 +21,27 @@ _STATE = "esmc_reward"
 
 @dataclass(frozen=True)
 class ESMC(Checked):
-    """Every `interval` steps, draw N parents with replacement with chances made of the reward r = 1 - h / log2 V.
+    """Every `interval` steps, draws N parents with replacement, by chances computed from the reward r = 1 - h / log2 V.
 
-    h is a row's mean entropy in bits over its masked positions. potential: G = exp(lam r) ("max") or lam r + 1
-    ("mean"). weights: softmax(G) ("literal", what the published method computes) or G / sum G ("textbook").
-    resampling: "multinomial" or "systematic". ess: resample a prompt only where 1 / sum of squared chances is below
-    ess * N. incremental: the reward counts from its value when the row's ancestor was last resampled, G = exp(lam (r -
-    r_prev)). The forward of step s weighs what step s - 1 drew, so no extra one is needed. k plays no part.
+    h            a row's mean entropy in bits over its masked positions
+    potential    G = exp(lam r) ("max") or G = lam r + 1 ("mean")
+    weights      the chances are softmax(G) ("literal", what the published method computes) or G / sum G ("textbook")
+    ess          a prompt is resampled only if 1 / sum of squared chances is below ess * N
+    incremental  G = exp(lam (r - r_prev)); r_prev is the reward when the row's ancestor was last resampled
+
+    The forward of step s rates the rows that step s - 1 drew, so no extra forward is needed. k is not used.
     """
 
     lam: Annotated[float, Option("Sharpness of the weights.", least=0)] = 5.0
     interval: Annotated[int, Option("Steps between two resamplings.", least=1)] = 8
-    weights: Annotated[Literal["literal", "textbook"], Option("softmax(G), or G / sum G.")] = "literal"
-    potential: Annotated[Literal["max", "mean"], Option("G = exp(lam r), or lam r + 1.")] = "max"
+    weights: Annotated[Literal["literal", "textbook"], Option("Chances: softmax(G), or G / sum G.")] = "literal"
+    potential: Annotated[Literal["max", "mean"], Option("Weights: G = exp(lam r), or lam r + 1.")] = "max"
     resampling: Annotated[Literal["multinomial", "systematic"], Option("How parents are drawn.")] = "multinomial"
     ess: Annotated[
         float | None,
-        Option("Resample below this share of effective particles.", above=0, most=1, unset="every interval"),
+        Option("Resample if the share of effective particles is below this.", above=0, most=1, unset="every interval"),
     ] = None
-    incremental: Annotated[bool, Option("Count the reward from the last resampling.")] = False
+    incremental: Annotated[bool, Option("Use the change of the reward since the last resampling.")] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -63,18 +65,18 @@ class ESMC(Checked):
         return Choice(parents, 1)
 
     def finish(self, final: Final, k: int, **_: object) -> Kept:
-        """The k particles whose parents were most certain."""
+        """Return the k particles whose parents were most certain."""
         return Kept(ranked(final.score("entropy", "masked"), final.tie)[:, :k])
 
     def reward(self, pool: PoolView) -> Tensor:
-        """r [P, N] in [0, 1]; NaN counts as 0."""
+        """Return the reward r [P, N] in [0, 1]. NaN counts as 0."""
         if pool.vocabulary < 2:
-            raise D5P4Error(f"E-SMC needs the size of the vocabulary, at least 2, got {pool.vocabulary}")
+            raise D5P4Error(f"E-SMC needs a vocabulary of at least 2 tokens, got {pool.vocabulary}")
         bits = -pool.score("entropy", "masked") / math.log(2)
         return (1 - bits / math.log2(pool.vocabulary)).nan_to_num(nan=0.0).clamp(0, 1)
 
     def chances(self, reward: Tensor) -> Tensor:
-        """Resampling probabilities [P, N] from rewards [P, N]."""
+        """Return the resampling probabilities [P, N] for rewards [P, N]."""
         exponent = self.lam * reward
         if self.weights == "literal":
             return (exponent.clamp_max(700).exp() if self.potential == "max" else exponent + 1).softmax(-1)
@@ -83,7 +85,7 @@ class ESMC(Checked):
         return (exponent + 1) / (exponent + 1).sum(-1, keepdim=True)
 
     def _resample(self, chances: Tensor, tie: Tensor, key: Tensor) -> Tensor:
-        """Parents [P, N], ascending."""
+        """Return the drawn parents [P, N], ascending."""
         order = canonical_order(tie)
         number = torch.arange(tie.shape[-1], device=tie.device)
         if self.resampling == "multinomial":

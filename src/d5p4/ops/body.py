@@ -1,4 +1,4 @@
-"""What a transformer's body does between its matrix products; the Triton versions read and write each row once."""
+"""The operations of a transformer's body between matrix products. The Triton versions read and write each row once."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from .precision import working_dtype
 
 
 def add_rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """x' = x + delta and h = weight * x' / sqrt(mean(x'^2) + eps), both [..., D]; without delta, x' is x itself.
+    """Return x' = x + delta and h = weight * x' / sqrt(mean(x'^2) + eps), both [..., D]. Without delta, x' is x itself.
 
-    x, delta [..., D], weight [D]. Besides the sum, x' / rms and its product with the weight are rounded to the rows'
-    dtype.
+    x, delta [..., D], weight [D]. The sum, x' / rms, and the product of x' / rms with the weight are each rounded to
+    the dtype of the rows.
     """
-    # All three: rows without gradient may still meet a weight that wants one.
+    # All three are checked, because rows without a gradient may meet a weight that needs one.
     if usable(x) and usable(weight) and (delta is None or usable(delta)):
         from .kernels import body
 
@@ -28,10 +28,10 @@ def add_rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) ->
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary positions: the pairs (i, i + d/2) of every head, turned by the angles of the token's position.
+    """Apply rotary positions: turn the pairs (i, i + d/2) of every head by the angles of the token's position.
 
-    x [R, T, H * d] with cos, sin [R or 1, 1, T, d], whose two halves are equal, to [R, T, H, d]. Computed in the dtype
-    of the angles, rounded once.
+    x is [R, T, H * d]. cos and sin are [R or 1, 1, T, d], and their two halves are equal. The result [R, T, H, d] is
+    computed in the dtype of the angles and rounded once.
     """
     if usable(x):
         from .kernels import body
@@ -44,7 +44,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def silu_gate(a: Tensor, b: Tensor) -> Tensor:
-    """The gate of a SwiGLU layer: a and b [..., I] to silu(a) * b [..., I].
+    """Return silu(a) * b [..., I], the gate of a SwiGLU layer, for a and b [..., I].
 
     silu is computed in max(float32, dtype) and rounded before the product.
     """

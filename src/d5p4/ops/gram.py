@@ -1,8 +1,9 @@
 """Cosine similarity of pooled features: S_ij = <h_i, h_j> / sqrt(<h_i, h_i> <h_j, h_j>).
 
-Normalising by the Gram matrix's own diagonal (rather than normalising rows first) keeps S_ii exactly 1 and
-near-identical rows from crossing 1. O(P U^2 F) time. On CUDA, float64 apart, `kernels.gram` reads the rows in place.
-Products over slices of the features add up, so ranks may each hold one (`slice_borders`, `pool_products`, `to_cosine`).
+Dividing by the diagonal of the Gram matrix, instead of normalising the rows first, keeps S_ii exactly 1 and keeps S of
+almost equal rows from exceeding 1. The time is O(P U^2 F) for P pools of U distinct rows with F features. On CUDA,
+`kernels.gram` reads the rows in place, except in float64. Products over slices of the features add up, so each rank may
+hold one slice (`slice_borders`, `pool_products`, `to_cosine`).
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from .ties import first_equal
 
 
 def pool_gram(features: Tensor, slot: Tensor) -> Tensor:
-    """S [P, N, N] in max(float32, dtype) of pools whose row i is features[slot[p, i]]: features [U, B, D], slot [P, N].
+    """Return S [P, N, N] in max(float32, dtype). Row i of pool p is row slot[p, i] of features [U, B, D].
 
-    Two rows of zeros count as equal. Rows with one slot get equal numbers by construction: they are computed once.
+    Two rows of zeros count as equal. Rows with the same slot are computed once, so they get equal numbers.
     """
     first = first_equal(slot)
     if kernels.usable(features, slot.shape[1]):
@@ -29,8 +30,8 @@ def pool_gram(features: Tensor, slot: Tensor) -> Tensor:
 
 
 def pool_products(features: Tensor, slot: Tensor, piece: int) -> Tensor:
-    """<h_i, h_j> [P, N, N] of the same pools in the widest float, so that sums of slices do not depend on the slices;
-    `piece` is `slice_borders`' grain."""
+    """Return <h_i, h_j> [P, N, N] of the same pools in the widest float, so that the sum over slices does not depend on
+    the slices. `piece` is the length that `slice_borders` returns."""
     if not kernels.usable(features, slot.shape[1]):
         return _pool_products(features, slot, first_equal(slot))
     from .kernels.gram import pool_pieces
@@ -40,7 +41,7 @@ def pool_products(features: Tensor, slot: Tensor, piece: int) -> Tensor:
 
 
 def to_cosine(products: Tensor, first: Tensor) -> Tensor:
-    """S [P, N, N] from <h_i, h_j>; rows i and j are the same where first [P, N] is."""
+    """Return S [P, N, N] from the products <h_i, h_j>. Rows i and j with the same number in first [P, N] are equal."""
     norm = products.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
     zero = norm == 0
     scale = norm[..., :, None] * norm[..., None, :]
@@ -50,9 +51,9 @@ def to_cosine(products: Tensor, first: Tensor) -> Tensor:
 
 
 def slice_borders(features: Tensor, size: int, parts: int) -> tuple[list[int], int]:
-    """Borders of `parts` slices of the B x D axis of features [U, B, D], and the grain they are multiples of.
+    """Return borders of `parts` slices of the B x D axis of features [U, B, D], and the length of the slices' pieces.
 
-    The kernels add up pieces of one length whatever the slices are: their sums do not depend on `parts`.
+    The kernels add up pieces of this length whatever the slices are, so their sums do not depend on `parts`.
     """
     length, grain = features.shape[1] * features.shape[2], features.shape[2]
     if kernels.usable(features, size):
@@ -65,7 +66,7 @@ def slice_borders(features: Tensor, size: int, parts: int) -> tuple[list[int], i
 
 def _pool_products(features: Tensor, slot: Tensor, first: Tensor) -> Tensor:
     is_first = first == torch.arange(first.shape[1], device=first.device)
-    rank = (is_first.cumsum(-1) - 1).gather(1, first)  # which distinct row of its pool a row is
+    rank = (is_first.cumsum(-1) - 1).gather(1, first)  # the number of each row among the distinct rows of its pool
     distinct = first.new_zeros(first.shape[0], int(rank.max()) + 1 if rank.numel() else 0).scatter(1, rank, first)
     rows = features[slot.gather(1, distinct)].flatten(2).to(wide(features.device))
     small = rows @ rows.transpose(-1, -2)

@@ -1,7 +1,8 @@
 """Maximal marginal relevance with one item per group.
 
-Pick i of a free group by the largest Q_i - alpha * similarity to the picks Y; of all starts keep the largest sum of
-those values. The similarity is the mean (1/|Y|) sum of S_ji over Y, or the largest S_ji. O(k N) per start.
+Each pick is the item i with the largest Q_i - alpha * (similarity of i to the picks Y) among groups without a pick. The
+search runs from several first picks (starts) and keeps the set with the largest sum of these values. The similarity to
+Y is the mean (1/|Y|) sum of S_ji over Y, or the largest S_ji. The time is O(k N) per start.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from . import kernels
 from .problem import check
 from .ties import argbest
 
-_WORST = -1e30  # finite, so that a taken item (minus infinity) is worse still
+_WORST = -1e30  # finite, so that an item of a taken group (minus infinity) is worse still
 
 
 def mmr(
@@ -28,15 +29,15 @@ def mmr(
     form: Literal["mean", "max"] = "mean",
     starts: Literal["one", "k", "n"] = "n",
 ) -> Tensor:
-    """The chosen items [P, k], ascending, for quality, tie [P, N] and similarity [P, N, N]; N is a multiple of k.
+    """Return the chosen items [P, k], ascending, for quality, tie [P, N] and similarity [P, N, N]. k must divide N.
 
-    starts: "n" (every item), "k" (the best of each group), "one" (the best of all). NaN quality is the worst. A pool
-    whose similarity is not finite is chosen from by quality alone (on CUDA: rows whose similarity is not finite count
-    as unrelated).
+    starts: "n" (every item), "k" (the best item of each group), "one" (the best item of all). NaN quality is the worst.
+    In a pool whose similarity is not finite, quality alone decides. (On CUDA, only the rows whose similarity is not
+    finite count as unrelated to the others.)
     """
     k = check(similarity, k, None, quality, tie, partition=True)[1]
     if form not in ("mean", "max") or starts not in ("one", "k", "n"):
-        raise ValueError(f'form must be "mean" or "max" and starts "one", "k" or "n", got {form!r} and {starts!r}')
+        raise ValueError(f'form must be "mean" or "max", starts must be "one", "k" or "n"; got {form!r} and {starts!r}')
     if not (math.isfinite(alpha) and alpha >= 0):
         raise ValueError(f"alpha must be a finite number >= 0, got {alpha}")
     quality = quality.nan_to_num(nan=_WORST).clamp(_WORST, -_WORST)
@@ -70,7 +71,7 @@ def mmr(
 
 
 def _first_picks(quality: Tensor, tie: Tensor, k: int, starts: str) -> Tensor:
-    """[P, s]"""
+    """Return the first pick of each start, [P, s]."""
     prompts, size = quality.shape
     if starts == "n":
         return torch.arange(size, device=quality.device).expand_as(quality)

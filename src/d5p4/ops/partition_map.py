@@ -2,10 +2,11 @@
 
 maximise log det(L_S) + sum of log_gain over S, over sets S with one item from each of k groups of w = N / k items.
 
-Greedy elimination from several first picks, then 1-swap local search from each result, then the best of all by an exact
-re-scoring: O(s k^2 N) for the greedy part of s starts and O(k^2 N) for every move of each. With s = k this finds the
-optimum more often than greedy from all N items, at a fraction of its cost. `map_inference` is the same without groups.
-A float32 kernel on CUDA is solved in one launch (`kernels.partition_map`).
+Greedy elimination runs from several first picks (starts), and a 1-swap local search improves each result. The best of
+all these sets is found by an exact re-scoring. The time is O(s k^2 N) for the greedy part of s starts and O(k^2 N) per
+move of a local search. With s = k this finds the optimum more often than greedy elimination alone from all N items, at
+a fraction of the cost. `map_inference` does the same without groups. A float32 kernel on CUDA is solved in one launch
+(`kernels.partition_map`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from .problem import Problem, check, prepare
 from .ties import TOLERANCE, argbest
 
 Starts = Literal["one", "k", "n"]
-_CHUNK = 1 << 24  # numbers in one temporary
+_CHUNK = 1 << 24  # numbers in one temporary tensor
 _GOLDEN = -7046029254386353131
 
 
@@ -37,19 +38,20 @@ def partition_map(
     starts: Starts = "k",
     local_search: bool = True,
 ) -> Tensor:
-    """The chosen items [P, k], ascending, one from each group g = items g*w .. (g+1)*w - 1.
+    """Return the chosen items [P, k], ascending, one from each group g = items g*w .. (g+1)*w - 1.
 
-    kernel [P, N, N]; log_gain [P, N] (twice the log of a diagonal scaling of the kernel, without its overflow);
-    quality [P, N] decides where determinants vanish, tie [P, N] between equals. starts: "one" (the first pick is free),
-    "k" (the largest diagonal times gain of each group), "n" (every item). Without the partition the items are any k and
-    "k" starts are the k largest diagonals times gain. Valid whatever the input: see `ops.problem`. A float32 kernel on
-    CUDA must be symmetric (half of it is read).
+    kernel [P, N, N]. log_gain [P, N] is twice the log of a diagonal scaling of the kernel, which as a factor could
+    overflow. quality [P, N] decides where determinants vanish, and tie [P, N] decides between equal values. starts:
+    "one" (the first pick is free), "k" (the item of each group with the largest diagonal times gain), "n" (every item).
+    Without the partition, any k items may be chosen, and "k" starts from the k items with the largest diagonal times
+    gain. Every input gives a valid choice: see `ops.problem`. A float32 kernel on CUDA must be symmetric, because only
+    half of it is read.
     """
     if starts not in ("one", "k", "n"):
         raise ValueError(f'starts must be "one", "k" or "n", got {starts!r}')
     kernel, k, log_gain, quality, tie = check(kernel, k, log_gain, quality, tie, partition)
     size = kernel.shape[1]
-    rows = {"one": 1, "k": k, "n": size}[starts] * k  # of a problem, kept in memory by the kernel
+    rows = {"one": 1, "k": k, "n": size}[starts] * k  # rows of one problem that the kernel keeps in memory
     if partition and kernels.usable(kernel, size) and k <= kernels.MOST_GROUPS and rows * size <= 1 << 28:
         from .kernels.partition_map import partition_map as launch
 
@@ -65,10 +67,10 @@ map_inference = partial(partition_map, partition=False)
 
 
 def solve(problem: Problem, starts: Starts = "k", local_search: bool = True) -> Tensor:
-    """The chosen items [P, k] of a prepared problem, in its own order."""
+    """Return the chosen items [P, k] of a prepared problem, as indices into the problem's own order."""
     prompts, size = problem.quality.shape
     first = _first_picks(problem, starts)
-    together = max(1, 4 * _CHUNK // (problem.k * size))  # starts in one go, over prompts and within one
+    together = max(1, 4 * _CHUNK // (problem.k * size))  # how many starts run at once, over all prompts
     step = max(1, together // (1 if first is None else first.shape[1]))
     chosen = []
     for start in range(0, prompts, step):
@@ -77,7 +79,7 @@ def solve(problem: Problem, starts: Starts = "k", local_search: bool = True) -> 
         results = [
             eliminate(part.kernel, part.log_gain, part.quality, part.tie, part.group, part.k, head) for head in heads
         ]
-        # Slot a holds the item of group a, or without groups the a-th smallest: equal sets are then equal rows.
+        # Sorting makes equal sets equal rows: slot a has the item of group a or, without groups, the a-th smallest.
         sets = torch.cat([result.picks for result in results], 1).sort(-1).values
         if local_search:
             regular = torch.cat([result.zeros for result in results], 1) == 0
@@ -87,7 +89,7 @@ def solve(problem: Problem, starts: Starts = "k", local_search: bool = True) -> 
 
 
 def _first_picks(problem: Problem, starts: Starts) -> Tensor | None:
-    """Forced first picks [P, s]; None leaves the one first pick free."""
+    """Return the forced first picks [P, s], or None for one start whose first pick is free."""
     if starts == "one":
         return None
     prompts, size = problem.quality.shape
@@ -106,10 +108,10 @@ def _first_picks(problem: Problem, starts: Starts) -> Tensor | None:
 
 
 def _climb(problem: Problem, sets: Tensor, regular: Tensor) -> Tensor:
-    """Best-improvement 1-swap local search from sets [P, s, k] where regular [P, s]; the others stay.
+    """Improve the sets [P, s, k] that are regular [P, s] by local search: every move makes the best swap of one item.
 
     With A = (L_S)^-1, Y = A L_{S,:} and r_i = L_ii - sum_a L_{S_a,i} Y_ai, putting item i into slot a multiplies the
-    determinant by r_i A_aa + Y_ai^2. A is computed afresh for every move, so no error builds up.
+    determinant by r_i A_aa + Y_ai^2. A is computed afresh for every move, so that errors do not build up.
     """
     prompts, starts, k = sets.shape
     size = problem.kernel.shape[-1]
@@ -120,7 +122,7 @@ def _climb(problem: Problem, sets: Tensor, regular: Tensor) -> Tensor:
     else:
         slot, item = torch.arange(k, device=device).repeat_interleave(size), items.repeat(k)
     prompt = torch.arange(prompts, device=device).repeat_interleave(starts)
-    # Starts often meet in one set: climb once from each distinct one.
+    # Several starts often reach the same set, so the search climbs once from each distinct set.
     rows, twin = torch.cat([prompt.unsqueeze(-1), sets.view(-1, k)], -1).unique(dim=0, return_inverse=True)
     prompt, current = rows[:, 0], rows[:, 1:].contiguous()
     active = twin[regular.view(-1)].unique()
@@ -141,7 +143,7 @@ def _climb(problem: Problem, sets: Tensor, regular: Tensor) -> Tensor:
 
 
 def _best_move(problem: Problem, prompt: Tensor, sets: Tensor, slot: Tensor, item: Tensor) -> tuple[Tensor, Tensor]:
-    """Largest change of the log value [b] and the move [b] that makes it; move m puts item[m] into slot[m]."""
+    """Return the largest change of the log value [b] and its move [b]: item[move] goes into slot[move]."""
     inverse, cross, solved = condition(problem.kernel, prompt, sets)
     residual = problem.kernel.diagonal(dim1=-2, dim2=-1)[prompt] - (cross * solved).sum(1)
     precision = inverse.diagonal(dim1=-2, dim2=-1)[:, slot]
@@ -149,11 +151,11 @@ def _best_move(problem: Problem, prompt: Tensor, sets: Tensor, slot: Tensor, ite
     gain, tie = problem.log_gain[prompt], problem.tie[prompt]
     change = ratio.log() + gain[:, item] - gain.gather(-1, sets)[:, slot]
     inside = torch.zeros_like(gain, dtype=torch.bool).scatter_(-1, sets, True)
-    # A large gain must not pay for a lost rank, which rounding shows as a tiny determinant.
+    # A large gain must not outweigh a singular set, which rounding shows as a tiny determinant.
     allowed = ~inside[:, item] & (ratio > zero_pivot(ratio.dtype) * precision)
     change = torch.where(allowed, change, -torch.inf)
     by = tie[:, item]
-    if problem.groups > problem.k:  # the same item may go into any slot
+    if problem.groups > problem.k:  # without groups, an item may go into any slot
         by = by ^ (tie.gather(-1, sets)[:, slot] * _GOLDEN)
     move = argbest(change, by)
     return change.gather(-1, move.unsqueeze(-1)).squeeze(-1), move
@@ -162,7 +164,7 @@ def _best_move(problem: Problem, prompt: Tensor, sets: Tensor, slot: Tensor, ite
 def condition(
     kernel: Tensor, prompt: Tensor, sets: Tensor, columns: slice = slice(None)
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """A = (L_S)^-1 [b, k, k], L_{S,c} [b, k, c] and A L_{S,c} for sets [b, k] of prompts [b] and some columns c."""
+    """Return A = (L_S)^-1 [b, k, k], L_{S,c} [b, k, c] and A L_{S,c} for sets [b, k] of prompts [b] and columns c."""
     inside = kernel[prompt.view(-1, 1, 1), sets.unsqueeze(-1), sets.unsqueeze(-2)]
     inverse = torch.linalg.inv_ex(inside).inverse
     cross = kernel[:, :, columns][prompt.unsqueeze(-1), sets]

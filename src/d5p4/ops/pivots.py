@@ -1,9 +1,9 @@
-"""Greedy elimination: the one recurrence behind greedy MAP inference and the value of a set.
+"""Greedy elimination: the recurrence behind both greedy MAP inference and the value of a set.
 
 With c_t the rows of an incremental Cholesky factor and d_i = L_ii - sum_t c_ti^2 the variance of i that the picks so
 far leave unexplained (its pivot), picking j adds the row c_i = (L_ji - sum_t c_tj c_ti) / sqrt(d_j), and log det(L_S)
-is the sum of the logarithms of the pivots at the time they were picked (Chen et al., 2018).
-k picks among N items cost O(k^2 N) for every start.
+is the sum of the logarithms of the pivots at the time they were picked (Chen et al., 2018). Picking k of N items takes
+O(k^2 N) per start.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from .ties import argbest
 
 
 class Elimination(NamedTuple):
-    """B problems, s starts each."""
+    """The result of `eliminate` for B problems with s starts each."""
 
     picks: Tensor  # [B, s, k] items in the order they were picked
     zeros: Tensor  # [B, s] how many pivots were zero
-    logs: Tensor  # [B, s] sum of log pivot + log gain over the pivots that were not
+    logs: Tensor  # [B, s] sum of log pivot + log gain over the pivots that were not zero
 
 
 def zero_pivot(dtype: torch.dtype) -> float:
-    """A pivot at or below this counts as zero, in kernels whose largest diagonal entry is 1."""
+    """Return the bound at or below which a pivot counts as zero, in kernels whose largest diagonal entry is 1."""
     return 1e-10 if dtype == torch.float64 else 1e-6
 
 
@@ -38,11 +38,12 @@ def eliminate(
     k: int,
     first: Tensor | None = None,
 ) -> Elimination:
-    """Pick k items, at most one per group, by the largest pivot times gain; by quality once all pivots left are zero.
+    """Pick k items, at most one per group, by the largest pivot times gain, or by quality if all pivots are zero.
 
-    kernel [B, N, N] symmetric, largest diagonal entry at most 1; log_gain, quality, tie [B, N], all finite;
-    group [N]; first [B, s] forces the first pick of each start. The gains weigh the order of the picks and the value;
-    whether a pivot is zero is a matter of the kernel alone, so that a small gain is never taken for a lost rank.
+    kernel [B, N, N] is symmetric, and its largest diagonal entry is at most 1. log_gain, quality and tie [B, N] are
+    finite. group [N]; first [B, s] forces the first pick of each start. The gains count in the order of the picks and
+    in the value. Whether a pivot is zero depends on the kernel alone, so that a small gain never makes a set look
+    singular.
     """
     problems, size = log_gain.shape
     starts = 1 if first is None else first.shape[1]

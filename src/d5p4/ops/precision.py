@@ -1,7 +1,8 @@
-"""Numbers whose last bits matter: how wide they are, and sums of rows whose bits do not depend on the other rows.
+"""Float precision, and sums of a row whose bits do not depend on the other rows.
 
-A library's reduction may split a row in other places when there are more or fewer rows. Here every addition is between
-two fixed places of the row, one elementwise operation per level: log2(n) launches, an error of log2(n) roundings.
+A library's reduction may split a row at other places when there are more or fewer rows. `steady_sum` always adds the
+same places of a row, with one elementwise operation per level of a binary tree. It takes log2(n) launches, and its
+error is that of log2(n) roundings.
 """
 
 from __future__ import annotations
@@ -11,17 +12,17 @@ from torch import Tensor
 
 
 def wide(device: torch.device) -> torch.dtype:
-    """The widest float the device has: float64, on MPS float32."""
+    """Return the widest float that the device has: float32 on MPS, float64 elsewhere."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def working_dtype(dtype: torch.dtype) -> torch.dtype:
-    """max(float32, dtype): the least precision in which we compute statistics, norms and rotations."""
+    """Return max(float32, dtype), the least precision in which we compute statistics, norms and rotations."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def steady_sum(x: Tensor, dim: int = -1) -> Tensor:
-    """The sum of x over one dimension, by halves."""
+    """Return the sum of x over one dimension, adding its second half to its first until one number is left."""
     size = x.shape[dim]
     if size == 0:
         return x.sum(dim)
@@ -37,5 +38,5 @@ def steady_sum(x: Tensor, dim: int = -1) -> Tensor:
 
 
 def steady_mean(x: Tensor) -> Tensor:
-    """The mean of x [..., n] over its last dimension, in the widest float of the device."""
+    """Return the mean of x [..., n] over its last dimension, in the widest float of the device."""
     return steady_sum(x.to(wide(x.device))) / x.shape[-1]

@@ -1,10 +1,11 @@
-"""A subset-selection problem made safe to solve, and the one rule that says which of two sets is better.
+"""A subset-selection problem that is safe to solve, and the rule that says which of two sets is better.
 
 maximise log det(L_S) + sum of log_gain over S, over sets S of k items, one from each group.
 
-Sets compare by (1) fewer zero pivots, (2) sum of log pivot + log gain over the pivots that are not zero, (3) sum of
-quality, (4) the members' ties, smallest first. Values within TOLERANCE are equal. The pivots are those of a Cholesky
-factorisation of L_S that takes the largest pivot times gain first, so that they do not depend on the order of items.
+The better of two sets has (1) fewer zero pivots, (2) the larger sum of log pivot + log gain over the pivots that are
+not zero, (3) the larger sum of quality, (4) the smaller ties, compared in ascending order. The first difference
+decides, and values within TOLERANCE are equal. The pivots are those of a Cholesky factorisation of L_S that takes the
+largest pivot times gain first, so they do not depend on the order of the items.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from .precision import wide
 from .ties import TOLERANCE, canonical_order
 
 _LARGEST = torch.iinfo(torch.int64).max
-_WORST = -1e30  # finite, so that a taken item (minus infinity) is worse still; float32 holds it
-_CHUNK = 1 << 22  # numbers in one temporary
+_WORST = -1e30  # finite, so that a taken item (minus infinity) is worse still; fits into float32
+_CHUNK = 1 << 22  # numbers in one temporary tensor
 
 
 @dataclass(frozen=True)
 class Problem:
-    """P problems over N items in canonical order: all finite, the kernel symmetric, its largest diagonal entry 1."""
+    """P problems over N items in canonical order. All are finite, and the largest diagonal entry of a kernel is 1."""
 
     kernel: Tensor  # [P, N, N]
     log_gain: Tensor  # [P, N]
@@ -37,18 +38,18 @@ class Problem:
 
     @property
     def group(self) -> Tensor:
-        """[N] group of each item."""
+        """The group of each item, [N]."""
         size = self.kernel.shape[-1]
         return torch.arange(size, device=self.kernel.device) // (size // self.groups)
 
     def part(self, start: int, stop: int) -> Problem:
-        """Prompts start..stop-1."""
+        """Return the problems of prompts start..stop-1."""
         tensors = (self.kernel, self.log_gain, self.quality, self.tie, self.order)
         kernel, gain, quality, tie, order = (x[start:stop] for x in tensors)
         return Problem(kernel, gain, quality, tie, order, self.k, self.groups)
 
     def score(self, sets: Tensor) -> tuple[Tensor, Tensor]:
-        """Zero pivots [P, M] and log value [P, M] of sets [P, M, k]. O(k^3) each."""
+        """Return the number of zero pivots [P, M] and the log value [P, M] of sets [P, M, k]. O(k^3) per set."""
         prompts, count, k = sets.shape
         flat = sets.reshape(prompts * count, k)
         prompt = torch.arange(prompts, device=sets.device).repeat_interleave(count)
@@ -63,7 +64,7 @@ class Problem:
         return torch.cat(zeros).view(prompts, count), torch.cat(logs).view(prompts, count)
 
     def best(self, sets: Tensor) -> Tensor:
-        """The best set [P, k] of sets [P, M, k]."""
+        """Return the best set [P, k] of each prompt among sets [P, M, k]."""
         prompts, count, k = sets.shape
         prompt = torch.arange(prompts, device=sets.device).view(-1, 1, 1)
         zeros, logs = self.score(sets)
@@ -78,18 +79,18 @@ class Problem:
         return sets[prompt.view(-1), close.to(torch.uint8).argmax(-1)]
 
     def restore(self, sets: Tensor) -> Tensor:
-        """Sets [P, k] in the caller's indices, ascending."""
+        """Return sets [P, k] as the caller's indices, ascending."""
         return self.order.gather(-1, sets).sort(-1).values
 
 
 def check(
     kernel: Tensor, k: int, log_gain: Tensor | None, quality: Tensor | None, tie: Tensor | None, partition: bool
 ) -> tuple[Tensor, int, Tensor | None, Tensor | None, Tensor | None]:
-    """The arguments of `prepare` as tensors, or an error that names what does not fit."""
+    """Return the arguments of `prepare` as tensors, or raise an error that names the argument that does not fit."""
     kernel = torch.as_tensor(kernel)
     log_gain, quality, tie = (x if x is None else torch.as_tensor(x) for x in (log_gain, quality, tie))
     if kernel.ndim != 3 or kernel.shape[1] != kernel.shape[2]:
-        raise ValueError(f"kernel must be [P, N, N] (kernel[None] for one problem), got {list(kernel.shape)}")
+        raise ValueError(f"kernel must be [P, N, N] (give kernel[None] for one problem), got {list(kernel.shape)}")
     prompts, size, _ = kernel.shape
     for name, values in (("log_gain", log_gain), ("quality", quality), ("tie", tie)):
         if values is not None and values.shape != (prompts, size):
@@ -113,11 +114,11 @@ def prepare(
     *,
     partition: bool = True,
 ) -> Problem:
-    """Symmetrise, scale, put into canonical order and replace what is not finite.
+    """Symmetrise and scale the kernel, put the items into canonical order and replace numbers that are not finite.
 
-    kernel [P, N, N]; log_gain, quality, tie [P, N]. A prompt with a kernel or gain that is not finite gets the kernel
-    0: every pivot is zero and quality alone decides, NaN being the worst. Without quality, log of the diagonal stands
-    in; without ties, the index.
+    kernel [P, N, N]; log_gain, quality, tie [P, N]. A prompt whose kernel or gain is not finite gets the kernel 0.
+    Every pivot is then zero, and quality alone decides, with NaN as the worst. If quality is missing, the log of the
+    diagonal replaces it; if tie is missing, the index replaces it.
     """
     kernel, k, log_gain, quality, tie = check(kernel, k, log_gain, quality, tie, partition)
     prompts, size, _ = kernel.shape

@@ -1,9 +1,10 @@
-"""Token draws: one keyed uniform through the inverse CDF, in vocabulary order, of the tempered, filtered distribution.
+"""Token draws: a keyed uniform number selects a token by the inverse CDF of the tempered, filtered distribution.
 
-Temperature, top-k and top-p shape only the draw; the log-probability that comes back is that of the plain distribution.
-The cumulative sum runs in float64, so the tail of a vocabulary of 10^5 keeps its mass (float32 would lose about 1e-6).
-On CUDA, float64 apart, the same inverse CDF is taken in two levels (`kernels.sample`): the same token for the same
-uniform, unless u lies within about 1e-7 of the border between two.
+The tokens of the CDF are in vocabulary order. Temperature, top-k and top-p shape only the draw; the returned
+log-probability is that of the plain distribution. The cumulative sum runs in float64, so that the tail of a vocabulary
+of 10^5 keeps its mass (float32 would lose about 1e-6). On CUDA, except in float64, `kernels.sample` computes the
+inverse CDF in two levels. It gives the same token for the same uniform number u, unless u lies within about 1e-7 of the
+border between two tokens.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ How = tuple[float, int | None, float | None, Collection[str]]  # temperature, to
 
 
 def filter_logits(logits: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
-    """Minus infinity outside the top-k tokens, then outside the smallest set with mass >= top_p.
+    """Set logits to minus infinity outside the top-k tokens, then outside the smallest set with mass >= top_p.
 
-    Tokens that tie with the k-th stay; tokens that tie at the border of top-p enter in vocabulary order.
+    Tokens as likely as the k-th token stay. Equally likely tokens at the border of top-p enter in vocabulary order.
     """
     if top_k is not None and top_k < logits.shape[-1]:
         logits = logits.masked_fill(logits < logits.topk(top_k, -1).values[:, -1:], -torch.inf)
@@ -48,15 +49,15 @@ def filter_logits(logits: Tensor, top_k: int | None, top_p: float | None) -> Ten
 
 
 def _tempered(logits: Tensor, banned: Tensor, temperature: float) -> Tensor:
-    """Logits over the temperature. The maximum comes off first and banned ids are set again, so that none makes NaN."""
+    """Return logits / temperature without NaN: the maximum is subtracted first, and banned ids are set again."""
     logits = (logits - logits.amax(-1, keepdim=True)).to(wide(logits.device))
     return (logits / max(temperature, torch.finfo(logits.dtype).tiny)).masked_fill(banned, -torch.inf)
 
 
 def inverse_cdf(logits: Tensor, u: Tensor) -> Tensor:
-    """Tokens [R, C]: the first index whose cumulative probability reaches u [R, C]; never a token of probability 0."""
+    """Return tokens [R, C]: the first id whose cumulative probability reaches u [R, C]. Its probability is not 0."""
     cdf = torch.softmax(logits.to(wide(logits.device)), -1).cumsum(-1)
-    goal = (u.to(cdf.dtype) * cdf[:, -1:]).clamp_min(torch.finfo(cdf.dtype).tiny)  # u = 0 is reached by any mass
+    goal = (u.to(cdf.dtype) * cdf[:, -1:]).clamp_min(torch.finfo(cdf.dtype).tiny)  # at u = 0, any mass reaches u
     return torch.searchsorted(cdf, goal).clamp_max(logits.shape[-1] - 1)
 
 
@@ -70,7 +71,7 @@ def draw_logits(
     want: Collection[str] = (),
     rows: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """`draw` from logits [R', V] in memory; rows [R] says which of them to draw from (all, in order)."""
+    """Draw as `draw` does, but from the rows [R] (by default all, in order) of logits [R', V] that are in memory."""
     _check_uniforms(u, len(logits) if rows is None else len(rows))
     if kernels.usable(logits):
         return _kernel_draw(logits, offset_of(None, banned), u, (temperature, top_k, top_p, want), rows)
@@ -96,9 +97,10 @@ def draw(
     want: Collection[str] = (),
     fixed: bool = False,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """C draws per row: states [R, D], uniforms u [R, C] -> tokens [R, C] and `vocab.row_stats`, "token" among them.
+    """Draw C tokens for each row of states [R, D] with uniforms u [R, C].
 
-    Temperature 0 takes the most probable token (the lowest id among equals). `fixed`: see `ops.vocab`.
+    Return tokens [R, C] and the statistics of `vocab.row_stats`, including "token". Temperature 0 takes the most
+    probable token (the lowest id among equally probable tokens). `ops.vocab` explains `fixed`.
     """
     _check_uniforms(u, len(states))
     fast, vocabulary = kernels.usable(weight) and kernels.usable(states), weight.shape[0]
@@ -106,7 +108,7 @@ def draw(
     tokens, parts, how = [], [], (temperature, top_k, top_p, want)
     for rows, size in head_chunks(states.shape[0], vocabulary, fast, fixed):
         some, chance = filled(states[rows], size), filled(u[rows], size)
-        if offset is not None:  # the product has no name: a name would keep it in memory beside the next one
+        if offset is not None:  # a name for the product would keep it in memory beside the next product
             token, stats = _kernel_draw(wide_product(some, even)[:, :vocabulary], offset, chance, how)
         else:
             token, stats = _plain_draw(logits_of(some, weight, bias, banned), banned, chance, how)
@@ -121,7 +123,7 @@ def draw(
 
 
 def _plain_draw(logits: Tensor, banned: Tensor, u: Tensor, how: How) -> tuple[Tensor, dict[str, Tensor]]:
-    """From logits [R, V], wide and minus infinity at banned ids."""
+    """Draw from logits [R, V] in max(float32, dtype) that are minus infinity at banned ids."""
     temperature, top_k, top_p, want = how
     if temperature == 0:
         token = logits.argmax(-1, keepdim=True).expand(u.shape)
@@ -133,7 +135,7 @@ def _plain_draw(logits: Tensor, banned: Tensor, u: Tensor, how: How) -> tuple[Te
 def _kernel_draw(
     logits: Tensor, offset: Tensor, u: Tensor, how: How, rows: Tensor | None = None
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """From logits [R', V] + offset [V]."""
+    """Draw from logits [R', V] + offset [V] with the Triton kernels."""
     temperature, top_k, top_p, want = how
     from .kernels.sample import draw_tokens
     from .kernels.vocab import block_stats, join_blocks
@@ -141,7 +143,7 @@ def _kernel_draw(
     plain = block_stats(logits, offset, want, rows=rows)
     if temperature == 0 or top_k is not None or top_p is not None:
         drawn = [u.new_zeros(0, u.shape[1], dtype=torch.int64)]
-        for part in row_chunks(len(u), logits.shape[1], KERNEL_CHUNK // 16):  # a sort takes several times its rows
+        for part in row_chunks(len(u), logits.shape[1], KERNEL_CHUNK // 16):  # a sort takes extra memory
             whole = (logits[part] if rows is None else logits[rows[part]]).float() + offset
             if temperature == 0:
                 drawn.append(whole.argmax(-1, keepdim=True).expand(u[part].shape))

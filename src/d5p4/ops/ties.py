@@ -1,8 +1,9 @@
-"""Equal values, equal rows and equal texts: decided without looking at their order.
+"""Decisions between equal values, equal rows and equal texts that do not depend on their order.
 
-Floating sums differ in their last bits with the batch they were computed in. Values within TOLERANCE are therefore
-equal, and the row's lineage hash decides; permuting a pool permutes what is chosen and changes nothing. Meant for
-float64 (float32 values of size 1 are further apart than TOLERANCE: there only exact equals are equal).
+The last bits of a floating-point sum depend on the batch in which it was computed. Values within TOLERANCE of each
+other therefore count as equal, and a hash of the row's lineage (its tie) decides between them. So permuting a pool
+permutes the choice and changes nothing else. The functions are meant for float64: float32 values of size 1 are further
+apart than TOLERANCE, so that only identical values count as equal.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ _LARGEST = torch.iinfo(torch.int64).max
 
 
 def argbest(values: Tensor, tie: Tensor, dim: int = -1) -> Tensor:
-    """Index of the largest value along `dim`; among those within TOLERANCE of it, the smallest tie hash.
+    """Return the index of the largest value along `dim`. Among values within TOLERANCE of it, the smallest tie wins.
 
-    NaN counts as minus infinity; if every value is minus infinity the smallest tie hash wins.
+    NaN counts as minus infinity. If every value is minus infinity, the smallest tie wins.
     """
     values = values.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
     best = values.amax(dim, keepdim=True)
@@ -30,7 +31,7 @@ def argbest(values: Tensor, tie: Tensor, dim: int = -1) -> Tensor:
 
 
 def ranked(values: Tensor, *ties: Tensor) -> Tensor:
-    """Indices that sort values [..., N] from the largest down; equals by the first tie, then the next, upwards."""
+    """Return the indices that sort values [..., N] in descending order; `ties` sort equal values in ascending order."""
     order = torch.arange(values.shape[-1], device=values.device).expand(values.shape)
     for tie in reversed(ties):
         order = order.gather(-1, tie.gather(-1, order).argsort(dim=-1, stable=True))
@@ -39,15 +40,16 @@ def ranked(values: Tensor, *ties: Tensor) -> Tensor:
 
 
 def coarse(values: Tensor) -> Tensor:
-    """Values on a grid of TOLERANCE, so that a stable sort sees ties as ties (but for pairs astride a grid border)."""
+    """Return values rounded to multiples of TOLERANCE, so that a stable sort sees almost all ties as equal values."""
     return (values / TOLERANCE).round() * TOLERANCE
 
 
 def canonical_order(tie: Tensor, groups: int = 1) -> Tensor:
-    """order [P, N]: the item at each canonical place, for ties [P, N] in `groups` contiguous groups of equal size.
+    """Return the item [P, N] at each place of the canonical order, for ties [P, N] in contiguous groups of equal size.
 
-    Floating sums, eigenvectors and inverse-CDF draws see the order of their terms. In this order they are functions of
-    the pool as a set of groups: groups come by their smallest tie, items inside a group by their tie.
+    Floating-point sums, eigenvectors and inverse-CDF draws depend on the order of their terms. In canonical order they
+    depend only on the pool as a set of groups. Groups are sorted by their smallest tie, items inside a group by their
+    tie.
     """
     prompts, size = tie.shape
     width = size // groups
@@ -59,19 +61,19 @@ def canonical_order(tie: Tensor, groups: int = 1) -> Tensor:
 
 
 def first_equal(names: Tensor) -> Tensor:
-    """[P, N] index of the first row with the same name (a hash, a slot) as each row of names [P, N]."""
+    """Return, for each row of names [P, N], the index [P, N] of the first row with the same name (a hash or a slot)."""
     return (names[:, :, None] == names[:, None, :]).to(torch.uint8).argmax(-1)
 
 
 def occurrence(row_hash: Tensor, tie: Tensor) -> Tensor:
-    """[P, N] the number of each row among those with its hash, counted in the order of their ties."""
+    """Number the rows that have the same hash 0, 1, ... in the order of their ties. Return the numbers [P, N]."""
     equal = row_hash[:, :, None] == row_hash[:, None, :]
     earlier = (tie[:, None, :] < tie[:, :, None]) | (tie[:, None, :] == tie[:, :, None]).tril(-1)
     return (equal & earlier).sum(-1)
 
 
 def first_of_each(order: Tensor, texts: Sequence[Sequence[str]]) -> Tensor:
-    """order [P, N] of rows with repeated texts moved behind the others; texts [P][N] by row."""
+    """Return order [P, N] with every row that repeats an earlier text moved to the end. texts[p][n] is of row n."""
     moved = []
     for rows, row_texts in zip(order.tolist(), texts, strict=True):
         ordered = [row_texts[row] for row in rows]

@@ -1,16 +1,17 @@
-"""One pass over the vocabulary: hidden rows in, a few numbers per row out.
+"""One pass over the vocabulary that turns each hidden row into a few statistics.
 
-With x = W h + b (minus infinity at banned ids), p = softmax(x) and V' ids that are not banned:
+With x = W h + b (minus infinity at banned ids), p = softmax(x) and V' the number of ids that are not banned:
     logsumexp    log Σ e^x
     entropy      H = -Σ p log p            (nats; 0 log 0 = 0)
     best         max log p
     margin       largest minus second largest p
     certainty    -(1/V') Σ log p           (self-certainty of Kang et al., 2025)
     token        log p of given tokens
-O(R V D) time. Rows go through in chunks of bounded size, so nothing of size R x V exists. Everything is computed in
-max(float32, the model's dtype). On CUDA, float64 apart, a chunk's statistics are one read of it (`kernels.vocab`),
-within 2e-6 of these in a log-sum-exp of size 10. With `fixed`, every chunk has one number of rows, the last filled up
-with zeros: a matrix product of one shape gives a row the same bits wherever it stands, one of another shape need not.
+The time is O(R V D). Rows are processed in chunks of bounded size, so that no tensor of size R x V exists. Everything
+is computed in max(float32, the model's dtype). On CUDA, except in float64, `kernels.vocab` computes the statistics of a
+chunk in one read. They are within 2e-6 of the plain version for a log-sum-exp of size 10. With `fixed`, every chunk has
+the same number of rows, and the last chunk is filled up with zeros. Matrix products of the same shape give a row the
+same bits at any place; products of different shapes may not.
 """
 
 from __future__ import annotations
@@ -23,27 +24,27 @@ from torch import Tensor
 from . import kernels
 
 CHUNK = 1 << 24  # logits in one chunk
-KERNEL_CHUNK = 1 << 28  # the same for the kernels, which make no copies of it: 1 GiB, and few reads of the weights
-FIXED_CHUNK = 1 << 26  # the same for chunks of a fixed size: the last one is filled up, so they are small
+KERNEL_CHUNK = 1 << 28  # logits in one chunk of the kernels, which make no copies of them; 1 GiB
+FIXED_CHUNK = 1 << 26  # logits in one chunk of fixed size; small, because the last chunk is filled up
 _HAS_OUT_DTYPE = tuple(int(x) for x in torch.__version__.split(".")[:2]) >= (2, 8)
 
 
 def row_chunks(rows: int, vocabulary: int, chunk: int | None = None) -> Iterator[slice]:
-    """Slices of rows that together with the vocabulary stay within CHUNK (or `chunk`) numbers."""
+    """Yield slices of rows whose logits are at most CHUNK (or `chunk`) numbers."""
     size = max(1, (chunk or CHUNK) // vocabulary)
-    size -= size % 256 if size > 256 else 0  # whole tiles of the matrix units
+    size -= size % 256 if size > 256 else 0  # a multiple of the tiles of the matrix units
     for start in range(0, rows, size):
         yield slice(start, min(rows, start + size))
 
 
 def fixed_rows(vocabulary: int, fast: bool) -> int:
-    """Rows of every chunk under `fixed`: a power of two that follows from the vocabulary alone."""
+    """Return the number of rows of every chunk under `fixed`: a power of two that depends on the vocabulary alone."""
     wanted = (FIXED_CHUNK if fast else CHUNK) // vocabulary
     return 1 << (min(max(wanted, 64), 4096).bit_length() - 1)
 
 
 def head_chunks(rows: int, vocabulary: int, fast: bool, fixed: bool) -> Iterator[tuple[slice, int]]:
-    """Slices of rows for products with the head, and how many rows each product must have."""
+    """Yield slices of rows for products with the head, and the number of rows that each product must have."""
     if fixed:
         size = fixed_rows(vocabulary, fast)
         yield from ((slice(start, min(rows, start + size)), size) for start in range(0, rows, size))
@@ -53,12 +54,12 @@ def head_chunks(rows: int, vocabulary: int, fast: bool, fixed: bool) -> Iterator
 
 
 def filled(x: Tensor, rows: int) -> Tensor:
-    """x [R, ...] filled up with rows of zeros to `rows` rows."""
+    """Return x [R, ...] filled up with rows of zeros to `rows` rows."""
     return x if len(x) == rows else torch.cat([x, x.new_zeros(rows - len(x), *x.shape[1:])])
 
 
 def logits_of(states: Tensor, weight: Tensor, bias: Tensor | None, banned: Tensor) -> Tensor:
-    """states [R, D] -> logits [R, V] in max(float32, dtype), minus infinity at banned ids."""
+    """Return the logits [R, V] of states [R, D] in max(float32, dtype), minus infinity at banned ids."""
     logits = wide_product(states, weight)
     if bias is not None:
         logits = logits + bias
@@ -66,9 +67,10 @@ def logits_of(states: Tensor, weight: Tensor, bias: Tensor | None, banned: Tenso
 
 
 def wide_product(states: Tensor, weight: Tensor) -> Tensor:
-    """states [R, D] @ weight.T accumulated and kept in max(float32, dtype), so that our rounding is not the model's.
+    """Return states [R, D] @ weight.T, accumulated and kept in max(float32, dtype), without half-precision rounding.
 
-    Half-precision weights meet float32 states (guidance) as two halves of the states, which keeps 16 bits of them.
+    float32 states (from guidance) that meet half-precision weights are split into two half-precision parts, which keep
+    16 bits of the states.
     """
     if weight.dtype not in (torch.bfloat16, torch.float16):
         return states.to(weight.dtype) @ weight.T
@@ -85,16 +87,16 @@ def wide_product(states: Tensor, weight: Tensor) -> Tensor:
 
 
 def even_rows(weight: Tensor) -> Tensor:
-    """weight [V, D], in half precision with rows of zeros up to a multiple of 64 ids.
+    """Return weight [V, D], in half precision filled up with rows of zeros to a multiple of 64 ids.
 
-    Rows of a product that are not aligned to 16 bytes send cuBLAS to kernels three times slower (V = 50,258 is such).
+    If rows of a product are not aligned to 16 bytes (as for V = 50,258), cuBLAS chooses kernels three times slower.
     """
     uneven = weight.element_size() == 2 and weight.shape[0] % 8
     return torch.nn.functional.pad(weight, (0, 0, 0, -weight.shape[0] % 64)) if uneven else weight
 
 
 def row_stats(logits: Tensor, banned: Tensor, want: Collection[str], tokens: Tensor | None = None) -> dict[str, Tensor]:
-    """The wanted statistics of logits [R, V]; "logsumexp" always, "token" [R, C] where tokens [R, C] are given."""
+    """Return the wanted statistics of logits [R, V], always "logsumexp", and "token" [R, C] for tokens [R, C]."""
     if kernels.usable(logits):
         return _kernel_stats(logits, offset_of(None, banned), want, tokens)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).masked_fill(banned, -torch.inf)
@@ -104,7 +106,7 @@ def row_stats(logits: Tensor, banned: Tensor, want: Collection[str], tokens: Ten
 def plain_stats(
     logits: Tensor, banned: Tensor, want: Collection[str], tokens: Tensor | None = None
 ) -> dict[str, Tensor]:
-    """`row_stats` of logits that are wide and minus infinity at banned ids already."""
+    """Return `row_stats` of logits that are already in max(float32, dtype) and minus infinity at banned ids."""
     lse = torch.logsumexp(logits, -1)
     stats = {"logsumexp": lse}
     if "entropy" in want:
@@ -123,13 +125,13 @@ def plain_stats(
 
 
 def offset_of(bias: Tensor | None, banned: Tensor) -> Tensor:
-    """[V] float32 to add to a product of the head: its bias, minus infinity at banned ids."""
+    """Return the numbers [V] float32 to add to a product with the head: the bias, and minus infinity at banned ids."""
     offset = torch.zeros(banned.shape, device=banned.device) if bias is None else bias.float()
     return offset.masked_fill(banned, -torch.inf)
 
 
 def token_logprob(logits: Tensor, offset: Tensor, tokens: Tensor, lse: Tensor, rows: Tensor | None = None) -> Tensor:
-    """log p [R, C] of tokens [R, C]; rows [R]: which rows of logits they belong to."""
+    """Return log p [R, C] of tokens [R, C]; rows [R] are the rows of the logits to read (by default all, in order)."""
     place = torch.arange(len(tokens), device=tokens.device) if rows is None else rows
     return logits[place[:, None], tokens].float() + offset[tokens] - lse[:, None]
 
@@ -152,7 +154,7 @@ def vocab_stats(
     tokens: Tensor | None = None,
     fixed: bool = False,
 ) -> dict[str, Tensor]:
-    """states [R, D] -> the wanted statistics, each [R] ("token" [R, C]); with `fixed`, whatever the other rows are."""
+    """Return the wanted statistics of states [R, D], each [R] ("token" [R, C]). If `fixed`, no row affects another."""
     fast, vocabulary = kernels.usable(weight) and kernels.usable(states), weight.shape[0]
     offset, even = (offset_of(bias, banned), even_rows(weight)) if fast else (None, weight)
     parts = []

@@ -1,4 +1,4 @@
-"""Projections Π: how the selected parents' distributions become the next pool's tokens."""
+"""Projections Π turn the distributions of the selected parents into the tokens of the next pool."""
 
 from .ancestral import ancestral
 from .base import Children, Draw, Parents, Projection
@@ -20,5 +20,5 @@ __all__ = [
 
 
 def projection(order: str) -> Projection:
-    """The projection for an order: "ancestral", or one of ORDERS."""
+    """Return the projection for an order: "ancestral", or one of ORDERS."""
     return ancestral if order == "ancestral" else by_order

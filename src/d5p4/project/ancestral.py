@@ -1,6 +1,6 @@
-"""The ancestral rule of MDLM: each masked position is unmasked with chance (t - s)/t, its token drawn from the model.
+"""The ancestral rule of MDLM: each masked position is unmasked with chance (t - s)/t, and the model draws its token.
 
-Which positions move is decided first, so the head runs only on rows that a child draws from (about L/steps per child).
+The positions to unmask are drawn first, so that the head runs only on their rows (about L/steps per child).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .base import Children, Draw, Parents
 
 
 def ancestral(parents: Parents, step: Step, draw: Draw, count: int) -> Children:
-    """`count` children of each parent."""
+    """Return `count` children of each parent, drawn by the ancestral rule."""
     masked = parents.tokens == draw.mask_id
     masked[..., : step.start] = False
     masked[..., step.stop :] = False

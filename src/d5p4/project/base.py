@@ -1,4 +1,4 @@
-"""What a projection gets and gives: parents in, children out."""
+"""The arguments and the result of a projection, which draws the children of chosen parents."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from ..types import Head, Step
 
 @dataclass(frozen=True)
 class Parents:
-    """The chosen parents whose hidden rows are here: m of each of P prompts, or any grid of them."""
+    """The chosen parents whose hidden rows this process has: m of each of P prompts, or a G x q table (see `beams`)."""
 
     tokens: Tensor  # [P, m, L]
-    states: Tensor  # [U, L, D] hidden window rows
-    slot: Tensor  # [P, m] which of the U a parent is
-    positions: Tensor  # [P, L] counted from the first real token
-    stream: Tensor  # [P, m] keyed by seed, prompt, step, the parent's tokens and its occurrence
+    states: Tensor  # [U, L, D] hidden states of the window positions of U rows
+    slot: Tensor  # [P, m] the index of each parent in `states`
+    positions: Tensor  # [P, L] positions counted from the first real token
+    stream: Tensor  # [P, m] keyed by seed, prompt, step, the parent's tokens and its number among equal parents
 
     def keyed(self, purpose: int) -> Tensor:
-        """[P, m] the streams for one purpose."""
+        """Return the random streams [P, m] for one purpose."""
         return mix(self.stream, purpose)
 
 
 @dataclass(frozen=True)
 class Draw:
-    """How tokens are drawn and positions ordered."""
+    """How tokens are drawn, and in which order positions are revealed."""
 
     head: Head
     mask_id: int
@@ -38,16 +38,16 @@ class Draw:
     top_p: float | None = None
     order: str = "confidence"
     order_temperature: float = 0.1
-    last_ids: Tensor | None = None  # revealed last: end-of-text under eos="last"
+    last_ids: Tensor | None = None  # tokens that are revealed last: end-of-text under eos="last"
 
 
 class Children(NamedTuple):
-    """C children of each parent."""
+    """The C children of each parent."""
 
     tokens: Tensor  # [P, m, C, L]
-    logprob: Tensor  # [P, m, C, L] of the tokens revealed now (temperature 1, unfiltered); 0 elsewhere
-    finite: Tensor  # [P, m] bool: all logits drawn from were finite
+    logprob: Tensor  # [P, m, C, L] log p (temperature 1, unfiltered) of tokens revealed now, 0 elsewhere
+    finite: Tensor  # [P, m] bool: whether all logits of the draws were finite
 
 
 Projection = Callable[[Parents, Step, Draw, int], Children]
-"""`project(parents, step, draw, count)`: `count` children of each parent."""
+"""`project(parents, step, draw, count)` returns `count` children of each parent."""

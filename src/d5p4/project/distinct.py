@@ -1,7 +1,8 @@
-"""Distinct branching (an option: it changes results). Most children are duplicates, and a duplicate wastes its place.
+"""Distinct branching: every parent keeps children that differ. It is an option, because it changes results.
 
-More children than needed are drawn; parents, in the order of their tie hashes, keep the first that differ from each
-other and from every child already kept in the prompt's pool. Places left over repeat a parent's kept children.
+Most children are duplicates, and a duplicate wastes a place in the pool. So more children than needed are drawn. One
+parent after the other, in the order of their tie hashes, keeps its first children that differ from each other and from
+every child already kept in the prompt's pool. Places that are left over repeat children that the parent kept.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from .base import Children, Parents
 def distinct_children(
     children: Children, parents: Parents, tie: Tensor, keep: int, seats: Seats, beams: Beams
 ) -> Children:
-    """Of more children than needed, the first `keep` of each parent (tie [P, m]) that are new to the next pool."""
+    """Keep each parent's first `keep` drawn children that are new to the next pool. tie [P, m] orders the parents."""
     names = beams.everyone(hash_tokens(children.tokens, parents.positions[:, None, None]), seats)
     kept = seats.of(keep_distinct(names, tie, keep))
     index = kept[..., None].expand(*kept.shape, children.tokens.shape[-1])
@@ -25,7 +26,7 @@ def distinct_children(
 
 
 def keep_distinct(child_hash: Tensor, tie: Tensor, keep: int) -> Tensor:
-    """Which `keep` of C drawn children each parent keeps: child_hash [P, m, C], parents' tie [P, m] -> [P, m, keep]."""
+    """Return the children [P, m, keep] that each parent keeps, for child_hash [P, m, C] and the parents' tie [P, m]."""
     prompts, parents, drawn = child_hash.shape
     chosen = torch.zeros(prompts, parents, keep, dtype=torch.int64, device=tie.device)
     row = torch.arange(prompts, device=tie.device)
@@ -39,7 +40,7 @@ def keep_distinct(child_hash: Tensor, tie: Tensor, keep: int) -> Tensor:
         seen = ((hashes[:, :, None] == taken[:, None, :]) & taken_ok[:, None, :]).any(-1)
         new = ~(repeat | seen)
         new &= new.cumsum(-1) <= keep
-        order = (~new).to(torch.uint8).argsort(dim=-1, stable=True)[:, :keep]  # new ones first, in child order
+        order = (~new).to(torch.uint8).argsort(dim=-1, stable=True)[:, :keep]  # new children first, in their order
         count = new.sum(-1, keepdim=True)
         slot = torch.arange(keep, device=tie.device) % count.clamp_min(1)
         picked = order.gather(1, slot) * (count > 0)

@@ -3,10 +3,10 @@
     confidence   probability of the drawn token
     margin       largest minus second largest probability
     entropy      minus the entropy
-    random       a keyed uniform
-    tempered     of the 2m most confident positions, m drawn without replacement by softmax(confidence / T)
+    random       a keyed uniform number
+    tempered     of the 2m most confident positions, m are drawn without replacement by softmax(confidence / T)
 
-All are taken from the temperature-1, unfiltered distribution, so temperature does not corrupt the order.
+All values are taken from the temperature-1, unfiltered distribution, so that temperature does not change the order.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ _STATISTIC = {"margin": ("margin",), "entropy": ("entropy",)}
 
 
 def by_order(parents: Parents, step: Step, draw: Draw, count: int) -> Children:
-    """`count` children of each parent, each with `step.reveal` more positions of the block revealed.
+    """Return `count` children of each parent. Each child has `step.reveal` more positions of the block revealed.
 
-    Every row has `step.masked` masked positions in the block, so that no size depends on what the device holds.
+    Every row has `step.masked` masked positions in the block, so that no tensor's size depends on numbers on the
+    device.
     """
     masked = parents.tokens[..., step.start : step.stop] == draw.mask_id
     place = masked.to(torch.uint8).argsort(dim=-1, descending=True, stable=True)[..., : step.masked] + step.start
@@ -61,7 +62,7 @@ def by_order(parents: Parents, step: Step, draw: Draw, count: int) -> Children:
     best = coarse(worth).sort(dim=-1, descending=True, stable=True).indices[..., : step.reveal]
 
     def revealed(values: Tensor) -> Tensor:
-        """Values [R, C] of the best positions, [P, m, C, reveal]."""
+        """Return values [R, C] at the best positions, [P, m, C, reveal]."""
         return values.view(*shape, count).transpose(2, 3).gather(3, best)
 
     where = place[:, :, None].expand(*shape[:2], count, -1).gather(3, best)
@@ -72,7 +73,7 @@ def by_order(parents: Parents, step: Step, draw: Draw, count: int) -> Children:
 
 
 def _worth(draw: Draw, token: Tensor, stats: dict[str, Tensor], noise: Tensor | None) -> Tensor:
-    """[R, C] larger is revealed earlier; tokens that must come last get the least a rule can give."""
+    """Return [R, C]: larger values are revealed earlier. Tokens that must come last get the smallest possible value."""
     least = 0.0
     if draw.order == "random" and noise is not None:
         worth = noise.view(token.shape)
@@ -88,7 +89,10 @@ def _worth(draw: Draw, token: Tensor, stats: dict[str, Tensor], noise: Tensor | 
 
 
 def _temper(worth: Tensor, noise: Tensor, reveal: int, temperature: float) -> Tensor:
-    """Gumbel top-m over the 2m most confident: the law of m draws without replacement. worth, noise [P, m, C, M]."""
+    """Return worth [P, m, C, M] plus Gumbel noise for the 2m most confident positions, minus infinity for the others.
+
+    The m largest values are then distributed like m draws without replacement.
+    """
     keep = coarse(worth).sort(dim=-1, descending=True, stable=True).indices[..., : 2 * reveal]
     support = torch.zeros_like(worth, dtype=torch.bool).scatter(-1, keep, True)
     shaken = (worth.to(noise.dtype) - worth.amax(-1, keepdim=True)) / temperature + gumbel(noise)

@@ -1,4 +1,4 @@
-"""`ops.body` in one pass: a program holds one row, a piece of one row, or the heads of a few tokens."""
+"""The operations of `ops.body`, each in one pass. A program handles a row, a piece of a row or heads of some tokens."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-PAIRS = 2048  # of a program that rotates, in powers of two
-PIECE = 2048  # columns of a program that gates, a power of two
+PAIRS = 2048  # pairs per program of `_rotate`, with all sizes rounded up to powers of two
+PIECE = 2048  # columns per program of `_silu_gate`, a power of two
 
 
 def as_rows(x: Tensor) -> Tensor:
-    """[..., D] to [rows, D] with neighbouring columns, a view wherever there is one.
+    """Return x [..., D] as [rows, D] with columns adjacent in memory, as a view where possible.
 
-    The step between rows then depends on the model alone, never on how many rows or tokens there are: the kernels may
-    be specialised by it (they need it for wide loads) and are still compiled once.
+    The distance between rows in memory then depends on the model alone, never on the number of rows or tokens. So the
+    kernels may be specialised by this distance (they need it for wide loads) and are still compiled only once.
     """
     rows = x.reshape(-1, x.shape[-1])
     return rows if rows.stride(-1) == 1 else rows.contiguous()
@@ -25,7 +25,7 @@ def as_rows(x: Tensor) -> Tensor:
 def _add_rms_norm(
     x, delta, weight, total, normal, x_step, delta_step, eps, D: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr
 ):
-    """x, delta, total, normal [rows, D], the first two x_step and delta_step apart; weight [D]."""
+    """x, delta, total, normal [rows, D]; weight [D]. Rows of x and delta are x_step and delta_step apart in memory."""
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     inside = i < D
@@ -42,7 +42,7 @@ def _add_rms_norm(
 
 
 def add_rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """x, delta [..., D] and weight [D] to x + delta and its norm, both [..., D]. No delta: x itself and its norm."""
+    """Return x + delta and its norm, both [..., D], for weight [D]. Without delta, return x itself and its norm."""
     width = x.shape[-1]
     rows, more = as_rows(x), as_rows(x if delta is None else delta)
     total = x if delta is None else x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, delta.dtype))
@@ -57,10 +57,10 @@ def add_rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) ->
     return total, normal
 
 
-# No count of rows or tokens is specialised: any batch runs on one compilation.
+# The counts of rows and tokens are not specialised, so that one compilation serves every batch.
 @triton.jit(do_not_specialize=["tokens", "length", "angle_rows"])
 def _rotate(
-    x: tl.tensor,  # [tokens, HEADS * 2 * HALF], step apart
+    x: tl.tensor,  # [tokens, HEADS * 2 * HALF], rows are `step` apart in memory
     cos: tl.tensor,  # [angle_rows, length, 2 * HALF]
     sin: tl.tensor,  # [angle_rows, length, 2 * HALF]
     out: tl.tensor,  # [tokens, HEADS, 2 * HALF]
@@ -92,7 +92,7 @@ def _rotate(
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [R, T, H * d] with cos, sin [R or 1, 1, T, d], whose two halves are equal, to [R, T, H, d]."""
+    """Return [R, T, H, d] for x [R, T, H * d] and cos, sin [R or 1, 1, T, d], whose two halves are equal."""
     length, width = cos.shape[-2:]
     heads, half = x.shape[-1] // width, width // 2
     rows = as_rows(x)
@@ -109,10 +109,10 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return out
 
 
-# Pieces of rows, not of everything at once: a bound that varies with the rows would keep loads from being wide.
+# A program handles a piece of one row. A bound that depends on the number of rows would prevent wide loads.
 @triton.jit
 def _silu_gate(a, b, out, a_step, b_step, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """a, b, out [rows, WIDTH], the first two a_step and b_step apart."""
+    """a, b, out [rows, WIDTH]. Rows of a and b are a_step and b_step apart in memory."""
     pieces: tl.constexpr = tl.cdiv(WIDTH, BLOCK)
     row = (tl.program_id(0) // pieces).to(tl.int64)
     i = tl.program_id(0) % pieces * BLOCK + tl.arange(0, BLOCK)
@@ -125,7 +125,7 @@ def _silu_gate(a, b, out, a_step, b_step, WIDTH: tl.constexpr, BLOCK: tl.constex
 
 
 def silu_gate(a: Tensor, b: Tensor) -> Tensor:
-    """a and b [..., I] to silu(a) * b [..., I]."""
+    """Return silu(a) * b [..., I] for a and b [..., I]."""
     width = a.shape[-1]
     left, right = as_rows(a), as_rows(b)
     out = a.new_empty(a.shape, dtype=torch.promote_types(a.dtype, b.dtype))

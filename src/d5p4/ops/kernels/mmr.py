@@ -1,4 +1,4 @@
-"""Maximal marginal relevance from all starts of P pools in one launch: see `ops.mmr`. One program per (pool, start)."""
+"""Maximal marginal relevance from all starts of P pools in one launch: see `ops.mmr`. A program runs one start."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _mmr(
     sets,  # [P, starts, k] the picks of each start
     value_out,  # [P, starts]
     tie_out,  # [P, starts] the tie of the first pick
-    done,  # [P] programs that have finished
+    done,  # [P] number of programs that have finished
     out,  # [P, k]
     size,
     k,
@@ -29,7 +29,7 @@ def _mmr(
     N: tl.constexpr,
     K: tl.constexpr,
 ):
-    S: tl.constexpr = 1 if START == 0 else (K if START == 1 else N)  # room for all starts
+    S: tl.constexpr = 1 if START == 0 else (K if START == 1 else N)  # at least the number of starts
     pool, start = tl.program_id(0).to(tl.int64), tl.program_id(1)
     starts, width = tl.num_programs(1), size // k
     program = pool * starts + start
@@ -38,7 +38,7 @@ def _mmr(
     group = item // width
     worth = tl.load(quality + pool * size + item, mask=live, other=0.0).to(tl.float64)
     order = tl.load(tie + pool * size + item, mask=live, other=0)
-    alpha = tl.full((), 0.0, tl.float64) + alpha_high + alpha_low  # arguments are float32: two of them hold 48 bits
+    alpha = tl.full((), 0.0, tl.float64) + alpha_high + alpha_low  # two float32 arguments hold 48 bits
     free = live
     near = tl.zeros((N,), tl.float64)
     slot = tl.arange(0, K)
@@ -85,7 +85,7 @@ def _mmr(
 
 
 def mmr(quality: Tensor, similarity: Tensor, tie: Tensor, k: int, alpha: float, form: str, starts: str) -> Tensor:
-    """The chosen items [P, k] int64, ascending, for finite quality [P, N] and similarity [P, N, N]."""
+    """Return the chosen items [P, k] int64, ascending, for finite quality [P, N] and similarity [P, N, N]."""
     pools, size = quality.shape
     count = {"one": 1, "k": k, "n": size}[starts]
     device = quality.device

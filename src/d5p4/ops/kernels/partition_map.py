@@ -1,18 +1,19 @@
 """k starts, greedy elimination and 1-swap local search for P problems in one launch: see `ops.partition_map`.
 
-One program solves one (problem, start). The last program of a problem to finish compares its starts, so nothing returns
-to the host in between. Up to EXACT items all arithmetic is float64 (such problems wait for memory and barriers, not for
-arithmetic); above, it is float32, and finished sets within 1e-3 of the best are scored anew in float64 to compare them.
+One program solves one start of one problem. The last program of a problem to finish compares all starts, so that
+nothing returns to the host in between. Up to EXACT items, all arithmetic is float64, because such problems wait for
+memory and barriers and not for arithmetic. Above EXACT items, it is float32, and finished sets within 1e-3 of the best
+set are scored again in float64 before they are compared.
 
 Two recurrences keep a step at O(k N):
- * the greedy rows c_t (see `ops.pivots`) are continued over k identity columns, E = F^-1 for L_S = F F^T, so that
-   A = (L_S)^-1 = E^T E and Y = A L_S,: = E^T C come out of the same loop;
- * of Y only u_i = Y_(slot of i), i is kept, with r_i = L_ii - L_i,S A L_S,i and p_i = A_aa for a the slot of i. Putting
-   i into its slot multiplies det by r_i p_i + u_i^2. After a swap all three follow from two weighted sums of the k rows
-   L_S,: (the row of Y of the slot that changed, and the covariance of the new item with the rest).
-Sums over slots run in the order of the picks, so a permuted pool gives the permuted answer, bit for bit. Ties
-decide between equals, which here are numbers with the same bits (in the plain version: numbers within 1e-9). Equal rows
-have the same bits.
+ * The greedy rows c_t (see `ops.pivots`) are continued over k identity columns, E = F^-1 for L_S = F F^T, so that
+   A = (L_S)^-1 = E^T E and Y = A L_S,: = E^T C come out of the same loop.
+ * Of Y only u_i = Y_(slot of i), i is kept, with r_i = L_ii - L_i,S A L_S,i and p_i = A_aa for a the slot of i. Putting
+   i into its slot multiplies det by r_i p_i + u_i^2. After a swap, u, r and p follow from two weighted sums of the k
+   rows L_S,: (the row of Y of the slot that changed, and the covariance of the new item with the rest).
+Sums over slots run in the order of the picks, so that a permuted pool gives the permuted answer, bit for bit. Ties
+decide between equal values. Values are equal here if their bits are (in the plain version, if they are within 1e-9),
+and equal rows have the same bits.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ import triton.language as tl
 from torch import Tensor
 
 EXACT = 256
-MOST_TILE = tl.constexpr(8)  # rows of L or C in flight at once
-_SCRATCH = 1 << 28  # bytes of rows in flight
+MOST_TILE = tl.constexpr(8)  # rows of L or C that are loaded together
+_SCRATCH = 1 << 28  # bytes of scratch rows per launch
 STARTS = {"one": 0, "k": 1, "n": 2}
 
 
@@ -37,7 +38,7 @@ def _better(value, tie, item, other_value, other_tie, other_item):
 
 @triton.jit
 def _better_with(value, tie, item, extra, other_value, other_tie, other_item, other_extra):
-    """`_better` that brings one more number of the winner along."""
+    """Compare like `_better`, and return one more number of the winner."""
     equal = value == other_value
     first = (value > other_value) | (equal & ((tie < other_tie) | ((tie == other_tie) & (item < other_item))))
     return (
@@ -50,15 +51,15 @@ def _better_with(value, tie, item, extra, other_value, other_tie, other_item, ot
 
 @triton.jit
 def _finite(values):
-    """Values within 1e30 of zero; NaN is the worst."""
+    """Return values limited to -1e30 .. 1e30. NaN becomes -1e30, the worst value."""
     return tl.where(values > -1e30, tl.where(values < 1e30, values, 1e30), -1e30)
 
 
 @triton.jit
 def _greedy(kernel, gain, rows, roots, diagonal, worth, order, size, k, least, START, SEARCH, N, K):
-    """Greedy elimination: residuals [N], slot of each item's group [N], picks [K], zero pivots, log value.
+    """Run greedy elimination. Return residuals [N], slots of groups [N], picks [K], number of zero pivots, log value.
 
-    Leaves C in `rows` [k, N] and, for the search, E in `roots` [k, K].
+    C is left in `rows` [k, N] and, for the local search, E in `roots` [k, K].
     """
     LOW: tl.constexpr = -float("inf")
     FLOAT: tl.constexpr = diagonal.dtype
@@ -73,7 +74,7 @@ def _greedy(kernel, gain, rows, roots, diagonal, worth, order, size, k, least, S
     free = item < size
     slot = tl.zeros((N,), tl.int32)
     picks = tl.zeros((K,), tl.int32)
-    logs = tl.full((K,), 0.0 if HAS_GAIN else 1.0, FLOAT)  # pivots, or with gains their logarithms
+    logs = tl.full((K,), 0.0 if HAS_GAIN else 1.0, FLOAT)  # pivots; with gains, log pivot + gain
     zeros = 0
     for t in range(k):
         regular = free & (residual > least)
@@ -88,7 +89,7 @@ def _greedy(kernel, gain, rows, roots, diagonal, worth, order, size, k, least, S
             best, _, pick = tl.reduce((tl.where(regular, residual, LOW), order, item), 0, _better)
             pivot = best
         positive = best > LOW
-        if best == LOW:  # every pivot left is zero: quality decides
+        if best == LOW:  # all remaining pivots are zero, so quality decides
             allowed = free
             if START == 1:
                 allowed = free & ((t > 0) | (group == start))
@@ -99,7 +100,7 @@ def _greedy(kernel, gain, rows, roots, diagonal, worth, order, size, k, least, S
         row = tl.load(kernel + pick.to(tl.int64) * size + item, mask=item < size, other=0.0).to(FLOAT)
         identity = tl.where(slot_id == t, 1.0, 0.0).to(FLOAT)
         for base in range(0, t, TILE):
-            for j in tl.static_range(TILE):  # unrolled, so that the loads of a tile wait together
+            for j in tl.static_range(TILE):  # unrolled, so that the loads of a tile overlap
                 past = base + j
                 share = tl.load(rows + past * size + pick, mask=past < t, other=0.0)
                 row -= share * tl.load(rows + past * size + item, mask=item < size * (past < t), other=0.0)
@@ -125,9 +126,9 @@ def _greedy(kernel, gain, rows, roots, diagonal, worth, order, size, k, least, S
 
 @triton.jit
 def _climb(kernel, gain, rows, roots, inverse, members, residual, slot, picks, order, size, k, least, enough, N, K):
-    """Best-improvement swaps until none is worth more than `enough`: the members [K] and the gain of the log value.
+    """Make the best swap until no swap gains more than `enough`. Return the members [K] and the gain of the log value.
 
-    A = (L_S)^-1, the members and a vector of each move lie in memory twice, for odd and even moves, so that one barrier
+    A = (L_S)^-1, the members and a vector of each move are stored twice, for odd and even moves, so that one barrier
     per move is enough.
     """
     LOW: tl.constexpr = -float("inf")
@@ -150,10 +151,10 @@ def _climb(kernel, gain, rows, roots, inverse, members, residual, slot, picks, o
     chosen = item == tl.load(members + slot)
     if HAS_GAIN:
         gains = _finite(tl.load(gain + item, mask=live, other=0.0).to(FLOAT))
-        member_gain = _finite(tl.load(gain + tl.load(members + slot)).to(FLOAT))  # of the member in the item's slot
+        member_gain = _finite(tl.load(gain + tl.load(members + slot)).to(FLOAT))  # gain of the slot's member
     code = item + slot * 4096
     climbed = tl.zeros((), tl.float64)
-    threshold = tl.full((), 0.0 if HAS_GAIN else 1.0, FLOAT) + enough  # arguments are float32, where 1 + 1e-9 is 1
+    threshold = tl.full((), 0.0 if HAS_GAIN else 1.0, FLOAT) + enough  # in float32 arguments, 1 + 1e-9 is 1
     moves = 0
     while moves >= 0:
         old, new = (moves % 2) * K, ((moves + 1) % 2) * K
@@ -164,7 +165,7 @@ def _climb(kernel, gain, rows, roots, inverse, members, residual, slot, picks, o
             weight = tl.where(allowed, tl.log(tl.where(allowed, ratio, 1.0)) + gains - member_gain, LOW)
         best, _, move, through = tl.reduce((weight, order, code, u), 0, _better_with)
         if (best > threshold) & (moves < 20 * k + 100):
-            if moves == 0:  # many starts never move and need no A
+            if moves == 0:  # A is computed at the first move, which many starts never make
                 a = tl.zeros((K, K), FLOAT)
                 for base in range(0, k, TILE):
                     for j in tl.static_range(TILE):
@@ -199,7 +200,7 @@ def _climb(kernel, gain, rows, roots, inverse, members, residual, slot, picks, o
             a += signed[:, None] * (signed * come)[None, :]
             tl.store(inverse + (new + slot_id)[:, None] * K + slot_id[None, :], a)
             tl.debug_barrier()
-            shadow = tl.zeros((N,), FLOAT)  # row of Y of the slot that changes
+            shadow = tl.zeros((N,), FLOAT)  # the row of Y of the slot that changes
             joint = tl.load(kernel + pick.to(tl.int64) * size + item, mask=live, other=0.0).to(FLOAT)
             for base in range(0, k, TILE):
                 for j in tl.static_range(TILE):
@@ -230,14 +231,14 @@ def _solve(
     gain,  # [P, N] or None
     quality,  # [P, N]
     tie,  # [P, N]
-    sets,  # [P, starts, k]; the next four [P, starts]
+    sets,  # [P, starts, k]; the next four arguments are [P, starts]
     zeros_out,
     value_out,
     worth_out,
     hash_out,
-    done,  # [P] programs that have finished
+    done,  # [P] number of programs that have finished
     out,  # [P, k]
-    rows,  # scratch from here: [programs, k, N]
+    rows,  # [programs, k, N]; this and the next three are scratch memory
     roots,  # [programs, K, K]
     inverse,  # [programs, 2 K + 2, K]: A = (L_S)^-1 twice, then the vector of a move twice
     members,  # [programs, 2, K]
@@ -268,7 +269,7 @@ def _solve(
     order = tl.load(tie + item, mask=live, other=0)
     if gain is not None:
         gain += problem * size
-    least = tl.max(diagonal, 0) * floor  # what counts as zero, at the kernel's own scale
+    least = tl.max(diagonal, 0) * floor  # pivots up to this count as zero
     residual, slot, picks, zeros, value = _greedy(
         kernel, gain, rows, roots, diagonal, worth, order, size, k, least, START, SEARCH, N, K
     )
@@ -289,13 +290,13 @@ def _solve(
     tl.store(value_out + program, value)
     tl.store(worth_out + program, tl.sum(worths, 0))
     tl.store(hash_out + program, tl.sum(tl.where(inside, hashes, 0), 0))
-    S: tl.constexpr = 1 if START == 0 else (K if START == 1 else N)  # room for all starts
+    S: tl.constexpr = 1 if START == 0 else (K if START == 1 else N)  # at least the number of starts
     _choose(kernel, gain, tie, sets, zeros_out, value_out, worth_out, hash_out, done, out, size, k, not WIDE, K, S)
 
 
 @triton.jit
 def _log_det(kernel, sets, size, k, K: tl.constexpr):
-    """log det of one finished set in float64, by elimination of its k x k matrix."""
+    """Return the log det of one finished set in float64, by elimination of its k x k matrix."""
     slot = tl.arange(0, K)
     inside = slot < k
     picks = tl.load(sets + slot, mask=inside, other=0, cache_modifier=".cg").to(tl.int64)
@@ -314,7 +315,7 @@ def _log_det(kernel, sets, size, k, K: tl.constexpr):
 
 @triton.jit
 def _earlier(one, other, tie, k, K: tl.constexpr):
-    """Whether the sorted ties of one set come before those of another: the smallest that is not in both decides."""
+    """Return whether set `one` has the smallest tie that is not in both sets (equal sets: false)."""
     LARGEST: tl.constexpr = 9223372036854775807
     slot = tl.arange(0, K)
     inside = slot < k
@@ -328,7 +329,7 @@ def _earlier(one, other, tie, k, K: tl.constexpr):
 
 @triton.jit
 def _choose(kernel, gain, tie, sets, zeros_in, value_in, worth_in, hash_in, done, out, size, k, RESCORE, K, S):
-    """The last program of a problem compares its starts and writes the best set, one item per group."""
+    """In the last program of a problem, compare the starts and write the best set, one item per group."""
     LARGEST: tl.constexpr = 9223372036854775807
     problem, starts = tl.program_id(0).to(tl.int64), tl.num_programs(1)
     tl.debug_barrier()
@@ -348,7 +349,7 @@ def _choose(kernel, gain, tie, sets, zeros_in, value_in, worth_in, hash_in, done
             near = close & (value >= tl.max(value, 0) - 1e-3)
             low = tl.min(tl.where(near, mixed, LARGEST), 0)
             high = tl.max(tl.where(near, mixed, -LARGEST), 0)
-            if (low != high) & (tl.min(zeros, 0) == 0):  # different sets, too close for float32 to tell
+            if (low != high) & (tl.min(zeros, 0) == 0):  # different sets that float32 cannot rank
                 for start in range(starts):
                     if tl.sum(tl.where(near & (number == start), 1, 0), 0) > 0:
                         mine = sets + (problem * starts + start) * k
@@ -365,7 +366,7 @@ def _choose(kernel, gain, tie, sets, zeros_in, value_in, worth_in, hash_in, done
         close = close & (worth >= tl.max(worth, 0) - 1e-9)
         winner = tl.minimum(tl.min(tl.where(close, number, S - 1), 0), starts - 1)
         low = tl.min(tl.where(close, mixed, LARGEST), 0)
-        if low != tl.max(tl.where(close, mixed, -LARGEST), 0):  # different sets of one value: the smallest ties win
+        if low != tl.max(tl.where(close, mixed, -LARGEST), 0):  # equally good sets: smallest ties win
             for start in range(starts):
                 if tl.sum(tl.where(close & (number == start), 1, 0), 0) > 0:
                     here, there = sets + (problem * starts + winner) * k, sets + (problem * starts + start) * k
@@ -378,7 +379,7 @@ _tickets: dict[tuple[torch.device, int], Tensor] = {}
 
 
 def tickets(device: torch.device, count: int) -> Tensor:
-    """Zeros [count] int32 that every launch leaves zero: one buffer per stream, so that launches never share one."""
+    """Return counters [count] int32 that are zero before and after every launch. Each stream has its own counters."""
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
     zeros = _tickets.get((device, stream))
     if zeros is None or len(zeros) < count:
@@ -397,10 +398,10 @@ def partition_map(
     starts: str = "k",
     local_search: bool = True,
 ) -> Tensor:
-    """The chosen items [P, k] int64, ascending: kernel [P, N, N] float32, symmetric; the others [P, N].
+    """Return the chosen items [P, k] int64, ascending. kernel [P, N, N] is float32 and symmetric; others are [P, N].
 
-    A pivot at or below 1e-10 (above EXACT items 1e-6) of the largest diagonal entry counts as zero. An item
-    with a number that is not finite has pivot zero; the choice stays valid.
+    A pivot at or below 1e-10 (above EXACT items, 1e-6) of the largest diagonal entry counts as zero. An item with a
+    number that is not finite has pivot zero, and the choice stays valid.
     """
     prompts, size, _ = kernel.shape
     count = {"one": 1, "k": k, "n": size}[starts]

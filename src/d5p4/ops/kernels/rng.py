@@ -1,4 +1,4 @@
-"""The integers of `d5p4.rng`, bit for bit, in one launch each."""
+"""The functions of `d5p4.rng` as Triton kernels: one launch each, and the same bits."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _uniform(stream, position, child, out, size, BLOCK: tl.constexpr):
 
 
 def mix(words: Sequence[Tensor]) -> Tensor:
-    """`d5p4.rng.mix` of int64 tensors of one shape."""
+    """Return `d5p4.rng.mix` of int64 tensors of the same shape."""
     stacked = torch.stack(tuple(words))
     out = torch.empty_like(stacked[0])
     size = out.numel()
@@ -80,7 +80,7 @@ def mix(words: Sequence[Tensor]) -> Tensor:
 
 
 def hash_tokens(tokens: Tensor, positions: Tensor) -> Tensor:
-    """`d5p4.rng.hash_tokens` of int64 tokens and positions [..., L] of one shape."""
+    """Return `d5p4.rng.hash_tokens` of int64 tokens and positions [..., L] of the same shape."""
     tokens, positions = tokens.to(torch.int64), positions.to(torch.int64)
     out = tokens.new_empty(tokens.shape[:-1])
     if out.numel():
@@ -91,7 +91,7 @@ def hash_tokens(tokens: Tensor, positions: Tensor) -> Tensor:
 
 
 def uniform(stream: Tensor, position: Tensor, child: Tensor) -> Tensor:
-    """`d5p4.rng.uniform` of int64 tensors of one shape, float64."""
+    """Return `d5p4.rng.uniform` of int64 tensors of the same shape, in float64."""
     out = torch.empty(stream.shape, dtype=torch.float64, device=stream.device)
     size = out.numel()
     if size:

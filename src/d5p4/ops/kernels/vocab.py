@@ -1,10 +1,10 @@
-"""Statistics of logits in one read: see `ops.vocab` for what they are.
+"""Statistics of logits, computed in one read. `ops.vocab` defines the statistics.
 
-The vocabulary is cut into blocks of a few thousand ids. One program reads some rows of one block and leaves, for each
-row, the block's largest logit m_b, its mass Σ e^{x - m_b} and what else is wanted (Σ (x - m_b) e^{x - m_b}, the second
-largest logit, Σ x); a second launch puts the blocks of a row together in float64. The masses are also the upper level
-of the inverse CDF in `kernels.sample`. Bound by memory: about ten instructions per logit. Sums inside a block are
-float32 trees of at most 4096 terms (relative error about 1e-7); sums over blocks are float64.
+The vocabulary is split into blocks of a few thousand ids. One program reads some rows of one block and stores, for each
+row, the block's largest logit m_b, its mass Σ e^{x - m_b} and other wanted values (Σ (x - m_b) e^{x - m_b}, the second
+largest logit, Σ x). A second launch combines the blocks of a row in float64. The masses are also the upper level of the
+inverse CDF in `kernels.sample`. Memory limits the speed: there are about ten instructions per logit. Sums inside a
+block are float32 trees of at most 4096 terms (relative error about 1e-7). Sums over blocks are float64.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LOG2E = tl.constexpr(1.4426950408889634)
 
 
 class Blocks(NamedTuple):
-    """The statistics of each block of the vocabulary for each row; all [R, blocks] float32."""
+    """The statistics of each block of the vocabulary for each row. All tensors are [R, blocks] float32."""
 
     top: Tensor  # largest logit
     mass: Tensor  # Σ e^{(x - top) / temperature}
@@ -33,10 +33,10 @@ class Blocks(NamedTuple):
 
 @triton.jit
 def _block_stats(
-    logits,  # [R, ids], stride apart
+    logits,  # [R, ids], rows are `stride` apart in memory
     offset,  # [ids] or None
-    rows,  # [count] which of the R rows to read, or None
-    top,  # [count, blocks], as all that follow
+    rows,  # [count] the rows of logits to read, or None for all
+    top,  # [count, blocks], as the next four
     mass,
     moment,  # or None
     second,  # or None
@@ -69,7 +69,7 @@ def _block_stats(
     tl.store(top + target, largest, mask=real)
     tl.store(mass + target, tl.sum(e, 1), mask=real)
     if moment is not None:
-        # The floor keeps 0 * -inf from being NaN; ids that far down have no mass.
+        # The bound -1e30 keeps 0 * -inf from being NaN. Ids so far below the largest have no mass.
         tl.store(moment + target, tl.sum(tl.maximum(above, -1e30) * e, 1), mask=real)
     if second is not None:
         first = tl.argmax(x, 1)
@@ -86,7 +86,7 @@ def _block_stats(
 def _join_blocks(
     top, mass, moment, second, total, lse, entropy, best, margin, certainty, drawable, blocks, SIZE: tl.constexpr
 ):
-    """The first five [R, blocks], the next five [R]: statistics that are not wanted are None."""
+    """The first five arguments are [R, blocks], the next five [R]. Statistics that are not wanted are None."""
     row = tl.program_id(0).to(tl.int64)
     block = tl.arange(0, SIZE)
     inside = block < blocks
@@ -117,7 +117,7 @@ def _join_blocks(
 
 
 def sharpness(temperature: float) -> float:
-    """1 / temperature, within what float32 holds: minus infinity times 0 would be NaN."""
+    """Return 1 / temperature, limited to 1e-30 .. 1e30, because minus infinity times 0 would be NaN."""
     return min(max(1.0 / max(temperature, 1e-30), 1e-30), 1e30)
 
 
@@ -128,7 +128,7 @@ def block_stats(
     temperature: float = 1.0,
     rows: Tensor | None = None,
 ) -> Blocks:
-    """Blocks of logits [R, V] + offset [V] (float32, minus infinity at banned ids); rows [R'] picks rows to read."""
+    """Return `Blocks` of logits [R, V] + offset [V] (minus infinity at banned ids) for all rows, or for rows [R']."""
     count = logits.shape[0] if rows is None else rows.shape[0]
     vocabulary = logits.shape[1]
     size = min(4096 if logits.element_size() == 2 else 2048, triton.next_power_of_2(vocabulary))
@@ -147,7 +147,7 @@ def block_stats(
 
 
 def join_blocks(blocks: Blocks, want: Collection[str], offset: Tensor | None = None) -> dict[str, Tensor]:
-    """The wanted statistics [R] float32, "logsumexp" always; "certainty" counts the ids that offset [V] leaves."""
+    """Return the wanted statistics [R] float32, always "logsumexp". "certainty" averages where offset is finite."""
     count, number = blocks.top.shape
     names = ("logsumexp", "entropy", "best", "margin", "certainty")
     out = {name: blocks.top.new_empty(count) for name in names if name == "logsumexp" or name in want}
