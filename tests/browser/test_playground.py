@@ -292,7 +292,7 @@ def test_errors_are_said_in_words(visit, server):
     page.get_by_role("button", name="Run").click()
     page.get_by_role("alert").wait_for()
     message = page.get_by_role("alert").inner_text()
-    assert message.startswith("k=9999")  # the page's word, where the request says n
+    assert message.startswith("k: n=9999")  # the form's label, then the server's own words
     assert message in page.locator(".run .facts").all_inner_texts()
     page.get_by_label("k answers").fill("3")
     page.get_by_label("Prompt", exact=True).fill("héllo")

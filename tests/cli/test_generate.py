@@ -43,7 +43,8 @@ def test_table(cli, models):
 
 
 def test_unconditional_and_a_single_answer(cli, models):
-    outcome = records(cli("generate", "-m", models.mdlm, "--gen-length", 4, "--sets", 2, "-k", 1, "--seed", 1, "--json"))
+    options = ("--gen-length", 4, "--sets", 2, "-k", 1, "--seed", 1, "--json")
+    outcome = records(cli("generate", "-m", models.mdlm, *options))
     assert [entry["prompt"] for entry in outcome] == [None, None]
     assert [entry["distance"] for entry in outcome] == [[None], [None]]
     shown = cli("generate", "-m", models.mdlm, "--gen-length", 4, "--sets", 2, "-k", 2, "--seed", 1)

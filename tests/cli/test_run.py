@@ -31,20 +31,18 @@ def input(write):
 
 def test_run(cli, models, input, tmp_path):
     output = tmp_path / "a.jsonl"
-    found = cli("run", "-i", input, "-o", output, "-m", models.chat, *SMALL)
-    assert found.exit_code == 0, (found.output, found.exception)
+    ended = cli("run", "-i", input, "-o", output, "-m", models.chat, *SMALL)
+    assert ended.exit_code == 0, (ended.output, ended.exception)
     lines = [json.loads(line) for line in output.read_text().splitlines()]
     prompts = [line.get("prompt", line.get("messages")) for line in lines[:-1]]
-    result = d5p4.generate(
-        d5p4.load(models.chat, "cpu", "float64"), prompts, k=2, w=2, gen_length=6, seed=5,
-        keys=[line.get("id") for line in lines[:-1]],
-    )  # fmt: skip
+    model, keys = d5p4.load(models.chat, "cpu", "float64"), [line.get("id") for line in lines[:-1]]
+    result = d5p4.generate(model, prompts, k=2, w=2, gen_length=6, seed=5, keys=keys)
     assert [line["answers"] for line in lines[:-1]] == result.texts and "not valid JSON" in lines[-1]["error"]
     assert lines[0]["reference"] == "four" and lines[0]["given"] == {"score": 1}
-    first, second = found.stdout.splitlines()
+    first, second = ended.stdout.splitlines()
     assert first == f"{output}: 11 prompts, 1 of them failed"
     assert "11 now, 0 before" in second and "distinct" in second and "seed 5" in second and "prompts/s" in second
-    assert "note: 1 prompt failed: its line says why" in found.stderr
+    assert "note: 1 prompt failed: its line says why" in ended.stderr
     assert (tmp_path / "a.run.json").is_file()
 
 
@@ -63,9 +61,9 @@ def test_run_again(cli, fails, models, input, tmp_path):
 
 def test_the_file_can_be_scored(cli, models, input, tmp_path):
     cli("run", "-i", input, "-o", tmp_path / "a.jsonl", "-m", models.chat, *SMALL)
-    found = json.loads(cli("score", tmp_path / "a.jsonl", "--json").stdout)
-    assert found["groups"] == 10 and found["metrics"]["answers"]["value"] == 2
-    assert "lines with an error instead of answers, left out: 1" in found["notes"]
+    scores = json.loads(cli("score", tmp_path / "a.jsonl", "--json").stdout)
+    assert scores["groups"] == 10 and scores["metrics"]["answers"]["value"] == 2
+    assert "lines with an error instead of answers, left out: 1" in scores["notes"]
 
 
 def test_errors(fails, models, input, tmp_path):
@@ -87,7 +85,7 @@ def test_help_shows_how_to_start_many(cli):
     assert all(name in shown for name in ("--strict", "--retry-errors", "--mesh", "--timeout", "--temperature"))
 
 
-def test_progress_outside_a_terminal_is_a_line_now_and_then(capsys, monkeypatch):
+def test_progress_outside_a_terminal_is_printed_as_lines(capsys, monkeypatch):
     with file_progress(shown=False) as show:
         assert show is None
     monkeypatch.setattr(module, "LINE_EVERY", 0.0)
@@ -111,10 +109,10 @@ def test_progress_in_a_terminal_is_a_bar(capsys, monkeypatch):
 
 
 def check_ranks(cli, input, models, tmp_path, launch):
-    """Two ranks: one report, and the file that one process makes."""
+    """Two ranks print one report and write the file that one process writes."""
     given = ["-i", input, "-m", models.chat, *SMALL, "--max-tokens-per-forward", 64]
-    said = launch("run", "-o", tmp_path / "a.jsonl", *given)
-    assert said.count("11 prompts") == 1 and "11 now, 0 before" in said
+    printed = launch("run", "-o", tmp_path / "a.jsonl", *given)
+    assert printed.count("11 prompts") == 1 and "11 now, 0 before" in printed
     [begun] = json.loads((tmp_path / "a.run.json").read_text())["starts"]
     assert begun["ranks"] == 2 and begun["mesh"] == [2, 1]
     assert cli("run", "-o", tmp_path / "b.jsonl", *given).exit_code == 0
@@ -133,20 +131,20 @@ def test_two_ranks(cli, models, input, tmp_path, processes):
 
 @pytest.mark.full
 def test_torchrun(cli, models, input, tmp_path):
-    """As a user starts them."""
+    """The way a user starts ranks."""
 
     def launch(*words):
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, "-m", "d5p4"]
         place = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]), "OMP_NUM_THREADS": "1"}
-        found = subprocess.run([str(word) for word in (*torchrun, *words)], env=place, capture_output=True, text=True)
-        assert found.returncode == 0, found.stderr
-        return found.stdout
+        ended = subprocess.run([str(word) for word in (*torchrun, *words)], env=place, capture_output=True, text=True)
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout
 
     check_ranks(cli, input, models, tmp_path, launch)
 
 
-def test_what_slurm_sends_stops_it_with_a_word(cli, models, write, tmp_path, monkeypatch):
-    """After the first batch; the same command goes on."""
+def test_sigterm_stops_a_run_with_a_message(cli, models, write, tmp_path, monkeypatch):
+    """The signal comes after the first batch, as Slurm may send it; the same command continues."""
     input = write("p.jsonl", *[json.dumps({"prompt": "one plus " + "one " * n}) for n in range(4)])
     command = ("run", "-i", input, "-o", tmp_path / "a.jsonl", "-m", models.chat, *SMALL)
     command += ("--max-tokens-per-forward", 8)
@@ -156,7 +154,7 @@ def test_what_slurm_sends_stops_it_with_a_word(cli, models, write, tmp_path, mon
             signal.raise_signal(signal.SIGTERM)
 
     def missed(*_):
-        raise AssertionError("nobody waited for the signal")
+        raise AssertionError("the run did not catch the signal")
 
     before = signal.signal(signal.SIGTERM, missed)
     try:

@@ -13,22 +13,22 @@ import d5p4.serve
 @pytest.fixture
 def served(monkeypatch):
     """What the command hands to the server, which does not start."""
-    found = SimpleNamespace()
+    given_to_server = SimpleNamespace()
 
     def serve(load, *, started, **given):
-        found.load, found.given = load, given
+        given_to_server.load, given_to_server.given = load, given
         started("http://127.0.0.1:8000")
 
     monkeypatch.setattr(d5p4.serve, "serve", serve)
     monkeypatch.setattr("d5p4.serve.server.log_to_stderr", lambda: None)
-    return found
+    return given_to_server
 
 
 def test_the_options_are_explained(cli):
-    found = cli("serve", "--help")
-    assert found.exit_code == 0
-    for flag in ("--host", "--port", "--api-key", "D5P4_API_KEY", "--max-queue", "--max-pool", "--grace", "--timeout"):
-        assert flag in found.stdout, flag
+    result = cli("serve", "--help")
+    assert result.exit_code == 0
+    for flag in ("--host", "--port", "--api-key", "D5P4_API_KEY", "--max-queue", "--max-work", "--grace", "--timeout"):
+        assert flag in result.stdout, flag
 
 
 def test_bad_options(fails, models):
@@ -36,10 +36,10 @@ def test_bad_options(fails, models):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         for options, expected in (
-            (("--max-queue", 0), "max_queue=0"),
-            (("--timeout", "nan"), "timeout=nan"),
-            (("--grace", "inf"), "grace=inf"),
-            (("--api-key", " "), "api_key=' ' is empty"),
+            (("--max-queue", 0), "--max-queue=0"),
+            (("--timeout", "nan"), "--timeout=nan"),
+            (("--grace", "inf"), "--grace=inf"),
+            (("--api-key", " "), "--api-key=' ' is empty"),
             (("--host", "192.0.2.1"), "cannot listen at 192.0.2.1"),
             (("--port", port), f"cannot listen at 127.0.0.1 port {port}"),
         ):
@@ -61,29 +61,49 @@ def test_without_the_extra_it_says_how_to_get_it(fails, models, monkeypatch):
             for name in [name for name in sys.modules if name.startswith(("d5p4.serve", f"{missing}."))]:
                 patch.delitem(sys.modules, name)
             patch.setitem(sys.modules, missing, None)
-            said = fails("serve", "--quiet", "--model", models.llada, "--host", "192.0.2.1")
-        assert said == f"error: {missing} is missing: pip install 'd5p4[serve]'\n"
+            message = fails("serve", "--quiet", "--model", models.llada, "--host", "192.0.2.1")
+        assert message == f"error: {missing} is missing: pip install 'd5p4[serve]'\n"
 
 
 def test_an_open_address_is_worth_a_note(cli, models, served):
-    found = cli("serve", "--model", models.llada, "--host", "0.0.0.0")
-    assert found.exit_code == 0, found.output
-    assert "playground  http://127.0.0.1:8000/\n" in found.stderr and "note: " in found.stderr
-    assert "--api-key" in found.stderr
+    result = cli("serve", "--model", models.llada, "--host", "0.0.0.0")
+    assert result.exit_code == 0, result.output
+    assert "playground  http://127.0.0.1:8000/\n" in result.stderr and "note: " in result.stderr
+    assert "--api-key" in result.stderr
     assert "--api-key" not in cli("serve", "--model", models.llada).stderr
     assert served.given["name"] == "llada" and served.given["host"] == "127.0.0.1"
-    assert cli("serve", "--model", "countdown").exit_code == 0 and served.given["name"] == "countdown"
+    assert cli("serve").exit_code == 0 and served.given["name"] == "countdown"
 
 
 def test_names_and_flags_reach_the_server(cli, models, served, monkeypatch):
     monkeypatch.setenv("D5P4_API_KEY", "k")
-    flags = ("--host", "0.0.0.0", "--name", "mine", "--max-pool", 3, "--allowed-host", "box.local", "--log-prompts")
-    found = cli("serve", "--model", models.chat, *flags, "--deterministic", "--max-tokens-per-forward", 64)
-    assert found.exit_code == 0 and "note" not in found.stderr, found.output
+    flags = ["--host", "0.0.0.0", "--name", "mine", "--max-pool", 3, "--max-work", 2.5, "--log-prompts"]
+    flags += ["--allowed-host", "box.local", "--cors-origin", "https://a.example", "--cors-origin", "https://b.example"]
+    result = cli("serve", "--model", models.chat, *flags, "--deterministic", "--max-tokens-per-forward", 64)
+    assert result.exit_code == 0 and "note" not in result.stderr, result.output
     limits = served.given.pop("limits")
-    assert limits == d5p4.serve.Limits(max_pool=3)
+    assert limits == d5p4.serve.Limits(max_pool=3, max_work=2.5)
     assert served.given == {
-        "name": "mine", "host": "0.0.0.0", "port": 8000, "api_key": "k", "hosts": ["box.local"], "log_prompts": True,
-        "deterministic": True, "max_tokens_per_forward": 64,
-    }  # fmt: skip
+        "name": "mine",
+        "host": "0.0.0.0",
+        "port": 8000,
+        "api_key": "k",
+        "hosts": ["box.local"],
+        "cors_origins": ["https://a.example", "https://b.example"],
+        "log_prompts": True,
+        "deterministic": True,
+        "max_tokens_per_forward": 64,
+    }
     assert served.load().generation_defaults["temperature"] == 0.8
+
+
+def test_the_defaults_of_the_flags_are_those_of_the_limits(cli, models, served):
+    assert cli("serve", "--model", models.llada).exit_code == 0
+    assert served.given["limits"] == d5p4.serve.Limits()
+
+
+def test_a_plugin_is_loaded_before_the_server_starts(cli, models, served, tmp_path, monkeypatch):
+    (tmp_path / "served_plugin.py").write_text("import d5p4\nd5p4.eager = True\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert cli("serve", "--model", models.llada, "--plugin", "served_plugin").exit_code == 0
+    assert d5p4.__dict__.pop("eager")

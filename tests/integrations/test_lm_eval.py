@@ -1,4 +1,4 @@
-"""The real harness asks, d5p4 answers."""
+"""The real harness asks for answers and likelihoods, and d5p4 gives them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import d5p4
+from d5p4 import methods
 from d5p4.eval.countdown import is_right, problems
 from d5p4.eval.stats import pass_at
 from tests.checkpoints import write_llada
@@ -27,10 +28,11 @@ from lm_eval.api.instance import Instance  # noqa: E402
 from lm_eval.api.model import CachingLM  # noqa: E402
 from lm_eval.api.registry import get_model, model_registry  # noqa: E402
 from lm_eval.tasks import TaskManager  # noqa: E402
+from lm_eval.utils import simple_parse_args_string  # noqa: E402
 
 from d5p4.integrations.lm_eval import D5P4LM, main  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore::d5p4.DuplicateAnswers")  # a tiny model often says the same
+pytestmark = pytest.mark.filterwarnings("ignore::d5p4.DuplicateAnswers")  # a tiny model often repeats itself
 
 PROMPTS = ["50,46,80,7:91", "73,2,63,31:39"]
 SET = {"method": "d5p4", "k": 4, "w": 4, "distinct": True, "seed": 3, "gen_length": 30, "steps": 6}
@@ -111,7 +113,7 @@ def countdown():
 
 @pytest.fixture(scope="module")
 def wanted(countdown):
-    """What our own call gives."""
+    """The result of our own call."""
     return d5p4.generate(countdown, PROMPTS, **SET)
 
 
@@ -129,10 +131,10 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(model, tasks: Path, *names: str, **options):
-    """Metrics and samples of each task, and all that the harness returns."""
+    """Metrics and samples of each task, and the whole result of the harness."""
     manager = TaskManager(include_path=str(tasks), include_defaults=False)
-    found = lm_eval.simple_evaluate(model, tasks=list(names), task_manager=manager, bootstrap_iters=0, **options)
-    return *((found["results"][name], found["samples"][name]) for name in names), found
+    whole = lm_eval.simple_evaluate(model, tasks=list(names), task_manager=manager, bootstrap_iters=0, **options)
+    return *((whole["results"][name], whole["samples"][name]) for name in names), whole
 
 
 def ask(*requests: tuple, kind: str = "generate_until") -> list[Instance]:
@@ -140,17 +142,17 @@ def ask(*requests: tuple, kind: str = "generate_until") -> list[Instance]:
 
 
 def passed(prompt: str, answers: list[str], n: int) -> float:
-    """pass@n by going through every way to take n of the answers."""
+    """pass@n, computed from every subset of n answers."""
     right = [is_right(prompt, answer) for answer in answers]
     taken = list(itertools.combinations(right, n))
     return sum(any(some) for some in taken) / len(taken)
 
 
-# ---- the harness runs a task
+# the harness runs a task
 
 
 def test_a_task_gets_our_answers(tasks, countdown, wanted):
-    """Repeats are one diverse decode, best first; of choices the likelier is taken."""
+    """Repeats are one diverse decode, best first; a multiple-choice task takes the likelier choice."""
     model = D5P4LM(countdown, mc_samples=16, **SET)
     (metrics, samples), choice, whole = run(model, tasks, "countdown_four", "countdown_choice")
     assert [sample["arguments"][0][0] for sample in samples] == PROMPTS  # no chat template unless asked
@@ -168,20 +170,19 @@ def test_a_task_gets_our_answers(tasks, countdown, wanted):
 
     metrics, samples = choice
     for sample, asked in zip(samples, CHOICES, strict=True):
-        said = [resps[0] for resps in sample["resps"]]
+        values = [resps[0] for resps in sample["resps"]]
         bounds = [d5p4.loglikelihood(countdown, text, asked["prompt"], 16, seed=3) for text in asked["choices"]]
-        assert said == [(bound, False) for bound in bounds]  # whether greedy decoding gives it was not looked at
+        assert values == [(bound, False) for bound in bounds]  # False: there was no greedy check
     assert metrics["acc,none"] == 1.0
 
 
 @pytest.mark.parametrize("process", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_command_line(tasks, tmp_path, wanted, monkeypatch, capfd, process):
-    """`python -m d5p4.integrations.lm_eval` is the harness's own command line with one model more."""
+    """`python -m d5p4.integrations.lm_eval` is the harness's own command line, which also knows our model."""
     arguments = ",".join(f"{name}={value}" for name, value in SET.items())
-    words = [
-        "--model", "d5p4", "--model_args", f"pretrained=countdown,{arguments}", "--device", "cpu",
-        "--tasks", str(tasks / "four.yaml"), "--limit", "1", "--log_samples", "--output_path", str(tmp_path / "out"),
-    ]  # fmt: skip
+    options = {"model": "d5p4", "model_args": f"pretrained=countdown,{arguments}", "device": "cpu", "limit": "1"}
+    options |= {"tasks": str(tasks / "four.yaml"), "output_path": str(tmp_path / "out")}
+    words = ["--log_samples", *(word for name, value in options.items() for word in (f"--{name}", value))]
     if process:
         monkeypatch.setenv("PYTHONPATH", str(Path(d5p4.__file__).parents[1]))
         subprocess.run([sys.executable, "-m", "d5p4.integrations.lm_eval", *words], check=True, cwd=tmp_path)
@@ -198,25 +199,25 @@ def test_command_line(tasks, tmp_path, wanted, monkeypatch, capfd, process):
 
 @pytest.mark.full
 def test_many_puzzles(tmp_path, countdown):
-    """At a size where the figures mean something, the harness's pass@4 is ours, and sets beat copies."""
+    """On enough puzzles to compare: the harness computes our pass@4, and sets beat independent answers."""
     puzzles = [problem.prompt for problem in problems(40, 4)]
     (tmp_path / "utils.py").write_text(UTILS.replace("(1, 2)", "(1, 2, 4)"))
     (tmp_path / "puzzles.jsonl").write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in puzzles))
     text = GENERATION.format(name="many", folder=tmp_path, repeats=4, do_sample="true")
     text += "  - metric: pass@4\n    aggregation: mean\n    higher_is_better: true\n"
     (tmp_path / "many.yaml").write_text(text)
-    found = {}
+    reached = {}
     for method in ("d5p4", "independent"):
         (metrics, samples), _ = run(D5P4LM(countdown, method=method, gen_length=30, steps=15), tmp_path, "many")
         answers = [sample["resps"][0] for sample in samples]
         by_hand = [passed(prompt, texts, 4) for prompt, texts in zip(puzzles, answers, strict=True)]
         assert metrics["pass@4,all"] == pytest.approx(sum(by_hand) / len(by_hand))
-        found[method] = metrics["pass@4,all"], sum(len(set(texts)) for texts in answers)
-    assert found["d5p4"][0] >= found["independent"][0] > 0.3
-    assert found["d5p4"][1] > found["independent"][1]
+        reached[method] = metrics["pass@4,all"], sum(len(set(texts)) for texts in answers)
+    assert reached["d5p4"][0] >= reached["independent"][0] > 0.3
+    assert reached["d5p4"][1] > reached["independent"][1]
 
 
-# ---- whose settings count
+# whose settings count
 
 GREEDY = {"do_sample": False, "temperature": 0.7}
 
@@ -242,7 +243,7 @@ def test_the_task_decides_only_what_model_args_leave_open_for_one_answer():
 
 
 def test_an_answer_has_the_length_that_fits(caplog):
-    """The model holds 64 tokens: answers give way down to half of them, then the prompt loses its beginning."""
+    """The model holds 64 tokens: the answer shrinks down to half of them, then the prompt loses its beginning."""
     model, long = FakeModel(), "abcdefgh" * 10
     for prompt, model_args, task, length in (
         ("abc", {}, {"max_gen_toks": 6}, 6),
@@ -260,13 +261,16 @@ def test_an_answer_has_the_length_that_fits(caplog):
 
 
 def test_each_request_gets_what_it_would_get_alone():
-    """Groups of equal settings are decoded together, and answers come back in order. Equal prompts side by side are
-    repeats only of one document: two documents with two requests each are two decodes, with streams of their own."""
+    """Requests with equal settings are decoded together, and the answers come back in order. Adjacent equal prompts are
+    repeats only within one document: two documents with two requests each are two decodes with different streams."""
     model = FakeModel()
     requests = ask(
-        ("abc", {"max_gen_toks": 8}), ("b", {"max_gen_toks": 5}), ("cab", {"max_gen_toks": 8}),
-        ("bb", {"max_gen_toks": 5, "until": ["c", "e"]}), ("", {"max_gen_toks": 5}),
-    )  # fmt: skip
+        ("abc", {"max_gen_toks": 8}),
+        ("b", {"max_gen_toks": 5}),
+        ("cab", {"max_gen_toks": 8}),
+        ("bb", {"max_gen_toks": 5, "until": ["c", "e"]}),
+        ("", {"max_gen_toks": 5}),
+    )
     asked = [requests[0]] * 3 + [requests[1]] + [requests[2]] * 3 + [requests[3]] * 2 + [requests[4]]
     together = D5P4LM(model).generate_until(asked)
     alone = [D5P4LM(model).generate_until(list(run)) for _, run in itertools.groupby(asked, key=id)]
@@ -302,14 +306,14 @@ def test_progress_can_be_silent(capfd):
     assert "d5p4 decodes: 100%" in shown and "d5p4 likelihoods: 100%" in shown
 
 
-# ---- the harness's cache
+# the harness's cache
 
 
-def test_repeats_go_with_no_cache_unless_they_are_sampled(tmp_path):
-    """The cache would give one answer four times on the next run; the harness itself leaves sampled ones alone."""
+def test_repeats_refuse_the_cache_unless_they_are_sampled(tmp_path):
+    """The cache would return one answer four times on the next run; the harness does not cache sampled answers."""
     model = FakeModel()
     cached = CachingLM(D5P4LM(model), str(tmp_path / "cache.db"))
-    with pytest.raises(d5p4.D5P4Error, match="--use_cache keeps one answer a prompt, but the task asks 4 times"):
+    with pytest.raises(d5p4.D5P4Error, match="--use_cache keeps one answer per prompt, but the task asks 4 times"):
         cached.generate_until(ask(("abc", {"max_gen_toks": 8})) * 4)
     request = ask(("abc", {"max_gen_toks": 8, "do_sample": True}))
     first, second = cached.generate_until(request * 3), cached.generate_until(request * 3)
@@ -317,10 +321,10 @@ def test_repeats_go_with_no_cache_unless_they_are_sampled(tmp_path):
 
 
 def test_single_answers_and_likelihoods_are_cached_at_once(tmp_path):
-    """What was decoded before a crash is not decoded again."""
+    """A crash loses nothing that was decoded before it."""
     cached = CachingLM(D5P4LM(FakeModel(), mc_samples=4), str(tmp_path / "cache.db"))
-    good, other, bad = ask(*(("abc", {"max_gen_toks": n, "order": order}) for n, order in (
-        (8, "random"), (6, "random"), (5, "nonsense"))))  # fmt: skip
+    cases = ((8, "random"), (6, "random"), (5, "nonsense"))
+    good, other, bad = ask(*(("abc", {"max_gen_toks": n, "order": order}) for n, order in cases))
     asked = {
         "generate_until": [good, other],
         "loglikelihood": ask(("ab", "cd"), ("", "cd"), kind="loglikelihood"),
@@ -330,29 +334,30 @@ def test_single_answers_and_likelihoods_are_cached_at_once(tmp_path):
         cached.generate_until([good, bad])
     cached.generate_until([other])
     first = {kind: getattr(cached, kind)(requests) for kind, requests in asked.items()}
-    cached.lm.model = None  # whoever decodes now fails
+    cached.lm.model = None  # any further decode fails
     assert {kind: getattr(cached, kind)(requests) for kind, requests in asked.items()} == first
 
 
-# ---- likelihood
+# likelihood
 
 
 def test_likelihood_is_the_bound():
-    """Of a text longer than the model it is the sum over pieces."""
+    """The bound of a text longer than the model is the sum over its pieces."""
     model, text = FakeModel(), "abcdefgh" * 20
     lm = D5P4LM(model, mc_samples=32, seed=4)
-    said = lm.loglikelihood(ask(("ab", "cgg"), ("", "cgg"), ("ab", "c"), kind="loglikelihood"))
-    assert said[0] == (d5p4.loglikelihood(model, "cgg", "ab", 32, seed=4), False)
-    assert said[1] == (d5p4.loglikelihood(model, "cgg", None, 32, seed=4), False)
-    assert said[2][0] == pytest.approx(d5p4.loglikelihood(model, "c", "ab", 32, seed=4), abs=1e-12)  # no chance in it
-    said = D5P4LM(model, mc_samples=4, seed=2).loglikelihood_rolling(ask((text,), ("abc",), ("",)))
+    values = lm.loglikelihood(ask(("ab", "cgg"), ("", "cgg"), ("ab", "c"), kind="loglikelihood"))
+    assert values[0] == (d5p4.loglikelihood(model, "cgg", "ab", 32, seed=4), False)
+    assert values[1] == (d5p4.loglikelihood(model, "cgg", None, 32, seed=4), False)
+    exact = d5p4.loglikelihood(model, "c", "ab", 32, seed=4)  # one token has one mask, so nothing is random
+    assert values[2][0] == pytest.approx(exact, abs=1e-12)
+    rolling = D5P4LM(model, mc_samples=4, seed=2).loglikelihood_rolling(ask((text,), ("abc",), ("",)))
     pieces = [d5p4.loglikelihood(model, piece, None, 4, seed=2) for piece in (text[:64], text[64:128], text[128:])]
-    assert said == [pytest.approx(sum(pieces)), d5p4.loglikelihood(model, "abc", None, 4, seed=2), 0.0]
-    assert all(isinstance(value, float) for value in said)
+    assert rolling == [pytest.approx(sum(pieces)), d5p4.loglikelihood(model, "abc", None, 4, seed=2), 0.0]
+    assert all(isinstance(value, float) for value in rolling)
 
 
 class Pairs:
-    """A tokenizer in which `ab` is one token: a continuation may begin inside the context's last one."""
+    """A tokenizer in which `ab` is one token, so a continuation may begin inside the last token of its context."""
 
     def encode(self, text):
         return [ord(c) - 97 for c in text.replace("ab", "d")]
@@ -364,32 +369,32 @@ class Pairs:
         return None
 
 
-def test_what_lies_across_the_border_belongs_to_the_continuation(tmp_path):
-    """Spaces between, and a token that would span both."""
+def test_text_between_context_and_continuation_belongs_to_the_continuation(tmp_path):
+    """This holds for spaces between them and for a token that would span both."""
     model = d5p4.load(write_llada(tmp_path / "tiny"), device="cpu")
     lm = D5P4LM(model, mc_samples=4)
-    said = lm.loglikelihood(ask(("one \n", "two"), ("one", " \ntwo"), ("  ", "two"), kind="loglikelihood"))
+    values = lm.loglikelihood(ask(("one \n", "two"), ("one", " \ntwo"), ("  ", "two"), kind="loglikelihood"))
     wanted = d5p4.loglikelihood(model, " \ntwo", "one", 4, chat=False)
-    assert [value for value, _ in said] == [wanted, wanted, d5p4.loglikelihood(model, "  two", None, 4, chat=False)]
+    assert [value for value, _ in values] == [wanted, wanted, d5p4.loglikelihood(model, "  two", None, 4, chat=False)]
     model = FakeModel()
     model.tokenizer = Pairs()
     ((value, _),) = D5P4LM(model, mc_samples=8).loglikelihood(ask(("ca", "bc"), kind="loglikelihood"))
     assert value == d5p4.loglikelihood(model, [1, 2], [2, 0], 8)
 
 
-def test_greedy_is_said_only_after_looking():
+def test_greedy_is_true_only_after_a_check():
     model = FakeModel()
     written = d5p4.generate(model, "ab", k=1, gen_length=4, temperature=0.0, method="independent", eos="never", seed=1)
     greedy = written.texts[0][0]
     other = greedy[:-1] + ("a" if greedy[-1] != "a" else "b")
     requests = ask(("ab", greedy), ("ab", other), ("ab", greedy[:2]), ("ab", ""), kind="loglikelihood")
-    looked = D5P4LM(model, mc_samples=2, greedy_check=True, eos="never").loglikelihood(requests)
+    checked = D5P4LM(model, mc_samples=2, greedy_check=True, eos="never").loglikelihood(requests)
     two = d5p4.generate(model, "ab", k=1, gen_length=2, temperature=0.0, method="independent", eos="never", seed=1)
-    assert [said for _, said in looked] == [True, False, two.texts[0][0] == greedy[:2], True]
-    blind = D5P4LM(model, mc_samples=2).loglikelihood(requests)
-    assert [said for _, said in blind] == [False, False, False, True]
-    assert [value for value, _ in blind] == [value for value, _ in looked]
-    assert blind[3][0] == 0.0
+    assert [is_greedy for _, is_greedy in checked] == [True, False, two.texts[0][0] == greedy[:2], True]
+    unchecked = D5P4LM(model, mc_samples=2).loglikelihood(requests)
+    assert [is_greedy for _, is_greedy in unchecked] == [False, False, False, True]
+    assert [value for value, _ in unchecked] == [value for value, _ in checked]
+    assert unchecked[3][0] == 0.0
 
 
 def test_long_contexts_and_continuations(caplog):
@@ -402,7 +407,7 @@ def test_long_contexts_and_continuations(caplog):
         lm.loglikelihood(ask(("ab", "c" * 65), kind="loglikelihood"))
 
 
-# ---- chat templates
+# chat templates
 
 
 def test_chat_template_is_ours(tasks, tmp_path, countdown):
@@ -412,7 +417,7 @@ def test_chat_template_is_ours(tasks, tmp_path, countdown):
     for sample, prompt in zip(samples, PROMPTS, strict=True):
         rendered = model.tokenizer.chat([{"role": "user", "content": prompt}])
         assert sample["arguments"][0][0] == rendered
-        wanted = d5p4.generate(model, prompt, k=1, gen_length=4, temperature=0.0, seed=0)  # renders by itself
+        wanted = d5p4.generate(model, prompt, k=1, gen_length=4, temperature=0.0, seed=0)  # applies the template itself
         assert sample["resps"][0] == wanted.texts[0]
     question = {"role": "user", "content": "why?"}
     asked = lm.apply_chat_template([question])
@@ -420,23 +425,23 @@ def test_chat_template_is_ours(tasks, tmp_path, countdown):
     assert begun == asked + "because"
     assert lm.chat_template(True) == model.tokenizer.chat_template and lm.chat_template(False) is None
     assert lm.tokenizer_name.endswith("__tiny") and "/" not in lm.tokenizer_name
-    with pytest.raises(d5p4.D5P4Error, match="countdown has no chat template; leave --apply_chat_template out"):
+    with pytest.raises(d5p4.D5P4Error, match="countdown has no chat template; leave out --apply_chat_template"):
         D5P4LM(countdown).apply_chat_template([question])
 
 
-# ---- model_args
+# model_args
 
 
-def test_found_by_name_and_by_its_entry_point(monkeypatch):
-    """Later harnesses keep the entry point of group lm_eval.models in their registry until it is asked for."""
+def test_the_harness_finds_the_model_by_name_and_by_entry_point(monkeypatch):
+    """Later versions of the harness load the entry point of group lm_eval.models at its first use."""
     assert get_model("d5p4") is D5P4LM
     assert get_model("dummy").__module__.startswith("lm_eval.models")
     entry = EntryPoint("d5p4", "d5p4.integrations.lm_eval:D5P4LM", "lm_eval.models")
     monkeypatch.setattr(model_registry, "_objs", {**dict(model_registry.items()), "d5p4": entry})
     monkeypatch.delitem(sys.modules, "d5p4.integrations.lm_eval")
-    found = get_model("d5p4")
-    assert found.__name__ == "D5P4LM" and found is not D5P4LM  # read anew
-    assert found(FakeModel()).loglikelihood(ask(("ab", ""), kind="loglikelihood")) == [(0.0, True)]
+    loaded = get_model("d5p4")
+    assert loaded.__name__ == "D5P4LM" and loaded is not D5P4LM  # the module was imported again
+    assert loaded(FakeModel()).loglikelihood(ask(("ab", ""), kind="loglikelihood")) == [(0.0, True)]
 
 
 def test_model_args_as_text():
@@ -445,7 +450,7 @@ def test_model_args_as_text():
     assert lm._settings.params["beta"] == 5 and lm._settings.guidance_window == (0, 6)
     assert (lm._settings.k, lm._settings.w, lm._settings.distinct, lm._settings.temperature) == (4, 2, True, 1.0)
     if not torch.cuda.is_available():
-        assert lm.device.type == "cpu"  # the harness says cuda:0 where nobody named a device
+        assert lm.device.type == "cpu"  # cuda:0 is the default of the harness
     assert get_model("d5p4").create_from_arg_string(text + ",device=cpu", {"device": "cuda:0"}).device.type == "cpu"
 
 
@@ -455,6 +460,7 @@ def test_bad_model_args():
         ({"alpha": 1.0}, "alpha: it is a parameter of diverse-beam"),
         ({"chat": True}, "chat: it is not offered here"),
         ({"method": "nope"}, "method='nope' is not a method"),
+        ({"plugin": "no_such_module"}, "plugin='no_such_module' cannot be loaded"),
         ({"temperature": -1}, "temperature=-1"),
         ({"guidance_window": "early"}, "guidance_window='early'"),
         ({"gen_length": 64}, "gen_length=64 leaves no room for a prompt: the model holds 64"),
@@ -462,6 +468,21 @@ def test_bad_model_args():
     ):
         with pytest.raises(d5p4.D5P4Error, match=message):
             D5P4LM(FakeModel(), **model_args)
+
+
+def test_plugins_are_modules_joined_by_plus(tmp_path, monkeypatch):
+    """Their methods take parameters from model_args, as our own methods do."""
+    source = "from d5p4.methods import MMR, Method, register\nregister(Method({!r}, MMR))\n"
+    for name in ("one", "two"):
+        (tmp_path / f"lm_eval_plugin_{name}.py").write_text(source.format(f"plugged-{name}"))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(methods, "METHODS", methods.METHODS.copy())
+    text = "plugin=lm_eval_plugin_one+lm_eval_plugin_two,method=plugged-two,alpha=3,k=2,gen_length=4"
+    given = simple_parse_args_string(text)
+    answers = D5P4LM(FakeModel(), **given).generate_until(ask(("abc", {})) * 2)
+    assert (
+        answers == d5p4.generate(FakeModel(), "abc", k=2, method="diverse-beam", alpha=3, gen_length=4, seed=0).texts[0]
+    )
 
 
 def test_without_the_harness_a_sentence_says_what_to_install(monkeypatch):

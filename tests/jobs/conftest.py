@@ -18,6 +18,6 @@ def whole(tmp_path_factory) -> bytes:
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    """A folder with the same input."""
+    """A folder with the input of that run."""
     write(tmp_path / "p.jsonl", entries())
     return tmp_path

@@ -1,4 +1,4 @@
-"""Killed at any moment, or out of disk: the same call goes on, and the file is that of an uninterrupted run."""
+"""After a kill at any moment, or a full disk, the same call continues and writes the file of an uninterrupted run."""
 
 import json
 import random
@@ -12,21 +12,21 @@ import d5p4
 from d5p4.eval.groups import read_groups
 from d5p4.jobs import plan
 from tests.distributed.ranks import finish
-from tests.jobs.work import decode_here, entries, kept, parts, run, start, stopped, until_held, write
+from tests.jobs.work import decode_here, entries, kept, parts, run, start, stopped, until_paused, write
 
 
 def test_killed_at_every_step(folder, whole):
-    """Each start dies one step later than the one before, until one is through; a step is whatever opens, renames or
-    removes a file of the run."""
+    """Each start dies one step later than the one before, until one finishes. A step opens, renames or removes a file
+    of the run."""
     lines = []
     for step in count(1):
-        [(code, said)] = finish(start(folder, dies=(0, step)))
+        [(code, printed)] = finish(start(folder, dies=(0, step)))
         if code == 0:
             break
-        assert code == -signal.SIGKILL, said
+        assert code == -signal.SIGKILL, printed
         lines.append(kept(folder / "a.jsonl"))
     assert (folder / "a.jsonl").read_bytes() == whole
-    assert lines[0] == 0 and any(0 < found < len(entries()) for found in lines) and len(entries()) in lines
+    assert lines[0] == 0 and any(0 < kept_lines < len(entries()) for kept_lines in lines) and len(entries()) in lines
     header = json.loads((folder / "a.run.json").read_text())
     assert header["finished"] and header["report"]["prompts"] == len(entries()) and len(header["starts"]) > 2
     assert {path.name for path in folder.iterdir()} == {"p.jsonl", "a.jsonl", "a.run.json", "ranks"}
@@ -35,7 +35,7 @@ def test_killed_at_every_step(folder, whole):
 @pytest.mark.full
 @pytest.mark.parametrize("worlds", [(1,), (1, 2, 3, 4)])
 def test_killed_many_times(folder, worlds):
-    """Also with another number of ranks at every start, of which one dies and the others are killed by torchrun."""
+    """Also with another number of ranks at every start; one rank dies, and then torchrun kills the others."""
     write(folder / "p.jsonl", entries(600))
     decode_here(folder)
     whole = (folder / "a.jsonl").read_bytes()
@@ -58,17 +58,17 @@ def test_killed_many_times(folder, worlds):
 
 
 def test_finished_lines_are_never_decoded_again_and_broken_ones_are(folder, whole):
-    """What is on the disk is not written over, and can be scored meanwhile."""
+    """Lines on the disk are never overwritten, and can be scored during the run."""
     stopped(decode_here, 12, folder)
     [part] = parts(folder / "a.jsonl")
     lines = part.read_bytes().splitlines(keepends=True)
     assert len(read_groups(part)) == len(lines) >= 12
-    for harmed, lost, told in (
+    for harmed, lost, expected in (
         (lines, 0, None),
         (lines[:-2], 2, None),  # in the middle of a batch, which is decoded as a whole
         ([*lines[:-1], lines[-1][:-9]], 1, "ended in half a line"),
         ([*lines[:-1], lines[-1][:-1]], 1, "ended in half a line"),
-        ([*lines[:4], lines[4][:20] + b"\n", *lines[5:]], 1, "has 1 broken lines"),
+        ([*lines[:4], lines[4][:20] + b"\n", *lines[5:]], 1, "has 1 broken line;"),
         ([*lines[:4], b"\0" * 30 + b"\n", b"[1]\n", *lines[4:]], 0, "has 2 broken lines"),
     ):
         copy = folder / "copy"
@@ -78,14 +78,14 @@ def test_finished_lines_are_never_decoded_again_and_broken_ones_are(folder, whol
         report = decode_here(copy, progress=lambda pace, part=part, seen=seen: seen.append(part.read_bytes()))
         assert seen[0] == b"".join(harmed)
         assert report.before == len(lines) - lost and report.now == len(entries()) - report.before
-        notes = [note for note in report.notes if "not decoded" in note]
-        assert len(notes) == (told is not None) and all(told in note for note in notes)
-        assert (copy / "a.jsonl").read_bytes() == whole, told
+        notes = [note for note in report.notes if "missing" in note]
+        assert len(notes) == (expected is not None) and all(expected in note for note in notes)
+        assert (copy / "a.jsonl").read_bytes() == whole, expected
         shutil.rmtree(copy)
 
 
 def test_errors_of_a_finished_run_are_decoded_again_after_a_kill(folder, whole):
-    """The output's lines are a part again; until that start is finished nothing is lost, whatever it is stopped by."""
+    """The lines of the output become a part again. Nothing is lost if that start is stopped."""
     decode_here(folder)
     header = folder / "a.run.json"
     finished = header.read_bytes()
@@ -100,16 +100,16 @@ def test_errors_of_a_finished_run_are_decoded_again_after_a_kill(folder, whole):
 
 
 def test_a_full_disk_is_an_error_and_nothing_is_lost(tmp_path, whole):
-    """While a part is written, or the output."""
+    """While a part is written, and while the output is."""
     for begun, limit, place in ((0, 2000, "a.jsonl.parts"), (15, 5000, "a.jsonl")):
         folder = tmp_path / str(begun)
         folder.mkdir()
         write(folder / "p.jsonl", entries())
         if begun:
             stopped(decode_here, begun, folder)  # so that no part alone is as large as the output
-        [(code, said)] = finish(start(folder, limit=limit))
-        assert code == 2 and f"{place} cannot be written: File too large" in said, said
-        assert "run the same command again" in said and not (folder / "a.jsonl").exists()
+        [(code, printed)] = finish(start(folder, limit=limit))
+        assert code == 2 and f"{place} cannot be written: File too large" in printed, printed
+        assert "run the same command again" in printed and not (folder / "a.jsonl").exists()
         assert not list(folder.glob("**/*.partial"))  # it would keep the disk full
         lines = kept(folder / "a.jsonl")
         assert lines >= 3 and decode_here(folder).before == lines
@@ -117,8 +117,8 @@ def test_a_full_disk_is_an_error_and_nothing_is_lost(tmp_path, whole):
 
 
 def test_a_second_run_on_the_same_output_is_refused(folder, whole):
-    ranks = start(folder, held=0)
-    until_held(folder, ranks)
+    ranks = start(folder, paused=0)
+    until_paused(folder, ranks)
     with pytest.raises(d5p4.D5P4Error, match="another run is writing .*a.jsonl"):
         decode_here(folder)
     ranks[0].kill()
@@ -127,8 +127,8 @@ def test_a_second_run_on_the_same_output_is_refused(folder, whole):
     assert (folder / "a.jsonl").read_bytes() == whole
 
 
-def test_an_input_that_changes_meanwhile_is_an_error(tmp_path, whole, monkeypatch):
-    """Written over while lines are still to be read, perhaps even put back: no line of another file is kept."""
+def test_an_input_that_changes_during_the_run_is_an_error(tmp_path, whole, monkeypatch):
+    """Even if the input is restored later, no line of the other file is kept."""
     monkeypatch.setattr(plan, "WINDOW", 8)
     padded = [entry | {"level": "x" * 2000} for entry in entries()]  # longer than what is read ahead
     for put_back in (False, True):

@@ -1,4 +1,4 @@
-"""Many ranks on one file: the same bytes for every number of them, and a dead one's work is done by the next start."""
+"""Any number of ranks writes the same bytes, and the next start does the work of a rank that died."""
 
 import json
 import time
@@ -6,42 +6,47 @@ import time
 import pytest
 
 from tests.distributed.ranks import finish
-from tests.jobs.work import decode_here, entries, kept, run, start, until_held, write
+from tests.jobs.work import decode_here, entries, kept, run, start, until_paused, write
+
+FULL = pytest.mark.full
+RANKS = [
+    (2, None, True),
+    (4, (2, 2), False),
+    pytest.param(3, None, False, marks=FULL),
+    pytest.param(4, None, True, marks=FULL),
+]
 
 
-@pytest.mark.parametrize("world, mesh, spelled", [
-    (2, None, True), (4, (2, 2), False),
-    pytest.param(3, None, False, marks=pytest.mark.full), pytest.param(4, None, True, marks=pytest.mark.full),
-])  # fmt: skip
+@pytest.mark.parametrize("world, mesh, spelled", RANKS)
 def test_every_number_of_ranks_gives_the_same_file(folder, whole, world, mesh, spelled):
-    """They share the work, also where each spells the output differently."""
-    found = run(folder, world, mesh=mesh, spelled=spelled, meets=True)
+    """The ranks share the work, even if each writes the path of the output in another way."""
+    reports = run(folder, world, mesh=mesh, spelled=spelled, meets=True)
     assert (folder / "a.jsonl").read_bytes() == whole
-    rows = [report.pop("rows_here") for report in found]
-    assert all(rows) and (mesh or sum(rows) == found[0]["rows"])  # nothing is decoded twice
-    assert all(report == found[0] for report in found) and found[0]["now"] == len(entries())
+    rows = [report.pop("rows_here") for report in reports]
+    assert all(rows) and (mesh or sum(rows) == reports[0]["rows"])  # nothing is decoded twice
+    assert all(report == reports[0] for report in reports) and reports[0]["now"] == len(entries())
     [begun] = json.loads((folder / "a.run.json").read_text())["starts"]
     assert begun["ranks"] == world and begun["mesh"] == list(mesh or (world, 1))
     assert not (folder / "a.jsonl.parts").exists()
 
 
 @pytest.mark.full
-def test_a_model_may_take_longer_to_load_and_to_hash_than_a_step(folder, whole):
+def test_loading_and_hashing_may_take_longer_than_the_timeout(folder, whole):
     run(folder, 2, slow=3.0, timeout=1.5)
     assert (folder / "a.jsonl").read_bytes() == whole
 
 
 @pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.full)])
-def test_who_survives_a_dead_rank_ends_and_another_number_of_ranks_goes_on(folder, whole, victim):
-    """Nobody kills the survivor, as where each host has a launcher of its own. What it wrote is kept."""
-    ranks = start(folder, 2, held=victim, timeout=3)
-    until_held(folder, ranks)
+def test_a_rank_ends_after_another_died_and_the_next_start_continues(folder, whole, victim):
+    """Nobody kills the survivor, as if each host had its own launcher. Its lines are kept."""
+    ranks = start(folder, 2, paused=victim, timeout=3)
+    until_paused(folder, ranks)
     while not kept(folder / "a.jsonl"):  # the survivor's, as the victim is at its first forward
         assert ranks[1 - victim].poll() is None, ranks[1 - victim].output.read_text()
         time.sleep(0.01)
     ranks[victim].kill()
-    code, said = finish(ranks)[1 - victim]
-    assert code in (2, 3) and f"rank {victim}" in said and "start the same command again" in said
+    code, printed = finish(ranks)[1 - victim]
+    assert code in (2, 3) and f"rank {victim}" in printed and "start the same command again" in printed
     lines = kept(folder / "a.jsonl")
     assert lines >= 1 and not (folder / "a.jsonl").exists()
     assert run(folder, 3)[0]["before"] == lines
@@ -53,7 +58,7 @@ def test_what_stops_one_rank_stops_all(folder, tmp_path):
     def both(name, wanted, **given):
         ended = finish(start(tmp_path / name, 2, **given))
         assert [code for code, _ in ended] == [2, 2], ended
-        assert all(text in said for (_, said), texts in zip(ended, wanted, strict=True) for text in texts), ended
+        assert all(text in printed for (_, printed), texts in zip(ended, wanted, strict=True) for text in texts), ended
 
     for name in ("finished", "folder", "strict"):
         (tmp_path / name).mkdir()
@@ -65,11 +70,11 @@ def test_what_stops_one_rank_stops_all(folder, tmp_path):
     both("folder", [["a.jsonl.parts cannot be written: Is a directory"], ["rank 0 gave up"]])
     both("strict", [["line 21: token id 25 of the prompt"]] * 2, strict=True)
     assert not (tmp_path / "strict" / "a.jsonl").exists()
-    for name, lines, told in (
+    for name, lines, expected in (
         ("apart", entries(), "does not see what rank 0 writes into"),
         ("unlike", entries()[1:], "is another file on rank 1 than on rank 0"),
     ):
-        for rank, held in enumerate((entries(), lines)):
+        for rank, own_lines in enumerate((entries(), lines)):
             (tmp_path / name / str(rank)).mkdir(parents=True)
-            write(tmp_path / name / str(rank) / "p.jsonl", held)
-        both(name, [["rank 1 gave up"], [told]], apart=True)
+            write(tmp_path / name / str(rank) / "p.jsonl", own_lines)
+        both(name, [["rank 1 gave up"], [expected]], apart=True)

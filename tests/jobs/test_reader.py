@@ -35,8 +35,8 @@ def test_json_lines(read):
 
 
 def test_plain_text_and_a_byte_order_mark(read):
-    found = read("one \n\n  \n{two}\n", "p.TXT")
-    assert found == [PromptLine(1, None, "one ", {"prompt": "one "}), PromptLine(4, None, "{two}", {"prompt": "{two}"})]
+    lines = read("one \n\n  \n{two}\n", "p.TXT")
+    assert lines == [PromptLine(1, None, "one ", {"prompt": "one "}), PromptLine(4, None, "{two}", {"prompt": "{two}"})]
     assert read(b'\xef\xbb\xbf{"prompt": "x"}')[0].prompt == "x"
 
 

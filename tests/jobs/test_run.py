@@ -1,6 +1,7 @@
-"""What run_file promises in one process; kills and ranks have files of their own."""
+"""What run_file promises in one process. Kills and ranks have their own files."""
 
 import json
+import math
 import pickle
 import re
 
@@ -18,7 +19,7 @@ from tests.jobs.work import SMALL, Cramped, Spoiled, kept, prompts, stopped, wri
 
 @pytest.fixture
 def box(tmp_path):
-    """Run in a folder: the output's lines, and the report."""
+    """Run in a folder. A call returns the lines of the output and the report."""
 
     class Box:
         output = tmp_path / "a.jsonl"
@@ -52,24 +53,24 @@ def box(tmp_path):
     return Box()
 
 
+def six_digits(value):
+    return float(f"{value:.6g}") if math.isfinite(value) else None
+
+
 def test_run_gives_what_generate_gives(box, monkeypatch):
-    """The same answers for the same seed, with ids and without, however the file is cut into windows and batches."""
+    """The same seed gives the same answers, with and without ids, whatever the windows and batches."""
     count, entries, seen = 20, prompts(20), []
     lines, report = box(entries, logprobs=True, progress=seen.append)
     keys = [entry.get("id") for entry in entries]
     with pytest.warns(d5p4.DuplicateAnswers):
-        result = d5p4.generate(
-            FakeModel(), [entry["prompt"] for entry in entries], keys=keys, logprobs=True,
-            **SMALL | {"max_tokens_per_forward": None},
-        )  # fmt: skip
+        options = SMALL | {"max_tokens_per_forward": None, "keys": keys, "logprobs": True}
+        result = d5p4.generate(FakeModel(), [entry["prompt"] for entry in entries], **options)
     assert [line["answers"] for line in lines] == result.texts
     assert [line["tokens"] for line in lines] == result.answers
     assert [line["rows"] for line in lines] == result.rows.tolist()
     assert [line["reveal_step"] for line in lines] == result.reveal_step
-    for name in ("score", "logdet"):
-        wanted = [[None if not torch.tensor(x).isfinite() else float(f"{x:.6g}") for x in row]
-                  for row in getattr(result, name).reshape(count, -1).tolist()]  # fmt: skip
-        assert [line[name] if name == "score" else [line[name]] for line in lines] == wanted
+    assert [line["score"] for line in lines] == [list(map(six_digits, row)) for row in result.score.tolist()]
+    assert [line["logdet"] for line in lines] == list(map(six_digits, result.logdet.tolist()))
     assert [line["line"] for line in lines] == list(range(1, count + 1))
     assert {line["seed"] for line in lines} == {5} and {line["settings"] for line in lines} == {report.settings}
     assert (report.prompts, report.now, report.before, report.failed) == (count, count, 0, 0)
@@ -81,13 +82,13 @@ def test_run_gives_what_generate_gives(box, monkeypatch):
     assert all(a.now <= b.now and a.seconds <= b.seconds for a, b in zip(seen, seen[1:], strict=False))
     assert seen[0].left > 0 and seen[-1].left == 0
 
-    found = json.loads(box.header.read_text())
-    held = found["configuration"]
-    assert found["output"] == "a.jsonl" and found["finished"] and found["size"] == box.output.stat().st_size
-    assert held["settings"]["k"] == 2 and held["seed"] == 5 and held["dtype"] == "float64"
-    assert held["d5p4"] == d5p4.__version__ and held["gen_length_given"] is True
-    assert found["report"] == json.loads(json.dumps(report.to_dict()))
-    [start] = found["starts"]
+    header = json.loads(box.header.read_text())
+    configured = header["configuration"]
+    assert header["output"] == "a.jsonl" and header["finished"] and header["size"] == box.output.stat().st_size
+    assert configured["settings"]["k"] == 2 and configured["seed"] == 5 and configured["dtype"] == "float64"
+    assert configured["d5p4"] == d5p4.__version__ and configured["gen_length_given"] is True
+    assert header["report"] == json.loads(json.dumps(report.to_dict()))
+    [start] = header["starts"]
     assert (start["ranks"], start["torch"]) == (1, torch.__version__)
 
     monkeypatch.setattr(plan, "WINDOW", 7)
@@ -135,22 +136,22 @@ def test_a_prompt_that_fails_is_a_line_with_its_error(box):
         assert expected in line["error"], text
     assert lines[6]["text"] == "ab" and lines[7]["id"] == "n0" and lines[9]["level"] == 2
     assert report.failed == len(bad) and f"{len(bad)} prompts failed" in report.notes[0]
-    assert box()[1].now == 0  # an error is an end too
+    assert box()[1].now == 0  # a line with an error is finished too
     box.output = box.output.with_name("b.jsonl")
     assert "line 4: not valid JSON" in box.fails(strict=True) and not box.output.exists()
 
 
 def test_a_window_that_has_no_schedule_is_a_line_with_an_error(box):
-    """The window is that of the holes, so it can be one prompt's fault; where it is everybody's the run stops."""
-    for good, wrong, options, told in (
+    """Holes differ between prompts, so one prompt can be at fault; if all prompts are, the run stops."""
+    for good, wrong, options, expected in (
         ("abl", "allll", {"steps": 2, "block_length": 1}, "steps=2 is fewer than the 4 blocks"),
         ("abll", "al", {"temperature": 0.0, "order": "tempered"}, "temperature=0.0 with one step per block"),
     ):
         lines, report = box([{"prompt": good}] * 30 + [{"prompt": wrong}], gen_length=None, **options)
-        assert report.failed == 1 and told in lines[-1]["error"]
+        assert report.failed == 1 and expected in lines[-1]["error"]
         box.another()
         message = box.fails([{"prompt": wrong}] * 30, gen_length=None, **options)
-        assert "none of the first 30 prompts can be decoded" in message and told in message
+        assert "none of the first 30 prompts can be decoded" in message and expected in message
 
 
 def test_errors_are_decoded_again_on_request(box):
@@ -159,7 +160,7 @@ def test_errors_are_decoded_again_on_request(box):
     lines, report = box(entries, model=Spoiled(0))
     assert [i for i, line in enumerate(lines) if "error" in line] == wrong and report.failed == len(wrong)
     assert "not finite" in lines[wrong[0]]["error"]
-    # The model stands for a device that failed: its weights are those of the other.
+    # The first model stands for a device that failed: its weights are the same.
     again, report = box(model=FakeModel(), retry_errors=True)
     box.output = box.output.with_name("b.jsonl")
     assert again == box()[0] and (report.failed, report.now, report.before) == (0, len(wrong), 8 - len(wrong))
@@ -179,32 +180,32 @@ def test_logits_that_are_not_finite_spoil_only_their_prompt(box):
 
 
 def test_a_run_without_an_answer_is_not_finished(box, monkeypatch):
-    """Decodes that all fail, a window or a whole file without a prompt: nothing counts, and it may be mended without
-    another output."""
+    """If all decodes fail, or no prompt of a window or file can be decoded, then no line counts as finished, and a
+    corrected run may use the same output."""
     monkeypatch.setattr(plan, "WINDOW", 32)
     message = box.fails([{"prompt": "abc"}] * 30, model=Spoiled(0))
     assert re.search(r"the first 2\d prompts all failed.*line 1: the model gave logits", message)
     assert not box.output.exists() and json.loads(box.header.read_text())["finished"] is False
     lines, report = box(k=3)  # also with another configuration
     assert (report.before, report.failed) == (0, 0) and all(len(line["answers"]) == 3 for line in lines)
-    for entries, message, first in (
+    for entries, expected, first in (
         ([{"question": "ab"}] * 40, "none of the first 32 prompts can be decoded", "line 1: has neither 'prompt' nor"),
         ([{"prompt": "zz"}] * 3, "all prompts of", "the first: line 1: "),
     ):
         box.another()
-        said = box.fails(entries)
-        assert message in said and first in said and not box.output.exists()
-        assert not box.parts.exists() or len(entries) == 3  # whose errors were written before the end
+        error = box.fails(entries)
+        assert expected in error and first in error and not box.output.exists()
+        assert not box.parts.exists() or len(entries) == 3  # these errors were written before the end
         assert box([{"prompt": "ab"}, *entries])[1].failed == len(entries)
 
 
 def test_failures_after_answers_never_stop_a_run(box, monkeypatch):
-    """Whether the answers are this start's, an earlier one's or, with retry_errors, those of a finished run."""
+    """The answers may be from this start, from an earlier one or, with retry_errors, from a finished run."""
     options = {"model": Spoiled(2), "max_tokens_per_forward": 4}
     stopped(box, 10, [{"prompt": "ab"}] * 10 + [{"prompt": "cabab"}] * 24, **options)
     assert box.kept() == 10
     stopped(box, 15, **options)
-    assert box.kept() == 25  # each failure is on the disk at once
+    assert box.kept() == 25  # failures are written at once
     _, report = box(**options)
     assert (report.failed, report.before) == (24, 25)
     _, report = box(retry_errors=True, **options)
@@ -217,12 +218,12 @@ def test_failures_after_answers_never_stop_a_run(box, monkeypatch):
     stopped(box, 24)
     assert box.kept() == 32
     assert box()[1].failed == 60
-    box.another()  # bad windows first, but fewer bad lines in one than are a sign
+    box.another()  # each window has too few bad lines to stop the run
     assert box([{"prompt": "zz"}] * 40 + [{"prompt": "ab"}] * 9)[1].failed == 40
 
 
-def test_what_ranks_tell_each_other_of_finished_lines_is_small(box):
-    """A few bits a line at most: files may have millions."""
+def test_the_message_about_finished_lines_is_small(box):
+    """A few bits per line at most: files may have millions of lines."""
     sizes = []
 
     class Listening(Mesh):
@@ -235,9 +236,9 @@ def test_what_ranks_tell_each_other_of_finished_lines_is_small(box):
     assert box(mesh=Listening())[1].before > 1000 and max(sizes) < 4000
 
 
-def test_what_is_decoded_is_kept_when_another_rank_has_failed(box):
+def test_decoded_lines_are_kept_when_another_rank_has_failed(box):
     class Left(Mesh):
-        """Tells of the failure as soon as it is asked something that is no ticket."""
+        """Raises the failure at the first count that is not a ticket."""
 
         def count(self, name, more=0):
             if not name.endswith("batch"):
@@ -249,12 +250,12 @@ def test_what_is_decoded_is_kept_when_another_rank_has_failed(box):
 
 
 def sizes(report):
-    """Budgets that were too large, as the report tells them."""
+    """The budgets that were too large, from the notes of the report."""
     return [int(re.search(r"budget of (\d+)", note)[1]) for note in report.notes if "out of memory" in note]
 
 
 def test_too_little_memory_halves_the_budget(box):
-    """Answers stay the same; the report notes each size once."""
+    """Answers stay the same; the report names each size once."""
     whole, _ = box(prompts(20), max_tokens_per_forward=1024)
     box.another()
     model = Cramped(100)
@@ -264,7 +265,7 @@ def test_too_little_memory_halves_the_budget(box):
 
 
 def test_too_little_memory_leaves_fixed_shapes_alone(box, monkeypatch):
-    """Under `deterministic` only fewer prompts at a time can help."""
+    """Under `deterministic` the only remedy is fewer prompts at a time."""
     options = {"deterministic": True, "max_tokens_per_forward": 256}
     whole, _ = box(prompts(10), **options)
     box.another()
@@ -284,8 +285,8 @@ def test_too_little_memory_leaves_fixed_shapes_alone(box, monkeypatch):
 
 
 def test_too_little_memory_for_one_prompt(box):
-    """An error where others succeed, though it be all that is left, and the end of the run where none does. Others
-    keep the budget they had."""
+    """It is an error of that prompt if other prompts succeed, even in an earlier start; if none does, the run stops.
+    The other prompts keep their budget."""
     few, large = [{"prompt": "ab"}] * 10, {"prompt": "ab" * 20}
     model = Cramped(40)
     lines, report = box([*few, large, *few], model=model, max_tokens_per_forward=32)
@@ -300,7 +301,7 @@ def test_too_little_memory_for_one_prompt(box):
     assert (report.failed, report.before) == (2, 10) and "too little memory" in lines[-1]["error"]
     box.another()
     stopped(box, 10, [*few, *prompts(40)])
-    assert "out of memory with line" in box.fails(model=Cramped(2))  # none of so many fits: it is the device
+    assert "out of memory with line" in box.fails(model=Cramped(2))  # no prompt fits, so the device is at fault
 
 
 def test_another_configuration_is_refused_with_the_differences(box, tmp_path):
@@ -312,7 +313,7 @@ def test_another_configuration_is_refused_with_the_differences(box, tmp_path):
     assert "gen_length" not in message
     assert "model.parameters was" in box.fails(model=FakeModel(seed=1))
     assert 'dtype was "float64" and is "float32"' in box.fails(model=FakeModel(dtype=torch.float32))
-    assert box(max_tokens_per_forward=99, seed=None)[1].seed == 5  # how the work is cut is no part of it
+    assert box(max_tokens_per_forward=99, seed=None)[1].seed == 5  # the token budget is not compared
     assert "input was" in box.fails(prompts(4))
     assert box.output.read_bytes() == before
     first = tmp_path / "first"
@@ -323,11 +324,11 @@ def test_another_configuration_is_refused_with_the_differences(box, tmp_path):
     assert "model.files was" in box.fails(model=str(folder))
     box.output = tmp_path / "drawn.jsonl"
     _, report = box(seed=None)
-    assert box(seed=None)[1].seed == report.seed  # the first start's is kept
+    assert box(seed=None)[1].seed == report.seed  # the header keeps the seed of the first start
     assert "seed was" in box.fails(seed=report.seed + 1)
 
 
-def test_what_others_made_is_left_alone(box, tmp_path):
+def test_files_of_other_programs_are_left_alone(box, tmp_path):
     box.output.write_text("mine\n")
     assert "was not made by d5p4 run" in box.fails(prompts(2))
     assert box.output.read_text() == "mine\n" and not box.parts.exists() and not box.header.exists()

@@ -1,4 +1,4 @@
-"""What the processes of these tests do, and what all tests of whole files share."""
+"""Helpers of the tests of whole files: inputs, models that fail, and the function that each process runs."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from tests.distributed import ranks
 from tests.fake import FakeModel
 
 SMALL: dict[str, Any] = dict(k=2, w=2, gen_length=4, temperature=1.3, seed=5, max_tokens_per_forward=32)
-"""Of the model: a few prompts a batch."""
+"""A batch has only a few prompts."""
 STEPS = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir")
 
 
 def prompts(count: int) -> list[dict[str, Any]]:
     """Prompts of many lengths, some equal, some with ids."""
-    found = []
+    entries = []
     for i in range(count):
         entry: dict[str, Any] = {"prompt": "abcdefgh"[i % 5 : i % 5 + 1 + i % 3] * (1 + i % 4), "level": i}
-        found.append({"id": f"n{i}"} | entry if i % 3 == 0 else entry)
-    return found
+        entries.append({"id": f"n{i}"} | entry if i % 3 == 0 else entry)
+    return entries
 
 
 def entries(count: int = 30) -> list[dict[str, Any]]:
@@ -48,26 +48,28 @@ def write(path: Path, entries: list[Any]) -> Path:
 
 
 class Watched(FakeModel):
-    """Meets the other ranks at its first forward, so that none is so quick that nothing is left for another. One that
-    is `held` says so in that file and stays there, at work, until it is killed."""
+    """Waits for the other ranks at its first forward, so that a quick rank cannot take all the work.
 
-    def __init__(self, mesh: Mesh, held: Path | None) -> None:
+    With a `marker`, the model then makes that file and stays in the forward until the process is killed.
+    """
+
+    def __init__(self, mesh: Mesh, marker: Path | None) -> None:
         super().__init__()
-        self.mesh, self.held = mesh, held
+        self.mesh, self.marker = mesh, marker
 
     def body(self, tokens: torch.Tensor, attention_mask: torch.Tensor | None = None) -> Any:
         if not self.rows_seen:
             self.mesh.meet()
-            if self.held is not None:
-                self.held.touch()
-            while self.held is not None:
+            if self.marker is not None:
+                self.marker.touch()
+            while self.marker is not None:
                 time.sleep(0.02)
                 self.mesh.beat()
         return super().body(tokens, attention_mask)
 
 
 class Cramped(FakeModel):
-    """Has room for so many tokens in a forward."""
+    """Has memory for `room` tokens per forward."""
 
     def __init__(self, room: int) -> None:
         super().__init__()
@@ -107,7 +109,7 @@ class Stopped(BaseException):
 
 
 def stopped(run: Callable[..., Any], lines: int, *given: Any, **options: Any) -> None:
-    """A run that is stopped when so many lines are finished."""
+    """Stop a run when this number of lines is finished."""
 
     def stop(pace: d5p4.jobs.Pace) -> None:
         if pace.now >= lines:
@@ -121,18 +123,18 @@ def stopped(run: Callable[..., Any], lines: int, *given: Any, **options: Any) ->
 
 
 def parts(output: Path) -> list[Path]:
-    """The files of finished lines while a run goes on."""
+    """The files of finished lines of an unfinished run."""
     return sorted(output.with_name(f"{output.name}.parts").glob("*.jsonl"))
 
 
 def kept(output: Path) -> int:
-    """Finished lines on the disk."""
+    """How many finished lines of an unfinished run are on the disk."""
     return sum(path.read_bytes().count(b"\n") for path in parts(output))
 
 
 @contextmanager
 def no_file_above(size: int | None) -> Iterator[None]:
-    """A file that may not grow stands for a full disk."""
+    """Limit the size of files, to simulate a full disk."""
     free = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (free[0] if size is None else size, free[1]))
     try:
@@ -142,7 +144,7 @@ def no_file_above(size: int | None) -> Iterator[None]:
 
 
 def die_at(step: int) -> None:
-    """SIGKILL for this process when it opens, renames or removes one of the run's files for the so-many-th time."""
+    """Kill this process when it opens, renames or removes files of the run for the `step`th time."""
     left = step
 
     def count(event: str, given: tuple[Any, ...]) -> None:
@@ -160,20 +162,20 @@ def decode(
     mesh: tuple[int, int] | None = None,
     timeout: float = 60,
     limit: int | None = None,  # bytes of a file
-    meets: bool = False,  # ranks, of which each has something to do
-    held: int | None = None,  # the rank that stays at its first forward; they meet before
+    meets: bool = False,  # every rank waits for the others at its first forward
+    paused: int | None = None,  # the rank that stays in its first forward, after all have met there
     dies: tuple[int, int] | None = None,  # a rank, and the step it dies at
-    apart: bool = False,  # as on hosts that share no file system
-    spelled: bool = False,  # each rank has its own way to write the same place
-    slow: float = 0.0,  # seconds to load and to hash, as large models take
+    apart: bool = False,  # each rank has its own folder, as on hosts that share no file system
+    spelled: bool = False,  # each rank writes the path of the folder in another way
+    slow: float = 0.0,  # seconds that it takes to load the model, and to hash it
     **options: Any,
 ) -> dict[str, Any]:
-    """One rank of a run in a folder: the report, and the rows that went through its model; an error is said."""
+    """One rank of a run in a folder. Returns the report and the rows that went through its model; prints an error."""
     connected = connect(mesh, timeout)
     rank = connected.rank
     model: Any = FakeModel()
-    if meets or held is not None:
-        model = Watched(connected, place / "held" if rank == held else None)
+    if meets or paused is not None:
+        model = Watched(connected, place / "paused" if rank == paused else None)
     if apart:
         place, mesh_module.PATIENCE = place / str(rank), 0.2
     if spelled:
@@ -201,13 +203,13 @@ def start(folder: Path, world: int = 1, **given: Any) -> list[ranks.Rank]:
 
 
 def run(folder: Path, world: int = 1, **given: Any) -> list[dict[str, Any]]:
-    """A start that ends well: what each rank returns."""
+    """A start that succeeds. Returns what each rank returns."""
     return ranks.results("tests.jobs.work:decode", world, folder / "ranks", place=folder, **given)
 
 
-def until_held(folder: Path, started: list[ranks.Rank]) -> None:
-    """Wait until a rank stays where it is."""
-    while not (folder / "held").exists():
+def until_paused(folder: Path, started: list[ranks.Rank]) -> None:
+    """Wait until the rank to be paused has reached its first forward."""
+    while not (folder / "paused").exists():
         assert any(rank.poll() is None for rank in started), [rank.output.read_text() for rank in started]
         time.sleep(0.01)
-    (folder / "held").unlink()
+    (folder / "paused").unlink()

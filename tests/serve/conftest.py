@@ -12,8 +12,8 @@ from tests.serve.running import Running, running
 @pytest.fixture(scope="package")
 def server() -> Iterator[Running]:
     """A quick model behind a server of which nobody asks too much."""
-    with running(FakeModel()) as found:
-        yield found
+    with running(FakeModel()) as server:
+        yield server
 
 
 @pytest.fixture(scope="package")

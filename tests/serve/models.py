@@ -41,7 +41,7 @@ class Faulty(FakeModel):
         self.faults = {ord(letter) - 97: fault for letter, fault in faults.items()}
 
     def body(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Hidden:
-        found = super().body(tokens, attention_mask)
+        hidden = super().body(tokens, attention_mask)
         real = torch.ones_like(tokens, dtype=torch.bool) if attention_mask is None else attention_mask
         first = tokens.gather(1, real.long().argmax(1, keepdim=True))[:, 0]
         for token, fault in list(self.faults.items()):
@@ -53,5 +53,5 @@ class Faulty(FakeModel):
             if fault == "memory":
                 del self.faults[token]
                 raise torch.OutOfMemoryError("there is none")
-            found.states[rows] = torch.nan
-        return found
+            hidden.states[rows] = torch.nan
+        return hidden

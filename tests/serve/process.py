@@ -22,25 +22,27 @@ from tests.serve.running import direct, until
 class Process:
     def __init__(self, *arguments: object, environment: dict[str, str] | None = None) -> None:
         words = [sys.executable, "-m", "d5p4", "serve", *map(str, arguments)]
-        given = os.environ | {
-            "PYTHONPATH": str(Path(d5p4.__file__).parents[1]), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1",
-        }  # fmt: skip
+        variables = {"PYTHONPATH": str(Path(d5p4.__file__).parents[1]), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
         self.run = subprocess.Popen(
-            words, env=given | (environment or {}), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            words,
+            env=os.environ | variables | (environment or {}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell may ignore it
-        )  # fmt: skip
-        self.said: list[str] = []
+        )
+        self.lines: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def _read(self) -> None:
         assert self.run.stderr is not None
         for line in self.run.stderr:
-            self.said.append(line)
+            self.lines.append(line)
 
     @property
     def stderr(self) -> str:
-        return "".join(self.said)
+        return "".join(self.lines)
 
     @property
     def url(self) -> str:

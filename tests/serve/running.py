@@ -36,7 +36,7 @@ class Running:
         self.bound = bind("127.0.0.1", 0)
         self.port = self.bound.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        self.server = Server(self.app, self.limits)
+        self.server = Server(self.app)
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.bound]}, daemon=True)
         self.http = direct(base_url=self.url)
 
@@ -71,7 +71,7 @@ class Running:
 def running(model: Any, **options: Any) -> Iterator[Running]:
     server = Running(model, **options)
     server.thread.start()
-    if not callable(model):  # a loader's test looks at that itself
+    if hasattr(model, "body"):  # the test of a loader looks at that itself
         until(lambda: server.http.get("/readyz").status_code == 200)
     try:
         yield server
@@ -85,10 +85,10 @@ def running(model: Any, **options: Any) -> Iterator[Running]:
 def until(true: Callable[[], Any], seconds: float = 60.0) -> Any:
     """Wait until it is; what it then is. The seconds only end a test that hangs."""
     end = time.monotonic() + seconds
-    while not (found := true()):
+    while not (value := true()):
         assert time.monotonic() < end, "it never happened"
         time.sleep(0.01)
-    return found
+    return value
 
 
 def differing(n: int) -> dict[str, Any]:
@@ -119,17 +119,17 @@ def response(wire: socket.socket) -> tuple[int, bytes]:
 
 def together(*calls: Callable[[], Any]) -> list[Any]:
     """Make calls in threads at the same time; what each gave, or raised."""
-    found: list[Any] = [None] * len(calls)
+    results: list[Any] = [None] * len(calls)
 
     def call(number: int) -> None:
         try:
-            found[number] = calls[number]()
+            results[number] = calls[number]()
         except Exception as error:
-            found[number] = error
+            results[number] = error
 
     threads = [threading.Thread(target=call, args=(number,)) for number in range(len(calls))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return found
+    return results

@@ -7,7 +7,6 @@ import openai
 import pytest
 
 import d5p4
-from d5p4.serve.schema import CompletionRequest
 from tests.fake import FakeModel
 from tests.serve.models import Gated
 from tests.serve.running import NAME, differing, running, together, until
@@ -21,28 +20,28 @@ def gated():
         yield server
 
 
-def held(server):
+def being_decoded(server):
     """A request that is being decoded and waits for the gate; call it for its answer."""
-    found = []
+    replies = []
     asked = {"prompt": "a", "max_tokens": 1, "seed": 1}
-    thread = threading.Thread(target=lambda: found.append(server.post(**asked)))
+    thread = threading.Thread(target=lambda: replies.append(server.post(**asked)))
     thread.start()
     until(server.model.entered.is_set)
 
     def answer():
         thread.join()
-        return found[0]
+        return replies[0]
 
     return answer
 
 
 def behind(server, *bodies):
     """Answers to requests that queued up, in this order, behind one that is being decoded."""
-    first = held(server)
-    found = [None] * len(bodies)
+    first = being_decoded(server)
+    replies = [None] * len(bodies)
 
     def ask(number):
-        found[number] = server.post(**bodies[number])
+        replies[number] = server.post(**bodies[number])
 
     threads = []
     for number, body in enumerate(bodies):
@@ -56,7 +55,7 @@ def behind(server, *bodies):
     for thread in threads:
         thread.join()
     assert first().status_code == 200
-    return found
+    return replies
 
 
 def batches(server):
@@ -86,17 +85,17 @@ def test_the_oldest_is_served_first(gated):
 
 
 def test_a_batch_stays_within_the_budget_of_tokens():
-    """A row of 8 tokens, pools of one: at most 8 forwards' tokens a decode, 16 a forward."""
+    """A row of 8 tokens, pools of one: 16 tokens per forward, and at most 8 forwards' tokens per decode."""
     with running(Gated(), max_tokens_per_forward=16) as server:
-        found = behind(server, {"prompt": ["abcd"] * 40, "max_tokens": 4, "seed": 1, "w": 1})
-        assert found[0].status_code == 200
-        assert batches(server) == (1 + 3, 41)  # 8 * 16 tokens / 8 a row = 16 prompts at a time
+        replies = behind(server, {"prompt": ["abcd"] * 40, "max_tokens": 4, "seed": 1, "w": 1})
+        assert replies[0].status_code == 200
+        assert batches(server) == (1 + 3, 41)  # 8 * 16 tokens, 8 per row: 16 prompts at a time
         assert max(server.model.calls) <= 2
 
 
 def test_a_full_queue_refuses_all_of_a_request_and_says_when_to_come_back():
     with running(Gated(), limits={"max_queue": 3}) as server:
-        first = held(server)
+        first = being_decoded(server)
         waiting = threading.Thread(target=lambda: server.post(prompt=["a", "b"], max_tokens=2))
         waiting.start()
         until(lambda: server.metric("d5p4_waiting_prompts") == 2)
@@ -125,6 +124,7 @@ def test_many_clients_at_once_each_get_their_own(clients):
         return letters[number % 10] * (1 + number % 7) + letters[number // 10 % 10]
 
     with running(Gated()) as server:
+
         def ask(number):
             asked = {"model": NAME, "prompt": prompt(number), "n": 1 + number % 2, "seed": number, "max_tokens": 6}
             if number % 4 < 2:
@@ -140,18 +140,17 @@ def test_many_clients_at_once_each_get_their_own(clients):
             until(lambda: server.metric("d5p4_waiting_prompts") == clients)
             server.model.gate.set()
 
-        held(server)
-        *found, _ = together(*(lambda number=number: ask(number) for number in range(clients)), open_gate)
+        being_decoded(server)
+        *replies, _ = together(*(lambda number=number: ask(number) for number in range(clients)), open_gate)
         count, prompts = batches(server)
     assert prompts == clients + 1 and count < clients / 2
     quick = FakeModel()
-    for number, answer in enumerate(found):
+    for number, answer in enumerate(replies):
         assert not isinstance(answer, Exception), answer
         shots = []
-        offline = d5p4.generate(
-            quick, prompt(number), chat=False, seed=number, gen_length=6, **differing(1 + number % 2),
-            callback=lambda shot, shots=shots: shots.append(d5p4.view.drafts(quick, shot, 0)),
-        )  # fmt: skip
+        options = {"chat": False, "seed": number, "gen_length": 6} | differing(1 + number % 2)
+        options["callback"] = lambda shot, shots=shots: shots.append(d5p4.view.drafts(quick, shot, 0))
+        offline = d5p4.generate(quick, prompt(number), **options)
         texts, drafts = answer
         assert texts == offline.texts[0]
         own = [draft["tokens"] for shot in shots for draft in shot]
@@ -166,33 +165,22 @@ def test_an_answer_does_not_wait_for_an_acknowledgement(server):
         assert wire.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-def test_the_event_loop_answers_while_a_prompt_is_encoded_and_a_large_body_is_read(monkeypatch):
+def test_the_event_loop_answers_while_a_prompt_is_encoded():
     """As it does while a decode runs, which most tests of this folder rely on."""
     begun, over = threading.Event(), threading.Event()
 
-    def wait(*_):
+    def encode(text):
         begun.set()
         return over.wait(60) and [1]
 
+    def look():
+        until(begun.is_set)
+        try:
+            return server.http.get("/healthz").status_code
+        finally:
+            over.set()
+
     with running(FakeModel()) as server:
-        def answers_meanwhile(call):
-            begun.clear()
-            over.clear()
-
-            def look():
-                until(begun.is_set)
-                try:
-                    return server.http.get("/healthz").status_code
-                finally:
-                    over.set()
-
-            found, health = together(call, look)
-            assert health == 200
-            return found.status_code
-
-        check = CompletionRequest.model_validate_json
-        with monkeypatch.context() as patch:
-            patch.setattr(CompletionRequest, "model_validate_json", lambda data: wait() and check(data))
-            assert answers_meanwhile(lambda: server.raw(b'{"prompt": "' + b"a" * 100_000 + b'"}')) == 400
-        server.model.tokenizer.encode = wait
-        assert answers_meanwhile(lambda: server.post(prompt="abc", max_tokens=1)) == 200
+        server.model.tokenizer.encode = encode
+        reply, health = together(lambda: server.post(prompt="abc", max_tokens=1), look)
+        assert (reply.status_code, health) == (200, 200)

@@ -1,5 +1,7 @@
 """Conversations, through the model's template or without one."""
 
+from types import SimpleNamespace
+
 import openai
 import pytest
 import tokenizers
@@ -7,16 +9,19 @@ from tokenizers import decoders, models
 
 import d5p4
 from d5p4.models.tokenizer import Tokenizer
+from d5p4.prompts import Request
 from d5p4.serve.job import Finished
-from d5p4.serve.respond import _Answer
+from d5p4.serve.respond import Reply
 from tests.checkpoints import write_llada
 from tests.fake import FakeModel
 from tests.serve.running import NAME, differing, running
 
 TALK = [
-    {"role": "system", "content": "be short"}, {"role": "user", "content": "a cat?"},
-    {"role": "assistant", "content": "yes."}, {"role": "user", "content": "and a dog?"},
-]  # fmt: skip
+    {"role": "system", "content": "be short"},
+    {"role": "user", "content": "a cat?"},
+    {"role": "assistant", "content": "yes."},
+    {"role": "user", "content": "and a dog?"},
+]
 
 
 @pytest.fixture(scope="module")
@@ -28,19 +33,19 @@ def talking(tmp_path_factory):
 
 
 def test_a_conversation_is_rendered_by_the_template(talking):
-    found = talking.client().chat.completions.create(
+    reply = talking.client().chat.completions.create(
         model="talker", messages=TALK, n=3, seed=5, max_completion_tokens=6, logprobs=True
     )
     result = d5p4.generate(talking.model, [TALK], seed=5, gen_length=6, logprobs=True, **differing(3))
-    assert [choice.message.content for choice in found.choices] == result.texts[0]
-    assert {choice.message.role for choice in found.choices} == {"assistant"}
-    assert found.object == "chat.completion" and found.id.startswith("chatcmpl-")
-    assert found.usage.prompt_tokens == len(talking.model.tokenizer.encode(talking.model.tokenizer.chat(TALK)))
-    for choice, chances in zip(found.choices, result.logprobs[0], strict=True):
-        said = choice.logprobs.content
-        assert [one.logprob for one in said] == pytest.approx(chances)
-        assert "".join(one.token for one in said) == choice.message.content
-        assert bytes(sum((one.bytes for one in said), [])).decode() == choice.message.content
+    assert [choice.message.content for choice in reply.choices] == result.texts[0]
+    assert {choice.message.role for choice in reply.choices} == {"assistant"}
+    assert reply.object == "chat.completion" and reply.id.startswith("chatcmpl-")
+    assert reply.usage.prompt_tokens == len(talking.model.tokenizer.encode(talking.model.tokenizer.chat(TALK)))
+    for choice, chances in zip(reply.choices, result.logprobs[0], strict=True):
+        tokens = choice.logprobs.content
+        assert [one.logprob for one in tokens] == pytest.approx(chances)
+        assert "".join(one.token for one in tokens) == choice.message.content
+        assert bytes(sum((one.bytes for one in tokens), [])).decode() == choice.message.content
 
 
 def test_parts_of_text_and_new_role_names_mean_the_same(talking):
@@ -53,11 +58,12 @@ def test_parts_of_text_and_new_role_names_mean_the_same(talking):
 
 
 def test_completions_never_apply_the_template(talking):
-    found = talking.client().completions.create(model="talker", prompt="a cat", seed=5, max_tokens=6)
-    assert found.usage.prompt_tokens == 5
-    assert found.choices[0].text == d5p4.generate(
-        talking.model, "a cat", chat=False, k=1, seed=5, gen_length=6
-    ).texts[0][0]
+    reply = talking.client().completions.create(model="talker", prompt="a cat", seed=5, max_tokens=6)
+    assert reply.usage.prompt_tokens == 5
+    assert (
+        reply.choices[0].text
+        == d5p4.generate(talking.model, "a cat", chat=False, k=1, seed=5, gen_length=6).texts[0][0]
+    )
 
 
 def test_a_mask_in_a_conversation_is_refused(talking):
@@ -116,14 +122,14 @@ def test_bytes_of_a_character_spread_over_tokens():
     model.tokenizer = Tokenizer(backend, mask_id=4)
     ids = [3, 0, 1, 2, 3]
 
-    def told(text, ended):
-        one = Finished(
-            texts=[text], tokens=[ids], logprobs=[[-1.0] * 5], reveal_step=[[0] * 5], ended=[ended], score=[0.0],
-            score_kind="", distance=[None], right=None, right_ones=None, rows=1, rows_nominal=1, nfe=1, history=None,
-        )  # fmt: skip
-        return _Answer(one, 0, []).logprobs(model, chat=True)["content"]
+    result = SimpleNamespace(answers=[[ids]], logprobs=[[[-1.0] * 5]], reveal_step=[[[0] * 5]])
+    ask = SimpleNamespace(chat=True, body=SimpleNamespace(stream_options=None))
 
-    whole = told(" a€ a", False)
+    def tokens_of(text, ended):
+        one = Finished(SimpleNamespace(result=result, place=0), [text], [ended], None, None, None)
+        return Reply(ask, model, NAME)._logprobs(one, 0, Request([], 5))["content"]
+
+    whole = tokens_of(" a€ a", False)
     assert [token["token"] for token in whole] == [" a", "", "", "€", " a"]
     assert [token["bytes"] for token in whole] == [[32, 97], [0xE2], [0x82], [0xAC], [32, 97]]
-    assert [token["bytes"] for token in told(" a", True)] == [[32, 97]]  # cut by a stop: what follows is left out
+    assert [token["bytes"] for token in tokens_of(" a", True)] == [[32, 97]]  # cut by a stop: what follows is left out

@@ -2,11 +2,12 @@
 
 import warnings
 
+import openai
 import pytest
 
 import d5p4
 from d5p4.record import Answers
-from d5p4.serve.worker import cut
+from d5p4.serve.job import cut
 from tests.fake import FakeModel
 from tests.serve.running import NAME, differing, running
 
@@ -22,30 +23,30 @@ def offline(model, prompts, **options):
 
 
 def test_n_answers_are_different_and_the_best_is_first(client, server):
-    found = client.completions.create(prompt="abc", n=4, **SMALL)
+    reply = client.completions.create(prompt="abc", n=4, **SMALL)
     result = offline(server.model, "abc", k=4)
-    assert [choice.text for choice in found.choices] == result.texts[0]
-    assert [choice.index for choice in found.choices] == [0, 1, 2, 3]
-    assert len({choice.text for choice in found.choices}) == found.d5p4["distinct"] == 4
-    scores = [choice.d5p4["score"] for choice in found.choices]
+    assert [choice.text for choice in reply.choices] == result.texts[0]
+    assert [choice.index for choice in reply.choices] == [0, 1, 2, 3]
+    assert len({choice.text for choice in reply.choices}) == reply.d5p4["distinct"] == 4
+    scores = [choice.d5p4["score"] for choice in reply.choices]
     assert scores == pytest.approx(result.score[0].tolist()) and scores == sorted(scores, reverse=True)
-    assert [choice.d5p4["distance"] for choice in found.choices] == pytest.approx(Answers(result, 0).distance)
-    assert (found.object, found.model, found.id[:5]) == ("text_completion", NAME, "cmpl-")
-    usage = found.usage
+    assert [choice.d5p4["distance"] for choice in reply.choices] == pytest.approx(Answers(result, 0).distance)
+    assert (reply.object, reply.model, reply.id[:5]) == ("text_completion", NAME, "cmpl-")
+    usage = reply.usage
     assert (usage.prompt_tokens, usage.completion_tokens) == (3, sum(map(len, result.answers[0])))
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
     assert (usage.rows, usage.rows_nominal, usage.nfe) == tuple(
         int(getattr(result, name)[0]) for name in ("rows", "rows_nominal", "nfe")
     )
-    assert usage.seed == found.d5p4["seed"] == 3
+    assert usage.seed == reply.d5p4["seed"] == 3
 
 
 def test_the_response_counts_what_differs(client):
-    found = client.completions.create(
+    reply = client.completions.create(
         prompt="abc", n=4, max_tokens=1, model=NAME, temperature=0.05, seed=1, extra_body={"distinct": False}
     )
-    assert found.d5p4["distinct"] == len({choice.text for choice in found.choices}) < 4
-    assert found.d5p4["settings"]["distinct"] is False
+    assert reply.d5p4["distinct"] == len({choice.text for choice in reply.choices}) < 4
+    assert reply.d5p4["settings"]["distinct"] is False
 
 
 def test_a_fresh_seed_gives_the_same_answers_again(client):
@@ -61,36 +62,36 @@ def test_prompts_of_every_kind(client, server):
     """Texts, ids, lists of ids, a long, an empty one, holes; with one answer or several."""
     for number, prompt in enumerate((["abc", "d", "abc"], [1, 2, 3], [[1, 2], [3]], "a" * 40, "", "abldl")):
         n = 1 + number % 2
-        found = client.completions.create(prompt=prompt, n=n, **SMALL)
+        reply = client.completions.create(prompt=prompt, n=n, **SMALL)
         result = offline(server.model, prompt, k=n)
-        assert [choice.text for choice in found.choices] == sum(result.texts, []), prompt
-        assert [choice.index for choice in found.choices] == list(range(n * len(result.texts)))
+        assert [choice.text for choice in reply.choices] == sum(result.texts, []), prompt
+        assert [choice.index for choice in reply.choices] == list(range(n * len(result.texts)))
         count = len(prompt) if isinstance(prompt, str) else sum(map(len, prompt)) if prompt[0] != 1 else 3
-        assert found.usage.prompt_tokens == count
-        assert found.usage.rows == int(result.rows.sum())
+        assert reply.usage.prompt_tokens == count
+        assert reply.usage.rows == int(result.rows.sum())
 
 
 def test_holes_alone_are_filled_where_no_length_is_given(client, server):
-    found = client.completions.create(model=NAME, prompt="ablldl", seed=3, logprobs=0)
+    reply = client.completions.create(model=NAME, prompt="ablldl", seed=3, logprobs=0)
     result = offline(server.model, "ablldl", gen_length=None)
-    text, said = found.choices[0].text, found.choices[0].logprobs
-    assert text == result.texts[0][0] and len(text) == 6 and found.usage.completion_tokens == 3
-    assert "".join(said.tokens) == text and said.text_offset == list(range(6))
-    assert [said.token_logprobs[i] for i in (0, 1, 4)] == [said.reveal_step[i] for i in (0, 1, 4)] == [None] * 3
-    assert [said.token_logprobs[i] for i in (2, 3, 5)] == pytest.approx(result.logprobs[0][0])
+    text, logprobs = reply.choices[0].text, reply.choices[0].logprobs
+    assert text == result.texts[0][0] and len(text) == 6 and reply.usage.completion_tokens == 3
+    assert "".join(logprobs.tokens) == text and logprobs.text_offset == list(range(6))
+    assert [logprobs.token_logprobs[i] for i in (0, 1, 4)] == [logprobs.reveal_step[i] for i in (0, 1, 4)] == [None] * 3
+    assert [logprobs.token_logprobs[i] for i in (2, 3, 5)] == pytest.approx(result.logprobs[0][0])
 
 
 def test_log_probabilities_at_reveal(client, server):
     result = offline(server.model, "abc", k=4)
     stop = ["zz", result.texts[0][0][2]]  # cuts some of them
-    found = client.completions.create(prompt="abc", n=4, logprobs=1, stop=stop, **SMALL)
-    for choice, chances, steps in zip(found.choices, result.logprobs[0], result.reveal_step[0], strict=True):
-        said = choice.logprobs
-        assert "".join(said.tokens) == choice.text
-        assert said.token_logprobs == pytest.approx(chances[: len(said.tokens)])
-        assert said.reveal_step == steps[: len(said.tokens)]
-        assert [choice.text[at : at + 1] for at in said.text_offset] == said.tokens  # a letter a token
-        assert said.top_logprobs is None
+    reply = client.completions.create(prompt="abc", n=4, logprobs=1, stop=stop, **SMALL)
+    for choice, chances, steps in zip(reply.choices, result.logprobs[0], result.reveal_step[0], strict=True):
+        logprobs = choice.logprobs
+        assert "".join(logprobs.tokens) == choice.text
+        assert logprobs.token_logprobs == pytest.approx(chances[: len(logprobs.tokens)])
+        assert logprobs.reveal_step == steps[: len(logprobs.tokens)]
+        assert [choice.text[at : at + 1] for at in logprobs.text_offset] == logprobs.tokens  # one letter per token
+        assert logprobs.top_logprobs is None
 
 
 def test_stop_cuts_the_answer_and_says_so(client):
@@ -108,39 +109,40 @@ def test_what_is_graded_is_the_text_that_is_sent(client):
     texts = ["31-13=18,86-18=68,68+28=96", "86+28=114,114+13=127,127-31=96", "31-13=18,28-18=10,86+10=96"]
     cuts = [cut(text, [","]) for text in texts]
     assert cuts == [("31-13=18", True), ("86+28=114", True), ("31-13=18", True)]
-    found = client.completions.create(prompt="abc", n=4, max_tokens=8, seed=1, model=NAME, stop=["a", "b", "c"])
-    assert found.d5p4["distinct"] == len({choice.text for choice in found.choices}) < 4
+    reply = client.completions.create(prompt="abc", n=4, max_tokens=8, seed=1, model=NAME, stop=["a", "b", "c"])
+    assert reply.d5p4["distinct"] == len({choice.text for choice in reply.choices}) < 4
 
 
 def test_repeats_come_last(client):
     """Fewer different texts than asked for: those there are stand first."""
-    found = client.completions.create(prompt="abc", n=12, max_tokens=1, model=NAME, temperature=0.2, seed=1)
-    texts = [choice.text for choice in found.choices]
-    assert len(set(texts[: found.d5p4["distinct"]])) == found.d5p4["distinct"] < 12
+    reply = client.completions.create(prompt="abc", n=12, max_tokens=1, model=NAME, temperature=0.2, seed=1)
+    texts = [choice.text for choice in reply.choices]
+    assert len(set(texts[: reply.d5p4["distinct"]])) == reply.d5p4["distinct"] < 12
 
 
 def test_an_answer_that_the_model_ends_stops_and_others_reach_their_length(client):
     ours = {"eos": "free", "w": 1}
-    found = client.completions.create(
+    reply = client.completions.create(
         prompt="abc", n=16, max_tokens=8, model=NAME, seed=1, temperature=4, extra_body=ours
     )
-    reasons = {len(choice.text) < 8: choice.finish_reason for choice in found.choices}
+    reasons = {len(choice.text) < 8: choice.finish_reason for choice in reply.choices}
     assert reasons == {True: "stop", False: "length"}
 
 
-def test_max_tokens_gives_way_to_the_room_there_is(client):
-    found = client.completions.create(prompt="a" * 60, max_tokens=500, model=NAME, seed=1)
-    assert found.usage.completion_tokens <= 4
+def test_a_length_beyond_the_model_is_refused_and_a_default_gives_way(client):
+    with pytest.raises(openai.BadRequestError, match="asks for 500 more, but the model holds 64"):
+        client.completions.create(prompt="a" * 60, max_tokens=500, model=NAME, seed=1)
+    assert client.completions.create(prompt="a" * 60, model=NAME, seed=1).usage.completion_tokens <= 4
 
 
 def test_history_is_the_trace(client, server):
-    found = client.completions.create(prompt=["abc", "de"], n=2, extra_body={"history": True}, **SMALL)
-    for text, sent in zip(("abc", "de"), found.d5p4["history"], strict=True):
+    reply = client.completions.create(prompt=["abc", "de"], n=2, extra_body={"history": True}, **SMALL)
+    for text, sent in zip(("abc", "de"), reply.d5p4["history"], strict=True):
         own = d5p4.view.trace(server.model, text, chat=False, seed=3, gen_length=6, **differing(2))
         for name in own.keys() - {"seconds", "settings"}:
             assert sent[name] == own[name], name
     plain = client.completions.create(prompt=["abc", "de"], n=2, **SMALL)
-    assert [choice.text for choice in found.choices] == [choice.text for choice in plain.choices]
+    assert [choice.text for choice in reply.choices] == [choice.text for choice in plain.choices]
 
 
 def test_models(client):
@@ -155,8 +157,8 @@ def test_models(client):
 def test_a_model_named_with_a_slash():
     with running(FakeModel(), name="some one/model:1 é") as server:
         assert server.client().models.retrieve("some one/model:1 é").id == "some one/model:1 é"
-        found = server.client().completions.create(model="some one/model:1 é", prompt="a", max_tokens=2)
-        assert found.model == "some one/model:1 é"
+        reply = server.client().completions.create(model="some one/model:1 é", prompt="a", max_tokens=2)
+        assert reply.model == "some one/model:1 é"
 
 
 def test_each_shape_a_model_may_have():
@@ -164,8 +166,8 @@ def test_each_shape_a_model_may_have():
     model = FakeModel(carry_over=True, max_length=16)
     model.tokenizer = None
     with running(model) as server:
-        found = server.client().completions.create(model=NAME, prompt=[1, 2], n=2, seed=3, logprobs=0)
+        reply = server.client().completions.create(model=NAME, prompt=[1, 2], n=2, seed=3, logprobs=0)
         result = offline(model, [1, 2], k=2, gen_length=None)
-        assert [choice.text for choice in found.choices] == result.texts[0]
-        assert found.choices[0].logprobs.token_logprobs == pytest.approx(result.logprobs[0][0])
+        assert [choice.text for choice in reply.choices] == result.texts[0]
+        assert reply.choices[0].logprobs.token_logprobs == pytest.approx(result.logprobs[0][0])
         assert server.post(prompt="abc").status_code == 400

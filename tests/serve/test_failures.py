@@ -17,8 +17,8 @@ def test_one_bad_prompt_in_a_batch(fault, caplog):
     prompts = ["abc", "xbc", "bca", "cab"]
     with running(Faulty({"x": fault})) as server, caplog.at_level(logging.INFO):
         expected = [d5p4.generate(Faulty({}), text, k=1, chat=False, gen_length=4, seed=1).texts[0] for text in prompts]
-        found = together(*(lambda text=text: server.post(prompt=text, **BODY) for text in prompts))
-        for text, response, answer in zip(prompts, found, expected, strict=True):
+        reply = together(*(lambda text=text: server.post(prompt=text, **BODY) for text in prompts))
+        for text, response, answer in zip(prompts, reply, expected, strict=True):
             if text[0] == "x" and fault != "memory":
                 error = response.json()["error"]
                 assert response.status_code == 500 and error["type"] == "server_error"
@@ -39,8 +39,8 @@ def test_one_bad_prompt_of_a_request_fails_it_whole():
         assert server.metric("d5p4_cancelled_prompts_total") == 0  # only clients that left count
         # Guidance that overflows is the client's fault.
         assert server.post(prompt="abc", guidance=1e30, **BODY).status_code == 200
-        found = server.post(prompt="xbc", guidance=2.0, **BODY)
-        assert (found.status_code, found.json()["error"]["param"]) == (400, "guidance")
+        reply = server.post(prompt="xbc", guidance=2.0, **BODY)
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, "guidance")
 
 
 def test_a_request_that_nobody_foresaw_is_a_500_without_its_text_in_the_log(caplog):
@@ -51,14 +51,14 @@ def test_a_request_that_nobody_foresaw_is_a_500_without_its_text_in_the_log(capl
 
     with running(model) as server, caplog.at_level(logging.INFO):
         model.tokenizer.encode = encode
-        found = server.post(prompt="secret", **BODY)
-        assert found.status_code == 500 and "something went wrong" in found.json()["error"]["message"]
+        reply = server.post(prompt="secret", **BODY)
+        assert reply.status_code == 500 and "something went wrong" in reply.json()["error"]["message"]
         assert server.http.get("/healthz").status_code == 200
     assert "KeyError" in caplog.text and "secret" not in caplog.text
 
 
 def test_what_was_too_much_for_one_batch_is_not_tried_again():
-    """Forwards of more rows than there is memory for: found out once, not with every request."""
+    """Forwards of more rows than there is memory for: reply out once, not with every request."""
     model = Faulty({})
     real, failed = model.body, []
 
@@ -78,16 +78,16 @@ def test_what_was_too_much_for_one_batch_is_not_tried_again():
 
 
 def test_a_model_that_cannot_be_loaded_is_told_and_logged(caplog):
-    told = []
+    failures = []
 
     def load():
         raise d5p4.D5P4Error("there is no such thing")
 
-    with running(load, failed=told.append) as server, caplog.at_level(logging.INFO):
+    with running(load, failed=failures.append) as server, caplog.at_level(logging.INFO):
         until(lambda: server.http.get("/readyz").json()["status"] == "failed")
-        found = server.post(prompt="abc", **BODY)
-        assert found.status_code == 503 and "could not be loaded" in found.json()["error"]["message"]
-    assert "there is no such thing" in caplog.text and str(told[0]) == "there is no such thing"
+        reply = server.post(prompt="abc", **BODY)
+        assert reply.status_code == 503 and "could not be loaded" in reply.json()["error"]["message"]
+    assert "there is no such thing" in caplog.text and str(failures[0]) == "there is no such thing"
 
 
 def test_prompts_are_in_the_log_where_asked_for(caplog):

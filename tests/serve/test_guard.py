@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import d5p4
 from d5p4.serve import Limits
-from d5p4.serve.server import names
+from d5p4.serve.server import allowed_names
 from tests.fake import FakeModel
 from tests.serve.models import Gated
 from tests.serve.running import NAME, request, response, running, until
@@ -26,14 +26,12 @@ def locked():
 
 def test_the_key(locked):
     key = KEY.encode()
-    for given in (
-        None, b"", b"Bearer", b"Bearer wrong", b"Basic " + key, key, b"Bearer " + key[:-1], b"Bearer " + key + b"x",
-        b"Bearer \xff\xfe",
-    ):  # fmt: skip
-        found = locked.http.get("/v1/models", headers=[] if given is None else [(b"Authorization", given)])
-        assert found.status_code == 401, given
-        assert found.json()["error"]["code"] == "invalid_api_key" and found.headers["www-authenticate"] == "Bearer"
-        assert KEY not in found.text
+    wrong = [None, b"", b"Bearer", b"Bearer wrong", b"Basic " + key, key, b"Bearer \xff\xfe"]
+    for given in [*wrong, b"Bearer " + key[:-1], b"Bearer " + key + b"x"]:
+        reply = locked.http.get("/v1/models", headers=[] if given is None else [(b"Authorization", given)])
+        assert reply.status_code == 401, given
+        assert reply.json()["error"]["code"] == "invalid_api_key" and reply.headers["www-authenticate"] == "Bearer"
+        assert KEY not in reply.text
     for given in (b"Bearer " + key, b"bearer  " + key):
         assert locked.http.get("/v1/models", headers=[(b"Authorization", given)]).status_code == 200, given
     with pytest.raises(openai.AuthenticationError):
@@ -41,9 +39,9 @@ def test_the_key(locked):
 
 
 def test_what_the_key_guards(locked):
-    for path in ("/", "/page/index.html", "/healthz", "/readyz"):
+    for path in ("/", "/page/index.html", "/health", "/healthz", "/readyz", "/docs", "/openapi.json"):
         assert locked.http.get(path).status_code == 200
-    for path in ("/v1/models", "/v1/models/fake", "/metrics", "/openapi.json", "/v1/nothing", "/page"):
+    for path in ("/v1/models", "/v1/models/fake", "/metrics", "/v1/nothing", "/page"):
         assert locked.http.get(path).status_code == 401, path
     assert locked.post(**GOOD).status_code == 401
     assert locked.raw(b"{").status_code == 401
@@ -59,8 +57,10 @@ def test_names_the_server_is_called_by(locked, server):
             status, body = response(wire)
         assert status == (200 if host in known else 403), host
         assert host in known or b"--allowed-host" in body
-    assert names("0.0.0.0", []) is None
-    assert "box.local" in names("0.0.0.0", ["box.local"]) and "evil.example" not in names("127.0.0.1", [])
+    assert allowed_names("0.0.0.0", []) is None
+    assert "box.local" in allowed_names("0.0.0.0", ["box.local"]) and "evil.example" not in allowed_names(
+        "127.0.0.1", []
+    )
     assert server.http.get("/healthz", headers={"host": "any.name"}).status_code == 200  # it has no names of its own
 
 
@@ -71,12 +71,10 @@ def test_metrics():
         server.http.get("/v1/nothing/marked")
         server.http.get("/v1/models/marked")
         text = server.http.get("/metrics").text
-        told = {family.name for family in text_string_to_metric_families(text)}
-        assert told >= {
-            "d5p4_requests", "d5p4_request_seconds", "d5p4_queue_seconds", "d5p4_decode_seconds", "d5p4_batch_prompts",
-            "d5p4_rows", "d5p4_answer_tokens", "d5p4_answers", "d5p4_distinct_answers", "d5p4_cancelled_prompts",
-            "d5p4_refused_requests", "d5p4_running_prompts", "d5p4_waiting_prompts", "d5p4_ready",
-        }  # fmt: skip
+        names = {family.name for family in text_string_to_metric_families(text)}
+        expected = "requests request_seconds queue_seconds decode_seconds batch_prompts rows answer_tokens answers "
+        expected += "distinct_answers cancelled_prompts refused_requests running_prompts waiting_prompts ready"
+        assert names >= {f"d5p4_{name}" for name in expected.split()}
         for status in ("200", "400"):
             until(lambda: server.metric("d5p4_requests_total", route="/v1/completions", status=status) == 1)  # noqa: B023
         assert server.metric("d5p4_answers_total") == server.metric("d5p4_distinct_answers_total") == 3
@@ -84,11 +82,23 @@ def test_metrics():
         assert "marked" not in text
 
 
+def test_pages_of_other_origins():
+    """Only those of the origins that were given, errors included; the browser's question needs no key."""
+    with running(FakeModel(), api_key=KEY, cors_origins=["https://a.example"]) as server:
+        ask = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type"}
+        for origin, allowed in (("https://a.example", "https://a.example"), ("https://b.example", None)):
+            asked = server.http.options("/v1/completions", headers={"origin": origin} | ask)
+            assert asked.headers.get("access-control-allow-origin") == allowed
+            assert asked.status_code == (200 if allowed else 400)
+            refused = server.http.get("/v1/models", headers={"origin": origin})
+            assert (refused.status_code, refused.headers.get("access-control-allow-origin")) == (401, allowed)
+
+
 def test_a_page_may_load_nothing_from_elsewhere(server):
-    found = server.http.get("/")
-    policy = found.headers["content-security-policy"]
+    reply = server.http.get("/")
+    policy = reply.headers["content-security-policy"]
     assert "default-src 'none'" in policy and "http" not in policy and "unsafe" not in policy
-    assert "server" not in found.headers
+    assert "server" not in reply.headers
 
 
 def test_a_model_that_takes_time_to_load():
@@ -103,9 +113,9 @@ def test_a_model_that_takes_time_to_load():
         assert server.http.get("/readyz").status_code == 503
         assert server.http.get("/readyz").json() == {"status": "loading"}
         for call in (lambda: server.post(**GOOD), lambda: server.http.get("/v1/models")):
-            found = call()
-            assert found.status_code == 503 and found.json()["error"]["code"] == "loading"
-            assert int(found.headers["retry-after"]) > 0
+            reply = call()
+            assert reply.status_code == 503 and reply.json()["error"]["code"] == "loading"
+            assert int(reply.headers["retry-after"]) > 0
         assert server.metric("d5p4_ready") == 0
         gate.set()
         until(lambda: server.http.get("/readyz").status_code == 200)
@@ -123,9 +133,9 @@ def test_stopping_finishes_what_is_here_and_refuses_what_comes():
             until(lambda: server.http.get("/readyz").status_code == 503)
             assert server.http.get("/readyz").json() == {"status": "stopping"}
             assert server.http.get("/healthz").status_code == 200
-            found = server.post(**GOOD)
-            assert (found.status_code, found.json()["error"]["code"]) == (503, "stopping")
-            assert int(found.headers["retry-after"]) > 0
+            reply = server.post(**GOOD)
+            assert (reply.status_code, reply.json()["error"]["code"]) == (503, "stopping")
+            assert int(reply.headers["retry-after"]) > 0
             server.model.gate.set()
             assert response(runs)[0] == response(waits)[0] == 200
         server.thread.join(60)

@@ -1,50 +1,87 @@
 """Every knob of `d5p4.generate` that a client may turn reaches the decode."""
 
-import inspect
 import random
+from dataclasses import dataclass
 
 import pytest
 
 import d5p4
-from d5p4.serve.schema import OPTIONS, CompletionRequest
+from d5p4.methods import Identity
+from d5p4.serve.requests import decoding_fields, request_models
 from tests.fake import FakeModel
 from tests.serve.running import NAME, differing, running
 
 TURNED = {
-    "temperature": 0.7, "top_p": 0.9, "method": "diverse-beam", "w": 3, "steps": 2, "block_length": 2,
-    "order": "random", "order_temperature": 0.5, "guidance": 1.5, "guidance_window": [0, 2], "select_window": [1, 3],
-    "distinct": True, "top_k": 5, "eos": "free", "quality": "logprob", "positions": "masked", "normalise": "zscore",
-    "spare": 3, "features": "mean", "feature_layer": "head", "similarity": "rbf", "gamma": 2.0,
-}  # fmt: skip
+    "temperature": 0.7,
+    "top_p": 0.9,
+    "method": "diverse-beam",
+    "w": 3,
+    "steps": 2,
+    "block_length": 2,
+    "order": "random",
+    "order_temperature": 0.5,
+    "guidance": 1.5,
+    "guidance_window": [0, 2],
+    "select_window": [1, 3],
+    "distinct": True,
+    "top_k": 5,
+    "eos": "free",
+    "quality": "logprob",
+    "positions": "masked",
+    "normalise": "zscore",
+    "spare": 3,
+    "features": "mean",
+    "feature_layer": "head",
+    "similarity": "rbf",
+    "gamma": 2.0,
+}
 OWN = {
-    "beta": ("d5p4", 3.5), "kernel": ("k-dpp", "multiplicative"), "alpha": ("diverse-beam", 2.5),
-    "form": ("diverse-beam", "max"), "starts": ("diverse-beam", "one"), "score_temperature": ("cat", 0.5),
-    "rank": ("best-of-n", "logprob"), "repeats": ("best-of-n", False), "lam": ("e-smc", 2.0),
-    "interval": ("e-smc", 3), "weights": ("e-smc", "textbook"), "potential": ("e-smc", "mean"),
-    "resampling": ("e-smc", "systematic"), "ess": ("e-smc", 0.5), "incremental": ("e-smc", True),
-}  # fmt: skip
-NOT_OURS = {
-    "model", "prompts",  # the request's own
-    "k", "gen_length", "seed", "history", "logprobs",  # n, max_tokens, and fields with a meaning of their own
-    "solver",  # exact ones cannot be interrupted
-    "references", "scorer", "callback", "beams", "keys", "sets", "parameters",  # no JSON
-    "chat", "max_tokens_per_forward", "deterministic",  # the route's and the server's
-}  # fmt: skip
+    "beta": ("d5p4", 3.5),
+    "kernel": ("k-dpp", "multiplicative"),
+    "alpha": ("diverse-beam", 2.5),
+    "form": ("diverse-beam", "max"),
+    "starts": ("diverse-beam", "one"),
+    "score_temperature": ("cat", 0.5),
+    "rank": ("best-of-n", "logprob"),
+    "repeats": ("best-of-n", False),
+    "lam": ("e-smc", 2.0),
+    "interval": ("e-smc", 3),
+    "weights": ("e-smc", "textbook"),
+    "potential": ("e-smc", "mean"),
+    "resampling": ("e-smc", "systematic"),
+    "ess": ("e-smc", 0.5),
+    "incremental": ("e-smc", True),
+    "set_temperature": ("partition-sample", 0.5),
+}
 
 
 def test_every_option_is_a_field():
-    ours = set(inspect.signature(d5p4.generate).parameters) - NOT_OURS
-    own = {name for method in d5p4.METHODS.values() for name in method.parameters}
-    assert set(OPTIONS) == ours | own == TURNED.keys() | OWN.keys()
-    assert set(OPTIONS) <= CompletionRequest.model_fields.keys()
+    assert decoding_fields().keys() - {"n", "max_tokens"} == TURNED.keys() | OWN.keys()
+    for kind in request_models():
+        assert decoding_fields().keys() <= kind.model_fields.keys()
+
+
+@dataclass(frozen=True)
+class Mine(Identity):
+    zeal: float = 2.0
+
+
+def test_a_method_registered_before_the_server_starts_works_with_its_own_parameter(monkeypatch):
+    monkeypatch.setitem(d5p4.METHODS, "mine", d5p4.Method("mine", Mine, branches=False))
+    with running(FakeModel()) as server:
+        reply = server.post(prompt="abc", max_tokens=2, method="mine", zeal=3.5)
+        assert reply.status_code == 200 and reply.json()["d5p4"]["settings"]["zeal"] == 3.5
+        assert server.post(prompt="abc", max_tokens=2, zeal=3.5).json()["error"]["param"] == "zeal"
+        assert server.post(prompt="abc", method="mine", zeal="x").json()["error"]["param"] == "zeal"
+        assert "zeal" in server.http.get("/openapi.json").text
 
 
 def test_a_setting_arrives(server):
     plain = server.post(prompt="abc", n=2, max_tokens=4, seed=1).json()["d5p4"]["settings"]
     for name, value in TURNED.items():
-        found = server.post(prompt="abc", n=2, max_tokens=4, seed=1, **{name: value})
-        assert found.status_code == 200, found.text
-        settings = found.json()["d5p4"]["settings"]
+        reply = server.post(prompt="abc", n=2, max_tokens=4, seed=1, **{name: value})
+        assert reply.status_code == 200, reply.text
+        settings = reply.json()["d5p4"]["settings"]
         assert settings[name] == value
         if name != "distinct":
             assert plain.get(name) != value
@@ -55,42 +92,69 @@ def test_a_setting_arrives(server):
 
 def test_a_method_s_own_parameter_arrives(server):
     for name, (method, value) in OWN.items():
-        found = server.post(prompt="abc", n=2, max_tokens=2, method=method, **{name: value})
-        assert found.status_code == 200, found.text
-        about = found.json()["d5p4"]
+        reply = server.post(prompt="abc", n=2, max_tokens=2, method=method, **{name: value})
+        assert reply.status_code == 200, reply.text
+        about = reply.json()["d5p4"]
         assert about["settings"][name] == value and about["method"] == method
 
 
 def test_every_method_answers_as_offline(client, server):
     for method in d5p4.METHODS:
-        found = client.completions.create(
+        reply = client.completions.create(
             model=NAME, prompt="abc", n=3, max_tokens=3, seed=7, extra_body={"method": method, "w": 2}
         )
         result = d5p4.generate(
             server.model, "abc", w=2, gen_length=3, seed=7, method=method, chat=False, **differing(3)
         )
-        assert [choice.text for choice in found.choices] == result.texts[0], method
-        again = d5p4.generate(server.model, "abc", seed=found.usage.seed, **found.d5p4["settings"])
+        assert [choice.text for choice in reply.choices] == result.texts[0], method
+        again = d5p4.generate(server.model, "abc", seed=reply.usage.seed, **reply.d5p4["settings"])
         assert again.texts == result.texts, method
-        assert [choice.d5p4["score"] for choice in found.choices] == pytest.approx(result.score[0].tolist())
+        assert [choice.d5p4["score"] for choice in reply.choices] == pytest.approx(result.score[0].tolist())
 
 
 EXTREME = (0, -1, 1, 2, 0.5, 1e-30, -1e-30, 1e-300, 1e30, -1e30, 1e300, 1e6, 2**31, 2**31 - 1, 2**63, -(2**63), 2**100)
 NUMBERS = (
-    "n", "max_tokens", "temperature", "top_p", "seed", "w", "steps", "block_length", "order_temperature", "guidance",
-    "top_k", "spare", "gamma", "beta", "alpha", "score_temperature", "lam", "interval", "ess",
-)  # fmt: skip
+    "n",
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "seed",
+    "w",
+    "steps",
+    "block_length",
+    "order_temperature",
+    "guidance",
+    "top_k",
+    "spare",
+    "gamma",
+    "beta",
+    "alpha",
+    "score_temperature",
+    "lam",
+    "interval",
+    "ess",
+)
 CHOICES = {
     "order": ("confidence", "random", "tempered", "margin", "entropy", "ancestral"),
-    "eos": ("last", "free", "never"), "quality": ("entropy", "self-certainty", "logprob"),
-    "positions": ("all", "masked"), "normalise": ("minmax", "absolute", "zscore"),
-    "features": ("flatten", "mean", "masked", "non-masked"), "feature_layer": ("model", "head"),
-    "similarity": ("cosine", "rbf"), "kernel": ("additive", "multiplicative"), "distinct": (True, False),
-    "select_window": ([0, 0], [1, 2**31], [2, 1]), "guidance_window": ([0, 0], [0, 2**31], [0, 0, 0]),
-    "resampling": ("multinomial", "systematic"), "incremental": (True, False), "repeats": (True, False),
-    "rank": ("auto", "logprob", "scorer"), "weights": ("literal", "textbook"), "potential": ("max", "mean"),
+    "eos": ("last", "free", "never"),
+    "quality": ("entropy", "self-certainty", "logprob"),
+    "positions": ("all", "masked"),
+    "normalise": ("minmax", "absolute", "zscore"),
+    "features": ("flatten", "mean", "masked", "non-masked"),
+    "feature_layer": ("model", "head"),
+    "similarity": ("cosine", "rbf"),
+    "kernel": ("additive", "multiplicative"),
+    "distinct": (True, False),
+    "select_window": ([0, 0], [1, 2**31], [2, 1]),
+    "guidance_window": ([0, 0], [0, 2**31], [0, 0, 0]),
+    "resampling": ("multinomial", "systematic"),
+    "incremental": (True, False),
+    "repeats": (True, False),
+    "rank": ("auto", "logprob", "scorer"),
+    "weights": ("literal", "textbook"),
+    "potential": ("max", "mean"),
     "form": ("mean", "max"),
-}  # fmt: skip
+}
 
 
 def fuzz(server, rounds, seed):
@@ -108,9 +172,9 @@ def fuzz(server, rounds, seed):
             body[name] = chance.choice(CHOICES.get(name, EXTREME))
         if chance.random() < 0.1:
             body[chance.choice(["n", "max_tokens"])] = chance.choice(EXTREME)
-        found = server.post(**body)
-        assert found.status_code in (200, 400), (number, body, found.text)
-        seen[found.status_code] = seen.get(found.status_code, 0) + 1
+        reply = server.post(**body)
+        assert reply.status_code in (200, 400), (number, body, reply.text)
+        seen[reply.status_code] = seen.get(reply.status_code, 0) + 1
     return seen
 
 

@@ -62,9 +62,14 @@ def test_no_text_of_a_client_is_in_the_log(command):
     talk = {"messages": [{"role": "user", "content": mark}], "max_tokens": 3}
     assert client.post("/v1/chat/completions", json=talk).status_code == 200
     for bad in (
-        {"prompt": mark * 100}, good | {"method": mark}, good | {mark: 1}, good | {"model": mark}, good | {"stop": ""},
-        {"prompt": [mark, 1]}, good | {"user": 5, "temperature": mark},
-    ):  # fmt: skip
+        {"prompt": mark * 100},
+        good | {"method": mark},
+        good | {mark: 1},
+        good | {"model": mark},
+        good | {"stop": ""},
+        {"prompt": [mark, 1]},
+        good | {"user": 5, "temperature": mark},
+    ):
         assert client.post("/v1/completions", json=bad).status_code in (400, 404)
     client.post("/v1/completions", content=f'{{"prompt": "{mark}', headers={"content-type": "application/json"})
     client.post("/v1/completions", content=mark, headers={"content-type": f"text/{mark}"})
@@ -118,12 +123,12 @@ def test_a_signal_lets_what_is_here_finish(command):
     """What runs is answered to its end; then the process ends."""
     with socket.create_connection(("127.0.0.1", port_of(command)), timeout=60) as wire:
         wire.sendall(request(LONG | {"n": 1, "w": 1, "max_tokens": 100, "stream": True}))
-        said = wire.recv(1000)
-        assert b"200 OK" in said
+        output = wire.recv(1000)
+        assert b"200 OK" in output
         command.run.send_signal(signal.SIGTERM)
         while more := wire.recv(65536):
-            said += more
-    assert b"data: [DONE]" in said
+            output += more
+    assert b"data: [DONE]" in output
     assert command.end() in (0, -signal.SIGTERM, 128 + signal.SIGTERM)
     assert "Traceback" not in command.stderr
 
@@ -175,7 +180,7 @@ def test_a_signal_while_the_model_is_being_loaded(tmp_path):
         url = run.stdout.readline().strip()
         assert direct().get(f"{url}/readyz").json() == {"status": "loading"}
         run.send_signal(signal.SIGTERM)
-        _, said = run.communicate(timeout=60)
-        assert run.returncode in (0, -signal.SIGTERM) and "Traceback" not in said
+        _, output = run.communicate(timeout=60)
+        assert run.returncode in (0, -signal.SIGTERM) and "Traceback" not in output
     finally:
         run.kill()

@@ -12,7 +12,7 @@ TARGET = 0.95  # of the puzzles have four different texts
 def shares(server, puzzles, clients, **extra):
     """(share of puzzles with four different texts, share of right answers, mean of different right ones)"""
     client = server.client(timeout=600)
-    found = []
+    rows = []
 
     def work(mine):
         for number in mine:
@@ -23,11 +23,11 @@ def shares(server, puzzles, clients, **extra):
             assert len(answer.choices) == 4 and answer.d5p4["distinct"] == len(texts)
             right = [choice.d5p4["right"] for choice in answer.choices]
             assert right == [is_right(puzzles[number], choice.text) for choice in answer.choices]
-            found.append((len(texts) == 4, sum(right) / 4, answer.d5p4["right"]))
+            rows.append((len(texts) == 4, sum(right) / 4, answer.d5p4["right"]))
 
     done = together(*(lambda i=i: work(range(i, len(puzzles), clients)) for i in range(clients)))
     assert done == [None] * clients, done
-    return [sum(column) / len(puzzles) for column in zip(*found, strict=True)]
+    return [sum(column) / len(puzzles) for column in zip(*rows, strict=True)]
 
 
 @pytest.mark.parametrize("count", [1, pytest.param(100, marks=pytest.mark.full)])

@@ -13,12 +13,13 @@ from schemathesis.specs.openapi.checks import (
 from d5p4.methods import METHODS
 from d5p4.project import ORDERS
 from d5p4.quality import KINDS, NORMALISERS, POSITIONS
-from d5p4.serve.schema import NEUTRAL
+from d5p4.serve.requests import NEUTRAL, NEUTRAL_IN_CHAT, NEUTRAL_IN_COMPLETIONS
 from d5p4.similarity import FEATURES, SIMILARITIES
 from tests.fake import FakeModel, Letters
 from tests.serve.running import NAME, running
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+REPEATABLE = {"deadline": None, "derandomize": True, "database": None, "phases": [Phase.generate]}
 LIMITS = {"max_pool": 8, "max_gen_length": 4, "max_prompt_tokens": 8, "max_steps": 8, "max_queue": 8}
 
 
@@ -38,11 +39,31 @@ def tight():
 
 
 SENSIBLE = {
-    "model": [NAME], "method": list(METHODS), "order": ["ancestral", *ORDERS], "eos": ["last", "free", "never"],
-    "quality": list(KINDS), "positions": list(POSITIONS), "normalise": list(NORMALISERS), "features": list(FEATURES),
-    "feature_layer": ["model", "head"], "similarity": list(SIMILARITIES), "n": [1, 2], "w": [1, 2, 4],
-    "max_tokens": [1, 3], "max_completion_tokens": [2], "best_of": [None], "seed": [1, 2**63 - 1],
-} | {name: list(values) + [None] for name, values in NEUTRAL.items()}  # fmt: skip
+    "model": [NAME],
+    "method": list(METHODS),
+    "order": ["ancestral", *ORDERS],
+    "eos": ["last", "free", "never"],
+    "quality": list(KINDS),
+    "positions": list(POSITIONS),
+    "normalise": list(NORMALISERS),
+    "features": list(FEATURES),
+    "feature_layer": ["model", "head"],
+    "similarity": list(SIMILARITIES),
+    "n": [1, 2],
+    "w": [1, 2, 4],
+    "max_tokens": [1, 3],
+    "steps": [None, 1],
+    "block_length": [None, 1],
+    "temperature": [0.5, 2.0],
+    "guidance": [1.0, 1.5],
+    "guidance_window": [None, [0, 1]],
+    "select_window": [None, [0, 1]],
+    "max_completion_tokens": [2],
+    "best_of": [None],
+    "seed": [1, 2**63 - 1],
+}
+for _name, _values in (NEUTRAL | NEUTRAL_IN_CHAT | NEUTRAL_IN_COMPLETIONS).items():
+    SENSIBLE[_name] = [*_values, None]
 """Values that are not refused, so that what is made up gets as far as a decode."""
 
 
@@ -61,13 +82,16 @@ def narrowed(schema):
 
 
 def test_the_schema_says_what_is_answered(tight):
-    found = tight.http.get("/openapi.json").json()
-    assert set(found["paths"]) == {"/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/models/{model}"}
-    for route in found["paths"].values():
+    schema = tight.http.get("/openapi.json").json()
+    assert set(schema["paths"]) == {"/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/models/{model}"}
+    for route in schema["paths"].values():
         for operation in route.values():
-            assert "422" not in operation["responses"] and "400" in operation["responses"]
-    assert "HTTPValidationError" not in found["components"]["schemas"]
-    answer = found["paths"]["/v1/completions"]["post"]["responses"]["200"]["content"]
+            assert "422" not in operation["responses"] and "4XX" in operation["responses"]
+    assert "HTTPValidationError" not in schema["components"]["schemas"]
+    fields = schema["components"]["schemas"]["CompletionRequest"]["properties"]
+    assert {"prompt", "n", "stop", "beta", "guidance_window"} <= fields.keys()
+    assert "/openapi.json" in tight.http.get("/docs").text
+    answer = schema["paths"]["/v1/completions"]["post"]["responses"]["200"]["content"]
     assert set(answer) == {"application/json", "text/event-stream"}
 
 
@@ -82,8 +106,8 @@ def check(tight, examples):
 def drive_all(tight, described, examples, seen):
     schema = schemathesis.openapi.from_dict(described)
     schema.config.base_url = tight.url
-    for found in schema.get_all_operations():
-        operation = found.ok()
+    for parsed in schema.get_all_operations():
+        operation = parsed.ok()
         for mode in schemathesis.GenerationMode:
             if operation.method == "post" or mode is schemathesis.GenerationMode.POSITIVE:  # any text is a name
                 drive(operation.as_strategy(generation_mode=mode), examples, seen)
@@ -91,10 +115,7 @@ def drive_all(tight, described, examples, seen):
 
 def drive(strategy, examples, seen):
     @given(case=strategy)
-    @settings(
-        max_examples=examples, deadline=None, derandomize=True, database=None, phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+    @settings(max_examples=examples, suppress_health_check=list(HealthCheck), **REPEATABLE)
     def ask(case):
         response = case.call()
         case.validate_response(response, checks=CHECKS)

@@ -4,20 +4,27 @@ import json
 
 import openai
 import pytest
+import tokenizers
+from tokenizers import decoders, models
 
+import d5p4
+from d5p4.models.tokenizer import Tokenizer
+from d5p4.prompts import Request
+from d5p4.serve.job import cut, settled_text
+from tests.fake import FakeModel
 from tests.serve.models import Faulty, Gated
 from tests.serve.running import NAME, running
 
 ASKED = {"model": NAME, "n": 3, "seed": 3, "max_tokens": 10}
 
 
-def told(stream):
+def collected(stream):
     """(texts by choice, finish reasons by choice, chunks)"""
     texts, reasons, chunks = {}, {}, list(stream)
     for chunk in chunks:
         for choice in chunk.choices:
-            said = choice.text if hasattr(choice, "text") else choice.delta.content
-            texts[choice.index] = texts.get(choice.index, "") + (said or "")
+            text = choice.text if hasattr(choice, "text") else choice.delta.content
+            texts[choice.index] = texts.get(choice.index, "") + (text or "")
             if choice.finish_reason is not None:
                 assert reasons.setdefault(choice.index, choice.finish_reason) == choice.finish_reason
     return texts, reasons, chunks
@@ -29,6 +36,7 @@ def draft_of(chunk):
 
 def test_the_deltas_are_the_answers_and_drafts_come_first():
     with running(Gated()) as server:
+
         def opened(stream):
             """The second step waits until there was a draft of the first."""
             for chunk in stream:
@@ -39,7 +47,7 @@ def test_the_deltas_are_the_answers_and_drafts_come_first():
         client = server.client()
         usage = {"include_usage": True}
         server.model.turns.release()
-        texts, reasons, chunks = told(
+        texts, reasons, chunks = collected(
             opened(client.completions.create(prompt="abc", logprobs=0, stream=True, stream_options=usage, **ASKED))
         )
         plain = client.completions.create(prompt="abc", logprobs=0, **ASKED)
@@ -52,8 +60,9 @@ def test_the_deltas_are_the_answers_and_drafts_come_first():
     assert steps == sorted(set(steps)) and steps[-1] <= chunks[drafts[0]].d5p4["steps"] == 10
     draft = chunks[drafts[0]].d5p4["drafts"][0]
     assert len(draft["tokens"]) == 10 and None in draft["tokens"] and "░" in draft["text"]
-    assert all((chance is None) == (token is None)
-               for chance, token in zip(draft["logprobs"], draft["tokens"], strict=True))  # fmt: skip
+    assert all(
+        (chance is None) == (token is None) for chance, token in zip(draft["logprobs"], draft["tokens"], strict=True)
+    )
     assert chunks[-1].choices == [] and chunks[-1].usage.to_dict() == plain.usage.to_dict()
     ends = [chunk for chunk in chunks if "settings" in (getattr(chunk, "d5p4", None) or {})]
     assert len(ends) == 1 and ends[0].d5p4 == plain.d5p4
@@ -62,15 +71,99 @@ def test_the_deltas_are_the_answers_and_drafts_come_first():
     assert {chunk.id for chunk in chunks} == {chunks[0].id}
 
 
+@pytest.mark.parametrize("prompt", ["abc", "al"], ids=["appended", "filled"])
+@pytest.mark.parametrize("carry_over", [False, True])
+def test_settled_text_is_never_taken_back(carry_over, prompt):
+    """With n = 1, after every step of every method: it only grows, and the final text begins with it."""
+    model, grown = FakeModel(carry_over=carry_over), 0
+    request = Request(model.tokenizer.encode(prompt), 8)
+    for method in d5p4.METHODS:
+        for options in ({"w": 1, "block_length": 2}, {"w": 4}, {"w": 3, "spare": 2, "distinct": True, "eos": "free"}):
+            texts = [""]
+
+            def watch(shot, texts=texts):
+                texts.append(settled_text(model, request, shot.next_tokens[0].tolist(), STOPS))
+
+            asked = {"k": 1, "gen_length": 8, "chat": False, "seed": 2, "method": method} | options
+            final = cut(d5p4.generate(model, prompt, callback=watch, **asked).texts[0][0], STOPS)[0]
+            for before, after in zip(texts, [*texts[1:], final], strict=True):
+                assert after.startswith(before), (method, options)
+            grown += len(set(texts)) > 3
+    assert grown > len(d5p4.METHODS)  # it is not empty until the end
+
+
+STOPS = ["bcd", "ii"]
+
+
+def test_settled_text_ends_before_what_may_still_change():
+    model = FakeModel()
+    appended = Request([0], 4)
+
+    def text(*rows, stops=(), request=appended):
+        return settled_text(model, request, [model.tokenizer.encode(row) for row in rows], stops)
+
+    assert text("abcd") == text("abcdl"[:4]) == "abcd" and text("ablc") == "ab" and text("llll") == ""  # l is a mask
+    assert text("abcd", "abdd") == "ab" and text("abll", "alll") == "a"  # rows that can still win differ
+    assert text("abkc") == "ab" and text("lbkc") == ""  # k ends the text
+    assert text("abcl", stops=["cd"]) == text("abcd", stops=["cd"]) == "ab" and text("abcl", stops=["d"]) == "abc"
+    assert text("abcl", stops=["c", "bcd"]) == "a"  # which of the stops comes first is not known yet
+    holes = Request([2, 11, 3, 11], 0)
+    assert text("ab", request=holes) == "cadb" and text("al", request=holes) == "cad"
+
+
+def test_settled_text_holds_no_part_of_a_character():
+    """Characters of several byte-level tokens, and bytes of a vocabulary that falls back to them."""
+    levels = tokenizers.Tokenizer(models.BPE({"â": 0, "Ĥ": 1, "¬": 2, "Ġa": 3, "<m>": 4}, []))
+    levels.decoder = decoders.ByteLevel()
+    fallback = {"<0xE2>": 0, "<0x82>": 1, "<0xAC>": 2, "▁a": 3, "<m>": 4, "<0x0A>": 5}
+    falls = tokenizers.Tokenizer(models.BPE(fallback, []))
+    falls.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    for backend in (levels, falls):
+        model = FakeModel()
+        model.tokenizer, model.mask_id = Tokenizer(backend, mask_id=4), 4
+        for ids in ([3, 0, 1, 2, 3], [3, 0, 1, 3, 3], [0, 0, 1, 2, 2], [3, 3, 0, 1, 2], [3, 5, 0, 3, 3]):
+            final, sent = model.tokenizer.decode(ids), ""
+            for count in range(6):
+                row = ids[:count] + [4] * (5 - count)
+                text = settled_text(model, Request([3], 5), [row], [])
+                assert text.startswith(sent) and final.startswith(text) and "\ufffd" not in text[-1:]
+                sent = text
+            assert ids[-1] != 3 or sent == final
+
+
+def test_one_answer_is_sent_as_it_grows(monkeypatch):
+    """An ordinary client sees text before the end, and never has to take anything back."""
+    monkeypatch.setattr("d5p4.serve.job.DRAFT_SECONDS", 0)
+    with running(Gated()) as server:
+        asked = {"model": NAME, "prompt": "abc", "max_tokens": 10, "seed": 3, "logprobs": 0}
+        ours = {"block_length": 1, "w": 1}
+        server.model.turns.release()
+
+        def opened(stream):
+            """Every step waits until the draft of the step before it has come."""
+            for chunk in stream:
+                if draft_of(chunk):
+                    server.model.turns.release()
+                yield chunk
+
+        texts, _, chunks = collected(opened(server.client().completions.create(stream=True, extra_body=ours, **asked)))
+        server.model.gate.set()
+        plain = server.client().completions.create(extra_body=ours, **asked).choices[0]
+        deltas = [chunk.choices[0].text for chunk in chunks if draft_of(chunk)]
+        assert texts[0] == plain.text and len([delta for delta in deltas if delta]) >= 8
+        sent = [chunk.choices[0].logprobs for chunk in chunks if chunk.choices[0].logprobs is not None]
+        assert [logprobs.token_logprobs for logprobs in sent] == [plain.logprobs.token_logprobs]
+
+
 def test_a_chat_stream(server):
     """Read by a naive loop, as in everybody's first program, and accumulated by the client library."""
     client, messages = server.client(), [{"role": "user", "content": "abc"}]
     plain = client.chat.completions.create(messages=messages, **ASKED)
-    said = ""
+    text = ""
     for chunk in client.chat.completions.create(stream=True, messages=messages, **ASKED | {"n": 1}):
-        said += chunk.choices[0].delta.content or ""
+        text += chunk.choices[0].delta.content or ""
     alone = client.chat.completions.create(messages=messages, **ASKED | {"n": 1})
-    assert said == alone.choices[0].message.content != ""
+    assert text == alone.choices[0].message.content != ""
     with client.chat.completions.stream(messages=messages, **ASKED) as stream:
         stream.until_done()
         final = stream.current_completion_snapshot
@@ -80,19 +173,19 @@ def test_a_chat_stream(server):
 
 def test_several_prompts_stops_and_holes(server):
     for given in ({"prompt": ["abc", "d"], "stop": ["e"]}, {"prompt": "albl", "n": 1}):
-        texts, _, _ = told(server.client().completions.create(stream=True, **ASKED | given))
+        texts, _, _ = collected(server.client().completions.create(stream=True, **ASKED | given))
         plain = server.client().completions.create(**ASKED | given).choices
         assert [texts[i] for i in range(len(plain))] == [choice.text for choice in plain]
 
 
 def test_history_comes_with_the_end(server):
     asked = ASKED | {"prompt": ["abc", "d"], "extra_body": {"history": True}}
-    _, _, chunks = told(server.client().completions.create(stream=True, **asked))
+    _, _, chunks = collected(server.client().completions.create(stream=True, **asked))
     plain = server.client().completions.create(**asked)
     sent = [chunk.d5p4["history"] for chunk in chunks if "history" in (getattr(chunk, "d5p4", None) or {})]
     assert len(sent) == 1
-    for found, expected in zip(sent[0], plain.d5p4["history"], strict=True):
-        assert found | {"seconds": 0} == expected | {"seconds": 0}
+    for sent_trace, expected in zip(sent[0], plain.d5p4["history"], strict=True):
+        assert sent_trace | {"seconds": 0} == expected | {"seconds": 0}
 
 
 def test_the_bytes_are_events(server):
@@ -114,7 +207,7 @@ def test_an_error_before_the_stream_is_a_status_and_in_it_an_event():
 
 
 def test_a_silent_decode_tells_proxies_that_it_lives(monkeypatch):
-    monkeypatch.setattr("d5p4.serve.stream.STILL_HERE", 0.05)
+    monkeypatch.setattr("d5p4.serve.respond.STILL_HERE", 0.05)
     with running(Gated()) as server:
         body = {"prompt": "abc", "stream": True, "max_tokens": 2}
         with server.http.stream("POST", "/v1/completions", json=body) as response:
@@ -124,5 +217,5 @@ def test_a_silent_decode_tells_proxies_that_it_lives(monkeypatch):
                 if ": still here\n\n" in events:
                     server.model.gate.set()
         assert events.endswith("data: [DONE]\n\n")
-        texts, _, _ = told(server.client().completions.create(model=NAME, **body))
+        texts, _, _ = collected(server.client().completions.create(model=NAME, **body))
         assert len(texts[0]) == 2

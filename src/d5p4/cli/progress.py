@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 if TYPE_CHECKING:
-    from ..jobs.report import Pace
-    from ..jobs.report import Progress as FileProgress
+    from ..jobs import Pace
+    from ..jobs.run import Progress as FileProgress
 
 LINE_EVERY = 30.0  # seconds between lines of progress outside a terminal
 

@@ -9,19 +9,17 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import D5P4Error
-from .options import RUNNING, Device, Dtype, ModelName, Quiet
+from .options import DEFAULT_MODEL, RUNNING, Device, Dtype, ModelName, Plugin, Quiet
 from .show import note
-
-LIMITS = "Limits"
 
 
 def _limit(help: str) -> Any:
-    return typer.Option(help=help, rich_help_panel=LIMITS, show_default=True)
+    return typer.Option(help=help, rich_help_panel="Limits", show_default=True)
 
 
 def serve(
     *,
-    model: ModelName,
+    model: ModelName = DEFAULT_MODEL,
     host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 for every network.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port; 0 takes a free one.", min=0, max=65535)] = 8000,
     name: Annotated[
@@ -34,14 +32,17 @@ def serve(
     allowed_host: Annotated[
         list[str] | None, typer.Option(help="A name requests may call the server by, such as a proxy's. Repeatable.")
     ] = None,
+    cors_origin: Annotated[
+        list[str] | None, typer.Option(help="Web pages of this origin may use the server; * allows all. Repeatable.")
+    ] = None,
     max_queue: Annotated[int, _limit("Prompts that may wait; more are answered with 429.")] = 256,
     max_pool: Annotated[int, _limit("Rows of the pool a request asks for, n times w.")] = 256,
-    max_prompt_tokens: Annotated[int | None, _limit("Tokens of a prompt (what the model holds).")] = None,
-    max_gen_length: Annotated[int | None, _limit("Tokens of an answer (what the model holds).")] = None,
-    max_steps: Annotated[int, _limit("Denoising steps.")] = 1024,
-    max_body: Annotated[int, _limit("Bytes of a request.")] = 1 << 20,
-    timeout: Annotated[float, _limit("Seconds a request may take, waiting included.")] = 300.0,
-    client_timeout: Annotated[float, _limit("Seconds to wait for a client to send or to read.")] = 20.0,
+    max_prompt_tokens: Annotated[int | None, _limit("Tokens per prompt (what the model holds).")] = None,
+    max_gen_length: Annotated[int | None, _limit("Tokens per answer (what the model holds).")] = None,
+    max_steps: Annotated[int, _limit("Denoising steps per request.")] = 1024,
+    max_work: Annotated[float | None, _limit("10^12 operations per request (CPU 6, GPU 100000).")] = None,
+    max_body: Annotated[int, _limit("Bytes per request.")] = 1 << 20,
+    timeout: Annotated[float, _limit("Seconds per request, waiting included.")] = 300.0,
     grace: Annotated[float, _limit("Seconds that requests have to finish when the server stops.")] = 30.0,
     max_tokens_per_forward: Annotated[
         int | None, typer.Option(help="Cap on one forward (by the model's size).", rich_help_panel=RUNNING)
@@ -53,11 +54,16 @@ def serve(
         ),
     ] = False,
     log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Write what is asked into the log.")] = False,
+    plugin: Plugin = None,
     quiet: Quiet = False,
     device: Device = None,
     dtype: Dtype = None,
 ) -> None:
-    """Serve a model over HTTP: OpenAI's API under /v1, a playground at /."""
+    """Serve a model over HTTP: OpenAI's API under /v1, a playground at /.
+
+    Example: d5p4 serve --model countdown --port 8000
+    """
+    from ..methods import load_plugins
     from ..models.load import without_weights
     from ..serve import Limits
     from ..serve import serve as run
@@ -65,15 +71,24 @@ def serve(
     from .common import load_model
 
     if api_key is not None and not api_key.strip():
-        raise D5P4Error(f"api_key={api_key!r} is empty; give a token, or leave --api-key out")
-    folder = without_weights(model)[1]  # a wrong name or kind of model is told before anything listens
+        raise D5P4Error("is empty; give a token, or leave it out", option="api_key", value=api_key)
+    load_plugins(plugin or [])
+    folder = without_weights(model)[1]  # a wrong name or kind of model is an error before anything listens
     limits = Limits(
-        max_prompt_tokens=max_prompt_tokens, max_gen_length=max_gen_length, max_pool=max_pool, max_steps=max_steps,
-        max_body=max_body, max_queue=max_queue, timeout=timeout, client_timeout=client_timeout, grace=grace,
-    )  # fmt: skip
-    fixed: dict[str, Any] = {"deterministic": True} if deterministic else {}
+        max_prompt_tokens=max_prompt_tokens,
+        max_gen_length=max_gen_length,
+        max_pool=max_pool,
+        max_steps=max_steps,
+        max_work=max_work,
+        max_body=max_body,
+        max_queue=max_queue,
+        timeout=timeout,
+        grace=grace,
+    )
+    options: dict[str, Any] = {"deterministic": True} if deterministic else {}
     if max_tokens_per_forward is not None:
-        fixed["max_tokens_per_forward"] = max_tokens_per_forward
+        options["max_tokens_per_forward"] = max_tokens_per_forward
+    options |= {"hosts": allowed_host or [], "cors_origins": cors_origin or [], "log_prompts": log_prompts}
 
     def started(url: str) -> None:
         if not quiet:
@@ -83,11 +98,8 @@ def serve(
 
     if not quiet:
         log_to_stderr()
-    run(
-        lambda: load_model(model, device, dtype, shown=False),
-        name=name or _named(model, folder), host=host, port=port, limits=limits, api_key=api_key,
-        hosts=allowed_host, log_prompts=log_prompts, started=started, **fixed,
-    )  # fmt: skip
+    options |= {"name": name or _named(model, folder), "host": host, "port": port, "api_key": api_key}
+    run(lambda: load_model(model, device, dtype, shown=False), limits=limits, started=started, **options)
 
 
 def _named(model: str, folder: Path) -> str:

@@ -1,1 +1,1 @@
-"""d5p4 as a part of other people's tools. Each module needs an extra and is imported only by who has it."""
+"""d5p4 inside other tools. Each module needs an extra, which only its own users install."""

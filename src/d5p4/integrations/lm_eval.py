@@ -2,8 +2,8 @@
 
     python -m d5p4.integrations.lm_eval --model d5p4 --model_args pretrained=countdown,k=4,w=4 --tasks ...
 
-A task with `repeats: r` is answered by one diverse decode of k = r answers; a task that asks once gets the best of
-model_args' k (1 when left out). docs/lm-eval.md says it at length.
+A task with `repeats: r` is answered by one diverse decode of k = r answers. A task that asks once gets the best of the
+k answers of model_args (1 by default). See docs/lm-eval.md.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ from ..prompts import default_length, encode
 from ..types import Model, Snapshot
 
 try:
-    import lm_eval.models  # noqa: F401  # the harness names its own models only while its registry is empty
+    import lm_eval.models  # noqa: F401  # the harness registers its own models only while its registry is empty
     from lm_eval.api.model import LM
     from lm_eval.api.registry import MODEL_REGISTRY, register_model
     from lm_eval.utils import simple_parse_args_string
@@ -46,44 +48,38 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Asked:
+class Question:
     """One prompt of a task: adjacent equal requests, which one decode answers."""
 
-    places: list[int]  # numbers of the requests
-    args: tuple[str, Mapping[str, Any]]  # prompt and the task's generation_kwargs
-
-    @property
-    def context(self) -> str:
-        return self.args[0]
+    places: list[int]  # the numbers of the requests
+    args: tuple[str, Mapping[str, Any]]  # the prompt, and the task's generation_kwargs
 
     @property
     def task(self) -> Mapping[str, Any]:
         return self.args[1]
 
-    @property
-    def stops(self) -> list[str]:
-        until = self.task.get("until") or []
-        return [stop for stop in ([until] if isinstance(until, str) else until) if stop]
-
     def cut(self, answer: str) -> str:
         """The answer up to the first of the task's `until` strings."""
-        return answer[: min((at for stop in self.stops if (at := answer.find(stop)) >= 0), default=len(answer))]
+        until = self.task.get("until") or []
+        stops = [until] if isinstance(until, str) else until
+        return answer[: min((answer.index(stop) for stop in stops if stop and stop in answer), default=len(answer))]
 
 
 class D5P4LM(LM):
-    """A masked diffusion model for the harness. All arguments may come from `--model_args`.
+    """A masked diffusion model for the harness. All arguments can come from `--model_args`.
 
-    pretrained    a folder, a shipped name, a hub id, or a model that `d5p4.load` or `d5p4.wrap` made
-    device, dtype, tokenizer   as `d5p4.load` takes them
-    seed          of decodes and likelihoods (0)
-    mc_samples    masks drawn for each likelihood (128)
-    greedy_check  whether `loglikelihood` decodes greedily to say if the continuation is what comes out; otherwise it
-                  always says no
-    decoding      settings and method parameters of `d5p4.generate`; windows as START:STOP. k is for tasks that ask
-                  once (1); `repeats` goes before it
+    pretrained    a folder, a shipped name, a hub id, or a model from `d5p4.load` or `d5p4.wrap`
+    device, dtype, tokenizer   see `d5p4.load`
+    seed          the seed of decodes and likelihoods
+    mc_samples    random masks per likelihood
+    greedy_check  decode greedily to tell `loglikelihood` whether the continuation comes out; by default the answer is
+                  always no
+    plugin        modules that register methods, joined by +
+    decoding      the options of docs/options.md and the parameters of the method; windows as START:STOP. k is for
+                  tasks that ask once (default 1); a task with repeats uses their number instead
 
-    batch_size, max_batch_size and trust_remote_code are taken and not used: forwards are cut to
-    max_tokens_per_forward, and no remote code is ever run.
+    batch_size, max_batch_size and trust_remote_code are accepted and ignored: max_tokens_per_forward limits the memory,
+    and no remote code ever runs.
     """
 
     def __init__(
@@ -108,11 +104,9 @@ class D5P4LM(LM):
         self.model: Any = pretrained
         if isinstance(pretrained, (str, Path)):
             self.model = load(pretrained, device, None if dtype == "auto" else dtype, tokenizer)
-        self.seed = seed or 0
-        self.mc_samples = mc_samples
-        self.greedy_check = greedy_check
+        self.seed, self.mc_samples, self.greedy_check = seed or 0, mc_samples, greedy_check
         self.decoding = {"k": 1} | decoding
-        self._settings = Settings.make(self.model, **self.decoding)  # says at once what cannot be
+        self._settings = Settings.make(self.model, **self.decoding)  # raises now if the options cannot work
         length = self._settings.gen_length
         if gives_length(decoding) and length is not None and length >= self.model.max_length:
             reason = f"leaves no room for a prompt: the model holds {self.model.max_length} tokens"
@@ -124,10 +118,10 @@ class D5P4LM(LM):
 
     @classmethod
     def create_from_arg_obj(cls, arg_dict: Mapping[str, Any], additional_config: Any = None) -> D5P4LM:
-        """model_args go before the command line's own options, whose device is cuda:0 where nobody named one."""
+        """model_args override the harness's own options, whose device is cuda:0 unless the user names one."""
         options = {name: value for name, value in (additional_config or {}).items() if value is not None}
         if str(options.get("device")).startswith("cuda") and not torch.cuda.is_available():
-            log.info("there is no CUDA here; --device %s is not used", options.pop("device"))
+            log.info("there is no CUDA here; --device %s is ignored", options.pop("device"))
         return cls(**{**options, **arg_dict})
 
     @classmethod
@@ -137,65 +131,64 @@ class D5P4LM(LM):
     # generation
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """An answer to each request; r adjacent equal requests get r answers of one decode, best first."""
-        asked = list(_adjacent(requests))
-        self._check_cache(asked)
-        groups: dict[str, tuple[dict[str, Any], list[tuple[Asked, list[int]]]]] = {}
-        for one in asked:
-            settings = self._settings_for(one)
-            ids, settings["gen_length"] = self._fit(one, settings.get("gen_length"))
+        """One answer per request; r adjacent equal requests get the r answers of one decode, best first."""
+        questions = _questions(requests)
+        self._check_cache(questions)
+        groups: dict[str, tuple[dict[str, Any], list[tuple[Question, list[int]]]]] = {}  # by their settings
+        for question in questions:
+            settings = self._settings_for(question)
+            ids, settings["gen_length"] = self._fit(question, settings.get("gen_length"))
             key = json.dumps(settings, sort_keys=True, default=repr)
-            groups.setdefault(key, (settings, []))[1].append((one, ids))
+            groups.setdefault(key, (settings, []))[1].append((question, ids))
         answers = [""] * len(requests)
-        with _bar(len(asked), "d5p4 decodes", disable_tqdm) as bar:
+        with _bar(len(questions), "d5p4 decodes", disable_tqdm) as bar:
+            callback = None if disable_tqdm else partial(_advance, bar)
             for settings, members in groups.values():
                 prompts = [ids for _, ids in members]
-                result = generate(
-                    self.model, prompts, seed=self.seed, chat=False, callback=_ticking(bar, disable_tqdm), **settings
-                )
-                for (one, _), texts in zip(members, result.texts, strict=True):
-                    for place, text in zip(one.places, texts, strict=False):  # asked once: the best of k
-                        answers[place] = one.cut(text)
-                    if len(one.places) == 1:
-                        self.cache_hook.add_partial("generate_until", one.args, answers[one.places[0]])
+                result = generate(self.model, prompts, seed=self.seed, chat=False, callback=callback, **settings)
+                for (question, _), texts in zip(members, result.texts, strict=True):
+                    for place, text in zip(question.places, texts, strict=False):  # asked once: the best of k
+                        answers[place] = question.cut(text)
+                    if len(question.places) == 1:
+                        self.cache_hook.add_partial("generate_until", question.args, answers[question.places[0]])
         return answers
 
-    def _check_cache(self, asked: Sequence[Asked]) -> None:
-        """The harness's cache knows one answer a prompt, and would give it r times on the next run."""
+    def _check_cache(self, questions: Sequence[Question]) -> None:
+        """The harness caches one answer per prompt, and would return it r times on the next run."""
         caching = getattr(self.cache_hook, "dbdict", None) is not None
-        repeated = next((one for one in asked if len(one.places) > 1 and not one.task.get("do_sample")), None)
-        if caching and repeated is not None:
+        repeats = [len(q.places) for q in questions if len(q.places) > 1 and not q.task.get("do_sample")]
+        if caching and repeats:
             raise D5P4Error(
-                f"--use_cache keeps one answer a prompt, but the task asks {len(repeated.places)} times for each; "
-                "leave --use_cache out, or say do_sample: true in the task's generation_kwargs"
+                f"--use_cache keeps one answer per prompt, but the task asks {repeats[0]} times for each; "
+                "leave out --use_cache, or set do_sample: true in the task's generation_kwargs"
             )
 
-    def _settings_for(self, one: Asked) -> dict[str, Any]:
-        """Settings of the decode of one prompt: model_args, and for a single answer the task's where those say none."""
+    def _settings_for(self, question: Question) -> dict[str, Any]:
+        """The options of one decode: model_args and, for a single answer, what the task adds to them."""
         settings = dict(self.decoding)
-        if len(one.places) > 1:
-            settings["k"] = len(one.places)
+        if len(question.places) > 1:
+            settings["k"] = len(question.places)
         if settings["k"] > 1:
             return settings
-        task = dict(one.task)
+        task = dict(question.task)
         if task.get("do_sample") is False or ("do_sample" not in task and "temperature" not in task):
-            task["temperature"] = 0.0  # the harness's way to say greedy
+            task["temperature"] = 0.0  # this is how the harness asks for greedy decoding
         return {name: task[name] for name in TASK_MAY_SET if task.get(name) is not None} | settings
 
-    def _fit(self, one: Asked, fixed: int | None) -> tuple[list[int], int]:
-        """Prompt ids and answer length that fit the model.
+    def _fit(self, question: Question, fixed: int | None) -> tuple[list[int], int]:
+        """Prompt ids and an answer length that fit the model.
 
-        A length from model_args is kept. The task's, or the model's own, gives way to the prompt down to half the
-        model's length; then the prompt loses its beginning, as with the harness's other models.
+        A length from model_args stays. Any other length shrinks for a long prompt, down to half of the model's length;
+        after that the prompt loses its beginning, as it does with the harness's other models.
         """
-        ids = encode(self.model, one.context, False)
+        ids = encode(self.model, question.args[0], False)
         longest = self.model.max_length
         length = fixed
         if length is None:
-            asked = next((one.task[name] for name in LENGTH_NAMES if one.task.get(name) is not None), None)
-            wanted = int(asked or default_length(self.model, self._settings))
+            by_task = next((question.task[name] for name in LENGTH_NAMES if question.task.get(name) is not None), None)
+            wanted = int(by_task or default_length(self.model, self._settings))
             length = min(wanted, max(longest - len(ids), longest // 2))
-        return self._keep_end(ids, longest - length, one.places[0]), length
+        return self._keep_end(ids, longest - length, question.places[0]), length
 
     def _keep_end(self, ids: list[int], room: int, number: int) -> list[int]:
         if len(ids) > room:
@@ -205,27 +198,28 @@ class D5P4LM(LM):
     # likelihood
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """(bound on log p(continuation | context) in nats, whether greedy decoding gives it) for each request."""
+        """Per request: a bound on log p(continuation | context) in nats, and whether greedy decoding gives it."""
         pairs = [self._pair(request.args, number) for number, request in enumerate(requests)]
         greedy = self._greedy(pairs) if self.greedy_check else [not after for _, after in pairs]
-        values = []
-        with _bar(len(requests), "d5p4 likelihoods", disable_tqdm) as bar:
-            for request, pair, is_greedy in zip(requests, pairs, greedy, strict=True):
-                values.append((self._bound(*pair), is_greedy))
-                self.cache_hook.add_partial("loglikelihood", request.args, values[-1])
-                bar.update(1)
-        return values
+        values = ((self._bound(*pair), is_greedy) for pair, is_greedy in zip(pairs, greedy, strict=True))
+        return self._collect("loglikelihood", requests, values, disable_tqdm)
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """Bound on log p(text) in nats: the sum over pieces of the model's length, each without what came before."""
-        values = []
+        """Bounds on log p(text) in nats; for a long text, the sum over pieces of the model's length."""
+        size = self.model.max_length
+        texts = (encode(self.model, request.args[0], False) for request in requests)
+        values = (sum(self._bound([], ids[at : at + size]) for at in range(0, len(ids), size)) + 0.0 for ids in texts)
+        return self._collect("loglikelihood_rolling", requests, values, disable_tqdm)
+
+    def _collect(self, kind: str, requests: Sequence[Any], values: Iterator[Any], disable_tqdm: bool) -> list[Any]:
+        """Compute one value per request; the harness's cache gets each at once."""
+        computed = []
         with _bar(len(requests), "d5p4 likelihoods", disable_tqdm) as bar:
-            for request in requests:
-                ids, size = encode(self.model, request.args[0], False), self.model.max_length
-                values.append(sum(self._bound([], ids[at : at + size]) for at in range(0, len(ids), size)) + 0.0)
-                self.cache_hook.add_partial("loglikelihood_rolling", request.args, values[-1])
+            for request, value in zip(requests, values, strict=True):
+                computed.append(value)
+                self.cache_hook.add_partial(kind, request.args, value)
                 bar.update(1)
-        return values
+        return computed
 
     def _pair(self, args: tuple[str, str], number: int) -> tuple[list[int], list[int]]:
         """Token ids of context and continuation. Spaces between them belong to the continuation."""
@@ -234,30 +228,28 @@ class D5P4LM(LM):
         continuation = context[len(stripped) :] + continuation
         before = encode(self.model, stripped, False)
         whole = encode(self.model, stripped + continuation, False)
-        apart = whole[: len(before)] == before  # otherwise a token would span both
-        after = whole[len(before) :] if apart else encode(self.model, continuation, False)
-        if len(after) > self.model.max_length:
-            raise D5P4Error(
-                f"request {number} asks for the likelihood of {len(after)} tokens; the model holds "
-                f"{self.model.max_length}"
-            )
-        return self._keep_end(before, self.model.max_length - len(after), number), after
+        separate = whole[: len(before)] == before  # otherwise a token would span both
+        after = whole[len(before) :] if separate else encode(self.model, continuation, False)
+        longest = self.model.max_length
+        if len(after) > longest:
+            raise D5P4Error(f"the continuation of request {number} has {len(after)} tokens; the model holds {longest}")
+        return self._keep_end(before, longest - len(after), number), after
 
     def _bound(self, before: list[int], after: list[int]) -> float:
         if not after:
             return 0.0
-        samples = 1 if len(after) == 1 else self.mc_samples  # one token has one mask: nothing is left to chance
-        size = {"max_tokens_per_forward": self._settings.max_tokens_per_forward}
-        return likelihood_bound(self.model, after, before or None, samples, seed=self.seed, chat=False, **size)
+        samples = 1 if len(after) == 1 else self.mc_samples  # one token has only one mask
+        options = {"seed": self.seed, "max_tokens_per_forward": self._settings.max_tokens_per_forward}
+        return likelihood_bound(self.model, after, before or None, samples, chat=False, **options)
 
     def _greedy(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[bool]:
-        """Whether each continuation is what one token a step at temperature 0 writes in a window of its length."""
+        """Whether greedy decoding, one token per step in a window of its length, writes each continuation."""
         answers: list[bool] = [not after for _, after in pairs]
         order = self._settings.order if self._settings.order in DETERMINISTIC_ORDERS else "confidence"
-        kept = {name: self.decoding[name] for name in ("block_length", "eos") if name in self.decoding}
+        options: dict[str, Any] = {"k": 1, "method": "independent", "temperature": 0.0, "order": order}
+        options |= {name: self.decoding[name] for name in ("block_length", "eos") if name in self.decoding}
         for length in sorted({len(after) for _, after in pairs if after}):
             numbers = [number for number, (_, after) in enumerate(pairs) if len(after) == length]
-            options: dict[str, Any] = {"k": 1, "method": "independent", "temperature": 0.0, "order": order} | kept
             contexts = [pairs[number][0] for number in numbers]
             result = generate(self.model, contexts, gen_length=length, seed=self.seed, chat=False, **options)
             for number, (answer,) in zip(numbers, result.answers, strict=True):
@@ -267,13 +259,13 @@ class D5P4LM(LM):
     # chat templates
 
     def apply_chat_template(self, chat_history: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
-        """The prompt for the next answer; without the generation prompt, one that the last message has begun."""
+        """The prompt for the next answer; without a generation prompt, the last message begins that answer."""
         messages = list(chat_history)
-        begun = "" if add_generation_prompt else messages.pop()["content"]
+        beginning = "" if add_generation_prompt else messages.pop()["content"]
         text = self.model.tokenizer.chat(messages) if self.model.tokenizer is not None else None
         if text is None:
-            raise D5P4Error(f"{self.model.name} has no chat template; leave --apply_chat_template out")
-        return text + begun
+            raise D5P4Error(f"{self.model.name} has no chat template; leave out --apply_chat_template")
+        return text + beginning
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
         """The template itself, which the harness writes into its results."""
@@ -281,11 +273,11 @@ class D5P4LM(LM):
 
     @property
     def tokenizer_name(self) -> str:
-        """Names the harness's file of prepared requests."""
+        """The harness uses it in the name of its file of prepared requests."""
         return str(self.model.name).replace("/", "__")
 
     def get_model_info(self) -> dict[str, Any]:
-        """What the harness writes beside its results."""
+        """Facts that the harness writes into its results."""
         return {
             "d5p4_version": __version__,
             "d5p4_model": str(self.model.name),
@@ -297,7 +289,7 @@ class D5P4LM(LM):
 
 
 def _typed(decoding: Mapping[str, Any]) -> dict[str, Any]:
-    """The decoding options of model_args. The harness turns numbers into numbers and leaves everything else as text."""
+    """The decoding options of model_args with their types. The harness itself recognises only numbers."""
     method = method_named(decoding.get("method", Settings.method))
     known = public("lm-eval") | dict(method.parameters)
     for name in decoding:
@@ -306,18 +298,15 @@ def _typed(decoding: Mapping[str, Any]) -> dict[str, Any]:
     return {name: known[name].from_text(value) if name in known else value for name, value in decoding.items()}
 
 
-def _adjacent(requests: Sequence[Any]) -> Iterator[Asked]:
-    """Runs of requests for the same prompt of the same document: the harness repeats one request r times."""
-    last: Any = None
-    for place, request in enumerate(requests):
-        names = (request.args, request.task_name, request.doc_id, request.idx)
-        if last is None or names != last[0]:
-            if last is not None:
-                yield last[1]
-            last = names, Asked([], request.args)
-        last[1].places.append(place)
-    if last is not None:
-        yield last[1]
+def _questions(requests: Sequence[Any]) -> list[Question]:
+    """Group adjacent requests with the same prompt of the same document: these are the repeats of the harness."""
+
+    def identity(numbered: tuple[int, Any]) -> tuple[Any, ...]:
+        request = numbered[1]
+        return request.args, request.task_name, request.doc_id, request.idx
+
+    repeated = (list(members) for _, members in groupby(enumerate(requests), identity))
+    return [Question([place for place, _ in members], members[0][1].args) for members in repeated]
 
 
 def _bar(total: int, label: str, disabled: bool) -> Any:
@@ -325,17 +314,12 @@ def _bar(total: int, label: str, disabled: bool) -> Any:
     return tqdm(total=total, desc=label, disable=disabled, bar_format=shape)
 
 
-def _ticking(bar: Any, disabled: bool) -> Callable[[Snapshot], None] | None:
-    """A callback that moves the bar by each prompt's share of a step."""
-
-    def tick(shot: Snapshot) -> None:
-        bar.update(min(len(shot.prompts) / shot.steps, bar.total - bar.n))  # rounding must not overshoot
-
-    return None if disabled else tick
+def _advance(bar: Any, shot: Snapshot) -> None:
+    bar.update(min(len(shot.prompts) / shot.steps, bar.total - bar.n))  # rounding must not overshoot
 
 
 def main() -> None:
-    """The harness's own command line, with this model known to it."""
+    """The harness's own command line, which then knows this model."""
     from lm_eval.__main__ import cli_evaluate
 
     try:
@@ -344,7 +328,7 @@ def main() -> None:
         sys.exit(f"d5p4: {reason}")
 
 
-if NAME not in MODEL_REGISTRY:  # later harnesses know it already, from the entry point
+if NAME not in MODEL_REGISTRY:  # later versions of the harness register it by its entry point
     register_model(NAME)(D5P4LM)
 
 if __name__ == "__main__":

@@ -1,171 +1,302 @@
-"""The output of a run as the first rank keeps it: its beginning, and its end out of the parts.
+"""The files of a run: its lines, its report, and how the first rank begins and ends them.
 
-The end has four steps: all lines into the output, the header says finished, the parts go, their folder goes. Whichever
-was the last to happen, the same command finds its way from there.
+Beside `answers.jsonl` there is a header, `answers.run.json`. It holds the configuration, the starts of the run and, at
+the end, the report. A run ends in four steps: write all lines into the output, mark the header as finished, remove the
+parts, remove their folder. If a run is killed between two steps, the same command does the rest.
 """
 
 from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..distributed import Mesh
 from ..errors import D5P4Error
 from ..generate import chosen_seed
 from ..prompts import Prepared
-from .done import Done
-from .header import Header, changes, configuration, facts, settings_hash
-from .reader import PromptFile
-from .report import Pace, Report
-from .rows import Found, Place, RowStore, Summary
+from ..provenance import provenance, without_places
+from ..record import Answers, finite
+from ..store import json_line, read_json, write_json
+from ..types import Result
+from .configuration import configuration, settings_hash
+from .reader import BadLine, PromptFile, PromptLine
+from .rows import RowStore, StoredRows, Summary, differences
+
+OF_ANSWERS = ("answers", "tokens", "score", "distance", "distinct", "logdet", "rows", "rows_nominal", "nfe", "seed")
+OURS = ("line", "error", *OF_ANSWERS, "settings", "logprobs", "reveal_step", "given")
+DIGITS = 6
+IN_HEADER = {"output", "configuration", "starts", "finished"}
 
 
-class Facts(NamedTuple):
-    """What the report wants to know of a line."""
+def answer_line(source: PromptLine, result: Result, place: int, settings: str) -> bytes:
+    """The line of prompt number `place` of a result. It has no times, so the same run always writes the same bytes.
 
-    distinct: int
-    answers: int
-    rows: int
+    The fields of the input come first. `settings` is the hash of the configuration.
+    """
+    values = Answers(result, place).to_dict() | {"settings": settings}
+    if result.logprobs is None:
+        del values["tokens"]
+    ours = {name: _rounded(values[name]) for name in OURS if name in values}
+    return json_line(_input_fields(source) | {"line": source.line} | ours)
+
+
+def error_line(source: PromptLine | BadLine, error: str, settings: str) -> bytes:
+    """The line of a prompt that has no answers."""
+    ours = {"line": source.line, "error": error, "answers": [], "settings": settings}
+    return json_line(_input_fields(source) | ours)
+
+
+def _input_fields(source: PromptLine | BadLine) -> dict[str, Any]:
+    """The fields of the input; those that have one of our names are put under `given`."""
+    taken = {name: value for name, value in source.fields.items() if name in OURS}
+    others = {name: value for name, value in source.fields.items() if name not in OURS}
+    return others | ({"given": taken} if taken else {})
+
+
+def _rounded(value: Any) -> Any:
+    """Floats with six significant digits; None where they are not finite."""
+    if isinstance(value, float):
+        return finite(float(f"{value:.{DIGITS}g}") + 0.0)  # + 0.0 turns -0.0 into 0.0
+    return [_rounded(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def summarise(entry: Any) -> Summary | None:
-    """A line of the output by its number in the input."""
+    """The number of a line, and its facts: answers, distinct answers, rows. None if the line is not complete."""
     whole = isinstance(entry, dict) and isinstance(entry.get("line"), int) and isinstance(entry.get("answers"), list)
     if not whole:
         return None
     failed = entry.get("error") is not None
-    distinct, rows = (0, 0) if failed else (entry.get("distinct") or 0, entry.get("rows") or 0)
-    return Summary(entry["line"], Facts(distinct, len(entry["answers"]), rows), failed)
+    facts = (len(entry["answers"]), entry.get("distinct") or 0, entry.get("rows") or 0)
+    return Summary(entry["line"], (len(entry["answers"]), 0, 0) if failed else facts, failed)
 
 
-def _error(line: int, found: Found) -> str:
-    """What a line that failed says."""
-    place: Place = found.places[line]
-    with place.path.open("rb") as file:
-        file.seek(place.start)
-        return f"line {line}: {json.loads(file.read(place.stop - place.start))['error']}"
+class Done:
+    """The finished lines of a file: one bit per line from 1 to `last`, compressed on the way to the other ranks."""
+
+    def __init__(self, last: int = 0, lines: Iterable[int] = ()) -> None:
+        self._bits = bytearray(last // 8 + 1)
+        for line in lines:
+            if 0 < line <= last:
+                self._bits[line >> 3] |= 1 << (line & 7)
+
+    def __contains__(self, line: int) -> bool:
+        return 0 < line < 8 * len(self._bits) and bool(self._bits[line >> 3] >> (line & 7) & 1)
+
+    def __len__(self) -> int:
+        return int.from_bytes(self._bits, "little").bit_count()
+
+    def __getstate__(self) -> bytes:
+        return zlib.compress(self._bits)
+
+    def __setstate__(self, state: bytes) -> None:
+        self._bits = bytearray(zlib.decompress(state))
+
+
+@dataclass(frozen=True)
+class Pace:
+    """The progress of a run."""
+
+    total: int  # prompts of the file
+    before: int  # prompts finished by earlier starts
+    now: float  # prompts finished by this start, on all ranks; a prompt that is being decoded counts in part
+    rows: float  # rows that went through the model for them
+    seconds: float
+
+    @property
+    def prompts_per_second(self) -> float:
+        return self.now / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def rows_per_second(self) -> float:
+        return self.rows / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def left(self) -> float | None:
+        """Seconds left at this speed."""
+        rate = self.prompts_per_second
+        return max(0.0, self.total - self.before - self.now) / rate if rate > 0 else None
+
+
+@dataclass(frozen=True)
+class Report:
+    """The summary of a finished run."""
+
+    prompts: int  # lines of the output
+    now: int  # lines finished by this start
+    before: int  # lines finished by earlier starts
+    failed: int  # lines with an error instead of answers
+    distinct: float | None  # share of answers that differ from the other answers to their prompt
+    rows: int  # rows that went through the model for all answers
+    seconds: float  # of this start
+    prompts_per_second: float
+    rows_per_second: float
+    seed: int
+    settings: str  # the hash of the configuration, as in every line
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"notes": list(self.notes)}
 
 
 @dataclass(frozen=True)
 class Start:
-    """What the first rank finds out for all."""
+    """What the first rank tells the others about this start."""
 
     number: int
     seed: int
     settings: str  # the hash of the configuration
-    digest: str  # of the input
-    token: str  # names what the ranks count in this start
-    finished: Done = Done()  # lines
-    answered: int = 0  # of them with answers
-    report: Report | None = None  # there was nothing left to do
+    digest: str  # the hash of the input
+    token: str  # names the counters that the ranks share in this start
+    finished: Done = Done()
+    answered: int = 0  # how many of the finished lines have answers
+    report: Report | None = None  # if the run was finished before
 
 
 class Output:
-    """The output, its header and its parts, in the hands of one process (`RowStore.locked`)."""
+    """The output, its header and its parts. Only the first rank uses it, inside `RowStore.locked`."""
 
     def __init__(self, store: RowStore, file: PromptFile, mesh: Mesh) -> None:
         self.store, self.file, self.mesh, self.path = store, file, mesh, store.output
-        self.header = Header(self.path)
+        self.header_path = self.path.with_suffix(".run.json")
+        self.header = self._read_header()
         self.notes: list[str] = []
 
+    def _read_header(self) -> dict[str, Any]:
+        """The header, empty for a new run. An error if another program or another run made one of the files."""
+        path, output, parts = self.header_path, self.path, self.store.folder
+        try:
+            header: dict[str, Any] = read_json(path) or {}
+            if header and not (isinstance(header, dict) and header.keys() >= IN_HEADER):
+                raise ValueError("another program wrote it")
+        except (OSError, ValueError) as reason:
+            advice = f"restore it, or move it away together with {output.name} and {parts.name}"
+            raise D5P4Error(f"{path} is not the header of a run ({reason}); {advice}") from None
+        if header and header["output"] != output.name:
+            raise D5P4Error(f"{path} is the header of {header['output']}; give that as --output, or another name")
+        if not header and output.exists():
+            raise D5P4Error(f"{output} was not made by d5p4 run (there is no {path.name}); give another --output")
+        if not header and self.store.parts():
+            raise D5P4Error(f"{parts} holds lines of a run whose {path.name} is gone; restore it, or move {parts.name}")
+        return header
+
     def begin(self, prepared: Prepared, seed: int | None, retry_errors: bool) -> Start:
-        """Look at what there is, and write down that this start goes on with it."""
-        self._check_ours()
-        seed = chosen_seed(self.header.seed if seed is None else seed)
-        configured = configuration(prepared, self.file, seed)
-        number = 1 + max(len(self.header.starts), self.store.last_start())
+        """Read what earlier starts have finished, and write this start into the header."""
+        header, mesh = self.header, self.mesh
+        seed = chosen_seed(header["configuration"]["seed"] if header and seed is None else seed)
+        configured = configuration(prepared, self.file.digest, seed)
+        number = 1 + max(len(header.get("starts", [])), self.store.last_start())
         start = Start(number, seed, settings_hash(configured), self.file.digest, secrets.token_hex(8))
-        found = self.store.read(self.mesh.beat)
-        if self.header.finished or found.answered:
-            self.header.check(configured)
-        elif found.places:  # nothing but failures: there is nothing that could be spoiled, or worth keeping
+        finished = header.get("finished", False)
+        stored = self.store.read(mesh.beat)
+        if finished or stored.answered:
+            if changed := differences(header["configuration"], configured):
+                raise D5P4Error(
+                    f"{self.path} was begun with another configuration: {'; '.join(changed)}. "
+                    "Give the same options to continue it, or another --output"
+                )
+        elif stored.places:  # only failures, which are not worth keeping
             self.store.remove_parts()
-            found = Found()
-        if self.header.finished:
-            self.header.check_output()
-            report = Report.from_dict(self.header.data["report"])
+            stored = StoredRows()
+        if finished:
+            self._check_size()
+            report = Report(**header["report"] | {"notes": tuple(header["report"]["notes"])})
             if not (retry_errors and report.failed):
                 self.store.remove_parts()
-                return replace(start, report=report.nothing_left())
+                idle = replace(report, now=0, seconds=0.0, prompts_per_second=0.0, rows_per_second=0.0)
+                return replace(start, report=replace(idle, before=report.prompts))
             self.store.restore(number)
-            found = self.store.read(self.mesh.beat)
+            stored = self.store.read(mesh.beat)
+        facts = provenance(prepared.model.head.weight.device)
+        del facts["d5p4"]  # the configuration has it
+        facts |= {"ranks": mesh.world, "mesh": [mesh.data, mesh.beam]}
+        facts["max_tokens_per_forward"] = prepared.settings.max_tokens_per_forward
+        header |= {
+            "output": self.path.name,
+            "model": without_places(prepared.model.name),
+            "configuration": configured,
+            "settings": start.settings,
+            "finished": False,
+        }
+        header["starts"] = [*header.get("starts", []), {"start": number, **facts}]
         with writing(self.path):
-            mesh = (self.mesh.data, self.mesh.beam)
-            self.header.begin(configured, prepared.model.name, number, facts(prepared, self.mesh.world, mesh))
-        self.notes += found.notes
-        return replace(start, finished=Done(self.file.last, found.finished(retry_errors)), answered=found.answered)
+            write_json(self.header_path, header)
+        self.notes += stored.notes
+        lines = (line for line, place in stored.places.items() if not (retry_errors and place.failed))
+        return replace(start, finished=Done(self.file.last, lines), answered=stored.answered)
 
-    def end(self, start: Start, pace: Pace, memory: list[int]) -> Report:
-        """Merge the parts. `memory`: token budgets that were too large."""
+    def _check_size(self) -> None:
+        """The output of a finished run must still be there."""
+        size = self.path.stat().st_size if self.path.is_file() else None
+        if size != self.header.get("size"):
+            what = "is gone" if size is None else f"has {size} bytes where the run left {self.header.get('size')}"
+            raise D5P4Error(
+                f"{self.header_path} says that the run is finished, but {self.path} {what}; restore it, or remove "
+                f"{self.header_path.name} (and {self.path.name}) to decode again"
+            )
+
+    def end(self, start: Start, pace: Pace, too_large: list[int]) -> Report:
+        """Merge the parts into the output. `too_large` lists the token budgets that did not fit into memory."""
         self.file.check_unchanged()
-        found = self.store.read(self.mesh.beat)
-        if len(found.places) != self.file.count:
+        stored = self.store.read(self.mesh.beat)
+        if len(stored.places) != self.file.count:
+            counts = f"{len(stored.places)} of {self.file.count} lines"
+            raise D5P4Error(f"{self.store.folder} holds {counts} at the end of the run; run the same command again")
+        if not stored.answered:
+            first = min(stored.places)
+            [raw] = self.store.raw_rows({first: stored.places[first]})
             raise D5P4Error(
-                f"{self.store.folder} holds {len(found.places)} of {self.file.count} lines, though every rank has "
-                "finished; run the same command again"
+                f"all prompts of {self.file.path} failed, so the run is not finished; the first: line {first}: "
+                f"{json.loads(raw)['error']}"
             )
-        if not found.answered:
-            raise D5P4Error(
-                f"all prompts of {self.file.path} failed, so the run is not finished; the first: "
-                f"{_error(min(found.places), found)}"
-            )
-        failed = len(found.places) - found.answered
-        facts = [place.facts for place in found.places.values()]
-        answers = sum(each.answers for each in facts)
-        notes = [*self.notes, *changes(self.header.starts)]
-        notes += [f"out of memory with a budget of {size} tokens; went on with half of it" for size in memory]
-        if failed:
-            who, whose = ("1 prompt", "its line says") if failed == 1 else (f"{failed} prompts", "their lines say")
-            notes.append(f"{who} failed: {whose} why, and --retry-errors decodes again what failed")
+        failed = len(stored.places) - stored.answered
+        answers, distinct, rows = (sum(place.facts[i] for place in stored.places.values()) for i in range(3))
         report = Report(
             prompts=self.file.count,
             now=self.file.count - pace.before,
             before=pace.before,
             failed=failed,
-            distinct=round(sum(each.distinct for each in facts) / answers, 6) if answers else None,
-            rows=sum(each.rows for each in facts),
+            distinct=round(distinct / answers, 6) if answers else None,
+            rows=rows,
             seconds=round(pace.seconds, 3),
             prompts_per_second=round(pace.prompts_per_second, 3),
             rows_per_second=round(pace.rows_per_second, 3),
             seed=start.seed,
             settings=start.settings,
-            notes=tuple(notes),
+            notes=tuple(self._notes(failed, too_large)),
         )
         with writing(self.path):
-            self.store.write(self.store.raw_rows(found.places, self.mesh.beat))
-            self.header.end(report.to_dict())
+            self.store.write(self.store.raw_rows(stored.places, self.mesh.beat))
+            self.header |= {"finished": True, "size": self.path.stat().st_size, "report": report.to_dict()}
+            write_json(self.header_path, self.header)
             self.store.remove_parts()
         return report
 
-    def _check_ours(self) -> None:
-        """Nothing that another program made is touched."""
-        if self.header.exists:
-            return
-        name = self.header.path.name
-        if self.path.exists():
-            raise D5P4Error(
-                f"{self.path} exists and was not made by d5p4 run (there is no {name}); move it away, or give another "
-                "--output"
-            )
-        if self.store.parts():
-            raise D5P4Error(
-                f"{self.store.folder} holds lines of a run whose {name} is gone; bring that back, or move the folder "
-                "away"
-            )
+    def _notes(self, failed: int, too_large: list[int]) -> Iterator[str]:
+        yield from self.notes
+        for name in ("machine", "torch", "max_tokens_per_forward"):  # these may change the last bits of a number
+            values = dict.fromkeys(str(start.get(name)) for start in self.header["starts"])
+            if len(values) > 1:
+                yield f"the starts of this run had different {name}: {', '.join(values)}"
+        for size in too_large:
+            yield f"out of memory with a budget of {size} tokens; went on with half of it"
+        if failed:
+            subject = "1 prompt failed: its line says" if failed == 1 else f"{failed} prompts failed: their lines say"
+            yield f"{subject} why, and --retry-errors decodes again what failed"
 
 
 @contextmanager
 def writing(place: Path) -> Iterator[None]:
-    """What the system says when a disk is full, as a sentence."""
+    """Turn an error of the file system, such as a full disk, into a sentence."""
     try:
         yield
     except OSError as reason:
         raise D5P4Error(
-            f"{place} cannot be written: {reason.strerror or reason}; what is finished is kept: free some space and "
-            "run the same command again"
+            f"{place} cannot be written: {reason.strerror or reason}; finished lines are kept: free some space and run "
+            "the same command again"
         ) from reason

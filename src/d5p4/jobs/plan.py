@@ -1,4 +1,4 @@
-"""From a file of prompts to batches: a function of the file, the settings and the token budget alone.
+"""From a file of prompts to batches, which follow from the file, the settings and the token budget alone.
 
 So a prompt is always decoded beside the same other prompts, however often the run is interrupted and however many
 ranks share it.
@@ -37,7 +37,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Work:
-    """What is done in one go: prompts that share a decode, or lines that cannot be decoded."""
+    """One unit of work: prompts that are decoded together, or the bad lines of a window."""
 
     items: tuple[Item, ...] = ()
     bad: tuple[BadLine, ...] = ()
@@ -51,17 +51,17 @@ def plan_work(lines: Iterable[PromptLine | BadLine], prepared: Prepared, bad_fir
     """The work of a file, window by window; the bad lines of a window come before its batches or after them."""
     rest = iter(lines)
     while window := list(islice(rest, WINDOW)):
-        bad = [source for source in window if isinstance(source, BadLine)]
-        good = [source for source in window if isinstance(source, PromptLine)]
-        ready: list[Item] = []
+        bad = [entry for entry in window if isinstance(entry, BadLine)]
+        good = [entry for entry in window if isinstance(entry, PromptLine)]
+        items: list[Item] = []
         requests = prepared.take([source.prompt for source in good], [source.id for source in good])
         for source, request in zip(good, requests, strict=True):
             if isinstance(request, D5P4Error):
                 bad.append(BadLine(source.line, request.phrase(place=""), source.fields))
             else:
-                ready.append(Item(source, request))
-        planned = batches(prepared.model, [item.request for item in ready], prepared.settings)
-        works = [Work(items=tuple(ready[i] for i in numbers)) for _, numbers in planned]
+                items.append(Item(source, request))
+        planned = batches(prepared.model, [item.request for item in items], prepared.settings)
+        works = [Work(items=tuple(items[i] for i in numbers)) for _, numbers in planned]
         if bad:
             bad.sort(key=lambda entry: entry.line)
             works.insert(0 if bad_first else len(works), Work(bad=tuple(bad)))

@@ -2,7 +2,7 @@
 
 During a run, each rank of each start appends to its own part, `OUT.parts/part-<start>-<rank>.jsonl`. No rank can damage
 what another has written, and no part is removed before OUT is complete. A line that a kill cut off is ignored, and its
-row counts as not made. A finished OUT may grow: its rows are read before those of the parts.
+row counts as missing. A finished OUT may grow: its rows are read before those of the parts.
 
 A store with a header writes it as the first line of every file, and refuses files that have another header. An OUT
 whose name ends in `.xz` is compressed.
@@ -15,8 +15,9 @@ import json
 import lzma
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -50,8 +51,8 @@ class Place(NamedTuple):
 
 
 @dataclass
-class Found:
-    """The places of all rows that were found, by key, and notes on broken lines."""
+class StoredRows:
+    """The places of all complete rows, by key, and notes on broken lines."""
 
     places: dict[Any, Place] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -60,10 +61,6 @@ class Found:
     def answered(self) -> int:
         """How many rows did not fail."""
         return sum(not place.failed for place in self.places.values())
-
-    def finished(self, retry_errors: bool = False) -> Iterator[Any]:
-        """Keys of the rows that need not be made again."""
-        return (key for key, place in self.places.items() if not (retry_errors and place.failed))
 
 
 class RowStore:
@@ -98,37 +95,39 @@ class RowStore:
         head = [] if self.header is None or path.exists() else [json_line({"header": self.header})]
         append(path, [*head, *lines])
 
-    def read(self, beat: Callable[[], None] = lambda: None, with_output: bool = False) -> Found:
+    def read(self, beat: Callable[[], None] = lambda: None, with_output: bool = False) -> StoredRows:
         """Every complete row of the parts, and with `with_output` also of the output."""
-        found = Found()
+        rows = StoredRows()
         outputs = [self.output] if with_output and self.output.exists() else []
         for path in (*outputs, *self.parts()):
-            self._read_file(path, found, beat)
-        return found
+            try:
+                self._read_file(path, rows, beat)
+            except (lzma.LZMAError, EOFError) as reason:
+                raise D5P4Error(f"{path} cannot be read ({reason}); bring back the file that was there") from reason
+        return rows
 
-    def _read_file(self, path: Path, found: Found, beat: Callable[[], None]) -> None:
+    def _read_file(self, path: Path, rows: StoredRows, beat: Callable[[], None]) -> None:
         broken, half, start = 0, False, 0
-        with _opened(path) as file:
+        with lzma.open(path, "rb") if path.suffix == ".xz" else path.open("rb") as file:
             for number, raw in enumerate(file):
-                half = not raw.endswith(b"\n")
-                entry = None if half else _parsed(raw)
+                half, entry = not raw.endswith(b"\n"), None
+                if not half:
+                    with suppress(ValueError, RecursionError):
+                        entry = json.loads(raw)
                 if self.header is not None and number == 0:
                     self._check_header(path, entry, half)
-                else:
-                    row = None if entry is None else self.summarise(entry)
-                    if row is not None:
-                        before = found.places.get(row.key)
-                        if before is None or before.failed:
-                            found.places[row.key] = Place(path, start, start + len(raw), row.facts, row.failed)
-                    elif not half:
-                        broken += 1
+                elif entry is None or (row := self.summarise(entry)) is None:
+                    broken += not half
+                elif row.key not in rows.places or rows.places[row.key].failed:
+                    rows.places[row.key] = Place(path, start, start + len(raw), row.facts, row.failed)
                 start += len(raw)
                 if number % 1000 == 0:
                     beat()
         if half:
-            found.notes.append(f"{path.name} ended in half a line; its prompt counts as not decoded")
+            rows.notes.append(f"{path.name} ended in half a line; its row counts as missing")
         if broken:
-            found.notes.append(f"{path.name} has {broken} broken lines; their prompts count as not decoded")
+            which = "1 broken line; its row counts" if broken == 1 else f"{broken} broken lines; their rows count"
+            rows.notes.append(f"{path.name} has {which} as missing")
 
     def _check_header(self, path: Path, entry: Any, half: bool) -> None:
         if half:
@@ -162,18 +161,16 @@ class RowStore:
         head = [] if self.header is None else [json_line({"header": self.header})]
 
         def write_all(file: IO[bytes]) -> None:
-            if self.output.suffix == ".xz":
-                with lzma.open(file, "wb", preset=9 | lzma.PRESET_EXTREME) as packed:
-                    packed.writelines(chain(head, lines))
-            else:
-                file.writelines(chain(head, lines))
+            packed = self.output.suffix == ".xz"
+            with lzma.open(file, "wb", preset=9 | lzma.PRESET_EXTREME) if packed else nullcontext(file) as target:
+                target.writelines(chain(head, lines))
 
         replace_file(self.output, write_all)
 
     def restore(self, start: int) -> None:
         """Copy a finished output into the first part of a new start."""
         with self.output.open("rb") as whole:
-            replace_file(self.part(start, 0), lambda file: _copy(whole, file))
+            replace_file(self.part(start, 0), lambda file: shutil.copyfileobj(whole, file))
 
     def remove_parts(self) -> None:
         """Remove the parts once they are no longer needed."""
@@ -212,12 +209,10 @@ class RowStore:
             if reason.errno in BUSY:
                 raise taken from None
             return  # this file system has no locks
-        try:
-            same = os.path.samestat(os.stat(file.name), os.fstat(file.fileno()))
-        except FileNotFoundError:
-            same = False
-        if not same:  # the other run has just ended and removed the lock file
-            raise taken
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.stat(file.name), os.fstat(file.fileno())):
+                return
+        raise taken  # the other run has just ended and removed the lock file
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -238,28 +233,3 @@ def _flat(value: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any
 def _short(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= 40 else text[:12] + "…" + '"' * text.startswith('"')
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[IO[bytes]]:
-    if path.suffix != ".xz":
-        with path.open("rb") as file:
-            yield file
-        return
-    try:
-        with lzma.open(path, "rb") as packed:
-            yield packed
-    except (lzma.LZMAError, EOFError) as reason:
-        raise D5P4Error(f"{path} cannot be read ({reason}); bring back the file that was there") from reason
-
-
-def _parsed(raw: bytes) -> Any:
-    try:
-        return json.loads(raw)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _copy(source: IO[bytes], target: IO[bytes]) -> None:
-    while block := source.read(1 << 20):
-        target.write(block)

@@ -1,10 +1,11 @@
-"""`run_file`: every prompt of a file decoded once, however often the run is stopped and however many ranks share it."""
+"""`run_file`: decode every prompt of a file once, however often the run is stopped and however many ranks share it."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +16,18 @@ from ..models import load
 from ..options import Settings
 from ..prompts import Prepared
 from ..types import Model, Result, Snapshot
-from .budget import default_budget
-from .decoder import Decoder, Outcome
-from .lines import answer_line, error_line
-from .output import Output, Start, summarise, writing
+from .decoder import Decoder, Outcome, default_budget
+from .output import Output, Pace, Report, Start, answer_line, error_line, summarise, writing
 from .plan import Item, Work, plan_work
 from .reader import BadLine, PromptFile, PromptLine
-from .report import Pace, Progress, Report
 from .rows import RowStore
 
 FEW = 20
-"""So many failures at the beginning of a run, without one answer, are not the prompts' fault."""
+"""If this many prompts fail before the first answer, the settings or the device are wrong, and the run stops."""
 REFUSED = ("prompts", "keys", "sets", "references", "scorer", "callback", "history", "beams")
 OFTEN = 0.5  # seconds between two calls of `progress`
+
+Progress = Callable[[Pace], object]
 
 
 def run_file(
@@ -42,71 +42,65 @@ def run_file(
     progress: Progress | None = None,
     **options: Any,
 ) -> Report:
-    """Decode each prompt of a file into a line of another; call it again with the same arguments to go on.
+    """Decode each prompt of a file into a line of another file. Call it again with the same arguments to continue.
 
     model         a loaded model, or a name for `d5p4.load`
-    input         JSON lines with `prompt` or `messages`, if wanted `id` (which names the random stream) and anything
-                  else, which is carried through; or a .txt file with a prompt a line
-    output        JSON lines in the order of the input. Until all are there they are in `output`.parts; the header
-                  (`answers.run.json` for `answers.jsonl`) says what they are made with
-    seed          None draws one at the first start, which the header keeps
-    strict        stop at the first prompt that fails; otherwise its line says why
-    retry_errors  decode again what failed before
-    mesh          of `d5p4.distributed.connect`, where several ranks share the prompts; by default this job's
+    input         JSON lines with `prompt` or `messages`, optionally `id` (which names the random stream) and any other
+                  fields, which are copied to the output; or a .txt file with one prompt per line
+    output        JSON lines in the order of the input. Unfinished runs keep their lines in `output`.parts; the header
+                  (`answers.run.json` for `answers.jsonl`) says how the answers are made
+    seed          None draws a seed at the first start; the header keeps it
+    strict        stop at the first prompt that fails; otherwise its line says why it failed
+    retry_errors  decode again the prompts that failed before
+    mesh          from `d5p4.distributed.connect`, if several ranks share the prompts; by default that of this job
     progress      called on the first rank with a `Pace`, at most every half second
-    options       those of `d5p4.generate`; max_tokens_per_forward is chosen by the model's size (`jobs.budget`)
+    options       those of `d5p4.generate`; the default of max_tokens_per_forward depends on the size of the model
     """
-    own = mesh is None
+    own_mesh = mesh is None
     mesh = connect() if mesh is None else mesh
     try:
         with at_work(mesh):
             if isinstance(model, (str, Path)):
                 model = load(model, mesh.device, mapped=mesh.world > 1)
-            run = Run(model, Path(input), Path(output), options, mesh, strict, progress)
+            prepared = _prepared(model, options)
+            _check_places(Path(input), Path(output))
+            store = RowStore(Path(output), summarise)
+            run = Run(prepared, PromptFile(input), store, mesh, strict, progress if mesh.first else None)
         report = run.run(seed if seed is None else chosen_seed(seed), retry_errors)
     except BaseException as error:
         mesh.fail(error)
         raise
-    if own:
+    if own_mesh:
         mesh.close()
     return report
 
 
+def _prepared(model: Model, options: dict[str, Any]) -> Prepared:
+    if refused := [name for name in REFUSED if options.get(name) is not None]:
+        raise D5P4Error("a whole file has no use for it; leave it out", option=refused[0])
+    prepared = Prepared(model, {name: value for name, value in options.items() if name not in REFUSED})
+    if (dict(model.generation_defaults) | options).get("max_tokens_per_forward") is None:
+        budget = default_budget(model, prepared.settings.deterministic)
+        prepared.settings = replace(prepared.settings, max_tokens_per_forward=budget)
+    return prepared
+
+
+@dataclass
 class Run:
     """One start of a run, on one rank."""
 
-    start: Start
-
-    def __init__(
-        self,
-        model: Model,
-        input: Path,
-        output: Path,
-        options: dict[str, Any],
-        mesh: Mesh,
-        strict: bool = False,
-        progress: Progress | None = None,
-    ) -> None:
-        if refused := [name for name in REFUSED if options.get(name) is not None]:
-            raise D5P4Error("a whole file has no use for it; leave it out", option=refused[0])
-        self.model, self.mesh, self.strict = model, mesh, strict
-        self.prepared = Prepared(model, {name: x for name, x in options.items() if name not in REFUSED})
-        given = dict(model.generation_defaults) | options
-        if given.get("max_tokens_per_forward") is None:
-            budget = default_budget(model, self.settings.deterministic)
-            self.prepared.settings = replace(self.settings, max_tokens_per_forward=budget)
-        _check_places(input, output)
-        self.file = PromptFile(input)
-        self.store = RowStore(output, summarise)
-        self.progress = progress if mesh.first else None
-        self.answered = False  # whether any prompt of the run is known to have answers
-        self.held: list[bytes] = []  # lines of failed decodes until then, fewer than FEW and a batch's
-        self.first_error = ""
-        self.began = self.told = time.monotonic()
-
-    @property
-    def settings(self) -> Settings:
-        return self.prepared.settings
+    prepared: Prepared
+    file: PromptFile
+    store: RowStore
+    mesh: Mesh
+    strict: bool
+    progress: Progress | None
+    start: Start = field(init=False)
+    answered: bool = False  # whether any prompt of the run is known to have answers
+    failed_lines: list[bytes] = field(default_factory=list)  # written once a prompt has answers
+    first_error: str = ""
+    began: float = 0.0
+    last_progress: float = 0.0
 
     def run(self, seed: int | None, retry_errors: bool) -> Report:
         with ExitStack() as stack:
@@ -114,65 +108,58 @@ class Run:
             if self.mesh.first:
                 stack.enter_context(self.store.locked())
                 output = Output(self.store, self.file, self.mesh)
-                with at_work(self.mesh):  # weights are hashed and lines copied
+                with at_work(self.mesh):  # hashing the weights takes time
                     self.start = output.begin(self.prepared, seed, retry_errors)
             self.start = self.mesh.share(self.start if output else None)
             if self.start.report is not None:
                 return self.start.report
-            self._check_same_places()
+            if self.file.digest != self.start.digest:
+                raise D5P4Error(f"{self.file.path} is another file on rank {self.mesh.rank} than on rank 0; share one")
+            with writing(self.store.folder):
+                check_shared(self.store.folder, self.mesh, "--output")
             self.answered = self.start.answered > 0
-            self.began = time.monotonic()
+            self.began = self.last_progress = time.monotonic()
             self._work()
             self.mesh.meet()
             report = None
             if output:
+                budget = self.prepared.settings.max_tokens_per_forward
+                sizes = [budget >> halvings for halvings in range(budget.bit_length())]
+                too_large = [size for size in sizes if self._count(f"memory {size}")]
                 with at_work(self.mesh):
-                    report = output.end(self.start, self._pace(), self._memory())
+                    report = output.end(self.start, self._pace(), too_large)
             return self.mesh.share(report)
 
-    def _check_same_places(self) -> None:
-        """All ranks must read the same input and see the same folder."""
-        if self.file.digest != self.start.digest:
-            raise D5P4Error(f"{self.file.path} is another file on rank {self.mesh.rank} than on rank 0; share one")
-        with writing(self.store.folder):
-            check_shared(self.store.folder, self.mesh, "--output")
-
     def _work(self) -> None:
-        """Take batches that are not finished, one after the other, from the counter that all ranks share."""
-        heard = self.progress is not None or self.mesh.world > 1
-        callback = self._step if heard and self.mesh.beam == 1 else None  # groups of ranks beat by themselves
-        patience = FEW if self.start.answered else 0  # what is left may be just the prompts that are too large
+        """Take unfinished batches, one after the other, from the counter that all ranks share."""
+        needed = self.progress is not None or self.mesh.world > 1
+        callback = self._step if needed and self.mesh.beam == 1 else None  # the ranks of a group beat by themselves
+        patience = FEW if self.start.answered else 0  # perhaps only prompts that are too large are left
 
         def attempt(items: list[Item], settings: Settings) -> Result:
-            requests = [item.request for item in items]
-            return run_requests(
-                self.model, requests, settings, self.start.seed, callback=callback, beams=self.mesh.beams
-            )
+            requests, model = [item.request for item in items], self.prepared.model
+            return run_requests(model, requests, settings, self.start.seed, callback=callback, beams=self.mesh.beams)
 
-        decoder = Decoder(attempt, self.settings, patience)
-        ticket, number = self._ticket(), 0
-        planned = plan_work(self.file, self.prepared, bad_first=self.strict)
-        for place, work in enumerate(planned):
+        decoder = Decoder(attempt, self.prepared.settings, patience)
+        counter = f"{self.start.token}/batch"
+        ticket, number = self.mesh.ticket(counter), 0
+        for place, work in enumerate(plan_work(self.file, self.prepared, bad_first=self.strict)):
             self.mesh.beat()
             if work.bad and self.strict:
                 self._stop(work.bad[0], work.bad[0].error)
-            if place == 0:
-                self._check_any_good(work)
-            if self.start.finished.has_all(work.lines):
+            # The batches of a window come before its bad lines, so here the first window has none. All ranks stop.
+            if place == 0 and not work.items and len(work.bad) >= FEW and not self.start.answered:
+                raise D5P4Error(
+                    f"{self.file.path}: none of the first {len(work.bad)} prompts can be decoded, so the run stops and "
+                    f"none of them counts as finished; the first: line {work.bad[0].line}: {work.bad[0].error}"
+                )
+            if all(line in self.start.finished for line in work.lines):
                 continue
             if number == ticket:
                 self._do(work, decoder)
-                ticket = self._ticket()
+                ticket = self.mesh.ticket(counter)
             number += 1
-        self._write([], with_held=True)
-
-    def _check_any_good(self, first: Work) -> None:
-        """Of a window the batches come first. Where there is none, all ranks find so and stop alike."""
-        if not first.items and len(first.bad) >= FEW and not self.start.answered:
-            raise D5P4Error(
-                f"{self.file.path}: none of the first {len(first.bad)} prompts can be decoded, so the run stops and "
-                f"none of them counts as finished; the first: line {first.bad[0].line}: {first.bad[0].error}"
-            )
+        self._write(self.failed_lines)
 
     def _do(self, work: Work, decoder: Decoder[Item]) -> None:
         """Decode a batch. Its lines are on the disk before the other ranks are asked anything: one may have failed."""
@@ -184,26 +171,29 @@ class Run:
                 lines.append(answer_line(item.source, result, place, settings))
         for item, error in outcome.failed:
             self.first_error = self.first_error or f"line {item.line}: {error}"
-            if item.line not in done and self.mesh.leader:
-                self.held.append(error_line(item.source, error, settings))
+            if item.line not in done:
+                self.failed_lines.append(error_line(item.source, error, settings))
         self.answered = self.answered or bool(outcome.answered)
-        self._write(lines, with_held=self.answered and not self.strict)
+        if self.answered and not self.strict:
+            lines, self.failed_lines = [*self.failed_lines, *lines], []
+        self._write(lines)
         if outcome.failed and self.strict:
             item, error = outcome.failed[0]
             self._stop(item.source, error)
-        self._look_at_failures(len(outcome.answered), len(outcome.failed))
+        self._check_failures(len(outcome.answered), len(outcome.failed))
         for size in decoder.too_large:
             self._count(f"memory {size}", 1)
         self._count("finished", sum(line not in done for line in work.lines))
         self._count("rows", sum(int(result.rows[place]) for _, result, place in outcome.answered))
-        self._tell()
+        self._show_progress()
 
     def _stop(self, source: PromptLine | BadLine, error: str) -> None:
-        raise D5P4Error(f"{self.file.path} line {source.line}: {error} (--strict stops here)")
+        message = f"{self.file.path} line {source.line}: {error} (--strict stops here)"
+        raise D5P4Error(message, line=source.line)
 
-    def _look_at_failures(self, answered: int, failed: int) -> None:
-        """Where no rank of any start has an answer and decodes fail, settings or device are wrong: the run stops."""
-        if not self.mesh.leader:  # the counts may not be the leader's yet
+    def _check_failures(self, answered: int, failed: int) -> None:
+        """Stop the run if `FEW` prompts failed and no rank of any start has an answer."""
+        if not self.mesh.leader:  # the leader counts for its group
             return
         answered, failed = self._count("answered", answered), self._count("failed", failed)
         self.answered = self.answered or answered > 0
@@ -213,9 +203,7 @@ class Run:
                 f"the first: {self.first_error}"
             )
 
-    def _write(self, lines: list[bytes], with_held: bool) -> None:
-        if with_held:
-            lines, self.held = [*self.held, *lines], []
+    def _write(self, lines: list[bytes]) -> None:
         if lines and self.mesh.leader:
             self.file.check_unchanged()  # lines are read as they are needed
             with writing(self.store.folder):
@@ -223,35 +211,23 @@ class Run:
 
     def _step(self, shot: Snapshot) -> None:
         self.mesh.beat()
-        if time.monotonic() - self.told >= OFTEN:
-            self._tell(len(shot.prompts) * (shot.step + 1) / shot.steps)
+        if time.monotonic() - self.last_progress >= OFTEN:
+            self._show_progress(len(shot.prompts) * (shot.step + 1) / shot.steps)
 
-    def _tell(self, part: float = 0.0) -> None:
-        """Progress, with the part of this rank's batch that is decoded so far."""
+    def _show_progress(self, part: float = 0.0) -> None:
+        """Call `progress`; `part` is the part of this rank's batch that is decoded, in prompts."""
         if self.progress is not None:
-            self.told = time.monotonic()
+            self.last_progress = time.monotonic()
             self.progress(self._pace(part))
 
     def _pace(self, part: float = 0.0) -> Pace:
-        before = len(self.start.finished)
-        now = min(self._count("finished") + part, self.file.count - before)
-        return Pace(self.file.count, before, now, self._count("rows"), time.monotonic() - self.began)
-
-    def _memory(self) -> list[int]:
-        """Token budgets that were too large on some rank."""
-        most = self.settings.max_tokens_per_forward
-        sizes = [most >> halvings for halvings in range(most.bit_length())]
-        return [size for size in sizes if self._count(f"memory {size}")]
-
-    def _ticket(self) -> int:
-        return self.mesh.ticket(self._name("batch"))
+        total, before = self.file.count, len(self.start.finished)
+        now = min(self._count("finished") + part, total - before)
+        return Pace(total, before, now, self._count("rows"), time.monotonic() - self.began)
 
     def _count(self, what: str, more: int = 0) -> int:
-        return self.mesh.count(self._name(what), more)
-
-    def _name(self, what: str) -> str:
-        """A name in the store of the ranks, which may see several runs and spell their places differently."""
-        return f"{self.start.token}/{what}"
+        """Add to a counter that all ranks of this start share, and return it."""
+        return self.mesh.count(f"{self.start.token}/{what}", more)
 
 
 def _check_places(input: Path, output: Path) -> None:

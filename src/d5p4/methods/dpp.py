@@ -33,7 +33,7 @@ class PartitionDPP(Checked):
 
     beta: Beta = 20.0
     kernel: Kernel = "additive"
-    solver: Annotated[Solver, Option("How the best set is searched for.")] = "local-search"
+    solver: Annotated[Solver, Option("How the best set is searched for.", hidden=("http",))] = "local-search"
     partition: bool = True
 
     def __post_init__(self) -> None:

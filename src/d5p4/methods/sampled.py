@@ -36,8 +36,12 @@ class PartitionSample(Checked):
     beta: Beta = 20.0
     kernel: Kernel = "additive"
     set_temperature: Annotated[float, Option("Temperature of the draw of a set.", above=0)] = 1.0
-    limit: Annotated[int, Option("Sets that are enumerated at most; a chain draws beyond.", least=0)] = 20_000
-    moves: Annotated[int | None, Option("Moves of that chain.", least=1, unset="20 per answer")] = None
+    limit: Annotated[
+        int, Option("Sets that are enumerated at most; a chain draws beyond.", least=0, hidden=("http",))
+    ] = 20_000
+    moves: Annotated[int | None, Option("Moves of that chain.", least=1, unset="20 per answer", hidden=("http",))] = (
+        None
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,14 +1,14 @@
 """An OpenAI-compatible server and the playground. Needs the extra `serve`.
 
-    app = d5p4.serve.create_app(model, name="countdown")         # an ASGI app
-    d5p4.serve.serve(model, name="countdown", port=8000)         # or the whole server
+app = d5p4.serve.create_app(model, name="countdown")         # an ASGI app
+d5p4.serve.serve(model, name="countdown", port=8000)         # or the whole server
 """
 
 from ..errors import D5P4Error
-from .limits import Limits
 
 try:
     from .app import create_app
+    from .limits import Limits
     from .server import serve
 except ModuleNotFoundError as missing:
     package = str(missing.name).partition(".")[0]

@@ -1,41 +1,55 @@
-"""The HTTP app: OpenAI's routes, the playground, and what operators look at."""
-
-from __future__ import annotations
+"""The HTTP app: OpenAI's routes, the playground, what operators look at, and the guard before all of them."""
 
 import asyncio
+import hashlib
+import hmac
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from dataclasses import asdict
+from typing import Any, cast
 
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import FileResponse, Response
 from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..__about__ import __version__
+from ..eval.graders import grader_of
+from ..methods import METHODS
+from ..record import finite
 from ..types import Model
-from ..view import page_folder
-from .card import card
+from ..view import describe, page_folder
 from .engine import Engine
-from .errors import ApiError, json_response
-from .guard import Guard
+from .errors import ApiError, describe_failure, json_response
 from .limits import Limits
-from .replies import ChatCompletion, Completion, ErrorBody, ModelEntry, ModelList
-from .respond import Reply
-from .schema import Asked, ChatRequest, CompletionRequest
-from .stream import EventStream
-from .wait import attended, left
+from .metrics import Metrics
+from .requests import Body, has_template, not_valid, request_models, understand
+from .respond import ChatCompletion, Completion, ErrorBody, EventStream, ModelEntry, ModelList, Reply
 
 log = logging.getLogger("d5p4.serve")
 
-ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorBody} for status in (400, 401, 403, 404, 408, 413, 415, 429, 500, 503)
-}
+OPEN_PATHS = ("/health", "/healthz", "/readyz", "/docs", "/openapi.json", "/", "/favicon.ico")
+"""Paths that need no key; the page's files under /page/ need none either."""
+METHODS_LOGGED = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")  # any other word is the client's own
+NO_SNIFF = (b"x-content-type-options", b"nosniff")
+PAGE_POLICY = (
+    b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data: blob:; "
+    b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+PAGE_HEADERS = [(b"content-security-policy", PAGE_POLICY), (b"referrer-policy", b"no-referrer")]
 NOT_HERE = "this is not served here; there are /v1/completions, /v1/chat/completions and /v1/models"
-STREAM: dict[str, Any] = {"text/event-stream": {}}  # with stream: true
-POSTED: dict[int | str, dict[str, Any]] = ERRORS | {200: {"content": STREAM}}
+LEFT = 499  # status for the log where the client left; nobody reads it
+READ_ANYWAY = 8 << 20  # bytes of a body that is too large which are read before the answer, so that it arrives
+ERRORS: dict[int | str, Any] = {"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}}
+STREAM: dict[int | str, Any] = {200: {"content": {"text/event-stream": {}}}}
+EXAMPLES = [{"label": "a cold morning", "prompt": "It was a cold morning and", "max_tokens": 48}]
+CHAT_EXAMPLES = [{"label": "a river", "prompt": "Name a river and say one thing about it."}]
 
 
 def create_app(
@@ -45,163 +59,228 @@ def create_app(
     limits: Limits | None = None,
     api_key: str | None = None,
     hosts: Sequence[str] | None = None,
+    cors_origins: Sequence[str] = (),
     log_prompts: bool = False,
     failed: Callable[[BaseException], None] | None = None,
     **fixed: Any,
 ) -> FastAPI:
     """An ASGI app that serves one model.
 
-    model     a loaded model, or a function that loads it; until it has, /readyz and requests are answered with 503
+    model     a loaded model, or a function that loads it; until then /readyz and requests are answered with 503
     name      what clients call the model
     api_key   a bearer token that requests must show
-    hosts     names the server may be called by (None: any); keeps pages of other sites from reaching it by a name of
-              their own
-    log_prompts  write what is asked into the log
-    failed    hears why the model could not be loaded
+    hosts     names the server may be called by (None: any); they keep pages of other sites from reaching it by a name
+              of their own
+    cors_origins  web pages of these origins, such as "https://example.org", may use the server ("*": all pages)
+    log_prompts   write what is asked into the log
+    failed    is called with the reason why the model could not be loaded
     fixed     options of `d5p4.generate` that the server decides: deterministic, max_tokens_per_forward
     """
     limits = limits or Limits()
-    engine = Engine(_loader(model), limits, fixed)
+    engine, loaded = Engine(limits), cast(Any, model)
+    started, (completion_request, chat_request) = int(time.time()), request_models()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        engine.start(failed or (lambda error: None))
+        engine.start((lambda: loaded) if hasattr(loaded, "body") else loaded, failed or (lambda error: None))
         yield
         await engine.stop()
 
     app = FastAPI(
-        title="d5p4", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
-        redirect_slashes=False,
+        title="d5p4",
+        version=__version__,
         description="n different good answers from a masked diffusion language model.",
-    )  # fmt: skip
+        lifespan=lifespan,
+        redoc_url=None,
+        swagger_ui_oauth2_redirect_url=None,
+        redirect_slashes=False,
+        responses=ERRORS,
+        dependencies=[Depends(HTTPBearer(auto_error=False))] if api_key else [],  # for the schema; see Guard
+    )
     app.state.engine = engine
-    app.add_middleware(Guard, limits=limits, metrics=engine.metrics, api_key=api_key, hosts=hosts)
-    _answer_errors(app)
-    _serve_page(app)
-    _look_after(app, engine)
-    started = int(time.time())
+    app.add_middleware(Guard, max_body=limits.max_body, metrics=engine.metrics, api_key=api_key, hosts=hosts)
+    if cors_origins:  # outermost, so that a page can read errors too
+        origins = list(cors_origins)
+        app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"])
 
-    told: dict[str, Any] = {}  # of the model, once it is there
+    @app.exception_handler(HTTPException)
+    async def answer_error(_: Request, error: HTTPException) -> Response:
+        if isinstance(error, ApiError):
+            return error.response()
+        message = {400: "the body cannot be read as JSON", 404: NOT_HERE}.get(error.status_code, str(error.detail))
+        return json_response(ApiError(error.status_code, message).body(), error.status_code, error.headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def answer_invalid(request: Request, error: RequestValidationError) -> Response:
+        kind = chat_request if "chat" in request.url.path else completion_request
+        return not_valid(error.errors(), error.body, kind).response()
+
+    def check_name(asked: str | None) -> None:
+        if asked not in (None, name):
+            raise ApiError(404, f"there is no model {asked!r} here; there is {name!r}", "model", "model_not_found")
 
     def entry() -> dict[str, Any]:
-        model = engine.model
-        if not told:
-            told.update(card(model, limits))
-        return {"id": name, "object": "model", "created": started, "owned_by": "d5p4", "d5p4": told}
+        about = card(engine.model, limits)
+        return {"id": name, "object": "model", "created": started, "owned_by": "d5p4", "d5p4": about}
 
-    @app.get("/v1/models", response_model=ModelList, responses=ERRORS)
+    async def answer(body: Body, request: Request) -> Response:
+        check_name(body.model)
+        end = asyncio.get_running_loop().time() + limits.timeout
+        ask = await engine.within(end, lambda: understand(engine.model, body, limits, fixed))
+        if log_prompts:
+            log.info("asked: %r", ask.prompts)
+        jobs, reply = engine.submit(ask), Reply(ask, engine.model, name)
+        if body.stream:
+            return EventStream(engine, jobs, reply, end)
+        async with engine.attend(jobs, request.receive, end):
+            finished = await engine.answers(jobs)
+        if finished is None:
+            return Response(status_code=LEFT)
+        return await asyncio.to_thread(lambda: json_response(reply.whole(finished)))
+
+    @app.post("/v1/completions", response_model=Completion, responses=STREAM)
+    async def completions(body: completion_request, request: Request) -> Response:  # type: ignore[valid-type]
+        return await answer(body, request)
+
+    @app.post("/v1/chat/completions", response_model=ChatCompletion, responses=STREAM)
+    async def chat_completions(body: chat_request, request: Request) -> Response:  # type: ignore[valid-type]
+        return await answer(body, request)
+
+    @app.get("/v1/models", response_model=ModelList)
     async def models() -> Response:
         return json_response({"object": "list", "data": [entry()]})
 
-    @app.get("/v1/models/{model:path}", response_model=ModelEntry, responses=ERRORS)
+    @app.get("/v1/models/{model:path}", response_model=ModelEntry)
     async def one_model(model: str) -> Response:
-        _check_name(model, name)
+        check_name(model)
         return json_response(entry())
 
-    async def serve(kind: type[Asked], request: Request) -> Response:
-        end = asyncio.get_running_loop().time() + limits.timeout
-        data = await request.body()
-        body = await engine.valid(kind, data)
-        if body.model is not None:
-            _check_name(body.model, name)
-        ask = await engine.understand(body, len(data), end)
-        if log_prompts:
-            log.info("asked: %r", ask.prompts)
-        jobs = engine.submit(ask)
-        reply = Reply(ask, engine.model, name)
-        if body.stream:
-            return EventStream(engine, jobs, reply, end)
-        async with attended(engine, jobs, request.receive, end):
-            try:
-                finished = await engine.answers(jobs)
-            except asyncio.CancelledError:
-                if not left(jobs):
-                    raise
-                return Response(status_code=499)  # nobody reads it
-        data = await asyncio.to_thread(lambda: reply.encoded(reply.whole(finished), finished))
-        return Response(data, media_type="application/json")
-
-    @app.post("/v1/completions", response_model=Completion, responses=POSTED, openapi_extra=_asks(CompletionRequest))
-    async def completions(request: Request) -> Response:
-        return await serve(CompletionRequest, request)
-
-    @app.post("/v1/chat/completions", response_model=ChatCompletion, responses=POSTED, openapi_extra=_asks(ChatRequest))
-    async def chat_completions(request: Request) -> Response:
-        return await serve(ChatRequest, request)
-
-    _describe(app)
+    _add_pages(app, engine)
     return app
 
 
-def _asks(kind: type[Asked]) -> dict[str, Any]:
-    """What a route takes, for the schema; the body is read and checked by hand, off the loop where it is large."""
-    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{kind.__name__}"}}}
-    return {"requestBody": {"required": True, "content": content}}
-
-
-def _describe(app: FastAPI) -> None:
-    """The schema: with what requests hold, and without the 422 that FastAPI adds, for what is not valid is a 400."""
-    written = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            found = written()
-            for route in found["paths"].values():
-                for operation in route.values():
-                    operation["responses"].pop("422", None)
-            schemas = found["components"]["schemas"]
-            for unused in ("HTTPValidationError", "ValidationError"):
-                schemas.pop(unused, None)
-            for kind in (CompletionRequest, ChatRequest):
-                own = kind.model_json_schema(ref_template="#/components/schemas/{model}")
-                schemas |= own.pop("$defs", {})
-                schemas[kind.__name__] = own
-        return app.openapi_schema or {}
-
-    app.openapi = openapi  # type: ignore[method-assign]
-
-
-def _loader(model: Model | Callable[[], Model]) -> Callable[[], Model]:
-    loaded: Any = model
-    return (lambda: loaded) if hasattr(loaded, "body") else loaded
-
-
-def _check_name(asked: str, name: str) -> None:
-    if asked != name:
-        raise ApiError(404, f"there is no model {asked!r} here; there is {name!r}", "model", "model_not_found")
-
-
-def _answer_errors(app: FastAPI) -> None:
-    @app.exception_handler(ApiError)
-    async def ours(_: Request, error: ApiError) -> Response:
-        return error.response()
-
-    @app.exception_handler(HTTPException)
-    async def others(request: Request, error: HTTPException) -> Response:
-        said = NOT_HERE if error.status_code == 404 else str(error.detail)
-        found = ApiError(error.status_code, said).response()
-        found.headers.update(error.headers or {})
-        return found
-
-
-def _serve_page(app: FastAPI) -> None:
+def _add_pages(app: FastAPI, engine: Engine) -> None:
+    """The playground, and what operators look at."""
     folder = page_folder()
+    look: dict[str, Any] = {"methods": ["GET", "HEAD"], "include_in_schema": False}
     app.mount("/page", StaticFiles(directory=folder), name="page")
 
-    @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
+    @app.api_route("/", **look)
     async def page() -> FileResponse:
         return FileResponse(folder / "index.html", headers={"cache-control": "no-cache"})
 
-
-def _look_after(app: FastAPI, engine: Engine) -> None:
-    @app.api_route("/healthz", methods=["GET", "HEAD"], include_in_schema=False)
+    @app.api_route("/health", **look)
+    @app.api_route("/healthz", **look)
     async def alive() -> Response:
         return json_response({"status": "alive"})
 
-    @app.api_route("/readyz", methods=["GET", "HEAD"], include_in_schema=False)
+    @app.api_route("/readyz", **look)
     async def ready() -> Response:
         return json_response({"status": engine.state}, 200 if engine.state == "ready" else 503)
 
     @app.get("/metrics", include_in_schema=False)
     async def metrics() -> Response:
         return Response(engine.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def card(model: Model, limits: Limits) -> dict[str, Any]:
+    """The field `d5p4` of a model's entry: facts, defaults, methods, limits, and prompts to try in the playground."""
+    chat, defaults = has_template(model), dict(model.generation_defaults)
+    own, task = defaults.get("methods", {}), grader_of(model)
+    prompts = [] if task is None else [{"label": label, "prompt": prompt} for label, prompt in task.examples]
+    methods = [
+        {
+            "name": method.name,
+            "summary": method.summary,
+            "section": method.section,
+            "wide": method.branches,
+            "parameters": method.defaults | dict(own.get(method.name, {})),
+        }
+        for method in METHODS.values()
+    ]
+    about = {
+        "description": None if task is None else task.about,
+        "examples": defaults.pop("examples", None) or prompts or (CHAT_EXAMPLES if chat else EXAMPLES),
+        "chat": chat,
+        "default_order": model.default_order,
+        "defaults": defaults,
+        "methods": methods,
+        "limits": asdict(limits) | {"max_work": limits.work_allowed(model) / 1e12},
+    }
+    return finite(describe(model) | about)
+
+
+class Guard:
+    """ASGI middleware around the whole app: who may come in, and one line of the log per request."""
+
+    def __init__(
+        self, app: ASGIApp, max_body: int, metrics: Metrics, api_key: str | None, hosts: Sequence[str] | None
+    ) -> None:
+        self.app, self.max_body, self.metrics = app, max_body, metrics
+        self.key = None if api_key is None else _digest(api_key.strip().encode())
+        self.hosts = None if hosts is None else {host.lower() for host in hosts}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        start, status, begun, size = time.monotonic(), 500, False, 0
+        too_large = ApiError(413, f"the body is larger than {self.max_body} bytes")
+
+        async def receive_some() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            while size > self.max_body:
+                if size > self.max_body + READ_ANYWAY or not message.get("more_body"):
+                    raise too_large
+                message = await receive()
+                size += len(message.get("body", b""))
+            return message
+
+        async def send_guarded(message: Message) -> None:
+            nonlocal status, begun
+            if message["type"] == "http.response.start":
+                status, begun = message["status"], True
+                on_page = scope["path"] == "/" or scope["path"].startswith("/page/")
+                message["headers"] = [*message["headers"], NO_SNIFF, *(PAGE_HEADERS if on_page else ())]
+            await send(message)
+
+        try:
+            self._check(scope)
+            if int(dict(scope["headers"]).get(b"content-length", 0)) > self.max_body + READ_ANYWAY:
+                raise too_large
+            await self.app(scope, receive_some, send_guarded)
+        except ApiError as error:
+            await error.response()(scope, receive, send_guarded)
+        except Exception as error:
+            log.error("a request failed: %s", describe_failure(error))
+            if not begun:
+                message = "something went wrong here; the server's log says where"
+                await ApiError(500, message).response()(scope, receive, send_guarded)
+        finally:
+            route, seconds = getattr(scope.get("route"), "path", "other"), time.monotonic() - start
+            self.metrics.requests.labels(route, str(status)).inc()
+            self.metrics.seconds.labels(route).observe(seconds)
+            method = scope["method"] if scope["method"] in METHODS_LOGGED else "other"
+            log.info("%s %s %d %.0f ms", method, route, status, 1000 * seconds)
+
+    def _check(self, scope: Scope) -> None:
+        headers = dict(scope["headers"])
+        host = headers.get(b"host", b"").decode("latin-1").lower()
+        host = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]  # without the port
+        if self.hosts is not None and host not in self.hosts:
+            raise ApiError(403, f"this server is not known as {host!r}; start it with --allowed-host {host}")
+        if self.key is not None and not (scope["path"] in OPEN_PATHS or scope["path"].startswith("/page/")):
+            scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+            if scheme.lower() != b"bearer" or not hmac.compare_digest(_digest(given.strip()), self.key):
+                raise ApiError(401, "give the server's key as a bearer token", code="invalid_api_key")
+        if scope["method"] == "POST":
+            kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+            if kind != b"application/json":  # a page of another site cannot send this type without asking
+                raise ApiError(415, "the body must be JSON, with content-type application/json")
+
+
+def _digest(key: bytes) -> bytes:
+    """Of one length for every key, so that comparing takes the same time."""
+    return hashlib.sha256(key).digest()

@@ -1,168 +1,293 @@
-"""The server without HTTP: one model, one worker, a bounded lineup, and requests that come and go."""
+"""The server without HTTP: jobs wait on the event loop, and one thread that owns the model decodes them."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import math
+import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, TypeVar
+from queue import SimpleQueue
+from typing import Any
 
-from pydantic import ValidationError
+from starlette.types import Receive
 
-from ..types import Model
-from .ask import Ask, understand
-from .bodies import SMALL
-from .errors import ApiError, not_valid
-from .job import Finished, Job
+from ..errors import D5P4Error
+from ..generate import run_requests
+from ..jobs.decoder import NOT_FINITE, Decoder
+from ..options import Settings
+from ..record import Answers
+from ..types import Model, Result, Snapshot
+from ..view import Recorder, count_right, grade
+from .errors import ApiError, describe_failure, not_possible
+from .job import Finished, Job, cut
 from .limits import Limits
-from .lineup import Closed, Full, Lineup
 from .metrics import Metrics
-from .schema import Asked
-from .worker import Worker
+from .requests import Ask
 
 log = logging.getLogger("d5p4.serve")
-Body = TypeVar("Body", bound=Asked)
-STOPPING = "the server is stopping; ask again in a moment"
+Outcomes = list[tuple[Job, Finished | ApiError]]
+SHORTEST_PAUSE, LONGEST_PAUSE, PAUSES = 0.004, 0.05, 5
+"""Seconds, and how many. Before a decode the engine waits for others who ask at the same time, until none came for a
+pause. A pause is a small part of the time that the last decode took."""
+
+
+class Worker(threading.Thread):
+    """Runs calls one after the other. A call cannot be interrupted, so the thread must not delay the exit: a daemon."""
+
+    def __init__(self) -> None:
+        super().__init__(name="d5p4-worker", daemon=True)
+        self.calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+
+    def run(self) -> None:
+        while (item := self.calls.get()) is not None:
+            future, call = item
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(call())
+                except BaseException as error:
+                    future.set_exception(error)
+
+    async def do(self, call: Callable[[], Any]) -> Any:
+        future: Future[Any] = Future()
+        self.calls.put((future, call))
+        return await asyncio.wrap_future(future)
+
+
+def _failure(error: BaseException) -> ApiError:
+    if isinstance(error, D5P4Error):
+        return not_possible(error)
+    log.error("a decode failed: %s", describe_failure(error))
+    return ApiError(500, "the decode failed; the server's log says where")
+
+
+def finished(model: Model, job: Job, result: Result, place: int, seconds: float) -> Finished:
+    """The outcome of a job: prompt number `place` of a result."""
+    prompt, window = job.ask.prompts[job.number], len(job.request.window(model.mask_id))
+    cuts = [cut(text, job.ask.body.stops) for text in result.texts[place]]
+    texts = [text for text, _ in cuts]
+    ended = [stopped or len(ids) < window for ids, (_, stopped) in zip(result.answers[place], cuts, strict=True)]
+    right = grade(model, prompt, texts)
+    count = count_right(model, texts, right)
+    trace = None if job.recorder is None else job.recorder.trace(prompt, result, place, job.ask.seed, seconds)
+    return Finished(Answers(result, place), texts, ended, right, count, trace)
 
 
 class Engine:
-    """Lives on one event loop, between `start` and `stop`."""
+    """One model, one worker, and the jobs that wait. Lives on one event loop, between `start` and `stop`."""
 
-    def __init__(self, load: Callable[[], Model], limits: Limits, fixed: dict[str, Any]) -> None:
-        """`fixed`: options of `d5p4.generate` that the server decides for everybody."""
-        self.limits, self.fixed = limits, fixed
-        self.lineup = Lineup(limits.max_queue)
-        self.metrics = Metrics(lambda: len(self.lineup), lambda: self.state == "ready")
-        self._load = load
-        self.worker: Worker | None = None
-        self._live: set[Job] = set()
-        self._large_ones = ThreadPoolExecutor(1, "d5p4-large")
-        self._speed = 1.0  # seconds a prompt took lately, to tell the refused when to come back
-        self.draining = False
+    def __init__(self, limits: Limits) -> None:
+        self.limits, self.worker = limits, Worker()
+        self.metrics = Metrics(lambda: len(self.waiting), lambda: self._running, lambda: self.state == "ready")
+        self.state = "loading"  # then ready or failed, at last stopping
+        self.waiting: list[Job] = []  # oldest first
+        self.live: set[Job] = set()
+        self._loaded: Model | None = None
+        self._running = 0  # prompts being decoded
+        self._halvings = 0  # of the token budget, after too little memory
+        self._arrival = asyncio.Event()  # somebody waits
+        self._seconds = 0.0  # that the last decode took
 
-    def start(self, failed: Callable[[BaseException], None]) -> None:
-        """Load the model on the worker's thread; `failed` hears why that could not be done."""
-        loop = asyncio.get_running_loop()
+    def start(self, load: Callable[[], Model], failed: Callable[[BaseException], None]) -> None:
+        """Load the model on the worker's thread; `failed` gets the reason when that is not possible."""
+        self.worker.start()
+        self._task = asyncio.get_running_loop().create_task(self._run(load, failed))
 
-        def loaded() -> None:
-            if worker.failure is not None:
-                log.error("the model could not be loaded: %s", worker.failure)
-                loop.call_soon_threadsafe(failed, worker.failure)
+    async def _run(self, load: Callable[[], Model], failed: Callable[[BaseException], None]) -> None:
+        try:
+            self._loaded = await self.worker.do(load)
+        except Exception as error:
+            log.error("the model could not be loaded: %s", error)
+            self.state = "failed"
+            failed(error)
+            return
+        self.state = "ready" if self.state == "loading" else self.state
+        while True:
+            await self._arrival.wait()
+            batch = await self._next_batch()
+            start, self._running = time.monotonic(), len(batch)
+            outcomes = await self.worker.do(partial(self._serve, batch))
+            self._seconds, self._running = time.monotonic() - start, 0
+            for job, outcome in outcomes:
+                job.settle(outcome)
 
-        worker = self.worker = Worker(self._load, self.lineup, self.metrics, loaded)
-        worker.start()
+    async def _next_batch(self) -> list[Job]:
+        """The oldest job and those that can share its decode, after a moment for more to come."""
+        pause = min(max(0.02 * self._seconds, SHORTEST_PAUSE), LONGEST_PAUSE)
+        for _ in range(PAUSES):
+            before = len(self.waiting)
+            if self.state == "stopping" or not (batch := self._batch()) or not _fits(batch, batch[0]):
+                break
+            await asyncio.sleep(pause)
+            if len(self.waiting) == before:
+                break
+        batch = self._batch()
+        self.waiting = [job for job in self.waiting if job not in batch]
+        if not self.waiting:
+            self._arrival.clear()
+        return batch
 
-    @property
-    def state(self) -> str:
-        """ready, loading, failed or stopping."""
-        if self.draining:
-            return "stopping"
-        if self.worker is None or (self.worker.model is None and self.worker.failure is None):
-            return "loading"
-        return "ready" if self.worker.failure is None else "failed"
+    def _batch(self) -> list[Job]:
+        batch: list[Job] = []
+        for job in self.waiting:
+            if not batch or (job.share_key == batch[0].share_key and _fits(batch, job)):
+                batch.append(job)
+        return batch
+
+    def _serve(self, batch: Sequence[Job]) -> Outcomes:
+        """On the worker's thread: an outcome for every job, whatever happens. One failure does not end the others."""
+        wanted = [job for job in batch if not job.outcome.done()]
+        try:
+            return self._decode(wanted) if wanted else []
+        except BaseException as error:
+            if len(wanted) == 1:
+                return [(wanted[0], _failure(error))]
+        # Outside of the block, because its error holds tensors.
+        return [outcome for job in wanted for outcome in self._serve([job])]
+
+    def _decode(self, batch: list[Job]) -> Outcomes:
+        start = time.monotonic()
+        for job in batch:
+            self.metrics.waited.observe(max(0.0, start - job.created))
+        self.metrics.batch.observe(len(batch))
+        decoder = Decoder(self._attempt, batch[0].settings, patience=math.inf)
+        decoder.halvings = self._halvings  # a budget that was too large once is not tried again
+        decoded = decoder.decode(batch)
+        self._halvings = decoder.halvings
+        seconds = time.monotonic() - start
+        self.metrics.decoding.observe(seconds)
+        outcomes: Outcomes = []
+        for job, result, place in decoded.answered:
+            if result.answers[place] and not job.outcome.done():
+                self.metrics.answered(result, place)
+                outcomes.append((job, finished(self.model, job, result, place, seconds)))
+        for job, message in decoded.failed:
+            by_guidance = message == NOT_FINITE and job.settings.guidance != 1
+            outcomes.append((job, ApiError(400, message, "guidance") if by_guidance else ApiError(500, message)))
+        return outcomes
+
+    def _attempt(self, jobs: list[Job], settings: Settings) -> Result:
+        def watch(shot: Snapshot) -> list[int]:
+            """Tell every job of the step; drop those that nobody waits for."""
+            dropped = []
+            for place, number in enumerate(shot.prompts.tolist()):
+                if jobs[number].outcome.done():
+                    dropped.append(number)
+                else:
+                    jobs[number].step(self.model, shot, place)
+            return dropped
+
+        for job in jobs:
+            job.recorder = Recorder(self.model) if job.ask.body.history else None  # an earlier attempt may have failed
+        requests, seeds = [job.request for job in jobs], [job.ask.seed for job in jobs]
+        return run_requests(self.model, requests, settings, seeds, callback=watch)
 
     @property
     def model(self) -> Model:
-        if self.worker is not None and self.worker.model is not None:
-            return self.worker.model
+        if self._loaded is not None:
+            return self._loaded
         if self.state == "failed":
-            raise ApiError(503, "the model could not be loaded; the server's log says why", code="failed", again=False)
+            raise ApiError(503, "the model could not be loaded; the server's log says why", code="failed", retry=False)
         raise ApiError(503, "the model is still being loaded", code="loading", retry_after=5)
 
-    async def valid(self, kind: type[Body], data: bytes) -> Body:
-        """A request's body, checked."""
-
-        def check() -> Body:
-            try:
-                return kind.model_validate_json(data)
-            except ValidationError as error:
-                raise not_valid(error) from None
-
-        if len(data) <= SMALL:
-            return check()
-        return await asyncio.get_running_loop().run_in_executor(self._large_ones, check)
-
-    async def understand(self, body: Asked, size: int, end: float) -> Ask:
-        """On another thread, for a long prompt takes a while to encode; bodies of a large size wait for each other, for
-        each takes a hundred times its size. At `end` by the loop's clock the request's time is over."""
-        loop, lane = asyncio.get_running_loop(), self._large_ones if size > SMALL else None
-        call = partial(understand, self.model, body, self.limits, self.fixed)
+    async def within(self, end: float, call: Callable[[], Ask]) -> Ask:
+        """Run a call on another thread, until `end` by the loop's clock."""
         try:
-            return await asyncio.wait_for(loop.run_in_executor(lane, call), max(0.0, end - loop.time()))
+            return await asyncio.wait_for(asyncio.to_thread(call), max(0.0, end - asyncio.get_running_loop().time()))
         except asyncio.TimeoutError:
             raise self._late() from None
 
     def submit(self, ask: Ask) -> list[Job]:
-        """A job for each prompt, in the lineup; all of them or an error."""
-        jobs = [
-            Job(
-                prompt=prompt, request=request, key=key, seed=ask.seed, settings=ask.settings, alike=alike,
-                streamed=bool(ask.body.stream), history=bool(ask.body.history), stops=ask.body.stops,
-            )
-            for prompt, request, key, alike in zip(ask.prompts, ask.requests, ask.keys, ask.alike, strict=True)
-        ]  # fmt: skip
-        try:
-            self.lineup.add(jobs)
-        except Full:
+        """Queue a job per prompt: all of them, or an error."""
+        if self.state == "stopping":
+            raise _stopping()
+        if len(self.waiting) + len(ask.prompts) > self.limits.max_queue:
             self.metrics.refused.inc()
-            wait = min(120, max(1, math.ceil(len(self.lineup) * self._speed)))
-            raise ApiError(429, "too many requests are waiting; come back later", None, "queue_full", wait) from None
-        except Closed:
-            raise ApiError(503, STOPPING, code="stopping", retry_after=5) from None
+            wait = min(120, max(1, math.ceil(self._seconds)))
+            raise ApiError(429, "too many requests are waiting; come back later", None, "queue_full", wait)
+        news = asyncio.Event()
+        jobs = [Job(ask, number, news) for number in range(len(ask.prompts))]
         for job in jobs:
-            self._live.add(job)
             job.outcome.add_done_callback(partial(self._over, job))
+        self.live.update(jobs)
+        self.waiting += jobs
+        self._arrival.set()
         return jobs
 
     def _over(self, job: Job, outcome: asyncio.Future[Finished]) -> None:
-        self._live.discard(job)
-        self.lineup.discard(job)
-        if not outcome.cancelled() and outcome.exception() is None:
-            self._speed += 0.1 * ((time.monotonic() - job.asked) / (1 + len(self._live)) - self._speed)
+        self.live.discard(job)
+        if job in self.waiting:
+            self.waiting.remove(job)
 
-    def give_up(self, jobs: list[Job]) -> int:
-        """Nobody wants what is not finished; how many of them that is."""
-        return sum(job.outcome.cancel() for job in jobs)
+    @asynccontextmanager
+    async def attend(self, jobs: list[Job], receive: Receive, end: float) -> AsyncIterator[None]:
+        """Inside, jobs are cancelled as soon as their client leaves, and fail at `end`; at the exit all are over."""
+        loop = asyncio.get_running_loop()
 
-    def lose(self, jobs: list[Job]) -> None:
-        """Their client went away."""
-        self.metrics.cancelled.inc(self.give_up(jobs))
+        async def departure() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            self.metrics.cancelled.inc(sum(job.outcome.cancel() for job in jobs))
 
-    def time_out(self, jobs: list[Job]) -> None:
-        for job in jobs:
-            job.fail(self._late())
+        def time_out() -> None:
+            for job in jobs:
+                job.settle(self._late())
+
+        leaving, late = loop.create_task(departure()), loop.call_at(end, time_out)
+        try:
+            yield
+        finally:
+            late.cancel()
+            leaving.cancel()
+            for job in jobs:
+                job.outcome.cancel()
 
     def _late(self) -> ApiError:
-        said = f"this took longer than {self.limits.timeout:g} s; ask for fewer steps, a smaller n or w, or later"
-        return ApiError(503, said, code="timeout", again=False)
+        seconds = f"{self.limits.timeout:g} s"
+        message = f"this took longer than {seconds}; ask for fewer steps, a smaller n or w, or ask later"
+        return ApiError(503, message, code="timeout", retry=False)
 
-    async def answers(self, jobs: list[Job]) -> list[Finished]:
-        return [await job.outcome for job in jobs]
+    async def answers(self, jobs: list[Job]) -> list[Finished] | None:
+        """The answers to all jobs; None when their client has left."""
+        try:
+            return [await job.outcome for job in jobs]
+        except asyncio.CancelledError:
+            if any(job.outcome.cancelled() for job in jobs):
+                return None
+            raise
 
     async def drain(self) -> None:
-        """Take no more; what is here has the limit's `grace` to finish, then it is refused."""
-        self.draining = True
-        self.lineup.close()
-        if self._live:
-            waiting = f"{len(self._live)} prompts have {self.limits.grace:g} s to finish"
+        """Take no more requests; those that are here have `limits.grace` seconds, then they are refused."""
+        self.state = "stopping"
+        if self.live:
+            waiting = f"{len(self.live)} prompts have {self.limits.grace:g} s to finish"
             log.warning("stopping: %s; stop again to refuse them at once", waiting)
-            await asyncio.wait([job.outcome for job in self._live], timeout=self.limits.grace)
+            await asyncio.wait([job.outcome for job in self.live], timeout=self.limits.grace)
         self.refuse()
 
     def refuse(self) -> None:
-        for job in list(self._live):
-            job.fail(ApiError(503, STOPPING, code="stopping", retry_after=5))
+        for job in list(self.live):
+            job.settle(_stopping())
 
     async def stop(self) -> None:
-        """Nobody is served any more, and the worker's thread is over."""
-        self.draining = True
-        self.lineup.close()
+        """Refuse all jobs and wait for the worker's thread; a model that is being loaded is left alone."""
+        self.state = "stopping"
         self.refuse()
-        await asyncio.sleep(0)
-        self._large_ones.shutdown(wait=False, cancel_futures=True)
-        if self.worker is not None and self.worker.model is not None:  # loading cannot be interrupted, nor need it be
+        self._task.cancel()
+        self.worker.calls.put(None)
+        if self._loaded is not None:
             await asyncio.to_thread(self.worker.join, 30)
+
+
+def _fits(batch: Sequence[Job], job: Job) -> bool:
+    """Whether one more job has room in a batch."""
+    longest = max(other.request.length for other in (*batch, job))
+    return (len(batch) + 1) * longest * job.settings.pool_size <= job.settings.max_tokens_per_call
+
+
+def _stopping() -> ApiError:
+    return ApiError(503, "the server is stopping; ask again in a moment", code="stopping", retry_after=5)

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import re
-import reprlib
 import traceback
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from ..errors import D5P4Error
-from ..prompts import of_only_prompt
+from ..options import public
 from ..store import json_bytes
 
-KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
-CLOSE = {"Connection": "close"}  # the rest of the body will not be read
-SENT_WITH: dict[int, dict[str, str]] = {401: {"WWW-Authenticate": "Bearer"}, 408: CLOSE, 413: CLOSE}
-OUR_WORDS = {"k=": "n=", "gen_length": "max_tokens"}  # what the library calls a thing -> what the request does
-UNKNOWN = "unknown_parameter"
-LONGEST_VALUE = 80  # characters of a bad value that are shown
+TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
 class ApiError(HTTPException):
-    """What a request is answered with instead of answers."""
+    """An error that becomes the response to a request."""
 
     def __init__(
         self,
@@ -34,16 +26,17 @@ class ApiError(HTTPException):
         param: str | None = None,
         code: str | None = None,
         retry_after: int | None = None,
-        again: bool = True,
+        retry: bool = True,
     ) -> None:
-        """`again` False tells OpenAI's clients, which try most errors three times, that it would be no use."""
-        headers = dict(SENT_WITH.get(status, {}))
+        """OpenAI's clients repeat most failed requests; `retry=False` tells them that it would not help."""
+        headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
         headers |= {} if retry_after is None else {"Retry-After": str(retry_after)}
-        super().__init__(status, message, headers | ({} if again else {"x-should-retry": "false"}))
+        super().__init__(status, message, headers | ({} if retry else {"x-should-retry": "false"}))
         self.message, self.param, self.code = message, param, code
 
     def body(self) -> dict[str, Any]:
-        kind = KINDS.get(self.status_code, "server_error" if self.status_code >= 500 else "invalid_request_error")
+        default = "server_error" if self.status_code >= 500 else "invalid_request_error"
+        kind = TYPES.get(self.status_code, default)
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def response(self) -> Response:
@@ -54,55 +47,20 @@ def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | No
     return Response(json_bytes(value), status, headers, "application/json")
 
 
-def not_possible(error: D5P4Error, prompt: str = "prompt", prompts: int = 1) -> ApiError:
-    """The library's complaint about a request, in the request's words; `prompt` is the field that holds its prompts."""
-    message = of_only_prompt(error) if prompts == 1 else str(error)
-    for ours, theirs in OUR_WORDS.items():
-        message = re.sub(rf"\b{ours}", theirs, message)
-    return ApiError(400, message, _at_fault(message, prompt))
+def not_possible(error: D5P4Error, prompt_field: str = "prompt", prompts: int = 1) -> ApiError:
+    """The library's error in the request's words. `prompt_field` is the field that holds its `prompts` prompts."""
+    message = error.phrase(renamed, "" if prompts == 1 else None)
+    if error.option is not None:
+        return ApiError(400, message, renamed(error.option))
+    return ApiError(400, message, None if error.prompt is None else prompt_field)
 
 
-def _at_fault(message: str, prompt: str) -> str | None:
-    """The field a complaint is about."""
-    named = re.search(r"\b([a-z_]+)=|has no parameter ([a-z_]+)|there is no (method)\b", message)
-    if named is not None and not message.startswith(("prompt", "the prompt")):
-        return next(name for name in named.groups() if name)
-    return prompt if "prompt" in message or "token" in message else None
+def renamed(option: str) -> str:
+    """The request's name of an option."""
+    parameters = public("http")
+    return (parameters[option].option.http if option in parameters else "") or option
 
 
-def not_valid(error: ValidationError) -> ApiError:
-    """What is wrong with a body: of the ways a field may be, the one that comes nearest."""
-    found = error.errors(include_url=False)
-    first = next((one for one in found if not one["type"].endswith("_type")), found[0])
-    path = [str(part) for part in first["loc"]]
-    about = first.get("ctx", {})
-    if first["type"] == "json_invalid":
-        return ApiError(400, f"the body is not JSON: {about.get('error', first['msg'])}")
-    if first["type"] == "refused":
-        return ApiError(400, about["said"], about["field"])
-    if first["type"] == "unknown":
-        return ApiError(400, f"{shown(about['field'])} is not a field of this request", about["field"], UNKNOWN)
-    if not path:
-        return ApiError(400, f"the body must be a JSON object: {first['msg']}")
-    param = path[0]
-    named = ".".join(path) if len(path) > 1 and path[1].isdigit() else param  # messages.0.role
-    if first["type"] == "extra_forbidden":
-        return ApiError(400, f"{named} is not a field of this request", param, UNKNOWN)
-    if first["type"] == "missing":
-        return ApiError(400, f"{named} is missing", param, "missing_required_parameter")
-    return ApiError(400, f"{named}={shown(first['input'])}: {first['msg']}", param)
-
-
-def where(error: BaseException) -> str:
-    """An error for the log: what kind and where, not its message, which may quote a prompt."""
+def describe_failure(error: BaseException) -> str:
+    """An error for the log: its kind and place, without its message, which may quote a prompt."""
     return f"{type(error).__name__}\n{''.join(traceback.format_tb(error.__traceback__))}"
-
-
-def shown(value: Any) -> str:
-    """A client's value, short, however long or deep it is."""
-    return _SHORT.repr(value)
-
-
-_SHORT = reprlib.Repr()
-_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = LONGEST_VALUE
-_SHORT.maxlevel = 3

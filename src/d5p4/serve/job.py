@@ -3,102 +3,134 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..options import Settings
 from ..prompts import Request
-from ..settings import Settings
-from ..types import Snapshot
+from ..record import Answers
+from ..types import Model, Snapshot
 from ..view import Recorder, drafts
+from ..view.pieces import piece
 from .errors import ApiError
+from .requests import Ask
 
-DRAFT_EVERY = 0.15  # seconds between two drafts of an answer; a client that reads slower sees fewer
+DRAFT_SECONDS = 0.15  # between two drafts of an answer; a client that reads slowly gets fewer
 
 
 @dataclass(frozen=True)
 class Finished:
-    """The answers to one prompt as plain data, best first; texts are cut where the request says."""
+    """The answers to one prompt, best first."""
 
-    texts: list[str]
-    tokens: list[list[int]]
-    logprobs: list[list[float]]
-    reveal_step: list[list[int]]
-    ended: list[bool]  # by the model itself or by a stop; otherwise the canvas was full
-    score: list[float | None]
-    score_kind: str
-    distance: list[float | None]
+    answers: Answers
+    texts: list[str]  # cut where the request says
+    ended: list[bool]  # by the model or by a stop; otherwise the canvas was full
     right: list[bool] | None
-    right_ones: int | None  # different right ones
-    rows: int
-    rows_nominal: int
-    nfe: int
-    history: bytes | None  # a trace as JSON
+    right_count: int | None  # number of different right answers
+    trace: dict[str, Any] | None
 
 
 @dataclass(eq=False)
 class Job:
-    """Made on the event loop, which awaits `outcome`. The worker calls `step`, `finish` and `fail`."""
+    """Made and settled on the event loop, which awaits `outcome`; the worker calls `step`."""
 
-    prompt: Any  # as asked: text, ids or messages
-    request: Request
-    key: int
-    seed: int
-    settings: Settings
-    alike: tuple[str, int]  # jobs that share it can share a decode
-    streamed: bool
-    history: bool
-    stops: list[str]
+    ask: Ask
+    number: int  # of the prompt in the request
+    news: asyncio.Event  # a job of the request has a draft or its outcome
     name: str = "this prompt"
-    asked: float = field(default_factory=time.monotonic)
+    created: float = field(default_factory=time.monotonic)
     draft: dict[str, Any] | None = None  # the newest that was not sent
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
-    news: asyncio.Event = field(default_factory=asyncio.Event)  # there is a draft, or the outcome
     recorder: Recorder | None = None
-    _drafted: float = 0.0
+    drafted: float = -math.inf  # when the last draft was made
 
     def __post_init__(self) -> None:
         self.outcome: asyncio.Future[Finished] = self.loop.create_future()
-        self.outcome.add_done_callback(self._told)
+        self.outcome.add_done_callback(self._notify)
 
-    def _told(self, outcome: asyncio.Future[Finished]) -> None:
+    def _notify(self, outcome: asyncio.Future[Finished]) -> None:
         self.news.set()
         if not outcome.cancelled():
-            outcome.exception()  # looked at, so that an error nobody waits for any more is not complained about
+            outcome.exception()  # marks it as seen: asyncio complains about errors that nobody awaits
 
     @property
-    def unwanted(self) -> bool:
-        """Whether nobody waits for it any more: its client went away, its time is over, the server stops."""
-        return self.outcome.done()
+    def request(self) -> Request:
+        return self.ask.requests[self.number]
 
-    def step(self, model: Any, shot: Snapshot, place: int) -> None:
-        """On the worker's thread, after each step; `place` of this prompt in the snapshot."""
+    @property
+    def settings(self) -> Settings:
+        return self.ask.settings
+
+    @property
+    def share_key(self) -> tuple[str, int]:
+        return self.ask.share_keys[self.number]
+
+    def step(self, model: Model, shot: Snapshot, place: int) -> None:
+        """Called by the worker after every step; `place` is the row of this prompt in the snapshot."""
         if self.recorder is not None:
             self.recorder.step(shot, place)
         now = time.monotonic()
-        if self.streamed and self.draft is None and now - self._drafted >= DRAFT_EVERY:
-            self._drafted = now
-            draft = {"step": shot.step + 1, "steps": shot.steps, "drafts": drafts(model, shot, place)}
-            self._on_loop(self._show, draft)
-
-    def finish(self, finished: Finished) -> None:
-        self._on_loop(self._settle, finished, None)
-
-    def fail(self, error: ApiError) -> None:
-        self._on_loop(self._settle, None, error)
+        if not self.ask.body.stream or self.draft is not None or now - self.drafted < DRAFT_SECONDS:
+            return
+        self.drafted = now
+        draft = {"step": shot.step + 1, "steps": shot.steps, "drafts": drafts(model, shot, place), "text": ""}
+        if self.settings.k == 1:
+            rows = shot.next_tokens[place].tolist()
+            draft["text"] = settled_text(model, self.request, rows, self.ask.body.stops)
+        if not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self._show, draft)
 
     def _show(self, draft: dict[str, Any]) -> None:
         self.draft = draft
         self.news.set()
 
-    def _settle(self, finished: Finished | None, error: ApiError | None) -> None:
+    def settle(self, outcome: Finished | ApiError) -> None:
+        """Give the job its outcome, unless it has one."""
         if self.outcome.done():
             return
-        if finished is not None:
-            self.outcome.set_result(finished)
-        elif error is not None:
-            self.outcome.set_exception(error)
+        if isinstance(outcome, ApiError):
+            self.outcome.set_exception(outcome)
+        else:
+            self.outcome.set_result(outcome)
 
-    def _on_loop(self, call: Any, *given: Any) -> None:
-        if not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(call, *given)
+
+def settled_text(model: Model, request: Request, rows: Sequence[Sequence[int]], stops: Sequence[str]) -> str:
+    """The beginning of the final text that can no longer change, while the rest is still being decoded.
+
+    A revealed token stays. So the tokens before the first mask are final when all `rows` have them: the window's tokens
+    of the next pool, from which the winner will descend. Their text is final up to a character that is not complete,
+    and up to what may be the beginning of a stop.
+    """
+    window = request.window(model.mask_id)
+    ids, infills = request.ids + [model.mask_id] * request.append, request.append < len(window)
+    for position, tokens in zip(window, zip(*rows, strict=True), strict=True):
+        ids[position] = tokens[0] if len(set(tokens)) == 1 else model.mask_id
+    ends = [i for i in range(len(request.ids), len(ids)) if ids[i] in model.eos_ids]
+    masks = [i for i in window if ids[i] == model.mask_id]
+    ids = ids[0 if infills else len(request.ids) : min([*ends, *masks, len(ids)])]
+    while ids and _unfinished(model, ids[-1]):
+        ids.pop()
+    text = " ".join(map(str, ids)) if model.tokenizer is None else model.tokenizer.decode(ids)
+    return before_stop(text.rstrip("\ufffd"), stops)
+
+
+def _unfinished(model: Model, token: int) -> bool:
+    """Whether the next tokens may change the text up to this one: it is a byte, part of a character, or no text."""
+    part, backend = piece(model, token), getattr(model.tokenizer, "backend", None)
+    name = backend.id_to_token(token) if backend is not None else None
+    return not part or isinstance(part, list) or (name or "").startswith("<0x")
+
+
+def before_stop(text: str, stops: Sequence[str]) -> str:
+    """The text before the first stop, or before an end that may grow into one."""
+    ends = [i for stop in stops for i in range(len(text)) if stop.startswith(text[i : i + len(stop)])]
+    return text[: min(ends, default=len(text))]
+
+
+def cut(text: str, stops: Sequence[str]) -> tuple[str, bool]:
+    """A final text before its first stop, and whether there was one."""
+    ends = [text.index(stop) for stop in stops if stop in text]
+    return text[: min(ends, default=len(text))], bool(ends)

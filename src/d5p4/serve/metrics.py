@@ -1,9 +1,8 @@
-"""What Prometheus is told. Labels are routes and statuses, never what a client wrote."""
+"""Metrics for Prometheus. Labels are routes and statuses, never what a client wrote."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -14,38 +13,31 @@ SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class Metrics:
-    """A registry of its own, so that several apps can live in one process."""
+    """Has its own registry, so that several apps can live in one process."""
 
-    def __init__(self, waiting: Callable[[], int], ready: Callable[[], bool]) -> None:
-        own = CollectorRegistry()
-        self.registry = own
-        self.requests = Counter("d5p4_requests", "Requests answered", ["route", "status"], registry=own)
-        self.seconds = Histogram(
-            "d5p4_request_seconds", "From a request's head to the end of its response", ["route"],
-            buckets=SECONDS, registry=own,
-        )  # fmt: skip
-        self.waited = Histogram(
-            "d5p4_queue_seconds", "A prompt's time before its decode", buckets=SECONDS, registry=own
-        )
-        self.decoding = Histogram("d5p4_decode_seconds", "A batch's decode", buckets=SECONDS, registry=own)
+    def __init__(self, waiting: Callable[[], int], running: Callable[[], int], ready: Callable[[], bool]) -> None:
+        self.registry = own = CollectorRegistry()
+
+        def seconds(name: str, help: str, labels: tuple[str, ...] = ()) -> Histogram:
+            return Histogram(f"d5p4_{name}_seconds", help, labels, buckets=SECONDS, registry=own)
+
+        def counter(name: str, help: str, labels: tuple[str, ...] = ()) -> Counter:
+            return Counter(f"d5p4_{name}", help, labels, registry=own)
+
+        self.requests = counter("requests", "Requests answered", ("route", "status"))
+        self.seconds = seconds("request", "From the head of a request to the end of its response", ("route",))
+        self.waited = seconds("queue", "Time of a prompt before its decode")
+        self.decoding = seconds("decode", "Decode of a batch")
         self.batch = Histogram("d5p4_batch_prompts", "Prompts decoded together", buckets=SIZES, registry=own)
-        self.rows = Counter("d5p4_rows", "Distinct rows that went through the model", registry=own)
-        self.tokens = Counter("d5p4_answer_tokens", "Tokens of answers", registry=own)
-        self.answers = Counter("d5p4_answers", "Answers given", registry=own)
-        self.distinct = Counter("d5p4_distinct_answers", "Different answers, counted by prompt", registry=own)
-        self.cancelled = Counter("d5p4_cancelled_prompts", "Prompts whose client went away", registry=own)
-        self.refused = Counter("d5p4_refused_requests", "Requests refused because the queue was full", registry=own)
-        self._decoded = Gauge("d5p4_running_prompts", "Prompts being decoded", registry=own)
+        self.rows = counter("rows", "Distinct rows that went through the model")
+        self.tokens = counter("answer_tokens", "Tokens of answers")
+        self.answers = counter("answers", "Answers given")
+        self.distinct = counter("distinct_answers", "Different answers, counted per prompt")
+        self.cancelled = counter("cancelled_prompts", "Prompts whose client left")
+        self.refused = counter("refused_requests", "Requests refused because the queue was full")
+        Gauge("d5p4_running_prompts", "Prompts being decoded", registry=own).set_function(running)
         Gauge("d5p4_waiting_prompts", "Prompts in the queue", registry=own).set_function(waiting)
         Gauge("d5p4_ready", "Whether the model is loaded", registry=own).set_function(lambda: float(ready()))
-
-    @contextmanager
-    def running(self, prompts: int) -> Iterator[None]:
-        self._decoded.inc(prompts)
-        try:
-            yield
-        finally:
-            self._decoded.dec(prompts)
 
     def answered(self, result: Result, place: int) -> None:
         self.rows.inc(int(result.rows[place]))

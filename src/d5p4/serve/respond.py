@@ -1,179 +1,233 @@
-"""Finished prompts as OpenAI's response bodies and stream chunks, with what our answers have beside them."""
+"""Finished prompts as OpenAI's responses and streams, with what our answers have beside them (`d5p4`)."""
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+from pydantic import BaseModel, create_model
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
 from ..__about__ import __version__
+from ..prompts import Request
+from ..record import finite
 from ..store import json_bytes
 from ..types import Model
 from ..view.pieces import piece, spell
-from .ask import Ask
-from .job import Finished
-from .schema import ChatRequest
+from .engine import Engine
+from .errors import ApiError
+from .job import Finished, Job
+from .requests import Ask
+
+Object = dict[str, Any]
+STILL_HERE = 10.0  # seconds of silence after which proxies are shown that the server lives
+STREAM_HEADERS = {"content-type": "text/event-stream", "cache-control": "no-cache", "x-accel-buffering": "no"}
+
+
+def _shape(name: str, **fields: Any) -> type[BaseModel]:
+    """A JSON object for the schema; a field with a default value may be absent."""
+    table: Any = {key: kind if isinstance(kind, tuple) else (kind, ...) for key, kind in fields.items()}
+    return create_model(name, **table)
+
+
+USAGE = ("prompt_tokens", "completion_tokens", "total_tokens", "rows", "rows_nominal", "nfe", "seed")
+_Usage = _shape("Usage", **dict.fromkeys(USAGE, int))
+_about_set: Object = {"seed": int, "method": str, "distinct": int, "score_kind": str, "settings": Object}
+_Set = _shape("AnswerSet", right=int | None, history=(list[Object] | None, None), **_about_set)
+_Member = _shape("SetMember", score=float | None, distance=float | None, right=bool | None)
+_lists: Object = {"tokens": list[str], "token_logprobs": list[float | None], "text_offset": list[int]}
+_Logprobs = _shape("CompletionLogprobs", reveal_step=list[int | None], top_logprobs=(None, None), **_lists)
+_Token = _shape(
+    "TokenLogprob", token=str, logprob=float | None, bytes=list[int], top_logprobs=list[Any], reveal_step=int | None
+)
+_ChatLogprobs = _shape("ChatLogprobs", content=list[_Token], refusal=(None, None))  # type: ignore[valid-type]
+_Message = _shape("ChatMessage", role=str, content=str, refusal=(None, None))
+_choice: Object = {"index": int, "finish_reason": str, "d5p4": _Member}
+_Choice = _shape("Choice", text=str, logprobs=_Logprobs | None, **_choice)
+_ChatChoice = _shape("ChatChoice", message=_Message, logprobs=_ChatLogprobs | None, **_choice)
+_reply: Object = dict.fromkeys(("id", "object", "model", "system_fingerprint"), str)
+_reply |= {"created": int, "usage": _Usage, "d5p4": _Set}
+Completion = _shape("Completion", choices=list[_Choice], **_reply)  # type: ignore[valid-type]
+ChatCompletion = _shape("ChatCompletion", choices=list[_ChatChoice], **_reply)  # type: ignore[valid-type]
+ModelEntry = _shape("ModelEntry", id=str, object=str, created=int, owned_by=str, d5p4=Object)
+ModelList = _shape("ModelList", object=str, data=list[ModelEntry])  # type: ignore[valid-type]
+_Error = _shape("ErrorDetail", message=str, type=str, param=str | None, code=str | None)
+ErrorBody = _shape("ErrorBody", error=_Error)
 
 
 class Reply:
     """The bodies of one response."""
 
     def __init__(self, ask: Ask, model: Model, name: str) -> None:
-        self.ask, self.model, self.name = ask, model, name
-        self.chat = isinstance(ask.body, ChatRequest)
-        self.id = f"{'chatcmpl' if self.chat else 'cmpl'}-{secrets.token_hex(12)}"
-        self.created = int(time.time())
-
-    def encoded(self, body: dict[str, Any], finished: list[Finished]) -> bytes:
-        """A body as JSON; traces, which are JSON already, take the place of their names."""
-        data = json_bytes(body)
-        if b'"history":[' in data:
-            for i, one in enumerate(finished):
-                data = data.replace(json_bytes(f"{self.id} {i}"), one.history or b"null", 1)
-        return data
-
-    def whole(self, finished: list[Finished]) -> dict[str, Any]:
-        choices = [
-            self._choice(index, answer, self._said(answer.text))
-            for index, answer in enumerate(self._answers(finished))
-        ]
-        kind = "chat.completion" if self.chat else "text_completion"
-        return self._frame(kind, choices) | {"usage": self.usage(finished), "d5p4": self.about(finished)}
-
-    def opening(self) -> Iterator[dict[str, Any]]:
-        """The first chunks: who speaks in each choice."""
-        empty = {"logprobs": None, "finish_reason": None}
-        said = {"delta": {"role": "assistant", "content": ""}} if self.chat else {"text": ""}
-        for index in range(len(self.ask.prompts) * self.ask.settings.k):
-            yield self._chunk([{"index": index, **said, **empty}])
-
-    def draft(self, prompt: int, draft: dict[str, Any]) -> dict[str, Any]:
-        """A chunk without text in the standard fields: what the answers to a prompt look like by now."""
-        empty = {"index": prompt * self.ask.settings.k, "logprobs": None, "finish_reason": None}
-        return self._chunk([empty | self._delta("")]) | {"d5p4": {"prompt": prompt} | draft}
-
-    def chunks(self, finished: list[Finished]) -> Iterator[dict[str, Any]]:
-        """The end of a stream: each answer, with the last of them what they are as a set, and the usage if asked."""
-        answers = list(self._answers(finished))
-        for index, answer in enumerate(answers):
-            yield self._chunk([self._choice(index, answer, self._delta(answer.text)) | {"finish_reason": None}])
-        for index, answer in enumerate(answers):
-            end = self._choice(index, answer, {"delta": {}} if self.chat else {"text": ""}) | {"logprobs": None}
-            last = {"d5p4": self.about(finished)} if index == len(answers) - 1 else {}
-            yield self._chunk([end]) | last
-        if self._tells_usage:
-            yield self._chunk([]) | {"usage": self.usage(finished)}
-
-    @property
-    def _tells_usage(self) -> bool:
-        options = self.ask.body.stream_options
-        return options is not None and bool(options.include_usage)
-
-    def usage(self, finished: list[Finished]) -> dict[str, Any]:
-        asked = sum(len(request.ids) for request in self.ask.requests)
-        written = sum(len(tokens) for one in finished for tokens in one.tokens)
-        return {
-            "prompt_tokens": asked,
-            "completion_tokens": written,
-            "total_tokens": asked + written,
-            "rows": sum(one.rows for one in finished),
-            "rows_nominal": sum(one.rows_nominal for one in finished),
-            "nfe": sum(one.nfe for one in finished),
-            "seed": self.ask.seed,
+        self.ask, self.model = ask, model
+        self.frame = {
+            "id": f"{'chatcmpl' if ask.chat else 'cmpl'}-{secrets.token_hex(12)}",
+            "created": int(time.time()),
+            "model": name,
+            "system_fingerprint": f"d5p4-{__version__}",
         }
+        logprobs, options = getattr(ask.body, "logprobs", None), ask.body.stream_options
+        self.wants_logprobs = logprobs is not None and logprobs is not False  # 0 asks for those of the tokens drawn
+        self.wants_usage = options is not None and bool(options.include_usage)
 
-    def about(self, finished: list[Finished]) -> dict[str, Any]:
+    def whole(self, finished: list[Finished]) -> Object:
+        def content(text: str) -> Object:
+            message = {"role": "assistant", "content": text, "refusal": None}
+            return {"message": message} if self.ask.chat else {"text": text}
+
+        kind = "chat.completion" if self.ask.chat else "text_completion"
+        choices = [choice | content(text) for text, choice in self._choices(finished)]
+        facts = {"usage": self.usage(finished), "d5p4": self.about(finished)}
+        return {"object": kind, "choices": choices} | self.frame | facts
+
+    def opening(self) -> Iterator[Object]:
+        """The first chunks of a stream: who speaks in each choice."""
+        start = {"delta": {"role": "assistant", "content": ""}} if self.ask.chat else {"text": ""}
+        for index in range(len(self.ask.prompts) * self.ask.settings.k):
+            yield self._chunk({"index": index, **start, "logprobs": None, "finish_reason": None})
+
+    def draft(self, prompt: int, text: str, draft: Object) -> Object:
+        """A chunk with new text of the first answer to a prompt, and drafts of all its answers."""
+        choice = {"index": prompt * self.ask.settings.k, "logprobs": None, "finish_reason": None}
+        return self._chunk(choice | self._delta(text)) | {"d5p4": {"prompt": prompt} | draft}
+
+    def closing(self, finished: list[Finished], sent: list[str]) -> Iterator[Object]:
+        """The end of a stream: the rest of each answer, facts about the set with the last one, the usage if asked.
+
+        sent: text of the first answer to each prompt that was sent already.
+        """
+        choices = list(self._choices(finished))
+        for number, (text, choice) in enumerate(choices):
+            rest = text.removeprefix(sent[number]) if self.ask.settings.k == 1 else text
+            yield self._chunk(choice | self._delta(rest) | {"finish_reason": None})
+        for number, (_, choice) in enumerate(choices):
+            nothing: Object = {"delta": {}} if self.ask.chat else {"text": ""}
+            yield self._chunk(choice | nothing | {"logprobs": None}) | (
+                {"d5p4": self.about(finished)} if number == len(choices) - 1 else {}
+            )
+        if self.wants_usage:
+            yield self._chunk() | {"usage": self.usage(finished)}
+
+    def usage(self, finished: list[Finished]) -> Object:
+        asked = sum(len(request.ids) for request in self.ask.requests)
+        written = sum(len(ids) for one in finished for ids in one.answers.result.answers[one.answers.place])
+        tokens = {"prompt_tokens": asked, "completion_tokens": written, "total_tokens": asked + written}
+        counts = {name: sum(getattr(one.answers, name) for one in finished) for name in ("rows", "rows_nominal", "nfe")}
+        return tokens | counts | {"seed": self.ask.seed}
+
+    def about(self, finished: list[Finished]) -> Object:
         """What the answers are as sets."""
-        texts = [set(one.texts) for one in finished]
-        graded = [one.right_ones for one in finished if one.right_ones is not None]
-        found = {
+        graded = [one.right_count for one in finished if one.right_count is not None]
+        traces = [one.trace for one in finished if one.trace is not None]
+        return {
             "seed": self.ask.seed,
             "method": self.ask.settings.method,
-            "distinct": sum(map(len, texts)),
+            "distinct": sum(len(set(one.texts)) for one in finished),
             "right": sum(graded) if graded else None,
-            "score_kind": finished[0].score_kind,
+            "score_kind": finished[0].answers.result.score_kind,
             "settings": self.ask.settings.options(),
-        }
-        history = [f"{self.id} {i}" for i, one in enumerate(finished) if one.history is not None]
-        return found | ({"history": history} if history else {})
+        } | ({"history": traces} if traces else {})
 
-    def _answers(self, finished: list[Finished]) -> Iterator[_Answer]:
+    def _choices(self, finished: list[Finished]) -> Iterator[tuple[str, Object]]:
+        """(text, the choice without it) of every answer."""
+        index = 0
         for one, request in zip(finished, self.ask.requests, strict=True):
-            for place in range(len(one.texts)):
-                yield _Answer(one, place, request.ids)
+            columns = (one.answers.score, one.answers.distance)
+            score, distance = ([None if x is None else round(x, 9) for x in column] for column in columns)
+            for i, text in enumerate(one.texts):
+                right = None if one.right is None else one.right[i]
+                about = {"score": score[i], "distance": distance[i], "right": right}
+                logprobs = self._logprobs(one, i, request) if self.wants_logprobs else None
+                reason = "stop" if one.ended[i] else "length"
+                yield text, {"index": index, "logprobs": logprobs, "finish_reason": reason, "d5p4": about}
+                index += 1
 
-    def _choice(self, index: int, answer: _Answer, said: dict[str, Any]) -> dict[str, Any]:
-        wanted = self.ask.body.logprobs  # type: ignore[attr-defined]
-        logprobs = None if wanted is None or wanted is False else answer.logprobs(self.model, self.chat)
-        reason = "stop" if answer.stopped else "length"
-        return {"index": index, **said, "logprobs": logprobs, "finish_reason": reason, "d5p4": answer.about()}
-
-    def _said(self, text: str) -> dict[str, Any]:
-        if self.chat:
-            return {"message": {"role": "assistant", "content": text, "refusal": None}}
-        return {"text": text}
-
-    def _delta(self, text: str) -> dict[str, Any]:
-        return {"delta": {"content": text}} if self.chat else {"text": text}
-
-    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        chunk = self._frame("chat.completion.chunk" if self.chat else "text_completion", choices)
-        return chunk | ({"usage": None} if self._tells_usage else {})
-
-    def _frame(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "object": kind,
-            "created": self.created,
-            "model": self.name,
-            "system_fingerprint": f"d5p4-{__version__}",
-            "choices": choices,
-        }
-
-
-class _Answer:
-    """One answer of a finished prompt."""
-
-    def __init__(self, one: Finished, place: int, prompt: list[int]) -> None:
-        self.one, self.place, self.prompt = one, place, prompt
-        self.text, self.stopped = one.texts[place], one.ended[place]
-
-    def about(self) -> dict[str, Any]:
-        one, place = self.one, self.place
-        right = None if one.right is None else one.right[place]
-        return {"score": one.score[place], "distance": one.distance[place], "right": right}
-
-    def _tokens(self, model: Model) -> list[tuple[int, float | None, int | None]]:
-        """(token, its log-probability, its step) of the whole text; a filled text has tokens that were given."""
-        one, place = self.one, self.place
-        revealed = iter(zip(one.tokens[place], one.logprobs[place], one.reveal_step[place], strict=True))
-        found: list[tuple[int, float | None, int | None]] = []
-        if model.mask_id in self.prompt:
-            found += [next(revealed) if token == model.mask_id else (token, None, None) for token in self.prompt]
-        return [*found, *revealed]
-
-    def logprobs(self, model: Model, chat: bool) -> dict[str, Any]:
-        """Of the tokens that are in the text: each one's log-probability when it was revealed, and the step."""
-        tokens = self._tokens(model)
-        pieces = [piece(model, token) for token, _, _ in tokens]
-        rows, offset = [], 0
+    def _logprobs(self, one: Finished, i: int, request: Request) -> Object:
+        """Of the tokens in the text: the log-probability when each was revealed, and the step."""
+        result, place = one.answers.result, one.answers.place
+        chances, steps = finite(result.logprobs[place][i]), result.reveal_step[place][i]  # type: ignore[index]
+        written = iter(zip(result.answers[place][i], chances, steps, strict=True))
+        mask = self.model.mask_id
+        given = request.ids if mask in request.ids else []  # a filled text holds tokens that were given
+        tokens = [next(written) if token == mask else (token, None, None) for token in given] + list(written)
+        pieces = [piece(self.model, token) for token, _, _ in tokens]
+        rows: list[Object] = []
+        offsets: list[int] = [0]
         for part, text, (_, chance, step) in zip(pieces, spell(pieces), tokens, strict=True):
-            if offset >= len(self.text) and self.stopped:
+            if offsets[-1] >= len(one.texts[i]) and one.ended[i]:
                 break
-            rows.append((text or "", chance, offset, step, part))
-            offset += len(text or "")
-        if chat:
-            content = [
-                {
-                    "token": text, "logprob": chance, "top_logprobs": [], "reveal_step": step,
-                    "bytes": part if isinstance(part, list) else list(part.encode("utf-8", "replace")),
-                }
-                for text, chance, _, step, part in rows
-            ]  # fmt: skip
-            return {"content": content, "refusal": None}
-        texts, chances, offsets, steps = ([row[i] for row in rows] for i in range(4))
-        return {
-            "tokens": texts, "token_logprobs": chances, "top_logprobs": None, "text_offset": offsets,
-            "reveal_step": steps,
-        }  # fmt: skip
+            data = part if isinstance(part, list) else list(part.encode("utf-8", "replace"))
+            row = {"token": text or "", "logprob": chance, "bytes": data, "top_logprobs": [], "reveal_step": step}
+            rows.append(row)
+            offsets.append(offsets[-1] + len(text or ""))
+        if self.ask.chat:
+            return {"content": rows, "refusal": None}
+        names = {"tokens": "token", "token_logprobs": "logprob", "reveal_step": "reveal_step"}
+        lists = {name: [row[key] for row in rows] for name, key in names.items()}
+        return lists | {"text_offset": offsets[: len(rows)], "top_logprobs": None}
+
+    def _delta(self, text: str) -> Object:
+        return {"delta": {"content": text}} if self.ask.chat else {"text": text}
+
+    def _chunk(self, *choices: Object) -> Object:
+        kind = "chat.completion.chunk" if self.ask.chat else "text_completion"
+        return {"object": kind, "choices": list(choices)} | self.frame | ({"usage": None} if self.wants_usage else {})
+
+
+class EventStream(Response):
+    """The response to a streamed request: server-sent events. With n = 1 text is sent as soon as it is final; with
+    more answers, which are sorted at the end, only drafts come before."""
+
+    def __init__(self, engine: Engine, jobs: list[Job], reply: Reply, end: float) -> None:
+        """`end`: the loop's time when the request is late."""
+        super().__init__(None, headers=STREAM_HEADERS)
+        del self.headers["content-length"]
+        self.engine, self.jobs, self.reply, self.end = engine, jobs, reply, end
+        self.sent = [""] * len(jobs)  # text of the first answer to each prompt
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        async with self.engine.attend(self.jobs, receive, self.end):
+            async for data in self._events():
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _events(self) -> AsyncIterator[bytes]:
+        for chunk in self.reply.opening():
+            yield event(json_bytes(chunk))
+        try:
+            async for data in self._drafts():
+                yield data
+            finished = await self.engine.answers(self.jobs)
+        except ApiError as error:
+            yield event(json_bytes(error.body()))
+            return
+        if finished is None:
+            return
+        chunks = self.reply.closing(finished, self.sent)
+        for data in await asyncio.to_thread(lambda: [event(json_bytes(chunk)) for chunk in chunks]):
+            yield data
+        yield event(b"[DONE]")
+
+    async def _drafts(self) -> AsyncIterator[bytes]:
+        """The newest draft of each prompt, or a comment after a long silence, until all prompts are finished."""
+        while not all(job.outcome.done() for job in self.jobs):
+            try:
+                await asyncio.wait_for(self.jobs[0].news.wait(), STILL_HERE)
+            except asyncio.TimeoutError:
+                yield b": still here\n\n"
+            self.jobs[0].news.clear()
+            for number, job in enumerate(self.jobs):
+                draft, job.draft = job.draft, None
+                if draft is not None and not job.outcome.done():
+                    text = draft.pop("text")
+                    yield event(json_bytes(self.reply.draft(number, text.removeprefix(self.sent[number]), draft)))
+                    self.sent[number] = text or self.sent[number]
+
+
+def event(data: bytes) -> bytes:
+    return b"data: " + data + b"\n\n"

@@ -30,8 +30,7 @@ import torch.distributed as dist
 import d5p4
 from d5p4.eval.countdown import WINDOW, problems
 from d5p4.jobs import plan as job_plan
-from d5p4.jobs.done import Done
-from d5p4.jobs.output import summarise
+from d5p4.jobs.output import Done, summarise
 from d5p4.jobs.plan import Work, plan_work
 from d5p4.jobs.reader import PromptFile
 from d5p4.jobs.rows import RowStore

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from d5p4.generate import batches
-from d5p4.jobs.budget import CUDA
+from d5p4.jobs.decoder import CUDA
 from d5p4.jobs.plan import WINDOW
 from d5p4.options import Settings
 

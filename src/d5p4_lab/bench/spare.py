@@ -16,7 +16,7 @@ from typing import Any
 
 import d5p4
 from d5p4.eval.countdown import canonical, is_right, problems
-from d5p4.jobs.budget import default_budget
+from d5p4.jobs.decoder import default_budget
 
 from ..provenance import about
 from ..statistics import interval

@@ -2,12 +2,8 @@
 /* Talking to the server: the model's card, and runs as streams of drafts that end in a trace. */
 D5P4.api = (() => {
   const KEY = "d5p4-key";
-  /** What a request calls a thing -> what the form does. */
-  const PAGE_WORDS = [
-    [/\bn=/g, "k="],
-    [/\blower n\b/g, "lower k"],
-    [/\bmax_tokens\b/g, "tokens"],
-  ];
+  /** The form's labels of fields that a request names differently. */
+  const LABELS = { n: "k", max_tokens: "tokens" };
   let card = null;
 
   function headers() {
@@ -19,22 +15,26 @@ D5P4.api = (() => {
 
   /** What went wrong, as a sentence for people; `status` 401 asks for a key. */
   class Refusal extends Error {
-    constructor(message, status) {
-      super(PAGE_WORDS.reduce((said, [theirs, ours]) => said.replace(theirs, ours), message));
+    constructor(message, status, param) {
+      super(LABELS[param] ? `${LABELS[param]}: ${message}` : message);
       this.status = status;
     }
   }
 
   async function refusal(response) {
     let said = `the server answered ${response.status}`;
+    let param = null;
     try {
       const body = await response.json();
-      if (body && body.error && body.error.message) said = body.error.message;
+      if (body && body.error && body.error.message) {
+        said = body.error.message;
+        param = body.error.param;
+      }
     } catch (reason) {
       if (reason.name === "AbortError") throw reason;
       /* no JSON: the status has to do */
     }
-    return new Refusal(said, response.status);
+    return new Refusal(said, response.status, param);
   }
 
   async function request(path, options = {}) {

@@ -1,0 +1,97 @@
+"""The configuration of a run: everything that can change its answers. A run continues only under the same one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..__about__ import __version__
+from ..errors import D5P4Error
+from ..models.base import NativeModel
+from ..models.load import find
+from ..prompts import Prepared
+from ..provenance import file_hash, weights_hash
+from ..types import Model
+
+SMALL_FILES = ("*.json", "*.txt", "*.jinja", "*.model")
+SAMPLES, SAMPLE_SIZE = 64, 1 << 16
+NOT_HASHED = ("input", "seed")
+
+
+def configuration(prepared: Prepared, input_hash: str, seed: int) -> dict[str, Any]:
+    """What the header keeps, and compares at the next start."""
+    model, settings = prepared.model, prepared.settings.to_dict()
+    if not prepared.settings.deterministic:
+        del settings["max_tokens_per_forward"]  # it cuts the work into forwards and changes answers by rounding only
+    configured = {
+        "d5p4": __version__,
+        "model": _model_hashes(model),
+        "dtype": str(model.head.weight.dtype).removeprefix("torch."),
+        "settings": settings,
+        "gen_length_given": prepared.length_given,
+        "seed": seed,
+        "input": input_hash,
+    }
+    return json.loads(json.dumps(configured))
+
+
+def settings_hash(configured: Mapping[str, Any]) -> str:
+    """Twelve digits, the same for all inputs and seeds; every line of the output has them."""
+    hashed = {name: value for name, value in configured.items() if name not in NOT_HASHED}
+    return _sha256(json.dumps(hashed, sort_keys=True))[:12]
+
+
+def _model_hashes(model: Model) -> dict[str, str]:
+    """Hashes of the files of a model that came from a folder; of any other model, a hash of its parameters."""
+    folder = _folder(model)
+    if folder is None:
+        return {"parameters": _parameters_hash(model)}
+    small = sorted({path for pattern in SMALL_FILES for path in folder.glob(pattern)})
+    return {
+        "weights": weights_hash(folder),
+        "files": _sha256("".join(f"{path.name} {file_hash(path)}\n" for path in small)),
+        "samples": _sha256("".join(map(_sample_hash, sorted(folder.glob("*.safetensors"))))),
+    }
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _sample_hash(path: Path) -> str:
+    """A hash of blocks from all over a file, because two trainings of one large model may begin with equal bytes."""
+    size, digest = path.stat().st_size, hashlib.sha256()
+    with path.open("rb") as file:
+        for i in range(SAMPLES):
+            file.seek(size * i // SAMPLES)
+            digest.update(file.read(SAMPLE_SIZE))
+    return digest.hexdigest()
+
+
+def _folder(model: Model) -> Path | None:
+    """The folder that the model was loaded from, if it is still there."""
+    with warnings.catch_warnings(), suppress(D5P4Error):
+        warnings.simplefilter("ignore")
+        return find(model.name) if isinstance(model, NativeModel) else None
+    return None
+
+
+def _parameters_hash(model: Model) -> str:
+    module: Any = getattr(model, "module", model)
+    tensors: dict[str, Tensor] = dict(module.state_dict()) if isinstance(module, nn.Module) else {}
+    if not tensors:
+        tensors = {name: x for name, x in vars(model).items() if isinstance(x, Tensor)}
+        tensors |= {"head": model.head.weight} | ({} if model.head.bias is None else {"bias": model.head.bias})
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

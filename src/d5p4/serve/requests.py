@@ -1,0 +1,317 @@
+"""From the body of a request to prompts that can be decoded, or a sentence that says what is wrong with it.
+
+A request has OpenAI's fields and, beside them, every option of a decode (`extra_body` of the openai client).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from types import NoneType, UnionType
+from typing import Annotated, Any, Optional, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Len, MaxLen, MinLen
+from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
+
+from ..errors import D5P4Error, nearest, shown
+from ..generate import chosen_seed
+from ..jobs.decoder import default_budget
+from ..methods import METHODS, load_plugins
+from ..options import Parameter, Settings, public
+from ..prompts import Request, prepare
+from ..types import Model
+from .errors import ApiError, not_possible
+from .limits import Limits
+
+CHARACTERS_PER_TOKEN = 256  # longer texts cannot fit into the model; only runs of blanks come near
+
+LARGEST = 1e30  # number that an option without a limit of its own may be
+Number = Annotated[float, Ge(-LARGEST), Le(LARGEST)]
+Steps = Annotated[list[Annotated[int, Ge(0), Le(2**31)]], Len(2, 2)]
+Seed = Annotated[int, Ge(-(2**63)), Le(2**63 - 1)]
+First = Field(fail_fast=True)  # a list stops at its first fault: a body can hold a million of them
+Ids = Annotated[list[int], MinLen(1), First]
+Texts = Annotated[list[str], Len(1, 4096), First]
+Several = Annotated[list[Ids], Len(1, 4096), First]
+Stops = Annotated[list[str], MaxLen(4), First]
+
+IGNORED: dict[str, Any] = dict.fromkeys(("user", "service_tier", "safety_identifier", "prompt_cache_key"), str)
+IGNORED |= {"store": bool, "metadata": dict[str, Any]}
+"""Fields of OpenAI's that have no meaning here, and their types."""
+IGNORED_IN_CHAT: dict[str, Any] = {"parallel_tool_calls": bool, "reasoning_effort": str, "verbosity": str}
+NEUTRAL: dict[str, list[Any]] = {"frequency_penalty": [0], "presence_penalty": [0], "repetition_penalty": [1]}
+NEUTRAL |= {"min_p": [0], "ignore_eos": [False], "logit_bias": [{}]}
+"""Fields of OpenAI's and vLLM's that this server does not support, and the values that ask for nothing."""
+NEUTRAL_IN_COMPLETIONS: dict[str, list[Any]] = {"echo": [False], "suffix": [""]}
+NEUTRAL_IN_CHAT: dict[str, list[Any]] = dict.fromkeys(("tools", "functions"), [[]])
+NEUTRAL_IN_CHAT |= dict.fromkeys(("tool_choice", "function_call"), ["none", "auto"])
+NEUTRAL_IN_CHAT |= {"response_format": [{"type": "text"}], "modalities": [["text"]], "top_logprobs": [0]}
+
+
+def decoding_fields() -> dict[str, tuple[Parameter, Any]]:
+    """{name in the request: (option, type)} of every option of a decode and of the parameters of all methods."""
+    load_plugins()
+    table: dict[str, tuple[Parameter, Any]] = {}
+    for parameters in (public("http"), *(method.parameters for method in METHODS.values())):
+        for name, parameter in parameters.items():
+            if "http" not in parameter.option.hidden:
+                kind = _type_of(parameter)
+                name = parameter.option.http or name
+                table[name] = (parameter, Union[table[name][1], kind] if name in table else kind)  # noqa: UP007
+    return table
+
+
+def _type_of(parameter: Parameter) -> Any:
+    if parameter.kind not in (int, float):
+        return {bool: bool, str: str, tuple: Steps}.get(parameter.kind, Number | str)
+    option, largest = parameter.option, 2**31 if parameter.kind is int else LARGEST
+    least = Gt(option.above) if option.above is not None else Ge(-largest if option.least is None else option.least)
+    return Annotated[parameter.kind, least, Le(largest if option.most is None else option.most)]
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+
+
+class StreamOptions(Strict):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class Message(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    role: Annotated[str, Len(1, 64)]
+    content: str | Annotated[list[dict[str, Any]], MaxLen(4096), First] | None = None
+    name: str | None = None
+    tool_calls: Annotated[list[Any], First] | None = None
+
+    def plain(self) -> dict[str, str]:
+        """Role and text alone."""
+        if self.tool_calls:
+            raise ApiError(400, "tool_calls in messages are not supported here; leave them out", "messages")
+        parts = self.content if isinstance(self.content, list) else [{"type": "text", "text": self.content or ""}]
+        if any(part.get("type") != "text" or not isinstance(part.get("text"), str) for part in parts):
+            raise ApiError(400, "messages can hold text only", "messages")
+        text = "".join(part["text"] for part in parts)
+        return {"role": "system" if self.role == "developer" else self.role, "content": text}
+
+
+class Body(Strict):
+    """The fields that completions and chat completions have in common, beside the options of a decode."""
+
+    model: str | None = Field(None, description="The name the server gave the model; may be left out.")
+    seed: Seed | None = Field(None, description="Same seed, same answers; a fresh one is drawn and given in usage.")
+    stop: str | Stops | None = Field(None, description="Answers are cut before the first of these.")
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    history: bool | None = Field(None, description="Send every step's pool with the answers.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_names(cls, body: Any) -> Any:
+        for name in body if isinstance(body, dict) else ():
+            if name not in cls.model_fields:
+                name = name.encode("utf-8", "backslashreplace").decode()  # half a surrogate pair is not a text
+                hint = nearest(name, cls.model_fields)
+                message = f"{shown(name)} is not a field of this request{hint and '; '}{hint}"
+                raise ApiError(400, message, name, "unknown_parameter")
+        return body
+
+    @property
+    def stops(self) -> list[str]:
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments of `d5p4.generate`; options that were left out are not in it."""
+        values = ((parameter.name, getattr(self, name, None)) for name, (parameter, _) in decoding_fields().items())
+        return {"k": 1} | {name: value for name, value in values if value is not None}
+
+    @model_validator(mode="after")
+    def _check(self) -> Body:
+        """Refuse what would change the answers and is not supported."""
+        for name, nothing in (NEUTRAL | NEUTRAL_IN_COMPLETIONS | NEUTRAL_IN_CHAT).items():
+            value = getattr(self, name, None)
+            if value is not None and value not in nothing:
+                raise ApiError(400, f"{name} is not supported here; leave it out", name)
+        if "" in self.stops:
+            raise ApiError(400, "stop holds an empty text, which every answer begins with; leave it out", "stop")
+        return self
+
+
+class CompletionRequest(Body):
+    prompt: str | Ids | Texts | Several = Field(
+        description="A text, token ids, or several of either. A text with mask tokens is filled in."
+    )
+    logprobs: Annotated[int, Ge(0), Le(5)] | bool | None = Field(
+        None, description="0, 1 or true: each token's log-probability at its reveal. Alternatives are not kept."
+    )
+    best_of: int | None = Field(None, description='n, or left out; for the best of n * w use method "best-of-n".')
+
+    @model_validator(mode="after")
+    def _check_completion(self) -> CompletionRequest:
+        if self.logprobs is not None and self.logprobs > 1:
+            message = f"logprobs={self.logprobs}: alternatives are not kept; 1 gives those of the tokens drawn"
+            raise ApiError(400, message, "logprobs")
+        if self.best_of not in (None, self.options()["k"]):
+            raise ApiError(400, 'best_of is not supported here; use method "best-of-n" with n and w', "best_of")
+        return self
+
+
+class ChatRequest(Body):
+    messages: Annotated[list[Message], Len(1, 4096), First]
+    max_completion_tokens: Annotated[int, Ge(1), Le(2**31)] | None = Field(None, description="The same as max_tokens.")
+    logprobs: bool | None = Field(None, description="Each token's log-probability at its reveal.")
+
+    def options(self) -> dict[str, Any]:
+        length = {} if self.max_completion_tokens is None else {"gen_length": self.max_completion_tokens}
+        return length | super().options()
+
+
+def request_models() -> tuple[type[Body], type[Body]]:
+    """The models of the two routes, with the parameters of every method that is registered now."""
+
+    def extended(base: type[Body], ignored: dict[str, Any], neutral: dict[str, Any]) -> type[Body]:
+        extra: dict[str, Any] = {name: (Any, None) for name in neutral}
+        extra |= {name: (Optional[kind], None) for name, kind in ignored.items()}  # noqa: UP045
+        for name, (parameter, kind) in decoding_fields().items():
+            extra[name] = (Optional[kind], Field(None, description=parameter.option.help))  # noqa: UP045
+        return create_model(base.__name__, __base__=base, **extra)
+
+    completion = extended(CompletionRequest, IGNORED, NEUTRAL | NEUTRAL_IN_COMPLETIONS)
+    return completion, extended(ChatRequest, IGNORED | IGNORED_IN_CHAT, NEUTRAL | NEUTRAL_IN_CHAT)
+
+
+WORDS = {
+    "prompt": "a text, a list of token ids, or a list of up to 4096 texts or lists of token ids",
+    "messages": "a list of messages, which have a role and a content of text",
+    "stop": "a text or a list of at most 4 texts",
+    "stream_options": "an object with include_usage",
+}
+"""What a field must be, where its type alone would not make a clear sentence."""
+
+
+def not_valid(errors: Sequence[Any], body: Any, kind: type[Body]) -> ApiError:
+    """A body that pydantic refuses, in a sentence of our own."""
+    first = errors[0]
+    path = [part for part in first["loc"] if part != "body"]
+    if first["type"] == "json_invalid":
+        return ApiError(400, f"the body is not JSON: see character {path[0]}")
+    if not path or not isinstance(body, dict):
+        return ApiError(400, f"the body must be a JSON object, not {shown(body)}")
+    param = str(path[0])
+    if param not in body:
+        return ApiError(400, f"{param} is missing", param, "missing_required_parameter")
+    words = WORDS.get(param) or expected(kind.model_fields[param].annotation)
+    return ApiError(400, f"{param}={shown(body[param])} must be {words}", param)
+
+
+def expected(kind: Any) -> str:
+    """A type in words: "a whole number from 1 to 64"."""
+    if get_origin(kind) in (Union, UnionType):
+        return " or ".join(dict.fromkeys(expected(part) for part in get_args(kind) if part is not NoneType))
+    notes: Sequence[Any] = ()
+    if get_origin(kind) is Annotated:
+        kind, *notes = get_args(kind)
+    if get_origin(kind) is list:
+        return "two whole numbers [start, stop]" if kind == get_args(Steps)[0] else "a list"
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", dict: "an object"}
+    least = next((f" from {note.ge}" for note in notes if isinstance(note, Ge)), "")
+    least += next((f" above {note.gt} and up" for note in notes if isinstance(note, Gt)), "")
+    most = next((f" to {note.le}" for note in notes if isinstance(note, Le)), "")
+    return names.get(get_origin(kind) or kind, "a value") + least + most
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A request, ready to be decoded."""
+
+    body: Body
+    settings: Settings
+    seed: int
+    prompts: list[Any]  # as asked: texts, ids or messages
+    requests: list[Request]
+    share_keys: list[tuple[str, int]]  # prompts with equal ones can share a decode
+
+    @property
+    def chat(self) -> bool:
+        return isinstance(self.body, ChatRequest)
+
+
+def understand(model: Model, body: Body, limits: Limits, fixed: dict[str, Any]) -> Ask:
+    """A request within the limits of the server. `fixed`: options of `d5p4.generate` that the server decides."""
+    prompts, field = _prompts(model, body), "messages" if isinstance(body, ChatRequest) else "prompt"
+    if len(prompts) > limits.max_queue:
+        raise ApiError(400, f"there are {len(prompts)} prompts; this server takes {limits.max_queue}", "prompt")
+    _check_characters(model, prompts, field)
+    options, defaults = body.options(), model.generation_defaults
+    n, chat = options["k"], None if isinstance(body, ChatRequest) else False
+    for name, value, most in (("n", n, limits.max_pool), ("steps", options.get("steps", 0), limits.max_steps)):
+        if value > most:
+            raise ApiError(400, f"{name}={value}; this server takes at most {most}", name)
+    if n > 1 and "distinct" not in defaults:
+        options.setdefault("distinct", True)
+    differ = n > 1 and options.get("distinct", defaults.get("distinct"))
+    adds_spare = bool(differ) and "spare" not in options | dict(defaults)
+    options |= fixed | {"chat": chat, "logprobs": True} | ({"spare": n} if adds_spare else {})
+
+    def settings_for(n: int) -> Settings:
+        return replace(settings, k=n, spare=(n if n > 1 else 0) if adds_spare else settings.spare)
+
+    try:
+        prepared = prepare(model, prompts, options)
+        if prepared.settings.spec.scored:
+            prepared.settings.spec.build(prepared.settings).check_scorer(None, None)  # type: ignore[attr-defined]
+        longest = None if prepared.length_given else limits.max_gen_length
+        settings, requests = _clip(prepared.settings, prepared.requests, longest)
+        windows = [len(request.window(model.mask_id)) for request in requests]
+        asked = replace(settings, spare=0) if adds_spare else settings
+        limits.check(settings, asked, requests, max(windows), bool(body.history), field)
+        sizes = [(one.length, settings.steps or window) for one, window in zip(requests, windows, strict=True)]
+        limits.check_work(model, sizes, settings_for, n)
+    except D5P4Error as error:
+        raise not_possible(error, field, len(prompts)) from error
+    if "max_tokens_per_forward" not in fixed | dict(defaults):
+        settings = replace(settings, max_tokens_per_forward=default_budget(model, settings.deterministic))
+    name = json.dumps(settings.to_dict(), sort_keys=True)
+    share_keys = [(name, window) for window in windows]
+    return Ask(body, settings, chosen_seed(body.seed), prompts, requests, share_keys)
+
+
+def _prompts(model: Model, body: Body) -> list[Any]:
+    """One text, list of ids or conversation per prompt."""
+    if isinstance(body, ChatRequest):
+        messages = [message.plain() for message in body.messages]
+        if has_template(model):
+            return [messages]
+        if len(messages) > 1 or messages[0]["role"] != "user":
+            message = "this model has no chat template, so it takes one message of the user's and no others"
+            raise ApiError(400, f"{message}; leave them out, or use /v1/completions", "messages")
+        return [messages[0]["content"]]
+    assert isinstance(body, CompletionRequest)
+    prompt: Any = body.prompt
+    return [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else list(prompt)
+
+
+def has_template(model: Model) -> bool:
+    try:
+        return model.tokenizer is not None and model.tokenizer.chat([{"role": "user", "content": "a"}]) is not None
+    except D5P4Error:  # there is a template, and it refuses this conversation
+        return True
+
+
+def _check_characters(model: Model, prompts: Sequence[Any], field: str) -> None:
+    """Refuse a text far beyond what the model holds before seconds are spent on encoding it."""
+    for prompt in prompts:
+        texts = [prompt] if isinstance(prompt, str) else [part["content"] for part in prompt if isinstance(part, dict)]
+        if (size := sum(map(len, texts))) > CHARACTERS_PER_TOKEN * model.max_length:
+            message = f"the prompt has {size} characters, and the model holds {model.max_length} tokens"
+            raise ApiError(400, message, field, "context_length_exceeded")
+
+
+def _clip(settings: Settings, requests: list[Request], most: int | None) -> tuple[Settings, list[Request]]:
+    """A length that the request does not give gives way to the server's limit."""
+    if most is None or all(request.append <= most for request in requests):
+        return settings, requests
+    return replace(settings, gen_length=most), [replace(one, append=min(one.append, most)) for one in requests]
