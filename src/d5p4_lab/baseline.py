@@ -62,7 +62,7 @@ def greedy_map(kernel: Tensor, k: int) -> Tensor:
 def mmr(quality: Tensor, similarity: Tensor, k: int, alpha: float) -> Tensor:
     """Return the items [k], ascending, of the best of N runs that pick by Q_i - alpha * mean similarity to the picks.
 
-    quality [N], similarity [N, N]. The mean similarity to the picks is the inner product with their mean embedding.
+    `quality` is [N], `similarity` [N, N]. An item's mean similarity to the picks is its inner product with their mean.
     """
     size = quality.shape[0]
     start = torch.arange(size, device=quality.device)

@@ -1,4 +1,4 @@
-"""Records where the lab's figures come from: `d5p4.provenance` with the lab's own command line."""
+"""Records where the lab's figures come from. It calls `d5p4.provenance` with the lab's own command line."""
 
 from __future__ import annotations
 

@@ -78,8 +78,8 @@ def paired_difference(a: ArrayLike, b: ArrayLike, seed: int = 0, draws: int = DR
 def pooled_figure(parts: ArrayLike, statistic: Callable[[Floats], Floats], seed: int = 0, draws: int = DRAWS) -> Figure:
     """Return a statistic of the sums of parts [n, d] over the units of each resample, such as a corpus BLEU.
 
-    `statistic` maps sums [R, d] to values [R]. The standard error is the jackknife's, sqrt((n - 1) / n Σ (θ_i -
-    mean θ)²), where θ_i is the statistic without unit i. For a mean this equals std(ddof=1) / sqrt(n).
+    `statistic` maps sums [R, d] to values [R]. The standard error is the jackknife's: sqrt((n - 1) / n Σ (θ_i - m)²),
+    where θ_i is the statistic without unit i and m is their mean. For a mean this equals std(ddof=1) / sqrt(n).
     """
     given = np.asarray(parts, dtype=np.float64)
     if given.ndim != 2:
@@ -130,7 +130,7 @@ def resampled_means(values: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Flo
 
 
 def _widening(n: int) -> float:
-    """Return the factor that widens the bootstrap of a mean of few units: Student's t for the normal, n - 1 for n.
+    """Return the factor that widens the bootstrap of a mean of few units, as Student's t and n - 1 degrees demand.
 
     With 8 normal values the plain percentile interval would cover the mean in 89 % of cases instead of 95 %.
     """

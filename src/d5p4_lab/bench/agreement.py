@@ -220,7 +220,7 @@ class Family:
 
     tokens: Tensor  # [L]
     open: Tensor  # [L] bool: the masked positions of the block
-    low: Tensor  # [L, V] a uniform number between low and high draws the token; infinite if it is never drawn
+    low: Tensor  # [L, V] a uniform number between low and high draws the token; infinite if no number does
     high: Tensor  # [L, V]
     worth: Tensor  # [L, V] the value of a position with this token; positions of high value are revealed first
     last_ids: Sequence[int]  # tokens of value 0; positions with these tokens are revealed from left to right
@@ -467,7 +467,7 @@ def _trace_selection(
     details = {"a": a.parents.tolist(), "b": b.parents.tolist(), "same_tokens": rows[0] == rows[1]}
     details |= {"gap": margin, "apart": apart, "replayed": replayed}
     rounding = max(apart["raw"], apart["similarity"])
-    if not margin <= gap and replayed and rounding <= bound:  # `not <=`, because two singular sets give NaN
+    if not margin <= gap and replayed and rounding <= bound:  # NaN, from two singular sets, is not <= gap
         return "scores", rounding, True, details
     return "selection", margin, margin <= gap, details
 

@@ -128,7 +128,7 @@ class Record:
     settings: dict[str, Any]  # the settings that differ from the library's defaults
     session: int  # index into the file's `sessions`
     right: str  # a hexadecimal digit per problem: bit i is set when answer i is right
-    distinct: str  # a letter per problem: number 5 t + f of a..y for t different right texts in f canonical forms
+    distinct: str  # a letter per problem: number 5 t + f of a..y, for t different right texts in f canonical forms
     rows: float  # rows through the model, per problem and step
     rows_nominal: float
     seconds: float
@@ -240,7 +240,7 @@ def plan(
 def resolved(run: Run, model: d5p4.Model) -> dict[str, Any]:
     """Return the settings of a run (with the model's own defaults) that differ from the library's defaults."""
     defaults, settings = d5p4.Settings().to_dict(), d5p4.Settings.make(model, **run.options()).to_dict()
-    # The committed results do not name the solver, and they were made with the default one.
+    # The committed results do not name the solver; they were made with the default solver.
     params = {name: value for name, value in settings["params"].items() if (name, value) != ("solver", "local-search")}
     return {name: value for name, value in (settings | {"params": params}).items() if value != defaults[name]}
 

@@ -74,7 +74,7 @@ def measure(model: Any, prompts: Sequence[Any], size: int, options: Mapping[str,
     """Decode all prompts in batches of `size`. Return the time, the answers, the scores and the similarities."""
     parts = [range(start, min(start + size, len(prompts))) for start in range(0, len(prompts), size)]
     decode(model, prompts, parts[0], {**options, "steps": 2})  # compile the kernels before the timing
-    counted = Counted(model, recordable=True)  # as in real use
+    counted = Counted(model, recordable=True)  # CUDA graphs are used, as in real use
     results, seconds = wall(lambda: [decode(counted, prompts, part, options) for part in parts], model.device)
     rows = sum(int(result.rows.sum()) for result in results)
     row: Row = {"size": size, "seconds": seconds, "rows": rows, "rows_s": rows / seconds}

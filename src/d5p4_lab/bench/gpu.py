@@ -101,17 +101,17 @@ class Plan:
     """The sizes that are measured."""
 
     base: Point
-    points: tuple[Point, ...]  # for the single operations
+    points: tuple[Point, ...]  # sizes of the single operations
     growth: Mapping[str, tuple[Point, ...]]  # sizes of the whole step, by the quantity that grows
     solver: tuple[tuple[int, int, int], ...]  # groups, children, prompts
     valued: tuple[tuple[int, int, int], ...]  # the sizes at which the sets are compared with other solvers
     mmr: tuple[tuple[int, int, int], ...]
-    problems: int  # per size, for the solver's quality
+    problems: int  # random problems per size that test the solver's quality
     config: Mapping[str, Any]  # of the model
     forwards: tuple[tuple[int, int], ...]  # rows, tokens
     counts: tuple[int, int]  # (R, T) for forwards of 1 to R rows of T tokens
     steps: int  # measured per decode
-    temperatures: tuple[float, ...]  # of decodes with duplicates
+    temperatures: tuple[float, ...]  # the temperatures of decodes with duplicates
     prompt: int = 128
     matrix: int = 8192
     copied: int = 1 << 32
@@ -144,7 +144,7 @@ def make_plan() -> Plan:
         forwards=((60, 384), (42, 384), (16, 384), (8, 384), (4, 384), (1, 384), (60, 128)),
         counts=(60, 128),
         steps=8,
-        temperatures=(0.3, 0.2, 0.15),  # with logits of variance 1, 2 to 45 of the 60 rows are then distinct
+        temperatures=(0.3, 0.2, 0.15),  # they give 2 to 45 distinct rows of 60 if the logits have variance 1
     )
 
 
@@ -178,7 +178,7 @@ class Bench:
         self.plan, self.device = plan, torch.device(device)
         self.cuda = self.device.type == "cuda"
         self.dtype = torch.bfloat16 if self.cuda else torch.float32
-        self.rate = self.sustained = self.bandwidth = float("nan")  # operations and bytes per second
+        self.rate = self.sustained = self.bandwidth = float("nan")  # operations or bytes per second
 
     @cached_property
     def model(self) -> LLaDA:
@@ -275,7 +275,7 @@ class Inputs:
 
     @cached_property
     def logits(self) -> Tensor:
-        """[P * N * L, V]"""
+        """The logits [P * N * L, V]."""
         return self.bench.normal(self.point.rows, self.point.vocabulary, seed=6)
 
     @cached_property
@@ -287,7 +287,7 @@ class Inputs:
 
     @property
     def flat_states(self) -> Tensor:
-        """[P * N * L, D]"""
+        """The hidden rows [P * N * L, D]."""
         return self.states.flatten(0, 1)
 
     def pools(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -491,7 +491,7 @@ def _solver(bench: Bench, k: int, w: int, prompts: int) -> Row:
 
 
 def solver_value(bench: Bench, k: int, w: int, problems: int) -> Row:
-    """Compare the log determinants on 16 kinds of random problems with n-start greedy and the float64 solver."""
+    """Compare our log determinants with those of n-start greedy and of the float64 solver, on random problems."""
     gain, loss, equal = [], [], []
     kinds = list(itertools.product((max(64, 2 * k), 768), (0.0, 0.7), KERNELS))
     for seed, (width, kin, (kind, beta)) in enumerate(kinds):

@@ -68,7 +68,7 @@ class HostSizes:
     """The amount of work for the host in the section `host`."""
 
     lines: int = 8_192  # of the input
-    kept: int = 4_096  # lines in the parts
+    kept: int = 4_096  # lines in the part files
     parts: int = 512
     requests: int = 4_000  # to the store
     finished: int = 1_000_000  # lines of a file; half of them are finished, and every rank must know which
@@ -81,10 +81,10 @@ class Plan:
 
     exchange: scale_bytes.Sizes = scale_bytes.Sizes()
     host: HostSizes = HostSizes()
-    shape: Mapping[str, Any] = field(default_factory=lambda: CONFIG)  # of the large model
+    shape: Mapping[str, Any] = field(default_factory=lambda: CONFIG)  # the shape of the large model
     prompt: int = 128  # tokens per prompt of the large model
     answer: int = 128
-    steps: int = 8  # per decode of the large model
+    steps: int = 8  # steps per decode of the large model
     puzzles: tuple[int, ...] = tuple(2**i for i in range(11))  # per batch
     large: tuple[int, ...] = (1, 2, 4, 8)
     puzzle_budgets: tuple[int, ...] = tuple(2**i for i in range(12, 20))
@@ -134,7 +134,7 @@ class Bench:
     def decode(self, what: str, model: Any, prompts: Sequence[Any], repeats: int | None = None, **options: Any) -> Row:
         """Decode prompts with `generate`, and return rates and memory."""
         call = partial(generate, model, list(prompts), seed=0, **options)
-        self.free()  # before the repeats, because a long run keeps the memory that it once got
+        self.free()  # once, not before every repeat, because a long run keeps its memory
         result, seconds = fastest(call, self.device, repeats or self.plan.repeats)
         rows, nominal = int(result.rows.sum()), int(result.rows_nominal.sum())
         row: Row = {"what": what, "prompts": len(prompts), "seconds": seconds}
@@ -241,7 +241,7 @@ def batching(bench: Bench) -> list[Row]:
             lines = run(what, plan.file, job_plan.WINDOW, **options)
             same = sum(json.loads(a)["answers"] == json.loads(b)["answers"] for a, b in zip(alone, lines, strict=False))
             measured[-1]["gain"] = measured[-1]["prompts_per_s"] / measured[0]["prompts_per_s"]
-            if "deterministic" not in options:  # with the option, answers differ; see deterministic.py
+            if "deterministic" not in options:  # its answers differ by design; see deterministic.py
                 measured[-1]["same_share"] = same / plan.alone
             show(measured[-1])
     return measured
@@ -349,7 +349,7 @@ def _store(sizes: HostSizes) -> list[Row]:
     message = pickle.dumps(Done(sizes.finished, scattered))
 
     def send() -> None:
-        client.set("finished", message)  # type: ignore[arg-type]  # bytes work too
+        client.set("finished", message)  # type: ignore[arg-type]  # the store takes bytes too
         pickle.loads(client.get("finished"))
 
     _, seconds = fastest(send, CPU)

@@ -68,7 +68,7 @@ class Job:
     prompt: int = 128
     answer: int = 256
     steps: int = 256
-    share: float = 1.0  # of distinct rows in a pool after the first step
+    share: float = 1.0  # the share of distinct rows in a pool after the first step
 
     @property
     def pool(self) -> int:
@@ -107,13 +107,13 @@ class Job:
 class Costs:
     """The time of the ranks besides decoding, in seconds. scale.py measures the values that are not assumed."""
 
-    plan: float = 500e-6  # per prompt with a chat template, on every rank
-    find: float = 60e-6  # per line, when parts are read
-    merge: float = 50e-6  # per line, at the end
-    start: float = 30.0  # torchrun, imports, CUDA (assumed)
+    plan: float = 500e-6  # to plan a prompt with a chat template, on every rank
+    find: float = 60e-6  # to find a line when the part files are read
+    merge: float = 50e-6  # to merge a line at the end
+    start: float = 30.0  # to start torchrun, Python and CUDA (assumed)
     weights: float = 16.0  # GB
     server: float = 5.0  # GB/s that the file server gives to all hosts together (assumed)
-    hang: float = 600.0  # --timeout: until a hanging rank ends the job
+    hang: float = 600.0  # until a hanging rank ends the job (--timeout)
     again: float = 60.0  # until the job starts again (assumed)
 
     @staticmethod
@@ -159,15 +159,15 @@ class Request(NamedTuple):
 class Batches(NamedTuple):
     """The planned batches of a file."""
 
-    seconds: Floats  # [B] on a GPU of speed 1
-    window: NDArray[np.int64]  # [B] the window of the file that has the batch
+    seconds: Floats  # [B] the time of each batch on a GPU of speed 1
+    window: NDArray[np.int64]  # [B] the window of the file that contains each batch
     prompts: NDArray[np.int64]  # [B]
 
 
 class Cut(NamedTuple):
     """A file divided into batches. The prompts of a batch are neighbours in `order`."""
 
-    order: NDArray[np.int64]  # [P] prompts, batch by batch
+    order: NDArray[np.int64]  # [P] the prompts, batch by batch
     first: NDArray[np.int64]  # [B] the index in `order` at which each batch begins
     window: NDArray[np.int64]  # [B]
     lengths: NDArray[np.int64]  # [P] tokens per row
@@ -215,7 +215,7 @@ class Played(NamedTuple):
 
 
 def play(work: Batches, pending: NDArray[np.int64], speed: Floats, plan: float, begin: float, stop: Floats) -> Played:
-    """Simulate one start: ranks take pending batches and plan all windows up to their batch. Rank r ends at stop[r]."""
+    """Simulate one start. Ranks take pending batches and plan all windows up to their batch. Rank r ends at stop[r]."""
     free = [(begin, rank) for rank in range(len(speed))]
     planned_to = [-1] * len(speed)
     done, end = np.zeros(len(work.seconds), bool), begin
@@ -243,8 +243,8 @@ class Outcome:
     useful: float
     starting: float
     merging: float
-    lost: float  # decoded but not kept, or waiting for the hung rank
-    rest: float  # planning, slow GPUs, waiting for the last batches
+    lost: float  # decoding of batches that were not kept, and waiting for the hung rank
+    rest: float  # planning, slow GPUs, and waiting for the last batches
 
 
 def simulate(job: Job, ranks: int, step: StepTime, costs: Costs, world: World) -> Outcome:

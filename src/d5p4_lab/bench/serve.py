@@ -148,7 +148,7 @@ def batches(url: str) -> tuple[float, float]:
 
 
 def compared(row: dict[str, Any], expected: list[list[str]]) -> dict[str, Any]:
-    """Replace the texts by the number of requests whose answers equal those decoded alone, in the same order."""
+    """Replace the texts by the number of requests whose answers equal `expected`, the answers decoded alone."""
     texts = row.pop("texts")
     equal = sum(a == b for a, b in zip(texts, expected, strict=True))
     return row | {"equal": equal, "different": sum(len(set(answers)) for answers in texts)}

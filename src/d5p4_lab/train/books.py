@@ -130,7 +130,7 @@ class Books(TextRecipe):
 
 
 class Judge(TextRecipe):
-    """The recipe of the judge. Its rows are end-of-text, then any place in a book, so the judge needs no context."""
+    """The judge. A row is end-of-text, followed by tokens from any place in a book, so the judge needs no context."""
 
     name = "judge"
     full = {"hidden_size": 192, "num_hidden_layers": 5, "num_attention_heads": 3, "intermediate_size": 512}

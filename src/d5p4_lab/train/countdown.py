@@ -24,7 +24,7 @@ from .recipe import LAST_STEP, Card, Recipe, chances, masks, start_as_identity
 
 PROMPT = 24  # positions of the prompt; the longest one needs 17, and rows of 72 tokens suit the attention kernels
 ANSWER = max(task.WINDOW.values())
-DROPPED = 0.1  # share of rows without a prompt
+DROPPED = 0.1  # the share of rows whose prompt is masked
 
 
 class Rows(NamedTuple):

@@ -18,7 +18,7 @@ __all__ = ["Problem", "is_right", "problems"]  # the recipe imports these names 
 CHARACTERS = "0123456789+-*/=,:"  # ids 0..16
 END, MASK = 17, 18
 PROMPT = 17  # "99,99,99,99,99:99"
-MIX = {3: 0.1, 4: 0.5, 5: 0.4}  # share of each count of numbers in training
+MIX = {3: 0.1, 4: 0.5, 5: 0.4}  # the share of problems with 3, 4 and 5 numbers in training
 
 _ATTEMPTS = 1 << 16  # the largest number of rows drawn at once; their tables stay in the cache
 _ACCEPTED = {3: 0.17, 4: 0.086, 5: 0.044}  # rough shares of valid rows, which decide how many rows are drawn at once
@@ -28,9 +28,9 @@ _BLANK = 255  # marks a place without a character; `_align` removes such places
 class Batch(NamedTuple):
     """Training examples as token ids."""
 
-    prompts: NDArray[np.uint8]  # [B, PROMPT], right-aligned, END before
-    lengths: NDArray[np.int64]  # [B], characters of each prompt
-    answers: NDArray[np.uint8]  # [B, 48], left-aligned, END after
+    prompts: NDArray[np.uint8]  # [B, PROMPT], right-aligned and filled up with END
+    lengths: NDArray[np.int64]  # [B], the number of characters of each prompt
+    answers: NDArray[np.uint8]  # [B, 48], left-aligned and filled up with END
     counts: NDArray[np.int64]  # [B], numbers per problem
 
 

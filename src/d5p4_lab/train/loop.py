@@ -23,7 +23,7 @@ from .folder import STATE, hardware, refuse_occupied, write_card, write_json, wr
 from .optimiser import Optimiser, rate_scale
 from .recipe import Recipe
 
-AVERAGE = 0.999  # share of the old average kept at each step
+AVERAGE = 0.999  # the share of the old average that a step keeps
 SAVE_SECONDS = 20.0
 LINE_SECONDS = 10.0
 
@@ -56,7 +56,7 @@ class Run:
     optimiser: Optimiser
     average: list[Tensor]  # of the parameters
     step: int = 0
-    seconds: float = 0.0  # of training, without compiling, saving and validating
+    seconds: float = 0.0  # seconds of training, without compiling, saving and validating
 
     @classmethod
     def fresh(cls, recipe: Recipe, budget: Budget) -> Run:

@@ -1,4 +1,4 @@
-"""Muon for the matrices of the blocks, AdamW for everything else, and the learning rates during a run.
+"""Optimises the matrices of the blocks with Muon and everything else with AdamW, and sets the learning rates.
 
 Muon (Jordan et al., 2024) steps along the orthogonalised momentum: M = U diag(s) V' becomes about U V', so that every
 direction of a matrix learns at the same rate. Matrices of the same shape are orthogonalised together, so a step
@@ -19,7 +19,7 @@ DECAY = 0.01
 # Five rounds of this quintic polynomial bring singular values from (0, 1] into about [0.7, 1.2].
 QUINTIC = (3.4445, -4.7750, 2.0315)
 ROUNDS = 5
-WARMUP_STEPS, WARMUP_SHARE = 100, 0.02  # the warm-up ends at the earlier of the two
+WARMUP_STEPS, WARMUP_SHARE = 100, 0.02  # the warm-up ends at this step or this share of the run, if earlier
 
 
 def rate_scale(step: int, progress: float) -> float:
@@ -29,7 +29,7 @@ def rate_scale(step: int, progress: float) -> float:
 
 
 class Optimiser:
-    """Both optimisers behind one `step(scale)`, where scale multiplies the learning rates."""
+    """Muon and AdamW together. `step(scale)` takes one step of both, with learning rates multiplied by `scale`."""
 
     def __init__(self, named: Iterable[tuple[str, nn.Parameter]], matrix_rate: float, other_rate: float) -> None:
         named = list(named)

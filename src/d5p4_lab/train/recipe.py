@@ -24,7 +24,7 @@ LEAST = 1e-3  # the smallest masking chance, so that 1/p stays bounded
 
 
 def chances(rows: int, generator: torch.Generator) -> Tensor:
-    """Return masking chances [rows], one in each of `rows` equal parts of (LEAST, 1): less noise than free draws."""
+    """Return masking chances [rows], one in each of `rows` equal parts of (LEAST, 1), which lowers the noise."""
     device = generator.device
     shift = torch.rand((), generator=generator, device=device)
     even = (torch.arange(rows, device=device) / rows + shift) % 1
@@ -52,7 +52,7 @@ class Rates(NamedTuple):
 
 
 class Card(NamedTuple):
-    """The words of a model's card; the run adds the figures."""
+    """The text of a model's card. The run adds the figures."""
 
     title: str
     about: str
@@ -67,9 +67,9 @@ class Recipe(ABC):
     name: ClassVar[str]
     rates: ClassVar[Rates] = Rates(matrices=0.02, others=3e-3)
     full: ClassVar[dict[str, int]]  # the shape of the model that ships
-    small: ClassVar[dict[str, int]]  # the shape of a toy
+    small: ClassVar[dict[str, int]]  # the shape of a toy model
     card: Card
-    data: str = ""  # a description of the data that differs between corpora
+    data: str = ""  # a description of the data, different for every corpus
     scratch: Path | None = None  # a folder that only this run needs
 
     def __init__(self, device: torch.device, seed: int, toy: bool) -> None:
