@@ -39,7 +39,7 @@ def options() -> None:
 def reproduce(
     name: Annotated[str, typer.Argument(help=EXPERIMENT_NAMES)],
     scale: Annotated[
-        str, typer.Option(help="box: the shipped models, offline; paper: the models of the paper.")
+        str, typer.Option(help="box uses the shipped models, offline; paper uses the paper's models.")
     ] = "box",
     stage: Annotated[
         list[str] | None, typer.Option(help="Run only decode, score or draw; may be repeated. Default: all three.")
@@ -83,7 +83,7 @@ def reproduce(
         raise D5P4Error(f"minutes={minutes:g} must not be negative")
     changes = dict(_change(text) for text in change or ())
     if name == "all" and data is None and "decode" in (stage or STAGES):
-        # An experiment with a summary has its rows, so it no longer needs the text.
+        # An experiment that has a summary has all its rows, so it no longer needs the text.
         need = [other for other in EXPERIMENTS if scale in experiment(other).needs_text]
         undone = [other for other in need if not (folder / other / "summary.json").is_file()]
         if undone:
@@ -148,7 +148,7 @@ def train(
     name: Annotated[str, typer.Argument(help=RECIPE_NAMES)],
     out: Annotated[Path, typer.Option("--out", "-o", help="The folder of the model. A stopped run in it continues.")],
     minutes: Annotated[float | None, typer.Option(help="Minutes of training, without compilation. Default: 1.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Train for this many steps instead; repeatable.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Train for this many steps instead, repeatably.")] = None,
     data: Annotated[
         Path | None,
         typer.Option(help="For books and judge: a folder with train.txt and val.txt (or .xz), or a corpus."),

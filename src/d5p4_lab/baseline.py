@@ -1,8 +1,8 @@
 """The baseline of our comparisons: selection and sampling as the paper describes them, in plain torch.
 
-Full log-softmax and entropy in fp32, fp32 copies of the hidden rows, greedy MAP from every candidate (the paper's
-appendix), float64 softmax and multinomial over all positions of the parents. One prompt at a time, no host
-synchronisation.
+The baseline computes the full log-softmax and the entropy in fp32, copies the hidden rows to fp32, runs greedy MAP from
+every candidate (the paper's appendix), and draws from a float64 softmax at all positions of the parents. It handles one
+prompt at a time, and the host never waits for the device.
 Letters: N candidates in k groups of w, L answer positions, T prompt and answer positions, V vocabulary, D width.
 """
 
@@ -15,32 +15,32 @@ from torch.nn import functional as F
 from d5p4.ops import kernels
 from d5p4.types import Hidden, Model
 
-BETA = 10.0  # of the kernel diag(Q) + beta S in all comparisons
+BETA = 10.0  # the beta of the kernel diag(Q) + beta S in all comparisons
 _SMALLEST_PIVOT = 1e-10
 
 
 def quality(logits: Tensor) -> Tensor:
-    """Q [N] in [0, 1]: min-max over the pool of the mean negative entropy of logits [N, L, V]."""
+    """Return Q [N] in [0, 1]: the mean negative entropy of logits [N, L, V], min-max normalised over the pool."""
     log_p = torch.log_softmax(logits.float(), -1)
     score = (log_p.exp() * log_p).sum(-1).mean(-1)
     return (score - score.min()) / (score.max() - score.min() + 1e-12)
 
 
 def similarity(features: Tensor) -> Tensor:
-    """S [N, N]: cosines of features [N, L, D], flattened and normalised in fp32."""
+    """Return S [N, N]: the cosines of features [N, L, D], flattened and normalised in fp32."""
     rows = F.normalize(features.flatten(1).float(), dim=-1)
     return rows @ rows.T
 
 
 def greedy_map(kernel: Tensor, k: int) -> Tensor:
-    """The items [k], ascending, of the best of N greedy runs on kernel [N, N]; each run starts from another item.
+    """Return the items [k], ascending, of the best of N greedy runs on kernel [N, N]. Each starts from another item.
 
-    Incremental Cholesky: k steps of O(k N) per run; state [N, k, N].
+    An incremental Cholesky factorisation takes k steps of O(k N) per run and has a state of [N, k, N].
     """
     size = kernel.shape[0]
     start = torch.arange(size, device=kernel.device)
     group = start // (size // k)
-    variance = kernel.diagonal().repeat(size, 1)  # [N, N] per run and item, given the run's picks
+    variance = kernel.diagonal().repeat(size, 1)  # [N, N] the variance per run and item, given the run's picks
     rows = kernel.new_zeros(size, k, size)
     taken = torch.zeros(size, size, dtype=torch.bool, device=kernel.device)
     log_det = kernel.new_zeros(size)
@@ -60,9 +60,9 @@ def greedy_map(kernel: Tensor, k: int) -> Tensor:
 
 
 def mmr(quality: Tensor, similarity: Tensor, k: int, alpha: float) -> Tensor:
-    """The items [k], ascending, of the best of N runs that pick by Q_i - alpha * mean similarity to the picks.
+    """Return the items [k], ascending, of the best of N runs that pick by Q_i - alpha * mean similarity to the picks.
 
-    quality [N], similarity [N, N]. The mean similarity to the picks is the inner product with their mean embedding.
+    `quality` is [N], `similarity` [N, N]. An item's mean similarity to the picks is its inner product with their mean.
     """
     size = quality.shape[0]
     start = torch.arange(size, device=quality.device)
@@ -81,17 +81,17 @@ def mmr(quality: Tensor, similarity: Tensor, k: int, alpha: float) -> Tensor:
 
 
 def _best_start(picks: list[Tensor], value: Tensor) -> Tensor:
-    """The picks [k], ascending, of the run with the largest value [N]; picks are k tensors [N]."""
+    """Return the picks [k], ascending, of the run with the largest value [N]. `picks` are k tensors [N]."""
     return torch.stack(picks, -1).index_select(0, value.argmax()[None])[0].sort().values
 
 
 def select(logits: Tensor, features: Tensor, k: int, beta: float) -> Tensor:
-    """Parents [k] from logits [N, L, V] and features [N, L, D]."""
+    """Return the parents [k], given logits [N, L, V] and features [N, L, D]."""
     return greedy_map(torch.diag(quality(logits)) + beta * similarity(features), k)
 
 
 def sample(logits: Tensor, w: int) -> Tensor:
-    """w tokens per position [k, T, w] from logits [k, T, V]."""
+    """Draw w tokens per position [k, T, w] from logits [k, T, V]."""
     p = torch.softmax(logits.double(), -1)
     return torch.multinomial(p.flatten(0, 1), w, replacement=True).view(*p.shape[:2], w)
 
@@ -99,7 +99,7 @@ def sample(logits: Tensor, w: int) -> Tensor:
 def step(
     logits: Tensor, features: Tensor, k: int, w: int, beta: float, prompt_logits: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Parents [k] and draws [k, T, w] from logits [N, L, V] and prompt_logits [N, T - L, V].
+    """Return parents [k] and draws [k, T, w], given logits [N, L, V] and prompt_logits [N, T - L, V].
 
     The prompt's positions are sampled too, as in the authors' code.
     """
@@ -111,6 +111,6 @@ def step(
 
 
 def eager_body(model: Model, tokens: Tensor) -> Hidden:
-    """The body on tokens [R, T] in plain eager torch."""
+    """Run the body on tokens [R, T] in plain eager torch."""
     with kernels.off():
         return model.body(tokens)

@@ -14,13 +14,13 @@ SOURCE = ROOT / "src" / "d5p4" / "generate.py"
 START, STOP = "    <options>\n", "    </options>\n"
 INTRODUCTION = """# Options
 
-This page is written by `make options` from the table in `d5p4/options.py`. An option has the same name at every door:
+This page is written by `make options` from the table in `d5p4/options.py`. An option has the same name everywhere:
 `generate(model, prompt, top_p=0.9)` in Python, `--top-p 0.9` on the command line, `"top_p": 0.9` in the body of an HTTP
-request and `top_p=0.9` in lm-eval's `--model_args`. HTTP alone has OpenAI's names for two of them: `n` is `k` and
-`max_tokens` is `gen_length`. A window of steps is a pair in Python and the text `START:STOP` everywhere.
+request and `top_p=0.9` in lm-eval's `--model_args`. Only HTTP uses OpenAI's names for two options: `n` for `k` and
+`max_tokens` for `gen_length`. A window of steps is written `START:STOP`; Python also accepts a pair.
 
-Options that are left out come from the entry `d5p4` of the model's `generation_config.json`, then from the method, then
-from this table.
+The value of an option that is left out comes from the first of these that has one: the entry `d5p4` of the model's
+`generation_config.json`, the method, this table.
 """
 KINDS = {int: "whole number", float: "number", bool: "true or false", str: "text", tuple: "START:STOP"}
 
@@ -31,7 +31,7 @@ def page() -> str:
         lines += [f"## {title}\n", "| option | values | default | meaning |", "|---|---|---|---|"]
         lines += [_row(p) for p in public("python").values() if p.option.group == group]
         lines.append("")
-    lines += ["## Parameters of methods\n", "Each belongs to the methods that are named.\n"]
+    lines += ["## Parameters of methods\n", "A parameter belongs to the method in the same row.\n"]
     lines += ["| method | parameter | values | default | meaning |", "|---|---|---|---|---|"]
     for method in METHODS.values():
         lines += [f"| `{method.name}` {_row(p)}" for p in method.parameters.values()]
@@ -57,7 +57,7 @@ def _default(parameter: Parameter) -> str:
 
 
 def docstring() -> str:
-    """The basic options with their help, and the names of the others."""
+    """Return the basic options with their help, and the names of the other options."""
     table = public("python")
     lines = []
     for name, parameter in table.items():
@@ -70,7 +70,7 @@ def docstring() -> str:
 
 
 def source(text: str) -> str:
-    """The source of `generate` with the docstring that the table gives."""
+    """Return the source of `generate` with the docstring that the table gives."""
     before, _, rest = text.partition(START)
     _, _, after = rest.partition(STOP)
     return before + START + docstring() + STOP + after

@@ -1,4 +1,4 @@
-"""Records where the lab's figures come from: `d5p4.provenance` with the lab's own command line."""
+"""Records where the lab's figures come from. It calls `d5p4.provenance` with the lab's own command line."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def _words(arguments: Sequence[str] | None) -> list[str]:
 
 
 def command(arguments: Sequence[str] | None = None) -> str:
-    """The command of this process (or the given words) as a reader would type it, without this machine's paths."""
+    """Return the command of this process (or the given words) as a reader would type it, without local paths."""
     return provenance.command(_words(arguments))
 
 
 def about(device: torch.device | str, arguments: Sequence[str] | None = None) -> dict[str, Any]:
-    """The facts stored with a result: machine, versions, date and command."""
+    """Return the facts stored with a result: machine, versions, date and command."""
     return provenance.provenance(device, _words(arguments))

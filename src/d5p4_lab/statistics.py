@@ -1,8 +1,9 @@
 """The figures of the lab's tables: means, ratios and correlations with a standard error and a bootstrap interval.
 
-A *unit* is what chance draws: a problem, a prompt with its group of answers, a run. Answers of one group share their
-prompt, so they are not units. The 95 % intervals are percentile bootstraps over units. Values that are not finite are
-left out and counted. Letters in shapes: P problems, S seeds, n units, R resamples (how often each unit is drawn).
+A *unit* is one independent draw: a problem, a prompt with its group of answers, or a run. Answers of the same group
+share their prompt, so they are not units. The 95 % intervals are percentile bootstraps over units. Values that are not
+finite are left out and counted. A resample is given by how often it contains each unit. Letters in shapes: P problems,
+S seeds, n units, R resamples.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ _STUDENT_95 = (
     2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045,
 )  # fmt: skip
 _NORMAL_95 = 1.959963984540054
-_CELLS = 1 << 22  # counts held at a time: 32 MB
+_CELLS = 1 << 22  # counts in memory at a time (32 MB)
 
 
 class Figure(NamedTuple):
-    """A value with its standard error, 95 % interval, units counted and units left out. NaN: unknown."""
+    """A value, its standard error, its 95 % interval, and the units counted and left out. NaN means unknown."""
 
     value: float
     se: float
@@ -41,7 +42,7 @@ class Figure(NamedTuple):
         return self._replace(value=-self.value, low=-self.high, high=-self.low)
 
     def plus(self, amount: float) -> Figure:
-        """The figure plus a number that is known exactly. (`+` joins tuples.)"""
+        """Return the figure plus a number that is known exactly. (`+` would join tuples.)"""
         return self._replace(value=self.value + amount, low=self.low + amount, high=self.high + amount)
 
 
@@ -54,9 +55,9 @@ class Interval(NamedTuple):
 
 
 def figure(values: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Figure:
-    """The mean of [n] values, one per unit. Standard error: std(ddof=1) / sqrt(n).
+    """Return the mean of [n] values, one per unit. The standard error is std(ddof=1) / sqrt(n).
 
-    Up to 30 units the interval is widened as Student's t widens the normal one.
+    With up to 30 units, the interval is widened as Student's t widens the normal interval.
     """
     (kept,), dropped = _finite(values)
     n = len(kept)
@@ -68,17 +69,17 @@ def figure(values: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Figure:
 
 
 def paired_difference(a: ArrayLike, b: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Figure:
-    """The mean of a - b over the same units, both [n]. What makes a unit hard for both cancels."""
+    """Return the mean of a - b over the same units, both [n]. Difficulty that a unit has for both cancels."""
     left, right = _same_length(a, b)
-    with np.errstate(invalid="ignore"):  # inf - inf is NaN, and left out
+    with np.errstate(invalid="ignore"):  # inf - inf is NaN, which is left out
         return figure(left - right, seed, draws)
 
 
 def pooled_figure(parts: ArrayLike, statistic: Callable[[Floats], Floats], seed: int = 0, draws: int = DRAWS) -> Figure:
-    """A statistic of sums over units, such as a corpus BLEU: parts [n, d] are summed over the units of each resample.
+    """Return a statistic of the sums of parts [n, d] over the units of each resample, such as a corpus BLEU.
 
-    `statistic` takes sums [R, d] to values [R]. Standard error: the jackknife, sqrt((n - 1) / n Σ (θ_i - mean θ)²) with
-    θ_i the statistic without unit i. For a mean this is std(ddof=1) / sqrt(n) again.
+    `statistic` maps sums [R, d] to values [R]. The standard error is the jackknife's: sqrt((n - 1) / n Σ (θ_i - m)²),
+    where θ_i is the statistic without unit i and m is their mean. For a mean this equals std(ddof=1) / sqrt(n).
     """
     given = np.asarray(parts, dtype=np.float64)
     if given.ndim != 2:
@@ -104,9 +105,9 @@ def ratio_figure(
     seed: int = 0,
     draws: int = DRAWS,
 ) -> Figure:
-    """transform(sum(above) / sum(below)), both [n]; np.exp of nats over tokens is a corpus perplexity.
+    """Return transform(sum(above) / sum(below)), both [n]. For example, np.exp of nats over tokens is a perplexity.
 
-    `transform` rises, so the interval of the ratio is transformed with it.
+    `transform` must be increasing, because it is applied to the interval of the ratio too.
     """
     parts = np.stack(_same_length(above, below), axis=1)
     plain = pooled_figure(parts, lambda sums: sums[:, 0] / sums[:, 1], seed, draws)
@@ -116,9 +117,9 @@ def ratio_figure(
 
 
 def resampled_means(values: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Floats:
-    """[1 + draws, d]: the mean over units of [n, d] values, then that of each resample.
+    """Return [1 + draws, d]: the mean over units of values [n, d], followed by the mean of each resample.
 
-    For statistics of several samples at once: compute them row by row, and read the result with `from_resamples`.
+    Use this for statistics of several samples at once: compute them row by row and pass them to `from_resamples`.
     """
     given = np.asarray(values, dtype=np.float64)
     if given.ndim != 2 or not len(given):
@@ -129,28 +130,28 @@ def resampled_means(values: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Flo
 
 
 def _widening(n: int) -> float:
-    """By how much to widen the bootstrap of a mean of few units: Student's t for the normal, n - 1 for n.
+    """Return the factor that widens the bootstrap of a mean of few units, as Student's t and n - 1 degrees demand.
 
-    With 8 normal values the plain percentile interval would cover the mean in 89 % of cases instead of 95.
+    With 8 normal values the plain percentile interval would cover the mean in 89 % of cases instead of 95 %.
     """
     return _STUDENT_95[n - 2] / _NORMAL_95 * (n / (n - 1)) ** 0.5 if 2 <= n <= 30 else 1.0
 
 
 def from_resamples(samples: ArrayLike, n: int = 0) -> Figure:
-    """The figure of a statistic [1 + draws]: its value, then its resamples."""
+    """Return the figure of a statistic, given [1 + draws]: its value, followed by its values in the resamples."""
     given = np.asarray(samples, dtype=np.float64)
     finite = given[1:][np.isfinite(given[1:])]
     return Figure(float(given[0]), float(finite.std(ddof=1)) if len(finite) > 1 else np.nan, *_middle(finite), n)
 
 
 def pearson(a: ArrayLike, b: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Figure:
-    """The linear correlation of [n] pairs; NaN where one side is constant. Standard error: the bootstrap's."""
+    """Return the linear correlation of [n] pairs, NaN if one side is constant. The standard error is a bootstrap's."""
     (left, right), dropped = _finite(*_same_length(a, b))
     return _correlation(lambda counts: _weighted_pearson(left, right, counts), len(left), dropped, seed, draws)
 
 
 def spearman(a: ArrayLike, b: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Figure:
-    """Pearson's correlation of the ranks of [n] pairs; equal values share a rank, new for every resample."""
+    """Return Pearson's correlation of the ranks of [n] pairs. Equal values share a rank; each resample ranks anew."""
     (left, right), dropped = _finite(*_same_length(a, b))
     ranks = _ranker(left), _ranker(right)
     return _correlation(
@@ -161,10 +162,10 @@ def spearman(a: ArrayLike, b: ArrayLike, seed: int = 0, draws: int = DRAWS) -> F
 def stratified_correlation(
     parameter: ArrayLike, metric: ArrayLike, bins: int = 10, log: bool = True, seed: int = 0, draws: int = DRAWS
 ) -> Figure:
-    """How well a parameter steers a metric, both [n] points: Pearson's correlation of bin centres and bin means.
+    """Return how well a parameter steers a metric, both [n] points: Pearson's correlation of bin centres and means.
 
-    The range of the (log-)parameter is cut into bins of equal width, the metric averaged in each that is not empty. The
-    interval is a bootstrap over points within the same bins, as is the standard error. The paper does not give its
+    The range of the (log-)parameter is divided into bins of equal width, and the metric is averaged in each bin that is
+    not empty. Interval and standard error are bootstraps over points, with the same bins. The paper does not give its
     number of bins.
     """
     if bins < 2:
@@ -186,10 +187,10 @@ def stratified_correlation(
 
 
 def interval(values: ArrayLike) -> Interval:
-    """Mean of [P] or [S, P] values with a normal 95 % interval over problems, each averaged over its seeds first."""
+    """Return the mean of [P] or [S, P] values (averaged over seeds first) with a normal 95 % interval over problems."""
     figures = np.asarray(values, dtype=np.float64)
     if figures.ndim not in (1, 2) or figures.shape[-1] < 2:
-        raise D5P4Error(f"an interval needs [problems] or [seeds, problems], two problems or more, got {figures.shape}")
+        raise D5P4Error(f"an interval needs [problems] or [seeds, problems], at least 2 problems, got {figures.shape}")
     per_problem = figures.mean(axis=0) if figures.ndim == 2 else figures
     mean = float(per_problem.mean())
     half = _NORMAL_95 * float(per_problem.std(ddof=1)) / len(per_problem) ** 0.5
@@ -197,14 +198,14 @@ def interval(values: ArrayLike) -> Interval:
 
 
 def relative_cut(base: ArrayLike, other: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Interval:
-    """The share of what `base` leaves unsolved that `other` solves: 1 - sum(1 - other) / sum(1 - base), both [P].
+    """Return the share by which `other` cuts what `base` leaves unsolved: 1 - sum(1 - other) / sum(1 - base), both [P].
 
-    The interval is a paired bootstrap over problems: the same problems are drawn for both, so what makes a problem hard
-    cancels. Draws in which `base` solves everything are left out.
+    The interval is a paired bootstrap over problems: the same problems are drawn for both, so difficulty that a problem
+    has for both cancels. Resamples in which `base` solves everything are left out.
     """
     before, after = np.asarray(base, dtype=np.float64), np.asarray(other, dtype=np.float64)
     if before.ndim != 1 or before.shape != after.shape or len(before) < 2:
-        raise D5P4Error(f"a relative cut compares the same two or more problems, got {before.shape} and {after.shape}")
+        raise D5P4Error(f"a relative cut needs two lists of the same problems, got {before.shape} and {after.shape}")
     left_before, left_after = 1 - before, 1 - after
     if left_before.sum() <= 0:
         raise D5P4Error("the base solves every problem, so there is nothing left to cut")
@@ -218,7 +219,7 @@ def relative_cut(base: ArrayLike, other: ArrayLike, seed: int = 0, draws: int = 
 
 
 def _resample(n: int, seed: int, draws: int) -> Iterator[Floats]:
-    """How often each of n units is in each resample, a few rows [R, n] at a time; `seed` alone decides."""
+    """Yield how often each of n units is in each resample, a few rows [R, n] at a time. Only `seed` decides."""
     source = np.random.default_rng(seed)
     most = max(1, _CELLS // n)
     for start in range(0, draws, most):
@@ -228,18 +229,18 @@ def _resample(n: int, seed: int, draws: int) -> Iterator[Floats]:
 
 
 def _bootstrap(statistic: Callable[[Floats], Floats], n: int, seed: int, draws: int) -> Floats:
-    """[draws]: the statistic of each resample; it takes counts [R, n] to values [R]."""
+    """Return [draws]: the statistic of each resample. `statistic` maps counts [R, n] to values [R]."""
     return np.concatenate([statistic(counts) for counts in _resample(n, seed, draws)])
 
 
 def _middle(samples: Floats) -> tuple[float, float]:
-    """The middle 95 % of the finite samples."""
+    """Return the two ends of the middle 95 % of the finite samples."""
     finite = samples[np.isfinite(samples)]
     return (float(np.quantile(finite, 0.025)), float(np.quantile(finite, 0.975))) if len(finite) else (np.nan, np.nan)
 
 
 def _correlation(statistic: Callable[[Floats], Floats], n: int, dropped: int, seed: int, draws: int) -> Figure:
-    """The figure of a statistic of counts [R, n]; standard error: the spread of the bootstrap."""
+    """Return the figure of a statistic of counts [R, n]. The standard error is the spread of the bootstrap."""
     if not n:
         return Figure(np.nan, np.nan, np.nan, np.nan, 0, dropped)
     with np.errstate(all="ignore"):
@@ -250,18 +251,18 @@ def _correlation(statistic: Callable[[Floats], Floats], n: int, dropped: int, se
 
 
 def _weighted_pearson(left: Floats, right: Floats, counts: Floats) -> Floats:
-    """[R]: correlation of left and right ([n] or [R, n]), each pair as often as counts [R, n] says; NaN if constant."""
+    """Return the correlations [R] of left and right ([n] or [R, n]) weighted by counts [R, n]; NaN if constant."""
     total = counts.sum(axis=1, keepdims=True)
     a = left - (counts * left).sum(axis=1, keepdims=True) / total
     b = right - (counts * right).sum(axis=1, keepdims=True) / total
     spread = np.sqrt((counts * a * a).sum(axis=1) * (counts * b * b).sum(axis=1))
-    # What is constant may be so up to rounding only.
+    # Rounding may give a constant side a tiny spread, so the spread is compared with the size of the values.
     size = np.sqrt((counts * left**2).sum(axis=1) * (counts * right**2).sum(axis=1))
     return np.where(spread > 1e-14 * size, (counts * a * b).sum(axis=1) / spread, np.nan).clip(-1, 1)
 
 
 def _ranker(values: Floats) -> Callable[[Floats], Floats]:
-    """From counts [R, n] to the mean rank of each value in each resample [R, n]."""
+    """Return a function that maps counts [R, n] to the mean rank of each value in each resample [R, n]."""
     levels, level = np.unique(values, return_inverse=True)
     order = np.argsort(level, kind="stable")
     first = np.searchsorted(level[order], np.arange(len(levels)))
@@ -274,7 +275,7 @@ def _ranker(values: Floats) -> Callable[[Floats], Floats]:
 
 
 def _finite(*columns: ArrayLike) -> tuple[list[Floats], int]:
-    """Columns [n] of the units that are finite in all of them, and how many are not."""
+    """Return the columns [n] without the units that are not finite in every column, and the number of these units."""
     given = [np.asarray(column, dtype=np.float64) for column in columns]
     if any(column.ndim != 1 for column in given):
         raise D5P4Error(f"a figure needs one number per unit, got shape {given[0].shape}")

@@ -1,4 +1,4 @@
-"""Time and peak memory of a call; the whole lab measures with these functions.
+"""Measures the time and the peak memory of a call. The whole lab uses these functions.
 
 On a CPU, `timed` and `measured` count only the CPU time of our own thread, so other users of the machine do not
 distort comparisons. All other functions measure wall time and wait for the device.
@@ -30,7 +30,7 @@ def wait_for(device: torch.device) -> None:
 
 
 def wall(call: Callable[[], Result], device: torch.device) -> tuple[Result, float]:
-    """The result of a call and its wall time in seconds."""
+    """Return the result of a call and its wall time in seconds."""
     wait_for(device)
     began = time.perf_counter()
     result = call()
@@ -39,13 +39,13 @@ def wall(call: Callable[[], Result], device: torch.device) -> tuple[Result, floa
 
 
 def fastest(call: Callable[[], Result], device: torch.device, repeats: int = 3) -> tuple[Result, float]:
-    """The result of the last of `repeats` calls, and the seconds of the fastest."""
+    """Return the result of the last of `repeats` calls, and the seconds of the fastest call."""
     results = [wall(call, device) for _ in range(repeats)]
     return results[-1][0], min(seconds for _, seconds in results)
 
 
 def median_ms(call: Callable[[], Any], device: torch.device, budget: float) -> float:
-    """Median of 3 to 50 calls after a warm-up, as many as fit into `budget` seconds; by CUDA events on CUDA."""
+    """Return the median ms of 3 to 50 calls after a warm-up, as many as fit into `budget` seconds."""
     call()
     count = min(50, max(3, int(budget / wall(call, device)[1])))
     if device.type != "cuda":
@@ -60,7 +60,7 @@ def median_ms(call: Callable[[], Any], device: torch.device, budget: float) -> f
 
 
 def graph_ms(call: Callable[[], Any], device: torch.device, budget: float, calls: int) -> float:
-    """Median time per call when `calls` calls are captured in one CUDA graph."""
+    """Return the median ms per call if `calls` calls are captured in one CUDA graph."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -74,8 +74,8 @@ def graph_ms(call: Callable[[], Any], device: torch.device, budget: float, calls
 
 
 def peak_gb(call: Callable[[], Any], device: torch.device) -> float | None:
-    """Peak memory of one call above the current use, its results included; None on a CPU."""
-    call()  # libraries allocate their workspaces now, so that they do not count
+    """Return the peak memory of one call above the current use, including its results; None on a CPU."""
+    call()  # libraries allocate their workspaces in this call, so that they are not counted
     if device.type != "cuda":
         return None
     with Held(device) as meter:
@@ -84,7 +84,7 @@ def peak_gb(call: Callable[[], Any], device: torch.device) -> float | None:
 
 
 def timed(call: Callable[[], Result], device: torch.device) -> tuple[Result, float]:
-    """The result of a call and its ms: wall time on CUDA, CPU time of our own thread elsewhere."""
+    """Return the result of a call and its ms: wall time on CUDA, CPU time of our own thread elsewhere."""
     if device.type == "cuda":
         result, seconds = wall(call, device)
         return result, 1e3 * seconds
@@ -94,7 +94,7 @@ def timed(call: Callable[[], Result], device: torch.device) -> tuple[Result, flo
 
 
 def clock(device: torch.device) -> str:
-    """The name of what `timed` measures: the machine, or one CPU thread."""
+    """Return the name of what `timed` measures: the machine, or one CPU thread."""
     return machine(device) if device.type == "cuda" else "one CPU thread"
 
 
@@ -111,14 +111,14 @@ def one_thread(device: torch.device) -> Iterator[None]:
 
 
 def measured(call: Callable[[], Result], device: torch.device) -> tuple[Result, float, float]:
-    """Result, ms, and peak GB above the use before. The first call measures memory, the second time."""
+    """Return the result, the ms, and the peak GB above the use before. One call measures memory, a second one time."""
     with Held(device) as meter:
         result = call()
     return result, timed(call, device)[1], meter.peak / 1e9
 
 
 class Held(TorchDispatchMode):
-    """Peak bytes of the tensors created inside the block.
+    """Counts the peak bytes of the tensors created inside the block.
 
     On CUDA the allocator counts them. Elsewhere we count the tensors that operations return, so temporary memory
     inside an operation is missed.

@@ -1,6 +1,6 @@
-"""The benchmarks: one file per table of figures. `python -m d5p4_lab bench NAME` runs one.
+"""The benchmarks, one file per table of figures. `python -m d5p4_lab bench NAME` runs the benchmark NAME.
 
-This file has their common parts: the folder of results, and the reading and writing of options, results and tables.
+This file has what all benchmarks share: the folder of results, and functions for options, results and tables.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ RESULTS = LAB / "results" / "bench"
 
 
 def make_parser(name: str, about: str | None) -> argparse.ArgumentParser:
-    """The parser of a benchmark's options; its help shows the first line of `about`, the benchmark's docstring."""
+    """Return the parser of a benchmark's options. Its help shows the first line of `about`, the module's docstring."""
     return argparse.ArgumentParser(prog=f"python -m d5p4_lab bench {name}", description=(about or "").split("\n")[0])
 
 
 def chosen(text: str, known: Collection[str], what: str) -> list[str]:
-    """The names in a comma-separated list; an unknown name is an error."""
+    """Return the names in a comma-separated list. Raise an error if a name is unknown."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     if unknown := sorted(set(names) - set(known)):
         raise D5P4Error(f"there is no {what} {', '.join(unknown)}; choose from {', '.join(known)}")
@@ -42,7 +42,7 @@ def chosen(text: str, known: Collection[str], what: str) -> list[str]:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The results in a file; {} if the file does not exist."""
+    """Return the results in a file, or {} if the file does not exist."""
     try:
         results = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -50,12 +50,12 @@ def read(path: Path) -> dict[str, Any]:
     except ValueError as reason:
         raise D5P4Error(f"{path} is not a results file ({reason})") from reason
     if not isinstance(results, dict):
-        raise D5P4Error(f"{path} is not a results file: its JSON is no object")
+        raise D5P4Error(f"{path} is not a results file: its JSON is not an object")
     return results
 
 
 def write(path: Path, results: Mapping[str, Any] | str) -> None:
-    """Write results (or their JSON) atomically: after a kill the file is either the old one or the new one."""
+    """Write results (or their JSON text) atomically: if the process is killed, the file is either old or new."""
     text = results if isinstance(results, str) else json.dumps(results, indent=1, ensure_ascii=False) + "\n"
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
@@ -64,12 +64,12 @@ def write(path: Path, results: Mapping[str, Any] | str) -> None:
 
 
 def measure_section(name: str, measure: Callable[[], list[Row]], **facts: Any) -> dict[str, Any]:
-    """One section of results: the given facts, its rows or its error, and its seconds."""
+    """Measure one section. Return the given facts, the rows or the error, and the seconds that it took."""
     print(name, flush=True)
     section, began = dict(facts), time.perf_counter()
     try:
         section["rows"] = measure()
-    except Exception as error:  # one failed section must not lose the others
+    except Exception as error:  # if one section fails, the other sections are still measured
         traceback.print_exc()
         section["error"] = one_line(error)
     section["seconds"] = time.perf_counter() - began
@@ -78,12 +78,12 @@ def measure_section(name: str, measure: Callable[[], list[Row]], **facts: Any) -
 
 
 def rows_of(results: Mapping[str, Any], section: str) -> list[Row]:
-    """The rows of a section; none if it was not measured."""
+    """Return the rows of a section, or an empty list if the section was not measured."""
     return results.get("sections", {}).get(section, {}).get("rows", [])
 
 
 def generate(model: Any, prompts: Any = None, **options: Any) -> d5p4.Result:
-    """`d5p4.generate` without its warning about equal answers; the benchmarks count them."""
+    """Call `d5p4.generate` without its warning about equal answers, because the benchmarks count equal answers."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", d5p4.DuplicateAnswers)
         return d5p4.generate(model, prompts, **options)
@@ -101,32 +101,32 @@ def show(row: Row) -> Row:
 
 
 def number(value: Any) -> str:
-    """A float with three digits, None as the empty text, anything else as it is."""
+    """Write a float with three digits, None as the empty text, and anything else as `str` does."""
     if not isinstance(value, float):
         return "" if value is None else str(value)
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def half_width(figure: Sequence[float], digits: int, scale: float = 1.0) -> str:
-    """[mean, low, high] written as mean ± half the width of the interval."""
+    """Write [mean, low, high] as the mean ± half the width of the interval."""
     mean, low, high = figure
     return f"{scale * mean:.{digits}f} ± {scale * (high - low) / 2:.{digits}f}"
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """A Markdown table; a cell that is None becomes a dash."""
+    """Return a Markdown table. A cell that is None becomes a dash."""
     cells = [list(header), ["---"] * len(header)]
     cells += [["–" if value is None else number(value) for value in row] for row in rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in cells)
 
 
 def table_of(rows: Sequence[Row]) -> str:
-    """A Markdown table of rows {heading: cell}."""
+    """Return a Markdown table of rows {heading: cell}."""
     return markdown(list(rows[0]), [list(row.values()) for row in rows])
 
 
 def fill(page: str, kind: str, tables: Tables, leave: Collection[str] = ()) -> str:
-    """The page with new tables between <!-- KIND: NAME --> and <!-- end -->; tables named in `leave` stay."""
+    """Return the page with new tables between <!-- KIND: NAME --> and <!-- end -->, except the names in `leave`."""
 
     def replacement(match: re.Match[str]) -> str:
         return match[0] if match[1] in leave else f"<!-- {kind}: {match[1]} -->\n{tables[match[1]]()}\n<!-- end -->"
@@ -140,7 +140,7 @@ def fill_file(path: Path, kind: str, tables: Tables) -> None:
 
 @contextmanager
 def panels_of(path: Path, rows: int, columns: int, size: tuple[float, float]) -> Iterator[tuple[Any, Any]]:
-    """A chart and its panels, saved at the end. The same numbers give the same file. Needs matplotlib."""
+    """Yield a chart and its panels, then save the chart. The same numbers give the same file. Needs matplotlib."""
     import matplotlib
 
     matplotlib.use("Agg")

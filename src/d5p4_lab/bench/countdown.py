@@ -1,13 +1,13 @@
-"""How many held-out countdown problems a method solves with k = 4 answers, and with how many different right answers.
+"""Measure how many held-out countdown problems a method solves with k = 4 answers, and how many right answers differ.
 
     python -m d5p4_lab bench countdown --model countdown --device cuda
     python -m d5p4_lab bench countdown --table
 
 A method's parameter (its "knob") is tuned on `--tune` separate problems with one seed. The value with the best pass@4
 is then tested on the test problems. Independent sampling, best-of-16 and greedy-beam have no knob except the
-temperature, which is 1 for all methods. pass@1 is the mean over the k answers; "first answer" is the one with the best
-score. The JSON file is written after every run, and finished runs are not repeated, so a killed benchmark continues.
-`--table` only prints the Markdown tables of that file.
+temperature, which is 1 for all methods. pass@1 is the mean over the k answers; "first answer" is the answer with the
+best score. The JSON file is written after every run, and finished runs are not repeated, so the same command continues
+a killed benchmark. `--table` only prints the Markdown tables of that file.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ from . import RESULTS, Row, Tables, generate, half_width, make_parser, markdown,
 K, W = 4, 4
 BETAS = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 TEST_SEED, TUNE_SEED = 0, 1  # of the problems
-TESTED = 1000  # the largest number of test problems; sweeps use none of these
+TESTED = 1000  # the largest number of test problems; tuning uses none of them
 GUIDANCE = (1.5, 2.0)
-TOKENS = 1 << 17  # per forward on a GPU; one call of `generate` decodes as many prompts as fit into eight of them
+TOKENS = 1 << 17  # per forward on a GPU; one call of `generate` decodes as many prompts as fit into eight forwards
 
 
 @dataclass(frozen=True)
 class Method:
-    """A method in the comparison: its options of `d5p4.generate`, and the knob to tune if it has one."""
+    """A method in the comparison, with its options of `d5p4.generate` and the knob to tune, if it has one."""
 
     name: str
     options: Mapping[str, Any]
     knob: str | None = None
     values: tuple[float, ...] = ()
-    main: bool = True  # the others are controls and run last
-    guided: bool = False  # also run with guidance, at 4 numbers
+    main: bool = True  # False for controls, which run last
+    guided: bool = False  # whether the method also runs with guidance, at 4 numbers
 
 
 METHODS = (
@@ -64,7 +64,7 @@ METHODS = (
     Method("best-of-16, no repeats", {"method": "best-of-n", "rank": "entropy", "repeats": False}, main=False),
     Method("independent, distinct", {"method": "independent", "distinct": True}, main=False),
     Method("greedy-beam, distinct", {"method": "greedy-beam", "distinct": True}, main=False),
-    # e^(Q/beta): a small beta favours quality; from 100 on only diversity counts
+    # The kernel of d5p4x has e^(Q/beta): a small beta favours quality, and at 100 or more only diversity counts.
     Method("d5p4x", {"method": "d5p4x"}, "beta", (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0), main=False),
 )
 
@@ -82,7 +82,7 @@ class Run:
     guidance: float = 1.0
 
     def identity(self) -> dict[str, Any]:
-        """The entries that identify the run in the results file."""
+        """Return the entries that identify the run in the results file."""
         return {
             "role": self.role,
             "method": self.method.name,
@@ -95,7 +95,7 @@ class Run:
         }
 
     def options(self) -> dict[str, Any]:
-        """Keyword arguments of `d5p4.generate`: one token per step."""
+        """Return the keyword arguments of `d5p4.generate`. One token is revealed per step."""
         window = WINDOW[self.numbers]
         common: dict[str, Any] = dict(k=K, w=W, gen_length=window, steps=window, block_length=window)
         common |= dict(temperature=1.0, order="confidence", distinct=False, guidance=self.guidance)
@@ -109,7 +109,7 @@ class Run:
 
 @cache
 def cases(role: str, count: int, numbers: int) -> list[Problem]:
-    """The problems of a run. The problems for tuning are never among the first TESTED test problems."""
+    """Return the problems of a run. The problems for tuning are never among the first TESTED test problems."""
     if role == "test":
         return problems(count, numbers, TEST_SEED)
 
@@ -127,14 +127,14 @@ class Record:
     run: dict[str, Any]  # Run.identity
     settings: dict[str, Any]  # the settings that differ from the library's defaults
     session: int  # index into the file's `sessions`
-    right: str  # hexadecimal digit: bit i is set when answer i is right
-    distinct: str  # letter number 5 t + f of a..y: t different right texts, f different canonical forms of them
+    right: str  # a hexadecimal digit per problem: bit i is set when answer i is right
+    distinct: str  # a letter per problem: number 5 t + f of a..y, for t different right texts in f canonical forms
     rows: float  # rows through the model, per problem and step
     rows_nominal: float
     seconds: float
 
     def right_answers(self) -> np.ndarray:
-        """bool [P, k]."""
+        """Whether each answer is right, bool [P, k]."""
         digits = np.array([int(digit, 16) for digit in self.right])
         return (digits[:, None] >> np.arange(K) & 1).astype(bool)
 
@@ -147,7 +147,7 @@ class Record:
         return self.right_answers()[:, 0].astype(float)
 
     def different(self, canonical: bool) -> np.ndarray:
-        """Different right answers per problem [P]."""
+        """The number of different right answers per problem [P], by text or by canonical form."""
         letters = np.array([ord(letter) - ord("a") for letter in self.distinct])
         return letters % (K + 1) if canonical else letters // (K + 1)
 
@@ -189,18 +189,18 @@ class Book:
         write(self.path, f"{{\n{lines}\n}}\n")
 
     def best(self, method: Method, numbers: int, count: int) -> float | None:
-        """The knob's value with the best pass@4 of a complete sweep; the smallest of equally good ones."""
+        """Return the knob's value with the best pass@4 of a complete sweep; of equally good values, the smallest."""
         if method.knob is None:
             return None
         records = [self.find(run) for run in sweep(method, numbers, count)]
         scores = {record.run["value"]: record.solved(K).mean() for record in records if record is not None}
         if len(scores) < len(method.values):
-            raise d5p4.D5P4Error(f"the sweep of {method.name} at {numbers} numbers is not complete")
+            raise d5p4.D5P4Error(f"the sweep of {method.name} at {numbers} numbers is not complete yet")
         return max(sorted(scores), key=scores.__getitem__)
 
 
 def _one_per_line(value: Any) -> str:
-    """JSON with one line per entry of a list."""
+    """Return JSON with one line per entry of a list."""
     entries = [json.dumps(entry) for entry in value] if isinstance(value, list) else []
     return "[\n" + ",\n".join(entries) + "\n]" if entries else json.dumps(value)
 
@@ -212,9 +212,9 @@ def sweep(method: Method, numbers: int, count: int) -> list[Run]:
 def plan(
     book: Book, chosen: Sequence[Method], numbers: Sequence[int], count: int, tune: int, seeds: int
 ) -> Iterator[Run]:
-    """Runs in order of importance: each method's sweep before its test, guidance and controls last.
+    """Yield the runs in order of importance: each method's sweep before its test, guidance and controls last.
 
-    The test of a method reads its sweep's results from the book, so each run must be done before the next is asked for.
+    The test of a method reads the results of its sweep from the book, so finish each run before asking for the next.
     """
 
     def tests(method: Method, n: int, guidance: float = 1.0) -> Iterator[Run]:
@@ -238,15 +238,15 @@ def plan(
 
 
 def resolved(run: Run, model: d5p4.Model) -> dict[str, Any]:
-    """The settings of a run, with the model's own defaults, that differ from the library's defaults."""
+    """Return the settings of a run (with the model's own defaults) that differ from the library's defaults."""
     defaults, settings = d5p4.Settings().to_dict(), d5p4.Settings.make(model, **run.options()).to_dict()
-    # The committed results do not name the solver, and they were made with the default one.
+    # The committed results do not name the solver; they were made with the default solver.
     params = {name: value for name, value in settings["params"].items() if (name, value) != ("solver", "local-search")}
     return {name: value for name, value in (settings | {"params": params}).items() if value != defaults[name]}
 
 
 def judge(puzzles: Sequence[Problem], texts: Sequence[Sequence[str]]) -> tuple[str, str]:
-    """`right` and `distinct` of a record, from the answers [P][k]."""
+    """Return `right` and `distinct` of a record, given the answers [P][k]."""
     right, distinct = "", ""
     for problem, answers in zip(puzzles, texts, strict=True):
         marks = [is_right(problem, answer) for answer in answers]
@@ -269,7 +269,7 @@ def carry_out(run: Run, model: d5p4.Model, tokens: int, session: int) -> Record:
 
 
 def forecast(run: Run, book: Book, session: int) -> float:
-    """Seconds a run will take: as the slowest run of its method in this session, or twice the slowest of all."""
+    """Estimate a run's seconds from the slowest run of its method in this session, or as twice the slowest of all."""
 
     def cost(run: Mapping[str, Any]) -> int:
         return run["problems"] * WINDOW[run["numbers"]] ** 2  # steps times tokens per row
@@ -283,12 +283,12 @@ def forecast(run: Run, book: Book, session: int) -> float:
 
 @cache
 def _cut(base: bytes, other: bytes) -> Interval:
-    """`relative_cut` of float64 [P], cached: its bootstrap would be repeated at every write of the file."""
+    """Return `relative_cut` of two float64 arrays [P]. Cached, because every write of the file needs it again."""
     return relative_cut(np.frombuffer(base), np.frombuffer(other))
 
 
 def summary(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """The figures of every tested method over all its seeds: [mean, low, high] of a 95 % interval over problems."""
+    """Return the figures of every tested method over its seeds: [mean, low, high] of a 95 % interval over problems."""
     groups: dict[tuple[Any, ...], list[Record]] = {}
     for record in records:
         run = record.run
@@ -341,7 +341,7 @@ def results_table(rows: Sequence[Row], guided: bool = False) -> str:
 
 
 def sweeps_table(records: Sequence[Record]) -> str:
-    """pass@4 by the knob's value, the best in bold."""
+    """Return a table of pass@4 by the knob's value, with the best value in bold."""
     groups: dict[tuple[int, str, str], dict[float, float]] = {}
     for record in records:
         run = record.run
@@ -358,7 +358,7 @@ def sweeps_table(records: Sequence[Record]) -> str:
 
 
 def card_table(rows: Sequence[Row]) -> str:
-    """The table of the model's card: one sample, four samples, four answers by d5p4 without and with `distinct`."""
+    """Return the table of the model's card: one sample, four samples, and d5p4 without and with `distinct`."""
     cells = []
     for numbers, word in ((4, "four"), (5, "five")):
         named = {row["method"]: row for row in rows if row["numbers"] == numbers and row["guidance"] == 1}
@@ -371,7 +371,7 @@ def card_table(rows: Sequence[Row]) -> str:
 
 
 def tables(book: Book) -> Tables:
-    """One table per count of numbers, and those of guidance, of the sweeps and of the model's card."""
+    """Return one table per count of numbers, and the tables of guidance, of the sweeps and of the model's card."""
     rows = summary(book.records)
     guided = {row["method"] for row in rows if row["guidance"] != 1}
     compared = [row for row in rows if row["numbers"] == 4 and row["method"] in guided]
@@ -386,7 +386,7 @@ def tables(book: Book) -> Tables:
 
 
 def report(book: Book) -> str:
-    """Markdown: the origin of the figures, and the tables."""
+    """Return Markdown with the origin of the figures and the tables."""
     parts = [f"Model {book.model}, sha256 {book.weights[:16]}…; k = {K}, w = {W}, temperature 1, confidence order."]
     parts += dict.fromkeys("{date}: {machine}, torch {torch}, {dtype}".format_map(s) for s in book.sessions)
     counts = {record.run["role"]: record.run["problems"] for record in book.records}
@@ -399,7 +399,7 @@ def report(book: Book) -> str:
 
 
 def weights_hash(folder: Path) -> str:
-    """sha256 of the weight files, concatenated. Existing results have this one, not that of `d5p4.provenance`."""
+    """Return the sha256 of all weight files together. Existing results have this hash, not `d5p4.provenance`'s."""
     digest = hashlib.sha256()
     for file in sorted(folder.glob("*.safetensors")):
         digest.update(file.read_bytes())
@@ -407,7 +407,7 @@ def weights_hash(folder: Path) -> str:
 
 
 def _words(arguments: Sequence[str]) -> list[str]:
-    """The command without --out, which has no effect on the figures."""
+    """Return the command without --out, which has no effect on the figures."""
     kept = [word for i, word in enumerate(arguments) if "--out" not in (word, *arguments[max(0, i - 1) : i])]
     return ["bench", "countdown", *(word for word in kept if not word.startswith("--out="))]
 
@@ -418,11 +418,11 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--model", default="countdown", help="a shipped name or a folder")
     parser.add_argument("--device", default=None)
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--tf32", action="store_true", help="let float32 products use a GPU's tf32")
-    parser.add_argument("--problems", type=int, default=1000, help="test problems")
-    parser.add_argument("--tune", type=int, default=500, help="problems for tuning")
+    parser.add_argument("--tf32", action="store_true", help="allow tf32 in float32 matrix products on a GPU")
+    parser.add_argument("--problems", type=int, default=1000, help="number of test problems")
+    parser.add_argument("--tune", type=int, default=500, help="number of problems for tuning")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--numbers", default="4,5", help="numbers per problem, separated by commas")
+    parser.add_argument("--numbers", default="4,5", help="counts of numbers per problem, separated by commas")
     parser.add_argument(
         "--methods", help=f"separated by semicolons (default: all): {'; '.join(m.name for m in METHODS)}"
     )
@@ -449,7 +449,7 @@ def main(arguments: Sequence[str]) -> None:
         )
     if not 2 <= args.problems <= TESTED or args.tune < 2 or args.seeds < 1:
         raise d5p4.D5P4Error(
-            f"problems={args.problems} must be 2 to {TESTED}, tune={args.tune} at least 2, seeds={args.seeds} positive"
+            f"problems={args.problems} must be 2 to {TESTED}, tune={args.tune} >= 2 and seeds={args.seeds} >= 1"
         )
 
     named = {method.name: method for method in METHODS}
@@ -479,11 +479,13 @@ def main(arguments: Sequence[str]) -> None:
         finished = book.find(run)
         if finished is not None:
             if finished.settings != resolved(run, model):
-                raise d5p4.D5P4Error(f"{args.out} has '{run}' with settings {finished.settings}; give another --out")
+                raise d5p4.D5P4Error(
+                    f"{args.out} has '{run}' with other settings, {finished.settings}; give another --out"
+                )
             continue
         spent = time.perf_counter() - began
         if spent + forecast(run, book, session) > 60 * args.minutes:
-            print(f"stopped after {spent:.0f} s: no time for {run}", flush=True)
+            print(f"stopped after {spent:.0f} s: there is no time left for {run}", flush=True)
             break
         record = carry_out(run, model, tokens, session)
         book.records.append(record)

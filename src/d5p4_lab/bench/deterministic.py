@@ -1,12 +1,13 @@
-"""What `deterministic=True` changes in bf16: prompts with the same answers at all batch sizes, and rows per second.
+"""Measure what `deterministic=True` changes in bf16: how often answers depend on the batch, and the rows per second.
 
     python -m d5p4_lab bench deterministic [--models countdown,llada-8b] [--device cpu --small] [--out FILE]
     python -m d5p4_lab bench deterministic --table      print the table of the last run
 
 The same prompts, with the same keys and seed, are decoded one by one, a few at a time and all at once, without and with
 the option. A prompt is unchanged if its answers equal those of the largest batch; its bits are the same if scores and
-similarities are equal too. `llada-8b` has the shape of that model and random weights; its logits spread like those of a
-trained model. Rows are the distinct rows that needed a forward; padding of forwards costs time but is not counted.
+similarities are equal too. `llada-8b` has the shape of LLaDA-8B and random weights, scaled so that its logits spread
+like those of a trained model. "Rows" are the distinct rows that needed a forward. Rows that only fill up a forward cost
+time but are not counted.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from ..timing import wall
 from . import CHECKOUT, RESULTS, Row, chosen, generate, make_parser, markdown, read, write
 from .large_checkpoint import CONFIG, TINY, Counted, random_model
 
-SPREAD = 8.0  # standard deviation of the random model's logits; if they were flat, any rounding would change answers
+SPREAD = 8.0  # standard deviation of the random model's logits; with flat logits, any rounding would change answers
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model, the number of its prompts, the batch sizes and the options."""
+    """One measured model, with the number of its prompts, the batch sizes and the options of `generate`."""
 
     model: str
     count: int
@@ -52,7 +53,7 @@ SMALL = {
 
 
 def make(case: Case, device: torch.device, small: bool) -> tuple[Any, list[Any]]:
-    """The model in bf16 and its prompts: puzzles, or token ids of different lengths."""
+    """Return the model in bf16 and its prompts, which are puzzles or token ids of different lengths."""
     if case.model == "countdown":
         model = d5p4.load("countdown", str(device), "bfloat16")
         return model, [problem.prompt for problem in problems(case.count, numbers=4, seed=6)]
@@ -70,10 +71,10 @@ def decode(model: Any, prompts: Sequence[Any], numbers: Sequence[int], options: 
 
 
 def measure(model: Any, prompts: Sequence[Any], size: int, options: Mapping[str, Any]) -> Row:
-    """Decode all prompts in batches of `size`: the time, the answers, scores and similarities."""
+    """Decode all prompts in batches of `size`. Return the time, the answers, the scores and the similarities."""
     parts = [range(start, min(start + size, len(prompts))) for start in range(0, len(prompts), size)]
-    decode(model, prompts, parts[0], {**options, "steps": 2})  # compile before the time counts
-    counted = Counted(model, recordable=True)  # as in real use
+    decode(model, prompts, parts[0], {**options, "steps": 2})  # compile the kernels before the timing
+    counted = Counted(model, recordable=True)  # CUDA graphs are used, as in real use
     results, seconds = wall(lambda: [decode(counted, prompts, part, options) for part in parts], model.device)
     rows = sum(int(result.rows.sum()) for result in results)
     row: Row = {"size": size, "seconds": seconds, "rows": rows, "rows_s": rows / seconds}
@@ -109,7 +110,7 @@ def run(case: Case, device: torch.device, small: bool) -> dict[str, Any]:
 
 
 def table(results: Mapping[str, Any]) -> str:
-    """Markdown with one row per model and batch size; the cost is the ratio of times for the same rows."""
+    """Return Markdown with one row per model and batch size. The cost is the ratio of the times for the same rows."""
     rows = []
     for model, measured in results["models"].items():
         for plain, fixed in zip(measured["plain"], measured["deterministic"], strict=True):
@@ -126,7 +127,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--small", action="store_true", help="tiny sizes, to test that everything runs")
     parser.add_argument("--models", default=",".join(CASES), help="some of " + ",".join(CASES))
-    parser.add_argument("--out", type=Path, help="the JSON file. Default: in the lab's results, with --small in out/")
+    parser.add_argument("--out", type=Path, help="the JSON file; default: in the lab's results, in out/ with --small")
     parser.add_argument("--table", action="store_true", help="print the table of the last run")
     options = parser.parse_args(arguments)
     out = options.out or (CHECKOUT / "out" if options.small else RESULTS) / "deterministic.json"

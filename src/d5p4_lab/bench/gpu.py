@@ -1,12 +1,13 @@
-"""Time and memory of the forward, of everything after it and of whole steps, compared with a plain baseline.
+"""Measure time and memory of the forward, of the rest of a step and of whole steps, next to a plain baseline.
 
     python -m d5p4_lab bench gpu [--sections machine,vocab,...] [--device cpu --small] [--out FILE] [--figure FILE]
     python -m d5p4_lab bench gpu --draw-only      draw the tables and the figure of the last run
 
-Each operation is compared with the baseline (`d5p4_lab.baseline`), with its plain torch version, and with its floor:
-bytes over the copy bandwidth or operations over the bf16 matrix rate, both measured in the same run. Times are medians
-in ms, by CUDA events; our operations are also timed inside a CUDA graph. Memory is the allocator's peak above the use
-before the call, in GB of 10^9 bytes. Several calls can add sections to the same JSON; `gpu_page.py` draws it.
+Each operation is compared with the baseline (`d5p4_lab.baseline`), with its plain torch version, and with its floor.
+The floor is the number of bytes over the copy bandwidth, or the number of operations over the bf16 matrix rate; both
+rates are measured in the same run. Times are medians in ms, measured with CUDA events; our operations are also timed
+inside a CUDA graph. Memory is the allocator's peak above the use before the call, in GB of 10^9 bytes. Several runs of
+this program can add sections to the same JSON file, from which `gpu_page.py` draws the tables and the figure.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ SMALL_OP = 20  # calls per CUDA graph for small operations, so that the launch o
 
 @dataclass(frozen=True)
 class Point:
-    """One size: P prompts with pools of k groups of w, L answer positions, vocabulary V, width D."""
+    """One problem size: P prompts with pools of k groups of w rows, L answer positions, vocabulary V, width D."""
 
     k: int
     w: int
@@ -79,12 +80,12 @@ class Point:
 
     @property
     def size(self) -> int:
-        """N."""
+        """N, the number of candidates per prompt."""
         return self.k * self.w
 
     @property
     def rows(self) -> int:
-        """Answer positions of all candidates."""
+        """The number of answer positions of all candidates."""
         return self.prompts * self.size * self.length
 
     @property
@@ -100,21 +101,21 @@ class Plan:
     """The sizes that are measured."""
 
     base: Point
-    points: tuple[Point, ...]  # for the single operations
-    growth: Mapping[str, tuple[Point, ...]]  # for the whole step, by the quantity that grows
+    points: tuple[Point, ...]  # sizes of the single operations
+    growth: Mapping[str, tuple[Point, ...]]  # sizes of the whole step, by the quantity that grows
     solver: tuple[tuple[int, int, int], ...]  # groups, children, prompts
-    valued: tuple[tuple[int, int, int], ...]  # those sizes whose sets are compared with other solvers
+    valued: tuple[tuple[int, int, int], ...]  # the sizes at which the sets are compared with other solvers
     mmr: tuple[tuple[int, int, int], ...]
-    problems: int  # per size, for the solver's quality
+    problems: int  # random problems per size that test the solver's quality
     config: Mapping[str, Any]  # of the model
     forwards: tuple[tuple[int, int], ...]  # rows, tokens
-    counts: tuple[int, int]  # (R, T): forwards of 1..R rows of T tokens
+    counts: tuple[int, int]  # (R, T) for forwards of 1 to R rows of T tokens
     steps: int  # measured per decode
-    temperatures: tuple[float, ...]  # of decodes with duplicates
+    temperatures: tuple[float, ...]  # the temperatures of decodes with duplicates
     prompt: int = 128
     matrix: int = 8192
     copied: int = 1 << 32
-    budget: float = 0.3  # seconds for repeating one measurement
+    budget: float = 0.3  # seconds in which one measurement is repeated
 
 
 def make_plan() -> Plan:
@@ -143,7 +144,7 @@ def make_plan() -> Plan:
         forwards=((60, 384), (42, 384), (16, 384), (8, 384), (4, 384), (1, 384), (60, 128)),
         counts=(60, 128),
         steps=8,
-        temperatures=(0.3, 0.2, 0.15),  # for logits of variance 1 they give 2 to 45 distinct rows of 60
+        temperatures=(0.3, 0.2, 0.15),  # they give 2 to 45 distinct rows of 60 if the logits have variance 1
     )
 
 
@@ -171,13 +172,13 @@ def make_small_plan() -> Plan:
 
 
 class Bench:
-    """Measurements on one device. The section `machine` measures `rate`, `sustained` and `bandwidth`."""
+    """Measures on one device. The section `machine` sets `rate`, `sustained` and `bandwidth`."""
 
     def __init__(self, plan: Plan, device: str) -> None:
         self.plan, self.device = plan, torch.device(device)
         self.cuda = self.device.type == "cuda"
         self.dtype = torch.bfloat16 if self.cuda else torch.float32
-        self.rate = self.sustained = self.bandwidth = float("nan")  # operations and bytes per second
+        self.rate = self.sustained = self.bandwidth = float("nan")  # operations or bytes per second
 
     @cached_property
     def model(self) -> LLaDA:
@@ -187,12 +188,12 @@ class Bench:
         return torch.Generator(self.device).manual_seed(seed)
 
     def normal(self, *shape: int, scale: float = 1.0, seed: int = 0) -> Tensor:
-        """Random numbers [shape], made in place so that no second tensor of this size exists."""
+        """Return normal random numbers [shape], made in place so that no second tensor of this size exists."""
         empty = torch.empty(shape, dtype=self.dtype, device=self.device)
         return empty.normal_(0, scale, generator=self.generator(seed))
 
     def free(self) -> None:
-        """Give unused memory back to the device."""
+        """Return unused memory to the device."""
         if self.cuda:
             gc.collect()
             torch.cuda.empty_cache()
@@ -201,7 +202,7 @@ class Bench:
         return median_ms(call, self.device, self.plan.budget)
 
     def measure(self, row: Row, name: str, fn: Callable[[], Any], calls: int = 0) -> None:
-        """Fill in `name`_ms and `name`_gb; if calls > 0 also `name`_graph_ms, with this many calls per CUDA graph."""
+        """Add `name`_ms and `name`_gb to the row; if calls > 0, also `name`_graph_ms with `calls` calls per graph."""
         try:
             row[f"{name}_gb"] = peak_gb(fn, self.device)
             row[f"{name}_ms"] = self.median_ms(fn)
@@ -228,7 +229,7 @@ class Bench:
         paper_calls: int = 0,
         plain: bool = True,
     ) -> Row:
-        """One operation in three versions. Ours goes last, because a failed capture may spoil torch's generator."""
+        """Measure one operation in three versions, ours last: a failed graph capture may spoil torch's generator."""
         row: Row = {"what": what, "size": str(size), "floor_ms": floor}
         if paper is not None:
             self.measure(row, "baseline", paper, paper_calls)
@@ -239,7 +240,7 @@ class Bench:
         return show(row)
 
     def read_ms(self, count: float, itemsize: int = 0) -> float:
-        """The time to read `count` numbers of `itemsize` bytes (default: the model's dtype)."""
+        """Return the ms to read `count` numbers of `itemsize` bytes (default: the bytes of the model's dtype)."""
         return count * (itemsize or self.dtype.itemsize) / self.bandwidth * 1e3
 
     def multiply_ms(self, operations: float) -> float:
@@ -247,17 +248,17 @@ class Bench:
 
 
 class Inputs:
-    """Hidden rows, head, ties and keys of one step at one point; logits are made on first use."""
+    """The hidden rows, head, ties and keys of one step at one point. Logits are made on first use."""
 
     def __init__(self, bench: Bench, point: Point, prompt: int = 0, masked: float = 1.0) -> None:
-        """`prompt`: positions before the answer, used only by the baseline; `masked`: the share that is scored."""
+        """prompt: positions before the answer, which only the baseline uses. masked: share of positions to score."""
         self.point, self.bench = point, bench
         pools, length, width = point.prompts * point.size, point.length, point.width
         self.weight = bench.normal(point.vocabulary, width, scale=width**-0.5, seed=1)
         self.banned = torch.zeros(point.vocabulary, dtype=torch.bool, device=bench.device)
         self.banned[-1] = True
         self.states = bench.normal(pools, length, width, scale=0.2**0.5, seed=2)
-        self.states += bench.normal(length, width, scale=0.8**0.5, seed=3)  # the part that all rows share
+        self.states += bench.normal(length, width, scale=0.8**0.5, seed=3)  # all rows share this part
         self.prompt_states = bench.normal(point.size, prompt, width, seed=4) if prompt else None
         generator = bench.generator(5)
 
@@ -274,28 +275,28 @@ class Inputs:
 
     @cached_property
     def logits(self) -> Tensor:
-        """[P * N * L, V]"""
+        """The logits [P * N * L, V]."""
         return self.bench.normal(self.point.rows, self.point.vocabulary, seed=6)
 
     @cached_property
     def prompt_logits(self) -> Tensor | None:
-        """[N, prompt, V], the same for every prompt."""
+        """The logits [N, prompt, V] at the prompt's positions, the same for every prompt."""
         if self.prompt_states is None:
             return None
         return self.bench.normal(*self.prompt_states.shape[:2], self.point.vocabulary, seed=7)
 
     @property
     def flat_states(self) -> Tensor:
-        """[P * N * L, D]"""
+        """The hidden rows [P * N * L, D]."""
         return self.states.flatten(0, 1)
 
     def pools(self, x: Tensor) -> tuple[Tensor, ...]:
-        """x [P * N * L, ...] as one tensor [N, L, ...] per prompt."""
+        """Split x [P * N * L, ...] into one tensor [N, L, ...] per prompt."""
         return x.view(self.point.prompts, self.point.size, self.point.length, -1).unbind()
 
 
 def parents_of(x: Inputs, entropy: Tensor) -> Tensor:
-    """The chosen rows [P, k] from entropies [P * N * M]."""
+    """Return the chosen rows [P, k], given the entropies [P * N * M]."""
     point = x.point
     raw = -entropy.view(point.prompts, point.size, -1).mean(-1)
     quality = normalise(raw, "minmax", "entropy", point.vocabulary)
@@ -304,7 +305,7 @@ def parents_of(x: Inputs, entropy: Tensor) -> Tensor:
 
 
 def to_draw(x: Inputs, parents: Tensor) -> tuple[Tensor, Tensor]:
-    """The flat rows [P * k * M] to sample of the parents [P, k], and their keyed uniforms [P * k * M, w]."""
+    """Return the flat rows [P * k * M] to sample for parents [P, k], and their uniform numbers [P * k * M, w]."""
     pool_row = x.slot.gather(1, parents)
     places = x.places[pool_row]  # [P, k, M]
     stream = mix(x.key, x.row_hash.gather(1, parents))
@@ -313,24 +314,24 @@ def to_draw(x: Inputs, parents: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def draw_from_logits(x: Inputs, parents: Tensor, **shape: Any) -> Tensor:
-    """Tokens [P * k * M, w] of parents [P, k]."""
+    """Draw tokens [P * k * M, w] for the parents [P, k]."""
     rows, u = to_draw(x, parents)
     return draw_logits(x.logits, x.banned, u, rows=rows, **shape)[0]
 
 
 def draw_from_states(x: Inputs, parents: Tensor) -> Tensor:
-    """Tokens [P * k * M, w] of parents [P, k]."""
+    """Draw tokens [P * k * M, w] for the parents [P, k]."""
     rows, u = to_draw(x, parents)
     return draw(x.flat_states[rows], x.weight, None, x.banned, u)[0]
 
 
 def step_from_logits(x: Inputs) -> Tensor:
-    """Tokens [P * k * L, w]."""
+    """Select parents and draw tokens [P * k * L, w]."""
     return draw_from_logits(x, parents_of(x, row_stats(x.logits, x.banned, ("entropy",))["entropy"]))
 
 
 def step_from_states(x: Inputs) -> Tensor:
-    """Tokens [P * k * M, w]; only the M masked positions are scored and drawn."""
+    """Select parents and draw tokens [P * k * M, w]. Only the M masked positions are scored and drawn."""
     scored = x.states if x.whole else x.states.gather(1, x.places[..., None].expand(-1, -1, x.point.width))
     stats = vocab_stats(scored.flatten(0, 1), x.weight, None, x.banned, ("entropy",))
     return draw_from_states(x, parents_of(x, stats["entropy"]))
@@ -348,13 +349,13 @@ def baseline_from_states(x: Inputs) -> None:
 
 
 def for_each(fn: Callable[..., Any], *parts: Iterable[Any]) -> None:
-    """Call `fn` for one prompt after the other and keep no result."""
+    """Call `fn` for one prompt after another and discard the results."""
     for arguments in zip(*parts, strict=True):
         fn(*arguments)
 
 
 def machine(bench: Bench) -> list[Row]:
-    """Copy bandwidth and bf16 matrix rate, from which every floor is computed (the rate is that of square matrices)."""
+    """Measure the copy bandwidth and the bf16 rate of square matrix products. Every floor is computed from them."""
     plan = bench.plan
 
     def bandwidth() -> float:
@@ -406,7 +407,7 @@ def driver_version() -> str | None:
 
 
 def vocab(bench: Bench) -> list[Row]:
-    """Entropies of all positions, with the streamed head and from logits in memory."""
+    """Measure the entropies of all positions, with the streamed head and from logits in memory."""
     return [row for point in bench.plan.points for row in _vocab(bench, point)]
 
 
@@ -423,7 +424,7 @@ def _vocab(bench: Bench, point: Point) -> list[Row]:
 
 
 def sample(bench: Bench) -> list[Row]:
-    """w draws per position of the parents, with keyed uniforms; the baseline also draws at the prompt's positions."""
+    """Measure w keyed draws per position of the parents. The baseline also draws at the prompt's positions."""
     return [row for point in bench.plan.points for row in _sample(bench, point)]
 
 
@@ -448,7 +449,7 @@ def _sample(bench: Bench, point: Point) -> list[Row]:
 
 
 def gram(bench: Bench) -> list[Row]:
-    """The similarity S of the pools from their hidden rows."""
+    """Measure the similarity S of the pools, computed from their hidden rows."""
     rows = []
     for point in bench.plan.points:
         x = Inputs(bench, replace(point, vocabulary=2))
@@ -460,14 +461,14 @@ def gram(bench: Bench) -> list[Row]:
 
 
 def solver_inputs(bench: Bench, k: int, w: int, prompts: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Q [P, N] and S [P, N, N] in fp32, ties [P, N]."""
+    """Return Q [P, N] and S [P, N, N] in fp32, and ties [P, N]."""
     quality, similarity = (x.to(bench.device).float() for x in instances(prompts, k, w, 768, 0.7, seed=0))
     tie = torch.randint(2**62, quality.shape, generator=bench.generator(), device=bench.device)
     return quality, similarity, tie
 
 
 def solver(bench: Bench) -> list[Row]:
-    """The set with the largest determinant of a given kernel: time, and value against greedy and float64 solvers."""
+    """Measure the search for the set with the largest determinant: its time, and its sets against other solvers'."""
     return [_solver(bench, *size) for size in bench.plan.solver]
 
 
@@ -490,7 +491,7 @@ def _solver(bench: Bench, k: int, w: int, prompts: int) -> Row:
 
 
 def solver_value(bench: Bench, k: int, w: int, problems: int) -> Row:
-    """Log determinants on 16 kinds of random problems: gain over n-start greedy, agreement with the float64 solver."""
+    """Compare our log determinants with those of n-start greedy and of the float64 solver, on random problems."""
     gain, loss, equal = [], [], []
     kinds = list(itertools.product((max(64, 2 * k), 768), (0.0, 0.7), KERNELS))
     for seed, (width, kin, (kind, beta)) in enumerate(kinds):
@@ -517,13 +518,13 @@ def solver_value(bench: Bench, k: int, w: int, problems: int) -> Row:
 
 
 def log_det(kernel: Tensor, sets: Tensor) -> Tensor:
-    """[P] log determinants of kernel [P, N, N] at sets [P, k]."""
+    """Return the log determinants [P] of kernel [P, N, N] at sets [P, k]."""
     problem = torch.arange(len(sets), device=sets.device)[:, None, None]
     return torch.linalg.slogdet(kernel[problem, sets[:, :, None], sets[:, None, :]]).logabsdet
 
 
 def mmr(bench: Bench) -> list[Row]:
-    """Diverse beam search by maximal marginal relevance with a given similarity."""
+    """Measure diverse beam search by maximal marginal relevance with a given similarity."""
     rows = []
     for k, w, prompts in bench.plan.mmr:
         quality, similarity, tie = solver_inputs(bench, k, w, prompts)
@@ -536,7 +537,7 @@ def mmr(bench: Bench) -> list[Row]:
 
 
 def step(bench: Bench) -> list[Row]:
-    """Everything between a forward and the next pool, as one function in one CUDA graph."""
+    """Measure everything between a forward and the next pool, as one function in one CUDA graph."""
     base = bench.plan.base
     floor = bench.multiply_ms(base.head_operations)
     x = Inputs(bench, base, bench.plan.prompt)
@@ -557,7 +558,7 @@ def step(bench: Bench) -> list[Row]:
 
 
 def growth(bench: Bench) -> list[Row]:
-    """The whole step, with one size growing at a time from the base point."""
+    """Measure the whole step while one size at a time grows from the base point."""
     done: dict[Point, Row] = {}
     rows = []
     for axis, points in bench.plan.growth.items():
@@ -570,7 +571,7 @@ def growth(bench: Bench) -> list[Row]:
 
 
 def _growth(bench: Bench, point: Point) -> Row:
-    """The step from hidden rows, and from logits where they fit into memory."""
+    """Measure the step from hidden rows, and from logits where the logits fit into memory."""
     row: Row = {"what": "step", "size": str(point)}
     row["logits_floor_ms"] = bench.read_ms(point.rows * point.vocabulary)
     row["states_floor_ms"] = bench.multiply_ms(point.head_operations)
@@ -585,7 +586,7 @@ def _growth(bench: Bench, point: Point) -> Row:
 
 
 def body_operations(config: Mapping[str, Any], rows: int, tokens: int) -> float:
-    """Floating-point operations of the body's matrices and of attention."""
+    """Return the floating-point operations of the body's matrix products and of attention."""
     width, inner = config["d_model"], config["mlp_hidden_size"]
     matrices = 2 * (4 * width**2 + 3 * width * inner)
     return float(rows * tokens * config["n_layers"] * (matrices + 4 * tokens * width))
@@ -593,7 +594,7 @@ def body_operations(config: Mapping[str, Any], rows: int, tokens: int) -> float:
 
 @torch.no_grad()
 def body(bench: Bench) -> list[Row]:
-    """The forward without the head (baseline: plain eager torch), and the extra time of a new row count."""
+    """Measure the forward without the head against eager torch, and the extra time of the first call per row count."""
     plan, model, generator = bench.plan, bench.model, bench.generator()
 
     def tokens(rows: int, length: int) -> Tensor:
@@ -618,7 +619,7 @@ def body(bench: Bench) -> list[Row]:
 
 
 def watch(bench: Bench, model: Counted, steps: int, **options: Any) -> list[Row]:
-    """The first steps of a decode at the base point, one token per step: time, distinct rows, rows through the body."""
+    """Decode the first steps at the base point; return time, distinct rows and rows through the body per step."""
     base, records = bench.plan.base, []
     wait_for(bench.device)
     seen, began = model.rows, time.perf_counter()
@@ -639,7 +640,7 @@ def watch(bench: Bench, model: Counted, steps: int, **options: Any) -> list[Row]
 
 @torch.no_grad()
 def decode(bench: Bench) -> list[Row]:
-    """Whole steps with the model: the first (all rows equal), without duplicates, with about 30 % distinct rows."""
+    """Measure whole steps: the first step (all rows equal), and steps with 100 % and about 30 % distinct rows."""
     plan, base, model = bench.plan, bench.plan.base, Counted(bench.model)
     paper: Row = {"what": "baseline step", "size": str(base)}
     bench.measure(paper, "baseline", partial(baseline_step, bench))
@@ -668,7 +669,7 @@ def decode(bench: Bench) -> list[Row]:
 
 
 def baseline_step(bench: Bench) -> None:
-    """A step of the baseline: every row through the eager body, full logits, its selection and sampling."""
+    """Run a step of the baseline: eager body on every row, full logits, then the baseline's selection and draws."""
     base, split, model = bench.plan.base, bench.plan.prompt, bench.model
     hidden = baseline.eager_body(
         model, torch.full((base.size, split + base.length), model.mask_id, device=bench.device)
@@ -678,7 +679,7 @@ def baseline_step(bench: Bench) -> None:
 
 
 def _decode(bench: Bench, model: Counted, what: str, steps: int, **options: Any) -> Row:
-    """One measured decode; its peak memory includes the weights."""
+    """Measure one decode. Its peak memory includes the weights."""
     bench.free()
     if bench.cuda:
         torch.cuda.reset_peak_memory_stats()
@@ -693,7 +694,7 @@ def _decode(bench: Bench, model: Counted, what: str, steps: int, **options: Any)
 
 
 def summary(what: str, steps: Sequence[Row], share: float, base: Point, paper: Row) -> Row:
-    """The steps whose share of distinct rows is nearest to `share`."""
+    """Summarise the steps whose share of distinct rows is nearest to `share`."""
 
     def distance(step: Row) -> float:
         return abs(step["distinct"] / base.size - share)
@@ -715,9 +716,9 @@ SECTIONS: dict[str, Callable[[Bench], list[Row]]] = {
 def run(
     plan: Plan, device: str, names: Sequence[str], out: Path, small: bool = False, fresh: bool = False
 ) -> dict[str, Any]:
-    """Measure the machine and the named sections; the JSON is written after each of them.
+    """Measure the machine and the named sections, and write the JSON after each section.
 
-    If the JSON has results of another machine or of other sizes, `fresh` replaces them; otherwise this is an error.
+    If the JSON has results of another machine or of other sizes, `fresh` replaces them; without it an error is raised.
     """
     bench, old = Bench(plan, device), read(out)
     results: dict[str, Any] = {"base": str(plan.base), "small": small, "sections": old.get("sections", {})}
@@ -745,7 +746,7 @@ def run(
 
 
 def origin(results: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """The sizes and the device of results. Results with other ones must not be mixed with them."""
+    """Return the sizes and the device of results. Only results with the same sizes and device may share a file."""
     rows = rows_of(results, "machine")
     return results.get("base"), rows[0]["what"] if rows else None
 
@@ -777,4 +778,4 @@ def main(arguments: Sequence[str]) -> None:
     try:
         figure(results, options.figure)
     except ImportError:
-        print(f"no figure: install matplotlib and draw {options.figure} from {options.out} with --draw-only")
+        print(f"{options.figure} was not drawn: install matplotlib, then run this again with --draw-only")

@@ -1,9 +1,9 @@
-"""Load time, peak host memory and time per step of a checkpoint with LLaDA-8B's shape and random weights.
+"""Measure load time, peak host memory and time per step of a checkpoint of LLaDA-8B's shape with random weights.
 
     python -m d5p4_lab bench large_checkpoint FOLDER [LAYERS]
 
-If FOLDER has no checkpoint, it is written first (16 GB, shards of about 2 GB). Other benchmarks use `random_model`,
-which makes a model of this shape directly on the device.
+If FOLDER has no checkpoint, the program writes one first (16 GB in shards of about 2 GB). Other benchmarks use
+`random_model`, which makes a model of this shape directly on the device.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from . import generate, make_parser
 
 
 def _config(width: int, heads: int, layers: int, inner: int, vocabulary: int, mask: int, end: int) -> dict[str, Any]:
-    """A config.json of LLaDA with these sizes and token ids."""
+    """Return the content of LLaDA's config.json with these sizes and token ids."""
     sizes = {"d_model": width, "n_heads": heads, "n_kv_heads": heads, "n_layers": layers, "mlp_hidden_size": inner}
     sizes |= {"vocab_size": vocabulary, "embedding_size": vocabulary, "max_sequence_length": 4096}
     ids = {"mask_token_id": mask, "eos_token_id": end, "pad_token_id": end}
@@ -43,7 +43,7 @@ SHARD = 2 * 2**30
 
 
 def random_model(config: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> LLaDA:
-    """A model of this shape with normal weights of variance 1 / fan-in, made on the device."""
+    """Make a model of this shape on the device, with normal random weights of variance 1 / fan-in."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -61,7 +61,7 @@ def random_model(config: Mapping[str, Any], device: torch.device, dtype: torch.d
 
 
 class Counted:
-    """A model that counts the rows through its body, but not those of replayed CUDA graphs (`recordable`)."""
+    """A model that counts the rows through its body. Rows of replayed CUDA graphs (`recordable`) are not counted."""
 
     def __init__(self, model: Any, recordable: bool = False) -> None:
         self.model, self.rows = model, 0
@@ -107,11 +107,11 @@ def peak_host() -> float:
 
 def main(arguments: Sequence[str]) -> None:
     parser = make_parser("large_checkpoint", __doc__)
-    parser.add_argument("folder", type=Path, help="the folder of the checkpoint, which is written if it is missing")
+    parser.add_argument("folder", type=Path, help="the folder of the checkpoint; a missing checkpoint is written first")
     parser.add_argument("layers", type=int, nargs="?", default=CONFIG["n_layers"])
     options = parser.parse_args(arguments)
     if not (options.folder / "config.json").exists():
-        context = multiprocessing.get_context("spawn")  # so that its memory does not count as ours
+        context = multiprocessing.get_context("spawn")  # a process of its own, so that its memory is not counted
         process = context.Process(target=write, args=(options.folder, options.layers))
         process.start()
         process.join()

@@ -1,11 +1,11 @@
-"""Files and ranks: bytes exchanged by ranks, rows per second by batch size, token budgets, whole files, host work.
+"""Measure runs of files and ranks: bytes exchanged, rows per second by batch size, token budgets, host work.
 
     python -m d5p4_lab bench scale [--sections bytes,rows,...] [--out FILE]
     python -m d5p4_lab bench scale --device cpu --small           tiny sizes, written to out/scale-small.json
     python -m d5p4_lab bench scale_plan --page docs/scale.md      draw tables and figure from the JSON
 
-Several calls can add sections to the same JSON; each section names its machine. Times are the best of a few repeats
-after a warm-up. Memory is the allocator's peak, weights included, in GB of 10^9 bytes.
+Several runs of this program can add sections to the same JSON file; each section names its machine. Times are the best
+of a few repeats after a warm-up. Memory is the allocator's peak, including the weights, in GB of 10^9 bytes.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ NUMBERS = 4  # per puzzle
 OPENINGS = ["It was a dark night", "The old man", "When they came to the river", "She looked at him and"]
 WHOLE = 1 << 24  # a token budget so large that no batch is divided
 COLD = 0.03  # a temperature at which the random model draws many equal rows
-ENOUGH = 0.97  # share of the best rate; the smallest budget that reaches it is enough
-K, ANSWER_TOKENS, PROMPT_TOKENS = 16, 256, 128  # for the host's work, as in docs/scale.md
-LETTERS_PER_TOKEN = 4.3  # of English with the usual vocabularies
+ENOUGH = 0.97  # a budget is enough if it reaches this share of the best rate
+K, ANSWER_TOKENS, PROMPT_TOKENS = 16, 256, 128  # sizes of the host's work, as in docs/scale.md
+LETTERS_PER_TOKEN = 4.3  # for English text with the usual vocabularies
 CHAT = (
     "{% for message in messages %}{% set line = message['role'] + ': ' + message['content'] | trim + '\n' %}"
     "{% if loop.first %}{% set line = '# ' + line %}{% endif %}{{ line }}{% endfor %}"
@@ -65,10 +65,10 @@ WORDS = (
 
 @dataclass(frozen=True)
 class HostSizes:
-    """The amount of work for the host."""
+    """The amount of work for the host in the section `host`."""
 
     lines: int = 8_192  # of the input
-    kept: int = 4_096  # lines in the parts
+    kept: int = 4_096  # lines in the part files
     parts: int = 512
     requests: int = 4_000  # to the store
     finished: int = 1_000_000  # lines of a file; half of them are finished, and every rank must know which
@@ -81,10 +81,10 @@ class Plan:
 
     exchange: scale_bytes.Sizes = scale_bytes.Sizes()
     host: HostSizes = HostSizes()
-    shape: Mapping[str, Any] = field(default_factory=lambda: CONFIG)  # of the large model
+    shape: Mapping[str, Any] = field(default_factory=lambda: CONFIG)  # the shape of the large model
     prompt: int = 128  # tokens per prompt of the large model
     answer: int = 128
-    steps: int = 8  # per decode of the large model
+    steps: int = 8  # steps per decode of the large model
     puzzles: tuple[int, ...] = tuple(2**i for i in range(11))  # per batch
     large: tuple[int, ...] = (1, 2, 4, 8)
     puzzle_budgets: tuple[int, ...] = tuple(2**i for i in range(12, 20))
@@ -105,7 +105,7 @@ def small_plan() -> Plan:
 
 
 class Bench:
-    """The models, which are loaded on first use, and their decodes."""
+    """Loads the models on first use, and decodes prompts with them."""
 
     def __init__(self, plan: Plan, device: torch.device, small: bool = False) -> None:
         self.plan, self.device, self.small = plan, device, small
@@ -132,9 +132,9 @@ class Bench:
             torch.cuda.reset_peak_memory_stats()
 
     def decode(self, what: str, model: Any, prompts: Sequence[Any], repeats: int | None = None, **options: Any) -> Row:
-        """Decode prompts with `generate`: rates and memory."""
+        """Decode prompts with `generate`, and return rates and memory."""
         call = partial(generate, model, list(prompts), seed=0, **options)
-        self.free()  # only once: a long run does not ask the driver for memory again and again
+        self.free()  # once, not before every repeat, because a long run keeps its memory
         result, seconds = fastest(call, self.device, repeats or self.plan.repeats)
         rows, nominal = int(result.rows.sum()), int(result.rows_nominal.sum())
         row: Row = {"what": what, "prompts": len(prompts), "seconds": seconds}
@@ -149,13 +149,13 @@ class Bench:
         return [problem.prompt for problem in problems(count, NUMBERS)]
 
     def ids(self, count: int) -> list[list[int]]:
-        """Prompts of token ids for the large model, all different."""
+        """Return different prompts of token ids for the large model."""
         most = self.plan.shape["vocab_size"] // 2
         return [[(7 * i + 13 * number) % most for i in range(self.plan.prompt)] for number in range(count)]
 
     @property
     def puzzle(self) -> dict[str, Any]:
-        """Options for a puzzle: one token per step."""
+        """The options for a puzzle, with one token per step."""
         window = 6 if self.small else WINDOW[NUMBERS]
         return dict(k=4, w=4, gen_length=window, steps=window)
 
@@ -165,12 +165,12 @@ class Bench:
 
 
 def exchanged(bench: Bench) -> list[Row]:
-    """Bytes per step and kind that a rank sends when two processes (gloo) share a pool; the model is a look-up."""
+    """Measure the bytes per step and kind that a rank sends when two processes (gloo) share a pool."""
     return [show(row) for row in scale_bytes.measure(bench.plan.exchange)]
 
 
 def rows(bench: Bench) -> list[Row]:
-    """Rows and prompts per second by the number of prompts decoded together; each step is one forward."""
+    """Measure rows and prompts per second by the number of prompts decoded together. Each step is one forward."""
     plan, measured = bench.plan, []
     cases: list[tuple[str, str, Callable[[int], list[Any]], tuple[int, ...], dict[str, Any]]] = [
         ("countdown", "countdown", bench.puzzles, plan.puzzles, bench.puzzle),
@@ -178,18 +178,21 @@ def rows(bench: Bench) -> list[Row]:
         (f"8B, temperature {COLD:g}", "large", bench.ids, plan.large, bench.answer | {"temperature": COLD}),
     ]
     for what, name, prompts, counts, options in cases:
-        model = getattr(bench, name)  # load it now, so that its memory counts
+        model = getattr(bench, name)  # load the model now, so that its memory is counted
         bench.decode(what, model, prompts(1), 1, **options)  # warm up
         alone = None
         for count in counts:
             row = bench.decode(what, model, prompts(count), max_tokens_per_forward=WHOLE, **options)
-            alone = alone or row["rows_per_s"]  # not prompts, which have different numbers of rows
+            alone = alone or row["rows_per_s"]  # rows, because prompts differ in their numbers of rows
             measured.append(show(row | {"gain": row["rows_per_s"] / alone}))
     return measured
 
 
 def budget(bench: Bench) -> list[Row]:
-    """Prompts per second by tokens per forward (the pools of a call are eight times as large), and the least enough."""
+    """Measure prompts per second by tokens per forward, and find the smallest budget that is enough.
+
+    The pools of a call have eight times as many tokens as one forward.
+    """
     plan, all_rows = bench.plan, []
     for what, name, prompts, budgets, repeats, options in (
         ("countdown", "countdown", bench.puzzles(plan.puzzles[-1]), plan.puzzle_budgets, 2, bench.puzzle),
@@ -208,7 +211,7 @@ def budget(bench: Bench) -> list[Row]:
 
 
 def batching(bench: Bench) -> list[Row]:
-    """Whole files of puzzles with `run_file`: one prompt at a time, and in batches by token budget."""
+    """Measure whole files of puzzles with `run_file`: one prompt at a time, and in batches by token budget."""
     plan, model = bench.plan, bench.countdown
     measured: list[Row] = []
     puzzles, budget = bench.puzzles(plan.file), {"max_tokens_per_forward": 64} if bench.small else {}
@@ -238,14 +241,14 @@ def batching(bench: Bench) -> list[Row]:
             lines = run(what, plan.file, job_plan.WINDOW, **options)
             same = sum(json.loads(a)["answers"] == json.loads(b)["answers"] for a, b in zip(alone, lines, strict=False))
             measured[-1]["gain"] = measured[-1]["prompts_per_s"] / measured[0]["prompts_per_s"]
-            if "deterministic" not in options:  # deterministic decodes have other answers; see deterministic.py
+            if "deterministic" not in options:  # its answers differ by design; see deterministic.py
                 measured[-1]["same_share"] = same / plan.alone
             show(measured[-1])
     return measured
 
 
 def distinct(bench: Bench) -> list[Row]:
-    """The share of distinct rows in a pool of k = 16, w = 4, for the shipped models."""
+    """Measure the share of distinct rows in a pool of k = 16, w = 4, for the shipped models."""
     plan, window = bench.plan, bench.puzzle["gen_length"]
     common = dict(k=2, w=2) if bench.small else dict(k=16, w=4)
     measured = []
@@ -263,7 +266,7 @@ def distinct(bench: Bench) -> list[Row]:
 
 
 def host(bench: Bench) -> list[Row]:
-    """The host's time per prompt, and the store's time per request."""
+    """Measure the host's time per prompt, and the time per request of torchrun's key-value store."""
     sizes = bench.plan.host
     with tempfile.TemporaryDirectory() as name:
         return [*_input(sizes, Path(name)), *_parts(sizes, Path(name)), *_store(sizes)]
@@ -274,13 +277,13 @@ def _row(what: str, seconds: float, count: int, **more: Any) -> Row:
 
 
 def _input(sizes: HostSizes, folder: Path) -> list[Row]:
-    """Count and hash the input file; tokenise, hash, sort and batch its prompts, which every rank does."""
+    """Time what every rank does: count and hash the input file; tokenise, hash, sort and batch its prompts."""
     chance, path = random.Random(0), folder / "prompts.jsonl"
     with path.open("w", encoding="utf-8") as file:
         for number in range(sizes.lines):
             words = chance.choices(WORDS.split(), k=int(PROMPT_TOKENS * 0.8))
             file.write(json.dumps({"id": f"p{number}", "prompt": " ".join(words)}) + "\n")
-    books: Any = d5p4.load("books", "cpu")  # only for its tokenizer; the model is too short for such answers
+    books: Any = d5p4.load("books", "cpu")  # only for its tokenizer; its rows are too short for such answers
     model: Any = SimpleNamespace(tokenizer=books.tokenizer, head=books.head, mask_id=books.mask_id, max_length=4096)
     model.carry_over, model.default_order, model.generation_defaults = False, "confidence", {}
     model.body = books.body
@@ -302,7 +305,7 @@ def _input(sizes: HostSizes, folder: Path) -> list[Row]:
 
 
 def _parts(sizes: HostSizes, folder: Path) -> list[Row]:
-    """Write the lines of many ranks to parts, find them again and merge them in order."""
+    """Write the lines of many ranks to part files, then time finding the lines again and merging them in order."""
     text = ("the answer is " * 100)[: round(ANSWER_TOKENS * LETTERS_PER_TOKEN)]
     fields = {"id": "p", "prompt": "a" * round(PROMPT_TOKENS * LETTERS_PER_TOKEN), "answers": [text] * K}
     scores = {"score": [-0.123456] * K, "distance": 0.1, "distinct": K, "logdet": -1.0, "rows": 9000, "seed": 0}
@@ -336,7 +339,7 @@ def _parts(sizes: HostSizes, folder: Path) -> list[Row]:
 
 
 def _store(sizes: HostSizes) -> list[Row]:
-    """Requests of one client to a store like torchrun's; and the transfer of all finished lines to a rank."""
+    """Time one client's requests to a store like torchrun's, and sending a rank the numbers of all finished lines."""
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
     client = dist.TCPStore("127.0.0.1", server.port, timeout=timedelta(seconds=30))
     _, asked = fastest(lambda: [client.add("count", 1) for _ in range(sizes.requests)], CPU)
@@ -346,7 +349,7 @@ def _store(sizes: HostSizes) -> list[Row]:
     message = pickle.dumps(Done(sizes.finished, scattered))
 
     def send() -> None:
-        client.set("finished", message)  # type: ignore[arg-type]  # bytes work too
+        client.set("finished", message)  # type: ignore[arg-type]  # the store takes bytes too
         pickle.loads(client.get("finished"))
 
     _, seconds = fastest(send, CPU)
@@ -367,7 +370,7 @@ SECTIONS: dict[str, Callable[[Bench], list[Row]]] = {
 
 
 def run(plan: Plan, device: torch.device, names: Sequence[str], out: Path, small: bool = False) -> dict[str, Any]:
-    """Measure the named sections; the JSON is written after each of them."""
+    """Measure the named sections, and write the JSON after each section."""
     bench, results = Bench(plan, device, small), {"sections": {}} | read(out)
     for name, measure in SECTIONS.items():
         if name not in names:
@@ -383,7 +386,7 @@ def run(plan: Plan, device: torch.device, names: Sequence[str], out: Path, small
 
 def main(arguments: Sequence[str]) -> None:
     parser = make_parser("scale", __doc__)
-    parser.add_argument("--device", help="default: cuda if there is one")
+    parser.add_argument("--device", help="default: cuda if there is a GPU")
     parser.add_argument("--small", action="store_true", help="tiny sizes, to test that everything runs")
     parser.add_argument("--sections", "--section", default=",".join(SECTIONS), help="some of " + ",".join(SECTIONS))
     parser.add_argument("--out", type=Path)
@@ -394,4 +397,4 @@ def main(arguments: Sequence[str]) -> None:
     results = run(plan, choose_device(options.device), names, out, options.small)
     failed = [name for name in names if "error" in results["sections"][name]]
     if failed:
-        raise d5p4.D5P4Error(f"sections that failed: {', '.join(failed)}; their errors are in {out}")
+        raise d5p4.D5P4Error(f"these sections failed: {', '.join(failed)}; their errors are in {out}")

@@ -1,7 +1,7 @@
-"""The bytes that two ranks sharing a pool send per step, in real processes with gloo, counted by `SpreadBeams.sent`.
+"""Measures the bytes per step that two ranks send when they share a pool, in real processes with gloo.
 
-Instead of a model, a table look-up makes a feature row from token and position. This is enough, because the size of the
-exchange depends only on the number of distinct rows.
+`SpreadBeams.sent` counts the bytes. Instead of a model, a table look-up makes a feature row from token and position.
+This is enough, because the size of the exchange depends only on the number of distinct rows.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from d5p4.types import Head, Hidden
 
 from . import Row, generate
 
-VOTES = "votes"  # counted beside the bytes; there is one vote before every exchange
+VOTES = "votes"  # this key counts votes, not bytes; the ranks vote before every exchange
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """A pool over several ranks; every rank has `groups` groups of w rows."""
+    """The sizes of a pool that several ranks share. Every rank has `groups` groups of w rows."""
 
     ranks: int = 2
     groups: int = 6
@@ -52,7 +52,7 @@ class Sizes:
         return self.groups * self.w
 
     def gathered(self, itemsize: int) -> int:
-        """Bytes that a rank sends if every rank gets all features."""
+        """Return the bytes that a rank sends if every rank gets all features."""
         return self.own_rows * self.length * self.width * itemsize * (self.ranks - 1)
 
     def __str__(self) -> str:
@@ -92,10 +92,10 @@ class LookUp:
 
 
 def work(sizes: Sizes) -> dict[str, Any]:
-    """Run all cases on one rank, then time votes. The bytes of a step are those sent between two forwards."""
+    """Run all cases on one rank, then time votes. The bytes of a step are the bytes sent between two forwards."""
     torch.set_num_threads(1)
     mesh = connect((1, sizes.ranks), timeout=120, device="cpu")
-    beams: Any = mesh.beams  # Any: its vote is private
+    beams: Any = mesh.beams  # Any, because `_vote` is private
     model: Any = LookUp(sizes)
     measured: dict[str, Any] = {}
     vote, voted = beams._vote, Counter[str]()
@@ -133,7 +133,7 @@ def work(sizes: Sizes) -> dict[str, Any]:
 
 
 def start(sizes: Sizes, folder: Path) -> list[dict[str, Any]]:
-    """Run `work` in one process per rank; the results by rank."""
+    """Run `work` in one process per rank, and return the results by rank."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
@@ -155,7 +155,7 @@ def start(sizes: Sizes, folder: Path) -> list[dict[str, Any]]:
 
 
 def measure(sizes: Sizes) -> list[Row]:
-    """One row per case: the bytes that the busiest rank sends per step after the first, and those of a plain gather."""
+    """Return, per case, the bytes that the busiest rank sends per step after the first, and those of a plain gather."""
     with tempfile.TemporaryDirectory() as folder:
         ranks = start(sizes, Path(folder))
     rows = []

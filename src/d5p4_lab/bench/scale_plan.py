@@ -1,11 +1,11 @@
-"""The cost of a large file on many GPUs: tables and figure of docs/scale.md.
+"""Draw the tables and the figure of docs/scale.md: the cost of a large file on many GPUs.
 
     python -m d5p4_lab bench scale_plan                           print the tables
     python -m d5p4_lab bench scale_plan --page docs/scale.md --figure docs/scale.svg
 
 Step times come from gpu.json (LLaDA-8B's shape on one H200), the cost of `deterministic` from deterministic.json, and
-everything else from scale.json. The arithmetic and the simulation are in scale_schedule.py. On the page a table stands
-between <!-- scale: NAME --> and <!-- end -->; NAME is one of `tables`.
+everything else from scale.json. The arithmetic and the simulation are in scale_schedule.py. On the page, each table
+stands between <!-- scale: NAME --> and <!-- end -->, where NAME is a key of `tables`.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ LINKS = {
     "InfiniBand, 50 GB/s": 50e9,
     "Ethernet, 1.25 GB/s": 1.25e9,
 }  # bytes per second and direction
-TOKENS = {256: 1, 64: 4}  # steps of a decode: tokens per step
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # safe for colour-blind readers, on white
+TOKENS = {256: 1, 64: 4}  # tokens per step, by the steps of a decode
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # colour-blind readers can tell them apart on white
 
 
 class Facts:
-    """The measurements."""
+    """The measurements from which the tables are computed."""
 
     def __init__(self, gpu: Mapping[str, Any], scale: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
         self.gpu, self.scale, self.fixed = gpu, scale, fixed
@@ -49,7 +49,7 @@ class Facts:
         return rows_of(self.scale, section)
 
     def shares(self, steps: int) -> dict[str, float]:
-        """Shares of distinct rows: the largest possible, and those of the shipped models at as many tokens per step."""
+        """Return shares of distinct rows: 100 %, and those of the shipped models at the same tokens per step."""
         shares = {"all rows differ": 1.0}
         for row in self.rows("distinct"):
             if row["tokens_a_step"] == TOKENS[steps]:
@@ -58,7 +58,7 @@ class Facts:
 
     @cached_property
     def body(self) -> tuple[Sequence[float], Sequence[float]]:
-        """Numbers of rows of 384 tokens, and the milliseconds of their forwards."""
+        """The measured numbers of rows (of 384 tokens), and the milliseconds of their forwards."""
         rows = [row for row in self.gpu["sections"]["body"]["rows"] if str(row.get("size")).endswith("× 384")]
         pairs = sorted((int(row["size"].split()[0]), row["ours_ms"]) for row in rows if row["what"] == "body")
         return [count for count, _ in pairs], [ms for _, ms in pairs]
@@ -73,7 +73,7 @@ def hours(value: float) -> str:
 
 
 def cost(facts: Facts) -> str:
-    """GPU time of the whole file by steps and share of distinct rows."""
+    """Return the table of the GPU time for the whole file, by steps and share of distinct rows."""
     rows = []
     for steps in STEPS:
         for what, share in facts.shares(steps).items():
@@ -95,7 +95,7 @@ def cost(facts: Facts) -> str:
 
 
 def simulation(facts: Facts) -> str:
-    """The whole file: without trouble, with slow GPUs, and with a rank that hangs."""
+    """Return the table of the simulated whole file: without trouble, with slow GPUs, and with a rank that hangs."""
     rows, step, costs = [], facts.step, facts.costs
     for steps, share in ((256, 1.0), (64, 1.0), (64, 0.3)):
         for ranks in RANKS:
@@ -122,7 +122,7 @@ def simulation(facts: Facts) -> str:
 
 
 def few(facts: Facts) -> str:
-    """A file of ten thousand prompts, where the wait for the last batches matters."""
+    """Return the table of a file of ten thousand prompts, where the wait for the last batches matters."""
     rows = []
     for steps in STEPS:
         for ranks in RANKS:
@@ -143,7 +143,7 @@ def few(facts: Facts) -> str:
 
 
 def saturation(facts: Facts) -> str:
-    """Everything besides decoding, on 512 ranks, in the longest and in the shortest run of the plan."""
+    """Return the table of all work besides decoding on 512 ranks, in the longest and in the shortest run."""
     ranks, costs, step = RANKS[-1], facts.costs, facts.step
     hosts, prompts, batch = ranks // RANKS_PER_HOST, Job().prompts, Job().batch
     jobs = (Job(), Job(steps=64, share=0.3))
@@ -155,7 +155,7 @@ def saturation(facts: Facts) -> str:
     memory = host.get("find", {}).get("memory", 300) * prompts
 
     tails = [job.seconds(step) * job.batch for job in jobs]
-    requests = [ranks / tail * 10 + ranks * 3 / 5 for tail in tails]  # 10 per batch; the watchdog's 3 every 5 s
+    requests = [ranks / tail * 10 + ranks * 3 / 5 for tail in tails]  # 10 per batch, and 3 per rank every 5 s
     plan, find, merge = (seconds * prompts for seconds in (costs.plan, costs.find, costs.merge))
     hosts_load, ranks_load = (readers * 16 / 5 for readers in (hosts, ranks))
     transfer = finished.get("us", 0.14) / 1e6 * prompts
@@ -172,28 +172,32 @@ def saturation(facts: Facts) -> str:
     shares = percent(tails[0] / long), percent(tails[1] / short)
     add("waiting for the last batch (at most one)", f"{tails[0]:.0f} s and {tails[1]:.0f} s", *shares)
     arithmetic = f"{hosts} × 16 GB / 5 GB/s = {hosts_load:.0f} s"
-    add_time("loading weights: one file server of 5 GB/s, each host once", arithmetic, hosts_load)
-    add_time("the same if each rank read for itself", f"{ranks} × 16 GB / 5 GB/s = {ranks_load:.0f} s", ranks_load)
+    add_time("loading weights if each host reads them once from a file server of 5 GB/s", arithmetic, hosts_load)
+    add_time(
+        "loading weights if each rank reads them from the server",
+        f"{ranks} × 16 GB / 5 GB/s = {ranks_load:.0f} s",
+        ranks_load,
+    )
     arithmetic = f"({costs.find * 1e6:.0f} + {costs.merge * 1e6:.0f}) µs × 10⁶ = {find + merge:.0f} s"
-    add_time("the end on rank 0: find and merge all lines", arithmetic, find + merge)
-    what = "continuing after a kill: find the lines, plan up to the first open one (at most)"
+    add_time("at the end: rank 0 finds and merges all lines", arithmetic, find + merge)
+    what = "after a kill: finding the finished lines, and planning up to the first open line (at most)"
     add_time(what, f"{find + plan:.0f} s", find + plan)
-    what = "the store: requests per second of 512 ranks, and how many one connection alone can make"
+    what = "the store: requests per second from 512 ranks, and the most that one connection can make"
     shares = percent(requests[0] * ask), percent(requests[1] * ask)
     add(what, f"{requests[0]:.0f} and {requests[1]:.0f} of {1 / ask:,.0f}", *shares)
     size = f"{finished.get('bytes', 4.9e6) / 1e6:.1f} MB"
     arithmetic = f"{size}, {ranks} × {transfer:.2f} s = {ranks * transfer:.0f} s at worst"
-    add_time("the store at a resume: the finished lines, sent to each rank", arithmetic, ranks * transfer)
+    add_time("after a kill: the store tells each rank the finished lines", arithmetic, ranks * transfer)
     pace = f"{written / long / 1e6:.2f} MB/s", f"{written / short / 1e6:.1f} MB/s"
-    add("the parts' disk: bytes written", f"{written / 1e9:.0f} GB, twice while merging", *pace)
+    add("the disk of the part files: bytes written", f"{written / 1e9:.0f} GB, twice that while merging", *pace)
     pace = f"{prompts / batch / long:.1f}/s", f"{prompts / batch / short:.0f}/s"
-    add("the parts' disk: appends that wait for it", f"10⁶ / {batch} = {prompts // batch:,}", *pace)
+    add("the disk of the part files: appends that wait for the disk", f"10⁶ / {batch} = {prompts // batch:,}", *pace)
     add("memory of rank 0 at the end", f"{memory / 1e9:.1f} GB")
     return markdown(["what", "arithmetic for 10⁶ prompts on 512 GPUs", "of the longest run", "of the shortest"], rows)
 
 
 def latency(facts: Facts) -> str:
-    """One prompt of k = 16, w = 4 on R ranks: the forward of its rows, the rest of the step, the exchange."""
+    """Return the table of one prompt (k = 16, w = 4) on R ranks: forward, rest of the step, exchange."""
     job, (counts, times) = Job(), facts.body
     decode = {row["what"]: row for row in facts.gpu["sections"]["decode"]["rows"]}
     rest = (decode["no duplicates"]["ours_ms"] - times[-1]) / counts[-1]  # ms per row besides the forward
@@ -223,7 +227,7 @@ def latency(facts: Facts) -> str:
 
 
 def fit(facts: Facts) -> str:
-    """The line from which all step times are computed."""
+    """Return the table of the straight line from which all step times are computed."""
     step = facts.step
     row = {"a row of 384 tokens, ms": f"{step.ms_per_row:.2f}", "least step, ms": f"{step.least:.1f}"}
     return table_of([row | {"a row the paper's way, ms": f"{step.authors:.2f}"}])
@@ -281,7 +285,7 @@ COLUMNS: dict[str, dict[str, Cell]] = {
 
 
 def measured(name: str, facts: Facts) -> str:
-    """The table of one section of scale.json, with its machine."""
+    """Return the table of one section of scale.json, with the machine that measured it."""
     rows = [row for row in facts.rows(name) if name != "bytes" or "sent" in row]
     if not rows:
         return f"Not measured yet: `python -m d5p4_lab bench scale --sections {name}`."
@@ -293,7 +297,7 @@ def measured(name: str, facts: Facts) -> str:
 
 
 def bits(facts: Facts) -> str:
-    """The effect of `deterministic` and its cost."""
+    """Return the table of the effect and the cost of `deterministic`."""
     return deterministic.table(facts.fixed)
 
 
@@ -306,7 +310,7 @@ def tables(facts: Facts) -> Tables:
 
 
 def figure(scale: Mapping[str, Any], path: Path) -> None:
-    """Draw bytes per step, rows per second by prompts decoded together, and the gain of batching."""
+    """Draw the bytes per step, the rows per second by prompts decoded together, and the gain of batching."""
     rows = partial(rows_of, scale)
     with panels_of(path, 1, 3, (13, 4)) as (chart, panels):
         _bytes(panels[0], [row for row in rows("bytes") if "sent" in row])

@@ -1,7 +1,7 @@
-"""The cost of a file of prompts on many GPUs: arithmetic from measured step times, and a simulation of the ranks.
+"""Computes the cost of a file of prompts on many GPUs from measured step times, and simulates the ranks.
 
-In the simulation d5p4's own code cuts the prompts into batches, and the ranks take batches from a counter. A start ends
-early if a rank hangs. The simulation adds up useful, lost and waiting time.
+In the simulation, d5p4's own code divides the prompts into batches, and the ranks take batches from a shared counter.
+If a rank hangs, the job ends early and starts again. The simulation adds up useful, lost and waiting time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BUDGET = CUDA.least  # tokens per forward that `run_file` uses for a model of th
 
 @dataclass(frozen=True)
 class StepTime:
-    """Milliseconds of a whole decode step: `ms_per_row` per row of `tokens` tokens, and at least `least`."""
+    """The time of a whole decode step: `ms_per_row` ms per row of `tokens` tokens, but at least `least` ms."""
 
     ms_per_row: float
     least: float
@@ -40,9 +40,10 @@ class StepTime:
 
     @staticmethod
     def of(gpu: Mapping[str, Any]) -> StepTime:
-        """Fit the steps of all decodes with our kernels in gpu.json.
+        """Fit the step times of all decodes with our kernels in gpu.json.
 
-        `least` is the median of the first steps (one row), `ms_per_row` the slope of a line from 0 through the others.
+        `least` is the median time of the first steps, which run one row. `ms_per_row` is the slope of a line through
+        the origin, fitted to the later steps.
         """
         rows = gpu["sections"]["decode"]["rows"]
         runs = [row["steps"] for row in rows if "steps" in row and "order" in row["what"]]
@@ -53,7 +54,7 @@ class StepTime:
         return StepTime(float(count @ ms / (count @ count)), least, authors=paper / 60)
 
     def seconds(self, rows: float, tokens: float) -> float:
-        """The time of one step with `rows` rows of `tokens` tokens."""
+        """Return the seconds of one step with `rows` rows of `tokens` tokens."""
         return max(self.least, rows * self.ms_per_row * tokens / self.tokens) / 1e3
 
 
@@ -67,7 +68,7 @@ class Job:
     prompt: int = 128
     answer: int = 256
     steps: int = 256
-    share: float = 1.0  # of distinct rows in a pool after the first step
+    share: float = 1.0  # the share of distinct rows in a pool after the first step
 
     @property
     def pool(self) -> int:
@@ -75,12 +76,12 @@ class Job:
 
     @property
     def rows(self) -> float:
-        """Rows through the model per prompt. All rows of the first step are equal."""
+        """The rows through the model per prompt. All rows of the first step are equal, so it runs one row."""
         return 1 + (self.steps - 1) * self.pool * self.share
 
     @property
     def batch(self) -> int:
-        """Prompts per decode call under the default budget."""
+        """The number of prompts per decode call under the default budget."""
         return max(1, self.settings.max_tokens_per_call // self.pool // (self.prompt + self.answer))
 
     @property
@@ -88,7 +89,7 @@ class Job:
         return Settings(k=self.k, w=self.w, max_tokens_per_forward=BUDGET)
 
     def seconds(self, step: StepTime, prompts: int | None = None) -> float:
-        """GPU time per prompt when `prompts` (default: as many as the budget allows) are decoded together."""
+        """Return the GPU time per prompt if `prompts` prompts (default: all that the budget allows) decode together."""
         together = prompts or self.batch
         tokens = self.prompt + self.answer
         first, later = (step.seconds(together * rows, tokens) for rows in (1, self.pool * self.share))
@@ -98,22 +99,22 @@ class Job:
         return self.prompts * self.seconds(step) / 3600
 
     def authors_hours(self, step: StepTime) -> float:
-        """The same by the baseline: one prompt at a time, every row of every pool."""
+        """Return the GPU-hours of the baseline, which decodes one prompt at a time and runs every row of a pool."""
         return self.prompts * self.steps * self.pool * step.authors / 1e3 / 3600
 
 
 @dataclass(frozen=True)
 class Costs:
-    """The time of the ranks besides decoding, in seconds; measured by scale.py unless assumed."""
+    """The time of the ranks besides decoding, in seconds. scale.py measures the values that are not assumed."""
 
-    plan: float = 500e-6  # per prompt with a chat template, on every rank
-    find: float = 60e-6  # per line, when parts are read
-    merge: float = 50e-6  # per line, at the end
-    start: float = 30.0  # torchrun, imports, CUDA (assumed)
+    plan: float = 500e-6  # to plan a prompt with a chat template, on every rank
+    find: float = 60e-6  # to find a line when the part files are read
+    merge: float = 50e-6  # to merge a line at the end
+    start: float = 30.0  # to start torchrun, Python and CUDA (assumed)
     weights: float = 16.0  # GB
     server: float = 5.0  # GB/s that the file server gives to all hosts together (assumed)
-    hang: float = 600.0  # --timeout: until a hanging rank ends the job
-    again: float = 60.0  # until the job is started again (assumed)
+    hang: float = 600.0  # until a hanging rank ends the job (--timeout)
+    again: float = 60.0  # until the job starts again (assumed)
 
     @staticmethod
     def of(scale: Mapping[str, Any]) -> Costs:
@@ -127,22 +128,22 @@ class Costs:
         return replace(default, plan=plan, find=seconds("find", default.find), merge=seconds("merge", default.merge))
 
     def loading(self, ranks: int) -> float:
-        """Seconds until all ranks have the weights. Each host reads them once, and its ranks share the memory pages."""
+        """Return the seconds until all ranks have the weights. Each host reads them once, and its ranks share them."""
         return self.start + math.ceil(ranks / RANKS_PER_HOST) * self.weights / self.server
 
 
 @dataclass(frozen=True)
 class World:
-    """How prompts differ and what goes wrong.
+    """What a simulation assumes: how prompts differ, and what goes wrong.
 
-    Prompt lengths are lognormal with `spread`, clipped to 16..1024. Shares of distinct rows are uniform within a factor
-    1 ± `mixed` of their mean, or less where they would exceed 1.
+    Prompt lengths are lognormal with `spread`, clipped to 16..1024. Shares of distinct rows are uniform between
+    1 - `mixed` and 1 + `mixed` times their mean; where this would exceed 1, the range is narrower.
     """
 
     spread: float = 0.5
     mixed: float = 0.2
-    slow: float = 1.0  # speed of one GPU in 64, at least one
-    killed: float | None = None  # the share of the work that is done when a rank hangs
+    slow: float = 1.0  # the speed of every 64th GPU, beginning with the first
+    killed: float | None = None  # the share of the work that is done when a rank hangs; None if no rank hangs
 
 
 class Request(NamedTuple):
@@ -158,23 +159,23 @@ class Request(NamedTuple):
 class Batches(NamedTuple):
     """The planned batches of a file."""
 
-    seconds: Floats  # [B] on a GPU of speed 1
-    window: NDArray[np.int64]  # [B] the window of the file
+    seconds: Floats  # [B] the time of each batch on a GPU of speed 1
+    window: NDArray[np.int64]  # [B] the window of the file that contains each batch
     prompts: NDArray[np.int64]  # [B]
 
 
 class Cut(NamedTuple):
-    """A file cut into batches of neighbours in `order`."""
+    """A file divided into batches. The prompts of a batch are neighbours in `order`."""
 
-    order: NDArray[np.int64]  # [P] prompts, batch by batch
-    first: NDArray[np.int64]  # [B] the beginning of a batch in `order`
+    order: NDArray[np.int64]  # [P] the prompts, batch by batch
+    first: NDArray[np.int64]  # [B] the index in `order` at which each batch begins
     window: NDArray[np.int64]  # [B]
     lengths: NDArray[np.int64]  # [P] tokens per row
 
 
 @cache
 def cut(job: Job, spread: float) -> Cut:
-    """Cut a file as `run_file` does: the same windows, the same function, the same budget."""
+    """Divide a file into batches as `run_file` does, with the same windows, function and budget."""
     prompts, answer, settings, model = job.prompts, job.answer, job.settings, SimpleNamespace(mask_id=-1)
     middle = math.log(job.prompt) - spread**2 / 2
     drawn = np.random.default_rng(0).lognormal(middle, spread, prompts).clip(16, 1024).astype(int)
@@ -192,11 +193,11 @@ def cut(job: Job, spread: float) -> Cut:
 
 @cache
 def planned(job: Job, spread: float, mixed: float, step: StepTime) -> Batches:
-    """The batches of a file with their times."""
-    file = cut(replace(job, steps=1, share=1.0), spread)  # steps and share do not change the cut
+    """Return the batches of a file with their times."""
+    file = cut(replace(job, steps=1, share=1.0), spread)  # steps and share do not change the batches
     reach = min(mixed * job.share, 1 - job.share)
     share = np.random.default_rng(1).uniform(job.share - reach, job.share + reach, job.prompts)
-    longest = np.maximum.reduceat(file.lengths[file.order], file.first)  # rows are padded to it
+    longest = np.maximum.reduceat(file.lengths[file.order], file.first)  # rows are padded to this length
     count = np.diff(file.first, append=job.prompts)
     rows = job.pool * np.add.reduceat(share[file.order], file.first)
 
@@ -209,12 +210,12 @@ def planned(job: Job, spread: float, mixed: float, step: StepTime) -> Batches:
 class Played(NamedTuple):
     """The outcome of one start of the job."""
 
-    end: float  # when the last rank is done, or all are stopped
+    end: float  # the time when the last rank is done, or when all ranks are stopped
     done: NDArray[np.bool_]  # [B]
 
 
 def play(work: Batches, pending: NDArray[np.int64], speed: Floats, plan: float, begin: float, stop: Floats) -> Played:
-    """Ranks take pending batches from a counter and plan all windows up to their batch. Rank r ends at stop[r]."""
+    """Simulate one start. Ranks take pending batches and plan all windows up to their batch. Rank r ends at stop[r]."""
     free = [(begin, rank) for rank in range(len(speed))]
     planned_to = [-1] * len(speed)
     done, end = np.zeros(len(work.seconds), bool), begin
@@ -235,15 +236,15 @@ def play(work: Batches, pending: NDArray[np.int64], speed: Floats, plan: float, 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A whole run: its hours, and the use of GPU time as shares of ranks × wall time."""
+    """The outcome of a whole run: its hours (`wall`), and the uses of GPU time as shares of ranks × wall time."""
 
     ranks: int
     wall: float
     useful: float
     starting: float
     merging: float
-    lost: float  # decoded but not kept, or waiting for the hung rank
-    rest: float  # planning, slow GPUs, waiting for the last batches
+    lost: float  # decoding of batches that were not kept, and waiting for the hung rank
+    rest: float  # planning, slow GPUs, and waiting for the last batches
 
 
 def simulate(job: Job, ranks: int, step: StepTime, costs: Costs, world: World) -> Outcome:
@@ -255,7 +256,7 @@ def simulate(job: Job, ranks: int, step: StepTime, costs: Costs, world: World) -
     starting, lost, done = begin, 0.0, np.zeros(len(everything), bool)
     if world.killed is not None:
         died = begin + world.killed * total / ranks
-        # The timeout detects a hung rank. Meanwhile the others decode and keep the batches they finish.
+        # The timeout detects a hung rank. Until then, the other ranks decode and keep the batches that they finish.
         stop = np.full(ranks, died + costs.hang)
         stop[-1] = died
         first = play(work, everything, speed, plan, begin, stop)
@@ -273,7 +274,7 @@ def simulate(job: Job, ranks: int, step: StepTime, costs: Costs, world: World) -
 
 
 def fixed_shares(job: Job, ranks: int, step: StepTime, world: World) -> float:
-    """Efficiency if the batches are dealt out beforehand instead: batch i to rank i mod R."""
+    """Return the efficiency if there is no counter and batch i is assigned to rank i mod R beforehand."""
     work = planned(job, world.spread, world.mixed, step)
     speed = np.ones(ranks)
     speed[::64] = world.slow

@@ -1,13 +1,13 @@
-"""The server under load on loopback: throughput compared with decoding one prompt at a time, and waiting times.
+"""Measure the server under load on loopback: its throughput against decoding one prompt at a time, and waiting times.
 
     python -m d5p4_lab bench serve [--requests 16,32] [--device cpu] [--out FILE]     prints a table of docs/serving.md
-    python -m d5p4_lab bench serve --table [--out FILE]                               prints the last one
+    python -m d5p4_lab bench serve --table [--out FILE]                               prints the table of the last run
 
 First, puzzles are decoded one by one in this process with `d5p4.generate`, each with its own seed; a server without
 batching cannot be faster. Then a server process answers the same puzzles for 1, 8 and 32 clients. Each client sends its
-next request when it has its last answer. Every answer is compared with the one decoded alone. Meanwhile another client
-asks for /healthz again and again; its waiting time shows how long the event loop was blocked. The floor is the time of
-the model's multiplications for these rows at the rate of a plain matrix product of the model's shape.
+next request when it has the answer to its last request. Every answer is compared with the answer decoded alone. During
+this time another client asks for /healthz repeatedly; its waiting time shows how long the event loop was blocked. The
+floor is the time of the model's multiplications for these rows, at the rate of a plain matrix product of its shape.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ OPTIONS: dict[int, dict[str, Any]] = {  # the server's options for n = 4 and n =
     1: {"k": 1, "w": 4},
 }
 CLIENTS = (1, 8, 32)
-PRODUCT = (4096, 320, 832)  # rows, and the shape of the largest of the model's matrices
+PRODUCT = (4096, 320, 832)  # the number of rows, and the shape of the model's largest matrix
 Request = tuple[str, int]  # prompt, seed
 
 
@@ -53,7 +53,7 @@ def waits(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def matrix_rate(device: str, dtype: torch.dtype) -> float:
-    """Floating-point operations per second of a matrix product."""
+    """Measure the floating-point operations per second of a matrix product."""
     rows, inner, columns = PRODUCT
     a = torch.randn(rows, inner, device=device, dtype=dtype)
     b = torch.randn(inner, columns, device=device, dtype=dtype)
@@ -62,12 +62,12 @@ def matrix_rate(device: str, dtype: torch.dtype) -> float:
 
 
 def operations(model: Any, result: d5p4.Result) -> float:
-    """Floating-point operations of a result's forwards: two per parameter and token."""
+    """Return the floating-point operations of a result's forwards: two per parameter and token."""
     return 2.0 * sum(part.numel() for part in model.parameters()) * int(result.rows[0]) * result.sequences.shape[-1]
 
 
 def alone(model: Any, n: int, requests: Sequence[Request]) -> tuple[list[list[str]], list[float], list[float]]:
-    """Decode each prompt alone: the answers, seconds and operations per prompt."""
+    """Decode each prompt alone, and return the answers, seconds and operations per prompt."""
     texts, seconds, work = [], [], []
     for prompt, seed in requests:
         result, spent = wall(partial(generate, model, prompt, seed=seed, **OPTIONS[n]), model.device)
@@ -79,7 +79,7 @@ def alone(model: Any, n: int, requests: Sequence[Request]) -> tuple[list[list[st
 
 @contextmanager
 def server(*options: str) -> Iterator[str]:
-    """Start a server process; its address when it is ready."""
+    """Start a server process, and yield its address when it is ready."""
     command = [sys.executable, "-m", "d5p4", "serve", "--model", "countdown", "--port", "0", *options]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -90,7 +90,7 @@ def server(*options: str) -> Iterator[str]:
             if not lines[-1]:
                 raise d5p4.D5P4Error(f"the server did not start: {''.join(lines)}")
             url = lines[-1].split()[-1].rstrip("/")
-            threading.Thread(target=list, args=(process.stderr,), daemon=True).start()  # keep its pipe empty
+            threading.Thread(target=list, args=(process.stderr,), daemon=True).start()  # keep the pipe empty
             while httpx.get(f"{url}/readyz").status_code != 200:
                 time.sleep(0.1)
             yield url
@@ -99,7 +99,7 @@ def server(*options: str) -> Iterator[str]:
 
 
 async def load(url: str, n: int, requests: Sequence[Request], clients: int, stream: bool) -> dict[str, Any]:
-    """The answers to all requests, sent by `clients` clients at a time, and the waiting times."""
+    """Send all requests from `clients` clients at a time, and return the answers and the waiting times."""
     todo, texts, seconds, pings = list(enumerate(requests))[::-1], {}, [], []
     over = asyncio.Event()
     async with httpx.AsyncClient(timeout=None, limits=httpx.Limits(max_connections=None)) as http:
@@ -142,20 +142,20 @@ def streamed(events: str, n: int) -> list[str]:
 
 
 def batches(url: str) -> tuple[float, float]:
-    """The number of decodes so far, and of prompts in them."""
+    """Return the number of decodes so far, and the number of prompts in them."""
     metrics = dict(line.rsplit(" ", 1) for line in httpx.get(f"{url}/metrics").text.splitlines() if line[0] != "#")
     return float(metrics["d5p4_batch_prompts_count"]), float(metrics["d5p4_batch_prompts_sum"])
 
 
 def compared(row: dict[str, Any], expected: list[list[str]]) -> dict[str, Any]:
-    """Replace the texts by the number of requests whose answers equal those decoded alone, in the same order."""
+    """Replace the texts by the number of requests whose answers equal `expected`, the answers decoded alone."""
     texts = row.pop("texts")
     equal = sum(a == b for a, b in zip(texts, expected, strict=True))
     return row | {"equal": equal, "different": sum(len(set(answers)) for answers in texts)}
 
 
 def measure(n: int, count: int, device: str) -> dict[str, Any]:
-    """Requests for n answers: decoded one by one, then served to 1, 8 and 32 clients."""
+    """Measure requests for n answers: first decoded one by one, then served to 1, 8 and 32 clients."""
     prompts = [problem.prompt for problem in problems(count, numbers=4, seed=7)]
     requests = [(prompt, 1000 + number) for number, prompt in enumerate(prompts)]
     model = d5p4.load("countdown", device)
@@ -187,7 +187,7 @@ def measure(n: int, count: int, device: str) -> dict[str, Any]:
 
 
 def table(results: Mapping[str, Any]) -> str:
-    """Markdown with notes and the origin of the figures."""
+    """Return a Markdown table with notes and the origin of the figures."""
     rows, notes = [], []
 
     def add(n: int, what: str, row: Row, floor: float, **more: str) -> None:
@@ -205,12 +205,13 @@ def table(results: Mapping[str, Any]) -> str:
             more["as decoded alone"] = f"{row['equal']} of {count}"
             more["/healthz p95, most"] = f"{1000 * row['healthz_p95']:.0f}, {1000 * row['healthz_most']:.0f} ms"
             add(n, clients, row, base["floor"], **more)
-        different = f"; {n} different texts for {base['all_different']} of {count}" if n > 1 else ""
+        different = f" {base['all_different']} of {count} puzzles got {n} different texts." if n > 1 else ""
         notes.append(
-            f"n = {n}: {count} held-out puzzles of four numbers, each with its own seed, {part['dtype']}{different}; "
-            f"{base['operations'] / count / 1e9:.0f} GFLOP per request, floor {base['floor']:.2f} requests/s at "
-            f"{base['matrix_rate'] / 1e9:.0f} GFLOP/s; in float64, {CLIENTS[-1]} clients: {double['equal']} of "
-            f"{double['requests']} as decoded alone."
+            f"n = {n}: {count} held-out puzzles of four numbers, each with its own seed, in {part['dtype']}."
+            f"{different} A request takes {base['operations'] / count / 1e9:.0f} GFLOP, so at "
+            f"{base['matrix_rate'] / 1e9:.0f} GFLOP/s the floor is {base['floor']:.2f} requests/s. "
+            f"In float64 with {CLIENTS[-1]} clients, "
+            f"{double['equal']} of {double['requests']} requests got the answers that were decoded alone."
         )
     origin = results["about"]
     where = f"({origin['machine']}, torch {origin['torch']}, {origin['date']}; `{origin['command']}`)"

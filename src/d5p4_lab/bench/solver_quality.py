@@ -1,11 +1,11 @@
-"""How often each solver of `d5p4.methods.partition_map` finds the best set, on kernels where it is known.
+"""Measure how often each solver of `d5p4.methods.partition_map` finds the best set, on kernels where it is known.
 
     python -m d5p4_lab bench solver_quality [INSTANCES]
 
-The 48 settings are k 4 to 6, 16 or 768 dimensions, related or unrelated children, and an additive kernel with beta 1,
-10, 100 or a multiplicative one with beta 1; w = 4. Each has INSTANCES (default 80) random kernels whose rows share a
-common component. Prints a Markdown table: the share of optimal sets, mean and largest gap in nats, time relative to the
-default.
+The 48 settings combine k = 4, 5 or 6, 16 or 768 dimensions, related or unrelated children, and four kernels: additive
+with beta 1, 10 or 100, and multiplicative with beta 1. w is 4. Each setting has INSTANCES (default 80) random kernels
+whose rows share a common component. The program prints a Markdown table: the share of optimal sets, the mean and the
+largest gap in nats, and the time relative to the default solver.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SHARED = 0.8
 
 
 def instances(count: int, k: int, w: int, width: int, kin: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Quality [count, kw] scaled to [0, 1], similarity [count, kw, kw]; siblings have the share `kin` in common."""
+    """Return quality [count, kw] in [0, 1] and similarity [count, kw, kw]. Siblings have the share `kin` in common."""
     g = torch.Generator().manual_seed(seed)
 
     def unit(*shape: int) -> Tensor:
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str]) -> None:
         for seed, (k, width, kin, (kind, beta)) in enumerate(settings):
             quality, similarity = instances(count, k, 4, width, kin, seed)
             kernel, gain = build(kind, quality, similarity, beta)
-            problem = prepare(kernel, k, gain)  # without ties the order of the rows stays
+            problem = prepare(kernel, k, gain)  # without ties, the rows keep their order
             best = problem.score(exhaustive(kernel, k, gain, quality)[:, None])[1][:, 0]
             for name, options in SOLVERS.items():
                 sets, seconds = wall(partial(partition_map, kernel, k, gain, quality, **options), CPU)

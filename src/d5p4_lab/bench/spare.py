@@ -1,11 +1,11 @@
-"""How many of four answers differ, and the gain and cost of spare beams, on held-out puzzles with `countdown`.
+"""Measure how many of four answers differ, and the gain and cost of spare beams, on held-out puzzles of `countdown`.
 
     python -m d5p4_lab bench spare [--device cuda] [--puzzles 500] [--out FILE]    prints the table of docs/serving.md
-    python -m d5p4_lab bench spare --table                                         prints the last one
+    python -m d5p4_lab bench spare --table                                         prints the table of the last run
 
-k = w = 4, temperature 1, one seed. "Four different": the share of puzzles whose four texts all differ. "Different
-right": right answers per puzzle that differ by more than the order of operands. Rows: distinct rows through the model
-per puzzle.
+The settings are k = w = 4, temperature 1 and one seed. "Four different" is the share of puzzles whose four texts all
+differ. "Different right" counts the right answers per puzzle that differ by more than the order of operands. "Rows"
+counts the distinct rows per puzzle that go through the model.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CASES: tuple[Row, ...] = (
 
 
 def measure(model: Any, numbers: int, count: int, case: Row) -> Row:
-    """Every figure as [mean, low, high] over puzzles."""
+    """Decode the puzzles, and return every figure as [mean, low, high] over puzzles."""
     puzzles = problems(count, numbers=numbers, seed=9)
     prompts = [problem.prompt for problem in puzzles]
     result = generate(model, prompts, k=K, seed=1, max_tokens_per_forward=default_budget(model), **case)
@@ -54,7 +54,7 @@ def measure(model: Any, numbers: int, count: int, case: Row) -> Row:
 
 
 def table(results: Mapping[str, Any]) -> str:
-    """Markdown with the origin of the figures."""
+    """Return a Markdown table with the origin of the figures."""
     rows = []
     for row in results["rows"]:
         extra = (", `distinct`" if row["distinct"] else "") + (f", spare {row['spare']}" if row["spare"] else "")

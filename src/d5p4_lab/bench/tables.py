@@ -2,8 +2,8 @@
 
     python -m d5p4_lab bench tables
 
-On its page a table stands between <!-- KIND: NAME --> and <!-- end -->. `git diff` shows nothing afterwards unless a
-result or a heading has changed.
+On its page, each table stands between <!-- KIND: NAME --> and <!-- end -->. Afterwards `git diff` shows nothing unless
+a result or a heading has changed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from . import (
 
 
 def pages() -> Iterator[tuple[str, str, Tables]]:
-    """(path in the checkout, kind of table, tables) per page and kind."""
+    """Yield (path in the checkout, kind of table, tables) for every page and kind."""
     puzzles, prose = countdown.tables(countdown.Book.open(RESULTS / "countdown.json")), read(RESULTS / "books.json")
     texts: Tables = {"table": partial(books.table, prose), "texts": partial(books.texts, prose)}
     agreed: Tables = {"table": lambda: agreement.table(read(RESULTS / "agreement.json")["cases"])}

@@ -22,10 +22,10 @@ def recipe(
     data: Path | None = None,
     vocabulary: int = 8192,
 ) -> Recipe:
-    """The recipe of a model.
+    """Return the recipe of a model.
 
-    books and judge need `data`: a folder of texts, or a corpus that `corpus.prepare` made. From texts, a corpus with a
-    BPE of `vocabulary` tokens is made in a folder inside `out`; the run removes that folder when it has finished.
+    The recipes books and judge need `data`: a folder of texts, or a corpus that `corpus.prepare` made. From texts, this
+    function makes a corpus with a BPE of `vocabulary` tokens, in a folder inside `out` that the finished run removes.
     """
     if name not in RECIPES:
         raise D5P4Error(f"there is no recipe {name!r}: choose one of {', '.join(RECIPES)}, or corpus")
@@ -43,7 +43,7 @@ def recipe(
     from .corpus import load, prepare
 
     if name == "judge":
-        transformers()  # if it is missing, fail now and not after minutes of preparing
+        transformers()  # if transformers is missing, fail now and not after minutes of preparation
     scratch = None if (data / "corpus.json").exists() else out / "training.corpus"
     corpus = load(data) if scratch is None else prepare(data, scratch, vocabulary)
     text_recipe = (Books if name == "books" else Judge)(device, seed, toy, corpus)

@@ -24,12 +24,12 @@ from .folder import write_json
 from .recipe import LAST_STEP, Card, Recipe, chances, masks, start_as_identity
 
 LENGTH = 256
-DRAWS = 8  # noise levels per row for the bound
+DRAWS = 8  # random noise levels per row when the bound is estimated
 LICENCE = "The weights may be used as the texts allow; the code is d5p4's (Apache-2.0)."
 
 
 class TextRecipe(Recipe):
-    """A model of a corpus, LENGTH tokens at a time."""
+    """The recipe of a model that learns a corpus, LENGTH tokens at a time."""
 
     row_length = LENGTH
 
@@ -44,7 +44,7 @@ class TextRecipe(Recipe):
         return 16 if self.toy else 384
 
     def batches(self, start: int) -> Iterator[Tensor]:
-        """Rows [B, LENGTH] from random places of the text."""
+        """Yield rows [B, LENGTH] from random places of the text."""
         text = on_device(self.corpus.train, self.device)
         for step in range(start, LAST_STEP):
             yield crops(text, self.rows, LENGTH, self.generator(-1 - step))
@@ -54,7 +54,7 @@ class TextRecipe(Recipe):
 
     @torch.no_grad()
     def nats(self, model: nn.Module, rows: Tensor, draws: int) -> float:
-        """Nats per token: the mean loss of rows [R, LENGTH] over `draws` draws of its randomness."""
+        """Return the loss of rows [R, LENGTH] in nats per token, averaged over `draws` random draws."""
         total = 0.0
         for draw in range(draws):
             for part in rows.split(self.rows):
@@ -62,7 +62,7 @@ class TextRecipe(Recipe):
         return total / (draws * len(rows))
 
     def measured(self, model: nn.Module, draws: int, bound: str = "") -> dict[str, float]:
-        """Figures on held-out text, and on as many rows of the training text."""
+        """Return figures on held-out text, and on as many rows of the training text."""
         rows = 8 if self.toy else 2000
         held_out, trained = (
             self.nats(model, spread_rows(tokens, rows), draws) for tokens in (self.corpus.val, self.corpus.train)
@@ -123,14 +123,14 @@ class Books(TextRecipe):
         return {MDLM.prefix + name: parameter for name, parameter in model.named_parameters()}
 
     def validate(self, folder: Path) -> dict[str, float]:
-        """The loss is an upper bound, so the figures are too."""
+        """Return held-out figures. The loss is an upper bound, so the figures are upper bounds too."""
         from d5p4.models.load import load
 
         return self.measured(load(folder, device=self.device, dtype="float32"), DRAWS, ", at most")
 
 
 class Judge(TextRecipe):
-    """Every row starts with end-of-text and continues anywhere in the books, so the judge needs no context."""
+    """The judge. A row is end-of-text, followed by tokens from any place in a book, so the judge needs no context."""
 
     name = "judge"
     full = {"hidden_size": 192, "num_hidden_layers": 5, "num_attention_heads": 3, "intermediate_size": 512}
@@ -205,12 +205,12 @@ class Judge(TextRecipe):
 
 
 def causal(model: nn.Module) -> Any:
-    """A LlamaForCausalLM; it is Any because transformers may be missing."""
+    """Return the model, a LlamaForCausalLM, as Any, because transformers may be missing."""
     return model
 
 
 def language_figures(corpus: Corpus, held_out: float, trained: float, bound: str = "") -> dict[str, float]:
-    """Perplexity and bits per byte from nats per token on held-out and training text."""
+    """Return perplexity and bits per byte, given the nats per token on held-out and training text."""
     figures = {}
     for name, nats, tokens, size in (
         ("held-out text", held_out, corpus.val, corpus.val_bytes),
@@ -222,24 +222,24 @@ def language_figures(corpus: Corpus, held_out: float, trained: float, bound: str
 
 
 def require_rows(corpus: Corpus) -> None:
-    """Refuse texts that are shorter than a row. Training cuts rows from one text, validation from the other."""
+    """Raise an error if the training text or the held-out text is shorter than a row."""
     for name, tokens in (("train", corpus.train), ("val", corpus.val)):
         if len(tokens) < LENGTH:
             raise D5P4Error(f"the {name} text has {len(tokens)} tokens, but a row needs {LENGTH}: give more text")
 
 
 def on_device(tokens: np.ndarray, device: torch.device) -> Tensor:
-    """The whole text [n] as int16, which is wide enough for every id of a corpus."""
+    """Return the whole text [n] as int16, which is wide enough for every id of a corpus."""
     return torch.from_numpy(np.array(tokens).view(np.int16)).to(device)
 
 
 def crops(text: Tensor, rows: int, length: int, generator: torch.Generator) -> Tensor:
-    """[rows, length] int64, each row from a random place of text [n]."""
+    """Return int64 rows [rows, length], each from a random place of the text [n]."""
     starts = torch.randint(len(text) - length + 1, (rows, 1), generator=generator, device=text.device)
     return text[starts + torch.arange(length, device=text.device)].long()
 
 
 def spread_rows(tokens: np.ndarray, rows: int) -> Tensor:
-    """[rows, LENGTH] int64: rows evenly spread over the text."""
+    """Return int64 rows [rows, LENGTH] that are evenly spread over the text."""
     starts = np.linspace(0, len(tokens) - LENGTH, rows).astype(np.int64)
     return torch.from_numpy(np.stack([tokens[s : s + LENGTH] for s in starts]).astype(np.int64))

@@ -1,11 +1,11 @@
-"""From a folder of books to token files that training maps into memory.
+"""Turns a folder of books into token files that training maps into memory.
 
-`prepare` reads `train.txt` and `val.txt` (or `.xz`): whole books, one paragraph per line, separated by a line
-`<|endoftext|>`. It trains a byte-level BPE on the training text, encodes both files and writes `tokenizer.json`,
-`train.npy`, `val.npy` and `corpus.json`. `load` maps such a folder again, without the text.
+`prepare` reads `train.txt` and `val.txt` (or `.xz`), which have one paragraph per line and a line `<|endoftext|>`
+between two books. It trains a byte-level BPE on the training text, encodes both files and writes `tokenizer.json`,
+`train.npy`, `val.npy` and `corpus.json`. `load` maps the token files of such a folder again and needs no texts.
 
-`normalise` cleans each book. The tokens decode to exactly the cleaned text, and the byte counts are of that text
-without the separators.
+`normalise` cleans each book. The tokens decode to exactly the cleaned text, and the byte counts are those of the
+cleaned text without the separators.
 """
 
 import hashlib
@@ -27,26 +27,26 @@ from .corpus_files import END_TEXT, Corpus, load, normalise, read_tokenizer, sto
 
 MASK = "<|mask|>"
 
-FORMAT = 2  # of the folder; to be raised when the same text would give other files
-SMALLEST, LARGEST = 256 + 2, 1 << 15  # sizes of vocabularies: all bytes and two special tokens; the ids of int16
+FORMAT = 2  # the version of the folder; raise it when the same text would give other files
+SMALLEST, LARGEST = 256 + 2, 1 << 15  # vocabulary sizes: all bytes and two special tokens; all ids of int16
 PIECE = 1 << 16  # characters encoded as one string
-BATCH = 32  # strings encoded at once; limits the memory
+BATCH = 32  # strings encoded at once, which limits the memory
 RUN = 16  # tokens per run
 SHARED = 0.05  # the share of a held-out book's runs that may also be in the training text
 
-# In ByteLevel's pattern the line feed before a visible character is always a word, and the white space before it is
-# another word. So a cut before that line feed changes no word. A cut after it would, because two line feeds are one
-# word at the end of a string and only there.
+# ByteLevel splits text into words. A line feed before a visible character is always a word of its own, and the white
+# space before that line feed is another word. So splitting the text before such a line feed changes no word. Splitting
+# after it would, because only at the end of a string do two line feeds form one word.
 _CUT = re.compile(r"\n(?=[!-~])")
 
 
 def prepare(data: Path, out: Path, vocabulary: int = 8192, tokenizer: Path | None = None) -> Corpus:
-    """Write the tokens of the books in the folder `data` to `out` and map them; if `out` is complete, only map it.
+    """Write the tokens of the books in the folder `data` to `out` and map them. If `out` is complete, only map it.
 
     The BPE has exactly `vocabulary` tokens, and the last two are `END_TEXT` and `MASK`. If `tokenizer` names a
     tokenizer.json (byte-level, with `END_TEXT`), it is used as it is and `vocabulary` is ignored.
     Held-out books that are also in the training text, perhaps in another edition, are left out.
-    An `out` made from other data or with another tokenizer is an error, since a trained model may depend on it.
+    If `out` was made from other data or with another tokenizer, an error is raised: a trained model may depend on it.
     """
     data, out = Path(data), Path(out)
     sources = {name: _source(data, name) for name in ("train", "val")}
@@ -66,7 +66,7 @@ def prepare(data: Path, out: Path, vocabulary: int = 8192, tokenizer: Path | Non
         return corpus
 
     out.mkdir(parents=True, exist_ok=True)
-    (out / "corpus.json").unlink(missing_ok=True)  # written last, so a folder without it is incomplete
+    (out / "corpus.json").unlink(missing_ok=True)  # this file is written last, so a folder without it is incomplete
     used = own or _trained(sources["train"], vocabulary)
     with _replacing(out / "tokenizer.json") as file:
         file.write(used.to_str(pretty=True).encode())
@@ -91,7 +91,7 @@ def pieces(book: str, size: int = PIECE) -> Iterator[str]:
 
 
 def runs(tokens: np.ndarray) -> np.ndarray:
-    """uint64 [n - RUN + 1]: the hash of every run. A run is RUN consecutive tokens of tokens [n]."""
+    """Return the hashes uint64 [n - RUN + 1] of all runs. A run is RUN consecutive tokens of `tokens` [n]."""
     count = max(0, len(tokens) - RUN + 1)
     mixed = np.zeros(count, np.uint64)
     for i in range(RUN):
@@ -101,7 +101,7 @@ def runs(tokens: np.ndarray) -> np.ndarray:
 
 
 def _shared(book: np.ndarray, seen: np.ndarray) -> float:
-    """The share of a book's runs that are among the sorted runs `seen`."""
+    """Return the share of a book's runs whose hashes are among the sorted hashes `seen`."""
     hashes = runs(book)
     if not len(hashes) or not len(seen):
         return 0.0
@@ -118,7 +118,7 @@ def _source(data: Path, name: str) -> Path:
 
 
 def _books(source: Path) -> Iterator[str]:
-    """The normalised books of a file, without empty ones. A file without any book is an error."""
+    """Yield the normalised books of a file, without empty books. Raise an error if the file has no book."""
     empty = True
     lines: list[str] = []
     try:
@@ -148,7 +148,7 @@ def _trained(source: Path, vocabulary: int) -> Tokenizer:
         vocab_size=vocabulary - 2, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
     tokenizer.train_from_iterator((piece for book in _books(source) for piece in pieces(book)), trainer)
-    # Added later, because the trainer puts its special tokens first and public MDLM has its mask last.
+    # Special tokens are added after training: the trainer would put them first, but public MDLM has its mask last.
     tokenizer.add_special_tokens([END_TEXT, MASK])
     if (size := tokenizer.get_vocab_size()) != vocabulary:
         raise D5P4Error(f"{source} is too short for a vocabulary of {vocabulary}: give --vocabulary {size} or less")
@@ -156,12 +156,12 @@ def _trained(source: Path, vocabulary: int) -> Tokenizer:
 
 
 def _read_own(path: Path) -> Tokenizer:
-    """The user's own tokenizer; one whose tokens would not be exact is an error."""
+    """Read the user's own tokenizer. Raise an error if its tokens would not decode to exactly the same text."""
     tokenizer = read_tokenizer(path)
     parts = json.loads(tokenizer.to_str())
     words = parts["pre_tokenizer"] or {"type": None}
     if parts["normalizer"] or words["type"] != "ByteLevel" or words["add_prefix_space"] or not words["use_regex"]:
-        raise D5P4Error(f"{path} is not plain byte-level: ByteLevel without a prefix space, and no normalizer")
+        raise D5P4Error(f"{path} is not plain byte-level: use ByteLevel without a prefix space, and no normalizer")
     if tokenizer.token_to_id(END_TEXT) is None:
         raise D5P4Error(f"{path} has no token {END_TEXT}")
     if tokenizer.token_to_id(MASK) != tokenizer.get_vocab_size() - 1:
@@ -172,7 +172,7 @@ def _read_own(path: Path) -> Tokenizer:
 
 
 def _encode(source: Path, tokenizer: Tokenizer, target: Path, seen: np.ndarray | None = None) -> dict[str, int]:
-    """Write the tokens of a file, without the books whose runs were `seen`, and return its counts."""
+    """Write the tokens of a file and return its counts. Books that share too many runs with `seen` are left out."""
     literal = Tokenizer.from_str(tokenizer.to_str())
     literal.encode_special_tokens = True  # a special token that is spelled out in a book is ordinary text
     literal.no_truncation()
@@ -205,7 +205,7 @@ def _encode(source: Path, tokenizer: Tokenizer, target: Path, seen: np.ndarray |
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Write to a partial file that gets its name when it is complete."""
+    """Open a partial file for writing, and rename it to `path` when it is complete."""
     partial = path.with_name(path.name + ".partial")
     with partial.open("wb") as file:
         yield file

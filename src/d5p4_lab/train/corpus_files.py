@@ -1,8 +1,8 @@
-"""Books as text and as tokens: how a document is cleaned, and the folders that `python -m d5p4_lab train corpus` makes.
+"""Cleans the texts of books, and reads the folders that `python -m d5p4_lab train corpus` makes.
 
-`normalise` removes what has no meaning and would cost tokens: line ends become `\\n`; byte order marks, zero-width
-spaces, word joiners, spaces at the end of a line and blank lines around a book are removed. Nothing else changes: lines
-are paragraphs already, so none are joined, and quotes and dashes stay as they are in the books.
+`normalise` removes characters that have no meaning but would cost tokens. Line ends become `\\n`. Byte order marks,
+zero-width spaces, word joiners, spaces at the end of a line and blank lines around a book are removed. Nothing else
+changes: every line is already a paragraph, so no lines are joined, and quotes and dashes stay as they are.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LINE_END = re.compile(r"[ \t]*(?:\r\n|\r|\n)")
 
 
 class Corpus(NamedTuple):
-    """The books as tokens, with `END_TEXT` between two books. Bytes count the normalised books in UTF-8, without it."""
+    """The books as tokens, with `END_TEXT` between two books. Byte counts are of the normalised books alone."""
 
     train: np.ndarray  # uint16 [n], memory-mapped
     val: np.ndarray  # uint16 [m], memory-mapped
@@ -34,27 +34,27 @@ class Corpus(NamedTuple):
 
     @property
     def size(self) -> str:
-        """The size in words, which tells one corpus from another."""
+        """A sentence with the sizes, which distinguishes one corpus from another."""
         train = f"{self.train_bytes:,} bytes of text in {len(self.train):,} tokens"
         return f"{train}; {self.val_bytes:,} bytes of text in {len(self.val):,} tokens are held out."
 
 
 def load(out: Path) -> Corpus:
-    """The corpus that `python -m d5p4_lab train corpus` wrote to `out`."""
+    """Return the corpus that `python -m d5p4_lab train corpus` wrote to `out`."""
     if (stored_corpus := stored(Path(out))) is None:
         raise D5P4Error(f"{out} holds no complete corpus (tokenizer.json, train.npy, val.npy, corpus.json)")
     return stored_corpus[0]
 
 
 def normalise(book: str) -> str:
-    """The text that the tokens stand for; the docstring of this module says what changes."""
+    """Return the cleaned text of a book. The docstring of this module says what changes."""
     lines = _LINE_END.sub("\n", _INVISIBLE.sub("", book) + "\n").split("\n")
     filled = [i for i, line in enumerate(lines) if line.strip()]
     return "\n".join(lines[filled[0] : filled[-1] + 1]) if filled else ""
 
 
 def stored(out: Path) -> tuple[Corpus, dict[str, Any]] | None:
-    """The corpus in `out` and its description; None when something is missing or cut short."""
+    """Return the corpus in `out` and its description, or None if a file is missing or incomplete."""
     try:
         description = json.loads((out / "corpus.json").read_bytes())
         train, val = (np.load(out / f"{name}.npy", mmap_mode="r") for name in ("train", "val"))

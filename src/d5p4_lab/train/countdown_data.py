@@ -1,7 +1,7 @@
-"""Training examples of countdown by the million, spelled as token ids; all in numpy.
+"""Makes millions of training examples of countdown as token ids, with numpy alone.
 
-`d5p4.eval.countdown` draws the problems and says which are held out; none of those is trained on. Letters in shapes: B
-rows of a batch, R rows drawn, n numbers of a problem.
+`d5p4.eval.countdown` draws the problems and decides which of them are held out. Held-out problems are never trained
+on. Letters in shapes: B rows of a batch, R rows drawn, n numbers of a problem.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,29 +13,29 @@ from numpy.typing import NDArray
 from d5p4.errors import D5P4Error
 from d5p4.eval.countdown import OPERATIONS, WINDOW, Draws, Problem, Ways, attempt, heldout, is_right, problems
 
-__all__ = ["Problem", "is_right", "problems"]  # the recipe takes these from here too
+__all__ = ["Problem", "is_right", "problems"]  # the recipe imports these names from this module
 
 CHARACTERS = "0123456789+-*/=,:"  # ids 0..16
 END, MASK = 17, 18
 PROMPT = 17  # "99,99,99,99,99:99"
-MIX = {3: 0.1, 4: 0.5, 5: 0.4}  # share of each count of numbers in training
+MIX = {3: 0.1, 4: 0.5, 5: 0.4}  # the share of problems with 3, 4 and 5 numbers in training
 
-_ATTEMPTS = 1 << 16  # most rows drawn at once: tables that stay in the cache
-_ACCEPTED = {3: 0.17, 4: 0.086, 5: 0.044}  # about; only how many rows are drawn at once depends on it
-_BLANK = 255  # a place without a character, squeezed out when rows are aligned
+_ATTEMPTS = 1 << 16  # the largest number of rows drawn at once; their tables stay in the cache
+_ACCEPTED = {3: 0.17, 4: 0.086, 5: 0.044}  # rough shares of valid rows, which decide how many rows are drawn at once
+_BLANK = 255  # marks a place without a character; `_align` removes such places
 
 
 class Batch(NamedTuple):
     """Training examples as token ids."""
 
-    prompts: NDArray[np.uint8]  # [B, PROMPT], right-aligned, END before
-    lengths: NDArray[np.int64]  # [B], characters of each prompt
-    answers: NDArray[np.uint8]  # [B, 48], left-aligned, END after
-    counts: NDArray[np.int64]  # [B], how many numbers
+    prompts: NDArray[np.uint8]  # [B, PROMPT], right-aligned and filled up with END
+    lengths: NDArray[np.int64]  # [B], the number of characters of each prompt
+    answers: NDArray[np.uint8]  # [B, 48], left-aligned and filled up with END
+    counts: NDArray[np.int64]  # [B], numbers per problem
 
 
 def _training(draws: Draws, rows: int, count: int) -> Ways:
-    """`rows` valid ways through problems that are not held out."""
+    """Draw `rows` valid solutions of problems that are not held out."""
     numbers, steps, missing = [], [], rows
     while missing > 0:
         ways = attempt(draws, min(_ATTEMPTS, int(missing / _ACCEPTED[count] * 1.1) + 64), count)
@@ -47,14 +47,14 @@ def _training(draws: Draws, rows: int, count: int) -> Ways:
 
 
 def batch(size: int, seed: int, index: int, mix: Mapping[int, float] = MIX) -> Batch:
-    """`size` training examples, none of a held-out problem; `mix` is the share of each count of numbers.
+    """Return `size` training examples, none of a held-out problem. `mix` is the share of each count of numbers.
 
-    A pure function of its arguments: to resume, only the index must be remembered.
+    The result depends on the arguments alone, so a resumed run only needs to know the index.
     """
     if size < 1:
         raise D5P4Error(f"a batch has at least one example, got size {size}")
     if not set(mix) <= set(WINDOW) or min(mix.values(), default=0) < 0 or not 0 < sum(mix.values()) < np.inf:
-        raise D5P4Error(f"a mix gives 3, 4 or 5 numbers a finite share, none negative and not all 0, got {dict(mix)}")
+        raise D5P4Error(f"mix={dict(mix)} must give 3, 4 or 5 numbers finite shares, none negative and not all 0")
     draws = Draws(1, seed, index)
     kinds = np.array(sorted(mix))
     edges = np.cumsum([mix[int(kind)] for kind in kinds])
@@ -73,7 +73,7 @@ def batch(size: int, seed: int, index: int, mix: Mapping[int, float] = MIX) -> B
 
 
 def _digits(values: NDArray[np.int32]) -> NDArray[np.uint8]:
-    """[...] values of at most three digits -> [..., 3] ids, blank where a leading zero would stand."""
+    """Turn values [...] of at most three digits into ids [..., 3], with blanks in place of leading zeros."""
     ids = np.stack([values // 100, values // 10 % 10, values % 10], axis=-1).astype(np.uint8)
     ids[..., 0][values < 100] = _BLANK
     ids[..., 1][values < 10] = _BLANK
@@ -81,7 +81,7 @@ def _digits(values: NDArray[np.int32]) -> NDArray[np.uint8]:
 
 
 def _spell_prompts(ways: Ways) -> NDArray[np.uint8]:
-    """Ids [R, 4(n + 1)] of "a,b,c:target" with blanks."""
+    """Return the ids [R, 4(n + 1)] of "a,b,c:target", with blanks."""
     rows, count = ways.numbers.shape
     text = np.full((rows, count + 1, 4), CHARACTERS.index(","), np.uint8)
     text[:, :-1, :3] = _digits(ways.numbers)
@@ -92,7 +92,7 @@ def _spell_prompts(ways: Ways) -> NDArray[np.uint8]:
 
 
 def _spell_answers(ways: Ways) -> NDArray[np.uint8]:
-    """Ids [R, 12(n - 1)] of the steps "a+b=c" joined by commas, with blanks."""
+    """Return the ids [R, 12(n - 1)] of the steps "a+b=c" joined by commas, with blanks."""
     rows, count, _ = ways.steps.shape
     text = np.full((rows, count, 12), CHARACTERS.index(","), np.uint8)
     text[..., 0:3] = _digits(ways.steps[..., 0])
@@ -105,7 +105,7 @@ def _spell_answers(ways: Ways) -> NDArray[np.uint8]:
 
 
 def _align(text: NDArray[np.uint8], width: int, *, right: bool) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Squeeze the blanks out of [R, *] ids: [R, width] filled with END, and the characters of each row [R]."""
+    """Remove the blanks from ids [R, *]. Return ids [R, width] filled up with END, and the length of each row [R]."""
     written = text != _BLANK
     lengths = written.sum(axis=1, dtype=np.int64)
     place = np.arange(width)
@@ -116,7 +116,7 @@ def _align(text: NDArray[np.uint8], width: int, *, right: bool) -> tuple[NDArray
 
 
 def decode(ids: Iterable[int]) -> str:
-    """The characters up to the first end-of-text; a mask still there reads `_`."""
+    """Return the characters up to the first end-of-text. A remaining mask becomes `_`."""
     text = []
     for token in ids:
         token = int(token)

@@ -1,4 +1,4 @@
-"""The folder of a run: a checkpoint (config.json, tokenizer, safetensors in small shards) and a card for people."""
+"""Writes the folder of a run: a checkpoint (config.json, tokenizer, small safetensors shards) and a readable card."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHARD = 15 * 2**20 - 2**16  # bytes of tensors per shard; with its header a file
 
 
 def refuse_occupied(out: Path) -> None:
-    """Refuse a folder with a finished model or with other files, unless the state of an unfinished run is there."""
+    """Raise an error if a folder has a finished model or other files, unless it has the state of an unfinished run."""
     names = sorted(path.name for pattern in WRITTEN for path in out.glob(pattern))
     if names and not (out / STATE).exists():
         content = "a model" if "config.json" in names else names[0]
@@ -35,7 +35,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def write_weights(folder: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype = torch.bfloat16) -> int:
-    """Save tensors rounded to dtype in as few shards as the limit allows, and return their bytes."""
+    """Save tensors, rounded to dtype, in as few shards as the size limit allows. Return the number of bytes."""
     shards: list[dict[str, Tensor]] = [{}]
     filled = total = 0
     for name, tensor in tensors.items():

@@ -1,4 +1,4 @@
-"""The training loop: batches, steps, an average of the weights, progress lines, and a state that survives a kill."""
+"""The training loop. It averages the weights, prints progress lines, and saves a state that survives a kill."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from .folder import STATE, hardware, refuse_occupied, write_card, write_json, wr
 from .optimiser import Optimiser, rate_scale
 from .recipe import Recipe
 
-AVERAGE = 0.999  # share of the old average kept at each step
+AVERAGE = 0.999  # the share of the old average that a step keeps
 SAVE_SECONDS = 20.0
 LINE_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class Budget:
-    """The end of a run: seconds of training, or a number of steps, which makes the run repeatable."""
+    """When a run ends: after some seconds of training, or after a number of steps, which makes the run repeatable."""
 
     seconds: float | None = None
     steps: int | None = None
@@ -39,7 +39,7 @@ class Budget:
         return f"{self.steps} steps" if self.steps is not None else f"{self.seconds} s"
 
     def progress(self, step: int, seconds: float) -> float:
-        """0 at the start, 1 at the end."""
+        """Return the progress, which is 0 at the start and 1 at the end."""
         if self.steps is not None:
             return min(1.0, step / self.steps)
         assert self.seconds is not None
@@ -56,7 +56,7 @@ class Run:
     optimiser: Optimiser
     average: list[Tensor]  # of the parameters
     step: int = 0
-    seconds: float = 0.0  # of training, without compiling, saving and validating
+    seconds: float = 0.0  # seconds of training, without compiling, saving and validating
 
     @classmethod
     def fresh(cls, recipe: Recipe, budget: Budget) -> Run:
@@ -66,7 +66,7 @@ class Run:
         return cls(recipe, budget, model, optimiser, [p.detach().clone() for p in model.parameters()])
 
     def _terms(self) -> dict[str, Any]:
-        """The facts that must be the same when a run continues."""
+        """Return the facts that must be the same when a run continues."""
         recipe = self.recipe
         return {
             "recipe": recipe.name,
@@ -175,7 +175,7 @@ def _steps(run: Run, state: Path, say: Callable[[str], None]) -> None:
         losses += run.advance(batch, rate_scale(run.step, progress))
         counted += 1
         now = time.perf_counter()
-        if first:  # its time includes compilation
+        if first:  # the first step includes compilation
             loss = _finite(losses, run.step)  # this waits for the device
             now = time.perf_counter()
             say(f"first step after {now - clock:.0f} s, loss {loss:.4f}")

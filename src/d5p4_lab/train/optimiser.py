@@ -1,8 +1,8 @@
-"""Muon for the matrices of the blocks, AdamW for everything else, and the learning rates during a run.
+"""Optimises the matrices of the blocks with Muon and everything else with AdamW, and sets the learning rates.
 
 Muon (Jordan et al., 2024) steps along the orthogonalised momentum: M = U diag(s) V' becomes about U V', so that every
-direction of a matrix learns at the same rate. Matrices of one shape are orthogonalised together, so a step takes a few
-dozen kernels for any number of layers.
+direction of a matrix learns at the same rate. Matrices of the same shape are orthogonalised together, so a step
+launches a few dozen kernels for any number of layers.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from torch import Tensor, nn
 
 MOMENTUM = 0.95
 DECAY = 0.01
-# The iteration of this quintic brings singular values from (0, 1] into about [0.7, 1.2] in five rounds.
+# Five rounds of this quintic polynomial bring singular values from (0, 1] into about [0.7, 1.2].
 QUINTIC = (3.4445, -4.7750, 2.0315)
 ROUNDS = 5
-WARMUP_STEPS, WARMUP_SHARE = 100, 0.02  # the warm-up ends at the earlier of the two
+WARMUP_STEPS, WARMUP_SHARE = 100, 0.02  # the warm-up ends at this step or this share of the run, if earlier
 
 
 def rate_scale(step: int, progress: float) -> float:
-    """A short linear warm-up, then half a cosine down to zero, for progress from 0 to 1."""
+    """Return the factor of the learning rates: a short linear warm-up, then half a cosine that ends at zero."""
     warmth = max((step + 1) / WARMUP_STEPS, progress / WARMUP_SHARE)
     return min(1.0, warmth) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
 class Optimiser:
-    """Both optimisers behind one `step(scale)`, where scale multiplies the learning rates."""
+    """Muon and AdamW together. `step(scale)` takes one step of both, with learning rates multiplied by `scale`."""
 
     def __init__(self, named: Iterable[tuple[str, nn.Parameter]], matrix_rate: float, other_rate: float) -> None:
         named = list(named)
@@ -89,7 +89,7 @@ class Muon:
 
 
 def orthogonalised(matrices: Tensor) -> Tensor:
-    """About U V' of each matrix U diag(s) V' in [n, rows, columns]."""
+    """Return approximately U V' for each matrix U diag(s) V' in [n, rows, columns]."""
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if tall else matrices
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
@@ -102,5 +102,5 @@ def orthogonalised(matrices: Tensor) -> Tensor:
 
 
 def is_block_matrix(name: str, parameter: Tensor) -> bool:
-    """Whether this is a weight matrix inside a layer, and no embedding, head, norm, bias or small adaLN map."""
+    """Whether a parameter is a matrix inside a layer, but not an embedding, head, norm, bias or small adaLN map."""
     return parameter.ndim == 2 and ("blocks." in name or "layers." in name) and "adaLN" not in name

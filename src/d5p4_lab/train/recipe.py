@@ -1,4 +1,4 @@
-"""Recipes, and the loss of masked diffusion: mask each token with chance p and weigh its cross-entropy by 1/p.
+"""Recipes and the loss of masked diffusion, which masks each token with chance p and weighs its cross-entropy by 1/p.
 
 A `Recipe` is the contract between the training loop and the models `countdown`, `books` and `judge`.
 """
@@ -24,7 +24,7 @@ LEAST = 1e-3  # the smallest masking chance, so that 1/p stays bounded
 
 
 def chances(rows: int, generator: torch.Generator) -> Tensor:
-    """[rows] masking chances in (LEAST, 1), one in each of `rows` equal parts; less noisy than independent draws."""
+    """Return masking chances [rows], one in each of `rows` equal parts of (LEAST, 1), which lowers the noise."""
     device = generator.device
     shift = torch.rand((), generator=generator, device=device)
     even = (torch.arange(rows, device=device) / rows + shift) % 1
@@ -32,14 +32,14 @@ def chances(rows: int, generator: torch.Generator) -> Tensor:
 
 
 def masks(chance: Tensor, length: int, generator: torch.Generator) -> Tensor:
-    """[rows, length] bool, True with the row's chance."""
+    """Return bool masks [rows, length], True with the chance of the row."""
     return torch.rand(len(chance), length, generator=generator, device=chance.device) < chance[:, None]
 
 
 def weighted_cross_entropy(
     states: Tensor, weight: Tensor, bias: Tensor | None, banned: Tensor, targets: Tensor, weights: Tensor
 ) -> Tensor:
-    """Sum of weights[M] times the cross-entropy of targets[M] under the head's logits of states[M, D]."""
+    """Return the sum of weights[M] times the cross-entropy of targets[M] under the head's logits of states[M, D]."""
     logits = F.linear(states, weight, bias).float().masked_fill(banned, -torch.inf)
     return (F.cross_entropy(logits, targets, reduction="none") * weights).sum()
 
@@ -52,7 +52,7 @@ class Rates(NamedTuple):
 
 
 class Card(NamedTuple):
-    """The words of a model's card; the run adds the figures."""
+    """The text of a model's card. The run adds the figures."""
 
     title: str
     about: str
@@ -62,14 +62,14 @@ class Card(NamedTuple):
 
 
 class Recipe(ABC):
-    """One model: its shape, its data as a function of (seed, step), its loss, its figures, its files."""
+    """The recipe of one model: the shape, the data as a function of (seed, step), the loss, the figures, the files."""
 
     name: ClassVar[str]
     rates: ClassVar[Rates] = Rates(matrices=0.02, others=3e-3)
     full: ClassVar[dict[str, int]]  # the shape of the model that ships
-    small: ClassVar[dict[str, int]]  # the shape of a toy
+    small: ClassVar[dict[str, int]]  # the shape of a toy model
     card: Card
-    data: str = ""  # a description of the data that differs between corpora
+    data: str = ""  # a description of the data, different for every corpus
     scratch: Path | None = None  # a folder that only this run needs
 
     def __init__(self, device: torch.device, seed: int, toy: bool) -> None:
@@ -94,23 +94,23 @@ class Recipe(ABC):
 
     @abstractmethod
     def build(self) -> nn.Module:
-        """The model with fresh float32 weights."""
+        """Return the model with fresh float32 weights."""
 
     @abstractmethod
     def batches(self, start: int) -> Iterator[Any]:
-        """The batches of steps start, start + 1, ...; batch i depends on the seed and i alone."""
+        """Yield the batches of steps start, start + 1, and so on. Batch i depends on the seed and i alone."""
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Any, generator: torch.Generator) -> Tensor:
-        """The scalar to minimise."""
+        """Return the scalar to minimise."""
 
     @abstractmethod
     def layers(self, model: nn.Module) -> Iterable[nn.Module]:
-        """The layers. They are compiled one by one and share a compilation (except the first of LLaDA)."""
+        """Return the layers. They are compiled one by one and share one compilation (except LLaDA's first layer)."""
 
     @abstractmethod
     def tensors(self, model: nn.Module) -> dict[str, Tensor]:
-        """The weights under the names of the public layout."""
+        """Return the weights under the names of the public layout."""
 
     @abstractmethod
     def write_tokenizer(self, folder: Path) -> None:
@@ -118,7 +118,7 @@ class Recipe(ABC):
 
     @abstractmethod
     def validate(self, folder: Path) -> dict[str, float]:
-        """Figures of the written model on held-out data."""
+        """Return figures of the written model on held-out data."""
 
     def compile(self, model: nn.Module) -> None:
         for layer in self.layers(model):
@@ -131,13 +131,13 @@ class Recipe(ABC):
             shutil.rmtree(self.scratch, ignore_errors=True)
 
     def generator(self, step: int) -> torch.Generator:
-        """The randomness of one step's masks."""
+        """Return the random generator of one step's masks."""
         key = int(mix(self.seed, step)) & 0x7FFF_FFFF_FFFF_FFFF
         return torch.Generator(self.device).manual_seed(key)
 
 
 def start_as_identity(model: nn.Module, endings: tuple[str, ...]) -> None:
-    """Zero the last matrices of the blocks, so that no block adds anything at the start."""
+    """Set the last matrices of the blocks to zero, so that at the start no block changes its input."""
     for name, parameter in model.named_parameters():
         if is_block_matrix(name, parameter) and name.endswith(endings):
             nn.init.zeros_(parameter)

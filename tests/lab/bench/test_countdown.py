@@ -125,7 +125,7 @@ def test_a_stopped_benchmark_continues(tmp_path, monkeypatch, capsys):
     del book.records[1:]
     book.write()
     benchmark.main([*command, "--minutes", "0"])
-    assert "no time for tune 3 numbers: d5p4, beta 100" in capsys.readouterr().out
+    assert "there is no time left for tune 3 numbers: d5p4, beta 100" in capsys.readouterr().out
     assert len(Book.open(out).records) == 1
 
     other = write_llada(tmp_path / "other", seed=1)
