@@ -143,9 +143,7 @@ def _task_claims(setup: Setup, by_case: Mapping[str, Spent], task: str, width: i
     ]
     for name, ours in ((f"D5P4 (w {width})", plain), (f"D5P4 with distinct children (w {width})", other)):
         rival, lead = _same_rows(setup, by_case, task, ours)
-        claim = (
-            f"the {setup['k']} answers of {name} cover more problems than independent answers that cost as many rows"
-        )
+        claim = f"the {setup['k']} answers of {name} cover more problems than independent answers for as many rows"
         values = f"difference to {rival}: {shown(lead, 1)} points"
         claims.append(Claim(f"Ours ({task}): {claim}", "–", values, decided(lead)))
     claims.append(
@@ -172,11 +170,7 @@ def _same_rows(setup: Setup, by_case: Mapping[str, Spent], task: str, ours: Spen
     return name, _gain(ours, alone[m])
 
 
-OFFSETS = {
-    "independent": (6, -10),
-    "D5P4+": (-22, 5),
-    "distinct": (5, 5),
-}  # positions of the labels, relative to their points
+OFFSETS = {"independent": (6, -10), "D5P4+": (-22, 5), "distinct": (5, 5)}  # from points to their labels
 
 
 def _figure(setup: Setup, by_case: Mapping[str, Spent]) -> object:

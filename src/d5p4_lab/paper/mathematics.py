@@ -75,7 +75,7 @@ WAYS = ("independent", "best of n, perplexity", "best of n, internal", "best of 
 
 
 def _reduce(setup: Setup, case: Case, unit: int, row: Row, scores: Mapping[str, Row]) -> Row:
-    """Return the marks of all answers. For each way to choose k of them: marks, self-BLEU, number of right forms."""
+    """Return the marks of all answers and, for each way to choose k: marks, self-BLEU, number of right forms."""
     task = setup.task(case.task, case.units)
     grader, example = grader_named(task.grader or "exact"), task.examples[unit]
     right = grader.grade(example.prompt, row["texts"], example.gold)

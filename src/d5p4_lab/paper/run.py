@@ -203,5 +203,5 @@ def _about(setup: Setup) -> dict[str, Any]:
         "paper": setup.experiment.paper,
         "scale": setup.scale,
         "made": f"The command was `{without_places(typed)}`."
-        + (f" The results were {', '.join(made)}." if made else ""),
+        + (f" The results were {' and '.join(made)}." if made else ""),
     }

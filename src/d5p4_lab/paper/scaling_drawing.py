@@ -25,13 +25,7 @@ from .synthetic import PoolStatistics, complexity, parse_size, read_statistics, 
 EXACT = "exact"  # known only at the smallest sizes, so it is left out of ranks and normalised values
 FREE = "k-DPP sample (*)"  # ignores groups
 PAPERS, TEXT, OURS = "greedy, n starts", "greedy, k starts", "local search"
-RIVALS = (
-    "random",
-    "greedy beam",
-    "diverse beam, α=β",
-    "diverse beam, α=10β",
-    "k-DPP sample (*)",
-)  # rivals in the paper
+RIVALS = ("random", "greedy beam", "diverse beam, α=β", "diverse beam, α=10β", "k-DPP sample (*)")  # in the paper
 DRAWN: dict[str, dict[str, str]] = {
     "random": STYLES["random"],
     "greedy beam": STYLES["greedy beam"],
@@ -208,12 +202,7 @@ def _tables_by_size(cells: Sequence[Cell], clocks: Sequence[str]) -> list[Table]
         Table(
             "log det S", columns, cellwise(lambda c: c.cosine, mean(3)), f"The paper's table shows log det S. {empty}"
         ),
-        Table(
-            "Median time of one pool, ms",
-            columns,
-            times,
-            f"On {', '.join(clocks)}. Times include building L from Q and S.",
-        ),
+        Table("Median time of one pool, ms", columns, times, f"On {', '.join(clocks)}, with the time to build L."),
     ]
 
 

@@ -331,12 +331,7 @@ def _tables(setup: Setup, by_method: dict[str, list[Pool]], figures: dict[str, A
     rows = [[name, _value_text(figures[name])] for name in rest]
     return [
         first,
-        Table(
-            "Other figures",
-            ["figure", "value"],
-            rows,
-            "Order of sets means a Spearman correlation with log det K within each pool.",
-        ),
+        Table("Other figures", ["figure", "value"], rows, "Orders of sets are Spearman correlations in a pool."),
     ]
 
 
@@ -374,8 +369,8 @@ def _claims(late: dict[str, list[Pool]], figures: dict[str, Any]) -> list[Claim]
         Claim(
             "Factoring out the shared component makes the expansion of log det describe real pools",
             "stated without a figure",
-            f"second-order error at most 45 % masked: {shown(gain)} nats less with the shared component; the remaining "
-            f"error is {both('error shared, order 2, at most 45 % masked', 4)} nats",
+            f"the second-order error is {shown(gain)} nats lower with the shared component, for at most 45 % masked "
+            f"tokens; the remaining error is {both('error shared, order 2, at most 45 % masked', 4)} nats",
             decided(gain),
         ),
         Claim(
