@@ -45,7 +45,7 @@ RESULTS = bench.RESULTS / "gpu.json"
 
 
 def benchmark(setup: Setup) -> Source:
-    """The times of whole steps, one row per section of a new GPU benchmark. Without a GPU the sizes are small."""
+    """The times of whole steps: one row per section of a new run of the GPU benchmark, at small sizes without a GPU."""
 
     def make(keys: Sequence[str]) -> dict[str, Row]:
         device = setup.torch_device

@@ -17,7 +17,7 @@ from d5p4.errors import D5P4Error
 from d5p4.models.load import HUB_ID
 
 RECORDS = (".jsonl", ".json", ".csv", ".parquet")
-TEXTS = (".txt", ".md", ".jsonl", ".json", ".parquet")  # records have their text in the field `text`
+TEXTS = (".txt", ".md", ".jsonl", ".json", ".parquet")  # records have the text in their field `text`
 SPLITS = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
 
 _OPENERS = {".xz": lzma.open, ".gz": gzip.open}

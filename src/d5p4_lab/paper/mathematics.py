@@ -75,7 +75,7 @@ WAYS = ("independent", "best of n, perplexity", "best of n, internal", "best of 
 
 
 def _reduce(setup: Setup, case: Case, unit: int, row: Row, scores: Mapping[str, Row]) -> Row:
-    """Return the marks of all answers and, for each way to choose k: marks, self-BLEU, number of right forms."""
+    """Return all marks and, for each way to choose k answers: marks, self-BLEU, number of different right answers."""
     task = setup.task(case.task, case.units)
     grader, example = grader_named(task.grader or "exact"), task.examples[unit]
     right = grader.grade(example.prompt, row["texts"], example.gold)

@@ -1,4 +1,4 @@
-"""Quality against diversity when writing without a prompt: the front and the parameter of every method."""
+"""Quality against diversity when writing without a prompt: fronts of methods, and effects of their parameters."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def draw(setup: Setup) -> Drawing:
 
 
 def _corner(m: Means) -> np.ndarray:
-    """The corner [2] of areas: independent sampling's nats, and the larger cosine of it and greedy beam search."""
+    """The corner [2] of areas: independent sampling's nats, and the larger of its cosine and greedy beam search's."""
     return np.array([m[INDEPENDENT][0, 0], max(m[INDEPENDENT][0, 1], m[GREEDY][0, 1])])
 
 
 def _areas(m: Means, lines: dict[str, list[Case]]) -> dict[str, np.ndarray]:
-    # Every method becomes greedy beam search when its parameter goes to 0, so that is a point of every front.
+    # With its parameter near 0 every method becomes greedy beam search, which is therefore a point of every front.
     fronts = {name: [m[GREEDY], *(m[case.name] for case in lines[name])] for name in SEARCH}
     return {name: unbiased(area(front, _corner(m))) for name, front in fronts.items()}
 
@@ -74,7 +74,7 @@ def _alike(setup: Setup, areas: Mapping[str, Mapping[str, np.ndarray]]) -> Claim
 def _judged(
     by_judge: Mapping[str, Means], rule: Callable[[Means, Case], Verdict], line: Sequence[Case]
 ) -> tuple[list[Case], Verdict]:
-    """Return the cases that pass a rule under every judge, and a verdict: does one pass, or do all surely fail?"""
+    """Return the cases that pass a rule under all judges, and the verdict on the claim that one or more cases pass."""
     by_value = {case.name: [rule(m, case) for m in by_judge.values()] for case in line}
     passed = [case for case in line if set(by_value[case.name]) == {"holds"}]
     failed = all("does not hold" in verdicts for verdicts in by_value.values())

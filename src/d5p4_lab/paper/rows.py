@@ -34,7 +34,7 @@ FULL = 4  # the first batch on a GPU fills this many forwards; one full forward 
 
 @dataclass(frozen=True)
 class Source:
-    """Rows of one kind.
+    """What rows of one kind are called, where they are stored, and how they are made.
 
     path       the file, relative to the folder of results; `.xz` files are compressed, and committed for drawing
     made_with  everything that the rows depend on; a file made with other values is refused

@@ -188,7 +188,7 @@ _BOX = {
     "betas": BETAS,
     "sizes": SIZES,
     "trials": {"256": 40, "1024": 20, "2048": 5, "4096": 3},  # number of trials by upper limit of rows
-    "largest": {**dict.fromkeys(SLOW, 1024), EXACT: 5000},  # most rows that a method gets; for exact, most sets
+    "largest": {**dict.fromkeys(SLOW, 1024), EXACT: 5000},  # the most rows for a method; for exact, the most sets
     "batch": 16,  # pools solved in one call
     "batch_rows": 64,  # calls with many pools are timed only up to this many rows
 }

@@ -157,12 +157,12 @@ class Setup:
 
     @cached_property
     def _elsewhere(self) -> bool:
-        """Whether the model is neither needed nor on this machine. Then config.json names the model of the rows."""
+        """Whether the model is neither needed nor on this machine. If so, config.json names the model."""
         return not (self.decoding or Path(self.named).expanduser().is_dir() or shipped(self.named))
 
     @cached_property
     def _maker(self) -> tuple[str, str]:
-        """Name and weights of the model that made the existing rows."""
+        """The name and the weights of the model that made the existing rows."""
         config = read_json(self.folder / "config.json") or {}
         maker = str(config.get("model", Path(self.named).name)), str(config.get("weights", "unknown"))
         if self.model_name is not None and maker[0] != Path(self.model_name).name:
@@ -194,7 +194,7 @@ class Setup:
         return self._tasks[name, count]
 
     def _check_prompts(self, name: str, task: Task) -> None:
-        """Refuse a task whose prompts differ from those that the existing rows were made from."""
+        """Raise an error if the prompts of a task differ from those that the existing rows were made from."""
         from .answers import known_prompts, prompt_digits
 
         for path, unit, digits in known_prompts(self, name):
@@ -236,7 +236,7 @@ class Setup:
 
 
 def _checked(name: str, value: Any, default: Any) -> Any:
-    """Check a caller's value of a setting. It must be of the default's kind; a single value may replace a list."""
+    """Check a caller's value of a setting. It must have the default's type; a single value may replace a list."""
     kind = _kind(default)
     if default is None or (value is None and name in MAY_BE_NONE):
         return value
@@ -260,7 +260,7 @@ def _kind(value: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """The value as it comes back from JSON: tuples become lists."""
+    """The value after a round trip through JSON, which turns tuples into lists."""
     return json.loads(json.dumps(value))
 
 

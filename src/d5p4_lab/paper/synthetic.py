@@ -115,7 +115,7 @@ def _quality(statistics: PoolStatistics, family: Tensor, own: Tensor) -> Tensor:
 
 @lru_cache(maxsize=512)
 def variances(dimensions: float) -> Tensor:
-    """λ_j ∝ j^-γ [WIDTH] with sum 1, and γ such that 1 / Σ λ² is as near to `dimensions` as possible."""
+    """Variances λ_j ∝ j^-γ [WIDTH] with sum 1, and γ such that 1 / Σ λ² is as near to `dimensions` as possible."""
     place = torch.arange(1, WIDTH + 1, dtype=torch.float64)
 
     def law(exponent: float) -> Tensor:

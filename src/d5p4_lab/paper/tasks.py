@@ -73,7 +73,7 @@ def shuffled(count: int, seed: int, purpose: str) -> list[int]:
 
 
 class Question(NamedTuple):
-    """A question of a file."""
+    """A question that was read from a file."""
 
     text: str
     answers: tuple[str, ...]  # best first
@@ -85,9 +85,7 @@ def _truthfulqa(record: dict[str, Any]) -> Question:
     """Read a record of the authors' CSV (`Correct Answers` joined by `;`) or of the hub (`correct_answers`, a list)."""
     named = {key.lower().replace(" ", "_"): value for key, value in record.items() if isinstance(key, str)}
     best, correct, incorrect = named["best_answer"], named["correct_answers"], named.get("incorrect_answers") or []
-    answers = tuple(
-        dict.fromkeys(_stripped([best]) + _stripped(correct))
-    )  # the best is usually one of the correct answers
+    answers = tuple(dict.fromkeys(_stripped([best]) + _stripped(correct)))  # the best is often also a correct answer
     meta = {key: named[key] for key in ("type", "category", "source") if named.get(key)}
     return Question(named["question"], answers, None, {**meta, "incorrect": _stripped(incorrect)})
 
@@ -127,7 +125,7 @@ class Source:
     split: str  # the split that the paper uses
     parse: Callable[[dict[str, Any]], Question]
     grader: str | None
-    folders: Sequence[str] = field(default=("data",))  # subfolders of the hub or of the authors' archive
+    folders: Sequence[str] = field(default=("data",))  # subfolders that may contain the files
     zero_shot: str = "{question}"
 
 
@@ -210,7 +208,7 @@ def _parsed(source: Source, place: str, record: dict[str, Any]) -> Question:
 
 PIECE = 200  # words per piece of a document
 PARAGRAPH, LONGER = 60, 140  # a paragraph to be continued has 60 to 60 + 140 words
-PROMPT = (8, 40)  # the fewest and the most words of a prompt; a second sentence is added to fewer words
+PROMPT = (8, 40)  # the fewest and the most words of a prompt; to fewer words, a second sentence is added
 CONTINUATION = 30  # the fewest words that remain to be written
 
 _STOP = re.compile(

@@ -57,14 +57,14 @@ class Set(NamedTuple):
 
 
 def weak_orders(k: np.ndarray) -> tuple[float, tuple[float, float]]:
-    """‖C‖₂, and log det K to orders 2 and 3 in C = K - I, for cosines K [k, k]."""
+    """Return ‖C‖₂, and log det K to orders 2 and 3 in C = K - I, for cosines K [k, k]."""
     values = np.linalg.eigvalsh(k - np.eye(len(k)))
     second = -(values**2).sum() / 2
     return float(np.abs(values).max()), (float(second), float(second + (values**3).sum() / 3))
 
 
 def whitened(k: np.ndarray, rho: float) -> np.ndarray:
-    """H = B^-½ (K - B) B^-½ [k, k] with B = (1-ρ) I + ρ 11ᵀ."""
+    """The matrix H = B^-½ (K - B) B^-½ [k, k] with B = (1-ρ) I + ρ 11ᵀ."""
     size = len(k)
     rest, common = (1 - rho) ** -0.5, (1 + (size - 1) * rho) ** -0.5
     root = rest * np.eye(size) + (common - rest) / size * np.ones((size, size))
@@ -72,7 +72,7 @@ def whitened(k: np.ndarray, rho: float) -> np.ndarray:
 
 
 def shared_orders(k: np.ndarray, rho: float) -> tuple[float, float, tuple[float, float, float]]:
-    """log det B, ‖H‖₂, and log det K to orders 1, 2 and 3 in H."""
+    """Return log det B, ‖H‖₂, and log det K to orders 1, 2 and 3 in H."""
     if not 0 <= rho < 1:
         raise D5P4Error(f"rho={rho:g} must be at least 0 and less than 1")
     size = len(k)
@@ -260,7 +260,7 @@ def draw(setup: Setup) -> Drawing:
 
 
 def _method_figures(every_pool: Sequence[Pool], late: Sequence[Pool]) -> dict[str, Figure | float | None]:
-    """The figures of one method, over all pools or over the late ones, with at most 45 % masked tokens."""
+    """The figures of one method, over all pools and over late pools, with at most 45 % masked tokens."""
     figures: dict[str, Figure | float | None] = {}
     for name, value in (ERRORS | NORMS).items():
         kind = "error" if name in ERRORS else "norm"
