@@ -1,4 +1,4 @@
-"""One module per table or figure of the paper. `reproduce` runs them; `EXPERIMENTS` maps names to modules."""
+"""The experiments of the paper: one module per table or figure. `EXPERIMENTS` maps their names to the modules."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EXPERIMENTS = {
 
 
 def experiment(name: str) -> Experiment:
-    """The experiment with this name. Its module is imported only when it is asked for."""
+    """Return the experiment with this name. Its module is imported at the first call."""
     if name not in EXPERIMENTS:
         raise D5P4Error(f"there is no experiment {name!r}; choose one of {', '.join(EXPERIMENTS)}")
     return import_module(f".{EXPERIMENTS[name]}", __name__).EXPERIMENT

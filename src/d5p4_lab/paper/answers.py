@@ -1,8 +1,8 @@
-"""Sets of answers: decoded by the library, scored by outside models, reduced to the numbers that drawing needs.
+"""Sets of answers: the library decodes them, outside models score them, and a `Digest` reduces them to numbers.
 
-The texts of a set are large and stay on the machine that made them. A `Digest` turns each set and its scores into a few
-numbers, which are committed, so that a clean clone can draw the tables again and extend a run. A set whose numbers are
-committed is not decoded or scored again.
+The texts of a set are large and stay on the machine that made them. The few numbers that drawing needs are committed,
+so that a clean clone can draw the tables again and extend a run. A set whose numbers are committed is not decoded or
+scored again.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from .rows import Row, Source, check_made, complete
 from .scoring import AT_ONCE, make_scorer, scorer_names
 from .setup import OPEN, Case, Setup, digest_of, slugged
 
-TOKENS = {"cuda": 1 << 17}  # tokens per forward; other devices use the library's default
+TOKENS = {"cuda": 1 << 17}  # tokens per forward on a GPU; other devices use the library's default
 
 
 def answers(setup: Setup, case: Case) -> Source:
-    """The sets of answers of a case. Experiments that decode the same case share them."""
+    """The source of a case's answers: one row per set. Experiments that decode the same case share these rows."""
     made_with = _made_with(setup, case)
     reduced = None if setup.experiment.digest is None else setup.open(*_numbers_file(setup))
     slug = "" if reduced is None else _numbers_slug(setup, case)
@@ -47,7 +47,7 @@ def answers(setup: Setup, case: Case) -> Source:
 
 
 def scores(setup: Setup, case: Case, scorer: str) -> Source:
-    """The scores that the scorer `kind:model` gives to the decoded sets of a case."""
+    """The source of the scores that the scorer `kind:model` gives to the decoded sets of a case: one row per set."""
     source = answers(setup, case)
     rows = setup.rows(source)
     kind, _, model = scorer.partition(":")
@@ -68,9 +68,9 @@ def scores(setup: Setup, case: Case, scorer: str) -> Source:
 
 
 def numbers(setup: Setup, some_cases: Sequence[Case] | None = None) -> Source:
-    """The numbers that drawing needs, for every set of all cases or of some cases."""
+    """The source of the numbers that drawing needs: one row per set of `some_cases`, or of all cases."""
     wanted = setup.cases if some_cases is None else some_cases
-    # If several cases have the same options, the one with the most units wins.
+    # If several cases have the same options, the case with the most units is used.
     cases = {_numbers_slug(setup, case): case for case in sorted(wanted, key=lambda case: case.units)}
     keys = [f"{slug} {unit}" for slug, case in cases.items() for unit in range(case.units)]
 
@@ -85,19 +85,19 @@ def numbers(setup: Setup, some_cases: Sequence[Case] | None = None) -> Source:
 
 
 def _numbers_file(setup: Setup) -> tuple[str, dict[str, str]]:
-    """Path and header of the file of numbers. The header has no settings, because the keys contain a hash of them."""
+    """The path and the header of the file of numbers. The header has no settings; the keys contain a hash of them."""
     assert setup.experiment.digest is not None
     name = setup.experiment.digest.name
     return f"numbers/{name}.jsonl.xz", {"numbers": name}
 
 
 def numbers_of(setup: Setup, case: Case) -> list[Row]:
-    """The numbers of a case's sets, in the order of units."""
+    """Return the numbers of a case's sets, in the order of their units."""
     return complete(setup, numbers(setup, [case]), "draw")
 
 
 def _reduce(setup: Setup, case: Case, units: Sequence[str]) -> dict[str, Row]:
-    """The numbers of some sets of a case."""
+    """Compute the numbers of the sets `units` of a case from their answers and scores."""
     digest = setup.experiment.digest
     assert digest is not None
     decoded = answers(setup, case)
@@ -121,7 +121,7 @@ def prompt_digits(prompt: str) -> str:
 
 
 def known_prompts(setup: Setup, task: str) -> Iterator[tuple[Path, int, str]]:
-    """File, unit and `prompt_digits` of every row on the disk, for a task that reads data."""
+    """Yield file, unit and `prompt_digits` of every row on the disk, if the task reads its prompts from a file."""
     for case in setup.cases if setup.reads_data(task) else ():
         if case.task != task:
             continue
@@ -135,7 +135,7 @@ def known_prompts(setup: Setup, task: str) -> Iterator[tuple[Path, int, str]]:
 
 
 def _made_with(setup: Setup, case: Case) -> dict[str, Any]:
-    # Without the case's name: two experiments may give the same answers different names.
+    # The case's name is left out, because two experiments may give the same answers different names.
     made_with = {"task": case.task, "model": setup.label, "weights": setup.weights, "seed": setup.seed}
     return made_with | {"options": dict(case.options)}
 
@@ -165,13 +165,13 @@ def _length(setup: Setup, case: Case) -> int:
 
 
 def _cost(setup: Setup, case: Case) -> float:
-    """The cost of one set: how many tokens go through the model if no two rows are equal."""
+    """The cost of one set: the number of tokens that go through the model if all rows of its pool differ."""
     settings, length = _settings(setup, case), _length(setup, case)
     return settings.pool_size * length * (settings.steps or length) * (1 if settings.guidance == 1 else 2)
 
 
 def _first_batch(setup: Setup, case: Case) -> int:
-    """How many sets to decode in the first batch: few, so that an estimate of the time comes soon."""
+    """The number of sets in the first batch. It is small, so that a first estimate of the time left appears soon."""
     if setup.torch_device.type != "cuda":
         return 1
     tokens = 8 * TOKENS["cuda"]
@@ -179,7 +179,7 @@ def _first_batch(setup: Setup, case: Case) -> int:
 
 
 def _beat(setup: Setup) -> Callback | None:
-    """A callback that tells the other ranks that this one is alive; None with a single rank."""
+    """A callback that tells the other ranks that this rank is alive; None if there is only one rank."""
     return None if setup.mesh.world == 1 else lambda shot: setup.mesh.beat()
 
 
@@ -196,7 +196,7 @@ def _decode(setup: Setup, case: Case, keys: Sequence[str]) -> dict[str, Row]:
     began = time.monotonic()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DuplicateAnswers)
-        # The random stream depends on the unit alone, so batches, resuming and more units change no answer.
+        # A unit's random numbers depend on the unit alone, so batching, resuming or adding units changes no answer.
         names = [f"{case.task} {unit}" for unit in units]
         result = generate(setup.model, **prompts, keys=names, seed=setup.seed, callback=_beat(setup), **options)
     seconds = (time.monotonic() - began) / len(units)

@@ -1,6 +1,7 @@
-"""How many problems are solved for how many rows through the model.
+"""The share of problems with a right answer, against the number of rows that go through the model.
 
-Compares independent sampling with D5P4 (equal rows run once), with distinct children, and with more children per beam.
+The experiment compares independent sampling with D5P4, with D5P4 whose children are distinct, and with D5P4 that has
+more children per beam. Equal rows of a pool go through the model once.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ BOX: Mapping[str, Any] = {
     "units": 1000,
     "beta": 100.0,
     "w": (2, 4, 8, 16),
-    "more": (4, 6, 8, 12, 16, 24, 32),  # numbers of independent answers
-    "gen_length": None,  # None: the length in LENGTHS
+    "more": (4, 6, 8, 12, 16, 24, 32),  # numbers of independent answers per problem
+    "gen_length": None,  # None means the length in LENGTHS
 }
 PAPER: Mapping[str, Any] = dict(BOX) | {
     "model": "GSAI-ML/LLaDA-8B-Instruct",
@@ -59,7 +60,7 @@ def cases(setup: Setup) -> list[Case]:
 
 
 def reduce_graded(setup: Setup, case: Case, unit: int, row: Row, scores: Mapping[str, Row]) -> Row:
-    """Which answers are right (one digit per answer), how many right ones differ, and the rows they cost."""
+    """Return which answers are right (one digit per answer), the number of different right answers, and their cost."""
     task = setup.task(case.task, case.units)
     grader, example = grader_named(task.grader or "exact"), task.examples[unit]
     right = grader.grade(example.prompt, row["texts"], example.gold)
@@ -70,7 +71,7 @@ def reduce_graded(setup: Setup, case: Case, unit: int, row: Row, scores: Mapping
 
 
 class Spent:
-    """Coverage and cost of one case, per problem."""
+    """The coverage and the cost of one case, with one value per problem."""
 
     def __init__(self, setup: Setup, case: Case) -> None:
         rows = numbers_of(setup, case)
@@ -101,8 +102,8 @@ def draw(setup: Setup) -> Drawing:
             rows.append([case.name.removeprefix(f"{task} "), *cells, f"{spent.nominal:g}"])
         columns = ["case", "covered, %", f"pass@{setup['k']}, %", "different right", "rows per step", "nominal"]
         note = (
-            "Covered: problems with at least one right answer. Rows per step: rows that went through the model. "
-            "Nominal: rows as the paper counts them."
+            "Covered: the share of problems with at least one right answer. Rows per step: the rows that went through "
+            "the model for one problem. Nominal: the rows per step that the paper counts, equal rows included."
         )
         tables.append(Table(task, columns, rows, note))
     return Drawing(tables, _figure(setup, by_case), numbers, _claims(setup, by_case))
@@ -121,34 +122,35 @@ def _task_claims(setup: Setup, by_case: Mapping[str, Spent], task: str, width: i
     wide_gain, many_gain = _gain(wide, plain), _gain(many, other)
     claims = [
         Claim(
-            f"Ours ({task}): running each different row once saves most of the forward",
+            f"Ours ({task}): running equal rows only once saves most of the forward",
             "–",
             f"{plain.rows.value:.2f} rows per step instead of {plain.nominal:g} ({share:.0%})",
             "holds" if share < 0.5 else "does not hold",
         ),
         Claim(
-            f"Ours ({task}): distinct children cover more",
+            f"Ours ({task}): D5P4 covers more problems with distinct children",
             "–",
-            f"points of pass@{setup['k']} {shown(distinct_gain, 1)}, different right answers {shown(forms)}, rows "
-            f"{plain.rows.value:.2f} → {other.rows.value:.2f}",
+            f"change of pass@{setup['k']}: {shown(distinct_gain, 1)} points; of different right answers: {shown(forms)}"
+            f"; rows per step: {plain.rows.value:.2f} → {other.rows.value:.2f}",
             all_decided([distinct_gain, forms]),
         ),
         Claim(
-            f"Ours ({task}): more children (w {largest} instead of {width}) cover more",
+            f"Ours ({task}): D5P4 covers more problems with more children (w {largest} instead of {width})",
             "–",
-            f"points {shown(wide_gain, 1)}, rows {plain.rows.value:.2f} → {wide.rows.value:.2f}",
+            f"change: {shown(wide_gain, 1)} points; rows per step: {plain.rows.value:.2f} → {wide.rows.value:.2f}",
             decided(wide_gain),
         ),
     ]
-    for name, ours in ((f"D5P4, w {width}", plain), (f"D5P4 with distinct children, w {width}", other)):
+    for name, ours in ((f"D5P4 (w {width})", plain), (f"D5P4 with distinct children (w {width})", other)):
         rival, lead = _same_rows(setup, by_case, task, ours)
-        claim = f"the {setup['k']} answers of {name} cover more than all independent answers for the same rows"
-        claims.append(Claim(f"Ours ({task}): {claim}", "–", f"points against {rival}: {shown(lead, 1)}", decided(lead)))
+        claim = f"the {setup['k']} answers of {name} cover more problems than independent answers for as many rows"
+        values = f"difference to {rival}: {shown(lead, 1)} points"
+        claims.append(Claim(f"Ours ({task}): {claim}", "–", values, decided(lead)))
     claims.append(
         Claim(
-            f"Ours ({task}): more distinct children (w {largest} instead of {width}) cover more",
+            f"Ours ({task}): with distinct children, more of them (w {largest} instead of {width}) cover more problems",
             "–",
-            f"points {shown(many_gain, 1)}, rows {other.rows.value:.2f} → {many.rows.value:.2f}",
+            f"change: {shown(many_gain, 1)} points; rows per step: {other.rows.value:.2f} → {many.rows.value:.2f}",
             decided(many_gain),
         )
     )
@@ -156,19 +158,19 @@ def _task_claims(setup: Setup, by_case: Mapping[str, Spent], task: str, width: i
 
 
 def _gain(a: Spent, b: Spent) -> Figure:
-    """How many more percent of the problems a covers than b."""
+    """How many points higher the coverage of a is than that of b, in % of the problems."""
     return paired_difference(100 * a.covered, 100 * b.covered)
 
 
 def _same_rows(setup: Setup, by_case: Mapping[str, Spent], task: str, ours: Spent) -> tuple[str, Figure]:
-    """Independent sampling with the number of answers whose rows are nearest to D5P4's, and D5P4's lead over it."""
+    """Name the independent case whose rows are nearest to those of `ours`, and return the lead of `ours` over it."""
     alone = {m: by_case[f"{task} independent, {m} answers"] for m in setup["more"]}
     m = min(alone, key=lambda m: abs(alone[m].rows.value - ours.rows.value))
     name = f"{m} independent answers ({alone[m].rows.value:.2f} rows against {ours.rows.value:.2f})"
     return name, _gain(ours, alone[m])
 
 
-OFFSETS = {"independent": (6, -10), "D5P4+": (-22, 5), "distinct": (5, 5)}  # of the labels, in points
+OFFSETS = {"independent": (6, -10), "D5P4+": (-22, 5), "distinct": (5, 5)}  # from points to their labels
 
 
 def _figure(setup: Setup, by_case: Mapping[str, Spent]) -> object:
@@ -206,7 +208,7 @@ def _figure(setup: Setup, by_case: Mapping[str, Spent]) -> object:
 EXPERIMENT = Experiment(
     name="budget",
     title="Coverage against rows",
-    paper="Ours",
+    paper="not there, this experiment is ours",
     settings={"box": BOX, "paper": PAPER},
     draw=draw,
     cases=cases,

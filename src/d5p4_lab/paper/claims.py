@@ -1,4 +1,4 @@
-"""Writes docs/claims.md from the summaries that `draw` wrote: every claim of the paper beside our result."""
+"""Writes docs/claims.md from the summaries of the drawn experiments: every claim of the paper, with our result."""
 
 from __future__ import annotations
 
@@ -15,20 +15,22 @@ HEAD = """# Claims of the paper, re-measured
 
 `python -m d5p4_lab reproduce claims` writes this page from `{folder}`; do not edit it.
 
-Each line shows a claim of the D5P4 paper, the figure given there, our figure with its 95 % interval, and a verdict.
-The verdict depends on the interval alone: *holds* or *does not hold* if the interval lies wholly on one side, otherwise
-*not clear*. Two judges measure perplexity (the shipped one, and SmolLM2-135M quantised to 4 bits); if their verdicts
-differ, the verdict is *not clear*. A claim with several parts holds if all parts hold, and fails if one part surely
-fails. Intervals are not corrected for the number of comparisons.
+Each row of the table shows a claim of the D5P4 paper, the paper's figure, our figure with its 95 % interval, and our
+verdict. The verdict depends on the interval alone. A claim *holds* if the whole interval supports it, and *does not
+hold* if the whole interval speaks against it. Otherwise it is *not clear*. Two judges measure perplexity: the judge of
+this repository, and SmolLM2-135M quantised to 4 bits. If they disagree about a claim, it is *not clear*. A claim with
+several parts holds if all parts hold, and does not hold if one part does not hold. The intervals are not corrected for
+the number of comparisons.
 
-The models are the small ones of this repository, a thousandth of the paper's size, so a claim that fails here may hold
-there, and the other way round. [How to run these experiments again, also at the paper's scale](reproduce.md).
+Our models are the small ones of this repository. They are about a thousand times smaller than the paper's models, so a
+claim that does not hold here may hold at the paper's scale, and the other way round. [reproduce.md](reproduce.md)
+explains how to run the experiments again, at our scale or at the paper's.
 
 """
 
 
 def write_claims(folder: Path, page: Path) -> str:
-    """Write the page. Returns one line that counts the verdicts."""
+    """Write the page of claims, and return one line that counts the verdicts."""
     summaries = {name: read_json(folder / name / "summary.json") for name in EXPERIMENTS}
     drawn = [(name, summary) for name, summary in summaries.items() if summary is not None]
     if not drawn:
@@ -43,11 +45,12 @@ def write_claims(folder: Path, page: Path) -> str:
             cells = (claim["claim"], claim["paper"], claim["ours"] + note, f"**{claim['verdict']}**")
             table.append(f"| {' | '.join(map(cell, cells))} | [{name}](#{name}) |")
     counted = ", ".join(f"{count} {verdict}" for verdict, count in sorted(verdicts.items(), key=lambda item: -item[1]))
-    parts += [f"{sum(verdicts.values())} claims: {counted}.\n\n", "\n".join(table), "\n"]
+    parts += [f"Verdicts on {sum(verdicts.values())} claims: {counted}.\n\n", "\n".join(table), "\n"]
     for name, summary in drawn:
         where = _relative(folder, page)
-        parts.append(f"\n## {name}\n{summary['title']} ({summary['paper']}). {summary['made']}. ")
-        parts.append(f"[Table]({where}/{name}/table.md), [figures in numbers]({where}/{name}/summary.json).\n")
+        parts.append(f"\n## {name}\n{summary['title']}. In the paper: {summary['paper']}. {summary['made']} ")
+        parts.append(f"The results are in a [table]({where}/{name}/table.md) and, with all digits, in ")
+        parts.append(f"[summary.json]({where}/{name}/summary.json).\n")
         if (folder / name / "figure.svg").exists():
             parts.append(f"\n![{summary['title']}]({where}/{name}/figure.png)\n")
     write_text(page, "".join(parts))

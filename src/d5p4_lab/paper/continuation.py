@@ -1,7 +1,7 @@
-"""Cases and measures shared by the experiments qa and guidance, and the ways to choose k answers from one pool.
+"""Cases and measures of the experiments qa and guidance, and ways to choose k answers from a pool.
 
-In the box the prompts are the first sentences of held-out paragraphs, and the references are their true continuations.
-At the paper's scale the prompts are questions, and the references are their answers.
+At scale `box` the prompts are the first sentences of held-out paragraphs, and the references are the rests of these
+paragraphs. At scale `paper` the prompts are questions, and the references are their answers.
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ PAPER: Mapping[str, Any] = dict(BOX) | {
     "gen_length": 128,
     "steps": 128,
     "units": 817,
-    "remote_code": False,  # Jina v2 needs its own code: --set remote_code=true runs it
+    "remote_code": False,  # Jina v2 has its own code, which runs only with --set remote_code=true
 }
 POOL = "pool"
 
 
 def base(setup: Setup, guidance: float) -> dict[str, Any]:
-    """The options of `generate` that all cases share: the paper's for LLaDA."""
+    """The options of `generate` that all cases share. They are the paper's options for LLaDA."""
     lengths = {name: setup[name] for name in ("gen_length", "steps", "eos")}
     return lengths | {"temperature": 1.0, "order": "confidence", "guidance": float(guidance)}
 
 
 def pool(setup: Setup, guidance: float) -> Case:
-    """k·w independent answers. The k independent answers and every best-of-n are chosen from this pool."""
+    """A case of k·w independent answers. Independent sampling and every best-of-n choose k answers from this pool."""
     options = base(setup, guidance) | {"method": "independent", "k": setup["k"] * setup["w"]}
     return Case(f"{POOL}, g {guidance:g}", options, setup["units"], setup["task"], POOL, float(guidance))
 
 
 def search(setup: Setup, method: str, options: Mapping[str, Any], guidance: float) -> Case:
-    """A beam method with k·w candidates per step."""
+    """A case of a beam method with k·w candidates per step."""
     chosen = base(setup, guidance) | {"k": setup["k"], "w": setup["w"]} | dict(options)
     return Case(f"{method}, g {guidance:g}", chosen, setup["units"], setup["task"], method, float(guidance))
 
@@ -69,17 +69,17 @@ Places = list[int]
 
 
 def by_chance(setup: Setup, unit: int, row: Row) -> Places:
-    """k random answers of a pool. (The first k would be the best ones, because results are sorted by score.)"""
+    """Choose k random answers of a pool. (The first k would be the best, because results are sorted by score.)"""
     return random.Random(f"{setup.seed} {unit}").sample(range(len(row["texts"])), setup["k"])
 
 
 def best_internal(setup: Setup) -> Places:
-    """The k best by the model's own score: the first k, because results are sorted by it."""
+    """The k best answers by the model's own score. They are the first k, because results are sorted by this score."""
     return list(range(setup["k"]))
 
 
 def lowest(values: Sequence[float], k: int) -> Places:
-    """The places of the k lowest values. Among equal values the earlier place wins."""
+    """The sorted indices of the k lowest values. Among equal values the lower index is chosen."""
     return sorted(sorted(range(len(values)), key=lambda place: (values[place], place))[:k])
 
 
@@ -89,7 +89,7 @@ def best_perplexity(setup: Setup, scores: Mapping[str, Row]) -> Places:
 
 
 def measures(setup: Setup, row: Row, scores: Mapping[str, Row], places: Places) -> Row:
-    """The measures that tables show, for the answers at some places of a set."""
+    """The measures that the tables show, computed from the answers at `places` of a set."""
     texts = [row["texts"][place] for place in places]
     nearness = [f1(text, row["references"]) for text in texts]
     cosines = scores[f"cos:{setup['encoder']}"]
@@ -105,7 +105,7 @@ def measures(setup: Setup, row: Row, scores: Mapping[str, Row], places: Places) 
 
 
 def _repeated(text: str) -> float:
-    """The share of a text's word triples that already occurred earlier in it."""
+    """The share of a text's word triples that already occurred earlier in the text."""
     words = text.split()
     triples = list(zip(words, words[1:], words[2:], strict=False))
     return 1 - len(set(triples)) / len(triples) if triples else 0.0

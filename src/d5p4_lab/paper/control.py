@@ -1,4 +1,4 @@
-"""How well a method's parameter controls the outcome: correlation of its logarithm with perplexity and cosine."""
+"""How well a method's parameter controls the outcome: how its logarithm correlates with perplexity and cosine."""
 
 from __future__ import annotations
 
@@ -37,9 +37,10 @@ def draw(setup: Setup) -> Drawing:
         paper = "{:+.3f}, {:+.3f}".format(*PAPERS[name]) if name in PAPERS else "–"
         rows.append([name, *cells, shown(correlations[setup["judges"][0]][name][1], 3), paper])
     note = (
-        f"The logarithm of the parameter is divided into {BINS} bins of equal width; the figure is the Pearson "
-        "correlation of the bins with the mean outcome of each bin, without empty bins. Intervals resample sets. The "
-        "authors' D5P4× uses 1/β, so its signs are reversed here. Their CAT sweeps the token temperature."
+        f"The logarithm of the parameter is divided into {BINS} bins of equal width. Each figure is the Pearson "
+        "correlation of the bins with the mean outcome in each bin; empty bins are left out. The intervals come from "
+        "resampled sets. The authors' D5P4× uses 1/β, so the signs of their figures for it are reversed here. The "
+        "authors' CAT sweeps the token temperature."
     )
     table = Table("Correlation of each method's parameter", columns, rows, note)
     numbers = {
@@ -70,20 +71,20 @@ def _claims(setup: Setup, correlations: dict[str, dict[str, tuple[Figure, Figure
         ),
         Claim("Cosine falls with the logarithm of β", "Table corr: −.925", shown(ours, 3), decided(-ours)),
         Claim(
-            "Cosine follows D5P4's parameter more closely than those of CAT and diverse beam search",
+            "Cosine correlates more strongly with D5P4's parameter than with those of CAT and diverse beam search",
             "Table corr: −.925 against −.795 and −.570",
             listed(("D5P4+", *rivals), (cos[name] for name in ("D5P4+", *rivals)), 3),
             every([_closer(ours, cos[name]) for name in rivals]),
             "the verdict depends on whether the intervals overlap",
         ),
         Claim(
-            "and more closely than that of D5P4×",
+            "Cosine correlates more strongly with the parameter of D5P4+ than with that of D5P4×",
             "Table corr: −.925 against −.866",
             listed(("D5P4+", "D5P4×"), (ours, cos["D5P4×"]), 3),
             _closer(ours, cos["D5P4×"]),
         ),
         Claim(
-            "Token temperature lowers cosine (CAT)",
+            "A higher token temperature lowers the cosine (CAT)",
             "Table corr: −.795",
             shown(cos["CAT, tokens"], 3),
             decided(-cos["CAT, tokens"]),
@@ -92,7 +93,7 @@ def _claims(setup: Setup, correlations: dict[str, dict[str, tuple[Figure, Figure
 
 
 def _closer(a: Figure, b: Figure) -> Verdict:
-    """Whether the negative correlation a is surely stronger than b: their intervals do not overlap."""
+    """Whether the negative correlation a is stronger than b; "not clear" if their intervals overlap."""
     return "holds" if b.low > a.high else "does not hold" if b.high < a.low else "not clear"
 
 

@@ -2,9 +2,9 @@
 
 The figures have two sources. The GPU benchmark (`python -m d5p4_lab bench gpu`: a new run, or its committed results)
 times whole steps at the paper's size, both as the paper does them and as we do. It does not time the paper's
-*Baseline*, which draws tokens for every row of the pool. So the stages after the forward are also timed here, in all
-three ways, on the machine that runs the experiment. On a CPU our operations are the plain versions in float64, which
-are made to be exact rather than fast.
+*Baseline*, which draws tokens for every row of the pool. So this module also times the stages after the
+forward in all three ways, on the machine that runs the experiment. On a CPU our operations are the plain versions in
+float64, which are made to be exact rather than fast.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ RESULTS = bench.RESULTS / "gpu.json"
 
 
 def benchmark(setup: Setup) -> Source:
-    """Whole steps, timed by a new run of the GPU benchmark: one row per section. Without a GPU the sizes are small."""
+    """The times of whole steps: one row per section of a new run of the GPU benchmark, at small sizes without a GPU."""
 
     def make(keys: Sequence[str]) -> dict[str, Row]:
         device = setup.torch_device
@@ -67,7 +67,7 @@ def benchmark(setup: Setup) -> Source:
 
 
 def stages(setup: Setup) -> Source:
-    """Times of the stages after the forward: one row per repeat."""
+    """The times of the stages after the forward: one row per repeat."""
 
     def make(keys: Sequence[str]) -> dict[str, Row]:
         with one_thread(setup.torch_device):
@@ -96,7 +96,7 @@ select_as_the_paper = partial(baseline_select, beta=BETA)
 
 
 def select_as_ours(logits: Tensor, states: Tensor, k: int) -> Tensor:
-    """Parents [k]: entropies in one pass over the logits, then local search from k starts."""
+    """Select parents [k] as this library does: entropies in one pass over the logits, then local search."""
     banned = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
     entropy = row_stats(logits.flatten(0, 1), banned, ("entropy",))["entropy"].view(logits.shape[:2])
     quality = normalise(-entropy.mean(-1)[None], "minmax", "entropy", logits.shape[-1])
@@ -105,7 +105,7 @@ def select_as_ours(logits: Tensor, states: Tensor, k: int) -> Tensor:
 
 
 def draw_as_ours(logits: Tensor, parents: Tensor, draws: int) -> Tensor:
-    """Tokens [k * L, draws] from keyed uniforms, without a copy of the logits."""
+    """Draw tokens [k * L, draws] as this library does: from keyed uniform numbers, without a copy of the logits."""
     length = logits.shape[1]
     rows = (parents[:, None] * length + torch.arange(length, device=logits.device)).flatten()
     u = uniform(mix(rows[:, None], 1), torch.arange(draws, device=logits.device))
@@ -114,7 +114,7 @@ def draw_as_ours(logits: Tensor, parents: Tensor, draws: int) -> Tensor:
 
 
 def _stages(setup: Setup) -> dict[str, dict[str, float]]:
-    """Milliseconds and GB of the stages, for each of the three ways, on the same random logits."""
+    """Measure the milliseconds and the peak GB of the stages in each of the three ways, on the same random logits."""
     k, w, device = setup["k"], setup["w"], setup.torch_device
     length, vocabulary, width = setup["length"], setup["vocabulary"], setup["width"]
     source = torch.Generator(device=device).manual_seed(setup.seed)

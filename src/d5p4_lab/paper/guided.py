@@ -71,7 +71,7 @@ def draw(setup: Setup) -> Drawing:
 
 def _claims(by_method: ByMethod, strengths: list[float]) -> list[Claim]:
     def gaps(metric: str, a: str, b: str) -> list[Figure]:
-        """How much higher a is than b, at each strength."""
+        """How much higher the metric of a is than that of b, at each strength of guidance."""
         return [paired_difference(by_method[a][g][metric], by_method[b][g][metric]) for g in strengths]
 
     def points(what: str, figures: list[Figure]) -> str:
@@ -88,31 +88,31 @@ def _claims(by_method: ByMethod, strengths: list[float]) -> list[Claim]:
     alike = gaps("S-COS", "best of n", "independent")
     return [
         Claim(
-            f"Guidance makes independent answers more alike (g {high:g} against {low:g})",
+            f"Guidance makes independent answers more alike (g = {high:g} against g = {low:g})",
             "Fig. cfg: cosine rises with g",
             f"S-COS higher by {shown(rise, 2, 100)} points",
             decided(rise),
         ),
         Claim(
-            "D5P4 makes them more different again at every strength",
+            "D5P4's answers differ more than independent answers at every strength of guidance",
             f"cosine against independent: {PAPERS}",
             points("S-COS below independent sampling", below),
             all_decided(below),
         ),
         Claim(
-            "Greedy beam search makes them still more alike",
-            "+.033 at g = 1, +.001 to +.003 above",
+            "The answers of greedy beam search are more alike than independent answers",
+            "cosine +.033 at g = 1, +.001 to +.003 at larger g",
             points("S-COS above independent sampling", greedy),
             all_decided(greedy),
         ),
         Claim(
-            "D5P4's answers differ more than greedy beam search's",
+            "D5P4's answers differ more than those of greedy beam search",
             "Fig. cfg: at every g",
             points("S-COS below greedy beam search", spread),
             all_decided(spread),
         ),
         Claim(
-            f"at equal accuracy (F1 lower by at most {EQUAL:g} point)",
+            f"D5P4 is as accurate as greedy beam search (its F1 is lower by at most {EQUAL:g} point)",
             "Fig. cfg: at every g",
             points("F1 above greedy beam search", accuracy),
             all_decided(f.plus(EQUAL / 100) for f in accuracy),
@@ -124,8 +124,8 @@ def _claims(by_method: ByMethod, strengths: list[float]) -> list[Claim]:
             all_decided(worse),
         ),
         Claim(
-            "and its answers are more alike",
-            "+.0023 to +.0150",
+            "The answers of best-of-n by perplexity are more alike than independent answers",
+            "cosine +.0023 to +.0150",
             points("S-COS above independent sampling", alike),
             all_decided(alike),
         ),

@@ -28,8 +28,8 @@ BOX: Mapping[str, Any] = {
     "steps": 48,
     "units": 1000,
     "guidance": 1.0,
-    "beta": (25.0, 100.0),  # the paper's value, and the one tuned for this model
-    "alpha": (20.0, 100.0),  # the same for diverse beam search
+    "beta": (25.0, 100.0),  # the paper's value, and the value tuned for this model
+    "alpha": (20.0, 100.0),  # the paper's and the tuned value for diverse beam search
     "order_temperature": 0.1,
     "eos": "last",
 }
@@ -75,7 +75,7 @@ WAYS = ("independent", "best of n, perplexity", "best of n, internal", "best of 
 
 
 def _reduce(setup: Setup, case: Case, unit: int, row: Row, scores: Mapping[str, Row]) -> Row:
-    """Which answers are right. For each way to choose k of them: right or wrong, self-BLEU, different right answers."""
+    """Return all marks and, for each way to choose k answers: marks, self-BLEU, number of different right answers."""
     task = setup.task(case.task, case.units)
     grader, example = grader_named(task.grader or "exact"), task.examples[unit]
     right = grader.grade(example.prompt, row["texts"], example.gold)
@@ -95,12 +95,12 @@ def _reduce(setup: Setup, case: Case, unit: int, row: Row, scores: Mapping[str, 
 
 
 class Judged:
-    """The answers of one way: right or wrong [P, m], self-BLEU [P], number of different right answers [P]."""
+    """The graded answers of one method: right or wrong [P, m], self-BLEU [P], number of different right answers [P]."""
 
     def __init__(self, rows: Sequence[Row], way: str) -> None:
         marks, same, forms = zip(*(row["ways"][way] for row in rows), strict=True)
         if way == WAYS[0]:
-            marks = tuple(row["right"] for row in rows)  # pass@n averages over all choices of k in closed form
+            marks = tuple(row["right"] for row in rows)  # pass@n of the pool is the mean over all choices of k
         self.right = np.array([[mark == "1" for mark in answers] for answers in marks])
         self.same, self.forms = np.array(same), np.array(forms)
 
@@ -110,7 +110,7 @@ class Judged:
 
 
 def ways(setup: Setup, order: str) -> dict[str, Judged]:
-    """The answers of every method, for one order of decoding."""
+    """The graded answers of every method in one order of decoding."""
     by_name = {case.name.split(": ", 1)[1]: case for case in setup.cases if case.group == order}
     rows = numbers_of(setup, by_name.pop(POOL))
     by_way = {way: Judged(rows, way) for way in WAYS}
@@ -135,10 +135,10 @@ def draw(setup: Setup) -> Drawing:
         tables.append(Table(f"Order: {order}", columns, rows))
     note = (
         f"{setup['units']} problems ({setup['task']}), k = {k}, w = {setup['w']}, guidance {setup['guidance']:g}. "
-        f"Independent: k of {k * setup['w']} samples, averaged over all choices. Best of n takes k of the same "
-        f"{k * setup['w']} samples: by perplexity under {setup['judges'][0]}, by the model's own entropy, or by an "
-        "oracle that knows the right answers. β 25 and α 20 are the paper's values; the others were tuned for this "
-        "model on other problems (docs/models.md)."
+        f"Independent sampling takes k of {k * setup['w']} samples, averaged over all choices. Best of n takes k of "
+        f"the same {k * setup['w']} samples: by perplexity under {setup['judges'][0]}, by the model's own entropy, or "
+        "by an oracle that knows the right answers. β 25 and α 20 are the paper's values; the others were tuned for "
+        "this model on other problems (docs/models.md)."
     )
     tables[-1] = Table(tables[-1].title, tables[-1].columns, tables[-1].rows, note)
     return Drawing(tables, _figure(by_order, k), numbers, _claims(setup, by_order))
@@ -149,7 +149,7 @@ ByOrder = Mapping[str, Mapping[str, Judged]]
 
 
 def _coverage(by_order: ByOrder, a: str, b: str, n: int) -> list[Figure]:
-    """How many points of pass@n a is above b, in each order."""
+    """How many points higher the pass@n of a is than that of b, in each order."""
     return [paired_difference(100 * by_way[a].solved(n), 100 * by_way[b].solved(n)) for by_way in by_order.values()]
 
 
@@ -164,43 +164,48 @@ def _claims(setup: Setup, by_order: ByOrder) -> list[Claim]:
 
     def covers_more(claim: str, paper: str, a: str, b: str) -> Claim:
         gains = _coverage(by_order, a, b, k)
-        return Claim(f"{claim} (pass@{k})", paper, f"points more: {listed(by_order, gains, 1)}", all_decided(gains))
+        return Claim(
+            f"{claim} (pass@{k})", paper, f"difference in points: {listed(by_order, gains, 1)}", all_decided(gains)
+        )
 
     single = _coverage(by_order, ours, "independent", 1)
     rivals = ("independent", "greedy beam", rival, "best of n, perplexity", "best of n, internal")
     alike = {name: _less_alike(by_order, ours, name) for name in rivals}
     return [
         covers_more(
-            "D5P4 covers more than independent sampling",
-            "59.3 against 54.5; 72.2, 69.4; 71.8, 69.2",
+            "D5P4 covers more problems than independent sampling",
+            "59.3 against 54.5; 72.2 against 69.4; 71.8 against 69.2",
             ours,
             "independent",
         ),
         Claim(
-            "and keeps pass@1",
-            "44.4 against 44.5; 47.3, 45.5; 47.1, 45.2",
-            f"points more: {listed(by_order, single, 1)}",
+            "D5P4 keeps the pass@1 of independent sampling",
+            "44.4 against 44.5; 47.3 against 45.5; 47.1 against 45.2",
+            f"difference in points: {listed(by_order, single, 1)}",
             all_decided(f.plus(KEPT) for f in single),
-            f"it counts as kept if it falls by at most {KEPT:g} point",
+            f"pass@1 counts as kept if it falls by at most {KEPT:g} point",
         ),
         covers_more(
-            "D5P4 covers more than diverse beam search", "59.3 against 58.2; 72.2, 71.2; 71.8, 70.7", ours, rival
+            "D5P4 covers more problems than diverse beam search",
+            "59.3 against 58.2; 72.2 against 71.2; 71.8 against 70.7",
+            ours,
+            rival,
         ),
         covers_more(
-            "and diverse beam search covers more than greedy beam search",
-            "58.2 against 56.3; 71.2, 68.3; 70.7, 67.5",
+            "Diverse beam search covers more problems than greedy beam search",
+            "58.2 against 56.3; 71.2 against 68.3; 70.7 against 67.5",
             rival,
             "greedy beam",
         ),
         covers_more(
-            "D5P4 covers more than best-of-n by its own score",
-            "59.3 against 54.0; 72.2, 70.1; 71.8, 69.4",
+            "D5P4 covers more problems than best-of-n by the model's own score",
+            "59.3 against 54.0; 72.2 against 70.1; 71.8 against 69.4",
             ours,
             "best of n, internal",
         ),
         Claim(
             f"D5P4 has the lowest self-BLEU at the paper's parameters ({ours}; {rival})",
-            "79.13 (next 80.77); 65.16 (66.70); 65.31 (66.70)",
+            "79.13 (next best 80.77); 65.16 (66.70); 65.31 (66.70)",
             "points lower than "
             + "; ".join(f"{name}: {listed(by_order, figures, 1)}" for name, figures in alike.items()),
             all_decided(f for figures in alike.values() for f in figures),
@@ -210,23 +215,23 @@ def _claims(setup: Setup, by_order: ByOrder) -> list[Claim]:
 
 
 def _tuned(setup: Setup, by_order: ByOrder) -> list[Claim]:
-    """Compares D5P4 and diverse beam search where both were tuned for the model."""
+    """Compare D5P4 and diverse beam search at the parameters that were tuned for the model."""
     if len(setup["beta"]) < 2 or len(setup["alpha"]) < 2:
         return []
     ours, rival = f"D5P4+, β {setup['beta'][-1]:g}", f"diverse beam, α {setup['alpha'][-1]:g}"
     alike, coverage = _less_alike(by_order, ours, rival), _coverage(by_order, ours, rival, setup["k"])
-    pair = f"{ours} against {rival}, both tuned"
+    pair = f"{ours} against {rival}"
     return [
         Claim(
-            f"Ours: lower self-BLEU where both are tuned ({pair})",
+            f"Ours: tuned D5P4 has a lower self-BLEU than tuned diverse beam search ({pair})",
             "–",
             f"points lower: {listed(by_order, alike, 1)}",
             all_decided(alike),
         ),
         Claim(
-            f"Ours: more coverage where both are tuned ({pair})",
+            f"Ours: tuned D5P4 covers more problems than tuned diverse beam search ({pair})",
             "–",
-            f"points more: {listed(by_order, coverage, 1)}",
+            f"difference in points: {listed(by_order, coverage, 1)}",
             all_decided(coverage),
         ),
     ]

@@ -1,4 +1,4 @@
-"""Sweeps of writing without a prompt, shared by the experiments pareto, fidelity and control."""
+"""Cases that write without a prompt, swept over each method's parameter: for pareto, fidelity and control."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ PAPER: Mapping[str, Any] = dict(BOX) | {
     "units_independent": 100,
     "units_fidelity": 100,
     "beta": (0.25, 0.5, 1, 2, 3, 4, 5, 6, 7, 8, 30, 100),
-    "remote_code": False,  # Jina v2 needs its own code: --set remote_code=true runs it
+    "remote_code": False,  # Jina v2 has its own code, which runs only with --set remote_code=true
 }
 INDEPENDENT, GREEDY = "independent", "greedy beam"
 
 
 def base(setup: Setup) -> dict[str, Any]:
-    """The options of `generate` that all cases share: the paper's for MDLM."""
+    """The options of `generate` that all cases share. They are the paper's options for MDLM."""
     lengths = {name: setup[name] for name in ("gen_length", "steps", "k")}
     return lengths | {"temperature": 1.0, "order": "ancestral"}
 
@@ -49,7 +49,7 @@ def base(setup: Setup) -> dict[str, Any]:
 def sweep(
     setup: Setup, label: str, method: str, parameter: str, values: Sequence[float], units: int | None = None
 ) -> list[Case]:
-    """One curve: a case for each value of a method's parameter. `label` names the method in figures."""
+    """The cases of one curve: one case per value of a method's parameter. `label` names the method in figures."""
     letter = {"beta": "β", "alpha": "α", "score_temperature": "T", "temperature": "T"}[parameter]
     common = base(setup) | {"w": setup["w"], "method": method}
     return [
@@ -69,7 +69,7 @@ def independent(setup: Setup, units: int) -> Case:
 
 
 def sweeps(setup: Setup) -> list[Case]:
-    """Every point of the quality-diversity plane."""
+    """The cases of all points of the quality-diversity plane."""
     greedy = base(setup) | {"w": setup["w"], "method": "greedy-beam"}
     return [
         independent(setup, min(setup["units_independent"], 3 * setup["units"])),

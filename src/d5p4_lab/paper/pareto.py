@@ -1,4 +1,4 @@
-"""Quality against diversity when writing without a prompt: the front of every method, and what its parameter does."""
+"""Quality against diversity when writing without a prompt: fronts of methods, and effects of their parameters."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ def draw(setup: Setup) -> Drawing:
     figures = {judge: {name: from_resamples(a) for name, a in by_method.items()} for judge, by_method in areas.items()}
     sizes = "; ".join(f"{name} {', '.join(shown(figures[judge][name], 4) for judge in figures)}" for name in SEARCH)
     note = (
-        "Area that a front dominates, up to the corner at independent sampling's perplexity and greedy beam search's "
-        f"cosine, under {' and '.join(figures)}: {sizes}."
+        "A better front dominates a larger area, up to the corner at independent sampling's perplexity and greedy beam "
+        f"search's cosine. The areas, with perplexity under {' and under '.join(figures)}, are: {sizes}."
     )
     table = plane_table(setup, "Every point of the sweeps", setup.cases, note)
     return Drawing([table], _figure(setup, lines), {"area": figures}, claims)
 
 
 def _corner(m: Means) -> np.ndarray:
-    """Independent sampling's perplexity, and the larger cosine of greedy beam search and independent sampling."""
+    """The corner [2] of areas: independent sampling's nats, and the larger of its cosine and greedy beam search's."""
     return np.array([m[INDEPENDENT][0, 0], max(m[INDEPENDENT][0, 1], m[GREEDY][0, 1])])
 
 
 def _areas(m: Means, lines: dict[str, list[Case]]) -> dict[str, np.ndarray]:
-    # Every method becomes greedy beam search when its parameter goes to 0, so that point belongs to each front.
+    # With its parameter near 0 every method becomes greedy beam search, which is therefore a point of every front.
     fronts = {name: [m[GREEDY], *(m[case.name] for case in lines[name])] for name in SEARCH}
     return {name: unbiased(area(front, _corner(m))) for name, front in fronts.items()}
 
@@ -74,7 +74,7 @@ def _alike(setup: Setup, areas: Mapping[str, Mapping[str, np.ndarray]]) -> Claim
 def _judged(
     by_judge: Mapping[str, Means], rule: Callable[[Means, Case], Verdict], line: Sequence[Case]
 ) -> tuple[list[Case], Verdict]:
-    """The cases that pass a rule under every judge. The verdict holds if one passes, and fails if all surely fail."""
+    """Return the cases that pass a rule under all judges, and the verdict on the claim that one or more cases pass."""
     by_value = {case.name: [rule(m, case) for m in by_judge.values()] for case in line}
     passed = [case for case in line if set(by_value[case.name]) == {"holds"}]
     failed = all("does not hold" in verdicts for verdicts in by_value.values())
@@ -82,7 +82,7 @@ def _judged(
 
 
 def _values(cases: Sequence[Case]) -> str:
-    return ", ".join(case.name.split(", ")[-1] for case in cases) or "no value"
+    return ", ".join(case.name.split(", ")[-1] for case in cases) or "none"
 
 
 def _beats_independent(by_judge: Mapping[str, Means], line: Sequence[Case]) -> Claim:
@@ -93,10 +93,10 @@ def _beats_independent(by_judge: Mapping[str, Means], line: Sequence[Case]) -> C
     passed, verdict = _judged(by_judge, rule, line)
     return Claim(
         f"{line[0].group} beats independent sampling in perplexity and in cosine at once",
-        "Fig. pareto: all search methods do",
-        f"values that are surely better in both under all judges: {_values(passed)}",
+        "Fig. pareto: all search methods beat it",
+        f"parameter values that are surely better in both, under all judges: {_values(passed)}",
         verdict,
-        "every value is surely worse in one of the two" if verdict == "does not hold" else "",
+        "every value is surely worse in perplexity or in cosine" if verdict == "does not hold" else "",
     )
 
 
@@ -119,7 +119,7 @@ def _rises_later(setup: Setup, by_judge: Mapping[str, Means], line: Sequence[Cas
     low, middle, high = line[0], line[(len(line) - 1) // 2], line[-1]
 
     def slope(m: Means, a: Case, b: Case) -> np.ndarray:
-        """Rise of log perplexity per decade of the parameter, because the parts of the sweep differ in width."""
+        """The rise of log perplexity per decade of the parameter, because the parts of the sweep differ in width."""
         decades = np.log10((b.value or 0) / (a.value or 1))
         return (m[b.name] - m[a.name])[:, 0] / decades if decades else np.full(len(m[a.name]), np.nan)
 
@@ -128,7 +128,7 @@ def _rises_later(setup: Setup, by_judge: Mapping[str, Means], line: Sequence[Cas
     return Claim(
         f"A second regime of {line[0].group}: perplexity rises faster in the upper part of the sweep",
         "Fig. pareto: beyond a threshold perplexity rises sharply, for all methods",
-        f"rise of log perplexity per decade above {middle.value:g} minus the rise per decade below: {text}",
+        f"rise of log perplexity per decade above {middle.value:g} minus the rise below {middle.value:g}: {text}",
         verdict,
         "the sweep is split at its middle value; another threshold could change the verdict",
     )

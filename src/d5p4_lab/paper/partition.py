@@ -1,4 +1,4 @@
-"""What the partition is good for: D5P3, which lacks it, against E-SMC, and how lineages collapse without it."""
+"""What the partition contributes: D5P3 (D5P4 without it) compared with E-SMC, and how lineages collapse in D5P3."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PAPER: Mapping[str, Any] = dict(BOX) | {
     "units": 8,
     "units_large": 8,
 }
-COLLAPSED = 0.99  # two texts with a larger cosine count as one
+COLLAPSED = 0.99  # two texts with a larger cosine count as the same text
 
 
 def cases(setup: Setup) -> list[Case]:
@@ -79,8 +79,8 @@ def draw(setup: Setup) -> Drawing:
     low_distinct = np.mean([row["distinct"] for row in numbers_of(setup, low)])
     claims = [
         Claim(
-            "Without the partition, D5P3 has a better front than E-SMC at equal rows",
-            "Fig. esmc: it dominates",
+            "D5P3 (D5P4 without the partition) has a better front than E-SMC at equal rows",
+            "Fig. esmc: D5P3 dominates",
             f"area of D5P3 minus that of E-SMC, up to E-SMC's worst perplexity and cosine 1: {text}",
             verdict,
         ),
@@ -91,7 +91,7 @@ def draw(setup: Setup) -> Drawing:
             decided(collapse),
         ),
         Claim(
-            "The partition prevents this: at every β below 12, D5P4's texts differ more than D5P3's",
+            "The partition prevents the collapse: at every β below 12, D5P4's texts differ more than D5P3's",
             "App. E",
             f"cosine of D5P3 minus that of D5P4: {listed((f'β {beta:g}:' for beta in betas), spared, 3)}",
             all_decided(f for beta, f in zip(betas, spared, strict=True) if beta < 12),
@@ -110,7 +110,9 @@ def draw(setup: Setup) -> Drawing:
         distinct, run, nominal = (np.mean([row[name] for row in decoded]) for name in ("distinct", "rows", "nominal"))
         rows.append([case.name, f"{distinct:.2f}", str(decoded[0]["texts"]), f"{run:.0f}", f"{nominal:.0f}"])
     tables = [
-        plane_table(setup, "Perplexity and cosine", setup.cases, "E-SMC keeps all its particles; the others keep k."),
+        plane_table(
+            setup, "Perplexity and cosine", setup.cases, "E-SMC keeps all its particles; the other methods keep k rows."
+        ),
         Table("Different texts, and rows", ["case", "different texts", "all texts", "rows run", "nominal"], rows),
     ]
     numbers = {judge: {name: from_resamples(x) for name, x in by_method.items()} for judge, by_method in areas.items()}

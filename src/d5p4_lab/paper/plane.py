@@ -1,6 +1,6 @@
 """The quality-diversity plane: perplexity against cosine, the fronts of methods, and the areas they dominate.
 
-Letters in shapes: n units, R resamples (row 0 is the plain value).
+In shapes, n is the number of units and R the number of resamples. Row 0 of [1 + R] is the value without resampling.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ PLANE = Digest("plane", _reduce)
 
 
 def points(setup: Setup, cases: Sequence[Case], judge: str) -> dict[str, np.ndarray]:
-    """[n, 2] for each case: mean nats per token of a set's texts under the judge, and their mean cosine."""
+    """For each case [n, 2]: the mean nats per token of each set's texts under the judge, and their mean cosine."""
     return {
         case.name: np.array([[row["nats"][judge], row["cosine"]] for row in numbers_of(setup, case)]) for case in cases
     }
 
 
 def means(setup: Setup, cases: Sequence[Case], judge: str) -> dict[str, np.ndarray]:
-    """For each case, the mean over units and its resamples."""
+    """For each case [1 + R, 2]: the mean over units, and the means of its resamples."""
     # A unit uses the same random stream in all cases, so resamples draw the same units for all cases.
     return {name: resampled_means(values, seed=len(values)) for name, values in points(setup, cases, judge).items()}
 
 
 def perplexity(values: np.ndarray) -> Figure:
-    """Perplexity: exp of the mean of nats [n]."""
+    """The perplexity of sets with nats [n] per token: exp of their mean."""
     return ratio_figure(values, np.ones(len(values)), np.exp)
 
 
 def area(front: Sequence[np.ndarray], corner: np.ndarray) -> np.ndarray:
-    """[1 + R]: the area between a corner [2] and the front of points [1 + R, 2]; lower is better in both columns."""
+    """The area [1 + R] that points [1 + R, 2] dominate, up to a corner [2]. Lower is better in both columns."""
     stacked = np.minimum(np.stack(front, 1), corner)  # [1 + R, points, 2]
     order = stacked[..., 0].argsort(1)
     x = np.take_along_axis(stacked[..., 0], order, 1)
@@ -61,7 +61,7 @@ def area(front: Sequence[np.ndarray], corner: np.ndarray) -> np.ndarray:
 
 
 def unbiased(samples: np.ndarray) -> np.ndarray:
-    """[1 + R] values without their bias, estimated as the mean of the resamples minus the value (the bootstrap).
+    """Subtract the bias from values [1 + R]. The bootstrap estimates it as the resamples' mean minus the plain value.
 
     A front consists of its luckiest points, so its area is too large. The bias grows with the number of points.
     """
@@ -70,7 +70,7 @@ def unbiased(samples: np.ndarray) -> np.ndarray:
 
 
 def curves(cases: Sequence[Case]) -> dict[str, list[Case]]:
-    """Cases by group, in order of the swept value."""
+    """The cases of each group, in the order of the swept value."""
     groups: dict[str, list[Case]] = {}
     for case in cases:
         groups.setdefault(case.group, []).append(case)

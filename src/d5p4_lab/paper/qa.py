@@ -1,4 +1,4 @@
-"""Answers to prompts that have references: search against best-of-n, under all metrics of the paper."""
+"""Answers to prompts that have references: search compared with best-of-n, in all metrics of the paper."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from .rows import Row
 from .setup import Case, Digest, Experiment, Setup
 
 REPEATED = (
-    "Repeated: the share of word triples that occurred earlier in the same answer. In confidence order a small model "
+    "Repeated is the share of word triples that occurred earlier in the same answer. In confidence order a small model "
     "repeats itself, which lowers its perplexity, so low perplexity does not prove quality here."
 )
 
@@ -62,7 +62,7 @@ WAYS = ("k independent", "best of n, perplexity", "best of n, internal", "best o
 
 
 def _reduce(setup: Setup, case: Case, unit: int, row: Row, scores: Mapping[str, Row]) -> Row:
-    """For each way to choose k answers of a set: the measures, and the counts behind the paper's other metrics."""
+    """Return measures, and the counts behind the paper's other metrics, for each way to choose k answers of a set."""
     ways = {case.group: list(range(len(row["texts"])))}
     if case.group == POOL:
         oracle = lowest([-f1(text, row["references"]) for text in row["texts"]], setup["k"])
@@ -85,7 +85,7 @@ def _reduce(setup: Setup, case: Case, unit: int, row: Row, scores: Mapping[str, 
 
 @lru_cache(maxsize=2)
 def _new_pieces(setup: Setup, name: str) -> list[int]:
-    """How many word pieces are new in each unit's references. The sum over units is the vocabulary size of EAD."""
+    """How many word pieces first occur in each unit's references. The sum over units is the vocabulary size of EAD."""
     (case,) = (case for case in setup.cases if case.name == name)
     rows = setup.rows(answers(setup, case))
     if all(unit in rows for unit in range(case.units)):
@@ -102,7 +102,7 @@ def _new_pieces(setup: Setup, name: str) -> list[int]:
 
 
 def _figures(rows: Sequence[Row], vocabulary: int, k: int, judges: Sequence[str]) -> dict[str, Any]:
-    """Every metric of one way to choose, as `d5p4 score` reports it, and the number of digits to show."""
+    """Every metric of one way to choose answers, as `d5p4 score` reports it, and the number of digits to show."""
     m = columns(rows)
     adjusted = figure([100 * ead_of_counts(row["pieces"][0], row["pieces"][1], vocabulary) for row in rows])
     metrics: dict[str, Any] = {f"PPL, {judge}": (perplexity(m[f"nats {judge}"]), 1) for judge in judges}
@@ -136,7 +136,7 @@ def draw(setup: Setup) -> Drawing:
     note = (
         f"{len(by_way['D5P4+'])} prompts, k = {k}, w = {setup['w']}, guidance {setup['guidance']:g}; all figures but "
         f"perplexity and entropy (nats) are in %. Best of n takes {k} of {k * setup['w']} independent answers: by "
-        f"perplexity under {judges[0]}, which is also one of the judges, or by the model's own score of an answer "
+        f"perplexity under {judges[0]}, which also judges the results, or by the model's own score of an answer "
         f"(internal, `Result.score`). {REPEATED}"
     )
     table = Table("Every metric", ["method", *next(iter(figures.values()))], table_rows, note)
@@ -145,27 +145,27 @@ def draw(setup: Setup) -> Drawing:
 
 def _claims(setup: Setup, measured: dict[str, dict[str, np.ndarray]]) -> list[Claim]:
     def less(metric: str, a: str, b: str) -> Figure:
-        """How much lower a is than b."""
+        """How much lower the metric of a is than that of b."""
         return paired_difference(measured[b][metric], measured[a][metric])
 
     def more_different(claim: str, paper: str, rival: str) -> Claim:
         bleu, cosine = less("S-BLEU", "D5P4+", rival), less("S-COS", "D5P4+", rival)
-        values = f"S-BLEU lower by {shown(bleu)}, S-COS by {shown(cosine, 2, 100)}"
+        values = f"S-BLEU lower by {shown(bleu)} points, S-COS lower by {shown(cosine, 2, 100)} points"
         return Claim(claim, f"S-BLEU 39.00, S-COS 95.16 against {paper}", values, all_decided([bleu, cosine]))
 
     def higher(claim: str, paper: str, metric: str, a: str, b: str) -> Claim:
         gain = less(metric, b, a)
-        return Claim(claim, paper, f"higher by {shown(gain, 2, 100)} points", decided(gain))
+        return Claim(claim, paper, f"difference: {shown(gain, 2, 100)} points", decided(gain))
 
-    search = "Search with D5P4 gives more different answers than {}, at equal nominal rows"
+    search = "D5P4's answers differ more than those of {}, at equal nominal rows"
     nearer = "D5P4's best answer is nearer to the reference than that of {} (F1@k)"
     kept = [less(f"nats {judge}", "D5P4+", "k independent") for judge in setup["judges"]]
     return [
-        more_different(search.format("best of n, perplexity"), "46.27, 96.40", "best of n, perplexity"),
-        more_different(search.format("best of n, internal"), "45.57, 96.12", "best of n, internal"),
+        more_different(search.format("best of n by perplexity"), "46.27, 96.40", "best of n, perplexity"),
+        more_different(search.format("best of n by the model's own score"), "45.57, 96.12", "best of n, internal"),
         more_different("D5P4's answers differ more than those of diverse beam search", "40.74, 95.36", "diverse beam"),
-        higher(nearer.format("diverse beam"), "22.71 against 22.55", "F1@k", "D5P4+", "diverse beam"),
-        higher(nearer.format("k independent"), "22.71 against 20.74", "F1@k", "D5P4+", "k independent"),
+        higher(nearer.format("diverse beam search"), "22.71 against 22.55", "F1@k", "D5P4+", "diverse beam"),
+        higher(nearer.format("k independent answers"), "22.71 against 20.74", "F1@k", "D5P4+", "k independent"),
         Claim(
             "D5P4 keeps or lowers the perplexity of independent sampling",
             "6.40 against 6.46",
@@ -212,7 +212,7 @@ def _figure(setup: Setup, figures: dict[str, Mapping[str, Any]]) -> object:
 EXPERIMENT = Experiment(
     name="qa",
     title="Answers to prompts with references",
-    paper="QA tables (figures quoted: TruthfulQA)",
+    paper="QA tables (we quote the figures for TruthfulQA)",
     settings={"box": BOX, "paper": PAPER},
     draw=draw,
     cases=cases,

@@ -39,7 +39,7 @@ from .setup import Experiment, Setup
 from .windows import chance, check_same_text, random_masks, real_windows, spread_counts
 
 FORWARD = 16384  # tokens per forward
-TOGETHER = 16  # texts that are measured before they are written
+TOGETHER = 16  # texts that are measured between two writes to the disk
 REAL = "real"
 SIGNALS = {"entropy": "entropy", "masked entropy": "entropy, masked positions", "certainty": "self-certainty"}
 SETS = ("all texts", "real texts", "samples")
@@ -49,7 +49,7 @@ STRONG = 0.89  # the paper: "Spearman correlations above 0.89"
 
 @torch.no_grad()
 def signals(model: NativeModel, ids: Sequence[int], masked: Tensor) -> dict[str, list[float]]:
-    """Each signal of a text under each of its masks [R, L]."""
+    """Compute each signal of a text under each of its R masks [R, L]."""
     row = torch.tensor(ids, device=model.device)
     masked = masked.to(model.device)
     head, parts = model.head, []
@@ -74,7 +74,7 @@ def signals(model: NativeModel, ids: Sequence[int], masked: Tensor) -> dict[str,
 
 
 def kinds(setup: Setup) -> dict[str, tuple[float, int]]:
-    """Temperature and steps of each kind of sample, by name."""
+    """The temperature and the number of steps of each kind of sample, by the name of the kind."""
     return {f"T={temperature:g}, {steps} steps": (temperature, steps) for temperature, steps in setup["samples"]}
 
 
@@ -93,7 +93,7 @@ def real_texts(setup: Setup) -> Source:
 
 
 def samples(setup: Setup) -> Source:
-    """The model's own texts."""
+    """Texts that the model itself writes: one row per text."""
 
     def make(keys: Sequence[str]) -> dict[str, Row]:
         rows = {}
@@ -114,13 +114,13 @@ def samples(setup: Setup) -> Source:
 
 
 def _texts(setup: Setup, keys: Sequence[str]) -> list[Row]:
-    """Rows with the tokens and the text of each key."""
+    """The rows of the given keys. Each row has the tokens and the text."""
     real, own = setup.rows(real_texts(setup)), setup.rows(samples(setup))
     return [real[key.removeprefix(f"{REAL} ")] if key.startswith(f"{REAL} ") else own[key] for key in keys]
 
 
 def signals_of(setup: Setup) -> Source:
-    """The signals of every text under each of its masks."""
+    """The signals under each mask: one row per text."""
 
     def make(keys: Sequence[str]) -> dict[str, Row]:
         length = length_of(setup)
@@ -135,7 +135,7 @@ def signals_of(setup: Setup) -> Source:
 
 
 def judged(setup: Setup, name: str) -> Source:
-    """Mean nats per token of every text under a judge."""
+    """The mean nats per token under a judge: one row per text."""
 
     def make(keys: Sequence[str]) -> dict[str, Row]:
         nats = _judge(name, setup.device, setup["start"]).per_text([row["text"] for row in _texts(setup, keys)])
@@ -166,7 +166,7 @@ def sources(setup: Setup) -> list[Source]:
 
 
 def ranks(values: Floats) -> Floats:
-    """[n] ranks of values [n]; equal values share their mean rank."""
+    """The ranks [n] of values [n]. Equal values share their mean rank."""
     _, level, size = np.unique(values, return_inverse=True, return_counts=True)
     return (np.cumsum(size) - (size - 1) / 2)[level]
 
@@ -177,7 +177,7 @@ def _standard(values: Floats) -> Floats:
 
 
 def stronger(a: Floats, b: Floats, nats: Floats) -> Figure:
-    """How much more a falls with nats than b does, all [n]: Spearman(b, nats) - Spearman(a, nats).
+    """Spearman(b, nats) - Spearman(a, nats), all [n]: how much more strongly a falls with rising nats than b does.
 
     The interval resamples texts but keeps the ranks of the whole sample, so correlations are functions of sums.
     """
@@ -220,14 +220,14 @@ class Columns:
         self.kind = np.array([key.rsplit(" ", 1)[0] for key in keys])
         rows = complete(setup, signals_of(setup))
         self.signal = {name: np.array([np.mean(row[name]) for row in rows]) for name in (*SIGNALS, "bound")}
-        # Every second mask is as evenly spread as all of them, so the halves are two independent estimates.
+        # Every second mask count is spread as evenly as all counts, so the two halves give independent estimates.
         self.halves = [np.array([np.mean(row["bound"][start::2]) for row in rows]) for start in (0, 1)]
         self.nats = {
             judge: np.array([row["nats"] for row in complete(setup, judged(setup, judge))]) for judge in setup["judges"]
         }
 
     def inside(self, which: str) -> np.ndarray:
-        """[n] bool: which texts belong to a set of `SETS`."""
+        """Which texts belong to the set `which` of `SETS`, [n] bool."""
         real = self.kind == REAL
         return {"all texts": np.ones_like(real), "real texts": real, "samples": ~real}[which]
 
@@ -269,19 +269,19 @@ def draw(setup: Setup) -> Drawing:
             "Scores against the judge's nats per token",
             ["judge", "texts", "n", *tests, *leads],
             signal_rows,
-            "A good signal has a negative correlation: a better score goes with fewer nats. Ahead: the difference of "
-            "the two Spearman correlations, positive if entropy is the better signal. The paper: -.776 (entropy) and "
-            "-.290 (self-certainty) with GPT-2's perplexity; .906 with its likelihood, which is minus nats. "
-            f"{setup['draws']} masks per text; smollm2 is quantised to 4 bits; 95 % bootstrap intervals over texts. "
-            f"The figure shows at most {SHOWN} texts of each kind.",
+            "A good signal has a negative correlation, because a better score goes with fewer nats. The last columns "
+            "are differences of Spearman correlations, which are positive if entropy is the better signal. The paper "
+            "reports -.776 (entropy) and -.290 (self-certainty) with GPT-2's perplexity, and .906 (entropy) with its "
+            f"likelihood, which is minus nats. There are {setup['draws']} masks per text. smollm2 is quantised to 4 "
+            f"bits. The 95 % intervals are bootstraps over texts. The figure shows at most {SHOWN} texts of each kind.",
         ),
         Table(
             "Likelihood bound per token (x) against the judge's log-likelihood per token (y)",
             ["judge", "texts", "n", "Pearson", "Spearman", "slope", "intercept"],
             bound_rows,
-            "The paper: Pearson .911, y ≈ .95 x + .17. Noise in x makes slopes smaller; the estimates from two halves "
-            f"of the masks correlate at {shown(figures['bound: correlation of its two halves'])}. smollm2 has its own "
-            "tokens.",
+            "The paper reports Pearson .911 and y ≈ .95 x + .17. Noise in x makes slopes smaller; the bounds from two "
+            f"halves of the masks correlate at {shown(figures['bound: correlation of its two halves'])}. The tokens of "
+            "smollm2 differ from those of the model.",
         ),
         Table(
             "Means of each kind of text",
@@ -308,33 +308,33 @@ def _claims(judges: Sequence[str], figures: dict[str, Any]) -> list[Claim]:
         return agreed([decided(figures[f"{judge}: {text}, {which}"]) for judge in judges for which in sets])
 
     tested = [which for which in SETS[:2] if f"{judges[0]}: bound slope, {which}" in figures]
-    # The correlation with likelihood is minus the one with nats; it must be above what the paper calls strong.
+    # The correlation with likelihood is minus the correlation with nats. The claim needs it to be above STRONG.
     strong = agreed([decided((-figures[f"{judge}: Spearman entropy, all texts"]).plus(-STRONG)) for judge in judges])
     return [
         Claim(
             "Entropy is a better signal of quality than self-certainty",
             "-.776 against -.290",
-            f"Spearman with nats, all texts: entropy {values('Spearman entropy')}, self-certainty "
+            f"Spearman correlation with nats on all texts: entropy {values('Spearman entropy')}, self-certainty "
             f"{values('Spearman certainty')}; difference {values('entropy ahead of self-certainty')}",
             verdict("entropy ahead of self-certainty", *tested),
-            f"difference on real texts alone {values('entropy ahead of self-certainty', 'real texts')}; the verdict "
-            "needs both. Our self-certainty leaves out the mask id and revealed positions, which would dominate it "
-            "under MDLM",
+            f"difference on real texts alone: {values('entropy ahead of self-certainty', 'real texts')}; the claim "
+            "must hold on both. Our self-certainty leaves out the mask id and revealed positions, which would dominate "
+            "it under MDLM",
         ),
         Claim(
             f"Entropy agrees strongly with the judge's likelihood (Spearman above {STRONG})",
             ".906",
-            f"Spearman of minus entropy and log-likelihood, all texts: {flipped('all texts')}; real texts alone: "
-            f"{flipped('real texts')}",
+            f"Spearman correlation of minus entropy with log-likelihood on all texts: {flipped('all texts')}; "
+            f"on real texts alone: {flipped('real texts')}",
             strong,
         ),
         Claim(
             "The Monte-Carlo likelihood bound follows the judge's likelihood",
             "Pearson .911, y ≈ .95 x + .17",
-            f"Pearson, all texts: {values('bound Pearson')}; slope {values('bound slope')}; "
+            f"Pearson correlation on all texts: {values('bound Pearson')}; slope {values('bound slope')}; "
             f"intercept {values('bound intercept')}",
             verdict("bound Pearson", *tested),
-            "the claim holds if the correlation is positive. On real texts alone, as in the paper: "
+            "the claim holds if the correlation is positive. On real texts alone, as in the paper, it is "
             f"{values('bound Pearson', 'real texts')}; slope {values('bound slope', 'real texts')}",
         ),
     ]
@@ -385,21 +385,21 @@ _BOX = {
     "each": 16,  # samples of each kind
     "draws": 12,  # masks per text
     "judges": ["judge", "smollm2"],
-    "start": None,  # what a judge reads before a text; None: its own start token, which the shipped judge needs
+    "start": None,  # the text that a judge reads first; None means its start token, which the shipped judge needs
 }
 _PAPER = {
-    "model": "kuleshov-group/mdlm-owt",  # LLaDA-8B-Base was judged by meta-llama/Meta-Llama-3-8B
+    "model": "kuleshov-group/mdlm-owt",  # the paper's LLaDA-8B-Base was judged by meta-llama/Meta-Llama-3-8B
     "length": 1024,
     "real": 1000,
     "samples": [],  # FineWeb alone
     "each": 0,
     "draws": 128,
     "judges": ["openai-community/gpt2-large"],
-    "start": "",  # nothing; the first token is not scored
+    "start": "",  # no start token, so the first token is not scored
 }
 EXPERIMENT = Experiment(
     name="quality-signal",
-    title="The model's own scores and the outside judge",
+    title="The model's own scores against an outside judge",
     paper="Tables prelim_corr and score, Fig. mdlm_corr",
     settings={"box": _BOX, "paper": _BOX | _PAPER},
     sources=sources,

@@ -1,8 +1,8 @@
-"""Rows of an experiment: where they come from, and the one loop that makes the missing ones.
+"""Rows of an experiment: where they come from, and the loop that makes the missing rows.
 
 A `Source` names rows by keys and makes some of them at a time: sets of answers, scores of those answers, or anything
 else that an experiment measures. `fill` makes the missing rows, batch by batch. Each batch is on the disk before the
-next one begins, so a stopped run continues where it stopped, and a longer run adds only the new rows. Ranks share the
+next batch begins, so a stopped run continues where it stopped, and a longer run adds only the new rows. Ranks share the
 sources that are marked `shared`: they take keys from a common counter, as many as they can make in about `SECONDS`, so
 a slow rank takes fewer.
 """
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 SECONDS = 45.0  # how long one batch of a shared source should take
-FULL = 4  # the first batch on a GPU fills this many forwards; one of them is enough to keep the device busy
+FULL = 4  # the first batch on a GPU fills this many forwards; one full forward keeps the GPU busy
 
 
 @dataclass(frozen=True)
 class Source:
-    """Rows of one kind.
+    """What rows of one kind are called, where they are stored, and how they are made.
 
     path       the file, relative to the folder of results; `.xz` files are compressed, and committed for drawing
     made_with  everything that the rows depend on; a file made with other values is refused
@@ -44,7 +44,7 @@ class Source:
     together   how many keys `make` gets per call (if ranks share the source: in the first call)
     cost       the work per key, relative to other sources
     shared     whether ranks share the keys; otherwise the first rank makes all rows
-    elsewhere  whether another file contains the numbers of the row with this key, so that it need not be made
+    elsewhere  whether another file contains the numbers of the row with this key, so that the row need not be made
     """
 
     path: str
@@ -59,7 +59,7 @@ class Source:
 
 
 class Rows:
-    """The rows of a source that are on the disk, read when first asked for."""
+    """The rows of a source that are on the disk. They are read at the first use."""
 
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
         self.path = path
@@ -82,7 +82,7 @@ class Rows:
         return len(self.by_key)
 
     def add(self, rows: Mapping[str, Mapping[str, Any]], start: int, rank: int = 0) -> None:
-        """Write rows by their keys; they are on the disk when this returns. Call it inside `RowStore.locked`."""
+        """Write rows by their keys, and return when they are on the disk. Call this method inside `RowStore.locked`."""
         lines = {key: {"key": key, **row} for key, row in rows.items()}
         self.store.append(start, rank, [json_line(line) for line in lines.values()])
         self.by_key.update(lines)
@@ -100,7 +100,7 @@ def _summarise(entry: Any) -> Summary | None:
 
 
 def _natural(key: str) -> list[Any]:
-    """Orders "unit 9" before "unit 10"."""
+    """A sort key that puts "unit 9" before "unit 10"."""
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", key)]
 
 

@@ -45,19 +45,21 @@ def reproduce(
     """Run an experiment of the paper. Its files go to the folder `out`/`name`; `out` is `results/SCALE` by default.
 
     stages    some of decode, score, draw; each may run on another machine if you copy the folder there
-    model     a model to use instead of the one of the scale
+    model     a model to use instead of the scale's own model
     data      the file or folder that the task reads, if it needs one
     minutes   start no batch of decoding that would end more than this many minutes from now
     scorers   use only these scorers (ppl, cos, features, or kind:model)
     changes   other values for the experiment's settings, such as {"units": 4}
     mesh      the ranks that share the decoding (`d5p4.distributed.connect`); by default those of this job. The first
-              rank does everything else
+              rank scores and draws alone
     """
     own = mesh is None
     mesh = connect(device=device) if mesh is None else mesh
     try:
         if mesh.beam > 1:
-            raise D5P4Error(f"mesh={mesh.data},{mesh.beam}: ranks share prompts here, not pools; use {mesh.world},1")
+            raise D5P4Error(
+                f"mesh={mesh.data},{mesh.beam}: the ranks of an experiment share prompts, not pools; use {mesh.world},1"
+            )
         device = device if mesh.device is None else str(mesh.device)
         root = Path(out) if out is not None else RESULTS / scale
         report = (progress if mesh.first else None) or (lambda share, text: None)
@@ -105,7 +107,7 @@ def _run_stages(setup: Setup, stages: Sequence[str], minutes: float | None, scor
 
 
 def sources(setup: Setup, stage: str, scorers: Sequence[str] | None = None) -> list[Source]:
-    """The rows that a stage makes."""
+    """The sources of the rows that a stage makes."""
     if stage == "decode":
         return [*setup.experiment.sources(setup), *(answers(setup, case) for case in setup.cases)]
     if stage == "score":
@@ -170,7 +172,7 @@ def _record(setup: Setup, stage: str, seconds: float, finished: bool, worked: bo
 
 
 def _runs(setup: Setup, stage: str) -> list[dict[str, Any]]:
-    """The recorded runs of a stage: those of this experiment, or else of experiments that share its answers."""
+    """The recorded runs of a stage of this experiment or, if there are none, of experiments that share its answers."""
     if own := _read_config(setup).get("stages", {}).get(stage):
         return own
     ours = [case.options for case in setup.cases]
@@ -192,7 +194,7 @@ def _about(setup: Setup) -> dict[str, Any]:
     for stage, verb in (("decode", "decoded" if setup.cases else "measured"), ("score", "scored")):
         places = [_place(run) for run in _runs(setup, stage)]
         if places:
-            made.append(f"{verb} on {' and '.join(dict.fromkeys(places))}")
+            made.append(f"{verb} on {' and on '.join(dict.fromkeys(places))}")
     changed = "".join(f" --set {name}={json.dumps(value)}" for name, value in setup.changes.items())
     typed = f"python -m d5p4_lab reproduce {setup.experiment.name} --scale {setup.scale}{changed}"
     return {
@@ -200,5 +202,6 @@ def _about(setup: Setup) -> dict[str, Any]:
         "title": setup.experiment.title,
         "paper": setup.experiment.paper,
         "scale": setup.scale,
-        "made": f"`{without_places(typed)}`; " + "; ".join(made),
+        "made": f"The command was `{without_places(typed)}`."
+        + (f" The results were {' and '.join(made)}." if made else ""),
     }

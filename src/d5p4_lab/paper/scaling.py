@@ -1,8 +1,8 @@
-"""Objective, rank and time of every way to choose a set, on random pools of 4×4 to 64×64 rows.
+"""Objective, rank and time of every method that chooses a set, on random pools of 4×4 to 64×64 rows.
 
-The pools have the statistics of real decoding (`synthetic`): each trial uses one step of a few decoded sets, and one β.
-All methods see the same pools. The objective is log det L of the chosen rows, L = diag(Q) + β S. The authors' table
-shows log det S, so both are stored. The k-DPP sample ignores groups, as in the paper, and may choose two rows of one.
+A random pool has the statistics of one step of a decoded set (`synthetic`). A trial uses one pool and one β, and all
+methods see the same trials. The objective is log det L of the chosen rows, L = diag(Q) + β S. The authors' table shows
+log det S, so both are stored. The k-DPP sample ignores groups, as in the paper, and may choose two rows of a group.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SELECTORS: dict[str, Callable[[float], Selector]] = {
     "local search": lambda beta: PartitionDPP(beta, solver="local-search"),
     "exact": lambda beta: PartitionDPP(beta, solver="exact"),
 }
-BATCH = "batch"  # stands in keys in place of a trial's number
+BATCH = "batch"  # takes the place of a trial's number in keys
 BETAS = [1.0, 3.1623, 10.0, 31.623, 100.0]
 SIZES = ["4x4", "6x4", "8x4", "6x10", "8x8", "4x64", "16x4", "8x32", "16x16", "32x8", "64x4", "32x32", "64x32", "64x64"]
 SLOW = ["diverse beam, α=β", "diverse beam, α=10β", "k-DPP sample (*)", "partition sample", "greedy, n starts"]
@@ -60,7 +60,7 @@ def sources(setup: Setup) -> list[Source]:
 
 
 def statistics(setup: Setup) -> Source:
-    """One row per set that the model writes without a prompt: the statistics of its steps."""
+    """The statistics of each step: one row per set that the model writes without a prompt."""
 
     def make(keys: Sequence[str]) -> dict[str, Row]:
         rows = {}
@@ -134,7 +134,7 @@ def _pool(quality: Tensor, similarity: Tensor, tie: Tensor, k: int, device: torc
 
 
 def _trial(setup: Setup, steps: Sequence[PoolStatistics], size: str, trial: int) -> dict[str, Any]:
-    """The result of each method on one pool: [log det L, log det S, ms]."""
+    """Run each method on one pool. The result of a method is [log det L, log det S, ms]."""
     k, w = parse_size(size)
     quality, similarity, tie = _problem(setup, steps, size, trial)
     beta = float(setup["betas"][trial % len(setup["betas"])])
@@ -158,7 +158,7 @@ def _trial(setup: Setup, steps: Sequence[PoolStatistics], size: str, trial: int)
 
 
 def _batch(setup: Setup, steps: Sequence[PoolStatistics], size: str) -> dict[str, Any]:
-    """Milliseconds per pool for each method when many pools are solved in one call, with β = 10."""
+    """Measure each method's milliseconds per pool when many pools are solved in one call, with β = 10."""
     k, _ = parse_size(size)
     problems = [_problem(setup, steps, size, trial) for trial in range(setup["batch"])]
     quality, similarity, tie = (torch.stack(parts) for parts in zip(*problems, strict=True))
@@ -187,10 +187,10 @@ _BOX = {
     "beta": 20.0,
     "betas": BETAS,
     "sizes": SIZES,
-    "trials": {"256": 40, "1024": 20, "2048": 5, "4096": 3},  # by upper limit of rows
-    "largest": {**dict.fromkeys(SLOW, 1024), EXACT: 5000},  # upper limits: of rows, or of sets for exact
+    "trials": {"256": 40, "1024": 20, "2048": 5, "4096": 3},  # number of trials by upper limit of rows
+    "largest": {**dict.fromkeys(SLOW, 1024), EXACT: 5000},  # the most rows for a method; for exact, the most sets
     "batch": 16,  # pools solved in one call
-    "batch_rows": 64,  # only for sizes up to this many rows
+    "batch_rows": 64,  # calls with many pools are timed only up to this many rows
 }
 _PAPER = {
     "model": "kuleshov-group/mdlm-owt",
@@ -207,7 +207,7 @@ _PAPER = {
 
 EXPERIMENT = Experiment(
     name="scaling",
-    title="Objective, rank and time of the ways to choose a set, as pools grow",
+    title="Objective, rank and time of methods that choose a set, as pools grow",
     paper="Figure scaling and Table scalability (right)",
     settings={"box": _BOX, "paper": _BOX | _PAPER},
     sources=sources,

@@ -1,4 +1,4 @@
-"""Tables, figure and claims of the scaling experiment."""
+"""The tables, the figure and the claims of the experiment `scaling`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .drawing import STYLES, Claim, Drawing, Table, Verdict, decided, every, pyp
 from .setup import Setup
 from .synthetic import PoolStatistics, complexity, parse_size, read_statistics, synthetic_pool
 
-EXACT = "exact"  # known only at the smallest sizes, so it has no rank and does not take part in normalising
+EXACT = "exact"  # known only at the smallest sizes, so it is left out of ranks and normalised values
 FREE = "k-DPP sample (*)"  # ignores groups
 PAPERS, TEXT, OURS = "greedy, n starts", "greedy, k starts", "local search"
 RIVALS = ("random", "greedy beam", "diverse beam, α=β", "diverse beam, α=10β", "k-DPP sample (*)")  # in the paper
@@ -77,7 +77,7 @@ class Cell:
 
     @property
     def d5p4(self) -> str:
-        """The paper's solver: greedy from every row, or from one row per group where that was too slow."""
+        """The paper's solver: greedy from every row, or from one row per group at sizes where that is too slow."""
         return PAPERS if PAPERS in self.names else TEXT
 
 
@@ -141,7 +141,7 @@ def _gpu_times() -> dict[str, Any] | None:
 
 
 def _point(cells: Sequence[Cell]) -> Cell:
-    """The paper's 32×32, or else the largest of the sizes with the most methods."""
+    """The paper's size 32×32 or, if it was not measured, the largest of the sizes with the most methods."""
     exact = [cell for cell in cells if (cell.k, cell.w) == POINT]
     return exact[0] if exact else max(cells, key=lambda cell: (len(set(cell.names) - {EXACT}), cell.complexity))
 
@@ -158,9 +158,9 @@ def _table_point(cells: Sequence[Cell], clocks: Sequence[str], gpu: Mapping[str,
         rows.append([name, *cells_here, f"{np.median(cell.ms[name]):.3g}", *paper_cells])
     note = (
         f"{cell.pools} pools. Times are medians on {', '.join(clocks)}; the paper's were measured on an H200, and its "
-        "DPP sampler on a CPU. Compare raw values only within a column: the paper's kernels differ from ours. (*) may "
-        "choose two rows of a group. Greedy from n starts is the solver of the paper's code, greedy from k starts that "
-        "of its text; local search is ours."
+        "DPP sampler on a CPU. Compare raw values only within a column: the paper's kernels differ from ours. (*) This "
+        "method may choose two rows of a group. Greedy from n starts is the solver of the paper's code, greedy from k "
+        "starts is the solver of its text, and local search is ours."
     )
     if gpu is not None:
         (ours, paper), (mmr, paper_mmr) = gpu["solver"], gpu["mmr"]
@@ -190,8 +190,8 @@ def _tables_by_size(cells: Sequence[Cell], clocks: Sequence[str]) -> list[Table]
 
     pools = ["pools", *(str(cell.pools) for cell in cells)]
     size = ["log(w^k)", *(f"{cell.complexity:.1f}" for cell in cells)]
-    empty = "Mean ± standard error. Empty cells: too slow to measure."
-    normalised_note = f"(x - worst) / (best - worst) over the methods in each pool, without exact. {empty}"
+    empty = "Cells show mean ± standard error. Empty cells were too slow to measure."
+    normalised_note = f"Values are (x - worst) / (best - worst) over the methods in each pool, without exact. {empty}"
     normalised = [size, pools, *cellwise(lambda c: c.normalised, mean(3))]
     ranks = cellwise(lambda c: c.rank, mean(2))
     times = cellwise(lambda c: c.ms, lambda x: f"{np.median(x):.3g}")
@@ -202,7 +202,7 @@ def _tables_by_size(cells: Sequence[Cell], clocks: Sequence[str]) -> list[Table]
         Table(
             "log det S", columns, cellwise(lambda c: c.cosine, mean(3)), f"The paper's table shows log det S. {empty}"
         ),
-        Table("Median time of one pool, ms", columns, times, f"On {', '.join(clocks)}, with building L from Q and S."),
+        Table("Median time of one pool, ms", columns, times, f"On {', '.join(clocks)}, with the time to build L."),
     ]
 
 
@@ -236,7 +236,7 @@ def _table_exact(cells: Sequence[Cell]) -> Table:
 
 
 def _table_statistics(steps: Sequence[PoolStatistics], setup: Setup) -> Table:
-    """Compares random pools with the decoded ones whose statistics they imitate."""
+    """Compare random pools with the decoded pools whose statistics they imitate."""
     source = torch.Generator().manual_seed(setup.seed)
     group = torch.arange(setup["k"] * setup["w"]) // setup["w"]
     made = [_again(step, *synthetic_pool(step, setup["k"], setup["w"], source), group) for step in steps]
@@ -253,7 +253,7 @@ def _table_statistics(steps: Sequence[PoolStatistics], setup: Setup) -> Table:
         for name, title in titles.items()
     ]
     note = (
-        f"Means over {len(steps)} steps of {setup['sets']} sets decoded by {Path(setup.named).name} "
+        f"The values are means over {len(steps)} steps of {setup['sets']} sets decoded by {Path(setup.named).name} "
         f"({setup['k']}×{setup['w']}, {setup['length']} tokens in {setup['steps']} steps, β = {setup['beta']:g}), and "
         "over random pools of that size with each step's statistics."
     )
@@ -370,7 +370,7 @@ def _best_objective(cells: Sequence[Cell]) -> Claim:
             f"{clear} of {len(leads)} sizes" + (f", behind at {', '.join(behind)}" if behind else ", behind at none")
         ),
         verdict=every(verdicts),
-        note=f"{PAPERS}; sizes at which every method was measured, up to {largest} rows",
+        note=f"the solver is {PAPERS}; the sizes are those at which every method was measured, up to {largest} rows",
     )
 
 
@@ -383,12 +383,12 @@ def _best_cosine(cells: Sequence[Cell]) -> Claim:
         paper="D5P4 -24.483, DivBS -24.625, DPP -25.453, random -25.465",
         ours=f"{values}; ahead of {rival} by {shown(ahead, 3)}",
         verdict=decided(ahead),
-        note="log det S ignores quality, which all methods weigh too; diverse beam search with a large α hardly does",
+        note="log det S ignores quality, but all methods weigh it; diverse beam search with a large α weighs it little",
     )
 
 
 def _near_random(cells: Sequence[Cell]) -> Claim:
-    """Whether methods are nearer to random than to D5P4, in the normalised objective over all sizes."""
+    """The claim that two methods are nearer to random than to D5P4 in the normalised objective, over all sizes."""
     names, verdicts, parts = ("greedy beam", FREE), [], []
     for name in names:
         there = [cell for cell in cells if name in cell.normalised]
@@ -402,10 +402,10 @@ def _near_random(cells: Sequence[Cell]) -> Claim:
         parts.append(f"{name} {x.mean():.2f} (random {low.mean():.2f}, D5P4 {high.mean():.2f})")
     return Claim(
         claim="Greedy beam and DPP sampling stay close to random selection in the objective",
-        paper="in words (appendix on scaling)",
+        paper="stated without a figure (appendix on scaling)",
         ours="normalised log det L: " + "; ".join(parts),
         verdict=every(verdicts) if verdicts else "not testable at this scale",
-        note="holds if they are nearer to random than to D5P4; below random counts as near",
+        note="the claim holds if both are nearer to random than to D5P4; values below random count as near",
     )
 
 
@@ -417,7 +417,7 @@ def _faster(cells: Sequence[Cell], clocks: Sequence[str], gpu: Mapping[str, Any]
         (FREE, "the DPP sampler", "2.3 ms on an H200 against 547.8 ms on a CPU"),
         ("diverse beam, α=10β", "diverse beam search", "2.3 ms against 29.5 ms"),
     ):
-        for solver, whose in ((TEXT, "of the paper's text"), (PAPERS, "of its code"), (OURS, "ours")):
+        for solver, whose in ((TEXT, "of the paper's text"), (PAPERS, "of the paper's code"), (OURS, "ours")):
             if rival not in cell.names or solver not in cell.names:
                 continue
             ratio = figure(np.log(cell.ms[rival] / cell.ms[solver]))
@@ -428,7 +428,7 @@ def _faster(cells: Sequence[Cell], clocks: Sequence[str], gpu: Mapping[str, Any]
                     paper if solver != OURS else "–",
                     f"{on}: {times}, {_times(ratio)} as fast",
                     decided(ratio),
-                    "both on the same CPU" + _on_gpu(rival, gpu),
+                    "both times are from the same CPU" + _on_gpu(rival, gpu),
                 )
             )
     return claims
@@ -461,7 +461,7 @@ def _ours(cells: Sequence[Cell]) -> Claim:
     faster = f", {min(ratios):.2g} times as fast at 1024 rows" if ratios else ""
     return Claim(
         claim="Ours, not the paper's: local search from k starts beats greedy from every row on average",
-        paper="(no such solver)",
+        paper="not measured",
         ours=(
             f"log det L {shown(ahead, 4)} nats ahead over {ahead.n} pools; better in {(a > b + 1e-9).mean():.0%}, "
             f"equal in {(abs(a - b) <= 1e-9).mean():.0%}{faster}"

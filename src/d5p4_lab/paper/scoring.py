@@ -2,7 +2,7 @@
 
 A scorer is named `kind:model`. An experiment names the kinds; its settings name the models.
 
-ppl        mean nats per token of each answer under a causal judge (as in the paper: clamped, first token not scored)
+ppl        mean nats per token of each answer under a causal judge (clamped, without the first token, as in the paper)
 cos        cosines of sentence embeddings: between answers, and between each answer and its nearest reference
 features   the judge's last hidden state at each answer's last token, for MAUVE
 """
@@ -22,13 +22,13 @@ from .rows import Row
 from .setup import Setup
 
 Scorer = Callable[[Sequence[Row]], list[Row]]
-AT_ONCE = 256  # sets that are scored between two writes
+AT_ONCE = 256  # sets that are scored between two writes to the disk
 TOKENS = 1 << 13  # tokens per batch of a judge
 MAUVE_TOKENS = 1024
 
 
 def scorer_names(setup: Setup, wanted: Sequence[str] | None = None) -> list[str]:
-    """The names `kind:model` of an experiment's scorers; only those in `wanted` (kinds or full names), if given."""
+    """The names `kind:model` of an experiment's scorers. `wanted` (kinds or full names) keeps only some of them."""
     models = {"ppl": setup.settings.get("judges", ()), "cos": (setup.settings.get("encoder"),)}
     models["features"] = (models["ppl"] or (None,))[:1]
     names = [f"{kind}:{model}" for kind in setup.experiment.scorers for model in models[kind] if model]
@@ -79,7 +79,7 @@ def _features(model: str, device: str | None) -> Scorer:
 
 
 def pack(features: np.ndarray) -> Row:
-    """Numbers [n, D] as 16-bit floats in base64, for a JSON line."""
+    """Pack numbers [n, D] as 16-bit floats in base64, for a JSON line."""
     half = np.ascontiguousarray(features, dtype="<f2")
     return {"shape": list(half.shape), "float16": base64.b64encode(half.tobytes()).decode()}
 
@@ -89,7 +89,7 @@ def unpack(row: Mapping[str, Any]) -> np.ndarray:
 
 
 def pack8(features: np.ndarray) -> Row:
-    """Numbers [n, D] in 8 bits, for a JSON line: each row is integers from -127 to 127 times the step of that row."""
+    """Pack numbers [n, D] in 8 bits for a JSON line. A row is integers from -127 to 127, times the step of that row."""
     steps = np.maximum(np.abs(features).max(1, keepdims=True) / 127, 1e-12)
     whole = np.round(features / steps).astype(np.int8)
     return {

@@ -1,4 +1,4 @@
-"""Definition of an experiment, and the state of one run of it.
+"""What an experiment is (`Experiment`), and the state of one run of an experiment (`Setup`).
 
 An experiment has settings for each scale ("box": the small models of this repository, offline; "paper": the paper's
 models). It names the rows that it needs: sets of answers (`cases`), or other measurements (`sources`). It runs in three
@@ -72,7 +72,7 @@ class Experiment:
 
     name: str
     title: str
-    paper: str  # where it is in the paper
+    paper: str  # the place in the paper
     settings: Mapping[str, Mapping[str, Any]]  # by scale
     draw: Callable[[Setup], Drawing]
     cases: Callable[[Setup], Sequence[Case]] = lambda setup: ()
@@ -157,12 +157,12 @@ class Setup:
 
     @cached_property
     def _elsewhere(self) -> bool:
-        """Whether the model is neither needed nor on this machine. Then config.json names the model of the rows."""
+        """Whether the model is neither needed nor on this machine. If so, config.json names the model."""
         return not (self.decoding or Path(self.named).expanduser().is_dir() or shipped(self.named))
 
     @cached_property
     def _maker(self) -> tuple[str, str]:
-        """Name and weights of the model that made the existing rows."""
+        """The name and the weights of the model that made the existing rows."""
         config = read_json(self.folder / "config.json") or {}
         maker = str(config.get("model", Path(self.named).name)), str(config.get("weights", "unknown"))
         if self.model_name is not None and maker[0] != Path(self.model_name).name:
@@ -174,11 +174,11 @@ class Setup:
         return load(self.named, self.torch_device, self.dtype, mapped=self.mesh.world > 1)
 
     def reads_data(self, task: str) -> bool:
-        """Whether the prompts of a task come from a file; those of countdown are generated."""
+        """Whether the prompts of a task come from a file. (The prompts of countdown are generated.)"""
         return task != OPEN and task.partition(":")[0] != "countdown"
 
     def task(self, name: str, count: int) -> Task:
-        """The first `count` prompts of a task; `name:split` gives a split, as in countdown:5."""
+        """Load the first `count` prompts of a task. A name such as countdown:5 consists of a task and a split."""
         from .tasks import load_task
 
         if (name, count) not in self._tasks:
@@ -194,7 +194,7 @@ class Setup:
         return self._tasks[name, count]
 
     def _check_prompts(self, name: str, task: Task) -> None:
-        """Refuse a task whose prompts differ from those that the existing rows were made from."""
+        """Raise an error if the prompts of a task differ from those that the existing rows were made from."""
         from .answers import known_prompts, prompt_digits
 
         for path, unit, digits in known_prompts(self, name):
@@ -213,7 +213,7 @@ class Setup:
         cost: float = 1.0,
         **made_with: Any,
     ) -> Source:
-        """Rows of the experiment other than answers. `made_with` is everything they depend on, besides the seed.
+        """A source of rows other than answers. `made_with` is everything, besides the seed, that the rows depend on.
 
         `kept` says whether drawing reads the rows; such rows are compressed and committed.
         """
@@ -222,7 +222,7 @@ class Setup:
         return Source(path, header, keys, make, name, together=lambda: together, cost=lambda: cost)
 
     def model_and(self, *names: str) -> dict[str, Any]:
-        """What rows of the model depend on: its name, its weights, and the named settings."""
+        """What rows made by the model depend on: its name, its weights, and the settings `names`."""
         return {name: self[name] for name in names} | {"model": self.label, "weights": self.weights}
 
     def rows(self, source: Source) -> Rows:
@@ -236,7 +236,7 @@ class Setup:
 
 
 def _checked(name: str, value: Any, default: Any) -> Any:
-    """Check a caller's value of a setting. It must be of the default's kind; a single value may replace a list."""
+    """Check a caller's value of a setting. It must have the default's type; a single value may replace a list."""
     kind = _kind(default)
     if default is None or (value is None and name in MAY_BE_NONE):
         return value
@@ -260,7 +260,7 @@ def _kind(value: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """The value as it comes back from JSON: tuples become lists."""
+    """The value after a round trip through JSON, which turns tuples into lists."""
     return json.loads(json.dumps(value))
 
 
@@ -269,5 +269,5 @@ def digest_of(value: Any) -> str:
 
 
 def slugged(text: str) -> str:
-    """The text as part of a file's name: everything but a-z and 0-9 becomes a dash."""
+    """The text as part of a file's name: all characters but a-z and 0-9 are replaced by dashes."""
     return re.sub(r"[^a-z0-9]+", "-", text)

@@ -1,4 +1,4 @@
-"""Random pools of any size with the statistics of real ones: cosines between and within groups, and qualities.
+"""Random pools of any size with the statistics of real pools: cosines between and within groups, and qualities.
 
 A row is e = (√a, √(1-a) z/|z|) with z = √(1-f) x_group + √f x_own, where every x is a Gaussian vector.
 
@@ -34,8 +34,8 @@ class PoolStatistics:
 
     step: int
     between: float  # mean cosine of two rows of different groups
-    between_spread: float  # its standard deviation
-    within: float  # mean cosine of two rows of one group
+    between_spread: float  # the standard deviation of these cosines
+    within: float  # mean cosine of two rows of the same group
     within_spread: float
     quality: tuple[float, ...]  # sorted, from 0 to 1
     quality_shared: float  # share of the variance of quality that siblings have in common
@@ -83,7 +83,7 @@ def statistics_of(row: dict[str, Any]) -> PoolStatistics:
 
 
 def synthetic_pool(statistics: PoolStatistics, k: int, w: int, source: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Quality [kw] and similarity [kw, kw] of a random pool of k groups of w rows, float64. Groups are contiguous."""
+    """Draw a random pool of k contiguous groups of w rows: quality [kw] and similarity [kw, kw], float64."""
     shared = min(max(statistics.between, 0.0), 1 - _LEAST)
     scale = variances(round(statistics.dimensions, 1)).sqrt()
 
@@ -102,7 +102,7 @@ def synthetic_pool(statistics: PoolStatistics, k: int, w: int, source: torch.Gen
 
 
 def _quality(statistics: PoolStatistics, family: Tensor, own: Tensor) -> Tensor:
-    """[kw] values with the distribution of the real qualities, from normals [k, 1] and [k, w], stretched to [0, 1]."""
+    """Qualities [kw] distributed like the real ones and stretched to [0, 1], made from normals [k, 1] and [k, w]."""
     shared = statistics.quality_shared
     share = torch.special.ndtr((shared**0.5 * family + (1 - shared) ** 0.5 * own).flatten())
     levels = torch.tensor(statistics.quality, dtype=torch.float64)
@@ -115,7 +115,7 @@ def _quality(statistics: PoolStatistics, family: Tensor, own: Tensor) -> Tensor:
 
 @lru_cache(maxsize=512)
 def variances(dimensions: float) -> Tensor:
-    """λ_j ∝ j^-γ [WIDTH] with sum 1, and γ such that 1 / Σ λ² is as near to `dimensions` as possible."""
+    """Variances λ_j ∝ j^-γ [WIDTH] with sum 1, and γ such that 1 / Σ λ² is as near to `dimensions` as possible."""
     place = torch.arange(1, WIDTH + 1, dtype=torch.float64)
 
     def law(exponent: float) -> Tensor:
@@ -133,11 +133,11 @@ def variances(dimensions: float) -> Tensor:
 
 
 def parse_size(size: str) -> tuple[int, int]:
-    """k and w of "8x4"."""
+    """Return k and w of a size such as "8x4"."""
     try:
         k, w = (int(part) for part in size.split("x"))
     except ValueError:
-        raise D5P4Error(f"size {size!r} must be groups x children, such as 8x4") from None
+        raise D5P4Error(f"size {size!r} must have the form GROUPSxCHILDREN, such as 8x4") from None
     if k < 2 or w < 2:
         raise D5P4Error(f"size {size!r} must have at least two groups of at least two children")
     return k, w

@@ -2,20 +2,21 @@
 
 | name          | prompt                             | references                        | grader    | without a path  |
 |---------------|------------------------------------|-----------------------------------|-----------|-----------------|
-| truthfulqa    | the question                       | the best answer, all correct ones | none      | hub, validation |
+| truthfulqa    | the question                       | the best answer, then all correct | none      | hub, validation |
 | arc-challenge | the question, without its choices  | the text of the right choice      | exact     | hub, test       |
 | commonsenseqa | the question, without its choices  | the text of the right choice      | exact     | hub, validation |
 | gsm8k         | `Question: …\\nAnswer:`            | the whole solution                | gsm8k     | hub, test       |
 | text          | none                               | a piece of a document             | none      | an error        |
-| countdown     | `86,28,13,31:96`, held out         | none                              | countdown | made here       |
+| countdown     | `86,28,13,31:96`, held out         | none                              | countdown | generated       |
 | books         | the first sentences of a paragraph | the rest of the paragraph         | none      | an error        |
 
-Without shots the prompt is the question itself, for GSM8K `Question: …\\nAnswer:`. With shots it is that many solved
-examples and then the question, all as `Question: …\\nAnswer: …`, with a blank line between two.
+Shots are solved examples in the prompt. Without shots the prompt is as in the table. With shots it consists of the
+solved examples and the question, each in the form `Question: …\\nAnswer: …`, with blank lines between them.
 
-Open-ended text comes from a file of documents: one paragraph per line, documents separated by a line `<|endoftext|>`,
-or one document in the `text` of each JSON or parquet record. A folder made by `python -m d5p4_lab train corpus` holds
-the documents as tokens; only such a folder leaves out the held-out books that the training text also has.
+The tasks text and books read documents. A text file has one paragraph per line, and a line `<|endoftext|>` between
+documents. A JSON or parquet file has one document in the field `text` of each record. A folder that
+`python -m d5p4_lab train corpus` made has the documents as tokens. Only such a folder leaves out the held-out books
+that are also in the training text.
 """
 
 from __future__ import annotations
@@ -41,30 +42,30 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Example:
-    """One thing to be answered."""
+    """A prompt to be answered, and what a good answer looks like."""
 
-    id: str  # unique in its task, and the same whatever limit and seed
-    prompt: str | None  # None: nothing is given, the answer is open-ended text
-    references: tuple[str, ...]  # texts a good answer is like, the best first; may be empty
-    gold: str | tuple[str, ...] | None = None  # the reference of the task's grader
-    meta: dict[str, Any] = field(default_factory=dict)  # whatever else the source says
+    id: str  # unique in its task; it does not depend on limit and seed
+    prompt: str | None  # None if the answer is open-ended text without a prompt
+    references: tuple[str, ...]  # texts that a good answer resembles, best first; may be empty
+    gold: str | tuple[str, ...] | None = None  # the right answer in the form that the task's grader needs
+    meta: dict[str, Any] = field(default_factory=dict)  # other fields of the source
 
 
 @dataclass(frozen=True)
 class Task:
-    """Examples in the order they are to be answered."""
+    """Examples, in the order in which they are to be answered."""
 
     name: str
     examples: list[Example]
-    grader: str | None  # a name of `eval.graders.GRADERS`; None: answers are compared with the references only
-    source: str  # where they come from, as the caller named it
+    grader: str | None  # a name in `eval.graders.GRADERS`; None if answers are only compared with the references
+    source: str  # where the examples come from, as the caller wrote it
 
     def __len__(self) -> int:
         return len(self.examples)
 
 
 def shuffled(count: int, seed: int, purpose: str) -> list[int]:
-    """0..count-1 in an order fixed by the seed, the same on every machine and Python: sorted by a hash."""
+    """Return 0..count-1, sorted by a hash that depends on the seed. The order is the same on every machine."""
     return sorted(range(count), key=lambda i: hashlib.sha256(f"{purpose} {seed} {i}".encode()).digest())
 
 
@@ -72,19 +73,19 @@ def shuffled(count: int, seed: int, purpose: str) -> list[int]:
 
 
 class Question(NamedTuple):
-    """A question of a file."""
+    """A question that was read from a file."""
 
     text: str
-    answers: tuple[str, ...]  # the best first
+    answers: tuple[str, ...]  # best first
     gold: str | tuple[str, ...] | None
     meta: dict[str, Any]
 
 
 def _truthfulqa(record: dict[str, Any]) -> Question:
-    """The authors' CSV (`Best Answer`, `Correct Answers` joined by `;`) or the hub's (`best_answer`, a list)."""
+    """Read a record of the authors' CSV (`Correct Answers` joined by `;`) or of the hub (`correct_answers`, a list)."""
     named = {key.lower().replace(" ", "_"): value for key, value in record.items() if isinstance(key, str)}
     best, correct, incorrect = named["best_answer"], named["correct_answers"], named.get("incorrect_answers") or []
-    answers = tuple(dict.fromkeys(_stripped([best]) + _stripped(correct)))  # the best is most often a correct one too
+    answers = tuple(dict.fromkeys(_stripped([best]) + _stripped(correct)))  # the best is often also a correct answer
     meta = {key: named[key] for key in ("type", "category", "source") if named.get(key)}
     return Question(named["question"], answers, None, {**meta, "incorrect": _stripped(incorrect)})
 
@@ -95,7 +96,7 @@ def _stripped(answers: Any) -> list[str]:
 
 
 def _choice(record: dict[str, Any]) -> Question:
-    """AI2's layout (`question` holds `stem` and a list of choices) or the hub's (`choices` holds two lists)."""
+    """Read AI2's layout (`question` has a `stem` and a list of choices) or the hub's (`choices` has two lists)."""
     question = record["question"]
     if isinstance(question, dict):
         stem, choices = question["stem"], {choice["label"]: choice["text"] for choice in question["choices"]}
@@ -106,7 +107,7 @@ def _choice(record: dict[str, Any]) -> Question:
         concept = record.get("question_concept")
     key = record.get("answerKey")
     if key not in choices:
-        raise D5P4Error(f"answerKey is {key!r}, which is none of its choices {', '.join(choices)}")
+        raise D5P4Error(f"answerKey is {key!r}, but the choices are {', '.join(choices)}")
     meta = {"choices": choices, "key": key} | ({"concept": concept} if concept else {})
     return Question(stem, (choices[key],), (choices[key],), meta)
 
@@ -118,13 +119,13 @@ def _gsm8k(record: dict[str, Any]) -> Question:
 
 @dataclass(frozen=True)
 class Source:
-    """A data set of questions: where it lies and how it is read."""
+    """A data set of questions: where its files are and how to read them."""
 
     hub_id: str
-    split: str  # the one the paper uses
+    split: str  # the split that the paper uses
     parse: Callable[[dict[str, Any]], Question]
     grader: str | None
-    folders: Sequence[str] = field(default=("data",))  # in which the hub, or the authors' archive, has the files
+    folders: Sequence[str] = field(default=("data",))  # subfolders that may contain the files
     zero_shot: str = "{question}"
 
 
@@ -145,7 +146,7 @@ def load_questions(
     seed: int,
     shots_path: str | Path | None,
 ) -> Task:
-    """The questions of a file, in its order; with a limit the first ones of a seeded shuffle."""
+    """Load questions in the order of their file or, with a limit, the first questions of a seeded shuffle."""
     source = SOURCES[name]
     given = source.hub_id if path is None else path
     asked = _read(source, given, split)
@@ -164,24 +165,24 @@ def load_questions(
 
 def _prompt(source: Source, question: Question, solved: Sequence[Question], shots: int) -> str:
     if not shots:
-        # Not str.format on the whole: a question may hold braces.
+        # str.format would fail, because a question may contain braces.
         return source.zero_shot.replace("{question}", question.text)
-    # A question may come twice in a file, so it is its text that must not be shown.
+    # A file may contain a question twice, so every solved example with the same text is left out.
     others = (one for one in solved if one.text.strip() != question.text.strip())
     shown = [one for one, _ in zip(others, range(shots), strict=False)]
     if len(shown) < shots:
-        raise D5P4Error(f"shots={shots} solved examples were asked for, and only {len(shown)} others are there")
+        raise D5P4Error(f"shots={shots} is too large: only {len(shown)} other solved examples are there")
     return "".join(f"Question: {one.text}\nAnswer: {one.answers[0]}\n\n" for one in shown) + (
         f"Question: {question.text}\nAnswer:"
     )
 
 
 def _read(source: Source, path: str | Path, split: str | None, default: str | None = None) -> dict[str, Question]:
-    """The questions of all files of a split by their ids: the records' own where they are all there and differ."""
+    """Return the questions of a split by id: the `id` of the records if all have different ones, else their numbers."""
     files = locate(path, split=split, default=default or source.split, folders=source.folders)
     records = [(f"{file} record {i}", record) for file in files for i, record in enumerate(read_records(file), 1)]
     if not records:
-        raise D5P4Error(f"{path} holds no question")
+        raise D5P4Error(f"{path} has no question")
     own = [record.get("id") for _, record in records]
     ids = [str(i) for i in (own if None not in own and len(set(map(str, own))) == len(own) else range(len(own)))]
     return {name: _parsed(source, *record) for name, record in zip(ids, records, strict=True)}
@@ -192,23 +193,23 @@ def _parsed(source: Source, place: str, record: dict[str, Any]) -> Question:
         question = source.parse(record)
         texts = (question.text, *question.answers)
         if not all(isinstance(text, str) and text.strip() for text in texts) or len(texts) < 2:
-            raise D5P4Error("the question or its answer is not text, or empty")
-        "".join(texts).encode()  # half a surrogate pair fails here, and not in a tokenizer later
+            raise D5P4Error("the question or its answer is empty or not text")
+        "".join(texts).encode()  # half a surrogate pair fails here, not later in a tokenizer
         return question
     except KeyError as missing:
-        raise D5P4Error(f"{place} has no {missing}; its fields are {', '.join(map(str, record))}") from None
+        raise D5P4Error(f"{place} has no field {missing}; its fields are {', '.join(map(str, record))}") from None
     except D5P4Error as reason:
         raise D5P4Error(f"{place}: {reason}") from None
     except (TypeError, AttributeError, ValueError) as reason:
         raise D5P4Error(f"{place} has an unexpected layout: {reason}") from None
 
 
-# ---- open-ended text: pieces of documents to compare with, and paragraphs to be continued
+# ---- open-ended text: pieces of documents as references, and paragraphs to be continued
 
-PIECE = 200  # words of a piece
-PARAGRAPH, LONGER = 60, 140  # words of a paragraph to be continued: the fewest, and how many more it may have
-PROMPT = (8, 40)  # words of what is given: at least (else a second sentence is taken), at most
-CONTINUATION = 30  # words of what is to be written, at least
+PIECE = 200  # words per piece of a document
+PARAGRAPH, LONGER = 60, 140  # a paragraph to be continued has 60 to 60 + 140 words
+PROMPT = (8, 40)  # the fewest and the most words of a prompt; to fewer words, a second sentence is added
+CONTINUATION = 30  # the fewest words that remain to be written
 
 _STOP = re.compile(
     r"(?<![.!?\u2026])[.!?\u2026]+[\"'\u201d\u2019)\]*_]*(?P<gap>\s+)[\"'\u201c\u2018(\[*_]*(?P<next>\w)"
@@ -218,15 +219,15 @@ _ABBREVIATION = re.compile(rf"\b(?:{'|'.join(_SHORT.split())}|[A-HJ-Z])\.$")
 
 
 def sentences(text: str) -> list[str]:
-    """The sentences of a paragraph, without the space between them.
+    """Split a paragraph into sentences, without the space between them.
 
-    A simple rule. One ends at `.`, `!`, `?` or `…`, with the closing quotes and brackets after it, where white space
-    and a capital letter follow (opening quotes may come first); not after a title such as `Mr.` or `St.`, nor after an
-    initial, which is any capital letter but I. So a speech that ends in `!"` before a name is cut from its `said`.
+    The rule is simple. A sentence ends after `.`, `!`, `?` or `…` and its closing quotes and brackets, if white space
+    and a capital letter follow (opening quotes may come before the letter). It does not end after a title such as `Mr.`
+    or `St.`, nor after an initial (any capital letter but I). So `"Stop!" Tom said.` counts as two sentences.
     """
     ended, start = [], 0
     for stop in _STOP.finditer(text):
-        end_of_word = text[max(start, stop.start() - 8) : stop.start() + 1]  # longer than any abbreviation
+        end_of_word = text[max(start, stop.start() - 8) : stop.start() + 1]  # enough for any abbreviation
         if stop["next"].isupper() and not _ABBREVIATION.search(end_of_word):
             ended.append(text[start : stop.start("gap")])
             start = stop.end("gap")
@@ -234,10 +235,10 @@ def sentences(text: str) -> list[str]:
 
 
 def continuation(paragraph: str, words: int = PARAGRAPH) -> tuple[str, str] | None:
-    """A paragraph as its beginning and the rest; None where that is not possible.
+    """Split a paragraph into its beginning and the rest; None if it does not meet the conditions below.
 
-    It has `words` to `words + 140` words. The beginning is the first sentence, with the second when the first has less
-    than 8 words; it must have 8 to 40 words, and leave 30 or more.
+    The paragraph has `words` to `words + 140` words. The beginning is the first sentence, or the first two if the first
+    has fewer than 8 words. The beginning has 8 to 40 words, and the rest 30 or more.
     """
     paragraph = paragraph.strip()
     if not words <= len(paragraph.split()) <= words + LONGER:
@@ -254,14 +255,14 @@ def continuation(paragraph: str, words: int = PARAGRAPH) -> tuple[str, str] | No
 
 
 def pieces(document: str, words: int = PIECE) -> list[str]:
-    """A document in pieces of exactly `words` words, white space kept; the rest is dropped, a shorter document kept."""
+    """Cut a document into pieces of exactly `words` words, without the rest. A shorter document is one piece."""
     places = [match.span() for match in re.finditer(r"\S+", document)]
     ends = range(words, len(places) + 1, words) if len(places) >= words else [len(places)] if places else []
     return [document[places[max(0, end - words)][0] : places[end - 1][1]] for end in ends]
 
 
 def piece_examples(documents: Sequence[str], words: int, seed: int) -> list[Example]:
-    """Nothing given, one piece as reference."""
+    """Make examples without a prompt, with one piece of a document as the reference."""
     return _spread(
         [
             [
@@ -275,7 +276,7 @@ def piece_examples(documents: Sequence[str], words: int, seed: int) -> list[Exam
 
 
 def continuation_examples(books: Sequence[str], words: int, seed: int) -> list[Example]:
-    """The beginning of a paragraph given, the rest of it as reference."""
+    """Make examples with the beginning of a paragraph as the prompt, and its rest as the reference."""
     return _spread(
         [
             [
@@ -290,7 +291,7 @@ def continuation_examples(books: Sequence[str], words: int, seed: int) -> list[E
 
 
 def read_documents(path: str | Path, split: str | None) -> list[str]:
-    """The documents of a file, a folder or a prepared corpus; of a folder the held-out ones unless `split` is given."""
+    """Read the documents of a file, a folder or a prepared corpus. By default a folder gives its held-out documents."""
     folder = Path(path).expanduser()
     if (folder / "corpus.json").is_file():
         documents = list(_prepared(folder, split))
@@ -307,7 +308,7 @@ def _documents(file: Path) -> Iterator[str]:
         texts = [record.get("text") for record in read_records(file, columns=["text"])]
         wrong = next((i for i, text in enumerate(texts, 1) if not isinstance(text, str)), None)
         if wrong is not None:
-            raise D5P4Error(f"{file} record {wrong} has no 'text'")
+            raise D5P4Error(f"{file} record {wrong} has no text in its field 'text'")
     else:
         texts = re.split(rf"^[^\S\n]*{re.escape(END_TEXT)}[^\S\n]*$", read_text(file), flags=re.MULTILINE)
     yield from filter(None, (normalise(text) for text in texts if text is not None))
@@ -316,7 +317,7 @@ def _documents(file: Path) -> Iterator[str]:
 def _prepared(folder: Path, split: str | None) -> Iterator[str]:
     corpus = load(folder)
     if split not in (None, "train", "val", "validation"):
-        raise D5P4Error(f"split={split!r}: the corpus in {folder} has train and val")
+        raise D5P4Error(f"split={split!r} is not known: the corpus in {folder} has the splits train and val")
     tokens = corpus.train if split == "train" else corpus.val
     ends = np.flatnonzero(tokens == corpus.tokenizer.token_to_id(END_TEXT))
     for start, stop in zip([0, *(ends + 1)], [*ends, len(tokens)], strict=True):
@@ -324,9 +325,9 @@ def _prepared(folder: Path, split: str | None) -> Iterator[str]:
 
 
 def _spread(groups: Sequence[Sequence[T]], seed: int) -> list[T]:
-    """All items so that any beginning of the list holds as many of each group as can be.
+    """List all items so that every beginning of the list has nearly equal numbers of items from each group.
 
-    Groups take turns; the order of the groups and of the items of each comes from the seed.
+    Groups take turns. The seed determines the order of the groups and of the items in each group.
     """
     order = [groups[i] for i in shuffled(len(groups), seed, "groups")]
     rows = [[group[i] for i in shuffled(len(group), seed, "items")] for group in order]
@@ -336,7 +337,7 @@ def _spread(groups: Sequence[Sequence[T]], seed: int) -> list[T]:
 # ---- by name
 
 TASKS = (*SOURCES, "text", "countdown", "books")
-COUNTDOWN = 500  # problems without a limit
+COUNTDOWN = 500  # the number of problems if no limit is given
 
 
 def load_task(
@@ -350,18 +351,19 @@ def load_task(
     shots_path: str | Path | None = None,
     words: int | None = None,
 ) -> Task:
-    """A task by its name. The same arguments give the same examples everywhere.
+    """Load a task by its name. The same arguments give the same examples on every machine.
 
     path        a file (JSON lines, CSV, parquet, text; plain, .xz or .gz), a folder with such files, or a hub id;
-                without it the questions' own hub id is fetched
-    split       which files of a folder or of the hub: train, validation, test; by default the paper's.
-                Of countdown: how many numbers, "3", "4" (the default) or "5"
-    limit       the most examples; a smaller limit gives the beginning of the same list. Questions then come
-                in a shuffle of the seed, GSM8K as the paper has it and the others alike (without a limit they keep the
-                order of the file); text and books take turns among their documents, always
-    shots       of questions: the number of solved examples before a question, never itself, drawn by a shuffle
-                of the seed from the same file, or from `shots_path` (of a folder: its train split)
-    words       of text: words of a piece, 200; of books: the fewest words of a paragraph, 60 (it has up to 140 more)
+                by default a task of questions takes its data set from the hub
+    split       train, validation or test: which files of a folder or of the hub to read; by default the paper's split.
+                For countdown, how many numbers a problem has: "3", "4" (the default) or "5"
+    limit       the largest number of examples; a smaller limit gives the beginning of the same list. With a limit,
+                questions are shuffled by the seed, as the paper does for GSM8K; without it, they keep the order of the
+                file. Examples of text and books always take turns among the documents
+    shots       for questions: the number of solved examples before each question. The seed draws them from the other
+                questions of the same file, or from `shots_path` (if it is a folder, from its train split)
+    words       for text, the words per piece (200); for books, the fewest words of a paragraph (60), which may have up
+                to 140 more
     """
     if name not in TASKS:
         raise D5P4Error(f"there is no task {name!r}: choose one of {', '.join(TASKS)}")
@@ -369,11 +371,11 @@ def load_task(
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
             raise D5P4Error(f"{option}={value!r} must be a whole number of at least {least}")
     if name not in SOURCES and (shots or shots_path is not None):
-        raise D5P4Error(f"{name} has no solved examples to show: leave shots={shots} and shots_path out")
+        raise D5P4Error(f"{name} has no solved examples: leave out shots and shots_path")
     if shots_path is not None and not shots:
-        raise D5P4Error(f"shots_path={str(shots_path)!r} needs shots, the number of examples to take from it")
+        raise D5P4Error(f"shots_path={str(shots_path)!r} needs shots, the number of solved examples to take from it")
     if words is not None and name not in ("text", "books"):
-        raise D5P4Error(f"words={words} is for text and books, not for {name}")
+        raise D5P4Error(f"words={words} applies only to text and books, not to {name}: leave it out")
     if name in SOURCES:
         return load_questions(name, path, split, limit, shots, seed, shots_path)
     if name == "countdown":
@@ -386,7 +388,9 @@ def load_task(
     else:
         examples = continuation_examples(documents, words or PARAGRAPH, seed)
     if not examples:
-        raise D5P4Error(f"{path} has no paragraph to be continued: one is a line of {words or PARAGRAPH} words or more")
+        raise D5P4Error(
+            f"{path} has no paragraph to be continued; it needs a line of {words or PARAGRAPH} words or more"
+        )
     return Task(name, examples[:limit], None, str(path))
 
 
@@ -394,7 +398,7 @@ def _countdown(path: str | Path | None, split: str | None, limit: int | None, se
     if path is not None:
         raise D5P4Error(f"countdown makes its own problems: leave out the path {str(path)!r}")
     if split is not None and split not in map(str, WINDOW):
-        raise D5P4Error(f"split={split!r}: of countdown it is how many numbers, one of {', '.join(map(str, WINDOW))}")
+        raise D5P4Error(f"split={split!r} must be how many numbers a problem has, one of {', '.join(map(str, WINDOW))}")
     prompts = [problem.prompt for problem in problems(limit or COUNTDOWN, int(split or 4), seed)]
     examples = [Example(prompt, prompt, (), prompt) for prompt in prompts]
     return Task("countdown", examples, "countdown", "d5p4.eval.countdown")

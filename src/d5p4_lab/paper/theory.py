@@ -57,14 +57,14 @@ class Set(NamedTuple):
 
 
 def weak_orders(k: np.ndarray) -> tuple[float, tuple[float, float]]:
-    """‖C‖₂, and log det K to orders 2 and 3 in C = K - I, for cosines K [k, k]."""
+    """Return ‖C‖₂, and log det K to orders 2 and 3 in C = K - I, for cosines K [k, k]."""
     values = np.linalg.eigvalsh(k - np.eye(len(k)))
     second = -(values**2).sum() / 2
     return float(np.abs(values).max()), (float(second), float(second + (values**3).sum() / 3))
 
 
 def whitened(k: np.ndarray, rho: float) -> np.ndarray:
-    """H = B^-½ (K - B) B^-½ [k, k] with B = (1-ρ) I + ρ 11ᵀ."""
+    """The matrix H = B^-½ (K - B) B^-½ [k, k] with B = (1-ρ) I + ρ 11ᵀ."""
     size = len(k)
     rest, common = (1 - rho) ** -0.5, (1 + (size - 1) * rho) ** -0.5
     root = rest * np.eye(size) + (common - rest) / size * np.ones((size, size))
@@ -72,7 +72,7 @@ def whitened(k: np.ndarray, rho: float) -> np.ndarray:
 
 
 def shared_orders(k: np.ndarray, rho: float) -> tuple[float, float, tuple[float, float, float]]:
-    """log det B, ‖H‖₂, and log det K to orders 1, 2 and 3 in H."""
+    """Return log det B, ‖H‖₂, and log det K to orders 1, 2 and 3 in H."""
     if not 0 <= rho < 1:
         raise D5P4Error(f"rho={rho:g} must be at least 0 and less than 1")
     size = len(k)
@@ -100,7 +100,7 @@ def common_share(similarity: np.ndarray, group: np.ndarray) -> float:
 
 
 def transversals(group: np.ndarray, size: int, count: int, source: np.random.Generator) -> Iterator[np.ndarray]:
-    """`count` random sets of `size` rows, with at most one row per group."""
+    """Yield `count` random sets of `size` rows, with at most one row per group."""
     members = [np.flatnonzero(group == name) for name in np.unique(group)]
     for _ in range(count):
         chosen = source.permutation(len(members))[:size]
@@ -118,17 +118,17 @@ def _options(setup: Setup, method: str) -> dict[str, Any]:
 
 
 def _steps(setup: Setup) -> int:
-    """At least one token per step, which all orders but the ancestral one need."""
+    """The number of steps: at most one per token, because only the ancestral order may reveal no token in a step."""
     return min(setup["steps"], setup["length"])
 
 
 def looks(setup: Setup) -> list[int]:
-    """The steps at which pools are measured, without the first one, where all rows are equal."""
+    """The steps at which pools are measured. The first step is left out, because all rows are equal there."""
     return sorted({round(step) for step in np.linspace(1, _steps(setup) - 1, setup["looks"])})
 
 
 def pools_of(setup: Setup, method: str) -> Source:
-    """One row per run: at each measured step, the pool's cosines (above the diagonal), groups and parents."""
+    """The cosines (above the diagonal), groups and parents of the pool at each measured step: one row per run."""
     made_with = setup.model_and("length", "steps", "k", "w", "beta", "looks", "prompt")
     keys = [str(unit) for unit in range(setup["units"])]
     return setup.source(method, keys, partial(_decode, setup, method), together=setup["together"], **made_with)
@@ -168,7 +168,7 @@ def _decode(setup: Setup, method: str, keys: Sequence[str]) -> dict[str, Row]:
 
 
 class Pool(NamedTuple):
-    """The sets of one pool: random ones, and the set that the method chose."""
+    """The sets of one pool: random sets, and the set that the method chose."""
 
     unit: int
     masked: float
@@ -203,7 +203,7 @@ def pools(setup: Setup, method: str) -> list[Pool]:
 
 
 def by_unit(pools: Sequence[Pool], value: Callable[[Pool], float]) -> Figure:
-    """A figure over runs. The value of a run is the mean over its pools, without those that give NaN."""
+    """A figure over runs. The value of a run is the mean over its pools, without pools that give NaN."""
     units: dict[int, list[float]] = {}
     for pool in pools:
         number = value(pool)
@@ -213,12 +213,12 @@ def by_unit(pools: Sequence[Pool], value: Callable[[Pool], float]) -> Figure:
 
 
 def over_sets(value: Callable[[Set], float]) -> Callable[[Pool], float]:
-    """The mean over a pool's sets; NaN if there are none."""
+    """Return a function: the mean of a value over the sets of a pool, or NaN if the pool has no sets."""
     return lambda pool: float(np.mean([value(one) for one in pool.sets])) if pool.sets else np.nan
 
 
 def ordered(term: Callable[[Set], float]) -> Callable[[Pool], float]:
-    """Spearman's correlation of a term with the log-determinant, over the sets of a pool."""
+    """Return a function: Spearman's correlation of a term with the log-determinant, over the sets of a pool."""
 
     def value(pool: Pool) -> float:
         if len(pool.sets) < LEAST:
@@ -247,7 +247,9 @@ def draw(setup: Setup) -> Drawing:
     figures: dict[str, Any] = {}
     for method in METHODS:
         if not any(pool.sets for pool in late[method]):
-            raise D5P4Error(f"theory: {method} left no set of different rows at {CONVERGES:.0%} masked tokens or fewer")
+            raise D5P4Error(
+                f"theory: {method} has no set of different rows at {CONVERGES:.0%} masked tokens or fewer; add units"
+            )
         of_method = _method_figures(by_method[method], late[method])
         figures |= {f"{method}: {name}": value for name, value in of_method.items()}
     chosen = [pool for pool in by_method["d5p4"] if pool.chosen is not None and pool.sets]
@@ -258,7 +260,7 @@ def draw(setup: Setup) -> Drawing:
 
 
 def _method_figures(every_pool: Sequence[Pool], late: Sequence[Pool]) -> dict[str, Figure | float | None]:
-    """The figures of one method, over all pools or over the late ones, with at most 45 % masked tokens."""
+    """The figures of one method, over all pools and over late pools, with at most 45 % masked tokens."""
     figures: dict[str, Figure | float | None] = {}
     for name, value in (ERRORS | NORMS).items():
         kind = "error" if name in ERRORS else "norm"
@@ -286,7 +288,7 @@ def _chosen(pool: Pool, value: Callable[[Set], float]) -> float:
 
 
 def binned(pools: Sequence[Pool], value: Callable[[Set], float]) -> list[tuple[float, Figure]]:
-    """(middle of the bin, figure over runs) for each bin of mask ratios that contains pools."""
+    """The middle of each bin of mask ratios that contains pools, and the figure over runs in the bin."""
     points = []
     for number in range(BINS):
         inside = [pool for pool in pools if min(BINS - 1, int(BINS * pool.masked)) == number and pool.sets]
@@ -329,7 +331,7 @@ def _tables(setup: Setup, by_method: dict[str, list[Pool]], figures: dict[str, A
     rows = [[name, _value_text(figures[name])] for name in rest]
     return [
         first,
-        Table("Other figures", ["figure", "value"], rows, "Order of sets: Spearman correlation within a pool."),
+        Table("Other figures", ["figure", "value"], rows, "Orders of sets are Spearman correlations in a pool."),
     ]
 
 
@@ -352,13 +354,13 @@ def _claims(late: dict[str, list[Pool]], figures: dict[str, Any]) -> list[Claim]
         Claim(
             "The weak-correlation condition ‖C‖₂ < 1 is not always met",
             "stated without a figure",
-            f"met by this share of sets: {both('share of sets with ‖C‖₂ < 1')}",
+            f"share of sets that meet the condition: {both('share of sets with ‖C‖₂ < 1')}",
             decided((-weak).plus(1)),
         ),
         Claim(
             "With the shared component factored out, ‖H‖₂ < 1 up to about 45 % masked tokens",
             "45 %",
-            "met by this share of sets with at most 45 % masked tokens: "
+            "share of sets with at most 45 % masked tokens that meet the condition: "
             f"{both('share of sets with ‖H‖₂ < 1, at most 45 % masked')}; "
             f"the mean ‖H‖₂ reaches 1 at a mask ratio of: {where}",
             decided(inside.plus(-0.95)),
@@ -367,21 +369,22 @@ def _claims(late: dict[str, list[Pool]], figures: dict[str, Any]) -> list[Claim]
         Claim(
             "Factoring out the shared component makes the expansion of log det describe real pools",
             "stated without a figure",
-            f"error to second order, at most 45 % masked: {shown(gain)} nats less with the shared component; the error "
-            f"that remains: {both('error shared, order 2, at most 45 % masked', 4)} nats",
+            f"the second-order error is {shown(gain)} nats lower with the shared component, for at most 45 % masked "
+            f"tokens; the remaining error is {both('error shared, order 2, at most 45 % masked', 4)} nats",
             decided(gain),
         ),
         Claim(
             "A larger determinant goes with a lower mean cosine (the first-order term)",
             "shown to first order",
-            f"Spearman within pools of log det with minus the mean cosine: {both('order of sets by mean cosine')}; "
-            f"with the second-order term alone: {both('order of sets by the second order alone')}",
+            "Spearman correlation of log det with minus the mean cosine, within pools: "
+            f"{both('order of sets by mean cosine')}; with the second-order term alone: "
+            f"{both('order of sets by the second order alone')}",
             decided(order),
         ),
         Claim(
             "√((1 - det K) / pairs) is an upper bound of the mean cosine",
             "derived for weak correlation",
-            f"true of this share of sets: {both('share of sets under the bound')}",
+            f"share of sets for which it is true: {both('share of sets under the bound')}",
             "not testable at this scale",
             "no set here meets the condition of weak correlation, under which the bound is derived",
         ),

@@ -1,4 +1,4 @@
-"""Windows of real text and random masks, shared by the experiments that measure a model directly."""
+"""Windows of real text and random masks, for the experiments that measure a model directly."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def real_windows(setup: Setup, length: int, count: int) -> Source:
 
 
 def check_same_text(setup: Setup, source: Source, length: int) -> None:
-    """Refuse a text file other than the one that the existing rows come from."""
+    """Raise an error if the existing rows come from another text file."""
     rows = setup.rows(source)
     if setup.data is None or not len(rows):
         return
@@ -50,7 +50,7 @@ def check_same_text(setup: Setup, source: Source, length: int) -> None:
 
 
 def _cut(setup: Setup, length: int, count: int) -> list[Window]:
-    """Windows of consecutive tokens; the documents take turns. Windows that cut a character in two are skipped."""
+    """Cut documents, which take turns, into windows of consecutive tokens. Skip windows that split a character."""
     from .tasks import read_documents, shuffled
 
     assert setup.data is not None
@@ -88,12 +88,12 @@ def chance(*words: object) -> np.random.Generator:
 
 
 def random_masks(source: np.random.Generator, counts: Sequence[int], length: int) -> Tensor:
-    """[len(counts), length] bool: row i is True at counts[i] random positions."""
+    """Random masks [len(counts), length]: row i is True at counts[i] random positions."""
     place = source.random((len(counts), length)).argsort(axis=1).argsort(axis=1)
     return torch.from_numpy(place < np.asarray(counts)[:, None])
 
 
 def spread_counts(source: np.random.Generator, draws: int, length: int) -> list[int]:
-    """[draws] numbers of masked tokens, spread evenly over 1..length from a random offset, as `loglikelihood` does."""
+    """Numbers of masked tokens [draws], spread evenly over 1..length from a random offset, as `loglikelihood` does."""
     places = (source.random() * length + np.arange(draws) * (length / draws)) % length
     return (1 + np.minimum(places.astype(int), length - 1)).tolist()

@@ -197,11 +197,11 @@ def test_features_that_do_not_vary_are_alike():
 def test_bad_features():
     ones = np.ones((3, 2))
     for p, q, options, message in (
-        (ones, np.ones((3, 4)), {}, "features of 2 and of 4 numbers"),
+        (ones, np.ones((3, 4)), {}, "p has 2 features per text, but q has 4"),
         (np.ones((0, 2)), ones, {}, "features of p .* at least one text"),
         (ones, np.ones(3), {}, "features of q"),
         (ones, np.array([[1, np.inf]]), {}, "features of q .* not finite"),
-        (ones, ones, {"clusters": 7}, "clusters=7 are more than the 6 texts"),
+        (ones, ones, {"clusters": 7}, "clusters=7 is more than the number of texts, 6"),
         (ones, ones, {"clusters": 0}, "clusters=0"),
     ):
         assert re.search(message, refusal(mauve, p, q, **options)), message
@@ -258,7 +258,7 @@ def test_every_seed_of_k_means_is_a_value(random):
 
 def test_bad_intervals(random):
     p = sample(random, 12)
-    with pytest.raises(D5P4Error, match="q_groups names 3 texts, there are 12"):
+    with pytest.raises(D5P4Error, match="q_groups names 3 texts, but there are 12"):
         mauve_interval(p, p, q_groups=[1, 2, 3])
     with pytest.raises(D5P4Error, match="seeds is empty"):
         mauve_interval(p, p, seeds=[])
@@ -378,7 +378,7 @@ def test_a_view_that_says_nothing_has_cka_0(random):
 
 def test_views_that_cannot_be_compared():
     for x, y, message in (
-        (np.zeros((3, 2)), np.zeros((4, 2)), "x has 3 rows, y has 4"),
+        (np.zeros((3, 2)), np.zeros((4, 2)), "x has 3 rows and y has 4"),
         (np.zeros(3), np.zeros((3, 2)), "x must have shape [items, numbers], not (3,)"),
         (np.zeros((2, 2)), np.full((2, 2), np.nan), "y must hold finite numbers only"),
     ):

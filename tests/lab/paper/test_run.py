@@ -202,7 +202,7 @@ def test_the_page_of_claims(cli, tmp_path):
     assert len(rows) == 4  # with the header
     assert rows[1] == (r"| A beats B | 1 against 2 | 3 [2, 4] (of two \| judges) | **holds** | [pareto](#pareto) |")
     assert "![The front](../results/box/pareto/figure.png)" in text and "## scaling" in text
-    assert text.count("![") == 1 and "[Table](../results/box/scaling/table.md)" in text
+    assert text.count("![") == 1 and "[table](../results/box/scaling/table.md)" in text
     for target in re.findall(r"\]\((\.\./results[^)]*summary\.json)\)", text):
         assert (page.parent / target).resolve().exists()
     before = page.read_bytes()

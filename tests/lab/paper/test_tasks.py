@@ -178,7 +178,7 @@ def test_other_splits_are_chosen_by_name(tmp_path):
     assert len(load_task("gsm8k", tmp_path, split="train")) == 7
     with pytest.raises(D5P4Error, match="no file of the dev split"):
         load_task("gsm8k", tmp_path, split="dev")
-    with pytest.raises(D5P4Error, match="'half' is none of train, validation, test"):
+    with pytest.raises(D5P4Error, match="'half' is not known; use one of train, validation, test"):
         load_task("gsm8k", tmp_path, split="half")
     with pytest.raises(D5P4Error, match="split='train'.*one file"):
         load_task("gsm8k", tmp_path / "test.jsonl", split="train")
@@ -291,15 +291,15 @@ def test_shots_of_other_questions_show_the_best_answer(tmp_path):
 
 BAD_RECORDS = [
     ("gsm8k", [], "no question"),
-    ("gsm8k", [{"question": "q"}], "record 1 has no 'answer'; its fields are question"),
+    ("gsm8k", [{"question": "q"}], "record 1 has no field 'answer'; its fields are question"),
     ("gsm8k", [GSM8K[0], {"question": "q", "answer": 3}], "record 2: .*not text"),
     ("gsm8k", [{"question": " ", "answer": "#### 1"}], "empty"),
     ("gsm8k", [{"question": "\ud800", "answer": "#### 1"}], "surrogates"),
     ("gsm8k", [[1]], "line 1 is not a JSON object"),
-    ("arc-challenge", [{**AI2[0], "answerKey": "E"}], "answerKey is 'E', which is none of its choices A, B"),
+    ("arc-challenge", [{**AI2[0], "answerKey": "E"}], "answerKey is 'E', but the choices are A, B"),
     ("arc-challenge", [{**HUB_CHOICES[0], "choices": {"label": ["A"], "text": []}}], "unexpected layout"),
-    ("commonsenseqa", [{"id": "x", "question": {"stem": "q"}}], "no 'choices'"),
-    ("truthfulqa", [{"question": "q"}], "no 'best_answer'"),
+    ("commonsenseqa", [{"id": "x", "question": {"stem": "q"}}], "no field 'choices'"),
+    ("truthfulqa", [{"question": "q"}], "no field 'best_answer'"),
     ("truthfulqa", [{"question": "q", "best_answer": "", "correct_answers": []}], "empty"),
 ]
 
@@ -347,7 +347,7 @@ BAD_ARGUMENTS = [
     (lambda path: load_task("countdown", shots=2), "countdown has no solved examples"),
     (lambda path: load_task("books"), "books needs the path"),
     (lambda path: load_task("text"), "text needs the path"),
-    (lambda path: load_task("text", path), "record 1 has no 'text'"),
+    (lambda path: load_task("text", path), "record 1 has no text in its field 'text'"),
 ]
 
 
