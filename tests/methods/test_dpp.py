@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from d5p4.errors import D5P4Error
-from d5p4.kernel import additive, multiplicative
 from d5p4.methods import GreedyBeam, PartitionDPP, exhaustive
+from d5p4.methods.dpp import dpp_kernel
 from tests.methods.cases import inputs, is_transversal, keys, pool
 from tests.refusals import refusal
 
@@ -16,8 +16,10 @@ SOLVERS = ["local-search", "one-start", "k-starts", "n-starts", "exact", "exhaus
 
 def test_kernels_are_the_papers() -> None:
     quality, similarity, _ = inputs(2, 2, 2, 0)
-    torch.testing.assert_close(additive(quality, similarity, 3.0), torch.diag_embed(quality) + 3 * similarity)
-    s, gain = multiplicative(quality, similarity, 4.0)
+    torch.testing.assert_close(
+        dpp_kernel("additive", quality, similarity, 3.0)[0], torch.diag_embed(quality) + 3 * similarity
+    )
+    s, gain = dpp_kernel("multiplicative", quality, similarity, 4.0)
     scale = torch.diag_embed((quality / 4).exp())
     expected = torch.linalg.slogdet(scale @ similarity @ scale).logabsdet
     torch.testing.assert_close(torch.linalg.slogdet(s).logabsdet + gain.sum(-1), expected)
@@ -25,13 +27,12 @@ def test_kernels_are_the_papers() -> None:
 
 def test_bad_beta_is_named() -> None:
     for beta in (-0.5, float("nan"), float("inf")):
-        assert str(beta) in refusal(additive, torch.ones(1, 2), torch.ones(1, 2, 2), beta)
         assert str(beta) in refusal(PartitionDPP, beta)
 
 
 def test_bad_parameters_are_named() -> None:
-    with pytest.raises(D5P4Error, match="beta = 0"):
-        multiplicative(torch.ones(1, 2), torch.ones(1, 2, 2), 0.0)
+    with pytest.raises(D5P4Error, match="beta=0"):
+        dpp_kernel("multiplicative", torch.ones(1, 2), torch.ones(1, 2, 2), 0.0)
     with pytest.raises(D5P4Error, match="magic"):
         PartitionDPP(1.0, solver="magic")  # type: ignore[arg-type]
     with pytest.raises(D5P4Error, match="cubic"):
@@ -97,7 +98,7 @@ def test_edges_of_k_and_w() -> None:
 
 def test_solvers_are_ordered_by_strength() -> None:
     quality, similarity, tie = inputs(60, 5, 3, 4)
-    kernel = additive(quality, similarity, 50.0)
+    kernel = dpp_kernel("additive", quality, similarity, 50.0)[0]
     p = torch.arange(60).view(-1, 1, 1)
     value = {}
     for solver in SOLVERS:

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from d5p4.kernel import build
 from d5p4.methods import PartitionSample
+from d5p4.methods.dpp import dpp_kernel
 from d5p4.methods.exact import transversals
 from tests.methods.cases import chi_square, inputs, is_transversal, keys, pool, repeat
 from tests.refusals import refusal
@@ -29,7 +29,7 @@ CASES = [("additive", 5.0, 1.0), ("additive", 5.0, 0.3), ("multiplicative", 1.0,
 ])  # fmt: skip
 def test_draws_follow_the_determinants(kernel: str, beta: float, temperature: float, limit: int, draws: int) -> None:
     quality, similarity, tie = inputs(1, 3, 3, 8)
-    matrix, gain = build(kernel, quality, similarity, beta)
+    matrix, gain = dpp_kernel(kernel, quality, similarity, beta)
     selector = PartitionSample(beta, kernel, temperature, limit)  # type: ignore[arg-type]
     view = pool(repeat(quality, draws), repeat(similarity, draws), repeat(tie, draws))
     parents = selector(view, 3, keys(draws)).parents

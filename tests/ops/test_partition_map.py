@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from d5p4.kernel import additive, build, multiplicative
 from d5p4.methods import branch_and_bound, exhaustive
+from d5p4.methods.dpp import dpp_kernel
 from d5p4.ops.partition_map import _climb, condition, map_inference, partition_map
 from d5p4.ops.problem import prepare
 from tests.methods.cases import inputs, is_transversal, permute, shuffle, ties
@@ -33,7 +33,7 @@ def sweep(shapes: list[tuple[int, int]], prompts: int) -> tuple[int, int]:
     for number, ((k, w), (kind, beta)) in enumerate(itertools.product(shapes, KERNELS)):
         dim, parent = (16, 768)[number % 2], (0.0, 0.7)[number // 2 % 2]
         quality, similarity, tie = inputs(prompts, k, w, number, dim=dim, parent=parent)
-        kernel, gain = build(kind, quality, similarity, beta)
+        kernel, gain = dpp_kernel(kind, quality, similarity, beta)
         chosen = partition_map(kernel, k, gain, quality, tie)
         assert is_transversal(chosen, k, w)
         optimum = exhaustive(kernel, k, gain, quality, tie)
@@ -76,7 +76,7 @@ def degenerate(kind: str, k: int, w: int, prompts: int, seed: int) -> tuple[Tens
     """quality, kernel, tie"""
     quality, similarity, tie = inputs(prompts, k, w, seed)
     n = k * w
-    kernel = additive(quality, similarity, 5.0)
+    kernel = dpp_kernel("additive", quality, similarity, 5.0)[0]
     if kind == "rank one":
         kernel = torch.full_like(kernel, 3.0)
     elif kind == "low rank":
@@ -143,7 +143,7 @@ def check_valid(kind: str, shapes: list[tuple[int, int]], prompts: int) -> None:
 
 def test_a_broken_prompt_falls_back_to_quality_and_leaves_the_others_alone() -> None:
     quality, similarity, tie = inputs(6, 3, 4, 1)
-    kernel = additive(quality, similarity, 20.0)
+    kernel = dpp_kernel("additive", quality, similarity, 20.0)[0]
     whole = partition_map(kernel, 3, None, quality, tie)
     kernel[2, 0, 5], kernel[4, 7, 7] = torch.nan, torch.inf
     quality[4, 1] = torch.nan
@@ -155,7 +155,7 @@ def test_a_broken_prompt_falls_back_to_quality_and_leaves_the_others_alone() -> 
 
 def test_asymmetric_noise_changes_nothing() -> None:
     quality, similarity, tie = inputs(32, 4, 4, 2)
-    kernel = additive(quality, similarity, 10.0)
+    kernel = dpp_kernel("additive", quality, similarity, 10.0)[0]
     noise = torch.randn(32, 16, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     skewed = kernel + (noise - noise.mT)
     assert torch.equal(partition_map(skewed, 4, None, quality, tie), partition_map(kernel, 4, None, quality, tie))
@@ -172,7 +172,7 @@ def test_regular_sets_win_over_singular_ones() -> None:
 
 def test_swap_ratio_is_the_ratio_of_determinants() -> None:
     quality, similarity, _ = inputs(8, 4, 3, 3)
-    kernel = additive(quality, similarity, 10.0)
+    kernel = dpp_kernel("additive", quality, similarity, 10.0)[0]
     sets = torch.tensor([0, 4, 7, 11]).expand(8, -1)
     inverse, cross, solved = condition(kernel, torch.arange(8), sets)
     residual = kernel.diagonal(dim1=-2, dim2=-1) - (cross * solved).sum(1)
@@ -188,7 +188,7 @@ def test_swap_ratio_is_the_ratio_of_determinants() -> None:
 
 def test_more_starts_are_better_on_average_and_local_search_never_worse() -> None:
     quality, similarity, tie = inputs(100, 5, 4, 4)
-    kernel = additive(quality, similarity, 30.0)
+    kernel = dpp_kernel("additive", quality, similarity, 30.0)[0]
     value = {}
     for starts, search in itertools.product(("one", "k", "n"), (False, True)):
         chosen = partition_map(kernel, 5, None, quality, tie, starts=starts, local_search=search)
@@ -201,7 +201,7 @@ def test_more_starts_are_better_on_average_and_local_search_never_worse() -> Non
 
 def test_result_of_local_search_has_no_better_neighbour() -> None:
     quality, similarity, tie = inputs(40, 4, 4, 5)
-    kernel, gain = multiplicative(quality, similarity, 2.0)
+    kernel, gain = dpp_kernel("multiplicative", quality, similarity, 2.0)
     chosen = partition_map(kernel, 4, gain, quality, tie, starts="one")
     value = values(kernel, gain, chosen)
     for slot, place in itertools.product(range(4), range(4)):
@@ -216,7 +216,7 @@ def test_a_large_gain_does_not_lead_local_search_into_a_lost_rank(partition: boo
     k, w, prompts = 4, 4, 60
     quality, similarity, tie = inputs(prompts, k, w, 12)
     same = torch.tensor([0, 1, 2, 3, 0, 1, 6, 7, 2, 3, 10, 11, 6, 10, 0, 15])
-    kernel, gain = multiplicative(quality, similarity[:, same][:, :, same], 0.003)
+    kernel, gain = dpp_kernel("multiplicative", quality, similarity[:, same][:, :, same], 0.003)
     problem = prepare(kernel, k, gain, quality, tie, partition=partition)
     start = exhaustive(kernel, k, None, None, None, partition=partition)  # regular, and with much quality left to gain
     start = problem.order.argsort(-1).gather(-1, start).sort(-1).values.unsqueeze(1)
@@ -231,7 +231,7 @@ def test_without_groups_against_all_subsets() -> None:
     hits = total = 0
     for seed, (kind, beta) in enumerate(KERNELS[1:]):
         quality, similarity, tie = inputs(20, 3, 3, seed)
-        kernel, gain = build(kind, quality, similarity, beta)
+        kernel, gain = dpp_kernel(kind, quality, similarity, beta)
         chosen = map_inference(kernel, 3, gain, quality, tie)
         best = exhaustive(kernel, 3, gain, quality, tie, partition=False)
         reference = torch.combinations(torch.arange(9), 3)
@@ -261,7 +261,7 @@ def test_permuting_the_pool_permutes_the_choice(solver: str, twins: bool) -> Non
         "free": map_inference,
     }[solver]
     for kind, beta in (("additive", 10.0), ("multiplicative", 1.0)):
-        kernel, gain = build(kind, quality, similarity, beta)
+        kernel, gain = dpp_kernel(kind, quality, similarity, beta)
         chosen = solve(kernel, k, gain, quality, tie)
         for seed in range(3):
             order = shuffle(prompts, k, w, seed)
@@ -280,7 +280,7 @@ def test_last_bits_of_the_kernel_do_not_decide_between_equals() -> None:
     quality, similarity, tie = inputs(prompts, k, w, 7)
     same = torch.arange(16) // 2 * 2
     quality, similarity = quality[:, same], similarity[:, same][:, :, same]
-    kernel = additive(quality, similarity, 10.0)
+    kernel = dpp_kernel("additive", quality, similarity, 10.0)[0]
     noise = torch.randn(prompts, 16, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     assert torch.equal(
         partition_map(kernel * (1 + 1e-15 * noise), k, None, quality, tie), partition_map(kernel, k, None, quality, tie)
@@ -289,7 +289,7 @@ def test_last_bits_of_the_kernel_do_not_decide_between_equals() -> None:
 
 def test_prompts_do_not_see_each_other() -> None:
     quality, similarity, tie = inputs(20, 4, 4, 8)
-    kernel = additive(quality, similarity, 100.0)
+    kernel = dpp_kernel("additive", quality, similarity, 100.0)[0]
     whole = partition_map(kernel, 4, None, quality, tie)
     alone = [partition_map(kernel[p : p + 1], 4, None, quality[p : p + 1], tie[p : p + 1]) for p in range(20)]
     assert torch.equal(whole, torch.cat(alone))
@@ -299,14 +299,14 @@ def test_prompts_do_not_see_each_other() -> None:
 def test_gains_do_not_overflow() -> None:
     quality, similarity, tie = inputs(50, 4, 4, 9)
     for beta in (1e-5, 1e-30, 1e-320):
-        kernel, gain = multiplicative(quality, similarity, beta)
+        kernel, gain = dpp_kernel("multiplicative", quality, similarity, beta)
         chosen = partition_map(kernel, 4, gain, quality, tie)
         assert torch.equal(chosen, quality.view(50, 4, 4).argmax(-1) + torch.arange(4) * 4)
 
 
 def test_gains_equal_a_scaled_kernel() -> None:
     quality, similarity, tie = inputs(50, 4, 4, 10)
-    kernel, gain = multiplicative(quality, similarity, 1.0)
+    kernel, gain = dpp_kernel("multiplicative", quality, similarity, 1.0)
     scale = (gain / 2).exp()
     scaled = scale.unsqueeze(-1) * kernel * scale.unsqueeze(-2)
     assert torch.equal(partition_map(kernel, 4, gain, quality, tie), partition_map(scaled, 4, None, quality, tie))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+import torch
 from torch import Tensor
 
 from ..errors import D5P4Error
-from ..kernel import build
 from ..ops.partition_map import map_inference
 from ..ops.ties import ranked
 from ..options import Option
@@ -20,6 +20,20 @@ from .exact import branch_and_bound, exhaustive
 Solver = Literal["local-search", "one-start", "k-starts", "n-starts", "exact", "exhaustive"]
 Kernel = Annotated[Literal["additive", "multiplicative"], Option("L = diag(Q) + beta S, or e^(Q/beta) S e^(Q/beta).")]
 Beta = Annotated[float, Option("Weight of diversity; 0 looks at quality alone.", least=0)]
+
+
+def dpp_kernel(kind: str, quality: Tensor, similarity: Tensor, beta: float) -> tuple[Tensor, Tensor | None]:
+    """Return L [P, N, N] and log_gain [P, N] from quality Q [P, N] and similarity S [P, N, N].
+
+    additive: L = diag(Q) + beta S, without gains. multiplicative: L = diag(e^{Q/beta}) S diag(e^{Q/beta}), given as S
+    and log_gain = 2 Q / beta so that nothing overflows: det(L_A) = det(S_A) exp(sum of log_gain over A). A larger beta
+    asks for more diversity.
+    """
+    if kind == "additive":
+        return torch.diag_embed(quality) + beta * similarity, None
+    if beta == 0:
+        raise D5P4Error("must be above 0, because the multiplicative kernel divides by it", option="beta", value=beta)
+    return similarity, 2 * quality / beta
 
 
 @dataclass(frozen=True)
@@ -48,7 +62,7 @@ class PartitionDPP(Checked):
             raise D5P4Error(f"cannot choose k = {k} of a pool of {pool.size} rows; k must be from 1 to {pool.size}")
         if self.beta == 0:
             return GreedyBeam()(pool, k, key) if self.partition else pool.keep(top(pool.quality, pool.tie, k))
-        kernel, log_gain = build(self.kernel, pool.quality, pool.similarity, self.beta)
+        kernel, log_gain = dpp_kernel(self.kernel, pool.quality, pool.similarity, self.beta)
         kernel = kernel.to(pool.similarity.dtype)  # no finer than the similarity; a float32 kernel is solved fast
         return pool.keep(self._solve(kernel, k, log_gain, pool.quality, pool.tie))
 

@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from ..errors import D5P4Error
-from ..kernel import build
 from ..ops.ties import argbest, canonical_order
 from ..rng import uniform
 from ..types import Choice, PoolView
 from .common import Checked, draw_index
-from .dpp import Beta, Kernel
+from .dpp import Beta, Kernel, dpp_kernel
 
 _EIGENVECTOR, _ITEM = 0, 1
 _PARTING = 1e-7
@@ -36,12 +35,12 @@ class KDPP(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.kernel == "multiplicative" and self.beta == 0:
-            raise D5P4Error("the multiplicative kernel divides by beta, got beta = 0; use a beta above 0")
+            raise D5P4Error("must be above 0 for the multiplicative kernel", option="beta", value=self.beta)
 
     def __call__(self, pool: PoolView, k: int, key: Tensor) -> Choice:
         if not 1 <= k <= pool.size:
             raise D5P4Error(f"cannot choose k = {k} of a pool of {pool.size} rows; k must be from 1 to {pool.size}")
-        kernel, log_gain = build(self.kernel, pool.quality, pool.similarity, self.beta)
+        kernel, log_gain = dpp_kernel(self.kernel, pool.quality, pool.similarity, self.beta)
         if log_gain is not None:
             scale = ((log_gain - log_gain.amax(-1, keepdim=True)) / 2).exp()
             kernel = scale.unsqueeze(-1) * kernel * scale.unsqueeze(-2)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from ..errors import D5P4Error
-from ..kernel import build
 from ..ops.partition_map import condition, solve
 from ..ops.problem import Problem, prepare
 from ..ops.ties import argbest
@@ -17,7 +16,7 @@ from ..options import Option
 from ..rng import gumbel, mix, uniform
 from ..types import Choice, PoolView
 from .common import Checked, by_group, draw_index
-from .dpp import Beta, Kernel
+from .dpp import Beta, Kernel, dpp_kernel
 from .exact import transversals
 
 _CHUNK = 1 << 22  # set members that are scored together
@@ -46,11 +45,11 @@ class PartitionSample(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.kernel == "multiplicative" and self.beta == 0:
-            raise D5P4Error("the multiplicative kernel divides by beta, got beta = 0; use a beta above 0")
+            raise D5P4Error("must be above 0 for the multiplicative kernel", option="beta", value=self.beta)
 
     def __call__(self, pool: PoolView, k: int, key: Tensor) -> Choice:
         width = by_group(pool.tie, k).shape[-1]
-        kernel, log_gain = build(self.kernel, pool.quality, pool.similarity, self.beta)
+        kernel, log_gain = dpp_kernel(self.kernel, pool.quality, pool.similarity, self.beta)
         problem = prepare(kernel, k, log_gain, pool.quality, pool.tie)
         if width**k <= self.limit:
             sets = self._enumerate(problem, key)

@@ -46,7 +46,7 @@ from torch import Tensor
 
 import d5p4
 from d5p4.eval.countdown import WINDOW, problems
-from d5p4.kernel import build
+from d5p4.methods.dpp import dpp_kernel
 from d5p4.models.load import choose_device
 from d5p4.ops import kernels
 from d5p4.ops.ties import occurrence
@@ -382,7 +382,7 @@ def objective(settings: d5p4.Settings, record: Record, chosen: Tensor) -> float:
     assert record.quality is not None and record.similarity is not None, "nothing was selected"
     quality, similarity = record.quality[chosen], record.similarity[chosen][:, chosen]
     if settings.method == "d5p4":
-        kernel, _ = build("additive", quality[None], similarity[None], settings.params["beta"])
+        kernel, _ = dpp_kernel("additive", quality[None], similarity[None], settings.params["beta"])
         return float(torch.linalg.slogdet(kernel[0]).logabsdet)
     return max(_mmr_total(quality, similarity, settings.params["alpha"], first) for first in range(len(chosen)))
 

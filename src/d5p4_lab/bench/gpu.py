@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 import d5p4
-from d5p4.kernel import additive, build
+from d5p4.methods.dpp import dpp_kernel
 from d5p4.models.llada import LLaDA
 from d5p4.models.load import choose_device
 from d5p4.ops import kernels
@@ -300,7 +300,7 @@ def parents_of(x: Inputs, entropy: Tensor) -> Tensor:
     point = x.point
     raw = -entropy.view(point.prompts, point.size, -1).mean(-1)
     quality = normalise(raw, "minmax", "entropy", point.vocabulary)
-    kernel = additive(quality, pool_gram(x.states, x.slot), BETA)
+    kernel = dpp_kernel("additive", quality, pool_gram(x.states, x.slot), BETA)[0]
     return partition_map(kernel, point.k, None, quality, x.tie)
 
 
@@ -474,7 +474,7 @@ def solver(bench: Bench) -> list[Row]:
 
 def _solver(bench: Bench, k: int, w: int, prompts: int) -> Row:
     quality, similarity, tie = solver_inputs(bench, k, w, prompts)
-    kernel = additive(quality, similarity, BETA)
+    kernel = dpp_kernel("additive", quality, similarity, BETA)[0]
     ours = partial(partition_map, kernel, k, None, quality, tie)
     paper = partial(for_each, partial(baseline.greedy_map, k=k), kernel)
     size, floor, plain = f"{k}×{w}, P {prompts}", bench.read_ms(kernel.numel(), 4), k * w < 4096
@@ -496,7 +496,7 @@ def solver_value(bench: Bench, k: int, w: int, problems: int) -> Row:
     kinds = list(itertools.product((max(64, 2 * k), 768), (0.0, 0.7), KERNELS))
     for seed, (width, kin, (kind, beta)) in enumerate(kinds):
         quality, similarity = (x.to(bench.device) for x in instances(problems // len(kinds), k, w, width, kin, seed))
-        kernel, log_gain = build(kind, quality, similarity, beta)
+        kernel, log_gain = dpp_kernel(kind, quality, similarity, beta)
         narrow = None if log_gain is None else log_gain.float()
         ours = partition_map(kernel.float(), k, narrow, quality.float())
         with kernels.off():

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from d5p4.kernel import build
 from d5p4.methods import exhaustive, partition_map
+from d5p4.methods.dpp import dpp_kernel
 from d5p4.ops.problem import prepare
 
 from ..timing import one_thread, wall
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str]) -> None:
     with one_thread(CPU):
         for seed, (k, width, kin, (kind, beta)) in enumerate(settings):
             quality, similarity = instances(count, k, 4, width, kin, seed)
-            kernel, gain = build(kind, quality, similarity, beta)
+            kernel, gain = dpp_kernel(kind, quality, similarity, beta)
             problem = prepare(kernel, k, gain)  # without ties, the rows keep their order
             best = problem.score(exhaustive(kernel, k, gain, quality)[:, None])[1][:, 0]
             for name, options in SOLVERS.items():

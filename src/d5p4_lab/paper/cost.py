@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from d5p4.errors import D5P4Error
-from d5p4.kernel import additive
+from d5p4.methods.dpp import dpp_kernel
 from d5p4.ops.gram import pool_gram
 from d5p4.ops.partition_map import partition_map
 from d5p4.ops.sample import draw_logits
@@ -101,7 +101,7 @@ def select_as_ours(logits: Tensor, states: Tensor, k: int) -> Tensor:
     entropy = row_stats(logits.flatten(0, 1), banned, ("entropy",))["entropy"].view(logits.shape[:2])
     quality = normalise(-entropy.mean(-1)[None], "minmax", "entropy", logits.shape[-1])
     similarity = pool_gram(states, torch.arange(len(states), device=states.device)[None])
-    return partition_map(additive(quality, similarity, BETA).to(similarity.dtype), k, None, quality)[0]
+    return partition_map(dpp_kernel("additive", quality, similarity, BETA)[0].to(similarity.dtype), k, None, quality)[0]
 
 
 def draw_as_ours(logits: Tensor, parents: Tensor, draws: int) -> Tensor:

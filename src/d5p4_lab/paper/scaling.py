@@ -17,8 +17,8 @@ from torch import Tensor
 
 from d5p4.errors import D5P4Error
 from d5p4.generate import generate
-from d5p4.kernel import additive
 from d5p4.methods import KDPP, MMR, GreedyBeam, PartitionDPP, PartitionSample, Random
+from d5p4.methods.dpp import dpp_kernel
 from d5p4.provenance import machine
 from d5p4.rng import mix
 from d5p4.types import PoolView, Selector
@@ -140,7 +140,7 @@ def _trial(setup: Setup, steps: Sequence[PoolStatistics], size: str, trial: int)
     beta = float(setup["betas"][trial % len(setup["betas"])])
     pool = _pool(quality[None], similarity[None], tie[None], k, setup.torch_device)
     key = mix(setup.seed, torch.tensor([trial], device=setup.torch_device))
-    kernel = additive(quality[None], similarity[None], beta)[0]
+    kernel = dpp_kernel("additive", quality[None], similarity[None], beta)[0][0]
     repeats = 3 if k * w <= 64 else 1
     by_method: dict[str, Any] = {}
     for name in _fitting(setup, size):

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from d5p4 import D5P4Error
-from d5p4.kernel import additive
 from d5p4.methods import exhaustive
+from d5p4.methods.dpp import dpp_kernel
 from d5p4.ops.problem import prepare
 from d5p4_lab import baseline
 from d5p4_lab.bench import gpu, gpu_page
@@ -85,7 +85,7 @@ def test_the_sizes_are_those_asked_for():
 
 def test_the_baseline_takes_one_of_each_group_and_comes_close_to_the_optimum():
     quality, similarity = instances(20, 4, 4, 16, 0.7, seed=0)
-    kernel = additive(quality, similarity, 10.0)
+    kernel = dpp_kernel("additive", quality, similarity, 10.0)[0]
     problem = prepare(kernel, 4)
     sets = torch.stack([baseline.greedy_map(one, 4) for one in kernel])
     assert (sets // 4 == torch.arange(4)).all()

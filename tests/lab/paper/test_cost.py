@@ -57,13 +57,13 @@ def test_our_step_agrees_with_the_papers():
     theirs, ours = cost.select_as_the_paper(logits, states, 3), cost.select_as_ours(logits, states, 3)
     assert (theirs // 4).tolist() == (ours // 4).tolist() == [0, 1, 2]
 
-    from d5p4.kernel import additive
+    from d5p4.methods.dpp import dpp_kernel
     from d5p4.ops.gram import pool_gram
 
     p = logits.double().softmax(-1)
     score = (p * p.log()).sum(-1).mean(-1)
     quality = (score - score.min()) / (score.max() - score.min())
-    kernel = additive(quality[None], pool_gram(states, torch.arange(12)[None]).double(), cost.BETA)[0]
+    kernel = dpp_kernel("additive", quality[None], pool_gram(states, torch.arange(12)[None]).double(), cost.BETA)[0][0]
     value = [float(torch.logdet(kernel[chosen][:, chosen])) for chosen in (theirs, ours)]
     assert value[1] >= value[0] - 1e-6
 

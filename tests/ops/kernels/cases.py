@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from d5p4 import rng
-from d5p4.kernel import build
+from d5p4.methods.dpp import dpp_kernel
 from d5p4.ops import mmr as plain_mmr
 from d5p4.ops.kernels import gram, mmr, partition_map, sample, vocab
 from d5p4.ops.kernels import rng as kernel_rng
@@ -121,7 +121,7 @@ def check_gram(pools: int, size: int, length: int, width: int, dtype: torch.dtyp
 def check_solver(k: int, w: int, prompts: int, kind: str, beta: float, device: str = "cpu", **options: object) -> None:
     """The plain solver's value within 1e-3 nat, and its set where the difference is more than rounding."""
     quality, similarity, tie = (x.to(device) for x in inputs(prompts, k, w, k + w, dim=64, parent=0.5))
-    kernel, gain = build(kind, quality, similarity, beta)
+    kernel, gain = dpp_kernel(kind, quality, similarity, beta)
     narrow = kernel.float()
     chosen = partition_map.partition_map(narrow, k, gain, quality, tie, **options)
     plain = plain_map(narrow.double(), k, gain, quality, tie, **options)
@@ -190,7 +190,7 @@ def check_permutation(k: int, w: int, prompts: int, kind: str, device: str = "cp
     g = torch.Generator().manual_seed(0)
     order = torch.stack([torch.randperm(w, generator=g) + group * w for group in torch.randperm(k, generator=g)])
     order = order.flatten().to(device)
-    kernel, gain = build(kind, quality, similarity, 10.0)
+    kernel, gain = dpp_kernel(kind, quality, similarity, 10.0)
     first = partition_map.partition_map(kernel.float(), k, gain, quality, tie)
     gain = None if gain is None else gain[:, order]
     kernel = kernel[:, order][:, :, order].float()
@@ -207,7 +207,7 @@ def check_equal_rows(k: int, w: int, prompts: int, kind: str, device: str = "cpu
     content = torch.randint(0, k + 1, (prompts, k * w), generator=torch.Generator().manual_seed(k))
     quality, prompt = quality.gather(1, content), torch.arange(prompts)[:, None, None]
     similarity = similarity[prompt, content[:, :, None], content[:, None, :]]
-    kernel, gain = build(kind, quality, similarity, 100.0)
+    kernel, gain = dpp_kernel(kind, quality, similarity, 100.0)
     there = (x if x is None else x.to(device) for x in (kernel.float(), gain, quality, tie))
     kernel32, gain32, quality32, tie32 = there
     chosen = partition_map.partition_map(kernel32, k, gain32, quality32, tie32).cpu()
