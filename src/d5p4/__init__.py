@@ -9,10 +9,10 @@ import os
 import signal
 import sys
 
-# Set before torch starts its threads. Threads that spin while they wait slow down a decode on a busy machine.
+# OpenMP reads this variable when torch starts. Threads that spin while they wait slow down a busy machine.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-# On the command line, Ctrl-C while torch is imported (some seconds) ends the process without a traceback.
+# Importing torch takes some seconds. On the command line, Ctrl-C in this time ends the process without a traceback.
 _command = os.path.basename(sys.argv[0] if sys.argv else "") in ("d5p4", "d5p4.exe", "-m")
 _command = _command and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 if _command:

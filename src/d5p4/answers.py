@@ -1,4 +1,4 @@
-"""The costs and ancestors of a decode call, and the Result made of its last pool: scores, order, texts and lineage."""
+"""Record the costs of a decode call and the parents of rows, and make the `Result` from the rows of the last pool."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Ledger:
 
     def __init__(self, names: Tensor, history: bool) -> None:
         prompts, device = len(names), names.device
-        self.names = names  # [P] the caller's numbers of the prompts that are not dropped
-        self.alive = torch.arange(prompts, device=device)  # [P] the places of these prompts in the call
+        self.names = names  # [P] the caller's numbers for the prompts that are not dropped
+        self.alive = torch.arange(prompts, device=device)  # [P] the indices of these prompts in the call
         self.nfe, self.rows, self.nominal = (torch.zeros(prompts, dtype=torch.int64, device=device) for _ in range(3))
-        self.trail: list[Tensor] = []  # for each step, the parent [P, rows] of every row of the next pool
+        self.trail: list[Tensor] = []  # per step, a tensor [P, rows] with the parent of each row of the next pool
         self.history: list[list[HistoryStep]] | None = [[] for _ in range(prompts)] if history else None
 
     def record(self, choice: Choice, fresh: Tensor, nominal: int, view: PoolView, tokens: Tensor) -> None:
@@ -55,7 +55,7 @@ class Ledger:
         self.trail = [parents[index] for parents in self.trail]
 
     def lineage(self, rows: Tensor) -> Tensor:
-        """Return the ancestors [P, k, steps] of the final rows [P, k] in the pool of each step."""
+        """Return the index [P, k, steps] of the ancestor of each final row [P, k] in the pool of each step."""
         path = []
         for parents in reversed(self.trail):
             rows = parents.gather(1, rows)
@@ -64,7 +64,7 @@ class Ledger:
 
 
 def prompts_to_drop(returned: Any) -> list[int]:
-    """Return the prompt numbers from a callback's return value: None, a number, a tensor or any iterable of numbers."""
+    """Return as a list the prompt numbers that a callback returned as None, a number, a tensor or an iterable."""
     if returned is None:
         return []
     if hasattr(returned, "tolist"):
@@ -79,18 +79,18 @@ def prompts_to_drop(returned: Any) -> list[int]:
 
 @dataclass(frozen=True)
 class LastPool:
-    """The rows left after the last step, for P prompts with N rows each, and numbers and texts computed from them."""
+    """The N rows of each of P prompts after the last step, and the scores and texts computed from these rows."""
 
     model: Model
     prompts: Prompts
     pool: Pool
     look: Look  # the look at the pool from which the parents of these rows were chosen
     choice: Choice
-    seats: Seats  # which process has the hidden rows of these parents
+    seats: Seats  # says which process has the hidden states of these parents
 
     @cached_property
     def sequences(self) -> Tensor:
-        """The whole rows [P, N, T]."""
+        """The rows [P, N, T] of prompt and answer together."""
         return self.prompts.fill(self.pool.tokens)
 
     @cached_property
@@ -99,11 +99,11 @@ class LastPool:
 
     @cached_property
     def appended(self) -> list[int]:
-        """The number of window positions after each prompt, [P]. The other window positions are holes in the prompt."""
+        """The number [P] of window positions that follow each prompt. The others are holes in the prompt."""
         return self.prompts.appended.tolist()
 
     def end(self, p: int, n: int) -> int:
-        """Return the length of an answer, up to the first end-of-text among the appended tokens."""
+        """Return the number of tokens of an answer before the first end-of-text token that follows the prompt."""
         answer = self.tokens[p][n]
         ends = (i for i in range(len(answer) - self.appended[p], len(answer)) if answer[i] in self.model.eos_ids)
         return next(ends, len(answer))
@@ -122,11 +122,14 @@ class LastPool:
         return [[self.text(p, n) for n in range(len(rows))] for p, rows in enumerate(self.tokens)]
 
     def score(self, kind: str, positions: str) -> Tensor:
-        """Return the raw score [P, N] of each row's parent over the whole window at the last forward."""
+        """Return the raw score [P, N] that the parent of each row had at the last forward, over the whole window."""
         return self.look.score(kind, positions, whole=True).gather(1, self.choice.parents)
 
     def logprob(self) -> Tensor:
-        """Return the tokens' mean log-probability [P, N] at the last forward (if `carry_over`, at their reveal)."""
+        """Return the mean log-probability [P, N] of each row's tokens at the last forward.
+
+        If `carry_over`, the log-probability of each token at its reveal counts instead.
+        """
         if self.model.carry_over:
             return steady_mean(self.pool.logprob)
         states = self.look.states[self.seats.here(self.look.hidden.slot)]  # [G, q, L, D]
@@ -136,13 +139,13 @@ class LastPool:
         return self.look.beams.everyone(steady_mean(stats["token"].view(tokens.shape)), self.seats)
 
     def own_score(self) -> Tensor:
-        """Return the scores [P, N] that `Result.score` shows if there is no scorer. They are rounded like ties, so that
-        they sort as they are shown."""
+        """Return the scores [P, N] that `Result.score` shows if there is no scorer. The scores are rounded, so that
+        scores that count as tied are equal."""
         return coarse(steady_mean(self.pool.logprob) if self.model.carry_over else self.score("entropy", "all"))
 
     def keep(self, finish: Finish | None, settings: Settings, prompts: Tensor) -> tuple[Tensor, Tensor, bool]:
-        """Return the k rows [P, k] of the answers, their scores [P, k], and whether a scorer gave the scores. The best
-        row comes first; with spare beams, repeated texts come last."""
+        """Return the indices [P, k] of the rows that become answers, the scores [P, k] of these rows, and whether a
+        scorer gave the scores. The best row comes first. With spare beams, rows that repeat a text come last."""
         count = settings.groups
         rows, score = Kept(torch.arange(count, device=prompts.device).expand(len(prompts), count))
         if finish is not None:
@@ -156,7 +159,7 @@ class LastPool:
 
 
 def empty_result(prompts: Prompts, ledger: Ledger, look: Look, mask_id: int) -> Result:
-    """Return a result in which every prompt was dropped."""
+    """Return the result of a call in which every prompt was dropped."""
     settings, device = look.settings, prompts.tokens.device
     total, k = len(prompts.tokens), settings.k
 
@@ -195,8 +198,8 @@ def gather_result(
     ledger: Ledger,
     finish: Finish | None,
 ) -> Result:
-    """Return the k answers of each prompt that was not dropped. The arguments from `look` to `seats` are those of the
-    last step."""
+    """Return the result with the k answers of each prompt that was not dropped. `look`, `view`, `choice` and `seats`
+    come from the last step."""
     model, alive = look.model, ledger.alive
     result = empty_result(prompts, ledger, look, model.mask_id)
     if not len(alive):
@@ -225,7 +228,7 @@ def gather_result(
 
 
 def _logdet(similarity: Tensor) -> Tensor:
-    """Return log det [P] of similarity [P, k, k], minus infinity where a row is a combination of the others."""
+    """Return the log determinant [P] of similarity [P, k, k]. It is minus infinity for a singular matrix."""
     nothing, place = torch.zeros_like(similarity[:, 0]), torch.arange(similarity.shape[1], device=similarity.device)
     result = eliminate(similarity, nothing, nothing, place.expand(nothing.shape), place, len(place))
     return torch.where(result.zeros > 0, -torch.inf, result.logs)[:, 0]

@@ -1,10 +1,10 @@
-"""`Beams` knows which process holds which rows of a pool. It keeps all rows in one process; `distributed.SpreadBeams`
-spreads them over ranks.
+"""`Beams` says which process holds which rows of a pool. The class `Beams` keeps all rows in one process. Its subclass
+`distributed.SpreadBeams` spreads the rows over R processes, called ranks.
 
-With R ranks, each rank holds n = N / R neighbouring rows of a pool, and with a partition k / R whole groups. Every rank
-has the small tensors (hashes, ties, groups, scores, similarities, the choice) of all N rows. Only the rank that holds a
-row has its tokens and hidden states. "Here" means: on this rank. The parents whose children are drawn here form a table
-of G x q parents, q for each entry of `Seats.prompt`.
+Each rank holds n = N / R neighbouring rows of a pool. If the method divides the pool into k groups, these n rows are
+k / R whole groups. Every rank has the small tensors (hashes, ties, groups, scores, similarities, the choice) of all N
+rows. Only the rank that holds a row has the tokens and hidden states of that row. A rank draws the children of the
+parents that it holds. These parents form a table [G, q], with q parents for each of the G entries of `Seats.prompt`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from .types import Choice
 
 
 class Seats(NamedTuple):
-    """The parents whose hidden rows this rank has. Their children are drawn on this rank."""
+    """The parents whose hidden states this rank has. This rank draws the children of these parents."""
 
-    prompt: Tensor  # [G]
-    column: Tensor  # [G, q] index of the parent among the m parents of its prompt
-    row: Tensor  # [G, q] index of the parent among the rows held here
-    settled: bool  # whether the children stay here, as this rank's rows of the next pool
+    prompt: Tensor  # [G] the index of the prompt
+    column: Tensor  # [G, q] the index of the parent among all m parents of the prompt
+    row: Tensor  # [G, q] the index of the parent among the rows that this rank holds
+    settled: bool  # whether this rank also holds the children in the next pool
     everybody: tuple[int, int]  # P, m
 
     def of(self, everybody: Tensor) -> Tensor:
@@ -34,60 +34,62 @@ class Seats(NamedTuple):
         return everybody[self.prompt[:, None], self.column]
 
     def here(self, rows: Tensor) -> Tensor:
-        """Select the values [G, q, ...] of these parents from the values [P, n, ...] of the rows held here."""
+        """Select the values [G, q, ...] of these parents from the values [P, n, ...] of this rank's rows."""
         return rows[self.prompt[:, None], self.row]
 
 
 class Beams:
-    """All rows are in one process, so that nothing is shared and nobody waits."""
+    """Keeps all rows in one process, so nothing is sent and no process waits for another."""
 
     size = 1
     rank = 0
 
     def check(self, k: int, pool_size: int, **refused: Any) -> None:
-        """Raise an error for settings that cannot be spread over ranks. `refused` are options that need one process."""
+        """Raise an error if the rows cannot be spread over the ranks. `refused` options work only in one process."""
 
     def own(self, everybody: Tensor) -> Tensor:
-        """Return [P, n, ...], the part of [P, N, ...] that this rank holds."""
+        """Select the values [P, n, ...] of the rows that this rank holds from the values [P, N, ...] of all rows."""
         return everybody
 
     def gather(self, rows: Tensor) -> Tensor:
-        """Return [P, N, ...], joined from the rows [P, n, ...] of each rank."""
+        """Join the values [P, n, ...] of the rows of each rank into the values [P, N, ...] of all rows."""
         return rows
 
     def alike(self, values: Tensor, row_hash: Tensor) -> Tensor:
-        """Return values [P, N] with equal numbers for equal rows. In one process, equal rows share a hidden row."""
+        """Return the values [P, N] so that equal rows have equal values. In one process they already have."""
         return values
 
     def seats(self, parents: Tensor, rows: int) -> Seats:
-        """Return the seats of the parents [P, m] of a pool of `rows` rows."""
+        """Return which of the parents [P, m], chosen from a pool of `rows` rows, this rank holds."""
         prompts, count = parents.shape
         column = torch.arange(count, device=parents.device).expand(prompts, count)
         return Seats(torch.arange(prompts, device=parents.device), column, parents, True, (prompts, count))
 
     def everyone(self, drawn: Tensor, seats: Seats) -> Tensor:
-        """Return [P, m, ...], joined from what each rank computed for its parents, [G, q, ...]."""
+        """Join the values [G, q, ...] of each rank's own parents into the values [P, m, ...] of all parents."""
         return drawn
 
     def settle(self, drawn: Tensor, seats: Seats) -> Tensor:
-        """Return [P, m/R, ...] from [G, q, ...]: the values of the parents whose children this rank will hold."""
+        """Exchange values between ranks: from values [G, q, ...] of the parents that this rank holds to values
+        [P, m/R, ...] of the parents whose children this rank will hold."""
         return drawn
 
     def cosine(self, features: Tensor, slot: Tensor, row_hash: Tensor) -> Tensor:
-        """Return S [P, N, N]. Row i held here of pool p is features[slot[p, i]]; features [U, B, D], slot [P, n]."""
+        """Compute the similarity S [P, N, N] from features [U, B, D] and slot [P, n]. On this rank, row i of prompt
+        p has the features features[slot[p, i]]."""
         return pool_gram(features, slot)
 
     def agree(self, choice: Choice) -> Choice:
-        """Return the first rank's choice, which all ranks use."""
+        """Return the choice of the first rank on all ranks."""
         return choice
 
     def agree_on(self, value: Any) -> Any:
-        """Return the first rank's value of a small plain object."""
+        """Return the value of the first rank on all ranks. The value is a small Python object."""
         return value
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Run a block that all ranks run. If it fails on one rank, it fails on all."""
+        """Run a block that all ranks run. If the block fails on one rank, all ranks raise the error."""
         yield
 
 

@@ -1,4 +1,5 @@
-"""The decoding loop: pool -> distinct rows -> body -> quality, similarity -> k parents -> their children -> next pool.
+"""The decoding loop. Each step runs the distinct rows of a pool through the model's body, computes quality and
+similarity, chooses k parents, and draws their children, which form the next pool.
 
 One call decodes P prompts that share a schedule. All random numbers are keyed (see `rng`), so the answers do not depend
 on which prompts share the call. Most callers use `generate`.
@@ -42,9 +43,10 @@ def decode(
     callback: Callback | None = None,
     beams: Beams = ALONE,
 ) -> Result:
-    """Return k answers for each of P prompts. seed, key [P] int64 start each prompt's random streams.
+    """Return k answers for each of P prompts.
 
-    numbers [P]: the numbers that callbacks and errors use for the prompts; 0..P-1 by default.
+    seed, key: [P] int64. The two together select the random stream of each prompt.
+    numbers: [P]. Callbacks and errors refer to the prompts by these numbers; 0..P-1 by default.
     beams: how the rows of a pool are spread over ranks. All ranks make this call inside `beams.together()`, and all get
     the result.
     """
@@ -59,7 +61,7 @@ def decode(
     draw = Draw(head, model.mask_id, *shape, last_ids)
     guided = settings.guidance_window or ((0, (steps + 1) // 2) if spec.half_guided else None)
 
-    reuse = settings.savings and settings.order == "ancestral"  # under other orders no child equals its parent
+    reuse = settings.savings and settings.order == "ancestral"  # under any other order, no child equals its parent
     conditional, unconditional = (
         RowRunner(model, rows, settings.max_tokens_per_forward, settings.savings, reuse, beams)
         for rows in (prompts, prompts.without_prompt(model.mask_id))
@@ -73,7 +75,7 @@ def decode(
     watch = Watch()
 
     for step in schedule.steps:
-        watch.check()  # the loop waits for the device only here and in `run`
+        watch.check()  # besides `RowRunner.run`, only this call waits for the device
 
         # 1. Run the distinct rows through the body, and apply guidance to the states.
         g = guidance_at(step.index, settings.guidance, guided)
@@ -91,14 +93,14 @@ def decode(
             try:
                 chosen_now = select(view, settings.groups, mix(seed, key, SELECT, step.index))
             except Exception:
-                watch.check()  # logits that are not finite may be the cause
+                watch.check()  # raises the clearer error if logits are not finite
                 raise
             after = settings.groups if step.last and not finish else None
             choice = beams.agree(view.check(chosen_now, after, watch))
         else:
             choice = view.stay()
 
-        # 3. Draw the children of these parents, on the rank that has the hidden rows of each parent.
+        # 3. Draw the children. The rank that holds a parent draws the children of that parent.
         seats = beams.seats(choice.parents, view.size)
         chosen = pool.take(choice.parents, seats)
         number = occurrence(chosen.row_hash, chosen.tie)
@@ -135,5 +137,5 @@ def decode(
 
     watch.check()
     result = gather_result(prompts, pool.whole(beams), look, view, choice, seats, ledger, finish)
-    watch.check()  # the scores of the result have added conditions
+    watch.check()  # computing the scores of the result has added conditions to `watch`
     return result

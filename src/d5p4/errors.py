@@ -1,7 +1,7 @@
-"""The exceptions that users meet. An error carries its facts as fields, so that no program has to parse a sentence.
+"""The exceptions that users meet. The fields of an error hold its facts, so that no program has to parse its message.
 
-`str(error)` is the sentence for Python: what is wrong, which value, what to do. The command line and the server phrase
-the same fields in their own words (`D5P4Error.phrase`).
+`str(error)` is the message for Python. It says what is wrong, which value is wrong, and what to do. The command line
+and the server make their own messages from the same fields (`D5P4Error.phrase`).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "ABSENT"})()
 class D5P4Error(ValueError):
     """An error that the caller can correct. The command line prints it and exits with code 2.
 
-    reason   the sentence without its subject: "must be a whole number of at least 1"
+    reason   the message without its subject, such as "must be a whole number of at least 1"
     option   the Python name of the option that is wrong
     value    the value of that option
     prompt   the number of the prompt that is wrong, counted from 0
-    line     the number of the line of a file that is wrong, counted from 1
+    line     the number of the wrong line in a file, counted from 1
     """
 
     def __init__(
@@ -37,7 +37,8 @@ class D5P4Error(ValueError):
         self.reason, self.option, self.value, self.prompt, self.line = reason, option, value, prompt, line
 
     def phrase(self, rename: Callable[[str], str] = str, place: str | None = None) -> str:
-        """Return the sentence. `rename` spells the option. `place` replaces "prompt 3"; an empty `place` omits it."""
+        """Return the message. `rename` turns the Python name of the option into the name to show. `place` replaces
+        "prompt 3" (or another number) at the start of the message. An empty `place` removes it."""
         text = self.reason
         if self.option is not None:
             name = rename(self.option)
@@ -51,7 +52,7 @@ class D5P4Error(ValueError):
 
 
 class NonFiniteLogits(D5P4Error):
-    """The model produced NaN or infinite logits; `prompts` are the numbers of the prompts that had them."""
+    """The model produced NaN or infinite logits. `prompts` are the numbers of the prompts with such logits."""
 
     def __init__(self, message: str, prompts: Sequence[int] = ()) -> None:
         super().__init__(message)
@@ -69,7 +70,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return a value as text for a message, shortened if it is long or deep."""
+    """Return a value as text for a message. Long or deeply nested values are shortened."""
     return _SHORT.repr(value)
 
 

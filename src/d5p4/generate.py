@@ -58,13 +58,14 @@ def generate(
 
     model       the result of `d5p4.load` or `d5p4.wrap`, or a name to load
     prompts     text, a list of texts, chat messages, token ids, a tokenizer's output, or None for `sets` empty prompts.
-                Mask tokens in a prompt are filled in; tokens follow such a prompt only if gen_length is given
-    seed        the seed of all random numbers; None draws a fresh seed (see `Result.seed`)
+                Mask tokens in a prompt are filled in. After such a prompt, tokens are written only with gen_length
+    seed        the seed of all random numbers. None draws a fresh seed, which `Result.seed` returns
     progress    True shows a bar in the terminal
-    callback    a function that gets a `Snapshot` after each step and may return prompt numbers to drop
-    keys        names of the prompts, which key their random streams. A prompt without a name is keyed by its tokens
-                and by how often it came before in this call
-    scorer, references  for best-of-n: scorer(texts), or scorer(text, reference) with one reference per prompt
+    callback    a function that gets a `Snapshot` after each step. It may return the numbers of prompts to drop
+    keys        one name per prompt, which selects the random stream of the prompt. If the name is None, the tokens of
+                the prompt and the number of equal prompts before it in this call select the random stream
+    scorer, references  for best-of-n. The scorer is called as scorer(texts), or as scorer(text, reference) if
+                `references` has one reference per prompt
     beams       `beams` of `d5p4.distributed.connect(...)` spreads each pool over ranks. All ranks make this call with
                 the same seed and get the same result
 
@@ -77,11 +78,11 @@ def generate(
     steps         Denoising steps in total. [one per token]
     block_length  Tokens per block, decoded left to right. [one block]
     temperature   Temperature; 0 takes the likeliest token. [1.0]
-    top_p         Sample from the likeliest tokens up to this mass. [none]
+    top_p         Sample from the likeliest tokens with this total probability. [none]
     order         Which position is revealed next. [the model's]
-    guidance      Classifier-free guidance; 1 is off. [1.0]
+    guidance      Scale of classifier-free guidance; 1 is off. [1.0]
     distinct      Draw more children and keep those that differ. [false]
-    spare         Extra beams, so that k answers differ. [0]
+    spare         Beams in addition to k, so that k answers can differ. [0]
     chat          Apply the chat template. [if there is one]
 
     Others, described in docs/options.md: top_k, order_temperature, eos, guidance_window, select_window, quality,
@@ -127,7 +128,8 @@ def _check_scorer(settings: Settings, scorer: Any, references: Any) -> None:
 
 
 def few_answers(result: Result, flag: Callable[[str], str] | None = None) -> str:
-    """Return advice for prompts with fewer than k different answers, or an empty text. `flag` spells option names."""
+    """Return advice if a prompt has fewer than k different answers, or else an empty text. `flag` turns the Python name
+    of an option into the name to show."""
     settings = result.settings
     short = [int(result.distinct[i]) for i, answers in enumerate(result.answers) if answers]
     short = [count for count in short if count < settings.k]
@@ -147,7 +149,7 @@ def few_answers(result: Result, flag: Callable[[str], str] | None = None) -> str
 
 
 def chosen_seed(seed: Any) -> int:
-    """Return the caller's seed, or a fresh seed for None."""
+    """Return the seed that the caller gave, or draw a seed if the caller gave None."""
     seed = secrets.randbits(32) if seed is None else plain_number(seed)
     if not isinstance(seed, int) or isinstance(seed, bool) or not -(2**63) <= seed < 2**63:
         raise D5P4Error("must be a whole number of 64 bits", option="seed", value=seed)
@@ -165,7 +167,7 @@ def run_requests(
     callback: Callback | None = None,
     beams: Beams = ALONE,
 ) -> Result:
-    """Decode requests in batches that share a schedule, and return the results in the order of the requests.
+    """Decode requests in batches. The requests of a batch share a schedule. The result is in the order of the requests.
 
     seed: one seed for all requests, or one per request. `Result.seed` is the first of them.
     """
@@ -173,7 +175,7 @@ def run_requests(
     seeds = [seed] * len(requests) if isinstance(seed, int) else list(seed)
     if settings.deterministic:
         _check_steady(model.head.weight, settings)
-    with beams.together():  # errors before and after a decode also reach all ranks
+    with beams.together():  # so that all ranks raise an error that one rank has outside of `decode`
         parts: list[tuple[list[int], Result]] = []
         for length, numbers in batches(model, requests, settings):
             schedule = schedule_for(length, settings)
@@ -197,8 +199,11 @@ def run_requests(
 
 
 def _check_steady(weight: Tensor, settings: Settings) -> None:
-    """Raise an error if a prompt's numbers would depend on the other prompts, as plain similarities on CUDA do."""
-    exact = weight.dtype == torch.float64  # its rounding is far below the 1e-9 within which values are tied
+    """Raise an error if the results of a prompt would depend on the other prompts of its batch.
+
+    On CUDA, only the Triton kernels and float64 make similarities that do not depend on the batch.
+    """
+    exact = weight.dtype == torch.float64  # rounds by far less than 1e-9, and values closer than 1e-9 are tied
     if weight.is_cuda and not exact and not kernels.usable(weight.detach(), settings.pool_size):
         raise D5P4Error(
             f"deterministic=True on {weight.device} needs the Triton kernels and pools of at most {kernels.MOST_ITEMS} "
@@ -207,10 +212,10 @@ def _check_steady(weight: Tensor, settings: Settings) -> None:
 
 
 def batches(model: Model, requests: Sequence[Request], settings: Settings) -> Iterable[tuple[int, list[int]]]:
-    """Yield (window length, prompt numbers) of each decode call. A call has one schedule and a bounded size.
+    """Divide requests among decode calls. Yield the window length and the prompt numbers of each call.
 
     The pools of a call have at most `settings.max_tokens_per_call` tokens. Prompts of similar length share a call, so
-    that there is little padding; under `deterministic`, only prompts of the same row length do.
+    that there is little padding. Under `deterministic`, only prompts of the same row length share a call.
     """
     lengths = [_row_length(model, request, settings) for request in requests]
     alike: dict[tuple[int, int | None], list[int]] = {}
@@ -234,7 +239,8 @@ def _row_length(model: Model, request: Request, settings: Settings) -> int:
 
 
 def _merge(parts: Sequence[tuple[list[int], Result]], pad_id: int) -> Result:
-    """Return the results of several decode calls as one, in prompt order, with rows left-padded to the same length."""
+    """Merge the results of several decode calls into one result, in the order of the prompts. All rows are left-padded
+    to the same length."""
     order = [number for numbers, _ in parts for number in numbers]
     back = torch.tensor(order).argsort()
     longest = max(result.sequences.shape[-1] for _, result in parts)

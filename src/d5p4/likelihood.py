@@ -1,9 +1,9 @@
 """The Monte-Carlo likelihood bound of masked diffusion models.
 
-For an answer of La tokens, of which l are masked, chosen uniformly,
+An answer has La tokens. A sample masks l of them, chosen uniformly. Then
     log p(answer | prompt) >= E_l E_mask [ (La / l) Σ_{masked i} log p(token_i | rest) ],   l uniform on 1..La.
-The values of l in one estimate are stratified: they are evenly spaced over 1..La from a random offset. The result is
-the mean over samples, an unbiased estimate of the bound (in nats).
+The values of l of all samples are stratified: they start at a random offset and are evenly spaced over 1..La. The
+result is the mean over the samples. It is an unbiased estimate of the bound, in nats.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def loglikelihood(
 ) -> float:
     """Return an estimate of a lower bound on log p(text | prompt) in nats. The same seed gives the same value.
 
-    Text and prompt may be token ids. The prompt is read as `generate` reads it: `chat=None` applies the chat template
-    if the model has one.
+    Text and prompt may be token ids. The prompt is treated as in `generate`: with `chat=None`, the chat template is
+    applied if the model has a template.
     """
     whole("samples", samples)
     whole("max_tokens_per_forward", max_tokens_per_forward)

@@ -1,4 +1,4 @@
-"""The view of a pool after its forward: raw scores, quality Q and similarity S, each computed when first needed."""
+"""`Look` computes raw scores, quality Q and similarity S of a pool after its forward, each when it is first needed."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from .watch import Watch
 
 
 def not_finite(prompts: Tensor, owner: Tensor, step: int, first_row: int = 0) -> Callable[[Tensor], NonFiniteLogits]:
-    """Return a function that makes the error about rows [R] whose logits are not finite. owner [R, 2] gives the prompt
-    of each row and its place in the pool, counted from `first_row`."""
+    """Return a function that makes the error about rows whose logits are not finite. The function gets a mask [R] of
+    the rows with finite logits. owner [R, 2] holds, for each of the R rows, the index of its prompt in `prompts` and
+    the index of the row in the pool, counted from `first_row`."""
 
     def complaint(finite: Tensor) -> NonFiniteLogits:
         wrong = owner[~finite]
@@ -37,7 +38,7 @@ def not_finite(prompts: Tensor, owner: Tensor, step: int, first_row: int = 0) ->
 
 
 class Look:
-    """One pool, its hidden rows and the numbers computed from them. Equal rows get equal numbers."""
+    """A pool, the hidden states of its rows, and scores computed from these states. Equal rows get equal scores."""
 
     def __init__(
         self,
@@ -53,12 +54,12 @@ class Look:
         beams: Beams,
     ) -> None:
         self.pool, self.hidden, self.step, self.settings = pool, hidden, step, settings
-        self.states = states  # [U, L, D] after guidance, which does not change the features
+        self.states = states  # [U, L, D] with guidance applied; the features are without guidance
         self.model, self.head, self.prompts, self.watch, self.beams = model, head, prompts, watch, beams
         self._values: dict[tuple[str, int, int], tuple[Tensor, Tensor]] = {}
 
     def score(self, kind: str, positions: str, whole: bool = False) -> Tensor:
-        """Return the raw score [P, N] over the block (or the whole window)."""
+        """Return the raw score [P, N] of each row over the positions of the block, or over the window if `whole`."""
         start, stop = (0, self.states.shape[1]) if whole else (self.step.start, self.step.stop)
         if (kind, start, stop) not in self._values:
             owner = self.hidden.owner
@@ -76,7 +77,7 @@ class Look:
         return fill_finished(self.beams.alike(scores, self.pool.row_hash))
 
     def similarity(self) -> Tensor:
-        """Return S [P, N, N], computed from the features of the distinct rows."""
+        """Compute the similarity S [P, N, N] from the features of the distinct rows."""
         settings, owner = self.settings, self.hidden.owner
         features = self.hidden.features if settings.feature_layer == "model" else self.hidden.states
         span = slice(self.step.start, self.step.stop)
@@ -88,11 +89,11 @@ class Look:
 
     @property
     def first_row(self) -> int:
-        """The place in the pool of the first row that this process holds."""
+        """The index, in the pool, of the first row that this process holds."""
         return self.beams.rank * self.hidden.slot.shape[1]
 
     def view(self, state: dict[str, Any]) -> PoolView:
-        """Return the view of the pool that the selector gets."""
+        """Return the view of the pool that is passed to the selector."""
         settings = self.settings
 
         def quality() -> Tensor:

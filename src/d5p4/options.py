@@ -1,9 +1,9 @@
-"""All options of a decode: the fields of `Settings`, each with its type, default, range, group and help.
+"""The table of all options of a decode. Each field of `Settings` is an option with type, default, range and help.
 
-This table defines validation, the command line, the fields of HTTP requests, the arguments of lm-eval, the docstring of
-`generate` and docs/options.md (`make options`). A "door" is one of the interfaces that take options: Python, the
-command line, HTTP and lm-eval. The dataclass of a method is read in the same way, so its fields are the method's own
-parameters at every door.
+Other parts of the library are made from this table: the validation of options, the flags of the command line, the
+fields of HTTP requests, the arguments of lm-eval, the list in the docstring of `generate`, and docs/options.md (by
+`make options`). A "door" is one of the interfaces that take options: Python, the command line, HTTP and lm-eval. A
+method is a dataclass that is read in the same way, so the fields of a method are options at every door, too.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ GROUPS = {
     "reveal": "Reveal: which tokens are drawn, and when",
     "research": "Research: measurements, memory and exact bits",
 }
-LARGEST_POOL = 1 << 14  # the largest N, because the similarity is N x N
+LARGEST_POOL = 1 << 14  # a pool has at most this many rows N, because the similarity matrix is N x N
 DETERMINISTIC_TOKENS = 4096
-"""Tokens per forward under `deterministic`. Every forward is filled up to this size, so a small size wastes little. But
-below about 2,000 tokens, a large model spends its time on reading weights."""
-FORWARDS_PER_CALL = 8
-CARD = ("grader", "examples")  # entries of a model's defaults that describe the model and are not options
+"""The number of tokens per forward under `deterministic`. Every forward is padded to this size, so a small size wastes
+little. But below about 2,000 tokens, a large model spends most of a forward on reading its weights."""
+FORWARDS_PER_CALL = 8  # the pools of one decode call have at most as many tokens as this many forwards
+CARD = ("grader", "examples")  # entries of a model's defaults that are not options, but describe the model
 
 Window = tuple[int, int]
-"""Steps start..stop-1, counted from 0. Every door also reads the text "START:STOP"."""
+"""A pair (start, stop) means the steps start..stop-1, counted from 0. The text "START:STOP" is also accepted."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """The description of an option, used as `Annotated[float, Option("Temperature of the token draw.", least=0)]`."""
+    """The description of an option, written as `Annotated[float, Option("Temperature of the draw.", least=0)]`."""
 
     help: str = ""
     group: str = "research"
@@ -47,10 +47,10 @@ class Option:
     above: float | None = None  # values must be larger than this
     most: float | None = None  # largest value allowed
     choices: Callable[[], Iterable[str]] | None = None  # returns the names that are allowed
-    unset: str = ""  # what happens when the value is None
+    unset: str = ""  # says in the help what happens if the value is None
     aliases: tuple[str, ...] = ()  # names of the option in other libraries
     flag: str = ""  # a short flag of the command line
-    http: str = ""  # the name in HTTP requests, if OpenAI has one for the option
+    http: str = ""  # the name of the option in HTTP requests, if OpenAI's API has its own name
     hidden: tuple[str, ...] = ()  # doors that do not offer the option: "command", "http", "lm-eval", "python"
 
 
@@ -61,7 +61,7 @@ class Parameter:
     name: str
     kind: type  # int, float, bool, str, tuple (a window) or object (anything)
     default: Any
-    optional: bool  # None is allowed
+    optional: bool  # whether None is allowed
     option: Option
     literals: tuple[str, ...] = ()
 
@@ -86,7 +86,7 @@ class Parameter:
         return value
 
     def from_text(self, text: Any) -> Any:
-        """Return the value of a text from the command line or lm-eval, or the text itself if it fits no value."""
+        """Convert a text from the command line or lm-eval to the option's type. Return other text unchanged."""
         if not isinstance(text, str):
             return text
         if self.optional and text.lower() == "none":
@@ -101,7 +101,7 @@ class Parameter:
         return text
 
     def range(self) -> str:
-        """Return a text such as "of at least 1 and at most 9", or an empty text."""
+        """Return the allowed range as text, such as "of at least 1 and at most 9". The text is empty without limits."""
         option, parts = self.option, []
         if option.least is not None:
             parts.append(f"of at least {option.least:,}")
@@ -146,7 +146,7 @@ def _unknown(value: Any, choices: Iterable[str]) -> str:
 
 @cache
 def parameters_of(table: Any) -> Mapping[str, Parameter]:
-    """Return the parameters of a dataclass by name. Fields with `init=False` are fixed, so they are not parameters."""
+    """Return the parameters of a dataclass by name. A field with `init=False` cannot be set, so it is no parameter."""
     if not is_dataclass(table):
         return {}
     hints = get_type_hints(table, include_extras=True)
@@ -172,7 +172,7 @@ def _read(name: str, hint: Any, default: Any) -> Parameter:
 
 
 def validate(table: Any) -> None:
-    """Check every parameter of a dataclass instance."""
+    """Raise an error if a parameter of a dataclass instance has a wrong value."""
     for name, parameter in parameters_of(table.__class__).items():
         parameter.check(getattr(table, name))
 
@@ -191,10 +191,10 @@ def _orders() -> Iterable[str]:
 
 @dataclass(frozen=True)
 class Settings:
-    """All options of a decode, resolved and validated. `params` are the parameters of the method.
+    """All options of a decode, with defaults filled in and values checked. `params` are the parameters of the method.
 
-    An option that the caller leaves out comes from the entry `d5p4` of the model's generation_config.json. If it is not
-    there, it comes from the method's presets, and otherwise from the paper.
+    The default of an option is its value in the entry `d5p4` of the model's generation_config.json. If this entry does
+    not have the option, the default comes from the method's presets, and otherwise from the paper.
     """
 
     k: Annotated[
@@ -223,14 +223,14 @@ class Settings:
     ] = None
     temperature: Annotated[float, Option("Temperature; 0 takes the likeliest token.", "basic", 0)] = 1.0
     top_p: Annotated[
-        float | None, Option("Sample from the likeliest tokens up to this mass.", "basic", above=0, most=1)
+        float | None, Option("Sample from the likeliest tokens with this total probability.", "basic", above=0, most=1)
     ] = None
     order: Annotated[str, Option("Which position is revealed next.", "basic", choices=_orders, unset="the model's")] = (
         "confidence"
     )
-    guidance: Annotated[float, Option("Classifier-free guidance; 1 is off.", "basic", 1)] = 1.0
+    guidance: Annotated[float, Option("Scale of classifier-free guidance; 1 is off.", "basic", 1)] = 1.0
     distinct: Annotated[bool, Option("Draw more children and keep those that differ.", "basic")] = False
-    spare: Annotated[int, Option("Extra beams, so that k answers differ.", "basic", 0)] = 0
+    spare: Annotated[int, Option("Beams in addition to k, so that k answers can differ.", "basic", 0)] = 0
     chat: Annotated[
         bool | None,
         Option("Apply the chat template.", "basic", unset="if there is one", hidden=("http", "lm-eval")),
@@ -243,12 +243,12 @@ class Settings:
         Option("When end-of-text may be revealed.", "reveal", unset="last; free for MDLM and the ancestral order"),
     ] = "last"
     guidance_window: Annotated[
-        Window | None, Option("Guide during these steps only.", "reveal", unset="every step")
+        Window | None, Option("Apply guidance only during these steps.", "reveal", unset="every step")
     ] = None
 
     select_window: Annotated[
         Window | None,
-        Option("Select during these steps only; the last step always selects.", "search", unset="every step"),
+        Option("Select only during these steps; the last step always selects.", "search", unset="every step"),
     ] = None
     quality: Annotated[
         Literal["entropy", "self-certainty", "logprob"], Option("How candidates are rated.", "search")
@@ -262,22 +262,22 @@ class Settings:
         Option("Features that candidates are compared by.", "search"),
     ] = "flatten"
     feature_layer: Annotated[
-        Literal["model", "head"], Option("Compare by the model's features or the head's input.", "search")
+        Literal["model", "head"], Option("Compare the model's features, or the input of its head.", "search")
     ] = "model"
     similarity: Annotated[Literal["cosine", "rbf"], Option("How two candidates are compared.", "search")] = "cosine"
-    gamma: Annotated[float, Option("Width of the rbf similarity.", "search", 0)] = 1.0
+    gamma: Annotated[float, Option("Gamma of the rbf similarity exp(-gamma d^2).", "search", 0)] = 1.0
 
     max_tokens_per_forward: Annotated[
         int,
         Option(
-            "Tokens per forward, which limits memory. `run` and `serve` choose it by the model's size.",
+            "The most tokens per forward, to limit memory. `run` and `serve` choose a default by the model's size.",
             "research",
             1,
             hidden=("http",),
         ),
     ] = 16384
     deterministic: Annotated[
-        bool, Option("On a GPU, give the same bits in every batch. Slower.", "research", hidden=("http",))
+        bool, Option("On a GPU, give results that do not depend on the batch. Slower.", "research", hidden=("http",))
     ] = False
     logprobs: Annotated[
         bool, Option("Return each token's log-probability and reveal step.", "research", hidden=("http", "lm-eval"))
@@ -286,13 +286,16 @@ class Settings:
         False
     )
     savings: Annotated[
-        bool, Option("Run equal rows only once.", "research", hidden=("command", "http", "lm-eval", "python"))
+        bool,
+        Option(
+            "Run equal rows through the model only once.", "research", hidden=("command", "http", "lm-eval", "python")
+        ),
     ] = True
     params: Mapping[str, Any] = field(default_factory=dict)
 
     @staticmethod
     def make(model: Model, **given: Any) -> Settings:
-        """Resolve and validate options. A name that is no option must be a parameter of the method."""
+        """Fill in defaults and check all values. A name that is no option must be a parameter of the method."""
         given = translate({name: value for name, value in given.items() if value is not None}, model)
         defaults = {name: value for name, value in model.generation_defaults.items() if name not in CARD}
         if "length" in defaults:
@@ -334,8 +337,8 @@ class Settings:
     def max_tokens_per_call(self) -> int:
         """The most tokens that the pools of one decode call may have together.
 
-        Deterministic results do not depend on this number, so `deterministic` does not lower it. More prompts then
-        share the rows that fill up a forward.
+        `deterministic` lowers the tokens per forward, but not this number, on which deterministic results do not
+        depend. A call with more prompts needs less padding in its forwards.
         """
         least = Settings.max_tokens_per_forward if self.deterministic else 0
         return FORWARDS_PER_CALL * max(self.max_tokens_per_forward, least)
@@ -344,12 +347,12 @@ class Settings:
         return asdict(self)
 
     def options(self) -> dict[str, Any]:
-        """Return keyword arguments of `d5p4.generate` that give these settings with the same model."""
+        """Return keyword arguments with which `d5p4.generate` uses these settings, given the same model."""
         own = {name: getattr(self, name) for name in parameters_of(Settings) if name != "savings"}
         return {name: value for name, value in (own | dict(self.params)).items() if value is not None}
 
     def check(self) -> None:
-        """Raise an error for the first value that is impossible, by itself or together with other values."""
+        """Raise an error if a value is not allowed, by itself or together with other values."""
         validate(self)
         if self.pool_size > LARGEST_POOL:
             size = f"k={self.k}, w={self.w} and spare={self.spare}" if self.spare else f"k={self.k} and w={self.w}"
@@ -362,7 +365,8 @@ class Settings:
         self.spec.build(self)  # the selector checks its own parameters
 
     def check_random(self, cause: str) -> None:
-        """Raise an error if tokens are not random, so that k answers would be equal; `cause` makes the order fixed."""
+        """Raise an error if the k answers would be equal because tokens are not random either. The caller knows that the
+        order of positions is not random, and `cause` says why."""
         if self.k > 1 and (self.temperature == 0 or self.top_k == 1):
             option = "temperature" if self.temperature == 0 else "top_k"
             reason = (
@@ -379,7 +383,8 @@ def named(method: Any) -> Method:
 
 
 def method_parameters(method: Method, own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters of a method: its defaults, replaced by the caller's values. Unknown names are an error."""
+    """Return the parameters of a method: the caller's values `own`, and defaults for all others. Raise an error for
+    unknown names."""
     table = method.parameters
     for name in own:
         if name not in table:
@@ -400,7 +405,7 @@ def unknown_option(name: str, method: Method) -> D5P4Error:
 
 
 def public(door: str) -> dict[str, Parameter]:
-    """Return the options that a door (such as "http") offers, in the order of the table."""
+    """Return the options that an interface (such as "http") offers, in the order of the table."""
     return {name: p for name, p in parameters_of(Settings).items() if door not in p.option.hidden}
 
 
@@ -419,7 +424,7 @@ TRANSLATED = (*ALIASES, *_ORDERS_ELSEWHERE, "cfg_scale")
 
 
 def translate(given: Mapping[str, Any], model: Model) -> dict[str, Any]:
-    """Replace other libraries' names of options by ours. Giving an option under two names is an error."""
+    """Replace the names of options in other libraries by our names. Raise an error if an option is given twice."""
     result: dict[str, Any] = {}
     for name, value in given.items():
         value = plain_number(value)
@@ -450,7 +455,7 @@ def translate(given: Mapping[str, Any], model: Model) -> dict[str, Any]:
 
 
 def gives_length(options: Mapping[str, Any]) -> bool:
-    """Return whether the caller's own options say how many tokens to append."""
+    """Return whether the options of the caller include the number of tokens to append."""
     return any(options.get(name) is not None for name in ("gen_length", "max_new_tokens"))
 
 
@@ -460,5 +465,8 @@ def plain_number(value: Any) -> Any:
 
 
 def whole(option: str, value: Any, least: int = 1) -> int:
-    """Check and return a whole number that is an argument of a function and not an option of the table."""
+    """Return an argument of a function, or raise an error if it is not a whole number of at least `least`.
+
+    This check is for arguments that are not options of the table.
+    """
     return Parameter(option, int, ABSENT, False, Option(least=least)).check(value)

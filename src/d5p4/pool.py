@@ -15,24 +15,26 @@ HELD = ("tokens", "logprob", "revealed")
 
 
 def pick(x: Tensor, index: Tensor) -> Tensor:
-    """Return the rows of x [P, N, ...] at index [P, m], as [P, m, ...]."""
+    """Select rows of each prompt by index [P, m]: from x [P, N, ...] to [P, m, ...]."""
     return x[torch.arange(x.shape[0], device=x.device)[:, None], index]
 
 
 @dataclass(frozen=True)
 class Pool:
-    """N candidates for each of P prompts. This process holds the tokens of n of them (all, unless ranks share work)."""
+    """N candidates for each of P prompts. This process holds the tokens of n of the N candidates. n is less than N only
+    if several ranks share the pool."""
 
     tokens: Tensor  # [P, n, L] window tokens
-    logprob: Tensor  # [P, n, L] log-probability of each token at its reveal, 0 while masked
-    revealed: Tensor  # [P, n, L] the step that revealed each token, -1 while masked
+    logprob: Tensor  # [P, n, L] log-probability of each token at its reveal, 0 if masked
+    revealed: Tensor  # [P, n, L] the step that revealed each token, -1 if masked
     row_hash: Tensor  # [P, N]
-    tie: Tensor  # [P, N] hash of the row, its parent, the parent's number among equal rows and the place among siblings
+    tie: Tensor  # [P, N] a hash of the lineage (see `branch`), which decides between candidates of equal value
     group: Tensor  # [P, N]
 
     @staticmethod
     def start(tokens: Tensor, positions: Tensor, rows: int, k: int, dtype: torch.dtype) -> Pool:
-        """Return the first pool: `rows` rows in k contiguous groups. tokens [P, n, L] are the masked rows held here."""
+        """Return the first pool: `rows` masked rows in k contiguous groups. This process holds the rows `tokens`
+        [P, n, L]."""
         prompts = len(tokens)
         row_hash = hash_tokens(tokens[:, :1], positions[:, None]).expand(prompts, rows)
         place = torch.arange(rows, device=tokens.device).expand(prompts, rows)
@@ -46,7 +48,7 @@ class Pool:
         )
 
     def take(self, parents: Tensor, seats: Seats) -> Pool:
-        """Return the pool of the parents [P, m], with the tokens [G, q, L] of the parents at `seats`."""
+        """Return the pool of the parents [P, m], with the tokens [G, q, L] of the parents that this process holds."""
         return Pool(
             **{
                 f.name: seats.here(getattr(self, f.name)) if f.name in HELD else pick(getattr(self, f.name), parents)
@@ -55,20 +57,20 @@ class Pool:
         )
 
     def keep(self, prompts: Tensor) -> Pool:
-        """Return the pool of these prompts only."""
+        """Return the pool of the prompts at these indices."""
         return Pool(**{f.name: getattr(self, f.name)[prompts] for f in fields(self)})
 
     def whole(self, beams: Beams) -> Pool:
-        """Return the pool with the tokens of all its rows held here."""
+        """Return the pool with the tokens of all N rows in this process."""
         return replace(self, **{name: beams.gather(getattr(self, name)) for name in HELD})
 
     def branch(
         self, tokens: Tensor, logprob: Tensor, positions: Tensor, step: int, regroup: bool, seats: Seats, beams: Beams
     ) -> Pool:
-        """Return the pool of the children of this pool, whose rows are the m parents.
+        """Return the next pool. The rows of this pool are the m parents, and those of the next pool are the children.
 
-        tokens, logprob [G, q, C, L] are those of the children drawn here; positions [P, L]. With `regroup`, each parent
-        starts a group of the next pool; otherwise children stay in the group of their parent.
+        tokens and logprob [G, q, C, L] belong to the children that this process has drawn; positions is [P, L]. With
+        `regroup`, the children of each parent form a group. Otherwise a child stays in the group of its parent.
         """
         prompts, parents = self.row_hash.shape
         children = tokens.shape[2]

@@ -14,7 +14,7 @@ from .types import Callback, Snapshot
 
 @contextmanager
 def bar(label: str, prompts: int, shown: bool = True) -> Iterator[Callback | None]:
-    """Yield the callback that moves the bar, or None if standard error is no terminal."""
+    """Yield the callback that moves the bar. Yield None if `shown` is false or standard error is not a terminal."""
     console = Console(stderr=True)
     if not (shown and (console.is_terminal or console.is_jupyter)):
         yield None
@@ -31,7 +31,7 @@ def bar(label: str, prompts: int, shown: bool = True) -> Iterator[Callback | Non
 
 
 def both(first: Callback | None, second: Callback | None) -> Callback | None:
-    """Return one callback that calls both. The prompts to drop are those that the first returns."""
+    """Return a callback that calls both callbacks and returns the prompts to drop that the first callback returns."""
     if first is None or second is None:
         return first or second
     given, moved = first, second

@@ -1,6 +1,7 @@
-"""`prepare` turns what users write into requests: token ids, the number of masks after them, and a random stream's key.
+"""`prepare` turns prompts, as users write them, into requests.
 
-Python, file runs, the server, lm-eval and the lab all use `prepare`.
+A request holds token ids, the number of masks that follow the token ids, and the key of a random stream. Python, file
+runs, the server, lm-eval and the lab all make their requests in this module.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from .rows import Prompts
 from .schedule import make_schedule
 from .types import Model, Schedule
 
-BUCKET = 64  # row lengths under `deterministic` are multiples of this
+BUCKET = 64  # under `deterministic`, all row lengths are multiples of this number
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]] | Mapping[str, Any] | Tensor
-"""A text, token ids (a mask id is a hole to fill), chat messages, or a tokenizer's output with `input_ids`."""
+"""A text, token ids (in which each mask id is a hole to fill), chat messages, or a tokenizer's output (`input_ids`)."""
 Name = int | str | None
-"""The caller's name of a prompt, which keys its random stream."""
+"""The name that the caller gives a prompt. The name selects the random stream of the prompt."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,8 @@ class Request:
     """One prompt, ready to be decoded."""
 
     ids: list[int]
-    append: int  # mask positions after the prompt
-    key: int = 0  # starts the prompt's random stream
+    append: int  # the number of mask positions after the prompt
+    key: int = 0  # selects the random stream of the prompt
 
     @property
     def length(self) -> int:
@@ -56,11 +57,11 @@ class Prepared:
         self.length_given = gives_length(options)
         self.requests: list[Request] = []
         self._taken = 0
-        self._seen: Counter[int] = Counter()  # how often each row of token ids came before
-        self._possible: set[int] = set()  # window lengths that have a schedule
+        self._seen: Counter[int] = Counter()  # by hash, how often each row of token ids came before
+        self._possible: set[int] = set()  # window lengths for which a schedule is known to exist
 
     def take(self, prompts: Sequence[Any], names: Sequence[Name] | None = None) -> list[Request | D5P4Error]:
-        """Return a request or an error for each prompt. Equal prompts get different keys, also in later calls."""
+        """Return a request or an error for each prompt. Equal prompts get different keys, even in different calls."""
         results: list[Any] = []
         encoded: list[tuple[int, list[int]]] = []
         for place, prompt in enumerate(prompts):
@@ -79,12 +80,13 @@ class Prepared:
         return results
 
     def _about(self, error: D5P4Error, place: int) -> D5P4Error:
-        if error.option is None:  # a wrong option is wrong for every prompt
+        if error.option is None:  # otherwise the error is about an option, which all prompts share
             error.prompt = self._taken + place
         return error
 
     def _keys(self, rows: Sequence[Sequence[int]], names: Sequence[Name]) -> list[int]:
-        """Return the key of each row: from the caller's name, or from the token ids and how often they came before."""
+        """Return the key of each row. It is made from the caller's name or, without a name, from the token ids and the
+        number of equal rows before."""
         hashes = hash_rows(rows)
         before = []
         for row in hashes.tolist():
@@ -94,14 +96,14 @@ class Prepared:
         return [key if name is None else key_of(name) for key, name in zip(own, names, strict=True)]
 
     def _plan(self, ids: list[int], key: int) -> Request:
-        """Return the request of a prompt. Masks follow a prompt with holes only if the caller gives a length."""
+        """Return the request of a prompt. If the prompt has holes, masks follow it only if the caller gives a length."""
         model, settings = self.model, self.settings
         holes = model.mask_id in ids
         if holes and not self.length_given:
             append = 0
         elif self.length_given and settings.gen_length is not None:
             append = settings.gen_length
-        else:  # a default length is cut to the room that the model has
+        else:  # a default length is shortened if the model takes fewer tokens
             append = min(default_length(model, settings), model.max_length - len(ids))
         if len(ids) + append > model.max_length or append < (0 if holes else 1):
             raise D5P4Error(
@@ -124,7 +126,7 @@ def prepare(
     keys: Sequence[Name] | None = None,
     sets: int | None = None,
 ) -> Prepared:
-    """Return the requests of a call, or raise the error of a wrong prompt. prompts=None means `sets` empty prompts."""
+    """Return the requests of a call. Raise an error if a prompt is wrong. prompts=None means `sets` empty prompts."""
     prepared = Prepared(model, options)
     guidance = prepared.settings.guidance
     if prompts is None and guidance != 1:
@@ -139,12 +141,13 @@ def prepare(
 
 
 def default_length(model: Model, settings: Settings) -> int:
-    """Return how many tokens to append if neither the caller nor the prompt decides."""
+    """Return how many tokens to append if the caller gives no length and the prompt has no holes."""
     return settings.gen_length or (model.max_length if model.carry_over else 128)
 
 
 def schedule_for(length: int, settings: Settings) -> Schedule:
-    """Return the steps of windows of this length. Raise an error if there are none or the k answers would be equal."""
+    """Return the schedule of windows of this length. Raise an error if no schedule exists, or if the schedule would make
+    the k answers equal."""
     schedule = make_schedule(length, settings.steps, settings.block_length, settings.order == "ancestral")
     if all(step.move == 1 for step in schedule.steps):
         settings.check_random("one step per block")
@@ -179,7 +182,7 @@ def _names(keys: Sequence[Name]) -> list[Name]:
 
 
 def split_prompts(prompts: Any, sets: int | None) -> list[Prompt]:
-    """Return one entry per prompt. prompts=None gives `sets` unconditional prompts."""
+    """Return prompts of any form as a list with one entry per prompt. prompts=None gives `sets` empty prompts."""
     if sets is not None:
         whole("sets", sets)
     if prompts is None:
@@ -190,7 +193,7 @@ def split_prompts(prompts: Any, sets: int | None) -> list[Prompt]:
         return _tokenized(prompts)
     prompts = _as_list(prompts)
     if isinstance(prompts, (str, bytes, bytearray)):
-        return [prompts]  # bytes are refused by `encode`
+        return [prompts]  # `encode` raises an error for bytes
     if not isinstance(prompts, Sequence):
         raise D5P4Error(f"prompts cannot be a {type(prompts).__name__}; give text, token ids or chat messages")
     prompts = [plain_number(part) for part in prompts]
@@ -203,7 +206,7 @@ def split_prompts(prompts: Any, sets: int | None) -> list[Prompt]:
 
 
 def _tokenized(output: Mapping[str, Any]) -> list[Prompt]:
-    """Return the rows of a tokenizer's output, without their padding."""
+    """Return the rows of token ids in a tokenizer's output, without padding."""
     if "input_ids" not in output:
         if "role" in output:
             return [[output]]  # one chat message
@@ -229,7 +232,7 @@ def _is_id(value: Any) -> bool:
 
 
 def encode(model: Model, prompt: Any, chat: bool | None) -> list[int]:
-    """Return the token ids of one prompt. Unless chat=False, text gets the model's chat template if there is one."""
+    """Return the token ids of one prompt. If the model has a chat template, it is applied to text unless chat=False."""
     ids = _ids_of(model, _as_list(prompt), chat)
     size = model.head.weight.shape[0]
     wrong = next((i for i in ids if not 0 <= i < size), None)
@@ -278,14 +281,15 @@ def _encode_rendered(model: Model, text: str) -> list[int]:
 
 
 def bucket(length: int, max_length: int) -> int:
-    """Return the row length that `deterministic` gives a request of this length."""
+    """Return the row length, under `deterministic`, of a request with `length` tokens."""
     return min(-(-length // BUCKET) * BUCKET, max_length)
 
 
 def layout(
     requests: Sequence[Request], mask_id: int, pad_id: int, device: torch.device, fixed: int | None = None
 ) -> Prompts:
-    """Return left-padded rows of requests with windows of equal length. `fixed`: rows and forwards have this length."""
+    """Return requests, whose windows must have equal lengths, as left-padded rows. All rows are as long as the longest
+    row, or have the length `fixed` if it is given."""
     longest = max(r.length for r in requests) if fixed is None else fixed
     tokens, real, window = [], [], []
     for r in requests:

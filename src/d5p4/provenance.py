@@ -1,4 +1,4 @@
-"""How a result was made: machine, versions, weights and command, without the paths of files on this machine."""
+"""Describe how a result was made: machine, versions, weights and command. Paths on this machine are not recorded."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import torch
 
 from .__about__ import __version__
 
-_READ_WHOLE = 1 << 30  # weight files up to this size are hashed byte by byte
-_HEAD = 1 << 20
-# A path, also inside an argument such as --out=/somewhere or judges=["/somewhere"], but not a network address.
+_READ_WHOLE = 1 << 30  # a file of at most this many bytes is hashed as a whole
+_HEAD = 1 << 20  # of a larger file, only this many bytes are hashed
+# Matches a path, also inside an argument such as --out=/somewhere or judges=["/somewhere"], but no network address.
 _PATH = re.compile(r"""(?:^|(?<=[="'\[,:]))(?!//)(?:/|~|\.\.)[^"',\]]*""")
 
 
@@ -31,7 +31,7 @@ def machine(device: torch.device | str) -> str:
 
 
 def file_hash(file: Path) -> str:
-    """Return the sha256 of a file. Of a file larger than a GiB, only the size and the first MiB are hashed."""
+    """Return the sha256 of a file. If the file is larger than 1 GiB, only its size and its first MiB are hashed."""
     size = file.stat().st_size
     digest = hashlib.sha256()
     with file.open("rb") as stream:
@@ -44,7 +44,7 @@ def file_hash(file: Path) -> str:
 
 
 def weights_hash(folder: Path) -> str:
-    """Return the sha256 over a checkpoint's weight files, in the order of their names."""
+    """Return the sha256 of the weight files of a checkpoint. Several files are hashed in the order of their names."""
     files = sorted(folder.glob("*.safetensors"))
     if len(files) == 1:
         return file_hash(files[0])
@@ -52,17 +52,17 @@ def weights_hash(folder: Path) -> str:
 
 
 def command(words: Sequence[str]) -> str:
-    """Return a command line as a reader would type it, with the paths of this machine shortened to their last part."""
+    """Return a command line that a reader could type. Paths on this machine are shortened to their last part."""
     return shlex.join(map(without_places, words))
 
 
 def without_places(text: str) -> str:
-    """Return the text with the paths of this machine shortened to their last part."""
+    """Shorten each path on this machine in the text to the last part of the path."""
     return _PATH.sub(lambda path: os.path.basename(path[0].rstrip("/")) or path[0], text)
 
 
 def provenance(device: torch.device | str, words: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the facts that are stored beside a result."""
+    """Return machine, versions, date and command, which are stored beside a result."""
     facts = {
         "machine": machine(device),
         "torch": torch.__version__,

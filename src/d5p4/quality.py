@@ -1,11 +1,12 @@
-"""Quality Q: one number per candidate, from the guided, unfiltered, temperature-1 distributions of its window.
+"""Quality Q is one number per candidate. It is computed from the token distributions p_j at its window positions j,
+with guidance, at temperature 1, without top_k and top_p.
 
-    entropy          -H_j                          mean over positions
-    self-certainty   -(1/V) Σ_v log p_j(v)         mean over positions
-    logprob          log p_j(token) where revealed, max log p_j where masked
+    entropy          the mean over positions of -H_j
+    self-certainty   the mean over positions of -(1/V) Σ_v log p_j(v)
+    logprob          the mean of log p_j(token) at revealed positions and max log p_j at masked positions
 
-A model that carries revealed tokens over (MDLM) has a one-hot distribution at revealed positions: entropy 0,
-log-probability 0, no self-certainty. Its head runs on masked positions only.
+A model that carries revealed tokens over (MDLM) has a one-hot distribution at revealed positions. There, entropy and
+log-probability are 0, and self-certainty is not defined. The head of such a model runs on masked positions only.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _STATISTIC = {"entropy": "entropy", "self-certainty": "certainty", "logprob": "b
 def position_values(
     kind: str, states: Tensor, tokens: Tensor, masked: Tensor, head: Head, carry_over: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return the value and the log-sum-exp [U, B] of each position, for states [U, B, D], tokens [U, B], masked [U, B].
+    """Compute the value and the log-sum-exp [U, B] of each position from states [U, B, D], tokens and masked [U, B].
 
     Positions on which the head does not run have value 0 and log-sum-exp 0.
     """
@@ -50,9 +51,9 @@ def position_values(
 
 
 def mean_score(kind: str, positions: str, values: Tensor, masked: Tensor, carry_over: bool) -> Tensor:
-    """Return the mean [U] of the values over the positions that count. Self-certainty without such positions is NaN.
+    """Return the mean [U] over positions of the values [U, B]. Self-certainty is NaN if no position counts.
 
-    The mean is in the widest float of the device, and its bits do not depend on the other rows.
+    The mean has the widest float type of the device. The mean of a row does not depend on the other rows.
     """
     if positions == "all" and not (carry_over and kind == "self-certainty"):
         return steady_mean(values)
@@ -62,18 +63,21 @@ def mean_score(kind: str, positions: str, values: Tensor, masked: Tensor, carry_
 
 
 def fill_finished(raw: Tensor) -> Tensor:
-    """Replace NaN scores [P, N] by the pool's best score: a finished row is as certain as the most certain row."""
+    """Replace each NaN in the scores [P, N] by the best score of the pool. A finished row has the score NaN and counts as
+    no less certain than the other rows."""
     best = raw.nan_to_num(nan=-torch.inf).amax(-1, keepdim=True)
     best = best.masked_fill(best == -torch.inf, 0)
     return torch.where(raw.isnan(), best, raw)
 
 
 def normalise(raw: Tensor, how: str, kind: str, vocabulary: int) -> Tensor:
-    """Return Q [P, N] >= 0 from raw scores s.
+    """Compute the quality Q [P, N], which is never negative, from the raw scores s.
 
-    minmax    (s - min) / (max - min) over the pool, as in the paper; 0 where the spread is rounding noise
-    zscore    (s - min) / std, 0 where the spread is rounding noise; the shift keeps the kernel positive semidefinite
-    absolute  independent of the pool: 1 - H/log V, e^(mean log p), or 1 - e^-(self-certainty - log V)
+    minmax    (s - min) / (max - min) over the pool, as in the paper
+    zscore    (s - min) / std over the pool; min replaces the mean, so that the kernel is positive semidefinite
+    absolute  does not depend on the pool: 1 - H/log V, e^(mean log p), or 1 - e^-(self-certainty - log V)
+
+    For minmax and zscore, Q is 0 if the scores of the pool differ only by rounding.
     """
     if how == "absolute":
         if kind == "entropy":

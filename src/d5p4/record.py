@@ -1,4 +1,4 @@
-"""One prompt's answers as plain numbers, for JSON and for tables."""
+"""The answers to one prompt as Python texts and numbers instead of tensors, for JSON and for tables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Answers:
-    """The answers to prompt number `place` of a result, as plain numbers. A missing number is None."""
+    """The answers to prompt number `place` of a result. Scores and counts are Python numbers, not tensors. A score that is
+    NaN or infinite is None."""
 
     result: Result
     place: int
@@ -27,9 +28,10 @@ class Answers:
 
     @property
     def distance(self) -> list[float | None]:
-        """The distance of each answer to the nearest other answer: 1 minus their similarity, 0 where texts are equal.
+        """The distance of each answer to the nearest other answer, which is 1 minus the similarity of the two.
 
-        The similarity of equal texts may be less than 1, because it also compares tokens after the end of the text.
+        The distance of equal texts is set to 0. Their similarity may be less than 1, because it also compares tokens
+        after the end of the text.
         """
         repeats = {i for i, text in enumerate(self.texts) if self.texts.count(text) > 1}
         others = [[s for j, s in enumerate(row) if j != i] for i, row in enumerate(self._similarity)]
@@ -59,7 +61,7 @@ class Answers:
 
     @property
     def mean_cosine(self) -> float | None:
-        """The mean similarity over all pairs of answers."""
+        """The mean of the similarity over all pairs of answers."""
         pairs = [s for i, row in enumerate(self._similarity) for j, s in enumerate(row) if j != i]
         return finite(sum(pairs) / len(pairs)) if pairs else None
 
@@ -91,7 +93,7 @@ class Answers:
 
 
 def finite(value: Any) -> Any:
-    """Return the value with None instead of NaN and infinities, which JSON does not have."""
+    """Replace NaN and infinities in the value, which JSON cannot represent, by None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

@@ -1,8 +1,8 @@
-"""Runs the body of a model on few tokens as a CUDA graph, which is recorded once per shape and replayed.
+"""Records forwards of few tokens as CUDA graphs, one graph per shape, and replays the graphs.
 
-A forward of few tokens waits for the host, which launches hundreds of kernels. A replay is one launch. Replays help in
-the first step (where all rows are equal), in pools of mostly equal rows, and for short answers of small models. A
-recording belongs to one decode call, so that it cannot outlive the weights that it points to.
+In a forward of few tokens, the GPU waits for the host to launch hundreds of kernels. A replay is a single launch.
+Replays help in the first step (in which all rows are equal), in pools of mostly equal rows, and for short answers of
+small models. A recording belongs to one decode call, so that the recording cannot outlive the weights that it uses.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ from torch import Tensor
 from .types import Hidden, Model
 
 FEW = 1024
-"""The most tokens of a forward that is replayed. On an H200, one row of LLaDA-8B with 384 tokens takes 7 ms of work and
-15 ms of launches."""
+"""A forward is replayed only if it has at most this many tokens. On an H200, a forward of one row of LLaDA-8B with 384
+tokens takes 7 ms of work and 15 ms of launches."""
 
 _streams = threading.local()
 
 
 class Recording(NamedTuple):
     graph: torch.cuda.CUDAGraph
-    tokens: Tensor  # where a replay reads
+    tokens: Tensor  # the tensor from which a replay reads the tokens
     attention_mask: Tensor | None
-    hidden: Hidden  # where a replay writes
+    hidden: Hidden  # the tensors into which a replay writes
 
 
 class Replay:
-    """Calls `model.body`, or replays it where that is faster. The returned tensors are valid until the next call."""
+    """Calls `model.body`, or replays a recorded call if that is faster. The next call may overwrite the returned tensors."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
         self._seen: set[tuple[int, int, bool]] = set()
         self._recordings: dict[tuple[int, int, bool], Recording] = {}
-        self._memory = torch.cuda.graph_pool_handle()  # shared by all recordings, which never run at the same time
+        self._memory = torch.cuda.graph_pool_handle()  # one memory pool serves all recordings, which never run at the same time
         self._works = True
 
     def __call__(self, tokens: Tensor, attention_mask: Tensor | None) -> Hidden:
         rows, length = tokens.shape
         shape = (rows, length, attention_mask is None)
         if tokens.numel() > FEW or shape not in self._seen or not self._works:
-            self._seen.add(shape)  # the first forward of a shape compiles kernels and may be the only one
+            self._seen.add(shape)  # not recorded, because it compiles kernels and may be the only forward of its shape
             return self.model.body(tokens, attention_mask)
         if shape not in self._recordings:
             try:
@@ -72,7 +72,7 @@ class Replay:
                 try:
                     hidden = self.model.body(tokens, attention_mask)
                 except BaseException:
-                    with suppress(RuntimeError):  # the first error says more
+                    with suppress(RuntimeError):  # the error that is raised below says more
                         graph.capture_end()
                     raise
                 graph.capture_end()
@@ -81,7 +81,8 @@ class Replay:
 
 
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the stream to record on, one per device and thread, because cuBLAS keeps memory for every stream."""
+    """Return the stream to record on. Each device and thread has one such stream, because cuBLAS keeps memory for every
+    stream."""
     streams: dict[torch.device, torch.cuda.Stream] = _streams.__dict__.setdefault("streams", {})
     if device not in streams:
         streams[device] = torch.cuda.Stream(device)
