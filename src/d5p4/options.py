@@ -365,7 +365,7 @@ class Settings:
         self.spec.build(self)  # the selector checks its own parameters
 
     def check_random(self, cause: str) -> None:
-        """Raise an error if the k answers would be equal because tokens are not random either. The caller knows that the
+        """Raise an error if tokens are not random either, so that all answers would be equal. The caller knows that the
         order of positions is not random, and `cause` says why."""
         if self.k > 1 and (self.temperature == 0 or self.top_k == 1):
             option = "temperature" if self.temperature == 0 else "top_k"

@@ -85,8 +85,8 @@ class Prepared:
         return error
 
     def _keys(self, rows: Sequence[Sequence[int]], names: Sequence[Name]) -> list[int]:
-        """Return the key of each row. It is made from the caller's name or, without a name, from the token ids and the
-        number of equal rows before."""
+        """Return the key of each row. A key is made from the caller's name or, if there is none, from the token ids and
+        the number of equal rows before."""
         hashes = hash_rows(rows)
         before = []
         for row in hashes.tolist():
@@ -96,14 +96,14 @@ class Prepared:
         return [key if name is None else key_of(name) for key, name in zip(own, names, strict=True)]
 
     def _plan(self, ids: list[int], key: int) -> Request:
-        """Return the request of a prompt. If the prompt has holes, masks follow it only if the caller gives a length."""
+        """Return the request of a prompt. If the prompt has holes, masks follow only if the caller gives a length."""
         model, settings = self.model, self.settings
         holes = model.mask_id in ids
         if holes and not self.length_given:
             append = 0
         elif self.length_given and settings.gen_length is not None:
             append = settings.gen_length
-        else:  # a default length is shortened if the model takes fewer tokens
+        else:  # a default length is shortened to fit the model
             append = min(default_length(model, settings), model.max_length - len(ids))
         if len(ids) + append > model.max_length or append < (0 if holes else 1):
             raise D5P4Error(
@@ -146,8 +146,8 @@ def default_length(model: Model, settings: Settings) -> int:
 
 
 def schedule_for(length: int, settings: Settings) -> Schedule:
-    """Return the schedule of windows of this length. Raise an error if no schedule exists, or if the schedule would make
-    the k answers equal."""
+    """Return the schedule of windows of this length. Raise an error if there is no schedule, or if the schedule would
+    make the k answers equal."""
     schedule = make_schedule(length, settings.steps, settings.block_length, settings.order == "ancestral")
     if all(step.move == 1 for step in schedule.steps):
         settings.check_random("one step per block")
@@ -288,8 +288,8 @@ def bucket(length: int, max_length: int) -> int:
 def layout(
     requests: Sequence[Request], mask_id: int, pad_id: int, device: torch.device, fixed: int | None = None
 ) -> Prompts:
-    """Return requests, whose windows must have equal lengths, as left-padded rows. All rows are as long as the longest
-    row, or have the length `fixed` if it is given."""
+    """Return requests with windows of equal length as left-padded rows. All rows are as long as the longest row, or
+    have the length `fixed` if it is given."""
     longest = max(r.length for r in requests) if fixed is None else fixed
     tokens, real, window = [], [], []
     for r in requests:

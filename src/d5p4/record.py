@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Answers:
-    """The answers to prompt number `place` of a result. Scores and counts are Python numbers, not tensors. A score that is
-    NaN or infinite is None."""
+    """The answers to prompt number `place` of a result. Scores and counts are Python numbers, not tensors. A NaN or
+    infinite score is None."""
 
     result: Result
     place: int

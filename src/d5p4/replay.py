@@ -32,13 +32,13 @@ class Recording(NamedTuple):
 
 
 class Replay:
-    """Calls `model.body`, or replays a recorded call if that is faster. The next call may overwrite the returned tensors."""
+    """Calls `model.body`, or replays a recorded call if that is faster. The next call may overwrite the result."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
         self._seen: set[tuple[int, int, bool]] = set()
         self._recordings: dict[tuple[int, int, bool], Recording] = {}
-        self._memory = torch.cuda.graph_pool_handle()  # one memory pool serves all recordings, which never run at the same time
+        self._memory = torch.cuda.graph_pool_handle()  # all recordings share it, because only one runs at a time
         self._works = True
 
     def __call__(self, tokens: Tensor, attention_mask: Tensor | None) -> Hidden:

@@ -1,15 +1,16 @@
 """Runs each distinct row through the model once.
 
-Equal rows of a prompt have equal hidden states, so one of them goes through the body and the others share its states. A
-row that was already in the previous pool (an ancestral child equal to its parent) reuses the states computed then. Both
-savings are exact: they change the cost, never the results. Only hidden states of window positions are kept.
+Equal rows of a prompt have equal hidden states. So only one of the equal rows goes through the body, and the others use
+the same states. A row that was already in the previous pool (an ancestral child that equals its parent) reuses the
+states of that pool. Both savings change the cost, but never the results. Only the hidden states of window positions are
+kept.
 
-A forward of another shape may round a row differently. With `Prompts.fixed`, every forward therefore has the same
-shape, filled up with copies of a row, and always has an attention mask.
+The rounding of a row may depend on the shape of the forward. With `Prompts.fixed`, all forwards therefore have the same
+shape and an attention mask. A forward with too few rows is filled up with copies of a row.
 
-Classifier-free guidance acts on hidden states. The head is affine, so l_u + g (l_c - l_u) = head(h_u + g (h_c - h_u))
-exactly. Guidance costs a second body pass, but no second vocabulary pass. g = 1 is off (LLaDA's own scale
-s is g - 1).
+Classifier-free guidance with scale g combines the conditional logits l_c and the unconditional logits l_u. The head is
+affine, so l_u + g (l_c - l_u) = head(h_u + g (h_c - h_u)), and guidance can act on the hidden states h. It thus costs a
+second pass through the body, but none through the head. g = 1 turns guidance off. LLaDA's own scale is g - 1.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ class Prompts:
 
     tokens: Tensor  # [P, T]
     attention_mask: Tensor  # [P, T] bool
-    window: Tensor  # [P, L] indices into the row, ascending
-    appended: Tensor  # [P] how many window positions (the last ones) follow the prompt; the others are holes in it
-    fixed: bool = field(default=False, kw_only=True)  # every forward has as many rows as fit, even if fewer are needed
+    window: Tensor  # [P, L] the indices of the window positions in the row, ascending
+    appended: Tensor  # [P] how many window positions follow the prompt; the others are holes in the prompt
+    fixed: bool = field(default=False, kw_only=True)  # whether all forwards have the same number of rows
 
     @property
     def positions(self) -> Tensor:
@@ -43,13 +44,13 @@ class Prompts:
         return self.window - padding
 
     def fill(self, answers: Tensor) -> Tensor:
-        """Return whole rows [P, N, T] that contain answers [P, N, L]."""
+        """Put answers [P, N, L] into the window positions of the prompts, and return the rows [P, N, T]."""
         shape = (*answers.shape[:2], self.tokens.shape[1])
         window = self.window[:, None].expand(answers.shape)
         return self.tokens[:, None].expand(shape).scatter(2, window, answers)
 
     def without_prompt(self, mask_id: int) -> Prompts:
-        """Return the unconditional rows for guidance, in which every real token is the mask."""
+        """Return the unconditional rows for guidance, in which a mask replaces every token that is not padding."""
         return replace(self, tokens=self.tokens.masked_fill(self.attention_mask, mask_id))
 
     def take(self, index: Tensor) -> Prompts:
@@ -63,13 +64,13 @@ class WindowHidden:
 
     states: Tensor  # [U, L, D]
     features: Tensor  # [U, L, D]
-    owner: Tensor  # [U, 2] prompt of each distinct row, and its place among the rows held here
-    slot: Tensor  # [P, n] index of each row held here among the U distinct rows
+    owner: Tensor  # [U, 2] the prompt of each distinct row, and the row's index among this rank's rows
+    slot: Tensor  # [P, n] the index, among the U distinct rows, of each row that this rank holds
     fresh: Tensor  # [P] how many rows of the whole pool went through the model
 
 
 def rows_of_forward(max_tokens: int, length: int) -> int:
-    """Return the most rows of this length that a forward may have; for fixed prompts, the exact number."""
+    """Return how many rows of this length a forward has at most or, with `Prompts.fixed`, exactly."""
     return max(1, max_tokens // length)
 
 
@@ -78,7 +79,7 @@ def _needs_mask(prompts: Prompts) -> bool:
 
 
 class RowRunner:
-    """Runs the body for pools of one batch of prompts."""
+    """Runs the rows of the pools of a batch of prompts through the body."""
 
     def __init__(
         self,
@@ -89,8 +90,8 @@ class RowRunner:
         reuse: bool = True,
         beams: Beams = ALONE,
     ) -> None:
-        """`share`: equal rows run once. `reuse`: states of the last pool are kept for the next pool, which helps where
-        children may equal their parents. `beams`: how rows are spread over ranks. Each rank runs its own rows."""
+        """`share`: equal rows run only once. `reuse`: the states of a pool are kept for the next pool, which helps if a
+        child may equal its parent. `beams`: how rows are spread over ranks. Each rank runs the rows that it holds."""
         self.model, self.max_tokens, self.share, self.reuse, self.beams = model, max_tokens, share, reuse, beams
         recordable = share and not prompts.fixed and prompts.tokens.is_cuda and getattr(model, "recordable", False)
         self.body = Replay(model) if recordable else model.body
@@ -98,8 +99,9 @@ class RowRunner:
         self._last: tuple[Tensor, WindowHidden] | None = None
 
     def run(self, answers: Tensor, row_hash: Tensor) -> WindowHidden:
-        """Return hidden states for answers [P, n, L], the rows held here of pools with hashes [P, N]. It waits for the
-        device, because the number of distinct rows decides the size of the forward."""
+        """Return the hidden states of answers [P, n, L], which are the rows that this rank holds. row_hash [P, N] holds
+        the hashes of all rows of the pools. This method waits for the device, because the size of the forward depends
+        on the number of distinct rows."""
         own_hash = self.beams.own(row_hash)
         first = first_equal(own_hash)
         stored = self._stored(first)
@@ -125,19 +127,19 @@ class RowRunner:
         return hidden
 
     def _stored(self, first: Tensor) -> Tensor:
-        """Return which rows [P, N] get hidden states of their own: the first row of each set of equal rows."""
+        """Return a mask [P, N] of the rows whose hidden states are stored: of equal rows, only the first."""
         everyone = torch.arange(first.shape[1], device=first.device)
         return first == everyone if self.share else torch.ones_like(first, dtype=torch.bool)
 
     def _fresh(self, row_hash: Tensor) -> Tensor:
-        """Return how many rows of whole pools with hashes [P, N] were not in the last pools, [P]."""
+        """Return for each prompt how many distinct rows of its pool, with hashes [P, N], were not in its last pool."""
         stored = self._stored(first_equal(row_hash))
         if self._last is not None:
             stored &= ~(row_hash[:, :, None] == self._last[0][:, None, :]).any(-1)
         return stored.sum(-1)
 
     def _forward(self, answers: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        """Return states and features [rows, L, D] of the rows chosen [rows, 2], computed in microbatches."""
+        """Compute states and features [R, L, D] in microbatches. chosen [R, 2] holds prompt and index of each row."""
         if not len(chosen):
             weight = self.model.head.weight
             nothing = weight.new_zeros(0, answers.shape[2], weight.shape[1])
@@ -169,12 +171,12 @@ class RowRunner:
 
 
 def guidance_at(step: int, guidance: float, window: tuple[int, int] | None) -> float:
-    """Return the guidance scale of a step. Outside the window [start, stop) it is 1 (partial guidance, D5P4^P)."""
+    """Return the guidance scale of a step. Outside of the window [start, stop) the scale is 1 (D5P4^P)."""
     inside = window is None or window[0] <= step < window[1]
     return guidance if inside else 1.0
 
 
 def guide(conditional: Tensor, unconditional: Tensor, g: float) -> Tensor:
-    """Return guided states in max(float32, dtype), because g magnifies the rounding of a narrower dtype."""
+    """Apply guidance to the states. The result is at least float32, because g magnifies the rounding of other types."""
     c, u = (x.to(working_dtype(conditional.dtype)) for x in (conditional, unconditional))
     return u + g * (c - u)

@@ -9,12 +9,13 @@ from .types import Schedule, Step
 
 
 def spread(total: int, parts: int) -> list[int]:
-    """Split `total` into `parts` shares that are as equal as possible, the larger shares first."""
+    """Split `total` into `parts` whole numbers that are as equal as possible. Larger numbers come first."""
     return [total // parts + (i < total % parts) for i in range(parts)]
 
 
 def _shares(steps: int, sizes: list[int]) -> list[int]:
-    """Return the steps of each block: one, and each further step goes to the block with the most positions per step."""
+    """Return the number of steps of each block. Every block gets one step. Each further step goes to the block that has
+    the most positions per step."""
     shares = [1] * len(sizes)
     for _ in range(steps - len(sizes)):
         needy = max(range(len(sizes)), key=lambda b: (sizes[b] / shares[b], -b))
@@ -25,9 +26,9 @@ def _shares(steps: int, sizes: list[int]) -> list[int]:
 def make_schedule(length: int, steps: int | None, block_length: int | None, ancestral: bool) -> Schedule:
     """Return the schedule of a window of `length` positions, with `steps` steps in total spread evenly over its blocks.
 
-    An order rule reveals at least one position per step, so it takes at most `length` steps; the ancestral rule may
-    take more. In a block of S steps, ancestral step i unmasks each masked position with chance 1/(S - i). Time then
-    runs evenly from 1 to 0, and the last step leaves no mask.
+    An order rule reveals at least one position per step, so there are at most `length` steps. The ancestral rule may
+    take more steps. In a block of S steps, ancestral step i unmasks each masked position with probability 1/(S - i).
+    The diffusion time then falls evenly from 1 to 0, and the last step leaves no mask.
     """
     block = min(block_length or length, length)
     starts = list(range(0, length, block))

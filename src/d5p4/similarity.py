@@ -1,11 +1,12 @@
-"""Similarity S between candidates, from the features of their window positions.
+"""The similarity S between candidates. The features of a candidate's window positions are pooled into one vector:
 
-    flatten      all positions and dimensions as one vector (the paper)
-    mean         the mean over positions
-    masked       the mean over masked positions
-    non-masked   the mean over revealed positions
+    flatten      the features of all positions, one after the other (as in the paper)
+    mean         the mean of the features over all positions
+    masked       the mean of the features over masked positions
+    non-masked   the mean of the features over revealed positions
 
-cosine is the Gram matrix of unit vectors e; rbf is exp(-γ |e_i - e_j|²) = exp(-2γ (1 - cos)).
+These vectors are scaled to unit vectors e_i. The cosine similarity of two candidates is e_i · e_j. Their rbf similarity
+is exp(-γ |e_i - e_j|²) = exp(-2γ (1 - cos)).
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ def similarity(
     gamma: float,
     gram: Callable[[Tensor, Tensor], Tensor] = pool_gram,
 ) -> Tensor:
-    """Return S [P, N, N]. Row i of pool p is features[slot[p, i]]; features [U, B, D], masked [U, B], slot [P, N].
+    """Compute S [P, N, N] from features [U, B, D], masked [U, B] and slot [P, N]. The features of row i in the pool of
+    prompt p are features[slot[p, i]].
 
-    `gram(features, slot)` returns the cosines; with several ranks, they include rows of the other ranks.
+    `gram(features, slot)` returns the cosines. With several ranks, it also returns those of the rows of other ranks.
     """
     if pooling != "flatten":
         weight = torch.ones_like(masked) if pooling == "mean" else masked if pooling == "masked" else ~masked
@@ -44,5 +46,5 @@ def similarity(
     if kind == "cosine":
         return cosine
     apart = (1 - cosine).to(wide(cosine.device))
-    # A larger gamma would give the same similarities, but NaN for equal rows.
+    # A gamma above 1e30 would give the same similarities, except NaN for equal rows.
     return torch.exp(-2 * min(gamma, 1e30) * apart).to(cosine.dtype)

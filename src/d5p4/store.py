@@ -1,4 +1,4 @@
-"""Files that survive a killed process. A call replaces a file or appends lines, and returns when they are on disk."""
+"""Write files so that a killed process does no damage. Each call returns only when its data is on the disk."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import IO, Any
 
 
 def json_bytes(value: Any) -> bytes:
-    """Return JSON without spaces. Lone surrogates, which UTF-8 cannot encode, stay escaped."""
+    """Return a value as JSON without spaces. Lone surrogates, which UTF-8 cannot encode, are written as escapes."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.encode("utf-8", "backslashreplace")
 
 
 def json_line(value: Any) -> bytes:
-    """Return one line of a file of JSON lines."""
+    """Return a value as one line of a file of JSON lines."""
     return json_bytes(value) + b"\n"
 
 
 def append(path: Path, lines: Iterable[bytes]) -> None:
-    """Append lines to a file, which is created if needed. Its folder must exist."""
+    """Append lines to a file. The file is created if it does not exist, but its folder must exist."""
     new = not path.exists()
     with path.open("ab") as file:
         file.write(b"".join(lines))
@@ -33,7 +33,8 @@ def append(path: Path, lines: Iterable[bytes]) -> None:
 
 
 def replace_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Replace a file's contents at once. A killed process leaves the old or the new file, a failure the old file."""
+    """Replace the contents of a file at once. If the process is killed, either the old or the new file is left. If
+    writing fails, the old file is left."""
     partial = path.with_name(path.name + ".partial")
     try:
         with partial.open("wb") as file:
@@ -43,33 +44,33 @@ def replace_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
         os.replace(partial, path)
     except BaseException:
         with suppress(OSError):
-            partial.unlink(missing_ok=True)  # otherwise a full disk would stay full
+            partial.unlink(missing_ok=True)  # frees the space, because the disk may be full
         raise
     sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:
-    """Make sure that the names of new and moved files in a folder are on the disk, where the system supports it."""
+    """Make sure that the names of new and moved files in a folder are on the disk, if the system can do so."""
     if os.name == "nt":
         return
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
-    except OSError:  # some network file systems refuse this
+    except OSError:  # some network file systems do not support fsync of a folder
         pass
     finally:
         os.close(handle)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text as `replace_file` does. Missing folders are created."""
+    """Replace the contents of a file by a text (see `replace_file`). Missing folders are created."""
     path.parent.mkdir(parents=True, exist_ok=True)
     data = text.encode("utf-8")
     replace_file(path, lambda file: file.write(data))
 
 
 def read_json(path: Path) -> Any:
-    """Return the contents of a JSON file, or None if there is no file."""
+    """Return the contents of a JSON file, or None if the file does not exist."""
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 

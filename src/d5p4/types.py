@@ -1,4 +1,4 @@
-"""The data types that all parts of the library share: models, what selectors see and return, and the result of a call.
+"""The data types that all parts of the library share: models, schedules, pools, choices and results.
 
 Letters in shapes: P prompts, N rows of one prompt's pool, m chosen parents, R rows of a batch, T padded row length, L
 window positions (the positions to be decoded), V vocabulary, D hidden width.
@@ -23,31 +23,31 @@ from .watch import Watch
 class Hidden(NamedTuple):
     """The output of a model's body for a batch of rows."""
 
-    states: Tensor  # [R, T, D] the head's direct input; row i predicts token i
-    features: Tensor  # [R, T, D] similarity compares these (may be the same tensor)
+    states: Tensor  # [R, T, D] the input of the head; the state at position i predicts the token at position i
+    features: Tensor  # [R, T, D] the similarity compares these features; they may be the same tensor as `states`
 
 
 @dataclass(frozen=True)
 class Head:
-    """The unembedding: logits = states @ weight.T + bias, minus infinity where banned."""
+    """The unembedding: logits = states @ weight.T + bias. The logits of banned ids are minus infinity."""
 
     weight: Tensor  # [V, D]
     bias: Tensor | None  # [V]
-    banned: Tensor  # [V] bool: the mask id and ids without a token
-    fixed: bool = False  # all products have the same size, so that a row's numbers do not depend on other rows
+    banned: Tensor  # [V] bool, True for the mask id and for ids without a token
+    fixed: bool = False  # whether all matrix products have the same shape, so that no row depends on others
 
     @cached_property
     def drawable(self) -> int:
-        """The number of ids that can be drawn."""
+        """The number of token ids that can be drawn."""
         return int((~self.banned).sum())
 
     def counted(self) -> Head:
-        """Return this head with its drawable ids counted, because counting later would wait for the device."""
+        """Count the drawable ids now, because counting them later would wait for the device, and return this head."""
         _ = self.drawable
         return self
 
     def ban(self, ids: Sequence[int]) -> Head:
-        """Return this head with more ids banned."""
+        """Return a head that also bans these ids."""
         if not ids:
             return self
         banned = self.banned.clone()
@@ -72,17 +72,17 @@ class TextCodec(Protocol):
 class Model(Protocol):
     """A masked diffusion language model, split into body and head.
 
-    `body` takes left-padded rows. Positions are counted from the first real token, so that a padded row gives the same
-    numbers as the row without padding.
+    `body` takes left-padded rows. Positions are counted from the first token after the padding, so that padding does
+    not change the output of a row.
     """
 
     name: str
     mask_id: int
     eos_ids: tuple[int, ...]
     max_length: int
-    carry_over: bool  # True: a revealed token has probability one (MDLM); False: every position is scored
+    carry_over: bool  # whether a revealed token has probability 1 (MDLM), or is scored like other tokens
     default_order: str
-    generation_defaults: Mapping[str, Any]  # the `d5p4` entry of generation_config.json
+    generation_defaults: Mapping[str, Any]  # the entry `d5p4` of generation_config.json
 
     @property
     def head(self) -> Head: ...
@@ -92,7 +92,7 @@ class Model(Protocol):
 
     @property
     def pad_id(self) -> int:
-        """The id written at left padding. Its value never matters."""
+        """The token id that fills the padding. No result depends on this id."""
         ...
 
     def body(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Hidden: ...
@@ -103,26 +103,26 @@ class Step:
     """One step of a schedule, which all prompts of a decode call share."""
 
     index: int
-    start: int  # the block is window positions start..stop-1
+    start: int  # the step reveals window positions of the block start..stop-1
     stop: int
-    reveal: int  # positions revealed by an order rule
-    move: float  # chance that the ancestral rule unmasks a masked position
+    reveal: int  # how many positions an order rule reveals
+    move: float  # the probability with which the ancestral rule unmasks a masked position
     last: bool
-    masked: int  # masked positions of the block before the step, under an order rule
+    masked: int  # how many positions of the block are masked before the step, under an order rule
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """The steps at which window positions are decoded. `d5p4.schedule.make_schedule` builds it."""
+    """The steps that decode `length` window positions. `d5p4.schedule.make_schedule` makes a schedule."""
 
     length: int
     steps: tuple[Step, ...]
 
 
 class PoolView:
-    """What a selector sees of the pools of P prompts at one step.
+    """The pools of P prompts at one step, as a selector sees them.
 
-    Quality, similarity and raw scores are computed when first read, so that a selector pays only for what it reads.
+    Quality, similarity and raw scores are computed when they are first read, because a selector may not need all three.
     Each of the three may be given as a tensor or as a function without arguments. `score(kind, positions)` returns
     other raw scores.
     """
@@ -142,13 +142,13 @@ class PoolView:
         width: int = 1,
         state: dict[str, Any] | None = None,
     ) -> None:
-        self.group = group  # [P, N] int64, contiguous for methods with a partition
-        self.tie = tie  # [P, N] int64, a hash of the lineage, which decides between equal values
+        self.group = group  # [P, N] int64, the group of each row; with a partition, groups are contiguous
+        self.tie = tie  # [P, N] int64, a hash of each row's lineage, which decides between equal values
         self.step = step
         self.last = last
-        self.width = width  # w: children of a chosen parent, except at the last step
-        self.vocabulary = vocabulary  # number of tokens that can be drawn (E-SMC divides by its logarithm)
-        self.state = {} if state is None else state  # a method's own memory from step to step
+        self.width = width  # w, the number of children of a chosen parent (except at the last step)
+        self.vocabulary = vocabulary  # the number of token ids that can be drawn; E-SMC divides by log(vocabulary)
+        self.state = {} if state is None else state  # a dict in which a method may keep values from step to step
         self._quality, self._similarity, self._raw, self._score = quality, similarity, raw, score
 
     @property
@@ -158,34 +158,35 @@ class PoolView:
 
     @cached_property
     def quality(self) -> Tensor:
-        """Q [P, N], normalised and never negative; higher is better. float64 (float32 if the device has no float64)."""
+        """Q [P, N], normalised and never negative. Higher is better. Q is float32 if the device has no float64."""
         return self._quality() if callable(self._quality) else self._quality
 
     @cached_property
     def similarity(self) -> Tensor:
         """S [P, N, N], the cosine (or RBF) Gram matrix with a diagonal of exactly 1.
 
-        S is float64. It is float32 where the kernels compute it (CUDA, unless the model is float64) or there is no
-        float64.
+        S is float32 if the Triton kernels compute S (on CUDA, unless the model is float64) or if the device has no
+        float64. Otherwise S is float64.
         """
         return self._similarity() if callable(self._similarity) else self._similarity
 
     @cached_property
     def raw(self) -> Tensor:
-        """The score [P, N] from which Q is normalised."""
+        """The raw scores [P, N], from which Q is computed."""
         raw = self.quality if self._raw is None else self._raw
         return raw() if callable(raw) else raw
 
     def score(self, kind: str, positions: str) -> Tensor:
-        """Return a raw score [P, N] ("entropy", "self-certainty" or "logprob") over "all" or "masked" positions."""
+        """Return raw scores [P, N] over "all" or "masked" positions, by "entropy", "self-certainty" or "logprob"."""
         if self._score is None:
             raise TypeError("this pool has no score function; give PoolView score=")
         return self._score(kind, positions)
 
     def check(self, choice: Any, after: int | None, watch: Watch) -> Choice:
-        """Return the choice, or raise an error that says what the selector got wrong. The next pool needs `after` rows.
+        """Return the choice, or raise an error that says what is wrong with the choice. The next pool must have `after`
+        rows, unless `after` is None.
 
-        A row outside the pool raises its error when `watch` is checked. Until then, a row of the pool replaces it.
+        If a parent is outside of the pool, `watch` raises the error later. Until then, another row replaces the parent.
         """
         parents = getattr(choice, "parents", None)
         if not isinstance(choice, Choice) or not isinstance(parents, Tensor) or parents.dtype != torch.int64:
@@ -211,43 +212,43 @@ class PoolView:
         return Choice(inside.sort(-1).values, choice.children)
 
     def keep(self, parents: Tensor) -> Choice:
-        """Choose parents [P, m], each with w children, or one child at the last step."""
+        """Choose the parents [P, m]. Each parent has w children, or one child at the last step."""
         return Choice(parents, 1 if self.last else self.width)
 
     def stay(self) -> Choice:
-        """Choose every row with one child each, which means no selection."""
+        """Choose every row, with one child each, so that nothing is selected."""
         everyone = torch.arange(self.size, device=self.group.device).expand_as(self.group)
         return Choice(everyone, 1)
 
 
 class Choice(NamedTuple):
-    """A selection. The next pool has m * children rows."""
+    """The parents that a selector has chosen. The next pool has m * children rows."""
 
     parents: Tensor  # [P, m] int64 indices into the pool, ascending
     children: int
 
 
 Selector = Callable[[PoolView, int, Tensor], Choice]
-"""`select(pool, k, key)`, where key [P] int64 starts each prompt's random stream for this step."""
+"""A function `select(pool, k, key)`. key [P] int64 selects the random stream of each prompt for this step."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The argument of a callback after each step. Its tensors must not be changed."""
+    """The argument of a callback, which is called after each step. A callback must not change the tensors."""
 
     step: int
     steps: int
     prompts: Tensor  # [P] the numbers of these prompts in the call
-    tokens: Tensor  # [P, N, L] window tokens of the pool that was selected from
+    tokens: Tensor  # [P, N, L] window tokens of the pool from which the parents were chosen
     view: PoolView
     choice: Choice
     next_tokens: Tensor  # [P, m * children, L] window tokens of the next pool
-    next_logprobs: Tensor  # [P, m * children, L] log-probability of each token at its reveal; meaningless at masks
+    next_logprobs: Tensor  # [P, m * children, L] log-probability of each token at its reveal (not of masks)
 
 
 @dataclass(frozen=True)
 class HistoryStep:
-    """One step of one prompt, kept when `history=True`."""
+    """The values of one prompt at one step, which a result keeps if `history=True`."""
 
     step: int
     tokens: Tensor  # [N, L]
@@ -260,26 +261,25 @@ class HistoryStep:
 
 
 Callback = Callable[[Snapshot], Any]
-"""May return prompt numbers to drop (cancelled requests), except after the last step. None drops nothing.
-A snapshot's view holds the step's hidden states, so keep what you read from it and not the snapshot."""
+"""A function that is called after each step. It may return the numbers of prompts to drop, or None to drop no prompt.
+After the last step no prompt can be dropped. Do not keep snapshots, because they hold the hidden states of a step."""
 
 
 @dataclass(eq=False, repr=False)
 class Result:
-    """k answers for each of P prompts, best score first (with `spare`, repeated texts come last).
+    """k answers for each of P prompts. The answer with the best score comes first. With `spare`, answers that repeat a
+    text come last. A dropped prompt has empty lists and NaN scores.
 
-    A dropped prompt has empty lists and NaN scores.
-
-    answers         [P][k] token ids up to the first end-of-text (an answer may be empty)
+    answers         [P][k] token ids before the first end-of-text token (an answer may be empty)
     texts           [P][k] text of the answer, or the whole filled text if the prompt had holes
     sequences       [P, k, T] prompt and answer, left-padded; attention_mask [P, T] is True at real tokens
-    score           [P, k] comparable between prompts; `score_kind` says what the score is
-    similarity      [P, k, k] S of the chosen rows at the last forward; logdet [P] is its log determinant
+    score           [P, k] scores, which can be compared between prompts; `score_kind` says what a score means
+    similarity      [P, k, k] S of the chosen rows at the last forward; logdet [P] is the log determinant of S
     distinct        [P] how many of the k answers differ
     lineage         [P] tensors [k, steps]: index of each answer's ancestor in the pool of every step
     seed            the seed of the random numbers
     nfe             [P] number of steps with a forward; rows [P] is the number of distinct rows in these forwards
-    rows_nominal    [P] number of rows that the paper would count
+    rows_nominal    [P] number of rows that the paper would count, which includes equal rows
     logprobs        [P][k] log-probability of each token at its reveal; reveal_step [P][k] is the step (logprobs=True)
     history         [P][steps] a HistoryStep for each step (history=True)
     settings        the resolved Settings
@@ -317,20 +317,20 @@ class Result:
         return len(self.texts)
 
     def __getitem__(self, prompt: int) -> Answers:
-        """Return the answers to one prompt, as plain numbers."""
+        """Return the answers to one prompt, with Python numbers instead of tensors."""
         return Answers(self, range(len(self))[prompt])
 
     def __iter__(self) -> Iterator[Answers]:
         return (self[prompt] for prompt in range(len(self)))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything but tensors, ready for JSON."""
+        """Return the answers and settings as a dict of Python values, without tensors, ready for JSON."""
         shared = {"seed": self.seed, "method": self.settings.method, "settings": self.settings.to_dict()}
         own = [{name: x for name, x in answers.to_dict().items() if name not in shared} for answers in self]
         return shared | {"prompts": own}
 
     def _repr_html_(self) -> str:
-        """Return an HTML table per prompt, for notebooks."""
+        """Return one HTML table per prompt, for notebooks."""
         row = "<tr><td>{}</td><td>{}</td><td>{}</td><td style='text-align:left;white-space:pre-wrap'>{}</td></tr>"
         head = "<tr><th>#</th><th>score</th><th>distance</th><th>answer</th></tr>"
         tables = []
@@ -347,12 +347,12 @@ def _cell(value: float | str | None) -> str:
 
 @dataclass(frozen=True)
 class Final:
-    """The values that a method may use after the last projection, when there are still more than k rows."""
+    """The values that a method may use after the last step, to choose k of the N rows that are left."""
 
     tie: Tensor  # [P, N]
-    score: Callable[[str, str], Tensor]  # [P, N] raw scores of each row's parent at the last forward
-    logprob: Callable[[], Tensor]  # [P, N] mean log-probability of the final tokens
-    texts: Callable[[], list[list[str]]]  # [P][N]
+    score: Callable[[str, str], Tensor]  # returns raw scores [P, N] of the rows' parents at the last forward
+    logprob: Callable[[], Tensor]  # returns the mean log-probability [P, N] of the final tokens
+    texts: Callable[[], list[list[str]]]  # returns the texts [P][N] of all rows
     prompts: Tensor  # [P] the numbers of these prompts in the call
 
 
@@ -360,8 +360,8 @@ class Kept(NamedTuple):
     """The rows that a finish function keeps."""
 
     rows: Tensor  # [P, k] indices of rows of the final pool
-    score: Tensor | None = None  # [P, k] a score to show and sort by instead of the model's own
+    score: Tensor | None = None  # [P, k] scores to show and sort by, instead of scores by the model
 
 
 Finish = Callable[[Final, int], Kept]
-"""`finish(final, k)` chooses k rows of the final pool."""
+"""A function `finish(final, k)` that chooses k rows of the final pool."""

@@ -1,7 +1,7 @@
-"""Conditions that must hold, checked once per step.
+"""`Watch` checks once per step that conditions hold, such as finite logits.
 
-Reading a condition waits for the device. So a `Watch` collects conditions as tensors, and the loop reads all of them at
-a place where it has to wait anyway.
+The values of a condition are on the device, and reading them means to wait for the device. So a `Watch` collects
+conditions as tensors, and the decoding loop reads all of them at a point at which it waits anyway.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from torch import Tensor
 
 
 class Watch:
-    """Collects tensors of bools that must be true (`expect`). If one is not all true, `check` raises its error."""
+    """Collects tensors of bools by `expect`. If such a tensor has a false element, `check` raises its error."""
 
     def __init__(self) -> None:
         self._expected: list[tuple[Tensor, Callable[[Tensor], Exception]]] = []
 
     def expect(self, holds: Tensor, complaint: Callable[[Tensor], Exception]) -> None:
-        """Let `check` raise the error `complaint(holds)` unless `holds` is all true."""
+        """Make the next `check` raise the error `complaint(holds)` if `holds` has a false element."""
         self._expected.append((holds, complaint))
 
     def check(self) -> None:

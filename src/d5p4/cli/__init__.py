@@ -1,4 +1,4 @@
-"""The command line. Each command is one thin file, and the library does the work."""
+"""The command line. Each command has its own short file in this folder and calls functions of the library."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .trace import trace
 
 
 def build() -> typer.Typer:
-    """Build the commands, with the parameters of all methods that are registered now as options."""
+    """Build the commands. Their options include the parameters of all methods that are registered at this time."""
     app = typer.Typer(
         cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
     )
@@ -64,7 +64,7 @@ def d5p4(
 
 def main() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # the caller has closed this stream
+        if getattr(sys, name) is None:  # the parent process has closed this stream
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
     try:
         load_plugins(plugins(sys.argv))

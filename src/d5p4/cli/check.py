@@ -1,4 +1,4 @@
-"""`d5p4 check` tests whether a checkpoint loads and behaves like a model."""
+"""`d5p4 check` loads a checkpoint and tests the model on one prompt."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ def check(
     model: Annotated[str, typer.Argument(help="A folder, a hub id such as org/name, or a shipped model.")],
     compare_remote: Annotated[
         bool,
-        typer.Option("--compare-remote", help="Compare with the code in the checkpoint; run only code you trust."),
+        typer.Option(
+            "--compare-remote", help="Also run the code in the checkpoint and compare. Run only code you trust."
+        ),
     ] = False,
     device: Device = None,
     dtype: Dtype = None,

@@ -1,4 +1,4 @@
-"""Helpers of the commands: prompts, loading, a timed call of `d5p4.generate`, JSON, and the handling of errors."""
+"""Functions that several commands use: read a prompt, load a model, decode, print JSON and handle errors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ __all__ = ["Answers", "Commands", "finite", "joined", "load_model", "print_json"
 
 
 class Commands(TyperGroup):
-    """The command group. Errors that the user can correct print a message and exit with 2. Ctrl-C exits with 130."""
+    """The command group. If the user can correct an error, the message is printed and the exit code is 2. After Ctrl-C,
+    the exit code is 130."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -61,13 +62,13 @@ class Commands(TyperGroup):
 
 
 def print_error(error: D5P4Error) -> None:
-    """Print an error in one line on standard error, with options spelt as flags, without the number of the prompt."""
+    """Print an error in one line on standard error, with options as flags and without the number of the prompt."""
     typer.secho("error: ", fg="red", bold=True, err=True, nl=False)
     typer.echo(visible(" ".join(error.phrase(flag, place="").split())), err=True)
 
 
 def _drop_output() -> None:
-    """Redirect standard output to nowhere. Otherwise the flush at the end of the process would fail again."""
+    """Discard further output. Otherwise the flush of standard output at the end of the process would fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -75,14 +76,14 @@ def read_prompt(prompt: str) -> str:
     """Return the prompt argument, or the text of standard input if the argument is "-"."""
     try:
         text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
-        text.encode()  # raises an error if the text is not valid Unicode
+        text.encode()  # fails if the text is not valid Unicode
     except UnicodeError as reason:
         raise D5P4Error(f"the prompt is not valid text: {reason}") from None
     return text
 
 
 def load_model(name: str, device: str | None, dtype: str | None, shown: bool, mapped: bool = False) -> NativeModel:
-    """Call `d5p4.load` and show a message meanwhile."""
+    """Call `d5p4.load`, and show the message "loading ..." during the call."""
     import d5p4
 
     console = Console(stderr=True)
@@ -97,7 +98,7 @@ def run(model: Model, prompts: Any, label: str, shown: bool, **options: Any) -> 
     count = len(prompts) if prompts is not None else options.get("sets") or 1
     start = time.perf_counter()
     with warnings.catch_warnings(), bar(label, count, shown) as callback:
-        warnings.simplefilter("ignore", DuplicateAnswers)  # the commands print a note instead
+        warnings.simplefilter("ignore", DuplicateAnswers)  # the commands print a note instead of this warning
         result = d5p4.generate(model, prompts, callback=callback, **options)
     return result, time.perf_counter() - start
 
@@ -110,7 +111,7 @@ def print_json(value: Any) -> None:
 
 @contextmanager
 def joined(mesh: tuple[int, int] | None, timeout: float, device: str | None) -> Iterator[Mesh]:
-    """Yield the mesh of a job under torchrun. Only the rank that failed and rank 0 print an error."""
+    """Yield the mesh of a job under torchrun. If the job fails, only rank 0 and the rank that failed print the error."""
     from ..distributed import RankLost, connect
 
     ranks = connect(mesh, timeout, device)
@@ -120,5 +121,5 @@ def joined(mesh: tuple[int, int] | None, timeout: float, device: str | None) -> 
     except RankLost as error:
         if ranks.first or not error.reported:
             raise
-        time.sleep(1)  # when one rank exits, torchrun kills all ranks, so give the rank that failed time to print
+        time.sleep(1)  # torchrun kills all ranks when one exits, so let the failed rank print its error first
         raise typer.Exit(2) from None

@@ -1,4 +1,4 @@
-"""`d5p4 generate` writes k answers to a prompt, to each prompt of a file, or without a prompt."""
+"""`d5p4 generate` writes k answers to one prompt, to each prompt of a file, or to no prompt."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ def generate(
     prompt: Annotated[str | None, typer.Argument(help="The prompt; - reads standard input.")] = None,
     model: ModelName = DEFAULT_MODEL,
     file: Annotated[
-        Path | None, typer.Option("--file", "-f", help="File of prompts: JSON lines, or .txt with one per line.")
+        Path | None, typer.Option("--file", "-f", help="File of prompts: JSON lines, or .txt with one prompt per line.")
     ] = None,
     seed: Seed = None,
-    sets: Annotated[int | None, typer.Option(help="Sets of k answers without a prompt.", show_default=False)] = None,
+    sets: Annotated[
+        int | None, typer.Option(help="Number of sets of k answers, without a prompt.", show_default=False)
+    ] = None,
     json: Json = False,
     quiet: Quiet = False,
     plugin: Plugin = None,
@@ -47,7 +49,7 @@ def generate(
     shown = not (quiet or json)
     loaded = load_model(model, device, dtype, shown)
     prompts = [line.prompt for line in lines] or None
-    keys = [line.id for line in lines] or None  # the random numbers of a prompt also depend on its id
+    keys = [line.id for line in lines] or None  # the id of a prompt selects its random numbers
     try:
         result, seconds = run(loaded, prompts, "decoding", shown, sets=sets, seed=seed, keys=keys, **options)
     except D5P4Error as error:

@@ -39,7 +39,7 @@ def info(
 
 
 def describe(name: str, device: str | None = None, dtype: str | None = None) -> dict[str, Any]:
-    """Return facts about a checkpoint. Device and dtype are those that `d5p4.load` would choose."""
+    """Return facts about a checkpoint, with the device and dtype that `d5p4.load` would choose."""
     from ..models.checkpoint import weight_files
     from ..models.load import choose_device, choose_dtype, without_weights
 

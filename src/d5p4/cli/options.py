@@ -1,4 +1,4 @@
-"""The options of the commands that decode, made from the table in `d5p4.options` and the parameters of the methods.
+"""Make the options of the commands that decode from the table in `d5p4.options` and the parameters of the methods.
 
 `--help` shows the basic options, and `--help-all` shows all options. An option that the user does not give is not
 passed to the library, so the defaults and the error messages are those of the library.
@@ -44,7 +44,10 @@ Dtype = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress and no notes.")]
 Plugin = Annotated[list[str] | None, typer.Option(metavar="MODULE", help="Load a module that registers methods.")]
-Seed = Annotated[int | None, typer.Option(help="The same seed gives the same answers.", show_default=False)]
+Seed = Annotated[
+    int | None,
+    typer.Option(help="Seed of the random numbers. The same seed gives the same answers.", show_default=False),
+]
 
 Given = dict[str, Any]
 """The options of a decode that the user gave on the command line. `with_options` fills an argument of this type."""
@@ -53,7 +56,7 @@ OWN = "Parameters of methods"
 
 
 class Decoding(TyperCommand):
-    """A command whose `--help` shows the basic options, and whose `--help-all` shows all options, by group."""
+    """A command that decodes. `--help` shows the basic options, and `--help-all` shows the options of all groups."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         sections: dict[str, list[Any]] = {"Arguments": [], "Options": [], **{title: [] for title in GROUPS.values()}}
@@ -106,18 +109,19 @@ def typed(given: Given, methods: Iterable[str] = ()) -> dict[str, Any]:
 
 
 def flag(name: str) -> str:
-    """Return an option as the command line spells it."""
+    """Return the name of an option on the command line, such as --gen-length for gen_length."""
     return "--" + name.replace("_", "-")
 
 
 def plugins(args: list[str]) -> list[str]:
-    """Return the modules that --plugin names. They must be loaded first, because they may add options."""
+    """Return the modules that --plugin names. These modules are loaded before options are read, because they may add
+    options."""
     after = [args[i + 1] for i, arg in enumerate(args[:-1]) if arg == "--plugin"]
     return after + [arg.partition("=")[2] for arg in args if arg.startswith("--plugin=")]
 
 
 def _method_parameters() -> list[tuple[Parameter, list[str]]]:
-    """Return each parameter of the methods once, with the names of the methods that have it."""
+    """Return each parameter that a method has, together with the names of all methods that have this parameter."""
     users: dict[str, tuple[Parameter, list[str]]] = {}
     for method in METHODS.values():
         for name, parameter in method.parameters.items():
@@ -126,7 +130,7 @@ def _method_parameters() -> list[tuple[Parameter, list[str]]]:
 
 
 def _option(parameter: Parameter, panel: str | None, users: Iterable[str] = ()) -> inspect.Parameter:
-    """Make an option of the command line. Its value is read as text, so that the library checks the value."""
+    """Make an option of the command line. The option takes any text, because the library checks the value later."""
     name, switch = flag(parameter.name), parameter.kind is bool
     names = [parameter.option.flag] if parameter.option.flag else []
     made = typer.Option(
@@ -173,7 +177,7 @@ HELP_ALL = inspect.Parameter(
 
 
 def share(methods: str, given: Given) -> dict[str, dict[str, Any]]:
-    """Return the options for each of the named methods, in order. A parameter goes only to the methods that have it."""
+    """Return the options for each of the named methods, in order. A method gets only parameters that it has."""
     specs = [method_named(name.strip()) for name in methods.split(",") if name.strip()]
     if not specs:
         raise D5P4Error(

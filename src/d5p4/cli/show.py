@@ -1,4 +1,4 @@
-"""Shows answers to people: tables on standard output, notes on standard error."""
+"""Shows answers as tables on standard output, and notes on standard error."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from rich.text import Text
 if TYPE_CHECKING:
     from ..record import Answers
 
-# Control characters except tab and line feed, line and paragraph separators, direction overrides, half surrogate pairs.
+# Matches control characters (except tab and line feed), separators, direction overrides and half surrogate pairs.
 UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-NARROWEST = 24  # the smallest width of a column of text, in characters
+NARROWEST = 24  # a column of text has at least this width, in characters
 
 
 def visible(text: str) -> str:
-    """Write invisible characters as escapes, so that a text cannot disturb the terminal."""
+    """Replace invisible characters of a text by escapes, so that the text cannot disturb the terminal."""
     text = text.replace("\r\n", "\n").expandtabs(4)
     return UNSEEN.sub(lambda match: match.group().encode("unicode_escape", "surrogatepass").decode(), text)
 
 
 def answer_text(text: str) -> Text:
-    """Return an answer for a cell of a table, with its line breaks but without blank lines at its start and end."""
+    """Return an answer as the text of a table cell. Blank lines at the start and the end of the answer are removed."""
     lines = [line.rstrip() for line in visible(text).split("\n")]
     shown = "\n".join(lines).strip("\n")
     return Text(shown) if shown.strip() else Text("white space only" if text else "empty", style="dim italic")
@@ -41,7 +41,7 @@ def facts_line(*facts: str) -> Text:
 
 
 def plain_table(*columns: str, wide: str = "") -> Table:
-    """Return a table without edges. Columns named in `wide` hold text, aligned left. The others are aligned right."""
+    """Return a table without edges. The columns that `wide` names are aligned left, and all other columns right."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", show_edge=False)
     for name in columns:
         text = name in wide.split(",")
@@ -50,12 +50,13 @@ def plain_table(*columns: str, wide: str = "") -> Table:
 
 
 def _takes_lines(texts: list[str], width: int) -> bool:
-    """Say whether any of the texts needs more than one line of this width."""
+    """Return whether any of the texts needs more than one line of this width."""
     return any("\n" in text.strip() or len(text) > width for text in texts)
 
 
 def answers_table(answers: Answers, width: int, right: Sequence[bool] | None = None) -> Table:
-    """Return a table of answers by rank, marked right or wrong if known. Long answers have lines between them."""
+    """Return a table of the answers, best first. If `right` is given, a column says which answers are right. There are
+    lines between long answers."""
     table = plain_table("#", "score", "distance", *(["right"] if right is not None else []), "answer", wide="answer")
     table.show_lines = _takes_lines(answers.texts, width - NARROWEST)
     for rank, text in enumerate(answers.texts):
@@ -70,7 +71,7 @@ def mark(right: bool) -> Text:
 
 
 def print_prompt(console: Console, prompt: str | list[dict[str, Any]] | None, name: str | int | None = None) -> None:
-    """Print a prompt, cut to one line, as the heading of its answers."""
+    """Print a prompt, shortened to one line, as the heading of its answers."""
     text = "unconditional" if prompt is None else prompt if isinstance(prompt, str) else prompt[-1]["content"]
     words = " ".join(visible(text).split()) or "empty prompt"
     heading = words if name is None else f"{visible(str(name))}  {words}"
@@ -78,7 +79,8 @@ def print_prompt(console: Console, prompt: str | list[dict[str, Any]] | None, na
 
 
 def side_by_side(columns: list[tuple[str, list[str], Sequence[bool] | None]], console: Console) -> list[Table]:
-    """Return the columns of texts as one table, or as several if the terminal is too narrow. Mark wrong texts."""
+    """Return a table with one column of texts per entry, or several tables if the terminal is too narrow. Wrong texts
+    are marked."""
     count = max(1, console.width // (NARROWEST + 2))
     tables = []
     for start in range(0, len(columns), count):
@@ -95,11 +97,11 @@ def side_by_side(columns: list[tuple[str, list[str], Sequence[bool] | None]], co
 
 
 def _marked(text: str, right: Sequence[bool] | None, rank: int) -> Text:
-    """Return an answer for a cell, followed by "(wrong)" if it is wrong."""
+    """Return an answer as the text of a table cell. "(wrong)" follows a wrong answer."""
     cell = answer_text(text)
     return cell if right is None or right[rank] else Text.assemble(cell, (" (wrong)", "red"))
 
 
 def note(text: str) -> None:
-    """Print a note of one line on standard error."""
+    """Print a note in one line on standard error."""
     Console(stderr=True).print(Text.assemble(("note: ", "yellow"), text), soft_wrap=True)

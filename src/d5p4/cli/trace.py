@@ -1,4 +1,4 @@
-"""`d5p4 trace` records how the answers to a prompt were made, as a page that needs no server, or as JSON."""
+"""`d5p4 trace` records how the answers to a prompt were made, as an HTML page that needs no server, or as JSON."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def trace(
     traces: list[dict[str, Any]] = []
     for method, chosen in own.items():
         with warnings.catch_warnings(), bar(method, 1, not quiet) as callback:
-            warnings.simplefilter("ignore", DuplicateAnswers)  # the page shows duplicates
+            warnings.simplefilter("ignore", DuplicateAnswers)  # the page shows which answers are equal
             traces.append(view.trace(loaded, prompt, callback=callback, **chosen | {"method": method, "seed": seed}))
         seed = traces[-1]["seed"]
     try:
@@ -64,7 +64,7 @@ def trace(
 
 
 def check_place(path: Path) -> None:
-    """Raise an error if a file cannot be written. This is checked before any work is done."""
+    """Raise an error if the file `path` cannot be written. The command checks this before it loads the model."""
     if path.suffix.lower() not in SUFFIXES:
         raise D5P4Error(f"the name of the output file {path} must end in .html (a page) or .json")
     if path.is_dir():

@@ -1,4 +1,4 @@
-"""Decoding by many processes (ranks) that torchrun starts. Ranks divide the prompts, or the groups of one prompt.
+"""Decode with many processes (ranks), which torchrun starts. Ranks divide the prompts, the rows of each pool, or both.
 
 In this example, eight ranks form four pairs, and each pair decodes its own prompts:
 

@@ -1,8 +1,9 @@
-"""The mesh of a job: its ranks form `data` groups of `beam` ranks. Groups divide the prompts.
+"""A mesh arranges the ranks of a job in `data` groups of `beam` ranks each.
 
-The ranks of a group divide the rows of each pool. A rank's number is group * beam + its place in the group, so the
-ranks of a group are usually on the same host. Groups work independently. They take numbers of prompts from a counter in
-the store, a small database that all ranks reach through torchrun, and wait for each other at the end.
+The groups divide the prompts. The ranks of a group divide the rows of each pool. The ranks of a group have consecutive
+numbers, so they are usually on the same host. The store is a small key-value server that all ranks can reach. Groups
+work independently: they take the numbers of their batches from a counter in the store, and wait for each other only at
+the end.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from ..store import write_text
 from .spread import SpreadBeams
 from .watchdog import CURE, RankLost, Watchdog, failure_key, in_short
 
-POLL, POLL_MOST = 0.02, 0.5  # seconds between two queries of the store, at first and after a long wait
-PIECE = 1 << 20  # bytes per value in the store, which refuses large values
-WORD = "ranks.word"  # the file with which ranks check that they see the same folder
-PATIENCE = 20.0  # seconds after which a file that rank 0 has written must be visible to all ranks
-_calls = count()  # numbers the calls of `connect`; all ranks make the same calls
+POLL, POLL_MOST = 0.02, 0.5  # a rank that waits asks the store at first every 0.02 s, and later every 0.5 s
+PIECE = 1 << 20  # a value in the store has at most this many bytes; larger values are split
+WORD = "ranks.word"  # the name of the file by which ranks check that they see the same folder
+PATIENCE = 20.0  # all ranks must see a file at most this many seconds after rank 0 has written it
+_calls = count()  # the number of the next call of `connect`, which is the same on all ranks
 
 
 class Mesh:
@@ -43,7 +44,7 @@ class Mesh:
     data = beam = world = 1
     rank = 0
     beams: Beams = ALONE
-    device: torch.device | None = None  # the device for this rank's model; None means that the caller decides
+    device: torch.device | None = None  # the device for this rank's model, or None if the caller may choose
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
@@ -54,11 +55,11 @@ class Mesh:
 
     @property
     def leader(self) -> bool:
-        """Whether this rank prints and writes for its group."""
+        """Whether this rank is the one that prints and writes for its group."""
         return self.beams.rank == 0
 
     def ticket(self, name: str) -> int:
-        """Return the next number of a counter 0, 1, 2, ... that all groups share. Each number goes to one group."""
+        """Return the next number 0, 1, 2, ... of a counter that all groups share. A number is never returned twice."""
         return self.count(name, 1) - 1
 
     def count(self, name: str, more: int = 0) -> int:
@@ -67,20 +68,20 @@ class Mesh:
         return self._counts[name]
 
     def share(self, value: Any) -> Any:
-        """Return the value that rank 0 passes. All ranks must call this method."""
+        """Return, on all ranks, the value that rank 0 passes to this method. All ranks must call the method."""
         return value
 
     def meet(self) -> None:
         """Wait until all ranks have called this method."""
 
     def beat(self) -> None:
-        """Report that this rank makes progress. The job ends if a rank reports nothing for longer than the timeout."""
+        """Report that this rank makes progress. The job ends if a rank reports none for longer than the timeout."""
 
     def fail(self, error: BaseException) -> None:
         """Tell the other ranks that this rank stops because of an error."""
 
     def close(self) -> None:
-        """Wait until all ranks are done, then leave the mesh, which cannot be used afterwards."""
+        """Wait until all ranks have called this method, and leave the mesh. The mesh cannot be used afterwards."""
 
     def __enter__(self) -> Mesh:
         return self
@@ -93,7 +94,7 @@ class Mesh:
 
 
 class Ranks(Mesh):
-    """The mesh of several processes, as one of them sees it."""
+    """The mesh of several processes. Each process has its own object of this class."""
 
     def __init__(self, data: int, beam: int, rank: int, store: dist.Store, watchdog: Watchdog, name: str) -> None:
         super().__init__()
@@ -136,7 +137,7 @@ class Ranks(Mesh):
         if self._left:
             return
         reason = f"rank {self.rank} gave up: {str(error) or type(error).__name__}"
-        with suppress(RuntimeError):  # the process that runs the store may have ended
+        with suppress(RuntimeError):  # raised if the process that runs the store has ended
             self._store.compare_set(failure_key(self._name), "", reason)
         self._leave()
 
@@ -145,7 +146,8 @@ class Ranks(Mesh):
         self._leave()
 
     def _leave(self) -> None:
-        """Leave the mesh. Rank 0, whose process may run the store, waits up to 5 seconds for the others to leave."""
+        """Leave the mesh. Rank 0 waits up to 5 seconds until the other ranks have left, because its process may run the
+        store."""
         if self._left:
             return
         self._left = True
@@ -182,7 +184,7 @@ class Ranks(Mesh):
 
 @contextmanager
 def at_work(mesh: Mesh) -> Iterator[None]:
-    """Report progress in the background during work that cannot report it itself, such as loading a model.
+    """Report progress in the background during work that cannot report its progress, such as loading a model.
 
     However long the work takes, the rank does not count as hanging while its process lives.
     """
@@ -205,7 +207,7 @@ def at_work(mesh: Mesh) -> Iterator[None]:
 
 
 def check_shared(folder: Path, mesh: Mesh, option: str) -> None:
-    """Check that all ranks see the same folder. All ranks must call this. The error message names the `option`."""
+    """Raise an error if not all ranks see the same folder. The error names the `option`. All ranks must call this."""
     if mesh.world == 1:
         return
     file, word = folder / WORD, mesh.share(secrets.token_hex(8))
@@ -233,13 +235,14 @@ def _reads(file: Path, word: str) -> bool:
 
 
 def connect(mesh: tuple[int, int] | None = None, timeout: float = 600.0, device: str | None = None) -> Mesh:
-    """Return the mesh of this job, from the environment variables that torchrun sets, or the mesh of a single process.
+    """Return the mesh of this job. Under torchrun it has all ranks, and otherwise only this process.
 
     mesh     (data, beam), whose product is the number of ranks. The default is (number of ranks, 1)
-    timeout  the job ends when a rank makes no progress for this number of seconds
+    timeout  the job ends if a rank makes no progress for this number of seconds
     device   "cuda" or "cpu". The default is this rank's GPU, or the CPU if there is no GPU
 
-    Ranks exchange large tensors by NCCL if every rank of a host has its own GPU, else by gloo through host memory.
+    Ranks exchange large tensors by NCCL if every rank of a host has its own GPU. Otherwise they use gloo, which copies
+    tensors through the memory of the host.
     """
     if not timeout > 0:
         raise D5P4Error(f"timeout={timeout:g} must be a positive number of seconds")
@@ -255,9 +258,9 @@ def connect(mesh: tuple[int, int] | None = None, timeout: float = 600.0, device:
     if world == 1:
         return Mesh()
     place = _own_device(device)
-    # The store keeps the keys of earlier calls, and of earlier starts by torchrun, so every call has its own prefix.
+    # The store still has the keys of earlier calls and of earlier starts by torchrun, so each call has its own prefix.
     name = f"d5p4/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{next(_calls)}"
-    wait = timedelta(seconds=timeout + 30)  # longer than the timeout of the watchdog, because its message says more
+    wait = timedelta(seconds=timeout + 30)  # longer than the watchdog's timeout, so that its message comes first
 
     host, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), _number("MASTER_PORT", 29500)
 
@@ -274,7 +277,7 @@ def connect(mesh: tuple[int, int] | None = None, timeout: float = 600.0, device:
     watchdog.start()
     ranks = Ranks(data, beam, rank, store, watchdog, name)
     ranks.device = place
-    ranks.meet()  # otherwise a rank that starts late might find that the store has already ended
+    ranks.meet()  # otherwise the store might end before the last rank has connected
     if beam > 1:
         ranks.beams = _spread(ranks, dist.PrefixStore(name, store), place, wait, watchdog)
     return ranks
@@ -297,7 +300,7 @@ def _spread(mesh: Mesh, store: dist.Store, device: torch.device, wait: timedelta
 
 @cache
 def _served(host: str, port: int) -> dist.TCPStore:
-    """Start the store in this process. It runs until the process ends."""
+    """Start the store in this process. The store runs until the process ends."""
     return dist.TCPStore(host, port, is_master=True, wait_for_workers=False)
 
 

@@ -1,11 +1,12 @@
 """Spreads the rows of one prompt's pool over R ranks. `d5p4.beams` says which rank holds which rows.
 
-Hidden states stay on their rank. For the similarity, each rank receives one slice of the features of every distinct row
-and multiplies that slice. Then the N x N products of all slices are summed. Scores and hashes are gathered, and the
-first rank's choice of parents is broadcast. With a method that has no partition into groups, the children of a parent
-may belong to another rank. Then the rank that holds the parent draws the children and sends their tokens.
+Hidden states stay on the rank that computed them. For the similarity, each rank receives one slice of the features of
+every distinct row and computes the N x N products of these slices. The sum of the products over all ranks gives the
+similarity. Scores and hashes are gathered on all ranks, and the first rank broadcasts its choice of parents. If the
+method does not divide the pool into groups, the rank that draws the children of a parent may not be the rank that holds
+them in the next pool. Then the tokens of the children are exchanged.
 
-All ranks make the same calls in the same order. Before each exchange they vote, on the host: a rank that failed (out of
+All ranks make the same calls in the same order. Before each exchange all ranks vote: a rank that has failed (out of
 memory, logits that are not finite) reports its error in the vote, and all ranks raise that error.
 """
 
@@ -28,12 +29,12 @@ from ..ops.ties import first_equal
 from ..types import Choice
 from .watchdog import CURE, RankLost, Watchdog, in_short
 
-KNOWN = "known_to_all_ranks"  # marks an error that all ranks know; a list of such errors would keep tensors alive
+KNOWN = "known_to_all_ranks"  # an attribute that marks errors that all ranks know
 
 
 class SpreadBeams(Beams):
-    """The `ranks` that share each pool. They exchange small tensors in the process group `host` (gloo), and large
-    tensors on the device in the group `fast` (NCCL), if it is given."""
+    """Spreads each pool over `ranks`. The ranks exchange tensors on the host by the process group `host` (gloo), and
+    tensors on the GPU by the process group `fast` (NCCL) if it is given."""
 
     def __init__(
         self,
@@ -45,7 +46,7 @@ class SpreadBeams(Beams):
     ) -> None:
         self.ranks, self.size, self.rank = ranks, len(ranks), rank
         self._host, self._fast, self._watchdog = host, fast, watchdog
-        self.sent: Counter[str] = Counter()  # the bytes that this rank has sent, by kind of data
+        self.sent: Counter[str] = Counter()  # the number of bytes that this rank has sent, by kind of data
 
     def check(self, k: int, pool_size: int, **refused: Any) -> None:
         for name, value in (("k", k), ("pool", pool_size)):
@@ -116,7 +117,7 @@ class SpreadBeams(Beams):
         with self._exchange("parents", parents, share=self.size - 1 if self.rank == 0 else 0):
             dist.broadcast(shape, self.ranks[0], self._host)
             count, children = shape.tolist()
-            if count != parents.shape[1]:  # rounding differs between ranks, so the first rank may choose differently
+            if count != parents.shape[1]:  # because of rounding, the first rank may choose other parents
                 parents = parents.new_empty(len(parents), count)
             dist.broadcast(parents, self.ranks[0], self._host)
         return Choice(parents.to(choice.parents.device), children)
@@ -131,14 +132,15 @@ class SpreadBeams(Beams):
     def together(self) -> Iterator[None]:
         try:
             yield
-            self._vote(None)  # wait until all ranks have succeeded, or raise the error of a rank that failed
+            self._vote(None)  # waits for all ranks, and raises the error of a rank that failed
         except Exception as error:
             if not isinstance(error, RankLost) and not getattr(error, KNOWN, False):
                 self._vote(error)
             raise
 
     def _vote(self, error: Exception | None) -> None:
-        """Report this rank's error, or None. If ranks report errors, all ranks raise the error of the first of them."""
+        """Report the error of this rank, or None. If any rank reports an error, all ranks raise the error of the first
+        rank that reports an error."""
         failed = torch.tensor([0 if error is None else 1])
         failures: list[Any] = [None] * self.size
         with self._connected():
@@ -168,14 +170,15 @@ class SpreadBeams(Beams):
         return result.to(x.device)
 
     def _ready(self, x: Tensor) -> tuple[Tensor, dist.ProcessGroup]:
-        """Return x and the process group that can send x. For the gloo group, x is copied to the host."""
+        """Return x, and the process group that can send x. For gloo, x is first copied to the host."""
         if x.is_cuda and self._fast is not None:
             return x.contiguous(), self._fast
         return x.cpu().contiguous(), self._host
 
     @contextmanager
     def _exchange(self, what: str, sent: Tensor | None = None, share: float = 1.0) -> Iterator[None]:
-        """Wrap a collective operation, after a vote whether a rank has failed. This rank sends `share` times `sent`."""
+        """Vote whether a rank has failed. If none has, run the block, which is a collective operation. This rank sends
+        `share` times the bytes of `sent` in the block, and these bytes are counted."""
         self._vote(None)
         if sent is not None:
             self.sent[what] += round(sent.numel() * sent.element_size() * share)
@@ -201,14 +204,14 @@ class SpreadBeams(Beams):
 
 
 class _DistinctRows(NamedTuple):
-    """The distinct rows of the pools: of equal rows, only the first. The rows are listed rank by rank."""
+    """A list of the distinct rows of all pools, ordered by rank. Of equal rows, only the first is in the list."""
 
-    held_by: list[tuple[Tensor, Tensor]]  # for each rank, the prompts and (local) rows of the distinct rows it holds
-    slot: Tensor  # [P, N], for each row of the pools the place of the equal distinct row in the list
+    held_by: list[tuple[Tensor, Tensor]]  # for each rank, the prompt and local index of its distinct rows
+    slot: Tensor  # [P, N] for each row of a pool, the index in the list of the distinct row that equals it
 
     @staticmethod
     def of(first: Tensor, ranks: int) -> _DistinctRows:
-        """`first` [P, N] holds for each row the index of the first row in its pool that equals the row."""
+        """Make the list. `first` [P, N] holds, for each row, the index of the first equal row in the same pool."""
         prompts, size = first.shape
         is_first = (first == torch.arange(size, device=first.device)).view(prompts, ranks, -1).transpose(0, 1)
         place = (is_first.flatten().cumsum(0) - 1).view(ranks, prompts, -1).transpose(0, 1).reshape(prompts, size)
@@ -217,7 +220,7 @@ class _DistinctRows(NamedTuple):
 
 
 class _Failure(NamedTuple):
-    """The plain values of an error, which can be sent to other ranks."""
+    """The parts of an error that can be sent to other ranks: its kind, its message and its prompts."""
 
     kind: str
     reason: str

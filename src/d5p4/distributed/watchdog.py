@@ -1,11 +1,12 @@
-"""Ends a job in which a rank has died or hangs, within a set time and with a message that names the rank.
+"""Ends a job if one of its ranks has died or hangs. The job ends within a timeout, with a message that names the rank.
 
-Every rank publishes a pulse in the store: a count that grows while its process lives, and whether its main thread waits
-for other ranks or works (with a count of its steps). Every rank watches the pulse of the next rank. A rank is at fault
-when its pulse stops, when its process ends without leaving the mesh, or when its main thread works but makes no step. A
-rank that waits is never at fault. The complaint is written into the store, where all ranks read it. Ranks that wait
-stop at once, and ranks that work may finish their current work within the timeout. The store may also hang, together
-with the process that runs it. Therefore only one thread talks to the store, and a second thread watches the first.
+Every rank writes a pulse into the store. The pulse is a count that grows while the process of the rank lives. Beside
+the count, the pulse says whether the main thread waits for other ranks or works, and how many steps it has made. Every
+rank watches the pulse of the next rank. A rank is at fault if its pulse stops, if its process ends without leaving the
+mesh, or if its main thread works but makes no step. A rank that waits is never at fault. The rank that notices a fault
+writes a complaint into the store, and all ranks read the complaint. Ranks that wait stop at once. Ranks that work may
+finish their current work within the timeout. The store hangs if the process that runs the store hangs. Therefore only
+one thread of each rank talks to the store, and a second thread watches the first thread.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from ..errors import D5P4Error
 CURE = "finished work is kept: start the same command again"
 UNFINISHED = 3
 """The exit code of a rank that stops because another rank is at fault."""
-GONE = "gone"  # the pulse of a rank that has finished
+GONE = "gone"  # a rank that leaves the mesh writes this instead of a pulse
 
 
 class RankLost(D5P4Error):
-    """Another rank has died, hangs or has stopped. `reported` says that the other rank prints the reason itself."""
+    """Another rank has died, hangs or has stopped. `reported` says whether that rank itself prints the reason."""
 
     def __init__(self, reason: str, reported: bool = False) -> None:
         super().__init__(reason)
@@ -38,13 +39,13 @@ class RankLost(D5P4Error):
 
 
 def in_short(error: BaseException) -> str:
-    """Return the first line of an error's message, without a source location in brackets, or the type of the error."""
+    """Return the first line of an error's message without a leading part in brackets, or the type if it is empty."""
     lines = str(error).strip().splitlines()
     return (re.sub(r"^\[[^\]]*\]\s*", "", lines[0]) if lines else "")[:160] or type(error).__name__
 
 
 class Watchdog:
-    """Watches the next rank. `connect` returns a new client of the store for the thread that talks to the store."""
+    """Watches the next rank. `connect` must return a new client of the store, which only one thread uses."""
 
     def __init__(self, connect: Callable[[], TCPStore], rank: int, world: int, timeout: float, name: str) -> None:
         self.rank, self.world, self.timeout, self.name = rank, world, timeout, name
@@ -52,7 +53,7 @@ class Watchdog:
         self._interval = min(5.0, timeout / 8)
         self._steps = 0
         self._waiting = 0
-        self._asked = time.monotonic()  # when the store last answered
+        self._asked = time.monotonic()  # the time at which the store last answered
         self._closed = threading.Event()
         self._deserted = False
         self._store: TCPStore | None = None
@@ -65,13 +66,13 @@ class Watchdog:
         atexit.register(self._desert)
 
     def _desert(self) -> None:
-        """Report, when the process exits, that this rank has not left the mesh."""
+        """When the process exits, report if this rank has not left the mesh."""
         if not self._closed.is_set():
             self._deserted = True
             self.close()
 
     def close(self) -> None:
-        """Stop both threads. The interpreter would crash if a thread used the store while the interpreter exits."""
+        """Stop both threads. Otherwise a thread could use the store while the interpreter exits, which would crash."""
         self._closed.set()
         for thread in self._threads:
             thread.join(timeout=5)
@@ -135,7 +136,7 @@ class Watchdog:
         text = f"error: rank {self.rank} of {self.world} stops: {complaint}; {CURE}\n"
         os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, text.encode())
         if self.rank == 0:
-            time.sleep(1)  # the store may end with this process, so give the other ranks time to read the complaint
+            time.sleep(1)  # the store may end with this process, so other ranks get time to read the complaint
         os._exit(UNFINISHED)
 
 
@@ -145,7 +146,7 @@ def failure_key(name: str) -> str:
 
 
 class _Heard:
-    """The last pulse of the watched rank, and when it last changed, measured by the clock of this process."""
+    """The last pulse of the watched rank, and the time of its last change by the clock of this process."""
 
     def __init__(self, now: float) -> None:
         self._pulse, self._state = "", "starts"

@@ -2,8 +2,8 @@
 
     python -m d5p4.integrations.lm_eval --model d5p4 --model_args pretrained=countdown,k=4,w=4 --tasks ...
 
-A task with `repeats: r` asks for r answers to each prompt, and one decode gives k = r different answers. A task without
-repeats gets the best of k answers, where model_args set k (1 by default). See docs/lm-eval.md.
+A task with `repeats: r` asks for r answers to each prompt. One decode with k = r gives these answers. A task without
+repeats gets the best of k answers. This k comes from model_args and is 1 by default. See docs/lm-eval.md.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ..prompts import default_length, encode
 from ..types import Model, Snapshot
 
 try:
-    import lm_eval.models  # noqa: F401  # the harness registers its own models only while its registry is empty
+    import lm_eval.models  # noqa: F401  # the harness registers its models only into an empty registry
     from lm_eval.api.model import LM
     from lm_eval.api.registry import MODEL_REGISTRY, register_model
     from lm_eval.utils import simple_parse_args_string
@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Question:
-    """One prompt of a task. One decode answers all requests that repeat this prompt."""
+    """One prompt of a task. A single decode answers all requests that repeat this prompt."""
 
     places: list[int]  # the indices of the requests that repeat the prompt
     args: tuple[str, Mapping[str, Any]]  # the prompt, and the task's generation_kwargs
@@ -72,8 +72,8 @@ class D5P4LM(LM):
     device, dtype, tokenizer   see `d5p4.load`
     seed          the seed of all decodes and likelihoods
     mc_samples    the number of random masks per likelihood
-    greedy_check  whether `loglikelihood` checks if greedy decoding writes the continuation. Without this
-                  check, `loglikelihood` reports False
+    greedy_check  whether `loglikelihood` checks that greedy decoding writes the continuation. Without the check,
+                  `loglikelihood` reports False
     plugin        the names of modules that register methods, joined by +
     decoding      the options of docs/options.md and the parameters of the method. Windows are written START:STOP. k
                   (1 by default) applies to tasks without repeats. For other tasks, k is the number of repeats
@@ -118,7 +118,7 @@ class D5P4LM(LM):
 
     @classmethod
     def create_from_arg_obj(cls, arg_dict: Mapping[str, Any], additional_config: Any = None) -> D5P4LM:
-        """Create the model. model_args override the harness's own options, where the default device is cuda:0."""
+        """Create the model. model_args override the options of the harness, whose default device is cuda:0."""
         options = {name: value for name, value in (additional_config or {}).items() if value is not None}
         if str(options.get("device")).startswith("cuda") and not torch.cuda.is_available():
             log.info("CUDA is not available, so --device %s is ignored", options.pop("device"))
@@ -147,14 +147,15 @@ class D5P4LM(LM):
                 prompts = [ids for _, ids in members]
                 result = generate(self.model, prompts, seed=self.seed, chat=False, callback=callback, **settings)
                 for (question, _), texts in zip(members, result.texts, strict=True):
-                    for place, text in zip(question.places, texts, strict=False):  # a single request gets the best of k
+                    for place, text in zip(question.places, texts, strict=False):  # one request gets the best text
                         answers[place] = question.cut(text)
                     if len(question.places) == 1:
                         self.cache_hook.add_partial("generate_until", question.args, answers[question.places[0]])
         return answers
 
     def _check_cache(self, questions: Sequence[Question]) -> None:
-        """Refuse a cache for repeats: the harness caches one answer per prompt and would return that answer r times."""
+        """Raise an error if a cache is used with repeats. The harness caches one answer per prompt and would return this
+        answer for all repeats."""
         caching = getattr(self.cache_hook, "dbdict", None) is not None
         repeats = [len(q.places) for q in questions if len(q.places) > 1 and not q.task.get("do_sample")]
         if caching and repeats:
@@ -164,7 +165,7 @@ class D5P4LM(LM):
             )
 
     def _settings_for(self, question: Question) -> dict[str, Any]:
-        """Return the options of one decode. The task may add options to model_args if k is 1."""
+        """Return the options for decoding one question. If k is 1, the task may add options to those of model_args."""
         settings = dict(self.decoding)
         if len(question.places) > 1:
             settings["k"] = len(question.places)
@@ -172,14 +173,14 @@ class D5P4LM(LM):
             return settings
         task = dict(question.task)
         if task.get("do_sample") is False or ("do_sample" not in task and "temperature" not in task):
-            task["temperature"] = 0.0  # in these two ways the harness asks for greedy decoding
+            task["temperature"] = 0.0  # a task without sampling asks for greedy decoding
         return {name: task[name] for name in TASK_MAY_SET if task.get(name) is not None} | settings
 
     def _fit(self, question: Question, fixed: int | None) -> tuple[list[int], int]:
         """Return the prompt's token ids and an answer length that fit the model.
 
-        A length from model_args stays. Any other length shrinks for a long prompt, down to half of the model's length.
-        If the prompt is still too long, its beginning is cut off, as with the harness's other models.
+        A length from model_args is used unchanged. Any other length is reduced for a long prompt, but not below half of
+        the model's length. If the prompt is still too long, its beginning is cut off, as in the harness's other models.
         """
         ids = encode(self.model, question.args[0], False)
         longest = self.model.max_length
@@ -198,21 +199,22 @@ class D5P4LM(LM):
     # likelihood
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Return per request a bound on log p(continuation | context) in nats, and the result of the greedy check."""
+        """Return for each request a bound on log p(continuation | context) in nats and the result of the greedy check."""
         pairs = [self._pair(request.args, number) for number, request in enumerate(requests)]
         greedy = self._greedy(pairs) if self.greedy_check else [not after for _, after in pairs]
         values = ((self._bound(*pair), is_greedy) for pair, is_greedy in zip(pairs, greedy, strict=True))
         return self._collect("loglikelihood", requests, values, disable_tqdm)
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """Return bounds on log p(text) in nats. The bound of a long text is a sum over pieces of the model's length."""
+        """Return bounds on log p(text) in nats. A text that is too long for the model is cut into pieces, and the bounds
+        of the pieces are added."""
         size = self.model.max_length
         texts = (encode(self.model, request.args[0], False) for request in requests)
         values = (sum(self._bound([], ids[at : at + size]) for at in range(0, len(ids), size)) + 0.0 for ids in texts)
         return self._collect("loglikelihood_rolling", requests, values, disable_tqdm)
 
     def _collect(self, kind: str, requests: Sequence[Any], values: Iterator[Any], disable_tqdm: bool) -> list[Any]:
-        """Compute one value per request, and add each value at once to the harness's cache."""
+        """Compute the values of all requests. Each value is added to the harness's cache as soon as it is computed."""
         computed = []
         with _bar(len(requests), "d5p4 likelihoods", disable_tqdm) as bar:
             for request, value in zip(requests, values, strict=True):
@@ -222,13 +224,14 @@ class D5P4LM(LM):
         return computed
 
     def _pair(self, args: tuple[str, str], number: int) -> tuple[list[int], list[int]]:
-        """Return the token ids of context and continuation. Spaces between the two belong to the continuation."""
+        """Return the token ids of context and continuation. Spaces at the end of the context are moved to the
+        continuation."""
         context, continuation = args
         stripped = context.rstrip()
         continuation = context[len(stripped) :] + continuation
         before = encode(self.model, stripped, False)
         whole = encode(self.model, stripped + continuation, False)
-        separate = whole[: len(before)] == before  # False if one token spans the end of the context
+        separate = whole[: len(before)] == before  # False if a token spans the border between context and continuation
         after = whole[len(before) :] if separate else encode(self.model, continuation, False)
         longest = self.model.max_length
         if len(after) > longest:
@@ -259,7 +262,7 @@ class D5P4LM(LM):
     # chat templates
 
     def apply_chat_template(self, chat_history: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
-        """Return the prompt for the next answer. Without a generation prompt, the last message begins that answer."""
+        """Return the conversation as a prompt. Without a generation prompt, the last message begins the answer."""
         messages = list(chat_history)
         beginning = "" if add_generation_prompt else messages.pop()["content"]
         text = self.model.tokenizer.chat(messages) if self.model.tokenizer is not None else None
@@ -315,11 +318,11 @@ def _bar(total: int, label: str, disabled: bool) -> Any:
 
 
 def _advance(bar: Any, shot: Snapshot) -> None:
-    bar.update(min(len(shot.prompts) / shot.steps, bar.total - bar.n))  # rounding must not exceed the total
+    bar.update(min(len(shot.prompts) / shot.steps, bar.total - bar.n))  # rounding must not move the bar too far
 
 
 def main() -> None:
-    """Run the harness's own command line, in which this model is registered."""
+    """Run the command line of the harness, with this model registered."""
     from lm_eval.__main__ import cli_evaluate
 
     try:
@@ -328,7 +331,7 @@ def main() -> None:
         sys.exit(f"d5p4: {reason}")
 
 
-if NAME not in MODEL_REGISTRY:  # later versions of the harness register the model themselves, by its entry point
+if NAME not in MODEL_REGISTRY:  # later versions of the harness have registered it already
     register_model(NAME)(D5P4LM)
 
 if __name__ == "__main__":

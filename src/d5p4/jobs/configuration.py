@@ -1,4 +1,4 @@
-"""The configuration of a run: all values that can change its answers. A run continues only if they are the same."""
+"""The configuration of a run holds all values that can change the answers. A run continues only with equal values."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from ..provenance import file_hash, weights_hash
 from ..types import Model
 
 SMALL_FILES = ("*.json", "*.txt", "*.jinja", "*.model")
-SAMPLES, SAMPLE_SIZE = 64, 1 << 16
+SAMPLES, SAMPLE_SIZE = 64, 1 << 16  # the number of blocks of a file that are hashed, and the bytes per block
 NOT_HASHED = ("input", "seed")
 
 
 def configuration(prepared: Prepared, input_hash: str, seed: int) -> dict[str, Any]:
-    """Return the values that the header of a run keeps. The next start compares them with its own."""
+    """Return the configuration, which the header of a run keeps. The next start must have the same configuration."""
     model, settings = prepared.model, prepared.settings.to_dict()
     if not prepared.settings.deterministic:
-        del settings["max_tokens_per_forward"]  # the size of a forward changes answers only by rounding
+        del settings["max_tokens_per_forward"]  # the size of a forward can change answers only by rounding
     configured = {
         "d5p4": __version__,
         "model": _model_hashes(model),
@@ -44,13 +44,13 @@ def configuration(prepared: Prepared, input_hash: str, seed: int) -> dict[str, A
 
 
 def settings_hash(configured: Mapping[str, Any]) -> str:
-    """Return a hash (12 hexadecimal digits) of the configuration without input and seed. Every output line has it."""
+    """Return a hash (12 hexadecimal digits) of the configuration without input and seed, for every output line."""
     hashed = {name: value for name, value in configured.items() if name not in NOT_HASHED}
     return _sha256(json.dumps(hashed, sort_keys=True))[:12]
 
 
 def _model_hashes(model: Model) -> dict[str, str]:
-    """Return hashes of the files if the model was loaded from a folder, and otherwise a hash of its parameters."""
+    """Return hashes of the model's files if the model was loaded from a folder, or else a hash of its parameters."""
     folder = _folder(model)
     if folder is None:
         return {"parameters": _parameters_hash(model)}
@@ -67,7 +67,7 @@ def _sha256(text: str) -> str:
 
 
 def _sample_hash(path: Path) -> str:
-    """Return a hash of blocks spread over the file, because two checkpoints may begin with the same bytes."""
+    """Return a hash of blocks from all parts of the file, because two checkpoints may begin with the same bytes."""
     size, digest = path.stat().st_size, hashlib.sha256()
     with path.open("rb") as file:
         for i in range(SAMPLES):

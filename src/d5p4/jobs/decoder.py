@@ -1,8 +1,9 @@
 """Decode batches one after the other within a token budget, and handle prompts that fail.
 
-The token budget limits each forward to the tokens that keep the device busy. A batch takes at most eight such forwards
-per step. A kill loses at most one batch per rank. On an H200 (docs/scale.md), a model of 8 B parameters reaches its
-full speed at 2,048 tokens per forward, and a model of 10 M parameters between 131,072 and 262,144.
+The token budget is the largest number of tokens per forward. It is just large enough to keep the device busy. A batch
+takes at most eight such forwards per step. If a rank is killed, at most one batch of this rank is lost. On an H200
+(docs/scale.md), a model of 8 B parameters reaches its full speed at 2,048 tokens per forward, and a model of 10 M
+parameters between 131,072 and 262,144.
 """
 
 from __future__ import annotations
@@ -24,20 +25,20 @@ NO_MEMORY = "there is too little memory for this prompt, even alone with one row
 
 
 class FullForward(NamedTuple):
-    """The size of a forward that keeps one kind of device busy."""
+    """The size that a forward must have to keep a kind of device busy."""
 
-    operations: float  # floating-point operations per forward
-    least: int  # the fewest tokens per forward
+    operations: float  # the number of floating-point operations per forward
+    least: int  # the number of tokens per forward is not set below this
 
 
 CUDA, OTHERS = FullForward(5e12, 8192), FullForward(4e10, 1024)
-MOST_TOKENS = 1 << 18
+MOST_TOKENS = 1 << 18  # the number of tokens per forward is not set above this
 
 
 def default_budget(model: Model, deterministic: bool = False) -> int:
-    """Return the tokens per forward, a power of two that depends on the size of the model and the kind of device.
+    """Return the token budget. It is a power of two that depends on the size of the model and the kind of device.
 
-    Deterministic forwards are padded to their full size, so their budget is smaller, down to a quarter.
+    Deterministic forwards are padded to their full size, so their budget is smaller, but at least a quarter.
     """
     module: Any = getattr(model, "module", model)
     weights = module.parameters() if isinstance(module, nn.Module) else [model.head.weight]
@@ -48,7 +49,7 @@ def default_budget(model: Model, deterministic: bool = False) -> int:
 
 
 class Planned(Protocol):
-    """A prompt of a batch. Error messages refer to the prompt by `name`."""
+    """A prompt of a batch. Error messages call the prompt by its `name`, such as "line 3"."""
 
     @property
     def request(self) -> Request: ...
@@ -59,27 +60,27 @@ class Planned(Protocol):
 
 Item = TypeVar("Item", bound=Planned)
 Attempt = Callable[[list[Item], Settings], Result]
-"""A function that decodes prompts together. It may raise `NonFiniteLogits` or `torch.OutOfMemoryError`."""
+"""A function that decodes prompts together. The function may raise `NonFiniteLogits` or `torch.OutOfMemoryError`."""
 
 
 @dataclass
 class Outcome(Generic[Item]):
-    """The prompts of a batch with their results or errors."""
+    """The prompts of a batch, each with its result or its error."""
 
-    answered: list[tuple[Item, Result, int]] = field(default_factory=list)  # the int is the prompt's index in Result
+    answered: list[tuple[Item, Result, int]] = field(default_factory=list)  # the int is the index in the result
     failed: list[tuple[Item, str]] = field(default_factory=list)
 
 
 class Decoder(Generic[Item]):
     """Decodes batches. When memory runs out, the token budget is halved for the rest of the run.
 
-    The division of prompts into batches stays the same. `patience` prompts may fail for lack of memory before the first
-    success. If more fail, something other than large prompts must fill the device, and `decode` raises an error.
+    The division of prompts into batches stays the same. `decode` raises an error if more than `patience` prompts fail
+    for lack of memory before any prompt succeeds, because then the cause cannot be a single large prompt.
     """
 
     def __init__(self, attempt: Attempt[Item], settings: Settings, patience: float = 0) -> None:
         self.attempt, self.settings, self.patience = attempt, settings, patience
-        self.halvings = 0
+        self.halvings = 0  # how often the token budget was halved
         self.too_large: set[int] = set()  # token budgets with which memory ran out in the last batch
         self.succeeded = False  # whether any prompt has been decoded
 
@@ -110,11 +111,11 @@ class Decoder(Generic[Item]):
                         "memory on the device, or use a smaller -k, -w or --gen-length"
                     )
                 outcome.failed.append((part[0], NO_MEMORY))
-                self.halvings = halvings_before  # undo the halvings, because no budget is small enough for this prompt
+                self.halvings = halvings_before  # no budget is small enough for this prompt, so undo the halvings
         return outcome
 
     def _try(self, part: list[Item]) -> Result | NonFiniteLogits | None:
-        """Return the result, an error that names the prompts at fault, or None if memory ran out."""
+        """Return the result, an error that names the prompts whose logits are not finite, or None if memory ran out."""
         settings = self.settings
         if self.halvings and not settings.deterministic:
             settings = replace(settings, max_tokens_per_forward=max(1, self._budget()))
@@ -123,9 +124,9 @@ class Decoder(Generic[Item]):
         except NonFiniteLogits as error:
             if not error.prompts:
                 raise
-            return NonFiniteLogits(str(error), error.prompts)  # the traceback of `error` would keep tensors alive
+            return NonFiniteLogits(str(error), error.prompts)  # the traceback of `error` keeps tensors alive
         except torch.OutOfMemoryError:
-            pass  # free memory after this block: inside it, the traceback keeps tensors alive
+            pass  # memory is freed below, because the traceback keeps tensors alive inside this block
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         return None

@@ -1,4 +1,4 @@
-"""The files that a run writes, and the steps with which the first rank begins and ends the run.
+"""The files that a run writes, and the work of the first rank at the start and the end of a run.
 
 Beside the output `answers.jsonl` there is a header, `answers.run.json`. The header holds the configuration, a record of
 every start and, at the end, the report. A run ends in four steps: write all lines into the output, mark the header as
@@ -31,14 +31,14 @@ from .rows import RowStore, StoredRows, Summary, differences
 
 OF_ANSWERS = ("answers", "tokens", "score", "distance", "distinct", "logdet", "rows", "rows_nominal", "nfe", "seed")
 OURS = ("line", "error", *OF_ANSWERS, "settings", "logprobs", "reveal_step", "given")
-DIGITS = 6
+DIGITS = 6  # floats in the output have this many significant digits
 IN_HEADER = {"output", "configuration", "starts", "finished"}
 
 
 def answer_line(source: PromptLine, result: Result, place: int, settings: str) -> bytes:
-    """Return the output line of prompt number `place` of a result. It has no times, so that a rerun writes equal bytes.
+    """Return the output line of prompt number `place` of a result. `settings` is the hash of the configuration.
 
-    The fields of the input line come first. `settings` is the hash of the configuration.
+    The fields of the input line come first. The line holds no times, so that a rerun writes the same bytes.
     """
     values = Answers(result, place).to_dict() | {"settings": settings}
     if result.logprobs is None:
@@ -54,16 +54,16 @@ def error_line(source: PromptLine | BadLine, error: str, settings: str) -> bytes
 
 
 def _input_fields(source: PromptLine | BadLine) -> dict[str, Any]:
-    """Return the fields of the input line. Fields whose names the output uses itself are put under `given`."""
+    """Return the fields of the input line. A field with the name of an output field is moved into the field `given`."""
     taken = {name: value for name, value in source.fields.items() if name in OURS}
     others = {name: value for name, value in source.fields.items() if name not in OURS}
     return others | ({"given": taken} if taken else {})
 
 
 def _rounded(value: Any) -> Any:
-    """Round floats to six significant digits, also inside lists. A float that is not finite becomes None."""
+    """Round a float, or all floats in a list, to six significant digits. Replace NaN and infinities by None."""
     if isinstance(value, float):
-        return finite(float(f"{value:.{DIGITS}g}") + 0.0)  # + 0.0 turns -0.0 into 0.0
+        return finite(float(f"{value:.{DIGITS}g}") + 0.0)  # adding 0.0 turns -0.0 into 0.0
     return [_rounded(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
@@ -78,7 +78,7 @@ def summarise(entry: Any) -> Summary | None:
 
 
 class Done:
-    """The set of finished lines of a file, as one bit per line. The bits are compressed for sending to other ranks."""
+    """The set of finished lines of a file, with one bit per line. It is compressed before it is sent to other ranks."""
 
     def __init__(self, last: int = 0, lines: Iterable[int] = ()) -> None:
         self._bits = bytearray(last // 8 + 1)
@@ -103,11 +103,11 @@ class Done:
 class Pace:
     """The progress of a run."""
 
-    total: int  # prompts in the file
-    before: int  # prompts finished by earlier starts
-    now: float  # prompts finished by this start, on all ranks; an unfinished prompt counts as a fraction
-    rows: float  # rows that went through the model in this start
-    seconds: float  # since this start began
+    total: int  # the number of prompts in the file
+    before: int  # the number of prompts that earlier starts finished
+    now: float  # the number of prompts that this start finished on all ranks, with fractions for unfinished prompts
+    rows: float  # the number of rows that went through the model in this start
+    seconds: float  # the time since this start began
 
     @property
     def prompts_per_second(self) -> float:
@@ -119,7 +119,7 @@ class Pace:
 
     @property
     def left(self) -> float | None:
-        """The seconds that the rest will take at this speed, or None while the speed is unknown."""
+        """The number of seconds until all prompts are finished at this speed, or None if the speed is not known yet."""
         rate = self.prompts_per_second
         return max(0.0, self.total - self.before - self.now) / rate if rate > 0 else None
 
@@ -128,17 +128,17 @@ class Pace:
 class Report:
     """The summary of a finished run."""
 
-    prompts: int  # lines of the output
-    now: int  # lines finished by this start
-    before: int  # lines finished by earlier starts
-    failed: int  # lines with an error instead of answers
+    prompts: int  # the number of lines of the output
+    now: int  # the number of lines that this start finished
+    before: int  # the number of lines that earlier starts finished
+    failed: int  # the number of lines with an error instead of answers
     distinct: float | None  # the share of answers that differ from the other answers to the same prompt
-    rows: int  # rows that went through the model for all answers
+    rows: int  # the number of rows that went through the model for all answers
     seconds: float  # the duration of this start
     prompts_per_second: float
     rows_per_second: float
     seed: int
-    settings: str  # the hash of the configuration, which is also in every line
+    settings: str  # the hash of the configuration, which is also in every output line
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -147,7 +147,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Start:
-    """The facts about this start that the first rank sends to the other ranks."""
+    """The values that the first rank sends to the other ranks at the beginning of a start."""
 
     number: int
     seed: int
@@ -160,7 +160,7 @@ class Start:
 
 
 class Output:
-    """The output, its header and its parts. Only the first rank uses this class, inside `RowStore.locked`."""
+    """The output file, its header and its parts. Only the first rank uses this class, inside `RowStore.locked`."""
 
     def __init__(self, store: RowStore, file: PromptFile, mesh: Mesh) -> None:
         self.store, self.file, self.mesh, self.path = store, file, mesh, store.output
@@ -169,7 +169,7 @@ class Output:
         self.notes: list[str] = []
 
     def _read_header(self) -> dict[str, Any]:
-        """Return the header (empty for a new run). Raise an error if another program or run made one of the files."""
+        """Return the header, which is empty for a new run. Raise an error if the files do not belong to this run."""
         path, output, parts = self.header_path, self.path, self.store.folder
         try:
             header: dict[str, Any] = read_json(path) or {}
@@ -188,7 +188,7 @@ class Output:
         return header
 
     def begin(self, prepared: Prepared, seed: int | None, retry_errors: bool) -> Start:
-        """Read the lines that earlier starts finished, and write this start into the header."""
+        """Read which lines earlier starts have finished, and add this start to the header."""
         header, mesh = self.header, self.mesh
         seed = chosen_seed(header["configuration"]["seed"] if header and seed is None else seed)
         configured = configuration(prepared, self.file.digest, seed)
@@ -233,7 +233,7 @@ class Output:
         return replace(start, finished=Done(self.file.last, lines), answered=stored.answered)
 
     def _check_size(self) -> None:
-        """Check that the output of a finished run still exists and has its size."""
+        """Raise an error if the output of a finished run is missing or has another size than the run wrote."""
         size = self.path.stat().st_size if self.path.is_file() else None
         if size != self.header.get("size"):
             what = "is gone" if size is None else f"has {size} bytes, but the run wrote {self.header.get('size')}"
@@ -243,7 +243,7 @@ class Output:
             )
 
     def end(self, start: Start, pace: Pace, too_large: list[int]) -> Report:
-        """Merge the parts into the output. `too_large` lists the token budgets with which memory ran out."""
+        """Merge the parts into the output. Return the report. `too_large` are the budgets with which memory ran out."""
         self.file.check_unchanged()
         stored = self.store.read(self.mesh.beat)
         if len(stored.places) != self.file.count:
@@ -281,7 +281,7 @@ class Output:
 
     def _notes(self, failed: int, too_large: list[int]) -> Iterator[str]:
         yield from self.notes
-        for name in ("machine", "torch", "max_tokens_per_forward"):  # these may change the last bits of a result
+        for name in ("machine", "torch", "max_tokens_per_forward"):  # these can change the last bits of results
             values = dict.fromkeys(str(start.get(name)) for start in self.header["starts"])
             if len(values) > 1:
                 yield f"the starts of this run had different values of {name}: {', '.join(values)}"
@@ -294,7 +294,7 @@ class Output:
 
 @contextmanager
 def writing(place: Path) -> Iterator[None]:
-    """Raise an error of the file system, such as a full disk, as a `D5P4Error` that says what to do."""
+    """Turn an error of the file system, such as a full disk, into a `D5P4Error` that says what to do."""
     try:
         yield
     except OSError as reason:

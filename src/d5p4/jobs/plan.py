@@ -1,7 +1,7 @@
-"""Divide a file of prompts into batches, which depend only on the file, the settings and the token budget.
+"""Divide a file of prompts into batches.
 
-A prompt is therefore always decoded together with the same other prompts, even if the run is interrupted or shared by
-several ranks.
+The division depends only on the file, the settings and the token budget. A prompt is therefore always decoded together
+with the same other prompts, even if the run is interrupted or shared by several ranks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..prompts import Prepared, Request
 from .reader import BadLine, PromptLine
 
 WINDOW = 1024
-"""The size of a window. A window is a run of lines that are sorted by length and divided into batches together."""
+"""The number of lines per window. The lines of a window are sorted by length together and then divided into batches."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,8 @@ class Work:
 
 
 def plan_work(lines: Iterable[PromptLine | BadLine], prepared: Prepared, bad_first: bool) -> Iterator[Work]:
-    """Yield the work of a file, window by window. `bad_first` puts the bad lines of a window before its batches."""
+    """Yield the work of a file, one window of lines after the other. With `bad_first`, the bad lines of a window come
+    before its batches, and otherwise after them."""
     rest = iter(lines)
     while window := list(islice(rest, WINDOW)):
         bad = [entry for entry in window if isinstance(entry, BadLine)]

@@ -26,7 +26,7 @@ class PromptLine:
 
 @dataclass(frozen=True)
 class BadLine:
-    """A line that holds no prompt that can be decoded."""
+    """A line without a prompt that can be decoded."""
 
     line: int
     error: str
@@ -34,10 +34,10 @@ class BadLine:
 
 
 class PromptFile:
-    """A file of prompts. The file is read once to count and hash its lines, and again at every iteration.
+    """A file of prompts. The constructor reads the file to count and hash its lines. Each iteration reads it again.
 
-    A `.txt` file has one prompt per line. Any other file has one JSON object per line. The object has
-    `prompt` (text) or `messages` (a conversation), optionally `id` (text or a whole number, unique in the file), and
+    A `.txt` file has one prompt per line. Any other file has one JSON object per line. The object has the field
+    `prompt` (text) or `messages` (a conversation). It may have `id` (text or a whole number, unique in the file) and
     any other fields. Blank lines are skipped.
     """
 
@@ -57,7 +57,7 @@ class PromptFile:
 
     def __iter__(self) -> Iterator[PromptLine | BadLine]:
         """Yield every line that is not blank, in order."""
-        first_line: dict[int, int] = {}  # maps the key of an id to the line that used it first
+        first_line: dict[int, int] = {}  # the number of the line in which each id came first, by the key of the id
         for number, raw in self._raw():
             if not raw.strip():
                 continue
@@ -78,7 +78,7 @@ class PromptFile:
         try:
             status = self.path.stat()
         except OSError:
-            return None  # reading the file will raise a clearer error
+            return None  # `_raw` will raise a clearer error
         return status.st_size, status.st_mtime_ns, status.st_ino
 
     def _raw(self) -> Iterator[tuple[int, bytes]]:
@@ -146,6 +146,6 @@ def _id_and_prompt(entry: dict[str, Any]) -> tuple[str | int | None, Any]:
 
 
 def _kind(value: Any) -> str:
-    """Return the name of a value's type in JSON."""
+    """Return a name for the JSON type of a value, such as "a list"."""
     names = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "null"}
     return names.get(type(value), "a number")

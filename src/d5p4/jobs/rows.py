@@ -1,9 +1,9 @@
-"""A store of rows that survive a kill. Rows are JSON lines, which any number of ranks and starts may write.
+"""A store of rows, which are JSON lines. Many ranks and starts may write rows, and a kill damages no finished row.
 
 During a run, each rank of each start appends to its own part, `OUT.parts/part-<start>-<rank>.jsonl`. No rank can damage
 the lines of another rank. At the end the parts are merged into the output OUT, and no part is removed before OUT is
-complete. If a kill cuts off a line, the line is ignored and its row counts as missing. A finished OUT may grow: the
-rows of OUT are read before the rows of new parts.
+complete. If a kill cuts off a line, the line is ignored and its row counts as missing. Rows may be added to a finished
+OUT: the rows of OUT are read first, and then the rows of the new parts.
 
 A store with a header writes the header as the first line of every file, and refuses files that have another header.
 If the name of OUT ends in `.xz`, OUT is compressed.
@@ -34,15 +34,15 @@ BUSY = (errno.EACCES, errno.EAGAIN, errno.EWOULDBLOCK)
 
 
 class Summary(NamedTuple):
-    """The part of a row that is kept in memory."""
+    """The values of a row that are kept in memory."""
 
     key: Any
     facts: Any
-    failed: bool = False  # whether the row failed: a later row with the same key replaces a failed row
+    failed: bool = False  # whether the row failed; a later row with the same key replaces a failed row
 
 
 class Place(NamedTuple):
-    """The file and the bytes at which a row is stored, and the facts of its `Summary`."""
+    """The file and the range of bytes in which a row is stored, and the values of the row's `Summary`."""
 
     path: Path
     start: int
@@ -53,7 +53,7 @@ class Place(NamedTuple):
 
 @dataclass
 class StoredRows:
-    """The places of all complete rows, by their keys, and notes on broken lines."""
+    """The places of all complete rows, by the keys of the rows, and notes about broken lines."""
 
     places: dict[Any, Place] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -97,7 +97,7 @@ class RowStore:
         append(path, [*head, *lines])
 
     def read(self, beat: Callable[[], None] = lambda: None, with_output: bool = False) -> StoredRows:
-        """Return every complete row of the parts and, if `with_output`, every complete row of the output."""
+        """Read all complete rows of the parts and, if `with_output`, of the output. Call `beat` every 1,000 lines."""
         rows = StoredRows()
         outputs = [self.output] if with_output and self.output.exists() else []
         for path in (*outputs, *self.parts()):
@@ -132,7 +132,7 @@ class RowStore:
 
     def _check_header(self, path: Path, entry: Any, half: bool) -> None:
         if half:
-            return  # a kill cut off the header, so the file has no rows
+            return  # a kill has cut off the header, so the file has no rows
         made_with = entry.get("header") if isinstance(entry, dict) else None
         if not isinstance(made_with, dict):
             raise D5P4Error(f"{path} is not a file of rows (its first line has no header); move the file away")
@@ -140,13 +140,13 @@ class RowStore:
             raise D5P4Error(f"{path} was made with other settings: {'; '.join(changed)}; give another --out")
 
     def raw_rows(self, places: Mapping[Any, Place], beat: Callable[[], None] = lambda: None) -> Iterator[bytes]:
-        """Yield the lines of the rows, byte for byte, in the order of the keys."""
+        """Yield the stored lines of the rows unchanged, in the order of the keys."""
         handles: dict[Path, IO[bytes]] = {}
         try:
             for number, key in enumerate(sorted(places)):
                 place = places[key]
                 if place.path not in handles:
-                    if len(handles) >= 64:  # there can be many parts, so keep few of them open
+                    if len(handles) >= 64:  # close a file, because there can be more parts than a process may open
                         handles.pop(next(iter(handles))).close()
                     handles[place.path] = place.path.open("rb")
                 handles[place.path].seek(place.start)
@@ -169,18 +169,18 @@ class RowStore:
         replace_file(self.output, write_all)
 
     def restore(self, start: int) -> None:
-        """Copy a finished output into the part of rank 0 of a new start."""
+        """Copy a finished output into the part that rank 0 writes in a new start."""
         with self.output.open("rb") as whole:
             replace_file(self.part(start, 0), lambda file: shutil.copyfileobj(whole, file))
 
     def remove_parts(self) -> None:
-        """Remove all parts, and temporary files that a kill left among them."""
+        """Remove all parts, and also temporary files that a killed process has left in the folder of the parts."""
         for path in (*self.parts(), *self.folder.glob("*.partial")):
             path.unlink(missing_ok=True)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the output against other runs. At the end, remove the folder of parts if no part is left."""
+        """Lock the output against other runs. When the block ends, remove the folder of parts if no part is left."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             sync_folder(self.folder.parent)
@@ -193,7 +193,7 @@ class RowStore:
                 yield
             finally:
                 if not self.parts():
-                    with suppress(OSError):  # the folder cannot be removed if it holds other files
+                    with suppress(OSError):  # removing the folder fails if it holds other files
                         for left in (*self.folder.glob(f"{WORD}*"), self.folder / LOCK):
                             left.unlink(missing_ok=True)
                         self.folder.rmdir()
@@ -217,7 +217,7 @@ class RowStore:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return one phrase, `NAME was A and is B`, for each value that differs between two configurations."""
+    """Compare two configurations. Return one phrase, `NAME was A and is B`, for each value that differs."""
     old, new = dict(_flat(before)), dict(_flat(now))
     names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
     return [f"{name} was {_short(old.get(name))} and is {_short(new.get(name))}" for name in names]

@@ -23,9 +23,9 @@ from .reader import BadLine, PromptFile, PromptLine
 from .rows import RowStore
 
 FEW = 20
-"""If this many prompts fail before the first answer, the settings or the device must be wrong, and the run stops."""
+"""The run stops if this many prompts fail before the first success, because then settings or device must be wrong."""
 REFUSED = ("prompts", "keys", "sets", "references", "scorer", "callback", "history", "beams")
-OFTEN = 0.5  # the least number of seconds between two calls of `progress` during a batch
+OFTEN = 0.5  # during a batch, `progress` is called at most once in this number of seconds
 
 Progress = Callable[[Pace], object]
 
@@ -47,14 +47,14 @@ def run_file(
     model         a loaded model, or a name or folder that `d5p4.load` accepts
     input         a .txt file with one prompt per line, or a file of JSON lines. Each JSON line has `prompt` or
                   `messages`, optionally `id` (which selects the random stream), and fields that the output repeats
-    output        a file of JSON lines in the order of the input. An unfinished run keeps its lines in the folder
-                  `output`.parts. The header (`answers.run.json` for `answers.jsonl`) says how the answers are made
+    output        a file of JSON lines in the order of the input, such as `answers.jsonl`. Until the run is finished,
+                  its lines are in the folder `answers.jsonl.parts`. The header `answers.run.json` holds the settings
     seed          the seed of all answers. None draws a seed at the first start, and the header keeps that seed
-    strict        whether to stop at the first prompt that fails. If not, its output line says why the prompt failed
-    retry_errors  whether to decode prompts again that failed in an earlier start
+    strict        whether to stop at the first prompt that fails. If not, the output line of a failed prompt says why
+    retry_errors  whether to decode the prompts that failed in earlier starts again
     mesh          the mesh of ranks that share the prompts. None calls `d5p4.distributed.connect`
     progress      a function that the first rank calls with a `Pace`, after each batch and about every half second
-    options       the options of `d5p4.generate`. The default of max_tokens_per_forward depends on the model's size
+    options       options of `d5p4.generate`. The default of max_tokens_per_forward depends on the model's size
     """
     own_mesh = mesh is None
     mesh = connect() if mesh is None else mesh
@@ -97,7 +97,7 @@ class Run:
     progress: Progress | None
     start: Start = field(init=False)
     answered: bool = False  # whether any prompt of the run is known to have answers
-    failed_lines: list[bytes] = field(default_factory=list)  # kept back until some prompt has answers
+    failed_lines: list[bytes] = field(default_factory=list)  # not written before some prompt has answers
     first_error: str = ""
     began: float = 0.0
     last_progress: float = 0.0
@@ -108,7 +108,7 @@ class Run:
             if self.mesh.first:
                 stack.enter_context(self.store.locked())
                 output = Output(self.store, self.file, self.mesh)
-                with at_work(self.mesh):  # hashing the weights takes a long time
+                with at_work(self.mesh):  # `begin` hashes the weights, which takes a long time
                     self.start = output.begin(self.prepared, seed, retry_errors)
             self.start = self.mesh.share(self.start if output else None)
             if self.start.report is not None:
@@ -132,10 +132,11 @@ class Run:
             return self.mesh.share(report)
 
     def _work(self) -> None:
-        """Decode unfinished batches. A counter that all ranks share gives each batch to one group of ranks."""
+        """Decode unfinished batches. Groups of ranks take batch numbers from a shared counter, so that only one group
+        decodes a batch."""
         needed = self.progress is not None or self.mesh.world > 1
         callback = self._step if needed and self.mesh.beam == 1 else None  # ranks that share a pool take no callback
-        patience = FEW if self.start.answered else 0  # the prompts that are left may all be too large
+        patience = FEW if self.start.answered else 0  # all prompts that are left may be too large for the device
 
         def attempt(items: list[Item], settings: Settings) -> Result:
             requests, model = [item.request for item in items], self.prepared.model
@@ -148,7 +149,7 @@ class Run:
             self.mesh.beat()
             if work.bad and self.strict:
                 self._stop(work.bad[0], work.bad[0].error)
-            # The batches of a window come before its bad lines, so the first window has no batch here. All ranks stop.
+            # If the first work has no prompts, all lines of the first window are bad. Every rank sees this and stops.
             if place == 0 and not work.items and len(work.bad) >= FEW and not self.start.answered:
                 raise D5P4Error(
                     f"{self.file.path}: none of the first {len(work.bad)} prompts can be decoded, so the run stops and "
@@ -164,7 +165,7 @@ class Run:
         self._write(self.failed_lines)
 
     def _do(self, work: Work, decoder: Decoder[Item]) -> None:
-        """Decode a batch. Write its lines before any exchange with other ranks, because a rank may have failed."""
+        """Decode a batch and write its lines. They are written before any exchange with other ranks, which may fail."""
         done, settings = self.start.finished, self.start.settings
         outcome = decoder.decode(work.items) if work.items else Outcome()
         lines = [error_line(bad, bad.error, settings) for bad in work.bad if bad.line not in done]
@@ -194,8 +195,8 @@ class Run:
         raise D5P4Error(message, line=source.line)
 
     def _check_failures(self, answered: int, failed: int) -> None:
-        """Stop the run if `FEW` or more prompts failed and no prompt has answers, on any rank or in earlier starts."""
-        if not self.mesh.leader:  # the leader of a group counts for the whole group
+        """Raise an error if at least `FEW` prompts failed in this start and no prompt of the run has answers."""
+        if not self.mesh.leader:  # only the leader of a group of ranks counts prompts
             return
         answered, failed = self._count("answered", answered), self._count("failed", failed)
         self.answered = self.answered or answered > 0
@@ -207,7 +208,7 @@ class Run:
 
     def _write(self, lines: list[bytes]) -> None:
         if lines and self.mesh.leader:
-            self.file.check_unchanged()  # the input is still being read during the run
+            self.file.check_unchanged()  # during the run, the input is read again line by line
             with writing(self.store.folder):
                 self.store.append(self.start.number, self.mesh.rank, lines)
 
@@ -217,7 +218,7 @@ class Run:
             self._show_progress(len(shot.prompts) * (shot.step + 1) / shot.steps)
 
     def _show_progress(self, part: float = 0.0) -> None:
-        """Call `progress`. `part` is how much of this rank's batch is decoded, as a number of prompts."""
+        """Call `progress`. `part` is the decoded fraction of this rank's batch, times its number of prompts."""
         if self.progress is not None:
             self.last_progress = time.monotonic()
             self.progress(self._pace(part))
@@ -228,7 +229,7 @@ class Run:
         return Pace(total, before, now, self._count("rows"), time.monotonic() - self.began)
 
     def _count(self, what: str, more: int = 0) -> int:
-        """Add `more` to a counter that all ranks of this start share, and return the sum."""
+        """Add `more` to the counter `what`, which all ranks of this start share, and return the new value."""
         return self.mesh.count(f"{self.start.token}/{what}", more)
 
 
