@@ -154,8 +154,8 @@ class D5P4LM(LM):
         return answers
 
     def _check_cache(self, questions: Sequence[Question]) -> None:
-        """Raise an error if a cache is used with repeats. The harness caches one answer per prompt and would return this
-        answer for all repeats."""
+        """Raise an error if a cache is used with repeats. The harness caches one answer per prompt and would return
+        this answer for all repeats."""
         caching = getattr(self.cache_hook, "dbdict", None) is not None
         repeats = [len(q.places) for q in questions if len(q.places) > 1 and not q.task.get("do_sample")]
         if caching and repeats:
@@ -199,15 +199,15 @@ class D5P4LM(LM):
     # likelihood
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Return for each request a bound on log p(continuation | context) in nats and the result of the greedy check."""
+        """Return for each request a bound on log p(continuation | context), and the result of the greedy check."""
         pairs = [self._pair(request.args, number) for number, request in enumerate(requests)]
         greedy = self._greedy(pairs) if self.greedy_check else [not after for _, after in pairs]
         values = ((self._bound(*pair), is_greedy) for pair, is_greedy in zip(pairs, greedy, strict=True))
         return self._collect("loglikelihood", requests, values, disable_tqdm)
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """Return bounds on log p(text) in nats. A text that is too long for the model is cut into pieces, and the bounds
-        of the pieces are added."""
+        """Return bounds on log p(text) in nats. A text that is too long for the model is cut into pieces, and the
+        bounds of the pieces are added."""
         size = self.model.max_length
         texts = (encode(self.model, request.args[0], False) for request in requests)
         values = (sum(self._bound([], ids[at : at + size]) for at in range(0, len(ids), size)) + 0.0 for ids in texts)
