@@ -126,10 +126,8 @@ class LastPool:
         return self.look.score(kind, positions, whole=True).gather(1, self.choice.parents)
 
     def logprob(self) -> Tensor:
-        """Return the mean log-probability [P, N] of each row's tokens at the last forward.
-
-        If `carry_over`, the log-probability of each token at its reveal counts instead.
-        """
+        """Return the mean log-probability [P, N] of each row's tokens at the last forward, or at their reveal if the model
+        has `carry_over`."""
         if self.model.carry_over:
             return steady_mean(self.pool.logprob)
         states = self.look.states[self.seats.here(self.look.hidden.slot)]  # [G, q, L, D]

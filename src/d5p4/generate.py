@@ -199,10 +199,7 @@ def run_requests(
 
 
 def _check_steady(weight: Tensor, settings: Settings) -> None:
-    """Raise an error if the results of a prompt would depend on the other prompts of its batch.
-
-    On CUDA, only the Triton kernels and float64 make similarities that do not depend on the batch.
-    """
+    """Raise an error if the results of a prompt would depend on the other prompts of its batch."""
     exact = weight.dtype == torch.float64  # rounds by far less than 1e-9, and values closer than 1e-9 are tied
     if weight.is_cuda and not exact and not kernels.usable(weight.detach(), settings.pool_size):
         raise D5P4Error(
@@ -239,8 +236,7 @@ def _row_length(model: Model, request: Request, settings: Settings) -> int:
 
 
 def _merge(parts: Sequence[tuple[list[int], Result]], pad_id: int) -> Result:
-    """Merge the results of several decode calls into one result, in the order of the prompts. All rows are left-padded
-    to the same length."""
+    """Merge results of several decode calls, in the order of the prompts. Rows are left-padded to the same length."""
     order = [number for numbers, _ in parts for number in numbers]
     back = torch.tensor(order).argsort()
     longest = max(result.sequences.shape[-1] for _, result in parts)

@@ -383,8 +383,7 @@ def named(method: Any) -> Method:
 
 
 def method_parameters(method: Method, own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters of a method: the caller's values `own`, and defaults for all others. Raise an error for
-    unknown names."""
+    """Return the parameters of a method: the caller's values `own`, and defaults for all others."""
     table = method.parameters
     for name in own:
         if name not in table:
@@ -465,8 +464,5 @@ def plain_number(value: Any) -> Any:
 
 
 def whole(option: str, value: Any, least: int = 1) -> int:
-    """Return an argument of a function, or raise an error if it is not a whole number of at least `least`.
-
-    This check is for arguments that are not options of the table.
-    """
+    """Return the value of an argument, or raise an error if it is not a whole number of at least `least`."""
     return Parameter(option, int, ABSENT, False, Option(least=least)).check(value)

@@ -121,5 +121,5 @@ def joined(mesh: tuple[int, int] | None, timeout: float, device: str | None) -> 
     except RankLost as error:
         if ranks.first or not error.reported:
             raise
-        time.sleep(1)  # torchrun kills all ranks when one exits, so let the failed rank print first
+        time.sleep(1)  # torchrun kills all ranks when one exits, so let the failed rank print
         raise typer.Exit(2) from None

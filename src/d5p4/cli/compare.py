@@ -1,4 +1,4 @@
-"""`d5p4 compare` answers a prompt by several methods with the same seed, and shows the answers side by side."""
+"""`d5p4 compare` decodes one prompt by several methods with the same seed, and shows the answers side by side."""
 
 from __future__ import annotations
 

@@ -132,8 +132,7 @@ class Run:
             return self.mesh.share(report)
 
     def _work(self) -> None:
-        """Decode unfinished batches. Groups of ranks take batch numbers from a shared counter, so that only one group
-        decodes a batch."""
+        """Decode unfinished batches. Groups of ranks take the numbers of their batches from a counter that all share."""
         needed = self.progress is not None or self.mesh.world > 1
         callback = self._step if needed and self.mesh.beam == 1 else None  # ranks that share a pool take no callback
         patience = FEW if self.start.answered else 0  # all prompts that are left may be too large for the device
