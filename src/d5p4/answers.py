@@ -84,7 +84,7 @@ class LastPool:
     model: Model
     prompts: Prompts
     pool: Pool
-    look: Look  # the look at the pool from which the parents of these rows were chosen
+    look: Look  # the scores of the pool from which the parents of these rows were chosen
     choice: Choice
     seats: Seats  # says which process has the hidden states of these parents
 
@@ -126,8 +126,8 @@ class LastPool:
         return self.look.score(kind, positions, whole=True).gather(1, self.choice.parents)
 
     def logprob(self) -> Tensor:
-        """Return the mean log-probability [P, N] of each row's tokens at the last forward, or at their reveal if the model
-        has `carry_over`."""
+        """Return the mean log-probability [P, N] of each row's tokens at the last forward, or at their reveal if the
+        model has `carry_over`."""
         if self.model.carry_over:
             return steady_mean(self.pool.logprob)
         states = self.look.states[self.seats.here(self.look.hidden.slot)]  # [G, q, L, D]

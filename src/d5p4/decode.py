@@ -28,7 +28,7 @@ from .types import Callback, Model, Result, Schedule, Snapshot
 from .watch import Watch
 
 
-@torch.no_grad()  # not inference mode, because callers may train on the result
+@torch.no_grad()  # not inference mode, whose tensors callers could not use in training
 def decode(
     model: Model,
     prompts: Prompts,
@@ -93,7 +93,7 @@ def decode(
             try:
                 chosen_now = select(view, settings.groups, mix(seed, key, SELECT, step.index))
             except Exception:
-                watch.check()  # raises the clearer error if logits are not finite
+                watch.check()  # if the cause is logits that are not finite, this call raises a clearer error
                 raise
             after = settings.groups if step.last and not finish else None
             choice = beams.agree(view.check(chosen_now, after, watch))

@@ -72,11 +72,11 @@ def generate(
     Options that are left out come from the model's generation_config.json (key `d5p4`), then from the paper.
     <options>
     k             Answers per prompt. [4]
-    method        How to search; `d5p4 methods` lists all. [d5p4]
+    method        Search method; `d5p4 methods` lists all methods. [d5p4]
     w             Children drawn per answer and step. [4]
     gen_length    Tokens to write per answer. [128; MDLM: its length]
     steps         Denoising steps in total. [one per token]
-    block_length  Tokens per block, decoded left to right. [one block]
+    block_length  Tokens per block; blocks are decoded left to right. [one block]
     temperature   Temperature; 0 takes the likeliest token. [1.0]
     top_p         Sample from the likeliest tokens with this total probability. [none]
     order         Which position is revealed next. [the model's]
@@ -175,7 +175,7 @@ def run_requests(
     seeds = [seed] * len(requests) if isinstance(seed, int) else list(seed)
     if settings.deterministic:
         _check_steady(model.head.weight, settings)
-    with beams.together():  # so that all ranks raise an error that one rank has outside of `decode`
+    with beams.together():  # if one rank fails, all ranks raise its error
         parts: list[tuple[list[int], Result]] = []
         for length, numbers in batches(model, requests, settings):
             schedule = schedule_for(length, settings)
@@ -200,7 +200,7 @@ def run_requests(
 
 def _check_steady(weight: Tensor, settings: Settings) -> None:
     """Raise an error if the results of a prompt would depend on the other prompts of its batch."""
-    exact = weight.dtype == torch.float64  # rounds by far less than 1e-9, and values closer than 1e-9 are tied
+    exact = weight.dtype == torch.float64  # float64 rounds by far less than 1e-9, below which values count as tied
     if weight.is_cuda and not exact and not kernels.usable(weight.detach(), settings.pool_size):
         raise D5P4Error(
             f"deterministic=True on {weight.device} needs the Triton kernels and pools of at most {kernels.MOST_ITEMS} "

@@ -49,9 +49,9 @@ class Option:
     choices: Callable[[], Iterable[str]] | None = None  # returns the names that are allowed
     unset: str = ""  # says in the help what happens if the value is None
     aliases: tuple[str, ...] = ()  # names of the option in other libraries
-    flag: str = ""  # a short flag of the command line
+    flag: str = ""  # a short flag on the command line, such as -k
     http: str = ""  # the name of the option in HTTP requests, if OpenAI's API has its own name
-    hidden: tuple[str, ...] = ()  # doors that do not offer the option: "command", "http", "lm-eval", "python"
+    hidden: tuple[str, ...] = ()  # interfaces without the option: "command", "http", "lm-eval" or "python"
 
 
 @dataclass(frozen=True)
@@ -200,9 +200,9 @@ class Settings:
     k: Annotated[
         int, Option("Answers per prompt.", "basic", 1, flag="-k", http="n", aliases=("num_return_sequences",))
     ] = 4
-    method: Annotated[str, Option("How to search; `d5p4 methods` lists all.", "basic", choices=_registered_methods)] = (
-        "d5p4"
-    )
+    method: Annotated[
+        str, Option("Search method; `d5p4 methods` lists all methods.", "basic", choices=_registered_methods)
+    ] = "d5p4"
     w: Annotated[int, Option("Children drawn per answer and step.", "basic", 1, flag="-w")] = 4
     gen_length: Annotated[
         int | None,
@@ -219,7 +219,7 @@ class Settings:
         None
     )
     block_length: Annotated[
-        int | None, Option("Tokens per block, decoded left to right.", "basic", 1, unset="one block")
+        int | None, Option("Tokens per block; blocks are decoded left to right.", "basic", 1, unset="one block")
     ] = None
     temperature: Annotated[float, Option("Temperature; 0 takes the likeliest token.", "basic", 0)] = 1.0
     top_p: Annotated[
@@ -236,7 +236,7 @@ class Settings:
         Option("Apply the chat template.", "basic", unset="if there is one", hidden=("http", "lm-eval")),
     ] = None
 
-    top_k: Annotated[int | None, Option("Sample from the K likeliest tokens.", "reveal", 1)] = None
+    top_k: Annotated[int | None, Option("Sample only from this many of the likeliest tokens.", "reveal", 1)] = None
     order_temperature: Annotated[float, Option("Temperature of the tempered order.", "reveal", 0)] = 0.1
     eos: Annotated[
         Literal["last", "free", "never"],
@@ -248,7 +248,7 @@ class Settings:
 
     select_window: Annotated[
         Window | None,
-        Option("Select only during these steps; the last step always selects.", "search", unset="every step"),
+        Option("Select parents only during these steps; the last step always selects.", "search", unset="every step"),
     ] = None
     quality: Annotated[
         Literal["entropy", "self-certainty", "logprob"], Option("How candidates are rated.", "search")

@@ -38,14 +38,14 @@ class Replay:
         self.model = model
         self._seen: set[tuple[int, int, bool]] = set()
         self._recordings: dict[tuple[int, int, bool], Recording] = {}
-        self._memory = torch.cuda.graph_pool_handle()  # all recordings share it, because only one runs at a time
+        self._memory = torch.cuda.graph_pool_handle()  # all recordings share this memory; only one runs at a time
         self._works = True
 
     def __call__(self, tokens: Tensor, attention_mask: Tensor | None) -> Hidden:
         rows, length = tokens.shape
         shape = (rows, length, attention_mask is None)
         if tokens.numel() > FEW or shape not in self._seen or not self._works:
-            self._seen.add(shape)  # not recorded, because it compiles kernels and may be the only forward of its shape
+            self._seen.add(shape)  # the first forward of a shape is not recorded, because it compiles kernels
             return self.model.body(tokens, attention_mask)
         if shape not in self._recordings:
             try:

@@ -33,7 +33,7 @@ class Prompts:
 
     tokens: Tensor  # [P, T]
     attention_mask: Tensor  # [P, T] bool
-    window: Tensor  # [P, L] the indices of the window positions in the row, ascending
+    window: Tensor  # [P, L] the positions in the row that are to be decoded, ascending
     appended: Tensor  # [P] how many window positions follow the prompt; the others are holes in the prompt
     fixed: bool = field(default=False, kw_only=True)  # whether all forwards have the same number of rows
 

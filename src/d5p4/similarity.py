@@ -46,5 +46,5 @@ def similarity(
     if kind == "cosine":
         return cosine
     apart = (1 - cosine).to(wide(cosine.device))
-    # A gamma above 1e30 would give the same similarities, except NaN for equal rows.
+    # gamma is limited to 1e30: a larger gamma gives the same similarities, except NaN for equal rows.
     return torch.exp(-2 * min(gamma, 1e30) * apart).to(cosine.dtype)

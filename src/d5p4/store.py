@@ -44,7 +44,7 @@ def replace_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
         os.replace(partial, path)
     except BaseException:
         with suppress(OSError):
-            partial.unlink(missing_ok=True)  # frees the space, because the disk may be full
+            partial.unlink(missing_ok=True)  # frees space, because a full disk may be the cause
         raise
     sync_folder(path.parent)
 

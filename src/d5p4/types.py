@@ -103,7 +103,7 @@ class Step:
     """One step of a schedule, which all prompts of a decode call share."""
 
     index: int
-    start: int  # the step reveals window positions of the block start..stop-1
+    start: int  # the step reveals positions of one block, the window positions start..stop-1
     stop: int
     reveal: int  # how many positions an order rule reveals
     move: float  # the probability with which the ancestral rule unmasks a masked position
@@ -142,7 +142,7 @@ class PoolView:
         width: int = 1,
         state: dict[str, Any] | None = None,
     ) -> None:
-        self.group = group  # [P, N] int64, the group of each row; with a partition, groups are contiguous
+        self.group = group  # [P, N] int64, the group of each row; for methods with a partition, groups are contiguous
         self.tie = tie  # [P, N] int64, a hash of each row's lineage, which decides between equal values
         self.step = step
         self.last = last
@@ -360,7 +360,7 @@ class Kept(NamedTuple):
     """The rows that a finish function keeps."""
 
     rows: Tensor  # [P, k] indices of rows of the final pool
-    score: Tensor | None = None  # [P, k] scores to show and sort by, instead of scores by the model
+    score: Tensor | None = None  # [P, k] scores to show and sort by; None means the scores of the model
 
 
 Finish = Callable[[Final, int], Kept]

@@ -111,7 +111,7 @@ def print_json(value: Any) -> None:
 
 @contextmanager
 def joined(mesh: tuple[int, int] | None, timeout: float, device: str | None) -> Iterator[Mesh]:
-    """Yield the mesh of a job under torchrun. If the job fails, only rank 0 and the rank that failed print the error."""
+    """Yield the mesh of a job under torchrun. If the job fails, only rank 0 and the failed rank print the error."""
     from ..distributed import RankLost, connect
 
     ranks = connect(mesh, timeout, device)
@@ -121,5 +121,5 @@ def joined(mesh: tuple[int, int] | None, timeout: float, device: str | None) -> 
     except RankLost as error:
         if ranks.first or not error.reported:
             raise
-        time.sleep(1)  # torchrun kills all ranks when one exits, so let the failed rank print
+        time.sleep(1)  # torchrun kills all ranks when one exits, so the failed rank prints first
         raise typer.Exit(2) from None

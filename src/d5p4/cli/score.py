@@ -51,9 +51,7 @@ def score(
     from ..eval import graders
     from ..eval.report import read_groups, report
 
-    chosen = (
-        graders.grader(grader) if grader is not None else None
-    )  # raises the error for a wrong name before files are read
+    chosen = graders.grader(grader) if grader is not None else None  # raises an error early if the name is wrong
     if out is not None and not out.parent.is_dir():
         raise D5P4Error(f"the report cannot be written: there is no folder {out.parent}")
     groups = read_groups(file, answers, references)

@@ -50,7 +50,7 @@ def trace(
     traces: list[dict[str, Any]] = []
     for method, chosen in own.items():
         with warnings.catch_warnings(), bar(method, 1, not quiet) as callback:
-            warnings.simplefilter("ignore", DuplicateAnswers)  # the page shows which answers are equal
+            warnings.simplefilter("ignore", DuplicateAnswers)  # needs no warning, because the page shows duplicates
             traces.append(view.trace(loaded, prompt, callback=callback, **chosen | {"method": method, "seed": seed}))
         seed = traces[-1]["seed"]
     try:

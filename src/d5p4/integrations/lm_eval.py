@@ -147,7 +147,7 @@ class D5P4LM(LM):
                 prompts = [ids for _, ids in members]
                 result = generate(self.model, prompts, seed=self.seed, chat=False, callback=callback, **settings)
                 for (question, _), texts in zip(members, result.texts, strict=True):
-                    for place, text in zip(question.places, texts, strict=False):  # one request gets the best text
+                    for place, text in zip(question.places, texts, strict=False):  # without repeats, only the best
                         answers[place] = question.cut(text)
                     if len(question.places) == 1:
                         self.cache_hook.add_partial("generate_until", question.args, answers[question.places[0]])
@@ -318,7 +318,7 @@ def _bar(total: int, label: str, disabled: bool) -> Any:
 
 
 def _advance(bar: Any, shot: Snapshot) -> None:
-    bar.update(min(len(shot.prompts) / shot.steps, bar.total - bar.n))  # rounding must not move the bar too far
+    bar.update(min(len(shot.prompts) / shot.steps, bar.total - bar.n))  # do not move the bar beyond its end
 
 
 def main() -> None:
@@ -331,7 +331,7 @@ def main() -> None:
         sys.exit(f"d5p4: {reason}")
 
 
-if NAME not in MODEL_REGISTRY:  # later versions of the harness have registered it already
+if NAME not in MODEL_REGISTRY:  # newer versions of the harness have registered it already
     register_model(NAME)(D5P4LM)
 
 if __name__ == "__main__":

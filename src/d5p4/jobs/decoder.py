@@ -28,11 +28,11 @@ class FullForward(NamedTuple):
     """The size that a forward must have to keep a kind of device busy."""
 
     operations: float  # the number of floating-point operations per forward
-    least: int  # the number of tokens per forward is not set below this
+    least: int  # the token budget is at least this
 
 
 CUDA, OTHERS = FullForward(5e12, 8192), FullForward(4e10, 1024)
-MOST_TOKENS = 1 << 18  # the number of tokens per forward is not set above this
+MOST_TOKENS = 1 << 18  # the token budget is at most this
 
 
 def default_budget(model: Model, deterministic: bool = False) -> int:
@@ -124,9 +124,9 @@ class Decoder(Generic[Item]):
         except NonFiniteLogits as error:
             if not error.prompts:
                 raise
-            return NonFiniteLogits(str(error), error.prompts)  # the traceback of `error` keeps tensors alive
+            return NonFiniteLogits(str(error), error.prompts)  # a copy: the traceback of `error` keeps tensors alive
         except torch.OutOfMemoryError:
-            pass  # memory is freed below, because the traceback keeps tensors alive inside this block
+            pass  # memory is freed after this block, in which the traceback keeps tensors alive
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         return None

@@ -132,7 +132,7 @@ class Run:
             return self.mesh.share(report)
 
     def _work(self) -> None:
-        """Decode unfinished batches. Groups of ranks take the numbers of their batches from a counter that all share."""
+        """Decode unfinished batches. Groups of ranks take the numbers of their batches from a shared counter."""
         needed = self.progress is not None or self.mesh.world > 1
         callback = self._step if needed and self.mesh.beam == 1 else None  # ranks that share a pool take no callback
         patience = FEW if self.start.answered else 0  # all prompts that are left may be too large for the device
@@ -207,7 +207,7 @@ class Run:
 
     def _write(self, lines: list[bytes]) -> None:
         if lines and self.mesh.leader:
-            self.file.check_unchanged()  # during the run, the input is read again line by line
+            self.file.check_unchanged()  # the run still reads the input, so its lines must be the same
             with writing(self.store.folder):
                 self.store.append(self.start.number, self.mesh.rank, lines)
 
