@@ -1,4 +1,4 @@
-"""`Beams` says which process holds which rows of a pool. The class `Beams` keeps all rows in one process. Its subclass
+"""This module decides which process holds which rows of a pool. `Beams` keeps all rows in one process. Its subclass
 `distributed.SpreadBeams` spreads the rows over R processes, called ranks.
 
 Each rank holds n = N / R neighbouring rows of a pool. If the method divides the pool into k groups, these n rows are
@@ -56,7 +56,7 @@ class Beams:
         return rows
 
     def alike(self, values: Tensor, row_hash: Tensor) -> Tensor:
-        """Return the values [P, N] so that equal rows have equal values. In one process they already have."""
+        """Return the values [P, N] so that equal rows have equal values. In one process this is already true."""
         return values
 
     def seats(self, parents: Tensor, rows: int) -> Seats:

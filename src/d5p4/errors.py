@@ -38,7 +38,7 @@ class D5P4Error(ValueError):
 
     def phrase(self, rename: Callable[[str], str] = str, place: str | None = None) -> str:
         """Return the message. `rename` turns the Python name of the option into the name to show. `place` replaces
-        "prompt 3" (or another number) at the start of the message. An empty `place` removes it."""
+        "prompt 3" (or another number) at the start of the message. An empty `place` removes this start."""
         text = self.reason
         if self.option is not None:
             name = rename(self.option)

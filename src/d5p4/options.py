@@ -337,8 +337,8 @@ class Settings:
     def max_tokens_per_call(self) -> int:
         """The most tokens that the pools of one decode call may have together.
 
-        `deterministic` lowers the tokens per forward, but not this number, on which deterministic results do not
-        depend. A call with more prompts needs less padding in its forwards.
+        `deterministic` lowers the number of tokens per forward, but does not lower this number. Deterministic results
+        do not depend on this number, and a call with more prompts needs less padding in its forwards.
         """
         least = Settings.max_tokens_per_forward if self.deterministic else 0
         return FORWARDS_PER_CALL * max(self.max_tokens_per_forward, least)
@@ -365,8 +365,8 @@ class Settings:
         self.spec.build(self)  # the selector checks its own parameters
 
     def check_random(self, cause: str) -> None:
-        """Raise an error if tokens are not random either, so that all answers would be equal. The caller knows that the
-        order of positions is not random, and `cause` says why."""
+        """Raise an error if neither tokens nor positions are random, so that all answers would be equal. The caller has
+        found that the order of positions is not random, and `cause` says why."""
         if self.k > 1 and (self.temperature == 0 or self.top_k == 1):
             option = "temperature" if self.temperature == 0 else "top_k"
             reason = (

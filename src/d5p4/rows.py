@@ -177,6 +177,6 @@ def guidance_at(step: int, guidance: float, window: tuple[int, int] | None) -> f
 
 
 def guide(conditional: Tensor, unconditional: Tensor, g: float) -> Tensor:
-    """Apply guidance to the states. The result is at least float32, because g magnifies the rounding of other types."""
+    """Apply guidance to the states. The result is at least float32, because g magnifies rounding errors."""
     c, u = (x.to(working_dtype(conditional.dtype)) for x in (conditional, unconditional))
     return u + g * (c - u)

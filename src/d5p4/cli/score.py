@@ -97,8 +97,8 @@ def _write(path: Path, record: dict[str, Any]) -> None:
 def _print(result: Any, file: Path) -> None:
     """Print the report as a table that fits the terminal.
 
-    In a terminal of fewer than 100 characters, the table has no standard errors, and the column `groups` only if some
-    figure leaves groups out. Below 80 characters, the table has no explanations either.
+    In a terminal of fewer than 100 characters, the table has no standard errors. It then has the column `groups` only
+    if some figure leaves groups out. Below 80 characters, the table has no explanations either.
     """
     console = Console()
     dropped = set() if console.width >= 100 else {"±"} if console.width >= 80 else {"±", "what"}

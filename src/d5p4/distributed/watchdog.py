@@ -72,7 +72,7 @@ class Watchdog:
             self.close()
 
     def close(self) -> None:
-        """Stop both threads. Otherwise a thread could use the store while the interpreter exits, which would crash."""
+        """Stop both threads. A thread that uses the store while the interpreter exits would crash the process."""
         self._closed.set()
         for thread in self._threads:
             thread.join(timeout=5)

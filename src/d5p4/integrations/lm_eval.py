@@ -199,7 +199,7 @@ class D5P4LM(LM):
     # likelihood
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Return for each request a bound on log p(continuation | context), and the result of the greedy check."""
+        """Return per request a bound on log p(continuation | context) in nats, and the result of the greedy check."""
         pairs = [self._pair(request.args, number) for number, request in enumerate(requests)]
         greedy = self._greedy(pairs) if self.greedy_check else [not after for _, after in pairs]
         values = ((self._bound(*pair), is_greedy) for pair, is_greedy in zip(pairs, greedy, strict=True))

@@ -44,7 +44,7 @@ def configuration(prepared: Prepared, input_hash: str, seed: int) -> dict[str, A
 
 
 def settings_hash(configured: Mapping[str, Any]) -> str:
-    """Return a hash (12 hexadecimal digits) of the configuration without input and seed, for every output line."""
+    """Return a hash (12 hexadecimal digits) of the configuration without input and seed, to put into every line."""
     hashed = {name: value for name, value in configured.items() if name not in NOT_HASHED}
     return _sha256(json.dumps(hashed, sort_keys=True))[:12]
 

@@ -1,7 +1,7 @@
 """Decode batches one after the other within a token budget, and handle prompts that fail.
 
-The token budget is the largest number of tokens per forward. It is just large enough to keep the device busy. A batch
-takes at most eight such forwards per step. If a rank is killed, at most one batch of this rank is lost. On an H200
+The token budget is the largest number of tokens per forward. By default it is just enough to keep the device busy.
+A batch takes at most eight such forwards per step. A rank that is killed loses at most one batch. On an H200
 (docs/scale.md), a model of 8 B parameters reaches its full speed at 2,048 tokens per forward, and a model of 10 M
 parameters between 131,072 and 262,144.
 """
@@ -38,7 +38,7 @@ MOST_TOKENS = 1 << 18  # the token budget is at most this
 def default_budget(model: Model, deterministic: bool = False) -> int:
     """Return the token budget. It is a power of two that depends on the size of the model and the kind of device.
 
-    Deterministic forwards are padded to their full size, so their budget is smaller, but at least a quarter.
+    Deterministic forwards are padded to their full size, so their budget is down to four times smaller.
     """
     module: Any = getattr(model, "module", model)
     weights = module.parameters() if isinstance(module, nn.Module) else [model.head.weight]
@@ -75,7 +75,7 @@ class Decoder(Generic[Item]):
     """Decodes batches. When memory runs out, the token budget is halved for the rest of the run.
 
     The division of prompts into batches stays the same. `decode` raises an error if more than `patience` prompts fail
-    for lack of memory before any prompt succeeds, because then the cause cannot be a single large prompt.
+    for lack of memory before any prompt succeeds, because then the prompts are probably not the cause.
     """
 
     def __init__(self, attempt: Attempt[Item], settings: Settings, patience: float = 0) -> None:
