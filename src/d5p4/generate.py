@@ -72,17 +72,17 @@ def generate(
     Options that are left out come from the model's generation_config.json (key `d5p4`), then from the paper.
     <options>
     k             Answers per prompt. [4]
-    method        Search method; `d5p4 methods` lists all methods. [d5p4]
+    method        Search method; `d5p4 methods` lists all. [d5p4]
     w             Children drawn per answer and step. [4]
     gen_length    Tokens to write per answer. [128; MDLM: its length]
     steps         Denoising steps in total. [one per token]
     block_length  Tokens per block; blocks are decoded left to right. [one block]
     temperature   Temperature; 0 takes the likeliest token. [1.0]
-    top_p         Sample from the likeliest tokens with this total probability. [none]
+    top_p         Sample from the likeliest tokens up to this probability. [none]
     order         Which position is revealed next. [the model's]
     guidance      Scale of classifier-free guidance; 1 is off. [1.0]
     distinct      Draw more children and keep those that differ. [false]
-    spare         Beams in addition to k, so that k answers can differ. [0]
+    spare         Extra beams, so that k answers can differ. [0]
     chat          Apply the chat template. [if there is one]
 
     Others, described in docs/options.md: top_k, order_temperature, eos, guidance_window, select_window, quality,

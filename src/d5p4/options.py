@@ -200,9 +200,9 @@ class Settings:
     k: Annotated[
         int, Option("Answers per prompt.", "basic", 1, flag="-k", http="n", aliases=("num_return_sequences",))
     ] = 4
-    method: Annotated[
-        str, Option("Search method; `d5p4 methods` lists all methods.", "basic", choices=_registered_methods)
-    ] = "d5p4"
+    method: Annotated[str, Option("Search method; `d5p4 methods` lists all.", "basic", choices=_registered_methods)] = (
+        "d5p4"
+    )
     w: Annotated[int, Option("Children drawn per answer and step.", "basic", 1, flag="-w")] = 4
     gen_length: Annotated[
         int | None,
@@ -223,14 +223,14 @@ class Settings:
     ] = None
     temperature: Annotated[float, Option("Temperature; 0 takes the likeliest token.", "basic", 0)] = 1.0
     top_p: Annotated[
-        float | None, Option("Sample from the likeliest tokens with this total probability.", "basic", above=0, most=1)
+        float | None, Option("Sample from the likeliest tokens up to this probability.", "basic", above=0, most=1)
     ] = None
     order: Annotated[str, Option("Which position is revealed next.", "basic", choices=_orders, unset="the model's")] = (
         "confidence"
     )
     guidance: Annotated[float, Option("Scale of classifier-free guidance; 1 is off.", "basic", 1)] = 1.0
     distinct: Annotated[bool, Option("Draw more children and keep those that differ.", "basic")] = False
-    spare: Annotated[int, Option("Beams in addition to k, so that k answers can differ.", "basic", 0)] = 0
+    spare: Annotated[int, Option("Extra beams, so that k answers can differ.", "basic", 0)] = 0
     chat: Annotated[
         bool | None,
         Option("Apply the chat template.", "basic", unset="if there is one", hidden=("http", "lm-eval")),

@@ -46,7 +46,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress an
 Plugin = Annotated[list[str] | None, typer.Option(metavar="MODULE", help="Load a module that registers methods.")]
 Seed = Annotated[
     int | None,
-    typer.Option(help="Seed of the random numbers. The same seed gives the same answers.", show_default=False),
+    typer.Option(help="Random seed. The same seed gives the same answers.", show_default=False),
 ]
 
 Given = dict[str, Any]
