@@ -78,7 +78,7 @@ def generate(
     steps         Denoising steps in total. [one per token]
     block_length  Tokens per block; blocks are decoded left to right. [one block]
     temperature   Temperature; 0 takes the likeliest token. [1.0]
-    top_p         Sample from the likeliest tokens up to this probability. [none]
+    top_p         Sample from the likeliest tokens with this total probability. [none]
     order         Which position is revealed next. [the model's]
     guidance      Scale of classifier-free guidance; 1 is off. [1.0]
     distinct      Draw more children and keep those that differ. [false]

@@ -223,7 +223,7 @@ class Settings:
     ] = None
     temperature: Annotated[float, Option("Temperature; 0 takes the likeliest token.", "basic", 0)] = 1.0
     top_p: Annotated[
-        float | None, Option("Sample from the likeliest tokens up to this probability.", "basic", above=0, most=1)
+        float | None, Option("Sample from the likeliest tokens with this total probability.", "basic", above=0, most=1)
     ] = None
     order: Annotated[str, Option("Which position is revealed next.", "basic", choices=_orders, unset="the model's")] = (
         "confidence"
