@@ -32,7 +32,7 @@ from .requests import Ask
 log = logging.getLogger("d5p4.serve")
 Outcomes = list[tuple[Job, Finished | ApiError]]
 SHORTEST_PAUSE, LONGEST_PAUSE, PAUSES = 0.004, 0.05, 5
-"""Limits of a pause in seconds, and the most pauses. Before a decode the engine pauses until no job comes in a pause, so
+"""Limits of a pause in seconds, and most pauses. Before a decode the engine pauses until no job comes in a pause, so
 that jobs that come at the same time share the decode. A pause is a small part of the last decode's duration."""
 
 

@@ -147,7 +147,7 @@ class CompletionRequest(Body):
     logprobs: Annotated[int, Ge(0), Le(5)] | bool | None = Field(
         None, description="0, 1 or true: return each token's log-probability when it was revealed."
     )
-    best_of: int | None = Field(None, description='n, or left out. For the best of n * w answers use method "best-of-n".')
+    best_of: int | None = Field(None, description='n, or left out. For the best of n * w use the method "best-of-n".')
 
     @model_validator(mode="after")
     def _check_completion(self) -> CompletionRequest:
