@@ -23,7 +23,7 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen at. Use 0.0.0.0 for every network.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen at. 0 takes a free port.", min=0, max=65535)] = 8000,
     name: Annotated[
-        str | None, typer.Option(help="Name of the model for clients (its hub id, shipped name or folder's name).")
+        str | None, typer.Option(help="Name of the model for clients (default: hub id, shipped name or folder's name).")
     ] = None,
     api_key: Annotated[
         str | None,
@@ -36,16 +36,16 @@ def serve(
         list[str] | None, typer.Option(help="Web pages of this origin may use the server; * allows all. Repeatable.")
     ] = None,
     max_queue: Annotated[int, _limit("Prompts that may wait. Further prompts get status 429.")] = 256,
-    max_pool: Annotated[int, _limit("Rows per pool that a request may ask for: n times w.")] = 256,
-    max_prompt_tokens: Annotated[int | None, _limit("Tokens per prompt (the limit of the model).")] = None,
-    max_gen_length: Annotated[int | None, _limit("Tokens per answer (the limit of the model).")] = None,
+    max_pool: Annotated[int, _limit("Rows per pool that a request may ask for: (n + spare) * w.")] = 256,
+    max_prompt_tokens: Annotated[int | None, _limit("Tokens per prompt (default: the model's limit).")] = None,
+    max_gen_length: Annotated[int | None, _limit("Tokens per answer (default: the model's limit).")] = None,
     max_steps: Annotated[int, _limit("Denoising steps per request.")] = 1024,
-    max_work: Annotated[float | None, _limit("Work per request in 10^12 operations (CPU 6, GPU 100000).")] = None,
+    max_work: Annotated[float | None, _limit("10^12 operations per request (default: CPU 6, GPU 100000).")] = None,
     max_body: Annotated[int, _limit("Bytes per request.")] = 1 << 20,
     timeout: Annotated[float, _limit("Seconds per request, waiting included.")] = 300.0,
     grace: Annotated[float, _limit("Seconds that running requests have to finish when the server stops.")] = 30.0,
     max_tokens_per_forward: Annotated[
-        int | None, typer.Option(help="The most tokens per forward (by the model's size).", rich_help_panel=RUNNING)
+        int | None, typer.Option(help="Most tokens per forward (default: by model size).", rich_help_panel=RUNNING)
     ] = None,
     deterministic: Annotated[
         bool,
@@ -103,5 +103,5 @@ def serve(
 
 
 def _named(model: str, folder: Path) -> str:
-    """Return the name of the model for clients: of a path only the folder's name, so that the path stays private."""
+    """Return the name of the model for clients. A path becomes the folder's name, so that the path stays private."""
     return folder.resolve().name if os.path.isdir(os.path.expanduser(model)) else model

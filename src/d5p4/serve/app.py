@@ -1,13 +1,13 @@
 """The HTTP app: OpenAI's routes, the playground, health checks and metrics, and a guard that checks every request."""
 
 import asyncio
-import hashlib
 import hmac
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
+from hashlib import sha256
 from typing import Any, cast
 
 from fastapi import Depends, FastAPI, Request
@@ -69,8 +69,8 @@ def create_app(
     model     a loaded model, or a function that loads one. While it loads, /readyz and all requests get status 503
     name      the name of the model for clients
     api_key   a bearer token that requests must send
-    hosts     the host names that requests may use (None: any). The check stops web pages of other sites that reach
-              this server under a host name of their own
+    hosts     the host names that requests may use (None: any). The check stops web pages of other sites that
+              point their own host name at this server
     cors_origins  web pages of these origins, such as "https://example.org", may use the server ("*": all pages)
     log_prompts   write the prompts into the log
     failed    is called with the error if the model cannot be loaded
@@ -217,7 +217,7 @@ class Guard:
         self, app: ASGIApp, max_body: int, metrics: Metrics, api_key: str | None, hosts: Sequence[str] | None
     ) -> None:
         self.app, self.max_body, self.metrics = app, max_body, metrics
-        self.key = None if api_key is None else _digest(api_key.strip().encode())
+        self.key = None if api_key is None else sha256(api_key.strip().encode()).digest()
         self.hosts = None if hosts is None else {host.lower() for host in hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -273,14 +273,10 @@ class Guard:
             raise ApiError(403, f"{message}; to allow the name, start the server with --allowed-host {host}")
         if self.key is not None and not (scope["path"] in OPEN_PATHS or scope["path"].startswith("/page/")):
             scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
-            if scheme.lower() != b"bearer" or not hmac.compare_digest(_digest(given.strip()), self.key):
+            digest = sha256(given.strip()).digest()  # of fixed length, so that all comparisons take the same time
+            if scheme.lower() != b"bearer" or not hmac.compare_digest(digest, self.key):
                 raise ApiError(401, "send the server's key as a bearer token", code="invalid_api_key")
         if scope["method"] == "POST":
             kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
             if kind != b"application/json":  # a page of another site can send this type only if CORS allows it
                 raise ApiError(415, "the body must be JSON, with content-type application/json")
-
-
-def _digest(key: bytes) -> bytes:
-    """Return a hash. All hashes have the same length, so the time of a comparison does not depend on the key."""
-    return hashlib.sha256(key).digest()

@@ -37,7 +37,7 @@ that jobs that come at the same time share the decode. A pause is a small part o
 
 
 class Worker(threading.Thread):
-    """Runs calls one after the other. It is a daemon, so that a call, which cannot be interrupted, delays no exit."""
+    """Runs calls one after the other. It is a daemon: a call cannot be interrupted and must not delay the exit."""
 
     def __init__(self) -> None:
         super().__init__(name="d5p4-worker", daemon=True)
@@ -172,17 +172,15 @@ class Engine:
 
     def _attempt(self, jobs: list[Job], settings: Settings) -> Result:
         def watch(shot: Snapshot) -> list[int]:
-            """Report the step to every job. Return the prompts that nobody waits for, which are dropped."""
-            dropped = []
-            for place, number in enumerate(shot.prompts.tolist()):
-                if jobs[number].outcome.done():
-                    dropped.append(number)
-                else:
+            """Report the step to every job. Return the prompts to drop because nobody waits for them."""
+            places = list(enumerate(shot.prompts.tolist()))
+            for place, number in places:
+                if not jobs[number].outcome.done():
                     jobs[number].step(self.model, shot, place)
-            return dropped
+            return [number for _, number in places if jobs[number].outcome.done()]
 
         for job in jobs:
-            job.recorder = Recorder(self.model) if job.ask.body.history else None  # a failed attempt is forgotten
+            job.recorder = Recorder(self.model) if job.ask.body.history else None  # drops an earlier attempt
         requests, seeds = [job.request for job in jobs], [job.ask.seed for job in jobs]
         return run_requests(self.model, requests, settings, seeds, callback=watch)
 
@@ -225,7 +223,7 @@ class Engine:
 
     @asynccontextmanager
     async def attend(self, jobs: list[Job], receive: Receive, end: float) -> AsyncIterator[None]:
-        """In this context, jobs are cancelled if their client leaves, and fail at time `end`. On exit, all are over."""
+        """In this context, jobs are cancelled if the client leaves, and fail at time `end`. On exit, all jobs end."""
         loop = asyncio.get_running_loop()
 
         async def departure() -> None:

@@ -82,7 +82,7 @@ class Limits:
     ) -> None:
         """Raise an error if a request is too much work. The message says what would fit.
 
-        prompts: see `work`. settings_for: returns the settings of the same request for n answers.
+        prompts: see `work`. settings_for(n): the settings of the same request for n answers.
         """
         allowed = self.work_allowed(model)
         if work(model, settings_for(n), prompts) <= allowed:

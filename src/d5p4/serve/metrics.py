@@ -32,7 +32,7 @@ class Metrics:
         self.rows = counter("rows", "Distinct rows that went through the model")
         self.tokens = counter("answer_tokens", "Tokens of all answers")
         self.answers = counter("answers", "Answers given")
-        self.distinct = counter("distinct_answers", "Different answers per prompt, added up")
+        self.distinct = counter("distinct_answers", "Different answers to a prompt, added up over prompts")
         self.cancelled = counter("cancelled_prompts", "Prompts whose client left")
         self.refused = counter("refused_requests", "Requests refused because the queue was full")
         Gauge("d5p4_running_prompts", "Prompts being decoded", registry=own).set_function(running)

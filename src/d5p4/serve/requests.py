@@ -24,7 +24,7 @@ from ..types import Model
 from .errors import ApiError, not_possible
 from .limits import Limits
 
-CHARACTERS_PER_TOKEN = 256  # the most; only long runs of blanks come near it
+CHARACTERS_PER_TOKEN = 256  # more than any token has; a longer text cannot fit into the model
 
 LARGEST = 1e30  # the largest value of an option that has no limit of its own
 Number = Annotated[float, Ge(-LARGEST), Le(LARGEST)]

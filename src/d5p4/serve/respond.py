@@ -71,7 +71,7 @@ class Reply:
             "system_fingerprint": f"d5p4-{__version__}",
         }
         logprobs, options = getattr(ask.body, "logprobs", None), ask.body.stream_options
-        self.wants_logprobs = logprobs is not None and logprobs is not False  # 0 asks for log-probabilities, too
+        self.wants_logprobs = logprobs is not None and logprobs is not False  # 0 asks for them, too
         self.wants_usage = options is not None and bool(options.include_usage)
 
     def whole(self, finished: list[Finished]) -> Object:
@@ -147,7 +147,7 @@ class Reply:
                 index += 1
 
     def _logprobs(self, one: Finished, i: int, request: Request) -> Object:
-        """Return the log-probability of each token of an answer when it was revealed, and the step."""
+        """Return the log-probability of each token of an answer when it was revealed, and the step of that reveal."""
         result, place = one.answers.result, one.answers.place
         chances, steps = finite(result.logprobs[place][i]), result.reveal_step[place][i]  # type: ignore[index]
         written = iter(zip(result.answers[place][i], chances, steps, strict=True))
@@ -181,7 +181,7 @@ class Reply:
 class EventStream(Response):
     """The response to a streamed request, as server-sent events.
 
-    With n = 1, text is sent as soon as it is final. Several answers are sorted at the end; only drafts come before.
+    With n = 1, text is sent as soon as it is final. With n > 1, answers are sorted at the end; before, drafts are sent.
     """
 
     def __init__(self, engine: Engine, jobs: list[Job], reply: Reply, end: float) -> None:

@@ -52,8 +52,9 @@ def serve(
 ) -> None:
     """Serve a model until SIGINT or SIGTERM. `started` is called with the address; `options` are those of `create_app`.
 
-    hosts: further host names that requests may use. At a loopback address the server accepts only its own names and
-    these, so that no web page reaches it under a name of its own. Elsewhere it accepts any name if `hosts` is empty.
+    hosts: further host names that requests may use. At a loopback address only the server's own names and `hosts` are
+    accepted, so that no web page can point its own host name at the server. At other addresses any name is accepted if
+    `hosts` is empty.
     """
     failures: list[BaseException] = []
 
@@ -105,6 +106,6 @@ def address(bound: socket.socket) -> str:
 
 
 def log_to_stderr(level: int = logging.INFO) -> None:
-    """Log one line per request to stderr: its route, status and time. It holds no prompt and no answer."""
+    """Log one line per request to stderr: its route, status and time. No prompt and no answer is in it."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
     logging.getLogger("d5p4.serve").setLevel(level)
