@@ -29,7 +29,7 @@ TOKENS = {"cuda": 1 << 17}  # at most this many tokens per forward on a GPU; oth
 
 
 def answers(setup: Setup, case: Case) -> Source:
-    """Return the source of a case's answers, with one row per set. Experiments with the same case share these rows."""
+    """Return the `Source` of a case's answers, with one row per set. Experiments with equal cases share these rows."""
     made_with = _made_with(setup, case)
     reduced = None if setup.experiment.digest is None else setup.open(*_numbers_file(setup))
     slug = "" if reduced is None else _numbers_slug(setup, case)
@@ -47,7 +47,7 @@ def answers(setup: Setup, case: Case) -> Source:
 
 
 def scores(setup: Setup, case: Case, scorer: str) -> Source:
-    """Return the source of the scores of a case's decoded sets, with one row per set. `scorer` is `kind:model`."""
+    """Return the `Source` of a scorer's scores of a case's answers, with one row per set. `scorer` is `kind:model`."""
     source = answers(setup, case)
     rows = setup.rows(source)
     kind, _, model = scorer.partition(":")
@@ -68,9 +68,9 @@ def scores(setup: Setup, case: Case, scorer: str) -> Source:
 
 
 def numbers(setup: Setup, some_cases: Sequence[Case] | None = None) -> Source:
-    """Return the source of the numbers to draw, with one row per set of `some_cases` (by default of all cases)."""
+    """Return the `Source` of the numbers to draw, with one row per set of `some_cases` (by default of all cases)."""
     wanted = setup.cases if some_cases is None else some_cases
-    # If several cases have the same options, the case with the most units is used.
+    # If several cases have the same options, only the case with the most units is kept.
     cases = {_numbers_slug(setup, case): case for case in sorted(wanted, key=lambda case: case.units)}
     keys = [f"{slug} {unit}" for slug, case in cases.items() for unit in range(case.units)]
 
@@ -85,19 +85,19 @@ def numbers(setup: Setup, some_cases: Sequence[Case] | None = None) -> Source:
 
 
 def _numbers_file(setup: Setup) -> tuple[str, dict[str, str]]:
-    """The path and the header of the file of numbers. The keys, not the header, contain a hash of the settings."""
+    """Return the path and header of the file of numbers. A hash of the settings is in the keys, not in the header."""
     assert setup.experiment.digest is not None
     name = setup.experiment.digest.name
     return f"numbers/{name}.jsonl.xz", {"numbers": name}
 
 
 def numbers_of(setup: Setup, case: Case) -> list[Row]:
-    """Return the numbers of a case's sets, in the order of the units. (A set is decoded for each unit.)"""
+    """Return the numbers of a case's sets, in the order of the units. (Each unit has one set.)"""
     return complete(setup, numbers(setup, [case]), "draw")
 
 
 def _reduce(setup: Setup, case: Case, units: Sequence[str]) -> dict[str, Row]:
-    """Compute the numbers of the sets of a case that `units` names, from the answers and scores of these sets."""
+    """Compute the numbers of some sets of a case, one set per unit, from the answers and scores of these sets."""
     digest = setup.experiment.digest
     assert digest is not None
     decoded = answers(setup, case)
@@ -121,7 +121,7 @@ def prompt_digits(prompt: str) -> str:
 
 
 def known_prompts(setup: Setup, task: str) -> Iterator[tuple[Path, int, str]]:
-    """Yield path, unit and `prompt_digits` of each row of a task on the disk, if the prompts come from a file."""
+    """Yield path, unit and `prompt_digits` of every row on the disk. Only for tasks that read prompts from a file."""
     for case in setup.cases if setup.reads_data(task) else ():
         if case.task != task:
             continue

@@ -71,7 +71,7 @@ def reduce_graded(setup: Setup, case: Case, unit: int, row: Row, scores: Mapping
 
 
 class Spent:
-    """The right answers of one case and its cost in rows per step. The arrays have one entry per problem."""
+    """The right answers of a case, and the cost of the case in rows per step. The arrays have one entry per problem."""
 
     def __init__(self, setup: Setup, case: Case) -> None:
         rows = numbers_of(setup, case)
@@ -148,7 +148,7 @@ def _task_claims(setup: Setup, by_case: Mapping[str, Spent], task: str, width: i
         claims.append(Claim(f"Ours ({task}): {claim}", "–", values, decided(lead)))
     claims.append(
         Claim(
-            f"Ours ({task}): with distinct children, more of them (w {largest} instead of {width}) cover more problems",
+            f"Ours ({task}): D5P4 with distinct children covers more problems with w {largest} than with w {width}",
             "–",
             f"change: {shown(many_gain, 1)} points; rows per step: {other.rows.value:.2f} → {many.rows.value:.2f}",
             decided(many_gain),
@@ -163,14 +163,14 @@ def _gain(a: Spent, b: Spent) -> Figure:
 
 
 def _same_rows(setup: Setup, by_case: Mapping[str, Spent], task: str, ours: Spent) -> tuple[str, Figure]:
-    """Find the independent case with the number of rows nearest to `ours`. Return its name and the lead of `ours`."""
+    """Compare `ours` with the independent case that has the nearest number of rows. Return its name and our lead."""
     alone = {m: by_case[f"{task} independent, {m} answers"] for m in setup["more"]}
     m = min(alone, key=lambda m: abs(alone[m].rows.value - ours.rows.value))
     name = f"{m} independent answers ({alone[m].rows.value:.2f} rows against {ours.rows.value:.2f})"
     return name, _gain(ours, alone[m])
 
 
-OFFSETS = {"independent": (6, -10), "D5P4+": (-22, 5), "distinct": (5, 5)}  # from a point to its label
+OFFSETS = {"independent": (6, -10), "D5P4+": (-22, 5), "distinct": (5, 5)}  # shift from a point to its label
 
 
 def _figure(setup: Setup, by_case: Mapping[str, Spent]) -> object:

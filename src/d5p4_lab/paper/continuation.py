@@ -41,7 +41,7 @@ PAPER: Mapping[str, Any] = dict(BOX) | {
     "gen_length": 128,
     "steps": 128,
     "units": 817,
-    "remote_code": False,  # Jina v2 has its own code, which runs only with --set remote_code=true
+    "remote_code": False,  # the encoder Jina v2 has its own code, which runs only with --set remote_code=true
 }
 POOL = "pool"
 

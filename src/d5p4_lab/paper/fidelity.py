@@ -20,13 +20,14 @@ from .scoring import MAUVE_TOKENS, TOKENS, pack8, unpack, unpack8
 from .setup import Case, Digest, Experiment, Setup
 
 STAR = 0.5  # MAUVE* adds this number to the count of every bin
-PAPERS = {1: 0.8669, 3: 0.8811, 10: 0.9195, 30: 0.9366, 100: 0.9515, 300: 0.9474, 1000: 0.8746}  # the paper
+PAPERS = {1: 0.8669, 3: 0.8811, 10: 0.9195, 30: 0.9366, 100: 0.9515, 300: 0.9474, 1000: 0.8746}  # MAUVE by β
 
 
 def cases(setup: Setup) -> list[Case]:
     if len(setup["beta_fidelity"]) < 3:
         raise D5P4Error(
-            f"beta_fidelity={setup['beta_fidelity']!r}: give three values or more, so that one lies between others"
+            f"beta_fidelity={setup['beta_fidelity']!r}: give three values or more, "
+            "so that at least one lies between the first and the last"
         )
     units = setup["units_fidelity"]
     return [independent(setup, units), *sweep(setup, "D5P4+", "d5p4", "beta", setup["beta_fidelity"], units)]
@@ -37,7 +38,7 @@ def _reduce(setup: Setup, case: Case, unit: int, row: Row, scores: Mapping[str, 
 
 
 def reference(setup: Setup) -> Source:
-    """Return the source of the features of real texts, with one row per text.
+    """Return the `Source` of the features of real texts, with one row per text.
 
     There are as many real texts as a case has answers. Real texts are cut to the length of generated texts.
     """
@@ -136,7 +137,7 @@ def _claims(setup: Setup, by_case: dict[str, list[MauveInterval]]) -> list[Claim
 
 
 def _apart(a: Figure, b: Figure) -> Verdict:
-    """Judge whether a is larger than b, from the standard errors of a and b."""
+    """Judge whether a is larger than b by more than 1.96 standard errors of the difference."""
     gap, doubt = a.value - b.value, 1.96 * float(np.hypot(a.se, b.se))
     return "holds" if gap > doubt else "does not hold" if gap < -doubt else "not clear"
 

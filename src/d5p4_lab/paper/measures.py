@@ -1,8 +1,8 @@
 """Measures that only the paper's tables need: MAUVE of two samples of texts, and linear CKA of two sets of vectors.
 
 MAUVE (Pillutla et al., 2021; JMLR 2023) compares references with generated texts. All texts are put into common
-clusters by their features. Let p be the histogram of references over these clusters, and q the histogram of generated texts.
-MAUVE is the area under the curve of
+clusters by their features. Let p be the histogram of references over these clusters, and q the histogram of
+generated texts. MAUVE is the area under the curve of
 
     (exp(-c KL(q || r)), exp(-c KL(p || r))),  r = w p + (1 - w) q,  w from 0 to 1.
 
@@ -36,7 +36,7 @@ SEED, RESTARTS, ITERATIONS = 25, 5, 500
 
 
 class Clusters(NamedTuple):
-    """The cluster (0 to `number` - 1) of each reference [n_p] and of each generated text [n_q]."""
+    """The cluster, from 0 to `number` - 1, of each reference (p [n_p]) and of each generated text (q [n_q])."""
 
     p: NDArray[np.int64]
     q: NDArray[np.int64]
@@ -44,7 +44,7 @@ class Clusters(NamedTuple):
 
     @property
     def histograms(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The numbers of references [number] and of generated texts [number] in each cluster."""
+        """Two arrays [number]: how many references, and how many generated texts, are in each cluster."""
         return np.bincount(self.p, minlength=self.number), np.bincount(self.q, minlength=self.number)
 
 
@@ -217,7 +217,7 @@ def _by_group(labels: np.ndarray, groups: Sequence[Hashable] | None, count: int,
     if groups is None:
         groups = range(len(labels))
     if len(groups) != len(labels):
-        raise D5P4Error(f"{name} names {len(groups)} texts, but there are {len(labels)}")
+        raise D5P4Error(f"{name} has {len(groups)} entries, but there are {len(labels)} texts")
     places = {group: i for i, group in enumerate(dict.fromkeys(groups))}
     counts = np.zeros((len(places), count), dtype=np.int64)
     np.add.at(counts, (np.array([places[group] for group in groups]), labels), 1)
