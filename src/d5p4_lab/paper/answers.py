@@ -121,7 +121,10 @@ def prompt_digits(prompt: str) -> str:
 
 
 def known_prompts(setup: Setup, task: str) -> Iterator[tuple[Path, int, str]]:
-    """Yield path, unit and `prompt_digits` of every row on the disk. Only for tasks that read prompts from a file."""
+    """Yield path, unit and `prompt_digits` of every row of a task on the disk.
+
+    Nothing is yielded if the task does not read its prompts from a file.
+    """
     for case in setup.cases if setup.reads_data(task) else ():
         if case.task != task:
             continue
@@ -171,7 +174,7 @@ def _cost(setup: Setup, case: Case) -> float:
 
 
 def _first_batch(setup: Setup, case: Case) -> int:
-    """The number of sets in the first batch, which is small, so that an estimate of the time left appears soon."""
+    """The number of sets in the first batch. A small first batch gives an early estimate of the time left."""
     if setup.torch_device.type != "cuda":
         return 1
     tokens = 8 * TOKENS["cuda"]

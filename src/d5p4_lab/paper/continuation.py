@@ -53,7 +53,7 @@ def base(setup: Setup, guidance: float) -> dict[str, Any]:
 
 
 def pool(setup: Setup, guidance: float) -> Case:
-    """Return the case that decodes a pool of k·w independent answers, from which several methods choose k answers."""
+    """Return the case of k·w independent answers. Several methods choose k answers from the pool of these answers."""
     options = base(setup, guidance) | {"method": "independent", "k": setup["k"] * setup["w"]}
     return Case(f"{POOL}, g {guidance:g}", options, setup["units"], setup["task"], POOL, float(guidance))
 

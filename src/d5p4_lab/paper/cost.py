@@ -45,7 +45,7 @@ RESULTS = bench.RESULTS / "gpu.json"
 
 
 def benchmark(setup: Setup) -> Source:
-    """Return the `Source` that runs the GPU benchmark: one row per section. Without a GPU, sizes are small."""
+    """Return the `Source` that runs the GPU benchmark, with one row per section. Without a GPU, sizes are small."""
 
     def make(keys: Sequence[str]) -> dict[str, Row]:
         device = setup.torch_device
@@ -140,7 +140,7 @@ def draw(setup: Setup) -> Drawing:
 
 
 _BOX = {
-    "from_results": True,  # use the committed results of the GPU benchmark
+    "from_results": True,  # True: use the committed results of the GPU benchmark
     "sections": ["step", "decode"],
     "repeats": 15,
     "k": 6,

@@ -51,8 +51,8 @@ class Clusters(NamedTuple):
 class MauveInterval(NamedTuple):
     """A value of MAUVE, and how much this value varies by chance."""
 
-    figure: Figure  # the value for the first seed, and an interval from resampled texts in the same clusters
-    seeds: Floats  # the values [S] for all seeds of k-means
+    figure: Figure  # the value for the first seed of k-means, and an interval from resampled texts in the same clusters
+    seeds: Floats  # the values of MAUVE [S], one per seed of k-means
 
 
 def mauve(
@@ -91,8 +91,8 @@ def mauve_from_histograms(p: ArrayLike, q: ArrayLike, *, smoothing: float = 0.0,
 def cluster(p_features: ArrayLike, q_features: ArrayLike, *, clusters: int | None = None, seed: int = SEED) -> Clusters:
     """Assign references and generated texts, given features [n_p, D] and [n_q, D], to common clusters.
 
-    All rows are scaled to length 1 and projected on their first principal components, which keep 90 % of the variance.
-    The clusters are the best result of k-means from 5 starts (k-means++), with at most 500 rounds per start.
+    All rows of features are scaled to length 1 and projected on the first principal components, which keep 90 % of
+    the variance. The clusters are the best result of k-means from 5 starts (k-means++), with at most 500 rounds each.
     """
     try:
         from sklearn.cluster import KMeans
