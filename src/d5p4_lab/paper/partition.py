@@ -33,7 +33,7 @@ PAPER: Mapping[str, Any] = dict(BOX) | {
     "units": 8,
     "units_large": 8,
 }
-COLLAPSED = 0.99  # two texts with a larger cosine count as the same text
+COLLAPSED = 0.99  # if the mean cosine of two texts of a set is larger, lineages have collapsed
 
 
 def cases(setup: Setup) -> list[Case]:

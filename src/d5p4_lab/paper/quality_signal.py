@@ -49,7 +49,7 @@ STRONG = 0.89  # a correlation above this value is strong; the paper says "Spear
 
 @torch.no_grad()
 def signals(model: NativeModel, ids: Sequence[int], masked: Tensor) -> dict[str, list[float]]:
-    """Compute each signal of a text under each of its R masks [R, L]."""
+    """Compute each signal of a text of L tokens (`ids`) under each of R masks (`masked` [R, L])."""
     row = torch.tensor(ids, device=model.device)
     masked = masked.to(model.device)
     head, parts = model.head, []
@@ -196,7 +196,7 @@ def stronger(a: Floats, b: Floats, nats: Floats) -> Figure:
 
 
 def regression(x: Floats, y: Floats) -> tuple[Figure, Figure]:
-    """Slope and intercept of the least-squares line y ≈ slope x + intercept, for x and y [n]."""
+    """Return the slope and the intercept of the least-squares line y ≈ slope x + intercept, for x and y [n]."""
     parts = np.stack([np.ones(len(x)), x, y, x * x, x * y], axis=1)
 
     def slope(sums: Floats) -> Floats:
@@ -381,7 +381,7 @@ _BOX = {
     "model": "books",
     "length": 256,
     "real": 128,
-    "samples": [[0.7, 16], [1.0, 16], [1.0, 4], [1.3, 16]],  # temperature and steps of each kind of sample
+    "samples": [[0.7, 16], [1.0, 16], [1.0, 4], [1.3, 16]],  # for each kind of sample: temperature and steps
     "each": 16,  # the number of samples of each kind
     "draws": 12,  # the number of masks per text
     "judges": ["judge", "smollm2"],

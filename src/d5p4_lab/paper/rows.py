@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 SECONDS = 45.0  # a batch of a shared source should take about this many seconds
-FULL = 4  # the first batch on a GPU fills this many forwards; one full forward keeps the GPU busy
+FULL = 4  # the first batch on a GPU fills this many forwards; no batch is made smaller than one forward for other ranks
 
 
 @dataclass(frozen=True)

@@ -237,7 +237,7 @@ def _table_exact(cells: Sequence[Cell]) -> Table:
 
 
 def _table_statistics(steps: Sequence[PoolStatistics], setup: Setup) -> Table:
-    """Compare random pools with the decoded pools whose statistics they imitate."""
+    """Compare the statistics of random pools with those of the decoded pools that the random pools imitate."""
     source = torch.Generator().manual_seed(setup.seed)
     group = torch.arange(setup["k"] * setup["w"]) // setup["w"]
     made = [_again(step, *synthetic_pool(step, setup["k"], setup["w"], source), group) for step in steps]

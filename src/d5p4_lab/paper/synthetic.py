@@ -30,7 +30,7 @@ _STEEPEST = 8.0  # the exponent of the power law is at most this large
 
 @dataclass(frozen=True)
 class PoolStatistics:
-    """Statistics of the pool at one step of real decoding."""
+    """The statistics of the pool at one step of real decoding."""
 
     step: int
     between: float  # the mean cosine of two rows of different groups

@@ -56,7 +56,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Task:
-    """Examples, in the order in which they are to be answered."""
+    """The examples of a task, in the order in which they are to be answered."""
 
     name: str
     examples: list[Example]
