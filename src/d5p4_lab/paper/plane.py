@@ -33,7 +33,7 @@ PLANE = Digest("plane", _reduce)
 
 
 def points(setup: Setup, cases: Sequence[Case], judge: str) -> dict[str, np.ndarray]:
-    """For each case [n, 2]: each set's mean nats per token under the judge, and the mean cosine of its texts."""
+    """For each case [n, 2]: each set's mean nats per token under the judge, and the mean cosine of the set's texts."""
     return {
         case.name: np.array([[row["nats"][judge], row["cosine"]] for row in numbers_of(setup, case)]) for case in cases
     }

@@ -3,8 +3,8 @@
 A row is a set of answers, the scores of a set, or anything else that an experiment measures. A `Source` names its rows
 by keys, and can make the rows of some keys. `fill` makes the missing rows, batch by batch. Each batch is on the disk
 before the next batch begins, so a stopped run continues where it stopped, and a longer run adds only the new rows.
-Ranks share the sources that are marked `shared`. They take keys from a common counter. A rank takes as many keys as it
-can make in about `SECONDS`, so a slow rank takes fewer keys.
+Ranks share the sources that are marked `shared`: all ranks take keys from a common counter. A rank takes as many keys
+as it can make in about `SECONDS`, so a slow rank takes fewer keys.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Source:
     together   returns how many keys `make` gets per call (if ranks share the source: only in the first call)
     cost       returns the work per key, relative to other sources
     shared     whether ranks share the keys; otherwise the first rank makes all rows
-    elsewhere  returns whether the row of a key need not be made, because another file contains its numbers
+    elsewhere  returns whether the row of a key need not be made, because another file contains the row's numbers
     """
 
     path: str

@@ -152,12 +152,12 @@ class Setup:
 
     @property
     def label(self) -> str:
-        """The model's name without its folder. It is recorded together with the hash of the weights."""
+        """The model's name without its folder. Files record this name together with the hash of the weights."""
         return self._maker[0] if self._elsewhere else Path(self.named).name
 
     @cached_property
     def _elsewhere(self) -> bool:
-        """Whether the model is not needed and not on this machine. If so, its name and hash come from config.json."""
+        """Whether the model is not needed and not on this machine. If so, config.json has the name and the hash."""
         return not (self.decoding or Path(self.named).expanduser().is_dir() or shipped(self.named))
 
     @cached_property

@@ -6,7 +6,7 @@ a    the mean cosine between groups. The mean cosine within a group is about a +
 x    has variances λ with sum 1 that fall by a power law. x·x' has variance Σ λ², so 1 / Σ λ² is the number of equal
      dimensions that would give cosines between groups the same spread. The exponent of the power law is chosen to match
      the spread of the real pool. All variances are positive, so no set of rows is singular.
-f    the share of a row's own vector. It differs from row to row, because some children differ more from their parent
+f    the share of a row's own vector. f differs from row to row, because some children differ more from their parent
      than others. f is log-normal, with a mean and a spread that match the real cosines within groups.
 """
 

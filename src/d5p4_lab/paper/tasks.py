@@ -181,7 +181,7 @@ def _prompt(source: Source, question: Question, solved: Sequence[Question], shot
 
 
 def _read(source: Source, path: str | Path, split: str | None, default: str | None = None) -> dict[str, Question]:
-    """Return the questions of a split by id: the field `id` of the record or, if these are not unique, its number."""
+    """Return the questions of a split by id: the record's field `id` or, if ids are not unique, the record's number."""
     files = locate(path, split=split, default=default or source.split, folders=source.folders)
     records = [(f"{file} record {i}", record) for file in files for i, record in enumerate(read_records(file), 1)]
     if not records:
@@ -211,7 +211,7 @@ def _parsed(source: Source, place: str, record: dict[str, Any]) -> Question:
 
 PIECE = 200  # the number of words per piece of a document
 PARAGRAPH, LONGER = 60, 140  # a paragraph to be continued has 60 to 60 + 140 words
-PROMPT = (8, 40)  # a prompt has 8 to 40 words; if its first sentence has fewer, it has two sentences
+PROMPT = (8, 40)  # a prompt has 8 to 40 words; if the first sentence has fewer than 8, two sentences are used
 CONTINUATION = 30  # the rest of the paragraph, after the prompt, has at least this many words
 
 _STOP = re.compile(
@@ -363,7 +363,7 @@ def load_task(
     limit       the largest number of examples. A smaller limit gives the first examples of the same list. With a limit,
                 the seed shuffles the questions, as the paper does for GSM8K. Without a limit, questions are in the
                 order of the file. With or without a limit, the documents of text and books take turns
-    shots       for questions: the number of solved examples before each question. They are drawn with the seed from the
+    shots       for questions: the number of solved examples before each question. The seed draws the examples from the
                 other questions of the same file, or from the file `shots_path` (if it is a folder: its train split)
     words       for text: the number of words per piece (200). For books: the least number of words per paragraph (60);
                 the largest number is 140 more
