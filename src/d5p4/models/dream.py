@@ -1,4 +1,4 @@
-"""Dream: a body like that of Qwen2, but with bidirectional attention. Its row i - 1 predicts token i."""
+"""Dream: a body like that of Qwen2, but with bidirectional attention. Row i - 1 of the body predicts token i."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LLaDA: a body like that of Llama, but with bidirectional attention. Reads checkpoints like GSAI-ML/LLaDA-8B."""
+"""LLaDA: a body like that of Llama, but with bidirectional attention, for checkpoints such as GSAI-ML/LLaDA-8B-Base."""
 
 from __future__ import annotations
 
