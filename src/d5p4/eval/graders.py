@@ -7,8 +7,8 @@
 | countdown | its steps solve the puzzle in the prompt (`eval.countdown`) | the canonical form of the steps      |
 
 Text is matched, never evaluated. `register_grader` adds a grader for a task of your own. `d5p4 score --grader NAME` can
-then use that grader. Commands that show answers use the grader that the model's generation_config.json names: `{"d5p4":
-{"grader": "NAME"}}`.
+then use that grader. Commands that show answers use the grader that the model's generation_config.json names:
+`{"d5p4": {"grader": "NAME"}}`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _DIGITS = r"(?:[0-9]+(?:,[0-9]{3}(?![0-9]))*(?:\.[0-9]+)?|(?<![\w.])\.[0-9]+)"
 _NUMBER = re.compile(rf"({_SIGN})\$?({_SIGN})({_DIGITS})")
 
 Grade = Callable[[Any, Sequence[str], Any], "list[bool] | None"]
-"""`grade(prompt, texts, reference)` says for each text whether the text is right, or returns None without a judgement.
+"""`grade(prompt, texts, reference)` says for each text whether the text is right, or returns None if it cannot judge.
 
 The prompt is what the user wrote: text, token ids or messages. The reference is one right value, a list of right
 values, or None if no reference is known, as in `generate`, `compare`, `serve` and `view`.

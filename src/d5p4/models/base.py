@@ -74,7 +74,7 @@ class NativeModel(WithHead, nn.Module):
         self.generation_defaults: Mapping[str, Any] = {}
 
     def body(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Hidden:
-        """Return the hidden rows of tokens [R, T] int64. attention_mask [R, T] is False at left padding."""
+        """Return the hidden rows of `tokens` [R, T] int64. `attention_mask` [R, T] is False at left padding."""
         raise NotImplementedError
 
     def attach(self, name: str, tokenizer: Tokenizer | None, generation: Mapping[str, Any]) -> None:
@@ -112,7 +112,7 @@ class NativeModel(WithHead, nn.Module):
 
 
 def without_token(ids: Sequence[int] | set[int], size: int) -> Tensor:
-    """Return bool [size] that is False at the given ids and True at all others."""
+    """Return bool [size] that is False at the given ids and True at all other ids."""
     missing = torch.ones(size, dtype=torch.bool)
     missing[[i for i in ids if 0 <= i < size]] = False
     return missing

@@ -19,7 +19,7 @@ from ..ops.precision import working_dtype
 
 
 class RMSNorm(nn.Module):
-    """Adds a residual to x, then divides the sum by its root mean square and multiplies it by a weight [D].
+    """Adds a residual to x, divides the sum by its root mean square, and multiplies the result by a weight [D].
 
     The norm also adds the residual, because `ops.body` can do both in one pass over the rows.
     """

@@ -1,4 +1,4 @@
-"""A tokenizer, read from the files of a checkpoint: text to token ids and back, and conversations to prompts."""
+"""The tokenizer of a checkpoint. It converts text to token ids and back, and conversations to prompts."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def _compiled(template: str) -> jinja2.Template:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """Renders the content of `{% generation %}`, which marks the assistant's words for training, unchanged."""
+        """Renders the content of `{% generation %}` unchanged. This tag marks the assistant's words for training."""
 
         tags = {"generation"}
 
@@ -252,7 +252,7 @@ def _make_special(backend: tokenizers.Tokenizer, texts: Sequence[str]) -> None:
 
 
 def _give_mask(backend: tokenizers.Tokenizer, mask_id: int) -> None:
-    """Make the mask id a special token. If the id has no string, but is the next free id, it gets `<|mask|>`."""
+    """Make the mask id a special token. If it is the next free id, its string becomes `<|mask|>`."""
     text = backend.id_to_token(mask_id)
     if text is None:
         ids = backend.get_vocab(with_added_tokens=True).values()

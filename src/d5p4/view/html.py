@@ -29,7 +29,7 @@ def bundle(traces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def html(traces: Sequence[Mapping[str, Any]]) -> str:
-    """Return the page with its styles, scripts and traces inside. The page loads and connects to nothing else."""
+    """Return the page with its styles, scripts and traces inside. The page cannot load or connect to anything else."""
     if not traces:
         raise D5P4Error("there is no trace to show: give at least one trace")
     page = (page_folder() / "index.html").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Pieces are the texts of single tokens. With them a page shows rows and drafts of answers token by token."""
+"""Pieces are the texts of single tokens. The page uses pieces to show rows and drafts of answers token by token."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ Change = list[Any]  # [position, token or piece, logprob]
 
 
 def trace(model: Model, prompt: Any = None, *, callback: Callback | None = None, **options: Any) -> dict[str, Any]:
-    """Decode one prompt with these options of `d5p4.generate` and return the trace. `callback` also gets every step."""
+    """Decode one prompt with options of `d5p4.generate` and return the trace. `callback` also gets every step."""
     recorder = Recorder(model)
 
     def listen(shot: Snapshot) -> Any:
@@ -182,7 +182,7 @@ class Recorder:
         return [] if prompt is None else encode(self.model, prompt, chat)
 
     def _frame(self, prompt: Any, chat: bool | None, pieces: Pieces) -> list[int | None] | None:
-        """Return the pieces of the prompt, with None at each hole (masked token). Without holes return None."""
+        """Return the pieces of the prompt, with None at each hole (masked token). A prompt without holes gives None."""
         ids, mask = self._ids(prompt, chat), self.model.mask_id
         return [None if token == mask else pieces.index(token) for token in ids] if mask in ids else None
 
