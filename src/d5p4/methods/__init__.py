@@ -134,7 +134,7 @@ def register(method: Method) -> None:
     if not callable(method.selector):
         raise D5P4Error(f"method {method.name!r}: the selector must be a dataclass or a function")
     if clash := sorted(set(method.parameters) & set(parameters_of(Settings))):
-        raise D5P4Error(f"method {method.name!r}: its parameter {clash[0]!r} has the name of an option; rename it")
+        raise D5P4Error(f"method {method.name!r}: its parameter {clash[0]!r} has the name of an option; use a new name")
     METHODS[method.name] = method
 
 

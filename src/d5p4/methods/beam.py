@@ -49,7 +49,7 @@ class Categorical(Checked):
     the noise does not depend on the item's place in the pool.
     """
 
-    score_temperature: Annotated[float, Option("Temperature of the draw by quality; 0 takes the best.", least=0)] = 1.0
+    score_temperature: Annotated[float, Option("Temperature of the draw; 0 takes the best candidate.", least=0)] = 1.0
 
     def __call__(self, pool: PoolView, k: int, key: Tensor) -> Choice:
         if self.score_temperature == 0:

@@ -27,7 +27,7 @@ class BestOfN(Checked, Identity):
 
     rank: Annotated[
         Literal["auto", "entropy", "logprob", "scorer"],
-        Option("What ranks the answers; auto: the scorer, or entropy without a scorer."),
+        Option("How answers are ranked; auto uses the scorer if there is one, else entropy."),
     ] = "auto"
     repeats: Annotated[bool, Option("Keep the best answers even if texts repeat.")] = True
 

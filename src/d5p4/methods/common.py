@@ -20,7 +20,7 @@ def by_group(values: Tensor, k: int) -> Tensor:
     """Reshape values [P, N] to [P, k, w]. A group is the w = N / k adjacent children of one parent."""
     prompts, size = values.shape
     if k < 1 or size % k:
-        raise D5P4Error(f"a pool of {size} rows does not split into k = {k} groups of equal size; k must divide it")
+        raise D5P4Error(f"a pool of {size} rows does not split into k = {k} groups of equal size; k must divide {size}")
     return values.reshape(prompts, k, size // k)
 
 

@@ -19,7 +19,7 @@ from .exact import branch_and_bound, exhaustive
 
 Solver = Literal["local-search", "one-start", "k-starts", "n-starts", "exact", "exhaustive"]
 Kernel = Annotated[Literal["additive", "multiplicative"], Option("L = diag(Q) + beta S, or e^(Q/beta) S e^(Q/beta).")]
-Beta = Annotated[float, Option("Weight of diversity; 0 looks at quality alone.", least=0)]
+Beta = Annotated[float, Option("Weight of diversity; with 0, only quality counts.", least=0)]
 
 
 def dpp_kernel(kind: str, quality: Tensor, similarity: Tensor, beta: float) -> tuple[Tensor, Tensor | None]:

@@ -15,9 +15,9 @@ from ..ops.problem import Problem, prepare
 
 LIMIT = 1_000_000
 _CHUNK = 1 << 22  # at most this many members of sets (sets times k) are scored at once
-_SLACK = 1e-6  # sets within this of the best are scored again exactly; it exceeds the rounding error of the bound
-_NOISE = 1e-14  # added to a pivot in the bound; larger than the rounding error of a pivot
-_DEAD = 1e-13  # a pivot of at most this counts as zero whatever its rounding error, so its item is left out
+_SLACK = 1e-6  # sets within this of the best are scored again exactly; the bound's rounding error is smaller
+_NOISE = 1e-14  # added to each pivot in the bound; the rounding error of a pivot is smaller
+_DEAD = 1e-13  # a pivot of at most this is zero up to rounding errors, so its item is left out
 
 
 def exhaustive(
@@ -102,7 +102,7 @@ def _distinct_items(problem: Problem) -> list[list[int]]:
         seen: dict[bytes, int] = {}
         for i in range(low, low + width):
             outside = np.concatenate([kernel[i, :low], kernel[i, low + width :], kernel[i, i : i + 1], own[i]])
-            seen.setdefault((outside + 0.0).tobytes(), i)  # + 0.0 makes -0 and 0 the same bytes
+            seen.setdefault((outside + 0.0).tobytes(), i)  # adding 0.0 turns -0.0 into 0.0
         result.append(list(seen.values()))
     return result
 

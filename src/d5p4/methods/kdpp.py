@@ -20,7 +20,7 @@ _PARTING = 1e-7
 
 @dataclass(frozen=True)
 class KDPP(Checked):
-    """Draws a set S of k items with P(S) = det(L_S) / e_k(eigenvalues of L) (Kulesza and Taskar, 2011). O(N^3 + N k^2).
+    """Draws k items S with P(S) = det(L_S) / e_k(eigenvalues of L) (Kulesza and Taskar, 2011). O(N^3 + N k^2).
 
     If eigenvalues coincide (as with equal rows in the pool), the eigenvectors would depend on the last bits of L.
     Therefore items are put in the order of their ties, and each diagonal entry is raised by a different amount of up to

@@ -15,7 +15,7 @@ from .common import Checked, by_group
 
 @dataclass(frozen=True)
 class MMR(Checked):
-    """Picks one item per group. A pick has the largest Q_i - alpha * (similarity of i to the earlier picks Y).
+    """Picks one item per group, each time the item i with the largest Q_i - alpha * (similarity of i to the picks Y).
 
     form: the similarity of i to Y is the mean of S_ji over j in Y ("mean") or the largest S_ji ("max"). The search runs
     once from each start (first pick) and keeps the set with the largest sum of the picks' values. The time is O(k N)

@@ -1,4 +1,4 @@
-"""Sampling under the partition: one item per group, drawn with chance proportional to det(L_S)^(1/set_temperature)."""
+"""Sampling of a set S with one item per group. The chance of S is proportional to det(L_S)^(1/set_temperature)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CHUNK = 1 << 22  # at most this many members of sets (sets times k) are scored 
 
 @dataclass(frozen=True)
 class PartitionSample(Checked):
-    """Draws a set S with one item per group. P(S) is proportional to det(L_S)^(1/set_temperature).
+    """Draws one set S with one item per group. P(S) is proportional to det(L_S)^(1/set_temperature).
 
     If there are at most `limit` sets, all are enumerated, and the draw is exact, O(w^k k^3). If there are more, a
     Markov chain starts from the set that `partition_map` returns. Each move redraws the item of one group, given the

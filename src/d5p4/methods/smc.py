@@ -34,8 +34,8 @@ class ESMC(Checked):
 
     lam: Annotated[float, Option("Sharpness of the weights.", least=0)] = 5.0
     interval: Annotated[int, Option("Steps between two resamplings.", least=1)] = 8
-    weights: Annotated[Literal["literal", "textbook"], Option("Chances: softmax(G), or G / sum G.")] = "literal"
-    potential: Annotated[Literal["max", "mean"], Option("Weights: G = exp(lam r), or lam r + 1.")] = "max"
+    weights: Annotated[Literal["literal", "textbook"], Option("The chances: softmax(G), or G / sum G.")] = "literal"
+    potential: Annotated[Literal["max", "mean"], Option("The weight G: exp(lam r), or lam r + 1.")] = "max"
     resampling: Annotated[Literal["multinomial", "systematic"], Option("How parents are drawn.")] = "multinomial"
     ess: Annotated[
         float | None,

@@ -79,7 +79,7 @@ def solve(problem: Problem, starts: Starts = "k", local_search: bool = True) -> 
         results = [
             eliminate(part.kernel, part.log_gain, part.quality, part.tie, part.group, part.k, head) for head in heads
         ]
-        # Sorting makes rows of equal sets equal. Slot a has the item of group a or, without groups, the a-th smallest.
+        # Sorting makes rows of equal sets equal. Slot a has group a's item or, without groups, the a-th smallest item.
         sets = torch.cat([result.picks for result in results], 1).sort(-1).values
         if local_search:
             regular = torch.cat([result.zeros for result in results], 1) == 0

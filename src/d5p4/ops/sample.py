@@ -57,7 +57,9 @@ def _tempered(logits: Tensor, banned: Tensor, temperature: float) -> Tensor:
 def inverse_cdf(logits: Tensor, u: Tensor) -> Tensor:
     """Return tokens [R, C]: the first id with cumulative probability >= u [R, C], never an id of probability 0."""
     cdf = torch.softmax(logits.to(wide(logits.device)), -1).cumsum(-1)
-    goal = (u.to(cdf.dtype) * cdf[:, -1:]).clamp_min(torch.finfo(cdf.dtype).tiny)  # for u = 0, any mass is enough
+    goal = (u.to(cdf.dtype) * cdf[:, -1:]).clamp_min(
+        torch.finfo(cdf.dtype).tiny
+    )  # positive, so that some mass is needed
     return torch.searchsorted(cdf, goal).clamp_max(logits.shape[-1] - 1)
 
 
@@ -108,7 +110,7 @@ def draw(
     tokens, parts, how = [], [], (temperature, top_k, top_p, want)
     for rows, size in head_chunks(states.shape[0], vocabulary, fast, fixed):
         some, chance = filled(states[rows], size), filled(u[rows], size)
-        if offset is not None:  # a variable would keep the product in memory during the next product
+        if offset is not None:  # the product has no variable, which would keep it in memory for too long
             token, stats = _kernel_draw(wide_product(some, even)[:, :vocabulary], offset, chance, how)
         else:
             token, stats = _plain_draw(logits_of(some, weight, bias, banned), banned, chance, how)
@@ -143,7 +145,7 @@ def _kernel_draw(
     plain = block_stats(logits, offset, want, rows=rows)
     if temperature == 0 or top_k is not None or top_p is not None:
         drawn = [u.new_zeros(0, u.shape[1], dtype=torch.int64)]
-        for part in row_chunks(len(u), logits.shape[1], KERNEL_CHUNK // 16):  # small, because sorting takes memory
+        for part in row_chunks(len(u), logits.shape[1], KERNEL_CHUNK // 16):  # small chunks: sorting takes memory
             whole = (logits[part] if rows is None else logits[rows[part]]).float() + offset
             if temperature == 0:
                 drawn.append(whole.argmax(-1, keepdim=True).expand(u[part].shape))

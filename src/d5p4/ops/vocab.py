@@ -154,7 +154,7 @@ def vocab_stats(
     tokens: Tensor | None = None,
     fixed: bool = False,
 ) -> dict[str, Tensor]:
-    """Return the wanted statistics of states [R, D], each [R] ("token" [R, C]). See `fixed` above."""
+    """Return the wanted statistics of states [R, D], each [R] ("token" [R, C]). `ops.vocab` explains `fixed`."""
     fast, vocabulary = kernels.usable(weight) and kernels.usable(states), weight.shape[0]
     offset, even = (offset_of(bias, banned), even_rows(weight)) if fast else (None, weight)
     parts = []

@@ -101,7 +101,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     tokens_block = max(1, PAIRS // (heads_block * half_block))
     counts = rows.stride(0), rows.shape[0], length, cos.shape[0]
     blocks = tokens_block, heads_block, half_block
-    options = {"num_warps": 4, "enable_fp_fusion": False}  # products are rounded, as in plain torch
+    options = {"num_warps": 4, "enable_fp_fusion": False}  # without fusion, products are rounded as in plain torch
     with torch.cuda.device_of(x):
         _rotate[(triton.cdiv(rows.shape[0], tokens_block),)](
             rows, cos.contiguous(), sin.contiguous(), out, *counts, heads, half, *blocks, **options

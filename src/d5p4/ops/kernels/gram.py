@@ -34,7 +34,7 @@ def _products(features, slot, pieces, size, length, stride, steps, count, TILE: 
             inside = place < length
             a = tl.load(left_row + place[None, :], mask=left_in[:, None] & inside[None, :], other=0.0)
             b = tl.load(right_row + place[None, :], mask=right_in[:, None] & inside[None, :], other=0.0)
-            total = tl.dot(a, tl.trans(b), total, input_precision="ieee")  # float32 is not rounded to TF32
+            total = tl.dot(a, tl.trans(b), total, input_precision="ieee")  # "ieee": no rounding to TF32
         target = pieces + ((pool * count + piece) * size + left[:, None]) * size + right[None, :]
         tl.store(target, total, mask=left_in[:, None] & right_in[None, :])
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 EXACT = 256  # problems of at most this many items are computed in float64
 MOST_TILE = tl.constexpr(8)  # at most this many rows of L or C are loaded together
-_SCRATCH = 1 << 28  # one launch uses about this many bytes of scratch memory at most
+_SCRATCH = 1 << 28  # one launch uses at most about this many bytes of scratch memory
 STARTS = {"one": 0, "k": 1, "n": 2}
 
 
@@ -154,7 +154,7 @@ def _climb(kernel, gain, rows, roots, inverse, members, residual, slot, picks, o
         member_gain = _finite(tl.load(gain + tl.load(members + slot)).to(FLOAT))  # the gain of the slot's member
     code = item + slot * 4096
     climbed = tl.zeros((), tl.float64)
-    threshold = tl.full((), 0.0 if HAS_GAIN else 1.0, FLOAT) + enough  # a float32 argument 1 + 1e-9 would be 1
+    threshold = tl.full((), 0.0 if HAS_GAIN else 1.0, FLOAT) + enough  # added here: a float32 argument would be 1
     moves = 0
     while moves >= 0:
         old, new = (moves % 2) * K, ((moves + 1) % 2) * K
@@ -240,7 +240,7 @@ def _solve(
     out,  # [P, k]
     rows,  # [programs, k, N]; this argument and the next three are scratch memory
     roots,  # [programs, K, K]
-    inverse,  # [programs, 2 K + 2, K]: A = (L_S)^-1 twice, then the vector of a move twice
+    inverse,  # [programs, 2 K + 2, K]: two copies of A = (L_S)^-1, then two of the vector of a move
     members,  # [programs, 2, K]
     size,
     k,
@@ -349,7 +349,7 @@ def _choose(kernel, gain, tie, sets, zeros_in, value_in, worth_in, hash_in, done
             near = close & (value >= tl.max(value, 0) - 1e-3)
             low = tl.min(tl.where(near, mixed, LARGEST), 0)
             high = tl.max(tl.where(near, mixed, -LARGEST), 0)
-            if (low != high) & (tl.min(zeros, 0) == 0):  # float32 cannot rank these sets
+            if (low != high) & (tl.min(zeros, 0) == 0):  # sets differ, but float32 cannot rank them
                 for start in range(starts):
                     if tl.sum(tl.where(near & (number == start), 1, 0), 0) > 0:
                         mine = sets + (problem * starts + start) * k

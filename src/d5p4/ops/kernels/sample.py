@@ -30,7 +30,7 @@ def _draw(
     largest = tl.max(tops, 0)
     scaled = masses * tl.exp(tl.maximum(tops - largest, -1e30) * sharpness)
     heap = tl.cumsum(scaled, 0)
-    goal = tl.maximum(tl.load(u + place_of_draw) * tl.sum(scaled, 0), 1e-300)  # for u = 0, any mass is enough
+    goal = tl.maximum(tl.load(u + place_of_draw) * tl.sum(scaled, 0), 1e-300)  # positive, so that some mass is needed
     short = heap < goal
     last_block = tl.max(tl.where(scaled > 0, block, 0), 0)
     chosen = tl.minimum(tl.sum(short.to(tl.int32), 0), last_block)
