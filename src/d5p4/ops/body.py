@@ -13,8 +13,8 @@ from .precision import working_dtype
 def add_rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Return x' = x + delta and h = weight * x' / sqrt(mean(x'^2) + eps), both [..., D]. Without delta, x' is x itself.
 
-    x, delta [..., D], weight [D]. The sum, x' / rms, and the product of x' / rms with the weight are each rounded to
-    the dtype of the rows.
+    x and delta are [..., D], weight is [D]. The sum, x' / rms, and the product of x' / rms with the weight are each
+    rounded to the dtype of the rows.
     """
     # All three tensors are checked, because the weight may need a gradient even if the rows do not.
     if usable(x) and usable(weight) and (delta is None or usable(delta)):

@@ -31,7 +31,7 @@ def pool_gram(features: Tensor, slot: Tensor) -> Tensor:
 
 def pool_products(features: Tensor, slot: Tensor, piece: int) -> Tensor:
     """Return the products <h_i, h_j> [P, N, N] for the arguments of `pool_gram`, in the widest float type, so that
-    their sum over slices is the same for any slices. `piece` is the length that `slice_borders` returns."""
+    their sum over slices does not depend on how the features are sliced. `piece` is returned by `slice_borders`."""
     if not kernels.usable(features, slot.shape[1]):
         return _pool_products(features, slot, first_equal(slot))
     from .kernels.gram import pool_pieces

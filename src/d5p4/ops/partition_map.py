@@ -1,6 +1,6 @@
 """MAP inference of a determinantal point process with one item per group.
 
-maximise log det(L_S) + sum of log_gain over S, over sets S with one item from each of k groups of w = N / k items.
+Maximise log det(L_S) + sum of log_gain over S, over sets S with one item from each of k groups of w = N / k items.
 
 Greedy elimination runs from several first picks (starts), and a 1-swap local search improves each result. The best of
 all these sets is found by an exact re-scoring. The time is O(s k^2 N) for the greedy part of s starts and O(k^2 N) per
@@ -41,11 +41,11 @@ def partition_map(
     """Return the chosen items [P, k], ascending, one from each group. Group g has the items g*w .. (g+1)*w - 1.
 
     kernel [P, N, N]. log_gain [P, N] is twice the log of a diagonal scaling of the kernel (the scaling itself could
-    overflow). quality [P, N] decides if determinants are zero, and tie [P, N] decides between equal values. starts:
-    "one" (the best item of all), "k" (the item of each group with the largest diagonal times gain), "n" (every item).
-    Without the partition, any k items may be chosen, and "k" starts from the k items with the largest diagonal times
-    gain. Every input gives a valid choice, even if numbers are not finite (see `ops.problem`). A float32 kernel on CUDA
-    must be symmetric, because only half of it is read.
+    overflow). quality [P, N] decides between sets of determinant zero, and tie [P, N] decides between equal values.
+    starts: "one" (the best item of all), "k" (the item of each group with the largest diagonal times gain), "n" (every
+    item). Without the partition, any k items may be chosen, and "k" starts from the k items with the largest diagonal
+    times gain. Every input gives a valid choice, even if numbers are not finite (see `ops.problem`). A float32 kernel
+    on CUDA must be symmetric, because only half of it is read.
     """
     if starts not in ("one", "k", "n"):
         raise ValueError(f'starts must be "one", "k" or "n", got {starts!r}')
@@ -108,7 +108,7 @@ def _first_picks(problem: Problem, starts: Starts) -> Tensor | None:
 
 
 def _climb(problem: Problem, sets: Tensor, regular: Tensor) -> Tensor:
-    """Improve sets [P, s, k] by local search if regular [P, s] is true. Each move is the best swap of one item.
+    """Improve by local search the sets [P, s, k] that regular [P, s] marks. Each move is the best swap of one item.
 
     With A = (L_S)^-1, Y = A L_{S,:} and r_i = L_ii - sum_a L_{S_a,i} Y_ai, putting item i into slot a multiplies the
     determinant by r_i A_aa + Y_ai^2. A is computed afresh for every move, so that errors do not build up.

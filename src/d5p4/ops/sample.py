@@ -57,9 +57,7 @@ def _tempered(logits: Tensor, banned: Tensor, temperature: float) -> Tensor:
 def inverse_cdf(logits: Tensor, u: Tensor) -> Tensor:
     """Return tokens [R, C]: the first id with cumulative probability >= u [R, C], never an id of probability 0."""
     cdf = torch.softmax(logits.to(wide(logits.device)), -1).cumsum(-1)
-    goal = (u.to(cdf.dtype) * cdf[:, -1:]).clamp_min(
-        torch.finfo(cdf.dtype).tiny
-    )  # positive, so that some mass is needed
+    goal = (u.to(cdf.dtype) * cdf[:, -1:]).clamp_min(torch.finfo(cdf.dtype).tiny)  # > 0, so that some mass is needed
     return torch.searchsorted(cdf, goal).clamp_max(logits.shape[-1] - 1)
 
 

@@ -1,9 +1,9 @@
 """Decisions between equal values, rows or texts. A decision does not depend on the order in which these are stored.
 
 The last bits of a floating-point sum depend on the batch in which the sum was computed. Values within TOLERANCE of each
-other therefore count as equal, and a hash of the row's lineage (its tie) decides between them. So permuting a pool
-permutes the choice and changes nothing else. The functions are meant for float64: float32 values of size 1 are further
-apart than TOLERANCE, so that only identical values count as equal.
+other therefore count as equal, and the tie of a row, a hash of the row's lineage, decides between equal values. So
+permuting a pool permutes the choice and changes nothing else. The functions are meant for float64: float32 values of
+size 1 are further apart than TOLERANCE, so that only identical values count as equal.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _LARGEST = torch.iinfo(torch.int64).max
 
 
 def argbest(values: Tensor, tie: Tensor, dim: int = -1) -> Tensor:
-    """Return the index of the largest value along `dim`. Of values within TOLERANCE of it, the smallest tie wins.
+    """Return the index of the largest value along `dim`. NaN counts as minus infinity.
 
-    NaN counts as minus infinity. If every value is minus infinity, the smallest tie wins.
+    Among values within TOLERANCE of the largest value, the smallest tie wins, also if every value is minus infinity.
     """
     values = values.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
     best = values.amax(dim, keepdim=True)

@@ -1,6 +1,6 @@
 """Unmask-by-order (LLaDA, Dream): draw a token for every masked position, reveal the best few, mask the rest again.
 
-An order says which m positions are best: those with the largest value of one of these kinds.
+The order decides which m positions are best: those with the largest value in this table, or drawn positions.
     confidence   probability of the drawn token
     margin       largest minus second largest probability
     entropy      minus the entropy
@@ -90,8 +90,7 @@ def _worth(draw: Draw, token: Tensor, stats: dict[str, Tensor], noise: Tensor | 
 
 
 def _temper(worth: Tensor, noise: Tensor, reveal: int, temperature: float) -> Tensor:
-    """Return worth [P, m, C, M] / temperature + Gumbel noise at the 2 * reveal best positions, minus infinity
-    elsewhere.
+    """Return worth [P, m, C, M] / temperature + Gumbel noise at the 2 * reveal best positions, else minus infinity.
 
     The positions with the `reveal` largest results are then distributed like draws without replacement.
     """

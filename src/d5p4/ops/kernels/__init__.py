@@ -45,8 +45,8 @@ def runs_on(device: torch.device) -> bool:
 
 
 def usable(x: Tensor, items: int = 0) -> bool:
-    """Return whether the kernels accept x: x is on CUDA, is not float64 and needs no gradient, torch.compile is not at
-    work, and a pool of `items` rows is not too large."""
+    """Return whether the kernels accept x: x is on CUDA, is not float64 and needs no gradient, torch.compile is not
+    running, and a pool of `items` rows is not too large."""
     if not x.is_cuda or x.dtype == torch.float64 or _off or items > MOST_ITEMS:
         return False
     if torch.compiler.is_compiling() or (x.requires_grad and torch.is_grad_enabled()):

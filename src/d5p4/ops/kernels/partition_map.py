@@ -154,7 +154,7 @@ def _climb(kernel, gain, rows, roots, inverse, members, residual, slot, picks, o
         member_gain = _finite(tl.load(gain + tl.load(members + slot)).to(FLOAT))  # the gain of the slot's member
     code = item + slot * 4096
     climbed = tl.zeros((), tl.float64)
-    threshold = tl.full((), 0.0 if HAS_GAIN else 1.0, FLOAT) + enough  # added here: a float32 argument would be 1
+    threshold = tl.full((), 0.0 if HAS_GAIN else 1.0, FLOAT) + enough  # computed here, because float32(1 + 1e-9) is 1
     moves = 0
     while moves >= 0:
         old, new = (moves % 2) * K, ((moves + 1) % 2) * K
@@ -349,7 +349,7 @@ def _choose(kernel, gain, tie, sets, zeros_in, value_in, worth_in, hash_in, done
             near = close & (value >= tl.max(value, 0) - 1e-3)
             low = tl.min(tl.where(near, mixed, LARGEST), 0)
             high = tl.max(tl.where(near, mixed, -LARGEST), 0)
-            if (low != high) & (tl.min(zeros, 0) == 0):  # sets differ, but float32 cannot rank them
+            if (low != high) & (tl.min(zeros, 0) == 0):  # the sets differ, but float32 cannot rank them
                 for start in range(starts):
                     if tl.sum(tl.where(near & (number == start), 1, 0), 0) > 0:
                         mine = sets + (problem * starts + start) * k
@@ -379,7 +379,7 @@ _tickets: dict[tuple[torch.device, int], Tensor] = {}
 
 
 def tickets(device: torch.device, count: int) -> Tensor:
-    """Return int32 counters [count], which are zero before and after every launch. Each CUDA stream has its own."""
+    """Return int32 counters [count] that are 0 before and after every launch. Each CUDA stream has its own counters."""
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
     zeros = _tickets.get((device, stream))
     if zeros is None or len(zeros) < count:

@@ -59,7 +59,7 @@ def draw_tokens(
     temperature: float = 1.0,
     rows: Tensor | None = None,
 ) -> Tensor:
-    """Return tokens [R, C] for float64 uniforms u [R, C]. `blocks`: `block_stats(...)` at this temperature."""
+    """Return tokens [R, C] for float64 uniforms u [R, C]. `blocks` must come from `block_stats` at this temperature."""
     token = torch.empty(u.shape, dtype=torch.int64, device=logits.device)
     number = blocks.top.shape[1]
     sizes = logits.shape[1], logits.stride(0), number, sharpness(temperature)
