@@ -9,7 +9,7 @@
 A variant is a file that --keep wrote, or a device with options after colons:
     plain     use the plain versions of the operations even on a GPU, where our kernels would run
     small     run forwards of at most 512 tokens, so that the matrix products have other shapes
-    noise=x   multiply the hidden states by 1 + x cos(keyed angle); the default x is 3e-7
+    noise=x   multiply each number of the hidden states by 1 + x cos(a keyed random angle); the default x is 3e-7
 
 Two runs of a prompt may differ after some step and still end in the same answers. The first difference has a kind:
     selection  The runs chose different parents from the same pool. The margin is the difference between the objectives
