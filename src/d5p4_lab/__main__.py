@@ -57,7 +57,7 @@ def reproduce(
         list[str] | None, typer.Option("--set", help="Change a setting, such as units=4; may be repeated.")
     ] = None,
     scorers: Annotated[str | None, typer.Option(help="Use only these scorers, such as ppl,cos.")] = None,
-    minutes: Annotated[float | None, typer.Option(help="Stop before this many minutes have passed.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Stop after at most this many minutes.")] = None,
     seed: Annotated[int, typer.Option(help="The seed of all random numbers.")] = 0,
     page: Annotated[Path, typer.Option(help="The page that `claims` writes.")] = Path("docs/claims.md"),
     device: Device = None,
