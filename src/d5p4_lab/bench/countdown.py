@@ -39,9 +39,7 @@ BETAS = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 TEST_SEED, TUNE_SEED = 0, 1  # of the problems
 TESTED = 1000  # --problems may be at most this; tuning uses none of these test problems
 GUIDANCE = (1.5, 2.0)
-TOKENS = (
-    1 << 17
-)  # a forward on a GPU has at most this many tokens; a call of `generate` has at most eight times as many
+TOKENS = 1 << 17  # a forward on a GPU has at most this many tokens, and a call of `generate` eight times as many
 
 
 @dataclass(frozen=True)
@@ -130,9 +128,7 @@ class Record:
     settings: dict[str, Any]  # the settings that differ from the library's defaults
     session: int  # the index of the session in the file's list `sessions`
     right: str  # one hexadecimal digit per problem; its bit i is 1 if answer i is right
-    distinct: (
-        str  # one letter of a..y per problem; its index is 5 t + f for t different right texts in f canonical forms
-    )
+    distinct: str  # one letter a..y per problem, with index 5 t + f for t different right texts in f canonical forms
     rows: float  # the mean number of rows through the model per problem and step
     rows_nominal: float
     seconds: float
@@ -193,7 +189,7 @@ class Book:
         write(self.path, f"{{\n{lines}\n}}\n")
 
     def best(self, method: Method, numbers: int, count: int) -> float | None:
-        """Return the value of the knob with the best pass@4 in a complete sweep. Of equally good values, the smallest."""
+        """Return the knob's value with the best pass@4 in a complete sweep (the smallest of equally good values)."""
         if method.knob is None:
             return None
         records = [self.find(run) for run in sweep(method, numbers, count)]
@@ -290,7 +286,7 @@ def forecast(run: Run, book: Book, session: int) -> float:
 
 @cache
 def _cut(base: bytes, other: bytes) -> Interval:
-    """Return `relative_cut` of two float64 arrays [P]. It is cached, because each writing of the file needs it again."""
+    """Return `relative_cut` of two float64 arrays [P]. Results are cached, because each write of the file needs them."""
     return relative_cut(np.frombuffer(base), np.frombuffer(other))
 
 

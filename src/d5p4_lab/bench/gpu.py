@@ -229,7 +229,7 @@ class Bench:
         paper_calls: int = 0,
         plain: bool = True,
     ) -> Row:
-        """Measure an operation in three versions. Ours is last: if its capture fails, torch's generator may be spoilt."""
+        """Measure three versions of an operation. Ours is last: its graph capture may fail and spoil torch's generator."""
         row: Row = {"what": what, "size": str(size), "floor_ms": floor}
         if paper is not None:
             self.measure(row, "baseline", paper, paper_calls)
@@ -251,7 +251,7 @@ class Inputs:
     """The hidden rows, head, ties and keys of one step at one problem size. Logits are made on first use."""
 
     def __init__(self, bench: Bench, point: Point, prompt: int = 0, masked: float = 1.0) -> None:
-        """prompt: number of prompt positions, which only the baseline uses. masked: share of masked answer positions."""
+        """prompt: number of prompt positions; only the baseline uses them. masked: share of masked answer positions."""
         self.point, self.bench = point, bench
         pools, length, width = point.prompts * point.size, point.length, point.width
         self.weight = bench.normal(point.vocabulary, width, scale=width**-0.5, seed=1)

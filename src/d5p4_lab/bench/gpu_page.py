@@ -173,7 +173,7 @@ def report(results: Mapping[str, Any]) -> str:
 
 
 def figure(results: Mapping[str, Any], path: Path) -> None:
-    """Draw the time of the step by n, L, V and P, the time of the solver by size, and the time of whole decode steps."""
+    """Draw the time of the step by n, L, V and P, the solver's time by size, and the time of whole decode steps."""
     names = {"n": "candidates n", "L": "answer positions L", "V": "vocabulary V", "P": "prompts P"}
     with panels_of(path, 2, 3, (13, 7.5)) as (chart, panels):
         for panel, (axis, name) in zip(panels.flat, names.items(), strict=False):

@@ -43,7 +43,7 @@ SHARD = 2 * 2**30
 
 
 def random_model(config: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> LLaDA:
-    """Make a model with the shape in `config` on the device. The weights are normal random numbers, variance 1 / fan-in."""
+    """Make a model with the shape in `config` on the device. Its weights are normal with variance 1 / fan-in."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -111,9 +111,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("layers", type=int, nargs="?", default=CONFIG["n_layers"])
     options = parser.parse_args(arguments)
     if not (options.folder / "config.json").exists():
-        context = multiprocessing.get_context(
-            "spawn"
-        )  # another process writes the files, so that its memory is not counted
+        context = multiprocessing.get_context("spawn")  # the memory of writing must not be counted
         process = context.Process(target=write, args=(options.folder, options.layers))
         process.start()
         process.join()
