@@ -286,7 +286,7 @@ def forecast(run: Run, book: Book, session: int) -> float:
 
 @cache
 def _cut(base: bytes, other: bytes) -> Interval:
-    """Return `relative_cut` of two float64 arrays [P]. Results are cached, because each write of the file needs them."""
+    """Return `relative_cut` of two float64 arrays [P]. Results are cached: every write of the file needs them again."""
     return relative_cut(np.frombuffer(base), np.frombuffer(other))
 
 

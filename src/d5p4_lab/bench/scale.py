@@ -170,7 +170,7 @@ def exchanged(bench: Bench) -> list[Row]:
 
 
 def rows(bench: Bench) -> list[Row]:
-    """Measure rows and prompts per second for different numbers of prompts decoded together, with a forward per step."""
+    """Measure rows and prompts per second for different numbers of prompts decoded together. A step is one forward."""
     plan, measured = bench.plan, []
     cases: list[tuple[str, str, Callable[[int], list[Any]], tuple[int, ...], dict[str, Any]]] = [
         ("countdown", "countdown", bench.puzzles, plan.puzzles, bench.puzzle),

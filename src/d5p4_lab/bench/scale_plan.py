@@ -58,7 +58,7 @@ class Facts:
 
     @cached_property
     def body(self) -> tuple[Sequence[float], Sequence[float]]:
-        """Two lists: the measured row counts, and the ms of a forward with so many rows of 384 tokens each."""
+        """Two lists: the measured numbers of rows per forward, and the ms of these forwards. Rows have 384 tokens."""
         rows = [row for row in self.gpu["sections"]["body"]["rows"] if str(row.get("size")).endswith("× 384")]
         pairs = sorted((int(row["size"].split()[0]), row["ours_ms"]) for row in rows if row["what"] == "body")
         return [count for count, _ in pairs], [ms for _, ms in pairs]
@@ -143,7 +143,7 @@ def few(facts: Facts) -> str:
 
 
 def saturation(facts: Facts) -> str:
-    """Return the table of all work other than decoding on 512 ranks, as shares of the longest and of the shortest run."""
+    """Return the table of all work besides decoding on 512 ranks, as shares of the longest and of the shortest run."""
     ranks, costs, step = RANKS[-1], facts.costs, facts.step
     hosts, prompts, batch = ranks // RANKS_PER_HOST, Job().prompts, Job().batch
     jobs = (Job(), Job(steps=64, share=0.3))
@@ -312,7 +312,7 @@ def tables(facts: Facts) -> Tables:
 
 
 def figure(scale: Mapping[str, Any], path: Path) -> None:
-    """Draw three charts: bytes per step, rows per second by number of prompts decoded together, and gain of batching."""
+    """Draw three charts: bytes per step, rows per second by number of prompts decoded together, gain of batching."""
     rows = partial(rows_of, scale)
     with panels_of(path, 1, 3, (13, 4)) as (chart, panels):
         _bytes(panels[0], [row for row in rows("bytes") if "sent" in row])

@@ -105,7 +105,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Costs:
-    """The costs of a run besides decoding, in seconds if no unit is given. scale.py measures `plan`, `find`, `merge`."""
+    """The costs of a run besides decoding, in seconds if no unit is given. scale.py measures plan, find and merge."""
 
     plan: float = 500e-6  # the time of every rank to plan a prompt with a chat template
     find: float = 60e-6  # the time to find a line when the part files are read
@@ -128,7 +128,7 @@ class Costs:
         return replace(default, plan=plan, find=seconds("find", default.find), merge=seconds("merge", default.merge))
 
     def loading(self, ranks: int) -> float:
-        """Return the seconds until all ranks have the weights, if each host reads the weights once for all its ranks."""
+        """Return the seconds until all ranks have the weights. Each host reads the weights once for all its ranks."""
         return self.start + math.ceil(ranks / RANKS_PER_HOST) * self.weights / self.server
 
 
