@@ -61,7 +61,7 @@ def greedy_map(kernel: Tensor, k: int) -> Tensor:
 
 
 def mmr(quality: Tensor, similarity: Tensor, k: int, alpha: float) -> Tensor:
-    """Run greedy picking by Q_i - alpha * mean similarity to the picks from each of the N items; return the best set.
+    """Pick greedily by Q_i - alpha * mean similarity to the picks, starting from each of N items. Return the best set.
 
     `quality` is [N] and `similarity` is [N, N]. The set [k] is in ascending order.
     """

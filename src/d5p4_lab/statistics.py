@@ -153,7 +153,7 @@ def pearson(a: ArrayLike, b: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Fi
 
 
 def spearman(a: ArrayLike, b: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Figure:
-    """Return Pearson's correlation of the ranks of a [n] and b [n]. Equal values share a rank in every resample."""
+    """Return the correlation of the ranks of a [n] and b [n]. Equal values share a rank. Resamples get new ranks."""
     (left, right), dropped = _finite(*_same_length(a, b))
     ranks = _ranker(left), _ranker(right)
     return _correlation(
@@ -192,7 +192,7 @@ def interval(values: ArrayLike) -> Interval:
     """Return the mean of values [P] or [S, P] with a normal 95 % interval over problems. Seeds are averaged first."""
     figures = np.asarray(values, dtype=np.float64)
     if figures.ndim not in (1, 2) or figures.shape[-1] < 2:
-        raise D5P4Error(f"an interval needs [problems] or [seeds, problems], at least 2 problems, got {figures.shape}")
+        raise D5P4Error(f"the shape must be [problems] or [seeds, problems], at least 2 problems, not {figures.shape}")
     per_problem = figures.mean(axis=0) if figures.ndim == 2 else figures
     mean = float(per_problem.mean())
     half = _NORMAL_95 * float(per_problem.std(ddof=1)) / len(per_problem) ** 0.5
@@ -200,7 +200,7 @@ def interval(values: ArrayLike) -> Interval:
 
 
 def relative_cut(base: ArrayLike, other: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Interval:
-    """Return the share of the problems unsolved by `base` that `other` saves: 1 - sum(1 - other) / sum(1 - base).
+    """Return the share by which `other` reduces the problems unsolved by `base`: 1 - sum(1 - other) / sum(1 - base).
 
     `base` and `other` are [P]: the solved share of each problem. The interval is a paired bootstrap: each resample has
     the same problems for both. Resamples in which `base` solves everything are left out.
@@ -210,7 +210,7 @@ def relative_cut(base: ArrayLike, other: ArrayLike, seed: int = 0, draws: int = 
         raise D5P4Error(f"a relative cut needs two lists of the same problems, got {before.shape} and {after.shape}")
     left_before, left_after = 1 - before, 1 - after
     if left_before.sum() <= 0:
-        raise D5P4Error("the base solves every problem, so there is nothing left to cut")
+        raise D5P4Error("base solves every problem, so `other` cannot reduce the unsolved problems")
 
     def cut(counts: Floats) -> Floats:
         below = counts @ left_before

@@ -45,7 +45,7 @@ def fastest(call: Callable[[], Result], device: torch.device, repeats: int = 3) 
 
 
 def median_ms(call: Callable[[], Any], device: torch.device, budget: float) -> float:
-    """Return the median ms of a call after a warm-up. The number of calls is what fits into `budget` s, but 3 to 50."""
+    """Return the median ms of 3 to 50 calls after a warm-up. There are as many calls as fit into `budget` seconds."""
     call()
     count = min(50, max(3, int(budget / wall(call, device)[1])))
     if device.type != "cuda":
@@ -75,7 +75,7 @@ def graph_ms(call: Callable[[], Any], device: torch.device, budget: float, calls
 
 def peak_gb(call: Callable[[], Any], device: torch.device) -> float | None:
     """Return the peak memory, in GB, that one call and its results need beyond the current use; None on a CPU."""
-    call()  # libraries allocate workspaces in their first call, which must not be counted
+    call()  # this call allocates the workspaces of libraries, which must not be counted
     if device.type != "cuda":
         return None
     with Held(device) as meter:

@@ -220,7 +220,7 @@ class Family:
 
     tokens: Tensor  # [L]
     open: Tensor  # [L] bool: True at the masked positions of the block
-    low: Tensor  # [L, V] a uniform number from low to high draws the token; inf if no number draws it
+    low: Tensor  # [L, V] a uniform number from low to high draws the token; low is inf if no number draws it
     high: Tensor  # [L, V]
     worth: Tensor  # [L, V] the value of a position if it draws the token; high values are revealed first
     last_ids: Sequence[int]  # tokens of value 0; positions that draw such tokens are revealed from left to right
@@ -241,8 +241,8 @@ class Family:
     def _order(self, row: Tensor, new: Tensor) -> Tensor:
         """Return [C]: the value of the best position that stays masked minus the value of the worst revealed position.
 
-        Rounding may also have changed the token of a position that stays masked, and with it the value. So the
-        smallest margin over all its tokens counts. The ancestral rule ignores the values, so its margin is 0 or inf.
+        Rounding may also have changed the token of a position that stays masked, and with the token the value. So the
+        smallest margin over all tokens counts. The ancestral rule ignores the values, so its margin is 0 or inf.
         """
         if self.moves is not None:
             return torch.where((self.moves == new).all(-1), 0.0, torch.inf)
@@ -614,7 +614,7 @@ def main(arguments: Sequence[str]) -> int:
         about |= {name: [about[name][0], kept.about[name][1]] for name in ("machines", "torch")}
         chosen = [case for case in chosen if case.name in kept.runs]
         if not chosen:
-            raise d5p4.D5P4Error(f"{args.b} has {', '.join(kept.runs)}, but no case that contains {args.only!r}")
+            raise d5p4.D5P4Error(f"{args.b} has {', '.join(kept.runs)}, but none of these names contains {args.only!r}")
     print(f"{args.a} ({about['machines'][0]}) against {about['b']} ({about['machines'][1]}), {args.dtype}", flush=True)
     outcomes: list[Outcome] = []
     for case in chosen:

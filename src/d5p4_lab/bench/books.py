@@ -137,7 +137,7 @@ def judged(judge: CausalJudge, kinds: dict[str, Any], most: int | None, batch_si
     scores = {}
     for name, kind in kinds.items():
         texts = [text for texts in kind["sets"] for text in texts][:most]
-        # The judge's tokenizer may need more tokens for a text than the model, and more than the judge's context.
+        # With the judge's tokenizer, a text may have more tokens than the judge's context allows.
         score = partial(judge.score, texts, batch_size=batch_size, max_tokens=judge.context)
         scored, seconds = wall(score, torch.device("cpu"))
         scores[name] = figures(scored, together=K)
@@ -211,7 +211,7 @@ def measure(stage: str, options: argparse.Namespace, results: dict[str, Any]) ->
     else:
         results["seed"] = options.seed
         kinds |= samples(options, model)
-    results.pop("judges", None)  # these scores belong to the old texts
+    results.pop("judges", None)  # removes the scores of the old texts
 
 
 def main(arguments: Sequence[str]) -> None:

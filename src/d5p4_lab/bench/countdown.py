@@ -37,7 +37,7 @@ from . import RESULTS, Row, Tables, generate, half_width, make_parser, markdown,
 K, W = 4, 4
 BETAS = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 TEST_SEED, TUNE_SEED = 0, 1  # of the problems
-TESTED = 1000  # --problems may be at most this; tuning uses none of these test problems
+TESTED = 1000  # the largest value of --problems; tuning never uses these test problems
 GUIDANCE = (1.5, 2.0)
 TOKENS = 1 << 17  # a forward on a GPU has at most this many tokens, and a call of `generate` eight times as many
 
@@ -238,7 +238,7 @@ def plan(
 
 
 def resolved(run: Run, model: d5p4.Model) -> dict[str, Any]:
-    """Return the settings of a run that differ from the library's defaults. The model may have defaults of its own."""
+    """Return the settings of a run that differ from the library's defaults, including those that the model changes."""
     defaults, settings = d5p4.Settings().to_dict(), d5p4.Settings.make(model, **run.options()).to_dict()
     # The committed results do not name the solver, because they were made with the default solver.
     params = {name: value for name, value in settings["params"].items() if (name, value) != ("solver", "local-search")}
@@ -452,7 +452,7 @@ def main(arguments: Sequence[str]) -> None:
         )
     if not 2 <= args.problems <= TESTED or args.tune < 2 or args.seeds < 1:
         raise d5p4.D5P4Error(
-            f"problems={args.problems} must be 2 to {TESTED}, tune={args.tune} >= 2 and seeds={args.seeds} >= 1"
+            f"problems={args.problems} must be 2 to {TESTED}, tune={args.tune} at least 2, seeds={args.seeds} above 0"
         )
 
     named = {method.name: method for method in METHODS}

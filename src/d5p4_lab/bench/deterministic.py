@@ -110,7 +110,7 @@ def run(case: Case, device: torch.device, small: bool) -> dict[str, Any]:
 
 
 def table(results: Mapping[str, Any]) -> str:
-    """Return Markdown with one row per model and batch size. The cost is the time with the option over that without."""
+    """Return a table by model and batch size. The cost is the time with the option divided by the time without it."""
     rows = []
     for model, measured in results["models"].items():
         for plain, fixed in zip(measured["plain"], measured["deterministic"], strict=True):

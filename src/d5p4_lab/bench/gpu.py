@@ -102,11 +102,11 @@ class Plan:
 
     base: Point
     points: tuple[Point, ...]  # the sizes at which single operations are measured
-    growth: Mapping[str, tuple[Point, ...]]  # the sizes at which the whole step is measured, by axis
+    growth: Mapping[str, tuple[Point, ...]]  # {quantity that grows: sizes of the whole step}
     solver: tuple[tuple[int, int, int], ...]  # each size is (groups k, children w, prompts P)
     valued: tuple[tuple[int, int, int], ...]  # the sizes at which our sets are compared with those of other solvers
     mmr: tuple[tuple[int, int, int], ...]
-    problems: int  # the number of random problems per size in that comparison
+    problems: int  # this comparison of sets uses this many random problems per size
     config: Mapping[str, Any]  # of the model
     forwards: tuple[tuple[int, int], ...]  # rows, tokens
     counts: tuple[int, int]  # (R, T): forwards of 1, 2, ..., R rows are measured, each row with T tokens
@@ -229,7 +229,7 @@ class Bench:
         paper_calls: int = 0,
         plain: bool = True,
     ) -> Row:
-        """Measure three versions of an operation, ours last. Its failed graph capture may spoil torch's generator."""
+        """Measure three versions of an operation, ours last, as a failed graph capture may spoil torch's generator."""
         row: Row = {"what": what, "size": str(size), "floor_ms": floor}
         if paper is not None:
             self.measure(row, "baseline", paper, paper_calls)
@@ -270,7 +270,7 @@ class Inputs:
         self.slot = torch.arange(pools, device=bench.device).view(point.prompts, point.size)
         self.child = torch.arange(point.w, device=bench.device)
         order = torch.rand(pools, length, generator=generator, device=bench.device).argsort(-1)
-        self.places = order[:, : max(1, int(masked * length))].sort(-1).values  # [P * N, M] masked
+        self.places = order[:, : max(1, int(masked * length))].sort(-1).values  # [P * N, M] masked positions
         self.whole = masked == 1
 
     @cached_property
@@ -407,7 +407,7 @@ def driver_version() -> str | None:
 
 
 def vocab(bench: Bench) -> list[Row]:
-    """Measure how the entropies of all positions are computed, with the streamed head and from logits in memory."""
+    """Measure the computation of the entropies of all positions, with the streamed head and from logits in memory."""
     return [row for point in bench.plan.points for row in _vocab(bench, point)]
 
 
@@ -449,7 +449,7 @@ def _sample(bench: Bench, point: Point) -> list[Row]:
 
 
 def gram(bench: Bench) -> list[Row]:
-    """Measure how the similarities S of the pools are computed from the hidden rows."""
+    """Measure the computation of the similarities S of the pools from the hidden rows."""
     rows = []
     for point in bench.plan.points:
         x = Inputs(bench, replace(point, vocabulary=2))
@@ -468,7 +468,7 @@ def solver_inputs(bench: Bench, k: int, w: int, prompts: int) -> tuple[Tensor, T
 
 
 def solver(bench: Bench) -> list[Row]:
-    """Measure the time of the search for the set with the largest determinant. Compare the sets with other solvers."""
+    """Time the search for the set with the largest determinant, and compare the sets with those of other solvers."""
     return [_solver(bench, *size) for size in bench.plan.solver]
 
 
@@ -594,7 +594,10 @@ def body_operations(config: Mapping[str, Any], rows: int, tokens: int) -> float:
 
 @torch.no_grad()
 def body(bench: Bench) -> list[Row]:
-    """Measure the forward without the head, also in eager torch, and the extra time of the first call with n rows."""
+    """Measure the forward without the head, in our version and in eager torch.
+
+    Also measure how much longer the first call with each number of rows takes than the second call.
+    """
     plan, model, generator = bench.plan, bench.model, bench.generator()
 
     def tokens(rows: int, length: int) -> Tensor:
@@ -718,7 +721,7 @@ def run(
 ) -> dict[str, Any]:
     """Measure the machine and the named sections, and write the JSON after each section.
 
-    If the JSON has results of another machine or of other sizes, `fresh` replaces them. Without `fresh`, run fails.
+    If the JSON has results of another machine or size, `fresh` replaces these results. Without `fresh`, it is an error.
     """
     bench, old = Bench(plan, device), read(out)
     results: dict[str, Any] = {"base": str(plan.base), "small": small, "sections": old.get("sections", {})}

@@ -111,7 +111,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("layers", type=int, nargs="?", default=CONFIG["n_layers"])
     options = parser.parse_args(arguments)
     if not (options.folder / "config.json").exists():
-        context = multiprocessing.get_context("spawn")  # the memory of writing must not be counted
+        context = multiprocessing.get_context("spawn")  # a new process, whose memory is not counted
         process = context.Process(target=write, args=(options.folder, options.layers))
         process.start()
         process.join()

@@ -50,8 +50,8 @@ OPENINGS = ["It was a dark night", "The old man", "When they came to the river",
 WHOLE = 1 << 24  # a budget of this many tokens per forward never divides a batch
 COLD = 0.03  # at this temperature the random model draws many equal rows
 ENOUGH = 0.97  # a budget is enough if it reaches this share of the best prompts per second
-K, ANSWER_TOKENS, PROMPT_TOKENS = 16, 256, 128  # the sizes of a line in the section `host`, as in docs/scale.md
-LETTERS_PER_TOKEN = 4.3  # the usual number for English text and usual vocabularies
+K, ANSWER_TOKENS, PROMPT_TOKENS = 16, 256, 128  # answers per line, tokens per answer and per prompt in `host`
+LETTERS_PER_TOKEN = 4.3  # a typical number for English text and common vocabularies
 CHAT = (
     "{% for message in messages %}{% set line = message['role'] + ': ' + message['content'] | trim + '\n' %}"
     "{% if loop.first %}{% set line = '# ' + line %}{% endif %}{{ line }}{% endfor %}"
@@ -134,7 +134,7 @@ class Bench:
     def decode(self, what: str, model: Any, prompts: Sequence[Any], repeats: int | None = None, **options: Any) -> Row:
         """Decode prompts with `generate`. Return the rates, the share of distinct rows and the peak memory."""
         call = partial(generate, model, list(prompts), seed=0, **options)
-        self.free()  # not before every repeat, because a long run also keeps its memory
+        self.free()  # freed once, not before every repeat, because a long run also keeps its memory
         result, seconds = fastest(call, self.device, repeats or self.plan.repeats)
         rows, nominal = int(result.rows.sum()), int(result.rows_nominal.sum())
         row: Row = {"what": what, "prompts": len(prompts), "seconds": seconds}
@@ -178,7 +178,7 @@ def rows(bench: Bench) -> list[Row]:
         (f"8B, temperature {COLD:g}", "large", bench.ids, plan.large, bench.answer | {"temperature": COLD}),
     ]
     for what, name, prompts, counts, options in cases:
-        model = getattr(bench, name)  # loads the model before the measurement, so that all rows include its memory
+        model = getattr(bench, name)  # loads the model before the measurement, so that its memory is counted
         bench.decode(what, model, prompts(1), 1, **options)  # warm up
         alone = None
         for count in counts:
@@ -283,7 +283,7 @@ def _input(sizes: HostSizes, folder: Path) -> list[Row]:
         for number in range(sizes.lines):
             words = chance.choices(WORDS.split(), k=int(PROMPT_TOKENS * 0.8))
             file.write(json.dumps({"id": f"p{number}", "prompt": " ".join(words)}) + "\n")
-    books: Any = d5p4.load("books", "cpu")  # only the tokenizer is used, because the model's rows are too short
+    books: Any = d5p4.load("books", "cpu")  # loaded for its tokenizer; the model itself allows only short rows
     model: Any = SimpleNamespace(tokenizer=books.tokenizer, head=books.head, mask_id=books.mask_id, max_length=4096)
     model.carry_over, model.default_order, model.generation_defaults = False, "confidence", {}
     model.body = books.body
@@ -345,7 +345,7 @@ def _store(sizes: HostSizes) -> list[Row]:
     _, asked = fastest(lambda: [client.add("count", 1) for _ in range(sizes.requests)], CPU)
     scattered = random.Random(0).sample(
         range(1, sizes.finished + 1), sizes.finished // 2
-    )  # scattered lines take the most bytes
+    )  # the message of scattered lines is the largest
     message = pickle.dumps(Done(sizes.finished, scattered))
 
     def send() -> None:

@@ -49,7 +49,7 @@ class Facts:
         return rows_of(self.scale, section)
 
     def shares(self, steps: int) -> dict[str, float]:
-        """Return {description: share of distinct rows}: 100 %, and the shipped models' with as many tokens per step."""
+        """Return {description: share of distinct rows}: 100 %, and the measured shares for as many tokens per step."""
         shares = {"all rows differ": 1.0}
         for row in self.rows("distinct"):
             if row["tokens_a_step"] == TOKENS[steps]:
@@ -155,9 +155,7 @@ def saturation(facts: Facts) -> str:
     memory = host.get("find", {}).get("memory", 300) * prompts
 
     tails = [job.seconds(step) * job.batch for job in jobs]
-    requests = [
-        ranks / tail * 10 + ranks * 3 / 5 for tail in tails
-    ]  # per second: 10 per batch, and 3 per rank every 5 s
+    requests = [ranks / tail * 10 + ranks * 3 / 5 for tail in tails]  # per s: 10 per batch, and 3 per rank every 5 s
     plan, find, merge = (seconds * prompts for seconds in (costs.plan, costs.find, costs.merge))
     hosts_load, ranks_load = (readers * 16 / 5 for readers in (hosts, ranks))
     transfer = finished.get("us", 0.14) / 1e6 * prompts

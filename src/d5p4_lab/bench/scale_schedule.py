@@ -195,9 +195,7 @@ def cut(job: Job, spread: float) -> Cut:
 @cache
 def planned(job: Job, spread: float, mixed: float, step: StepTime) -> Batches:
     """Return the batches of a file with the time of each batch."""
-    file = cut(
-        replace(job, steps=1, share=1.0), spread
-    )  # fixed steps and share, because they do not change the batches
+    file = cut(replace(job, steps=1, share=1.0), spread)  # the batches do not depend on steps and share
     reach = min(mixed * job.share, 1 - job.share)
     share = np.random.default_rng(1).uniform(job.share - reach, job.share + reach, job.prompts)
     longest = np.maximum.reduceat(file.lengths[file.order], file.first)  # [B] rows are padded to this length
@@ -211,7 +209,7 @@ def planned(job: Job, spread: float, mixed: float, step: StepTime) -> Batches:
 
 
 class Played(NamedTuple):
-    """The outcome of one attempt: from a start of the job until all batches are done or the job is stopped."""
+    """The outcome of one start of the job, which ends when all batches are done or when the job is stopped."""
 
     end: float  # the time at which the last batch is done, or at which the job is stopped
     done: NDArray[np.bool_]  # [B]

@@ -7,8 +7,8 @@ First, puzzles are decoded one by one in this process with `d5p4.generate`, each
 batching cannot be faster. Then a server process answers the same puzzles for 1, 8 and 32 clients. Each client sends a
 new request when it has received the answer to its previous request. Every answer is compared with the answer decoded
 alone. During this time another client asks for /healthz repeatedly. The waiting time of that client shows how long the
-event loop was blocked. The floor is the throughput if a request took only the time of its multiplications, at the rate
-of a plain matrix product with the shape of the model's largest matrix.
+event loop was blocked. The floor is the throughput of a server that spends time only on the model's multiplications, at
+the rate of a plain matrix product with the shape of the model's largest matrix.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def batches(url: str) -> tuple[float, float]:
 
 
 def compared(row: dict[str, Any], expected: list[list[str]]) -> dict[str, Any]:
-    """Replace the texts by two counts: requests with the same answers as in `expected`, and different answers."""
+    """Replace the texts by two counts: requests whose answers equal `expected`, and different answers in all."""
     texts = row.pop("texts")
     equal = sum(a == b for a, b in zip(texts, expected, strict=True))
     return row | {"equal": equal, "different": sum(len(set(answers)) for answers in texts)}

@@ -1,4 +1,4 @@
-"""Measure how often each solver of `d5p4.methods.partition_map` finds the best set, which exhaustive search knows.
+"""Measure how often each solver of `d5p4.methods.partition_map` finds the best set (known from exhaustive search).
 
     python -m d5p4_lab bench solver_quality [INSTANCES]
 

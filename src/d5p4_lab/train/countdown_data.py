@@ -54,7 +54,7 @@ def batch(size: int, seed: int, index: int, mix: Mapping[int, float] = MIX) -> B
     if size < 1:
         raise D5P4Error(f"a batch has at least one example, got size {size}")
     if not set(mix) <= set(WINDOW) or min(mix.values(), default=0) < 0 or not 0 < sum(mix.values()) < np.inf:
-        raise D5P4Error(f"mix={dict(mix)} must give 3, 4 or 5 numbers finite shares, none negative and not all 0")
+        raise D5P4Error(f"mix={dict(mix)} must map 3, 4 or 5 to finite shares that are not negative and not all 0")
     draws = Draws(1, seed, index)
     kinds = np.array(sorted(mix))
     edges = np.cumsum([mix[int(kind)] for kind in kinds])
@@ -111,7 +111,7 @@ def _align(text: NDArray[np.uint8], width: int, *, right: bool) -> tuple[NDArray
     place = np.arange(width)
     where = place >= width - lengths[:, None] if right else place < lengths[:, None]
     aligned = np.full((len(text), width), END, np.uint8)
-    aligned[where] = text[written]  # row by row, so each row keeps its characters in order
+    aligned[where] = text[written]  # numpy assigns row by row, so each row keeps its characters in order
     return aligned, lengths
 
 

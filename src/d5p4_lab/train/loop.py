@@ -23,7 +23,7 @@ from .folder import STATE, hardware, refuse_occupied, write_card, write_json, wr
 from .optimiser import Optimiser, rate_scale
 from .recipe import Recipe
 
-AVERAGE = 0.999  # each step keeps this share of the average of the weights and adds the new weights
+AVERAGE = 0.999  # in each step, the new average of the weights has this share of the old average
 SAVE_SECONDS = 20.0
 LINE_SECONDS = 10.0
 
@@ -88,7 +88,7 @@ class Run:
         }
         half = path.with_suffix(".half")
         torch.save(state, half)
-        os.replace(half, path)  # so a kill during `torch.save` does not damage the last complete state
+        os.replace(half, path)  # a kill during `torch.save` cannot damage the last complete state
 
     @torch.no_grad()
     def restore(self, path: Path) -> None:

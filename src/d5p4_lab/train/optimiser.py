@@ -102,5 +102,5 @@ def orthogonalised(matrices: Tensor) -> Tensor:
 
 
 def is_block_matrix(name: str, parameter: Tensor) -> bool:
-    """Return True for a matrix inside a layer. Embeddings, heads, norms, biases and adaLN maps do not count."""
+    """Return True for a matrix inside a layer, but not for embeddings, heads, norms, biases and adaLN maps."""
     return parameter.ndim == 2 and ("blocks." in name or "layers." in name) and "adaLN" not in name
