@@ -268,7 +268,7 @@ def _largest(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Arbiter:
-    """Uses the model in float64 on the CPU to decide which children a run should have drawn."""
+    """Uses the model in float64 on the CPU to decide which children should have been drawn."""
 
     model: Any
     settings: d5p4.Settings

@@ -106,7 +106,7 @@ class Plan:
     solver: tuple[tuple[int, int, int], ...]  # each size is (groups k, children w, prompts P)
     valued: tuple[tuple[int, int, int], ...]  # the sizes at which our sets are compared with those of other solvers
     mmr: tuple[tuple[int, int, int], ...]
-    problems: int  # this comparison of sets uses this many random problems per size
+    problems: int  # our sets are compared on this many random problems per size
     config: Mapping[str, Any]  # of the model
     forwards: tuple[tuple[int, int], ...]  # rows, tokens
     counts: tuple[int, int]  # (R, T): forwards of 1, 2, ..., R rows are measured, each row with T tokens

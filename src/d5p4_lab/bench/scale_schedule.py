@@ -218,7 +218,7 @@ class Played(NamedTuple):
 def play(work: Batches, pending: NDArray[np.int64], speed: Floats, plan: float, begin: float, stop: Floats) -> Played:
     """Simulate one start of the job, in which a free rank takes the next pending batch. Rank r ends at stop[r].
 
-    Before a rank decodes a batch, it must plan all windows up to the window of the batch.
+    Before decoding a batch, a rank must plan all windows up to the window of the batch.
     """
     free = [(begin, rank) for rank in range(len(speed))]
     planned_to = [-1] * len(speed)
