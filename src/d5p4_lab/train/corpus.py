@@ -1,8 +1,9 @@
 """Turns a folder of books into token files that training maps into memory.
 
 `prepare` reads `train.txt` and `val.txt` (or `.xz`), which have one paragraph per line and a line `<|endoftext|>`
-between two books. `prepare` trains a byte-level BPE on the training text, encodes both files and writes `tokenizer.json`,
-`train.npy`, `val.npy` and `corpus.json`. `load` maps the token files of such a folder and does not need the texts.
+between two books. `prepare` trains a byte-level BPE on the training text, encodes both files and writes
+`tokenizer.json`, `train.npy`, `val.npy` and `corpus.json`. `load` maps the token files of such a folder and does not
+need the texts.
 
 `normalise` cleans each book. The tokens decode to exactly the cleaned text, and the byte counts are those of the
 cleaned text without the separators.
