@@ -53,8 +53,9 @@ tables: $(VENV)/.installed-dev ## redraw every table and figure of the documents
 options: $(VENV)/.installed ## write docs/options.md and the docstring of generate from the table of options
 	@$(BIN)/python -m d5p4_lab options
 
-lint: $(VENV)/.installed-dev ## ruff and mypy
+lint: $(VENV)/.installed-dev ## ruff, its format, and mypy
 	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check --quiet src tests examples
 	@$(BIN)/mypy
 
 clean: ## remove .venv, caches and build output

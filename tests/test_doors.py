@@ -131,8 +131,10 @@ def test_a_module_with_a_method_is_loaded_by_name(tmp_path):
     folder = write_llada(tmp_path / "model")
     shape = ["-k", "2", "-w", "2", "--gen-length", "4", "--method", "rows", "--child", "1", "-m", str(folder)]
     ended = subprocess.run(
-        [sys.executable, "-m", "d5p4", "generate", "two", *shape, "--device", "cpu", "--json", "--plugin", "own_rows"],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(SOURCE.parent)])},
+        [sys.executable, "-c", "from d5p4.cli import main; main()", "generate", "two", *shape]
+        + ["--device", "cpu", "--json", "--plugin", "own_rows.py"],
+        cwd=tmp_path,  # a file in the current folder
+        env=os.environ | {"PYTHONPATH": str(SOURCE.parent), "PYTHONSAFEPATH": "1"},  # as an installed command starts
         capture_output=True,
         text=True,
         check=False,

@@ -162,8 +162,11 @@ def test_a_result_has_length_items_and_plain_data():
     result = generate(FakeModel(), ["abc", "<b>"[1:2]], logprobs=True)
     assert len(result) == 2 and [answers.texts for answers in result] == result.texts
     assert result[-1].texts == result.texts[1] and result[0].distinct == int(result.distinct[0])
-    with pytest.raises(IndexError):
-        result[2]
+    for wrong in (2, -3, "texts"):
+        with pytest.raises(IndexError, match="this result has 2"):
+            result[wrong]
+    assert [answers.place for answers in result[1:]] == [1] and list(result[0]) == result.texts[0]
+    assert repr(result[1]).startswith("Answers(prompt 1: ")
     plain = json.loads(json.dumps(result.to_dict()))
     assert plain["seed"] == result.seed and plain["settings"]["k"] == result.settings.k
     assert [entry["answers"] for entry in plain["prompts"]] == result.texts and "reveal_step" in plain["prompts"][0]
@@ -201,6 +204,8 @@ def test_chat_is_applied_where_there_is_a_template():
     expected = generate(chatty, [0, 1, 1]).answers  # the template adds b
     assert generate(chatty, "ab").answers == expected
     assert generate(chatty, [{"role": "user", "content": "ab"}]).answers == expected
+    plain = FakeModel()  # without a template, one message of the user's is the prompt
+    assert generate(plain, [{"role": "user", "content": "ab"}]).answers == generate(plain, "ab").answers
     assert generate(chatty, "ab", chat=False).answers == generate(chatty, [0, 1]).answers
 
 
@@ -435,14 +440,16 @@ def test_nan_logits_name_the_prompt_of_the_call():
 
 BAD = [
     ([], {}, "the list is empty"),
-    ("abc", {"gen_length": 100}, "prompt 0: the prompt has 3 tokens and asks for 100 more, but the model takes at"),
+    ("abc", {"gen_length": 100}, "gen_length: the prompt has 3 tokens and asks for 100 more, but the model takes at"),
     (["a", "a" * 70], {}, "prompt 1: the prompt has 70 tokens"),
     ([0, 99], {}, "token id 99"),
     (["a", 3.5], {}, "prompt 1"),
     ("abc", {"sets": 3}, "sets: only unconditional answers"),
     (None, {"sets": 0}, "sets=0"),
     (None, {"guidance": 2.0}, "guidance=2"),
-    ([{"role": "user", "content": "ab"}], {}, "no chat template"),
+    ([{"role": "system", "content": "ab"}], {}, "no chat template"),
+    ("abc", {"n": 3}, "n: use k"),
+    ("abc", {"torch_dtype": "auto"}, "torch_dtype: it belongs to d5p4.load"),
     ("abc", {"chat": True}, "no chat template"),
     ("abc", {"keys": ["a", "b"]}, "keys: there are 2 entries for 1 prompts"),
     (["a", "b"], {"keys": ["x", "x"]}, "key 'x' names two prompts"),

@@ -398,9 +398,9 @@ def unknown_option(name: str, method: Method) -> D5P4Error:
     known = [*public("python"), *method.parameters]
     own = ", ".join(method.parameters) or "none"
     if others := [other.name for other in METHODS.values() if name in other.parameters]:
-        return D5P4Error(f"it is a parameter of {', '.join(others)}; {method.name} takes {own}", option=name)
+        return D5P4Error(f"it is a parameter of {', '.join(others)}; method {method.name} takes {own}", option=name)
     hint = "this option is not offered here" if name in known else nearest(name, known)
-    return D5P4Error(hint or f"there is no such option, and {method.name} takes {own}", option=name)
+    return D5P4Error(hint or f"there is no such option; the parameters of method {method.name} are {own}", option=name)
 
 
 def public(door: str) -> dict[str, Parameter]:
@@ -416,6 +416,11 @@ _REFUSED = {
     "max_length": "prompt and answer have their own lengths here; use gen_length (or max_new_tokens) for the answer",
     "pad_token_id": "d5p4 pads by itself; leave it out",
     "num_beams": "use k for the number of answers and w for the children of each",
+    "n": "use k for the number of answers",
+    "max_tokens": "use gen_length for the length of the answer",
+    "stop": "only the server has it; cut the texts of the result",
+    "input_ids": "give the tokenizer's output as the prompt: generate(model, inputs)",
+    **dict.fromkeys(("dtype", "torch_dtype", "device", "device_map", "trust_remote_code"), "it belongs to d5p4.load"),
     "eos_token_id": "end-of-text comes from the model's tokenizer; leave it out",
 }
 ALIASES = {alias: p.name for p in parameters_of(Settings).values() for alias in p.option.aliases}

@@ -106,10 +106,12 @@ class Prepared:
         else:  # a default length is shortened to fit the model
             append = min(default_length(model, settings), model.max_length - len(ids))
         if len(ids) + append > model.max_length or append < (0 if holes else 1):
-            raise D5P4Error(
+            reason = (
                 f"the prompt has {len(ids)} tokens and asks for {max(append, 1)} more, but the model takes "
                 f"at most {model.max_length} together; shorten the prompt or the answer"
             )
+            at_fault = "gen_length" if self.length_given and len(ids) < model.max_length else None
+            raise D5P4Error(reason, option=at_fault)
         request = Request(ids, append, key)
         length = len(request.window(model.mask_id))
         if length not in self._possible:
@@ -267,6 +269,8 @@ def _encode_chat(model: Model, messages: Sequence[Mapping[str, str]], chat: bool
         if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
             raise D5P4Error(f"a message needs 'role' and 'content' as text, not {dict(message)!r}")
     text = model.tokenizer.chat(messages) if model.tokenizer is not None else None
+    if text is None and len(messages) == 1 and messages[0]["role"] == "user":
+        return _ids_of(model, messages[0]["content"], False)  # without a template, the message is the prompt
     if text is None:
         raise D5P4Error("the prompt is a conversation, but this model has no chat template")
     return _encode_rendered(model, text)

@@ -3,20 +3,39 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .types import Result
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Answers:
     """The answers to prompt number `place` of a result. Scores and counts are Python numbers, not tensors. A NaN or
     infinite score is None."""
 
     result: Result
     place: int
+
+    def __repr__(self) -> str:
+        return f"Answers(prompt {self.place}: {self.distinct} of {len(self)} differ; texts={self.texts})"
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.texts)
+
+    def _repr_html_(self) -> str:
+        """Return a table of the answers, for notebooks."""
+        row = "<tr><td>{}</td><td>{}</td><td>{}</td><td style='text-align:left;white-space:pre-wrap'>{}</td></tr>"
+        head = "<tr><th>#</th><th>score</th><th>distance</th><th>answer</th></tr>"
+        numbers = zip(self.score, self.distance, self.texts, strict=True)
+        rows = [row.format(i + 1, *map(_cell, cells)) for i, cells in enumerate(numbers)]
+        return f"<table>{head}{''.join(rows)}</table>"
 
     @property
     def texts(self) -> list[str]:
@@ -90,6 +109,10 @@ class Answers:
         if result.logprobs is not None and result.reveal_step is not None:
             record |= {"logprobs": result.logprobs[place], "reveal_step": result.reveal_step[place]}
         return record
+
+
+def _cell(value: float | str | None) -> str:
+    return "–" if value is None else escape(value) if isinstance(value, str) else f"{value:.3f}"
 
 
 def finite(value: Any) -> Any:

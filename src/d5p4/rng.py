@@ -2,9 +2,9 @@
 
 A 64-bit stream is mixed from (seed, prompt key, purpose, step, parent's tokens, parent's number among equal parents).
 Philox4x32-10 with that stream as its key and (position, child) as its counter gives the uniform number. Nothing is
-consumed in sequence, so batch size, padding, order of prompts, de-duplication and ranks cannot change a draw. All
-integers are int64 tensors that wrap around. The numbers have not changed since the first release. On CUDA each function
-is one launch with the same bits.
+consumed in sequence, so batch size, padding, order of prompts, de-duplication and the number of ranks cannot change a
+draw. All integers are int64 tensors that wrap around. The numbers have not changed since the first release. On CUDA,
+each function is one kernel launch and returns the same bits.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from .ops import kernels
 from .ops.precision import wide
 
 TOKEN, ORDER, SELECT, LIKELIHOOD = 1, 2, 3, 4
-"""Purposes of random numbers: a token, a position, a parent, and the positions that the likelihood bound masks."""
+"""What a random number draws: a token, a position to reveal, a parent, or positions that the likelihood bound masks."""
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK32 = 0xFFFFFFFF
 
 
 def _signed(value: int) -> int:
-    """Return the int64 with the same 64 bits."""
+    """Return the int64 number that has the same 64 bits as `value`."""
     value &= (1 << 64) - 1
     return value - (1 << 64) if value >> 63 else value
 
@@ -37,14 +37,14 @@ def _shift(x: Tensor, bits: int) -> Tensor:
 
 
 def _finish(x: Tensor) -> Tensor:
-    """The splitmix64 finaliser: a bijection of 64 bits in which every input bit reaches every output bit."""
+    """Apply the splitmix64 finaliser, a bijection of 64 bits in which every input bit affects every output bit."""
     x = (x ^ _shift(x, 30)) * _signed(0xBF58476D1CE4E5B9)
     x = (x ^ _shift(x, 27)) * _signed(0x94D049BB133111EB)
     return x ^ _shift(x, 31)
 
 
 def mix(*words: Tensor | int) -> Tensor:
-    """Return a 64-bit hash of a tuple of int64 numbers, with broadcasting."""
+    """Return a 64-bit hash of each tuple of int64 numbers. The arguments broadcast."""
     device = next((w.device for w in words if isinstance(w, Tensor)), torch.device("cpu"))
     tensors = [
         word.to(torch.int64) if isinstance(word, Tensor) else torch.full((), _signed(word), device=device)
@@ -61,7 +61,10 @@ def mix(*words: Tensor | int) -> Tensor:
 
 
 def hash_tokens(tokens: Tensor, positions: Tensor) -> Tensor:
-    """Return a 64-bit hash [...] of rows tokens [..., L] at positions [..., L], whatever the order of the columns."""
+    """Return a 64-bit hash [...] of each row of tokens [..., L] at positions [..., L].
+
+    The order of the columns does not matter.
+    """
     if kernels.usable(tokens):
         from .ops.kernels.rng import hash_tokens as launch
 
@@ -70,7 +73,7 @@ def hash_tokens(tokens: Tensor, positions: Tensor) -> Tensor:
 
 
 def hash_rows(rows: Sequence[Sequence[int]]) -> Tensor:
-    """Return `hash_tokens` [n] of n rows of any lengths, each at positions 0, 1, ..."""
+    """Return the hashes [n] of n rows of any lengths, as `hash_tokens` computes them at positions 0, 1, ..."""
     lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
     owner = torch.arange(len(rows)).repeat_interleave(lengths)
     tokens = torch.tensor([token for row in rows for token in row], dtype=torch.int64)
@@ -79,7 +82,7 @@ def hash_rows(rows: Sequence[Sequence[int]]) -> Tensor:
 
 
 def key_of(value: int | str) -> int:
-    """Return a prompt key for the caller's name of the prompt: a whole number or any text."""
+    """Return the 64-bit key for a prompt's name, which is a whole number or any text."""
     if isinstance(value, int):
         return _signed(value)
     digest = hashlib.blake2b(value.encode(errors="surrogatepass"), digest_size=8).digest()
@@ -88,7 +91,7 @@ def key_of(value: int | str) -> int:
 
 def _multiply(constant: int, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return the high and the low 32 bits of constant * x, where both factors are below 2**32."""
-    product = x * constant  # wraps around beyond 2**63, which keeps the bits right
+    product = x * constant  # a product beyond 2**63 wraps around, but its 64 bits are still right
     return (product >> 32) & _MASK32, product & _MASK32
 
 
@@ -105,7 +108,7 @@ def philox(key: Tensor, counter: tuple[Tensor | int, Tensor | int, Tensor | int,
 
 
 def uniform(stream: Tensor, position: Tensor | int, child: Tensor | int = 0) -> Tensor:
-    """Return uniforms (x + 1/2) / 2**32, strictly inside (0, 1), for x the result of `philox`, with broadcasting."""
+    """Return uniform numbers (x + 1/2) / 2**32 inside (0, 1), where x is what `philox` returns. Arguments broadcast."""
     if kernels.usable(stream):
         from .ops.kernels.rng import uniform as launch
 
@@ -113,9 +116,9 @@ def uniform(stream: Tensor, position: Tensor | int, child: Tensor | int = 0) -> 
         return launch(*torch.broadcast_tensors(stream, *counters))
     word = philox(stream, (position, child, 0, 0))
     u = (word.to(wide(word.device)) + 0.5) / 2**32
-    return u if u.dtype == torch.float64 else u.clamp_max(1 - 2**-24)  # float32 would round the largest number up to 1
+    return u if u.dtype == torch.float64 else u.clamp_max(1 - 2**-24)  # in float32, the largest number would become 1
 
 
 def gumbel(u: Tensor) -> Tensor:
-    """Return standard Gumbel noise from uniforms inside (0, 1). argmax(log p + noise) is a draw from p."""
+    """Turn uniform numbers inside (0, 1) into standard Gumbel noise. argmax(log p + noise) is a draw from p."""
     return -torch.log(-torch.log(u))

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from html import escape
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -307,8 +306,9 @@ class Result:
     def __repr__(self) -> str:
         answers = sum(map(len, self.answers))
         rows, nominal = int(self.rows.sum()), int(self.rows_nominal.sum())
+        prompts = f"{len(self)} prompt{'s' * (len(self) != 1)}"
         return (
-            f"Result({len(self.texts)} prompts, {answers} answers, {int(self.distinct.sum())} distinct, "
+            f"Result({prompts}, {answers} answers, {int(self.distinct.sum())} distinct, "
             f"{rows} of {nominal} rows, seed {self.seed}; texts[0][:1]={self.texts[0][:1] if self.texts else []})"
         )
 
@@ -316,12 +316,16 @@ class Result:
         """Return the number of prompts."""
         return len(self.texts)
 
-    def __getitem__(self, prompt: int) -> Answers:
-        """Return the answers to one prompt, with Python numbers instead of tensors."""
-        return Answers(self, range(len(self))[prompt])
+    def __getitem__(self, prompt: Any) -> Any:
+        """Return the answers to one prompt, or for a slice a list with the answers to each prompt."""
+        if isinstance(prompt, slice):
+            return list(self)[prompt]
+        if not isinstance(prompt, int) or not -len(self) <= prompt < len(self):
+            raise IndexError(f"there is no prompt {prompt!r}; this result has {len(self)}, counted from 0")
+        return Answers(self, prompt % len(self))
 
     def __iter__(self) -> Iterator[Answers]:
-        return (self[prompt] for prompt in range(len(self)))
+        return (Answers(self, prompt) for prompt in range(len(self)))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the answers and settings as a dict of Python values, without tensors, ready for JSON."""
@@ -330,19 +334,8 @@ class Result:
         return shared | {"prompts": own}
 
     def _repr_html_(self) -> str:
-        """Return one HTML table per prompt, for notebooks."""
-        row = "<tr><td>{}</td><td>{}</td><td>{}</td><td style='text-align:left;white-space:pre-wrap'>{}</td></tr>"
-        head = "<tr><th>#</th><th>score</th><th>distance</th><th>answer</th></tr>"
-        tables = []
-        for answers in self:
-            numbers = zip(answers.score, answers.distance, answers.texts, strict=True)
-            rows = [row.format(i + 1, *map(_cell, cells)) for i, cells in enumerate(numbers)]
-            tables.append(f"<table>{head}{''.join(rows)}</table>")
-        return "".join(tables)
-
-
-def _cell(value: float | str | None) -> str:
-    return "–" if value is None else escape(value) if isinstance(value, str) else f"{value:.3f}"
+        """Return a table per prompt, for notebooks."""
+        return "".join(answers._repr_html_() for answers in self)
 
 
 @dataclass(frozen=True)

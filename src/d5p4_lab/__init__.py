@@ -1,4 +1,4 @@
 """The lab trains the shipped models, repeats the paper's experiments and runs the benchmarks.
 
-The repository and an editable install contain the lab; the wheel does not.
+The repository and an editable install contain the lab. The wheel does not contain the lab.
 """

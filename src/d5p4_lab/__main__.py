@@ -24,7 +24,7 @@ EXPERIMENT_NAMES = (
     "pareto, fidelity, control, qa, guidance, math, partition, quality-signal, features, scaling, cost, theory, "
     "budget; `all` runs all of them; `claims` writes the page of claims from the results."
 )
-UNFINISHED = 3  # the exit code when --minutes was not enough
+UNFINISHED = 3  # the exit code of an experiment that did not finish within --minutes
 
 
 @app.command()
@@ -57,7 +57,7 @@ def reproduce(
         list[str] | None, typer.Option("--set", help="Change a setting, such as units=4; may be repeated.")
     ] = None,
     scorers: Annotated[str | None, typer.Option(help="Use only these scorers, such as ppl,cos.")] = None,
-    minutes: Annotated[float | None, typer.Option(help="Stop before this many minutes have passed.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Stop after at most this many minutes.")] = None,
     seed: Annotated[int, typer.Option(help="The seed of all random numbers.")] = 0,
     page: Annotated[Path, typer.Option(help="The page that `claims` writes.")] = Path("docs/claims.md"),
     device: Device = None,
@@ -122,11 +122,11 @@ def _change(text: str) -> tuple[str, Any]:
 
 
 class _Teller:
-    """Prints the progress and the estimated time left, at most every two seconds."""
+    """Prints the progress and the estimated remaining time, at most once every two seconds."""
 
     def __init__(self, label: str) -> None:
         self.label, self.began, self.last = label, time.monotonic(), 0.0
-        self.start = 0.0  # the share that was already done when the stage began
+        self.start = 0.0  # the share of the work that was already done when the stage began
 
     def __call__(self, share: float, text: str) -> None:
         now = time.monotonic()
@@ -163,7 +163,7 @@ def train(
     device: Device = None,
     quiet: Quiet = False,
 ) -> None:
-    """Train a small model, or turn texts into a corpus. The default size is full on a GPU and toy on a CPU.
+    """Train a small model, or turn texts into a corpus. The default --size is full on a GPU and toy on a CPU.
 
     Example: python -m d5p4_lab train countdown --out try --minutes 2
     """
@@ -226,7 +226,7 @@ BENCHES = tuple(BENCH_NAMES.split(", "))
 
 @app.command(context_settings={"allow_extra_args": True, "allow_interspersed_args": False})
 def bench(context: typer.Context, name: Annotated[str, typer.Argument(help=BENCH_NAMES)]) -> None:
-    """Run a benchmark. `bench NAME --help` lists its options; `bench tables` redraws the tables of the documents.
+    """Run a benchmark. `bench NAME --help` lists its options. `bench tables` redraws the tables of the documents.
 
     Example: python -m d5p4_lab bench gpu --sections step,solver
     """

@@ -1,9 +1,10 @@
 """The baseline of our comparisons: selection and sampling as the paper describes them, in plain torch.
 
 The baseline computes the full log-softmax and the entropy in fp32, copies the hidden rows to fp32, runs greedy MAP from
-every candidate (the paper's appendix), and draws from a float64 softmax at all positions of the parents. It handles one
-prompt at a time, and the host never waits for the device.
-Letters: N candidates in k groups of w, L answer positions, T prompt and answer positions, V vocabulary, D width.
+every candidate (the paper's appendix), and draws from a float64 softmax at all positions of the parents. The baseline
+handles one prompt at a time, and the host never waits for the device.
+Letters in shapes: N candidates in k groups of w, L positions of the answer, T positions of prompt and answer together,
+V tokens of the vocabulary, D width of a hidden row.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch.nn import functional as F
 from d5p4.ops import kernels
 from d5p4.types import Hidden, Model
 
-BETA = 10.0  # the beta of the kernel diag(Q) + beta S in all comparisons
+BETA = 10.0  # beta in the kernel diag(Q) + beta S, the same in all comparisons
 _SMALLEST_PIVOT = 1e-10
 
 
@@ -33,14 +34,14 @@ def similarity(features: Tensor) -> Tensor:
 
 
 def greedy_map(kernel: Tensor, k: int) -> Tensor:
-    """Return the items [k], ascending, of the best of N greedy runs on kernel [N, N]. Each starts from another item.
+    """Run greedy MAP on kernel [N, N] from each of the N items, and return the best set [k] in ascending order.
 
-    An incremental Cholesky factorisation takes k steps of O(k N) per run and has a state of [N, k, N].
+    Each run updates a Cholesky factorisation in k steps of O(k N). The state of all N runs is [N, k, N].
     """
     size = kernel.shape[0]
     start = torch.arange(size, device=kernel.device)
     group = start // (size // k)
-    variance = kernel.diagonal().repeat(size, 1)  # [N, N] the variance per run and item, given the run's picks
+    variance = kernel.diagonal().repeat(size, 1)  # [N, N] the variance of each item in each run, given the run's picks
     rows = kernel.new_zeros(size, k, size)
     taken = torch.zeros(size, size, dtype=torch.bool, device=kernel.device)
     log_det = kernel.new_zeros(size)
@@ -60,9 +61,9 @@ def greedy_map(kernel: Tensor, k: int) -> Tensor:
 
 
 def mmr(quality: Tensor, similarity: Tensor, k: int, alpha: float) -> Tensor:
-    """Return the items [k], ascending, of the best of N runs that pick by Q_i - alpha * mean similarity to the picks.
+    """Pick greedily by Q_i - alpha * mean similarity to the picks, starting from each of N items. Return the best set.
 
-    `quality` is [N], `similarity` [N, N]. An item's mean similarity to the picks is its inner product with their mean.
+    `quality` is [N] and `similarity` is [N, N]. The set [k] is in ascending order.
     """
     size = quality.shape[0]
     start = torch.arange(size, device=quality.device)
@@ -81,12 +82,12 @@ def mmr(quality: Tensor, similarity: Tensor, k: int, alpha: float) -> Tensor:
 
 
 def _best_start(picks: list[Tensor], value: Tensor) -> Tensor:
-    """Return the picks [k], ascending, of the run with the largest value [N]. `picks` are k tensors [N]."""
+    """Return the picks [k], ascending, of the run with the largest value. `value` is [N], `picks` are k tensors [N]."""
     return torch.stack(picks, -1).index_select(0, value.argmax()[None])[0].sort().values
 
 
 def select(logits: Tensor, features: Tensor, k: int, beta: float) -> Tensor:
-    """Return the parents [k], given logits [N, L, V] and features [N, L, D]."""
+    """Return the indices [k] of the parents, given logits [N, L, V] and features [N, L, D] of the candidates."""
     return greedy_map(torch.diag(quality(logits)) + beta * similarity(features), k)
 
 
@@ -99,7 +100,7 @@ def sample(logits: Tensor, w: int) -> Tensor:
 def step(
     logits: Tensor, features: Tensor, k: int, w: int, beta: float, prompt_logits: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return parents [k] and draws [k, T, w], given logits [N, L, V] and prompt_logits [N, T - L, V].
+    """Return the parents [k] and the drawn tokens [k, T, w], given logits [N, L, V] and prompt_logits [N, T - L, V].
 
     The prompt's positions are sampled too, as in the authors' code.
     """

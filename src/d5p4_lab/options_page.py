@@ -70,7 +70,7 @@ def docstring() -> str:
 
 
 def source(text: str) -> str:
-    """Return the source of `generate` with the docstring that the table gives."""
+    """Return the source of `generate` with a docstring made from the table of options."""
     before, _, rest = text.partition(START)
     _, _, after = rest.partition(STOP)
     return before + START + docstring() + STOP + after

@@ -1,4 +1,4 @@
-"""Records where the lab's figures come from. It calls `d5p4.provenance` with the lab's own command line."""
+"""Records the origin of the lab's figures: calls `d5p4.provenance` with the lab's own command line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _words(arguments: Sequence[str] | None) -> list[str]:
 
 
 def command(arguments: Sequence[str] | None = None) -> str:
-    """Return the command of this process (or the given words) as a reader would type it, without local paths."""
+    """Return the command line of this process (or of the given arguments) for a reader to type, without local paths."""
     return provenance.command(_words(arguments))
 
 

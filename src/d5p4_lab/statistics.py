@@ -1,9 +1,9 @@
-"""The figures of the lab's tables: means, ratios and correlations with a standard error and a bootstrap interval.
+"""Computes the figures of the lab's tables: means, ratios and correlations, each with a standard error and an interval.
 
 A *unit* is one independent draw: a problem, a prompt with its group of answers, or a run. Answers of the same group
 share their prompt, so they are not units. The 95 % intervals are percentile bootstraps over units. Values that are not
-finite are left out and counted. A resample is given by how often it contains each unit. Letters in shapes: P problems,
-S seeds, n units, R resamples.
+finite are left out, and their number is reported. A resample is stored as *counts*: how often the resample contains
+each unit. Letters in shapes: P problems, S seeds, n units, R resamples.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from d5p4.errors import D5P4Error
 
 Floats = NDArray[np.float64]
 
-DRAWS = 2000  # resamples of a bootstrap
-# Student's t at 97.5 % for 1..29 degrees of freedom
+DRAWS = 2000  # the number of resamples of a bootstrap
+# The 97.5 % quantiles of Student's t distribution with 1..29 degrees of freedom.
 _STUDENT_95 = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
     2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045,
 )  # fmt: skip
 _NORMAL_95 = 1.959963984540054
-_CELLS = 1 << 22  # counts in memory at a time (32 MB)
+_CELLS = 1 << 22  # at most this many counts (resamples times units, 32 MB) are in memory at once
 
 
 class Figure(NamedTuple):
-    """A value, its standard error, its 95 % interval, and the units counted and left out. NaN means unknown."""
+    """A value, its standard error, its 95 % interval, and the numbers of units used and left out. NaN means unknown."""
 
     value: float
     se: float
@@ -47,7 +47,7 @@ class Figure(NamedTuple):
 
 
 class Interval(NamedTuple):
-    """A figure with its 95 % interval."""
+    """A mean with its 95 % interval."""
 
     mean: float
     low: float
@@ -55,7 +55,7 @@ class Interval(NamedTuple):
 
 
 def figure(values: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Figure:
-    """Return the mean of [n] values, one per unit. The standard error is std(ddof=1) / sqrt(n).
+    """Return the mean of values [n], one per unit. The standard error is std(ddof=1) / sqrt(n).
 
     With up to 30 units, the interval is widened as Student's t widens the normal interval.
     """
@@ -69,17 +69,17 @@ def figure(values: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Figure:
 
 
 def paired_difference(a: ArrayLike, b: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Figure:
-    """Return the mean of a - b over the same units, both [n]. Difficulty that a unit has for both cancels."""
+    """Return the mean of a - b. Both are [n], with the same units, so difficulty that a unit has for both cancels."""
     left, right = _same_length(a, b)
-    with np.errstate(invalid="ignore"):  # inf - inf is NaN, which is left out
+    with np.errstate(invalid="ignore"):  # inf - inf is NaN, and `figure` leaves NaN out
         return figure(left - right, seed, draws)
 
 
 def pooled_figure(parts: ArrayLike, statistic: Callable[[Floats], Floats], seed: int = 0, draws: int = DRAWS) -> Figure:
-    """Return a statistic of the sums of parts [n, d] over the units of each resample, such as a corpus BLEU.
+    """Return a statistic of sums over units, such as a corpus BLEU. `parts` [n, d] are the summands of each unit.
 
-    `statistic` maps sums [R, d] to values [R]. The standard error is the jackknife's: sqrt((n - 1) / n Σ (θ_i - m)²),
-    where θ_i is the statistic without unit i and m is their mean. For a mean this equals std(ddof=1) / sqrt(n).
+    `statistic` maps sums [R, d] to values [R]. The standard error is a jackknife: sqrt((n - 1) / n Σ (θ_i - m)²), where
+    θ_i is the statistic without unit i and m is the mean of all θ_i. For a mean this equals std(ddof=1) / sqrt(n).
     """
     given = np.asarray(parts, dtype=np.float64)
     if given.ndim != 2:
@@ -105,9 +105,9 @@ def ratio_figure(
     seed: int = 0,
     draws: int = DRAWS,
 ) -> Figure:
-    """Return transform(sum(above) / sum(below)), both [n]. For example, np.exp of nats over tokens is a perplexity.
+    """Return transform(sum(above) / sum(below)). For example, np.exp of nats over tokens is a perplexity.
 
-    `transform` must be increasing, because it is applied to the interval of the ratio too.
+    `above` and `below` are [n]. `transform` must be increasing, because the ends of the interval are transformed too.
     """
     parts = np.stack(_same_length(above, below), axis=1)
     plain = pooled_figure(parts, lambda sums: sums[:, 0] / sums[:, 1], seed, draws)
@@ -117,9 +117,10 @@ def ratio_figure(
 
 
 def resampled_means(values: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Floats:
-    """Return [1 + draws, d]: the mean over units of values [n, d], followed by the mean of each resample.
+    """Return [1 + draws, d]: the mean of values [n, d] over all units, followed by the mean over each resample.
 
-    Use this for statistics of several samples at once: compute them row by row and pass them to `from_resamples`.
+    Use this function for a statistic of several means: compute the statistic of each row, and pass the 1 + draws
+    results to `from_resamples`.
     """
     given = np.asarray(values, dtype=np.float64)
     if given.ndim != 2 or not len(given):
@@ -130,28 +131,29 @@ def resampled_means(values: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Flo
 
 
 def _widening(n: int) -> float:
-    """Return the factor that widens the bootstrap of a mean of few units, as Student's t and n - 1 degrees demand.
+    """Return the factor by which the bootstrap interval of a mean of n units is widened; 1 for more than 30 units.
 
-    With 8 normal values the plain percentile interval would cover the mean in 89 % of cases instead of 95 %.
+    The factor is that of Student's t distribution with n - 1 degrees of freedom. Without it, the interval of 8 normal
+    values would cover the true mean in 89 % of cases instead of 95 %.
     """
     return _STUDENT_95[n - 2] / _NORMAL_95 * (n / (n - 1)) ** 0.5 if 2 <= n <= 30 else 1.0
 
 
 def from_resamples(samples: ArrayLike, n: int = 0) -> Figure:
-    """Return the figure of a statistic, given [1 + draws]: its value, followed by its values in the resamples."""
+    """Return the figure of a statistic, given samples [1 + draws]: the value, then the values of the resamples."""
     given = np.asarray(samples, dtype=np.float64)
     finite = given[1:][np.isfinite(given[1:])]
     return Figure(float(given[0]), float(finite.std(ddof=1)) if len(finite) > 1 else np.nan, *_middle(finite), n)
 
 
 def pearson(a: ArrayLike, b: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Figure:
-    """Return the linear correlation of [n] pairs, NaN if one side is constant. The standard error is a bootstrap's."""
+    """Return the linear correlation of a [n] and b [n]; NaN if one is constant. The standard error is a bootstrap."""
     (left, right), dropped = _finite(*_same_length(a, b))
     return _correlation(lambda counts: _weighted_pearson(left, right, counts), len(left), dropped, seed, draws)
 
 
 def spearman(a: ArrayLike, b: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Figure:
-    """Return Pearson's correlation of the ranks of [n] pairs. Equal values share a rank; each resample ranks anew."""
+    """Return the correlation of the ranks of a [n] and b [n]. Equal values share a rank. Resamples get new ranks."""
     (left, right), dropped = _finite(*_same_length(a, b))
     ranks = _ranker(left), _ranker(right)
     return _correlation(
@@ -162,11 +164,11 @@ def spearman(a: ArrayLike, b: ArrayLike, seed: int = 0, draws: int = DRAWS) -> F
 def stratified_correlation(
     parameter: ArrayLike, metric: ArrayLike, bins: int = 10, log: bool = True, seed: int = 0, draws: int = DRAWS
 ) -> Figure:
-    """Return how well a parameter steers a metric, both [n] points: Pearson's correlation of bin centres and means.
+    """Return how well a parameter steers a metric: Pearson's correlation of the bins' centres and the bins' means.
 
-    The range of the (log-)parameter is divided into bins of equal width, and the metric is averaged in each bin that is
-    not empty. Interval and standard error are bootstraps over points, with the same bins. The paper does not give its
-    number of bins.
+    `parameter` and `metric` are [n], one number per point. The range of the parameter (with `log`, of its logarithm) is
+    divided into bins of equal width, and the metric is averaged in each bin that is not empty. The interval and the
+    standard error are bootstraps over points, with the same bins. The paper does not say how many bins it uses.
     """
     if bins < 2:
         raise D5P4Error(f"bins={bins} must be at least 2")
@@ -187,10 +189,10 @@ def stratified_correlation(
 
 
 def interval(values: ArrayLike) -> Interval:
-    """Return the mean of [P] or [S, P] values (averaged over seeds first) with a normal 95 % interval over problems."""
+    """Return the mean of values [P] or [S, P] with a normal 95 % interval over problems. Seeds are averaged first."""
     figures = np.asarray(values, dtype=np.float64)
     if figures.ndim not in (1, 2) or figures.shape[-1] < 2:
-        raise D5P4Error(f"an interval needs [problems] or [seeds, problems], at least 2 problems, got {figures.shape}")
+        raise D5P4Error(f"the shape must be [problems] or [seeds, problems], at least 2 problems, not {figures.shape}")
     per_problem = figures.mean(axis=0) if figures.ndim == 2 else figures
     mean = float(per_problem.mean())
     half = _NORMAL_95 * float(per_problem.std(ddof=1)) / len(per_problem) ** 0.5
@@ -198,17 +200,17 @@ def interval(values: ArrayLike) -> Interval:
 
 
 def relative_cut(base: ArrayLike, other: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Interval:
-    """Return the share by which `other` cuts what `base` leaves unsolved: 1 - sum(1 - other) / sum(1 - base), both [P].
+    """Return the share by which `other` reduces the problems unsolved by `base`: 1 - sum(1 - other) / sum(1 - base).
 
-    The interval is a paired bootstrap over problems: the same problems are drawn for both, so difficulty that a problem
-    has for both cancels. Resamples in which `base` solves everything are left out.
+    `base` and `other` are [P]: the solved share of each problem. The interval is a paired bootstrap: each resample has
+    the same problems for both. Resamples in which `base` solves everything are left out.
     """
     before, after = np.asarray(base, dtype=np.float64), np.asarray(other, dtype=np.float64)
     if before.ndim != 1 or before.shape != after.shape or len(before) < 2:
         raise D5P4Error(f"a relative cut needs two lists of the same problems, got {before.shape} and {after.shape}")
     left_before, left_after = 1 - before, 1 - after
     if left_before.sum() <= 0:
-        raise D5P4Error("the base solves every problem, so there is nothing left to cut")
+        raise D5P4Error("base solves every problem, so `other` cannot reduce the unsolved problems")
 
     def cut(counts: Floats) -> Floats:
         below = counts @ left_before
@@ -219,7 +221,7 @@ def relative_cut(base: ArrayLike, other: ArrayLike, seed: int = 0, draws: int = 
 
 
 def _resample(n: int, seed: int, draws: int) -> Iterator[Floats]:
-    """Yield how often each of n units is in each resample, a few rows [R, n] at a time. Only `seed` decides."""
+    """Yield the counts of all resamples in blocks [R, n]. The same n, seed and draws give the same counts."""
     source = np.random.default_rng(seed)
     most = max(1, _CELLS // n)
     for start in range(0, draws, most):
@@ -240,7 +242,7 @@ def _middle(samples: Floats) -> tuple[float, float]:
 
 
 def _correlation(statistic: Callable[[Floats], Floats], n: int, dropped: int, seed: int, draws: int) -> Figure:
-    """Return the figure of a statistic of counts [R, n]. The standard error is the spread of the bootstrap."""
+    """Return the figure of a statistic that maps counts [R, n] to [R]. The standard error is a bootstrap."""
     if not n:
         return Figure(np.nan, np.nan, np.nan, np.nan, 0, dropped)
     with np.errstate(all="ignore"):
@@ -251,18 +253,21 @@ def _correlation(statistic: Callable[[Floats], Floats], n: int, dropped: int, se
 
 
 def _weighted_pearson(left: Floats, right: Floats, counts: Floats) -> Floats:
-    """Return the correlations [R] of left and right ([n] or [R, n]) weighted by counts [R, n]; NaN if constant."""
+    """Return the correlations [R] of left and right (both [n] or [R, n]), weighted by counts [R, n].
+
+    A correlation is NaN if one of the two sides is constant.
+    """
     total = counts.sum(axis=1, keepdims=True)
     a = left - (counts * left).sum(axis=1, keepdims=True) / total
     b = right - (counts * right).sum(axis=1, keepdims=True) / total
     spread = np.sqrt((counts * a * a).sum(axis=1) * (counts * b * b).sum(axis=1))
-    # Rounding may give a constant side a tiny spread, so the spread is compared with the size of the values.
+    # Rounding may give constant values a tiny spread, so the spread is compared with the size of the values.
     size = np.sqrt((counts * left**2).sum(axis=1) * (counts * right**2).sum(axis=1))
     return np.where(spread > 1e-14 * size, (counts * a * b).sum(axis=1) / spread, np.nan).clip(-1, 1)
 
 
 def _ranker(values: Floats) -> Callable[[Floats], Floats]:
-    """Return a function that maps counts [R, n] to the mean rank of each value in each resample [R, n]."""
+    """Return a function that maps counts [R, n] to ranks [R, n]: the mean rank of each value in each resample."""
     levels, level = np.unique(values, return_inverse=True)
     order = np.argsort(level, kind="stable")
     first = np.searchsorted(level[order], np.arange(len(levels)))
@@ -275,7 +280,7 @@ def _ranker(values: Floats) -> Callable[[Floats], Floats]:
 
 
 def _finite(*columns: ArrayLike) -> tuple[list[Floats], int]:
-    """Return the columns [n] without the units that are not finite in every column, and the number of these units."""
+    """Remove the units with a value that is not finite. Return the shorter columns and the number of removed units."""
     given = [np.asarray(column, dtype=np.float64) for column in columns]
     if any(column.ndim != 1 for column in given):
         raise D5P4Error(f"a figure needs one number per unit, got shape {given[0].shape}")

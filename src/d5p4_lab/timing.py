@@ -45,7 +45,7 @@ def fastest(call: Callable[[], Result], device: torch.device, repeats: int = 3) 
 
 
 def median_ms(call: Callable[[], Any], device: torch.device, budget: float) -> float:
-    """Return the median ms of 3 to 50 calls after a warm-up, as many as fit into `budget` seconds."""
+    """Return the median ms of 3 to 50 calls after a warm-up. There are as many calls as fit into `budget` seconds."""
     call()
     count = min(50, max(3, int(budget / wall(call, device)[1])))
     if device.type != "cuda":
@@ -60,7 +60,7 @@ def median_ms(call: Callable[[], Any], device: torch.device, budget: float) -> f
 
 
 def graph_ms(call: Callable[[], Any], device: torch.device, budget: float, calls: int) -> float:
-    """Return the median ms per call if `calls` calls are captured in one CUDA graph."""
+    """Capture `calls` calls in one CUDA graph, and return the median time of the graph in ms divided by `calls`."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -74,8 +74,8 @@ def graph_ms(call: Callable[[], Any], device: torch.device, budget: float, calls
 
 
 def peak_gb(call: Callable[[], Any], device: torch.device) -> float | None:
-    """Return the peak memory of one call above the current use, including its results; None on a CPU."""
-    call()  # libraries allocate their workspaces in this call, so that they are not counted
+    """Return the peak memory, in GB, that one call and its results need beyond the current use; None on a CPU."""
+    call()  # this call allocates the workspaces of libraries, which must not be counted
     if device.type != "cuda":
         return None
     with Held(device) as meter:
@@ -84,7 +84,7 @@ def peak_gb(call: Callable[[], Any], device: torch.device) -> float | None:
 
 
 def timed(call: Callable[[], Result], device: torch.device) -> tuple[Result, float]:
-    """Return the result of a call and its ms: wall time on CUDA, CPU time of our own thread elsewhere."""
+    """Return the result of a call and its time in ms: wall time on CUDA, otherwise the CPU time of our own thread."""
     if device.type == "cuda":
         result, seconds = wall(call, device)
         return result, 1e3 * seconds
@@ -94,13 +94,13 @@ def timed(call: Callable[[], Result], device: torch.device) -> tuple[Result, flo
 
 
 def clock(device: torch.device) -> str:
-    """Return the name of what `timed` measures: the machine, or one CPU thread."""
+    """Return the name of the processor that `timed` measures: the GPU of this machine, or "one CPU thread"."""
     return machine(device) if device.type == "cuda" else "one CPU thread"
 
 
 @contextmanager
 def one_thread(device: torch.device) -> Iterator[None]:
-    """Use a single thread on a CPU, because `timed` does not count the work of other threads."""
+    """Limit torch to one CPU thread inside the block, because `timed` does not count the work of other threads."""
     threads = torch.get_num_threads()
     if device.type != "cuda":
         torch.set_num_threads(1)
@@ -111,7 +111,7 @@ def one_thread(device: torch.device) -> Iterator[None]:
 
 
 def measured(call: Callable[[], Result], device: torch.device) -> tuple[Result, float, float]:
-    """Return the result, the ms, and the peak GB above the use before. One call measures memory, a second one time."""
+    """Call twice. Return the first result, the ms of the second call, and the peak GB that the first call added."""
     with Held(device) as meter:
         result = call()
     return result, timed(call, device)[1], meter.peak / 1e9
@@ -120,8 +120,8 @@ def measured(call: Callable[[], Result], device: torch.device) -> tuple[Result, 
 class Held(TorchDispatchMode):
     """Counts the peak bytes of the tensors created inside the block.
 
-    On CUDA the allocator counts them. Elsewhere we count the tensors that operations return, so temporary memory
-    inside an operation is missed.
+    On CUDA the allocator counts the bytes. Elsewhere we count the tensors that operations return, so we miss temporary
+    memory inside an operation.
     """
 
     def __init__(self, device: torch.device) -> None:

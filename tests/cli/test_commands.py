@@ -44,6 +44,8 @@ def test_the_model_comes_from_the_environment_or_the_box(cli, models, monkeypatc
     short = ("generate", "two", "-k", 1, "--gen-length", 2, "--json", "--seed", 1)
     monkeypatch.setenv("D5P4_MODEL", models.llada)
     assert cli(*short).stdout == cli(*short, "-m", models.llada).stdout
+    monkeypatch.setenv("D5P4_MODEL", "nothing")
+    assert "the variable D5P4_MODEL names this model" in cli(*short).stderr
     monkeypatch.delenv("D5P4_MODEL")
     shipped = json.loads(cli("generate", "1,2:3", "-k", 1, "--steps", 1, "--json").stdout)
     assert shipped["answers"] and shipped["right"] in ([True], [False])

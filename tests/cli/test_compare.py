@@ -46,7 +46,7 @@ def test_bad_options(fails, models):
     for options, expected in (
         (("--methods", "random,d5p4", "--alpha", 3), "--alpha: it is a parameter of diverse-beam"),
         (("--methods", "random", "--solver", "exact"), "--solver: it is a parameter of d5p4"),
-        (("--methods", "random,best"), "method='best' is not a method"),
+        (("--methods", "random,best"), "--methods='best' is not a method"),
         (("--methods", ","), "names no method"),
         (("--methods", "cat,cat"), "twice"),
         (("-k", 0), "k=0"),

@@ -49,7 +49,7 @@ def test_what_cannot_be_is_said_before_any_work(fails, models, tmp_path):
         (("-o", tmp_path), "must end in .html"),
         (("-o", tmp_path / "folder.html"), "is a folder"),
         (("-o", tmp_path / "trace.txt"), "must end in .html (a page) or .json"),
-        (("-o", tmp_path / "t.html", "--methods", "cat,best"), "--method='best' is not a method"),
+        (("-o", tmp_path / "t.html", "--methods", "cat,best"), "--methods='best' is not a method"),
         (("-o", tmp_path / "t.html", "-k", 0), "k=0"),
     ):
         model = models.llada if "-k" in options else "no/model"

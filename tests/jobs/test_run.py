@@ -127,7 +127,7 @@ def test_a_prompt_that_fails_is_a_line_with_its_error(box):
         b'{"id": "n0", "prompt": "ab"}': "id 'n0' was used before, in line 1",
         b'{"prompt": "zz"}': "token id 25 of the prompt is outside the model's 12 ids",
         b'{"prompt": "%s", "level": 2}' % (b"a" * 99): "the prompt has 99 tokens and asks for 4 more",
-        b'{"messages": [{"role": "user", "content": "a"}]}': "a conversation, but this model has no chat template",
+        b'{"messages": [{"role": "system", "content": "a"}]}': "a conversation, but this model has no chat template",
     }
     box.input.write_bytes(b"\n".join([*good, *bad]))
     lines, report = box()

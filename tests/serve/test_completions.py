@@ -130,7 +130,7 @@ def test_an_answer_that_the_model_ends_stops_and_others_reach_their_length(clien
 
 
 def test_a_length_beyond_the_model_is_refused_and_a_default_gives_way(client):
-    with pytest.raises(openai.BadRequestError, match="asks for 500 more, but the model holds 64"):
+    with pytest.raises(openai.BadRequestError, match="asks for 500 more, but the model takes at most 64"):
         client.completions.create(prompt="a" * 60, max_tokens=500, model=NAME, seed=1)
     assert client.completions.create(prompt="a" * 60, model=NAME, seed=1).usage.completion_tokens <= 4
 

@@ -43,7 +43,7 @@ BAD = [
     (
         {"extra_body": {"history": True, "w": 100, "n": 2}},
         "history",
-        "history of pools of 400 rows; this server takes at most 128",
+        "history with a pool of 400 rows; this server takes at most 128",
     ),
     ({"n": 2, "extra_body": {"w": 2**30, "method": "independent"}}, "w", "w=1073741824"),
     ({"n": 2, "extra_body": {"w": 100, "method": "best-of-n"}}, "w", "draw 160000 children per step"),
@@ -53,7 +53,7 @@ BAD = [
     ({"prompt": []}, "prompt", "prompt=[] must be a text, a list of token ids, or"),
     ({"prompt": [[]]}, "prompt", "prompt=[[]] must be"),
     ({"prompt": ["a", 1]}, "prompt", "prompt=['a', 1] must be"),
-    ({"prompt": ["a"] * 257}, "prompt", "257 prompts; this server takes 256"),
+    ({"prompt": ["a"] * 257}, "prompt", "257 prompts; this server takes at most 256"),
 ]
 OF_THE_LIBRARY = [
     ({"temperature": -1}, "temperature", "temperature=-1"),
@@ -137,7 +137,7 @@ def test_an_unknown_model(client):
         lambda: client.completions.create(**ASKED | {"model": "gpt"}),
         lambda: client.models.retrieve("gpt"),
     ):
-        with pytest.raises(openai.NotFoundError, match="there is no model 'gpt' here; there is 'fake'") as raised:
+        with pytest.raises(openai.NotFoundError, match="this server has no model 'gpt', only 'fake'") as raised:
             call()
         assert raised.value.code == "model_not_found"
 
@@ -178,15 +178,18 @@ def test_limits_of_a_server():
         assert refused(max_tokens=9, steps=2)["param"] == "max_tokens"
         assert refused(n=2, w=4)["message"] == pool
         assert refused(n=7, method="independent")["param"] == "n"
-        assert refused(max_tokens=5)["message"].startswith("5 steps, one per token; this server takes at most 4")
+        assert refused(max_tokens=5)["message"].startswith("this request takes 5 steps")
         assert refused(steps=5, max_tokens=8)["message"] == "steps=5; this server takes at most 4"
         assert refused(prompt=["a"] * 3)["param"] == "prompt"
         assert server.post(prompt="abc", steps=2).json()["usage"]["completion_tokens"] <= 8  # the default gives way
 
 
-def test_a_request_that_is_too_much_work_is_refused_with_what_fits():
+def test_a_request_that_is_too_much_work_is_refused_with_what_fits(monkeypatch):
     """Counted, not timed: rows, steps and tokens times the parameters of the model, two operations per parameter."""
-    model = FakeModel()
+    model, many = FakeModel(), d5p4.Settings(k=64, spare=64)
+    whole = work(model, many, [(7, 4)])
+    monkeypatch.setattr("d5p4.serve.limits.SELECTION", 0)  # which would hide the forwards of a model this small
+    assert whole - work(model, many, [(7, 4)]) == 4 * 300 * 128**3 * 512  # but counts for large pools
     parameters, tokens, steps = model.head.weight.numel(), 3 + 4, 4
     per_row = 2 * parameters * tokens * steps
     with running(model, limits={"max_work": 40 * per_row / 1e12}) as server:
@@ -202,7 +205,7 @@ def test_a_request_that_is_too_much_work_is_refused_with_what_fits():
         assert error(n=3, guidance=1.5)["message"].endswith("the largest n that fits is 2")  # every row twice
         assert error(prompt=["abc", "abd"], n=3)["message"].endswith("the largest n that fits is 2")
         alone = error(w=41)
-        assert alone["message"].endswith("even with n=1; set steps to 3 or less") and alone["param"] == "steps"
+        assert alone["message"].endswith("per request; set steps to 3 or less") and alone["param"] == "steps"
         assert error(w=41, steps=3) is None
         assert server.client().models.retrieve(NAME).d5p4["limits"]["max_work"] == pytest.approx(40 * per_row / 1e12)
 

@@ -52,7 +52,7 @@ def test_a_request_that_nobody_foresaw_is_a_500_without_its_text_in_the_log(capl
     with running(model) as server, caplog.at_level(logging.INFO):
         model.tokenizer.encode = encode
         reply = server.post(prompt="secret", **BODY)
-        assert reply.status_code == 500 and "something went wrong" in reply.json()["error"]["message"]
+        assert reply.status_code == 500 and "the server failed" in reply.json()["error"]["message"]
         assert server.http.get("/healthz").status_code == 200
     assert "KeyError" in caplog.text and "secret" not in caplog.text
 

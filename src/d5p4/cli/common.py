@@ -88,7 +88,12 @@ def load_model(name: str, device: str | None, dtype: str | None, shown: bool, ma
 
     console = Console(stderr=True)
     with console.status(f"loading {name}") if shown and console.is_terminal else nullcontext():
-        return d5p4.load(name, device, dtype, mapped=mapped)
+        try:
+            return d5p4.load(name, device, dtype, mapped=mapped)
+        except D5P4Error as error:
+            if name != os.environ.get("D5P4_MODEL"):
+                raise
+            raise D5P4Error(f"{error} (the variable D5P4_MODEL names this model)") from error
 
 
 def run(model: Model, prompts: Any, label: str, shown: bool, **options: Any) -> tuple[Result, float]:

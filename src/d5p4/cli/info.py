@@ -24,7 +24,7 @@ def info(
     dtype: Dtype = None,
     json: Json = False,
 ) -> None:
-    """Show facts about a model and its default options, without reading its weights.
+    """Show facts about a model without reading its weights.
 
     Example: d5p4 info countdown
     """

@@ -14,7 +14,7 @@ from .options import Json, Plugin
 
 
 def methods(json: Json = False, plugin: Plugin = None) -> None:
-    """List the methods with their parameters and the sections of the paper that describe them."""
+    """List the methods and their parameters."""
     from ..methods import METHODS, load_plugins
 
     load_plugins(plugin or [])

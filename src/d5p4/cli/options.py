@@ -117,7 +117,8 @@ def plugins(args: list[str]) -> list[str]:
     """Return the modules that --plugin names. These modules are loaded before options are read, because they may add
     options."""
     after = [args[i + 1] for i, arg in enumerate(args[:-1]) if arg == "--plugin"]
-    return after + [arg.partition("=")[2] for arg in args if arg.startswith("--plugin=")]
+    names = after + [arg.partition("=")[2] for arg in args if arg.startswith("--plugin=")]
+    return [name.removesuffix(".py") for name in names]
 
 
 def _method_parameters() -> list[tuple[Parameter, list[str]]]:
@@ -178,7 +179,11 @@ HELP_ALL = inspect.Parameter(
 
 def share(methods: str, given: Given) -> dict[str, dict[str, Any]]:
     """Return the options for each of the named methods, in order. A method gets only parameters that it has."""
-    specs = [method_named(name.strip()) for name in methods.split(",") if name.strip()]
+    try:
+        specs = [method_named(name.strip()) for name in methods.split(",") if name.strip()]
+    except D5P4Error as error:
+        error.option = "methods"
+        raise
     if not specs:
         raise D5P4Error(
             "names no method; give names separated by commas, such as random,d5p4", option="methods", value=methods

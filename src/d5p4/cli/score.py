@@ -44,7 +44,7 @@ def score(
     quiet: Quiet = False,
     device: Device = None,
 ) -> None:
-    """Measure the quality, diversity and correctness of answers, with 95 % intervals.
+    """Measure answers: quality, diversity, right or wrong.
 
     Example: d5p4 score answers.jsonl --grader countdown
     """

@@ -20,46 +20,46 @@ def _limit(help: str) -> Any:
 def serve(
     *,
     model: ModelName = DEFAULT_MODEL,
-    host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 for every network.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port; 0 takes a free one.", min=0, max=65535)] = 8000,
+    host: Annotated[str, typer.Option(help="Address to listen at. Use 0.0.0.0 for every network.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen at. 0 takes a free port.", min=0, max=65535)] = 8000,
     name: Annotated[
-        str | None, typer.Option(help="What clients call the model (its hub id, shipped name or folder's name).")
+        str | None, typer.Option(help="Name of the model for clients (default: hub id, shipped name or folder's name).")
     ] = None,
     api_key: Annotated[
         str | None,
-        typer.Option(envvar="D5P4_API_KEY", help="Bearer token that requests must show.", show_envvar=True),
+        typer.Option(envvar="D5P4_API_KEY", help="Bearer token that requests must send.", show_envvar=True),
     ] = None,
     allowed_host: Annotated[
-        list[str] | None, typer.Option(help="A name requests may call the server by, such as a proxy's. Repeatable.")
+        list[str] | None, typer.Option(help="A host name that requests may use, such as a proxy's. Repeatable.")
     ] = None,
     cors_origin: Annotated[
         list[str] | None, typer.Option(help="Web pages of this origin may use the server; * allows all. Repeatable.")
     ] = None,
-    max_queue: Annotated[int, _limit("Prompts that may wait; more are answered with 429.")] = 256,
-    max_pool: Annotated[int, _limit("Rows of the pool a request asks for, n times w.")] = 256,
-    max_prompt_tokens: Annotated[int | None, _limit("Tokens per prompt (what the model holds).")] = None,
-    max_gen_length: Annotated[int | None, _limit("Tokens per answer (what the model holds).")] = None,
+    max_queue: Annotated[int, _limit("Prompts that may wait. Further prompts get status 429.")] = 256,
+    max_pool: Annotated[int, _limit("Rows per pool that a request may ask for: (n + spare) * w.")] = 256,
+    max_prompt_tokens: Annotated[int | None, _limit("Tokens per prompt (default: the model's limit).")] = None,
+    max_gen_length: Annotated[int | None, _limit("Tokens per answer (default: the model's limit).")] = None,
     max_steps: Annotated[int, _limit("Denoising steps per request.")] = 1024,
-    max_work: Annotated[float | None, _limit("10^12 operations per request (CPU 6, GPU 100000).")] = None,
+    max_work: Annotated[float | None, _limit("10^12 operations per request (default: CPU 6, GPU 100000).")] = None,
     max_body: Annotated[int, _limit("Bytes per request.")] = 1 << 20,
     timeout: Annotated[float, _limit("Seconds per request, waiting included.")] = 300.0,
-    grace: Annotated[float, _limit("Seconds that requests have to finish when the server stops.")] = 30.0,
+    grace: Annotated[float, _limit("Seconds that running requests have to finish when the server stops.")] = 30.0,
     max_tokens_per_forward: Annotated[
-        int | None, typer.Option(help="Cap on one forward (by the model's size).", rich_help_panel=RUNNING)
+        int | None, typer.Option(help="Most tokens per forward (default: by model size).", rich_help_panel=RUNNING)
     ] = None,
     deterministic: Annotated[
         bool,
         typer.Option(
-            "--deterministic", help="On a GPU, the same bits whoever else is served. Slower.", rich_help_panel=RUNNING
+            "--deterministic", help="On a GPU, no answer depends on other requests. Slower.", rich_help_panel=RUNNING
         ),
     ] = False,
-    log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Write what is asked into the log.")] = False,
+    log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Write the prompts into the log.")] = False,
     plugin: Plugin = None,
     quiet: Quiet = False,
     device: Device = None,
     dtype: Dtype = None,
 ) -> None:
-    """Serve a model over HTTP: OpenAI's API under /v1, a playground at /.
+    """Serve a model over HTTP: OpenAI's API, and a playground.
 
     Example: d5p4 serve --model countdown --port 8000
     """
@@ -73,7 +73,7 @@ def serve(
     if api_key is not None and not api_key.strip():
         raise D5P4Error("is empty; give a token, or leave it out", option="api_key", value=api_key)
     load_plugins(plugin or [])
-    folder = without_weights(model)[1]  # a wrong name or kind of model is an error before anything listens
+    folder = without_weights(model)[1]  # raises an error for a wrong name or kind of model, before the server listens
     limits = Limits(
         max_prompt_tokens=max_prompt_tokens,
         max_gen_length=max_gen_length,
@@ -94,7 +94,7 @@ def serve(
         if not quiet:
             typer.echo(f"playground  {url}/\nOpenAI API  {url}/v1", err=True)
             if api_key is None and not loopback(host):
-                note("anybody who reaches this address can use it; give --api-key to ask for a token")
+                note("anybody who reaches this address can use the server; give --api-key to require a token")
 
     if not quiet:
         log_to_stderr()
@@ -103,5 +103,5 @@ def serve(
 
 
 def _named(model: str, folder: Path) -> str:
-    """A path stays private: clients see the folder's name."""
+    """Return the name of the model for clients. A path becomes the folder's name, so that the path stays private."""
     return folder.resolve().name if os.path.isdir(os.path.expanduser(model)) else model

@@ -35,7 +35,9 @@ def trace(
     dtype: Dtype = None,
     options: Given,
 ) -> None:
-    """Write a page that shows how answers were made: every pool, the rows that were chosen, and how answers differ.
+    """Write a page that shows how the answers were made.
+
+    It has every pool, the rows that were chosen, and how the answers differ.
 
     All methods use the same seed. A parameter of a method is passed only to the methods that have it.
 

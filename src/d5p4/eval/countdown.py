@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 from ..errors import D5P4Error
 
 OPERATIONS = "+-*/"
-LARGEST_NUMBER, LARGEST_VALUE, TARGETS = 99, 999, (10, 99)  # limits of the numbers, results and targets we generate
-WINDOW = {3: 24, 4: 36, 5: 48}  # for 3, 4 or 5 numbers: the characters of the longest answer, plus one end of text
+LARGEST_NUMBER, LARGEST_VALUE, TARGETS = 99, 999, (10, 99)  # the limits for numbers, results and targets that we draw
+WINDOW = {3: 24, 4: 36, 5: 48}  # the tokens of the longest answer, end of text included, for 3, 4 or 5 numbers
 
 _NUMBER = "[1-9][0-9]{0,17}"  # at most 18 digits, so that a long text cannot become a huge integer
 _PROMPT = re.compile(f"{_NUMBER}(?:,{_NUMBER})+:{_NUMBER}")
 _STEP = re.compile(f"({_NUMBER})([-+*/])({_NUMBER})=({_NUMBER}|0)")
-_REORDERED = 6  # an answer with more steps is not put in canonical order; 6 steps have at most 6! = 720 orders
+_REORDERED = 6  # an answer with more than 6 steps is not put in canonical order; 6 steps have up to 720 orders
 _HELDOUT_SHARE = 64  # one problem in 64 is held out of training
 _BARREN = 64  # after 64 batches of draws in a row without a new held-out problem, we assume that all are known
 
@@ -56,7 +56,7 @@ class Problem:
 
     @property
     def heldout(self) -> bool:
-        """Whether this problem is kept out of training. The order of its numbers does not matter."""
+        """Whether this problem is kept out of training. The order of the numbers does not matter."""
         return bool(heldout(np.array([self.numbers], np.int64), np.array([self.target], np.int64))[0])
 
 
@@ -67,8 +67,8 @@ def is_right(problem: Problem | str, answer: str) -> bool:
 def fault(problem: Problem | str, answer: str) -> str | None:
     """Return the first fault of an answer in a few words, or None when the answer is right.
 
-    `problem` is a problem or its prompt. Operands may come in any order, and results may be larger than those of the
-    generator. Zero, fractions and negative values are not allowed.
+    `problem` is a problem or its prompt. Operands may come in any order, and results may be larger than in generated
+    problems. Zero, fractions and negative values are not allowed.
     """
     if not isinstance(problem, Problem):
         problem = Problem.parse(problem)
@@ -133,7 +133,7 @@ def _larger_first(step: re.Match[str]) -> tuple[str, str, str, str]:
 
 
 def _numbers_needed(steps: tuple[tuple[str, str, str, str], ...]) -> Counter[str]:
-    """Return the operands that are not results of earlier steps. In a right answer they are the problem's numbers."""
+    """Return the operands that are not results of earlier steps: in a right answer, the numbers of the problem."""
     table: Counter[str] = Counter()
     needed: Counter[str] = Counter()
     for a, _, b, c in steps:
@@ -162,7 +162,7 @@ def _shown(text: object) -> str:
 def problems(count: int, numbers: int = 4, seed: int = 0) -> list[Problem]:
     """Draw `count` different held-out problems. Problems that differ only in the order of their numbers count as equal.
 
-    A seed gives the same list on every machine. A smaller count gives the beginning of the same list.
+    The same seed gives the same list on every machine. A smaller count gives the beginning of the same list.
     """
     if numbers not in WINDOW:
         raise D5P4Error(f"countdown problems have 3, 4 or 5 numbers, got numbers={numbers}")
@@ -185,7 +185,7 @@ def problems(count: int, numbers: int = 4, seed: int = 0) -> list[Problem]:
 
 @dataclass(frozen=True)
 class Ranges:
-    """The largest number and result (both start at 1), and the smallest and largest target of generated problems."""
+    """Limits of generated problems: the largest number and result (the smallest are 1), and the range of targets."""
 
     number: int = LARGEST_NUMBER
     value: int = LARGEST_VALUE
@@ -216,13 +216,13 @@ class Draws:
         self._source = np.random.PCG64(np.random.SeedSequence(key))
 
     def below(self, bound: int, count: int) -> NDArray[np.int32]:
-        """Return int32 [count], uniform on 0..bound-1 with a relative error of at most bound / 2^32."""
+        """Return `count` int32 numbers, uniform on 0..bound-1. Chances have a relative error up to bound / 2^32."""
         words = self._source.random_raw((count + 1) // 2).astype("<u8", copy=False).view("<u4")[:count]
         return ((words.astype(np.uint64) * np.uint64(bound)) >> np.uint64(32)).astype(np.int32)
 
 
 def heldout(numbers: NDArray[np.integer], target: NDArray[np.integer]) -> NDArray[np.bool_]:
-    """Return bool [R], True at held-out problems. A hash that ignores the order of the numbers selects one in 64."""
+    """Return bool [R], True at held-out problems. A hash that ignores the order of numbers selects 1 in 64 problems."""
     state = np.full(len(numbers), numbers.shape[1], np.uint64)
     for value in (*np.sort(numbers, axis=1).T, target):
         state = (state + value.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)

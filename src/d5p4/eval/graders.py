@@ -7,7 +7,7 @@
 | countdown | its steps solve the puzzle in the prompt (`eval.countdown`) | the canonical form of the steps      |
 
 Text is matched, never evaluated. `register_grader` adds a grader for a task of your own. `d5p4 score --grader NAME` can
-then use it. Commands that show answers use the grader that the model's generation_config.json names:
+then use that grader. Commands that show answers use the grader that the model's generation_config.json names:
 `{"d5p4": {"grader": "NAME"}}`.
 """
 
@@ -24,21 +24,22 @@ from typing import Any
 from ..errors import D5P4Error
 from .countdown import Problem, canonical, is_right
 
-LONGEST = 100  # the most characters of a number; a longer run of digits is not read as a number
+LONGEST = 100  # a number has at most 100 characters; a longer run of digits is not read as a number
 
 _MARK = "####"
-# The patterns match a place of a text in only one way and nest no repeats, so time grows linearly with the text.
-# A minus is a sign unless it follows something to subtract from.
+# At each place of a text a pattern matches in at most one way, and no repeat contains another repeat. Therefore the
+# time grows linearly with the length of the text.
+# A minus is a sign, unless a letter, digit, closing bracket, percent sign or full stop stands directly before it.
 # A comma belongs to a number only if exactly three digits follow it.
 _SIGN = r"(?:(?<![\w)\]}%.])[-\u2212])?"
 _DIGITS = r"(?:[0-9]+(?:,[0-9]{3}(?![0-9]))*(?:\.[0-9]+)?|(?<![\w.])\.[0-9]+)"
 _NUMBER = re.compile(rf"({_SIGN})\$?({_SIGN})({_DIGITS})")
 
 Grade = Callable[[Any, Sequence[str], Any], "list[bool] | None"]
-"""`grade(prompt, texts, reference)` says for each text whether it is right, or returns None if it cannot judge them.
+"""`grade(prompt, texts, reference)` says for each text whether the text is right, or returns None if it cannot judge.
 
 The prompt is what the user wrote: text, token ids or messages. The reference is one right value, a list of right
-values, or None where no reference is known, as in `generate`, `compare`, `serve` and `view`.
+values, or None if no reference is known, as in `generate`, `compare`, `serve` and `view`.
 """
 
 
@@ -48,7 +49,7 @@ class Grader:
 
     name: str
     grade: Grade
-    key: Callable[[str], Hashable] = str.strip  # answers with the same key count as one; key None means no answer
+    key: Callable[[str], Hashable] = str.strip  # texts with the same key are one answer; None means no answer
     needs: str = ""  # what the grader needs to judge a prompt, such as "a reference"; used in messages
     about: str = ""  # the task in one sentence; the playground shows it
     examples: tuple[tuple[str, str], ...] = ()  # pairs (label, prompt) that the playground offers to try
@@ -107,10 +108,10 @@ def grader_of(model: Any) -> Grader | None:
 def gsm8k_number(text: str) -> Decimal | None:
     """Return the number that an answer to GSM8K ends with.
 
-    This is the first number after the last `####`, or the last number of the text where no number follows a `####`.
+    This is the first number after the last `####`, or the last number of the text if no number follows a `####`.
     Currency and percent signs, commas between thousands and a final full stop are dropped: `$1,234.50.` is 1234.5.
-    Fractions and times are not understood: the last number of `1/2` is 2, that of `3:30` is 30. The result is None when
-    there is no number, or when the number has more than `LONGEST` characters.
+    Fractions and times are not understood: the number read from `1/2` is 2, and the number read from `3:30` is 30. The
+    result is None when there is no number, or when the number has more than `LONGEST` characters.
     """
     if not isinstance(text, str):
         raise D5P4Error(f"an answer to grade must be text, not {text!r:.60}")
@@ -156,7 +157,7 @@ def _reference_number(reference: Any) -> Decimal:
 
 
 def _grade_puzzle(prompt: Any, texts: Sequence[str], reference: Any) -> list[bool] | None:
-    """Check answers against the puzzle in the prompt. A reference is ignored: it is only one of many solutions."""
+    """Check answers against the puzzle in the prompt. References are ignored, as puzzles have many solutions."""
     try:
         problem = Problem.parse(prompt)
     except D5P4Error:

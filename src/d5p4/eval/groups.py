@@ -1,10 +1,10 @@
-"""Reads files of answers that many programs write. A group is a prompt with its answers and its references.
+"""Reads files of answers in the formats of many programs. A group is a prompt with its answers and its references.
 
 | made by               | field with the answers                                     | field with the references |
 |-----------------------|------------------------------------------------------------|---------------------------|
 | d5p4 generate, run    | `answers`                                                  | `reference`, `references` |
 | other generators      | one of `LISTS`, which holds a list                         | one of `REFERENCES`       |
-| the same, single      | one of `SINGLES`; lines with the same id or prompt join    | one of `REFERENCES`       |
+| one answer per line   | one of `SINGLES`; equal ids or prompts make a group        | one of `REFERENCES`       |
 | lm-evaluation-harness | `resps` of a samples file, which holds nested lists        | `target`                  |
 | OpenAI's API          | `choices`; in the file of a batch, `choices` of `response` | –                         |
 """
@@ -25,7 +25,7 @@ SINGLES = ("answer", "text", "response", "completion", "output", "generation", "
 REFERENCES = ("references", "reference", "target", "correct_answers")
 PROMPTS = ("prompt", "question", "problem", "input", "messages")
 IDS = ("id", "doc_id", "task_id", "custom_id")
-INSIDE = ("text", "message", "content", "generated_text")  # an answer that is an object has its text in one of these
+INSIDE = ("text", "message", "content", "generated_text")  # the fields of an answer object that may hold its text
 
 
 @dataclass(frozen=True)
@@ -55,18 +55,18 @@ def read_groups(path: str | Path, answers: str | None = None, references: str | 
     """Read the groups of a file of JSON objects, in the order of the file.
 
     The file has one object per line, or is a list of objects. Blank lines are skipped. Lines with an `error` and no
-    answers are skipped and counted. If the path is a folder, such as the parts of a run in progress, all its .jsonl
-    files are read.
+    answers are skipped and counted. If the path is a folder, such as the folder of parts of a run in progress, all its
+    .jsonl files are read.
 
-    `answers` and `references` name the fields to read instead of the usual fields. Lines with a single answer are
-    joined into groups by their id. They are joined by their prompt if they have no id, or if no id repeats but some
-    prompt does.
+    `answers` and `references` name the fields to read instead of the usual fields. Lines with a single answer form
+    a group if they have the same id. If they have no ids, or if no id repeats but some prompt does, then lines with the
+    same prompt form a group.
     """
     if answers is not None and answers == references:
         raise D5P4Error(f"{answers!r} cannot be both the field of the answers and the field of the references")
     lines, kept_filter, failed = [], None, []
     for place, entry in _entries(Path(path)):
-        if "resps" in entry and "filter" in entry:  # the harness writes each sample once per filter; keep one filter
+        if "resps" in entry and "filter" in entry:  # the harness writes a sample once per filter; we keep one filter
             kept_filter = kept_filter or entry["filter"]
             if entry["filter"] != kept_filter:
                 continue
@@ -247,14 +247,14 @@ def _first(entry: Mapping[str, Any], names: tuple[str, ...]) -> tuple[str | None
 
 
 def _prompt(value: Any) -> str | None:
-    """Return a prompt as text. For a conversation, this is its last message."""
+    """Return a prompt as text. The prompt of a conversation is its last message."""
     if isinstance(value, list) and value:
         value = value[-1].get("content") if isinstance(value[-1], dict) else value[-1]
     return value if isinstance(value, str) else None if value is None else json.dumps(value, ensure_ascii=False)
 
 
 def _harness_arguments(entry: Mapping[str, Any]) -> list[Any]:
-    """Return the arguments of a sample's first request. A request to generate has two: its context and its settings."""
+    """Return the arguments of a sample's first request. A request to generate has two: context and settings."""
     asked = entry.get("arguments")
     first = next(iter(asked.values()), None) if isinstance(asked, dict) else asked[0] if asked else None
     return list(first.values()) if isinstance(first, dict) else list(first or ())
@@ -274,7 +274,7 @@ def _harness_prompt(entry: Mapping[str, Any]) -> Any:
 
 
 def _harness_target(text: str) -> Any:
-    """Read a target of the harness, which writes a list of targets as Python prints a list."""
+    """Read a target that the harness wrote. The harness writes a list of targets as Python prints a list."""
     if not text.startswith("["):
         return text
     try:

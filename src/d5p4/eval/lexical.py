@@ -1,8 +1,8 @@
 """Metrics of words: how close answers are to references, and how much the answers of a group differ.
 
-F1 and BLEU compare whole words. Distinct-n, EAD and entropy count word pieces: those of the paper, unless `pieces`
-gives others. BLEU is computed by sacrebleu and goes from 0 to 100. Entropy is in nats. The other metrics are ratios;
-1 means 100 %.
+F1 and BLEU compare whole words. Distinct-n, EAD and entropy count word pieces. These are the pieces of the paper,
+unless `pieces` gives others. BLEU is computed by sacrebleu and lies between 0 and 100. Entropy is in nats. The other
+metrics are ratios; 1 means 100 %.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ ORDER = 4  # BLEU counts n-grams for n = 1 to 4
 
 
 def f1(prediction: str, references: Sequence[str]) -> float:
-    """Return 2·overlap / (words of the prediction + words of the reference) for the best of the references.
+    """Return the largest 2·overlap / (words of the prediction + words of the reference) over all references.
 
     The words are the lower-cased text split at white space. A word that occurs a times in the prediction and b times in
-    the reference adds min(a, b) to the overlap. Punctuation and articles stay, unlike in SQuAD's F1.
+    the reference adds min(a, b) to the overlap. Punctuation and articles are kept. SQuAD's F1 removes them.
     """
     words = Counter(prediction.lower().split())
     return max(_overlap(words, Counter(one.lower().split())) for one in _list(references, "reference"))
@@ -52,7 +52,7 @@ def distinct(texts: Sequence[str], n: int, pieces: WordPieces | None = None) -> 
 
 
 def vocabulary_size(references: Iterable[str], pieces: WordPieces | None = None) -> int:
-    """Return the number of different word pieces in all references of a data set, which is V of `ead`."""
+    """Return the number of different word pieces in all references of a data set. `ead` calls this number V."""
     return len({piece for row in _ids(references, pieces) for piece in row})
 
 
@@ -60,8 +60,8 @@ def ead(texts: Sequence[str], vocabulary: int, pieces: WordPieces | None = None)
     """Return the expectation-adjusted distinct score, N / (V (1 - ((V - 1) / V)^C)), of a group of texts.
 
     The group has C word pieces, and N of them are different. The denominator is the expected number of different pieces
-    in C uniform draws from V pieces. Therefore long texts do not score lower, as they do with distinct-1 (Liu et al.,
-    2022). V comes from `vocabulary_size`. The result is 0 for texts without word pieces.
+    in C uniform draws from V pieces. Therefore this score, unlike distinct-1, does not fall with the length of the
+    texts (Liu et al., 2022). V comes from `vocabulary_size`. The result is 0 for texts without word pieces.
     """
     return ead_of_counts(*piece_counts(texts, pieces), vocabulary)
 
@@ -81,14 +81,14 @@ def ead_of_counts(count: int, different: int, vocabulary: int) -> float:
 
 
 def empirical_entropy(text: str, pieces: WordPieces | None = None) -> float:
-    """Return -Σ f log f in nats, where f is the share of each word piece in a text. It is 0 for an empty text."""
+    """Return -Σ f log f in nats, where f is the share of each word piece in a text. An empty text has entropy 0."""
     counts = np.array(list(Counter(_ids([text], pieces)[0]).values()))
     shares = counts / counts.sum() if len(counts) else np.ones(1)
     return abs(float(-(shares * np.log(shares)).sum()))  # abs turns -0.0 into 0.0
 
 
 def bleu(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """Return the corpus BLEU, 0 to 100, of texts with a list of references each (13a tokens, exponential smoothing)."""
+    """Return the corpus BLEU, 0 to 100. Each prediction has its references (13a tokens, exponential smoothing)."""
     if len(predictions) != len(references):
         raise D5P4Error(f"{len(predictions)} predictions need as many lists of references, got {len(references)}")
     lists = [_list(own, "reference") for own in references]
@@ -101,20 +101,21 @@ def bleu(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> flo
 
 
 def sentence_bleu(prediction: str, references: Sequence[str]) -> float:
-    """Return the BLEU of one text, 0 to 100, over the n-gram orders for which it is long enough ("effective order")."""
+    """Return the BLEU of one text, 0 to 100, over the n-gram orders that fit into the text ("effective order")."""
     return float(_bleu(True).sentence_score(prediction, _list(references, "reference")).score)
 
 
 def self_bleu(texts: Sequence[str]) -> float:
-    """Return S-BLEU, 0 to 100: the mean BLEU of a text against all other texts of the group. It is 0 for one text."""
+    """Return S-BLEU, 0 to 100: the mean BLEU of a text against all other texts of the group. A single text has 0."""
     texts = _list(texts, "text")
     if len(texts) == 1:
         return 0.0
     rows = [_bleu(True).tokenizer(text.rstrip()).split() for text in texts]
     counts = [Counter(gram for n in range(1, ORDER + 1) for gram in _grams(row, n)) for row in rows]
-    # BLEU compares the count of an n-gram with its highest count in a reference; the references are the other texts.
-    # If the text itself has the highest count, the second highest is used. So each text is counted only once.
-    highest: dict[tuple[str, ...], tuple[int, int, int]] = {}  # highest count, the text that has it, second highest
+    # BLEU compares the count of an n-gram in a text with the highest count in a reference. The references are the other
+    # texts, so if the text itself has the highest count of all texts, we use the second highest count. With both counts
+    # at hand, the n-grams of each text are counted only once.
+    highest: dict[tuple[str, ...], tuple[int, int, int]] = {}  # highest count, the text with that count, second highest
     for place, own in enumerate(counts):
         for gram, count in own.items():
             first, whose, second = highest.get(gram, (0, -1, 0))
@@ -139,13 +140,13 @@ def _grams(row: Sequence[Any], n: int) -> Iterable[tuple[Any, ...]]:
 
 
 def bleu_parts(prediction: str, references: Sequence[str]) -> NDArray[np.float64]:
-    """Return counts of a text for `bleu_of_parts`, [10]: matched n-grams (4), n-grams (4), length, reference length."""
+    """Return ten counts of a text for `bleu_of_parts`: matched n-grams (4), n-grams (4), length, reference length."""
     score = _bleu(True).sentence_score(prediction, _list(references, "reference"))
     return np.array([*score.counts, *score.totals, score.sys_len, score.ref_len], dtype=np.float64)
 
 
 def bleu_of_parts(sums: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the corpus BLEU [R] from sums of `bleu_parts` [R, 10]."""
+    """Compute R values of corpus BLEU from R sums of `bleu_parts`: from [R, 10] to [R]."""
     compute = partial(_bleu(False).compute_bleu, smooth_method="exp")
     rows = [[int(x) for x in row] for row in sums.round()]
     return np.array([compute(row[:ORDER], row[ORDER:-2], *row[-2:]).score for row in rows])

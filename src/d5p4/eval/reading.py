@@ -29,7 +29,7 @@ def batches(lengths: Sequence[int], batch_size: int, max_tokens: int | None) -> 
     """Yield batches of row numbers. Rows of length 0 or less are left out.
 
     Rows of similar length share a batch, so that little padding is needed. A batch has `batch_size` rows. With
-    `max_tokens` it has as many rows as fit into that number of tokens, padding included, but at least one row.
+    `max_tokens`, a batch has as many rows as fit into that number of tokens, padding included, but at least one row.
     """
     whole("batch_size", batch_size)
     whole("max_tokens_per_batch", max_tokens)
@@ -55,7 +55,7 @@ def padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[torch.T
 
 
 def package_file(package: str, pattern: str, missing: str) -> Path:
-    """Return the first file in a package that matches a pattern, without importing it, or raise the error `missing`."""
+    """Return a package's first file that matches a pattern, or raise the error `missing`. Nothing is imported."""
     spec = importlib.util.find_spec(package)
     for place in (spec.submodule_search_locations or ()) if spec else ():
         matches = sorted(Path(place).glob(pattern))

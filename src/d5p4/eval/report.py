@@ -43,7 +43,7 @@ class Metric(NamedTuple):
     most: float = math.inf
 
 
-METRICS = {  # the keys are the names of metrics up to "@", without the number that follows it
+METRICS = {  # a key is the name of a metric without the number that follows "@"
     "answers": Metric("", "answers per group"),
     "different": Metric("", "different texts per group"),
     "PPL": Metric("", "perplexity under the judge", 1),
@@ -133,10 +133,11 @@ def report(
 
     judge    adds PPL
     encoder  adds S-COS and, with references, R-COS
-    grader   adds pass@n, maj@k and the number of different right answers; groups that it cannot judge are left out
+    grader   adds pass@n, maj@k and the number of different right answers. Groups that the grader cannot judge are
+             left out
     k        the number of answers in F1@k, BLEU@k, R-COS, pass@k and maj@k. The default is the number of answers of the
              smallest group. Groups with fewer than k answers are left out of these metrics
-    pieces   the word pieces to count instead of the paper's
+    pieces   the word pieces to count instead of the word pieces of the paper
 
     F1@k, BLEU@k and R-COS are the expected best of k answers of a group, in closed form. If groups have references, F1,
     BLEU and EAD are added. Groups without references are left out of F1 and BLEU.
@@ -228,7 +229,7 @@ def _once(texts: Iterable[str], measure: Callable[[list[str]], NDArray[Any]]) ->
 
 
 def _nats(groups: Sequence[Group], judge: Judge) -> list[tuple[float, int]]:
-    """Return for each group the sum of its answers' nats per token, and the number of its answers."""
+    """Return for each group the sum over its answers of the nats per token, and the number of its answers."""
     rows, values = _once((text for group in groups for text in group.answers), judge.per_text)
     return [(float(sum(values[rows[text]] for text in group.answers)), len(group.answers)) for group in groups]
 

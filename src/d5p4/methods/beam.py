@@ -1,4 +1,4 @@
-"""Methods that ignore similarity. They keep every row, or one child per parent: the best, a random or a drawn child."""
+"""Methods that ignore similarity. They keep every row, or one child per parent: the best child, or a random one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .common import Checked, by_group, to_parents
 
 @dataclass(frozen=True)
 class Identity:
-    """Selects nothing: all rows 0 .. N-1 are parents, and each has one child."""
+    """Selects nothing: all rows 0 .. N-1 become parents, and each row has one child."""
 
     def __call__(self, pool: PoolView, k: int, key: Tensor) -> Choice:
         return pool.stay()
@@ -25,7 +25,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class GreedyBeam:
-    """Picks the item with the largest Q of each group. O(N)."""
+    """Picks the item with the largest quality Q in each group. O(N)."""
 
     def __call__(self, pool: PoolView, k: int, key: Tensor) -> Choice:
         quality = by_group(pool.quality, k)
@@ -34,7 +34,7 @@ class GreedyBeam:
 
 @dataclass(frozen=True)
 class Random:
-    """Picks one item of each group at random: the item with the largest uniform number, keyed by its tie hash. O(N)."""
+    """Picks one item of each group at random: the item with the largest uniform number (keyed by tie hashes). O(N)."""
 
     def __call__(self, pool: PoolView, k: int, key: Tensor) -> Choice:
         tie = by_group(pool.tie, k)
@@ -45,17 +45,17 @@ class Random:
 class Categorical(Checked):
     """Draws one item of each group from softmax(Q / tau), as the argmax of Q / tau + Gumbel noise. O(N).
 
-    tau is `score_temperature`; tau = 0 is greedy beam search. The noise of an item is keyed by its tie hash, so it does
-    not depend on the item's place in the pool.
+    tau is `score_temperature`; tau = 0 is greedy beam search. The noise of an item is keyed by the item's tie hash, so
+    the noise does not depend on the item's place in the pool.
     """
 
-    score_temperature: Annotated[float, Option("Temperature of the draw by quality; 0 takes the best.", least=0)] = 1.0
+    score_temperature: Annotated[float, Option("Temperature of the draw; 0 takes the best candidate.", least=0)] = 1.0
 
     def __call__(self, pool: PoolView, k: int, key: Tensor) -> Choice:
         if self.score_temperature == 0:
             return GreedyBeam()(pool, k, key)
         quality, tie = by_group(pool.quality, k), by_group(pool.tie, k)
         quality = quality.nan_to_num(nan=-math.inf)
-        best = quality.amax(-1, keepdim=True)  # subtracted first, so that a small temperature does not overflow
+        best = quality.amax(-1, keepdim=True)  # subtracted before the division, which could overflow otherwise
         noise = gumbel(uniform(mix(key.view(-1, 1, 1), tie), 0))
         return pool.keep(to_parents(argbest((quality - best) / self.score_temperature + noise, tie), quality.shape[-1]))

@@ -18,7 +18,7 @@ from .beam import Identity
 from .common import Checked
 
 Scorer = Callable[..., Any]
-"""`scorer(texts) -> numbers`, or `scorer(text, reference) -> number` when references are given; higher is better."""
+"""`scorer(texts) -> numbers`, or `scorer(text, reference) -> number` if references are given. Higher is better."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class BestOfN(Checked, Identity):
 
     rank: Annotated[
         Literal["auto", "entropy", "logprob", "scorer"],
-        Option("What ranks the answers; auto: the scorer, or entropy without a scorer."),
+        Option("How answers are ranked; auto uses the scorer if there is one, else entropy."),
     ] = "auto"
     repeats: Annotated[bool, Option("Keep the best answers even if texts repeat.")] = True
 
@@ -44,7 +44,7 @@ class BestOfN(Checked, Identity):
         raise D5P4Error(reason, option="rank", value=self.rank)
 
     def finish(self, final: Final, k: int, scorer: Scorer | None, references: Sequence[Any] | None) -> Kept:
-        """Return the k best rows. Without `repeats`, rows that repeat the text of a better row come last."""
+        """Return the k best rows. If `repeats` is False, rows that repeat the text of a better row come last."""
         judged = scorer is not None
         if scorer is not None:
             values = torch.tensor(
@@ -63,7 +63,7 @@ class BestOfN(Checked, Identity):
 
 
 def _judge(scorer: Scorer, texts: list[str], reference: tuple[Any] | None) -> list[float]:
-    """Return the scorer's number for each text. Empty texts and NaN count as the worst."""
+    """Return the scorer's number for each text. An empty text or a number NaN becomes minus infinity."""
     marks = scorer(texts) if reference is None else [scorer(text, *reference) for text in texts]
     try:
         numbers = [float(mark) for mark in marks]

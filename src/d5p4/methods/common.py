@@ -17,20 +17,20 @@ class Checked:
 
 
 def by_group(values: Tensor, k: int) -> Tensor:
-    """Return values [P, N] as [P, k, w]: k groups of w = N / k neighbours, each with the children of one parent."""
+    """Reshape values [P, N] to [P, k, w]. A group is the w = N / k adjacent children of one parent."""
     prompts, size = values.shape
     if k < 1 or size % k:
-        raise D5P4Error(f"a pool of {size} rows does not split into k = {k} groups of equal size; k must divide it")
+        raise D5P4Error(f"a pool of {size} rows does not split into k = {k} groups of equal size; k must divide {size}")
     return values.reshape(prompts, k, size // k)
 
 
 def to_parents(places: Tensor, width: int) -> Tensor:
-    """Return places [P, k] inside each group as indices [P, k] into the pool."""
+    """Turn places [P, k] inside groups of `width` rows into indices [P, k] into the pool."""
     return places + torch.arange(places.shape[-1], device=places.device) * width
 
 
 def draw_index(weights: Tensor, u: Tensor) -> Tensor:
-    """Draw indices [P, m] with chances proportional to weights [P, N] >= 0, one for each uniform in u [P, m].
+    """Draw indices [P, m] with chances proportional to weights [P, N] >= 0, one for each uniform number u [P, m].
 
     An index of weight zero is never drawn if another index has a positive weight.
     """

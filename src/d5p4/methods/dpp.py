@@ -1,4 +1,4 @@
-"""D5P4: the most likely set of a determinantal point process that has one child of every parent."""
+"""D5P4 picks the most likely set of a determinantal point process (DPP) among sets with one child of every parent."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from .exact import branch_and_bound, exhaustive
 
 Solver = Literal["local-search", "one-start", "k-starts", "n-starts", "exact", "exhaustive"]
 Kernel = Annotated[Literal["additive", "multiplicative"], Option("L = diag(Q) + beta S, or e^(Q/beta) S e^(Q/beta).")]
-Beta = Annotated[float, Option("Weight of diversity; 0 looks at quality alone.", least=0)]
+Beta = Annotated[float, Option("Weight of diversity; with 0, only quality counts.", least=0)]
 
 
 def dpp_kernel(kind: str, quality: Tensor, similarity: Tensor, beta: float) -> tuple[Tensor, Tensor | None]:
-    """Return L [P, N, N] and log_gain [P, N] from quality Q [P, N] and similarity S [P, N, N].
+    """Return the kernel L [P, N, N] and log_gain [P, N] from quality Q [P, N] and similarity S [P, N, N].
 
-    additive: L = diag(Q) + beta S, without gains. multiplicative: L = diag(e^{Q/beta}) S diag(e^{Q/beta}), given as S
-    and log_gain = 2 Q / beta so that nothing overflows: det(L_A) = det(S_A) exp(sum of log_gain over A). A larger beta
-    asks for more diversity.
+    additive: L = diag(Q) + beta S, and log_gain is None. multiplicative: L = diag(e^{Q/beta}) S diag(e^{Q/beta}),
+    returned as S and log_gain = 2 Q / beta so that nothing overflows. Then det(L_A) = det(S_A) exp(sum of log_gain over
+    A). A larger beta gives more diverse sets.
     """
     if kind == "additive":
         return torch.diag_embed(quality) + beta * similarity, None
@@ -38,11 +38,11 @@ def dpp_kernel(kind: str, quality: Tensor, similarity: Tensor, beta: float) -> t
 
 @dataclass(frozen=True)
 class PartitionDPP(Checked):
-    """Picks the set S with the largest det(L_S) among sets with one item per group, or all sets of k items (D5P3).
+    """Picks the set S with the largest det(L_S) among sets with one item per group (D5P3: all sets of k items).
 
-    kernel: "additive" (D5P4) or "multiplicative" (D5P4x). A larger beta gives more diverse sets; beta = 0 looks at
-    quality alone. solver: "local-search" (the default: greedy from k starts, then swaps), greedy alone from one, k or
-    all N starts, "exact" (branch and bound), "exhaustive" (every set).
+    kernel: "additive" (D5P4) or "multiplicative" (D5P4x). A larger beta gives more diverse sets; with beta = 0, only
+    quality counts. solver: "local-search" (the default: greedy elimination from k starts, then swaps), "one-start",
+    "k-starts", "n-starts" (greedy elimination alone), "exact" (branch and bound), "exhaustive" (compares all sets).
     """
 
     beta: Beta = 20.0
@@ -63,7 +63,7 @@ class PartitionDPP(Checked):
         if self.beta == 0:
             return GreedyBeam()(pool, k, key) if self.partition else pool.keep(top(pool.quality, pool.tie, k))
         kernel, log_gain = dpp_kernel(self.kernel, pool.quality, pool.similarity, self.beta)
-        kernel = kernel.to(pool.similarity.dtype)  # no finer than the similarity; a float32 kernel is solved fast
+        kernel = kernel.to(pool.similarity.dtype)  # more digits add nothing, and float32 is solved faster
         return pool.keep(self._solve(kernel, k, log_gain, pool.quality, pool.tie))
 
     def _solve(self, kernel: Tensor, k: int, log_gain: Tensor | None, quality: Tensor, tie: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ class PartitionDPP(Checked):
 
 @dataclass(frozen=True)
 class D5P4(PartitionDPP):
-    """The paper's method: it has the additive kernel and keeps one child per parent."""
+    """The paper's main method, with the additive kernel and one selected child per parent."""
 
     kernel: Kernel = field(default="additive", init=False)
     partition: bool = field(default=True, init=False)

@@ -14,10 +14,10 @@ from ..ops.partition_map import solve
 from ..ops.problem import Problem, prepare
 
 LIMIT = 1_000_000
-_CHUNK = 1 << 22  # set members that are scored together
-_SLACK = 1e-6  # more than the rounding of the bound; sets this close to the best are scored again exactly
-_NOISE = 1e-14  # more than the rounding of a pivot
-_DEAD = 1e-13  # pivots up to this are certainly zero
+_CHUNK = 1 << 22  # at most this many members of sets (sets times k) are scored at once
+_SLACK = 1e-6  # sets within this of the best are scored again exactly; the bound's rounding error is smaller
+_NOISE = 1e-14  # added to each pivot in the bound; the rounding error of a pivot is smaller
+_DEAD = 1e-13  # a pivot of at most this is zero up to rounding errors, so its item is left out
 
 
 def exhaustive(
@@ -30,7 +30,10 @@ def exhaustive(
     *,
     partition: bool = True,
 ) -> Tensor:
-    """Return the best [P, k] of all w^k sets with one item per group, or of all C(N, k) sets. O(w^k k^3) per prompt."""
+    """Compare all w^k sets with one item per group (or all C(N, k) sets of k items) and return the best sets [P, k].
+
+    The time is O(w^k k^3) per prompt.
+    """
     problem = prepare(kernel, k, log_gain, quality, tie, partition=partition)
     size, device = problem.kernel.shape[-1], problem.kernel.device
     if partition:
@@ -43,7 +46,7 @@ def exhaustive(
 
 
 def transversals(k: int, width: int, device: torch.device) -> Tensor:
-    """Return all sets [w^k, k] with one item from each of k groups of w neighbours."""
+    """Return all sets [w^k, k] with one item from each of k groups of w adjacent items."""
     place = width ** torch.arange(k - 1, -1, -1, device=device)
     number = torch.arange(width**k, device=device).unsqueeze(-1)
     return number // place % width + torch.arange(k, device=device) * width
@@ -57,13 +60,13 @@ def branch_and_bound(
     tie: Tensor | None = None,
     limit: int = LIMIT,
 ) -> Tensor:
-    """Return the same sets [P, k] as `exhaustive` with the partition, usually after a small part of the work.
+    """Return the same sets [P, k] as `exhaustive` with the partition, usually with far less work.
 
-    The search is depth first and starts from the result of `partition_map`. A partial set A can reach at most log
-    det(L_A) + sum over free groups of the largest log pivot given A (Hadamard and Fischer). The search branches on the
-    group with the fewest items that can still win. Of items that look the same to all other groups, only one is tried.
-    If every set is singular, all distinct sets are compared, up to `limit` sets; beyond that, the result is that of
-    `partition_map`.
+    The search is depth first and starts from the result of `partition_map`. The value of a set that contains the
+    partial set A is at most log det(L_A) + the sum over free groups of the largest log pivot given A (inequalities of
+    Hadamard and Fischer). The search branches on the group with the fewest items that can still win. Of interchangeable
+    items (see `_distinct_items`), only one is tried. If every set is singular, all distinct sets are compared, but if
+    these are more than `limit`, the result of `partition_map` is returned.
     """
     problem = prepare(kernel, k, log_gain, quality, tie)
     start = solve(problem)
@@ -72,7 +75,7 @@ def branch_and_bound(
 
 
 def _one_prompt(problem: Problem, start: Tensor, limit: int) -> Tensor:
-    """Return the best set [1, k] of one prompt, given a first solution [1, k]."""
+    """Return the best set [1, k] of one prompt. `start` [1, k] is a first solution."""
     zeros, logs = problem.score(start.unsqueeze(1))
     distinct = _distinct_items(problem)
     regular = bool(zeros == 0)
@@ -87,7 +90,11 @@ def _one_prompt(problem: Problem, start: Tensor, limit: int) -> Tensor:
 
 
 def _distinct_items(problem: Problem) -> list[list[int]]:
-    """Return the items of each group. Of items that look the same to all other groups, only the smallest tie stays."""
+    """Return the items of each group without items that are interchangeable with an item of smaller tie.
+
+    Two items of a group are interchangeable if their diagonal, gain, quality and kernel entries with all other groups
+    are equal.
+    """
     kernel, width = problem.kernel[0].cpu().numpy(), problem.kernel.shape[-1] // problem.k
     own = torch.stack([problem.log_gain[0], problem.quality[0]], -1).cpu().numpy()
     result = []
@@ -95,13 +102,13 @@ def _distinct_items(problem: Problem) -> list[list[int]]:
         seen: dict[bytes, int] = {}
         for i in range(low, low + width):
             outside = np.concatenate([kernel[i, :low], kernel[i, low + width :], kernel[i, i : i + 1], own[i]])
-            seen.setdefault((outside + 0.0).tobytes(), i)  # + 0.0 makes -0 and 0 the same bytes
+            seen.setdefault((outside + 0.0).tobytes(), i)  # adding 0.0 turns -0.0 into 0.0
         result.append(list(seen.values()))
     return result
 
 
 class _Search:
-    """Depth-first search of one prompt for every set whose value is within rounding of the best regular set."""
+    """A depth-first search for all sets of one prompt that equal the best regular set up to rounding errors."""
 
     def __init__(self, problem: Problem, distinct: list[list[int]], best: float) -> None:
         self.problem, self.best = problem, best
@@ -116,7 +123,7 @@ class _Search:
         return [members for value, members in self.leaves if value >= self.best - _SLACK]
 
     def _descend(self, items: NDArray[np.int64], given: NDArray[np.float64], value: float, chosen: list[int]) -> None:
-        """`given` is the kernel of the items left, conditioned on the chosen items; `value` is the set's log value."""
+        """Extend the set `chosen` of log value `value`. `given` is the kernel of `items` conditioned on `chosen`."""
         left = self.problem.k - len(chosen)
         if left == 0:
             self._leaf(value, chosen)
@@ -130,7 +137,7 @@ class _Search:
             return
         worth = np.log(pivots + _NOISE) + self.gain[items]
         tops = np.maximum.reduceat(worth, heads)
-        bound = value + tops.sum() - tops[place] + worth  # the largest value that a set with this item can reach
+        bound = value + tops.sum() - tops[place] + worth  # no set with this item has a larger value
         hopeful = bound >= self.best - _SLACK
         counts = np.bincount(place, hopeful, len(groups))
         branch = int(counts.argmin())

@@ -20,13 +20,14 @@ _PARTING = 1e-7
 
 @dataclass(frozen=True)
 class KDPP(Checked):
-    """P(S) = det(L_S) / e_k(eigenvalues), |S| = k (Kulesza and Taskar, 2011). O(N^3 + N k^2) per prompt.
+    """Draws k items S with P(S) = det(L_S) / e_k(eigenvalues of L) (Kulesza and Taskar, 2011). O(N^3 + N k^2).
 
     If eigenvalues coincide (as with equal rows in the pool), the eigenvectors would depend on the last bits of L.
     Therefore items are put in the order of their ties, and each diagonal entry is raised by a different amount of up to
-    1e-7 of the largest entry. This separates the eigenvalues by far more than rounding, but by far less than a sample
-    could show. Eigenvalues up to ten times that amount count as zero. If fewer than k others are left, the best
-    remaining items by quality complete the set. In a prompt whose kernel is not finite, quality chooses the whole set.
+    1e-7 of the largest entry. These amounts separate the eigenvalues by far more than rounding errors do, but are far
+    too small to show in samples. Eigenvalues of at most 1e-6 of the largest entry count as zero. If fewer than k
+    eigenvalues are not zero, the remaining items with the best quality complete the set. If a prompt's kernel is not
+    finite, all items of the prompt's set are chosen by quality.
     """
 
     beta: Beta = 20.0
@@ -57,7 +58,7 @@ def sample(kernel: Tensor, k: int, quality: Tensor, tie: Tensor, key: Tensor) ->
     kernel = kernel / kernel.diagonal(dim1=-2, dim2=-1).amax(-1).view(-1, 1, 1)
     sound = kernel.isfinite().all(-1).all(-1)
     place = torch.arange(size, device=kernel.device)
-    apart = _PARTING * uniform(torch.zeros_like(place), place).to(kernel.dtype)  # random, so that no symmetry remains
+    apart = _PARTING * uniform(torch.zeros_like(place), place).to(kernel.dtype)  # random amounts break all symmetries
     kernel = torch.where(sound.view(-1, 1, 1), kernel, 0.0) + apart.diag()
     values, vectors = torch.linalg.eigh(kernel)
     values = torch.where(values > 10 * _PARTING, values, 0.0)
@@ -67,8 +68,8 @@ def sample(kernel: Tensor, k: int, quality: Tensor, tie: Tensor, key: Tensor) ->
 
 
 def log_elementary(log_values: Tensor, k: int) -> Tensor:
-    """Return [P, N+1, k+1]: at (m, l), the log of the elementary symmetric polynomial e_l of the first m values.
-    log_values [P, N] are the logs of the values, minus infinity for zero. O(N k)."""
+    """Return a table [P, N+1, k+1] with log e_l(first m values) at (m, l), for the elementary symmetric polynomial e_l.
+    log_values [P, N] are the logs of the values, minus infinity for a value of zero. O(N k)."""
     prompts, size = log_values.shape
     row = log_values.new_full((prompts, k + 1), -torch.inf)
     row[:, 0] = 0.0
@@ -81,7 +82,7 @@ def log_elementary(log_values: Tensor, k: int) -> Tensor:
 
 
 def choose_eigenvectors(log_values: Tensor, k: int, key: Tensor) -> Tensor:
-    """Return the mask [P, N] of the k eigenvectors of one draw (all with a positive eigenvalue, if these are fewer).
+    """Draw k eigenvectors (or all with a positive eigenvalue, if these are fewer than k) and return their mask [P, N].
 
     m runs from N down to 1. Eigenvector m is taken with chance lambda_m e_{l-1}(first m-1) / e_l(first m), where l is
     the number of eigenvectors still to be taken.
@@ -101,10 +102,10 @@ def choose_eigenvectors(log_values: Tensor, k: int, key: Tensor) -> Tensor:
 
 
 def _sample_projection(basis: Tensor, rank: Tensor, k: int, quality: Tensor, tie: Tensor, key: Tensor) -> Tensor:
-    """Draw items [P, k] of the projection DPP K = V V^T, each by its variance K_ii given the items drawn before.
+    """Draw items [P, k] from the projection DPP K = V V^T. The chance of i is proportional to K_ii given earlier items.
 
-    basis V [P, N, N] has zero columns for eigenvectors that are left out; rank [P]. After `rank` items, quality
-    decides.
+    basis V [P, N, N] has columns of zeros for the eigenvectors that were not drawn. After the first rank [P] items, the
+    items with the best quality follow.
     """
     variance = (basis * basis).sum(-1)
     free = torch.ones_like(variance, dtype=torch.bool)

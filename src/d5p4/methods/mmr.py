@@ -1,4 +1,4 @@
-"""Diverse beam search as maximal marginal relevance under the partition."""
+"""Diverse beam search: maximal marginal relevance (MMR) with one item per group."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .common import Checked, by_group
 
 @dataclass(frozen=True)
 class MMR(Checked):
-    """Picks one item per group. A pick is the item i with the largest Q_i - alpha * (similarity of i to the picks Y).
+    """Picks one item per group, each time the item i with the largest Q_i - alpha * (similarity of i to the picks Y).
 
-    The similarity to Y is the mean (1/|Y|) sum of S_ji over Y, which is the inner product of i with the mean of the
-    picks, or the largest S_ji. Of all starts (first picks), the set with the largest sum is kept. On the Gram matrix
-    this takes O(k N) per start, whatever the size of the features. starts: "n" (every item), "k" (the best item of each
-    group), "one" (the best item of all).
+    form: the similarity of i to Y is the mean of S_ji over j in Y ("mean") or the largest S_ji ("max"). The search runs
+    once from each start (first pick) and keeps the set with the largest sum of the picks' values. The time is O(k N)
+    per start, whatever the number of features, because S is computed before. starts: "n" (every item), "k" (the best
+    item of each group), "one" (the best item of all).
     """
 
     alpha: Annotated[float, Option("Weight of the similarity to the answers chosen so far.", least=0)] = 20.0

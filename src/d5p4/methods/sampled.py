@@ -1,4 +1,4 @@
-"""Sampling under the partition: one item per group, drawn with chance proportional to det(L_S)^(1/set_temperature)."""
+"""Sampling of a set S with one item per group. The chance of S is proportional to det(L_S)^(1/set_temperature)."""
 
 from __future__ import annotations
 
@@ -19,24 +19,25 @@ from .common import Checked, by_group, draw_index
 from .dpp import Beta, Kernel, dpp_kernel
 from .exact import transversals
 
-_CHUNK = 1 << 22  # set members that are scored together
+_CHUNK = 1 << 22  # at most this many members of sets (sets times k) are scored at once
 
 
 @dataclass(frozen=True)
 class PartitionSample(Checked):
-    """P(S) is proportional to det(L_S)^(1/set_temperature) over sets S with one item per group.
+    """Draws one set S with one item per group. P(S) is proportional to det(L_S)^(1/set_temperature).
 
-    Up to `limit` sets are enumerated, and the draw is exact, O(w^k k^3). Beyond that, a Markov chain starts from the
-    most likely set and redraws one group after the other given the rest, O(k^3 + k^2 w) per move. It makes `moves`
-    moves, by default 20 k. Each move forgets the old item of its group completely, so after 20 moves per group only the
-    dependence between groups is left. If every set is singular, the most likely set itself is returned.
+    If there are at most `limit` sets, all are enumerated, and the draw is exact, O(w^k k^3). If there are more, a
+    Markov chain starts from the set that `partition_map` returns. Each move redraws the item of one group, given the
+    items of the other groups, O(k^3 + k^2 w). There are `moves` moves, by default 20 k. The new item does not depend on
+    the group's old item, so after 20 moves per group the first set matters only through the dependence between groups.
+    If every set is singular, the result of `partition_map` is returned.
     """
 
     beta: Beta = 20.0
     kernel: Kernel = "additive"
     set_temperature: Annotated[float, Option("Temperature of the draw of a set.", above=0)] = 1.0
     limit: Annotated[
-        int, Option("The most sets that are enumerated; beyond, a Markov chain draws.", least=0, hidden=("http",))
+        int, Option("With more sets than this limit, a Markov chain draws the set.", least=0, hidden=("http",))
     ] = 20_000
     moves: Annotated[
         int | None, Option("Moves of the Markov chain.", least=1, unset="20 per answer", hidden=("http",))
@@ -58,7 +59,7 @@ class PartitionSample(Checked):
         return pool.keep(problem.restore(sets))
 
     def _enumerate(self, problem: Problem, key: Tensor) -> Tensor:
-        """Draw sets [P, k] by Gumbel-max over all sets. The members' ties, in any order, key the noise of a set."""
+        """Draw sets [P, k] as argmax(log value + Gumbel noise) over all sets. The members' ties key a set's noise."""
         sets = transversals(problem.k, problem.kernel.shape[-1] // problem.k, key.device)
         step = max(1, _CHUNK // sets.numel())
         drawn = []
@@ -76,10 +77,10 @@ class PartitionSample(Checked):
         return torch.cat(drawn) if drawn else torch.zeros(0, problem.k, dtype=torch.int64, device=key.device)
 
     def _walk(self, problem: Problem, key: Tensor, moves: int) -> Tensor:
-        """Draw sets [P, k] by heat-bath moves, group after group in canonical order. They keep the target distribution.
+        """Draw sets [P, k] by heat-bath moves, one group after another. The moves keep the target distribution.
 
-        Item i of group a is drawn with chance proportional to the determinant of the set with i in slot a, (r_i A_aa +
-        Y_ai^2)^(1/set_temperature) in the letters of `ops.partition_map._climb`.
+        A move draws item i of group a with chance proportional to det^(1/set_temperature) of the set with i in slot a.
+        This determinant is proportional to r_i A_aa + Y_ai^2 in the notation of `ops.partition_map._climb`.
         """
         sets = solve(problem)
         zeros, _ = problem.score(sets.unsqueeze(1))

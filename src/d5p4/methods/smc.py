@@ -21,21 +21,21 @@ _STATE = "esmc_reward"
 
 @dataclass(frozen=True)
 class ESMC(Checked):
-    """Every `interval` steps, draws N parents with replacement, by chances computed from the reward r = 1 - h / log2 V.
+    """Every `interval` steps, draws N parents with replacement by chances that depend on the reward r = 1 - h / log2 V.
 
     h            a row's mean entropy in bits over its masked positions
     potential    G = exp(lam r) ("max") or G = lam r + 1 ("mean")
-    weights      the chances are softmax(G) ("literal", what the published method computes) or G / sum G ("textbook")
+    weights      the chances are softmax(G) ("literal", as in the published method) or G / sum G ("textbook")
     ess          a prompt is resampled only if 1 / sum of squared chances is below ess * N
     incremental  G = exp(lam (r - r_prev)); r_prev is the reward when the row's ancestor was last resampled
 
-    The forward of step s rates the rows that step s - 1 drew, so no extra forward is needed. k is not used.
+    The forward pass of step s rates the rows that step s - 1 drew, so no extra pass is needed. Only `finish` uses k.
     """
 
     lam: Annotated[float, Option("Sharpness of the weights.", least=0)] = 5.0
     interval: Annotated[int, Option("Steps between two resamplings.", least=1)] = 8
-    weights: Annotated[Literal["literal", "textbook"], Option("Chances: softmax(G), or G / sum G.")] = "literal"
-    potential: Annotated[Literal["max", "mean"], Option("Weights: G = exp(lam r), or lam r + 1.")] = "max"
+    weights: Annotated[Literal["literal", "textbook"], Option("The chances: softmax(G), or G / sum G.")] = "literal"
+    potential: Annotated[Literal["max", "mean"], Option("The weight G: exp(lam r), or lam r + 1.")] = "max"
     resampling: Annotated[Literal["multinomial", "systematic"], Option("How parents are drawn.")] = "multinomial"
     ess: Annotated[
         float | None,
@@ -65,11 +65,11 @@ class ESMC(Checked):
         return Choice(parents, 1)
 
     def finish(self, final: Final, k: int, **_: object) -> Kept:
-        """Return the k particles whose parents were most certain."""
+        """Return the k particles (rows) with the most certain parents, those of the lowest mean entropy."""
         return Kept(ranked(final.score("entropy", "masked"), final.tie)[:, :k])
 
     def reward(self, pool: PoolView) -> Tensor:
-        """Return the reward r [P, N] in [0, 1]. NaN counts as 0."""
+        """Return the reward r [P, N] in [0, 1]. A reward of NaN becomes 0."""
         if pool.vocabulary < 2:
             raise D5P4Error(f"E-SMC needs a vocabulary of at least 2 tokens, got {pool.vocabulary}")
         bits = -pool.score("entropy", "masked") / math.log(2)

@@ -58,7 +58,7 @@ class NativeModel(WithHead, nn.Module):
 
     architecture: ClassVar[str]
     prefix: ClassVar[str]
-    head_name: ClassVar[str]  # the head's name in a checkpoint, which may store the head even if it is the embedding
+    head_name: ClassVar[str]  # the head's name in a checkpoint, which may store a head that equals the embedding
     reads_wide: ClassVar[bool] = False  # whether weights are first read in float32 or wider, then converted
     recordable = True  # `body` never waits for the device, so a CUDA graph can record it
     carry_over = False
@@ -74,7 +74,7 @@ class NativeModel(WithHead, nn.Module):
         self.generation_defaults: Mapping[str, Any] = {}
 
     def body(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Hidden:
-        """Return the hidden rows of tokens [R, T] int64. attention_mask [R, T] is False at left padding."""
+        """Return the hidden rows of `tokens` [R, T] int64. `attention_mask` [R, T] is False at left padding."""
         raise NotImplementedError
 
     def attach(self, name: str, tokenizer: Tokenizer | None, generation: Mapping[str, Any]) -> None:
@@ -88,7 +88,7 @@ class NativeModel(WithHead, nn.Module):
         self.ban(tokenizer)
 
     def end_ids(self, generation: Mapping[str, Any], tokenizer: Tokenizer | None) -> tuple[int, ...]:
-        """Return the ids that end a text: those of the configs, the tokenizer's `END_TOKENS`, and its padding token."""
+        """Return the ids that end a text: those in the configs, and the tokenizer's ids of `END_TOKENS` and padding."""
         ids = [*_ids(self.config.get("eos_token_id")), *_ids(generation.get("eos_token_id"))]
         if tokenizer is not None:
             names = [*END_TOKENS, *tokenizer.padding()]
@@ -112,7 +112,7 @@ class NativeModel(WithHead, nn.Module):
 
 
 def without_token(ids: Sequence[int] | set[int], size: int) -> Tensor:
-    """Return bool [size] that is False at the given ids and True at all others."""
+    """Return bool [size] that is False at the given ids and True at all other ids."""
     missing = torch.ones(size, dtype=torch.bool)
     missing[[i for i in ids if 0 <= i < size]] = False
     return missing

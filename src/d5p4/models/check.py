@@ -1,4 +1,4 @@
-"""`check` tests whether a checkpoint loads and behaves like a model. The command `d5p4 check MODEL` uses it."""
+"""`check` tests whether a checkpoint loads and behaves like a model. The command `d5p4 check MODEL` calls `check`."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _agreement(name: str, model: NativeModel, ours: Tensor, theirs: Tensor, what
 def _round_trip(codec: Tokenizer) -> CheckLine:
     try:
         text, ids = SENTENCE, codec.encode(SENTENCE)
-    except D5P4Error:  # the model has no tokens for English, so use a text of its own tokens
+    except D5P4Error:  # the model has no tokens for English, so we use a text of its own tokens
         text = codec.decode(sorted(codec.ids())[:20])
         ids = codec.encode(text)
     back = codec.decode(ids)
@@ -152,7 +152,7 @@ def _remote(name_or_path: str | Path, model: NativeModel, row: Tensor, logits: T
 
 
 def own_module(name: str, model: NativeModel) -> Any:
-    """Build a module from the code that comes with a checkpoint, and load its weights.
+    """Build a module from the code that comes with a checkpoint, and load the checkpoint's weights into the module.
 
     We do not use `from_pretrained`, because transformers 5 refuses modules that were written for transformers 4.
     """
@@ -178,7 +178,7 @@ def own_module(name: str, model: NativeModel) -> Any:
 
 
 def _plain_rotary(config: Any, device: Any = None, seq_len: int | None = None) -> tuple[Tensor, float]:
-    """Return rotary frequencies and their scale, as the function "default" of transformers 4 does (5 lacks it)."""
+    """Return rotary frequencies and their scale, like "default" of transformers 4. Version 5 has no such function."""
     base = getattr(config, "rope_theta", None) or config.rope_parameters["rope_theta"]
     width = config.hidden_size // config.num_attention_heads
     return base ** -(torch.arange(0, width, 2, device=device).float() / width), 1.0

@@ -21,7 +21,7 @@ SHOWN = 8
 
 
 def read_json(path: Path, missing: Any = None) -> Any:
-    """Read the object in a JSON file. If there is no such file, return `missing`, or raise an error if that is None."""
+    """Read the object in a JSON file. Without the file, return `missing`, or raise an error if `missing` is None."""
     if not path.is_file() and missing is not None:
         return missing
     try:
@@ -65,8 +65,10 @@ def stored_dtype(folder: Path) -> torch.dtype | None:
 def fill(model: Any, folder: Path, device: torch.device, dtype: torch.dtype, mapped: bool = False) -> None:
     """Read the weights of a checkpoint into a model that is on the meta device.
 
-    First the names and shapes are compared, from the headers of the files. Then one shard is opened at a time, and each
-    tensor goes directly to the device, so the host needs memory for about one shard.
+    First the headers of the files are read, and their names and shapes are compared with those of the model. Then one
+    shard is opened at a time, and each tensor goes directly to the device, so the host needs memory for about one
+    shard.
+
     `mapped`: on the CPU, a tensor that is stored in the wanted dtype uses the file's pages in memory (copy on write).
     """
     files = weight_files(folder)

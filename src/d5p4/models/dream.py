@@ -1,4 +1,4 @@
-"""Dream: a body like that of Qwen2, but with bidirectional attention. Its row i - 1 predicts token i."""
+"""Dream: a body like that of Qwen2, but with bidirectional attention. Row i - 1 of the body predicts token i."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(width, eps)
 
     def forward(self, x: Tensor, delta: Tensor | None, angles: Rotary, padding: Padding) -> tuple[Tensor, Tensor]:
-        """Map x and `delta`, a residual not yet added to x, to the same pair after this layer. All are [R, T, D]."""
+        """Return x and delta [R, T, D] after this layer. `delta` is a residual that is not yet added to x."""
         attention, mlp = self.self_attn, self.mlp
         x, h = self.input_layernorm(x, delta)
         query, key, value = (attention[name](h) for name in ("q_proj", "k_proj", "v_proj"))

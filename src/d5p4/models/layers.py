@@ -19,7 +19,7 @@ from ..ops.precision import working_dtype
 
 
 class RMSNorm(nn.Module):
-    """Adds a residual to x, then divides the sum by its root mean square and multiplies it by a weight [D].
+    """Adds a residual to x, divides the sum by its root mean square, and multiplies the result by a weight [D].
 
     The norm also adds the residual, because `ops.body` can do both in one pass over the rows.
     """
@@ -38,7 +38,7 @@ class Padding(NamedTuple):
     """The positions and masks that follow from the left padding of a batch."""
 
     positions: Tensor  # [R or 1, T], counted from the first real token
-    keys: Tensor | None  # [R, 1, 1, T] bool, True where attention may look; None means everywhere
+    keys: Tensor | None  # [R, 1, 1, T] bool, True at positions that attention may read; None means all positions
     first: Tensor | None  # [R, T] bool, True at the first real token of each row; None means column 0
 
 
@@ -49,7 +49,7 @@ def read_padding(tokens: Tensor, attention_mask: Tensor | None) -> Padding:
             shapes = f"{tuple(attention_mask.shape)}, but tokens have {tuple(tokens.shape)}"
             raise D5P4Error(f"attention_mask has shape {shapes}: give one entry per token")
         real = attention_mask.to(device=tokens.device, dtype=torch.bool)
-        # On a GPU we assume that there is padding, because looking at the mask would wait for the device.
+        # On a GPU we assume that there is padding, because the host would have to wait to read the mask.
         if real.device.type != "cpu" or not bool(real.all()):
             count = real.long().cumsum(-1)
             # A row of padding alone attends to all positions, because a softmax over no position would be NaN.
@@ -91,13 +91,13 @@ def attend(query: Tensor, key: Tensor, value: Tensor, angles: Rotary, keys: Tens
 
 
 def any_shape() -> AbstractContextManager[None]:
-    """Switch off attention by cuDNN, which plans every new shape: that takes longer than a forward of a few rows, and
-    the number of rows changes at every step. The switch is global, so with two threads cuDNN may stay off."""
+    """Switch off attention by cuDNN, which makes a plan for every new shape. Planning takes longer than a forward of a
+    few rows, and the number of rows changes at every step. The switch is global: two threads may leave cuDNN off."""
     return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
 
 
 def _flash_shares_heads(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Say whether flash attention can run query [R, H, T, d] with fewer heads of key and value [R, K, T, d]."""
+    """Say whether flash attention accepts query [R, H, T, d] with fewer heads in key and value [R, K, T, d]."""
     if not query.is_cuda or torch.compiler.is_compiling():
         return False
     params = torch.backends.cuda.SDPAParams(query, key, value, None, 0.0, False, True)

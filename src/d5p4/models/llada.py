@@ -1,4 +1,4 @@
-"""LLaDA: a body like that of Llama, but with bidirectional attention. Reads checkpoints like GSAI-ML/LLaDA-8B."""
+"""LLaDA: a body like that of Llama, but with bidirectional attention, for checkpoints such as GSAI-ML/LLaDA-8B-Base."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Block(nn.Module):
         self.ff_out = nn.Linear(inner, width, bias=False)
 
     def forward(self, x: Tensor, delta: Tensor | None, angles: Rotary, padding: Padding) -> tuple[Tensor, Tensor]:
-        """Map x and `delta`, a residual not yet added to x, to the same pair after this block. All are [R, T, D]."""
+        """Return x and delta [R, T, D] after this block. `delta` is a residual that is not yet added to x."""
         x, h = self.attn_norm(x, delta)
         mixed = attend(self.q_proj(h), self.k_proj(h), self.v_proj(h), angles, padding.keys)
         x, h = self.ff_norm(x, self.attn_out(mixed))

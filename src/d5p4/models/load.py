@@ -59,8 +59,8 @@ def load(
     `mapped`: saves memory when several processes on one host use a checkpoint on the CPU. Weights that are stored in
     the wanted dtype are mapped from their file, and the processes share that memory. Do not overwrite the file while a
     model uses it. MDLM maps only its embedding and head, because loading changes its other weights.
-    `others`: keywords of `from_pretrained` in transformers. `torch_dtype` replaces a missing `dtype`, and `device_map`
-    ("auto" or one device) a missing `device`. `trust_remote_code` has no effect: code of a checkpoint never runs.
+    `others`: keywords of `from_pretrained` in transformers. `torch_dtype` is used if `dtype` is None, and `device_map`
+    ("auto" or one device) if `device` is None. `trust_remote_code` has no effect: code of a checkpoint never runs.
     """
     device, dtype = translate(device, dtype, others)
     device = choose_device(device)
@@ -113,7 +113,7 @@ def without_weights(
 
 
 class Undrawn(TorchFunctionMode):
-    """Skips initialising weights, which a checkpoint replaces. On the meta device, initialising imports a compiler."""
+    """Skips initialising weights, as a checkpoint replaces them. On the meta device initialising imports a compiler."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
@@ -176,7 +176,7 @@ def download(hub_id: str, patterns: list[str]) -> Path:
 
 
 def architecture(config: Mapping[str, Any], folder: Path) -> str:
-    """Return the key in ARCHITECTURES that `model_type` and `architectures` of a config.json mean."""
+    """Return the key of ARCHITECTURES for the `model_type` and `architectures` of a config.json."""
     kind = str(config.get("model_type") or "")
     listed = config.get("architectures") or []
     classes = [str(name) for name in listed] if isinstance(listed, list) else [str(listed)]
@@ -196,7 +196,7 @@ def architecture(config: Mapping[str, Any], folder: Path) -> str:
 
 
 def find_tokenizer(folder: Path, model: NativeModel, given: str | Path | Tokenizer | None) -> Tokenizer:
-    """Return the given or the folder's tokenizer. The public MDLM checkpoints lack theirs, so GPT-2's is downloaded."""
+    """Return the given tokenizer or the folder's. Public MDLM checkpoints have none: GPT-2's is downloaded."""
     if isinstance(given, Tokenizer):
         return given.for_model(model.mask_id)
     uses_gpt2 = model.architecture == "mdlm" and model.config.get("vocab_size") in GPT2_SIZES
@@ -207,7 +207,7 @@ def find_tokenizer(folder: Path, model: NativeModel, given: str | Path | Tokeniz
             folder = download("gpt2", ["tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"])
         except D5P4Error as reason:
             raise D5P4Error(f"{folder} has no tokenizer: put GPT-2's {FILES} there ({reason})") from reason
-    # The files of a Dream checkpoint are for Qwen2's split, whatever their tokenizer_class says.
+    # The tokenizer files of Dream need text that is split like Qwen2's, whatever their tokenizer_class says.
     qwen2 = True if model.architecture == "dream" and given is None else None
     return Tokenizer.read(folder, mask_id=model.mask_id, qwen2=qwen2)
 
@@ -235,7 +235,7 @@ def choose_device(device: str | torch.device | int | None) -> torch.device:
 
 
 def choose_dtype(dtype: str | torch.dtype | None, device: torch.device, folder: Path | None = None) -> torch.dtype:
-    """Return the dtype that the user names. "auto" means the dtype of the weights in `folder`, if that is given."""
+    """Return the dtype that the user names. "auto" means the dtype of the weights in `folder`, if given."""
     if dtype == "auto":
         dtype = None if folder is None else stored_dtype(folder)
     if dtype is None:

@@ -1,9 +1,9 @@
-"""MDLM: a diffusion transformer over tokens. Reads checkpoints like kuleshov-group/mdlm-owt.
+"""MDLM: a diffusion transformer over tokens, for checkpoints such as kuleshov-group/mdlm-owt.
 
 The network runs without time conditioning: sigma is 0 for every row, so the shifts, scales and gates of all adaLN
 layers are constants of the checkpoint. A forward therefore uses *folded* weights: the gates are multiplied into the
-output matrices, the scales into the input matrices, and the shifts go into the biases. `fold()` does this once and for
-all. A model that is not folded, as in training, folds in every forward, so that gradients reach all weights.
+output matrices, the scales into the input matrices, and the shifts go into the biases. `fold()` replaces the
+weights for good. A model in training is not folded: it folds in every forward, so that gradients reach all weights.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class OutputLayer(nn.Module):
         self.adaLN_modulation = _modulation(cond, 2 * width)
 
     def affine(self, condition: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return scale and shift [D] after the last norm. The head does not absorb them: it may be the embedding."""
+        """Return scale and shift [D] of the last norm. They are not folded into the head: it may be the embedding."""
         weight = self.norm_final.weight
         if self.adaLN_modulation is None or condition is None:
             assert self.norm_final.bias is not None
@@ -139,7 +139,7 @@ class OutputLayer(nn.Module):
 
 
 class MDLM(NativeModel):
-    """The MDLM model. States are the rows after the last norm, features the output of the last block before that norm.
+    """The MDLM model. States are the rows after the last norm. Features are the rows before that norm.
 
     MDLM is trained on concatenated documents, in which the end-of-text token only separates documents. So this token
     does not end an answer, and `eos_ids` is empty.
@@ -181,7 +181,7 @@ class MDLM(NativeModel):
 
     @property
     def condition(self) -> Tensor | None:
-        """The input [cond] of every adaLN, in float32 or wider; None after `fold`."""
+        """The input [cond] of every adaLN layer, in float32 or wider. After `fold` it is None."""
         if self.sigma_map is None:
             return None
         first, _, last = self.sigma_map["mlp"]
@@ -214,7 +214,7 @@ class MDLM(NativeModel):
 
 
 def _normalised(x: Tensor) -> Tensor:
-    """Apply a LayerNorm without weight. It is computed in float32 or wider and returned in the dtype of x."""
+    """Apply a LayerNorm without weight, computed in float32 or wider. The result has the dtype of x."""
     if usable(x):
         return F.layer_norm(x, x.shape[-1:], eps=NORM_EPS)  # the CUDA kernel computes in float32
     return F.layer_norm(x.to(working_dtype(x.dtype)), x.shape[-1:], eps=NORM_EPS).to(x.dtype)

@@ -1,4 +1,4 @@
-"""A tokenizer, read from the files of a checkpoint: text to token ids and back, and conversations to prompts."""
+"""The tokenizer of a checkpoint. It converts text to token ids and back, and conversations to prompts."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Tokenizer:
 
     @classmethod
     def read(cls, folder: str | Path, *, mask_id: int | None = None, qwen2: bool | None = None) -> Tokenizer:
-        """Read the tokenizer of a folder. `qwen2`: whether to split text like Qwen2 (None: tokenizer_class decides)."""
+        """Read the tokenizer of a folder. `qwen2`: whether to split text like Qwen2 (None: as tokenizer_class says)."""
         folder = Path(folder)
         settings = read_json(folder / "tokenizer_config.json", missing={})
         specials = {**read_json(folder / "special_tokens_map.json", missing={}), **settings}
@@ -114,7 +114,7 @@ class Tokenizer:
         return True
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ids. Special tokens, the mask and ids without a token are left out."""
+        """Return the text of token ids. Special tokens, the mask and ids without a token are left out."""
         kept = [i for i in map(int, ids) if i in self._ids and i not in self._special and i != self.mask_id]
         return self.backend.decode(kept, skip_special_tokens=False)
 
@@ -127,13 +127,13 @@ class Tokenizer:
         return self.backend.token_to_id(text)
 
     def special_id(self, text: str) -> int | None:
-        """Return the id of the special token with this string, or None if it is not a special token."""
+        """Return the id of the special token with this string, or None if there is no such token."""
         token_id = self.token_id(text)
         return token_id if token_id in self._special else None
 
     def padding(self) -> list[str]:
-        """Return a list with the padding token, which ends a text. The list is empty if there is no such token, or
-        if it is also the unknown token or the beginning-of-text token."""
+        """Return a list with the padding token, which ends a text. The list is empty if there is no padding
+        token, or if the same token is also the unknown token or the beginning-of-text token."""
         pad = self.named.get("pad_token")
         return [] if pad is None or pad in map(self.named.get, ("unk_token", "bos_token")) else [pad]
 
@@ -161,14 +161,14 @@ class Tokenizer:
 
 @lru_cache(maxsize=16)
 def _compiled(template: str) -> jinja2.Template:
-    """Compile a chat template, which is foreign code, in jinja2's sandbox. It is cached, because compiling is slow."""
+    """Compile a chat template, which is foreign code, in jinja2's sandbox. Compiling is slow, so results are cached."""
     import jinja2
     from jinja2 import nodes
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """Renders the content of `{% generation %}`, which marks the assistant's words for training, unchanged."""
+        """Renders the content of `{% generation %}` unchanged. This tag marks the assistant's words for training."""
 
         tags = {"generation"}
 
@@ -252,7 +252,7 @@ def _make_special(backend: tokenizers.Tokenizer, texts: Sequence[str]) -> None:
 
 
 def _give_mask(backend: tokenizers.Tokenizer, mask_id: int) -> None:
-    """Make the mask id a special token. If it has no string and is the next free id, its string becomes `<|mask|>`."""
+    """Make the mask id a special token. If it is the next free id, its string becomes `<|mask|>`."""
     text = backend.id_to_token(mask_id)
     if text is None:
         ids = backend.get_vocab(with_added_tokens=True).values()

@@ -41,11 +41,11 @@ def wrap(
 ) -> WrappedModel:
     """Split a module into body and head, so that d5p4 computes the logits itself.
 
-    `module`: a causal model of transformers, or a PEFT model around one; its mode and its gradients stay as they are.
+    `module`: a causal model of transformers, or a PEFT model around one. Its mode and its gradients are not changed.
     `tokenizer`: a tokenizer of d5p4, transformers or `tokenizers`, or None.
     `shift`: whether row i - 1 predicts token i, as in Dream.
     `banned`: ids that are never drawn. The mask and ids without a token are always banned.
-    `hidden`: a function that returns the input rows of the head, for a module that is no causal model of transformers.
+    `hidden`: a function that returns the head's input rows. Modules that are no causal model of transformers need it.
     """
     module = _without_peft(module, hidden is None)
     size = _head(module).weight.shape[0]
@@ -184,7 +184,7 @@ def _head(module: nn.Module) -> Any:
 
 
 def _without_peft(module: nn.Module, prompts_matter: bool) -> nn.Module:
-    """Return the model inside a PEFT model, whose layers include the adapters. Return any other module unchanged."""
+    """Return the model inside a PEFT model, with the adapters in its layers. Return any other module unchanged."""
     unwrap = getattr(module, "get_base_model", None)
     if not callable(unwrap):
         return module

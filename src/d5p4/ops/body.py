@@ -1,4 +1,4 @@
-"""The operations of a transformer's body between matrix products. The Triton versions read and write each row once."""
+"""The operations between the matrix products of a transformer. The Triton versions read and write each row once."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .precision import working_dtype
 def add_rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Return x' = x + delta and h = weight * x' / sqrt(mean(x'^2) + eps), both [..., D]. Without delta, x' is x itself.
 
-    x, delta [..., D], weight [D]. The sum, x' / rms, and the product of x' / rms with the weight are each rounded to
-    the dtype of the rows.
+    x and delta are [..., D], weight is [D]. The sum, x' / rms, and the product of x' / rms with the weight are each
+    rounded to the dtype of the rows.
     """
-    # All three are checked, because rows without a gradient may meet a weight that needs one.
+    # All three tensors are checked, because the weight may need a gradient even if the rows do not.
     if usable(x) and usable(weight) and (delta is None or usable(delta)):
         from .kernels import body
 
@@ -28,10 +28,10 @@ def add_rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) ->
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Apply rotary positions: turn the pairs (i, i + d/2) of every head by the angles of the token's position.
+    """Apply rotary positions: rotate the pairs (i, i + d/2) of every head by the angles of the token's position.
 
-    x is [R, T, H * d]. cos and sin are [R or 1, 1, T, d], and their two halves are equal. The result [R, T, H, d] is
-    computed in the dtype of the angles and rounded once.
+    x is [R, T, H * d]. cos and sin are [R or 1, 1, T, d], and the second half of the d numbers repeats the first. The
+    result [R, T, H, d] is computed in the dtype of the angles and rounded once.
     """
     if usable(x):
         from .kernels import body

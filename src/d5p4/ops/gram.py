@@ -1,9 +1,9 @@
 """Cosine similarity of pooled features: S_ij = <h_i, h_j> / sqrt(<h_i, h_i> <h_j, h_j>).
 
-Dividing by the diagonal of the Gram matrix, instead of normalising the rows first, keeps S_ii exactly 1 and keeps S of
-almost equal rows from exceeding 1. The time is O(P U^2 F) for P pools of U distinct rows with F features. On CUDA,
-`kernels.gram` reads the rows in place, except in float64. Products over slices of the features add up, so each rank may
-hold one slice (`slice_borders`, `pool_products`, `to_cosine`).
+Dividing by the diagonal of the Gram matrix, instead of normalising the rows first, makes S_ii exactly 1 and S_ij of
+almost equal rows at most 1. The time is O(P U^2 F) for P pools of U distinct rows with F features. On CUDA,
+`kernels.gram` reads the rows in place, except in float64. The product of two rows is the sum of the products over
+slices of the features, so each rank may compute one slice (`slice_borders`, `pool_products`, `to_cosine`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .ties import first_equal
 def pool_gram(features: Tensor, slot: Tensor) -> Tensor:
     """Return S [P, N, N] in max(float32, dtype). Row i of pool p is row slot[p, i] of features [U, B, D].
 
-    Two rows of zeros count as equal. Rows with the same slot are computed once, so they get equal numbers.
+    Two rows of zeros count as equal. Rows with the same slot are computed once, so these rows have equal similarities.
     """
     first = first_equal(slot)
     if kernels.usable(features, slot.shape[1]):
@@ -30,8 +30,8 @@ def pool_gram(features: Tensor, slot: Tensor) -> Tensor:
 
 
 def pool_products(features: Tensor, slot: Tensor, piece: int) -> Tensor:
-    """Return <h_i, h_j> [P, N, N] of the same pools in the widest float, so that the sum over slices does not depend on
-    the slices. `piece` is the length that `slice_borders` returns."""
+    """Return the products <h_i, h_j> [P, N, N] for the arguments of `pool_gram`, in the widest float type, so that
+    their sum over slices does not depend on how the features are sliced. `piece` is returned by `slice_borders`."""
     if not kernels.usable(features, slot.shape[1]):
         return _pool_products(features, slot, first_equal(slot))
     from .kernels.gram import pool_pieces
@@ -51,9 +51,9 @@ def to_cosine(products: Tensor, first: Tensor) -> Tensor:
 
 
 def slice_borders(features: Tensor, size: int, parts: int) -> tuple[list[int], int]:
-    """Return borders of `parts` slices of the B x D axis of features [U, B, D], and the length of the slices' pieces.
+    """Split the B x D axis of features [U, B, D] into `parts` slices. Return their borders and the length of a piece.
 
-    The kernels add up pieces of this length whatever the slices are, so their sums do not depend on `parts`.
+    Slices consist of whole pieces, and the kernels add up products by piece, so the sums do not depend on `parts`.
     """
     length, grain = features.shape[1] * features.shape[2], features.shape[2]
     if kernels.usable(features, size):

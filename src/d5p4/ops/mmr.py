@@ -1,8 +1,8 @@
 """Maximal marginal relevance with one item per group.
 
-Each pick is the item i with the largest Q_i - alpha * (similarity of i to the picks Y) among groups without a pick. The
-search runs from several first picks (starts) and keeps the set with the largest sum of these values. The similarity to
-Y is the mean (1/|Y|) sum of S_ji over Y, or the largest S_ji. The time is O(k N) per start.
+Each pick is, among the items of groups without a pick, the item i with the largest Q_i - alpha * (similarity of i to
+the earlier picks Y). The search runs from several first picks (starts) and keeps the set with the largest sum of these
+values. The similarity of i to Y is the mean of S_ji over j in Y, or the largest S_ji. The time is O(k N) per start.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from . import kernels
 from .problem import check
 from .ties import argbest
 
-_WORST = -1e30  # finite, so that an item of a taken group (minus infinity) is worse still
+_WORST = -1e30  # the least quality; it is finite, so that items of taken groups (minus infinity) are worse
 
 
 def mmr(
@@ -31,9 +31,9 @@ def mmr(
 ) -> Tensor:
     """Return the chosen items [P, k], ascending, for quality, tie [P, N] and similarity [P, N, N]. k must divide N.
 
-    starts: "n" (every item), "k" (the best item of each group), "one" (the best item of all). NaN quality is the worst.
-    In a pool whose similarity is not finite, quality alone decides. (On CUDA, only the rows whose similarity is not
-    finite count as unrelated to the others.)
+    starts: "n" (every item), "k" (the best item of each group), "one" (the best item of all). NaN is the worst quality.
+    If any similarity of a pool is not finite, quality alone decides in this pool. (On CUDA, each similarity that is not
+    finite counts as 0 instead.)
     """
     k = check(similarity, k, None, quality, tie, partition=True)[1]
     if form not in ("mean", "max") or starts not in ("one", "k", "n"):

@@ -1,12 +1,12 @@
 """MAP inference of a determinantal point process with one item per group.
 
-maximise log det(L_S) + sum of log_gain over S, over sets S with one item from each of k groups of w = N / k items.
+Maximise log det(L_S) + sum of log_gain over S, over sets S with one item from each of k groups of w = N / k items.
 
 Greedy elimination runs from several first picks (starts), and a 1-swap local search improves each result. The best of
 all these sets is found by an exact re-scoring. The time is O(s k^2 N) for the greedy part of s starts and O(k^2 N) per
-move of a local search. With s = k this finds the optimum more often than greedy elimination alone from all N items, at
-a fraction of the cost. `map_inference` does the same without groups. A float32 kernel on CUDA is solved in one launch
-(`kernels.partition_map`).
+move of a local search. With s = k, the search finds the optimum more often than greedy elimination alone from all N
+items, at a fraction of the cost. `map_inference` does the same over all sets of k items, without groups. A float32
+kernel on CUDA is solved in one launch (`kernels.partition_map`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .problem import Problem, check, prepare
 from .ties import TOLERANCE, argbest
 
 Starts = Literal["one", "k", "n"]
-_CHUNK = 1 << 24  # numbers in one temporary tensor
+_CHUNK = 1 << 24  # at most this many numbers are in one temporary tensor
 _GOLDEN = -7046029254386353131
 
 
@@ -38,20 +38,20 @@ def partition_map(
     starts: Starts = "k",
     local_search: bool = True,
 ) -> Tensor:
-    """Return the chosen items [P, k], ascending, one from each group g = items g*w .. (g+1)*w - 1.
+    """Return the chosen items [P, k], ascending, one from each group. Group g has the items g*w .. (g+1)*w - 1.
 
-    kernel [P, N, N]. log_gain [P, N] is twice the log of a diagonal scaling of the kernel, which as a factor could
-    overflow. quality [P, N] decides where determinants vanish, and tie [P, N] decides between equal values. starts:
-    "one" (the first pick is free), "k" (the item of each group with the largest diagonal times gain), "n" (every item).
-    Without the partition, any k items may be chosen, and "k" starts from the k items with the largest diagonal times
-    gain. Every input gives a valid choice: see `ops.problem`. A float32 kernel on CUDA must be symmetric, because only
-    half of it is read.
+    kernel [P, N, N]. log_gain [P, N] is twice the log of a diagonal scaling of the kernel (the scaling itself could
+    overflow). quality [P, N] decides between sets of determinant zero, and tie [P, N] decides between equal values.
+    starts: "one" (the best item of all), "k" (the item of each group with the largest diagonal times gain), "n" (every
+    item). Without the partition, any k items may be chosen, and "k" starts from the k items with the largest diagonal
+    times gain. Every input gives a valid choice, even if numbers are not finite (see `ops.problem`). A float32 kernel
+    on CUDA must be symmetric, because only half of it is read.
     """
     if starts not in ("one", "k", "n"):
         raise ValueError(f'starts must be "one", "k" or "n", got {starts!r}')
     kernel, k, log_gain, quality, tie = check(kernel, k, log_gain, quality, tie, partition)
     size = kernel.shape[1]
-    rows = {"one": 1, "k": k, "n": size}[starts] * k  # rows of one problem that the kernel keeps in memory
+    rows = {"one": 1, "k": k, "n": size}[starts] * k  # rows per problem that the Triton kernel stores
     if partition and kernels.usable(kernel, size) and k <= kernels.MOST_GROUPS and rows * size <= 1 << 28:
         from .kernels.partition_map import partition_map as launch
 
@@ -67,10 +67,10 @@ map_inference = partial(partition_map, partition=False)
 
 
 def solve(problem: Problem, starts: Starts = "k", local_search: bool = True) -> Tensor:
-    """Return the chosen items [P, k] of a prepared problem, as indices into the problem's own order."""
+    """Return the chosen items [P, k] of a prepared problem, as indices into the problem's canonical order."""
     prompts, size = problem.quality.shape
     first = _first_picks(problem, starts)
-    together = max(1, 4 * _CHUNK // (problem.k * size))  # how many starts run at once, over all prompts
+    together = max(1, 4 * _CHUNK // (problem.k * size))  # at most this many starts run at once, over all prompts
     step = max(1, together // (1 if first is None else first.shape[1]))
     chosen = []
     for start in range(0, prompts, step):
@@ -79,7 +79,7 @@ def solve(problem: Problem, starts: Starts = "k", local_search: bool = True) -> 
         results = [
             eliminate(part.kernel, part.log_gain, part.quality, part.tie, part.group, part.k, head) for head in heads
         ]
-        # Sorting makes equal sets equal rows: slot a has the item of group a or, without groups, the a-th smallest.
+        # Sorting makes rows of equal sets equal. Slot a has group a's item or, without groups, the a-th smallest item.
         sets = torch.cat([result.picks for result in results], 1).sort(-1).values
         if local_search:
             regular = torch.cat([result.zeros for result in results], 1) == 0
@@ -108,7 +108,7 @@ def _first_picks(problem: Problem, starts: Starts) -> Tensor | None:
 
 
 def _climb(problem: Problem, sets: Tensor, regular: Tensor) -> Tensor:
-    """Improve the sets [P, s, k] that are regular [P, s] by local search: every move makes the best swap of one item.
+    """Improve by local search the sets [P, s, k] that regular [P, s] marks. Each move is the best swap of one item.
 
     With A = (L_S)^-1, Y = A L_{S,:} and r_i = L_ii - sum_a L_{S_a,i} Y_ai, putting item i into slot a multiplies the
     determinant by r_i A_aa + Y_ai^2. A is computed afresh for every move, so that errors do not build up.
@@ -143,7 +143,7 @@ def _climb(problem: Problem, sets: Tensor, regular: Tensor) -> Tensor:
 
 
 def _best_move(problem: Problem, prompt: Tensor, sets: Tensor, slot: Tensor, item: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the largest change of the log value [b] and its move [b]: item[move] goes into slot[move]."""
+    """Return the change [b] of the log value by the best move, and this move [b]: item[move] goes into slot[move]."""
     inverse, cross, solved = condition(problem.kernel, prompt, sets)
     residual = problem.kernel.diagonal(dim1=-2, dim2=-1)[prompt] - (cross * solved).sum(1)
     precision = inverse.diagonal(dim1=-2, dim2=-1)[:, slot]
@@ -151,7 +151,7 @@ def _best_move(problem: Problem, prompt: Tensor, sets: Tensor, slot: Tensor, ite
     gain, tie = problem.log_gain[prompt], problem.tie[prompt]
     change = ratio.log() + gain[:, item] - gain.gather(-1, sets)[:, slot]
     inside = torch.zeros_like(gain, dtype=torch.bool).scatter_(-1, sets, True)
-    # A large gain must not outweigh a singular set, which rounding shows as a tiny determinant.
+    # No gain may make a singular set win. (With rounding, the determinant of a singular set may be tiny but not zero.)
     allowed = ~inside[:, item] & (ratio > zero_pivot(ratio.dtype) * precision)
     change = torch.where(allowed, change, -torch.inf)
     by = tie[:, item]
@@ -164,7 +164,8 @@ def _best_move(problem: Problem, prompt: Tensor, sets: Tensor, slot: Tensor, ite
 def condition(
     kernel: Tensor, prompt: Tensor, sets: Tensor, columns: slice = slice(None)
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return A = (L_S)^-1 [b, k, k], L_{S,c} [b, k, c] and A L_{S,c} for sets [b, k] of prompts [b] and columns c."""
+    """Return A = (L_S)^-1 [b, k, k], L_{S,c} [b, k, c] and A L_{S,c} for each set S in sets [b, k] and the columns c.
+    prompt [b] is the prompt of each set."""
     inside = kernel[prompt.view(-1, 1, 1), sets.unsqueeze(-1), sets.unsqueeze(-2)]
     inverse = torch.linalg.inv_ex(inside).inverse
     cross = kernel[:, :, columns][prompt.unsqueeze(-1), sets]

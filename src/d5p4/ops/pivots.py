@@ -25,7 +25,7 @@ class Elimination(NamedTuple):
 
 
 def zero_pivot(dtype: torch.dtype) -> float:
-    """Return the bound at or below which a pivot counts as zero, in kernels whose largest diagonal entry is 1."""
+    """Return the largest pivot that still counts as zero in kernels with 1 as the largest diagonal entry."""
     return 1e-10 if dtype == torch.float64 else 1e-6
 
 
@@ -41,9 +41,9 @@ def eliminate(
     """Pick k items, at most one per group, by the largest pivot times gain, or by quality if all pivots are zero.
 
     kernel [B, N, N] is symmetric, and its largest diagonal entry is at most 1. log_gain, quality and tie [B, N] are
-    finite. group [N]; first [B, s] forces the first pick of each start. The gains count in the order of the picks and
-    in the value. Whether a pivot is zero depends on the kernel alone, so that a small gain never makes a set look
-    singular.
+    finite. group [N] is the group of each item. first [B, s], if given, is the first pick of each start. The gains
+    affect the order of the picks and the value. Whether a pivot is zero depends on the kernel alone, so that a small
+    gain never makes a set look singular.
     """
     problems, size = log_gain.shape
     starts = 1 if first is None else first.shape[1]

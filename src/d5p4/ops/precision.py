@@ -1,8 +1,8 @@
-"""Float precision, and sums of a row whose bits do not depend on the other rows.
+"""Float precision, and sums over rows. The bits of a row's sum do not depend on the other rows.
 
-A library's reduction may split a row at other places when there are more or fewer rows. `steady_sum` always adds the
-same places of a row, with one elementwise operation per level of a binary tree. It takes log2(n) launches, and its
-error is that of log2(n) roundings.
+The sums of a library may split a row at places that depend on the number of rows. `steady_sum` always adds the numbers
+of a row in the same binary tree, with one elementwise operation per level. The sum of n numbers takes log2(n) launches
+and has the error of log2(n) roundings.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def wide(device: torch.device) -> torch.dtype:
-    """Return the widest float that the device has: float32 on MPS, float64 elsewhere."""
+    """Return the widest float type that the device has: float32 on MPS, float64 elsewhere."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
@@ -22,7 +22,7 @@ def working_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def steady_sum(x: Tensor, dim: int = -1) -> Tensor:
-    """Return the sum of x over one dimension, adding its second half to its first until one number is left."""
+    """Return the sum of x over one dimension: add the second half to the first half until one number is left."""
     size = x.shape[dim]
     if size == 0:
         return x.sum(dim)
@@ -38,5 +38,5 @@ def steady_sum(x: Tensor, dim: int = -1) -> Tensor:
 
 
 def steady_mean(x: Tensor) -> Tensor:
-    """Return the mean of x [..., n] over its last dimension, in the widest float of the device."""
+    """Return the mean of x [..., n] over its last dimension, in the widest float type of the device."""
     return steady_sum(x.to(wide(x.device))) / x.shape[-1]

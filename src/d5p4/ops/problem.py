@@ -1,11 +1,11 @@
-"""A subset-selection problem that is safe to solve, and the rule that says which of two sets is better.
+"""Subset-selection problems with finite numbers, and the rule that says which of two sets is better.
 
-maximise log det(L_S) + sum of log_gain over S, over sets S of k items, one from each group.
+Maximise log det(L_S) + sum of log_gain over S, over sets S of k items, one from each group.
 
 The better of two sets has (1) fewer zero pivots, (2) the larger sum of log pivot + log gain over the pivots that are
 not zero, (3) the larger sum of quality, (4) the smaller ties, compared in ascending order. The first difference
 decides, and values within TOLERANCE are equal. The pivots are those of a Cholesky factorisation of L_S that takes the
-largest pivot times gain first, so they do not depend on the order of the items.
+largest pivot times gain first, so the pivots do not depend on the order of the items.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from .precision import wide
 from .ties import TOLERANCE, canonical_order
 
 _LARGEST = torch.iinfo(torch.int64).max
-_WORST = -1e30  # finite, so that a taken item (minus infinity) is worse still; fits into float32
-_CHUNK = 1 << 22  # numbers in one temporary tensor
+_WORST = -1e30  # the least quality; it is finite, so that taken items (minus infinity) are worse, and fits into float32
+_CHUNK = 1 << 22  # at most this many numbers are in one temporary tensor
 
 
 @dataclass(frozen=True)
 class Problem:
-    """P problems over N items in canonical order. All are finite, and the largest diagonal entry of a kernel is 1."""
+    """P problems over N items in canonical order. All numbers are finite. Each kernel's largest diagonal entry is 1."""
 
     kernel: Tensor  # [P, N, N]
     log_gain: Tensor  # [P, N]
@@ -34,7 +34,7 @@ class Problem:
     tie: Tensor  # [P, N]
     order: Tensor  # [P, N] the caller's index of each item
     k: int
-    groups: int  # k with the partition, N without
+    groups: int  # number of groups: k with the partition, N without it
 
     @property
     def group(self) -> Tensor:
@@ -86,7 +86,7 @@ class Problem:
 def check(
     kernel: Tensor, k: int, log_gain: Tensor | None, quality: Tensor | None, tie: Tensor | None, partition: bool
 ) -> tuple[Tensor, int, Tensor | None, Tensor | None, Tensor | None]:
-    """Return the arguments of `prepare` as tensors, or raise an error that names the argument that does not fit."""
+    """Return the arguments of `prepare` as tensors, or raise an error that names the wrong argument."""
     kernel = torch.as_tensor(kernel)
     log_gain, quality, tie = (x if x is None else torch.as_tensor(x) for x in (log_gain, quality, tie))
     if kernel.ndim != 3 or kernel.shape[1] != kernel.shape[2]:
@@ -116,9 +116,9 @@ def prepare(
 ) -> Problem:
     """Symmetrise and scale the kernel, put the items into canonical order and replace numbers that are not finite.
 
-    kernel [P, N, N]; log_gain, quality, tie [P, N]. A prompt whose kernel or gain is not finite gets the kernel 0.
-    Every pivot is then zero, and quality alone decides, with NaN as the worst. If quality is missing, the log of the
-    diagonal replaces it; if tie is missing, the index replaces it.
+    kernel is [P, N, N]; log_gain, quality and tie are [P, N]. A prompt whose kernel or gain is not finite gets a kernel
+    of zeros. Every pivot is then zero, and quality alone decides. NaN is the worst quality. If quality is None, the log
+    of the kernel's diagonal is used; if tie is None, the item's index is used.
     """
     kernel, k, log_gain, quality, tie = check(kernel, k, log_gain, quality, tie, partition)
     prompts, size, _ = kernel.shape

@@ -2,9 +2,9 @@
 
 The tokens of the CDF are in vocabulary order. Temperature, top-k and top-p shape only the draw; the returned
 log-probability is that of the plain distribution. The cumulative sum runs in float64, so that the tail of a vocabulary
-of 10^5 keeps its mass (float32 would lose about 1e-6). On CUDA, except in float64, `kernels.sample` computes the
-inverse CDF in two levels. It gives the same token for the same uniform number u, unless u lies within about 1e-7 of the
-border between two tokens.
+of 10^5 tokens keeps its mass (float32 would lose about 1e-6). On CUDA, except in float64, `kernels.sample` computes the
+inverse CDF in two levels. Both versions give the same token for the same uniform number u, unless u lies within about
+1e-7 of the border between two tokens.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ def filter_logits(logits: Tensor, top_k: int | None, top_p: float | None) -> Ten
 
 
 def _tempered(logits: Tensor, banned: Tensor, temperature: float) -> Tensor:
-    """Return logits / temperature without NaN: the maximum is subtracted first, and banned ids are set again."""
+    """Return logits / temperature without NaN: the maximum is subtracted first. Banned ids get minus infinity."""
     logits = (logits - logits.amax(-1, keepdim=True)).to(wide(logits.device))
     return (logits / max(temperature, torch.finfo(logits.dtype).tiny)).masked_fill(banned, -torch.inf)
 
 
 def inverse_cdf(logits: Tensor, u: Tensor) -> Tensor:
-    """Return tokens [R, C]: the first id whose cumulative probability reaches u [R, C]. Its probability is not 0."""
+    """Return tokens [R, C]: the first id with cumulative probability >= u [R, C], never an id of probability 0."""
     cdf = torch.softmax(logits.to(wide(logits.device)), -1).cumsum(-1)
-    goal = (u.to(cdf.dtype) * cdf[:, -1:]).clamp_min(torch.finfo(cdf.dtype).tiny)  # at u = 0, any mass reaches u
+    goal = (u.to(cdf.dtype) * cdf[:, -1:]).clamp_min(torch.finfo(cdf.dtype).tiny)  # > 0, so that some mass is needed
     return torch.searchsorted(cdf, goal).clamp_max(logits.shape[-1] - 1)
 
 
@@ -71,7 +71,7 @@ def draw_logits(
     want: Collection[str] = (),
     rows: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Draw as `draw` does, but from the rows [R] (by default all, in order) of logits [R', V] that are in memory."""
+    """Draw as `draw` does, but from given logits [R', V]. rows [R] are the rows to use (by default all, in order)."""
     _check_uniforms(u, len(logits) if rows is None else len(rows))
     if kernels.usable(logits):
         return _kernel_draw(logits, offset_of(None, banned), u, (temperature, top_k, top_p, want), rows)
@@ -108,7 +108,7 @@ def draw(
     tokens, parts, how = [], [], (temperature, top_k, top_p, want)
     for rows, size in head_chunks(states.shape[0], vocabulary, fast, fixed):
         some, chance = filled(states[rows], size), filled(u[rows], size)
-        if offset is not None:  # a name for the product would keep it in memory beside the next product
+        if offset is not None:  # the product has no variable, which would keep it in memory for too long
             token, stats = _kernel_draw(wide_product(some, even)[:, :vocabulary], offset, chance, how)
         else:
             token, stats = _plain_draw(logits_of(some, weight, bias, banned), banned, chance, how)
@@ -143,7 +143,7 @@ def _kernel_draw(
     plain = block_stats(logits, offset, want, rows=rows)
     if temperature == 0 or top_k is not None or top_p is not None:
         drawn = [u.new_zeros(0, u.shape[1], dtype=torch.int64)]
-        for part in row_chunks(len(u), logits.shape[1], KERNEL_CHUNK // 16):  # a sort takes extra memory
+        for part in row_chunks(len(u), logits.shape[1], KERNEL_CHUNK // 16):  # small chunks: sorting takes memory
             whole = (logits[part] if rows is None else logits[rows[part]]).float() + offset
             if temperature == 0:
                 drawn.append(whole.argmax(-1, keepdim=True).expand(u[part].shape))

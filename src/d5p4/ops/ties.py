@@ -1,9 +1,9 @@
-"""Decisions between equal values, equal rows and equal texts that do not depend on their order.
+"""Decisions between equal values, rows or texts. A decision does not depend on the order in which these are stored.
 
-The last bits of a floating-point sum depend on the batch in which it was computed. Values within TOLERANCE of each
-other therefore count as equal, and a hash of the row's lineage (its tie) decides between them. So permuting a pool
-permutes the choice and changes nothing else. The functions are meant for float64: float32 values of size 1 are further
-apart than TOLERANCE, so that only identical values count as equal.
+The last bits of a floating-point sum depend on the batch in which the sum was computed. Values within TOLERANCE of each
+other therefore count as equal, and the tie of a row, a hash of the row's lineage, decides between equal values. So
+permuting a pool permutes the choice and changes nothing else. The functions are meant for float64: float32 values of
+size 1 are further apart than TOLERANCE, so that only identical values count as equal.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _LARGEST = torch.iinfo(torch.int64).max
 
 
 def argbest(values: Tensor, tie: Tensor, dim: int = -1) -> Tensor:
-    """Return the index of the largest value along `dim`. Among values within TOLERANCE of it, the smallest tie wins.
+    """Return the index of the largest value along `dim`. NaN counts as minus infinity.
 
-    NaN counts as minus infinity. If every value is minus infinity, the smallest tie wins.
+    Among values within TOLERANCE of the largest value, the smallest tie wins, also if every value is minus infinity.
     """
     values = values.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
     best = values.amax(dim, keepdim=True)
@@ -40,16 +40,16 @@ def ranked(values: Tensor, *ties: Tensor) -> Tensor:
 
 
 def coarse(values: Tensor) -> Tensor:
-    """Return values rounded to multiples of TOLERANCE, so that a stable sort sees almost all ties as equal values."""
+    """Return values rounded to multiples of TOLERANCE, so that a stable sort sees almost all close values as equal."""
     return (values / TOLERANCE).round() * TOLERANCE
 
 
 def canonical_order(tie: Tensor, groups: int = 1) -> Tensor:
     """Return the item [P, N] at each place of the canonical order, for ties [P, N] in contiguous groups of equal size.
 
-    Floating-point sums, eigenvectors and inverse-CDF draws depend on the order of their terms. In canonical order they
-    depend only on the pool as a set of groups. Groups are sorted by their smallest tie, items inside a group by their
-    tie.
+    Floating-point sums, eigenvectors and inverse-CDF draws depend on the order of their terms. In canonical order, the
+    results depend only on which items and groups are in the pool. Groups are sorted by their smallest tie, and the
+    items of a group are sorted by their ties.
     """
     prompts, size = tie.shape
     width = size // groups
@@ -61,7 +61,7 @@ def canonical_order(tie: Tensor, groups: int = 1) -> Tensor:
 
 
 def first_equal(names: Tensor) -> Tensor:
-    """Return, for each row of names [P, N], the index [P, N] of the first row with the same name (a hash or a slot)."""
+    """Return, for each row, the index [P, N] of the first row with the same name. names [P, N] are hashes or slots."""
     return (names[:, :, None] == names[:, None, :]).to(torch.uint8).argmax(-1)
 
 
@@ -73,7 +73,7 @@ def occurrence(row_hash: Tensor, tie: Tensor) -> Tensor:
 
 
 def first_of_each(order: Tensor, texts: Sequence[Sequence[str]]) -> Tensor:
-    """Return order [P, N] with every row that repeats an earlier text moved to the end. texts[p][n] is of row n."""
+    """Return order [P, N] with every row that repeats an earlier text moved to the end. texts[p][n] is row n's text."""
     moved = []
     for rows, row_texts in zip(order.tolist(), texts, strict=True):
         ordered = [row_texts[row] for row in rows]

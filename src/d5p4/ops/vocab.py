@@ -8,10 +8,10 @@ With x = W h + b (minus infinity at banned ids), p = softmax(x) and V' the numbe
     certainty    -(1/V') Σ log p           (self-certainty of Kang et al., 2025)
     token        log p of given tokens
 The time is O(R V D). Rows are processed in chunks of bounded size, so that no tensor of size R x V exists. Everything
-is computed in max(float32, the model's dtype). On CUDA, except in float64, `kernels.vocab` computes the statistics of a
-chunk in one read. They are within 2e-6 of the plain version for a log-sum-exp of size 10. With `fixed`, every chunk has
-the same number of rows, and the last chunk is filled up with zeros. Matrix products of the same shape give a row the
-same bits at any place; products of different shapes may not.
+is computed in max(float32, the model's dtype). On CUDA, except in float64, `kernels.vocab` reads the logits of a chunk
+only once. These statistics are within 2e-6 of the plain version for a log-sum-exp of size 10. With `fixed`, every chunk
+has the same number of rows, and the last chunk is filled up with zeros. Matrix products of the same shape give a row
+the same bits at any place; products of different shapes may not.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from torch import Tensor
 
 from . import kernels
 
-CHUNK = 1 << 24  # logits in one chunk
-KERNEL_CHUNK = 1 << 28  # logits in one chunk of the kernels, which make no copies of them; 1 GiB
-FIXED_CHUNK = 1 << 26  # logits in one chunk of fixed size; small, because the last chunk is filled up
+CHUNK = 1 << 24  # at most this many logits are in one chunk
+KERNEL_CHUNK = 1 << 28  # the same limit for the kernels, which make no copies of the logits (1 GiB)
+FIXED_CHUNK = 1 << 26  # the same limit for chunks of fixed size; it is small, because the last chunk is filled up
 _HAS_OUT_DTYPE = tuple(int(x) for x in torch.__version__.split(".")[:2]) >= (2, 8)
 
 
 def row_chunks(rows: int, vocabulary: int, chunk: int | None = None) -> Iterator[slice]:
-    """Yield slices of rows whose logits are at most CHUNK (or `chunk`) numbers."""
+    """Yield slices of the rows, each with at most CHUNK (or `chunk`) logits."""
     size = max(1, (chunk or CHUNK) // vocabulary)
-    size -= size % 256 if size > 256 else 0  # a multiple of the tiles of the matrix units
+    size -= size % 256 if size > 256 else 0  # a multiple of the tile size of the GPU's matrix units
     for start in range(0, rows, size):
         yield slice(start, min(rows, start + size))
 
@@ -54,7 +54,7 @@ def head_chunks(rows: int, vocabulary: int, fast: bool, fixed: bool) -> Iterator
 
 
 def filled(x: Tensor, rows: int) -> Tensor:
-    """Return x [R, ...] filled up with rows of zeros to `rows` rows."""
+    """Append rows of zeros to x [R, ...] so that x has `rows` rows."""
     return x if len(x) == rows else torch.cat([x, x.new_zeros(rows - len(x), *x.shape[1:])])
 
 
@@ -69,8 +69,8 @@ def logits_of(states: Tensor, weight: Tensor, bias: Tensor | None, banned: Tenso
 def wide_product(states: Tensor, weight: Tensor) -> Tensor:
     """Return states [R, D] @ weight.T, accumulated and kept in max(float32, dtype), without half-precision rounding.
 
-    float32 states (from guidance) that meet half-precision weights are split into two half-precision parts, which keep
-    16 bits of the states.
+    If the states are float32 (from guidance) and the weights are half precision, the states are split into two
+    half-precision parts, which together keep 16 bits of the states.
     """
     if weight.dtype not in (torch.bfloat16, torch.float16):
         return states.to(weight.dtype) @ weight.T
@@ -87,16 +87,16 @@ def wide_product(states: Tensor, weight: Tensor) -> Tensor:
 
 
 def even_rows(weight: Tensor) -> Tensor:
-    """Return weight [V, D], in half precision filled up with rows of zeros to a multiple of 64 ids.
+    """Append rows of zeros to a half-precision weight [V, D] so that 64 divides V. Do nothing if 8 divides V.
 
-    If rows of a product are not aligned to 16 bytes (as for V = 50,258), cuBLAS chooses kernels three times slower.
+    If rows of a product are not aligned to 16 bytes (as for V = 50,258), cuBLAS takes three times as long.
     """
     uneven = weight.element_size() == 2 and weight.shape[0] % 8
     return torch.nn.functional.pad(weight, (0, 0, 0, -weight.shape[0] % 64)) if uneven else weight
 
 
 def row_stats(logits: Tensor, banned: Tensor, want: Collection[str], tokens: Tensor | None = None) -> dict[str, Tensor]:
-    """Return the wanted statistics of logits [R, V], always "logsumexp", and "token" [R, C] for tokens [R, C]."""
+    """Return the wanted statistics and "logsumexp" of logits [R, V]. If tokens [R, C] are given, add "token" [R, C]."""
     if kernels.usable(logits):
         return _kernel_stats(logits, offset_of(None, banned), want, tokens)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).masked_fill(banned, -torch.inf)
@@ -154,7 +154,7 @@ def vocab_stats(
     tokens: Tensor | None = None,
     fixed: bool = False,
 ) -> dict[str, Tensor]:
-    """Return the wanted statistics of states [R, D], each [R] ("token" [R, C]). If `fixed`, no row affects another."""
+    """Return the wanted statistics of states [R, D], each [R] ("token" [R, C]). `ops.vocab` explains `fixed`."""
     fast, vocabulary = kernels.usable(weight) and kernels.usable(states), weight.shape[0]
     offset, even = (offset_of(bias, banned), even_rows(weight)) if fast else (None, weight)
     parts = []

@@ -1,6 +1,6 @@
-"""The ancestral rule of MDLM: each masked position is unmasked with chance (t - s)/t, and the model draws its token.
+"""The ancestral rule of MDLM: each masked position is unmasked with chance (t - s)/t and gets a drawn token.
 
-The positions to unmask are drawn first, so that the head runs only on their rows (about L/steps per child).
+The positions to unmask are drawn first, so that the output head runs only at these positions (about L/steps per child).
 """
 
 from __future__ import annotations

@@ -14,13 +14,13 @@ from ..types import Head, Step
 
 @dataclass(frozen=True)
 class Parents:
-    """The chosen parents whose hidden rows this process has: m of each of P prompts, or a G x q table (see `beams`)."""
+    """The chosen parents with hidden states in this process: m parents per prompt, or a G x q table (see `beams`)."""
 
     tokens: Tensor  # [P, m, L]
     states: Tensor  # [U, L, D] hidden states of the window positions of U rows
     slot: Tensor  # [P, m] the index of each parent in `states`
-    positions: Tensor  # [P, L] positions counted from the first real token
-    stream: Tensor  # [P, m] keyed by seed, prompt, step, the parent's tokens and its number among equal parents
+    positions: Tensor  # [P, L] each position's distance from the first token that is not padding
+    stream: Tensor  # [P, m] random streams, mixed from seed, prompt, step, tokens and number among equal parents
 
     def keyed(self, purpose: int) -> Tensor:
         """Return the random streams [P, m] for one purpose."""
@@ -29,7 +29,7 @@ class Parents:
 
 @dataclass(frozen=True)
 class Draw:
-    """How tokens are drawn, and in which order positions are revealed."""
+    """The options that say how tokens are drawn and in which order positions are revealed."""
 
     head: Head
     mask_id: int
@@ -38,14 +38,14 @@ class Draw:
     top_p: float | None = None
     order: str = "confidence"
     order_temperature: float = 0.1
-    last_ids: Tensor | None = None  # tokens that are revealed last: end-of-text under eos="last"
+    last_ids: Tensor | None = None  # ids of tokens that are revealed last: end-of-text if eos="last"
 
 
 class Children(NamedTuple):
     """The C children of each parent."""
 
     tokens: Tensor  # [P, m, C, L]
-    logprob: Tensor  # [P, m, C, L] log p (temperature 1, unfiltered) of tokens revealed now, 0 elsewhere
+    logprob: Tensor  # [P, m, C, L] log p (temperature 1, unfiltered) of the tokens revealed in this step, 0 elsewhere
     finite: Tensor  # [P, m] bool: whether all logits of the draws were finite
 
 

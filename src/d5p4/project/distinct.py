@@ -1,8 +1,8 @@
-"""Distinct branching: every parent keeps children that differ. It is an option, because it changes results.
+"""Distinct branching, an option that changes results: every parent keeps children that differ from each other.
 
-Most children are duplicates, and a duplicate wastes a place in the pool. So more children than needed are drawn. One
-parent after the other, in the order of their tie hashes, keeps its first children that differ from each other and from
-every child already kept in the prompt's pool. Places that are left over repeat children that the parent kept.
+Most children are duplicates, and a duplicate wastes a place in the pool. So more children than needed are drawn. The
+parents take turns in the order of their tie hashes. Each parent keeps its first children that differ from each other
+and from every child already kept in the prompt's pool. If these children are too few, some of them are repeated.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def distinct_children(
 
 
 def keep_distinct(child_hash: Tensor, tie: Tensor, keep: int) -> Tensor:
-    """Return the children [P, m, keep] that each parent keeps, for child_hash [P, m, C] and the parents' tie [P, m]."""
+    """Return the indices [P, m, keep] of the children that the parents keep. child_hash is [P, m, C], tie is [P, m]."""
     prompts, parents, drawn = child_hash.shape
     chosen = torch.zeros(prompts, parents, keep, dtype=torch.int64, device=tie.device)
     row = torch.arange(prompts, device=tie.device)
@@ -40,7 +40,7 @@ def keep_distinct(child_hash: Tensor, tie: Tensor, keep: int) -> Tensor:
         seen = ((hashes[:, :, None] == taken[:, None, :]) & taken_ok[:, None, :]).any(-1)
         new = ~(repeat | seen)
         new &= new.cumsum(-1) <= keep
-        order = (~new).to(torch.uint8).argsort(dim=-1, stable=True)[:, :keep]  # new children first, in their order
+        order = (~new).to(torch.uint8).argsort(dim=-1, stable=True)[:, :keep]  # new children come first, as drawn
         count = new.sum(-1, keepdim=True)
         slot = torch.arange(keep, device=tie.device) % count.clamp_min(1)
         picked = order.gather(1, slot) * (count > 0)

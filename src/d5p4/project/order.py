@@ -1,10 +1,11 @@
 """Unmask-by-order (LLaDA, Dream): draw a token for every masked position, reveal the best few, mask the rest again.
 
+The order decides which m positions are best: those with the largest value in this table, or drawn positions.
     confidence   probability of the drawn token
     margin       largest minus second largest probability
     entropy      minus the entropy
     random       a keyed uniform number
-    tempered     of the 2m most confident positions, m are drawn without replacement by softmax(confidence / T)
+    tempered     m of the 2m most confident positions, drawn without replacement by softmax(confidence / T)
 
 All values are taken from the temperature-1, unfiltered distribution, so that temperature does not change the order.
 """
@@ -29,8 +30,8 @@ _STATISTIC = {"margin": ("margin",), "entropy": ("entropy",)}
 def by_order(parents: Parents, step: Step, draw: Draw, count: int) -> Children:
     """Return `count` children of each parent. Each child has `step.reveal` more positions of the block revealed.
 
-    Every row has `step.masked` masked positions in the block, so that no tensor's size depends on numbers on the
-    device.
+    Every row has exactly `step.masked` masked positions in the block, so the sizes of all tensors are known without
+    reading numbers from the device.
     """
     masked = parents.tokens[..., step.start : step.stop] == draw.mask_id
     place = masked.to(torch.uint8).argsort(dim=-1, descending=True, stable=True)[..., : step.masked] + step.start
@@ -62,7 +63,7 @@ def by_order(parents: Parents, step: Step, draw: Draw, count: int) -> Children:
     best = coarse(worth).sort(dim=-1, descending=True, stable=True).indices[..., : step.reveal]
 
     def revealed(values: Tensor) -> Tensor:
-        """Return values [R, C] at the best positions, [P, m, C, reveal]."""
+        """Select the values at the best positions: from [R, C] to [P, m, C, reveal]."""
         return values.view(*shape, count).transpose(2, 3).gather(3, best)
 
     where = place[:, :, None].expand(*shape[:2], count, -1).gather(3, best)
@@ -73,7 +74,7 @@ def by_order(parents: Parents, step: Step, draw: Draw, count: int) -> Children:
 
 
 def _worth(draw: Draw, token: Tensor, stats: dict[str, Tensor], noise: Tensor | None) -> Tensor:
-    """Return [R, C]: larger values are revealed earlier. Tokens that must come last get the smallest possible value."""
+    """Return a value [R, C] for each drawn token. The largest are revealed first; `last_ids` get the least value."""
     least = 0.0
     if draw.order == "random" and noise is not None:
         worth = noise.view(token.shape)
@@ -89,9 +90,9 @@ def _worth(draw: Draw, token: Tensor, stats: dict[str, Tensor], noise: Tensor | 
 
 
 def _temper(worth: Tensor, noise: Tensor, reveal: int, temperature: float) -> Tensor:
-    """Return worth [P, m, C, M] plus Gumbel noise for the 2m most confident positions, minus infinity for the others.
+    """Return worth [P, m, C, M] / temperature + Gumbel noise at the 2 * reveal best positions, else minus infinity.
 
-    The m largest values are then distributed like m draws without replacement.
+    The positions with the `reveal` largest results are then distributed like draws without replacement.
     """
     keep = coarse(worth).sort(dim=-1, descending=True, stable=True).indices[..., : 2 * reveal]
     support = torch.zeros_like(worth, dtype=torch.bool).scatter(-1, keep, True)

@@ -1,13 +1,13 @@
-"""The HTTP app: OpenAI's routes, the playground, what operators look at, and the guard before all of them."""
+"""The HTTP app: OpenAI's routes, the playground, health checks and metrics, and a guard that checks every request."""
 
 import asyncio
-import hashlib
 import hmac
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
+from hashlib import sha256
 from typing import Any, cast
 
 from fastapi import Depends, FastAPI, Request
@@ -35,17 +35,17 @@ from .respond import ChatCompletion, Completion, ErrorBody, EventStream, ModelEn
 log = logging.getLogger("d5p4.serve")
 
 OPEN_PATHS = ("/health", "/healthz", "/readyz", "/docs", "/openapi.json", "/", "/favicon.ico")
-"""Paths that need no key; the page's files under /page/ need none either."""
-METHODS_LOGGED = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")  # any other word is the client's own
+"""Paths that need no key. The playground's files under /page/ need no key either."""
+METHODS_LOGGED = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")  # others are logged as "other"
 NO_SNIFF = (b"x-content-type-options", b"nosniff")
 PAGE_POLICY = (
     b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data: blob:; "
     b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 PAGE_HEADERS = [(b"content-security-policy", PAGE_POLICY), (b"referrer-policy", b"no-referrer")]
-NOT_HERE = "this is not served here; there are /v1/completions, /v1/chat/completions and /v1/models"
-LEFT = 499  # status for the log where the client left; nobody reads it
-READ_ANYWAY = 8 << 20  # bytes of a body that is too large which are read before the answer, so that it arrives
+NOT_HERE = "this server has no such path; use /v1/completions, /v1/chat/completions or /v1/models"
+LEFT = 499  # the status in the log and metrics if the client left; it is not sent
+READ_ANYWAY = 8 << 20  # bytes beyond the limit that are still read, so that the client gets the error
 ERRORS: dict[int | str, Any] = {"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}}
 STREAM: dict[int | str, Any] = {200: {"content": {"text/event-stream": {}}}}
 EXAMPLES = [{"label": "a cold morning", "prompt": "It was a cold morning and", "max_tokens": 48}]
@@ -64,17 +64,17 @@ def create_app(
     failed: Callable[[BaseException], None] | None = None,
     **fixed: Any,
 ) -> FastAPI:
-    """An ASGI app that serves one model.
+    """Create an ASGI app that serves one model.
 
-    model     a loaded model, or a function that loads it; until then /readyz and requests are answered with 503
-    name      what clients call the model
-    api_key   a bearer token that requests must show
-    hosts     names the server may be called by (None: any); they keep pages of other sites from reaching it by a name
-              of their own
+    model     a loaded model, or a function that loads one. While it loads, /readyz and all requests get status 503
+    name      the name of the model for clients
+    api_key   a bearer token that requests must send
+    hosts     the host names that requests may use (None: any). The check stops web pages of other sites that
+              point their own host name at this server
     cors_origins  web pages of these origins, such as "https://example.org", may use the server ("*": all pages)
-    log_prompts   write what is asked into the log
-    failed    is called with the reason why the model could not be loaded
-    fixed     options of `d5p4.generate` that the server decides: deterministic, max_tokens_per_forward
+    log_prompts   write the prompts into the log
+    failed    is called with the error if the model cannot be loaded
+    fixed     options of `d5p4.generate` that the server sets for all requests: deterministic, max_tokens_per_forward
     """
     limits = limits or Limits()
     engine, loaded = Engine(limits), cast(Any, model)
@@ -95,11 +95,11 @@ def create_app(
         swagger_ui_oauth2_redirect_url=None,
         redirect_slashes=False,
         responses=ERRORS,
-        dependencies=[Depends(HTTPBearer(auto_error=False))] if api_key else [],  # for the schema; see Guard
+        dependencies=[Depends(HTTPBearer(auto_error=False))] if api_key else [],  # for the schema; Guard checks keys
     )
     app.state.engine = engine
     app.add_middleware(Guard, max_body=limits.max_body, metrics=engine.metrics, api_key=api_key, hosts=hosts)
-    if cors_origins:  # outermost, so that a page can read errors too
+    if cors_origins:  # added last, so that web pages can read the errors of Guard too
         origins = list(cors_origins)
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"])
 
@@ -117,7 +117,7 @@ def create_app(
 
     def check_name(asked: str | None) -> None:
         if asked not in (None, name):
-            raise ApiError(404, f"there is no model {asked!r} here; there is {name!r}", "model", "model_not_found")
+            raise ApiError(404, f"this server has no model {asked!r}, only {name!r}", "model", "model_not_found")
 
     def entry() -> dict[str, Any]:
         about = card(engine.model, limits)
@@ -160,7 +160,7 @@ def create_app(
 
 
 def _add_pages(app: FastAPI, engine: Engine) -> None:
-    """The playground, and what operators look at."""
+    """Add the playground, the health checks and the metrics."""
     folder = page_folder()
     look: dict[str, Any] = {"methods": ["GET", "HEAD"], "include_in_schema": False}
     app.mount("/page", StaticFiles(directory=folder), name="page")
@@ -184,7 +184,7 @@ def _add_pages(app: FastAPI, engine: Engine) -> None:
 
 
 def card(model: Model, limits: Limits) -> dict[str, Any]:
-    """The field `d5p4` of a model's entry: facts, defaults, methods, limits, and prompts to try in the playground."""
+    """Return the field `d5p4` of a model's entry: facts, defaults, methods, limits, and example prompts."""
     chat, defaults = has_template(model), dict(model.generation_defaults)
     own, task = defaults.get("methods", {}), grader_of(model)
     prompts = [] if task is None else [{"label": label, "prompt": prompt} for label, prompt in task.examples]
@@ -211,13 +211,13 @@ def card(model: Model, limits: Limits) -> dict[str, Any]:
 
 
 class Guard:
-    """ASGI middleware around the whole app: who may come in, and one line of the log per request."""
+    """ASGI middleware around the whole app. It refuses requests that are not allowed, and logs one line per request."""
 
     def __init__(
         self, app: ASGIApp, max_body: int, metrics: Metrics, api_key: str | None, hosts: Sequence[str] | None
     ) -> None:
         self.app, self.max_body, self.metrics = app, max_body, metrics
-        self.key = None if api_key is None else _digest(api_key.strip().encode())
+        self.key = None if api_key is None else sha256(api_key.strip().encode()).digest()
         self.hosts = None if hosts is None else {host.lower() for host in hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -229,14 +229,13 @@ class Guard:
 
         async def receive_some() -> Message:
             nonlocal size
-            message = await receive()
-            size += len(message.get("body", b""))
-            while size > self.max_body:
-                if size > self.max_body + READ_ANYWAY or not message.get("more_body"):
-                    raise too_large
+            while True:
                 message = await receive()
                 size += len(message.get("body", b""))
-            return message
+                if size <= self.max_body:
+                    return message
+                if size > self.max_body + READ_ANYWAY or not message.get("more_body"):
+                    raise too_large
 
         async def send_guarded(message: Message) -> None:
             nonlocal status, begun
@@ -256,7 +255,7 @@ class Guard:
         except Exception as error:
             log.error("a request failed: %s", describe_failure(error))
             if not begun:
-                message = "something went wrong here; the server's log says where"
+                message = "the server failed to answer this request; its log says where"
                 await ApiError(500, message).response()(scope, receive, send_guarded)
         finally:
             route, seconds = getattr(scope.get("route"), "path", "other"), time.monotonic() - start
@@ -270,17 +269,14 @@ class Guard:
         host = headers.get(b"host", b"").decode("latin-1").lower()
         host = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]  # without the port
         if self.hosts is not None and host not in self.hosts:
-            raise ApiError(403, f"this server is not known as {host!r}; start it with --allowed-host {host}")
+            message = f"this server does not accept the host name {host!r}"
+            raise ApiError(403, f"{message}; to allow the name, start the server with --allowed-host {host}")
         if self.key is not None and not (scope["path"] in OPEN_PATHS or scope["path"].startswith("/page/")):
             scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
-            if scheme.lower() != b"bearer" or not hmac.compare_digest(_digest(given.strip()), self.key):
-                raise ApiError(401, "give the server's key as a bearer token", code="invalid_api_key")
+            digest = sha256(given.strip()).digest()  # of fixed length, so that all comparisons take the same time
+            if scheme.lower() != b"bearer" or not hmac.compare_digest(digest, self.key):
+                raise ApiError(401, "send the server's key as a bearer token", code="invalid_api_key")
         if scope["method"] == "POST":
             kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-            if kind != b"application/json":  # a page of another site cannot send this type without asking
+            if kind != b"application/json":  # a page of another site can send this type only if CORS allows it
                 raise ApiError(415, "the body must be JSON, with content-type application/json")
-
-
-def _digest(key: bytes) -> bytes:
-    """Of one length for every key, so that comparing takes the same time."""
-    return hashlib.sha256(key).digest()

@@ -1,4 +1,4 @@
-"""The server without HTTP: jobs wait on the event loop, and one thread that owns the model decodes them."""
+"""The server without HTTP: jobs wait in a queue on the event loop, and one thread owns the model and decodes them."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from .requests import Ask
 log = logging.getLogger("d5p4.serve")
 Outcomes = list[tuple[Job, Finished | ApiError]]
 SHORTEST_PAUSE, LONGEST_PAUSE, PAUSES = 0.004, 0.05, 5
-"""Seconds, and how many. Before a decode the engine waits for others who ask at the same time, until none came for a
-pause. A pause is a small part of the time that the last decode took."""
+"""Limits of a pause in seconds, and most pauses. Before a decode the engine pauses until no job comes in a pause, so
+that jobs that come at the same time share the decode. A pause is a small part of the last decode's duration."""
 
 
 class Worker(threading.Thread):
-    """Runs calls one after the other. A call cannot be interrupted, so the thread must not delay the exit: a daemon."""
+    """Runs calls one after the other. It is a daemon: a call cannot be interrupted and must not delay the exit."""
 
     def __init__(self) -> None:
         super().__init__(name="d5p4-worker", daemon=True)
@@ -66,7 +66,7 @@ def _failure(error: BaseException) -> ApiError:
 
 
 def finished(model: Model, job: Job, result: Result, place: int, seconds: float) -> Finished:
-    """The outcome of a job: prompt number `place` of a result."""
+    """Return the outcome of a job whose prompt has the index `place` in the result."""
     prompt, window = job.ask.prompts[job.number], len(job.request.window(model.mask_id))
     cuts = [cut(text, job.ask.body.stops) for text in result.texts[place]]
     texts = [text for text, _ in cuts]
@@ -78,22 +78,22 @@ def finished(model: Model, job: Job, result: Result, place: int, seconds: float)
 
 
 class Engine:
-    """One model, one worker, and the jobs that wait. Lives on one event loop, between `start` and `stop`."""
+    """One model, one worker, and the jobs that wait. The engine runs on one event loop, from `start` to `stop`."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits, self.worker = limits, Worker()
         self.metrics = Metrics(lambda: len(self.waiting), lambda: self._running, lambda: self.state == "ready")
-        self.state = "loading"  # then ready or failed, at last stopping
+        self.state = "loading"  # later "ready" or "failed", and in the end "stopping"
         self.waiting: list[Job] = []  # oldest first
         self.live: set[Job] = set()
         self._loaded: Model | None = None
-        self._running = 0  # prompts being decoded
-        self._halvings = 0  # of the token budget, after too little memory
-        self._arrival = asyncio.Event()  # somebody waits
-        self._seconds = 0.0  # that the last decode took
+        self._running = 0  # the number of prompts that are being decoded
+        self._halvings = 0  # how often the token budget was halved because memory ran out
+        self._arrival = asyncio.Event()  # set while jobs wait
+        self._seconds = 0.0  # the duration of the last decode
 
     def start(self, load: Callable[[], Model], failed: Callable[[BaseException], None]) -> None:
-        """Load the model on the worker's thread; `failed` gets the reason when that is not possible."""
+        """Load the model on the worker's thread, then decode jobs. If loading fails, call `failed` with the error."""
         self.worker.start()
         self._task = asyncio.get_running_loop().create_task(self._run(load, failed))
 
@@ -116,7 +116,7 @@ class Engine:
                 job.settle(outcome)
 
     async def _next_batch(self) -> list[Job]:
-        """The oldest job and those that can share its decode, after a moment for more to come."""
+        """Wait a moment for more jobs. Then take the oldest job and all jobs that can share its decode."""
         pause = min(max(0.02 * self._seconds, SHORTEST_PAUSE), LONGEST_PAUSE)
         for _ in range(PAUSES):
             before = len(self.waiting)
@@ -139,14 +139,14 @@ class Engine:
         return batch
 
     def _serve(self, batch: Sequence[Job]) -> Outcomes:
-        """On the worker's thread: an outcome for every job, whatever happens. One failure does not end the others."""
+        """Return an outcome for every job, on the worker's thread. If a batch fails, decode its jobs one by one."""
         wanted = [job for job in batch if not job.outcome.done()]
         try:
             return self._decode(wanted) if wanted else []
         except BaseException as error:
             if len(wanted) == 1:
                 return [(wanted[0], _failure(error))]
-        # Outside of the block, because its error holds tensors.
+        # This line is outside the `except` block because the error there keeps tensors alive.
         return [outcome for job in wanted for outcome in self._serve([job])]
 
     def _decode(self, batch: list[Job]) -> Outcomes:
@@ -155,7 +155,7 @@ class Engine:
             self.metrics.waited.observe(max(0.0, start - job.created))
         self.metrics.batch.observe(len(batch))
         decoder = Decoder(self._attempt, batch[0].settings, patience=math.inf)
-        decoder.halvings = self._halvings  # a budget that was too large once is not tried again
+        decoder.halvings = self._halvings  # a budget that was too large before is not tried again
         decoded = decoder.decode(batch)
         self._halvings = decoder.halvings
         seconds = time.monotonic() - start
@@ -172,17 +172,15 @@ class Engine:
 
     def _attempt(self, jobs: list[Job], settings: Settings) -> Result:
         def watch(shot: Snapshot) -> list[int]:
-            """Tell every job of the step; drop those that nobody waits for."""
-            dropped = []
-            for place, number in enumerate(shot.prompts.tolist()):
-                if jobs[number].outcome.done():
-                    dropped.append(number)
-                else:
+            """Report the step to every job. Return the prompts to drop because nobody waits for them."""
+            places = list(enumerate(shot.prompts.tolist()))
+            for place, number in places:
+                if not jobs[number].outcome.done():
                     jobs[number].step(self.model, shot, place)
-            return dropped
+            return [number for _, number in places if jobs[number].outcome.done()]
 
         for job in jobs:
-            job.recorder = Recorder(self.model) if job.ask.body.history else None  # an earlier attempt may have failed
+            job.recorder = Recorder(self.model) if job.ask.body.history else None  # drops an earlier attempt
         requests, seeds = [job.request for job in jobs], [job.ask.seed for job in jobs]
         return run_requests(self.model, requests, settings, seeds, callback=watch)
 
@@ -192,23 +190,23 @@ class Engine:
             return self._loaded
         if self.state == "failed":
             raise ApiError(503, "the model could not be loaded; the server's log says why", code="failed", retry=False)
-        raise ApiError(503, "the model is still being loaded", code="loading", retry_after=5)
+        raise ApiError(503, "the model is still being loaded; try again in a moment", code="loading", retry_after=5)
 
     async def within(self, end: float, call: Callable[[], Ask]) -> Ask:
-        """Run a call on another thread, until `end` by the loop's clock."""
+        """Run a call on another thread. Raise an error if it is not finished when the loop's clock shows `end`."""
         try:
             return await asyncio.wait_for(asyncio.to_thread(call), max(0.0, end - asyncio.get_running_loop().time()))
         except asyncio.TimeoutError:
             raise self._late() from None
 
     def submit(self, ask: Ask) -> list[Job]:
-        """Queue a job per prompt: all of them, or an error."""
+        """Queue one job per prompt. Raise an error if the queue has no room for all of them."""
         if self.state == "stopping":
             raise _stopping()
         if len(self.waiting) + len(ask.prompts) > self.limits.max_queue:
             self.metrics.refused.inc()
             wait = min(120, max(1, math.ceil(self._seconds)))
-            raise ApiError(429, "too many requests are waiting; come back later", None, "queue_full", wait)
+            raise ApiError(429, "too many prompts are waiting; try again later", None, "queue_full", wait)
         news = asyncio.Event()
         jobs = [Job(ask, number, news) for number in range(len(ask.prompts))]
         for job in jobs:
@@ -225,7 +223,7 @@ class Engine:
 
     @asynccontextmanager
     async def attend(self, jobs: list[Job], receive: Receive, end: float) -> AsyncIterator[None]:
-        """Inside, jobs are cancelled as soon as their client leaves, and fail at `end`; at the exit all are over."""
+        """In this context, jobs are cancelled if the client leaves, and fail at time `end`. On exit, all jobs end."""
         loop = asyncio.get_running_loop()
 
         async def departure() -> None:
@@ -247,12 +245,12 @@ class Engine:
                 job.outcome.cancel()
 
     def _late(self) -> ApiError:
-        seconds = f"{self.limits.timeout:g} s"
-        message = f"this took longer than {seconds}; ask for fewer steps, a smaller n or w, or ask later"
+        message = f"this request took longer than {self.limits.timeout:g} s"
+        message += "; ask for fewer steps or a smaller n or w, or try again later"
         return ApiError(503, message, code="timeout", retry=False)
 
     async def answers(self, jobs: list[Job]) -> list[Finished] | None:
-        """The answers to all jobs; None when their client has left."""
+        """Wait for the answers to all jobs. Return None if their client has left."""
         try:
             return [await job.outcome for job in jobs]
         except asyncio.CancelledError:
@@ -261,7 +259,7 @@ class Engine:
             raise
 
     async def drain(self) -> None:
-        """Take no more requests; those that are here have `limits.grace` seconds, then they are refused."""
+        """Refuse new requests. Accepted requests have `limits.grace` seconds to finish; then they are refused too."""
         self.state = "stopping"
         if self.live:
             waiting = f"{len(self.live)} prompts have {self.limits.grace:g} s to finish"
@@ -274,7 +272,7 @@ class Engine:
             job.settle(_stopping())
 
     async def stop(self) -> None:
-        """Refuse all jobs and wait for the worker's thread; a model that is being loaded is left alone."""
+        """Refuse all jobs, and wait for the worker's thread unless it is still loading the model."""
         self.state = "stopping"
         self.refuse()
         self._task.cancel()
@@ -284,10 +282,10 @@ class Engine:
 
 
 def _fits(batch: Sequence[Job], job: Job) -> bool:
-    """Whether one more job has room in a batch."""
+    """Return whether the token budget has room for the batch and one more job."""
     longest = max(other.request.length for other in (*batch, job))
     return (len(batch) + 1) * longest * job.settings.pool_size <= job.settings.max_tokens_per_call
 
 
 def _stopping() -> ApiError:
-    return ApiError(503, "the server is stopping; ask again in a moment", code="stopping", retry_after=5)
+    return ApiError(503, "the server is stopping; try again in a moment", code="stopping", retry_after=5)

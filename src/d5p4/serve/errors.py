@@ -1,4 +1,4 @@
-"""Errors as OpenAI's clients read them: a status, and {"error": {"message", "type", "param", "code"}}."""
+"""Errors in the form that OpenAI's clients expect: a status, and {"error": {"message", "type", "param", "code"}}."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ApiError(HTTPException):
         retry_after: int | None = None,
         retry: bool = True,
     ) -> None:
-        """OpenAI's clients repeat most failed requests; `retry=False` tells them that it would not help."""
+        """OpenAI's clients repeat most failed requests. `retry=False` tells them not to."""
         headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
         headers |= {} if retry_after is None else {"Retry-After": str(retry_after)}
         super().__init__(status, message, headers | ({} if retry else {"x-should-retry": "false"}))
@@ -48,7 +48,7 @@ def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | No
 
 
 def not_possible(error: D5P4Error, prompt_field: str = "prompt", prompts: int = 1) -> ApiError:
-    """The library's error in the request's words. `prompt_field` is the field that holds its `prompts` prompts."""
+    """Phrase the library's error with the request's field names. `prompt_field` holds `prompts` prompts."""
     message = error.phrase(renamed, "" if prompts == 1 else None)
     if error.option is not None:
         return ApiError(400, message, renamed(error.option))
@@ -56,11 +56,11 @@ def not_possible(error: D5P4Error, prompt_field: str = "prompt", prompts: int = 
 
 
 def renamed(option: str) -> str:
-    """The request's name of an option."""
+    """Return the name that an option has in requests."""
     parameters = public("http")
     return (parameters[option].option.http if option in parameters else "") or option
 
 
 def describe_failure(error: BaseException) -> str:
-    """An error for the log: its kind and place, without its message, which may quote a prompt."""
+    """Describe an error for the log by its type and place. Its message is left out because it may quote a prompt."""
     return f"{type(error).__name__}\n{''.join(traceback.format_tb(error.__traceback__))}"

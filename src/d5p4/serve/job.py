@@ -1,4 +1,4 @@
-"""One prompt of a request, on its way from the event loop to the worker's thread and back."""
+"""A job is one prompt of a request, on its way from the event loop to the worker's thread and back."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..options import Settings
 from ..prompts import Request
 from ..record import Answers
 from ..types import Model, Snapshot
@@ -18,7 +17,7 @@ from ..view.pieces import piece
 from .errors import ApiError
 from .requests import Ask
 
-DRAFT_SECONDS = 0.15  # between two drafts of an answer; a client that reads slowly gets fewer
+DRAFT_SECONDS = 0.15  # the least time between two drafts of a prompt; a client that reads slowly gets fewer drafts
 
 
 @dataclass(frozen=True)
@@ -26,50 +25,40 @@ class Finished:
     """The answers to one prompt, best first."""
 
     answers: Answers
-    texts: list[str]  # cut where the request says
-    ended: list[bool]  # by the model or by a stop; otherwise the canvas was full
+    texts: list[str]  # each ends before its first stop text
+    ended: list[bool]  # whether the model or a stop text ended the answer; if not, the answer fills the canvas
     right: list[bool] | None
-    right_count: int | None  # number of different right answers
+    right_count: int | None  # the number of different right answers
     trace: dict[str, Any] | None
 
 
 @dataclass(eq=False)
 class Job:
-    """Made and settled on the event loop, which awaits `outcome`; the worker calls `step`."""
+    """One prompt to decode. The event loop makes the job, settles it and awaits `outcome`; the worker calls `step`."""
 
     ask: Ask
-    number: int  # of the prompt in the request
-    news: asyncio.Event  # a job of the request has a draft or its outcome
+    number: int  # the index of the prompt in the request
+    news: asyncio.Event  # set when a job of the request has a new draft or its outcome
     name: str = "this prompt"
     created: float = field(default_factory=time.monotonic)
-    draft: dict[str, Any] | None = None  # the newest that was not sent
+    draft: dict[str, Any] | None = None  # the newest draft that was not sent yet
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     recorder: Recorder | None = None
-    drafted: float = -math.inf  # when the last draft was made
+    drafted: float = -math.inf  # the time of the last draft
 
     def __post_init__(self) -> None:
+        self.request, self.settings = self.ask.requests[self.number], self.ask.settings
+        self.share_key = self.ask.share_keys[self.number]
         self.outcome: asyncio.Future[Finished] = self.loop.create_future()
         self.outcome.add_done_callback(self._notify)
 
     def _notify(self, outcome: asyncio.Future[Finished]) -> None:
         self.news.set()
         if not outcome.cancelled():
-            outcome.exception()  # marks it as seen: asyncio complains about errors that nobody awaits
-
-    @property
-    def request(self) -> Request:
-        return self.ask.requests[self.number]
-
-    @property
-    def settings(self) -> Settings:
-        return self.ask.settings
-
-    @property
-    def share_key(self) -> tuple[str, int]:
-        return self.ask.share_keys[self.number]
+            outcome.exception()  # marks the error as seen; asyncio warns about errors that nobody has seen
 
     def step(self, model: Model, shot: Snapshot, place: int) -> None:
-        """Called by the worker after every step; `place` is the row of this prompt in the snapshot."""
+        """Record a step, and make a draft if it is due. `place` is the index of this prompt in the snapshot."""
         if self.recorder is not None:
             self.recorder.step(shot, place)
         now = time.monotonic()
@@ -88,7 +77,7 @@ class Job:
         self.news.set()
 
     def settle(self, outcome: Finished | ApiError) -> None:
-        """Give the job its outcome, unless it has one."""
+        """Give the job its outcome, unless it already has an outcome."""
         if self.outcome.done():
             return
         if isinstance(outcome, ApiError):
@@ -98,11 +87,11 @@ class Job:
 
 
 def settled_text(model: Model, request: Request, rows: Sequence[Sequence[int]], stops: Sequence[str]) -> str:
-    """The beginning of the final text that can no longer change, while the rest is still being decoded.
+    """Return the beginning of the final text that can no longer change, while the rest is still being decoded.
 
-    A revealed token stays. So the tokens before the first mask are final when all `rows` have them: the window's tokens
-    of the next pool, from which the winner will descend. Their text is final up to a character that is not complete,
-    and up to what may be the beginning of a stop.
+    rows: the tokens of the window in each row of the next pool. The final answer will descend from one of these rows,
+    and a revealed token never changes. So the tokens before the first mask are final if all rows have the same ones.
+    Their text is final except for an incomplete character or the possible beginning of a stop text at its end.
     """
     window = request.window(model.mask_id)
     ids, infills = request.ids + [model.mask_id] * request.append, request.append < len(window)
@@ -118,19 +107,19 @@ def settled_text(model: Model, request: Request, rows: Sequence[Sequence[int]], 
 
 
 def _unfinished(model: Model, token: int) -> bool:
-    """Whether the next tokens may change the text up to this one: it is a byte, part of a character, or no text."""
+    """Return whether later tokens may change this token's text: it is a byte, part of a character, or has no text."""
     part, backend = piece(model, token), getattr(model.tokenizer, "backend", None)
     name = backend.id_to_token(token) if backend is not None else None
     return not part or isinstance(part, list) or (name or "").startswith("<0x")
 
 
 def before_stop(text: str, stops: Sequence[str]) -> str:
-    """The text before the first stop, or before an end that may grow into one."""
+    """Return the text before the first stop text, or before an ending that may become a stop text."""
     ends = [i for stop in stops for i in range(len(text)) if stop.startswith(text[i : i + len(stop)])]
     return text[: min(ends, default=len(text))]
 
 
 def cut(text: str, stops: Sequence[str]) -> tuple[str, bool]:
-    """A final text before its first stop, and whether there was one."""
+    """Return the part of a final text before its first stop text, and whether the text has a stop text."""
     ends = [text.index(stop) for stop in stops if stop in text]
     return text[: min(ends, default=len(text))], bool(ends)

@@ -1,4 +1,4 @@
-"""What one request may cost, and how many requests the server takes."""
+"""Limits on the cost of a request and on the number of prompts that wait."""
 
 from __future__ import annotations
 
@@ -15,25 +15,26 @@ from ..prompts import Request, default_length
 from ..types import Model
 from .errors import ApiError
 
-HISTORY_ROWS = 128  # largest pool with `history`: every step's similarities are the square of it
-HISTORY_PROMPTS = 16  # most prompts with `history`: the history of one prompt may be tens of megabytes
-CHILDREN_PER_ROW = 64  # most children that `distinct` may draw per step, per row of the largest pool
+HISTORY_ROWS = 128  # rows of the largest pool with `history`; a step stores a similarity for every pair of rows
+HISTORY_PROMPTS = 16  # the most prompts with `history`; the history of one prompt may be tens of megabytes
+CHILDREN_PER_ROW = 64  # the most children that `distinct` may draw per step, for each row of `max_pool`
 WORK = {"cuda": 100_000.0, "mps": 100.0, "cpu": 6.0}
-"""Work allowed per request by kind of device, in units of 10^12 floating-point operations: about a minute on two CPU
-cores, and about five on one large GPU."""
+"""Work allowed per request by kind of device, in units of 10^12 floating-point operations: about one minute on two CPU
+cores, and about five minutes on one large GPU."""
+SELECTION = 300  # measured on a CPU with 128 beams in a pool of 512 rows
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Every field is a flag of `d5p4 serve`."""
+    """The limits of a server. Every field is a flag of `d5p4 serve`."""
 
-    max_prompt_tokens: int | None = None  # None: what the model holds
-    max_gen_length: int | None = None  # None: what the model holds
-    max_pool: int = 256  # rows of a pool: n * w
+    max_prompt_tokens: int | None = None  # None: the limit of the model
+    max_gen_length: int | None = None  # None: the limit of the model
+    max_pool: int = 256  # rows per pool: (n + spare) * w
     max_steps: int = 1024
-    max_work: float | None = None  # 10^12 floating-point operations per request; None: by the kind of device
+    max_work: float | None = None  # 10^12 floating-point operations per request; None: see `WORK`
     max_body: int = 1 << 20  # bytes
-    max_queue: int = 256  # prompts that wait
+    max_queue: int = 256  # prompts that may wait
     timeout: float = 300.0  # seconds per request, waiting included
     grace: float = 30.0  # seconds that running requests have to finish when the server stops
 
@@ -44,7 +45,7 @@ class Limits:
                 raise D5P4Error("must be a number above 0", option=field.name, value=value)
 
     def work_allowed(self, model: Model) -> float:
-        """Floating-point operations per request; always enough for one answer with the model's default length."""
+        """Return the floating-point operations per request. The default allows one answer of the default length."""
         if self.max_work is not None:
             return 1e12 * self.max_work
         length = model.generation_defaults.get("length") or default_length(model, Settings())
@@ -54,11 +55,11 @@ class Limits:
     def check(
         self, settings: Settings, asked: Settings, requests: Sequence[Request], window: int, history: bool, field: str
     ) -> None:
-        """Refuse what is beyond a limit.
+        """Raise an error if a request is beyond a limit.
 
-        asked: the settings without spare beams that the server adds. window: most tokens to write per answer.
+        asked: the settings without the spare beams that the server added. window: the tokens of the longest answer.
         """
-        rows, tokens = settings.pool_size, max(len(request.ids) for request in requests)
+        rows, steps, tokens = settings.pool_size, settings.steps or window, max(len(one.ids) for one in requests)
         parents = settings.groups if not settings.spec.finishes and settings.select_window is None else rows
         children = 4 * settings.w * parents if settings.distinct else 0
         pool = f"n={asked.k}, w={asked.w} and spare={asked.spare} make a pool of {asked.pool_size} rows"
@@ -68,9 +69,9 @@ class Limits:
             (children, CHILDREN_PER_ROW * self.max_pool, "w", draws),
             (tokens, self.max_prompt_tokens, field, f"the prompt has {tokens} tokens"),
             (window, self.max_gen_length, "max_tokens", f"max_tokens={window}"),
-            (settings.steps or window, self.max_steps, "steps", f"{window} steps, one per token"),
-            (rows * history, HISTORY_ROWS, "history", f"history of pools of {rows} rows"),
-            (len(requests) * history, HISTORY_PROMPTS, "history", f"history of {len(requests)} prompts"),
+            (steps, self.max_steps, "steps", f"this request takes {steps} steps (set steps to a lower number)"),
+            (rows * history, HISTORY_ROWS, "history", f"history with a pool of {rows} rows"),
+            (len(requests) * history, HISTORY_PROMPTS, "history", f"history with {len(requests)} prompts"),
         ]
         for value, most, param, subject in cases:
             if most is not None and value > most:
@@ -80,9 +81,9 @@ class Limits:
     def check_work(
         self, model: Model, prompts: Sequence[tuple[int, int]], settings_for: Callable[[int], Settings], n: int
     ) -> None:
-        """Refuse a request that would keep the server busy for minutes, and say what would fit.
+        """Raise an error if a request is too much work. The message says what would fit.
 
-        `settings_for(n)` are the settings of the same request for n answers.
+        prompts: see `work`. settings_for(n): the settings of the same request for n answers.
         """
         allowed = self.work_allowed(model)
         if work(model, settings_for(n), prompts) <= allowed:
@@ -94,15 +95,18 @@ class Limits:
         per_step = work(model, settings_for(1), [(tokens, 1) for tokens, _ in prompts])
         steps = int(allowed / per_step)
         advice = f"set steps to {steps} or less" if steps else "ask for fewer prompts or tokens"
-        raise ApiError(400, f"this is more work than this server does per request, even with n=1; {advice}", "steps")
+        raise ApiError(400, f"even n=1 is more work than this server does per request; {advice}", "steps")
 
 
 def work(model: Model, settings: Settings, prompts: Sequence[tuple[int, int]]) -> float:
-    """Floating-point operations of prompts of (tokens per row, steps), if all rows of all pools differ.
+    """Return the floating-point operations of a request, if all rows of all pools differ.
 
-    A forward takes two per parameter and token. Guidance runs every row twice.
+    prompts: (tokens per row, steps) of each prompt. A forward takes two operations per parameter and token. Guidance
+    runs every row twice. A selection takes time like SELECTION g^3 N operations, for g beams in a pool of N rows.
     """
     module: Any = getattr(model, "module", model)
     weights = module.parameters() if isinstance(module, nn.Module) else [model.head.weight]
     rows = settings.pool_size * (1 if settings.guidance == 1 else 2)
-    return 2.0 * sum(weight.numel() for weight in weights) * rows * sum(tokens * steps for tokens, steps in prompts)
+    forwards = 2.0 * sum(weight.numel() for weight in weights) * rows * sum(tokens * steps for tokens, steps in prompts)
+    selections = settings.spec.branches * SELECTION * settings.groups**3 * settings.pool_size
+    return forwards + selections * sum(steps for _, steps in prompts)

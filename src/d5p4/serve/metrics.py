@@ -1,4 +1,4 @@
-"""Metrics for Prometheus. Labels are routes and statuses, never what a client wrote."""
+"""Metrics for Prometheus. Labels are routes and statuses, never text from a client."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class Metrics:
-    """Has its own registry, so that several apps can live in one process."""
+    """The metrics of one app. They have their own registry, so that one process can run several apps."""
 
     def __init__(self, waiting: Callable[[], int], running: Callable[[], int], ready: Callable[[], bool]) -> None:
         self.registry = own = CollectorRegistry()
@@ -25,14 +25,14 @@ class Metrics:
             return Counter(f"d5p4_{name}", help, labels, registry=own)
 
         self.requests = counter("requests", "Requests answered", ("route", "status"))
-        self.seconds = seconds("request", "From the head of a request to the end of its response", ("route",))
-        self.waited = seconds("queue", "Time of a prompt before its decode")
-        self.decoding = seconds("decode", "Decode of a batch")
+        self.seconds = seconds("request", "Time from the head of a request to the end of its response", ("route",))
+        self.waited = seconds("queue", "Time that a prompt waits for its decode")
+        self.decoding = seconds("decode", "Time of the decode of a batch")
         self.batch = Histogram("d5p4_batch_prompts", "Prompts decoded together", buckets=SIZES, registry=own)
         self.rows = counter("rows", "Distinct rows that went through the model")
-        self.tokens = counter("answer_tokens", "Tokens of answers")
+        self.tokens = counter("answer_tokens", "Tokens of all answers")
         self.answers = counter("answers", "Answers given")
-        self.distinct = counter("distinct_answers", "Different answers, counted per prompt")
+        self.distinct = counter("distinct_answers", "Different answers to a prompt, added up over prompts")
         self.cancelled = counter("cancelled_prompts", "Prompts whose client left")
         self.refused = counter("refused_requests", "Requests refused because the queue was full")
         Gauge("d5p4_running_prompts", "Prompts being decoded", registry=own).set_function(running)

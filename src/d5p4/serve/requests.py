@@ -1,6 +1,6 @@
-"""From the body of a request to prompts that can be decoded, or a sentence that says what is wrong with it.
+"""Turns the body of a request into prompts that can be decoded, or into an error that says what is wrong.
 
-A request has OpenAI's fields and, beside them, every option of a decode (`extra_body` of the openai client).
+A request may have OpenAI's fields and every option of a decode (with the openai client, these go into `extra_body`).
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from ..types import Model
 from .errors import ApiError, not_possible
 from .limits import Limits
 
-CHARACTERS_PER_TOKEN = 256  # longer texts cannot fit into the model; only runs of blanks come near
+CHARACTERS_PER_TOKEN = 256  # more than any token has; a longer text cannot fit into the model
 
-LARGEST = 1e30  # number that an option without a limit of its own may be
+LARGEST = 1e30  # the largest value of an option that has no limit of its own
 Number = Annotated[float, Ge(-LARGEST), Le(LARGEST)]
 Steps = Annotated[list[Annotated[int, Ge(0), Le(2**31)]], Len(2, 2)]
 Seed = Annotated[int, Ge(-(2**63)), Le(2**63 - 1)]
-First = Field(fail_fast=True)  # a list stops at its first fault: a body can hold a million of them
+First = Field(fail_fast=True)  # report only the first error in a list; a body can hold a million errors
 Ids = Annotated[list[int], MinLen(1), First]
 Texts = Annotated[list[str], Len(1, 4096), First]
 Several = Annotated[list[Ids], Len(1, 4096), First]
@@ -38,11 +38,11 @@ Stops = Annotated[list[str], MaxLen(4), First]
 
 IGNORED: dict[str, Any] = dict.fromkeys(("user", "service_tier", "safety_identifier", "prompt_cache_key"), str)
 IGNORED |= {"store": bool, "metadata": dict[str, Any]}
-"""Fields of OpenAI's that have no meaning here, and their types."""
+"""Fields of OpenAI's API that this server accepts and ignores, with their types."""
 IGNORED_IN_CHAT: dict[str, Any] = {"parallel_tool_calls": bool, "reasoning_effort": str, "verbosity": str}
 NEUTRAL: dict[str, list[Any]] = {"frequency_penalty": [0], "presence_penalty": [0], "repetition_penalty": [1]}
 NEUTRAL |= {"min_p": [0], "ignore_eos": [False], "logit_bias": [{}]}
-"""Fields of OpenAI's and vLLM's that this server does not support, and the values that ask for nothing."""
+"""Fields of OpenAI's and vLLM's APIs that this server does not support, with the values that have no effect."""
 NEUTRAL_IN_COMPLETIONS: dict[str, list[Any]] = {"echo": [False], "suffix": [""]}
 NEUTRAL_IN_CHAT: dict[str, list[Any]] = dict.fromkeys(("tools", "functions"), [[]])
 NEUTRAL_IN_CHAT |= dict.fromkeys(("tool_choice", "function_call"), ["none", "auto"])
@@ -50,7 +50,7 @@ NEUTRAL_IN_CHAT |= {"response_format": [{"type": "text"}], "modalities": [["text
 
 
 def decoding_fields() -> dict[str, tuple[Parameter, Any]]:
-    """{name in the request: (option, type)} of every option of a decode and of the parameters of all methods."""
+    """Return {name in the request: (option, type)} for every option of a decode and every parameter of a method."""
     load_plugins()
     table: dict[str, tuple[Parameter, Any]] = {}
     for parameters in (public("http"), *(method.parameters for method in METHODS.values())):
@@ -88,33 +88,34 @@ class Message(BaseModel):
     tool_calls: Annotated[list[Any], First] | None = None
 
     def plain(self) -> dict[str, str]:
-        """Role and text alone."""
+        """Return the role and the text, without the other fields."""
         if self.tool_calls:
             raise ApiError(400, "tool_calls in messages are not supported here; leave them out", "messages")
         parts = self.content if isinstance(self.content, list) else [{"type": "text", "text": self.content or ""}]
         if any(part.get("type") != "text" or not isinstance(part.get("text"), str) for part in parts):
-            raise ApiError(400, "messages can hold text only", "messages")
+            raise ApiError(400, "messages can hold text only; leave out all other parts", "messages")
         text = "".join(part["text"] for part in parts)
         return {"role": "system" if self.role == "developer" else self.role, "content": text}
 
 
 class Body(Strict):
-    """The fields that completions and chat completions have in common, beside the options of a decode."""
+    """The fields that completions and chat completions have in common, without the options of a decode."""
 
-    model: str | None = Field(None, description="The name the server gave the model; may be left out.")
-    seed: Seed | None = Field(None, description="Same seed, same answers; a fresh one is drawn and given in usage.")
-    stop: str | Stops | None = Field(None, description="Answers are cut before the first of these.")
+    model: str | None = Field(None, description="The name of the model; may be left out.")
+    seed: Seed | None = Field(None, description="The same seed gives the same answers. The usage names the seed.")
+    stop: str | Stops | None = Field(None, description="Answers end before the first of these texts.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    history: bool | None = Field(None, description="Send every step's pool with the answers.")
+    history: bool | None = Field(None, description="Return the pool of every step with the answers.")
 
     @model_validator(mode="before")
     @classmethod
     def _check_names(cls, body: Any) -> Any:
         for name in body if isinstance(body, dict) else ():
             if name not in cls.model_fields:
-                name = name.encode("utf-8", "backslashreplace").decode()  # half a surrogate pair is not a text
-                hint = nearest(name, cls.model_fields)
+                name = name.encode("utf-8", "backslashreplace").decode()  # half of a surrogate pair is not valid text
+                own = public("http").get(name)
+                hint = f"use {own.option.http}" if own and own.option.http else nearest(name, cls.model_fields)
                 message = f"{shown(name)} is not a field of this request{hint and '; '}{hint}"
                 raise ApiError(400, message, name, "unknown_parameter")
         return body
@@ -124,35 +125,35 @@ class Body(Strict):
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
     def options(self) -> dict[str, Any]:
-        """Keyword arguments of `d5p4.generate`; options that were left out are not in it."""
+        """Return keyword arguments of `d5p4.generate`, without the options that the request leaves out."""
         values = ((parameter.name, getattr(self, name, None)) for name, (parameter, _) in decoding_fields().items())
         return {"k": 1} | {name: value for name, value in values if value is not None}
 
     @model_validator(mode="after")
     def _check(self) -> Body:
-        """Refuse what would change the answers and is not supported."""
+        """Refuse fields that would change the answers and are not supported."""
         for name, nothing in (NEUTRAL | NEUTRAL_IN_COMPLETIONS | NEUTRAL_IN_CHAT).items():
             value = getattr(self, name, None)
             if value is not None and value not in nothing:
                 raise ApiError(400, f"{name} is not supported here; leave it out", name)
         if "" in self.stops:
-            raise ApiError(400, "stop holds an empty text, which every answer begins with; leave it out", "stop")
+            raise ApiError(400, "stop holds an empty text, which would empty every answer; leave it out", "stop")
         return self
 
 
 class CompletionRequest(Body):
     prompt: str | Ids | Texts | Several = Field(
-        description="A text, token ids, or several of either. A text with mask tokens is filled in."
+        description="A text, a list of token ids, or a list of several of these. Mask tokens in a text are filled in."
     )
     logprobs: Annotated[int, Ge(0), Le(5)] | bool | None = Field(
-        None, description="0, 1 or true: each token's log-probability at its reveal. Alternatives are not kept."
+        None, description="0, 1 or true: return each token's log-probability when it was revealed."
     )
-    best_of: int | None = Field(None, description='n, or left out; for the best of n * w use method "best-of-n".')
+    best_of: int | None = Field(None, description='n, or left out. For the best of n * w use the method "best-of-n".')
 
     @model_validator(mode="after")
     def _check_completion(self) -> CompletionRequest:
         if self.logprobs is not None and self.logprobs > 1:
-            message = f"logprobs={self.logprobs}: alternatives are not kept; 1 gives those of the tokens drawn"
+            message = f"logprobs={self.logprobs}: alternatives are not kept; use 1 for the tokens of the answer"
             raise ApiError(400, message, "logprobs")
         if self.best_of not in (None, self.options()["k"]):
             raise ApiError(400, 'best_of is not supported here; use method "best-of-n" with n and w', "best_of")
@@ -162,7 +163,7 @@ class CompletionRequest(Body):
 class ChatRequest(Body):
     messages: Annotated[list[Message], Len(1, 4096), First]
     max_completion_tokens: Annotated[int, Ge(1), Le(2**31)] | None = Field(None, description="The same as max_tokens.")
-    logprobs: bool | None = Field(None, description="Each token's log-probability at its reveal.")
+    logprobs: bool | None = Field(None, description="Return each token's log-probability when it was revealed.")
 
     def options(self) -> dict[str, Any]:
         length = {} if self.max_completion_tokens is None else {"gen_length": self.max_completion_tokens}
@@ -170,7 +171,7 @@ class ChatRequest(Body):
 
 
 def request_models() -> tuple[type[Body], type[Body]]:
-    """The models of the two routes, with the parameters of every method that is registered now."""
+    """Return pydantic models of the requests to both routes, with the parameters of every registered method."""
 
     def extended(base: type[Body], ignored: dict[str, Any], neutral: dict[str, Any]) -> type[Body]:
         extra: dict[str, Any] = {name: (Any, None) for name in neutral}
@@ -185,19 +186,19 @@ def request_models() -> tuple[type[Body], type[Body]]:
 
 WORDS = {
     "prompt": "a text, a list of token ids, or a list of up to 4096 texts or lists of token ids",
-    "messages": "a list of messages, which have a role and a content of text",
+    "messages": "a list of messages, each with a role and a text as its content",
     "stop": "a text or a list of at most 4 texts",
     "stream_options": "an object with include_usage",
 }
-"""What a field must be, where its type alone would not make a clear sentence."""
+"""What a field must be, for fields whose type alone would not make a clear message."""
 
 
 def not_valid(errors: Sequence[Any], body: Any, kind: type[Body]) -> ApiError:
-    """A body that pydantic refuses, in a sentence of our own."""
+    """Return an error that says in plain words why pydantic refuses a body."""
     first = errors[0]
     path = [part for part in first["loc"] if part != "body"]
     if first["type"] == "json_invalid":
-        return ApiError(400, f"the body is not JSON: see character {path[0]}")
+        return ApiError(400, f"the body is not valid JSON; the error is at character {path[0]}")
     if not path or not isinstance(body, dict):
         return ApiError(400, f"the body must be a JSON object, not {shown(body)}")
     param = str(path[0])
@@ -208,7 +209,7 @@ def not_valid(errors: Sequence[Any], body: Any, kind: type[Body]) -> ApiError:
 
 
 def expected(kind: Any) -> str:
-    """A type in words: "a whole number from 1 to 64"."""
+    """Describe a type in words, such as "a whole number from 1 to 64"."""
     if get_origin(kind) in (Union, UnionType):
         return " or ".join(dict.fromkeys(expected(part) for part in get_args(kind) if part is not NoneType))
     notes: Sequence[Any] = ()
@@ -225,14 +226,14 @@ def expected(kind: Any) -> str:
 
 @dataclass(frozen=True)
 class Ask:
-    """A request, ready to be decoded."""
+    """A request that is ready to be decoded."""
 
     body: Body
     settings: Settings
     seed: int
-    prompts: list[Any]  # as asked: texts, ids or messages
+    prompts: list[Any]  # as the client sent them: texts, ids or messages
     requests: list[Request]
-    share_keys: list[tuple[str, int]]  # prompts with equal ones can share a decode
+    share_keys: list[tuple[str, int]]  # prompts with equal keys can share a decode
 
     @property
     def chat(self) -> bool:
@@ -240,10 +241,10 @@ class Ask:
 
 
 def understand(model: Model, body: Body, limits: Limits, fixed: dict[str, Any]) -> Ask:
-    """A request within the limits of the server. `fixed`: options of `d5p4.generate` that the server decides."""
+    """Check a request and prepare it. `fixed` holds the options of `d5p4.generate` that the server sets."""
     prompts, field = _prompts(model, body), "messages" if isinstance(body, ChatRequest) else "prompt"
     if len(prompts) > limits.max_queue:
-        raise ApiError(400, f"there are {len(prompts)} prompts; this server takes {limits.max_queue}", "prompt")
+        raise ApiError(400, f"there are {len(prompts)} prompts; this server takes at most {limits.max_queue}", "prompt")
     _check_characters(model, prompts, field)
     options, defaults = body.options(), model.generation_defaults
     n, chat = options["k"], None if isinstance(body, ChatRequest) else False
@@ -280,14 +281,14 @@ def understand(model: Model, body: Body, limits: Limits, fixed: dict[str, Any]) 
 
 
 def _prompts(model: Model, body: Body) -> list[Any]:
-    """One text, list of ids or conversation per prompt."""
+    """Return the prompts of a request: texts, lists of token ids, or one conversation."""
     if isinstance(body, ChatRequest):
         messages = [message.plain() for message in body.messages]
         if has_template(model):
             return [messages]
         if len(messages) > 1 or messages[0]["role"] != "user":
-            message = "this model has no chat template, so it takes one message of the user's and no others"
-            raise ApiError(400, f"{message}; leave them out, or use /v1/completions", "messages")
+            message = "this model has no chat template, so it takes only one message, with the role user"
+            raise ApiError(400, f"{message}; leave out the other messages, or use /v1/completions", "messages")
         return [messages[0]["content"]]
     assert isinstance(body, CompletionRequest)
     prompt: Any = body.prompt
@@ -297,21 +298,21 @@ def _prompts(model: Model, body: Body) -> list[Any]:
 def has_template(model: Model) -> bool:
     try:
         return model.tokenizer is not None and model.tokenizer.chat([{"role": "user", "content": "a"}]) is not None
-    except D5P4Error:  # there is a template, and it refuses this conversation
+    except D5P4Error:  # the template exists and refuses this conversation
         return True
 
 
 def _check_characters(model: Model, prompts: Sequence[Any], field: str) -> None:
-    """Refuse a text far beyond what the model holds before seconds are spent on encoding it."""
+    """Refuse a text that is far too long for the model, because encoding it would take seconds."""
     for prompt in prompts:
         texts = [prompt] if isinstance(prompt, str) else [part["content"] for part in prompt if isinstance(part, dict)]
         if (size := sum(map(len, texts))) > CHARACTERS_PER_TOKEN * model.max_length:
-            message = f"the prompt has {size} characters, and the model holds {model.max_length} tokens"
+            message = f"the prompt has {size} characters, but the model holds only {model.max_length} tokens"
             raise ApiError(400, message, field, "context_length_exceeded")
 
 
 def _clip(settings: Settings, requests: list[Request], most: int | None) -> tuple[Settings, list[Request]]:
-    """A length that the request does not give gives way to the server's limit."""
+    """Shorten the answers to at most `most` tokens each."""
     if most is None or all(request.append <= most for request in requests):
         return settings, requests
     return replace(settings, gen_length=most), [replace(one, append=min(one.append, most)) for one in requests]

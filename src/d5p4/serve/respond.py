@@ -1,4 +1,4 @@
-"""Finished prompts as OpenAI's responses and streams, with what our answers have beside them (`d5p4`)."""
+"""Writes answers as OpenAI's responses and streams. The field `d5p4` holds facts that OpenAI's format lacks."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from .job import Finished, Job
 from .requests import Ask
 
 Object = dict[str, Any]
-STILL_HERE = 10.0  # seconds of silence after which proxies are shown that the server lives
+STILL_HERE = 10.0  # seconds without data after which a comment is sent, so that proxies keep the connection
 STREAM_HEADERS = {"content-type": "text/event-stream", "cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
 def _shape(name: str, **fields: Any) -> type[BaseModel]:
-    """A JSON object for the schema; a field with a default value may be absent."""
+    """Return a model of a JSON object for the schema. A field given as (type, default) may be absent."""
     table: Any = {key: kind if isinstance(kind, tuple) else (kind, ...) for key, kind in fields.items()}
     return create_model(name, **table)
 
@@ -60,7 +60,7 @@ ErrorBody = _shape("ErrorBody", error=_Error)
 
 
 class Reply:
-    """The bodies of one response."""
+    """Makes the bodies of one response."""
 
     def __init__(self, ask: Ask, model: Model, name: str) -> None:
         self.ask, self.model = ask, model
@@ -71,7 +71,7 @@ class Reply:
             "system_fingerprint": f"d5p4-{__version__}",
         }
         logprobs, options = getattr(ask.body, "logprobs", None), ask.body.stream_options
-        self.wants_logprobs = logprobs is not None and logprobs is not False  # 0 asks for those of the tokens drawn
+        self.wants_logprobs = logprobs is not None and logprobs is not False  # 0 asks for them, too
         self.wants_usage = options is not None and bool(options.include_usage)
 
     def whole(self, finished: list[Finished]) -> Object:
@@ -85,20 +85,20 @@ class Reply:
         return {"object": kind, "choices": choices} | self.frame | facts
 
     def opening(self) -> Iterator[Object]:
-        """The first chunks of a stream: who speaks in each choice."""
+        """Yield the first chunks of a stream, which give the role of each choice."""
         start = {"delta": {"role": "assistant", "content": ""}} if self.ask.chat else {"text": ""}
         for index in range(len(self.ask.prompts) * self.ask.settings.k):
             yield self._chunk({"index": index, **start, "logprobs": None, "finish_reason": None})
 
     def draft(self, prompt: int, text: str, draft: Object) -> Object:
-        """A chunk with new text of the first answer to a prompt, and drafts of all its answers."""
+        """Return a chunk with new text of the first answer to a prompt, and drafts of all answers to it."""
         choice = {"index": prompt * self.ask.settings.k, "logprobs": None, "finish_reason": None}
         return self._chunk(choice | self._delta(text)) | {"d5p4": {"prompt": prompt} | draft}
 
     def closing(self, finished: list[Finished], sent: list[str]) -> Iterator[Object]:
-        """The end of a stream: the rest of each answer, facts about the set with the last one, the usage if asked.
+        """Yield the last chunks of a stream: the rest of each answer, facts about the set, and the usage if asked for.
 
-        sent: text of the first answer to each prompt that was sent already.
+        sent: for each prompt, the text of its first answer that was sent already.
         """
         choices = list(self._choices(finished))
         for number, (text, choice) in enumerate(choices):
@@ -120,7 +120,7 @@ class Reply:
         return tokens | counts | {"seed": self.ask.seed}
 
     def about(self, finished: list[Finished]) -> Object:
-        """What the answers are as sets."""
+        """Return facts about the answers as sets."""
         graded = [one.right_count for one in finished if one.right_count is not None]
         traces = [one.trace for one in finished if one.trace is not None]
         return {
@@ -133,7 +133,7 @@ class Reply:
         } | ({"history": traces} if traces else {})
 
     def _choices(self, finished: list[Finished]) -> Iterator[tuple[str, Object]]:
-        """(text, the choice without it) of every answer."""
+        """Yield (text, the choice without its text) for every answer."""
         index = 0
         for one, request in zip(finished, self.ask.requests, strict=True):
             columns = (one.answers.score, one.answers.distance)
@@ -147,12 +147,12 @@ class Reply:
                 index += 1
 
     def _logprobs(self, one: Finished, i: int, request: Request) -> Object:
-        """Of the tokens in the text: the log-probability when each was revealed, and the step."""
+        """Return the log-probability of each token of an answer when it was revealed, and the step of that reveal."""
         result, place = one.answers.result, one.answers.place
         chances, steps = finite(result.logprobs[place][i]), result.reveal_step[place][i]  # type: ignore[index]
         written = iter(zip(result.answers[place][i], chances, steps, strict=True))
         mask = self.model.mask_id
-        given = request.ids if mask in request.ids else []  # a filled text holds tokens that were given
+        given = request.ids if mask in request.ids else []  # a filled-in text also holds the tokens of its prompt
         tokens = [next(written) if token == mask else (token, None, None) for token in given] + list(written)
         pieces = [piece(self.model, token) for token, _, _ in tokens]
         rows: list[Object] = []
@@ -179,15 +179,17 @@ class Reply:
 
 
 class EventStream(Response):
-    """The response to a streamed request: server-sent events. With n = 1 text is sent as soon as it is final; with
-    more answers, which are sorted at the end, only drafts come before."""
+    """The response to a streamed request, as server-sent events.
+
+    With n = 1, text is sent as soon as it is final. With n > 1, answers are sorted at the end; before, drafts are sent.
+    """
 
     def __init__(self, engine: Engine, jobs: list[Job], reply: Reply, end: float) -> None:
-        """`end`: the loop's time when the request is late."""
+        """`end`: the time on the loop's clock when the request fails because it took too long."""
         super().__init__(None, headers=STREAM_HEADERS)
         del self.headers["content-length"]
         self.engine, self.jobs, self.reply, self.end = engine, jobs, reply, end
-        self.sent = [""] * len(jobs)  # text of the first answer to each prompt
+        self.sent = [""] * len(jobs)  # for each prompt, the text of its first answer that was sent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -214,7 +216,7 @@ class EventStream(Response):
         yield event(b"[DONE]")
 
     async def _drafts(self) -> AsyncIterator[bytes]:
-        """The newest draft of each prompt, or a comment after a long silence, until all prompts are finished."""
+        """Yield the newest draft of each prompt, or a comment after a long silence, until all prompts are finished."""
         while not all(job.outcome.done() for job in self.jobs):
             try:
                 await asyncio.wait_for(self.jobs[0].news.wait(), STILL_HERE)

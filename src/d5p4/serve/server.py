@@ -1,4 +1,4 @@
-"""uvicorn around the app: it binds, reports its address, and answers everybody when it stops."""
+"""Runs the app with uvicorn: binds a socket, reports its address, and answers all waiting clients before it stops."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ..types import Model
 from .app import create_app
 from .engine import Engine
 
-SECONDS_TO_READ = 5  # that clients have to read their answers when the server stops
+SECONDS_TO_READ = 5  # time that clients have to read their answers when the server stops
 
 
 class Server(uvicorn.Server):
-    """A server that drains: requests that are here finish or are refused, new ones are refused with 503."""
+    """A server that, while it stops, finishes or refuses the accepted requests and answers new requests with 503."""
 
     def __init__(self, app: FastAPI) -> None:
         quiet: dict[str, Any] = {"log_config": None, "access_log": False, "server_header": False}
@@ -30,12 +30,12 @@ class Server(uvicorn.Server):
         self.engine: Engine = app.state.engine
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stay open until the requests that are here are answered. A second Ctrl-C refuses them at once."""
+        """Stay open until all accepted requests are answered. A second Ctrl-C refuses them at once."""
         drained = asyncio.ensure_future(self.engine.drain())
         while not drained.done() and not self.force_exit:
             await asyncio.wait([drained], timeout=0.1)
         if drained.cancel():
-            self.force_exit = False  # it would leave no time for the answer
+            self.force_exit = False  # if it were set, uvicorn would not wait until the refusals are sent
             self.engine.refuse()
         await super().shutdown(sockets)
 
@@ -52,8 +52,9 @@ def serve(
 ) -> None:
     """Serve a model until SIGINT or SIGTERM. `started` is called with the address; `options` are those of `create_app`.
 
-    hosts: names that requests may call the server by, beside its own. At a loopback address there are no others, so
-    that no page of another site gets here by a name it controls; elsewhere any name will do unless some are given.
+    hosts: further host names that requests may use. At a loopback address only the server's own names and `hosts` are
+    accepted, so that no web page can point its own host name at the server. At other addresses any name is accepted if
+    `hosts` is empty.
     """
     failures: list[BaseException] = []
 
@@ -74,7 +75,7 @@ def serve(
 
 
 def allowed_names(host: str, others: Sequence[str]) -> list[str] | None:
-    """What requests may call the server; None: anything."""
+    """Return the host names that requests may use, or None for any name."""
     return [host, "localhost", "127.0.0.1", "::1", *others] if others or loopback(host) else None
 
 
@@ -92,19 +93,19 @@ def bind(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise D5P4Error(f"cannot listen at {host} port {port}: {reason}; give another --host or --port") from None
-    # Connections inherit it; asyncio sets it only on sockets it made itself. Without it each answer waits 40 ms for the
-    # client to acknowledge its head.
+    # Connections inherit TCP_NODELAY; asyncio sets it only on sockets that it made itself. Without TCP_NODELAY each
+    # answer waits 40 ms until the client has acknowledged its head.
     bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return bound
 
 
 def address(bound: socket.socket) -> str:
     host, port = bound.getsockname()[:2]
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # every address of this machine; this is one
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # a browser cannot open "all addresses"
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def log_to_stderr(level: int = logging.INFO) -> None:
-    """One line per request: its route, status and time. Never what was asked or answered."""
+    """Log one line per request to stderr: its route, status and time. No prompt and no answer is in it."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
     logging.getLogger("d5p4.serve").setLevel(level)

@@ -10,12 +10,12 @@ from ..types import Model
 
 
 def grade(model: Model, prompt: Any, texts: Sequence[str]) -> list[bool] | None:
-    """Say for each answer whether it is right. Return None if there is no grader or it cannot judge this prompt."""
+    """Say for each answer whether it is right. Return None if there is no grader that can judge this prompt."""
     chosen = grader_of(model)
     return None if chosen is None else chosen.grade(prompt, texts, None)
 
 
 def count_right(model: Model, texts: Sequence[str], right: Sequence[bool] | None) -> int | None:
-    """Return the number of different right answers, or None where `grade` returned None."""
+    """Return the number of different right answers, or None if `grade` returned None."""
     chosen = grader_of(model)
     return None if chosen is None or right is None else chosen.count_right(texts, right)

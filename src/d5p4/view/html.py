@@ -24,12 +24,12 @@ def page_folder() -> Path:
 
 
 def bundle(traces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the JSON object for several traces that is written to files and that the page opens."""
+    """Return several traces as one JSON object, which can be written to a file and opened by the page."""
     return {"format": FORMAT, "traces": list(traces)}
 
 
 def html(traces: Sequence[Mapping[str, Any]]) -> str:
-    """Return the page with its styles, scripts and traces inside. It may not load other scripts or connect anywhere."""
+    """Return the page with its styles, scripts and traces inside. The page cannot load or connect to anything else."""
     if not traces:
         raise D5P4Error("there is no trace to show: give at least one trace")
     page = (page_folder() / "index.html").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Pieces are the texts of single tokens. With them a page shows rows and drafts of answers token by token."""
+"""Pieces are the texts of single tokens. The page uses pieces to show rows and drafts of answers token by token."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ Piece = str | list[int]
 """The text of a token, or its bytes if the token holds only a part of a character."""
 
 BLOCK = "░"  # stands for a masked token in plain text
-MOST_DRAFTS = 16  # the most drafts per prompt
+MOST_DRAFTS = 16  # at most this many drafts are shown per prompt
 _KNOWN: WeakKeyDictionary[Model, dict[int, Piece]] = WeakKeyDictionary()
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 def _byte_letters() -> dict[str, int]:
-    """Return the byte for each letter that a byte-level vocabulary uses.
+    """Map each letter that a byte-level vocabulary uses to the byte for which it stands.
 
-    A printable byte is written as the character with its number, the others as the characters from 256 upwards.
+    The letter of a printable byte is the character with the same number. The letters of the other bytes are the
+    characters with the numbers from 256 upwards.
     """
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
@@ -65,7 +66,7 @@ def _bytes(codec: Any, token: int) -> list[int] | None:
 
 
 def spell(pieces: Iterable[Piece | None]) -> list[str | None]:
-    """Return the text of each piece. A character that spans several tokens appears at the last one. None stays None."""
+    """Return the text of each piece. A character that spans several tokens is in the text of the last of them."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     texts: list[str | None] = []
     for part in pieces:
@@ -103,14 +104,13 @@ class Pieces:
 
 
 def drafts(model: Model, shot: Snapshot, place: int) -> list[dict[str, Any]]:
-    """Return one draft per chosen parent, which is the parent's first child: {"text", "tokens", "logprobs"}.
+    """Return one draft per chosen parent, made from the parent's first child: {"text", "tokens", "logprobs"}.
 
-    Entries of "tokens" and "logprobs" are None where a token is masked. `place` is the prompt's row in the tensors of
-    the snapshot.
+    A masked token has None in "tokens" and in "logprobs". `place` is the prompt's row in the tensors of the snapshot.
     """
     children = shot.choice.children
     tokens, logprobs = (x[place, ::children][:MOST_DRAFTS] for x in (shot.next_tokens, shot.next_logprobs))
-    both = torch.stack([x.to(wide(x.device)) for x in (tokens, logprobs)]).tolist()  # one transfer
+    both = torch.stack([x.to(wide(x.device)) for x in (tokens, logprobs)]).tolist()  # a single transfer
     return [_draft(model, list(map(int, row)), chances) for row, chances in zip(*both, strict=True)]
 
 

@@ -1,8 +1,8 @@
 """The trace of a decode: every pool, the rows that were chosen, and the tokens that were revealed, as plain JSON.
 
 The page replays a trace. A row is stored as its difference from its parent. The parent of row i of a pool is row
-`chosen[i // children]` of the previous pool. Pool 0 is all masks. Letters in shapes: N rows per pool, m chosen parents,
-L window positions, k answers.
+`chosen[i // children]` of the previous pool. Pool 0 consists of masks only. Letters in shapes: N rows per pool, m
+chosen parents, L window positions, k answers.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from .grade import count_right, grade
 from .pieces import Pieces
 
 FORMAT = "d5p4-trace/1"
-MOST_SIMILARITIES = 3_000_000  # the most similarities per trace; larger traces keep the matrix of only some steps
+MOST_SIMILARITIES = 3_000_000  # the most similarities in a trace; a longer trace keeps only the matrices of some steps
 
 Change = list[Any]  # [position, token or piece, logprob]
 
 
 def trace(model: Model, prompt: Any = None, *, callback: Callback | None = None, **options: Any) -> dict[str, Any]:
-    """Decode one prompt with these options of `d5p4.generate` and return the trace. `callback` also gets every step."""
+    """Decode one prompt with options of `d5p4.generate` and return the trace. `callback` also gets every step."""
     recorder = Recorder(model)
 
     def listen(shot: Snapshot) -> Any:
@@ -155,7 +155,7 @@ class Recorder:
         listed = []
         for rank, text in enumerate(numbers.texts):
             lineage = result.lineage[place][rank].tolist()
-            # A parent that was chosen twice has two rows. Either will do: equal tokens have equal log-probabilities.
+            # A parent that was chosen twice has two rows. We take the first: their log-probabilities are equal.
             final = zip(last.chosen, self._final, strict=False)
             row = next(n for n, pair in enumerate(final) if pair == (lineage[-1], window[rank]))
             listed.append(
@@ -172,7 +172,7 @@ class Recorder:
         return listed
 
     def _window(self, prompt: Any, result: Result, place: int) -> list[list[int]]:
-        """Return the window tokens of the answers, [k][L]: those in the holes of the prompt, then those after it."""
+        """Return the window tokens of the answers, [k][L]: those in the prompt's holes, then those after the prompt."""
         rows = result.sequences[place][:, result.attention_mask[place]]
         ids = self._ids(prompt, result.settings.chat)
         holes = [i for i, token in enumerate(ids) if token == self.model.mask_id]
@@ -182,7 +182,7 @@ class Recorder:
         return [] if prompt is None else encode(self.model, prompt, chat)
 
     def _frame(self, prompt: Any, chat: bool | None, pieces: Pieces) -> list[int | None] | None:
-        """Return the pieces of the prompt, with None at each hole (masked token), or None if it has no holes."""
+        """Return the pieces of the prompt, with None at each hole (masked token). A prompt without holes gives None."""
         ids, mask = self._ids(prompt, chat), self.model.mask_id
         return [None if token == mask else pieces.index(token) for token in ids] if mask in ids else None
 

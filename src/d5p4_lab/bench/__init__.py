@@ -29,7 +29,7 @@ RESULTS = LAB / "results" / "bench"
 
 
 def make_parser(name: str, about: str | None) -> argparse.ArgumentParser:
-    """Return the parser of a benchmark's options. Its help shows the first line of `about`, the module's docstring."""
+    """Return a parser of options whose help shows the first line of `about`, the docstring of the benchmark."""
     return argparse.ArgumentParser(prog=f"python -m d5p4_lab bench {name}", description=(about or "").split("\n")[0])
 
 
@@ -55,7 +55,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def write(path: Path, results: Mapping[str, Any] | str) -> None:
-    """Write results (or their JSON text) atomically: if the process is killed, the file is either old or new."""
+    """Write results (or their JSON text) atomically. A killed process leaves either the old or the new file."""
     text = results if isinstance(results, str) else json.dumps(results, indent=1, ensure_ascii=False) + "\n"
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
@@ -64,12 +64,12 @@ def write(path: Path, results: Mapping[str, Any] | str) -> None:
 
 
 def measure_section(name: str, measure: Callable[[], list[Row]], **facts: Any) -> dict[str, Any]:
-    """Measure one section. Return the given facts, the rows or the error, and the seconds that it took."""
+    """Measure one section. Return the given facts, the measured rows (or the error), and the seconds of the section."""
     print(name, flush=True)
     section, began = dict(facts), time.perf_counter()
     try:
         section["rows"] = measure()
-    except Exception as error:  # if one section fails, the other sections are still measured
+    except Exception as error:  # an error in one section must not stop the other sections
         traceback.print_exc()
         section["error"] = one_line(error)
     section["seconds"] = time.perf_counter() - began
@@ -126,7 +126,7 @@ def table_of(rows: Sequence[Row]) -> str:
 
 
 def fill(page: str, kind: str, tables: Tables, leave: Collection[str] = ()) -> str:
-    """Return the page with new tables between <!-- KIND: NAME --> and <!-- end -->, except the names in `leave`."""
+    """Return the page with new tables between <!-- KIND: NAME --> and <!-- end -->. Tables named in `leave` stay."""
 
     def replacement(match: re.Match[str]) -> str:
         return match[0] if match[1] in leave else f"<!-- {kind}: {match[1]} -->\n{tables[match[1]]()}\n<!-- end -->"
@@ -140,7 +140,7 @@ def fill_file(path: Path, kind: str, tables: Tables) -> None:
 
 @contextmanager
 def panels_of(path: Path, rows: int, columns: int, size: tuple[float, float]) -> Iterator[tuple[Any, Any]]:
-    """Yield a chart and its panels, then save the chart. The same numbers give the same file. Needs matplotlib."""
+    """Yield a chart and its panels, then save the chart. The same numbers give the same file. This needs matplotlib."""
     import matplotlib
 
     matplotlib.use("Agg")

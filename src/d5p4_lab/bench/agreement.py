@@ -9,7 +9,7 @@
 A variant is a file that --keep wrote, or a device with options after colons:
     plain     use the plain versions of the operations even on a GPU, where our kernels would run
     small     run forwards of at most 512 tokens, so that the matrix products have other shapes
-    noise=x   multiply the hidden states by 1 + x cos(keyed angle); the default x is 3e-7
+    noise=x   multiply each number of the hidden states by 1 + x cos(a keyed random angle); the default x is 3e-7
 
 Two runs of a prompt may differ after some step and still end in the same answers. The first difference has a kind:
     selection  The runs chose different parents from the same pool. The margin is the difference between the objectives
@@ -22,9 +22,9 @@ Two runs of a prompt may differ after some step and still end in the same answer
                from the token's interval in the cumulative distribution.
     order      A child revealed another position. The margin says how much more a position that stayed masked is worth
                than a position that was revealed.
-For token and order, the model in float64 on the CPU repeats the decision with the random numbers of the run, and the
-larger margin of the two runs counts. A margin of at most --bound (--gap for selections) is a near-tie and explains the
-difference. If a difference has no explanation, the exit status is 1.
+For token and order, the model in float64 on the CPU repeats the decision of each run with the run's random numbers, and
+the larger margin of the two runs counts. A margin of at most --bound (--gap for selections) is a near-tie and explains
+the difference. If a difference has no explanation, the exit status is 1.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Case:
 
 
 def cases(prompts: int) -> list[Case]:
-    """Return the cases: puzzles by four methods, texts without a prompt and texts with an opening."""
+    """Return the cases: puzzles solved by four methods, texts without a prompt, and texts that continue an opening."""
     puzzles = [problem.prompt for problem in problems(prompts, NUMBERS, seed=0)]
     window = WINDOW[NUMBERS]
     puzzle = dict(k=K, w=W, gen_length=window, steps=window, block_length=window, temperature=1.0, order="confidence")
@@ -148,15 +148,15 @@ class Variant:
 
 @dataclass(frozen=True)
 class Record:
-    """The record of one step of one prompt, with its tensors on the CPU."""
+    """The pool and the choice of one prompt at one step, as tensors on the CPU."""
 
     tokens: Tensor  # [N, L]
     tie: Tensor  # [N]
     group: Tensor  # [N]
     parents: Tensor  # [m]
     children: int
-    following: Tensor  # [m * children, L]
-    raw: Tensor | None = None  # [N]; raw, quality and similarity are None if the method does not select
+    following: Tensor  # [m * children, L] the tokens of the next pool
+    raw: Tensor | None = None  # [N]; raw, quality and similarity are None if the method selects nothing
     quality: Tensor | None = None  # [N]
     similarity: Tensor | None = None  # [N, N]
 
@@ -172,7 +172,7 @@ class Run:
 
 @dataclass
 class Kept:
-    """The runs of a variant, which `save` writes to a file for another machine."""
+    """The runs of all cases with one variant. `save` writes them to a file for another machine."""
 
     about: dict[str, Any]
     runs: dict[str, Run]  # by case
@@ -219,17 +219,17 @@ class Family:
     """One parent, the float64 distributions of its positions, and the uniform numbers of its C children."""
 
     tokens: Tensor  # [L]
-    open: Tensor  # [L] bool: the masked positions of the block
-    low: Tensor  # [L, V] a uniform number between low and high draws the token; infinite if no number does
+    open: Tensor  # [L] bool: True at the masked positions of the block
+    low: Tensor  # [L, V] a uniform number from low to high draws the token; low is inf if no number draws it
     high: Tensor  # [L, V]
-    worth: Tensor  # [L, V] the value of a position with this token; positions of high value are revealed first
-    last_ids: Sequence[int]  # tokens of value 0; positions with these tokens are revealed from left to right
+    worth: Tensor  # [L, V] the value of a position if it draws the token; high values are revealed first
+    last_ids: Sequence[int]  # tokens of value 0; positions that draw such tokens are revealed from left to right
     u: Tensor  # [C, L]
-    moves: Tensor | None  # [C, L] bool, only under the ancestral rule: the positions that a child reveals
-    reveal: int  # the number of positions that a child reveals, unless the rule is ancestral
+    moves: Tensor | None  # [C, L] bool: the positions that each child reveals; None unless the rule is ancestral
+    reveal: int  # the number of positions that a child reveals; unused if the rule is ancestral
 
     def margins(self, row: Tensor) -> list[Margin]:
-        """Return how far each of the C children is from becoming `row` [L]; 0 if it becomes `row` in float64."""
+        """Return the margin by which each of the C children misses `row` [L]; 0 if float64 gives exactly `row`."""
         new = row != self.tokens
         wrong = bool((new & ~self.open).any())
         if wrong or (self.moves is None and int(new.sum()) != min(self.reveal, int(self.open.sum()))):
@@ -239,17 +239,17 @@ class Family:
         return [max((t, "token"), (o, "order")) for t, o in pairs]
 
     def _order(self, row: Tensor, new: Tensor) -> Tensor:
-        """Return [C]: how much more the best position that stays masked is worth than the worst revealed position.
+        """Return [C]: the value of the best position that stays masked minus the value of the worst revealed position.
 
-        A position that stays masked may have drawn a neighbouring token instead; then the smaller of the two margins
-        counts. The ancestral rule does not look at distributions, so a revealed position is either right or wrong.
+        Rounding may also have changed the token of a position that stays masked, and with the token the value. So the
+        smallest margin over all tokens counts. The ancestral rule ignores the values, so its margin is 0 or inf.
         """
         if self.moves is not None:
             return torch.where((self.moves == new).all(-1), 0.0, torch.inf)
         hidden = self.open & ~new
         more = (self.worth[hidden] - self.worth[new, row[new]].min()).clamp_min(0)  # [H, V]
         ends = new & torch.isin(row, torch.tensor(self.last_ids, dtype=row.dtype))
-        if ends.any():  # all these tokens have the value 0, so rounding cannot change their order
+        if ends.any():  # tokens in last_ids have exactly the value 0, so rounding cannot change their order
             earlier = hidden.nonzero()[:, 0] < ends.nonzero().max()
             more[earlier.nonzero(), torch.tensor(self.last_ids)] = torch.inf
         drawn = _outside(self.u[:, hidden, None], self.low[hidden], self.high[hidden])  # [C, H, V]
@@ -257,7 +257,7 @@ class Family:
 
 
 def _outside(u: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Return the distance of u from the interval [low, high]; 0 inside the interval."""
+    """Return the distance of u from the interval [low, high]. The distance is 0 inside the interval."""
     return torch.maximum(low - u, u - high).clamp_min(0)
 
 
@@ -268,7 +268,7 @@ def _largest(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Arbiter:
-    """The model in float64 on the CPU, which decides what a run should have drawn."""
+    """Uses the model in float64 on the CPU to decide which children should have been drawn."""
 
     model: Any
     settings: d5p4.Settings
@@ -291,12 +291,12 @@ class Arbiter:
         return d5p4.make_schedule(length, settings.steps, settings.block_length, ancestral).steps[index]
 
     def select_key(self, prompt: int, index: int) -> Tensor:
-        """Return the key [1] of the random numbers of a selection."""
+        """Return the key [1] from which a selection makes its random numbers."""
         return mix(key_of(self.seed), self.requests[prompt].key, SELECT, index)[None]
 
     @torch.no_grad()
     def families(self, prompt: int, index: int, record: Record) -> list[Family]:
-        """Return one family per parent that was chosen at a step."""
+        """Return one family for each parent that the record of a step names."""
         settings, step = self.settings, self.step(prompt, index)
         request, mask = self.requests[prompt], self.model.mask_id
         window = torch.tensor(request.window(mask))
@@ -322,7 +322,7 @@ class Arbiter:
         return [Family(*part) for part in zip(rows, open_, low, high, worth, last_ids, u, moves, reveal, strict=True)]
 
     def _probabilities(self, request: Request, window: Tensor, rows: Tensor) -> Tensor:
-        """Return the probabilities [m, L, V] of all tokens, given the window's tokens in rows [m, L]."""
+        """Return the probabilities [m, L, V] of all tokens. `rows` [m, L] are the tokens at the window's positions."""
         whole = torch.tensor(request.ids + [self.model.mask_id] * request.append).repeat(len(rows), 1)
         whole[:, window] = rows
         head = self.model.head.ban(self.model.eos_ids if self.settings.eos == "never" else ())
@@ -333,7 +333,7 @@ class Arbiter:
 
 
 def children_margin(families: Sequence[Family], record: Record, other: Record) -> Margin:
-    """Return the largest margin, in float64, of a run's children. Children that both runs share are left out."""
+    """Return the largest margin among the children of `record` that differ from the same children of `other`."""
     worst = NONE
     for number, (row, theirs) in enumerate(zip(record.following, other.following, strict=True)):
         if not torch.equal(row, theirs):
@@ -343,16 +343,16 @@ def children_margin(families: Sequence[Family], record: Record, other: Record) -
 
 
 def distinct_margin(families: Sequence[Family], record: Record) -> Margin:
-    """Return the largest margin of all children of a run under distinct branching.
+    """Return the largest margin among all children of a run with distinct branching.
 
-    Parents take turns in the order of their tie hashes. Each parent keeps the children that no earlier parent has.
+    The parents draw in the order of their tie hashes. Each parent keeps only children that no earlier parent has.
     """
     rows = record.following.unflatten(0, (-1, record.children))
     taken: dict[tuple[int, ...], Tensor] = {}
     worst = NONE
     for parent in record.tie[record.parents].argsort(stable=True).tolist():
         kept = {tuple(row.tolist()): row for row in rows[parent]}
-        if next(iter(kept)) in taken:  # no child was new, so the first child fills all places
+        if next(iter(kept)) in taken:  # this parent drew no new child, so its first child fills all its places
             worst, kept = max(worst, families[parent].margins(rows[parent][0])[0]), {}
         worst = max(worst, _keeping(families[parent], list(kept.values()), list(taken.values()), record.children))
         taken |= kept
@@ -360,10 +360,11 @@ def distinct_margin(families: Sequence[Family], record: Record) -> Margin:
 
 
 def _keeping(family: Family, kept: Sequence[Tensor], taken: Sequence[Tensor], places: int) -> Margin:
-    """Return the least margin with which the children, in their order, give exactly the kept rows and repetitions.
+    """Return the smallest margin with which a parent's children, drawn one after another, lead to exactly `kept`.
 
-    reach[i] is this margin for the children seen so far if they gave the first i kept rows. When all places are filled,
-    further children do not matter.
+    Each child must either equal the next row of `kept`, or repeat a row of `taken` or an earlier row of `kept`. The
+    largest margin of a child counts. reach[i] is the smallest margin if the children so far gave i rows of `kept`.
+    When all places are filled, further children do not matter.
     """
     old, new = [family.margins(row) for row in taken], [family.margins(row) for row in kept]
     reach = [NONE] + [NEVER] * len(kept)
@@ -378,7 +379,7 @@ def _keeping(family: Family, kept: Sequence[Tensor], taken: Sequence[Tensor], pl
 
 
 def objective(settings: d5p4.Settings, record: Record, chosen: Tensor) -> float:
-    """Return the objective that the selection rule maximises, for the chosen rows [m] of a pool."""
+    """Return the value of the chosen rows [m] of a pool under the objective that the selection rule maximises."""
     assert record.quality is not None and record.similarity is not None, "nothing was selected"
     quality, similarity = record.quality[chosen], record.similarity[chosen][:, chosen]
     if settings.method == "d5p4":
@@ -388,7 +389,7 @@ def objective(settings: d5p4.Settings, record: Record, chosen: Tensor) -> float:
 
 
 def _mmr_total(quality: Tensor, similarity: Tensor, alpha: float, first: int) -> float:
-    """Return the total value if rows are picked greedily by quality minus alpha times mean similarity to the picks."""
+    """Pick all rows greedily by quality - alpha * mean similarity to the picks; return the sum of the picks' values."""
     picks, total = [first], float(quality[first])
     while len(picks) < len(quality):
         value = quality - alpha * similarity[picks].mean(0)
@@ -399,7 +400,7 @@ def _mmr_total(quality: Tensor, similarity: Tensor, alpha: float, first: int) ->
 
 
 def replay(settings: d5p4.Settings, record: Record, last: bool, key: Tensor) -> list[int]:
-    """Return the parents that the selection rule chooses from a run's scores and similarities on this machine."""
+    """Repeat a run's selection on this machine, from the recorded scores and similarities; return the parents."""
     assert record.quality is not None and record.similarity is not None and record.raw is not None
     names = ("group", "tie", "quality", "similarity", "raw")
     tensors = {name: getattr(record, name)[None] for name in names}
@@ -412,7 +413,7 @@ class Difference:
     """The first difference between two runs of a prompt."""
 
     prompt: int
-    healed: bool  # whether the answers are equal nevertheless
+    healed: bool  # whether the final answers are equal in spite of the difference
     step: int
     kind: str
     margin: float
@@ -421,7 +422,7 @@ class Difference:
 
 
 def parting(a: Sequence[Record], b: Sequence[Record]) -> tuple[int, str] | None:
-    """Return the first step at which two runs of a prompt differ and the kind of the difference, or None."""
+    """Return the first step at which two runs of a prompt differ, and the kind of difference; None if all are equal."""
     for index, (x, y) in enumerate(zip(a, b, strict=True)):
         if not torch.equal(x.tie, y.tie):
             return index, "lineage"
@@ -433,7 +434,7 @@ def parting(a: Sequence[Record], b: Sequence[Record]) -> tuple[int, str] | None:
 
 
 def trace(arbiter: Arbiter, prompt: int, a: Run, b: Run, bound: float, gap: float) -> Difference | None:
-    """Return the first difference between two runs of a prompt, with its explanation if there is one; else None."""
+    """Find and explain the first difference between two runs of a prompt. Return None if the runs do not differ."""
     healed = a.answers[prompt] == b.answers[prompt]
     part = parting(a.records[prompt], b.records[prompt])
     if part is None:
@@ -467,7 +468,7 @@ def _trace_selection(
     details = {"a": a.parents.tolist(), "b": b.parents.tolist(), "same_tokens": rows[0] == rows[1]}
     details |= {"gap": margin, "apart": apart, "replayed": replayed}
     rounding = max(apart["raw"], apart["similarity"])
-    if not margin <= gap and replayed and rounding <= bound:  # NaN, from two singular sets, is not <= gap
+    if not margin <= gap and replayed and rounding <= bound:  # two singular sets give NaN, for which `<=` is False
         return "scores", rounding, True, details
     return "selection", margin, margin <= gap, details
 
@@ -536,7 +537,7 @@ def table(cases: Sequence[Row]) -> str:
 
 
 def _worst(case: Row, kinds: Sequence[str]) -> str | None:
-    """Return the largest margin of these kinds of difference. A report has None for an infinite margin."""
+    """Return the largest margin among differences of the given kinds. In a report, None is an infinite margin."""
     margins = [d["margin"] for d in case["differences"] if d["kind"] in kinds]
     if not margins:
         return None
@@ -565,20 +566,20 @@ def _plain(value: Any) -> Any:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Return 1 if a difference has no explanation."""
+    """Run the comparison. Return 1 if a difference has no explanation, otherwise 0."""
     parser = make_parser("agreement", __doc__)
     parser.add_argument("--a", default="cpu", help="a variant: device[:plain][:small][:noise[=x]]")
-    parser.add_argument("--b", default="cuda", help="the variant, or the file of --keep, to compare with --a")
+    parser.add_argument("--b", default="cuda", help="a variant, or a file that --keep wrote, to compare with --a")
     parser.add_argument(
-        "--prompts", type=int, default=200, help="number of puzzles; one text is added per 25 puzzles, and at least 4"
+        "--prompts", type=int, default=200, help="number of puzzles; text cases have 1/25 as many texts, at least 4"
     )
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="run only the cases whose name contains this text")
     parser.add_argument(
-        "--bound", type=float, default=BOUND, help="tokens or orders within this probability are nearly tied"
+        "--bound", type=float, default=BOUND, help="the largest margin of a near-tie between tokens or positions"
     )
-    parser.add_argument("--gap", type=float, default=GAP, help="selections within this objective are nearly tied")
+    parser.add_argument("--gap", type=float, default=GAP, help="the largest margin of a near-tie between selections")
     parser.add_argument("--keep", type=Path, help="run only variant b, and write its runs to this file")
     parser.add_argument("--out", type=Path, default=RESULTS / "agreement.json")
     parser.add_argument("--table", action="store_true", help="print the table of the last run")
@@ -613,7 +614,7 @@ def main(arguments: Sequence[str]) -> int:
         about |= {name: [about[name][0], kept.about[name][1]] for name in ("machines", "torch")}
         chosen = [case for case in chosen if case.name in kept.runs]
         if not chosen:
-            raise d5p4.D5P4Error(f"{args.b} has {', '.join(kept.runs)}, but no case that contains {args.only!r}")
+            raise d5p4.D5P4Error(f"{args.b} has {', '.join(kept.runs)}, but none of these names contains {args.only!r}")
     print(f"{args.a} ({about['machines'][0]}) against {about['b']} ({about['machines'][1]}), {args.dtype}", flush=True)
     outcomes: list[Outcome] = []
     for case in chosen:

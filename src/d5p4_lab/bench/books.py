@@ -1,4 +1,4 @@
-"""Measure how well the model `books` writes: its bound on held-out text, and the judges' scores of its samples.
+"""Measure how well the model `books` writes: a bound on its loss on held-out text, and judges' scores of its samples.
 
     python -m d5p4_lab bench books --data corpus --device cuda --stage real --stage samples
     python -m d5p4_lab bench books --stage judge --outside smollm2
@@ -8,7 +8,7 @@ The stages share one JSON file (--out) and may run on different machines: `real`
 reads the texts from the file. Without --stage all three stages run.
 
 real     takes windows of held-out text from a folder that `d5p4_lab train corpus` made. `d5p4.loglikelihood` estimates
-         the model's NELBO on some of them, independently of the training code. Others are texts for the judges.
+         the model's NELBO on some windows, independently of the training code. Other windows are texts for the judges.
 samples  draws texts of the model's full length without a prompt, at temperature 1 by the ancestral rule: independent
          texts, and sets of k = 4, w = 4 by d5p4.
 judge    computes perplexity and bits per byte of all these texts under a causal judge, and with --outside under a
@@ -28,7 +28,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # on a busy machine, threads that spin while they wait cost minutes
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that spin while waiting cost minutes on a busy machine
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
@@ -57,9 +57,9 @@ STAGES = ("real", "samples", "judge")
 
 
 def windows(model: Any, folder: Path, count: int) -> list[tuple[list[int], str]]:
-    """Return (token ids, text) of `count` evenly spaced pieces of the held-out text, each of the model's length.
+    """Return (token ids, text) of `count` evenly spaced pieces of the held-out text, each as long as the model allows.
 
-    Pieces that contain the end of a book or start or end inside a character are left out.
+    A piece is left out if it contains the end of a book, or if it starts or ends inside a character.
     """
     tokens, length = load(folder).val, model.max_length
     pieces = []
@@ -73,7 +73,7 @@ def windows(model: Any, folder: Path, count: int) -> list[tuple[list[int], str]]
 
 
 def figures(scored: Scored, together: int) -> dict[str, float]:
-    """Return corpus figures with standard errors. `together` neighbouring texts are a set, which counts as one draw."""
+    """Return corpus figures with standard errors. Each set of `together` neighbouring texts is one independent draw."""
     sums = Scored(*(column.reshape(-1, together).sum(1) for column in scored))
     nats, error = ratio(sums.nats, sums.tokens)
     bits, bits_error = ratio(sums.nats / math.log(2), sums.bytes)
@@ -84,21 +84,21 @@ def figures(scored: Scored, together: int) -> dict[str, float]:
 
 
 def ratio(above: np.ndarray, below: np.ndarray) -> tuple[float, float]:
-    """Return sum(above) / sum(below) and its standard error by linearisation, for independent pairs."""
+    """Return sum(above) / sum(below) and the standard error by linearisation. The pairs must be independent."""
     value = above.sum() / below.sum()
     spread = (above - value * below).std(ddof=1) if len(above) > 1 else math.nan
     return float(value), float(spread / below.mean() / math.sqrt(len(above)))
 
 
 def distinct_share(texts: Sequence[str], n: int) -> float:
-    """Return the share of different n-grams among all n-grams of words in a set of texts; 1 if none is repeated."""
+    """Return the number of different n-grams of words in a set of texts, divided by the number of all n-grams."""
     split = [text.split() for text in texts]
     grams = [tuple(words[i : i + n]) for words in split for i in range(len(words) - n + 1)]
     return len(set(grams)) / len(grams) if grams else math.nan
 
 
 def real(options: argparse.Namespace, model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the model's NELBO on held-out windows, and sets of k held-out windows as a kind of text."""
+    """Return the model's NELBO on held-out windows, and for the judges a kind of text: sets of K held-out windows."""
     pieces = windows(model, options.data, options.windows)
     nats = [-d5p4.loglikelihood(model, ids, samples=options.draws, seed=options.seed) for ids, _ in pieces]
     tokens, size = [len(ids) for ids, _ in pieces], [len(text.encode()) for _, text in pieces]
@@ -111,7 +111,7 @@ def real(options: argparse.Namespace, model: Any) -> tuple[dict[str, Any], dict[
 
 
 def samples(options: argparse.Namespace, model: Any) -> dict[str, Any]:
-    """Return the texts of every run in sets of k, with their cost and their share of different n-grams."""
+    """Return sets of K texts for each of RUNS, with the cost of the run and the share of different n-grams."""
     count = options.samples // K
     kinds: dict[str, Any] = {}
     for name, run in RUNS.items():
@@ -125,7 +125,7 @@ def samples(options: argparse.Namespace, model: Any) -> dict[str, Any]:
 
 
 def with_shares(kind: dict[str, Any]) -> dict[str, Any]:
-    """Add to a kind of text the mean share of different n-grams in its sets."""
+    """Add the mean share of different n-grams per set to a kind of text, and return the kind."""
     for n in (2, 4):
         shares = np.array([distinct_share(texts, n) for texts in kind["sets"]])
         kind[f"distinct_{n}"], kind[f"distinct_{n}_se"] = ratio(shares, np.ones(len(shares)))
@@ -137,7 +137,7 @@ def judged(judge: CausalJudge, kinds: dict[str, Any], most: int | None, batch_si
     scores = {}
     for name, kind in kinds.items():
         texts = [text for texts in kind["sets"] for text in texts][:most]
-        # A text may have more tokens for the judge than for the model, so it may be longer than the judge's context.
+        # With the judge's tokenizer, a text may have more tokens than the judge's context allows.
         score = partial(judge.score, texts, batch_size=batch_size, max_tokens=judge.context)
         scored, seconds = wall(score, torch.device("cpu"))
         scores[name] = figures(scored, together=K)
@@ -161,7 +161,7 @@ def table(results: Mapping[str, Any]) -> str:
 
 
 def texts(results: Mapping[str, Any]) -> str:
-    """Return the first eight texts as Markdown."""
+    """Return the first eight texts of the kind SHOWN as Markdown."""
     shown = [text for texts in results["kinds"][SHOWN]["sets"] for text in texts][:8]
     parts = [f"The first {len(shown)} texts of seed {results['seed']} ({SHOWN}), unpicked:"]
     for number, text in enumerate(shown, 1):
@@ -170,7 +170,7 @@ def texts(results: Mapping[str, Any]) -> str:
 
 
 def report(results: Mapping[str, Any]) -> str:
-    """Return the bound, the table and the texts, as far as they were measured."""
+    """Return Markdown with the bound, the table and the texts. Parts that were not measured are left out."""
     parts = []
     if "bound" in results:
         bound = results["bound"]
@@ -211,7 +211,7 @@ def measure(stage: str, options: argparse.Namespace, results: dict[str, Any]) ->
     else:
         results["seed"] = options.seed
         kinds |= samples(options, model)
-    results.pop("judges", None)  # the judges scored the old texts
+    results.pop("judges", None)  # removes the scores of the old texts
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -221,11 +221,11 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--judge", default="judge")
     parser.add_argument("--outside", help="a second judge: folder, hub id, .gguf file, or smollm2")
     parser.add_argument("--data", type=Path, help="a folder made by `d5p4_lab train corpus`, for the stage real")
-    parser.add_argument("--stage", action="append", choices=STAGES, help="may be repeated; default: all stages")
+    parser.add_argument("--stage", action="append", choices=STAGES, help="a stage to run; may be repeated [all]")
     parser.add_argument("--windows", type=int, default=600, help="number of held-out windows for the bound")
     parser.add_argument("--draws", type=int, default=4, help="random draws per window for the bound")
     parser.add_argument("--samples", type=int, default=32, help="number of texts of each kind, a multiple of 4")
-    parser.add_argument("--outside-samples", type=int, default=32, help="texts of each kind for the second judge")
+    parser.add_argument("--outside-samples", type=int, default=32, help="like --samples, for the second judge")
     parser.add_argument("--batch-size", type=int, default=8, help="batch size of the judges")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device")

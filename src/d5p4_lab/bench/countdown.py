@@ -7,7 +7,7 @@ A method's parameter (its "knob") is tuned on `--tune` separate problems with on
 is then tested on the test problems. Independent sampling, best-of-16 and greedy-beam have no knob except the
 temperature, which is 1 for all methods. pass@1 is the mean over the k answers; "first answer" is the answer with the
 best score. The JSON file is written after every run, and finished runs are not repeated, so the same command continues
-a killed benchmark. `--table` only prints the Markdown tables of that file.
+a killed benchmark. `--table` only prints the Markdown tables of the JSON file.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ from . import RESULTS, Row, Tables, generate, half_width, make_parser, markdown,
 K, W = 4, 4
 BETAS = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 TEST_SEED, TUNE_SEED = 0, 1  # of the problems
-TESTED = 1000  # the largest number of test problems; tuning uses none of them
+TESTED = 1000  # the largest value of --problems; tuning never uses these test problems
 GUIDANCE = (1.5, 2.0)
-TOKENS = 1 << 17  # per forward on a GPU; one call of `generate` decodes as many prompts as fit into eight forwards
+TOKENS = 1 << 17  # a forward on a GPU has at most this many tokens, and a call of `generate` eight times as many
 
 
 @dataclass(frozen=True)
 class Method:
-    """A method in the comparison, with its options of `d5p4.generate` and the knob to tune, if it has one."""
+    """A method in the comparison: its options for `d5p4.generate`, and the knob to tune (None if there is no knob)."""
 
     name: str
     options: Mapping[str, Any]
     knob: str | None = None
     values: tuple[float, ...] = ()
-    main: bool = True  # False for controls, which run last
-    guided: bool = False  # whether the method also runs with guidance, at 4 numbers
+    main: bool = True  # False for methods that are only controls; these run last
+    guided: bool = False  # whether problems of 4 numbers also run with guidance
 
 
 METHODS = (
@@ -71,7 +71,7 @@ METHODS = (
 
 @dataclass(frozen=True)
 class Run:
-    """One call of `generate`: a method on all problems of a set, with one seed."""
+    """One call of `generate`: one method with one seed on all problems for tuning or for testing."""
 
     role: str  # "tune" or "test"
     method: Method
@@ -95,7 +95,7 @@ class Run:
         }
 
     def options(self) -> dict[str, Any]:
-        """Return the keyword arguments of `d5p4.generate`. One token is revealed per step."""
+        """Return the keyword arguments for `d5p4.generate`. One token is revealed per step."""
         window = WINDOW[self.numbers]
         common: dict[str, Any] = dict(k=K, w=W, gen_length=window, steps=window, block_length=window)
         common |= dict(temperature=1.0, order="confidence", distinct=False, guidance=self.guidance)
@@ -109,7 +109,7 @@ class Run:
 
 @cache
 def cases(role: str, count: int, numbers: int) -> list[Problem]:
-    """Return the problems of a run. The problems for tuning are never among the first TESTED test problems."""
+    """Return the problems of a run. Problems for tuning are never among the first TESTED problems for testing."""
     if role == "test":
         return problems(count, numbers, TEST_SEED)
 
@@ -126,15 +126,15 @@ class Record:
 
     run: dict[str, Any]  # Run.identity
     settings: dict[str, Any]  # the settings that differ from the library's defaults
-    session: int  # index into the file's `sessions`
-    right: str  # a hexadecimal digit per problem: bit i is set when answer i is right
-    distinct: str  # a letter per problem: number 5 t + f of a..y, for t different right texts in f canonical forms
-    rows: float  # rows through the model, per problem and step
+    session: int  # the index of the session in the file's list `sessions`
+    right: str  # one hexadecimal digit per problem; its bit i is 1 if answer i is right
+    distinct: str  # one letter a..y per problem, with index 5 t + f for t different right texts in f canonical forms
+    rows: float  # the mean number of rows through the model per problem and step
     rows_nominal: float
     seconds: float
 
     def right_answers(self) -> np.ndarray:
-        """Whether each answer is right, bool [P, k]."""
+        """Return bool [P, k]: whether each answer is right."""
         digits = np.array([int(digit, 16) for digit in self.right])
         return (digits[:, None] >> np.arange(K) & 1).astype(bool)
 
@@ -143,11 +143,11 @@ class Record:
         return pass_at(self.right_answers(), n)
 
     def first(self) -> np.ndarray:
-        """Whether the answer with the best score is right [P]."""
+        """Return [P]: 1 if the answer with the best score is right, otherwise 0."""
         return self.right_answers()[:, 0].astype(float)
 
     def different(self, canonical: bool) -> np.ndarray:
-        """The number of different right answers per problem [P], by text or by canonical form."""
+        """Return [P]: the number of different right answers to each problem, compared by text or by canonical form."""
         letters = np.array([ord(letter) - ord("a") for letter in self.distinct])
         return letters % (K + 1) if canonical else letters // (K + 1)
 
@@ -158,7 +158,7 @@ class Book:
 
     path: Path
     model: str = ""
-    weights: str = ""  # sha256 of all weight files, concatenated
+    weights: str = ""  # the sha256 of all weight files, concatenated
     sessions: list[dict[str, str]] = field(default_factory=list)
     records: list[Record] = field(default_factory=list)
 
@@ -189,7 +189,7 @@ class Book:
         write(self.path, f"{{\n{lines}\n}}\n")
 
     def best(self, method: Method, numbers: int, count: int) -> float | None:
-        """Return the knob's value with the best pass@4 of a complete sweep; of equally good values, the smallest."""
+        """Return the knob's value with the best pass@4 in a complete sweep (the smallest of equally good values)."""
         if method.knob is None:
             return None
         records = [self.find(run) for run in sweep(method, numbers, count)]
@@ -200,7 +200,7 @@ class Book:
 
 
 def _one_per_line(value: Any) -> str:
-    """Return JSON with one line per entry of a list."""
+    """Return the JSON text of a value. A list gets one line per entry."""
     entries = [json.dumps(entry) for entry in value] if isinstance(value, list) else []
     return "[\n" + ",\n".join(entries) + "\n]" if entries else json.dumps(value)
 
@@ -212,9 +212,9 @@ def sweep(method: Method, numbers: int, count: int) -> list[Run]:
 def plan(
     book: Book, chosen: Sequence[Method], numbers: Sequence[int], count: int, tune: int, seeds: int
 ) -> Iterator[Run]:
-    """Yield the runs in order of importance: each method's sweep before its test, guidance and controls last.
+    """Yield the runs in order of importance. A method's sweep precedes its tests; guidance and controls are last.
 
-    The test of a method reads the results of its sweep from the book, so finish each run before asking for the next.
+    The tests of a method need the results of its sweep in the book, so finish each run before asking for the next run.
     """
 
     def tests(method: Method, n: int, guidance: float = 1.0) -> Iterator[Run]:
@@ -238,15 +238,15 @@ def plan(
 
 
 def resolved(run: Run, model: d5p4.Model) -> dict[str, Any]:
-    """Return the settings of a run (with the model's own defaults) that differ from the library's defaults."""
+    """Return the settings of a run that differ from the library's defaults, including those that the model changes."""
     defaults, settings = d5p4.Settings().to_dict(), d5p4.Settings.make(model, **run.options()).to_dict()
-    # The committed results do not name the solver; they were made with the default solver.
+    # The committed results do not name the solver, because they were made with the default solver.
     params = {name: value for name, value in settings["params"].items() if (name, value) != ("solver", "local-search")}
     return {name: value for name, value in (settings | {"params": params}).items() if value != defaults[name]}
 
 
 def judge(puzzles: Sequence[Problem], texts: Sequence[Sequence[str]]) -> tuple[str, str]:
-    """Return `right` and `distinct` of a record, given the answers [P][k]."""
+    """Return the fields `right` and `distinct` of a record, given the texts [P][k] of the answers."""
     right, distinct = "", ""
     for problem, answers in zip(puzzles, texts, strict=True):
         marks = [is_right(problem, answer) for answer in answers]
@@ -269,10 +269,13 @@ def carry_out(run: Run, model: d5p4.Model, tokens: int, session: int) -> Record:
 
 
 def forecast(run: Run, book: Book, session: int) -> float:
-    """Estimate a run's seconds from the slowest run of its method in this session, or as twice the slowest of all."""
+    """Estimate the seconds of a run from the slowest run of the same method in this session.
+
+    If the method has no run in this session, return twice the estimate from the slowest run of all methods.
+    """
 
     def cost(run: Mapping[str, Any]) -> int:
-        return run["problems"] * WINDOW[run["numbers"]] ** 2  # steps times tokens per row
+        return run["problems"] * WINDOW[run["numbers"]] ** 2  # problems times steps times tokens per row
 
     wanted = run.identity()
     mine = [record for record in book.records if record.session == session]
@@ -283,12 +286,12 @@ def forecast(run: Run, book: Book, session: int) -> float:
 
 @cache
 def _cut(base: bytes, other: bytes) -> Interval:
-    """Return `relative_cut` of two float64 arrays [P]. Cached, because every write of the file needs it again."""
+    """Return `relative_cut` of two float64 arrays [P]. Results are cached: every write of the file needs them again."""
     return relative_cut(np.frombuffer(base), np.frombuffer(other))
 
 
 def summary(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Return the figures of every tested method over its seeds: [mean, low, high] of a 95 % interval over problems."""
+    """Return the figures of every tested method as [mean, low, high], averaged over seeds, with 95 % intervals."""
     groups: dict[tuple[Any, ...], list[Record]] = {}
     for record in records:
         run = record.run
@@ -341,7 +344,7 @@ def results_table(rows: Sequence[Row], guided: bool = False) -> str:
 
 
 def sweeps_table(records: Sequence[Record]) -> str:
-    """Return a table of pass@4 by the knob's value, with the best value in bold."""
+    """Return a table of pass@4 for each value of a method's knob. The best value is bold."""
     groups: dict[tuple[int, str, str], dict[float, float]] = {}
     for record in records:
         run = record.run
@@ -371,7 +374,7 @@ def card_table(rows: Sequence[Row]) -> str:
 
 
 def tables(book: Book) -> Tables:
-    """Return one table per count of numbers, and the tables of guidance, of the sweeps and of the model's card."""
+    """Return the tables by name: one for 4 numbers, one for 5 numbers, guidance, the sweeps and the model's card."""
     rows = summary(book.records)
     guided = {row["method"] for row in rows if row["guidance"] != 1}
     compared = [row for row in rows if row["numbers"] == 4 and row["method"] in guided]
@@ -386,7 +389,7 @@ def tables(book: Book) -> Tables:
 
 
 def report(book: Book) -> str:
-    """Return Markdown with the origin of the figures and the tables."""
+    """Return Markdown: the origin of the figures, then the tables."""
     parts = [f"Model {book.model}, sha256 {book.weights[:16]}…; k = {K}, w = {W}, temperature 1, confidence order."]
     parts += dict.fromkeys("{date}: {machine}, torch {torch}, {dtype}".format_map(s) for s in book.sessions)
     counts = {record.run["role"]: record.run["problems"] for record in book.records}
@@ -399,7 +402,7 @@ def report(book: Book) -> str:
 
 
 def weights_hash(folder: Path) -> str:
-    """Return the sha256 of all weight files together. Existing results have this hash, not `d5p4.provenance`'s."""
+    """Return one sha256 of all weight files together. The committed results contain this hash, not one per file."""
     digest = hashlib.sha256()
     for file in sorted(folder.glob("*.safetensors")):
         digest.update(file.read_bytes())
@@ -407,7 +410,7 @@ def weights_hash(folder: Path) -> str:
 
 
 def _words(arguments: Sequence[str]) -> list[str]:
-    """Return the command without --out, which has no effect on the figures."""
+    """Return the words of the command without --out, because --out has no effect on the figures."""
     kept = [word for i, word in enumerate(arguments) if "--out" not in (word, *arguments[max(0, i - 1) : i])]
     return ["bench", "countdown", *(word for word in kept if not word.startswith("--out="))]
 
@@ -429,7 +432,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument(
         "--minutes", type=float, default=float("inf"), help="start no run that would end after this many minutes"
     )
-    parser.add_argument("--tokens", type=int, default=None, help="tokens per forward")
+    parser.add_argument("--tokens", type=int, default=None, help="at most this many tokens per forward")
     parser.add_argument("--out", type=Path, default=RESULTS / "countdown.json")
     parser.add_argument("--table", action="store_true", help="only print the tables of --out")
     args = parser.parse_args(arguments)
@@ -449,7 +452,7 @@ def main(arguments: Sequence[str]) -> None:
         )
     if not 2 <= args.problems <= TESTED or args.tune < 2 or args.seeds < 1:
         raise d5p4.D5P4Error(
-            f"problems={args.problems} must be 2 to {TESTED}, tune={args.tune} >= 2 and seeds={args.seeds} >= 1"
+            f"problems={args.problems} must be 2 to {TESTED}, tune={args.tune} at least 2, seeds={args.seeds} above 0"
         )
 
     named = {method.name: method for method in METHODS}
@@ -471,7 +474,7 @@ def main(arguments: Sequence[str]) -> None:
     tokens = args.tokens or (TOKENS if model.device.type == "cuda" else 1 << 14)
     session = len(book.sessions)
     book.sessions.append(about(model.device, _words(arguments)) | {"dtype": dtype})
-    for n in numbers:  # load the kernels before anything is timed
+    for n in numbers:  # these short runs load the kernels before anything is timed
         carry_out(Run("test", METHODS[0], n, 8, 0), model, tokens, session)
     print(f"{book.sessions[-1]['machine']}, torch {torch.__version__}, {dtype}", flush=True)
 

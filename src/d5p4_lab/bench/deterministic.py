@@ -1,13 +1,13 @@
-"""Measure what `deterministic=True` changes in bf16: how often answers depend on the batch, and the rows per second.
+"""Measure how `deterministic=True` changes two things in bf16: how often answers depend on the batch, and the speed.
 
     python -m d5p4_lab bench deterministic [--models countdown,llada-8b] [--device cpu --small] [--out FILE]
     python -m d5p4_lab bench deterministic --table      print the table of the last run
 
 The same prompts, with the same keys and seed, are decoded one by one, a few at a time and all at once, without and with
-the option. A prompt is unchanged if its answers equal those of the largest batch; its bits are the same if scores and
-similarities are equal too. `llada-8b` has the shape of LLaDA-8B and random weights, scaled so that its logits spread
-like those of a trained model. "Rows" are the distinct rows that needed a forward. Rows that only fill up a forward cost
-time but are not counted.
+the option. A prompt is unchanged if its answers equal its answers in the largest batch. Its bits are the same if its
+scores and similarities are equal too. `llada-8b` has the shape of LLaDA-8B and random weights, scaled so that its
+logits spread like those of a trained model. "Rows" are the distinct rows that needed a forward. Rows that only fill up
+a forward cost time but are not counted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ..timing import wall
 from . import CHECKOUT, RESULTS, Row, chosen, generate, make_parser, markdown, read, write
 from .large_checkpoint import CONFIG, TINY, Counted, random_model
 
-SPREAD = 8.0  # standard deviation of the random model's logits; with flat logits, any rounding would change answers
+SPREAD = 8.0  # the random model's logits have this standard deviation; if they were flat, rounding would change answers
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ SMALL = {
 
 
 def make(case: Case, device: torch.device, small: bool) -> tuple[Any, list[Any]]:
-    """Return the model in bf16 and its prompts, which are puzzles or token ids of different lengths."""
+    """Return the model in bf16 and its prompts: puzzles, or lists of random token ids of different lengths."""
     if case.model == "countdown":
         model = d5p4.load("countdown", str(device), "bfloat16")
         return model, [problem.prompt for problem in problems(case.count, numbers=4, seed=6)]
@@ -73,8 +73,8 @@ def decode(model: Any, prompts: Sequence[Any], numbers: Sequence[int], options: 
 def measure(model: Any, prompts: Sequence[Any], size: int, options: Mapping[str, Any]) -> Row:
     """Decode all prompts in batches of `size`. Return the time, the answers, the scores and the similarities."""
     parts = [range(start, min(start + size, len(prompts))) for start in range(0, len(prompts), size)]
-    decode(model, prompts, parts[0], {**options, "steps": 2})  # compile the kernels before the timing
-    counted = Counted(model, recordable=True)  # CUDA graphs are used, as in real use
+    decode(model, prompts, parts[0], {**options, "steps": 2})  # compiles the kernels before the timing
+    counted = Counted(model, recordable=True)  # allows CUDA graphs, as in normal use
     results, seconds = wall(lambda: [decode(counted, prompts, part, options) for part in parts], model.device)
     rows = sum(int(result.rows.sum()) for result in results)
     row: Row = {"size": size, "seconds": seconds, "rows": rows, "rows_s": rows / seconds}
@@ -87,7 +87,7 @@ def measure(model: Any, prompts: Sequence[Any], size: int, options: Mapping[str,
 
 
 def compare(rows: list[Row]) -> list[Row]:
-    """Replace answers and bits by the shares of prompts for which they equal those of the largest batch."""
+    """Replace answers and bits by the shares of prompts whose answers (or bits) are those of the largest batch."""
     answers, bits = rows[-1]["answers"], rows[-1]["bits"]
     for row in rows:
         same = [a == b for a, b in zip(row.pop("answers"), answers, strict=True)]
@@ -110,7 +110,7 @@ def run(case: Case, device: torch.device, small: bool) -> dict[str, Any]:
 
 
 def table(results: Mapping[str, Any]) -> str:
-    """Return Markdown with one row per model and batch size. The cost is the ratio of the times for the same rows."""
+    """Return a table by model and batch size. The cost is the time with the option divided by the time without it."""
     rows = []
     for model, measured in results["models"].items():
         for plain, fixed in zip(measured["plain"], measured["deterministic"], strict=True):

@@ -1,13 +1,13 @@
-"""Measure time and memory of the forward, of the rest of a step and of whole steps, next to a plain baseline.
+"""Measure time and memory of the forward, of the rest of a step and of whole steps, and compare with a plain baseline.
 
     python -m d5p4_lab bench gpu [--sections machine,vocab,...] [--device cpu --small] [--out FILE] [--figure FILE]
     python -m d5p4_lab bench gpu --draw-only      draw the tables and the figure of the last run
 
 Each operation is compared with the baseline (`d5p4_lab.baseline`), with its plain torch version, and with its floor.
-The floor is the number of bytes over the copy bandwidth, or the number of operations over the bf16 matrix rate; both
-rates are measured in the same run. Times are medians in ms, measured with CUDA events; our operations are also timed
-inside a CUDA graph. Memory is the allocator's peak above the use before the call, in GB of 10^9 bytes. Several runs of
-this program can add sections to the same JSON file, from which `gpu_page.py` draws the tables and the figure.
+The floor is the number of bytes divided by the copy bandwidth, or the number of operations divided by the bf16 matrix
+rate. Both rates are measured in the same run. Times are medians in ms, measured with CUDA events. Our operations are
+also timed inside a CUDA graph. Memory is the allocator's peak minus the use before the call, in GB of 10^9 bytes.
+Several runs of this program can add sections to the same JSON file. `gpu_page.py` draws tables and figure from it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ from .large_checkpoint import CONFIG, TINY, Counted, random_model
 from .solver_quality import KERNELS, instances
 
 ALPHA = 10.0
-SMALL_OP = 20  # calls per CUDA graph for small operations, so that the launch of the graph does not dominate
+SMALL_OP = 20  # a CUDA graph has this many calls of a small operation, so that its launch does not dominate
 
 
 @dataclass(frozen=True)
@@ -101,21 +101,21 @@ class Plan:
     """The sizes that are measured."""
 
     base: Point
-    points: tuple[Point, ...]  # sizes of the single operations
-    growth: Mapping[str, tuple[Point, ...]]  # sizes of the whole step, by the quantity that grows
-    solver: tuple[tuple[int, int, int], ...]  # groups, children, prompts
-    valued: tuple[tuple[int, int, int], ...]  # the sizes at which the sets are compared with other solvers
+    points: tuple[Point, ...]  # the sizes at which single operations are measured
+    growth: Mapping[str, tuple[Point, ...]]  # {quantity that grows: sizes of the whole step}
+    solver: tuple[tuple[int, int, int], ...]  # each size is (groups k, children w, prompts P)
+    valued: tuple[tuple[int, int, int], ...]  # the sizes at which our sets are compared with those of other solvers
     mmr: tuple[tuple[int, int, int], ...]
-    problems: int  # random problems per size that test the solver's quality
+    problems: int  # our sets are compared on this many random problems per size
     config: Mapping[str, Any]  # of the model
     forwards: tuple[tuple[int, int], ...]  # rows, tokens
-    counts: tuple[int, int]  # (R, T) for forwards of 1 to R rows of T tokens
+    counts: tuple[int, int]  # (R, T): forwards of 1, 2, ..., R rows are measured, each row with T tokens
     steps: int  # measured per decode
-    temperatures: tuple[float, ...]  # the temperatures of decodes with duplicates
+    temperatures: tuple[float, ...]  # low temperatures, at which a pool has equal rows
     prompt: int = 128
     matrix: int = 8192
     copied: int = 1 << 32
-    budget: float = 0.3  # seconds in which one measurement is repeated
+    budget: float = 0.3  # a measurement is repeated for about this many seconds
 
 
 def make_plan() -> Plan:
@@ -144,7 +144,7 @@ def make_plan() -> Plan:
         forwards=((60, 384), (42, 384), (16, 384), (8, 384), (4, 384), (1, 384), (60, 128)),
         counts=(60, 128),
         steps=8,
-        temperatures=(0.3, 0.2, 0.15),  # they give 2 to 45 distinct rows of 60 if the logits have variance 1
+        temperatures=(0.3, 0.2, 0.15),  # pools of 60 rows then have 2 to 45 distinct rows (logits of variance 1)
     )
 
 
@@ -172,13 +172,13 @@ def make_small_plan() -> Plan:
 
 
 class Bench:
-    """Measures on one device. The section `machine` sets `rate`, `sustained` and `bandwidth`."""
+    """Measures operations on one device. The section `machine` sets `rate`, `sustained` and `bandwidth`."""
 
     def __init__(self, plan: Plan, device: str) -> None:
         self.plan, self.device = plan, torch.device(device)
         self.cuda = self.device.type == "cuda"
         self.dtype = torch.bfloat16 if self.cuda else torch.float32
-        self.rate = self.sustained = self.bandwidth = float("nan")  # operations or bytes per second
+        self.rate = self.sustained = self.bandwidth = float("nan")  # in operations (or bytes) per second
 
     @cached_property
     def model(self) -> LLaDA:
@@ -188,7 +188,7 @@ class Bench:
         return torch.Generator(self.device).manual_seed(seed)
 
     def normal(self, *shape: int, scale: float = 1.0, seed: int = 0) -> Tensor:
-        """Return normal random numbers [shape], made in place so that no second tensor of this size exists."""
+        """Return a tensor of normal random numbers, filled in place, because there is no memory for a second tensor."""
         empty = torch.empty(shape, dtype=self.dtype, device=self.device)
         return empty.normal_(0, scale, generator=self.generator(seed))
 
@@ -229,7 +229,7 @@ class Bench:
         paper_calls: int = 0,
         plain: bool = True,
     ) -> Row:
-        """Measure one operation in three versions, ours last: a failed graph capture may spoil torch's generator."""
+        """Measure three versions of an operation, ours last, as a failed graph capture may spoil torch's generator."""
         row: Row = {"what": what, "size": str(size), "floor_ms": floor}
         if paper is not None:
             self.measure(row, "baseline", paper, paper_calls)
@@ -240,7 +240,7 @@ class Bench:
         return show(row)
 
     def read_ms(self, count: float, itemsize: int = 0) -> float:
-        """Return the ms to read `count` numbers of `itemsize` bytes (default: the bytes of the model's dtype)."""
+        """Return the ms to read `count` numbers of `itemsize` bytes. By default, the numbers have the model's dtype."""
         return count * (itemsize or self.dtype.itemsize) / self.bandwidth * 1e3
 
     def multiply_ms(self, operations: float) -> float:
@@ -248,17 +248,17 @@ class Bench:
 
 
 class Inputs:
-    """The hidden rows, head, ties and keys of one step at one point. Logits are made on first use."""
+    """The hidden rows, head, ties and keys of one step at one problem size. Logits are made on first use."""
 
     def __init__(self, bench: Bench, point: Point, prompt: int = 0, masked: float = 1.0) -> None:
-        """prompt: positions before the answer, which only the baseline uses. masked: share of positions to score."""
+        """prompt: number of prompt positions; only the baseline uses them. masked: share of masked answer positions."""
         self.point, self.bench = point, bench
         pools, length, width = point.prompts * point.size, point.length, point.width
         self.weight = bench.normal(point.vocabulary, width, scale=width**-0.5, seed=1)
         self.banned = torch.zeros(point.vocabulary, dtype=torch.bool, device=bench.device)
         self.banned[-1] = True
         self.states = bench.normal(pools, length, width, scale=0.2**0.5, seed=2)
-        self.states += bench.normal(length, width, scale=0.8**0.5, seed=3)  # all rows share this part
+        self.states += bench.normal(length, width, scale=0.8**0.5, seed=3)  # this part is the same in all rows
         self.prompt_states = bench.normal(point.size, prompt, width, seed=4) if prompt else None
         generator = bench.generator(5)
 
@@ -270,7 +270,7 @@ class Inputs:
         self.slot = torch.arange(pools, device=bench.device).view(point.prompts, point.size)
         self.child = torch.arange(point.w, device=bench.device)
         order = torch.rand(pools, length, generator=generator, device=bench.device).argsort(-1)
-        self.places = order[:, : max(1, int(masked * length))].sort(-1).values  # [P * N, M]
+        self.places = order[:, : max(1, int(masked * length))].sort(-1).values  # [P * N, M] masked positions
         self.whole = masked == 1
 
     @cached_property
@@ -280,7 +280,7 @@ class Inputs:
 
     @cached_property
     def prompt_logits(self) -> Tensor | None:
-        """The logits [N, prompt, V] at the prompt's positions, the same for every prompt."""
+        """The logits [N, prompt, V] at the prompt's positions. All P prompts use the same logits."""
         if self.prompt_states is None:
             return None
         return self.bench.normal(*self.prompt_states.shape[:2], self.point.vocabulary, seed=7)
@@ -296,7 +296,7 @@ class Inputs:
 
 
 def parents_of(x: Inputs, entropy: Tensor) -> Tensor:
-    """Return the chosen rows [P, k], given the entropies [P * N * M]."""
+    """Return the indices [P, k] of the chosen rows, given the entropies [P * N * M] of the masked positions."""
     point = x.point
     raw = -entropy.view(point.prompts, point.size, -1).mean(-1)
     quality = normalise(raw, "minmax", "entropy", point.vocabulary)
@@ -305,7 +305,7 @@ def parents_of(x: Inputs, entropy: Tensor) -> Tensor:
 
 
 def to_draw(x: Inputs, parents: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the flat rows [P * k * M] to sample for parents [P, k], and their uniform numbers [P * k * M, w]."""
+    """Return the flat positions [P * k * M] to draw for parents [P, k], and their uniform numbers [P * k * M, w]."""
     pool_row = x.slot.gather(1, parents)
     places = x.places[pool_row]  # [P, k, M]
     stream = mix(x.key, x.row_hash.gather(1, parents))
@@ -314,24 +314,24 @@ def to_draw(x: Inputs, parents: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def draw_from_logits(x: Inputs, parents: Tensor, **shape: Any) -> Tensor:
-    """Draw tokens [P * k * M, w] for the parents [P, k]."""
+    """Draw tokens [P * k * M, w] for the parents [P, k] from logits in memory."""
     rows, u = to_draw(x, parents)
     return draw_logits(x.logits, x.banned, u, rows=rows, **shape)[0]
 
 
 def draw_from_states(x: Inputs, parents: Tensor) -> Tensor:
-    """Draw tokens [P * k * M, w] for the parents [P, k]."""
+    """Draw tokens [P * k * M, w] for the parents [P, k] from hidden rows."""
     rows, u = to_draw(x, parents)
     return draw(x.flat_states[rows], x.weight, None, x.banned, u)[0]
 
 
 def step_from_logits(x: Inputs) -> Tensor:
-    """Select parents and draw tokens [P * k * L, w]."""
+    """Select parents and draw tokens [P * k * L, w] from logits in memory."""
     return draw_from_logits(x, parents_of(x, row_stats(x.logits, x.banned, ("entropy",))["entropy"]))
 
 
 def step_from_states(x: Inputs) -> Tensor:
-    """Select parents and draw tokens [P * k * M, w]. Only the M masked positions are scored and drawn."""
+    """Select parents and draw tokens [P * k * M, w] from hidden rows, only at the M masked positions of a row."""
     scored = x.states if x.whole else x.states.gather(1, x.places[..., None].expand(-1, -1, x.point.width))
     stats = vocab_stats(scored.flatten(0, 1), x.weight, None, x.banned, ("entropy",))
     return draw_from_states(x, parents_of(x, stats["entropy"]))
@@ -349,13 +349,13 @@ def baseline_from_states(x: Inputs) -> None:
 
 
 def for_each(fn: Callable[..., Any], *parts: Iterable[Any]) -> None:
-    """Call `fn` for one prompt after another and discard the results."""
+    """Call `fn` for one prompt after another, and ignore the results."""
     for arguments in zip(*parts, strict=True):
         fn(*arguments)
 
 
 def machine(bench: Bench) -> list[Row]:
-    """Measure the copy bandwidth and the bf16 rate of square matrix products. Every floor is computed from them."""
+    """Measure the copy bandwidth and the bf16 rate of square matrix products. All floors follow from these rates."""
     plan = bench.plan
 
     def bandwidth() -> float:
@@ -374,7 +374,7 @@ def machine(bench: Bench) -> list[Row]:
 
     bench.bandwidth = bandwidth()
     bench.rate = rate(plan.matrix, plan.matrix, plan.matrix)
-    bench.sustained = rate(plan.matrix, plan.matrix, plan.matrix, times=400 if bench.cuda else 4)  # about half a second
+    bench.sustained = rate(plan.matrix, plan.matrix, plan.matrix, times=400 if bench.cuda else 4)  # takes about 0.5 s
     row = {
         "what": machine_name(bench.device),
         "torch": torch.__version__,
@@ -407,7 +407,7 @@ def driver_version() -> str | None:
 
 
 def vocab(bench: Bench) -> list[Row]:
-    """Measure the entropies of all positions, with the streamed head and from logits in memory."""
+    """Measure the computation of the entropies of all positions, with the streamed head and from logits in memory."""
     return [row for point in bench.plan.points for row in _vocab(bench, point)]
 
 
@@ -424,13 +424,13 @@ def _vocab(bench: Bench, point: Point) -> list[Row]:
 
 
 def sample(bench: Bench) -> list[Row]:
-    """Measure w keyed draws per position of the parents. The baseline also draws at the prompt's positions."""
+    """Measure drawing w tokens per position of the parents. The baseline also draws at the prompt's positions."""
     return [row for point in bench.plan.points for row in _sample(bench, point)]
 
 
 def _sample(bench: Bench, point: Point) -> list[Row]:
     x = Inputs(bench, point, bench.plan.prompt)
-    parents = torch.arange(0, point.size, point.w, device=bench.device).repeat(point.prompts, 1)  # first of each group
+    parents = torch.arange(0, point.size, point.w, device=bench.device).repeat(point.prompts, 1)  # one per group
 
     def paper(logits: Tensor, chosen: Tensor) -> None:
         prompt = [] if x.prompt_logits is None else [x.prompt_logits[chosen]]
@@ -449,7 +449,7 @@ def _sample(bench: Bench, point: Point) -> list[Row]:
 
 
 def gram(bench: Bench) -> list[Row]:
-    """Measure the similarity S of the pools, computed from their hidden rows."""
+    """Measure the computation of the similarities S of the pools from the hidden rows."""
     rows = []
     for point in bench.plan.points:
         x = Inputs(bench, replace(point, vocabulary=2))
@@ -468,7 +468,7 @@ def solver_inputs(bench: Bench, k: int, w: int, prompts: int) -> tuple[Tensor, T
 
 
 def solver(bench: Bench) -> list[Row]:
-    """Measure the search for the set with the largest determinant: its time, and its sets against other solvers'."""
+    """Time the search for the set with the largest determinant, and compare the sets with those of other solvers."""
     return [_solver(bench, *size) for size in bench.plan.solver]
 
 
@@ -491,7 +491,7 @@ def _solver(bench: Bench, k: int, w: int, prompts: int) -> Row:
 
 
 def solver_value(bench: Bench, k: int, w: int, problems: int) -> Row:
-    """Compare our log determinants with those of n-start greedy and of the float64 solver, on random problems."""
+    """Compare our log determinants on random problems with those of greedy from n starts and of the float64 solver."""
     gain, loss, equal = [], [], []
     kinds = list(itertools.product((max(64, 2 * k), 768), (0.0, 0.7), KERNELS))
     for seed, (width, kin, (kind, beta)) in enumerate(kinds):
@@ -518,13 +518,13 @@ def solver_value(bench: Bench, k: int, w: int, problems: int) -> Row:
 
 
 def log_det(kernel: Tensor, sets: Tensor) -> Tensor:
-    """Return the log determinants [P] of kernel [P, N, N] at sets [P, k]."""
+    """Return the log determinants [P] of kernel [P, N, N] restricted to the sets [P, k]."""
     problem = torch.arange(len(sets), device=sets.device)[:, None, None]
     return torch.linalg.slogdet(kernel[problem, sets[:, :, None], sets[:, None, :]]).logabsdet
 
 
 def mmr(bench: Bench) -> list[Row]:
-    """Measure diverse beam search by maximal marginal relevance with a given similarity."""
+    """Measure the selection of diverse-beam (maximal marginal relevance), given Q and S."""
     rows = []
     for k, w, prompts in bench.plan.mmr:
         quality, similarity, tie = solver_inputs(bench, k, w, prompts)
@@ -537,7 +537,7 @@ def mmr(bench: Bench) -> list[Row]:
 
 
 def step(bench: Bench) -> list[Row]:
-    """Measure everything between a forward and the next pool, as one function in one CUDA graph."""
+    """Measure everything between a forward and the next pool, captured as one function in one CUDA graph."""
     base = bench.plan.base
     floor = bench.multiply_ms(base.head_operations)
     x = Inputs(bench, base, bench.plan.prompt)
@@ -558,7 +558,7 @@ def step(bench: Bench) -> list[Row]:
 
 
 def growth(bench: Bench) -> list[Row]:
-    """Measure the whole step while one size at a time grows from the base point."""
+    """Measure the whole step at the sizes of the plan, where one quantity at a time grows."""
     done: dict[Point, Row] = {}
     rows = []
     for axis, points in bench.plan.growth.items():
@@ -571,7 +571,7 @@ def growth(bench: Bench) -> list[Row]:
 
 
 def _growth(bench: Bench, point: Point) -> Row:
-    """Measure the step from hidden rows, and from logits where the logits fit into memory."""
+    """Measure the step from hidden rows and, if the logits fit into memory, the step from logits."""
     row: Row = {"what": "step", "size": str(point)}
     row["logits_floor_ms"] = bench.read_ms(point.rows * point.vocabulary)
     row["states_floor_ms"] = bench.multiply_ms(point.head_operations)
@@ -586,7 +586,7 @@ def _growth(bench: Bench, point: Point) -> Row:
 
 
 def body_operations(config: Mapping[str, Any], rows: int, tokens: int) -> float:
-    """Return the floating-point operations of the body's matrix products and of attention."""
+    """Return the number of floating-point operations in the body's matrix products and in attention."""
     width, inner = config["d_model"], config["mlp_hidden_size"]
     matrices = 2 * (4 * width**2 + 3 * width * inner)
     return float(rows * tokens * config["n_layers"] * (matrices + 4 * tokens * width))
@@ -594,7 +594,10 @@ def body_operations(config: Mapping[str, Any], rows: int, tokens: int) -> float:
 
 @torch.no_grad()
 def body(bench: Bench) -> list[Row]:
-    """Measure the forward without the head against eager torch, and the extra time of the first call per row count."""
+    """Measure the forward without the head, in our version and in eager torch.
+
+    Also measure how much longer the first call with each number of rows takes than the second call.
+    """
     plan, model, generator = bench.plan, bench.model, bench.generator()
 
     def tokens(rows: int, length: int) -> Tensor:
@@ -619,7 +622,7 @@ def body(bench: Bench) -> list[Row]:
 
 
 def watch(bench: Bench, model: Counted, steps: int, **options: Any) -> list[Row]:
-    """Decode the first steps at the base point; return time, distinct rows and rows through the body per step."""
+    """Decode the first steps at the base size. Return for each step its time, distinct rows and rows of the body."""
     base, records = bench.plan.base, []
     wait_for(bench.device)
     seen, began = model.rows, time.perf_counter()
@@ -640,7 +643,7 @@ def watch(bench: Bench, model: Counted, steps: int, **options: Any) -> list[Row]
 
 @torch.no_grad()
 def decode(bench: Bench) -> list[Row]:
-    """Measure whole steps: the first step (all rows equal), and steps with 100 % and about 30 % distinct rows."""
+    """Measure whole steps: the first step, in which all rows are equal, and steps with 100 % and 30 % distinct rows."""
     plan, base, model = bench.plan, bench.plan.base, Counted(bench.model)
     paper: Row = {"what": "baseline step", "size": str(base)}
     bench.measure(paper, "baseline", partial(baseline_step, bench))
@@ -669,7 +672,7 @@ def decode(bench: Bench) -> list[Row]:
 
 
 def baseline_step(bench: Bench) -> None:
-    """Run a step of the baseline: eager body on every row, full logits, then the baseline's selection and draws."""
+    """Run a step of the baseline: the body in eager torch on every row, all logits, selection and draws."""
     base, split, model = bench.plan.base, bench.plan.prompt, bench.model
     hidden = baseline.eager_body(
         model, torch.full((base.size, split + base.length), model.mask_id, device=bench.device)
@@ -679,7 +682,7 @@ def baseline_step(bench: Bench) -> None:
 
 
 def _decode(bench: Bench, model: Counted, what: str, steps: int, **options: Any) -> Row:
-    """Measure one decode. Its peak memory includes the weights."""
+    """Measure one decode. The peak memory includes the weights."""
     bench.free()
     if bench.cuda:
         torch.cuda.reset_peak_memory_stats()
@@ -694,7 +697,7 @@ def _decode(bench: Bench, model: Counted, what: str, steps: int, **options: Any)
 
 
 def summary(what: str, steps: Sequence[Row], share: float, base: Point, paper: Row) -> Row:
-    """Summarise the steps whose share of distinct rows is nearest to `share`."""
+    """Return the figures of those steps whose share of distinct rows is nearest to `share`."""
 
     def distance(step: Row) -> float:
         return abs(step["distinct"] / base.size - share)
@@ -718,7 +721,7 @@ def run(
 ) -> dict[str, Any]:
     """Measure the machine and the named sections, and write the JSON after each section.
 
-    If the JSON has results of another machine or of other sizes, `fresh` replaces them; without it an error is raised.
+    If the JSON has results of another machine or size, `fresh` replaces these results. Without `fresh`, it is an error.
     """
     bench, old = Bench(plan, device), read(out)
     results: dict[str, Any] = {"base": str(plan.base), "small": small, "sections": old.get("sections", {})}
@@ -746,7 +749,7 @@ def run(
 
 
 def origin(results: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """Return the sizes and the device of results. Only results with the same sizes and device may share a file."""
+    """Return the base size and the device of results. Results of another size or device need another file."""
     rows = rows_of(results, "machine")
     return results.get("base"), rows[0]["what"] if rows else None
 

@@ -16,17 +16,17 @@ Cell = Callable[[Row], str]
 
 
 def find(results: Mapping[str, Any], section: str, what: str, size: str = "") -> Row:
-    """Return the first row of a section with this name (and size), or {} if there is none."""
+    """Return the first row of a section that has this name (and size), or {} if the section has no such row."""
     return next((r for r in rows_of(results, section) if r["what"] == what and size in ("", r.get("size"))), {})
 
 
 def best_ms(row: Row, name: str) -> float | None:
-    """Return the time in a CUDA graph if it was measured, otherwise the eager time."""
+    """Return the time of our operation in a CUDA graph if this was measured, otherwise the eager time."""
     return row.get(f"{name}_graph_ms", row.get(f"{name}_ms"))
 
 
 def targets(results: Mapping[str, Any]) -> list[Row]:
-    """Return the targets for one H200 with the measured values. Results of tiny sizes count as not measured."""
+    """Return the targets for one H200 with the measured values. Results of --small count as not measured."""
     row = partial(find, {"sections": {}} if results.get("small") else results)
     stored, streamed = row("step", "step, logits in memory"), row("step", "step, streamed head")
     half, full = best_ms(row("step", "step, streamed head, half masked"), "ours"), best_ms(streamed, "ours")
@@ -161,7 +161,7 @@ def tables(results: Mapping[str, Any]) -> Tables:
 
 
 def report(results: Mapping[str, Any]) -> str:
-    """Return the machine, all tables of the page, and all errors."""
+    """Return Markdown with the machine, all tables of the page, and all errors."""
     here = next(iter(rows_of(results, "machine")), {})
     parts = ["machine: " + ", ".join(f"{key} {number(value)}" for key, value in here.items())]
     parts += [f"### {name}\n{table()}" for name, table in tables(results).items()]
@@ -173,7 +173,7 @@ def report(results: Mapping[str, Any]) -> str:
 
 
 def figure(results: Mapping[str, Any], path: Path) -> None:
-    """Draw how the step grows with n, L, V and P, the solver's time by size, and the time of whole decode steps."""
+    """Draw the time of the step by n, L, V and P, the solver's time by size, and the time of whole decode steps."""
     names = {"n": "candidates n", "L": "answer positions L", "V": "vocabulary V", "P": "prompts P"}
     with panels_of(path, 2, 3, (13, 7.5)) as (chart, panels):
         for panel, (axis, name) in zip(panels.flat, names.items(), strict=False):

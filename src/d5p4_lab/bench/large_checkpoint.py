@@ -1,4 +1,4 @@
-"""Measure load time, peak host memory and time per step of a checkpoint of LLaDA-8B's shape with random weights.
+"""Measure the load time, peak host memory and time per step of a checkpoint with LLaDA-8B's shape and random weights.
 
     python -m d5p4_lab bench large_checkpoint FOLDER [LAYERS]
 
@@ -29,7 +29,7 @@ from . import generate, make_parser
 
 
 def _config(width: int, heads: int, layers: int, inner: int, vocabulary: int, mask: int, end: int) -> dict[str, Any]:
-    """Return the content of LLaDA's config.json with these sizes and token ids."""
+    """Return the content of a config.json of LLaDA with these sizes and token ids."""
     sizes = {"d_model": width, "n_heads": heads, "n_kv_heads": heads, "n_layers": layers, "mlp_hidden_size": inner}
     sizes |= {"vocab_size": vocabulary, "embedding_size": vocabulary, "max_sequence_length": 4096}
     ids = {"mask_token_id": mask, "eos_token_id": end, "pad_token_id": end}
@@ -43,7 +43,7 @@ SHARD = 2 * 2**30
 
 
 def random_model(config: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> LLaDA:
-    """Make a model of this shape on the device, with normal random weights of variance 1 / fan-in."""
+    """Make a model with the shape in `config` on the device. Its weights are normal with variance 1 / fan-in."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -61,7 +61,7 @@ def random_model(config: Mapping[str, Any], device: torch.device, dtype: torch.d
 
 
 class Counted:
-    """A model that counts the rows through its body. Rows of replayed CUDA graphs (`recordable`) are not counted."""
+    """A model that counts the rows through its body. `recordable` allows CUDA graphs, whose replays are not counted."""
 
     def __init__(self, model: Any, recordable: bool = False) -> None:
         self.model, self.rows = model, 0
@@ -111,7 +111,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("layers", type=int, nargs="?", default=CONFIG["n_layers"])
     options = parser.parse_args(arguments)
     if not (options.folder / "config.json").exists():
-        context = multiprocessing.get_context("spawn")  # a process of its own, so that its memory is not counted
+        context = multiprocessing.get_context("spawn")  # a new process, whose memory is not counted
         process = context.Process(target=write, args=(options.folder, options.layers))
         process.start()
         process.join()
@@ -123,7 +123,7 @@ def main(arguments: Sequence[str]) -> None:
     prompt, cuda = list(range(1000, 1128)), model.device.type == "cuda"
     cases: list[dict[str, Any]] = [{}, {"guidance": 2.0}, {"method": "independent"}, {"savings": False}]
     for case in cases:
-        for steps in (2, 16):  # the first call is a warm-up
+        for steps in (2, 16):  # the call with 2 steps is a warm-up
             if cuda:
                 torch.cuda.reset_peak_memory_stats()
             settings = dict(k=4, w=4, gen_length=128, steps=steps, seed=0) | case

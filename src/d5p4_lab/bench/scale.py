@@ -1,10 +1,10 @@
-"""Measure runs of files and ranks: bytes exchanged, rows per second by batch size, token budgets, host work.
+"""Measure what long runs on many ranks need: bytes exchanged, rows per second by batch size, token budgets, host work.
 
     python -m d5p4_lab bench scale [--sections bytes,rows,...] [--out FILE]
     python -m d5p4_lab bench scale --device cpu --small           tiny sizes, written to out/scale-small.json
     python -m d5p4_lab bench scale_plan --page docs/scale.md      draw tables and figure from the JSON
 
-Several runs of this program can add sections to the same JSON file; each section names its machine. Times are the best
+Several runs of this program can add sections to the same JSON file. Each section names its machine. A time is the best
 of a few repeats after a warm-up. Memory is the allocator's peak, including the weights, in GB of 10^9 bytes.
 """
 
@@ -47,11 +47,11 @@ from .large_checkpoint import CONFIG, TINY, random_model
 CPU = torch.device("cpu")
 NUMBERS = 4  # per puzzle
 OPENINGS = ["It was a dark night", "The old man", "When they came to the river", "She looked at him and"]
-WHOLE = 1 << 24  # a token budget so large that no batch is divided
-COLD = 0.03  # a temperature at which the random model draws many equal rows
-ENOUGH = 0.97  # a budget is enough if it reaches this share of the best rate
-K, ANSWER_TOKENS, PROMPT_TOKENS = 16, 256, 128  # sizes of the host's work, as in docs/scale.md
-LETTERS_PER_TOKEN = 4.3  # for English text with the usual vocabularies
+WHOLE = 1 << 24  # a budget of this many tokens per forward never divides a batch
+COLD = 0.03  # at this temperature the random model draws many equal rows
+ENOUGH = 0.97  # a budget is enough if it reaches this share of the best prompts per second
+K, ANSWER_TOKENS, PROMPT_TOKENS = 16, 256, 128  # answers per line, tokens per answer and per prompt in `host`
+LETTERS_PER_TOKEN = 4.3  # a typical number for English text and common vocabularies
 CHAT = (
     "{% for message in messages %}{% set line = message['role'] + ': ' + message['content'] | trim + '\n' %}"
     "{% if loop.first %}{% set line = '# ' + line %}{% endif %}{{ line }}{% endfor %}"
@@ -65,14 +65,14 @@ WORDS = (
 
 @dataclass(frozen=True)
 class HostSizes:
-    """The amount of work for the host in the section `host`."""
+    """The amount of work in the section `host`."""
 
-    lines: int = 8_192  # of the input
-    kept: int = 4_096  # lines in the part files
+    lines: int = 8_192  # lines of the input file
+    kept: int = 4_096  # finished lines in all part files together
     parts: int = 512
-    requests: int = 4_000  # to the store
-    finished: int = 1_000_000  # lines of a file; half of them are finished, and every rank must know which
-    appends: int = 40
+    requests: int = 4_000  # requests to the store
+    finished: int = 1_000_000  # lines of a file of which half are finished; every rank must know which half
+    appends: int = 40  # batches appended to a part file
 
 
 @dataclass(frozen=True)
@@ -82,17 +82,17 @@ class Plan:
     exchange: scale_bytes.Sizes = scale_bytes.Sizes()
     host: HostSizes = HostSizes()
     shape: Mapping[str, Any] = field(default_factory=lambda: CONFIG)  # the shape of the large model
-    prompt: int = 128  # tokens per prompt of the large model
+    prompt: int = 128  # each prompt of the large model has this many tokens
     answer: int = 128
-    steps: int = 8  # steps per decode of the large model
-    puzzles: tuple[int, ...] = tuple(2**i for i in range(11))  # per batch
+    steps: int = 8  # each decode of the large model takes this many steps
+    puzzles: tuple[int, ...] = tuple(2**i for i in range(11))  # numbers of puzzles per batch
     large: tuple[int, ...] = (1, 2, 4, 8)
     puzzle_budgets: tuple[int, ...] = tuple(2**i for i in range(12, 20))
     large_budgets: tuple[int, ...] = tuple(2**i for i in range(11, 17))
     file: int = 1024  # puzzles per file
-    alone: int = 64  # puzzles that are also decoded one at a time
-    shares: int = 64  # puzzles for the share of distinct rows
-    texts: int = 8  # texts for the share of distinct rows
+    alone: int = 64  # the number of puzzles that are also decoded one at a time
+    shares: int = 64  # the number of puzzles that measure the share of distinct rows
+    texts: int = 8  # the number of texts that measure the share of distinct rows
     repeats: int = 2
 
 
@@ -117,7 +117,7 @@ class Bench:
 
     @cached_property
     def large(self) -> Any:
-        """The 8B shape with random weights."""
+        """A model of LLaDA-8B's shape with random weights."""
         return random_model(self.plan.shape, self.device, torch.bfloat16 if self.cuda else torch.float32)
 
     def forget(self) -> None:
@@ -132,9 +132,9 @@ class Bench:
             torch.cuda.reset_peak_memory_stats()
 
     def decode(self, what: str, model: Any, prompts: Sequence[Any], repeats: int | None = None, **options: Any) -> Row:
-        """Decode prompts with `generate`, and return rates and memory."""
+        """Decode prompts with `generate`. Return the rates, the share of distinct rows and the peak memory."""
         call = partial(generate, model, list(prompts), seed=0, **options)
-        self.free()  # once, not before every repeat, because a long run keeps its memory
+        self.free()  # freed once, not before every repeat, because a long run also keeps its memory
         result, seconds = fastest(call, self.device, repeats or self.plan.repeats)
         rows, nominal = int(result.rows.sum()), int(result.rows_nominal.sum())
         row: Row = {"what": what, "prompts": len(prompts), "seconds": seconds}
@@ -149,13 +149,13 @@ class Bench:
         return [problem.prompt for problem in problems(count, NUMBERS)]
 
     def ids(self, count: int) -> list[list[int]]:
-        """Return different prompts of token ids for the large model."""
+        """Return `count` different prompts of token ids for the large model."""
         most = self.plan.shape["vocab_size"] // 2
         return [[(7 * i + 13 * number) % most for i in range(self.plan.prompt)] for number in range(count)]
 
     @property
     def puzzle(self) -> dict[str, Any]:
-        """The options for a puzzle, with one token per step."""
+        """The options of `generate` for a puzzle. One token is revealed per step."""
         window = 6 if self.small else WINDOW[NUMBERS]
         return dict(k=4, w=4, gen_length=window, steps=window)
 
@@ -165,12 +165,12 @@ class Bench:
 
 
 def exchanged(bench: Bench) -> list[Row]:
-    """Measure the bytes per step and kind that a rank sends when two processes (gloo) share a pool."""
+    """Measure how many bytes of each kind a rank sends per step when two processes (gloo) share a pool."""
     return [show(row) for row in scale_bytes.measure(bench.plan.exchange)]
 
 
 def rows(bench: Bench) -> list[Row]:
-    """Measure rows and prompts per second by the number of prompts decoded together. Each step is one forward."""
+    """Measure rows and prompts per second for different numbers of prompts decoded together. A step is one forward."""
     plan, measured = bench.plan, []
     cases: list[tuple[str, str, Callable[[int], list[Any]], tuple[int, ...], dict[str, Any]]] = [
         ("countdown", "countdown", bench.puzzles, plan.puzzles, bench.puzzle),
@@ -178,20 +178,20 @@ def rows(bench: Bench) -> list[Row]:
         (f"8B, temperature {COLD:g}", "large", bench.ids, plan.large, bench.answer | {"temperature": COLD}),
     ]
     for what, name, prompts, counts, options in cases:
-        model = getattr(bench, name)  # load the model now, so that its memory is counted
+        model = getattr(bench, name)  # loads the model before the measurement, so that its memory is counted
         bench.decode(what, model, prompts(1), 1, **options)  # warm up
         alone = None
         for count in counts:
             row = bench.decode(what, model, prompts(count), max_tokens_per_forward=WHOLE, **options)
-            alone = alone or row["rows_per_s"]  # rows, because prompts differ in their numbers of rows
+            alone = alone or row["rows_per_s"]  # not prompts_per_s, because prompts need different numbers of rows
             measured.append(show(row | {"gain": row["rows_per_s"] / alone}))
     return measured
 
 
 def budget(bench: Bench) -> list[Row]:
-    """Measure prompts per second by tokens per forward, and find the smallest budget that is enough.
+    """Measure prompts per second for different limits of tokens per forward. Find the smallest limit that is enough.
 
-    The pools of a call have eight times as many tokens as one forward.
+    The pools of one call together may have eight times as many tokens as one forward.
     """
     plan, all_rows = bench.plan, []
     for what, name, prompts, budgets, repeats, options in (
@@ -211,7 +211,7 @@ def budget(bench: Bench) -> list[Row]:
 
 
 def batching(bench: Bench) -> list[Row]:
-    """Measure whole files of puzzles with `run_file`: one prompt at a time, and in batches by token budget."""
+    """Measure `run_file` on files of puzzles: one prompt at a time, and in batches limited by a token budget."""
     plan, model = bench.plan, bench.countdown
     measured: list[Row] = []
     puzzles, budget = bench.puzzles(plan.file), {"max_tokens_per_forward": 64} if bench.small else {}
@@ -241,14 +241,14 @@ def batching(bench: Bench) -> list[Row]:
             lines = run(what, plan.file, job_plan.WINDOW, **options)
             same = sum(json.loads(a)["answers"] == json.loads(b)["answers"] for a, b in zip(alone, lines, strict=False))
             measured[-1]["gain"] = measured[-1]["prompts_per_s"] / measured[0]["prompts_per_s"]
-            if "deterministic" not in options:  # its answers differ by design; see deterministic.py
+            if "deterministic" not in options:  # with this option answers differ by design; see deterministic.py
                 measured[-1]["same_share"] = same / plan.alone
             show(measured[-1])
     return measured
 
 
 def distinct(bench: Bench) -> list[Row]:
-    """Measure the share of distinct rows in a pool of k = 16, w = 4, for the shipped models."""
+    """Measure the share of distinct rows in pools of k = 16, w = 4 that the shipped models decode."""
     plan, window = bench.plan, bench.puzzle["gen_length"]
     common = dict(k=2, w=2) if bench.small else dict(k=16, w=4)
     measured = []
@@ -257,7 +257,7 @@ def distinct(bench: Bench) -> list[Row]:
         row = bench.decode("countdown", bench.countdown, bench.puzzles(plan.shares), 1, **options)
         measured.append(show(row | {"tokens_a_step": tokens}))
     books = d5p4.load("books", bench.device)
-    length = 8 if bench.small else 192  # the model's rows have at most 256 tokens
+    length = 8 if bench.small else 192  # a row of prompt and answer may have at most 256 tokens
     for tokens in (1, 4):
         options = common | dict(gen_length=length, steps=length // tokens)
         row = bench.decode("books", books, (2 * OPENINGS)[: plan.texts], 1, **options)
@@ -266,7 +266,7 @@ def distinct(bench: Bench) -> list[Row]:
 
 
 def host(bench: Bench) -> list[Row]:
-    """Measure the host's time per prompt, and the time per request of torchrun's key-value store."""
+    """Measure the time of the host per prompt or line, and the time per request to torchrun's key-value store."""
     sizes = bench.plan.host
     with tempfile.TemporaryDirectory() as name:
         return [*_input(sizes, Path(name)), *_parts(sizes, Path(name)), *_store(sizes)]
@@ -277,13 +277,13 @@ def _row(what: str, seconds: float, count: int, **more: Any) -> Row:
 
 
 def _input(sizes: HostSizes, folder: Path) -> list[Row]:
-    """Time what every rank does: count and hash the input file; tokenise, hash, sort and batch its prompts."""
+    """Time the work of each rank on the input file: counting, hashing, tokenising, sorting and batching the prompts."""
     chance, path = random.Random(0), folder / "prompts.jsonl"
     with path.open("w", encoding="utf-8") as file:
         for number in range(sizes.lines):
             words = chance.choices(WORDS.split(), k=int(PROMPT_TOKENS * 0.8))
             file.write(json.dumps({"id": f"p{number}", "prompt": " ".join(words)}) + "\n")
-    books: Any = d5p4.load("books", "cpu")  # only for its tokenizer; its rows are too short for such answers
+    books: Any = d5p4.load("books", "cpu")  # loaded for its tokenizer; the model itself allows only short rows
     model: Any = SimpleNamespace(tokenizer=books.tokenizer, head=books.head, mask_id=books.mask_id, max_length=4096)
     model.carry_over, model.default_order, model.generation_defaults = False, "confidence", {}
     model.body = books.body
@@ -305,7 +305,7 @@ def _input(sizes: HostSizes, folder: Path) -> list[Row]:
 
 
 def _parts(sizes: HostSizes, folder: Path) -> list[Row]:
-    """Write the lines of many ranks to part files, then time finding the lines again and merging them in order."""
+    """Time three tasks with the part files of many ranks: appending lines, finding the lines, and merging the lines."""
     text = ("the answer is " * 100)[: round(ANSWER_TOKENS * LETTERS_PER_TOKEN)]
     fields = {"id": "p", "prompt": "a" * round(PROMPT_TOKENS * LETTERS_PER_TOKEN), "answers": [text] * K}
     scores = {"score": [-0.123456] * K, "distance": 0.1, "distinct": K, "logdet": -1.0, "rows": 9000, "seed": 0}
@@ -339,17 +339,17 @@ def _parts(sizes: HostSizes, folder: Path) -> list[Row]:
 
 
 def _store(sizes: HostSizes) -> list[Row]:
-    """Time one client's requests to a store like torchrun's, and sending a rank the numbers of all finished lines."""
+    """Time the requests of one client to a store like torchrun's, and a message to a rank with all finished lines."""
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
     client = dist.TCPStore("127.0.0.1", server.port, timeout=timedelta(seconds=30))
     _, asked = fastest(lambda: [client.add("count", 1) for _ in range(sizes.requests)], CPU)
     scattered = random.Random(0).sample(
         range(1, sizes.finished + 1), sizes.finished // 2
-    )  # scattered lines take the most bytes
+    )  # the message of scattered lines is the largest
     message = pickle.dumps(Done(sizes.finished, scattered))
 
     def send() -> None:
-        client.set("finished", message)  # type: ignore[arg-type]  # the store takes bytes too
+        client.set("finished", message)  # type: ignore[arg-type]  # the store also accepts bytes
         pickle.loads(client.get("finished"))
 
     _, seconds = fastest(send, CPU)

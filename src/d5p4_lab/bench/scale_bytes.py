@@ -1,7 +1,7 @@
 """Measures the bytes per step that two ranks send when they share a pool, in real processes with gloo.
 
 `SpreadBeams.sent` counts the bytes. Instead of a model, a table look-up makes a feature row from token and position.
-This is enough, because the size of the exchange depends only on the number of distinct rows.
+This look-up is enough, because the size of the exchange depends only on the number of distinct rows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from d5p4.types import Head, Hidden
 
 from . import Row, generate
 
-VOTES = "votes"  # this key counts votes, not bytes; the ranks vote before every exchange
+VOTES = "votes"  # the ranks vote before every exchange; under this key we count votes, not bytes
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Sizes:
     width: int = 4096
     vocabulary: int = 32
     steps: int = 5
-    votes: int = 300  # number of timed votes
+    votes: int = 300  # the number of votes that are timed
 
     @property
     def k(self) -> int:
@@ -52,7 +52,7 @@ class Sizes:
         return self.groups * self.w
 
     def gathered(self, itemsize: int) -> int:
-        """Return the bytes that a rank sends if every rank gets all features."""
+        """Return the bytes that a rank sends in a plain gather, which gives all features to every rank."""
         return self.own_rows * self.length * self.width * itemsize * (self.ranks - 1)
 
     def __str__(self) -> str:
@@ -67,7 +67,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 class LookUp:
-    """A model without layers: the features are a row for the token plus a row for the position."""
+    """A model without layers. The features at a position are a row for the token plus a row for the position."""
 
     name, max_length, carry_over, default_order, tokenizer = "look-up", 1 << 16, False, "confidence", None
     generation_defaults: dict[str, Any] = {}
@@ -95,7 +95,7 @@ def work(sizes: Sizes) -> dict[str, Any]:
     """Run all cases on one rank, then time votes. The bytes of a step are the bytes sent between two forwards."""
     torch.set_num_threads(1)
     mesh = connect((1, sizes.ranks), timeout=120, device="cpu")
-    beams: Any = mesh.beams  # Any, because `_vote` is private
+    beams: Any = mesh.beams  # typed as Any, because `_vote` is private
     model: Any = LookUp(sizes)
     measured: dict[str, Any] = {}
     vote, voted = beams._vote, Counter[str]()
@@ -133,7 +133,7 @@ def work(sizes: Sizes) -> dict[str, Any]:
 
 
 def start(sizes: Sizes, folder: Path) -> list[dict[str, Any]]:
-    """Run `work` in one process per rank, and return the results by rank."""
+    """Run `work` in one process per rank, and return one result per rank."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
@@ -155,7 +155,7 @@ def start(sizes: Sizes, folder: Path) -> list[dict[str, Any]]:
 
 
 def measure(sizes: Sizes) -> list[Row]:
-    """Return, per case, the bytes that the busiest rank sends per step after the first, and those of a plain gather."""
+    """Return for each case the bytes per step of the busiest rank after the first step, and those of a plain gather."""
     with tempfile.TemporaryDirectory() as folder:
         ranks = start(sizes, Path(folder))
     rows = []

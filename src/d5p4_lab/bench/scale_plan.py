@@ -26,13 +26,13 @@ LINKS = {
     "NVLink, 450 GB/s": 450e9,
     "InfiniBand, 50 GB/s": 50e9,
     "Ethernet, 1.25 GB/s": 1.25e9,
-}  # bytes per second and direction
-TOKENS = {256: 1, 64: 4}  # tokens per step, by the steps of a decode
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # colour-blind readers can tell them apart on white
+}  # bytes per second in one direction
+TOKENS = {256: 1, 64: 4}  # {number of steps: tokens revealed per step}
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # colour-blind readers can tell these colours apart
 
 
 class Facts:
-    """The measurements from which the tables are computed."""
+    """The measurements from gpu.json, scale.json and deterministic.json, from which the tables are computed."""
 
     def __init__(self, gpu: Mapping[str, Any], scale: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
         self.gpu, self.scale, self.fixed = gpu, scale, fixed
@@ -49,7 +49,7 @@ class Facts:
         return rows_of(self.scale, section)
 
     def shares(self, steps: int) -> dict[str, float]:
-        """Return shares of distinct rows: 100 %, and those of the shipped models at the same tokens per step."""
+        """Return {description: share of distinct rows}: 100 %, and the measured shares for as many tokens per step."""
         shares = {"all rows differ": 1.0}
         for row in self.rows("distinct"):
             if row["tokens_a_step"] == TOKENS[steps]:
@@ -58,7 +58,7 @@ class Facts:
 
     @cached_property
     def body(self) -> tuple[Sequence[float], Sequence[float]]:
-        """The measured numbers of rows (of 384 tokens), and the milliseconds of their forwards."""
+        """Two lists: the measured numbers of rows per forward, and the ms of these forwards. Rows have 384 tokens."""
         rows = [row for row in self.gpu["sections"]["body"]["rows"] if str(row.get("size")).endswith("× 384")]
         pairs = sorted((int(row["size"].split()[0]), row["ours_ms"]) for row in rows if row["what"] == "body")
         return [count for count, _ in pairs], [ms for _, ms in pairs]
@@ -73,7 +73,7 @@ def hours(value: float) -> str:
 
 
 def cost(facts: Facts) -> str:
-    """Return the table of the GPU time for the whole file, by steps and share of distinct rows."""
+    """Return the table of the GPU time for the whole file, for each number of steps and share of distinct rows."""
     rows = []
     for steps in STEPS:
         for what, share in facts.shares(steps).items():
@@ -95,7 +95,7 @@ def cost(facts: Facts) -> str:
 
 
 def simulation(facts: Facts) -> str:
-    """Return the table of the simulated whole file: without trouble, with slow GPUs, and with a rank that hangs."""
+    """Return the table of simulated runs of the whole file: without faults, with slow GPUs, and with a hung rank."""
     rows, step, costs = [], facts.step, facts.costs
     for steps, share in ((256, 1.0), (64, 1.0), (64, 0.3)):
         for ranks in RANKS:
@@ -122,7 +122,7 @@ def simulation(facts: Facts) -> str:
 
 
 def few(facts: Facts) -> str:
-    """Return the table of a file of ten thousand prompts, where the wait for the last batches matters."""
+    """Return the table of a file of only ten thousand prompts, for which waiting for the last batches matters."""
     rows = []
     for steps in STEPS:
         for ranks in RANKS:
@@ -143,7 +143,7 @@ def few(facts: Facts) -> str:
 
 
 def saturation(facts: Facts) -> str:
-    """Return the table of all work besides decoding on 512 ranks, in the longest and in the shortest run."""
+    """Return the table of all work besides decoding on 512 ranks, as shares of the longest and of the shortest run."""
     ranks, costs, step = RANKS[-1], facts.costs, facts.step
     hosts, prompts, batch = ranks // RANKS_PER_HOST, Job().prompts, Job().batch
     jobs = (Job(), Job(steps=64, share=0.3))
@@ -155,7 +155,7 @@ def saturation(facts: Facts) -> str:
     memory = host.get("find", {}).get("memory", 300) * prompts
 
     tails = [job.seconds(step) * job.batch for job in jobs]
-    requests = [ranks / tail * 10 + ranks * 3 / 5 for tail in tails]  # 10 per batch, and 3 per rank every 5 s
+    requests = [ranks / tail * 10 + ranks * 3 / 5 for tail in tails]  # per s: 10 per batch, and 3 per rank every 5 s
     plan, find, merge = (seconds * prompts for seconds in (costs.plan, costs.find, costs.merge))
     hosts_load, ranks_load = (readers * 16 / 5 for readers in (hosts, ranks))
     transfer = finished.get("us", 0.14) / 1e6 * prompts
@@ -197,10 +197,10 @@ def saturation(facts: Facts) -> str:
 
 
 def latency(facts: Facts) -> str:
-    """Return the table of one prompt (k = 16, w = 4) on R ranks: forward, rest of the step, exchange."""
+    """Return the table of the time for one prompt (k = 16, w = 4) whose pool is divided among 1 to 16 ranks."""
     job, (counts, times) = Job(), facts.body
     decode = {row["what"]: row for row in facts.gpu["sections"]["decode"]["rows"]}
-    rest = (decode["no duplicates"]["ours_ms"] - times[-1]) / counts[-1]  # ms per row besides the forward
+    rest = (decode["no duplicates"]["ours_ms"] - times[-1]) / counts[-1]  # the ms per row of a step without its forward
     exchange = {row["what"]: row for row in facts.rows("bytes")}
     vote = exchange.get("a vote before an exchange", {}).get("ms", 0.5)
     exchanges = exchange.get("all rows differ", {}).get("exchanges", 6)
@@ -227,14 +227,14 @@ def latency(facts: Facts) -> str:
 
 
 def fit(facts: Facts) -> str:
-    """Return the table of the straight line from which all step times are computed."""
+    """Return the table of the fitted numbers from which all step times are computed."""
     step = facts.step
     row = {"a row of 384 tokens, ms": f"{step.ms_per_row:.2f}", "least step, ms": f"{step.least:.1f}"}
     return table_of([row | {"a row the paper's way, ms": f"{step.authors:.2f}"}])
 
 
 Cell = str | Callable[[Row], Any]
-"""A column's cell: the key of its value in a row, or a function of the row."""
+"""How to get a column's cell from a row: the key of the value, or a function of the row."""
 COLUMNS: dict[str, dict[str, Cell]] = {
     "distinct": {
         "model": "what",
@@ -285,7 +285,7 @@ COLUMNS: dict[str, dict[str, Cell]] = {
 
 
 def measured(name: str, facts: Facts) -> str:
-    """Return the table of one section of scale.json, with the machine that measured it."""
+    """Return the table of one section of scale.json, followed by the name of the machine that measured the section."""
     rows = [row for row in facts.rows(name) if name != "bytes" or "sent" in row]
     if not rows:
         return f"Not measured yet: `python -m d5p4_lab bench scale --sections {name}`."
@@ -297,7 +297,7 @@ def measured(name: str, facts: Facts) -> str:
 
 
 def bits(facts: Facts) -> str:
-    """Return the table of the effect and the cost of `deterministic`."""
+    """Return the table of the effect and the cost of the option `deterministic`."""
     return deterministic.table(facts.fixed)
 
 
@@ -310,7 +310,7 @@ def tables(facts: Facts) -> Tables:
 
 
 def figure(scale: Mapping[str, Any], path: Path) -> None:
-    """Draw the bytes per step, the rows per second by prompts decoded together, and the gain of batching."""
+    """Draw three charts: bytes per step, rows per second by number of prompts decoded together, gain of batching."""
     rows = partial(rows_of, scale)
     with panels_of(path, 1, 3, (13, 4)) as (chart, panels):
         _bytes(panels[0], [row for row in rows("bytes") if "sent" in row])

@@ -1,4 +1,4 @@
-"""Computes the cost of a file of prompts on many GPUs from measured step times, and simulates the ranks.
+"""Computes the cost of decoding a file of prompts on many GPUs from measured step times, and simulates the ranks.
 
 In the simulation, d5p4's own code divides the prompts into batches, and the ranks take batches from a shared counter.
 If a rank hangs, the job ends early and starts again. The simulation adds up useful, lost and waiting time.
@@ -26,24 +26,24 @@ from . import rows_of
 
 Floats = NDArray[np.float64]
 RANKS_PER_HOST = 8
-BUDGET = CUDA.least  # tokens per forward that `run_file` uses for a model of this size
+BUDGET = CUDA.least  # `run_file` limits forwards to this many tokens for a model of 8B parameters
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """The time of a whole decode step: `ms_per_row` ms per row of `tokens` tokens, but at least `least` ms."""
+    """The time of a decode step: `ms_per_row` ms for each row of `tokens` tokens, but at least `least` ms in all."""
 
     ms_per_row: float
     least: float
     tokens: int = 384
-    authors: float = float("nan")  # ms per row of the baseline, which runs every row of the pool
+    authors: float = float("nan")  # the baseline's ms per row; the baseline runs every row of the pool
 
     @staticmethod
     def of(gpu: Mapping[str, Any]) -> StepTime:
-        """Fit the step times of all decodes with our kernels in gpu.json.
+        """Fit the step times of all decodes in gpu.json that used our kernels.
 
-        `least` is the median time of the first steps, which run one row. `ms_per_row` is the slope of a line through
-        the origin, fitted to the later steps.
+        `least` is the median time of first steps, which run one row. `ms_per_row` is the slope of a line through the
+        origin that is fitted to the later steps.
         """
         rows = gpu["sections"]["decode"]["rows"]
         runs = [row["steps"] for row in rows if "steps" in row and "order" in row["what"]]
@@ -60,7 +60,7 @@ class StepTime:
 
 @dataclass(frozen=True)
 class Job:
-    """A file of prompts and how it is decoded."""
+    """A file of prompts and the settings with which the file is decoded."""
 
     prompts: int = 10**6
     k: int = 16
@@ -76,12 +76,12 @@ class Job:
 
     @property
     def rows(self) -> float:
-        """The rows through the model per prompt. All rows of the first step are equal, so it runs one row."""
+        """The number of rows through the model per prompt. In the first step all rows are equal, so one row runs."""
         return 1 + (self.steps - 1) * self.pool * self.share
 
     @property
     def batch(self) -> int:
-        """The number of prompts per decode call under the default budget."""
+        """The number of prompts that one decode call takes under the default token budget."""
         return max(1, self.settings.max_tokens_per_call // self.pool // (self.prompt + self.answer))
 
     @property
@@ -89,7 +89,7 @@ class Job:
         return Settings(k=self.k, w=self.w, max_tokens_per_forward=BUDGET)
 
     def seconds(self, step: StepTime, prompts: int | None = None) -> float:
-        """Return the GPU time per prompt if `prompts` prompts (default: all that the budget allows) decode together."""
+        """Return the GPU seconds per prompt if `prompts` prompts (by default, `self.batch`) are decoded together."""
         together = prompts or self.batch
         tokens = self.prompt + self.answer
         first, later = (step.seconds(together * rows, tokens) for rows in (1, self.pool * self.share))
@@ -105,16 +105,16 @@ class Job:
 
 @dataclass(frozen=True)
 class Costs:
-    """The time of the ranks besides decoding, in seconds. scale.py measures the values that are not assumed."""
+    """The costs of a run besides decoding, in seconds if no unit is given. scale.py measures plan, find and merge."""
 
-    plan: float = 500e-6  # to plan a prompt with a chat template, on every rank
-    find: float = 60e-6  # to find a line when the part files are read
-    merge: float = 50e-6  # to merge a line at the end
-    start: float = 30.0  # to start torchrun, Python and CUDA (assumed)
-    weights: float = 16.0  # GB
-    server: float = 5.0  # GB/s that the file server gives to all hosts together (assumed)
-    hang: float = 600.0  # until a hanging rank ends the job (--timeout)
-    again: float = 60.0  # until the job starts again (assumed)
+    plan: float = 500e-6  # the time of every rank to plan a prompt with a chat template
+    find: float = 60e-6  # the time to find a line when the part files are read
+    merge: float = 50e-6  # the time to merge a line at the end
+    start: float = 30.0  # the time to start torchrun, Python and CUDA (assumed)
+    weights: float = 16.0  # the size of the weights in GB
+    server: float = 5.0  # the GB/s that the file server sends to all hosts together (assumed)
+    hang: float = 600.0  # the time until the job ends after a rank hangs (--timeout)
+    again: float = 60.0  # the time until the ended job starts again (assumed)
 
     @staticmethod
     def of(scale: Mapping[str, Any]) -> Costs:
@@ -128,26 +128,27 @@ class Costs:
         return replace(default, plan=plan, find=seconds("find", default.find), merge=seconds("merge", default.merge))
 
     def loading(self, ranks: int) -> float:
-        """Return the seconds until all ranks have the weights. Each host reads them once, and its ranks share them."""
+        """Return the seconds until all ranks have the weights. Each host reads the weights once for all its ranks."""
         return self.start + math.ceil(ranks / RANKS_PER_HOST) * self.weights / self.server
 
 
 @dataclass(frozen=True)
 class World:
-    """What a simulation assumes: how prompts differ, and what goes wrong.
+    """The assumptions of a simulation: how prompts differ, and which faults happen.
 
-    Prompt lengths are lognormal with `spread`, clipped to 16..1024. Shares of distinct rows are uniform between
-    1 - `mixed` and 1 + `mixed` times their mean; where this would exceed 1, the range is narrower.
+    Prompt lengths are lognormal with the standard deviation `spread` of the logarithm, clipped to 16..1024. The share
+    of distinct rows per prompt is uniform between 1 - `mixed` and 1 + `mixed` times the mean. The range is narrower if
+    it would exceed 1.
     """
 
     spread: float = 0.5
     mixed: float = 0.2
-    slow: float = 1.0  # the speed of every 64th GPU, beginning with the first
+    slow: float = 1.0  # the relative speed of GPUs 0, 64, 128, ...; the others have 1
     killed: float | None = None  # the share of the work that is done when a rank hangs; None if no rank hangs
 
 
 class Request(NamedTuple):
-    """The parts of a request that the batching uses."""
+    """The parts of a request that d5p4's batching reads."""
 
     length: int
     answer: int
@@ -159,23 +160,23 @@ class Request(NamedTuple):
 class Batches(NamedTuple):
     """The planned batches of a file."""
 
-    seconds: Floats  # [B] the time of each batch on a GPU of speed 1
-    window: NDArray[np.int64]  # [B] the window of the file that contains each batch
-    prompts: NDArray[np.int64]  # [B]
+    seconds: Floats  # [B] the seconds of each batch on a GPU of speed 1
+    window: NDArray[np.int64]  # [B] the index of the window of the file from which each batch was made
+    prompts: NDArray[np.int64]  # [B] the number of prompts in each batch
 
 
 class Cut(NamedTuple):
-    """A file divided into batches. The prompts of a batch are neighbours in `order`."""
+    """A file that is divided into batches. The prompts of a batch are neighbours in `order`."""
 
-    order: NDArray[np.int64]  # [P] the prompts, batch by batch
+    order: NDArray[np.int64]  # [P] the indices of the prompts, batch after batch
     first: NDArray[np.int64]  # [B] the index in `order` at which each batch begins
     window: NDArray[np.int64]  # [B]
-    lengths: NDArray[np.int64]  # [P] tokens per row
+    lengths: NDArray[np.int64]  # [P] the number of tokens in a row of each prompt
 
 
 @cache
 def cut(job: Job, spread: float) -> Cut:
-    """Divide a file into batches as `run_file` does, with the same windows, function and budget."""
+    """Divide a file into batches with the same windows, the same function and the same budget as `run_file`."""
     prompts, answer, settings, model = job.prompts, job.answer, job.settings, SimpleNamespace(mask_id=-1)
     middle = math.log(job.prompt) - spread**2 / 2
     drawn = np.random.default_rng(0).lognormal(middle, spread, prompts).clip(16, 1024).astype(int)
@@ -193,11 +194,11 @@ def cut(job: Job, spread: float) -> Cut:
 
 @cache
 def planned(job: Job, spread: float, mixed: float, step: StepTime) -> Batches:
-    """Return the batches of a file with their times."""
-    file = cut(replace(job, steps=1, share=1.0), spread)  # steps and share do not change the batches
+    """Return the batches of a file with the time of each batch."""
+    file = cut(replace(job, steps=1, share=1.0), spread)  # the batches do not depend on steps and share
     reach = min(mixed * job.share, 1 - job.share)
     share = np.random.default_rng(1).uniform(job.share - reach, job.share + reach, job.prompts)
-    longest = np.maximum.reduceat(file.lengths[file.order], file.first)  # rows are padded to this length
+    longest = np.maximum.reduceat(file.lengths[file.order], file.first)  # [B] rows are padded to this length
     count = np.diff(file.first, append=job.prompts)
     rows = job.pool * np.add.reduceat(share[file.order], file.first)
 
@@ -208,14 +209,17 @@ def planned(job: Job, spread: float, mixed: float, step: StepTime) -> Batches:
 
 
 class Played(NamedTuple):
-    """The outcome of one start of the job."""
+    """The outcome of one start of the job, which ends when all batches are done or when the job is stopped."""
 
-    end: float  # the time when the last rank is done, or when all ranks are stopped
+    end: float  # the time at which the last batch is done, or at which the job is stopped
     done: NDArray[np.bool_]  # [B]
 
 
 def play(work: Batches, pending: NDArray[np.int64], speed: Floats, plan: float, begin: float, stop: Floats) -> Played:
-    """Simulate one start. Ranks take pending batches and plan all windows up to their batch. Rank r ends at stop[r]."""
+    """Simulate one start of the job, in which a free rank takes the next pending batch. Rank r ends at stop[r].
+
+    Before decoding a batch, a rank must plan all windows up to the window of the batch.
+    """
     free = [(begin, rank) for rank in range(len(speed))]
     planned_to = [-1] * len(speed)
     done, end = np.zeros(len(work.seconds), bool), begin
@@ -236,15 +240,15 @@ def play(work: Batches, pending: NDArray[np.int64], speed: Floats, plan: float, 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a whole run: its hours (`wall`), and the uses of GPU time as shares of ranks × wall time."""
+    """The outcome of a run: `wall` is its wall time in hours, and the other floats are shares of ranks × wall time."""
 
     ranks: int
     wall: float
     useful: float
     starting: float
     merging: float
-    lost: float  # decoding of batches that were not kept, and waiting for the hung rank
-    rest: float  # planning, slow GPUs, and waiting for the last batches
+    lost: float  # the share for decoding batches that were lost, and for waiting until the hung rank ends the job
+    rest: float  # the share for planning, slow GPUs, and waiting for the last batches
 
 
 def simulate(job: Job, ranks: int, step: StepTime, costs: Costs, world: World) -> Outcome:
@@ -261,7 +265,7 @@ def simulate(job: Job, ranks: int, step: StepTime, costs: Costs, world: World) -
         stop[-1] = died
         first = play(work, everything, speed, plan, begin, stop)
         done = first.done
-        kept = float(work.seconds[done].sum())  # `lost` includes waiting, planning and slow GPUs
+        kept = float(work.seconds[done].sum())  # all other time before the end, such as waiting and planning, is lost
         lost = first.end - begin - kept / ranks
         again = costs.again + costs.loading(ranks) + costs.find * int(work.prompts[done].sum())
         starting, begin = starting + again, first.end + again
@@ -274,7 +278,7 @@ def simulate(job: Job, ranks: int, step: StepTime, costs: Costs, world: World) -
 
 
 def fixed_shares(job: Job, ranks: int, step: StepTime, world: World) -> float:
-    """Return the efficiency if there is no counter and batch i is assigned to rank i mod R beforehand."""
+    """Return the efficiency of a run without a shared counter, in which rank i mod R gets batch i beforehand."""
     work = planned(job, world.spread, world.mixed, step)
     speed = np.ones(ranks)
     speed[::64] = world.slow

@@ -1,13 +1,14 @@
-"""Measure the server under load on loopback: its throughput against decoding one prompt at a time, and waiting times.
+"""Measure the throughput and the waiting times of the server on loopback, and compare with decoding prompts one by one.
 
     python -m d5p4_lab bench serve [--requests 16,32] [--device cpu] [--out FILE]     prints a table of docs/serving.md
     python -m d5p4_lab bench serve --table [--out FILE]                               prints the table of the last run
 
-First, puzzles are decoded one by one in this process with `d5p4.generate`, each with its own seed; a server without
-batching cannot be faster. Then a server process answers the same puzzles for 1, 8 and 32 clients. Each client sends its
-next request when it has the answer to its last request. Every answer is compared with the answer decoded alone. During
-this time another client asks for /healthz repeatedly; its waiting time shows how long the event loop was blocked. The
-floor is the time of the model's multiplications for these rows, at the rate of a plain matrix product of its shape.
+First, puzzles are decoded one by one in this process with `d5p4.generate`, each with its own seed. A server without
+batching cannot be faster. Then a server process answers the same puzzles for 1, 8 and 32 clients. Each client sends a
+new request when it has received the answer to its previous request. Every answer is compared with the answer decoded
+alone. During this time another client asks for /healthz repeatedly. The waiting time of that client shows how long the
+event loop was blocked. The floor is the throughput of a server that spends time only on the model's multiplications, at
+the rate of a plain matrix product with the shape of the model's largest matrix.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ from ..provenance import about
 from ..timing import wall
 from . import RESULTS, Row, generate, make_parser, read, show, table_of, write
 
-OPTIONS: dict[int, dict[str, Any]] = {  # the server's options for n = 4 and n = 1
+OPTIONS: dict[int, dict[str, Any]] = {  # the options that the server uses for n = 4 and for n = 1
     4: {"k": 4, "w": 4, "distinct": True, "spare": 4},
     1: {"k": 1, "w": 4},
 }
 CLIENTS = (1, 8, 32)
-PRODUCT = (4096, 320, 832)  # the number of rows, and the shape of the model's largest matrix
+PRODUCT = (4096, 320, 832)  # a product of 4096 rows with a matrix of 320 × 832, the model's largest
 Request = tuple[str, int]  # prompt, seed
 
 
@@ -53,7 +54,7 @@ def waits(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def matrix_rate(device: str, dtype: torch.dtype) -> float:
-    """Measure the floating-point operations per second of a matrix product."""
+    """Measure how many floating-point operations per second a matrix product of the sizes PRODUCT reaches."""
     rows, inner, columns = PRODUCT
     a = torch.randn(rows, inner, device=device, dtype=dtype)
     b = torch.randn(inner, columns, device=device, dtype=dtype)
@@ -62,12 +63,12 @@ def matrix_rate(device: str, dtype: torch.dtype) -> float:
 
 
 def operations(model: Any, result: d5p4.Result) -> float:
-    """Return the floating-point operations of a result's forwards: two per parameter and token."""
+    """Return the number of floating-point operations in the forwards of a result: two per parameter and token."""
     return 2.0 * sum(part.numel() for part in model.parameters()) * int(result.rows[0]) * result.sequences.shape[-1]
 
 
 def alone(model: Any, n: int, requests: Sequence[Request]) -> tuple[list[list[str]], list[float], list[float]]:
-    """Decode each prompt alone, and return the answers, seconds and operations per prompt."""
+    """Decode each prompt alone. Return three lists: the answers, the seconds and the operations of each prompt."""
     texts, seconds, work = [], [], []
     for prompt, seed in requests:
         result, spent = wall(partial(generate, model, prompt, seed=seed, **OPTIONS[n]), model.device)
@@ -90,7 +91,7 @@ def server(*options: str) -> Iterator[str]:
             if not lines[-1]:
                 raise d5p4.D5P4Error(f"the server did not start: {''.join(lines)}")
             url = lines[-1].split()[-1].rstrip("/")
-            threading.Thread(target=list, args=(process.stderr,), daemon=True).start()  # keep the pipe empty
+            threading.Thread(target=list, args=(process.stderr,), daemon=True).start()  # the pipe must not fill up
             while httpx.get(f"{url}/readyz").status_code != 200:
                 time.sleep(0.1)
             yield url
@@ -99,7 +100,7 @@ def server(*options: str) -> Iterator[str]:
 
 
 async def load(url: str, n: int, requests: Sequence[Request], clients: int, stream: bool) -> dict[str, Any]:
-    """Send all requests from `clients` clients at a time, and return the answers and the waiting times."""
+    """Send the requests from `clients` clients at the same time, and return the answers and the waiting times."""
     todo, texts, seconds, pings = list(enumerate(requests))[::-1], {}, [], []
     over = asyncio.Event()
     async with httpx.AsyncClient(timeout=None, limits=httpx.Limits(max_connections=None)) as http:
@@ -142,20 +143,20 @@ def streamed(events: str, n: int) -> list[str]:
 
 
 def batches(url: str) -> tuple[float, float]:
-    """Return the number of decodes so far, and the number of prompts in them."""
+    """Return the number of decodes that the server has made, and the total number of prompts in these decodes."""
     metrics = dict(line.rsplit(" ", 1) for line in httpx.get(f"{url}/metrics").text.splitlines() if line[0] != "#")
     return float(metrics["d5p4_batch_prompts_count"]), float(metrics["d5p4_batch_prompts_sum"])
 
 
 def compared(row: dict[str, Any], expected: list[list[str]]) -> dict[str, Any]:
-    """Replace the texts by the number of requests whose answers equal `expected`, the answers decoded alone."""
+    """Replace the texts by two counts: requests whose answers equal `expected`, and different answers in all."""
     texts = row.pop("texts")
     equal = sum(a == b for a, b in zip(texts, expected, strict=True))
     return row | {"equal": equal, "different": sum(len(set(answers)) for answers in texts)}
 
 
 def measure(n: int, count: int, device: str) -> dict[str, Any]:
-    """Measure requests for n answers: first decoded one by one, then served to 1, 8 and 32 clients."""
+    """Measure requests for n answers each: first decoded one by one, then served to 1, 8 and 32 clients."""
     prompts = [problem.prompt for problem in problems(count, numbers=4, seed=7)]
     requests = [(prompt, 1000 + number) for number, prompt in enumerate(prompts)]
     model = d5p4.load("countdown", device)
@@ -187,7 +188,7 @@ def measure(n: int, count: int, device: str) -> dict[str, Any]:
 
 
 def table(results: Mapping[str, Any]) -> str:
-    """Return a Markdown table with notes and the origin of the figures."""
+    """Return a Markdown table, followed by notes and the origin of the figures."""
     rows, notes = [], []
 
     def add(n: int, what: str, row: Row, floor: float, **more: str) -> None:

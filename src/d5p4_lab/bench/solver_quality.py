@@ -1,4 +1,4 @@
-"""Measure how often each solver of `d5p4.methods.partition_map` finds the best set, on kernels where it is known.
+"""Measure how often each solver of `d5p4.methods.partition_map` finds the best set (known from exhaustive search).
 
     python -m d5p4_lab bench solver_quality [INSTANCES]
 
@@ -40,7 +40,10 @@ SHARED = 0.8
 
 
 def instances(count: int, k: int, w: int, width: int, kin: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Return quality [count, kw] in [0, 1] and similarity [count, kw, kw]. Siblings have the share `kin` in common."""
+    """Return random quality [count, kw] in [0, 1] and similarity [count, kw, kw].
+
+    All rows share a common component. `kin` is the share of the rest of a row that siblings have in common.
+    """
     g = torch.Generator().manual_seed(seed)
 
     def unit(*shape: int) -> Tensor:
@@ -65,7 +68,7 @@ def main(arguments: Sequence[str]) -> None:
         for seed, (k, width, kin, (kind, beta)) in enumerate(settings):
             quality, similarity = instances(count, k, 4, width, kin, seed)
             kernel, gain = dpp_kernel(kind, quality, similarity, beta)
-            problem = prepare(kernel, k, gain)  # without ties, the rows keep their order
+            problem = prepare(kernel, k, gain)  # called without ties, so that the rows keep their order
             best = problem.score(exhaustive(kernel, k, gain, quality)[:, None])[1][:, 0]
             for name, options in SOLVERS.items():
                 sets, seconds = wall(partial(partition_map, kernel, k, gain, quality, **options), CPU)

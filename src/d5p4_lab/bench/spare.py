@@ -1,4 +1,4 @@
-"""Measure how many of four answers differ, and the gain and cost of spare beams, on held-out puzzles of `countdown`.
+"""Measure the gain and cost of spare beams, and how many of four answers differ, on held-out puzzles of `countdown`.
 
     python -m d5p4_lab bench spare [--device cuda] [--puzzles 500] [--out FILE]    prints the table of docs/serving.md
     python -m d5p4_lab bench spare --table                                         prints the table of the last run
@@ -54,7 +54,7 @@ def measure(model: Any, numbers: int, count: int, case: Row) -> Row:
 
 
 def table(results: Mapping[str, Any]) -> str:
-    """Return a Markdown table with the origin of the figures."""
+    """Return a Markdown table, followed by the origin of the figures."""
     rows = []
     for row in results["rows"]:
         extra = (", `distinct`" if row["distinct"] else "") + (f", spare {row['spare']}" if row["spare"] else "")

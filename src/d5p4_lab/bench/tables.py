@@ -2,8 +2,8 @@
 
     python -m d5p4_lab bench tables
 
-On its page, each table stands between <!-- KIND: NAME --> and <!-- end -->. Afterwards `git diff` shows nothing unless
-a result or a heading has changed.
+Each table stands between <!-- KIND: NAME --> and <!-- end --> on a page. After this command, `git diff` shows a change
+only if a result or a heading has changed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from . import (
 
 
 def pages() -> Iterator[tuple[str, str, Tables]]:
-    """Yield (path in the checkout, kind of table, tables) for every page and kind."""
+    """Yield (path of the page, kind of tables, tables) for every page and every kind of tables on the page."""
     puzzles, prose = countdown.tables(countdown.Book.open(RESULTS / "countdown.json")), read(RESULTS / "books.json")
     texts: Tables = {"table": partial(books.table, prose), "texts": partial(books.texts, prose)}
     agreed: Tables = {"table": lambda: agreement.table(read(RESULTS / "agreement.json")["cases"])}

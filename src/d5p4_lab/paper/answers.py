@@ -1,8 +1,8 @@
-"""Sets of answers: the library decodes them, outside models score them, and a `Digest` reduces them to numbers.
+"""Decodes sets of answers with the library, scores the sets with outside models, and reduces each set to numbers.
 
-The texts of a set are large and stay on the machine that made them. The few numbers that drawing needs are committed,
-so that a clean clone can draw the tables again and extend a run. A set whose numbers are committed is not decoded or
-scored again.
+The texts of a set are large and stay on the machine that decoded the set. The few numbers that the tables and figures
+need are committed to git, so that a clean clone can draw the tables again and extend a run. If the numbers of a set are
+committed, the set is not decoded or scored again.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from .rows import Row, Source, check_made, complete
 from .scoring import AT_ONCE, make_scorer, scorer_names
 from .setup import OPEN, Case, Setup, digest_of, slugged
 
-TOKENS = {"cuda": 1 << 17}  # tokens per forward on a GPU; other devices use the library's default
+TOKENS = {"cuda": 1 << 17}  # at most this many tokens per forward on a GPU; other devices use the default limit
 
 
 def answers(setup: Setup, case: Case) -> Source:
-    """The source of a case's answers: one row per set. Experiments that decode the same case share these rows."""
+    """Return the `Source` of a case's answers, with one row per set. Experiments with equal cases share these rows."""
     made_with = _made_with(setup, case)
     reduced = None if setup.experiment.digest is None else setup.open(*_numbers_file(setup))
     slug = "" if reduced is None else _numbers_slug(setup, case)
@@ -47,7 +47,7 @@ def answers(setup: Setup, case: Case) -> Source:
 
 
 def scores(setup: Setup, case: Case, scorer: str) -> Source:
-    """The source of the scores that the scorer `kind:model` gives to the decoded sets of a case: one row per set."""
+    """Return the `Source` of a scorer's scores of a case's answers, with one row per set. `scorer` is `kind:model`."""
     source = answers(setup, case)
     rows = setup.rows(source)
     kind, _, model = scorer.partition(":")
@@ -68,9 +68,9 @@ def scores(setup: Setup, case: Case, scorer: str) -> Source:
 
 
 def numbers(setup: Setup, some_cases: Sequence[Case] | None = None) -> Source:
-    """The source of the numbers that drawing needs: one row per set of `some_cases`, or of all cases."""
+    """Return the `Source` of the numbers to draw, with one row per set of `some_cases` (by default of all cases)."""
     wanted = setup.cases if some_cases is None else some_cases
-    # If several cases have the same options, the case with the most units is used.
+    # If several cases have the same options, only the case with the most units is kept.
     cases = {_numbers_slug(setup, case): case for case in sorted(wanted, key=lambda case: case.units)}
     keys = [f"{slug} {unit}" for slug, case in cases.items() for unit in range(case.units)]
 
@@ -85,19 +85,19 @@ def numbers(setup: Setup, some_cases: Sequence[Case] | None = None) -> Source:
 
 
 def _numbers_file(setup: Setup) -> tuple[str, dict[str, str]]:
-    """The path and the header of the file of numbers. The header has no settings; the keys contain a hash of them."""
+    """Return the path and header of the file of numbers. A hash of the settings is in the keys, not in the header."""
     assert setup.experiment.digest is not None
     name = setup.experiment.digest.name
     return f"numbers/{name}.jsonl.xz", {"numbers": name}
 
 
 def numbers_of(setup: Setup, case: Case) -> list[Row]:
-    """Return the numbers of a case's sets, in the order of their units."""
+    """Return the numbers of a case's sets, in the order of the units. (Each unit has one set.)"""
     return complete(setup, numbers(setup, [case]), "draw")
 
 
 def _reduce(setup: Setup, case: Case, units: Sequence[str]) -> dict[str, Row]:
-    """Compute the numbers of the sets `units` of a case from their answers and scores."""
+    """Compute the numbers of some sets of a case, one set per unit, from the answers and scores of these sets."""
     digest = setup.experiment.digest
     assert digest is not None
     decoded = answers(setup, case)
@@ -116,12 +116,15 @@ def _reduce(setup: Setup, case: Case, units: Sequence[str]) -> dict[str, Row]:
 
 
 def prompt_digits(prompt: str) -> str:
-    """Eight hexadecimal digits of a hash of the prompt, to tell prompts apart."""
+    """Return eight hexadecimal digits of a hash of the prompt, which tell prompts apart."""
     return hashlib.sha256(prompt.encode()).hexdigest()[:8]
 
 
 def known_prompts(setup: Setup, task: str) -> Iterator[tuple[Path, int, str]]:
-    """Yield file, unit and `prompt_digits` of every row on the disk, if the task reads its prompts from a file."""
+    """Yield path, unit and `prompt_digits` of every row of a task on the disk.
+
+    Nothing is yielded if the task does not read its prompts from a file.
+    """
     for case in setup.cases if setup.reads_data(task) else ():
         if case.task != task:
             continue
@@ -135,7 +138,7 @@ def known_prompts(setup: Setup, task: str) -> Iterator[tuple[Path, int, str]]:
 
 
 def _made_with(setup: Setup, case: Case) -> dict[str, Any]:
-    # The case's name is left out, because two experiments may give the same answers different names.
+    # The case's name is left out, because two experiments may use different names for the same answers.
     made_with = {"task": case.task, "model": setup.label, "weights": setup.weights, "seed": setup.seed}
     return made_with | {"options": dict(case.options)}
 
@@ -145,7 +148,7 @@ def _slug(case: Case) -> str:
 
 
 def _numbers_slug(setup: Setup, case: Case) -> str:
-    """The prefix of a case's keys in the file of numbers. It depends on the answers, the scorers and the settings."""
+    """The prefix of a case's keys in the file of numbers. The prefix depends on answers, scorers and settings."""
     assert setup.experiment.digest is not None
     settings = {name: setup[name] for name in setup.experiment.digest.settings}
     depends_on = {"answers": _made_with(setup, case), "scorers": scorer_names(setup), "settings": settings}
@@ -165,13 +168,13 @@ def _length(setup: Setup, case: Case) -> int:
 
 
 def _cost(setup: Setup, case: Case) -> float:
-    """The cost of one set: the number of tokens that go through the model if all rows of its pool differ."""
+    """The cost of one set: the number of tokens that go through the model if all rows of the set's pool differ."""
     settings, length = _settings(setup, case), _length(setup, case)
     return settings.pool_size * length * (settings.steps or length) * (1 if settings.guidance == 1 else 2)
 
 
 def _first_batch(setup: Setup, case: Case) -> int:
-    """The number of sets in the first batch. It is small, so that a first estimate of the time left appears soon."""
+    """The number of sets in the first batch. A small first batch gives an early estimate of the time left."""
     if setup.torch_device.type != "cuda":
         return 1
     tokens = 8 * TOKENS["cuda"]
@@ -179,7 +182,7 @@ def _first_batch(setup: Setup, case: Case) -> int:
 
 
 def _beat(setup: Setup) -> Callback | None:
-    """A callback that tells the other ranks that this rank is alive; None if there is only one rank."""
+    """Return a callback that tells the other ranks that this rank is alive, or None if there is only one rank."""
     return None if setup.mesh.world == 1 else lambda shot: setup.mesh.beat()
 
 
@@ -196,7 +199,7 @@ def _decode(setup: Setup, case: Case, keys: Sequence[str]) -> dict[str, Row]:
     began = time.monotonic()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DuplicateAnswers)
-        # A unit's random numbers depend on the unit alone, so batching, resuming or adding units changes no answer.
+        # A unit's random numbers do not depend on other units, so batches and resumed runs give the same answers.
         names = [f"{case.task} {unit}" for unit in units]
         result = generate(setup.model, **prompts, keys=names, seed=setup.seed, callback=_beat(setup), **options)
     seconds = (time.monotonic() - began) / len(units)

@@ -1,7 +1,7 @@
-"""The share of problems with a right answer, against the number of rows that go through the model.
+"""Measures the share of problems with a right answer against the number of rows that go through the model.
 
-The experiment compares independent sampling with D5P4, with D5P4 whose children are distinct, and with D5P4 that has
-more children per beam. Equal rows of a pool go through the model once.
+The experiment compares four methods: independent sampling, D5P4, D5P4 with distinct children, and D5P4 with more
+children per beam. If several rows of a pool are equal, only one of them goes through the model.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BOX: Mapping[str, Any] = {
     "units": 1000,
     "beta": 100.0,
     "w": (2, 4, 8, 16),
-    "more": (4, 6, 8, 12, 16, 24, 32),  # numbers of independent answers per problem
+    "more": (4, 6, 8, 12, 16, 24, 32),  # how many independent answers per problem; each number is a case
     "gen_length": None,  # None means the length in LENGTHS
 }
 PAPER: Mapping[str, Any] = dict(BOX) | {
@@ -60,7 +60,7 @@ def cases(setup: Setup) -> list[Case]:
 
 
 def reduce_graded(setup: Setup, case: Case, unit: int, row: Row, scores: Mapping[str, Row]) -> Row:
-    """Return which answers are right (one digit per answer), the number of different right answers, and their cost."""
+    """Return which answers are right (1 or 0 each), the number of different right answers, and the cost of the set."""
     task = setup.task(case.task, case.units)
     grader, example = grader_named(task.grader or "exact"), task.examples[unit]
     right = grader.grade(example.prompt, row["texts"], example.gold)
@@ -71,7 +71,7 @@ def reduce_graded(setup: Setup, case: Case, unit: int, row: Row, scores: Mapping
 
 
 class Spent:
-    """The coverage and the cost of one case, with one value per problem."""
+    """The right answers of a case, and the cost of the case in rows per step. The arrays have one entry per problem."""
 
     def __init__(self, setup: Setup, case: Case) -> None:
         rows = numbers_of(setup, case)
@@ -148,7 +148,7 @@ def _task_claims(setup: Setup, by_case: Mapping[str, Spent], task: str, width: i
         claims.append(Claim(f"Ours ({task}): {claim}", "–", values, decided(lead)))
     claims.append(
         Claim(
-            f"Ours ({task}): with distinct children, more of them (w {largest} instead of {width}) cover more problems",
+            f"Ours ({task}): D5P4 with distinct children covers more problems with w {largest} than with w {width}",
             "–",
             f"change: {shown(many_gain, 1)} points; rows per step: {other.rows.value:.2f} → {many.rows.value:.2f}",
             decided(many_gain),
@@ -158,19 +158,19 @@ def _task_claims(setup: Setup, by_case: Mapping[str, Spent], task: str, width: i
 
 
 def _gain(a: Spent, b: Spent) -> Figure:
-    """How many points higher the coverage of a is than that of b, in % of the problems."""
+    """The coverage of a minus the coverage of b, in percentage points."""
     return paired_difference(100 * a.covered, 100 * b.covered)
 
 
 def _same_rows(setup: Setup, by_case: Mapping[str, Spent], task: str, ours: Spent) -> tuple[str, Figure]:
-    """Name the independent case whose rows are nearest to those of `ours`, and return the lead of `ours` over it."""
+    """Compare `ours` with the independent case that has the closest row count. Return that case's name and our lead."""
     alone = {m: by_case[f"{task} independent, {m} answers"] for m in setup["more"]}
     m = min(alone, key=lambda m: abs(alone[m].rows.value - ours.rows.value))
     name = f"{m} independent answers ({alone[m].rows.value:.2f} rows against {ours.rows.value:.2f})"
     return name, _gain(ours, alone[m])
 
 
-OFFSETS = {"independent": (6, -10), "D5P4+": (-22, 5), "distinct": (5, 5)}  # from points to their labels
+OFFSETS = {"independent": (6, -10), "D5P4+": (-22, 5), "distinct": (5, 5)}  # shift from a point to its label
 
 
 def _figure(setup: Setup, by_case: Mapping[str, Spent]) -> object:

@@ -17,14 +17,14 @@ HEAD = """# Claims of the paper, re-measured
 
 Each row of the table shows a claim of the D5P4 paper, the paper's figure, our figure with its 95 % interval, and our
 verdict. The verdict depends on the interval alone. A claim *holds* if the whole interval supports it, and *does not
-hold* if the whole interval speaks against it. Otherwise it is *not clear*. Two judges measure perplexity: the judge of
-this repository, and SmolLM2-135M quantised to 4 bits. If they disagree about a claim, it is *not clear*. A claim with
-several parts holds if all parts hold, and does not hold if one part does not hold. The intervals are not corrected for
-the number of comparisons.
+hold* if the whole interval speaks against it. Otherwise the verdict is *not clear*. Two judges measure perplexity: the
+judge of this repository, and SmolLM2-135M quantised to 4 bits. If the two judges disagree about a claim, the verdict is
+*not clear*. A claim with several parts holds if all parts hold, and does not hold if one part does not hold. The
+intervals are not corrected for the number of comparisons.
 
-Our models are the small ones of this repository. They are about a thousand times smaller than the paper's models, so a
-claim that does not hold here may hold at the paper's scale, and the other way round. [reproduce.md](reproduce.md)
-explains how to run the experiments again, at our scale or at the paper's.
+Our models are the small models of this repository. They are about a thousand times smaller than the paper's models. A
+claim that does not hold here may hold at the paper's scale, and a claim that holds here may not hold there.
+[reproduce.md](reproduce.md) explains how to run the experiments again, at our scale or at the paper's.
 
 """
 

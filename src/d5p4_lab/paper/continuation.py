@@ -1,7 +1,7 @@
-"""Cases and measures of the experiments qa and guidance, and ways to choose k answers from a pool.
+"""The cases and measures of the experiments `qa` and `guidance`, and functions that choose k answers from a pool.
 
-At scale `box` the prompts are the first sentences of held-out paragraphs, and the references are the rests of these
-paragraphs. At scale `paper` the prompts are questions, and the references are their answers.
+At scale `box` the prompts are the first sentences of held-out paragraphs, and the references are the other
+sentences of these paragraphs. At scale `paper` the prompts are questions, and the references are right answers to them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PAPER: Mapping[str, Any] = dict(BOX) | {
     "gen_length": 128,
     "steps": 128,
     "units": 817,
-    "remote_code": False,  # Jina v2 has its own code, which runs only with --set remote_code=true
+    "remote_code": False,  # the encoder Jina v2 has its own code, which runs only with --set remote_code=true
 }
 POOL = "pool"
 
@@ -53,13 +53,13 @@ def base(setup: Setup, guidance: float) -> dict[str, Any]:
 
 
 def pool(setup: Setup, guidance: float) -> Case:
-    """A case of k·w independent answers. Independent sampling and every best-of-n choose k answers from this pool."""
+    """Return the case of k·w independent answers. Several methods choose k answers from the pool of these answers."""
     options = base(setup, guidance) | {"method": "independent", "k": setup["k"] * setup["w"]}
     return Case(f"{POOL}, g {guidance:g}", options, setup["units"], setup["task"], POOL, float(guidance))
 
 
 def search(setup: Setup, method: str, options: Mapping[str, Any], guidance: float) -> Case:
-    """A case of a beam method with k·w candidates per step."""
+    """Return the case of a beam method with k·w candidates per step."""
     chosen = base(setup, guidance) | {"k": setup["k"], "w": setup["w"]} | dict(options)
     return Case(f"{method}, g {guidance:g}", chosen, setup["units"], setup["task"], method, float(guidance))
 
@@ -69,27 +69,27 @@ Places = list[int]
 
 
 def by_chance(setup: Setup, unit: int, row: Row) -> Places:
-    """Choose k random answers of a pool. (The first k would be the best, because results are sorted by score.)"""
+    """Choose k random answers of a pool. (The first k answers are not random: answers are sorted by score.)"""
     return random.Random(f"{setup.seed} {unit}").sample(range(len(row["texts"])), setup["k"])
 
 
 def best_internal(setup: Setup) -> Places:
-    """The k best answers by the model's own score. They are the first k, because results are sorted by this score."""
+    """Choose the k best answers by the model's own score: the first k, because answers are sorted by this score."""
     return list(range(setup["k"]))
 
 
 def lowest(values: Sequence[float], k: int) -> Places:
-    """The sorted indices of the k lowest values. Among equal values the lower index is chosen."""
+    """Return the indices of the k lowest values, sorted. Of two equal values, the value with the lower index wins."""
     return sorted(sorted(range(len(values)), key=lambda place: (values[place], place))[:k])
 
 
 def best_perplexity(setup: Setup, scores: Mapping[str, Row]) -> Places:
-    """The k answers with the lowest perplexity under the first judge. An empty answer counts as the worst."""
+    """Choose the k answers with the lowest perplexity under the first judge. An empty answer counts as the worst."""
     return lowest(scores[f"ppl:{setup['judges'][0]}"]["nats"], setup["k"])
 
 
 def measures(setup: Setup, row: Row, scores: Mapping[str, Row], places: Places) -> Row:
-    """The measures that the tables show, computed from the answers at `places` of a set."""
+    """Compute the measures that the tables show from the answers of a set at the indices `places`."""
     texts = [row["texts"][place] for place in places]
     nearness = [f1(text, row["references"]) for text in texts]
     cosines = scores[f"cos:{setup['encoder']}"]
@@ -112,5 +112,5 @@ def _repeated(text: str) -> float:
 
 
 def columns(rows: Sequence[Row]) -> dict[str, np.ndarray]:
-    """The measures of n sets as one array [n] per measure."""
+    """Turn the measures of n sets into one array [n] per measure."""
     return {name: np.array([row[name] for row in rows]) for name in rows[0]}

@@ -1,4 +1,4 @@
-"""How well a method's parameter controls the outcome: how its logarithm correlates with perplexity and cosine."""
+"""Measures how strongly the logarithm of each method's parameter correlates with perplexity and with cosine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .plane import PLANE, curves, points
 from .setup import Case, Experiment, Setup
 
 METHODS = ("CAT, scores", "CAT, tokens", "diverse beam", "D5P4+", "D5P4×")
-PAPERS = {  # the paper's correlations with perplexity and with cosine
+PAPERS = {  # correlations in the paper: with perplexity, with cosine
     "CAT, tokens": (0.974, -0.795),
     "diverse beam": (0.944, -0.570),
     "D5P4+": (0.970, -0.925),
@@ -93,7 +93,7 @@ def _claims(setup: Setup, correlations: dict[str, dict[str, tuple[Figure, Figure
 
 
 def _closer(a: Figure, b: Figure) -> Verdict:
-    """Whether the negative correlation a is stronger than b; "not clear" if their intervals overlap."""
+    """Judge whether the negative correlation a is stronger than b. If their intervals overlap, return "not clear"."""
     return "holds" if b.low > a.high else "does not hold" if b.high < a.low else "not clear"
 
 

@@ -1,10 +1,10 @@
-"""Time and memory of one step by stage: forward, selection, sampling.
+"""Measures the time and memory of each stage of a decoding step: forward, selection, sampling.
 
-The figures have two sources. The GPU benchmark (`python -m d5p4_lab bench gpu`: a new run, or its committed results)
-times whole steps at the paper's size, both as the paper does them and as we do. It does not time the paper's
-*Baseline*, which draws tokens for every row of the pool. So this module also times the stages after the
-forward in all three ways, on the machine that runs the experiment. On a CPU our operations are the plain versions in
-float64, which are made to be exact rather than fast.
+The figures have two sources. The first source is the GPU benchmark (`python -m d5p4_lab bench gpu`): a new run, or its
+committed results. The benchmark times whole steps at the paper's size in two ways: as the paper computes a step, and
+as this library does. The benchmark does not time the paper's *Baseline*, which draws tokens for every row of the pool.
+So the second source is this module: it times selection and sampling in all three ways, on the machine that runs the
+experiment. On a CPU, the operations of this library compute in float64 and are made to be exact rather than fast.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ RESULTS = bench.RESULTS / "gpu.json"
 
 
 def benchmark(setup: Setup) -> Source:
-    """The times of whole steps: one row per section of a new run of the GPU benchmark, at small sizes without a GPU."""
+    """Return the `Source` that runs the GPU benchmark, with one row per section. Without a GPU, sizes are small."""
 
     def make(keys: Sequence[str]) -> dict[str, Row]:
         device = setup.torch_device
@@ -67,7 +67,7 @@ def benchmark(setup: Setup) -> Source:
 
 
 def stages(setup: Setup) -> Source:
-    """The times of the stages after the forward: one row per repeat."""
+    """Return the `Source` of the times of selection and sampling, with one row per repeat."""
 
     def make(keys: Sequence[str]) -> dict[str, Row]:
         with one_thread(setup.torch_device):
@@ -82,7 +82,7 @@ def sources(setup: Setup) -> list[Source]:
 
 
 def _whole_steps(setup: Setup) -> dict[str, Any]:
-    """The results of the GPU benchmark: the committed ones, or those of the new run."""
+    """Return the results of the GPU benchmark: the committed results, or the results of the new run."""
     if setup["from_results"]:
         return read_json(RESULTS)
     source = benchmark(setup)
@@ -96,7 +96,7 @@ select_as_the_paper = partial(baseline_select, beta=BETA)
 
 
 def select_as_ours(logits: Tensor, states: Tensor, k: int) -> Tensor:
-    """Select parents [k] as this library does: entropies in one pass over the logits, then local search."""
+    """Select k parents as this library does: compute entropies in one pass over the logits, then run a local search."""
     banned = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
     entropy = row_stats(logits.flatten(0, 1), banned, ("entropy",))["entropy"].view(logits.shape[:2])
     quality = normalise(-entropy.mean(-1)[None], "minmax", "entropy", logits.shape[-1])
@@ -114,7 +114,7 @@ def draw_as_ours(logits: Tensor, parents: Tensor, draws: int) -> Tensor:
 
 
 def _stages(setup: Setup) -> dict[str, dict[str, float]]:
-    """Measure the milliseconds and the peak GB of the stages in each of the three ways, on the same random logits."""
+    """Measure the ms and the peak GB of selection and sampling in each of the three ways, on the same random logits."""
     k, w, device = setup["k"], setup["w"], setup.torch_device
     length, vocabulary, width = setup["length"], setup["vocabulary"], setup["width"]
     source = torch.Generator(device=device).manual_seed(setup.seed)
@@ -140,7 +140,7 @@ def draw(setup: Setup) -> Drawing:
 
 
 _BOX = {
-    "from_results": True,  # use the committed results of the GPU benchmark
+    "from_results": True,  # True: use the committed results of the GPU benchmark
     "sections": ["step", "decode"],
     "repeats": 15,
     "k": 6,

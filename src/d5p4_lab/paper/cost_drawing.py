@@ -1,4 +1,7 @@
-"""The tables, the figure and the claims of the experiment `cost`."""
+"""The tables, the figure and the claims of the experiment `cost`.
+
+A *way* is one way to compute a step, such as `THEIRS` (as the paper does) or `OURS` (as this library does).
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import numpy as np
 from ..statistics import Figure, figure
 from .drawing import Claim, Drawing, Table, Verdict, decided, every, pyplot, shown
 
-# The left half of the paper's table: ms of selection, of categorical sampling and of both, and the peak memory in GB.
+# From the left half of the paper's table: ms for selection, ms for categorical sampling, ms for both, and peak GB.
 PAPER = {
     "Baseline": (22.7, 86.1, 108.8, 132.8),
     "DivBS": (58.7, 9.4, 68.1, 79.3),
@@ -21,13 +24,13 @@ PAPER_FORWARD = 929.0  # the paper's forward takes about this many ms
 INDEPENDENT, THEIRS, OURS = "every row for itself", "D5P4, the paper's way", "D5P4, ours"
 DIVERSE_BEAM = "diverse beam, the paper's way"
 Steps = Mapping[str, Mapping[str, float | None]]
-"""Results of the GPU benchmark: ms or GB by way and stage. None: the benchmark does not time this stage alone."""
+"""Results of the GPU benchmark: ms or GB by way and stage. None if the benchmark does not time this stage alone."""
 Repeats = Mapping[str, Mapping[str, np.ndarray]]
-"""Results of this machine: by way and stage, one value per repeat."""
+"""Results measured on this machine, by way and stage: an array with one value per repeat."""
 
 
 def drawing(results: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], size: str) -> Drawing:
-    """Draw the results of the GPU benchmark and the stages timed in `rows`. `size` describes their pool."""
+    """Draw the results of the GPU benchmark and the times in `rows`. The text `size` describes the pool."""
     gpu = _steps(results)
     here = {
         way: {part: np.array([row["stages"][way][part] for row in rows]) for part in ("selection", "sampling", "gb")}
@@ -55,7 +58,7 @@ def _row(results: Mapping[str, Any], section: str, what: str, size: str = "") ->
 
 
 def _steps(results: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
-    """The time and memory of each stage, for each way that the benchmark times."""
+    """Return the time and memory of each stage, for each way to compute a step that the benchmark times."""
     base = results["base"].split(",")[0]
     stored, streamed = _row(results, "step", "step, logits in memory"), _row(results, "step", "step, streamed head")
     whole, first = _row(results, "decode", "no duplicates"), _row(results, "decode", "baseline step")
@@ -150,7 +153,10 @@ def _claims(gpu: Steps, here: Repeats, where: str, on: str) -> list[Claim]:
                 f"{_on_gpu(gpu, 'after_forward', 'ms', on)}"
             ),
             verdict=decided(theirs),
-            note="the verdict uses this machine's times; only the paper's Baseline spends time (22.7 ms) on selection",
+            note=(
+                "the verdict uses this machine's times; the paper's Baseline includes 22.7 ms of selection, but our "
+                "version of the Baseline selects nothing"
+            ),
         ),
         Claim(
             claim="D5P4 takes less peak memory than drawing tokens for every row of the pool",
@@ -167,7 +173,7 @@ def _claims(gpu: Steps, here: Repeats, where: str, on: str) -> list[Claim]:
 
 
 def _part(log_ratio: Figure) -> str:
-    """New time / old time with its interval, from the logarithm of old time / new time."""
+    """Turn the logarithm of old time / new time into the text of new time / old time, with its 95 % interval."""
     value, low, high = (math.exp(-x) for x in (log_ratio.value, log_ratio.high, log_ratio.low))
     return f"{value:.2f} [{low:.2f}, {high:.2f}]"
 
@@ -194,7 +200,7 @@ def _our_step(gpu: Steps, on: str) -> Claim:
     )
 
 
-Bar = tuple[str, Mapping[str, float], float | None]  # name, ms by stage, peak memory
+Bar = tuple[str, Mapping[str, float], float | None]  # the name of a way, its ms by stage, its peak memory
 
 
 def _figure(gpu: Steps, here: Repeats, on: str, where: str) -> Any:
@@ -227,7 +233,7 @@ def _figure(gpu: Steps, here: Repeats, on: str, where: str) -> Any:
 
 
 def _bars(axis: Any, bars: Sequence[Bar], stages: Sequence[tuple[str, str, str]], unit: str) -> None:
-    """Draw one horizontal bar per way, made of its stages, with the total time and the peak memory at its end."""
+    """Draw one horizontal bar per way, one segment per stage, and write total time and peak memory at the bar's end."""
     for place, (_, parts, memory) in enumerate(bars):
         start = 0.0
         for name, color, hatch in stages:

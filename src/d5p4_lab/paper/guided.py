@@ -1,4 +1,4 @@
-"""How guidance changes diversity and accuracy of independent sampling, best-of-n, greedy beam search and D5P4."""
+"""Measures how guidance changes the diversity and the accuracy of independent sampling, best-of-n and search."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .rows import Row
 from .setup import Case, Digest, Experiment, Setup
 
 STRENGTHS = {"guidances": (1, 1.5, 2, 2.5, 3)}
-EQUAL = 1.0  # accuracy counts as equal if F1 is lower by at most this many points
+EQUAL = 1.0  # a method counts as equally accurate if its F1 is lower by at most this many percentage points
 METHODS = ("independent", "best of n", "greedy beam", "D5P4+")
 PAPERS = "−.0031, −.0121, −.0078, −.0055, −.0067 at g = 1, 1.5, 2, 2.5, 3"
 ByMethod = dict[str, dict[float, dict[str, np.ndarray]]]
-"""By method, strength of guidance and measure: one value per prompt."""
+"""By method, strength of guidance and name of a measure: an array with one value per prompt."""
 
 
 def cases(setup: Setup) -> list[Case]:
@@ -71,7 +71,7 @@ def draw(setup: Setup) -> Drawing:
 
 def _claims(by_method: ByMethod, strengths: list[float]) -> list[Claim]:
     def gaps(metric: str, a: str, b: str) -> list[Figure]:
-        """How much higher the metric of a is than that of b, at each strength of guidance."""
+        """Return the metric of a minus the metric of b, at each strength of guidance."""
         return [paired_difference(by_method[a][g][metric], by_method[b][g][metric]) for g in strengths]
 
     def points(what: str, figures: list[Figure]) -> str:

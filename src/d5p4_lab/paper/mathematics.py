@@ -1,4 +1,4 @@
-"""Coverage of right answers (pass@1 to pass@k) by search and by best-of-n, in three orders of decoding."""
+"""Measures the coverage of right answers (pass@1 to pass@k) of search and best-of-n, in three orders of decoding."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BOX: Mapping[str, Any] = {
     "units": 1000,
     "guidance": 1.0,
     "beta": (25.0, 100.0),  # the paper's value, and the value tuned for this model
-    "alpha": (20.0, 100.0),  # the paper's and the tuned value for diverse beam search
+    "alpha": (20.0, 100.0),  # for diverse beam search: the paper's value, and the value tuned for this model
     "order_temperature": 0.1,
     "eos": "last",
 }
@@ -50,7 +50,7 @@ ORDERS: Mapping[str, Mapping[str, Any]] = {
     "tempered": {"order": "tempered", "temperature": 1.0},
     "tempered argmax": {"order": "tempered", "temperature": 0.0},
 }
-KEPT = 1.0  # pass@1 counts as kept if it falls by at most this many points
+KEPT = 1.0  # pass@1 counts as kept if it falls by at most this many percentage points
 
 
 def cases(setup: Setup) -> list[Case]:
@@ -70,12 +70,15 @@ def cases(setup: Setup) -> list[Case]:
     return planned
 
 
-# Ways to choose k answers from a pool.
+# The ways to choose k answers from a pool, in the order of `chosen` in `_reduce`.
 WAYS = ("independent", "best of n, perplexity", "best of n, internal", "best of n, oracle")
 
 
 def _reduce(setup: Setup, case: Case, unit: int, row: Row, scores: Mapping[str, Row]) -> Row:
-    """Return all marks and, for each way to choose k answers: marks, self-BLEU, number of different right answers."""
+    """Return the marks of all answers (1: right, 0: wrong) and three values for each way to choose k of the answers.
+
+    The three values are the marks, the self-BLEU and the number of different right answers of the chosen answers.
+    """
     task = setup.task(case.task, case.units)
     grader, example = grader_named(task.grader or "exact"), task.examples[unit]
     right = grader.grade(example.prompt, row["texts"], example.gold)
@@ -100,7 +103,7 @@ class Judged:
     def __init__(self, rows: Sequence[Row], way: str) -> None:
         marks, same, forms = zip(*(row["ways"][way] for row in rows), strict=True)
         if way == WAYS[0]:
-            marks = tuple(row["right"] for row in rows)  # pass@n of the pool is the mean over all choices of k
+            marks = tuple(row["right"] for row in rows)  # all answers, because pass@n averages over all choices
         self.right = np.array([[mark == "1" for mark in answers] for answers in marks])
         self.same, self.forms = np.array(same), np.array(forms)
 
@@ -110,7 +113,7 @@ class Judged:
 
 
 def ways(setup: Setup, order: str) -> dict[str, Judged]:
-    """The graded answers of every method in one order of decoding."""
+    """Return the graded answers of every method in one order of decoding."""
     by_name = {case.name.split(": ", 1)[1]: case for case in setup.cases if case.group == order}
     rows = numbers_of(setup, by_name.pop(POOL))
     by_way = {way: Judged(rows, way) for way in WAYS}
@@ -149,12 +152,12 @@ ByOrder = Mapping[str, Mapping[str, Judged]]
 
 
 def _coverage(by_order: ByOrder, a: str, b: str, n: int) -> list[Figure]:
-    """How many points higher the pass@n of a is than that of b, in each order."""
+    """Return the pass@n of a minus the pass@n of b in each order, in percentage points."""
     return [paired_difference(100 * by_way[a].solved(n), 100 * by_way[b].solved(n)) for by_way in by_order.values()]
 
 
 def _less_alike(by_order: ByOrder, a: str, b: str) -> list[Figure]:
-    """How much lower the self-BLEU of a is than that of b, in each order."""
+    """Return the self-BLEU of b minus the self-BLEU of a, in each order."""
     return [paired_difference(by_way[b].same, by_way[a].same) for by_way in by_order.values()]
 
 

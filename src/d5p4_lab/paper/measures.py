@@ -1,7 +1,8 @@
-"""Measures that only the paper's tables need: MAUVE of two samples of texts, and linear CKA of two views of items.
+"""Measures that only the paper's tables need: MAUVE of two samples of texts, and linear CKA of two sets of vectors.
 
-MAUVE (Pillutla et al., 2021; JMLR 2023) compares references p with generated texts q. All texts are turned into
-features, the features into histograms over common clusters, and the histograms into the area under the curve of
+MAUVE (Pillutla et al., 2021; JMLR 2023) compares references with generated texts. All texts are put into common
+clusters by their features. Let p be the histogram of references over these clusters, and q the histogram of
+generated texts. MAUVE is the area under the curve of
 
     (exp(-c KL(q || r)), exp(-c KL(p || r))),  r = w p + (1 - w) q,  w from 0 to 1.
 
@@ -27,15 +28,15 @@ from d5p4.eval.reading import batches, padded, strings, whole
 from ..statistics import DRAWS, Figure
 
 Floats = NDArray[np.float64]
-STAR = 0.5  # MAUVE* adds this to every count, as Krichevsky and Trofimov do
-SCALING = 5.0  # c
+STAR = 0.5  # MAUVE* adds this number to every count, as the estimator of Krichevsky and Trofimov does
+SCALING = 5.0  # c in the formula above
 MIXTURES = np.linspace(1e-6, 1 - 1e-6, 25)
 VARIANCE = 0.9  # the share of the variance that the principal components keep
 SEED, RESTARTS, ITERATIONS = 25, 5, 500
 
 
 class Clusters(NamedTuple):
-    """The cluster (0 to `number` - 1) of each reference [n_p] and of each generated text [n_q]."""
+    """The cluster, from 0 to `number` - 1, of each reference (p [n_p]) and of each generated text (q [n_q])."""
 
     p: NDArray[np.int64]
     q: NDArray[np.int64]
@@ -43,15 +44,15 @@ class Clusters(NamedTuple):
 
     @property
     def histograms(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The numbers of references [number] and of generated texts [number] in each cluster."""
+        """Two arrays [number]: how many references, and how many generated texts, are in each cluster."""
         return np.bincount(self.p, minlength=self.number), np.bincount(self.q, minlength=self.number)
 
 
 class MauveInterval(NamedTuple):
-    """MAUVE and how much it varies by chance."""
+    """A value of MAUVE, and how much this value varies by chance."""
 
-    figure: Figure  # the value for the first seed, and an interval from resampled texts in the same clusters
-    seeds: Floats  # [S] the value for each seed of k-means
+    figure: Figure  # the value for the first seed of k-means, and an interval from resampled texts in the same clusters
+    seeds: Floats  # the values of MAUVE [S], one per seed of k-means
 
 
 def mauve(
@@ -63,17 +64,17 @@ def mauve(
     seed: int = SEED,
     scaling: float = SCALING,
 ) -> float:
-    """MAUVE of generated texts with features [n_q, D] against references with features [n_p, D], from 0 to 1.
+    """Return MAUVE (0 to 1) of generated texts against references, given features [n_q, D] and [n_p, D].
 
     smoothing  is added to every count of both histograms: 0 for MAUVE, STAR for MAUVE*
-    clusters   the number of clusters; by default a tenth of the smaller sample, at least 2
+    clusters   the number of clusters; by default a tenth of the number of texts in the smaller sample, but at least 2
     """
     histograms = cluster(p_features, q_features, clusters=clusters, seed=seed).histograms
     return mauve_from_histograms(*histograms, smoothing=smoothing, scaling=scaling)
 
 
 def mauve_from_histograms(p: ArrayLike, q: ArrayLike, *, smoothing: float = 0.0, scaling: float = SCALING) -> float:
-    """MAUVE of two histograms [K] of counts or shares. `smoothing` is added to every entry."""
+    """Return MAUVE of two histograms [K] of counts or shares. `smoothing` is added to every entry."""
     pair = np.asarray(p, dtype=np.float64), np.asarray(q, dtype=np.float64)
     if pair[0].ndim != 1 or pair[0].shape != pair[1].shape:
         raise D5P4Error(
@@ -88,10 +89,10 @@ def mauve_from_histograms(p: ArrayLike, q: ArrayLike, *, smoothing: float = 0.0,
 
 
 def cluster(p_features: ArrayLike, q_features: ArrayLike, *, clusters: int | None = None, seed: int = SEED) -> Clusters:
-    """Assign references [n_p, D] and generated texts [n_q, D] to common clusters.
+    """Assign references and generated texts, given features [n_p, D] and [n_q, D], to common clusters.
 
-    Rows are scaled to length 1 and projected on the principal components of all rows that keep 90 % of the variance.
-    The clusters are the best result of k-means from 5 starts (k-means++), with at most 500 rounds each.
+    All rows of features are scaled to length 1 and projected on the first principal components, which keep 90 % of
+    the variance. The clusters are the best result of k-means from 5 starts (k-means++), with at most 500 rounds each.
     """
     try:
         from sklearn.cluster import KMeans
@@ -133,12 +134,12 @@ def mauve_interval(
     scaling: float = SCALING,
     draws: int = DRAWS,
 ) -> MauveInterval:
-    """MAUVE with a 95 % interval from resampled texts, and its values for several seeds of k-means.
+    """Return MAUVE with a 95 % interval from resampled texts, and the values of MAUVE for several seeds of k-means.
 
-    Resampling keeps the clusters of the first seed. So the interval shows the chance in drawing texts, and the spread
-    over `seeds` shows the chance in clustering. Resampled histograms are less alike, which makes MAUVE smaller. The
-    interval therefore has the spread of the resampled values, but lies around the original value. It does not include
-    the bias of small samples, which make MAUVE smaller.
+    Resampling keeps the clusters of the first seed. So the interval shows how MAUVE varies with the texts, and the
+    values for `seeds` show how MAUVE varies with the clusters. Resampled histograms are less alike than the original
+    histograms, which makes MAUVE smaller. The interval therefore has the spread of the resampled values, but lies
+    around the original value. The interval does not include the bias of small samples, which also makes MAUVE smaller.
 
     p_groups, q_groups  [n] the group of each text. Texts of the same group were drawn together (such as a decoded
                         set) and are resampled together. By default every text is a group of its own
@@ -171,9 +172,9 @@ def last_token_features(
 ) -> np.ndarray:
     """Return the features [n, D] by which the paper compares texts: the last layer's state at the last token, float32.
 
-    Texts are cut to `max_tokens`, and to the judge's context. If the judge has a start token, every text is read after
-    it, and its state stands for an empty text. Without a start token (start="", as in the paper) an empty text is an
-    error. The sizes of batches change time and memory, not results.
+    Texts are cut to `max_tokens`, and to the judge's context. If the judge has a start token, the judge reads this
+    token before every text, and the features of an empty text are the state at this token. Without a start token
+    (start="", as in the paper) an empty text is an error. The sizes of batches change time and memory, not results.
     """
     whole("max_tokens", max_tokens)
     before = [] if judge.start_id is None else [judge.start_id]
@@ -191,11 +192,11 @@ def last_token_features(
 
 
 def _area(p: np.ndarray, q: np.ndarray, smoothing: float, scaling: float) -> Floats:
-    """The area [...] under the MAUVE curve of two histograms of counts [..., K]."""
+    """Return the areas [...] under the MAUVE curves of pairs of histograms of counts, p [..., K] and q [..., K]."""
     p, q = p + smoothing, q + smoothing
     p, q = p / p.sum(-1, keepdims=True), q / q.sum(-1, keepdims=True)
     corner = np.ones(p.shape[:-1])
-    xs, ys = [corner], [0 * corner]  # the end of the curve where r is q, and KL(p || r) counts as infinite
+    xs, ys = [corner], [0 * corner]  # the end of the curve, where r is q and KL(p || r) counts as infinite
     for w in MIXTURES:
         r = w * p + (1 - w) * q
         xs.append(np.exp(-scaling * _divergence(q, r)))
@@ -206,17 +207,17 @@ def _area(p: np.ndarray, q: np.ndarray, smoothing: float, scaling: float) -> Flo
 
 
 def _divergence(a: np.ndarray, r: np.ndarray) -> Floats:
-    """KL(a || r) over the last axis, where r > 0 if a > 0. Rounding never makes the result negative."""
+    """Return KL(a || r) over the last axis, which is never negative. r must be positive wherever a is positive."""
     ratio = np.divide(a, r, out=np.ones_like(r), where=a > 0)
     return (a * np.log(ratio)).sum(-1).clip(min=0)
 
 
 def _by_group(labels: np.ndarray, groups: Sequence[Hashable] | None, count: int, name: str) -> NDArray[np.int64]:
-    """How many texts of each group lie in each cluster, [groups, count]."""
+    """Count the texts of each group in each cluster. The result is [groups, count]."""
     if groups is None:
         groups = range(len(labels))
     if len(groups) != len(labels):
-        raise D5P4Error(f"{name} names {len(groups)} texts, but there are {len(labels)}")
+        raise D5P4Error(f"{name} has {len(groups)} entries, but there are {len(labels)} texts")
     places = {group: i for i, group in enumerate(dict.fromkeys(groups))}
     counts = np.zeros((len(places), count), dtype=np.int64)
     np.add.at(counts, (np.array([places[group] for group in groups]), labels), 1)
@@ -240,10 +241,10 @@ def _at_least(name: str, value: float, least: float) -> None:
 
 
 def linear_cka(x: ArrayLike, y: ArrayLike) -> float:
-    """Linear CKA (0 to 1) of x [n, D] and y [n, E]; row i of x and of y is the same item (Kornblith et al., 2019).
+    """Return the linear CKA (0 to 1) of vectors x [n, D] and y [n, E] of the same n items (Kornblith et al., 2019).
 
     CKA = ⟨K, M⟩ / (‖K‖ ‖M‖) in Frobenius norm, with K = X Xᵀ and M = Y Yᵀ after the columns are centred. CKA is 0 if a
-    norm is 0. It does not change if x or y is rotated or scaled.
+    norm is 0. CKA does not change if x or y is rotated or scaled.
     """
     a, b = float_rows(x, "x"), float_rows(y, "y")
     if len(a) != len(b):
@@ -257,7 +258,7 @@ def linear_cka(x: ArrayLike, y: ArrayLike) -> float:
 
 
 def _centred(rows: Floats) -> Floats:
-    """Centre the columns, with the largest entry scaled to 1, so that fourth powers neither overflow nor vanish."""
+    """Scale the largest entry to 1, so that fourth powers neither overflow nor vanish, and centre the columns."""
     size = np.abs(rows).max(initial=0)
     rows = rows / size if size > 0 else rows
     middle = rows - rows.mean(0)

@@ -1,4 +1,4 @@
-"""Cases that write without a prompt, swept over each method's parameter: for pareto, fidelity and control."""
+"""Cases of the experiments pareto, fidelity and control. Decoding has no prompt, and each method's parameter varies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BOX: Mapping[str, Any] = {
     "units_independent": 64,
     "units_fidelity": 64,
     "beta": (0.3, 1, 3, 10, 30, 100, 300, 1000),
-    "beta_x": (0.1, 0.3, 1, 3, 10, 30, 100),  # of D5P4×
+    "beta_x": (0.1, 0.3, 1, 3, 10, 30, 100),  # the values of β for D5P4×
     "alpha": (0.1, 0.3, 1, 3, 10, 30, 100),
     "score_temperature": (0.03, 0.1, 0.3, 1, 3, 10),
     "token_temperature": (1.02, 1.05, 1.1, 1.15, 1.2),
@@ -69,7 +69,7 @@ def independent(setup: Setup, units: int) -> Case:
 
 
 def sweeps(setup: Setup) -> list[Case]:
-    """The cases of all points of the quality-diversity plane."""
+    """The cases of the experiment pareto: each case is one point of the quality-diversity plane."""
     greedy = base(setup) | {"w": setup["w"], "method": "greedy-beam"}
     return [
         independent(setup, min(setup["units_independent"], 3 * setup["units"])),

@@ -1,4 +1,4 @@
-"""Quality against diversity when writing without a prompt: fronts of methods, and effects of their parameters."""
+"""Quality against diversity of texts without a prompt: the fronts of the methods, and the effects of parameters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .setup import Case, Experiment, Setup
 
 SEARCH = ("D5P4+", "D5P4×", "diverse beam", "CAT, scores", "CAT, tokens")
 STABLE = np.log(1.05)  # perplexity counts as stable if it rises by less than 5 %
-ALIKE = 0.25  # fronts count as alike if their areas differ by less than this share
+ALIKE = 0.25  # two fronts count as alike if their areas differ by less than this share of the area of D5P4+
 PAPER_FRONTS = "Fig. pareto: D5P4+ and D5P4× lowest, then DivBS, then CAT"
 
 
@@ -42,12 +42,12 @@ def draw(setup: Setup) -> Drawing:
 
 
 def _corner(m: Means) -> np.ndarray:
-    """The corner [2] of areas: independent sampling's nats, and the larger of its cosine and greedy beam search's."""
+    """The corner [2] of areas: the nats of independent sampling, and its cosine (or greedy beam's, if larger)."""
     return np.array([m[INDEPENDENT][0, 0], max(m[INDEPENDENT][0, 1], m[GREEDY][0, 1])])
 
 
 def _areas(m: Means, lines: dict[str, list[Case]]) -> dict[str, np.ndarray]:
-    # With its parameter near 0 every method becomes greedy beam search, which is therefore a point of every front.
+    # Every method with a parameter near 0 acts like greedy beam search, which is therefore a point of every front.
     fronts = {name: [m[GREEDY], *(m[case.name] for case in lines[name])] for name in SEARCH}
     return {name: unbiased(area(front, _corner(m))) for name, front in fronts.items()}
 
@@ -74,7 +74,7 @@ def _alike(setup: Setup, areas: Mapping[str, Mapping[str, np.ndarray]]) -> Claim
 def _judged(
     by_judge: Mapping[str, Means], rule: Callable[[Means, Case], Verdict], line: Sequence[Case]
 ) -> tuple[list[Case], Verdict]:
-    """Return the cases that pass a rule under all judges, and the verdict on the claim that one or more cases pass."""
+    """Return the cases that pass a rule under all judges, and the verdict on the claim that at least one passes."""
     by_value = {case.name: [rule(m, case) for m in by_judge.values()] for case in line}
     passed = [case for case in line if set(by_value[case.name]) == {"holds"}]
     failed = all("does not hold" in verdicts for verdicts in by_value.values())
@@ -119,7 +119,7 @@ def _rises_later(setup: Setup, by_judge: Mapping[str, Means], line: Sequence[Cas
     low, middle, high = line[0], line[(len(line) - 1) // 2], line[-1]
 
     def slope(m: Means, a: Case, b: Case) -> np.ndarray:
-        """The rise of log perplexity per decade of the parameter, because the parts of the sweep differ in width."""
+        """The mean rise of log perplexity per decade of the parameter between the cases `a` and `b`."""
         decades = np.log10((b.value or 0) / (a.value or 1))
         return (m[b.name] - m[a.name])[:, 0] / decades if decades else np.full(len(m[a.name]), np.nan)
 

@@ -1,4 +1,4 @@
-"""What the partition contributes: D5P3 (D5P4 without it) compared with E-SMC, and how lineages collapse in D5P3."""
+"""What the partition of D5P4 contributes. D5P3 (D5P4 without the partition) is compared with D5P4 and with E-SMC."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BOX: Mapping[str, Any] = {
     "units": 64,
     "units_large": 24,
     "lam": 5.0,
-    "interval": (4, 8, 16, 32, 64, 128),  # steps between two resamplings of E-SMC
+    "interval": (4, 8, 16, 32, 64, 128),  # the numbers of steps between two resamplings of E-SMC
     "beta": (1, 2, 4, 6, 8, 10, 12, 30, 100),
     "beta_large": (30, 100),
     "large": (8, 4),  # k and w of the larger pools
@@ -33,7 +33,7 @@ PAPER: Mapping[str, Any] = dict(BOX) | {
     "units": 8,
     "units_large": 8,
 }
-COLLAPSED = 0.99  # two texts with a larger cosine count as the same text
+COLLAPSED = 0.99  # if the mean cosine of two texts of a set is larger, lineages have collapsed
 
 
 def cases(setup: Setup) -> list[Case]:

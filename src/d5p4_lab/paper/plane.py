@@ -1,4 +1,4 @@
-"""The quality-diversity plane: perplexity against cosine, the fronts of methods, and the areas they dominate.
+"""The quality-diversity plane: perplexity against cosine, the fronts of methods, and the areas that fronts dominate.
 
 In shapes, n is the number of units and R the number of resamples. Row 0 of [1 + R] is the value without resampling.
 """
@@ -18,7 +18,7 @@ from .scoring import self_cosine
 from .setup import Case, Digest, Setup
 
 Means = Mapping[str, np.ndarray]
-"""By case: [1 + R, 2], mean nats per token and mean cosine."""
+"""For each case, by name: the mean nats per token (column 0) and the mean cosine (column 1), [1 + R, 2]."""
 
 
 def _reduce(setup: Setup, case: Case, unit: int, row: Row, scores: Mapping[str, Row]) -> Row:
@@ -29,29 +29,29 @@ def _reduce(setup: Setup, case: Case, unit: int, row: Row, scores: Mapping[str, 
 
 
 PLANE = Digest("plane", _reduce)
-"""Reduces a set to mean nats per token under each judge, the mean cosine of two texts, and the rows it cost."""
+"""Reduces a set to mean nats per token under each judge, the mean cosine of two texts, and the number of rows run."""
 
 
 def points(setup: Setup, cases: Sequence[Case], judge: str) -> dict[str, np.ndarray]:
-    """For each case [n, 2]: the mean nats per token of each set's texts under the judge, and their mean cosine."""
+    """For each case [n, 2]: each set's mean nats per token under the judge, and the mean cosine of the set's texts."""
     return {
         case.name: np.array([[row["nats"][judge], row["cosine"]] for row in numbers_of(setup, case)]) for case in cases
     }
 
 
 def means(setup: Setup, cases: Sequence[Case], judge: str) -> dict[str, np.ndarray]:
-    """For each case [1 + R, 2]: the mean over units, and the means of its resamples."""
-    # A unit uses the same random stream in all cases, so resamples draw the same units for all cases.
+    """For each case: the mean of `points` over the units, then the mean over the units of each resample, [1 + R, 2]."""
+    # A unit uses the same random stream in all cases, so each resample consists of the same units in all cases.
     return {name: resampled_means(values, seed=len(values)) for name, values in points(setup, cases, judge).items()}
 
 
 def perplexity(values: np.ndarray) -> Figure:
-    """The perplexity of sets with nats [n] per token: exp of their mean."""
+    """The perplexity of n sets: exp of the mean of their nats per token [n]."""
     return ratio_figure(values, np.ones(len(values)), np.exp)
 
 
 def area(front: Sequence[np.ndarray], corner: np.ndarray) -> np.ndarray:
-    """The area [1 + R] that points [1 + R, 2] dominate, up to a corner [2]. Lower is better in both columns."""
+    """The area [1 + R] that the points of a front dominate, up to a corner [2]. Lower is better in both coordinates."""
     stacked = np.minimum(np.stack(front, 1), corner)  # [1 + R, points, 2]
     order = stacked[..., 0].argsort(1)
     x = np.take_along_axis(stacked[..., 0], order, 1)
@@ -61,16 +61,16 @@ def area(front: Sequence[np.ndarray], corner: np.ndarray) -> np.ndarray:
 
 
 def unbiased(samples: np.ndarray) -> np.ndarray:
-    """Subtract the bias from values [1 + R]. The bootstrap estimates it as the resamples' mean minus the plain value.
+    """Subtract the bias from areas [1 + R]. The estimate of the bias is the mean of the resamples minus the plain area.
 
-    A front consists of its luckiest points, so its area is too large. The bias grows with the number of points.
+    A front consists of the luckiest points, so its area is too large. The bias grows with the number of points.
     """
     bias = samples[1:].mean() - samples[0]
     return np.concatenate([samples[:1] - bias, samples[1:] - 2 * bias])
 
 
 def curves(cases: Sequence[Case]) -> dict[str, list[Case]]:
-    """The cases of each group, in the order of the swept value."""
+    """The cases of each group, in the order of the parameter's values."""
     groups: dict[str, list[Case]] = {}
     for case in cases:
         groups.setdefault(case.group, []).append(case)
@@ -78,7 +78,7 @@ def curves(cases: Sequence[Case]) -> dict[str, list[Case]]:
 
 
 def plane_table(setup: Setup, title: str, cases: Sequence[Case], note: str = "") -> Table:
-    """A table of every point with its intervals."""
+    """A table with the perplexity and the cosine of every case, with intervals."""
     judges = setup["judges"]
     by_judge = {judge: points(setup, cases, judge) for judge in judges}
     rows = []
@@ -90,7 +90,7 @@ def plane_table(setup: Setup, title: str, cases: Sequence[Case], note: str = "")
 
 
 def draw_plane(axes: Any, setup: Setup, cases: Sequence[Case], judge: str, name_ends_of: Sequence[str] = ()) -> None:
-    """Draw points with intervals and a line per method. The last point of the lines in `name_ends_of` gets a label."""
+    """Draw points with intervals, and a line per method. For the methods in `name_ends_of`, label the last point."""
     by_case = points(setup, cases, judge)
     for name, group in curves(cases).items():
         style = STYLES[name]
@@ -116,5 +116,5 @@ def draw_plane(axes: Any, setup: Setup, cases: Sequence[Case], judge: str, name_
 def by_judges(
     setup: Setup, differences: Sequence[Figure], verdicts: Sequence[Verdict], digits: int = 4
 ) -> tuple[str, Verdict]:
-    """The differences under each judge on one line, and the verdict that the judges share."""
+    """Return the differences under all judges as one text, and the common verdict of the judges."""
     return listed(setup["judges"], differences, digits), agreed(verdicts)

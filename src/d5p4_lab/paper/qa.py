@@ -1,4 +1,4 @@
-"""Answers to prompts that have references: search compared with best-of-n, in all metrics of the paper."""
+"""Search compared with best-of-n on prompts that have reference answers, in all metrics of the paper."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ def cases(setup: Setup) -> list[Case]:
     ]
 
 
-# Ways to choose k answers from a pool.
+# The ways to choose k answers from a pool of independent answers.
 WAYS = ("k independent", "best of n, perplexity", "best of n, internal", "best of n, F1 oracle")
 
 
 def _reduce(setup: Setup, case: Case, unit: int, row: Row, scores: Mapping[str, Row]) -> Row:
-    """Return measures, and the counts behind the paper's other metrics, for each way to choose k answers of a set."""
+    """Compute the measures of k answers, and the counts that other metrics need, for each way to choose the answers."""
     ways = {case.group: list(range(len(row["texts"])))}
     if case.group == POOL:
         oracle = lowest([-f1(text, row["references"]) for text in row["texts"]], setup["k"])
@@ -85,7 +85,10 @@ def _reduce(setup: Setup, case: Case, unit: int, row: Row, scores: Mapping[str, 
 
 @lru_cache(maxsize=2)
 def _new_pieces(setup: Setup, name: str) -> list[int]:
-    """How many word pieces first occur in each unit's references. The sum over units is the vocabulary size of EAD."""
+    """For each unit: the number of word pieces that occur in its references, but not in those of earlier units.
+
+    The sum over units is the vocabulary size of EAD.
+    """
     (case,) = (case for case in setup.cases if case.name == name)
     rows = setup.rows(answers(setup, case))
     if all(unit in rows for unit in range(case.units)):
@@ -102,7 +105,7 @@ def _new_pieces(setup: Setup, name: str) -> list[int]:
 
 
 def _figures(rows: Sequence[Row], vocabulary: int, k: int, judges: Sequence[str]) -> dict[str, Any]:
-    """Every metric of one way to choose answers, as `d5p4 score` reports it, and the number of digits to show."""
+    """For one way to choose answers: the value of every metric of `d5p4 score`, and the number of digits to show."""
     m = columns(rows)
     adjusted = figure([100 * ead_of_counts(row["pieces"][0], row["pieces"][1], vocabulary) for row in rows])
     metrics: dict[str, Any] = {f"PPL, {judge}": (perplexity(m[f"nats {judge}"]), 1) for judge in judges}
@@ -122,7 +125,7 @@ def draw(setup: Setup) -> Drawing:
     vocabulary = 0
     for case in setup.cases:
         sets = numbers_of(setup, case)
-        vocabulary = sum(row["new"] for row in sets)  # all cases have the same references
+        vocabulary = sum(row["new"] for row in sets)  # the same for all cases, which share their references
         by_way |= {name: [row["ways"][name] for row in sets] for name in sets[0]["ways"]}
     order = [name for name in (*WAYS[:3], *by_way) if name != WAYS[3]]
     by_way = {name: by_way[name] for name in dict.fromkeys((*order, WAYS[3]))}
@@ -145,7 +148,7 @@ def draw(setup: Setup) -> Drawing:
 
 def _claims(setup: Setup, measured: dict[str, dict[str, np.ndarray]]) -> list[Claim]:
     def less(metric: str, a: str, b: str) -> Figure:
-        """How much lower the metric of a is than that of b."""
+        """How much lower a metric is for way `a` than for way `b`."""
         return paired_difference(measured[b][metric], measured[a][metric])
 
     def more_different(claim: str, paper: str, rival: str) -> Claim:

@@ -1,18 +1,18 @@
 """Do the model's own scores agree with an outside judge of texts? (Tables prelim_corr, score; Fig. mdlm_corr)
 
-The texts are windows of real text, and the model's own samples at several temperatures and numbers of steps, which
-differ more in quality than real texts do. Each text is masked several times. The numbers of masked tokens are spread
-evenly over 1..L and are the same for all texts, as they are for the candidates of one decoding step. One forward per
-mask gives
+The texts are windows of real text, and the model's own samples at several temperatures and numbers of steps. (Samples
+differ more in quality than real texts do.) Each text is masked several times. The numbers of masked tokens are spread
+evenly over 1..L. They are the same for all texts, because all candidates of a decoding step have the same number of
+masked tokens. One forward per mask gives four signals:
 
-    entropy          -(1/L) Σ_j H_j over all positions: the score D5P4 uses (under MDLM revealed positions have H = 0)
+    entropy          -(1/L) Σ_j H_j over all positions: the score of D5P4 (under MDLM, H = 0 at revealed positions)
     masked entropy   the mean of -H_j over masked positions
     self-certainty   the mean of -(1/V') Σ_v log p_j(v) over masked positions; V' counts all ids but the mask id
     bound            the mean of log p_j(token) over masked positions; its mean over masks is the bound per token
 
-The scores are not normalised. The authors' script normalises them within a batch of masks, which removes most of the
-difference between texts. The judge gives mean nats per token. A good signal falls as nats rise, so its correlation
-with nats is negative, and with log-likelihood (minus nats) positive.
+Here the signals are not normalised. The authors' script normalises them within a batch of masks, which removes most of
+the difference between texts. The judge computes the mean nats per token of a text. A good signal falls as nats rise, so
+its correlation with nats is negative, and its correlation with log-likelihood (minus nats) is positive.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from .rows import Row, Source, complete, missing_keys
 from .setup import Experiment, Setup
 from .windows import chance, check_same_text, random_masks, real_windows, spread_counts
 
-FORWARD = 16384  # tokens per forward
-TOGETHER = 16  # texts that are measured between two writes to the disk
+FORWARD = 16384  # at most this many tokens per forward
+TOGETHER = 16  # at most this many texts are measured before the results are written to the disk
 REAL = "real"
 SIGNALS = {"entropy": "entropy", "masked entropy": "entropy, masked positions", "certainty": "self-certainty"}
 SETS = ("all texts", "real texts", "samples")
 SHOWN = 48  # the figure shows at most this many texts of each kind
-STRONG = 0.89  # the paper: "Spearman correlations above 0.89"
+STRONG = 0.89  # a correlation above this value is strong; the paper says "Spearman correlations above 0.89"
 
 
 @torch.no_grad()
 def signals(model: NativeModel, ids: Sequence[int], masked: Tensor) -> dict[str, list[float]]:
-    """Compute each signal of a text under each of its R masks [R, L]."""
+    """Compute each signal of a text of L tokens (`ids`) under each of R masks (`masked` [R, L])."""
     row = torch.tensor(ids, device=model.device)
     masked = masked.to(model.device)
     head, parts = model.head, []
@@ -79,7 +79,7 @@ def kinds(setup: Setup) -> dict[str, tuple[float, int]]:
 
 
 def keys_of(setup: Setup) -> list[str]:
-    """The keys of all texts: real ones first, then the model's samples of each kind."""
+    """The keys of all texts: real texts first, then the model's samples of each kind."""
     real = [f"{REAL} {number}" for number in range(setup["real"])]
     return real + [f"{name} {number}" for name in kinds(setup) for number in range(setup["each"])]
 
@@ -93,7 +93,7 @@ def real_texts(setup: Setup) -> Source:
 
 
 def samples(setup: Setup) -> Source:
-    """Texts that the model itself writes: one row per text."""
+    """The source of the texts that the model itself writes: one row per text."""
 
     def make(keys: Sequence[str]) -> dict[str, Row]:
         rows = {}
@@ -114,13 +114,13 @@ def samples(setup: Setup) -> Source:
 
 
 def _texts(setup: Setup, keys: Sequence[str]) -> list[Row]:
-    """The rows of the given keys. Each row has the tokens and the text."""
+    """The texts with the given keys. Each row has the tokens (`ids`) and the decoded `text`."""
     real, own = setup.rows(real_texts(setup)), setup.rows(samples(setup))
     return [real[key.removeprefix(f"{REAL} ")] if key.startswith(f"{REAL} ") else own[key] for key in keys]
 
 
 def signals_of(setup: Setup) -> Source:
-    """The signals under each mask: one row per text."""
+    """The source of the signals: one row per text, with the values under each mask."""
 
     def make(keys: Sequence[str]) -> dict[str, Row]:
         length = length_of(setup)
@@ -135,7 +135,7 @@ def signals_of(setup: Setup) -> Source:
 
 
 def judged(setup: Setup, name: str) -> Source:
-    """The mean nats per token under a judge: one row per text."""
+    """The source of a judge's mean nats per token: one row per text."""
 
     def make(keys: Sequence[str]) -> dict[str, Row]:
         nats = _judge(name, setup.device, setup["start"]).per_text([row["text"] for row in _texts(setup, keys)])
@@ -158,11 +158,11 @@ def sources(setup: Setup) -> list[Source]:
         check_same_text(setup, real_texts(setup), length_of(setup))
     wanted = [signals_of(setup), *(judged(setup, judge) for judge in setup["judges"])]
     if not any(missing_keys(setup, source) for source in wanted):
-        return wanted  # the texts are no longer needed
+        return wanted  # all texts are measured, so the sources of texts are not needed
     return [real_texts(setup), samples(setup), *wanted]
 
 
-# --- statistics of columns ---
+# --- statistics ---
 
 
 def ranks(values: Floats) -> Floats:
@@ -177,9 +177,9 @@ def _standard(values: Floats) -> Floats:
 
 
 def stronger(a: Floats, b: Floats, nats: Floats) -> Figure:
-    """Spearman(b, nats) - Spearman(a, nats), all [n]: how much more strongly a falls with rising nats than b does.
+    """Spearman(b, nats) - Spearman(a, nats) for columns [n]: positive if `a` falls more strongly than `b` as nats rise.
 
-    The interval resamples texts but keeps the ranks of the whole sample, so correlations are functions of sums.
+    For the interval, texts are resampled but keep their ranks in the whole sample. So only sums must be resampled.
     """
     x, y, z = (_standard(ranks(column)) for column in (a, b, nats))
     parts = np.stack([np.ones(len(x)), x, y, z, x * x, y * y, z * z, x * z, y * z], axis=1)
@@ -196,7 +196,7 @@ def stronger(a: Floats, b: Floats, nats: Floats) -> Figure:
 
 
 def regression(x: Floats, y: Floats) -> tuple[Figure, Figure]:
-    """Slope and intercept of the least-squares line y ≈ slope x + intercept, for x and y [n]."""
+    """Return the slope and the intercept of the least-squares line y ≈ slope x + intercept, for x and y [n]."""
     parts = np.stack([np.ones(len(x)), x, y, x * x, x * y], axis=1)
 
     def slope(sums: Floats) -> Floats:
@@ -213,21 +213,21 @@ def regression(x: Floats, y: Floats) -> tuple[Figure, Figure]:
 
 
 class Columns:
-    """The measurements as columns with one value per text: signals and nats [n], and the kind of text."""
+    """The measurements as columns [n] with one value per text: the signals, the nats, and the kind of the text."""
 
     def __init__(self, setup: Setup) -> None:
         keys = keys_of(setup)
         self.kind = np.array([key.rsplit(" ", 1)[0] for key in keys])
         rows = complete(setup, signals_of(setup))
         self.signal = {name: np.array([np.mean(row[name]) for row in rows]) for name in (*SIGNALS, "bound")}
-        # Every second mask count is spread as evenly as all counts, so the two halves give independent estimates.
+        # Each half has every second mask. The mask counts of both are spread evenly, so each half estimates the bound.
         self.halves = [np.array([np.mean(row["bound"][start::2]) for row in rows]) for start in (0, 1)]
         self.nats = {
             judge: np.array([row["nats"] for row in complete(setup, judged(setup, judge))]) for judge in setup["judges"]
         }
 
     def inside(self, which: str) -> np.ndarray:
-        """Which texts belong to the set `which` of `SETS`, [n] bool."""
+        """Whether each text belongs to the set of texts named `which` (one of `SETS`), [n] bool."""
         real = self.kind == REAL
         return {"all texts": np.ones_like(real), "real texts": real, "samples": ~real}[which]
 
@@ -308,7 +308,7 @@ def _claims(judges: Sequence[str], figures: dict[str, Any]) -> list[Claim]:
         return agreed([decided(figures[f"{judge}: {text}, {which}"]) for judge in judges for which in sets])
 
     tested = [which for which in SETS[:2] if f"{judges[0]}: bound slope, {which}" in figures]
-    # The correlation with likelihood is minus the correlation with nats. The claim needs it to be above STRONG.
+    # The claim holds if the correlation with likelihood, which is minus the correlation with nats, is above STRONG.
     strong = agreed([decided((-figures[f"{judge}: Spearman entropy, all texts"]).plus(-STRONG)) for judge in judges])
     return [
         Claim(
@@ -381,17 +381,17 @@ _BOX = {
     "model": "books",
     "length": 256,
     "real": 128,
-    "samples": [[0.7, 16], [1.0, 16], [1.0, 4], [1.3, 16]],  # temperature and steps of each kind of sample
-    "each": 16,  # samples of each kind
-    "draws": 12,  # masks per text
+    "samples": [[0.7, 16], [1.0, 16], [1.0, 4], [1.3, 16]],  # for each kind of sample: temperature and steps
+    "each": 16,  # the number of samples of each kind
+    "draws": 12,  # the number of masks per text
     "judges": ["judge", "smollm2"],
-    "start": None,  # the text that a judge reads first; None means its start token, which the shipped judge needs
+    "start": None,  # the token that a judge reads before each text; None: its own start token
 }
 _PAPER = {
-    "model": "kuleshov-group/mdlm-owt",  # the paper's LLaDA-8B-Base was judged by meta-llama/Meta-Llama-3-8B
+    "model": "kuleshov-group/mdlm-owt",  # the paper also has LLaDA-8B-Base, judged by meta-llama/Meta-Llama-3-8B
     "length": 1024,
     "real": 1000,
-    "samples": [],  # FineWeb alone
+    "samples": [],  # no samples: the paper uses only real texts (FineWeb)
     "each": 0,
     "draws": 128,
     "judges": ["openai-community/gpt2-large"],

@@ -1,10 +1,10 @@
-"""Rows of an experiment: where they come from, and the loop that makes the missing rows.
+"""Rows of an experiment: the sources that make rows, and the loop that makes the missing rows.
 
-A `Source` names rows by keys and makes some of them at a time: sets of answers, scores of those answers, or anything
-else that an experiment measures. `fill` makes the missing rows, batch by batch. Each batch is on the disk before the
-next batch begins, so a stopped run continues where it stopped, and a longer run adds only the new rows. Ranks share the
-sources that are marked `shared`: they take keys from a common counter, as many as they can make in about `SECONDS`, so
-a slow rank takes fewer.
+A row is a set of answers, the scores of a set, or anything else that an experiment measures. A `Source` names its rows
+by keys, and can make the rows of some keys. `fill` makes the missing rows, batch by batch. Each batch is on the disk
+before the next batch begins, so a stopped run continues where it stopped, and a longer run adds only the new rows.
+Ranks share the sources that are marked `shared`: all ranks take keys from a common counter. A rank takes as many keys
+as it can make in about `SECONDS`, so a slow rank takes fewer keys.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ if TYPE_CHECKING:
     from .setup import Setup
 
 Row = dict[str, Any]
-SECONDS = 45.0  # how long one batch of a shared source should take
-FULL = 4  # the first batch on a GPU fills this many forwards; one full forward keeps the GPU busy
+SECONDS = 45.0  # a batch of a shared source should take about this many seconds
+FULL = 4  # the first batch on a GPU fills this many forwards; no batch is made smaller than one forward for other ranks
 
 
 @dataclass(frozen=True)
 class Source:
-    """What rows of one kind are called, where they are stored, and how they are made.
+    """The rows of one kind: their names, their file, and the function that makes them.
 
-    path       the file, relative to the folder of results; `.xz` files are compressed, and committed for drawing
-    made_with  everything that the rows depend on; a file made with other values is refused
+    path       the file, relative to the folder of results; a `.xz` file is compressed, and is committed for drawing
+    made_with  everything that the rows depend on; a file made with other values raises an error
     keys       names of the rows, in order
     make       makes the rows of the given keys and returns them by key
     label      the name of these rows in progress reports and errors
-    together   how many keys `make` gets per call (if ranks share the source: in the first call)
-    cost       the work per key, relative to other sources
+    together   returns how many keys `make` gets per call (if ranks share the source: only in the first call)
+    cost       returns the work per key, relative to other sources
     shared     whether ranks share the keys; otherwise the first rank makes all rows
-    elsewhere  whether another file contains the numbers of the row with this key, so that the row need not be made
+    elsewhere  returns whether the row of a key need not be made, because another file contains the row's numbers
     """
 
     path: str
@@ -59,7 +59,7 @@ class Source:
 
 
 class Rows:
-    """The rows of a source that are on the disk. They are read at the first use."""
+    """The rows of a source that are on the disk. The file is read at the first use."""
 
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
         self.path = path
@@ -82,15 +82,15 @@ class Rows:
         return len(self.by_key)
 
     def add(self, rows: Mapping[str, Mapping[str, Any]], start: int, rank: int = 0) -> None:
-        """Write rows by their keys, and return when they are on the disk. Call this method inside `RowStore.locked`."""
+        """Write rows to the disk, with their keys. Call this method inside `with self.store.locked()`."""
         lines = {key: {"key": key, **row} for key, row in rows.items()}
         self.store.append(start, rank, [json_line(line) for line in lines.values()])
         self.by_key.update(lines)
 
     def fold(self) -> None:
-        """Move the rows of all parts into the file, in the order of their keys."""
+        """Move the rows of all parts (the files that ranks write) into the main file, in the order of the keys."""
         if self.store.parts():
-            self.__dict__.pop("by_key", None)  # other ranks have written too
+            self.__dict__.pop("by_key", None)  # read again, because other ranks have written rows too
             self.store.write(json_line(self.by_key[key]) for key in sorted(self.by_key, key=_natural))
             self.store.remove_parts()
 
@@ -109,7 +109,7 @@ class _Work(NamedTuple):
 
     start: int  # a random number that identifies this run in parts and counters
     missing: list[list[str]]  # for each source, the keys of its missing rows
-    seconds: float | None  # time until the deadline
+    seconds: float | None  # the seconds until the deadline
 
 
 def missing_keys(setup: Setup, source: Source) -> list[str]:
@@ -118,10 +118,10 @@ def missing_keys(setup: Setup, source: Source) -> list[str]:
 
 
 def fill(setup: Setup, sources: Sequence[Source], mesh: Mesh, deadline: float | None = None) -> tuple[bool, bool]:
-    """Make the missing rows of some sources. Returns whether all rows exist now, and whether any was missing.
+    """Make the missing rows of the sources. Return whether all rows exist now, and whether any row was missing before.
 
-    All ranks of the mesh must call this together. The deadline is a time of `time.monotonic` on the first rank; no
-    batch begins that would end later. Each rank writes its own parts; only the first rank merges them into the files.
+    All ranks of the mesh must call this function together. The deadline is a time of `time.monotonic` on the first
+    rank. No batch begins that would end later. Each rank writes its own parts, and the first rank merges all parts.
     """
     work = None
     mesh.meet()  # no rank may still be reading files when the first rank merges them
@@ -146,10 +146,10 @@ def fill(setup: Setup, sources: Sequence[Source], mesh: Mesh, deadline: float | 
 
 def _plan(setup: Setup, sources: Sequence[Source], deadline: float | None, locks: ExitStack) -> _Work:
     missing: list[list[str]] = []
-    planned: dict[str, set[str]] = {}  # keys by path: cases with the same options share a file
+    planned: dict[str, set[str]] = {}  # the missing keys of each file; cases with the same options share a file
     for source in sources:
         rows, others = setup.rows(source), planned.setdefault(source.path, set())
-        if rows.store.folder.exists() and not others:  # parts of a run that was killed
+        if rows.store.folder.exists() and not others:  # a run that was killed has left parts
             with rows.store.locked():
                 rows.fold()
         keys = [key for key in missing_keys(setup, source) if key not in others]
@@ -161,13 +161,13 @@ def _plan(setup: Setup, sources: Sequence[Source], deadline: float | None, locks
 
 
 def _make_all(setup: Setup, sources: Sequence[Source], work: _Work, mesh: Mesh) -> bool:
-    """Make the rows that this rank takes from the counters. Returns False if the deadline came first."""
+    """Make the rows of the keys that this rank takes from the counters. Return False if the deadline came first."""
     deadline = None if work.seconds is None else time.monotonic() + work.seconds
     todo = [(source, keys) for source, keys in zip(sources, work.missing, strict=True) if keys]
     with at_work(mesh):
         costs = [source.cost() for source, _ in todo]
     total = sum(cost * len(keys) for cost, (_, keys) in zip(costs, todo, strict=True))
-    done, spent = 0.0, 0.0  # cost of the rows that this rank has made, and the seconds they took
+    done, spent = 0.0, 0.0  # the cost of the rows that this rank has made, and the seconds that it spent on them
     for number, (cost, (source, keys)) in enumerate(zip(costs, todo, strict=True)):
         if not (source.shared or mesh.first):
             continue
@@ -182,7 +182,7 @@ def _make_all(setup: Setup, sources: Sequence[Source], work: _Work, mesh: Mesh) 
             stop = mesh.count(counter, size)
             batch = keys[stop - size : stop]
             if not batch:
-                break  # other ranks took the rest
+                break  # other ranks took the remaining keys
             share = mesh.count(f"{work.start}/done") / 1e6
             setup.progress(share, f"{source.label}: {left} of {len(source.keys)} left")
             began = time.monotonic()
@@ -202,7 +202,7 @@ def _make_all(setup: Setup, sources: Sequence[Source], work: _Work, mesh: Mesh) 
 
 
 def check_made(setup: Setup, source: Source, stage: str) -> None:
-    """Raise an error that names the stage to run, if rows of a source are missing."""
+    """If rows of a source are missing, raise an error that names the stage to run."""
     if missing := missing_keys(setup, source):
         what = f"{len(missing)} of {len(source.keys)} rows of {source.label!r}"
         path = setup.rows(source).path
@@ -210,7 +210,7 @@ def check_made(setup: Setup, source: Source, stage: str) -> None:
 
 
 def complete(setup: Setup, source: Source, stage: str = "decode") -> list[Row]:
-    """All rows of a source, in the order of its keys. Raises an error if some are missing."""
+    """Return all rows of a source, in the order of its keys. Raise an error if rows are missing."""
     check_made(setup, source, stage)
     rows = setup.rows(source)
     return [rows[key] for key in source.keys]

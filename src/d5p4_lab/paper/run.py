@@ -22,7 +22,7 @@ from .setup import Progress, Setup
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 STAGES = ("decode", "score", "draw")
-WORTH_RECORDING = 5.0  # seconds; shorter runs are recorded only if they begin a stage or finish a stopped one
+WORTH_RECORDING = 5.0  # runs of fewer seconds are recorded only if they begin a stage or continue a stopped stage
 
 
 def reproduce(
@@ -42,16 +42,16 @@ def reproduce(
     progress: Progress | None = None,
     mesh: Mesh | None = None,
 ) -> Setup:
-    """Run an experiment of the paper. Its files go to the folder `out`/`name`; `out` is `results/SCALE` by default.
+    """Run an experiment of the paper. Its files go to the folder `out`/`name`. By default `out` is `results/SCALE`.
 
-    stages    some of decode, score, draw; each may run on another machine if you copy the folder there
-    model     a model to use instead of the scale's own model
-    data      the file or folder that the task reads, if it needs one
-    minutes   start no batch of decoding that would end more than this many minutes from now
-    scorers   use only these scorers (ppl, cos, features, or kind:model)
-    changes   other values for the experiment's settings, such as {"units": 4}
-    mesh      the ranks that share the decoding (`d5p4.distributed.connect`); by default those of this job. The first
-              rank scores and draws alone
+    stages    the stages to run: some of decode, score, draw. You may copy the folder to another machine between stages
+    model     a model to use instead of the model that the scale names
+    data      the file or folder that the task reads, if the task reads one
+    minutes   the limit for decoding: no batch starts that would end more than this many minutes from now
+    scorers   the scorers to use (ppl, cos, features, or kind:model); by default all
+    changes   new values for some of the experiment's settings, such as {"units": 4}
+    mesh      the ranks that share the decoding, by default all ranks of this job (`d5p4.distributed.connect`). Only the
+              first rank scores and draws
     """
     own = mesh is None
     mesh = connect(device=device) if mesh is None else mesh
@@ -116,15 +116,15 @@ def sources(setup: Setup, stage: str, scorers: Sequence[str] | None = None) -> l
 
 
 def left(setup: Setup) -> int:
-    """How many rows are still to be decoded or measured."""
+    """The number of rows that the stage decode still has to make."""
     return sum(len(missing_keys(setup, source)) for source in sources(setup, "decode"))
 
 
 def _run_stage(setup: Setup, stage: str, deadline: float | None, scorers: Sequence[str] | None) -> tuple[bool, bool]:
-    """Run one stage. Returns whether it is finished, and whether there was anything to do."""
+    """Run one stage. Return whether the stage is finished, and whether there was anything to do."""
     if stage == "decode":
         return fill(setup, sources(setup, stage), setup.mesh, deadline)
-    with at_work(setup.mesh):  # the other ranks wait
+    with at_work(setup.mesh):  # meanwhile the other ranks wait
         finished, worked = fill(setup, sources(setup, stage, scorers), Mesh())
         if stage == "score":
             return finished, worked
@@ -135,7 +135,7 @@ def _run_stage(setup: Setup, stage: str, deadline: float | None, scorers: Sequen
 
 
 def _drawn(setup: Setup) -> list[str | None]:
-    """The texts of the drawn files. If drawing changes none of them, config.json does not change either."""
+    """The contents of the drawn files. If drawing changes none of these files, config.json stays as it is, too."""
     files = (setup.folder / "table.md", setup.folder / "summary.json")
     return [file.read_text(encoding="utf-8") if file.is_file() else None for file in files]
 
@@ -149,7 +149,7 @@ def _read_config(setup: Setup) -> dict[str, Any]:
 
 
 def _record(setup: Setup, stage: str, seconds: float, finished: bool, worked: bool) -> None:
-    """Write the experiment's settings into config.json, and this run of the stage if it did something."""
+    """Write the experiment's settings into config.json, and record this run of the stage if the run did something."""
     device = "cpu" if stage == "draw" else setup.torch_device
     ran = about(device) | {"seconds": round(seconds, 1), "finished": finished}
     if stage == "decode" and setup.cases and setup.mesh.world > 1:
@@ -172,7 +172,7 @@ def _record(setup: Setup, stage: str, seconds: float, finished: bool, worked: bo
 
 
 def _runs(setup: Setup, stage: str) -> list[dict[str, Any]]:
-    """The recorded runs of a stage of this experiment or, if there are none, of experiments that share its answers."""
+    """Return a stage's recorded runs of this experiment or, if there are none, of experiments with the same answers."""
     if own := _read_config(setup).get("stages", {}).get(stage):
         return own
     ours = [case.options for case in setup.cases]

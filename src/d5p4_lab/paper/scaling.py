@@ -1,8 +1,9 @@
-"""Objective, rank and time of every method that chooses a set, on random pools of 4×4 to 64×64 rows.
+"""The objective, rank and time of every method that chooses a set, on random pools of 4×4 to 64×64 rows.
 
 A random pool has the statistics of one step of a decoded set (`synthetic`). A trial uses one pool and one β, and all
 methods see the same trials. The objective is log det L of the chosen rows, L = diag(Q) + β S. The authors' table shows
-log det S, so both are stored. The k-DPP sample ignores groups, as in the paper, and may choose two rows of a group.
+log det S, so log det S is stored too. As in the paper, the k-DPP sample ignores groups, so it may choose two rows of a
+group.
 """
 
 from __future__ import annotations
@@ -43,14 +44,14 @@ SELECTORS: dict[str, Callable[[float], Selector]] = {
     "local search": lambda beta: PartitionDPP(beta, solver="local-search"),
     "exact": lambda beta: PartitionDPP(beta, solver="exact"),
 }
-BATCH = "batch"  # takes the place of a trial's number in keys
+BATCH = "batch"  # a key has this word instead of a trial's number if many pools are solved in one call
 BETAS = [1.0, 3.1623, 10.0, 31.623, 100.0]
 SIZES = ["4x4", "6x4", "8x4", "6x10", "8x8", "4x64", "16x4", "8x32", "16x16", "32x8", "64x4", "32x32", "64x32", "64x64"]
 SLOW = ["diverse beam, α=β", "diverse beam, α=10β", "k-DPP sample (*)", "partition sample", "greedy, n starts"]
 
 
 def _by_rows(trials: Mapping[str, int], rows: int) -> int:
-    """How many trials a pool of this many rows gets. The keys of `trials` are upper limits of rows."""
+    """The number of trials for pools of `rows` rows. The keys of `trials` are upper limits of the number of rows."""
     fitting = [int(most) for most in trials if int(most) >= rows]
     return trials[str(min(fitting))] if fitting else 0
 
@@ -60,7 +61,7 @@ def sources(setup: Setup) -> list[Source]:
 
 
 def statistics(setup: Setup) -> Source:
-    """The statistics of each step: one row per set that the model writes without a prompt."""
+    """The source of the statistics of real pools: one row per decoded set, with the statistics of each step."""
 
     def make(keys: Sequence[str]) -> dict[str, Row]:
         rows = {}
@@ -78,7 +79,7 @@ def statistics(setup: Setup) -> Source:
 
 
 def trials(setup: Setup) -> Source:
-    """One row per pool with the choice of every method, then one row per size with many pools solved in one call."""
+    """The source of trials: one row per pool with each method's results, and one per size with times in batches."""
     sizes = {size: math.prod(parse_size(size)) for size in setup["sizes"]}
     keys = [f"{size} {trial}" for size, rows in sizes.items() for trial in range(_by_rows(setup["trials"], rows))]
     keys += [f"{size} {BATCH}" for size, rows in sizes.items() if rows <= setup["batch_rows"]]
@@ -92,7 +93,7 @@ def trials(setup: Setup) -> Source:
                 rows[key] = {"size": size, **made}
         return rows
 
-    # The pools depend on the statistics of all sets, so the number of sets belongs to the header.
+    # The pools depend on the statistics of all sets, so `made_with` includes the number of sets.
     made_with = setup.model_and("k", "w", "length", "steps", "beta", "sets", "betas", "largest")
     return setup.source("trials", keys, make, cost=1e3, **made_with)
 
@@ -107,7 +108,7 @@ def _steps(setup: Setup) -> list[PoolStatistics]:
 
 
 def _problem(setup: Setup, steps: Sequence[PoolStatistics], size: str, trial: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Quality [N], similarity [N, N] and ties [N] of one trial."""
+    """Draw the quality [N], the similarity [N, N] and the tie hashes [N] of the pool of one trial."""
     k, w = parse_size(size)
     source = torch.Generator().manual_seed(int(mix(setup.seed, torch.tensor(k), w, trial)) & (2**62 - 1))
     chosen = steps[int(torch.randint(len(steps), (1,), generator=source))]
@@ -116,7 +117,7 @@ def _problem(setup: Setup, steps: Sequence[PoolStatistics], size: str, trial: in
 
 
 def _fitting(setup: Setup, size: str) -> list[str]:
-    """The methods that are fast enough for a size."""
+    """The methods that are fast enough for pools of a size."""
     k, w = parse_size(size)
     largest = setup["largest"]
     return [
@@ -127,7 +128,7 @@ def _fitting(setup: Setup, size: str) -> list[str]:
 
 
 def _pool(quality: Tensor, similarity: Tensor, tie: Tensor, k: int, device: torch.device) -> PoolView:
-    """A pool from quality and ties [P, N] and similarity [P, N, N], which is float32 on CUDA, as in decoding."""
+    """Make P pools from quality and ties [P, N] and similarity [P, N, N] (float32 on CUDA, as in decoding)."""
     group = (torch.arange(quality.shape[1]) // (quality.shape[1] // k)).expand(tie.shape)
     similarity = similarity.to(device, torch.float32 if device.type == "cuda" else torch.float64)
     return PoolView(group=group.to(device), tie=tie.to(device), quality=quality.to(device), similarity=similarity)
@@ -187,10 +188,10 @@ _BOX = {
     "beta": 20.0,
     "betas": BETAS,
     "sizes": SIZES,
-    "trials": {"256": 40, "1024": 20, "2048": 5, "4096": 3},  # number of trials by upper limit of rows
-    "largest": {**dict.fromkeys(SLOW, 1024), EXACT: 5000},  # the most rows for a method; for exact, the most sets
-    "batch": 16,  # pools solved in one call
-    "batch_rows": 64,  # calls with many pools are timed only up to this many rows
+    "trials": {"256": 40, "1024": 20, "2048": 5, "4096": 3},  # 40 trials for pools of up to 256 rows, and so on
+    "largest": {**dict.fromkeys(SLOW, 1024), EXACT: 5000},  # the most rows for a method, or sets for exact
+    "batch": 16,  # the number of pools that are solved in one call
+    "batch_rows": 64,  # calls with many pools are timed only for pools of at most this many rows
 }
 _PAPER = {
     "model": "kuleshov-group/mdlm-owt",

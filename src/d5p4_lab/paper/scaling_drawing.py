@@ -22,8 +22,8 @@ from .drawing import STYLES, Claim, Drawing, Table, Verdict, decided, every, pyp
 from .setup import Setup
 from .synthetic import PoolStatistics, complexity, parse_size, read_statistics, synthetic_pool
 
-EXACT = "exact"  # known only at the smallest sizes, so it is left out of ranks and normalised values
-FREE = "k-DPP sample (*)"  # ignores groups
+EXACT = "exact"  # ranks and normalised values leave out this solver, because it runs only at the smallest sizes
+FREE = "k-DPP sample (*)"  # this method ignores groups
 PAPERS, TEXT, OURS = "greedy, n starts", "greedy, k starts", "local search"
 RIVALS = ("random", "greedy beam", "diverse beam, α=β", "diverse beam, α=10β", "k-DPP sample (*)")  # in the paper
 DRAWN: dict[str, dict[str, str]] = {
@@ -40,7 +40,7 @@ DRAWN: dict[str, dict[str, str]] = {
 }
 METHODS = (*DRAWN, EXACT)
 POINT = (32, 32)  # the size in the paper's table
-PAPER_TABLE = {  # ms and log det S
+PAPER_TABLE = {  # the milliseconds and the log det S in the paper's table
     "random": (0.1, -25.465),
     "k-DPP sample (*)": (547.8, -25.453),
     "diverse beam, α=10β": (29.5, -24.625),
@@ -49,7 +49,7 @@ PAPER_TABLE = {  # ms and log det S
 
 
 class Cell:
-    """The trials of one size: values [trials] of each method."""
+    """The trials of one size: for each method, columns with one value per trial."""
 
     def __init__(self, size: str, rows: Sequence[Mapping[str, Any]]) -> None:
         self.k, self.w = parse_size(size)
@@ -61,7 +61,7 @@ class Cell:
         self.normalised_cosine = _normalised(self.cosine, ranked)
         self.rank = _ranks(self.objective, ranked)
         best = np.max([self.objective[name] for name in ranked if name != FREE], axis=0)
-        self.below = {name: best - self.objective[name] for name in ranked}  # nats below the best method
+        self.below = {name: best - self.objective[name] for name in ranked}  # by how many nats the best method is ahead
 
     @property
     def pools(self) -> int:
@@ -77,16 +77,16 @@ class Cell:
 
     @property
     def d5p4(self) -> str:
-        """The paper's solver: greedy from every row, or from one row per group at sizes where that is too slow."""
+        """The paper's solver: greedy from every row or, at sizes too large for that, greedy from one row per group."""
         return PAPERS if PAPERS in self.names else TEXT
 
 
 CellValues = Callable[[Cell], Mapping[str, np.ndarray]]
-"""Takes the values [trials] of every method from a cell."""
+"""A function that returns, for a cell, one column [trials] per method."""
 
 
 def _normalised(values: Mapping[str, np.ndarray], names: Sequence[str]) -> dict[str, np.ndarray]:
-    """(x - worst) / (best - worst) over the methods, in each trial; 1 if all methods are equal."""
+    """Scale the values x of a trial to (x - worst) / (best - worst) over the methods, or to 1 if all are equal."""
     table = np.stack([values[name] for name in names])
     low, high = table.min(0), table.max(0)
     spread = np.where(high > low, high - low, 1.0)
@@ -94,7 +94,7 @@ def _normalised(values: Mapping[str, np.ndarray], names: Sequence[str]) -> dict[
 
 
 def _ranks(values: Mapping[str, np.ndarray], names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Ranks of the methods in each trial; 1 is best. Values that are equal up to rounding share their mean rank."""
+    """Rank the methods in each trial. Rank 1 is best. Values that are equal up to rounding share their mean rank."""
     table = np.stack([values[name] for name in names]).round(9)
     above = (table[None] > table[:, None]).sum(1)
     equal = (table[None] == table[:, None]).sum(1)
@@ -102,7 +102,7 @@ def _ranks(values: Mapping[str, np.ndarray], names: Sequence[str]) -> dict[str, 
 
 
 def drawing(rows: Sequence[Mapping[str, Any]], steps: Sequence[PoolStatistics], setup: Setup) -> Drawing:
-    """Draw the rows of the trials, and the statistics from which the pools were made."""
+    """Draw the results of the trials (`rows`), and the statistics of real steps that the random pools imitate."""
     by_size: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
         if "methods" in row:
@@ -130,7 +130,7 @@ def drawing(rows: Sequence[Mapping[str, Any]], steps: Sequence[PoolStatistics], 
 
 
 def _gpu_times() -> dict[str, Any] | None:
-    """Milliseconds for one 32×32 pool in the committed GPU benchmark: ours and the paper's, by section."""
+    """The times for one 32×32 pool in the committed GPU benchmark: for each section, ms of our code and the paper's."""
     results = read_json(RESULTS)
     times: dict[str, Any] = {"machine": results["sections"]["machine"]["rows"][0]["what"]}
     for section in ("solver", "mmr"):
@@ -141,7 +141,7 @@ def _gpu_times() -> dict[str, Any] | None:
 
 
 def _point(cells: Sequence[Cell]) -> Cell:
-    """The paper's size 32×32 or, if it was not measured, the largest of the sizes with the most methods."""
+    """Return the cell of size 32×32, as in the paper, or else the largest of the cells with the most methods."""
     exact = [cell for cell in cells if (cell.k, cell.w) == POINT]
     return exact[0] if exact else max(cells, key=lambda cell: (len(set(cell.names) - {EXACT}), cell.complexity))
 
@@ -152,7 +152,8 @@ def _table_point(cells: Sequence[Cell], clocks: Sequence[str], gpu: Mapping[str,
     for name in cell.names:
         paper_ms, paper_value = PAPER_TABLE.get(name, (None, None))
         cells_here = []
-        for values in (cell.objective, cell.cosine):  # pools differ more than methods do, so compare pool by pool
+        # The differences are pool by pool, because pools differ more than methods do.
+        for values in (cell.objective, cell.cosine):
             cells_here += [f"{values[name].mean():.3f}", shown(paired_difference(values[name], values["random"]), 3)]
         paper_cells = ["" if paper_value is None else f"{paper_value:.3f}", "" if paper_ms is None else f"{paper_ms:g}"]
         rows.append([name, *cells_here, f"{np.median(cell.ms[name]):.3g}", *paper_cells])
@@ -236,7 +237,7 @@ def _table_exact(cells: Sequence[Cell]) -> Table:
 
 
 def _table_statistics(steps: Sequence[PoolStatistics], setup: Setup) -> Table:
-    """Compare random pools with the decoded pools whose statistics they imitate."""
+    """Compare the statistics of random pools with those of the decoded pools that the random pools imitate."""
     source = torch.Generator().manual_seed(setup.seed)
     group = torch.arange(setup["k"] * setup["w"]) // setup["w"]
     made = [_again(step, *synthetic_pool(step, setup["k"], setup["w"], source), group) for step in steps]
@@ -268,7 +269,7 @@ def _again(step: PoolStatistics, quality: Tensor, similarity: Tensor, group: Ten
 def _figure(cells: Sequence[Cell], clocks: Sequence[str]) -> Any:
     plt = pyplot()
     plot, axes = plt.subplots(2, 3, figsize=(11, 6.6), sharex=True)
-    whole = _compared(cells)  # other sizes lack methods, so their ranks and normalised values cannot be compared
+    whole = _compared(cells)  # other sizes lack methods, so ranks and normalised values differ in meaning there
     panels: list[tuple[str, Sequence[Cell], CellValues]] = [
         ("objective log det L, normalised", whole, lambda cell: cell.normalised),
         ("log det L below the best, nats", cells, lambda cell: cell.below),
@@ -301,7 +302,7 @@ def _figure(cells: Sequence[Cell], clocks: Sequence[str]) -> Any:
 def _curve(
     axis: Any, cells: Sequence[Cell], name: str, values: CellValues, median: bool = False, intervals: bool = False
 ) -> None:
-    """Draw one method over sizes. Sizes with the same number of sets become one point."""
+    """Draw the curve of one method. Sizes with the same number of sets w^k become one point."""
     style = DRAWN[name]
     here: dict[float, list[np.ndarray]] = defaultdict(list)
     for cell in cells:
@@ -343,14 +344,14 @@ def _claims(cells: Sequence[Cell], clocks: Sequence[str], gpu: Mapping[str, Any]
 
 
 def _against(cell: Cell, values: Mapping[str, np.ndarray], rivals: Sequence[str]) -> tuple[str, Figure]:
-    """The best rival of the paper's solver, and how far the solver is ahead of it."""
+    """Return the best rival of the paper's solver, and by how much the solver's values are above the rival's."""
     there = [name for name in rivals if name in cell.names]
     rival = max(there, key=lambda name: float(values[name].mean()))
     return rival, paired_difference(values[cell.d5p4], values[rival])
 
 
 def _compared(cells: Sequence[Cell]) -> list[Cell]:
-    """The sizes at which every rival in the paper was measured; all sizes if there are none."""
+    """The sizes at which all rivals were measured. If there is no such size: all sizes."""
     full = [cell for cell in cells if set(RIVALS) <= set(cell.names)]
     return full or list(cells)
 
@@ -435,7 +436,7 @@ def _faster(cells: Sequence[Cell], clocks: Sequence[str], gpu: Mapping[str, Any]
 
 
 def _on_gpu(rival: str, gpu: Mapping[str, Any] | None) -> str:
-    """The times of the GPU benchmark at the same size."""
+    """The part of a claim's note with the times of the GPU benchmark, or "" if there are none."""
     if gpu is None:
         return ""
     (fast, paper_greedy), (fast_mmr, paper_mmr) = gpu["solver"], gpu["mmr"]

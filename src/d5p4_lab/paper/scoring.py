@@ -1,9 +1,9 @@
 """Scorers: outside models that score decoded sets of answers.
 
-A scorer is named `kind:model`. An experiment names the kinds; its settings name the models.
+A scorer is named `kind:model`. An experiment names the kinds, and its settings name the models. The kinds are:
 
-ppl        mean nats per token of each answer under a causal judge (clamped, without the first token, as in the paper)
-cos        cosines of sentence embeddings: between answers, and between each answer and its nearest reference
+ppl        mean nats per token of each answer under a causal judge (as in the paper: clamped, without the first token)
+cos        cosines of sentence embeddings, between two answers and between an answer and its nearest reference
 features   the judge's last hidden state at each answer's last token, for MAUVE
 """
 
@@ -22,13 +22,13 @@ from .rows import Row
 from .setup import Setup
 
 Scorer = Callable[[Sequence[Row]], list[Row]]
-AT_ONCE = 256  # sets that are scored between two writes to the disk
-TOKENS = 1 << 13  # tokens per batch of a judge
-MAUVE_TOKENS = 1024
+AT_ONCE = 256  # at most this many sets are scored before the scores are written to the disk
+TOKENS = 1 << 13  # at most this many tokens per batch of a judge
+MAUVE_TOKENS = 1024  # for MAUVE, a judge reads at most this many tokens of an answer
 
 
 def scorer_names(setup: Setup, wanted: Sequence[str] | None = None) -> list[str]:
-    """The names `kind:model` of an experiment's scorers. `wanted` (kinds or full names) keeps only some of them."""
+    """The names `kind:model` of an experiment's scorers, or only of those in `wanted` (kinds or full names)."""
     models = {"ppl": setup.settings.get("judges", ()), "cos": (setup.settings.get("encoder"),)}
     models["features"] = (models["ppl"] or (None,))[:1]
     names = [f"{kind}:{model}" for kind in setup.experiment.scorers for model in models[kind] if model]
@@ -67,7 +67,7 @@ def _features(model: str, device: str | None) -> Scorer:
 
     from .measures import last_token_features
 
-    judge = CausalJudge(model, device=device)  # with a start token, so that even an empty text has a last token
+    judge = CausalJudge(model, device=device)  # the default start token gives even an empty text a last token
 
     def score(rows: Sequence[Row]) -> list[Row]:
         texts = [text for row in rows for text in row["texts"]]
@@ -89,7 +89,7 @@ def unpack(row: Mapping[str, Any]) -> np.ndarray:
 
 
 def pack8(features: np.ndarray) -> Row:
-    """Pack numbers [n, D] in 8 bits for a JSON line. A row is integers from -127 to 127, times the step of that row."""
+    """Pack numbers [n, D] for a JSON line. A row becomes 8-bit integers from -127 to 127 in units of the row's step."""
     steps = np.maximum(np.abs(features).max(1, keepdims=True) / 127, 1e-12)
     whole = np.round(features / steps).astype(np.int8)
     return {
@@ -126,7 +126,7 @@ def _cosines(model: str, device: str | None, remote_code: bool) -> Scorer:
 
 
 def self_cosine(gram: Sequence[Sequence[float]], places: Sequence[int] | None = None) -> float:
-    """S-COS: the mean cosine over pairs of answers of a set, or over pairs among the given places."""
+    """S-COS: the mean cosine of two answers of a set, or of two of the answers at the given places."""
     matrix = np.array(gram) if places is None else np.array(gram)[np.ix_(places, places)]
     count = len(matrix)
     return float((matrix.sum() - np.trace(matrix)) / max(1, count * (count - 1)))

@@ -1,10 +1,10 @@
 """What an experiment is (`Experiment`), and the state of one run of an experiment (`Setup`).
 
-An experiment has settings for each scale ("box": the small models of this repository, offline; "paper": the paper's
-models). It names the rows that it needs: sets of answers (`cases`), or other measurements (`sources`). It runs in three
-stages: *decode* makes the answers and measurements, *score* lets outside models score the answers, *draw* reduces
-everything to numbers and makes the table, the figure, the summary and the claims. A stopped stage continues where it
-stopped. Each stage may run on another machine if you copy the folder there.
+An experiment has settings for each scale. The scale "box" uses the small models of this repository, offline. The scale
+"paper" uses the paper's models. An experiment names the rows that it needs: sets of answers (`cases`), or other
+measurements (`sources`). An experiment runs in three stages. *decode* makes the answers and measurements. *score* lets
+outside models score the answers. *draw* reduces answers and scores to numbers, and makes table, figure, summary
+and claims. A stopped stage continues where it stopped. You may copy the folder to another machine between stages.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .drawing import Drawing
     from .tasks import Task
 
-OPEN = "open"  # the task of writing without a prompt
+OPEN = "open"  # the task in which texts are decoded without a prompt
 TEXTS = ("books", "text")  # tasks that are made from a text file
 LIST = "a list"
 MAY_BE_NONE = ("encoder", "start")  # settings that may be set to None
@@ -44,11 +44,11 @@ MAY_BE_NONE = ("encoder", "start")  # settings that may be set to None
 class Case:
     """One way to decode, applied to the first `units` prompts of a task, or to `units` sets without a prompt."""
 
-    name: str  # the name in tables and figures
+    name: str  # the name of the case in tables and figures
     options: Mapping[str, Any]  # options of `d5p4.generate`
     units: int
     task: str = OPEN
-    group: str = ""  # the method, if several cases are points of one curve
+    group: str = ""  # the method; the cases of one method are the points of one curve
     value: float | None = None  # the value of the swept parameter
 
 
@@ -56,7 +56,7 @@ class Case:
 class Digest:
     """Reduces a set of answers to the few numbers that drawing needs.
 
-    name      the name of the file in numbers/; experiments may share it
+    name      the name of the file in numbers/; several experiments may share one file
     make      `make(setup, case, unit, row, scores)` returns the numbers of a unit; `scores` has one row per scorer
     settings  names of the settings that the numbers depend on, besides the answers and the scorers
     """
@@ -72,12 +72,12 @@ class Experiment:
 
     name: str
     title: str
-    paper: str  # the place in the paper
-    settings: Mapping[str, Mapping[str, Any]]  # by scale
+    paper: str  # where the table or figure is in the paper
+    settings: Mapping[str, Mapping[str, Any]]  # for each scale, its settings by name
     draw: Callable[[Setup], Drawing]
     cases: Callable[[Setup], Sequence[Case]] = lambda setup: ()
-    digest: Digest | None = None  # needed if there are cases
-    sources: Callable[[Setup], Sequence[Source]] = lambda setup: ()  # rows other than answers
+    digest: Digest | None = None  # required if the experiment has cases
+    sources: Callable[[Setup], Sequence[Source]] = lambda setup: ()  # sources of rows other than answers
     scorers: tuple[str, ...] = ()  # kinds of scorers, see `scoring`
     needs_text: tuple[str, ...] = ()  # scales whose decoding needs a text file
 
@@ -88,19 +88,19 @@ Progress = Callable[[float, str], None]
 
 @dataclass(eq=False)
 class Setup:
-    """One run of an experiment: its settings with the caller's changes, its folder, its model."""
+    """One run of an experiment: the settings with the caller's changes, the folder, the model."""
 
     experiment: Experiment
     scale: str
     root: Path  # the folder of this scale's results
-    model_name: str | None = None  # replaces the model of the settings
+    model_name: str | None = None  # a model to use instead of the model that the settings name
     data: Path | None = None  # the file or folder that the task reads
     device: str | None = None
     dtype: str | None = None
     seed: int = 0
     changes: Mapping[str, Any] = field(default_factory=dict)
     progress: Progress = lambda share, text: None
-    decoding: bool = True  # if False, rows are only read, so the model need not be on this machine
+    decoding: bool = True  # if False, no row is decoded, so the model need not be on this machine
     finished: bool = True  # False if the deadline came before all rows were made
     mesh: Mesh = field(default_factory=Mesh)  # the ranks that share the decoding
     _tasks: dict[tuple[str, int], Task] = field(default_factory=dict)
@@ -147,22 +147,22 @@ class Setup:
 
     @cached_property
     def weights(self) -> str:
-        """A hash of the model's weights. It does not depend on the folder of the model."""
+        """A hash of the model's weights. The hash does not depend on the folder of the model."""
         return self._maker[1] if self._elsewhere else weights_hash(find(self.named))[:16]
 
     @property
     def label(self) -> str:
-        """The model's name without its folder, recorded together with the weights."""
+        """The model's name without its folder. Files record this name together with the hash of the weights."""
         return self._maker[0] if self._elsewhere else Path(self.named).name
 
     @cached_property
     def _elsewhere(self) -> bool:
-        """Whether the model is neither needed nor on this machine. If so, config.json names the model."""
+        """Whether the model is not needed and not on this machine. If so, config.json has the name and the hash."""
         return not (self.decoding or Path(self.named).expanduser().is_dir() or shipped(self.named))
 
     @cached_property
     def _maker(self) -> tuple[str, str]:
-        """The name and the weights of the model that made the existing rows."""
+        """The name of the model that made the existing rows, and the hash of its weights."""
         config = read_json(self.folder / "config.json") or {}
         maker = str(config.get("model", Path(self.named).name)), str(config.get("weights", "unknown"))
         if self.model_name is not None and maker[0] != Path(self.model_name).name:
@@ -194,7 +194,7 @@ class Setup:
         return self._tasks[name, count]
 
     def _check_prompts(self, name: str, task: Task) -> None:
-        """Raise an error if the prompts of a task differ from those that the existing rows were made from."""
+        """Raise an error if the prompts of a task differ from the prompts of the existing rows."""
         from .answers import known_prompts, prompt_digits
 
         for path, unit, digits in known_prompts(self, name):
@@ -213,20 +213,20 @@ class Setup:
         cost: float = 1.0,
         **made_with: Any,
     ) -> Source:
-        """A source of rows other than answers. `made_with` is everything, besides the seed, that the rows depend on.
+        """Make a source of rows other than answers. Rows depend on nothing but `made_with` and the seed.
 
-        `kept` says whether drawing reads the rows; such rows are compressed and committed.
+        `kept` says whether drawing reads the rows. Such rows are compressed and committed.
         """
         path = f"{self.experiment.name}/{name}.jsonl{'.xz' if kept else ''}"
         header = {"seed": self.seed} | plain(made_with)
         return Source(path, header, keys, make, name, together=lambda: together, cost=lambda: cost)
 
     def model_and(self, *names: str) -> dict[str, Any]:
-        """What rows made by the model depend on: its name, its weights, and the settings `names`."""
+        """The values that rows made by the model depend on: its name, its weights, and the settings `names`."""
         return {name: self[name] for name in names} | {"model": self.label, "weights": self.weights}
 
     def rows(self, source: Source) -> Rows:
-        """The rows of a source that are on the disk. They are read once."""
+        """The rows of a source that are on the disk. The file is read only once."""
         return self.open(source.path, source.made_with)
 
     def open(self, path: str, header: Mapping[str, Any]) -> Rows:
@@ -236,7 +236,7 @@ class Setup:
 
 
 def _checked(name: str, value: Any, default: Any) -> Any:
-    """Check a caller's value of a setting. It must have the default's type; a single value may replace a list."""
+    """Check that a caller's value of a setting has the default's type. A single value may replace a list."""
     kind = _kind(default)
     if default is None or (value is None and name in MAY_BE_NONE):
         return value
@@ -269,5 +269,5 @@ def digest_of(value: Any) -> str:
 
 
 def slugged(text: str) -> str:
-    """The text as part of a file's name: all characters but a-z and 0-9 are replaced by dashes."""
+    """Make a part of a file's name from a text: each run of characters other than a-z and 0-9 becomes a dash."""
     return re.sub(r"[^a-z0-9]+", "-", text)

@@ -1,13 +1,13 @@
-"""Random pools of any size with the statistics of real pools: cosines between and within groups, and qualities.
+"""Random pools of any size that imitate real pools: they have similar qualities and cosines between and within groups.
 
 A row is e = (√a, √(1-a) z/|z|) with z = √(1-f) x_group + √f x_own, where every x is a Gaussian vector.
 
-a    the mean cosine between groups; the mean cosine within a group is about a + (1-a)(1-f)
-x    has variances λ of sum 1 that fall by a power law. x·x' has variance Σ λ², so 1 / Σ λ² is the number of equal
+a    the mean cosine between groups. The mean cosine within a group is about a + (1-a)(1-f)
+x    has variances λ with sum 1 that fall by a power law. x·x' has variance Σ λ², so 1 / Σ λ² is the number of equal
      dimensions that would give cosines between groups the same spread. The exponent of the power law is chosen to match
      the spread of the real pool. All variances are positive, so no set of rows is singular.
-f    differs from row to row, because some children differ more from their parent than others. It is log-normal, with
-     the mean and spread that match the real cosines within groups.
+f    the share of a row's own vector. f differs from row to row, because some children differ more from their parent
+     than others. f is log-normal, with a mean and a spread that match the real cosines within groups.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from torch import Tensor
 from d5p4.errors import D5P4Error
 from d5p4.types import HistoryStep
 
-WIDTH = 1024  # dimensions of the random vectors
-_LEAST = 1e-4  # smallest values of 1 - a and of f
-_STEEPEST = 8.0  # largest exponent of the power law
+WIDTH = 1024  # the number of dimensions of the random vectors x
+_LEAST = 1e-4  # 1 - a and the mean of f are at least this large
+_STEEPEST = 8.0  # the exponent of the power law is at most this large
 
 
 @dataclass(frozen=True)
 class PoolStatistics:
-    """Statistics of the pool at one step of real decoding."""
+    """The statistics of the pool at one step of real decoding."""
 
     step: int
-    between: float  # mean cosine of two rows of different groups
+    between: float  # the mean cosine of two rows of different groups
     between_spread: float  # the standard deviation of these cosines
-    within: float  # mean cosine of two rows of the same group
+    within: float  # the mean cosine of two rows of the same group
     within_spread: float
-    quality: tuple[float, ...]  # sorted, from 0 to 1
-    quality_shared: float  # share of the variance of quality that siblings have in common
+    quality: tuple[float, ...]  # the qualities of all rows, sorted and stretched to [0, 1]
+    quality_shared: float  # the share of the variance of quality that is common to the rows of a group
 
     @property
     def dimensions(self) -> float:
-        """The number of equal dimensions that would give cosines between groups the same spread."""
+        """The number of dimensions with equal variances that would give cosines between groups the same spread."""
         return ((1 - self.between) / max(self.between_spread, 1e-9)) ** 2
 
 
 def read_statistics(step: HistoryStep) -> PoolStatistics | None:
-    """Statistics of a pool of k groups of w rows; None if its rows hardly differ, as at the first step."""
+    """Return the statistics of a pool of k groups of w rows, or None if the rows are nearly equal."""
     similarity, quality, group = step.similarity.double().cpu(), step.quality.double().cpu(), step.group.cpu()
     same = group[:, None] == group
     apart = similarity[~same]
@@ -68,8 +68,8 @@ def read_statistics(step: HistoryStep) -> PoolStatistics | None:
 
 
 def shared_variance(values: Tensor) -> float:
-    """Intraclass correlation of values [k, w], between 0 and 1: (A - B) / (A + (w - 1) B) from the mean squares A
-    between groups and B within them (Fisher, 1925)."""
+    """The intraclass correlation of values [k, w], between 0 and 1 (Fisher, 1925): (A - B) / (A + (w - 1) B). A is the
+    mean square between groups, and B is the mean square within groups."""
     k, w = values.shape
     between = w * float(values.mean(1).var())
     within = float(values.var(1).mean())
@@ -77,7 +77,7 @@ def shared_variance(values: Tensor) -> float:
 
 
 def statistics_of(row: dict[str, Any]) -> PoolStatistics:
-    """The statistics that a stored row contains."""
+    """Make the statistics of a pool from their stored form, a dict."""
     named = {name: row[name] for name in PoolStatistics.__dataclass_fields__}
     return PoolStatistics(**named | {"quality": tuple(row["quality"])})
 
@@ -91,7 +91,8 @@ def synthetic_pool(statistics: PoolStatistics, k: int, w: int, source: torch.Gen
         return torch.randn(*shape, generator=source, dtype=torch.float64)
 
     stray = min(max((1 - statistics.within) / (1 - shared), _LEAST), 1.0)
-    unlike = 2**0.5 * statistics.within_spread / (1 - shared) / stray  # a cosine depends on the mean of two rows' f
+    # The cosine of two rows depends on the mean of their two values of f, hence the factor √2.
+    unlike = 2**0.5 * statistics.within_spread / (1 - shared) / stray
     sigma = math.log1p(unlike**2) ** 0.5
     own = (stray * torch.exp(sigma * normal(k, w, 1) - sigma**2 / 2)).clamp_max(1.0)
     z = (1 - own).sqrt() * normal(k, 1, WIDTH) + own.sqrt() * normal(k, w, WIDTH)
@@ -102,7 +103,7 @@ def synthetic_pool(statistics: PoolStatistics, k: int, w: int, source: torch.Gen
 
 
 def _quality(statistics: PoolStatistics, family: Tensor, own: Tensor) -> Tensor:
-    """Qualities [kw] distributed like the real ones and stretched to [0, 1], made from normals [k, 1] and [k, w]."""
+    """Make qualities [kw] in [0, 1] that are distributed like the real qualities, from normals [k, 1] and [k, w]."""
     shared = statistics.quality_shared
     share = torch.special.ndtr((shared**0.5 * family + (1 - shared) ** 0.5 * own).flatten())
     levels = torch.tensor(statistics.quality, dtype=torch.float64)
@@ -115,7 +116,7 @@ def _quality(statistics: PoolStatistics, family: Tensor, own: Tensor) -> Tensor:
 
 @lru_cache(maxsize=512)
 def variances(dimensions: float) -> Tensor:
-    """Variances λ_j ∝ j^-γ [WIDTH] with sum 1, and γ such that 1 / Σ λ² is as near to `dimensions` as possible."""
+    """The variances λ_j ∝ j^-γ [WIDTH] with sum 1. γ makes 1 / Σ λ² as near to `dimensions` as possible."""
     place = torch.arange(1, WIDTH + 1, dtype=torch.float64)
 
     def law(exponent: float) -> Tensor:

@@ -1,4 +1,6 @@
-"""The tasks of the paper's experiments: what is asked, what a good answer looks like, and which grader judges it.
+"""The tasks of the paper's experiments: prompts, reference answers, and the grader that judges answers.
+
+The last column of this table names the data that is used if no path is given.
 
 | name          | prompt                             | references                        | grader    | without a path  |
 |---------------|------------------------------------|-----------------------------------|-----------|-----------------|
@@ -10,13 +12,14 @@
 | countdown     | `86,28,13,31:96`, held out         | none                              | countdown | generated       |
 | books         | the first sentences of a paragraph | the rest of the paragraph         | none      | an error        |
 
-Shots are solved examples in the prompt. Without shots the prompt is as in the table. With shots it consists of the
-solved examples and the question, each in the form `Question: …\\nAnswer: …`, with blank lines between them.
+Shots are solved examples in the prompt. Without shots the prompt is as in the table. With shots the prompt consists of
+the solved examples, each in the form `Question: …\\nAnswer: …`, and the question in the form `Question: …\\nAnswer:`,
+with blank lines between them.
 
 The tasks text and books read documents. A text file has one paragraph per line, and a line `<|endoftext|>` between
 documents. A JSON or parquet file has one document in the field `text` of each record. A folder that
-`python -m d5p4_lab train corpus` made has the documents as tokens. Only such a folder leaves out the held-out books
-that are also in the training text.
+`python -m d5p4_lab train corpus` made has the documents as tokens. `train corpus` leaves out held-out books that are
+also in the training text. Other files and folders may contain such books.
 """
 
 from __future__ import annotations
@@ -42,23 +45,23 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Example:
-    """A prompt to be answered, and what a good answer looks like."""
+    """A prompt to be answered, and what is known about good answers."""
 
-    id: str  # unique in its task; it does not depend on limit and seed
+    id: str  # identifies the example in its task, and does not depend on limit and seed
     prompt: str | None  # None if the answer is open-ended text without a prompt
     references: tuple[str, ...]  # texts that a good answer resembles, best first; may be empty
     gold: str | tuple[str, ...] | None = None  # the right answer in the form that the task's grader needs
-    meta: dict[str, Any] = field(default_factory=dict)  # other fields of the source
+    meta: dict[str, Any] = field(default_factory=dict)  # other facts from the source of the example
 
 
 @dataclass(frozen=True)
 class Task:
-    """Examples, in the order in which they are to be answered."""
+    """The examples of a task, in the order in which they are to be answered."""
 
     name: str
     examples: list[Example]
     grader: str | None  # a name in `eval.graders.GRADERS`; None if answers are only compared with the references
-    source: str  # where the examples come from, as the caller wrote it
+    source: str  # the path or hub id that the examples come from, as the caller wrote it
 
     def __len__(self) -> int:
         return len(self.examples)
@@ -76,7 +79,7 @@ class Question(NamedTuple):
     """A question that was read from a file."""
 
     text: str
-    answers: tuple[str, ...]  # best first
+    answers: tuple[str, ...]  # correct answers, the best first
     gold: str | tuple[str, ...] | None
     meta: dict[str, Any]
 
@@ -85,7 +88,7 @@ def _truthfulqa(record: dict[str, Any]) -> Question:
     """Read a record of the authors' CSV (`Correct Answers` joined by `;`) or of the hub (`correct_answers`, a list)."""
     named = {key.lower().replace(" ", "_"): value for key, value in record.items() if isinstance(key, str)}
     best, correct, incorrect = named["best_answer"], named["correct_answers"], named.get("incorrect_answers") or []
-    answers = tuple(dict.fromkeys(_stripped([best]) + _stripped(correct)))  # the best is often also a correct answer
+    answers = tuple(dict.fromkeys(_stripped([best]) + _stripped(correct)))  # `correct` often contains `best`
     meta = {key: named[key] for key in ("type", "category", "source") if named.get(key)}
     return Question(named["question"], answers, None, {**meta, "incorrect": _stripped(incorrect)})
 
@@ -96,7 +99,8 @@ def _stripped(answers: Any) -> list[str]:
 
 
 def _choice(record: dict[str, Any]) -> Question:
-    """Read AI2's layout (`question` has a `stem` and a list of choices) or the hub's (`choices` has two lists)."""
+    """Read a record in AI2's layout (`question` has a `stem` and a list of choices) or in the hub's layout (`choices`
+    has the lists `label` and `text`)."""
     question = record["question"]
     if isinstance(question, dict):
         stem, choices = question["stem"], {choice["label"]: choice["text"] for choice in question["choices"]}
@@ -165,9 +169,8 @@ def load_questions(
 
 def _prompt(source: Source, question: Question, solved: Sequence[Question], shots: int) -> str:
     if not shots:
-        # str.format would fail, because a question may contain braces.
         return source.zero_shot.replace("{question}", question.text)
-    # A file may contain a question twice, so every solved example with the same text is left out.
+    # A file may contain a question twice, so this line leaves out all solved examples with the question's text.
     others = (one for one in solved if one.text.strip() != question.text.strip())
     shown = [one for one, _ in zip(others, range(shots), strict=False)]
     if len(shown) < shots:
@@ -178,7 +181,7 @@ def _prompt(source: Source, question: Question, solved: Sequence[Question], shot
 
 
 def _read(source: Source, path: str | Path, split: str | None, default: str | None = None) -> dict[str, Question]:
-    """Return the questions of a split by id: the `id` of the records if all have different ones, else their numbers."""
+    """Return the questions of a split by id: the record's field `id` or, if ids are not unique, the record's number."""
     files = locate(path, split=split, default=default or source.split, folders=source.folders)
     records = [(f"{file} record {i}", record) for file in files for i, record in enumerate(read_records(file), 1)]
     if not records:
@@ -194,7 +197,7 @@ def _parsed(source: Source, place: str, record: dict[str, Any]) -> Question:
         texts = (question.text, *question.answers)
         if not all(isinstance(text, str) and text.strip() for text in texts) or len(texts) < 2:
             raise D5P4Error("the question or its answer is empty or not text")
-        "".join(texts).encode()  # half a surrogate pair fails here, not later in a tokenizer
+        "".join(texts).encode()  # raises an error for half a surrogate pair, which no tokenizer can encode
         return question
     except KeyError as missing:
         raise D5P4Error(f"{place} has no field {missing}; its fields are {', '.join(map(str, record))}") from None
@@ -206,10 +209,10 @@ def _parsed(source: Source, place: str, record: dict[str, Any]) -> Question:
 
 # ---- open-ended text: pieces of documents as references, and paragraphs to be continued
 
-PIECE = 200  # words per piece of a document
+PIECE = 200  # the number of words per piece of a document
 PARAGRAPH, LONGER = 60, 140  # a paragraph to be continued has 60 to 60 + 140 words
-PROMPT = (8, 40)  # the fewest and the most words of a prompt; to fewer words, a second sentence is added
-CONTINUATION = 30  # the fewest words that remain to be written
+PROMPT = (8, 40)  # a prompt has 8 to 40 words; if the first sentence has fewer than 8, two sentences are used
+CONTINUATION = 30  # the rest of the paragraph, after the prompt, has at least this many words
 
 _STOP = re.compile(
     r"(?<![.!?\u2026])[.!?\u2026]+[\"'\u201d\u2019)\]*_]*(?P<gap>\s+)[\"'\u201c\u2018(\[*_]*(?P<next>\w)"
@@ -221,13 +224,13 @@ _ABBREVIATION = re.compile(rf"\b(?:{'|'.join(_SHORT.split())}|[A-HJ-Z])\.$")
 def sentences(text: str) -> list[str]:
     """Split a paragraph into sentences, without the space between them.
 
-    The rule is simple. A sentence ends after `.`, `!`, `?` or `…` and its closing quotes and brackets, if white space
-    and a capital letter follow (opening quotes may come before the letter). It does not end after a title such as `Mr.`
-    or `St.`, nor after an initial (any capital letter but I). So `"Stop!" Tom said.` counts as two sentences.
+    A sentence ends after `.`, `!`, `?` or `…` and any closing quotes and brackets, if white space and a capital letter
+    follow (opening quotes may come before the letter). A sentence does not end after an abbreviation such as `Mr.` or
+    `vs.`, nor after an initial (any single capital letter but I). So `"Stop!" Tom said.` counts as two sentences.
     """
     ended, start = [], 0
     for stop in _STOP.finditer(text):
-        end_of_word = text[max(start, stop.start() - 8) : stop.start() + 1]  # enough for any abbreviation
+        end_of_word = text[max(start, stop.start() - 8) : stop.start() + 1]  # longer than any abbreviation
         if stop["next"].isupper() and not _ABBREVIATION.search(end_of_word):
             ended.append(text[start : stop.start("gap")])
             start = stop.end("gap")
@@ -235,10 +238,10 @@ def sentences(text: str) -> list[str]:
 
 
 def continuation(paragraph: str, words: int = PARAGRAPH) -> tuple[str, str] | None:
-    """Split a paragraph into its beginning and the rest; None if it does not meet the conditions below.
+    """Split a paragraph into its beginning and the rest. Return None if these conditions are not met:
 
-    The paragraph has `words` to `words + 140` words. The beginning is the first sentence, or the first two if the first
-    has fewer than 8 words. The beginning has 8 to 40 words, and the rest 30 or more.
+    The paragraph has `words` to `words + 140` words. The beginning is the first sentence, or the first two sentences if
+    the first sentence has fewer than 8 words. The beginning has 8 to 40 words, and the rest has 30 words or more.
     """
     paragraph = paragraph.strip()
     if not words <= len(paragraph.split()) <= words + LONGER:
@@ -255,14 +258,14 @@ def continuation(paragraph: str, words: int = PARAGRAPH) -> tuple[str, str] | No
 
 
 def pieces(document: str, words: int = PIECE) -> list[str]:
-    """Cut a document into pieces of exactly `words` words, without the rest. A shorter document is one piece."""
+    """Cut a document into pieces of `words` words, and drop the words that remain. A shorter document is one piece."""
     places = [match.span() for match in re.finditer(r"\S+", document)]
     ends = range(words, len(places) + 1, words) if len(places) >= words else [len(places)] if places else []
     return [document[places[max(0, end - words)][0] : places[end - 1][1]] for end in ends]
 
 
 def piece_examples(documents: Sequence[str], words: int, seed: int) -> list[Example]:
-    """Make examples without a prompt, with one piece of a document as the reference."""
+    """Make examples that have no prompt. The reference of each example is one piece of a document."""
     return _spread(
         [
             [
@@ -276,7 +279,7 @@ def piece_examples(documents: Sequence[str], words: int, seed: int) -> list[Exam
 
 
 def continuation_examples(books: Sequence[str], words: int, seed: int) -> list[Example]:
-    """Make examples with the beginning of a paragraph as the prompt, and its rest as the reference."""
+    """Make examples from paragraphs: the beginning is the prompt, and the rest of the paragraph is the reference."""
     return _spread(
         [
             [
@@ -291,7 +294,7 @@ def continuation_examples(books: Sequence[str], words: int, seed: int) -> list[E
 
 
 def read_documents(path: str | Path, split: str | None) -> list[str]:
-    """Read the documents of a file, a folder or a prepared corpus. By default a folder gives its held-out documents."""
+    """Read the documents of a file, a folder or a prepared corpus. By default, read a folder's validation split."""
     folder = Path(path).expanduser()
     if (folder / "corpus.json").is_file():
         documents = list(_prepared(folder, split))
@@ -325,16 +328,16 @@ def _prepared(folder: Path, split: str | None) -> Iterator[str]:
 
 
 def _spread(groups: Sequence[Sequence[T]], seed: int) -> list[T]:
-    """List all items so that every beginning of the list has nearly equal numbers of items from each group.
+    """List the items of all groups. Groups take turns, so any first n items are spread evenly over the groups.
 
-    Groups take turns. The seed determines the order of the groups and of the items in each group.
+    The seed determines the order of the groups, and the order of the items of each group.
     """
     order = [groups[i] for i in shuffled(len(groups), seed, "groups")]
     rows = [[group[i] for i in shuffled(len(group), seed, "items")] for group in order]
     return [item for turn in zip_longest(*rows) for item in turn if item is not None]
 
 
-# ---- by name
+# ---- tasks by their names
 
 TASKS = (*SOURCES, "text", "countdown", "books")
 COUNTDOWN = 500  # the number of problems if no limit is given
@@ -357,13 +360,13 @@ def load_task(
                 by default a task of questions takes its data set from the hub
     split       train, validation or test: which files of a folder or of the hub to read; by default the paper's split.
                 For countdown, how many numbers a problem has: "3", "4" (the default) or "5"
-    limit       the largest number of examples; a smaller limit gives the beginning of the same list. With a limit,
-                questions are shuffled by the seed, as the paper does for GSM8K; without it, they keep the order of the
-                file. Examples of text and books always take turns among the documents
-    shots       for questions: the number of solved examples before each question. The seed draws them from the other
-                questions of the same file, or from `shots_path` (if it is a folder, from its train split)
-    words       for text, the words per piece (200); for books, the fewest words of a paragraph (60), which may have up
-                to 140 more
+    limit       the largest number of examples. A smaller limit gives the first examples of the same list. With a limit,
+                the seed shuffles the questions, as the paper does for GSM8K. Without a limit, questions are in the
+                order of the file. With or without a limit, the documents of text and books take turns
+    shots       for questions: the number of solved examples before each question. The seed draws the examples from the
+                other questions of the same file, or from the file `shots_path` (if it is a folder: its train split)
+    words       for text: the number of words per piece (200). For books: the least number of words per paragraph (60);
+                the largest number is 140 more
     """
     if name not in TASKS:
         raise D5P4Error(f"there is no task {name!r}: choose one of {', '.join(TASKS)}")

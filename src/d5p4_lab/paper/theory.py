@@ -1,15 +1,15 @@
-"""Two expansions of the log-determinant, compared with its exact value on pools of real decoding (App. dpp-theory).
+"""Two expansions of log det K, compared with its exact value on pools of real decoding (App. dpp-theory).
 
-K is the matrix of cosines of the k rows of a set: the kernel without quality.
+K is the matrix of cosines of the k rows of a set, that is, the kernel without quality. The expansions are:
 
-weak     K = I + C.       log det K = -tr C²/2 + tr C³/3 - …            where ‖C‖₂ < 1
+weak     K = I + C.       log det K = -tr C²/2 + tr C³/3 - …            if ‖C‖₂ < 1
 shared   K = B + (1-ρ) C̃, B = (1-ρ) I + ρ 11ᵀ, H = B^-½ (K - B) B^-½
-                          log det K = log det B + tr H - tr H²/2 + …    where ‖H‖₂ < 1
+                          log det K = log det B + tr H - tr H²/2 + …    if ‖H‖₂ < 1
          tr H = -2ρ / (1 + (k-1)ρ) Σ_{i<j} c̃_ij
 
 ρ is the part that all rows have in common (structural tokens, positions that are still masked). The paper does not say
-how to choose ρ. Here it is the mean cosine of two rows of different groups of the pool, so all sets of a pool share it.
-(With the mean cosine of the set itself, Σ c̃ would be 0 and the expansion would have no first order.)
+how to choose ρ. Here ρ is the mean cosine of two rows of different groups of the pool, so ρ is the same for all sets of
+a pool. (If ρ were the mean cosine of the set itself, Σ c̃ would be 0 and the expansion would have no first order.)
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from .setup import Experiment, Setup
 from .windows import chance
 
 METHODS = ("d5p4", "independent")
-EQUAL = 1e-6  # rows whose cosine is this near to 1 count as equal; their determinant is 0
-CONVERGES = 0.45  # the paper: ‖H‖₂ < 1 up to this share of masked tokens
-BINS = 10
-LEAST = 5  # a pool with fewer sets gives no rank correlation
+EQUAL = 1e-6  # two rows with a cosine this near to 1 count as equal; a set with such rows has determinant 0
+CONVERGES = 0.45  # the paper says that ‖H‖₂ < 1 up to this share of masked tokens
+BINS = 10  # the number of bins of mask ratios
+LEAST = 5  # no rank correlation is computed for a pool with fewer sets
 
 
 class Set(NamedTuple):
-    """One set: the exact log-determinant and its expansions."""
+    """The exact log-determinant of one set, and the two expansions."""
 
     exact: float  # log det K
-    cosine: float  # mean cosine of two rows
+    cosine: float  # the mean cosine of two rows of the set
     weak_norm: float  # ‖C‖₂
-    weak: tuple[float, float]  # log det K to orders 2 and 3
+    weak: tuple[float, float]  # the weak expansion of log det K to orders 2 and 3
     shared_norm: float  # ‖H‖₂
-    shared: tuple[float, float, float]  # log det K to orders 1, 2 and 3
+    shared: tuple[float, float, float]  # the shared expansion of log det K to orders 1, 2 and 3
     base: float  # log det B
     pairs: int
 
@@ -57,7 +57,7 @@ class Set(NamedTuple):
 
 
 def weak_orders(k: np.ndarray) -> tuple[float, tuple[float, float]]:
-    """Return ‖C‖₂, and log det K to orders 2 and 3 in C = K - I, for cosines K [k, k]."""
+    """Return ‖C‖₂, and the expansion of log det K to orders 2 and 3 in C = K - I, for cosines K [k, k]."""
     values = np.linalg.eigvalsh(k - np.eye(len(k)))
     second = -(values**2).sum() / 2
     return float(np.abs(values).max()), (float(second), float(second + (values**3).sum() / 3))
@@ -72,7 +72,7 @@ def whitened(k: np.ndarray, rho: float) -> np.ndarray:
 
 
 def shared_orders(k: np.ndarray, rho: float) -> tuple[float, float, tuple[float, float, float]]:
-    """Return log det B, ‖H‖₂, and log det K to orders 1, 2 and 3 in H."""
+    """Return log det B, ‖H‖₂, and the expansion of log det K to orders 1, 2 and 3 in H, for cosines K [k, k]."""
     if not 0 <= rho < 1:
         raise D5P4Error(f"rho={rho:g} must be at least 0 and less than 1")
     size = len(k)
@@ -83,7 +83,7 @@ def shared_orders(k: np.ndarray, rho: float) -> tuple[float, float, tuple[float,
 
 
 def look_at(k: np.ndarray, rho: float) -> Set | None:
-    """The expansions for a set with cosines K [k, k]; None if two rows are equal."""
+    """Compute the expansions for a set with cosines K [k, k]. Return None if two rows are equal."""
     size = len(k)
     apart = k[np.triu_indices(size, 1)]
     sign, exact = np.linalg.slogdet(k)
@@ -95,7 +95,7 @@ def look_at(k: np.ndarray, rho: float) -> Set | None:
 
 
 def common_share(similarity: np.ndarray, group: np.ndarray) -> float:
-    """ρ of a pool [N, N] with groups [N]: the mean cosine of two rows of different groups, at least 0."""
+    """Compute ρ of a pool from cosines [N, N] and groups [N]: the mean cosine between groups, but at least 0."""
     return float(max(0.0, similarity[group[:, None] != group].mean()))
 
 
@@ -107,18 +107,18 @@ def transversals(group: np.ndarray, size: int, count: int, source: np.random.Gen
         yield np.array([source.choice(members[i]) for i in chosen])
 
 
-# --- measuring: the cosines of pools during decoding ---
+# --- measuring the cosines of pools during decoding ---
 
 
 def _options(setup: Setup, method: str) -> dict[str, Any]:
     size = {"k": setup["k"], "w": setup["w"], "beta": setup["beta"]}
-    if method == "independent":  # a pool of the same size in which every row is its own group
+    if method == "independent":  # as many rows as in a pool of D5P4; every row is its own group
         size = {"k": setup["k"] * setup["w"]}
     return {"method": method, "gen_length": setup["length"], "steps": _steps(setup), **size}
 
 
 def _steps(setup: Setup) -> int:
-    """The number of steps: at most one per token, because only the ancestral order may reveal no token in a step."""
+    """The number of steps: at most one step per token, because most orders reveal at least one token per step."""
     return min(setup["steps"], setup["length"])
 
 
@@ -128,7 +128,7 @@ def looks(setup: Setup) -> list[int]:
 
 
 def pools_of(setup: Setup, method: str) -> Source:
-    """The cosines (above the diagonal), groups and parents of the pool at each measured step: one row per run."""
+    """The source of pools: one row per run, with the cosines (above the diagonal), groups and parents at each look."""
     made_with = setup.model_and("length", "steps", "k", "w", "beta", "looks", "prompt")
     keys = [str(unit) for unit in range(setup["units"])]
     return setup.source(method, keys, partial(_decode, setup, method), together=setup["together"], **made_with)
@@ -168,18 +168,18 @@ def _decode(setup: Setup, method: str, keys: Sequence[str]) -> dict[str, Row]:
 
 
 class Pool(NamedTuple):
-    """The sets of one pool: random sets, and the set that the method chose."""
+    """The measured sets of one pool: random sets, and the set that the method chose."""
 
     unit: int
     masked: float
     rho: float
     sets: list[Set]
     chosen: Set | None
-    equal: float  # share of random sets that have two equal rows
+    equal: float  # the share of random sets that were left out because two of their rows are equal
 
 
 def pools(setup: Setup, method: str) -> list[Pool]:
-    """Every pool of a method, with random sets. A seeded generator draws the same sets each time."""
+    """All measured pools of a method, with random sets. A seeded generator draws the same sets each time."""
     measured = []
     for unit, run in enumerate(complete(setup, pools_of(setup, method))):
         for step in looks(setup):
@@ -203,7 +203,7 @@ def pools(setup: Setup, method: str) -> list[Pool]:
 
 
 def by_unit(pools: Sequence[Pool], value: Callable[[Pool], float]) -> Figure:
-    """A figure over runs. The value of a run is the mean over its pools, without pools that give NaN."""
+    """The figure over runs. Each run counts with the mean of `value` over its pools, without pools that give NaN."""
     units: dict[int, list[float]] = {}
     for pool in pools:
         number = value(pool)
@@ -213,12 +213,12 @@ def by_unit(pools: Sequence[Pool], value: Callable[[Pool], float]) -> Figure:
 
 
 def over_sets(value: Callable[[Set], float]) -> Callable[[Pool], float]:
-    """Return a function: the mean of a value over the sets of a pool, or NaN if the pool has no sets."""
+    """Return a function that computes the mean of `value` over the sets of a pool, or NaN if the pool has no sets."""
     return lambda pool: float(np.mean([value(one) for one in pool.sets])) if pool.sets else np.nan
 
 
 def ordered(term: Callable[[Set], float]) -> Callable[[Pool], float]:
-    """Return a function: Spearman's correlation of a term with the log-determinant, over the sets of a pool."""
+    """Return a function that computes Spearman's correlation of `term` with log det K over the sets of a pool."""
 
     def value(pool: Pool) -> float:
         if len(pool.sets) < LEAST:
@@ -260,7 +260,7 @@ def draw(setup: Setup) -> Drawing:
 
 
 def _method_figures(every_pool: Sequence[Pool], late: Sequence[Pool]) -> dict[str, Figure | float | None]:
-    """The figures of one method, over all pools and over late pools, with at most 45 % masked tokens."""
+    """The figures of one method. Some are over all pools, others over late pools (at most 45 % masked tokens)."""
     figures: dict[str, Figure | float | None] = {}
     for name, value in (ERRORS | NORMS).items():
         kind = "error" if name in ERRORS else "norm"
@@ -282,13 +282,13 @@ def _method_figures(every_pool: Sequence[Pool], late: Sequence[Pool]) -> dict[st
 
 
 def _chosen(pool: Pool, value: Callable[[Set], float]) -> float:
-    """How much larger a value is for the chosen set than for the pool's random sets."""
+    """The value of the chosen set minus the mean value of the pool's random sets."""
     assert pool.chosen is not None
     return value(pool.chosen) - float(np.mean([value(one) for one in pool.sets]))
 
 
 def binned(pools: Sequence[Pool], value: Callable[[Set], float]) -> list[tuple[float, Figure]]:
-    """The middle of each bin of mask ratios that contains pools, and the figure over runs in the bin."""
+    """For each bin of mask ratios with pools: the middle of the bin, and the figure of `value` over runs."""
     points = []
     for number in range(BINS):
         inside = [pool for pool in pools if min(BINS - 1, int(BINS * pool.masked)) == number and pool.sets]
@@ -298,7 +298,7 @@ def binned(pools: Sequence[Pool], value: Callable[[Set], float]) -> list[tuple[f
 
 
 def crossing(pools: Sequence[Pool]) -> float | None:
-    """The mask ratio at which the mean ‖H‖₂ first reaches 1, interpolated between bins; None if it never does."""
+    """The mask ratio at which the mean ‖H‖₂ first reaches 1, interpolated between bins. None if it never does."""
     points = [(where, mean.value) for where, mean in binned(pools, NORMS["‖H‖₂"])]
     for (a, low), (b, high) in zip(points, points[1:], strict=False):
         if high >= 1 > low:
@@ -329,9 +329,10 @@ def _tables(setup: Setup, by_method: dict[str, list[Pool]], figures: dict[str, A
     )
     rest = [name for name in figures if "error" not in name and "norm" not in name]
     rows = [[name, _value_text(figures[name])] for name in rest]
+    order = '"Order of sets by x" is Spearman\'s correlation of x with log det K over the sets of a pool.'
     return [
         first,
-        Table("Other figures", ["figure", "value"], rows, "Orders of sets are Spearman correlations in a pool."),
+        Table("Other figures", ["figure", "value"], rows, order),
     ]
 
 
@@ -446,9 +447,9 @@ _BOX = {
     "w": 4,
     "beta": 10.0,
     "units": 8,
-    "together": 4,  # runs decoded in one call
-    "looks": 16,  # steps at which pools are measured
-    "sets": 32,  # random sets per pool
+    "together": 4,  # the number of runs that are decoded in one call
+    "looks": 16,  # the number of steps at which pools are measured
+    "sets": 32,  # the number of random sets per pool
 }
 EXPERIMENT = Experiment(
     name="theory",

@@ -1,4 +1,4 @@
-"""Windows of real text and random masks, for the experiments that measure a model directly."""
+"""Windows of real text, and random masks, for experiments that measure a model's predictions without decoding."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Window(NamedTuple):
 
 
 def real_windows(setup: Setup, length: int, count: int) -> Source:
-    """`count` windows of `length` tokens from the file `setup.data`. A smaller count gives the first of these windows.
+    """The source of the first `count` windows of `length` tokens of `setup.data`, in an order that the seed determines.
 
-    The rows stay on this machine, so a run that continues needs no text file.
+    The rows are stored on this machine but not committed. A run that continues reads them and needs no text file.
     """
 
     def make(keys: Sequence[str]) -> dict[str, Row]:
@@ -40,7 +40,7 @@ def real_windows(setup: Setup, length: int, count: int) -> Source:
 
 
 def check_same_text(setup: Setup, source: Source, length: int) -> None:
-    """Raise an error if the existing rows come from another text file."""
+    """Raise an error if the existing windows come from another text than `setup.data`."""
     rows = setup.rows(source)
     if setup.data is None or not len(rows):
         return
@@ -50,7 +50,7 @@ def check_same_text(setup: Setup, source: Source, length: int) -> None:
 
 
 def _cut(setup: Setup, length: int, count: int) -> list[Window]:
-    """Cut documents, which take turns, into windows of consecutive tokens. Skip windows that split a character."""
+    """Cut documents into windows of consecutive tokens. Documents take turns. Skip windows that split a character."""
     from .tasks import read_documents, shuffled
 
     assert setup.data is not None
@@ -82,18 +82,18 @@ def _decode(model: NativeModel, ids: Sequence[int]) -> str:
 
 
 def chance(*words: object) -> np.random.Generator:
-    """A random generator seeded by words: the same on every machine, and different for other words."""
+    """A random generator whose seed is a hash of the words. Equal words give the same numbers on every machine."""
     digest = hashlib.sha256("\0".join(map(str, words)).encode()).digest()
     return np.random.default_rng(np.frombuffer(digest, np.uint32).tolist())
 
 
 def random_masks(source: np.random.Generator, counts: Sequence[int], length: int) -> Tensor:
-    """Random masks [len(counts), length]: row i is True at counts[i] random positions."""
+    """Draw random masks [len(counts), length]. Row i is True at counts[i] random positions."""
     place = source.random((len(counts), length)).argsort(axis=1).argsort(axis=1)
     return torch.from_numpy(place < np.asarray(counts)[:, None])
 
 
 def spread_counts(source: np.random.Generator, draws: int, length: int) -> list[int]:
-    """Numbers of masked tokens [draws], spread evenly over 1..length from a random offset, as `loglikelihood` does."""
+    """List `draws` numbers of masked tokens that are spread evenly over 1..length from a random offset."""
     places = (source.random() * length + np.arange(draws) * (length / draws)) % length
     return (1 + np.minimum(places.astype(int), length - 1)).tolist()

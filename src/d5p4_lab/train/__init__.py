@@ -1,4 +1,4 @@
-"""The recipes of the shipped models: `python -m d5p4_lab train countdown|books|judge`."""
+"""Trains the shipped models with one recipe per model: `python -m d5p4_lab train countdown|books|judge`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def recipe(
     """Return the recipe of a model.
 
     The recipes books and judge need `data`: a folder of texts, or a corpus that `corpus.prepare` made. From texts, this
-    function makes a corpus with a BPE of `vocabulary` tokens, in a folder inside `out` that the finished run removes.
+    function makes a corpus with a BPE of `vocabulary` tokens in a folder inside `out`. The run removes that folder when
+    it has finished.
     """
     if name not in RECIPES:
         raise D5P4Error(f"there is no recipe {name!r}: choose one of {', '.join(RECIPES)}, or corpus")
@@ -43,7 +44,7 @@ def recipe(
     from .corpus import load, prepare
 
     if name == "judge":
-        transformers()  # if transformers is missing, fail now and not after minutes of preparation
+        transformers()  # raises an error now, not after minutes of preparation, if transformers is missing
     scratch = None if (data / "corpus.json").exists() else out / "training.corpus"
     corpus = load(data) if scratch is None else prepare(data, scratch, vocabulary)
     text_recipe = (Books if name == "books" else Judge)(device, seed, toy, corpus)

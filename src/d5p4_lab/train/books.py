@@ -1,7 +1,7 @@
 """Two models of the same prose with the same tokenizer: `books` writes texts, and `judge` scores them.
 
 `books` has MDLM's layout (adaLN blocks, no time conditioning) and MDLM's loss. `judge` reads from left to right and has
-transformers' Llama layout. Both learn from rows of LENGTH tokens, cut from one long text at random places.
+transformers' Llama layout. Both models learn from rows of LENGTH tokens, cut from one long text at random places.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .folder import write_json
 from .recipe import LAST_STEP, Card, Recipe, chances, masks, start_as_identity
 
 LENGTH = 256
-DRAWS = 8  # random noise levels per row when the bound is estimated
+DRAWS = 8  # the bound on the loss is estimated with this many random noise levels per row
 LICENCE = "The weights may be used as the texts allow; the code is d5p4's (Apache-2.0)."
 
 
@@ -54,7 +54,7 @@ class TextRecipe(Recipe):
 
     @torch.no_grad()
     def nats(self, model: nn.Module, rows: Tensor, draws: int) -> float:
-        """Return the loss of rows [R, LENGTH] in nats per token, averaged over `draws` random draws."""
+        """Return the loss of rows [R, LENGTH] in nats per token, averaged over `draws` random draws of the masks."""
         total = 0.0
         for draw in range(draws):
             for part in rows.split(self.rows):
@@ -62,7 +62,7 @@ class TextRecipe(Recipe):
         return total / (draws * len(rows))
 
     def measured(self, model: nn.Module, draws: int, bound: str = "") -> dict[str, float]:
-        """Return figures on held-out text, and on as many rows of the training text."""
+        """Return figures on held-out text, and on an equal number of rows of the training text."""
         rows = 8 if self.toy else 2000
         held_out, trained = (
             self.nats(model, spread_rows(tokens, rows), draws) for tokens in (self.corpus.val, self.corpus.train)
@@ -123,14 +123,14 @@ class Books(TextRecipe):
         return {MDLM.prefix + name: parameter for name, parameter in model.named_parameters()}
 
     def validate(self, folder: Path) -> dict[str, float]:
-        """Return held-out figures. The loss is an upper bound, so the figures are upper bounds too."""
+        """Return figures on held-out and training text. The loss is an upper bound, so the figures are upper bounds."""
         from d5p4.models.load import load
 
         return self.measured(load(folder, device=self.device, dtype="float32"), DRAWS, ", at most")
 
 
 class Judge(TextRecipe):
-    """The judge. A row is end-of-text, followed by tokens from any place in a book, so the judge needs no context."""
+    """The recipe of the judge. Rows are end-of-text, then tokens from any place in a book, so texts need no context."""
 
     name = "judge"
     full = {"hidden_size": 192, "num_hidden_layers": 5, "num_attention_heads": 3, "intermediate_size": 512}
@@ -205,7 +205,7 @@ class Judge(TextRecipe):
 
 
 def causal(model: nn.Module) -> Any:
-    """Return the model, a LlamaForCausalLM, as Any, because transformers may be missing."""
+    """Return the LlamaForCausalLM `model`, typed as Any, because transformers may be missing."""
     return model
 
 
@@ -229,17 +229,17 @@ def require_rows(corpus: Corpus) -> None:
 
 
 def on_device(tokens: np.ndarray, device: torch.device) -> Tensor:
-    """Return the whole text [n] as int16, which is wide enough for every id of a corpus."""
+    """Copy the whole text [n] to the device as int16. Every token id of a corpus fits into int16."""
     return torch.from_numpy(np.array(tokens).view(np.int16)).to(device)
 
 
 def crops(text: Tensor, rows: int, length: int, generator: torch.Generator) -> Tensor:
-    """Return int64 rows [rows, length], each from a random place of the text [n]."""
+    """Return int64 tokens [rows, length]. Each row is cut from a random place of the text [n]."""
     starts = torch.randint(len(text) - length + 1, (rows, 1), generator=generator, device=text.device)
     return text[starts + torch.arange(length, device=text.device)].long()
 
 
 def spread_rows(tokens: np.ndarray, rows: int) -> Tensor:
-    """Return int64 rows [rows, LENGTH] that are evenly spread over the text."""
+    """Return int64 tokens [rows, LENGTH]. The rows are cut from evenly spaced places of the text."""
     starts = np.linspace(0, len(tokens) - LENGTH, rows).astype(np.int64)
     return torch.from_numpy(np.stack([tokens[s : s + LENGTH] for s in starts]).astype(np.int64))

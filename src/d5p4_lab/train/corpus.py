@@ -1,8 +1,9 @@
 """Turns a folder of books into token files that training maps into memory.
 
 `prepare` reads `train.txt` and `val.txt` (or `.xz`), which have one paragraph per line and a line `<|endoftext|>`
-between two books. It trains a byte-level BPE on the training text, encodes both files and writes `tokenizer.json`,
-`train.npy`, `val.npy` and `corpus.json`. `load` maps the token files of such a folder again and needs no texts.
+between two books. `prepare` trains a byte-level BPE on the training text, encodes both files and writes
+`tokenizer.json`, `train.npy`, `val.npy` and `corpus.json`. `load` maps the token files of such a folder and does not
+need the texts.
 
 `normalise` cleans each book. The tokens decode to exactly the cleaned text, and the byte counts are those of the
 cleaned text without the separators.
@@ -27,26 +28,26 @@ from .corpus_files import END_TEXT, Corpus, load, normalise, read_tokenizer, sto
 
 MASK = "<|mask|>"
 
-FORMAT = 2  # the version of the folder; raise it when the same text would give other files
-SMALLEST, LARGEST = 256 + 2, 1 << 15  # vocabulary sizes: all bytes and two special tokens; all ids of int16
-PIECE = 1 << 16  # characters encoded as one string
-BATCH = 32  # strings encoded at once, which limits the memory
-RUN = 16  # tokens per run
-SHARED = 0.05  # the share of a held-out book's runs that may also be in the training text
+FORMAT = 2  # the version of the folder's format; increase it when the same text would give other files
+SMALLEST, LARGEST = 256 + 2, 1 << 15  # --vocabulary has room for all bytes and two special tokens, and ids fit int16
+PIECE = 1 << 16  # a book is encoded in strings of at least this many characters
+BATCH = 32  # at most this many strings are encoded at once, to limit the memory
+RUN = 16  # a run is this many consecutive tokens
+SHARED = 0.05  # a held-out book is left out if the training text has more than this share of its runs
 
-# ByteLevel splits text into words. A line feed before a visible character is always a word of its own, and the white
-# space before that line feed is another word. So splitting the text before such a line feed changes no word. Splitting
-# after it would, because only at the end of a string do two line feeds form one word.
+# ByteLevel splits text into words. A line feed before a visible character is always a word of its own.
+# The white space before that line feed is another word. So cutting the text before such a line feed changes no word.
+# A cut after the line feed would change words, because two line feeds at the end of a string form one word.
 _CUT = re.compile(r"\n(?=[!-~])")
 
 
 def prepare(data: Path, out: Path, vocabulary: int = 8192, tokenizer: Path | None = None) -> Corpus:
-    """Write the tokens of the books in the folder `data` to `out` and map them. If `out` is complete, only map it.
+    """Write the tokens of the books in the folder `data` to `out`, unless they are there, and map the token files.
 
-    The BPE has exactly `vocabulary` tokens, and the last two are `END_TEXT` and `MASK`. If `tokenizer` names a
-    tokenizer.json (byte-level, with `END_TEXT`), it is used as it is and `vocabulary` is ignored.
+    The BPE has exactly `vocabulary` tokens, and the last two tokens are `END_TEXT` and `MASK`. If `tokenizer` names a
+    tokenizer.json (byte-level, with `END_TEXT`), that tokenizer is used unchanged and `vocabulary` is ignored.
     Held-out books that are also in the training text, perhaps in another edition, are left out.
-    If `out` was made from other data or with another tokenizer, an error is raised: a trained model may depend on it.
+    If `out` has a corpus of other data or another tokenizer, an error is raised: a trained model may need that corpus.
     """
     data, out = Path(data), Path(out)
     sources = {name: _source(data, name) for name in ("train", "val")}
@@ -66,7 +67,7 @@ def prepare(data: Path, out: Path, vocabulary: int = 8192, tokenizer: Path | Non
         return corpus
 
     out.mkdir(parents=True, exist_ok=True)
-    (out / "corpus.json").unlink(missing_ok=True)  # this file is written last, so a folder without it is incomplete
+    (out / "corpus.json").unlink(missing_ok=True)  # corpus.json is written last; a folder without it is incomplete
     used = own or _trained(sources["train"], vocabulary)
     with _replacing(out / "tokenizer.json") as file:
         file.write(used.to_str(pretty=True).encode())
@@ -79,9 +80,9 @@ def prepare(data: Path, out: Path, vocabulary: int = 8192, tokenizer: Path | Non
 
 
 def pieces(book: str, size: int = PIECE) -> Iterator[str]:
-    """Cut a book into parts of at least `size` characters whose tokens together are exactly those of the book.
+    """Cut a book into parts of at least `size` characters. The tokens of all parts are exactly the tokens of the book.
 
-    A part ends where a paragraph ends, so a book without line feeds is one part."""
+    A part ends at the end of a paragraph, so a book without line feeds is one part."""
     start = 0
     for cut in _CUT.finditer(book):
         if cut.start() - start >= size:
@@ -91,7 +92,7 @@ def pieces(book: str, size: int = PIECE) -> Iterator[str]:
 
 
 def runs(tokens: np.ndarray) -> np.ndarray:
-    """Return the hashes uint64 [n - RUN + 1] of all runs. A run is RUN consecutive tokens of `tokens` [n]."""
+    """Return uint64 [n - RUN + 1]: the hashes of all runs of RUN consecutive tokens in `tokens` [n]."""
     count = max(0, len(tokens) - RUN + 1)
     mixed = np.zeros(count, np.uint64)
     for i in range(RUN):
@@ -101,7 +102,7 @@ def runs(tokens: np.ndarray) -> np.ndarray:
 
 
 def _shared(book: np.ndarray, seen: np.ndarray) -> float:
-    """Return the share of a book's runs whose hashes are among the sorted hashes `seen`."""
+    """Return the share of a book's runs that have a hash in `seen`, which is sorted."""
     hashes = runs(book)
     if not len(hashes) or not len(seen):
         return 0.0
@@ -148,7 +149,7 @@ def _trained(source: Path, vocabulary: int) -> Tokenizer:
         vocab_size=vocabulary - 2, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
     tokenizer.train_from_iterator((piece for book in _books(source) for piece in pieces(book)), trainer)
-    # Special tokens are added after training: the trainer would put them first, but public MDLM has its mask last.
+    # Special tokens are added after training. The trainer would put them first, but public MDLM's mask is the last id.
     tokenizer.add_special_tokens([END_TEXT, MASK])
     if (size := tokenizer.get_vocab_size()) != vocabulary:
         raise D5P4Error(f"{source} is too short for a vocabulary of {vocabulary}: give --vocabulary {size} or less")
@@ -156,7 +157,7 @@ def _trained(source: Path, vocabulary: int) -> Tokenizer:
 
 
 def _read_own(path: Path) -> Tokenizer:
-    """Read the user's own tokenizer. Raise an error if its tokens would not decode to exactly the same text."""
+    """Read the user's own tokenizer. Raise an error if decoded tokens might differ from the encoded text."""
     tokenizer = read_tokenizer(path)
     parts = json.loads(tokenizer.to_str())
     words = parts["pre_tokenizer"] or {"type": None}
@@ -172,9 +173,9 @@ def _read_own(path: Path) -> Tokenizer:
 
 
 def _encode(source: Path, tokenizer: Tokenizer, target: Path, seen: np.ndarray | None = None) -> dict[str, int]:
-    """Write the tokens of a file and return its counts. Books that share too many runs with `seen` are left out."""
+    """Write the tokens of a file, without books that share too many runs with `seen`. Return counts for corpus.json."""
     literal = Tokenizer.from_str(tokenizer.to_str())
-    literal.encode_special_tokens = True  # a special token that is spelled out in a book is ordinary text
+    literal.encode_special_tokens = True  # text in a book that looks like a special token is ordinary text
     literal.no_truncation()
     literal.no_padding()
     end = np.array([tokenizer.token_to_id(END_TEXT)], dtype=np.uint16)
@@ -205,7 +206,7 @@ def _encode(source: Path, tokenizer: Tokenizer, target: Path, seen: np.ndarray |
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Open a partial file for writing, and rename it to `path` when it is complete."""
+    """Open a partial file for writing, and rename the file to `path` when all bytes are written."""
     partial = path.with_name(path.name + ".partial")
     with partial.open("wb") as file:
         yield file

@@ -23,18 +23,18 @@ _LINE_END = re.compile(r"[ \t]*(?:\r\n|\r|\n)")
 
 
 class Corpus(NamedTuple):
-    """The books as tokens, with `END_TEXT` between two books. Byte counts are of the normalised books alone."""
+    """The books as tokens, with `END_TEXT` between two books. The byte counts do not include these separators."""
 
     train: np.ndarray  # uint16 [n], memory-mapped
     val: np.ndarray  # uint16 [m], memory-mapped
     val_bytes: int
     train_bytes: int
     tokenizer: Tokenizer
-    left_out: int = 0  # books of the held-out file that are in the training text
+    left_out: int = 0  # the number of held-out books that were left out, because the training text has them
 
     @property
     def size(self) -> str:
-        """A sentence with the sizes, which distinguishes one corpus from another."""
+        """A sentence with the sizes of the corpus. A continued run compares this sentence with the saved sentence."""
         train = f"{self.train_bytes:,} bytes of text in {len(self.train):,} tokens"
         return f"{train}; {self.val_bytes:,} bytes of text in {len(self.val):,} tokens are held out."
 
@@ -47,19 +47,19 @@ def load(out: Path) -> Corpus:
 
 
 def normalise(book: str) -> str:
-    """Return the cleaned text of a book. The docstring of this module says what changes."""
+    """Return the cleaned text of a book. The docstring of this module lists the changes."""
     lines = _LINE_END.sub("\n", _INVISIBLE.sub("", book) + "\n").split("\n")
     filled = [i for i, line in enumerate(lines) if line.strip()]
     return "\n".join(lines[filled[0] : filled[-1] + 1]) if filled else ""
 
 
 def stored(out: Path) -> tuple[Corpus, dict[str, Any]] | None:
-    """Return the corpus in `out` and its description, or None if a file is missing or incomplete."""
+    """Return the corpus in `out` and the content of corpus.json. Return None if a file is missing or incomplete."""
     try:
         description = json.loads((out / "corpus.json").read_bytes())
         train, val = (np.load(out / f"{name}.npy", mmap_mode="r") for name in ("train", "val"))
         tokenizer = read_tokenizer(out / "tokenizer.json")
-    except (OSError, ValueError):  # D5P4Error is a ValueError
+    except (OSError, ValueError):  # includes D5P4Error, which is a ValueError
         return None
     if (len(train), len(val)) != (description["train"]["tokens"], description["val"]["tokens"]):
         return None
@@ -71,5 +71,5 @@ def stored(out: Path) -> tuple[Corpus, dict[str, Any]] | None:
 def read_tokenizer(path: Path) -> Tokenizer:
     try:
         return Tokenizer.from_file(str(path))
-    except Exception as error:  # tokenizers raises nothing more specific
+    except Exception as error:  # the package tokenizers raises plain Exceptions
         raise D5P4Error(f"{path} cannot be read as a tokenizer: {error}") from error

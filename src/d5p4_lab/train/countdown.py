@@ -1,7 +1,7 @@
-"""The recipe of `countdown`, which solves arithmetic puzzles. It has LLaDA's layout and LLaDA's loss for answers.
+"""The recipe of the model `countdown`, which solves arithmetic puzzles and has LLaDA's layout and LLaDA's loss.
 
 The loss counts answers only, and the model sees the prompt unmasked. In one of ten rows the whole prompt is masked,
-which teaches the unconditional model that guidance needs. The window of an answer has a random length, so any
+which trains the unconditional predictions that guidance needs. The window of an answer has a random length, so any
 `gen_length` works.
 """
 
@@ -22,20 +22,20 @@ from . import countdown_data as task
 from .folder import write_json
 from .recipe import LAST_STEP, Card, Recipe, chances, masks, start_as_identity
 
-PROMPT = 24  # positions of the prompt; the longest one needs 17, and rows of 72 tokens suit the attention kernels
+PROMPT = 24  # positions for a prompt; prompts need at most 17, but rows of 24 + 48 tokens suit the attention kernels
 ANSWER = max(task.WINDOW.values())
-DROPPED = 0.1  # the share of rows whose prompt is masked
+DROPPED = 0.1  # the prompt is masked in this share of the rows
 
 
 class Rows(NamedTuple):
     prompts: Tensor  # [B, PROMPT] int64, right-aligned
     prompt_lengths: Tensor  # [B]
     answers: Tensor  # [B, ANSWER] int64, filled with end-of-text
-    least: Tensor  # [B] the shortest window that fits every answer to a puzzle with the same count of numbers
+    least: Tensor  # [B] the shortest window that fits all answers to puzzles with this count of numbers
 
 
 class Problems(torch.utils.data.Dataset):
-    """The training problems; item i is batch i."""
+    """The training problems as a dataset. Item i of the dataset is the batch of step i."""
 
     def __init__(self, rows: int, seed: int) -> None:
         self.rows, self.seed = rows, seed
@@ -103,7 +103,7 @@ class Countdown(Recipe):
         return model.blocks
 
     def batches(self, start: int) -> Iterator[Rows]:
-        """Yield batches. For a GPU, worker processes make them; otherwise this process does."""
+        """Yield batches. Worker processes make the batches for a GPU. Without a GPU, this process makes them."""
         workers = 8 if self.device.type == "cuda" else 0
         loader = torch.utils.data.DataLoader(
             Problems(self.rows, self.seed),
@@ -127,7 +127,7 @@ class Countdown(Recipe):
         shown = batch.answers.masked_fill(masked, task.MASK)
         prompts = batch.prompts.masked_fill((draw[1] < DROPPED)[:, None], task.MASK)
         known = torch.arange(PROMPT, device=self.device) >= PROMPT - batch.prompt_lengths[:, None]
-        # Attention ignores the positions after the window.
+        # Positions after the window are masked out of attention.
         states = model.body(torch.cat((prompts, shown), 1), torch.cat((known, inside), 1)).states[:, PROMPT:][masked]
         weights = (1 / (chance * window * count))[:, None].expand_as(masked)[masked]
         head = model.head
@@ -144,7 +144,7 @@ class Countdown(Recipe):
         codec.decoder = decoders.Fuse()
         codec.add_special_tokens(["<|endoftext|>", "<|mask|>"])
         codec.save(str(folder / "tokenizer.json"))
-        # These values are the best for four numbers in the sweeps of d5p4_lab.bench.countdown.
+        # In the sweeps of d5p4_lab.bench.countdown these values were the best for puzzles of four numbers.
         methods = {"d5p4": {"beta": 100.0}, "diverse-beam": {"alpha": 100.0}, "d5p4x": {"beta": 3.0}}
         defaults = {"grader": "countdown", "length": ANSWER, "order": "confidence", "methods": methods}
         write_json(folder / "generation_config.json", {"d5p4": defaults})

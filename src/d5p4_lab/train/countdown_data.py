@@ -1,7 +1,7 @@
 """Makes millions of training examples of countdown as token ids, with numpy alone.
 
-`d5p4.eval.countdown` draws the problems and decides which of them are held out. Held-out problems are never trained
-on. Letters in shapes: B rows of a batch, R rows drawn, n numbers of a problem.
+`d5p4.eval.countdown` draws the problems and decides which problems are held out. Held-out problems are never trained
+on. Letters in shapes: B examples of a batch, R drawn examples, n numbers of a problem.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,16 +13,16 @@ from numpy.typing import NDArray
 from d5p4.errors import D5P4Error
 from d5p4.eval.countdown import OPERATIONS, WINDOW, Draws, Problem, Ways, attempt, heldout, is_right, problems
 
-__all__ = ["Problem", "is_right", "problems"]  # the recipe imports these names from this module
+__all__ = ["Problem", "is_right", "problems"]  # train/countdown.py imports these names from this module
 
 CHARACTERS = "0123456789+-*/=,:"  # ids 0..16
 END, MASK = 17, 18
 PROMPT = 17  # "99,99,99,99,99:99"
-MIX = {3: 0.1, 4: 0.5, 5: 0.4}  # the share of problems with 3, 4 and 5 numbers in training
+MIX = {3: 0.1, 4: 0.5, 5: 0.4}  # {numbers per problem: share of the training problems}
 
-_ATTEMPTS = 1 << 16  # the largest number of rows drawn at once; their tables stay in the cache
-_ACCEPTED = {3: 0.17, 4: 0.086, 5: 0.044}  # rough shares of valid rows, which decide how many rows are drawn at once
-_BLANK = 255  # marks a place without a character; `_align` removes such places
+_ATTEMPTS = 1 << 16  # at most this many rows are drawn at once, so that their tables fit into the cache
+_ACCEPTED = {3: 0.17, 4: 0.086, 5: 0.044}  # {numbers per problem: rough share of the drawn rows that are valid}
+_BLANK = 255  # this id marks a place without a character; `_align` removes such places
 
 
 class Batch(NamedTuple):
@@ -31,7 +31,7 @@ class Batch(NamedTuple):
     prompts: NDArray[np.uint8]  # [B, PROMPT], right-aligned and filled up with END
     lengths: NDArray[np.int64]  # [B], the number of characters of each prompt
     answers: NDArray[np.uint8]  # [B, 48], left-aligned and filled up with END
-    counts: NDArray[np.int64]  # [B], numbers per problem
+    counts: NDArray[np.int64]  # [B], how many numbers each problem has
 
 
 def _training(draws: Draws, rows: int, count: int) -> Ways:
@@ -47,14 +47,14 @@ def _training(draws: Draws, rows: int, count: int) -> Ways:
 
 
 def batch(size: int, seed: int, index: int, mix: Mapping[int, float] = MIX) -> Batch:
-    """Return `size` training examples, none of a held-out problem. `mix` is the share of each count of numbers.
+    """Return `size` training examples, none of a held-out problem. `mix` is {numbers per problem: share of problems}.
 
-    The result depends on the arguments alone, so a resumed run only needs to know the index.
+    The result depends on the arguments alone, so a continued run only needs to know the index of its next batch.
     """
     if size < 1:
         raise D5P4Error(f"a batch has at least one example, got size {size}")
     if not set(mix) <= set(WINDOW) or min(mix.values(), default=0) < 0 or not 0 < sum(mix.values()) < np.inf:
-        raise D5P4Error(f"mix={dict(mix)} must give 3, 4 or 5 numbers finite shares, none negative and not all 0")
+        raise D5P4Error(f"mix={dict(mix)} must map 3, 4 or 5 to finite shares that are not negative and not all 0")
     draws = Draws(1, seed, index)
     kinds = np.array(sorted(mix))
     edges = np.cumsum([mix[int(kind)] for kind in kinds])
@@ -73,7 +73,7 @@ def batch(size: int, seed: int, index: int, mix: Mapping[int, float] = MIX) -> B
 
 
 def _digits(values: NDArray[np.int32]) -> NDArray[np.uint8]:
-    """Turn values [...] of at most three digits into ids [..., 3], with blanks in place of leading zeros."""
+    """Turn values [...] of at most three digits into ids [..., 3], with `_BLANK` in place of leading zeros."""
     ids = np.stack([values // 100, values // 10 % 10, values % 10], axis=-1).astype(np.uint8)
     ids[..., 0][values < 100] = _BLANK
     ids[..., 1][values < 10] = _BLANK
@@ -81,7 +81,7 @@ def _digits(values: NDArray[np.int32]) -> NDArray[np.uint8]:
 
 
 def _spell_prompts(ways: Ways) -> NDArray[np.uint8]:
-    """Return the ids [R, 4(n + 1)] of "a,b,c:target", with blanks."""
+    """Return the ids [R, 4(n + 1)] of the prompts "a,b,c:target", with `_BLANK` in unused places."""
     rows, count = ways.numbers.shape
     text = np.full((rows, count + 1, 4), CHARACTERS.index(","), np.uint8)
     text[:, :-1, :3] = _digits(ways.numbers)
@@ -92,7 +92,7 @@ def _spell_prompts(ways: Ways) -> NDArray[np.uint8]:
 
 
 def _spell_answers(ways: Ways) -> NDArray[np.uint8]:
-    """Return the ids [R, 12(n - 1)] of the steps "a+b=c" joined by commas, with blanks."""
+    """Return the ids [R, 12(n - 1)] of the answers: steps "a+b=c" joined by commas, with `_BLANK` in unused places."""
     rows, count, _ = ways.steps.shape
     text = np.full((rows, count, 12), CHARACTERS.index(","), np.uint8)
     text[..., 0:3] = _digits(ways.steps[..., 0])
@@ -105,18 +105,18 @@ def _spell_answers(ways: Ways) -> NDArray[np.uint8]:
 
 
 def _align(text: NDArray[np.uint8], width: int, *, right: bool) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Remove the blanks from ids [R, *]. Return ids [R, width] filled up with END, and the length of each row [R]."""
+    """Remove `_BLANK` from ids [R, *]. Return ids [R, width] filled up with END, and the lengths [R] before filling."""
     written = text != _BLANK
     lengths = written.sum(axis=1, dtype=np.int64)
     place = np.arange(width)
     where = place >= width - lengths[:, None] if right else place < lengths[:, None]
     aligned = np.full((len(text), width), END, np.uint8)
-    aligned[where] = text[written]  # both masks are read row by row, so each row keeps its characters in order
+    aligned[where] = text[written]  # numpy assigns row by row, so each row keeps its characters in order
     return aligned, lengths
 
 
 def decode(ids: Iterable[int]) -> str:
-    """Return the characters up to the first end-of-text. A remaining mask becomes `_`."""
+    """Return the text of the ids up to the first end-of-text. A mask becomes `_`."""
     text = []
     for token in ids:
         token = int(token)

@@ -1,4 +1,4 @@
-"""Writes the folder of a run: a checkpoint (config.json, tokenizer, small safetensors shards) and a readable card."""
+"""Writes the folder of a training run: a checkpoint (config.json, tokenizer, small safetensors shards) and a card."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from d5p4.models.checkpoint import INDEX, SINGLE
 
 from .recipe import Card
 
-STATE = "training.state"  # the state of a run that has not finished
+STATE = "training.state"  # the file with the state of an unfinished run
 WRITTEN = ("*.json", "*.safetensors", "README.md")  # the files of a finished run
-SHARD = 15 * 2**20 - 2**16  # bytes of tensors per shard; with its header a file has at most 15 MiB
+SHARD = 15 * 2**20 - 2**16  # at most this many bytes of tensors per shard; a file with header has at most 15 MiB
 
 
 def refuse_occupied(out: Path) -> None:
-    """Raise an error if a folder has a finished model or other files, unless it has the state of an unfinished run."""
+    """Raise an error if the folder has files like those of a finished run, but no state of an unfinished run."""
     names = sorted(path.name for pattern in WRITTEN for path in out.glob(pattern))
     if names and not (out / STATE).exists():
         content = "a model" if "config.json" in names else names[0]
@@ -35,7 +35,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def write_weights(folder: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype = torch.bfloat16) -> int:
-    """Save tensors, rounded to dtype, in as few shards as the size limit allows. Return the number of bytes."""
+    """Round tensors to dtype and save them in shards of limited size. Return the number of bytes of all tensors."""
     shards: list[dict[str, Tensor]] = [{}]
     filled = total = 0
     for name, tensor in tensors.items():
@@ -49,7 +49,7 @@ def write_weights(folder: Path, tensors: Mapping[str, Tensor], dtype: torch.dtyp
     numbered = [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
     names = [SINGLE] if len(shards) == 1 else numbered
     for file, shard in zip(names, shards, strict=True):
-        # transformers refuses files without a format. `save_file` would make files that only their owner can read.
+        # transformers refuses files without "format". `save_file` would write files that only their owner can read.
         (folder / file).write_bytes(save(shard, {"format": "pt"}))
     if len(shards) == 1:
         return total
@@ -59,7 +59,7 @@ def write_weights(folder: Path, tensors: Mapping[str, Tensor], dtype: torch.dtyp
 
 
 def write_card(folder: Path, card: Card, facts: Mapping[str, str], figures: Mapping[str, float]) -> None:
-    """Write README.md: what the model is, how it was made, how good it is, and what it is not good for."""
+    """Write README.md, the card: what the model is, how it was made, its figures, and what it is not good for."""
     lines = [f"# {card.title}", "", card.about, "", "## How it was made", "", f"Data: {card.data}", ""]
     lines += ["| | |", "|---|---|"] + [f"| {name} | {value} |" for name, value in facts.items()]
     lines += ["", "## Figures on held-out data at the end of training", "", "| | |", "|---|---|"]

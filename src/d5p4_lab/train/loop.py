@@ -23,14 +23,14 @@ from .folder import STATE, hardware, refuse_occupied, write_card, write_json, wr
 from .optimiser import Optimiser, rate_scale
 from .recipe import Recipe
 
-AVERAGE = 0.999  # the share of the old average that a step keeps
+AVERAGE = 0.999  # in each step, the new average of the weights has this share of the old average
 SAVE_SECONDS = 20.0
 LINE_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class Budget:
-    """When a run ends: after some seconds of training, or after a number of steps, which makes the run repeatable."""
+    """The length of a run: seconds of training, or a number of steps. Only a number of steps makes a run repeatable."""
 
     seconds: float | None = None
     steps: int | None = None
@@ -39,7 +39,7 @@ class Budget:
         return f"{self.steps} steps" if self.steps is not None else f"{self.seconds} s"
 
     def progress(self, step: int, seconds: float) -> float:
-        """Return the progress, which is 0 at the start and 1 at the end."""
+        """Return the progress of a run: 0 at the start, 1 at the end."""
         if self.steps is not None:
             return min(1.0, step / self.steps)
         assert self.seconds is not None
@@ -54,7 +54,7 @@ class Run:
     budget: Budget
     model: nn.Module
     optimiser: Optimiser
-    average: list[Tensor]  # of the parameters
+    average: list[Tensor]  # the running average of each parameter
     step: int = 0
     seconds: float = 0.0  # seconds of training, without compiling, saving and validating
 
@@ -66,7 +66,7 @@ class Run:
         return cls(recipe, budget, model, optimiser, [p.detach().clone() for p in model.parameters()])
 
     def _terms(self) -> dict[str, Any]:
-        """Return the facts that must be the same when a run continues."""
+        """Return the facts that must not change between a stopped run and its continuation."""
         recipe = self.recipe
         return {
             "recipe": recipe.name,
@@ -88,7 +88,7 @@ class Run:
         }
         half = path.with_suffix(".half")
         torch.save(state, half)
-        os.replace(half, path)  # a kill during writing leaves the last complete state
+        os.replace(half, path)  # a kill during `torch.save` cannot damage the last complete state
 
     @torch.no_grad()
     def restore(self, path: Path) -> None:
@@ -112,14 +112,14 @@ class Run:
         self.step, self.seconds = state["step"], state["seconds"]
 
     def advance(self, batch: Any, scale: float) -> Tensor:
-        """Take one step and return its loss."""
+        """Take one training step and return its loss."""
         autocast = torch.autocast(self.recipe.device.type, torch.bfloat16, enabled=self.recipe.device.type == "cuda")
         with autocast:
             loss = self.recipe.loss(self.model, batch, self.recipe.generator(self.step))
         loss.backward()
         with delayed_interrupts(), torch.no_grad():
             self.optimiser.step(scale)
-            # At first the average must forget quickly, because the first weights are noise.
+            # In the first steps the average keeps less of the old weights, because those are noise.
             keep = min(AVERAGE, (1 + self.step) / (10 + self.step))
             torch._foreach_lerp_(self.average, [p.detach() for p in self.model.parameters()], 1 - keep)
             self.step += 1
@@ -134,7 +134,7 @@ class Run:
 def train(
     recipe: Recipe, out: Path, budget: Budget, compiled: bool = False, say: Callable[[str], None] = print
 ) -> dict[str, float]:
-    """Train a model, write it to `out` and return its held-out figures. A run whose state is in `out` continues."""
+    """Train a model, write it to `out` and return its figures. If `out` has the state of a stopped run, continue it."""
     refuse_occupied(out)
     state = out / STATE
     try:
@@ -156,7 +156,7 @@ def train(
         run.save(state)
         say(f"stopped at step {run.step:,}; the same command continues from here")
         raise
-    run.save(state)  # so that a failing validation does not lose the training
+    run.save(state)  # saved first, so that an error in validation does not lose the training
     run.use_average()
     return _finish(run, out, say)
 
@@ -175,8 +175,8 @@ def _steps(run: Run, state: Path, say: Callable[[str], None]) -> None:
         losses += run.advance(batch, rate_scale(run.step, progress))
         counted += 1
         now = time.perf_counter()
-        if first:  # the first step includes compilation
-            loss = _finite(losses, run.step)  # this waits for the device
+        if first:  # the first step includes compilation, so its time is not counted
+            loss = _finite(losses, run.step)  # reading the loss waits for the device
             now = time.perf_counter()
             say(f"first step after {now - clock:.0f} s, loss {loss:.4f}")
             losses.zero_()
@@ -192,7 +192,7 @@ def _steps(run: Run, state: Path, say: Callable[[str], None]) -> None:
             losses.zero_()
             counted, last_line = 0, run.seconds
         if run.seconds - last_save >= SAVE_SECONDS:
-            _finite(losses, run.step)  # a bad state must not replace a good one
+            _finite(losses, run.step)  # raises an error before a bad state replaces a good state
             run.save(state)
             last_save, clock = run.seconds, time.perf_counter()
     _finite(losses, run.step)
@@ -231,8 +231,8 @@ def _finish(run: Run, out: Path, say: Callable[[str], None]) -> dict[str, float]
 
 @contextmanager
 def delayed_interrupts() -> Iterator[None]:
-    """Delay Ctrl-C to the end of the block, so that half a step is never saved."""
-    if threading.current_thread() is not threading.main_thread():  # only the main thread gets signals
+    """Delay Ctrl-C until the end of the block, so that a half-finished step is never saved."""
+    if threading.current_thread() is not threading.main_thread():  # signals reach only the main thread
         yield
         return
     signals: list[int] = []

@@ -19,17 +19,17 @@ DECAY = 0.01
 # Five rounds of this quintic polynomial bring singular values from (0, 1] into about [0.7, 1.2].
 QUINTIC = (3.4445, -4.7750, 2.0315)
 ROUNDS = 5
-WARMUP_STEPS, WARMUP_SHARE = 100, 0.02  # the warm-up ends at this step or this share of the run, if earlier
+WARMUP_STEPS, WARMUP_SHARE = 100, 0.02  # the warm-up ends at this step or at this share of the run, whichever is first
 
 
 def rate_scale(step: int, progress: float) -> float:
-    """Return the factor of the learning rates: a short linear warm-up, then half a cosine that ends at zero."""
+    """Return the factor for the learning rates: a short linear warm-up times half a cosine that ends at zero."""
     warmth = max((step + 1) / WARMUP_STEPS, progress / WARMUP_SHARE)
     return min(1.0, warmth) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
 class Optimiser:
-    """Muon and AdamW together. `step(scale)` takes one step of both, with learning rates multiplied by `scale`."""
+    """Muon and AdamW together. `step(scale)` takes a step of both, with both learning rates multiplied by `scale`."""
 
     def __init__(self, named: Iterable[tuple[str, nn.Parameter]], matrix_rate: float, other_rate: float) -> None:
         named = list(named)
@@ -62,7 +62,7 @@ class Optimiser:
 class Muon:
     def __init__(self, named: list[tuple[str, nn.Parameter]], rate: float) -> None:
         self.rate = rate
-        # One matrix may contain several maps: queries, keys and values are orthogonalised separately.
+        # A "qkv" matrix contains three maps (queries, keys, values), which are orthogonalised separately.
         kinds = [(parameter.shape, 3 if "qkv" in name else 1) for name, parameter in named]
         self.pieces = [pieces for _, pieces in dict.fromkeys(kinds)]
         self.groups = [
@@ -89,7 +89,7 @@ class Muon:
 
 
 def orthogonalised(matrices: Tensor) -> Tensor:
-    """Return approximately U V' for each matrix U diag(s) V' in [n, rows, columns]."""
+    """Return approximately U V' for each matrix U diag(s) V'. `matrices` is [n, rows, columns]."""
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if tall else matrices
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
@@ -102,5 +102,5 @@ def orthogonalised(matrices: Tensor) -> Tensor:
 
 
 def is_block_matrix(name: str, parameter: Tensor) -> bool:
-    """Whether a parameter is a matrix inside a layer, but not an embedding, head, norm, bias or small adaLN map."""
+    """Return True for a matrix inside a layer, but not for embeddings, heads, norms, biases and adaLN maps."""
     return parameter.ndim == 2 and ("blocks." in name or "layers." in name) and "adaLN" not in name

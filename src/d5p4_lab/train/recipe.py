@@ -1,6 +1,7 @@
-"""Recipes and the loss of masked diffusion, which masks each token with chance p and weighs its cross-entropy by 1/p.
+"""The class `Recipe` and the loss of masked diffusion.
 
-A `Recipe` is the contract between the training loop and the models `countdown`, `books` and `judge`.
+The loss masks each token with chance p and weighs the token's cross-entropy by 1/p. A `Recipe` has everything that the
+training loop needs to know about one of the models `countdown`, `books` and `judge`.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from d5p4.rng import mix
 
 from .optimiser import is_block_matrix
 
-LAST_STEP = 2**40  # more steps than any run has
-LEAST = 1e-3  # the smallest masking chance, so that 1/p stays bounded
+LAST_STEP = 2**40  # no run has this many steps
+LEAST = 1e-3  # the masking chance p is at least this, so that 1/p stays bounded
 
 
 def chances(rows: int, generator: torch.Generator) -> Tensor:
-    """Return masking chances [rows], one in each of `rows` equal parts of (LEAST, 1), which lowers the noise."""
+    """Return a masking chance for each row. The chances are evenly spread over (LEAST, 1), which lowers the noise."""
     device = generator.device
     shift = torch.rand((), generator=generator, device=device)
     even = (torch.arange(rows, device=device) / rows + shift) % 1
@@ -32,20 +33,20 @@ def chances(rows: int, generator: torch.Generator) -> Tensor:
 
 
 def masks(chance: Tensor, length: int, generator: torch.Generator) -> Tensor:
-    """Return bool masks [rows, length], True with the chance of the row."""
+    """Return random bool masks [rows, length]. A position is True with the chance of its row."""
     return torch.rand(len(chance), length, generator=generator, device=chance.device) < chance[:, None]
 
 
 def weighted_cross_entropy(
     states: Tensor, weight: Tensor, bias: Tensor | None, banned: Tensor, targets: Tensor, weights: Tensor
 ) -> Tensor:
-    """Return the sum of weights[M] times the cross-entropy of targets[M] under the head's logits of states[M, D]."""
+    """Return the sum of weights [M] times the cross-entropy of targets [M], given the hidden states [M, D]."""
     logits = F.linear(states, weight, bias).float().masked_fill(banned, -torch.inf)
     return (F.cross_entropy(logits, targets, reduction="none") * weights).sum()
 
 
 class Rates(NamedTuple):
-    """The highest learning rates of a run."""
+    """The highest learning rates of a run: for the matrices of the blocks, and for all other parameters."""
 
     matrices: float
     others: float
@@ -62,15 +63,15 @@ class Card(NamedTuple):
 
 
 class Recipe(ABC):
-    """The recipe of one model: the shape, the data as a function of (seed, step), the loss, the figures, the files."""
+    """The recipe of one model: its shape, its data as a function of (seed, step), its loss, figures and files."""
 
     name: ClassVar[str]
     rates: ClassVar[Rates] = Rates(matrices=0.02, others=3e-3)
-    full: ClassVar[dict[str, int]]  # the shape of the model that ships
+    full: ClassVar[dict[str, int]]  # the shape of the shipped model
     small: ClassVar[dict[str, int]]  # the shape of a toy model
     card: Card
-    data: str = ""  # a description of the data, different for every corpus
-    scratch: Path | None = None  # a folder that only this run needs
+    data: str = ""  # a description of the data, which is different for every corpus
+    scratch: Path | None = None  # a folder that `tidy` removes when the run has finished
 
     def __init__(self, device: torch.device, seed: int, toy: bool) -> None:
         self.device, self.seed, self.toy = device, seed, toy
@@ -98,7 +99,7 @@ class Recipe(ABC):
 
     @abstractmethod
     def batches(self, start: int) -> Iterator[Any]:
-        """Yield the batches of steps start, start + 1, and so on. Batch i depends on the seed and i alone."""
+        """Yield the batches of the steps start, start + 1, and so on. Batch i depends only on the seed and on i."""
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Any, generator: torch.Generator) -> Tensor:
@@ -106,7 +107,7 @@ class Recipe(ABC):
 
     @abstractmethod
     def layers(self, model: nn.Module) -> Iterable[nn.Module]:
-        """Return the layers. They are compiled one by one and share one compilation (except LLaDA's first layer)."""
+        """Return the layers, which are compiled one by one. All layers share a compilation, except LLaDA's first."""
 
     @abstractmethod
     def tensors(self, model: nn.Module) -> dict[str, Tensor]:
@@ -131,7 +132,7 @@ class Recipe(ABC):
             shutil.rmtree(self.scratch, ignore_errors=True)
 
     def generator(self, step: int) -> torch.Generator:
-        """Return the random generator of one step's masks."""
+        """Return the random generator for the masks of one step."""
         key = int(mix(self.seed, step)) & 0x7FFF_FFFF_FFFF_FFFF
         return torch.Generator(self.device).manual_seed(key)
 

@@ -258,7 +258,7 @@ def test_every_seed_of_k_means_is_a_value(random):
 
 def test_bad_intervals(random):
     p = sample(random, 12)
-    with pytest.raises(D5P4Error, match="q_groups names 3 texts, but there are 12"):
+    with pytest.raises(D5P4Error, match="q_groups has 3 entries, but there are 12 texts"):
         mauve_interval(p, p, q_groups=[1, 2, 3])
     with pytest.raises(D5P4Error, match="seeds is empty"):
         mauve_interval(p, p, seeds=[])

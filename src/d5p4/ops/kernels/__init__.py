@@ -1,8 +1,8 @@
 """Triton versions of the operations in `ops`, in files and functions of the same names.
 
-They run on CUDA in float32 and half precision. Everything else (CPU, float64, no Triton) uses the plain version, which
-is the reference. With `TRITON_INTERPRET=1` the Triton versions run on the CPU, slowly, so that tests can compare the
-two.
+The Triton versions run on CUDA in float32 and half precision. All other cases (CPU, float64, no Triton) use the plain
+version, which is the reference. With `TRITON_INTERPRET=1` the Triton versions run on the CPU, slowly, so that tests can
+compare both versions.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 MOST_ITEMS, MOST_GROUPS = 4096, 64
-"""The largest problem that one program can solve: rows of a pool, and groups (it keeps a groups x groups matrix)."""
+"""One program can solve a pool of at most MOST_ITEMS rows in at most MOST_GROUPS groups."""
 
 _off = 0
 
 
 @cache
 def installed() -> bool:
-    """Return whether Triton can be imported and D5P4_KERNELS=off does not switch it off. The variable is read once."""
+    """Return whether Triton can be imported and the environment variable D5P4_KERNELS (read once) allows it."""
     forbidden = os.environ.get("D5P4_KERNELS", "").strip().lower() in ("off", "0", "no", "false")
     return not forbidden and importlib.util.find_spec("triton") is not None
 
@@ -45,8 +45,8 @@ def runs_on(device: torch.device) -> bool:
 
 
 def usable(x: Tensor, items: int = 0) -> bool:
-    """Return whether the kernels can take x: it is on CUDA, is not float64 and needs no gradient, nothing is being
-    compiled, and a pool of `items` rows is not too large."""
+    """Return whether the kernels accept x: x is on CUDA, is not float64 and needs no gradient, torch.compile is not
+    running, and a pool of `items` rows is not too large."""
     if not x.is_cuda or x.dtype == torch.float64 or _off or items > MOST_ITEMS:
         return False
     if torch.compiler.is_compiling() or (x.requires_grad and torch.is_grad_enabled()):

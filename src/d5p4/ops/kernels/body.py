@@ -1,4 +1,4 @@
-"""The operations of `ops.body`, each in one pass. A program handles a row, a piece of a row or heads of some tokens."""
+"""The operations of `ops.body`, each in one pass. A program handles a row, a piece of a row, or some tokens."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-PAIRS = 2048  # pairs per program of `_rotate`, with all sizes rounded up to powers of two
-PIECE = 2048  # columns per program of `_silu_gate`, a power of two
+PAIRS = 2048  # one program of `_rotate` handles this many pairs, with all sizes rounded up to powers of two
+PIECE = 2048  # one program of `_silu_gate` handles at most this many columns; a power of two
 
 
 def as_rows(x: Tensor) -> Tensor:
-    """Return x [..., D] as [rows, D] with columns adjacent in memory, as a view where possible.
+    """Return x [..., D] as [rows, D] with columns adjacent in memory, as a view if possible.
 
-    The distance between rows in memory then depends on the model alone, never on the number of rows or tokens. So the
-    kernels may be specialised by this distance (they need it for wide loads) and are still compiled only once.
+    The distance between rows in memory then depends on the model alone, never on the number of rows or tokens. So
+    Triton may specialise the kernels by this distance, which wide loads need, and still compiles them only once.
     """
     rows = x.reshape(-1, x.shape[-1])
     return rows if rows.stride(-1) == 1 else rows.contiguous()
@@ -25,7 +25,7 @@ def as_rows(x: Tensor) -> Tensor:
 def _add_rms_norm(
     x, delta, weight, total, normal, x_step, delta_step, eps, D: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr
 ):
-    """x, delta, total, normal [rows, D]; weight [D]. Rows of x and delta are x_step and delta_step apart in memory."""
+    """x, delta, total, normal are [rows, D], weight [D]. Rows of x (delta) are x_step (delta_step) apart in memory."""
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     inside = i < D
@@ -42,7 +42,7 @@ def _add_rms_norm(
 
 
 def add_rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return x + delta and its norm, both [..., D], for weight [D]. Without delta, return x itself and its norm."""
+    """Return x' = x + delta and the normalised x', both [..., D] (see `ops.body`). Without delta, x' is x itself."""
     width = x.shape[-1]
     rows, more = as_rows(x), as_rows(x if delta is None else delta)
     total = x if delta is None else x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, delta.dtype))
@@ -57,7 +57,7 @@ def add_rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) ->
     return total, normal
 
 
-# The counts of rows and tokens are not specialised, so that one compilation serves every batch.
+# Triton must not specialise the numbers of rows and tokens, so that one compilation serves every batch.
 @triton.jit(do_not_specialize=["tokens", "length", "angle_rows"])
 def _rotate(
     x: tl.tensor,  # [tokens, HEADS * 2 * HALF], rows are `step` apart in memory
@@ -92,7 +92,7 @@ def _rotate(
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return [R, T, H, d] for x [R, T, H * d] and cos, sin [R or 1, 1, T, d], whose two halves are equal."""
+    """Rotate x [R, T, H * d] and return it as [R, T, H, d]. cos and sin [R or 1, 1, T, d] have two equal halves."""
     length, width = cos.shape[-2:]
     heads, half = x.shape[-1] // width, width // 2
     rows = as_rows(x)
@@ -101,7 +101,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     tokens_block = max(1, PAIRS // (heads_block * half_block))
     counts = rows.stride(0), rows.shape[0], length, cos.shape[0]
     blocks = tokens_block, heads_block, half_block
-    options = {"num_warps": 4, "enable_fp_fusion": False}  # round each product, as the plain version does
+    options = {"num_warps": 4, "enable_fp_fusion": False}  # without fusion, products are rounded as in plain torch
     with torch.cuda.device_of(x):
         _rotate[(triton.cdiv(rows.shape[0], tokens_block),)](
             rows, cos.contiguous(), sin.contiguous(), out, *counts, heads, half, *blocks, **options
@@ -109,10 +109,10 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return out
 
 
-# A program handles a piece of one row. A bound that depends on the number of rows would prevent wide loads.
+# A program handles a piece of one row, because a bound that depends on the number of rows would prevent wide loads.
 @triton.jit
 def _silu_gate(a, b, out, a_step, b_step, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """a, b, out [rows, WIDTH]. Rows of a and b are a_step and b_step apart in memory."""
+    """a, b and out are [rows, WIDTH]. Rows of a (of b) are a_step (b_step) apart in memory."""
     pieces: tl.constexpr = tl.cdiv(WIDTH, BLOCK)
     row = (tl.program_id(0) // pieces).to(tl.int64)
     i = tl.program_id(0) % pieces * BLOCK + tl.arange(0, BLOCK)

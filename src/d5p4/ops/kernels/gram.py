@@ -1,8 +1,8 @@
 """Cosine similarity of pools, computed directly from the hidden rows: see `ops.gram`.
 
-Each program multiplies one tile of a pool's Gram matrix over a piece of the positions x width axis. It uses the matrix
-units with float32 accumulation and reads the rows in place (no copy, no cast, no flattening). A second launch adds the
-pieces in float64 and divides by the diagonal of the matrix. For N <= 64, the rows are read once.
+Each program computes one tile of a pool's Gram matrix over one piece of the features (the positions x width axis). The
+program uses the matrix units with float32 accumulation and reads the rows in place (no copy, no cast, no flattening). A
+second launch adds the pieces in float64 and divides by the diagonal of the matrix. If N <= 64, each row is read once.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_PROGRAMS = 512  # programs that should run at the same time for one pool
-_PIECES = 128  # the most pieces of one pool, because the second launch adds them up
+_PROGRAMS = 512  # about this many programs work on one pool, if the pool is large enough
+_PIECES = 128  # a pool has at most this many pieces, because the second launch adds them up
 
 
 @triton.jit
@@ -34,7 +34,7 @@ def _products(features, slot, pieces, size, length, stride, steps, count, TILE: 
             inside = place < length
             a = tl.load(left_row + place[None, :], mask=left_in[:, None] & inside[None, :], other=0.0)
             b = tl.load(right_row + place[None, :], mask=right_in[:, None] & inside[None, :], other=0.0)
-            total = tl.dot(a, tl.trans(b), total, input_precision="ieee")  # float32 is not rounded to TF32
+            total = tl.dot(a, tl.trans(b), total, input_precision="ieee")  # "ieee": no rounding to TF32
         target = pieces + ((pool * count + piece) * size + left[:, None]) * size + right[None, :]
         tl.store(target, total, mask=left_in[:, None] & right_in[None, :])
 
@@ -67,15 +67,15 @@ def _cosine(pieces, first, out, size, count, BLOCK: tl.constexpr, DEEP: tl.const
 
 
 def piece_length(length: int, size: int, dtype: torch.dtype) -> int:
-    """Return how much of the positions x width axis one program multiplies. It depends on the shape of one pool, never
-    on the number of pools, so that a pool's numbers do not depend on other pools."""
+    """Return the length of a piece of the positions x width axis. The length depends on the shape of one pool, never on
+    the number of pools, so that a pool's numbers do not depend on other pools."""
     step = _step(dtype)
     most = triton.cdiv(length, step)
     return step * triton.cdiv(most, min(most, _PIECES, max(1, _PROGRAMS // triton.cdiv(size, _tile(size)) ** 2)))
 
 
 def pool_gram(features: Tensor, slot: Tensor, first: Tensor) -> Tensor:
-    """Return S [P, N, N] float32 of the rows slot [P, N] of features [U, B, D]. first is `first_equal(slot)`."""
+    """Return S [P, N, N] float32 for the arguments of `ops.gram.pool_gram`. first is `first_equal(slot)`."""
     pools, size = slot.shape
     out = torch.empty(pools, size, size, dtype=torch.float32, device=features.device)
     if not out.numel():
@@ -89,8 +89,8 @@ def pool_gram(features: Tensor, slot: Tensor, first: Tensor) -> Tensor:
 
 
 def pool_pieces(features: Tensor, slot: Tensor, piece: int) -> Tensor:
-    """Return [P, pieces, N, N] float32: the products of the rows slot [P, N] of features [U, B, D] over pieces of the B
-    x D axis. If a matrix spans several tiles, only the tiles on and above the diagonal are written."""
+    """Return the products [P, pieces, N, N] float32 of rows of features [U, B, D] over each piece of the B x D axis.
+    slot [P, N] are the rows' indices. If a matrix has several tiles, those below the diagonal are not written."""
     if features.stride(2) != 1 or features.stride(1) != features.shape[2]:
         features = features.contiguous()
     pools, size = slot.shape

@@ -1,4 +1,4 @@
-"""Maximal marginal relevance from all starts of P pools in one launch: see `ops.mmr`. A program runs one start."""
+"""Maximal marginal relevance from all starts of P pools in one launch: see `ops.mmr`. Each program runs one start."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _mmr(
     N: tl.constexpr,
     K: tl.constexpr,
 ):
-    S: tl.constexpr = 1 if START == 0 else (K if START == 1 else N)  # at least the number of starts
+    S: tl.constexpr = 1 if START == 0 else (K if START == 1 else N)  # S is at least the number of starts
     pool, start = tl.program_id(0).to(tl.int64), tl.program_id(1)
     starts, width = tl.num_programs(1), size // k
     program = pool * starts + start
@@ -38,7 +38,7 @@ def _mmr(
     group = item // width
     worth = tl.load(quality + pool * size + item, mask=live, other=0.0).to(tl.float64)
     order = tl.load(tie + pool * size + item, mask=live, other=0)
-    alpha = tl.full((), 0.0, tl.float64) + alpha_high + alpha_low  # two float32 arguments hold 48 bits
+    alpha = tl.full((), 0.0, tl.float64) + alpha_high + alpha_low  # two float32 arguments keep 48 bits of alpha
     free = live
     near = tl.zeros((N,), tl.float64)
     slot = tl.arange(0, K)
@@ -61,7 +61,7 @@ def _mmr(
         picks = tl.where(slot == t, pick, picks)
         first = tl.where(t == 0, pick, first)
         row = tl.load(similarity + (pool * size + pick) * size + item, mask=live, other=0.0).to(tl.float64)
-        row = tl.where(tl.abs(row) < 1e30, row, 0.0)  # NaN and infinities count as unrelated
+        row = tl.where(tl.abs(row) < 1e30, row, 0.0)  # a similarity that is not finite counts as 0
         if MEAN:
             near += row
         else:

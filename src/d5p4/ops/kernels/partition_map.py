@@ -1,19 +1,19 @@
-"""k starts, greedy elimination and 1-swap local search for P problems in one launch: see `ops.partition_map`.
+"""Greedy elimination from k starts and 1-swap local search for P problems in one launch: see `ops.partition_map`.
 
 One program solves one start of one problem. The last program of a problem to finish compares all starts, so that
-nothing returns to the host in between. Up to EXACT items, all arithmetic is float64, because such problems wait for
-memory and barriers and not for arithmetic. Above EXACT items, it is float32, and finished sets within 1e-3 of the best
-set are scored again in float64 before they are compared.
+nothing returns to the host in between. Problems of at most EXACT items are computed in float64, because their speed
+depends on memory and barriers and not on arithmetic. Larger problems are computed in float32, and finished sets within
+1e-3 of the best set are scored again in float64 before the sets are compared.
 
-Two recurrences keep a step at O(k N):
+Two recurrences keep the time of a step at O(k N):
  * The greedy rows c_t (see `ops.pivots`) are continued over k identity columns, E = F^-1 for L_S = F F^T, so that
    A = (L_S)^-1 = E^T E and Y = A L_S,: = E^T C come out of the same loop.
- * Of Y only u_i = Y_(slot of i), i is kept, with r_i = L_ii - L_i,S A L_S,i and p_i = A_aa for a the slot of i. Putting
-   i into its slot multiplies det by r_i p_i + u_i^2. After a swap, u, r and p follow from two weighted sums of the k
-   rows L_S,: (the row of Y of the slot that changed, and the covariance of the new item with the rest).
+ * Of Y, only the numbers u_i = Y_ai are kept, with r_i = L_ii - L_i,S A L_S,i and p_i = A_aa, where a is the slot of
+   item i. Putting i into slot a multiplies the determinant by r_i p_i + u_i^2. After a swap, u, r and p follow from two
+   weighted sums of the k rows L_S,: (the row of Y of the changed slot, and the covariance of the new item with others).
 Sums over slots run in the order of the picks, so that a permuted pool gives the permuted answer, bit for bit. Ties
-decide between equal values. Values are equal here if their bits are (in the plain version, if they are within 1e-9),
-and equal rows have the same bits.
+decide between equal values. In this version, values are equal if their bits are equal (in the plain version, if they
+are within 1e-9). The values of equal rows have equal bits.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-EXACT = 256
-MOST_TILE = tl.constexpr(8)  # rows of L or C that are loaded together
-_SCRATCH = 1 << 28  # bytes of scratch rows per launch
+EXACT = 256  # problems of at most this many items are computed in float64
+MOST_TILE = tl.constexpr(8)  # at most this many rows of L or C are loaded together
+_SCRATCH = 1 << 28  # one launch uses at most about this many bytes of scratch memory
 STARTS = {"one": 0, "k": 1, "n": 2}
 
 
@@ -38,7 +38,7 @@ def _better(value, tie, item, other_value, other_tie, other_item):
 
 @triton.jit
 def _better_with(value, tie, item, extra, other_value, other_tie, other_item, other_extra):
-    """Compare like `_better`, and return one more number of the winner."""
+    """Return the winner as `_better` does, and also the number `extra` of the winner."""
     equal = value == other_value
     first = (value > other_value) | (equal & ((tie < other_tie) | ((tie == other_tie) & (item < other_item))))
     return (
@@ -57,9 +57,9 @@ def _finite(values):
 
 @triton.jit
 def _greedy(kernel, gain, rows, roots, diagonal, worth, order, size, k, least, START, SEARCH, N, K):
-    """Run greedy elimination. Return residuals [N], slots of groups [N], picks [K], number of zero pivots, log value.
+    """Return, after greedy elimination, residuals [N], each item's slot [N], picks [K], zero-pivot count and log value.
 
-    C is left in `rows` [k, N] and, for the local search, E in `roots` [k, K].
+    C is written to `rows` [k, N] and, if SEARCH, E is written to `roots` [k, K].
     """
     LOW: tl.constexpr = -float("inf")
     FLOAT: tl.constexpr = diagonal.dtype
@@ -74,7 +74,7 @@ def _greedy(kernel, gain, rows, roots, diagonal, worth, order, size, k, least, S
     free = item < size
     slot = tl.zeros((N,), tl.int32)
     picks = tl.zeros((K,), tl.int32)
-    logs = tl.full((K,), 0.0 if HAS_GAIN else 1.0, FLOAT)  # pivots; with gains, log pivot + gain
+    logs = tl.full((K,), 0.0 if HAS_GAIN else 1.0, FLOAT)  # log pivot + gain of each pick; without gains, the pivot
     zeros = 0
     for t in range(k):
         regular = free & (residual > least)
@@ -100,7 +100,7 @@ def _greedy(kernel, gain, rows, roots, diagonal, worth, order, size, k, least, S
         row = tl.load(kernel + pick.to(tl.int64) * size + item, mask=item < size, other=0.0).to(FLOAT)
         identity = tl.where(slot_id == t, 1.0, 0.0).to(FLOAT)
         for base in range(0, t, TILE):
-            for j in tl.static_range(TILE):  # unrolled, so that the loads of a tile overlap
+            for j in tl.static_range(TILE):  # the loop is unrolled, so that the loads of a tile overlap
                 past = base + j
                 share = tl.load(rows + past * size + pick, mask=past < t, other=0.0)
                 row -= share * tl.load(rows + past * size + item, mask=item < size * (past < t), other=0.0)
@@ -126,10 +126,10 @@ def _greedy(kernel, gain, rows, roots, diagonal, worth, order, size, k, least, S
 
 @triton.jit
 def _climb(kernel, gain, rows, roots, inverse, members, residual, slot, picks, order, size, k, least, enough, N, K):
-    """Make the best swap until no swap gains more than `enough`. Return the members [K] and the gain of the log value.
+    """Make the best swap until none gains more than `enough`. Return the members [K] and the gain of the log value.
 
-    A = (L_S)^-1, the members and a vector of each move are stored twice, for odd and even moves, so that one barrier
-    per move is enough.
+    The memory for A = (L_S)^-1, the members and the vector of a move exists twice, for odd and for even moves, so that
+    one barrier per move is enough.
     """
     LOW: tl.constexpr = -float("inf")
     carries = inverse + 2 * K * K
@@ -151,10 +151,10 @@ def _climb(kernel, gain, rows, roots, inverse, members, residual, slot, picks, o
     chosen = item == tl.load(members + slot)
     if HAS_GAIN:
         gains = _finite(tl.load(gain + item, mask=live, other=0.0).to(FLOAT))
-        member_gain = _finite(tl.load(gain + tl.load(members + slot)).to(FLOAT))  # gain of the slot's member
+        member_gain = _finite(tl.load(gain + tl.load(members + slot)).to(FLOAT))  # the gain of the slot's member
     code = item + slot * 4096
     climbed = tl.zeros((), tl.float64)
-    threshold = tl.full((), 0.0 if HAS_GAIN else 1.0, FLOAT) + enough  # in float32 arguments, 1 + 1e-9 is 1
+    threshold = tl.full((), 0.0 if HAS_GAIN else 1.0, FLOAT) + enough  # computed here, because float32(1 + 1e-9) is 1
     moves = 0
     while moves >= 0:
         old, new = (moves % 2) * K, ((moves + 1) % 2) * K
@@ -238,9 +238,9 @@ def _solve(
     hash_out,
     done,  # [P] number of programs that have finished
     out,  # [P, k]
-    rows,  # [programs, k, N]; this and the next three are scratch memory
+    rows,  # [programs, k, N]; this argument and the next three are scratch memory
     roots,  # [programs, K, K]
-    inverse,  # [programs, 2 K + 2, K]: A = (L_S)^-1 twice, then the vector of a move twice
+    inverse,  # [programs, 2 K + 2, K]: two copies of A = (L_S)^-1, then two of the vector of a move
     members,  # [programs, 2, K]
     size,
     k,
@@ -269,7 +269,7 @@ def _solve(
     order = tl.load(tie + item, mask=live, other=0)
     if gain is not None:
         gain += problem * size
-    least = tl.max(diagonal, 0) * floor  # pivots up to this count as zero
+    least = tl.max(diagonal, 0) * floor  # a pivot of at most this counts as zero
     residual, slot, picks, zeros, value = _greedy(
         kernel, gain, rows, roots, diagonal, worth, order, size, k, least, START, SEARCH, N, K
     )
@@ -290,13 +290,13 @@ def _solve(
     tl.store(value_out + program, value)
     tl.store(worth_out + program, tl.sum(worths, 0))
     tl.store(hash_out + program, tl.sum(tl.where(inside, hashes, 0), 0))
-    S: tl.constexpr = 1 if START == 0 else (K if START == 1 else N)  # at least the number of starts
+    S: tl.constexpr = 1 if START == 0 else (K if START == 1 else N)  # S is at least the number of starts
     _choose(kernel, gain, tie, sets, zeros_out, value_out, worth_out, hash_out, done, out, size, k, not WIDE, K, S)
 
 
 @triton.jit
 def _log_det(kernel, sets, size, k, K: tl.constexpr):
-    """Return the log det of one finished set in float64, by elimination of its k x k matrix."""
+    """Return the log det of one finished set in float64, by elimination of the set's k x k matrix."""
     slot = tl.arange(0, K)
     inside = slot < k
     picks = tl.load(sets + slot, mask=inside, other=0, cache_modifier=".cg").to(tl.int64)
@@ -315,7 +315,7 @@ def _log_det(kernel, sets, size, k, K: tl.constexpr):
 
 @triton.jit
 def _earlier(one, other, tie, k, K: tl.constexpr):
-    """Return whether set `one` has the smallest tie that is not in both sets (equal sets: false)."""
+    """Return whether the smallest tie that only one of the two sets has is in `one`. For equal sets, return false."""
     LARGEST: tl.constexpr = 9223372036854775807
     slot = tl.arange(0, K)
     inside = slot < k
@@ -329,7 +329,7 @@ def _earlier(one, other, tie, k, K: tl.constexpr):
 
 @triton.jit
 def _choose(kernel, gain, tie, sets, zeros_in, value_in, worth_in, hash_in, done, out, size, k, RESCORE, K, S):
-    """In the last program of a problem, compare the starts and write the best set, one item per group."""
+    """In the problem's last program to finish, compare the sets of all starts and write the best set to `out`."""
     LARGEST: tl.constexpr = 9223372036854775807
     problem, starts = tl.program_id(0).to(tl.int64), tl.num_programs(1)
     tl.debug_barrier()
@@ -349,7 +349,7 @@ def _choose(kernel, gain, tie, sets, zeros_in, value_in, worth_in, hash_in, done
             near = close & (value >= tl.max(value, 0) - 1e-3)
             low = tl.min(tl.where(near, mixed, LARGEST), 0)
             high = tl.max(tl.where(near, mixed, -LARGEST), 0)
-            if (low != high) & (tl.min(zeros, 0) == 0):  # different sets that float32 cannot rank
+            if (low != high) & (tl.min(zeros, 0) == 0):  # the sets differ, but float32 cannot rank them
                 for start in range(starts):
                     if tl.sum(tl.where(near & (number == start), 1, 0), 0) > 0:
                         mine = sets + (problem * starts + start) * k
@@ -366,7 +366,7 @@ def _choose(kernel, gain, tie, sets, zeros_in, value_in, worth_in, hash_in, done
         close = close & (worth >= tl.max(worth, 0) - 1e-9)
         winner = tl.minimum(tl.min(tl.where(close, number, S - 1), 0), starts - 1)
         low = tl.min(tl.where(close, mixed, LARGEST), 0)
-        if low != tl.max(tl.where(close, mixed, -LARGEST), 0):  # equally good sets: smallest ties win
+        if low != tl.max(tl.where(close, mixed, -LARGEST), 0):  # of equally good sets, the smallest ties win
             for start in range(starts):
                 if tl.sum(tl.where(close & (number == start), 1, 0), 0) > 0:
                     here, there = sets + (problem * starts + winner) * k, sets + (problem * starts + start) * k
@@ -379,7 +379,7 @@ _tickets: dict[tuple[torch.device, int], Tensor] = {}
 
 
 def tickets(device: torch.device, count: int) -> Tensor:
-    """Return counters [count] int32 that are zero before and after every launch. Each stream has its own counters."""
+    """Return int32 counters [count] that are 0 before and after every launch. Each CUDA stream has its own counters."""
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
     zeros = _tickets.get((device, stream))
     if zeros is None or len(zeros) < count:
@@ -398,10 +398,11 @@ def partition_map(
     starts: str = "k",
     local_search: bool = True,
 ) -> Tensor:
-    """Return the chosen items [P, k] int64, ascending. kernel [P, N, N] is float32 and symmetric; others are [P, N].
+    """Return the chosen items [P, k] int64, ascending. kernel [P, N, N] is float32 and symmetric.
 
-    A pivot at or below 1e-10 (above EXACT items, 1e-6) of the largest diagonal entry counts as zero. An item with a
-    number that is not finite has pivot zero, and the choice stays valid.
+    log_gain, quality and tie are [P, N]. A pivot counts as zero if it is at most 1e-10 of the largest diagonal entry
+    (1e-6 in problems of more than EXACT items). A pivot that is not finite counts as zero, too, so that every input
+    gives a valid choice.
     """
     prompts, size, _ = kernel.shape
     count = {"one": 1, "k": k, "n": size}[starts]

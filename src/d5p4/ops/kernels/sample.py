@@ -1,9 +1,9 @@
-"""Inverse-CDF draws in two levels: the blocks' masses give the block that contains u, the block's logits the token.
+"""Inverse-CDF draws in two levels: the masses of the blocks select a block, and the logits of this block a token.
 
 Each program draws one token for one row and reads one block of the row's logits, so that C draws from a row read C
 blocks and not C rows. Both cumulative sums run in float64. The border between two tokens is therefore off by no more
 than the rounding of the masses, about 1e-7 of the row's mass whatever the size of the vocabulary. Changing a float32
-logit of size 10 by one unit in its last place moves the border further.
+logit of size 10 by one unit in its last place moves the border further than that.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .vocab import _LOG2E, Blocks, sharpness
 def _draw(
     logits, offset, rows, top, mass, u, token, ids, stride, blocks, sharpness, COUNT: tl.constexpr, SIZE: tl.constexpr
 ):
-    """Draw token [R, C] for u [R, C], from `ids` ids in `blocks` blocks of SIZE ids. COUNT is `blocks` with padding."""
+    """Draw token [R, C] for u [R, C] from `ids` ids in `blocks` blocks of SIZE. COUNT is a power of two >= blocks."""
     row, child = tl.program_id(0).to(tl.int64), tl.program_id(1)
     place_of_draw = row * tl.num_programs(1) + child
     block = tl.arange(0, COUNT)
@@ -30,7 +30,7 @@ def _draw(
     largest = tl.max(tops, 0)
     scaled = masses * tl.exp(tl.maximum(tops - largest, -1e30) * sharpness)
     heap = tl.cumsum(scaled, 0)
-    goal = tl.maximum(tl.load(u + place_of_draw) * tl.sum(scaled, 0), 1e-300)  # at u = 0, any mass will do
+    goal = tl.maximum(tl.load(u + place_of_draw) * tl.sum(scaled, 0), 1e-300)  # positive, so that some mass is needed
     short = heap < goal
     last_block = tl.max(tl.where(scaled > 0, block, 0), 0)
     chosen = tl.minimum(tl.sum(short.to(tl.int32), 0), last_block)
@@ -59,7 +59,7 @@ def draw_tokens(
     temperature: float = 1.0,
     rows: Tensor | None = None,
 ) -> Tensor:
-    """Return tokens [R, C] for float64 uniforms u [R, C]. `blocks` come from `block_stats` at the same temperature."""
+    """Return tokens [R, C] for float64 uniforms u [R, C]. `blocks` must come from `block_stats` at this temperature."""
     token = torch.empty(u.shape, dtype=torch.int64, device=logits.device)
     number = blocks.top.shape[1]
     sizes = logits.shape[1], logits.stride(0), number, sharpness(temperature)

@@ -1,10 +1,10 @@
-"""Statistics of logits, computed in one read. `ops.vocab` defines the statistics.
+"""Statistics of logits (defined in `ops.vocab`), computed in one pass over the logits.
 
 The vocabulary is split into blocks of a few thousand ids. One program reads some rows of one block and stores, for each
-row, the block's largest logit m_b, its mass Σ e^{x - m_b} and other wanted values (Σ (x - m_b) e^{x - m_b}, the second
-largest logit, Σ x). A second launch combines the blocks of a row in float64. The masses are also the upper level of the
-inverse CDF in `kernels.sample`. Memory limits the speed: there are about ten instructions per logit. Sums inside a
-block are float32 trees of at most 4096 terms (relative error about 1e-7). Sums over blocks are float64.
+row, the block's largest logit m_b, the block's mass Σ e^{x - m_b} and other wanted values (Σ (x - m_b) e^{x - m_b}, the
+second largest logit, Σ x). A second launch combines the blocks of a row in float64. The masses are also the upper level
+of the inverse CDF in `kernels.sample`. Memory limits the speed, because a logit takes only about ten instructions. Sums
+inside a block are float32 trees of at most 4096 terms (relative error about 1e-7). Sums over blocks are float64.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Blocks(NamedTuple):
     moment: Tensor | None  # Σ (x - top) e^{x - top}
     second: Tensor | None  # second largest logit
     total: Tensor | None  # Σ x over ids that are not banned
-    size: int  # ids in a block
+    size: int  # number of ids in a block
 
 
 @triton.jit
@@ -36,7 +36,7 @@ def _block_stats(
     logits,  # [R, ids], rows are `stride` apart in memory
     offset,  # [ids] or None
     rows,  # [count] the rows of logits to read, or None for all
-    top,  # [count, blocks], as the next four
+    top,  # [count, blocks]; the next four have the same shape
     mass,
     moment,  # or None
     second,  # or None
@@ -69,7 +69,7 @@ def _block_stats(
     tl.store(top + target, largest, mask=real)
     tl.store(mass + target, tl.sum(e, 1), mask=real)
     if moment is not None:
-        # The bound -1e30 keeps 0 * -inf from being NaN. Ids so far below the largest have no mass.
+        # The bound -1e30 keeps 0 * -inf from being NaN. Ids that far below the largest logit have no mass.
         tl.store(moment + target, tl.sum(tl.maximum(above, -1e30) * e, 1), mask=real)
     if second is not None:
         first = tl.argmax(x, 1)
@@ -86,7 +86,7 @@ def _block_stats(
 def _join_blocks(
     top, mass, moment, second, total, lse, entropy, best, margin, certainty, drawable, blocks, SIZE: tl.constexpr
 ):
-    """The first five arguments are [R, blocks], the next five [R]. Statistics that are not wanted are None."""
+    """The first five arguments are [R, blocks], the next five are [R]. Statistics that are not wanted are None."""
     row = tl.program_id(0).to(tl.int64)
     block = tl.arange(0, SIZE)
     inside = block < blocks
@@ -147,7 +147,7 @@ def block_stats(
 
 
 def join_blocks(blocks: Blocks, want: Collection[str], offset: Tensor | None = None) -> dict[str, Tensor]:
-    """Return the wanted statistics [R] float32, always "logsumexp". "certainty" averages where offset is finite."""
+    """Return the wanted statistics and "logsumexp", [R] float32. "certainty" averages over ids of finite offset."""
     count, number = blocks.top.shape
     names = ("logsumexp", "entropy", "best", "margin", "certainty")
     out = {name: blocks.top.new_empty(count) for name in names if name == "logsumexp" or name in want}

@@ -127,7 +127,7 @@ D5P4.answers = (() => {
         class: "quiet copy",
         title: "copy",
         "aria-label": `copy answer ${rank + 1} of ${this.method}`,
-        on: { click: async () => toast((await copy(answer.text)) ? "answer copied" : "copying is not allowed here") },
+        on: { click: async () => toast((await copy(answer.text)) ? "answer copied" : "copying is not allowed") },
       });
       button.append(icon(COPY));
       item.copy.replaceChildren(button);

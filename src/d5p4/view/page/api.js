@@ -22,7 +22,7 @@ D5P4.api = (() => {
   }
 
   async function refusal(response) {
-    let said = `the server answered ${response.status}`;
+    let said = `the server answered with status ${response.status}`;
     let param = null;
     try {
       const body = await response.json();
@@ -92,7 +92,7 @@ D5P4.api = (() => {
       if (ours.drafts) onDraft(ours.step, ours.steps, ours.drafts);
       if (ours.history) [trace] = ours.history;
     }
-    if (!trace) throw new Refusal("the answer ended before the run was finished; try again", response.status);
+    if (!trace) throw new Refusal("the connection ended before the run was finished; try again", response.status);
     return trace;
   }
 

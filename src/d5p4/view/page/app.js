@@ -67,7 +67,7 @@
     sharing(false);
     const columns = D5P4.results.begin(bodies.map((body) => body.method));
     reach();
-    announce(`denoising with ${bodies.map((body) => body.method).join(" and ")}`);
+    announce(`running ${bodies.map((body) => body.method).join(" and ")}`);
     try {
       const traces = await Promise.all(bodies.map((body, i) => one(body, columns[i], controller.signal)));
       [asked, seedUsed] = [form, seed];
@@ -98,7 +98,7 @@
     return trace;
   }
 
-  const worded = (reason) => (reason.status === 401 ? "this server wants a key" : reason.message || String(reason));
+  const worded = (reason) => (reason.status === 401 ? "this server needs a key" : reason.message || String(reason));
 
   function explain(reason) {
     complain(worded(reason));
@@ -125,8 +125,8 @@
     history.replaceState(null, "", `#${address.split("#")[1]}`);
     const done = await copy(address);
     const what =
-      asked || D5P4.embedded ? "link copied" : "link copied: theme and step only, the file has to be opened again";
-    toast(done ? what : "the link is in the address bar");
+      asked || D5P4.embedded ? "link copied" : "link copied; it holds only theme and step, so open the file again";
+    toast(done ? what : "this browser does not allow copying; the link is in the address bar");
   }
 
   /** Card, form, and whatever the address asks for. */

@@ -8,7 +8,7 @@ D5P4.figures = (() => {
     { name: "different answers", value: (r) => r.trace.distinct, of: (r) => r.trace.answers.length },
     { name: "different right answers", value: (r) => r.trace.right, of: (r) => r.trace.answers.length, graded: true },
     { name: "mean score", value: (r) => r.mean.score, write: figure },
-    { name: "mean distance to the nearest", value: (r) => r.mean.distance, write: (v) => number(v, 3) },
+    { name: "mean distance to the nearest answer", value: (r) => r.mean.distance, write: (v) => number(v, 3) },
     { name: "rows computed", value: (r) => r.trace.rows, of: (r) => r.trace.rows_nominal, shared: true },
     { name: "forward steps", value: (r) => r.trace.nfe },
     { name: "seconds", value: (r) => r.trace.seconds, write: (v) => number(v, 2), bar: true },
@@ -57,7 +57,7 @@ D5P4.figures = (() => {
       el("table", { class: "figures" }, el("thead", {}, el("tr", {}, el("td"), head)), el("tbody", {}, rows)),
       el("p", {
         class: "caption",
-        text: `Score: ${kind}. Rows: distinct candidates that ran through the model, out of all that the method asks for.`,
+        text: `Score: ${kind}. Rows: different candidates that the model computed, out of all that the method needs.`,
       }),
     );
   }

@@ -11,9 +11,9 @@ D5P4.form = (() => {
       label: "score temperature",
       low: -2,
       high: 2,
-      help: "how loosely quality is followed",
+      help: "higher: quality counts less",
     },
-    { name: "lam", label: "λ", low: -1, high: 3, help: "how sharply certainty is followed" },
+    { name: "lam", label: "λ", low: -1, high: 3, help: "higher: certainty counts more" },
   ];
   const NUMBERS = ["max_tokens", "steps", "temperature", "guidance", "spare"];
   let card = null;
@@ -49,7 +49,7 @@ D5P4.form = (() => {
     hint("temperature", defaults.temperature || 1);
     hint("guidance", defaults.guidance || 1);
     const order = card.default_order || defaults.order;
-    find("order").options[0].textContent = order ? `the model's (${order})` : "the model's";
+    find("order").options[0].textContent = order ? `the model's default (${order})` : "the model's default";
     if (card.examples && card.examples.length) use(card.examples[0]);
     poolNote();
   }
@@ -134,9 +134,9 @@ D5P4.form = (() => {
     const size = (Number(find("k").value) + Number(find("spare").value)) * Number(find("w").value);
     const most = card && card.limits && card.limits.max_pool;
     const over = most && size > most;
-    const spare = find("distinct").checked && !text("spare") ? ", up to twice as many to make answers differ" : "";
+    const spare = find("distinct").checked && !text("spare") ? "; up to twice as many to make the answers differ" : "";
     find("pool-note").textContent = Number.isFinite(size)
-      ? `${whole(size)} candidates a step${over ? `, and this server takes ${whole(most)}` : spare}`
+      ? `${whole(size)} candidates per step${over ? `; this server takes at most ${whole(most)}` : spare}`
       : "";
     find("pool-note").classList.toggle("over", !!over);
   }

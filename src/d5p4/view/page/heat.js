@@ -98,7 +98,7 @@ D5P4.heat = (() => {
   }
 
   /** Why there is no matrix. */
-  const missing = (replay) => (replay.widest < 2 ? "one candidate: nothing to compare" : "not kept for this step");
+  const missing = (replay) => (replay.widest < 2 ? "there is only one candidate" : "no similarities were kept");
 
   class View {
     constructor(replay, name) {
@@ -149,10 +149,10 @@ D5P4.heat = (() => {
       const context = D5P4.colours.prepare(this.canvas, this.side, this.side);
       draw(context, this.found, this.side, this.low, D5P4.colours.read());
       const { size, kept, final } = this.found;
-      const late = kept === this.step ? "" : " (the last one kept)";
+      const late = kept === this.step ? "" : " (the last matrix that was kept)";
       this.caption.textContent = final
-        ? "the answers among themselves"
-        : `pool of ${size} at step ${kept}${late}; bars: chosen`;
+        ? "similarity of the answers to each other"
+        : `pool of ${size} at step ${kept}${late}; bars mark chosen candidates`;
     }
 
     point(event) {

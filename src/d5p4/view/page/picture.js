@@ -159,7 +159,7 @@ D5P4.picture = (() => {
       if (matrices[i]) shifted(context, left, top.heat, () => D5P4.heat.draw(context, matrices[i], HEAT, low, colours));
     });
     const rest = PAD + replays.length * (HEAT + PAD);
-    title(context, "score over distance, as they end", rest, top.heat - 12, colours, 13, colours.muted);
+    title(context, "score over distance of the final answers", rest, top.heat - 12, colours, 13, colours.muted);
     shifted(context, rest, top.heat, () => D5P4.scatter.draw(context, replays, width - PAD - rest, HEAT, colours));
     return canvas;
   }

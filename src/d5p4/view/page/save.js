@@ -39,7 +39,7 @@ D5P4.save = (() => {
       show(D5P4.trace.read(JSON.parse(await file.text())));
       toast(`${file.name} opened`);
     } catch (reason) {
-      const said = reason instanceof SyntaxError ? "it is not JSON" : reason.message;
+      const said = reason instanceof SyntaxError ? "the file is not JSON" : reason.message;
       toast(`${file.name} cannot be shown: ${said}`);
     }
   }

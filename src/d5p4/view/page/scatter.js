@@ -98,10 +98,10 @@ D5P4.scatter = (() => {
       this.markers = [];
       this.canvas = el("canvas", {
         role: "img",
-        "aria-label": "score of each answer over its distance to the nearest other one",
+        "aria-label": "score of each answer over its distance to the nearest other answer",
       });
       this.card = el("div", { class: "card", hidden: true });
-      this.alone = el("p", { class: "caption", text: "only one answer: there is no other to compare it with" });
+      this.alone = el("p", { class: "caption", text: "there is only one answer, so it has no distance to another" });
       this.canvas.addEventListener("pointermove", (event) => this.point(event));
       this.canvas.addEventListener("pointerleave", () => (this.card.hidden = true));
       const graded = replays.some((replay) => replay.trace.right !== null);
@@ -117,7 +117,7 @@ D5P4.scatter = (() => {
         el(
           "figcaption",
           {},
-          el("p", { class: "caption" }, keys, graded ? el("span", { text: "hollow: wrong" }) : ""),
+          el("p", { class: "caption" }, keys, graded ? el("span", { text: "hollow markers are wrong answers" }) : ""),
           el("details", { class: "as-table" }, el("summary", { text: "as a table" }), this.table()),
         ),
       );
