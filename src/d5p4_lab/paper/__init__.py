@@ -1,4 +1,4 @@
-"""The experiments of the paper: one module per table or figure. `EXPERIMENTS` maps their names to the modules."""
+"""The experiments of the paper: one module per table or figure. `EXPERIMENTS` maps names of experiments to modules."""
 
 from __future__ import annotations
 

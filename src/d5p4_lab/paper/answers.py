@@ -121,7 +121,7 @@ def prompt_digits(prompt: str) -> str:
 
 
 def known_prompts(setup: Setup, task: str) -> Iterator[tuple[Path, int, str]]:
-    """Yield path, unit and `prompt_digits` of every row of a task on the disk.
+    """Yield the path, unit and `prompt_digits` of every row on the disk that belongs to a task.
 
     Nothing is yielded if the task does not read its prompts from a file.
     """

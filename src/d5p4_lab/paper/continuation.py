@@ -53,7 +53,7 @@ def base(setup: Setup, guidance: float) -> dict[str, Any]:
 
 
 def pool(setup: Setup, guidance: float) -> Case:
-    """Return the case of k·w independent answers. Several methods choose k answers from the pool of these answers."""
+    """Return the case of k·w independent answers. Several methods choose k of these answers."""
     options = base(setup, guidance) | {"method": "independent", "k": setup["k"] * setup["w"]}
     return Case(f"{POOL}, g {guidance:g}", options, setup["units"], setup["task"], POOL, float(guidance))
 
@@ -89,7 +89,7 @@ def best_perplexity(setup: Setup, scores: Mapping[str, Row]) -> Places:
 
 
 def measures(setup: Setup, row: Row, scores: Mapping[str, Row], places: Places) -> Row:
-    """Compute the measures that the tables show from the answers of a set at the indices `places`."""
+    """Compute the measures in the tables. The measures use only the answers of a set at the indices `places`."""
     texts = [row["texts"][place] for place in places]
     nearness = [f1(text, row["references"]) for text in texts]
     cosines = scores[f"cos:{setup['encoder']}"]

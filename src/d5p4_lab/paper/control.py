@@ -11,7 +11,7 @@ from .plane import PLANE, curves, points
 from .setup import Case, Experiment, Setup
 
 METHODS = ("CAT, scores", "CAT, tokens", "diverse beam", "D5P4+", "D5P4×")
-PAPERS = {  # correlations in the paper: with perplexity, with cosine
+PAPERS = {  # the paper's correlations of each method's parameter with perplexity and with cosine
     "CAT, tokens": (0.974, -0.795),
     "diverse beam": (0.944, -0.570),
     "D5P4+": (0.970, -0.925),

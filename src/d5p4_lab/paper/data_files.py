@@ -30,8 +30,8 @@ def locate(
     """Return the files of a split. `path` is a file, a folder or a hub id. `folders` are subfolders to search first.
 
     A file belongs to a split if the file's name contains the split's name as a word: `dev_rand_split.jsonl` belongs to
-    `dev`. If `split` is None, the files of the split `default` are returned. If there are none, the files without
-    a split in the name are returned.
+    `dev`. If `split` is None, the files of the split `default` are returned. If there are no such files, the
+    files without a split in the name are returned.
     """
     names = _aliases(split or default)
     here = Path(path).expanduser()
@@ -136,7 +136,7 @@ def _words(file: Path) -> set[str]:
 
 
 def _download(hub_id: str, names: Sequence[str], suffixes: Sequence[str]) -> Path:
-    """Download those files of a hub data set that have one of `names` in the file name, and return the folder."""
+    """Download the files of a hub data set with one of `names` in the file name. Return the folder of the data set."""
     try:
         from huggingface_hub import snapshot_download
 

@@ -103,7 +103,7 @@ class Judged:
     def __init__(self, rows: Sequence[Row], way: str) -> None:
         marks, same, forms = zip(*(row["ways"][way] for row in rows), strict=True)
         if way == WAYS[0]:
-            marks = tuple(row["right"] for row in rows)  # all answers, because pass@n averages over all choices
+            marks = tuple(row["right"] for row in rows)  # marks of the whole pool; pass@n averages over all choices
         self.right = np.array([[mark == "1" for mark in answers] for answers in marks])
         self.same, self.forms = np.array(same), np.array(forms)
 

@@ -64,7 +64,7 @@ def mauve(
     seed: int = SEED,
     scaling: float = SCALING,
 ) -> float:
-    """Return MAUVE (0 to 1) of generated texts against references, given features [n_q, D] and [n_p, D].
+    """Return MAUVE (0 to 1) of references with features [n_p, D] and generated texts with features [n_q, D].
 
     smoothing  is added to every count of both histograms: 0 for MAUVE, STAR for MAUVE*
     clusters   the number of clusters; by default a tenth of the number of texts in the smaller sample, but at least 2
@@ -89,7 +89,7 @@ def mauve_from_histograms(p: ArrayLike, q: ArrayLike, *, smoothing: float = 0.0,
 
 
 def cluster(p_features: ArrayLike, q_features: ArrayLike, *, clusters: int | None = None, seed: int = SEED) -> Clusters:
-    """Assign references and generated texts, given features [n_p, D] and [n_q, D], to common clusters.
+    """Put references with features [n_p, D] and generated texts with features [n_q, D] into common clusters.
 
     All rows of features are scaled to length 1 and projected on the first principal components, which keep 90 % of
     the variance. The clusters are the best result of k-means from 5 starts (k-means++), with at most 500 rounds each.
@@ -141,8 +141,8 @@ def mauve_interval(
     histograms, which makes MAUVE smaller. The interval therefore has the spread of the resampled values, but lies
     around the original value. The interval does not include the bias of small samples, which also makes MAUVE smaller.
 
-    p_groups, q_groups  [n] the group of each text. Texts of the same group were drawn together (such as a decoded
-                        set) and are resampled together. By default every text is a group of its own
+    p_groups, q_groups  [n] the group of each text. Texts of the same group were drawn together (as the texts of a
+                        decoded set are) and are resampled together. By default every text is a group of its own
     """
     if not seeds:
         raise D5P4Error("seeds is empty: give at least one seed of k-means")

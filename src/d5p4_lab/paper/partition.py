@@ -1,4 +1,4 @@
-"""What the partition of D5P4 contributes. D5P3 (D5P4 without the partition) is compared with D5P4 and with E-SMC."""
+"""Compares D5P3 (D5P4 without the partition) with D5P4 and with E-SMC, to measure what the partition contributes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PAPER: Mapping[str, Any] = dict(BOX) | {
     "units": 8,
     "units_large": 8,
 }
-COLLAPSED = 0.99  # if the mean cosine of two texts of a set is larger, lineages have collapsed
+COLLAPSED = 0.99  # lineages count as collapsed if the mean cosine of two texts of a set is above this value
 
 
 def cases(setup: Setup) -> list[Case]:

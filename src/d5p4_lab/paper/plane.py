@@ -29,11 +29,11 @@ def _reduce(setup: Setup, case: Case, unit: int, row: Row, scores: Mapping[str, 
 
 
 PLANE = Digest("plane", _reduce)
-"""Reduces a set to mean nats per token under each judge, the mean cosine of two texts, and the number of rows run."""
+"""Reduces a set to mean nats per token under each judge, the mean cosine of two texts, and counts of texts and rows."""
 
 
 def points(setup: Setup, cases: Sequence[Case], judge: str) -> dict[str, np.ndarray]:
-    """For each case [n, 2]: each set's mean nats per token under the judge, and the mean cosine of the set's texts."""
+    """For each case: each set's mean nats per token under the judge, and the mean cosine of the set's texts, [n, 2]."""
     return {
         case.name: np.array([[row["nats"][judge], row["cosine"]] for row in numbers_of(setup, case)]) for case in cases
     }
@@ -41,7 +41,8 @@ def points(setup: Setup, cases: Sequence[Case], judge: str) -> dict[str, np.ndar
 
 def means(setup: Setup, cases: Sequence[Case], judge: str) -> dict[str, np.ndarray]:
     """For each case: the mean of `points` over the units, then the mean over the units of each resample, [1 + R, 2]."""
-    # A unit uses the same random stream in all cases, so each resample consists of the same units in all cases.
+    # A unit has the same random stream in all cases, so its values in two cases are correlated. The seed is the
+    # number of units, so that cases with equally many units are resampled alike: each resample draws the same units.
     return {name: resampled_means(values, seed=len(values)) for name, values in points(setup, cases, judge).items()}
 
 
@@ -61,7 +62,7 @@ def area(front: Sequence[np.ndarray], corner: np.ndarray) -> np.ndarray:
 
 
 def unbiased(samples: np.ndarray) -> np.ndarray:
-    """Subtract the bias from areas [1 + R]. The estimate of the bias is the mean of the resamples minus the plain area.
+    """Subtract the bias from areas [1 + R]. The bias is estimated as the mean of rows 1 to R minus row 0.
 
     A front consists of the luckiest points, so its area is too large. The bias grows with the number of points.
     """

@@ -85,7 +85,7 @@ def _reduce(setup: Setup, case: Case, unit: int, row: Row, scores: Mapping[str, 
 
 @lru_cache(maxsize=2)
 def _new_pieces(setup: Setup, name: str) -> list[int]:
-    """For each unit: the number of word pieces that occur in its references, but not in those of earlier units.
+    """For each unit: the number of word pieces in its references that are not in the references of earlier units.
 
     The sum over units is the vocabulary size of EAD.
     """

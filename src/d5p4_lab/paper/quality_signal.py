@@ -2,8 +2,8 @@
 
 The texts are windows of real text, and the model's own samples at several temperatures and numbers of steps. (Samples
 differ more in quality than real texts do.) Each text is masked several times. The numbers of masked tokens are spread
-evenly over 1..L. They are the same for all texts, because all candidates of a decoding step have the same number of
-masked tokens. One forward per mask gives four signals:
+evenly over 1..L. These numbers are the same for all texts, because all candidates of a decoding step have the same
+number of masked tokens. One forward per mask gives four signals:
 
     entropy          -(1/L) Σ_j H_j over all positions: the score of D5P4 (under MDLM, H = 0 at revealed positions)
     masked entropy   the mean of -H_j over masked positions
@@ -179,7 +179,7 @@ def _standard(values: Floats) -> Floats:
 def stronger(a: Floats, b: Floats, nats: Floats) -> Figure:
     """Spearman(b, nats) - Spearman(a, nats) for columns [n]: positive if `a` falls more strongly than `b` as nats rise.
 
-    For the interval, texts are resampled but keep their ranks in the whole sample. So only sums must be resampled.
+    For the interval, texts are resampled but keep their ranks in the whole sample. So a resample needs only new sums.
     """
     x, y, z = (_standard(ranks(column)) for column in (a, b, nats))
     parts = np.stack([np.ones(len(x)), x, y, z, x * x, y * y, z * z, x * z, y * z], axis=1)
@@ -220,7 +220,7 @@ class Columns:
         self.kind = np.array([key.rsplit(" ", 1)[0] for key in keys])
         rows = complete(setup, signals_of(setup))
         self.signal = {name: np.array([np.mean(row[name]) for row in rows]) for name in (*SIGNALS, "bound")}
-        # Each half has every second mask. The mask counts of both are spread evenly, so each half estimates the bound.
+        # Each half has every second mask. In each half mask counts are spread evenly, so each estimates the bound.
         self.halves = [np.array([np.mean(row["bound"][start::2]) for row in rows]) for start in (0, 1)]
         self.nats = {
             judge: np.array([row["nats"] for row in complete(setup, judged(setup, judge))]) for judge in setup["judges"]
@@ -385,7 +385,7 @@ _BOX = {
     "each": 16,  # the number of samples of each kind
     "draws": 12,  # the number of masks per text
     "judges": ["judge", "smollm2"],
-    "start": None,  # the token that a judge reads before each text; None: its own start token
+    "start": None,  # the token that a judge reads before each text; None means the judge's own start token
 }
 _PAPER = {
     "model": "kuleshov-group/mdlm-owt",  # the paper also has LLaDA-8B-Base, judged by meta-llama/Meta-Llama-3-8B

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 SECONDS = 45.0  # a batch of a shared source should take about this many seconds
-FULL = 4  # the first batch on a GPU fills this many forwards; no batch is made smaller than one forward for other ranks
+FULL = 4  # the first batch on a GPU fills this many forwards, so a batch of 1 / FULL of its size fills one forward
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def fill(setup: Setup, sources: Sequence[Source], mesh: Mesh, deadline: float | 
     """Make the missing rows of the sources. Return whether all rows exist now, and whether any row was missing before.
 
     All ranks of the mesh must call this function together. The deadline is a time of `time.monotonic` on the first
-    rank. No batch begins that would end later. Each rank writes its own parts, and the first rank merges all parts.
+    rank. No batch begins that would end after the deadline. Each rank writes its own parts. The first rank merges them.
     """
     work = None
     mesh.meet()  # no rank may still be reading files when the first rank merges them
@@ -161,7 +161,7 @@ def _plan(setup: Setup, sources: Sequence[Source], deadline: float | None, locks
 
 
 def _make_all(setup: Setup, sources: Sequence[Source], work: _Work, mesh: Mesh) -> bool:
-    """Make the rows of the keys that this rank takes from the counters. Return False if the deadline came first."""
+    """Make the rows of the keys that this rank takes from the counters. Return False if the deadline ended the work."""
     deadline = None if work.seconds is None else time.monotonic() + work.seconds
     todo = [(source, keys) for source, keys in zip(sources, work.missing, strict=True) if keys]
     with at_work(mesh):

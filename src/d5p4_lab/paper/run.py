@@ -48,7 +48,7 @@ def reproduce(
     model     a model to use instead of the model that the scale names
     data      the file or folder that the task reads, if the task reads one
     minutes   the limit for decoding: no batch starts that would end more than this many minutes from now
-    scorers   the scorers to use (ppl, cos, features, or kind:model); by default all
+    scorers   the scorers to use (ppl, cos, features, or kind:model); by default all scorers of the experiment
     changes   new values for some of the experiment's settings, such as {"units": 4}
     mesh      the ranks that share the decoding, by default all ranks of this job (`d5p4.distributed.connect`). Only the
               first rank scores and draws

@@ -1,6 +1,6 @@
 """The objective, rank and time of every method that chooses a set, on random pools of 4×4 to 64×64 rows.
 
-A random pool has the statistics of one step of a decoded set (`synthetic`). A trial uses one pool and one β, and all
+A random pool has the statistics of one step of a decoded set (see `synthetic`). A trial uses one pool and one β. All
 methods see the same trials. The objective is log det L of the chosen rows, L = diag(Q) + β S. The authors' table shows
 log det S, so log det S is stored too. As in the paper, the k-DPP sample ignores groups, so it may choose two rows of a
 group.
@@ -79,7 +79,7 @@ def statistics(setup: Setup) -> Source:
 
 
 def trials(setup: Setup) -> Source:
-    """The source of trials: one row per pool with each method's results, and one per size with times in batches."""
+    """The source of trials: one row per pool with each method's results, and one row per size with times of batches."""
     sizes = {size: math.prod(parse_size(size)) for size in setup["sizes"]}
     keys = [f"{size} {trial}" for size, rows in sizes.items() for trial in range(_by_rows(setup["trials"], rows))]
     keys += [f"{size} {BATCH}" for size, rows in sizes.items() if rows <= setup["batch_rows"]]
@@ -128,7 +128,7 @@ def _fitting(setup: Setup, size: str) -> list[str]:
 
 
 def _pool(quality: Tensor, similarity: Tensor, tie: Tensor, k: int, device: torch.device) -> PoolView:
-    """Make P pools from quality and ties [P, N] and similarity [P, N, N] (float32 on CUDA, as in decoding)."""
+    """Make P pools from quality [P, N], similarity [P, N, N] (on CUDA float32, as in decoding) and ties [P, N]."""
     group = (torch.arange(quality.shape[1]) // (quality.shape[1] // k)).expand(tie.shape)
     similarity = similarity.to(device, torch.float32 if device.type == "cuda" else torch.float64)
     return PoolView(group=group.to(device), tie=tie.to(device), quality=quality.to(device), similarity=similarity)
@@ -189,7 +189,7 @@ _BOX = {
     "betas": BETAS,
     "sizes": SIZES,
     "trials": {"256": 40, "1024": 20, "2048": 5, "4096": 3},  # 40 trials for pools of up to 256 rows, and so on
-    "largest": {**dict.fromkeys(SLOW, 1024), EXACT: 5000},  # the most rows for a method, or sets for exact
+    "largest": {**dict.fromkeys(SLOW, 1024), EXACT: 5000},  # at most this many rows per pool, or sets for exact
     "batch": 16,  # the number of pools that are solved in one call
     "batch_rows": 64,  # calls with many pools are timed only for pools of at most this many rows
 }

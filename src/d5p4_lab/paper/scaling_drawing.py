@@ -77,7 +77,7 @@ class Cell:
 
     @property
     def d5p4(self) -> str:
-        """The paper's solver: greedy from every row or, at sizes too large for that, greedy from one row per group."""
+        """The paper's solver, a greedy search that starts from every row or, at large sizes, from one row per group."""
         return PAPERS if PAPERS in self.names else TEXT
 
 
@@ -86,7 +86,7 @@ CellValues = Callable[[Cell], Mapping[str, np.ndarray]]
 
 
 def _normalised(values: Mapping[str, np.ndarray], names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Scale the values x of a trial to (x - worst) / (best - worst) over the methods, or to 1 if all are equal."""
+    """Scale the values x of a trial to (x - worst) / (best - worst) over the methods, or to 1 if all x are equal."""
     table = np.stack([values[name] for name in names])
     low, high = table.min(0), table.max(0)
     spread = np.where(high > low, high - low, 1.0)
@@ -130,7 +130,7 @@ def drawing(rows: Sequence[Mapping[str, Any]], steps: Sequence[PoolStatistics], 
 
 
 def _gpu_times() -> dict[str, Any] | None:
-    """The times for one 32×32 pool in the committed GPU benchmark: for each section, ms of our code and the paper's."""
+    """The times for one 32×32 pool in the committed GPU benchmark: by section, ms of our code and of the paper's."""
     results = read_json(RESULTS)
     times: dict[str, Any] = {"machine": results["sections"]["machine"]["rows"][0]["what"]}
     for section in ("solver", "mmr"):
@@ -344,14 +344,14 @@ def _claims(cells: Sequence[Cell], clocks: Sequence[str], gpu: Mapping[str, Any]
 
 
 def _against(cell: Cell, values: Mapping[str, np.ndarray], rivals: Sequence[str]) -> tuple[str, Figure]:
-    """Return the best rival of the paper's solver, and by how much the solver's values are above the rival's."""
+    """Return the best rival of the paper's solver, and the mean lead of the solver's values over the rival's values."""
     there = [name for name in rivals if name in cell.names]
     rival = max(there, key=lambda name: float(values[name].mean()))
     return rival, paired_difference(values[cell.d5p4], values[rival])
 
 
 def _compared(cells: Sequence[Cell]) -> list[Cell]:
-    """The sizes at which all rivals were measured. If there is no such size: all sizes."""
+    """The sizes at which all rivals were measured, or all sizes if there is no such size."""
     full = [cell for cell in cells if set(RIVALS) <= set(cell.names)]
     return full or list(cells)
 
@@ -389,7 +389,7 @@ def _best_cosine(cells: Sequence[Cell]) -> Claim:
 
 
 def _near_random(cells: Sequence[Cell]) -> Claim:
-    """The claim that two methods are nearer to random than to D5P4 in the normalised objective, over all sizes."""
+    """The claim that two methods are nearer to `random` than to D5P4 in the normalised objective, over all sizes."""
     names, verdicts, parts = ("greedy beam", FREE), [], []
     for name in names:
         there = [cell for cell in cells if name in cell.normalised]

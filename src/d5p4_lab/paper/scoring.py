@@ -89,7 +89,7 @@ def unpack(row: Mapping[str, Any]) -> np.ndarray:
 
 
 def pack8(features: np.ndarray) -> Row:
-    """Pack numbers [n, D] for a JSON line. A row becomes 8-bit integers from -127 to 127 in units of the row's step."""
+    """Pack numbers [n, D] for a JSON line. Each row becomes a step and integers from -127 to 127 that count steps."""
     steps = np.maximum(np.abs(features).max(1, keepdims=True) / 127, 1e-12)
     whole = np.round(features / steps).astype(np.int8)
     return {
@@ -126,7 +126,7 @@ def _cosines(model: str, device: str | None, remote_code: bool) -> Scorer:
 
 
 def self_cosine(gram: Sequence[Sequence[float]], places: Sequence[int] | None = None) -> float:
-    """S-COS: the mean cosine of two answers of a set, or of two of the answers at the given places."""
+    """S-COS: the mean cosine over pairs of answers of a set, or over pairs of the answers at the given places."""
     matrix = np.array(gram) if places is None else np.array(gram)[np.ix_(places, places)]
     count = len(matrix)
     return float((matrix.sum() - np.trace(matrix)) / max(1, count * (count - 1)))

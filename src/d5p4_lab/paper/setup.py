@@ -157,7 +157,7 @@ class Setup:
 
     @cached_property
     def _elsewhere(self) -> bool:
-        """Whether the model is not needed and not on this machine. If so, config.json has the name and the hash."""
+        """Whether the model is neither needed nor on this machine. If so, its name and hash come from config.json."""
         return not (self.decoding or Path(self.named).expanduser().is_dir() or shipped(self.named))
 
     @cached_property
@@ -215,7 +215,7 @@ class Setup:
     ) -> Source:
         """Make a source of rows other than answers. Rows depend on nothing but `made_with` and the seed.
 
-        `kept` says whether drawing reads the rows. Such rows are compressed and committed.
+        `kept` says whether drawing reads the rows. Rows that drawing reads are compressed and committed.
         """
         path = f"{self.experiment.name}/{name}.jsonl{'.xz' if kept else ''}"
         header = {"seed": self.seed} | plain(made_with)

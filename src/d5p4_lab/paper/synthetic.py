@@ -3,9 +3,9 @@
 A row is e = (√a, √(1-a) z/|z|) with z = √(1-f) x_group + √f x_own, where every x is a Gaussian vector.
 
 a    the mean cosine between groups. The mean cosine within a group is about a + (1-a)(1-f)
-x    has variances λ with sum 1 that fall by a power law. x·x' has variance Σ λ², so 1 / Σ λ² is the number of equal
-     dimensions that would give cosines between groups the same spread. The exponent of the power law is chosen to match
-     the spread of the real pool. All variances are positive, so no set of rows is singular.
+x    has variances λ with sum 1 that fall by a power law. x·x' has variance Σ λ², so 1 / Σ λ² is the number of
+     dimensions with equal variances that would give cosines between groups the same spread. The exponent of the power
+     law is chosen to match the spread of the real pool. All variances are positive, so no set of rows is singular.
 f    the share of a row's own vector. f differs from row to row, because some children differ more from their parent
      than others. f is log-normal, with a mean and a spread that match the real cosines within groups.
 """
@@ -103,7 +103,7 @@ def synthetic_pool(statistics: PoolStatistics, k: int, w: int, source: torch.Gen
 
 
 def _quality(statistics: PoolStatistics, family: Tensor, own: Tensor) -> Tensor:
-    """Make qualities [kw] in [0, 1] that are distributed like the real qualities, from normals [k, 1] and [k, w]."""
+    """Turn normal numbers of groups [k, 1] and rows [k, w] into qualities [kw] that are distributed like real ones."""
     shared = statistics.quality_shared
     share = torch.special.ndtr((shared**0.5 * family + (1 - shared) ** 0.5 * own).flatten())
     levels = torch.tensor(statistics.quality, dtype=torch.float64)

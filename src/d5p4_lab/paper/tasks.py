@@ -230,7 +230,7 @@ def sentences(text: str) -> list[str]:
     """
     ended, start = [], 0
     for stop in _STOP.finditer(text):
-        end_of_word = text[max(start, stop.start() - 8) : stop.start() + 1]  # longer than any abbreviation
+        end_of_word = text[max(start, stop.start() - 8) : stop.start() + 1]  # long enough for any abbreviation
         if stop["next"].isupper() and not _ABBREVIATION.search(end_of_word):
             ended.append(text[start : stop.start("gap")])
             start = stop.end("gap")
@@ -362,7 +362,7 @@ def load_task(
                 For countdown, how many numbers a problem has: "3", "4" (the default) or "5"
     limit       the largest number of examples. A smaller limit gives the first examples of the same list. With a limit,
                 the seed shuffles the questions, as the paper does for GSM8K. Without a limit, questions are in the
-                order of the file. With or without a limit, the documents of text and books take turns
+                order of the file. The examples of text and books always come from the documents in turn
     shots       for questions: the number of solved examples before each question. The seed draws the examples from the
                 other questions of the same file, or from the file `shots_path` (if it is a folder: its train split)
     words       for text: the number of words per piece (200). For books: the least number of words per paragraph (60);

@@ -35,7 +35,7 @@ METHODS = ("d5p4", "independent")
 EQUAL = 1e-6  # two rows with a cosine this near to 1 count as equal; a set with such rows has determinant 0
 CONVERGES = 0.45  # the paper says that ‖H‖₂ < 1 up to this share of masked tokens
 BINS = 10  # the number of bins of mask ratios
-LEAST = 5  # no rank correlation is computed for a pool with fewer sets
+LEAST = 5  # no rank correlation is computed for a pool with fewer sets than this
 
 
 class Set(NamedTuple):
@@ -118,7 +118,7 @@ def _options(setup: Setup, method: str) -> dict[str, Any]:
 
 
 def _steps(setup: Setup) -> int:
-    """The number of steps: at most one step per token, because most orders reveal at least one token per step."""
+    """The number of steps: at most one step per token, because most decoding orders reveal a token or more per step."""
     return min(setup["steps"], setup["length"])
 
 
@@ -203,7 +203,7 @@ def pools(setup: Setup, method: str) -> list[Pool]:
 
 
 def by_unit(pools: Sequence[Pool], value: Callable[[Pool], float]) -> Figure:
-    """The figure over runs. Each run counts with the mean of `value` over its pools, without pools that give NaN."""
+    """The mean over runs, with an interval. A run's value is the mean of `value` over its pools, without NaN values."""
     units: dict[int, list[float]] = {}
     for pool in pools:
         number = value(pool)
@@ -260,7 +260,7 @@ def draw(setup: Setup) -> Drawing:
 
 
 def _method_figures(every_pool: Sequence[Pool], late: Sequence[Pool]) -> dict[str, Figure | float | None]:
-    """The figures of one method. Some are over all pools, others over late pools (at most 45 % masked tokens)."""
+    """The figures of one method. Some figures use all pools, others only late pools (at most 45 % masked)."""
     figures: dict[str, Figure | float | None] = {}
     for name, value in (ERRORS | NORMS).items():
         kind = "error" if name in ERRORS else "norm"
@@ -288,7 +288,7 @@ def _chosen(pool: Pool, value: Callable[[Set], float]) -> float:
 
 
 def binned(pools: Sequence[Pool], value: Callable[[Set], float]) -> list[tuple[float, Figure]]:
-    """For each bin of mask ratios with pools: the middle of the bin, and the figure of `value` over runs."""
+    """For each bin of mask ratios that contains pools: the middle of the bin, and the mean of `value` over runs."""
     points = []
     for number in range(BINS):
         inside = [pool for pool in pools if min(BINS - 1, int(BINS * pool.masked)) == number and pool.sets]
@@ -298,7 +298,7 @@ def binned(pools: Sequence[Pool], value: Callable[[Set], float]) -> list[tuple[f
 
 
 def crossing(pools: Sequence[Pool]) -> float | None:
-    """The mask ratio at which the mean ‖H‖₂ first reaches 1, interpolated between bins. None if it never does."""
+    """The mask ratio at which the mean ‖H‖₂ first reaches 1, interpolated between bins. None if it stays below 1."""
     points = [(where, mean.value) for where, mean in binned(pools, NORMS["‖H‖₂"])]
     for (a, low), (b, high) in zip(points, points[1:], strict=False):
         if high >= 1 > low:

@@ -82,7 +82,7 @@ def _decode(model: NativeModel, ids: Sequence[int]) -> str:
 
 
 def chance(*words: object) -> np.random.Generator:
-    """A random generator whose seed is a hash of the words. Equal words give the same numbers on every machine."""
+    """A random generator whose seed is a hash of `words`. Equal `words` give the same numbers on every machine."""
     digest = hashlib.sha256("\0".join(map(str, words)).encode()).digest()
     return np.random.default_rng(np.frombuffer(digest, np.uint32).tolist())
 
