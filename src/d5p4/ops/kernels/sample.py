@@ -1,4 +1,4 @@
-"""Inverse-CDF draws in two levels: the masses of the blocks select a block, and the logits of this block a token.
+"""Inverse-CDF draws in two levels: the blocks' masses select a block, and the logits of this block select a token.
 
 Each program draws one token for one row and reads one block of the row's logits, so that C draws from a row read C
 blocks and not C rows. Both cumulative sums run in float64. The border between two tokens is therefore off by no more
