@@ -55,7 +55,7 @@ class Ledger:
         self.trail = [parents[index] for parents in self.trail]
 
     def lineage(self, rows: Tensor) -> Tensor:
-        """Return the indices [P, k, steps] of the ancestors of the final rows [P, k]: one ancestor per step's pool."""
+        """Return, for final rows [P, k], the index [P, k, steps] of each row's ancestor in the pool of each step."""
         path = []
         for parents in reversed(self.trail):
             rows = parents.gather(1, rows)

@@ -86,7 +86,7 @@ class Parameter:
         return value
 
     def from_text(self, text: Any) -> Any:
-        """Convert a text from the command line or lm-eval to the option's type. If that is impossible, return the text."""
+        """Convert a text from the command line or lm-eval to the option's type. Return unfit texts unchanged."""
         if not isinstance(text, str):
             return text
         if self.optional and text.lower() == "none":

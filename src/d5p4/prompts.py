@@ -86,7 +86,7 @@ class Prepared:
 
     def _keys(self, rows: Sequence[Sequence[int]], names: Sequence[Name]) -> list[int]:
         """Return the key of each row. A key is made from the caller's name or, if there is none, from the token ids and
-        the number of equal rows before."""
+        the number of equal rows before it."""
         hashes = hash_rows(rows)
         before = []
         for row in hashes.tolist():

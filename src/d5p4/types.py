@@ -123,7 +123,7 @@ class PoolView:
 
     Quality, similarity and raw scores are computed when they are first read, because a selector may not need all three.
     Each of the three may be given as a tensor or as a function without arguments. `score(kind, positions)` returns
-    other raw scores.
+    raw scores of other kinds.
     """
 
     def __init__(

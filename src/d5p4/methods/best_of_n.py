@@ -63,7 +63,7 @@ class BestOfN(Checked, Identity):
 
 
 def _judge(scorer: Scorer, texts: list[str], reference: tuple[Any] | None) -> list[float]:
-    """Return the scorer's number for each text. The number is minus infinity for an empty text and in place of NaN."""
+    """Return the scorer's number for each text. Minus infinity replaces NaN and the number of an empty text."""
     marks = scorer(texts) if reference is None else [scorer(text, *reference) for text in texts]
     try:
         numbers = [float(mark) for mark in marks]

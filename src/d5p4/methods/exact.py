@@ -75,7 +75,7 @@ def branch_and_bound(
 
 
 def _one_prompt(problem: Problem, start: Tensor, limit: int) -> Tensor:
-    """Return the best set [1, k] of one prompt. The search starts from the set `start` [1, k]."""
+    """Return the best set [1, k] of one prompt. The search looks for sets better than `start` [1, k]."""
     zeros, logs = problem.score(start.unsqueeze(1))
     distinct = _distinct_items(problem)
     regular = bool(zeros == 0)

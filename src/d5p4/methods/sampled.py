@@ -59,7 +59,7 @@ class PartitionSample(Checked):
         return pool.keep(problem.restore(sets))
 
     def _enumerate(self, problem: Problem, key: Tensor) -> Tensor:
-        """Draw sets [P, k] as argmax(log value + Gumbel noise) over all sets. Members' ties key the noise of a set."""
+        """Draw sets [P, k] as argmax(log value + Gumbel noise) of all sets. The noise is keyed by the members' ties."""
         sets = transversals(problem.k, problem.kernel.shape[-1] // problem.k, key.device)
         step = max(1, _CHUNK // sets.numel())
         drawn = []

@@ -1,6 +1,6 @@
 """Unmask-by-order (LLaDA, Dream): draw a token for every masked position, reveal the best few, mask the rest again.
 
-The order decides which m positions are best. Except under "tempered", they are those with the largest value of:
+The order decides which m positions are best. The first four orders take the positions with the largest value:
     confidence   probability of the drawn token
     margin       largest minus second largest probability
     entropy      minus the entropy

@@ -1,6 +1,6 @@
 """Greedy elimination from k starts and 1-swap local search for P problems in one launch: see `ops.partition_map`.
 
-One program solves one start of one problem. The program of a problem that finishes last compares all starts, so that
+One program solves one start of one problem. The last of a problem's programs to finish compares all starts, so that
 nothing returns to the host in between. Problems of at most EXACT items are computed in float64, because their speed
 depends on memory and barriers and not on arithmetic. Larger problems are computed in float32, and finished sets within
 1e-3 of the best set are scored again in float64 before the sets are compared.
