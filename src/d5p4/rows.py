@@ -171,7 +171,7 @@ class RowRunner:
 
 
 def guidance_at(step: int, guidance: float, window: tuple[int, int] | None) -> float:
-    """Return the guidance scale of a step. Outside of the steps [start, stop) of `guidance_window`, it is 1."""
+    """Return the guidance scale of a step. Outside of the window [start, stop) of steps, the scale is 1."""
     inside = window is None or window[0] <= step < window[1]
     return guidance if inside else 1.0
 
