@@ -55,7 +55,7 @@ class Ledger:
         self.trail = [parents[index] for parents in self.trail]
 
     def lineage(self, rows: Tensor) -> Tensor:
-        """Return the index [P, k, steps] of the ancestor of each final row [P, k] in the pool of each step."""
+        """Return, for final rows [P, k], the index [P, k, steps] of each row's ancestor in the pool of each step."""
         path = []
         for parents in reversed(self.trail):
             rows = parents.gather(1, rows)
@@ -64,7 +64,7 @@ class Ledger:
 
 
 def prompts_to_drop(returned: Any) -> list[int]:
-    """Return as a list the prompt numbers that a callback returned as None, a number, a tensor or an iterable."""
+    """Turn the return value of a callback (None, a number, a tensor or an iterable) into a list of prompt numbers."""
     if returned is None:
         return []
     if hasattr(returned, "tolist"):
@@ -99,7 +99,7 @@ class LastPool:
 
     @cached_property
     def appended(self) -> list[int]:
-        """The number [P] of window positions that follow each prompt. The others are holes in the prompt."""
+        """The number [P] of window positions that follow each prompt. The other window positions are holes."""
         return self.prompts.appended.tolist()
 
     def end(self, p: int, n: int) -> int:

@@ -45,7 +45,7 @@ class Beams:
     rank = 0
 
     def check(self, k: int, pool_size: int, **refused: Any) -> None:
-        """Raise an error if the rows cannot be spread over the ranks. `refused` options work only in one process."""
+        """Raise an error if rows cannot be spread over the ranks. The options `refused` work only in one process."""
 
     def own(self, everybody: Tensor) -> Tensor:
         """Select the values [P, n, ...] of the rows that this rank holds from the values [P, N, ...] of all rows."""
@@ -56,7 +56,7 @@ class Beams:
         return rows
 
     def alike(self, values: Tensor, row_hash: Tensor) -> Tensor:
-        """Return the values [P, N] so that equal rows have equal values. In one process this is already true."""
+        """Make the values [P, N] of equal rows equal, and return them. In one process, they are equal already."""
         return values
 
     def seats(self, parents: Tensor, rows: int) -> Seats:

@@ -93,7 +93,7 @@ def decode(
             try:
                 chosen_now = select(view, settings.groups, mix(seed, key, SELECT, step.index))
             except Exception:
-                watch.check()  # if the cause is logits that are not finite, this call raises a clearer error
+                watch.check()  # if logits are not finite, this call raises a clearer error
                 raise
             after = settings.groups if step.last and not finish else None
             choice = beams.agree(view.check(chosen_now, after, watch))

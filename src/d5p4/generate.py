@@ -200,7 +200,7 @@ def run_requests(
 
 def _check_steady(weight: Tensor, settings: Settings) -> None:
     """Raise an error if the results of a prompt would depend on the other prompts of its batch."""
-    exact = weight.dtype == torch.float64  # float64 rounds by far less than 1e-9, below which values count as tied
+    exact = weight.dtype == torch.float64  # float64 rounding errors are far below 1e-9, the tolerance for ties
     if weight.is_cuda and not exact and not kernels.usable(weight.detach(), settings.pool_size):
         raise D5P4Error(
             f"deterministic=True on {weight.device} needs the Triton kernels and pools of at most {kernels.MOST_ITEMS} "

@@ -47,7 +47,7 @@ class Option:
     above: float | None = None  # values must be larger than this
     most: float | None = None  # largest value allowed
     choices: Callable[[], Iterable[str]] | None = None  # returns the names that are allowed
-    unset: str = ""  # says in the help what happens if the value is None
+    unset: str = ""  # the help shows this text instead of the default value
     aliases: tuple[str, ...] = ()  # names of the option in other libraries
     flag: str = ""  # a short flag on the command line, such as -k
     http: str = ""  # the name of the option in HTTP requests, if OpenAI's API has its own name
@@ -86,7 +86,7 @@ class Parameter:
         return value
 
     def from_text(self, text: Any) -> Any:
-        """Convert a text from the command line or lm-eval to the option's type. Return other text unchanged."""
+        """Convert a text from the command line or lm-eval to the option's type. Return unfit texts unchanged."""
         if not isinstance(text, str):
             return text
         if self.optional and text.lower() == "none":
@@ -383,7 +383,7 @@ def named(method: Any) -> Method:
 
 
 def method_parameters(method: Method, own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters of a method: the caller's values `own`, and defaults for all others."""
+    """Return the parameters of a method: the caller's values `own`, and defaults for all other parameters."""
     table = method.parameters
     for name in own:
         if name not in table:

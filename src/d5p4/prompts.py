@@ -57,7 +57,7 @@ class Prepared:
         self.length_given = gives_length(options)
         self.requests: list[Request] = []
         self._taken = 0
-        self._seen: Counter[int] = Counter()  # by hash, how often each row of token ids came before
+        self._seen: Counter[int] = Counter()  # maps the hash of a row of token ids to how often the row came before
         self._possible: set[int] = set()  # window lengths for which a schedule is known to exist
 
     def take(self, prompts: Sequence[Any], names: Sequence[Name] | None = None) -> list[Request | D5P4Error]:
@@ -86,7 +86,7 @@ class Prepared:
 
     def _keys(self, rows: Sequence[Sequence[int]], names: Sequence[Name]) -> list[int]:
         """Return the key of each row. A key is made from the caller's name or, if there is none, from the token ids and
-        the number of equal rows before."""
+        the number of equal rows before it."""
         hashes = hash_rows(rows)
         before = []
         for row in hashes.tolist():
@@ -285,7 +285,7 @@ def _encode_rendered(model: Model, text: str) -> list[int]:
 
 
 def bucket(length: int, max_length: int) -> int:
-    """Return the row length, under `deterministic`, of a request with `length` tokens."""
+    """Return the row length that a request of `length` tokens gets under `deterministic`."""
     return min(-(-length // BUCKET) * BUCKET, max_length)
 
 

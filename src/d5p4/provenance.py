@@ -17,7 +17,7 @@ import torch
 from .__about__ import __version__
 
 _READ_WHOLE = 1 << 30  # a file of at most this many bytes is hashed as a whole
-_HEAD = 1 << 20  # of a larger file, only this many bytes are hashed
+_HEAD = 1 << 20  # of a larger file, only the size and the first MiB (this many bytes) are hashed
 # Matches a path, also inside an argument such as --out=/somewhere or judges=["/somewhere"], but no network address.
 _PATH = re.compile(r"""(?:^|(?<=[="'\[,:]))(?!//)(?:/|~|\.\.)[^"',\]]*""")
 

@@ -1,5 +1,5 @@
-"""Quality Q is one number per candidate. It is computed from the token distributions p_j at its window positions j,
-with guidance, at temperature 1, without top_k and top_p.
+"""Quality Q is one number per candidate. It is computed from the token distributions p_j at the candidate's window
+positions j, with guidance, at temperature 1, without top_k and top_p.
 
     entropy          the mean over positions of -H_j
     self-certainty   the mean over positions of -(1/V) Σ_v log p_j(v)

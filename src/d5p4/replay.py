@@ -72,7 +72,7 @@ class Replay:
                 try:
                     hidden = self.model.body(tokens, attention_mask)
                 except BaseException:
-                    with suppress(RuntimeError):  # the error that is raised below says more
+                    with suppress(RuntimeError):  # the error of `body`, which is raised below, says more
                         graph.capture_end()
                     raise
                 graph.capture_end()

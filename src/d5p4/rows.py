@@ -1,7 +1,7 @@
 """Runs each distinct row through the model once.
 
-Equal rows of a prompt have equal hidden states. So only one of the equal rows goes through the body, and the others use
-the same states. A row that was already in the previous pool (an ancestral child that equals its parent) reuses the
+Equal rows of a prompt have equal hidden states. So only one of the equal rows goes through the body, and the other
+rows use its states. A row that was already in the previous pool (an ancestral child that equals its parent) reuses the
 states of that pool. Both savings change the cost, but never the results. Only the hidden states of window positions are
 kept.
 
@@ -9,8 +9,8 @@ The rounding of a row may depend on the shape of the forward. With `Prompts.fixe
 shape and an attention mask. A forward with too few rows is filled up with copies of a row.
 
 Classifier-free guidance with scale g combines the conditional logits l_c and the unconditional logits l_u. The head is
-affine, so l_u + g (l_c - l_u) = head(h_u + g (h_c - h_u)), and guidance can act on the hidden states h. It thus costs a
-second pass through the body, but none through the head. g = 1 turns guidance off. LLaDA's own scale is g - 1.
+affine, so l_u + g (l_c - l_u) = head(h_u + g (h_c - h_u)), and guidance can act on the hidden states h. Guidance thus
+costs a second pass through the body, but not through the head. g = 1 turns guidance off. LLaDA's own scale is g - 1.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class RowRunner:
         return first == everyone if self.share else torch.ones_like(first, dtype=torch.bool)
 
     def _fresh(self, row_hash: Tensor) -> Tensor:
-        """Return for each prompt how many distinct rows of its pool, with hashes [P, N], were not in its last pool."""
+        """Return, for each prompt, how many distinct rows of its pool were not in its previous pool."""
         stored = self._stored(first_equal(row_hash))
         if self._last is not None:
             stored &= ~(row_hash[:, :, None] == self._last[0][:, None, :]).any(-1)
@@ -171,7 +171,7 @@ class RowRunner:
 
 
 def guidance_at(step: int, guidance: float, window: tuple[int, int] | None) -> float:
-    """Return the guidance scale of a step. Outside of the window [start, stop) the scale is 1 (D5P4^P)."""
+    """Return the guidance scale of a step. Outside of the window [start, stop) of steps, the scale is 1."""
     inside = window is None or window[0] <= step < window[1]
     return guidance if inside else 1.0
 

@@ -35,7 +35,7 @@ def similarity(
     """Compute S [P, N, N] from features [U, B, D], masked [U, B] and slot [P, N]. The features of row i in the pool of
     prompt p are features[slot[p, i]].
 
-    `gram(features, slot)` returns the cosines. With several ranks, it also returns those of the rows of other ranks.
+    `gram(features, slot)` returns the cosines. With several ranks, these include the cosines of other ranks' rows.
     """
     if pooling != "flatten":
         weight = torch.ones_like(masked) if pooling == "mean" else masked if pooling == "masked" else ~masked
@@ -46,5 +46,5 @@ def similarity(
     if kind == "cosine":
         return cosine
     apart = (1 - cosine).to(wide(cosine.device))
-    # gamma is limited to 1e30: a larger gamma gives the same similarities, except NaN for equal rows.
+    # gamma is limited to 1e30: a larger gamma would give the same similarities, but NaN for equal rows.
     return torch.exp(-2 * min(gamma, 1e30) * apart).to(cosine.dtype)

@@ -33,7 +33,7 @@ class Head:
     weight: Tensor  # [V, D]
     bias: Tensor | None  # [V]
     banned: Tensor  # [V] bool, True for the mask id and for ids without a token
-    fixed: bool = False  # whether all matrix products have the same shape, so that no row depends on others
+    fixed: bool = False  # whether all matrix products have the same shape, so that no row's bits depend on other rows
 
     @cached_property
     def drawable(self) -> int:
@@ -41,7 +41,7 @@ class Head:
         return int((~self.banned).sum())
 
     def counted(self) -> Head:
-        """Count the drawable ids now, because counting them later would wait for the device, and return this head."""
+        """Count the drawable ids, and return this head. Counting the ids later would mean waiting for the device."""
         _ = self.drawable
         return self
 
@@ -123,7 +123,7 @@ class PoolView:
 
     Quality, similarity and raw scores are computed when they are first read, because a selector may not need all three.
     Each of the three may be given as a tensor or as a function without arguments. `score(kind, positions)` returns
-    other raw scores.
+    raw scores of other kinds.
     """
 
     def __init__(
@@ -317,7 +317,7 @@ class Result:
         return len(self.texts)
 
     def __getitem__(self, prompt: Any) -> Any:
-        """Return the answers to one prompt, or for a slice a list with the answers to each prompt."""
+        """Return the answers to one prompt or, for a slice, a list with the answers to each prompt."""
         if isinstance(prompt, slice):
             return list(self)[prompt]
         if not isinstance(prompt, int) or not -len(self) <= prompt < len(self):

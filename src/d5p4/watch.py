@@ -1,6 +1,6 @@
 """`Watch` checks once per step that conditions hold, such as finite logits.
 
-The values of a condition are on the device, and reading them means to wait for the device. So a `Watch` collects
+The values of a condition are on the device, and reading them means waiting for the device. So a `Watch` collects
 conditions as tensors, and the decoding loop reads all of them at a point at which it waits anyway.
 """
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class Watch:
-    """Collects tensors of bools by `expect`. If such a tensor has a false element, `check` raises its error."""
+    """Collects tensors of bools by `expect`. If a tensor has a false element, `check` raises that tensor's error."""
 
     def __init__(self) -> None:
         self._expected: list[tuple[Tensor, Callable[[Tensor], Exception]]] = []

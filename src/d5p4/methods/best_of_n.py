@@ -63,7 +63,7 @@ class BestOfN(Checked, Identity):
 
 
 def _judge(scorer: Scorer, texts: list[str], reference: tuple[Any] | None) -> list[float]:
-    """Return the scorer's number for each text. An empty text or a number NaN becomes minus infinity."""
+    """Return the scorer's number for each text. Minus infinity replaces NaN and the number of an empty text."""
     marks = scorer(texts) if reference is None else [scorer(text, *reference) for text in texts]
     try:
         numbers = [float(mark) for mark in marks]

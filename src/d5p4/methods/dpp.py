@@ -38,7 +38,7 @@ def dpp_kernel(kind: str, quality: Tensor, similarity: Tensor, beta: float) -> t
 
 @dataclass(frozen=True)
 class PartitionDPP(Checked):
-    """Picks the set S with the largest det(L_S) among sets with one item per group (D5P3: all sets of k items).
+    """Picks the set S with the largest det(L_S) among sets with one item per group (in D5P3, all sets of k items).
 
     kernel: "additive" (D5P4) or "multiplicative" (D5P4x). A larger beta gives more diverse sets; with beta = 0, only
     quality counts. solver: "local-search" (the default: greedy elimination from k starts, then swaps), "one-start",
@@ -63,7 +63,7 @@ class PartitionDPP(Checked):
         if self.beta == 0:
             return GreedyBeam()(pool, k, key) if self.partition else pool.keep(top(pool.quality, pool.tie, k))
         kernel, log_gain = dpp_kernel(self.kernel, pool.quality, pool.similarity, self.beta)
-        kernel = kernel.to(pool.similarity.dtype)  # more digits add nothing, and float32 is solved faster
+        kernel = kernel.to(pool.similarity.dtype)  # more digits than S has add nothing, and float32 is solved faster
         return pool.keep(self._solve(kernel, k, log_gain, pool.quality, pool.tie))
 
     def _solve(self, kernel: Tensor, k: int, log_gain: Tensor | None, quality: Tensor, tie: Tensor) -> Tensor:

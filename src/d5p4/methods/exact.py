@@ -15,7 +15,7 @@ from ..ops.problem import Problem, prepare
 
 LIMIT = 1_000_000
 _CHUNK = 1 << 22  # at most this many members of sets (sets times k) are scored at once
-_SLACK = 1e-6  # sets within this of the best are scored again exactly; the bound's rounding error is smaller
+_SLACK = 1e-6  # sets within this of the best value are scored again exactly; rounding errors of the bound are smaller
 _NOISE = 1e-14  # added to each pivot in the bound; the rounding error of a pivot is smaller
 _DEAD = 1e-13  # a pivot of at most this is zero up to rounding errors, so its item is left out
 
@@ -75,7 +75,7 @@ def branch_and_bound(
 
 
 def _one_prompt(problem: Problem, start: Tensor, limit: int) -> Tensor:
-    """Return the best set [1, k] of one prompt. `start` [1, k] is a first solution."""
+    """Return the best set [1, k] of one prompt. The search looks for sets better than `start` [1, k]."""
     zeros, logs = problem.score(start.unsqueeze(1))
     distinct = _distinct_items(problem)
     regular = bool(zeros == 0)
@@ -90,10 +90,10 @@ def _one_prompt(problem: Problem, start: Tensor, limit: int) -> Tensor:
 
 
 def _distinct_items(problem: Problem) -> list[list[int]]:
-    """Return the items of each group without items that are interchangeable with an item of smaller tie.
+    """Return the items of each group without items that are interchangeable with an item that has a smaller tie.
 
-    Two items of a group are interchangeable if their diagonal, gain, quality and kernel entries with all other groups
-    are equal.
+    Two items of a group are interchangeable if they have equal diagonal entries, gains and qualities, and equal kernel
+    entries with the items of all other groups.
     """
     kernel, width = problem.kernel[0].cpu().numpy(), problem.kernel.shape[-1] // problem.k
     own = torch.stack([problem.log_gain[0], problem.quality[0]], -1).cpu().numpy()
@@ -123,7 +123,7 @@ class _Search:
         return [members for value, members in self.leaves if value >= self.best - _SLACK]
 
     def _descend(self, items: NDArray[np.int64], given: NDArray[np.float64], value: float, chosen: list[int]) -> None:
-        """Extend the set `chosen` of log value `value`. `given` is the kernel of `items` conditioned on `chosen`."""
+        """Extend the set `chosen`, which has log value `value`. `given` is the kernel of `items`, given `chosen`."""
         left = self.problem.k - len(chosen)
         if left == 0:
             self._leaf(value, chosen)

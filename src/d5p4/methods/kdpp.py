@@ -104,8 +104,8 @@ def choose_eigenvectors(log_values: Tensor, k: int, key: Tensor) -> Tensor:
 def _sample_projection(basis: Tensor, rank: Tensor, k: int, quality: Tensor, tie: Tensor, key: Tensor) -> Tensor:
     """Draw items [P, k] from the projection DPP K = V V^T. The chance of i is proportional to K_ii given earlier items.
 
-    basis V [P, N, N] has columns of zeros for the eigenvectors that were not drawn. After the first rank [P] items, the
-    items with the best quality follow.
+    basis V [P, N, N] has columns of zeros for the eigenvectors that were not drawn. rank [P] is how many
+    eigenvectors were drawn. After this many items, the items with the best quality follow.
     """
     variance = (basis * basis).sum(-1)
     free = torch.ones_like(variance, dtype=torch.bool)

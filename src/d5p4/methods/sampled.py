@@ -26,7 +26,7 @@ _CHUNK = 1 << 22  # at most this many members of sets (sets times k) are scored 
 class PartitionSample(Checked):
     """Draws one set S with one item per group. P(S) is proportional to det(L_S)^(1/set_temperature).
 
-    If there are at most `limit` sets, all are enumerated, and the draw is exact, O(w^k k^3). If there are more, a
+    If there are at most `limit` sets, all sets are enumerated, and the draw is exact, O(w^k k^3). Otherwise, a
     Markov chain starts from the set that `partition_map` returns. Each move redraws the item of one group, given the
     items of the other groups, O(k^3 + k^2 w). There are `moves` moves, by default 20 k. The new item does not depend on
     the group's old item, so after 20 moves per group the first set matters only through the dependence between groups.
@@ -59,7 +59,7 @@ class PartitionSample(Checked):
         return pool.keep(problem.restore(sets))
 
     def _enumerate(self, problem: Problem, key: Tensor) -> Tensor:
-        """Draw sets [P, k] as argmax(log value + Gumbel noise) over all sets. The members' ties key a set's noise."""
+        """Draw sets [P, k] as argmax(log value + Gumbel noise) of all sets. The noise is keyed by the members' ties."""
         sets = transversals(problem.k, problem.kernel.shape[-1] // problem.k, key.device)
         step = max(1, _CHUNK // sets.numel())
         drawn = []

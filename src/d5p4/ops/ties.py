@@ -1,4 +1,4 @@
-"""Decisions between equal values, rows or texts. A decision does not depend on the order in which these are stored.
+"""Decisions between equal values, rows or texts. A decision does not depend on the order of the input.
 
 The last bits of a floating-point sum depend on the batch in which the sum was computed. Values within TOLERANCE of each
 other therefore count as equal, and the tie of a row, a hash of the row's lineage, decides between equal values. So
@@ -73,7 +73,7 @@ def occurrence(row_hash: Tensor, tie: Tensor) -> Tensor:
 
 
 def first_of_each(order: Tensor, texts: Sequence[Sequence[str]]) -> Tensor:
-    """Return order [P, N] with every row that repeats an earlier text moved to the end. texts[p][n] is row n's text."""
+    """Return `order` [P, N] with rows that repeat an earlier text moved to the end. texts[p][n] is row n's text."""
     moved = []
     for rows, row_texts in zip(order.tolist(), texts, strict=True):
         ordered = [row_texts[row] for row in rows]

@@ -9,9 +9,9 @@ With x = W h + b (minus infinity at banned ids), p = softmax(x) and V' the numbe
     token        log p of given tokens
 The time is O(R V D). Rows are processed in chunks of bounded size, so that no tensor of size R x V exists. Everything
 is computed in max(float32, the model's dtype). On CUDA, except in float64, `kernels.vocab` reads the logits of a chunk
-only once. These statistics are within 2e-6 of the plain version for a log-sum-exp of size 10. With `fixed`, every chunk
-has the same number of rows, and the last chunk is filled up with zeros. Matrix products of the same shape give a row
-the same bits at any place; products of different shapes may not.
+only once. The kernel's statistics differ from the plain version's by at most 2e-6 if the log-sum-exp is about 10.
+With `fixed`, every chunk has the same number of rows, and the last chunk is filled up with zeros. Matrix products of
+the same shape give a row the same bits at any place in the product; products of different shapes may not.
 """
 
 from __future__ import annotations

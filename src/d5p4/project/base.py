@@ -14,7 +14,7 @@ from ..types import Head, Step
 
 @dataclass(frozen=True)
 class Parents:
-    """The chosen parents with hidden states in this process: m parents per prompt, or a G x q table (see `beams`)."""
+    """The chosen parents whose hidden states this process has: m per prompt, or a G x q table (see `beams`)."""
 
     tokens: Tensor  # [P, m, L]
     states: Tensor  # [U, L, D] hidden states of the window positions of U rows

@@ -1,6 +1,6 @@
 """Unmask-by-order (LLaDA, Dream): draw a token for every masked position, reveal the best few, mask the rest again.
 
-The order decides which m positions are best: those with the largest value in this table, or drawn positions.
+The order decides which m positions are best. The first four orders take the positions with the largest value:
     confidence   probability of the drawn token
     margin       largest minus second largest probability
     entropy      minus the entropy
@@ -74,7 +74,7 @@ def by_order(parents: Parents, step: Step, draw: Draw, count: int) -> Children:
 
 
 def _worth(draw: Draw, token: Tensor, stats: dict[str, Tensor], noise: Tensor | None) -> Tensor:
-    """Return a value [R, C] for each drawn token. The largest are revealed first; `last_ids` get the least value."""
+    """Return a value [R, C] for each drawn token; `last_ids` get the least. The largest values are revealed first."""
     least = 0.0
     if draw.order == "random" and noise is not None:
         worth = noise.view(token.shape)

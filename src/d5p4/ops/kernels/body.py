@@ -15,7 +15,7 @@ def as_rows(x: Tensor) -> Tensor:
     """Return x [..., D] as [rows, D] with columns adjacent in memory, as a view if possible.
 
     The distance between rows in memory then depends on the model alone, never on the number of rows or tokens. So
-    Triton may specialise the kernels by this distance, which wide loads need, and still compiles them only once.
+    Triton can specialise the kernels for this distance (wide loads need that) and still compiles them only once.
     """
     rows = x.reshape(-1, x.shape[-1])
     return rows if rows.stride(-1) == 1 else rows.contiguous()

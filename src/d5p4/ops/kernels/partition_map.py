@@ -1,6 +1,6 @@
 """Greedy elimination from k starts and 1-swap local search for P problems in one launch: see `ops.partition_map`.
 
-One program solves one start of one problem. The last program of a problem to finish compares all starts, so that
+One program solves one start of one problem. The last of a problem's programs to finish compares all starts, so that
 nothing returns to the host in between. Problems of at most EXACT items are computed in float64, because their speed
 depends on memory and barriers and not on arithmetic. Larger problems are computed in float32, and finished sets within
 1e-3 of the best set are scored again in float64 before the sets are compared.
@@ -315,7 +315,9 @@ def _log_det(kernel, sets, size, k, K: tl.constexpr):
 
 @triton.jit
 def _earlier(one, other, tie, k, K: tl.constexpr):
-    """Return whether the smallest tie that only one of the two sets has is in `one`. For equal sets, return false."""
+    """Return whether set `one` wins against an equally good set `other`: of the tie numbers that only one of the two
+    sets has, the smallest belongs to `one`. For equal sets, return false.
+    """
     LARGEST: tl.constexpr = 9223372036854775807
     slot = tl.arange(0, K)
     inside = slot < k
@@ -329,7 +331,7 @@ def _earlier(one, other, tie, k, K: tl.constexpr):
 
 @triton.jit
 def _choose(kernel, gain, tie, sets, zeros_in, value_in, worth_in, hash_in, done, out, size, k, RESCORE, K, S):
-    """In the problem's last program to finish, compare the sets of all starts and write the best set to `out`."""
+    """If this is the problem's last program to finish, compare the sets of all starts and write the best to `out`."""
     LARGEST: tl.constexpr = 9223372036854775807
     problem, starts = tl.program_id(0).to(tl.int64), tl.num_programs(1)
     tl.debug_barrier()

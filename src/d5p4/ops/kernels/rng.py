@@ -1,4 +1,4 @@
-"""The functions of `d5p4.rng` as Triton kernels. Each function is one launch and returns the same bits."""
+"""The functions of `d5p4.rng` as Triton kernels. Each is one launch and returns the bits of the plain version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inverse-CDF draws in two levels: the masses of the blocks select a block, and the logits of this block a token.
+"""Inverse-CDF draws in two levels: the blocks' masses select a block, and the logits of this block select a token.
 
 Each program draws one token for one row and reads one block of the row's logits, so that C draws from a row read C
 blocks and not C rows. Both cumulative sums run in float64. The border between two tokens is therefore off by no more
@@ -20,7 +20,7 @@ from .vocab import _LOG2E, Blocks, sharpness
 def _draw(
     logits, offset, rows, top, mass, u, token, ids, stride, blocks, sharpness, COUNT: tl.constexpr, SIZE: tl.constexpr
 ):
-    """Draw token [R, C] for u [R, C] from `ids` ids in `blocks` blocks of SIZE. COUNT is a power of two >= blocks."""
+    """Draw token [R, C] for u [R, C]. `ids` ids are in `blocks` blocks of SIZE. COUNT is a power of two >= blocks."""
     row, child = tl.program_id(0).to(tl.int64), tl.program_id(1)
     place_of_draw = row * tl.num_programs(1) + child
     block = tl.arange(0, COUNT)
