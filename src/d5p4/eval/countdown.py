@@ -133,7 +133,7 @@ def _larger_first(step: re.Match[str]) -> tuple[str, str, str, str]:
 
 
 def _numbers_needed(steps: tuple[tuple[str, str, str, str], ...]) -> Counter[str]:
-    """Return the operands that are not results of earlier steps: in a right answer, the numbers of the problem."""
+    """Return the operands that are not results of earlier steps. In a right answer, these are the problem's numbers."""
     table: Counter[str] = Counter()
     needed: Counter[str] = Counter()
     for a, _, b, c in steps:

@@ -139,8 +139,8 @@ def report(
              smallest group. Groups with fewer than k answers are left out of these metrics
     pieces   the word pieces to count instead of the word pieces of the paper
 
-    F1@k, BLEU@k and R-COS are the expected best of k answers of a group, in closed form. If groups have references, F1,
-    BLEU and EAD are added. Groups without references are left out of F1 and BLEU.
+    F1@k, BLEU@k and R-COS are the expected best values among k answers of a group, computed in closed form. If groups
+    have references, F1, BLEU and EAD are added. Groups without references are left out of F1 and BLEU.
     """
     skipped = getattr(groups, "skipped", 0)
     groups = list(groups)

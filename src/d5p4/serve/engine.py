@@ -146,7 +146,7 @@ class Engine:
         except BaseException as error:
             if len(wanted) == 1:
                 return [(wanted[0], _failure(error))]
-        # This line is outside the `except` block because the error there keeps tensors alive.
+        # This retry is outside the `except` block, because inside that block the error keeps tensors in memory.
         return [outcome for job in wanted for outcome in self._serve([job])]
 
     def _decode(self, batch: list[Job]) -> Outcomes:
@@ -180,7 +180,7 @@ class Engine:
             return [number for _, number in places if jobs[number].outcome.done()]
 
         for job in jobs:
-            job.recorder = Recorder(self.model) if job.ask.body.history else None  # drops an earlier attempt
+            job.recorder = Recorder(self.model) if job.ask.body.history else None  # replaces that of an earlier attempt
         requests, seeds = [job.request for job in jobs], [job.ask.seed for job in jobs]
         return run_requests(self.model, requests, settings, seeds, callback=watch)
 

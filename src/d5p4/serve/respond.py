@@ -98,7 +98,7 @@ class Reply:
     def closing(self, finished: list[Finished], sent: list[str]) -> Iterator[Object]:
         """Yield the last chunks of a stream: the rest of each answer, facts about the set, and the usage if asked for.
 
-        sent: for each prompt, the text of its first answer that was sent already.
+        sent: for each prompt, the part of its first answer's text that has been sent so far.
         """
         choices = list(self._choices(finished))
         for number, (text, choice) in enumerate(choices):
@@ -181,7 +181,8 @@ class Reply:
 class EventStream(Response):
     """The response to a streamed request, as server-sent events.
 
-    With n = 1, text is sent as soon as it is final. With n > 1, answers are sorted at the end; before, drafts are sent.
+    With n = 1, text is sent as soon as it is final. With n > 1, answers are sorted only at the end, so drafts are sent
+    until then.
     """
 
     def __init__(self, engine: Engine, jobs: list[Job], reply: Reply, end: float) -> None:
@@ -189,7 +190,7 @@ class EventStream(Response):
         super().__init__(None, headers=STREAM_HEADERS)
         del self.headers["content-length"]
         self.engine, self.jobs, self.reply, self.end = engine, jobs, reply, end
-        self.sent = [""] * len(jobs)  # for each prompt, the text of its first answer that was sent
+        self.sent = [""] * len(jobs)  # for each prompt, the part of its first answer's text that has been sent so far
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
