@@ -206,8 +206,8 @@ class SpreadBeams(Beams):
 class _DistinctRows(NamedTuple):
     """A list of the distinct rows of all pools, ordered by rank. Of equal rows, only the first is in the list."""
 
-    held_by: list[tuple[Tensor, Tensor]]  # for each rank, the prompt and local index of its distinct rows
-    slot: Tensor  # [P, N] for each row of a pool, the index in the list of the distinct row that equals it
+    held_by: list[tuple[Tensor, Tensor]]  # for each rank, the prompts and local indices of its distinct rows
+    slot: Tensor  # [P, N]: for each row of each pool, the index (in the list) of the distinct row that equals it
 
     @staticmethod
     def of(first: Tensor, ranks: int) -> _DistinctRows:

@@ -1,7 +1,7 @@
 """Metrics of words: how close answers are to references, and how much the answers of a group differ.
 
 F1 and BLEU compare whole words. Distinct-n, EAD and entropy count word pieces. These are the pieces of the paper,
-unless `pieces` gives others. BLEU is computed by sacrebleu and lies between 0 and 100. Entropy is in nats. The other
+unless `pieces` is given. BLEU is computed by sacrebleu and lies between 0 and 100. Entropy is in nats. The other
 metrics are ratios; 1 means 100 %.
 """
 

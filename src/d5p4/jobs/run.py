@@ -164,7 +164,7 @@ class Run:
         self._write(self.failed_lines)
 
     def _do(self, work: Work, decoder: Decoder[Item]) -> None:
-        """Decode a batch and write its lines. They are written before any exchange with other ranks, which may fail."""
+        """Decode a batch and write its lines. Exchanges with other ranks, which may fail, come after the writing."""
         done, settings = self.start.finished, self.start.settings
         outcome = decoder.decode(work.items) if work.items else Outcome()
         lines = [error_line(bad, bad.error, settings) for bad in work.bad if bad.line not in done]

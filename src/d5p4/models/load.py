@@ -113,7 +113,7 @@ def without_weights(
 
 
 class Undrawn(TorchFunctionMode):
-    """Skips initialising weights, since a checkpoint replaces them. Otherwise the meta device would import a compiler."""
+    """Skips initialising weights, which a checkpoint replaces. On the meta device, initialising imports a compiler."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}

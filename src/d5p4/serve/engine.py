@@ -37,7 +37,7 @@ that jobs that come at the same time share the decode. A pause is a small part o
 
 
 class Worker(threading.Thread):
-    """Runs calls one after the other. It is a daemon: a call cannot be interrupted and must not delay the exit."""
+    """A thread that runs calls one after the other. It is a daemon, so that a running call does not delay the exit."""
 
     def __init__(self) -> None:
         super().__init__(name="d5p4-worker", daemon=True)
@@ -193,7 +193,7 @@ class Engine:
         raise ApiError(503, "the model is still being loaded; try again in a moment", code="loading", retry_after=5)
 
     async def within(self, end: float, call: Callable[[], Ask]) -> Ask:
-        """Run a call on another thread. Raise an error if it is not finished when the loop's clock shows `end`."""
+        """Run a call on another thread. Raise an error if the call has not ended when the loop's clock shows `end`."""
         try:
             return await asyncio.wait_for(asyncio.to_thread(call), max(0.0, end - asyncio.get_running_loop().time()))
         except asyncio.TimeoutError:

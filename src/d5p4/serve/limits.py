@@ -30,9 +30,9 @@ class Limits:
 
     max_prompt_tokens: int | None = None  # None: the limit of the model
     max_gen_length: int | None = None  # None: the limit of the model
-    max_pool: int = 256  # the most rows per pool; a request has (n + spare) * w
+    max_pool: int = 256  # the most rows per pool; a pool has (n + spare) * w rows
     max_steps: int = 1024
-    max_work: float | None = None  # per request, in units of 10^12 floating-point operations; None: see `WORK`
+    max_work: float | None = None  # the most floating-point operations per request, in units of 10^12; None: see `WORK`
     max_body: int = 1 << 20  # the most bytes in the body of a request
     max_queue: int = 256  # the most prompts that may wait
     timeout: float = 300.0  # the most seconds per request, waiting included

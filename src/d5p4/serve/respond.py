@@ -91,7 +91,7 @@ class Reply:
             yield self._chunk({"index": index, **start, "logprobs": None, "finish_reason": None})
 
     def draft(self, prompt: int, text: str, draft: Object) -> Object:
-        """Return a chunk with new text of the first answer to a prompt, and drafts of all answers to it."""
+        """Return a chunk with new text of the first answer to a prompt, and drafts of all answers to that prompt."""
         choice = {"index": prompt * self.ask.settings.k, "logprobs": None, "finish_reason": None}
         return self._chunk(choice | self._delta(text)) | {"d5p4": {"prompt": prompt} | draft}
 
@@ -147,7 +147,7 @@ class Reply:
                 index += 1
 
     def _logprobs(self, one: Finished, i: int, request: Request) -> Object:
-        """Return the log-probability of each token of an answer when it was revealed, and the step of that reveal."""
+        """Return for each token of an answer the step that revealed the token, and its log-probability in that step."""
         result, place = one.answers.result, one.answers.place
         chances, steps = finite(result.logprobs[place][i]), result.reveal_step[place][i]  # type: ignore[index]
         written = iter(zip(result.answers[place][i], chances, steps, strict=True))

@@ -106,6 +106,6 @@ def address(bound: socket.socket) -> str:
 
 
 def log_to_stderr(level: int = logging.INFO) -> None:
-    """Log one line per request to stderr: its route, status and time. No prompt and no answer is in it."""
+    """Log one line per request to stderr: its route, status and time. The line holds no prompt and no answer."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
     logging.getLogger("d5p4.serve").setLevel(level)
