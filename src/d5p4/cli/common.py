@@ -126,5 +126,5 @@ def joined(mesh: tuple[int, int] | None, timeout: float, device: str | None) -> 
     except RankLost as error:
         if ranks.first or not error.reported:
             raise
-        time.sleep(1)  # torchrun kills all ranks when one exits, so the failed rank prints first
+        time.sleep(1)  # torchrun kills all ranks when one exits, so give the failed rank time to print
         raise typer.Exit(2) from None

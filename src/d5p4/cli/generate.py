@@ -1,4 +1,4 @@
-"""`d5p4 generate` writes k answers to one prompt, to each prompt of a file, or to no prompt."""
+"""`d5p4 generate` writes k answers to one prompt or to each prompt of a file, or k texts without a prompt."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def trace(
 ) -> None:
     """Write a page that shows how the answers were made.
 
-    It has every pool, the rows that were chosen, and how the answers differ.
+    The page shows every pool, the rows that were chosen, and how the answers differ.
 
     All methods use the same seed. A parameter of a method is passed only to the methods that have it.
 

@@ -117,7 +117,7 @@ class SpreadBeams(Beams):
         with self._exchange("parents", parents, share=self.size - 1 if self.rank == 0 else 0):
             dist.broadcast(shape, self.ranks[0], self._host)
             count, children = shape.tolist()
-            if count != parents.shape[1]:  # because of rounding, the first rank may choose other parents
+            if count != parents.shape[1]:  # because of rounding, the first rank may choose more or fewer parents
                 parents = parents.new_empty(len(parents), count)
             dist.broadcast(parents, self.ranks[0], self._host)
         return Choice(parents.to(choice.parents.device), children)
@@ -177,8 +177,8 @@ class SpreadBeams(Beams):
 
     @contextmanager
     def _exchange(self, what: str, sent: Tensor | None = None, share: float = 1.0) -> Iterator[None]:
-        """Vote whether a rank has failed. If none has, run the block, which is a collective operation. This rank sends
-        `share` times the bytes of `sent` in the block, and these bytes are counted."""
+        """Vote whether a rank has failed. If no rank has failed, run the block, which is a collective operation. This
+        rank sends `share` times the bytes of `sent` in the block, and these bytes are counted."""
         self._vote(None)
         if sent is not None:
             self.sent[what] += round(sent.numel() * sent.element_size() * share)
@@ -206,8 +206,8 @@ class SpreadBeams(Beams):
 class _DistinctRows(NamedTuple):
     """A list of the distinct rows of all pools, ordered by rank. Of equal rows, only the first is in the list."""
 
-    held_by: list[tuple[Tensor, Tensor]]  # for each rank, the prompt and local index of its distinct rows
-    slot: Tensor  # [P, N] for each row of a pool, the index in the list of the distinct row that equals it
+    held_by: list[tuple[Tensor, Tensor]]  # for each rank, the prompts and local indices of its distinct rows
+    slot: Tensor  # [P, N]: for each row of each pool, the index (in the list) of the distinct row that equals it
 
     @staticmethod
     def of(first: Tensor, ranks: int) -> _DistinctRows:

@@ -39,7 +39,7 @@ class RankLost(D5P4Error):
 
 
 def in_short(error: BaseException) -> str:
-    """Return the first line of an error's message without a leading part in brackets, or the type if it is empty."""
+    """Return the first line of an error's message, without a leading [part], or the error's type if that is empty."""
     lines = str(error).strip().splitlines()
     return (re.sub(r"^\[[^\]]*\]\s*", "", lines[0]) if lines else "")[:160] or type(error).__name__
 

@@ -133,7 +133,7 @@ def _larger_first(step: re.Match[str]) -> tuple[str, str, str, str]:
 
 
 def _numbers_needed(steps: tuple[tuple[str, str, str, str], ...]) -> Counter[str]:
-    """Return the operands that are not results of earlier steps: in a right answer, the numbers of the problem."""
+    """Return the operands that are not results of earlier steps. In a right answer, these are the problem's numbers."""
     table: Counter[str] = Counter()
     needed: Counter[str] = Counter()
     for a, _, b, c in steps:
@@ -216,7 +216,7 @@ class Draws:
         self._source = np.random.PCG64(np.random.SeedSequence(key))
 
     def below(self, bound: int, count: int) -> NDArray[np.int32]:
-        """Return `count` int32 numbers, uniform on 0..bound-1. Chances have a relative error up to bound / 2^32."""
+        """Return `count` int32 numbers, uniform on 0..bound-1. The relative error of chances is up to bound / 2^32."""
         words = self._source.random_raw((count + 1) // 2).astype("<u8", copy=False).view("<u4")[:count]
         return ((words.astype(np.uint64) * np.uint64(bound)) >> np.uint64(32)).astype(np.int32)
 

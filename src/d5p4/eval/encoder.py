@@ -90,7 +90,7 @@ class Encoder:
 def average_cosine(vectors: ArrayLike) -> float:
     """Return S-COS, the mean cosine over all pairs of rows of [n, D]: (ΣS - n) / (n (n - 1)) with the cosines S [n, n].
 
-    S-COS is 0 for one row or none. A row of zeros has cosine 0 with every other row.
+    S-COS is 0 for one row or none. A row of zeros has no direction, so we define its cosine with every row as 0.
     """
     rows = float_rows(vectors, "vectors")
     n = len(rows)
@@ -98,7 +98,8 @@ def average_cosine(vectors: ArrayLike) -> float:
         return 0.0
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     unit = rows / np.where(lengths > 0, lengths, 1)
-    # ΣS is the squared length of the sum of the unit rows. From ΣS we subtract the computed diagonal of S instead of n.
+    # ΣS is the squared length of the sum of the unit rows. From ΣS we subtract the computed diagonal of S instead of n,
+    # because a row of zeros cannot be scaled to length 1: its entry on the diagonal is 0, not 1.
     return float((np.square(unit.sum(0)).sum() - np.square(unit).sum()) / (n * (n - 1)))
 
 

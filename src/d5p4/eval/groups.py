@@ -254,7 +254,7 @@ def _prompt(value: Any) -> str | None:
 
 
 def _harness_arguments(entry: Mapping[str, Any]) -> list[Any]:
-    """Return the arguments of a sample's first request. A request to generate has two: context and settings."""
+    """Return the arguments of a sample's first request. A request to generate has a context and settings."""
     asked = entry.get("arguments")
     first = next(iter(asked.values()), None) if isinstance(asked, dict) else asked[0] if asked else None
     return list(first.values()) if isinstance(first, dict) else list(first or ())

@@ -1,7 +1,7 @@
 """Metrics of words: how close answers are to references, and how much the answers of a group differ.
 
 F1 and BLEU compare whole words. Distinct-n, EAD and entropy count word pieces. These are the pieces of the paper,
-unless `pieces` gives others. BLEU is computed by sacrebleu and lies between 0 and 100. Entropy is in nats. The other
+unless `pieces` is given. BLEU is computed by sacrebleu and lies between 0 and 100. Entropy is in nats. The other
 metrics are ratios; 1 means 100 %.
 """
 
@@ -88,7 +88,7 @@ def empirical_entropy(text: str, pieces: WordPieces | None = None) -> float:
 
 
 def bleu(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """Return the corpus BLEU, 0 to 100. Each prediction has its references (13a tokens, exponential smoothing)."""
+    """Return the corpus BLEU, 0 to 100. `references` has a list per prediction (13a tokens, exponential smoothing)."""
     if len(predictions) != len(references):
         raise D5P4Error(f"{len(predictions)} predictions need as many lists of references, got {len(references)}")
     lists = [_list(own, "reference") for own in references]

@@ -139,8 +139,8 @@ def report(
              smallest group. Groups with fewer than k answers are left out of these metrics
     pieces   the word pieces to count instead of the word pieces of the paper
 
-    F1@k, BLEU@k and R-COS are the expected best of k answers of a group, in closed form. If groups have references, F1,
-    BLEU and EAD are added. Groups without references are left out of F1 and BLEU.
+    F1@k, BLEU@k and R-COS are the expected best values among k answers of a group, computed in closed form. If groups
+    have references, F1, BLEU and EAD are added. Groups without references are left out of F1 and BLEU.
     """
     skipped = getattr(groups, "skipped", 0)
     groups = list(groups)
@@ -223,13 +223,13 @@ def _best(values: NDArray[Any] | Sequence[float], k: int) -> float:
 
 
 def _once(texts: Iterable[str], measure: Callable[[list[str]], NDArray[Any]]) -> tuple[dict[str, int], NDArray[Any]]:
-    """Measure every different text once. Return the index of each text's row in the result, and the result."""
+    """Measure every different text once. Return {text: index of its measured value}, and the measured values."""
     rows = {text: i for i, text in enumerate(dict.fromkeys(texts))}
     return rows, np.asarray(measure(list(rows)))
 
 
 def _nats(groups: Sequence[Group], judge: Judge) -> list[tuple[float, int]]:
-    """Return for each group the sum over its answers of the nats per token, and the number of its answers."""
+    """Return for each group the sum of the nats per token of its answers, and the number of its answers."""
     rows, values = _once((text for group in groups for text in group.answers), judge.per_text)
     return [(float(sum(values[rows[text]] for text in group.answers)), len(group.answers)) for group in groups]
 

@@ -1,4 +1,4 @@
-"""Computes figures with standard errors and 95 % intervals that stay in the range of the figure, pass@k and Metric@k.
+"""Computes pass@k, Metric@k, and figures with standard errors and 95 % intervals that stay in the range of the figure.
 
 A *unit* is a group of answers to one prompt. Units are independent of each other; the answers of one unit are not,
 since they share a prompt. The standard error se over n units is std / √n for a mean, and the jackknife estimate for a
@@ -10,7 +10,7 @@ statistic of sums. The interval depends on the range of the figure:
 | 0 and larger | entropy, EAD, mean nats (their exp is the PPL) | value · exp(± t se / value)                          |
 
 The design effect d is the variance of the figure divided by the variance that yes-or-no values with the same mean would
-have. The effect d is 1 for pass@k of k answers, less for pass@1 of several answers, and near 0 for values far from both
+have. We have d = 1 for pass@k of k answers, d < 1 for pass@1 of several answers, and d near 0 for values far from both
 ends of the range. The quantile q, with q² = d z² + (1 - d) t², lies between the quantiles of the normal law (z) and of
 Student's law (t). If nearly all units lie at one end of the range, the variance is unreliable. If e units lie at that
 end and r units do not, we therefore add (1 - d) e / n / (r + 1)² to d. The tests show by simulation that these
@@ -49,7 +49,7 @@ class Figure(NamedTuple):
 
 
 def mean_figure(values: ArrayLike, least: float = 0.0, most: float = math.inf) -> Figure:
-    """Return the mean of one value per unit, [n], between `least` and `most`. NaN and infinite values are left out."""
+    """Return the mean of values [n], one per unit, in the range `least` to `most`. NaN and infinities are left out."""
     given = np.asarray(values, dtype=np.float64)
     if given.ndim != 1:
         raise D5P4Error(f"a figure needs one number per unit, got shape {given.shape}")
@@ -122,7 +122,7 @@ def _clip(value: float, least: float, most: float) -> float:
 
 
 def _student(degrees: int) -> float:
-    """Return the 97.5 % quantile of Student's law, to three digits for 9 or more degrees (Cornish and Fisher)."""
+    """Return the 97.5 % quantile of Student's law (Cornish-Fisher), exact to three digits from 9 degrees upwards."""
     z = _Z
     terms = ((z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384)
     return z + sum(term / degrees**power for power, term in enumerate(terms, 1))

@@ -75,8 +75,9 @@ class D5P4LM(LM):
     greedy_check  whether `loglikelihood` checks that greedy decoding writes the continuation. Without the check,
                   `loglikelihood` reports False
     plugin        the names of modules that register methods, joined by +
-    decoding      the options of docs/options.md and the parameters of the method. Windows are written START:STOP. k
-                  (1 by default) applies to tasks without repeats. For other tasks, k is the number of repeats
+    decoding      the options of docs/options.md and the parameters of the method. Windows of steps
+                  are written START:STOP. For tasks with repeats, k is the number of repeats. The given k (1 by
+                  default) applies to all other tasks
 
     batch_size, max_batch_size and trust_remote_code are accepted but ignored. max_tokens_per_forward limits the memory,
     and remote code never runs.
@@ -147,7 +148,7 @@ class D5P4LM(LM):
                 prompts = [ids for _, ids in members]
                 result = generate(self.model, prompts, seed=self.seed, chat=False, callback=callback, **settings)
                 for (question, _), texts in zip(members, result.texts, strict=True):
-                    for place, text in zip(question.places, texts, strict=False):  # without repeats, only the best
+                    for place, text in zip(question.places, texts, strict=False):  # one place gets the best answer
                         answers[place] = question.cut(text)
                     if len(question.places) == 1:
                         self.cache_hook.add_partial("generate_until", question.args, answers[question.places[0]])
@@ -331,7 +332,7 @@ def main() -> None:
         sys.exit(f"d5p4: {reason}")
 
 
-if NAME not in MODEL_REGISTRY:  # newer versions of the harness have registered it already
+if NAME not in MODEL_REGISTRY:  # newer versions of the harness have registered the model already
     register_model(NAME)(D5P4LM)
 
 if __name__ == "__main__":

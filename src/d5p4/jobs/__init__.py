@@ -1,7 +1,7 @@
 """Decode whole files of prompts, in one process or many, and continue after a stop.
 
-A run decodes one file. Each call of `run_file` for this file is called a start of the run. A start continues where the
-start before stopped. A rank is one process of a start. Each rank appends finished lines to its own file, called a part.
+A run decodes one file. Each call of `run_file` for this file is a start of the run. A start continues where the last
+start stopped. A rank is one process of a start. Each rank appends finished lines to its own file, called a part.
 """
 
 from .output import Pace, Report

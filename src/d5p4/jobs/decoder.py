@@ -38,7 +38,7 @@ MOST_TOKENS = 1 << 18  # the token budget is at most this
 def default_budget(model: Model, deterministic: bool = False) -> int:
     """Return the token budget. It is a power of two that depends on the size of the model and the kind of device.
 
-    Deterministic forwards are padded to their full size, so their budget is down to four times smaller.
+    Deterministic forwards are padded to their full size, so a large budget is reduced for them, at most to a quarter.
     """
     module: Any = getattr(model, "module", model)
     weights = module.parameters() if isinstance(module, nn.Module) else [model.head.weight]

@@ -135,7 +135,7 @@ class Run:
         """Decode unfinished batches. Groups of ranks take the numbers of their batches from a shared counter."""
         needed = self.progress is not None or self.mesh.world > 1
         callback = self._step if needed and self.mesh.beam == 1 else None  # ranks that share a pool take no callback
-        patience = FEW if self.start.answered else 0  # all prompts that are left may be too large for the device
+        patience = FEW if self.start.answered else 0  # when a run continues, all prompts left may be too large
 
         def attempt(items: list[Item], settings: Settings) -> Result:
             requests, model = [item.request for item in items], self.prepared.model
@@ -164,7 +164,7 @@ class Run:
         self._write(self.failed_lines)
 
     def _do(self, work: Work, decoder: Decoder[Item]) -> None:
-        """Decode a batch and write its lines. They are written before any exchange with other ranks, which may fail."""
+        """Decode a batch and write its lines. Exchanges with other ranks, which may fail, come after the writing."""
         done, settings = self.start.finished, self.start.settings
         outcome = decoder.decode(work.items) if work.items else Outcome()
         lines = [error_line(bad, bad.error, settings) for bad in work.bad if bad.line not in done]
@@ -207,7 +207,7 @@ class Run:
 
     def _write(self, lines: list[bytes]) -> None:
         if lines and self.mesh.leader:
-            self.file.check_unchanged()  # the run still reads the input, so its lines must be the same
+            self.file.check_unchanged()  # the answers must belong to the lines that were counted at the start
             with writing(self.store.folder):
                 self.store.append(self.start.number, self.mesh.rank, lines)
 
@@ -217,7 +217,7 @@ class Run:
             self._show_progress(len(shot.prompts) * (shot.step + 1) / shot.steps)
 
     def _show_progress(self, part: float = 0.0) -> None:
-        """Call `progress`. `part` is the decoded fraction of this rank's batch, times its number of prompts."""
+        """Call `progress`. `part` is the decoded fraction of this rank's batch, times the batch's number of prompts."""
         if self.progress is not None:
             self.last_progress = time.monotonic()
             self.progress(self._pace(part))

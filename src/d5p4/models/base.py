@@ -58,7 +58,7 @@ class NativeModel(WithHead, nn.Module):
 
     architecture: ClassVar[str]
     prefix: ClassVar[str]
-    head_name: ClassVar[str]  # the head's name in a checkpoint, which may store a head that equals the embedding
+    head_name: ClassVar[str]  # the name of the head's weight; a checkpoint may store it even if it is the embedding
     reads_wide: ClassVar[bool] = False  # whether weights are first read in float32 or wider, then converted
     recordable = True  # `body` never waits for the device, so a CUDA graph can record it
     carry_over = False

@@ -178,7 +178,7 @@ def own_module(name: str, model: NativeModel) -> Any:
 
 
 def _plain_rotary(config: Any, device: Any = None, seq_len: int | None = None) -> tuple[Tensor, float]:
-    """Return rotary frequencies and their scale, like "default" of transformers 4. Version 5 has no such function."""
+    """Return rotary frequencies and their scale, like the function "default" that only transformers 4 has."""
     base = getattr(config, "rope_theta", None) or config.rope_parameters["rope_theta"]
     width = config.hidden_size // config.num_attention_heads
     return base ** -(torch.arange(0, width, 2, device=device).float() / width), 1.0

@@ -69,7 +69,7 @@ def fill(model: Any, folder: Path, device: torch.device, dtype: torch.dtype, map
     shard is opened at a time, and each tensor goes directly to the device, so the host needs memory for about one
     shard.
 
-    `mapped`: on the CPU, a tensor that is stored in the wanted dtype uses the file's pages in memory (copy on write).
+    `mapped`: whether tensors on the CPU use the file's pages in memory (copy on write) if they need no conversion.
     """
     files = weight_files(folder)
     wanted = {model.prefix + name: tuple(parameter.shape) for name, parameter in model.named_parameters()}

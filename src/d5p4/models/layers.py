@@ -92,7 +92,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, angles: Rotary, keys: Tens
 
 def any_shape() -> AbstractContextManager[None]:
     """Switch off attention by cuDNN, which makes a plan for every new shape. Planning takes longer than a forward of a
-    few rows, and the number of rows changes at every step. The switch is global: two threads may leave cuDNN off."""
+    few rows, and the number of rows changes at every step. The switch is global: cuDNN may stay
+    off if two threads use the switch at once."""
     return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
 
 

@@ -113,7 +113,7 @@ def without_weights(
 
 
 class Undrawn(TorchFunctionMode):
-    """Skips initialising weights, as a checkpoint replaces them. On the meta device initialising imports a compiler."""
+    """Skips initialising weights, which a checkpoint replaces. On the meta device, initialising imports a compiler."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
@@ -196,7 +196,7 @@ def architecture(config: Mapping[str, Any], folder: Path) -> str:
 
 
 def find_tokenizer(folder: Path, model: NativeModel, given: str | Path | Tokenizer | None) -> Tokenizer:
-    """Return the given tokenizer or the folder's. Public MDLM checkpoints have none: GPT-2's is downloaded."""
+    """Return the given tokenizer, or else the folder's. If an MDLM folder has no tokenizer, download GPT-2's."""
     if isinstance(given, Tokenizer):
         return given.for_model(model.mask_id)
     uses_gpt2 = model.architecture == "mdlm" and model.config.get("vocab_size") in GPT2_SIZES

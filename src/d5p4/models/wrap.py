@@ -45,7 +45,7 @@ def wrap(
     `tokenizer`: a tokenizer of d5p4, transformers or `tokenizers`, or None.
     `shift`: whether row i - 1 predicts token i, as in Dream.
     `banned`: ids that are never drawn. The mask and ids without a token are always banned.
-    `hidden`: a function that returns the head's input rows. Modules that are no causal model of transformers need it.
+    `hidden`: a function that returns the head's input rows. Modules that are not causal models of transformers need it.
     """
     module = _without_peft(module, hidden is None)
     size = _head(module).weight.shape[0]

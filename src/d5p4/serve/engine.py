@@ -37,7 +37,7 @@ that jobs that come at the same time share the decode. A pause is a small part o
 
 
 class Worker(threading.Thread):
-    """Runs calls one after the other. It is a daemon: a call cannot be interrupted and must not delay the exit."""
+    """A thread that runs calls one after the other. It is a daemon, so that a running call does not delay the exit."""
 
     def __init__(self) -> None:
         super().__init__(name="d5p4-worker", daemon=True)
@@ -146,7 +146,7 @@ class Engine:
         except BaseException as error:
             if len(wanted) == 1:
                 return [(wanted[0], _failure(error))]
-        # This line is outside the `except` block because the error there keeps tensors alive.
+        # This retry is outside the `except` block, because inside that block the error keeps tensors in memory.
         return [outcome for job in wanted for outcome in self._serve([job])]
 
     def _decode(self, batch: list[Job]) -> Outcomes:
@@ -180,7 +180,7 @@ class Engine:
             return [number for _, number in places if jobs[number].outcome.done()]
 
         for job in jobs:
-            job.recorder = Recorder(self.model) if job.ask.body.history else None  # drops an earlier attempt
+            job.recorder = Recorder(self.model) if job.ask.body.history else None  # replaces that of an earlier attempt
         requests, seeds = [job.request for job in jobs], [job.ask.seed for job in jobs]
         return run_requests(self.model, requests, settings, seeds, callback=watch)
 
@@ -193,7 +193,7 @@ class Engine:
         raise ApiError(503, "the model is still being loaded; try again in a moment", code="loading", retry_after=5)
 
     async def within(self, end: float, call: Callable[[], Ask]) -> Ask:
-        """Run a call on another thread. Raise an error if it is not finished when the loop's clock shows `end`."""
+        """Run a call on another thread. Raise an error if the call has not ended when the loop's clock shows `end`."""
         try:
             return await asyncio.wait_for(asyncio.to_thread(call), max(0.0, end - asyncio.get_running_loop().time()))
         except asyncio.TimeoutError:

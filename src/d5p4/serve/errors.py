@@ -48,7 +48,7 @@ def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | No
 
 
 def not_possible(error: D5P4Error, prompt_field: str = "prompt", prompts: int = 1) -> ApiError:
-    """Phrase the library's error with the request's field names. `prompt_field` holds `prompts` prompts."""
+    """Phrase the library's error with the request's field names. The field `prompt_field` holds `prompts` prompts."""
     message = error.phrase(renamed, "" if prompts == 1 else None)
     if error.option is not None:
         return ApiError(400, message, renamed(error.option))

@@ -90,8 +90,8 @@ def settled_text(model: Model, request: Request, rows: Sequence[Sequence[int]], 
     """Return the beginning of the final text that can no longer change, while the rest is still being decoded.
 
     rows: the tokens of the window in each row of the next pool. The final answer will descend from one of these rows,
-    and a revealed token never changes. So the tokens before the first mask are final if all rows have the same ones.
-    Their text is final except for an incomplete character or the possible beginning of a stop text at its end.
+    and a revealed token never changes. So the tokens before the first mask are final if they are equal in all rows.
+    The text of these tokens is final, except that its end may be an incomplete character or begin a stop text.
     """
     window = request.window(model.mask_id)
     ids, infills = request.ids + [model.mask_id] * request.append, request.append < len(window)

@@ -15,13 +15,13 @@ from ..prompts import Request, default_length
 from ..types import Model
 from .errors import ApiError
 
-HISTORY_ROWS = 128  # rows of the largest pool with `history`; a step stores a similarity for every pair of rows
+HISTORY_ROWS = 128  # the most rows per pool with `history`; a step stores a similarity for every pair of rows
 HISTORY_PROMPTS = 16  # the most prompts with `history`; the history of one prompt may be tens of megabytes
 CHILDREN_PER_ROW = 64  # the most children that `distinct` may draw per step, for each row of `max_pool`
 WORK = {"cuda": 100_000.0, "mps": 100.0, "cpu": 6.0}
 """Work allowed per request by kind of device, in units of 10^12 floating-point operations: about one minute on two CPU
 cores, and about five minutes on one large GPU."""
-SELECTION = 300  # measured on a CPU with 128 beams in a pool of 512 rows
+SELECTION = 300  # see `work`; measured on a CPU with 128 beams in a pool of 512 rows
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,12 @@ class Limits:
 
     max_prompt_tokens: int | None = None  # None: the limit of the model
     max_gen_length: int | None = None  # None: the limit of the model
-    max_pool: int = 256  # rows per pool: (n + spare) * w
+    max_pool: int = 256  # the most rows per pool; a pool has (n + spare) * w rows
     max_steps: int = 1024
-    max_work: float | None = None  # 10^12 floating-point operations per request; None: see `WORK`
-    max_body: int = 1 << 20  # bytes
-    max_queue: int = 256  # prompts that may wait
-    timeout: float = 300.0  # seconds per request, waiting included
+    max_work: float | None = None  # the most floating-point operations per request, in units of 10^12; None: see `WORK`
+    max_body: int = 1 << 20  # the most bytes in the body of a request
+    max_queue: int = 256  # the most prompts that may wait
+    timeout: float = 300.0  # the most seconds per request, waiting included
     grace: float = 30.0  # seconds that running requests have to finish when the server stops
 
     def __post_init__(self) -> None:
@@ -45,7 +45,7 @@ class Limits:
                 raise D5P4Error("must be a number above 0", option=field.name, value=value)
 
     def work_allowed(self, model: Model) -> float:
-        """Return the floating-point operations per request. The default allows one answer of the default length."""
+        """Return how many operations a request may take. By default, one answer of default length is always allowed."""
         if self.max_work is not None:
             return 1e12 * self.max_work
         length = model.generation_defaults.get("length") or default_length(model, Settings())
@@ -99,10 +99,10 @@ class Limits:
 
 
 def work(model: Model, settings: Settings, prompts: Sequence[tuple[int, int]]) -> float:
-    """Return the floating-point operations of a request, if all rows of all pools differ.
+    """Return the number of floating-point operations of a request in the worst case, when all rows of a pool differ.
 
     prompts: (tokens per row, steps) of each prompt. A forward takes two operations per parameter and token. Guidance
-    runs every row twice. A selection takes time like SELECTION g^3 N operations, for g beams in a pool of N rows.
+    runs every row twice. A selection of g beams from a pool of N rows takes as long as SELECTION g^3 N operations.
     """
     module: Any = getattr(model, "module", model)
     weights = module.parameters() if isinstance(module, nn.Module) else [model.head.weight]

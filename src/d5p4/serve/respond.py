@@ -91,14 +91,14 @@ class Reply:
             yield self._chunk({"index": index, **start, "logprobs": None, "finish_reason": None})
 
     def draft(self, prompt: int, text: str, draft: Object) -> Object:
-        """Return a chunk with new text of the first answer to a prompt, and drafts of all answers to it."""
+        """Return a chunk with new text of the first answer to a prompt, and drafts of all answers to that prompt."""
         choice = {"index": prompt * self.ask.settings.k, "logprobs": None, "finish_reason": None}
         return self._chunk(choice | self._delta(text)) | {"d5p4": {"prompt": prompt} | draft}
 
     def closing(self, finished: list[Finished], sent: list[str]) -> Iterator[Object]:
         """Yield the last chunks of a stream: the rest of each answer, facts about the set, and the usage if asked for.
 
-        sent: for each prompt, the text of its first answer that was sent already.
+        sent: for each prompt, the part of its first answer's text that has been sent so far.
         """
         choices = list(self._choices(finished))
         for number, (text, choice) in enumerate(choices):
@@ -147,7 +147,7 @@ class Reply:
                 index += 1
 
     def _logprobs(self, one: Finished, i: int, request: Request) -> Object:
-        """Return the log-probability of each token of an answer when it was revealed, and the step of that reveal."""
+        """Return for each token of an answer the step that revealed the token, and its log-probability in that step."""
         result, place = one.answers.result, one.answers.place
         chances, steps = finite(result.logprobs[place][i]), result.reveal_step[place][i]  # type: ignore[index]
         written = iter(zip(result.answers[place][i], chances, steps, strict=True))
@@ -181,7 +181,8 @@ class Reply:
 class EventStream(Response):
     """The response to a streamed request, as server-sent events.
 
-    With n = 1, text is sent as soon as it is final. With n > 1, answers are sorted at the end; before, drafts are sent.
+    With n = 1, text is sent as soon as it is final. With n > 1, answers are sorted only at the end, so drafts are sent
+    until then.
     """
 
     def __init__(self, engine: Engine, jobs: list[Job], reply: Reply, end: float) -> None:
@@ -189,7 +190,7 @@ class EventStream(Response):
         super().__init__(None, headers=STREAM_HEADERS)
         del self.headers["content-length"]
         self.engine, self.jobs, self.reply, self.end = engine, jobs, reply, end
-        self.sent = [""] * len(jobs)  # for each prompt, the text of its first answer that was sent
+        self.sent = [""] * len(jobs)  # for each prompt, the part of its first answer's text that has been sent so far
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})

@@ -93,8 +93,8 @@ def bind(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise D5P4Error(f"cannot listen at {host} port {port}: {reason}; give another --host or --port") from None
-    # Connections inherit TCP_NODELAY; asyncio sets it only on sockets that it made itself. Without TCP_NODELAY each
-    # answer waits 40 ms until the client has acknowledged its head.
+    # Connections inherit TCP_NODELAY from this socket. asyncio sets TCP_NODELAY only on sockets that asyncio made.
+    # Without TCP_NODELAY, the body of each answer waits 40 ms until the client has acknowledged the head.
     bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return bound
 
@@ -106,6 +106,6 @@ def address(bound: socket.socket) -> str:
 
 
 def log_to_stderr(level: int = logging.INFO) -> None:
-    """Log one line per request to stderr: its route, status and time. No prompt and no answer is in it."""
+    """Log one line per request to stderr: its route, status and time. The line holds no prompt and no answer."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
     logging.getLogger("d5p4.serve").setLevel(level)

@@ -155,7 +155,7 @@ class Recorder:
         listed = []
         for rank, text in enumerate(numbers.texts):
             lineage = result.lineage[place][rank].tolist()
-            # A parent that was chosen twice has two rows. We take the first: their log-probabilities are equal.
+            # A parent that was chosen twice has two rows. We take the first row. Both have the same log-probabilities.
             final = zip(last.chosen, self._final, strict=False)
             row = next(n for n, pair in enumerate(final) if pair == (lineage[-1], window[rank]))
             listed.append(
