@@ -98,7 +98,7 @@ def distinct_share(texts: Sequence[str], n: int) -> float:
 
 
 def real(options: argparse.Namespace, model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the model's NELBO on held-out windows, and for the judges a kind of text: sets of K held-out windows."""
+    """Return the model's NELBO on held-out windows, and sets of K other held-out windows for the judges to score."""
     pieces = windows(model, options.data, options.windows)
     nats = [-d5p4.loglikelihood(model, ids, samples=options.draws, seed=options.seed) for ids, _ in pieces]
     tokens, size = [len(ids) for ids, _ in pieces], [len(text.encode()) for _, text in pieces]
