@@ -82,7 +82,7 @@ def mmr(quality: Tensor, similarity: Tensor, k: int, alpha: float) -> Tensor:
 
 
 def _best_start(picks: list[Tensor], value: Tensor) -> Tensor:
-    """Return the k picks of the best of N runs, ascending. Each of `picks` is [N]; `value` [N] rates the runs."""
+    """Return the k picks of the best run, ascending. `picks` are k tensors [N], and `value` [N] rates the N runs."""
     return torch.stack(picks, -1).index_select(0, value.argmax()[None])[0].sort().values
 
 

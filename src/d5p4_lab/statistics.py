@@ -147,7 +147,10 @@ def from_resamples(samples: ArrayLike, n: int = 0) -> Figure:
 
 
 def pearson(a: ArrayLike, b: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Figure:
-    """Return the linear correlation of a [n] and b [n], or NaN if a or b is constant. The error is a bootstrap."""
+    """Return the linear correlation of a [n] and b [n], or NaN if a or b is constant.
+
+    The standard error is a bootstrap.
+    """
     (left, right), dropped = _finite(*_same_length(a, b))
     return _correlation(lambda counts: _weighted_pearson(left, right, counts), len(left), dropped, seed, draws)
 

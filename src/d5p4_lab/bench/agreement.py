@@ -424,7 +424,7 @@ class Difference:
 def parting(a: Sequence[Record], b: Sequence[Record]) -> tuple[int, str] | None:
     """Return the first step at which two runs of a prompt differ, and the kind of difference.
 
-    Return None if they do not differ.
+    Return None if the runs do not differ.
     """
     for index, (x, y) in enumerate(zip(a, b, strict=True)):
         if not torch.equal(x.tie, y.tie):

@@ -128,7 +128,7 @@ class Record:
     settings: dict[str, Any]  # the settings that differ from the library's defaults
     session: int  # the index of the session in the file's list `sessions`
     right: str  # one hexadecimal digit per problem; its bit i is 1 if answer i is right
-    distinct: str  # a letter a..y per problem; letter 5 t + f (a is 0): t different right texts in f canonical forms
+    distinct: str  # a letter per problem; letter 5 t + f (a is 0) means t different right texts in f canonical forms
     rows: float  # the mean number of rows through the model per problem and step
     rows_nominal: float
     seconds: float

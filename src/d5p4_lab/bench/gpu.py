@@ -305,7 +305,7 @@ def parents_of(x: Inputs, entropy: Tensor) -> Tensor:
 
 
 def to_draw(x: Inputs, parents: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the flat positions [P * k * M] to draw for parents [P, k], and uniform numbers [P * k * M, w] for them."""
+    """Return the flat positions [P * k * M] to draw for parents [P, k], and [P * k * M, w] uniform numbers to draw with."""
     pool_row = x.slot.gather(1, parents)
     places = x.places[pool_row]  # [P, k, M]
     stream = mix(x.key, x.row_hash.gather(1, parents))
@@ -491,7 +491,7 @@ def _solver(bench: Bench, k: int, w: int, prompts: int) -> Row:
 
 
 def solver_value(bench: Bench, k: int, w: int, problems: int) -> Row:
-    """Compare our log determinants on random problems with those of two solvers: greedy with n starts, and float64."""
+    """Compare our log determinants on random problems with the greedy solver from n starts and the float64 solver."""
     gain, loss, equal = [], [], []
     kinds = list(itertools.product((max(64, 2 * k), 768), (0.0, 0.7), KERNELS))
     for seed, (width, kin, (kind, beta)) in enumerate(kinds):
@@ -721,7 +721,8 @@ def run(
 ) -> dict[str, Any]:
     """Measure the machine and the named sections, and write the JSON after each section.
 
-    If the JSON has results of another machine or size, `fresh` replaces these results. Otherwise they are an error.
+    If the JSON has results of another machine or size, `fresh` replaces these results. Without `fresh`,
+    such results are an error.
     """
     bench, old = Bench(plan, device), read(out)
     results: dict[str, Any] = {"base": str(plan.base), "small": small, "sections": old.get("sections", {})}
