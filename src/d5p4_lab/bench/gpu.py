@@ -305,7 +305,7 @@ def parents_of(x: Inputs, entropy: Tensor) -> Tensor:
 
 
 def to_draw(x: Inputs, parents: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the flat positions [P * k * M] to draw for parents [P, k], and [P * k * M, w] uniform numbers to draw with."""
+    """Return the flat positions [P * k * M] to draw for parents [P, k], and uniform numbers [P * k * M, w]."""
     pool_row = x.slot.gather(1, parents)
     places = x.places[pool_row]  # [P, k, M]
     stream = mix(x.key, x.row_hash.gather(1, parents))
