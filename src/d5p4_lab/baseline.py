@@ -82,7 +82,7 @@ def mmr(quality: Tensor, similarity: Tensor, k: int, alpha: float) -> Tensor:
 
 
 def _best_start(picks: list[Tensor], value: Tensor) -> Tensor:
-    """Return the picks [k], ascending, of the run with the largest value. `value` is [N], `picks` are k tensors [N]."""
+    """Return the k picks of the best run, ascending. `picks` are k tensors [N], and `value` [N] rates the N runs."""
     return torch.stack(picks, -1).index_select(0, value.argmax()[None])[0].sort().values
 
 

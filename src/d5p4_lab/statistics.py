@@ -140,14 +140,17 @@ def _widening(n: int) -> float:
 
 
 def from_resamples(samples: ArrayLike, n: int = 0) -> Figure:
-    """Return the figure of a statistic, given samples [1 + draws]: the value, then the values of the resamples."""
+    """Return the figure of a statistic, given samples [1 + draws]: its value, then its value in each resample."""
     given = np.asarray(samples, dtype=np.float64)
     finite = given[1:][np.isfinite(given[1:])]
     return Figure(float(given[0]), float(finite.std(ddof=1)) if len(finite) > 1 else np.nan, *_middle(finite), n)
 
 
 def pearson(a: ArrayLike, b: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Figure:
-    """Return the linear correlation of a [n] and b [n]; NaN if one is constant. The standard error is a bootstrap."""
+    """Return the linear correlation of a [n] and b [n], or NaN if a or b is constant.
+
+    The standard error is a bootstrap.
+    """
     (left, right), dropped = _finite(*_same_length(a, b))
     return _correlation(lambda counts: _weighted_pearson(left, right, counts), len(left), dropped, seed, draws)
 
@@ -203,7 +206,7 @@ def relative_cut(base: ArrayLike, other: ArrayLike, seed: int = 0, draws: int = 
     """Return the share by which `other` reduces the problems unsolved by `base`: 1 - sum(1 - other) / sum(1 - base).
 
     `base` and `other` are [P]: the solved share of each problem. The interval is a paired bootstrap: each resample has
-    the same problems for both. Resamples in which `base` solves everything are left out.
+    the same problems for `base` and `other`. Resamples in which `base` solves everything are left out.
     """
     before, after = np.asarray(base, dtype=np.float64), np.asarray(other, dtype=np.float64)
     if before.ndim != 1 or before.shape != after.shape or len(before) < 2:

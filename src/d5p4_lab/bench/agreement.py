@@ -11,7 +11,7 @@ A variant is a file that --keep wrote, or a device with options after colons:
     small     run forwards of at most 512 tokens, so that the matrix products have other shapes
     noise=x   multiply each number of the hidden states by 1 + x cos(a keyed random angle); the default x is 3e-7
 
-Two runs of a prompt may differ after some step and still end in the same answers. The first difference has a kind:
+Two runs of a prompt may differ at some step and still end in the same answers. The first difference has a kind:
     selection  The runs chose different parents from the same pool. The margin is the difference between the objectives
                of the two sets (log det, or the total of diverse-beam), computed from Q and S of the first run.
     scores     The runs chose different parents, and the margin above is not small. But the raw scores and similarities
@@ -422,7 +422,10 @@ class Difference:
 
 
 def parting(a: Sequence[Record], b: Sequence[Record]) -> tuple[int, str] | None:
-    """Return the first step at which two runs of a prompt differ, and the kind of difference; None if all are equal."""
+    """Return the first step at which two runs of a prompt differ, and the kind of difference.
+
+    Return None if the runs do not differ.
+    """
     for index, (x, y) in enumerate(zip(a, b, strict=True)):
         if not torch.equal(x.tie, y.tie):
             return index, "lineage"

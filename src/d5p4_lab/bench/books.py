@@ -8,7 +8,7 @@ The stages share one JSON file (--out) and may run on different machines: `real`
 reads the texts from the file. Without --stage all three stages run.
 
 real     takes windows of held-out text from a folder that `d5p4_lab train corpus` made. `d5p4.loglikelihood` estimates
-         the model's NELBO on some windows, independently of the training code. Other windows are texts for the judges.
+         the model's NELBO on windows, independently of the training code. `real` also keeps texts for the judges.
 samples  draws texts of the model's full length without a prompt, at temperature 1 by the ancestral rule: independent
          texts, and sets of k = 4, w = 4 by d5p4.
 judge    computes perplexity and bits per byte of all these texts under a causal judge, and with --outside under a
@@ -98,7 +98,7 @@ def distinct_share(texts: Sequence[str], n: int) -> float:
 
 
 def real(options: argparse.Namespace, model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the model's NELBO on held-out windows, and for the judges a kind of text: sets of K held-out windows."""
+    """Return the model's NELBO on held-out windows, and sets of K held-out windows for the judges to score."""
     pieces = windows(model, options.data, options.windows)
     nats = [-d5p4.loglikelihood(model, ids, samples=options.draws, seed=options.seed) for ids, _ in pieces]
     tokens, size = [len(ids) for ids, _ in pieces], [len(text.encode()) for _, text in pieces]

@@ -128,7 +128,7 @@ class Record:
     settings: dict[str, Any]  # the settings that differ from the library's defaults
     session: int  # the index of the session in the file's list `sessions`
     right: str  # one hexadecimal digit per problem; its bit i is 1 if answer i is right
-    distinct: str  # one letter a..y per problem, with index 5 t + f for t different right texts in f canonical forms
+    distinct: str  # a letter per problem; letter 5 t + f (a is 0) means t different right texts in f canonical forms
     rows: float  # the mean number of rows through the model per problem and step
     rows_nominal: float
     seconds: float
@@ -214,7 +214,7 @@ def plan(
 ) -> Iterator[Run]:
     """Yield the runs in order of importance. A method's sweep precedes its tests; guidance and controls are last.
 
-    The tests of a method need the results of its sweep in the book, so finish each run before asking for the next run.
+    The tests of a method need the results of its sweep in `book`, so finish each run before asking for the next run.
     """
 
     def tests(method: Method, n: int, guidance: float = 1.0) -> Iterator[Run]:
@@ -361,7 +361,7 @@ def sweeps_table(records: Sequence[Record]) -> str:
 
 
 def card_table(rows: Sequence[Row]) -> str:
-    """Return the table of the model's card: one sample, four samples, and d5p4 without and with `distinct`."""
+    """Return the table for the model's card: one sample, four samples, and d5p4 without and with `distinct`."""
     cells = []
     for numbers, word in ((4, "four"), (5, "five")):
         named = {row["method"]: row for row in rows if row["numbers"] == numbers and row["guidance"] == 1}

@@ -64,7 +64,7 @@ from .large_checkpoint import CONFIG, TINY, Counted, random_model
 from .solver_quality import KERNELS, instances
 
 ALPHA = 10.0
-SMALL_OP = 20  # a CUDA graph has this many calls of a small operation, so that its launch does not dominate
+SMALL_OP = 20  # a CUDA graph has this many calls of a small operation, so that the graph's launch hardly counts
 
 
 @dataclass(frozen=True)
@@ -248,7 +248,7 @@ class Bench:
 
 
 class Inputs:
-    """The hidden rows, head, ties and keys of one step at one problem size. Logits are made on first use."""
+    """The hidden rows, head, tie hashes and keys of one step at one problem size. Logits are made on first use."""
 
     def __init__(self, bench: Bench, point: Point, prompt: int = 0, masked: float = 1.0) -> None:
         """prompt: number of prompt positions; only the baseline uses them. masked: share of masked answer positions."""
@@ -305,7 +305,7 @@ def parents_of(x: Inputs, entropy: Tensor) -> Tensor:
 
 
 def to_draw(x: Inputs, parents: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the flat positions [P * k * M] to draw for parents [P, k], and their uniform numbers [P * k * M, w]."""
+    """Return the flat positions [P * k * M] to draw for parents [P, k], and uniform numbers [P * k * M, w]."""
     pool_row = x.slot.gather(1, parents)
     places = x.places[pool_row]  # [P, k, M]
     stream = mix(x.key, x.row_hash.gather(1, parents))
@@ -461,7 +461,7 @@ def gram(bench: Bench) -> list[Row]:
 
 
 def solver_inputs(bench: Bench, k: int, w: int, prompts: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return Q [P, N] and S [P, N, N] in fp32, and ties [P, N]."""
+    """Return Q [P, N] and S [P, N, N] in fp32, and tie hashes [P, N]."""
     quality, similarity = (x.to(bench.device).float() for x in instances(prompts, k, w, 768, 0.7, seed=0))
     tie = torch.randint(2**62, quality.shape, generator=bench.generator(), device=bench.device)
     return quality, similarity, tie
@@ -491,7 +491,7 @@ def _solver(bench: Bench, k: int, w: int, prompts: int) -> Row:
 
 
 def solver_value(bench: Bench, k: int, w: int, problems: int) -> Row:
-    """Compare our log determinants on random problems with those of greedy from n starts and of the float64 solver."""
+    """Compare our log determinants on random problems with the greedy solver from n starts and the float64 solver."""
     gain, loss, equal = [], [], []
     kinds = list(itertools.product((max(64, 2 * k), 768), (0.0, 0.7), KERNELS))
     for seed, (width, kin, (kind, beta)) in enumerate(kinds):
@@ -558,7 +558,7 @@ def step(bench: Bench) -> list[Row]:
 
 
 def growth(bench: Bench) -> list[Row]:
-    """Measure the whole step at the sizes of the plan, where one quantity at a time grows."""
+    """Measure the whole step at the sizes in `plan.growth`. In each series of sizes, one quantity grows."""
     done: dict[Point, Row] = {}
     rows = []
     for axis, points in bench.plan.growth.items():
@@ -721,7 +721,8 @@ def run(
 ) -> dict[str, Any]:
     """Measure the machine and the named sections, and write the JSON after each section.
 
-    If the JSON has results of another machine or size, `fresh` replaces these results. Without `fresh`, it is an error.
+    If the JSON has results of another machine or size, `fresh` replaces these results. Without `fresh`,
+    such results are an error.
     """
     bench, old = Bench(plan, device), read(out)
     results: dict[str, Any] = {"base": str(plan.base), "small": small, "sections": old.get("sections", {})}

@@ -339,13 +339,13 @@ def _parts(sizes: HostSizes, folder: Path) -> list[Row]:
 
 
 def _store(sizes: HostSizes) -> list[Row]:
-    """Time the requests of one client to a store like torchrun's, and a message to a rank with all finished lines."""
+    """Time the requests of one client to a store like torchrun's, and the message that lists the finished lines."""
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
     client = dist.TCPStore("127.0.0.1", server.port, timeout=timedelta(seconds=30))
     _, asked = fastest(lambda: [client.add("count", 1) for _ in range(sizes.requests)], CPU)
     scattered = random.Random(0).sample(
         range(1, sizes.finished + 1), sizes.finished // 2
-    )  # the message of scattered lines is the largest
+    )  # the message is largest if the finished lines are scattered over the file
     message = pickle.dumps(Done(sizes.finished, scattered))
 
     def send() -> None:

@@ -155,7 +155,7 @@ def start(sizes: Sizes, folder: Path) -> list[dict[str, Any]]:
 
 
 def measure(sizes: Sizes) -> list[Row]:
-    """Return for each case the bytes per step of the busiest rank after the first step, and those of a plain gather."""
+    """Return the bytes per step after step 1 that the busiest rank sends in each case, and those of a plain gather."""
     with tempfile.TemporaryDirectory() as folder:
         ranks = start(sizes, Path(folder))
     rows = []

@@ -49,7 +49,7 @@ class Facts:
         return rows_of(self.scale, section)
 
     def shares(self, steps: int) -> dict[str, float]:
-        """Return {description: share of distinct rows}: 100 %, and the measured shares for as many tokens per step."""
+        """Return {description: share of distinct rows}: 100 %, and shares measured at TOKENS[steps] tokens per step."""
         shares = {"all rows differ": 1.0}
         for row in self.rows("distinct"):
             if row["tokens_a_step"] == TOKENS[steps]:
@@ -143,7 +143,10 @@ def few(facts: Facts) -> str:
 
 
 def saturation(facts: Facts) -> str:
-    """Return the table of all work besides decoding on 512 ranks, as shares of the longest and of the shortest run."""
+    """Return a table of the work of 512 ranks other than decoding.
+
+    Its last two columns give this work as a share of the time of a long run and of a short run.
+    """
     ranks, costs, step = RANKS[-1], facts.costs, facts.step
     hosts, prompts, batch = ranks // RANKS_PER_HOST, Job().prompts, Job().batch
     jobs = (Job(), Job(steps=64, share=0.3))

@@ -138,12 +138,12 @@ class World:
 
     Prompt lengths are lognormal with the standard deviation `spread` of the logarithm, clipped to 16..1024. The share
     of distinct rows per prompt is uniform between 1 - `mixed` and 1 + `mixed` times the mean. The range is narrower if
-    it would exceed 1.
+    a share would exceed 1.
     """
 
     spread: float = 0.5
     mixed: float = 0.2
-    slow: float = 1.0  # the relative speed of GPUs 0, 64, 128, ...; the others have 1
+    slow: float = 1.0  # the relative speed of GPUs 0, 64, 128, ...; all other GPUs have speed 1
     killed: float | None = None  # the share of the work that is done when a rank hangs; None if no rank hangs
 
 
@@ -247,7 +247,7 @@ class Outcome:
     useful: float
     starting: float
     merging: float
-    lost: float  # the share for decoding batches that were lost, and for waiting until the hung rank ends the job
+    lost: float  # the share for batches that were lost, and for waiting until the job ends after a rank hangs
     rest: float  # the share for planning, slow GPUs, and waiting for the last batches
 
 

@@ -4,11 +4,11 @@
     python -m d5p4_lab bench serve --table [--out FILE]                               prints the table of the last run
 
 First, puzzles are decoded one by one in this process with `d5p4.generate`, each with its own seed. A server without
-batching cannot be faster. Then a server process answers the same puzzles for 1, 8 and 32 clients. Each client sends a
-new request when it has received the answer to its previous request. Every answer is compared with the answer decoded
-alone. During this time another client asks for /healthz repeatedly. The waiting time of that client shows how long the
-event loop was blocked. The floor is the throughput of a server that spends time only on the model's multiplications, at
-the rate of a plain matrix product with the shape of the model's largest matrix.
+batching cannot be faster than this. Then a server process answers the same puzzles for 1, 8 and 32 clients. Each client
+sends a new request when it has received the answer to its previous request. Every answer is compared with the answer
+decoded alone. During this time another client asks for /healthz repeatedly. The waiting time of that client shows how
+long the event loop was blocked. The floor is the throughput of a server that spends time only on the model's
+multiplications, at the rate of a plain matrix product with the shape of the model's largest matrix.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def batches(url: str) -> tuple[float, float]:
 
 
 def compared(row: dict[str, Any], expected: list[list[str]]) -> dict[str, Any]:
-    """Replace the texts by two counts: requests whose answers equal `expected`, and different answers in all."""
+    """Replace the texts by two counts: requests whose answers equal `expected`, and the sum of different answers."""
     texts = row.pop("texts")
     equal = sum(a == b for a, b in zip(texts, expected, strict=True))
     return row | {"equal": equal, "different": sum(len(set(answers)) for answers in texts)}

@@ -130,7 +130,10 @@ class Books(TextRecipe):
 
 
 class Judge(TextRecipe):
-    """The recipe of the judge. Rows are end-of-text, then tokens from any place in a book, so texts need no context."""
+    """The recipe of the judge. A row is end-of-text followed by tokens from any place of a book.
+
+    So the judge learns to score texts without context.
+    """
 
     name = "judge"
     full = {"hidden_size": 192, "num_hidden_layers": 5, "num_attention_heads": 3, "intermediate_size": 512}

@@ -29,11 +29,11 @@ from .corpus_files import END_TEXT, Corpus, load, normalise, read_tokenizer, sto
 MASK = "<|mask|>"
 
 FORMAT = 2  # the version of the folder's format; increase it when the same text would give other files
-SMALLEST, LARGEST = 256 + 2, 1 << 15  # --vocabulary has room for all bytes and two special tokens, and ids fit int16
+SMALLEST, LARGEST = 256 + 2, 1 << 15  # limits of --vocabulary: all bytes and two special tokens; ids that fit int16
 PIECE = 1 << 16  # a book is encoded in strings of at least this many characters
 BATCH = 32  # at most this many strings are encoded at once, to limit the memory
 RUN = 16  # a run is this many consecutive tokens
-SHARED = 0.05  # a held-out book is left out if the training text has more than this share of its runs
+SHARED = 0.05  # a held-out book is left out if more than this share of its runs is in the training text
 
 # ByteLevel splits text into words. A line feed before a visible character is always a word of its own.
 # The white space before that line feed is another word. So cutting the text before such a line feed changes no word.
