@@ -96,7 +96,7 @@ class Prepared:
         return [key if name is None else key_of(name) for key, name in zip(own, names, strict=True)]
 
     def _plan(self, ids: list[int], key: int) -> Request:
-        """Return the request of a prompt. If the prompt has holes, masks follow only if the caller gives a length."""
+        """Return the request of a prompt. After a prompt with holes, masks are added only if the caller gives a length."""
         model, settings = self.model, self.settings
         holes = model.mask_id in ids
         if holes and not self.length_given:
@@ -148,7 +148,7 @@ def default_length(model: Model, settings: Settings) -> int:
 
 
 def schedule_for(length: int, settings: Settings) -> Schedule:
-    """Return the schedule of windows of this length. Raise an error if there is no schedule, or if the schedule would
+    """Return the schedule for windows of this length. Raise an error if there is no schedule, or if the schedule would
     make the k answers equal."""
     schedule = make_schedule(length, settings.steps, settings.block_length, settings.order == "ancestral")
     if all(step.move == 1 for step in schedule.steps):

@@ -216,7 +216,7 @@ class Draws:
         self._source = np.random.PCG64(np.random.SeedSequence(key))
 
     def below(self, bound: int, count: int) -> NDArray[np.int32]:
-        """Return `count` int32 numbers, uniform on 0..bound-1. The relative error of chances is up to bound / 2^32."""
+        """Return `count` int32 numbers, each uniform on 0..bound-1. Chances are exact to a factor 1 ± bound / 2^32."""
         words = self._source.random_raw((count + 1) // 2).astype("<u8", copy=False).view("<u4")[:count]
         return ((words.astype(np.uint64) * np.uint64(bound)) >> np.uint64(32)).astype(np.int32)
 
