@@ -96,7 +96,7 @@ class Prepared:
         return [key if name is None else key_of(name) for key, name in zip(own, names, strict=True)]
 
     def _plan(self, ids: list[int], key: int) -> Request:
-        """Return the request of a prompt. After a prompt with holes, masks are added only if the caller gives a length."""
+        """Return the request of a prompt. After a prompt with holes, masks are added only if a length is given."""
         model, settings = self.model, self.settings
         holes = model.mask_id in ids
         if holes and not self.length_given:

@@ -66,7 +66,7 @@ def _bytes(codec: Any, token: int) -> list[int] | None:
 
 
 def spell(pieces: Iterable[Piece | None]) -> list[str | None]:
-    """Return the text of each piece. A character that spans several tokens is in the text of the last of them."""
+    """Return the text of each piece. A character made of several tokens is in the text of its last token."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     texts: list[str | None] = []
     for part in pieces:

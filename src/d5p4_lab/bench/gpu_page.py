@@ -21,7 +21,7 @@ def find(results: Mapping[str, Any], section: str, what: str, size: str = "") ->
 
 
 def best_ms(row: Row, name: str) -> float | None:
-    """Return the time of our operation in a CUDA graph if this was measured, otherwise the eager time."""
+    """Return our operation's time in a CUDA graph, or its eager time if the graph was not measured."""
     return row.get(f"{name}_graph_ms", row.get(f"{name}_ms"))
 
 

@@ -47,7 +47,7 @@ def answers(setup: Setup, case: Case) -> Source:
 
 
 def scores(setup: Setup, case: Case, scorer: str) -> Source:
-    """Return the `Source` of a scorer's scores of a case's answers, with one row per set. `scorer` is `kind:model`."""
+    """Return the `Source` that scores the answers of a case with `scorer` (`kind:model`). It has one row per set."""
     source = answers(setup, case)
     rows = setup.rows(source)
     kind, _, model = scorer.partition(":")

@@ -107,7 +107,7 @@ class Recipe(ABC):
 
     @abstractmethod
     def layers(self, model: nn.Module) -> Iterable[nn.Module]:
-        """Return the layers, which are compiled one by one. All share a compilation, except LLaDA's first layer."""
+        """Return the layers, to be compiled one by one. All but LLaDA's first layer share one compiled program."""
 
     @abstractmethod
     def tensors(self, model: nn.Module) -> dict[str, Tensor]:

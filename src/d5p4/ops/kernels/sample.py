@@ -20,7 +20,10 @@ from .vocab import _LOG2E, Blocks, sharpness
 def _draw(
     logits, offset, rows, top, mass, u, token, ids, stride, blocks, sharpness, COUNT: tl.constexpr, SIZE: tl.constexpr
 ):
-    """Draw tokens [R, C] for uniforms u [R, C]. A row's `ids` logits form `blocks` blocks of SIZE. COUNT is a power of two >= blocks."""
+    """Draw tokens [R, C] for uniforms u [R, C].
+
+    The `ids` logits of a row form `blocks` blocks of SIZE logits. COUNT is a power of two >= blocks.
+    """
     row, child = tl.program_id(0).to(tl.int64), tl.program_id(1)
     place_of_draw = row * tl.num_programs(1) + child
     block = tl.arange(0, COUNT)
