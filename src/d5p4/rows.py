@@ -139,7 +139,7 @@ class RowRunner:
         return stored.sum(-1)
 
     def _forward(self, answers: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute states and features [R, L, D] in microbatches. chosen [R, 2]: the prompt and index of each row."""
+        """Compute states and features [R, L, D] in microbatches. chosen [R, 2]: each row's two indices in `answers`."""
         if not len(chosen):
             weight = self.model.head.weight
             nothing = weight.new_zeros(0, answers.shape[2], weight.shape[1])

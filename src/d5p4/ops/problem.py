@@ -3,7 +3,7 @@
 Maximise log det(L_S) + sum of log_gain over S, over sets S of k items, one from each group.
 
 The better of two sets has (1) fewer zero pivots, (2) the larger sum of log pivot + log gain over the pivots that are
-not zero, (3) the larger sum of quality, (4) the smaller ties, compared in ascending order. The first difference
+not zero, (3) the larger sum of quality, (4) the smaller tie numbers, compared in ascending order. The first difference
 decides, and values within TOLERANCE of each other count as equal. The pivots are those of a Cholesky factorisation of
 L_S that takes the largest pivot times gain first, so the pivots do not depend on the order of the items.
 """
