@@ -34,7 +34,7 @@ class GreedyBeam:
 
 @dataclass(frozen=True)
 class Random:
-    """Picks one item of each group at random. Key and tie hash give each item a uniform number; the largest wins. O(N)."""
+    """Picks a random item of each group. Key and tie hash give each item a uniform number; the largest wins. O(N)."""
 
     def __call__(self, pool: PoolView, k: int, key: Tensor) -> Choice:
         tie = by_group(pool.tie, k)
