@@ -21,7 +21,7 @@ SHOWN = 8
 
 
 def read_json(path: Path, missing: Any = None) -> Any:
-    """Read the object in a JSON file. If there is no file, return `missing`, or raise an error if that is None."""
+    """Read the object in a JSON file. If no file exists, return `missing`, or raise an error if `missing` is None."""
     if not path.is_file() and missing is not None:
         return missing
     try:
