@@ -69,7 +69,7 @@ def figure(values: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Figure:
 
 
 def paired_difference(a: ArrayLike, b: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Figure:
-    """Return the mean of a - b. Both are [n], with the same units, so difficulty that a unit has for both cancels."""
+    """Return the mean of a - b. a and b [n] have the same units, so what makes a unit hard in a and in b cancels."""
     left, right = _same_length(a, b)
     with np.errstate(invalid="ignore"):  # inf - inf is NaN, and `figure` leaves NaN out
         return figure(left - right, seed, draws)

@@ -101,7 +101,7 @@ class Recorder:
         return size > 1 and (shot.step % max(1, stride) == 0 or shot.step == shot.steps - 1)
 
     def trace(self, prompt: Any, result: Result, place: int, seed: int, seconds: float) -> dict[str, Any]:
-        """Return the whole trace after the decode with `seed`. `place` is the prompt's row in the result."""
+        """Return the whole trace after the decode with `seed`. `place` is the index of the prompt in the result."""
         settings, answers = result.settings, Answers(result, place)
         pieces = Pieces(self.model)
         right = grade(self.model, prompt, answers.texts)
