@@ -167,7 +167,7 @@ def spearman(a: ArrayLike, b: ArrayLike, seed: int = 0, draws: int = DRAWS) -> F
 def stratified_correlation(
     parameter: ArrayLike, metric: ArrayLike, bins: int = 10, log: bool = True, seed: int = 0, draws: int = DRAWS
 ) -> Figure:
-    """Return how well a parameter steers a metric: Pearson's correlation of the bins' centres and the bins' means.
+    """Return how well a parameter steers a metric: Pearson's correlation between the centre and the mean of each bin.
 
     `parameter` and `metric` are [n], one number per point. The range of the parameter (with `log`, of its logarithm) is
     divided into bins of equal width, and the metric is averaged in each bin that is not empty. The interval and the

@@ -196,7 +196,7 @@ def _area(p: np.ndarray, q: np.ndarray, smoothing: float, scaling: float) -> Flo
     p, q = p + smoothing, q + smoothing
     p, q = p / p.sum(-1, keepdims=True), q / q.sum(-1, keepdims=True)
     corner = np.ones(p.shape[:-1])
-    xs, ys = [corner], [0 * corner]  # the end of the curve, where r is q and KL(p || r) counts as infinite
+    xs, ys = [corner], [0 * corner]  # the end of the curve, where r is q and KL(p || r) is taken as infinite
     for w in MIXTURES:
         r = w * p + (1 - w) * q
         xs.append(np.exp(-scaling * _divergence(q, r)))

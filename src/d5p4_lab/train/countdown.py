@@ -31,7 +31,7 @@ class Rows(NamedTuple):
     prompts: Tensor  # [B, PROMPT] int64, right-aligned
     prompt_lengths: Tensor  # [B]
     answers: Tensor  # [B, ANSWER] int64, filled with end-of-text
-    least: Tensor  # [B] the shortest window that fits all answers to puzzles with this count of numbers
+    least: Tensor  # [B] the shortest window that fits all answers to puzzles with as many numbers
 
 
 class Problems(torch.utils.data.Dataset):
