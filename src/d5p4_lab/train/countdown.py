@@ -1,6 +1,6 @@
 """The recipe of the model `countdown`, which solves arithmetic puzzles and has LLaDA's layout and LLaDA's loss.
 
-The loss covers only answer tokens, and the model sees the prompt unmasked. In one of ten rows the prompt is masked,
+The loss covers only answer tokens. Prompts are unmasked, except that in one of ten rows the whole prompt is masked,
 which trains the unconditional predictions that guidance needs. The window of an answer has a random length, so any
 `gen_length` works.
 """

@@ -112,7 +112,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 # A program handles a piece of one row, because a bound that depends on the number of rows would prevent wide loads.
 @triton.jit
 def _silu_gate(a, b, out, a_step, b_step, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """a, b and out are [rows, WIDTH]. Rows of a are a_step apart in memory, rows of b b_step."""
+    """a, b and out are [rows, WIDTH]. In memory, rows of a are a_step apart, and rows of b are b_step apart."""
     pieces: tl.constexpr = tl.cdiv(WIDTH, BLOCK)
     row = (tl.program_id(0) // pieces).to(tl.int64)
     i = tl.program_id(0) % pieces * BLOCK + tl.arange(0, BLOCK)
