@@ -122,7 +122,7 @@ class LastPool:
         return [[self.text(p, n) for n in range(len(rows))] for p, rows in enumerate(self.tokens)]
 
     def score(self, kind: str, positions: str) -> Tensor:
-        """Return the raw score [P, N] that the parent of each row had at the last forward, over the whole window."""
+        """Return [P, N]: for each row, the raw score of its parent over the whole window, at the last forward."""
         return self.look.score(kind, positions, whole=True).gather(1, self.choice.parents)
 
     def logprob(self) -> Tensor:

@@ -69,7 +69,7 @@ def figure(values: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Figure:
 
 
 def paired_difference(a: ArrayLike, b: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Figure:
-    """Return the mean of a - b. Both are [n], with the same units, so difficulty that a unit has for both cancels."""
+    """Return the mean of a - b. a and b [n] have the same units, so what makes a unit hard in a and in b cancels."""
     left, right = _same_length(a, b)
     with np.errstate(invalid="ignore"):  # inf - inf is NaN, and `figure` leaves NaN out
         return figure(left - right, seed, draws)
@@ -167,7 +167,7 @@ def spearman(a: ArrayLike, b: ArrayLike, seed: int = 0, draws: int = DRAWS) -> F
 def stratified_correlation(
     parameter: ArrayLike, metric: ArrayLike, bins: int = 10, log: bool = True, seed: int = 0, draws: int = DRAWS
 ) -> Figure:
-    """Return how well a parameter steers a metric: Pearson's correlation of the bins' centres and the bins' means.
+    """Return how well a parameter steers a metric: Pearson's correlation between the centre and the mean of each bin.
 
     `parameter` and `metric` are [n], one number per point. The range of the parameter (with `log`, of its logarithm) is
     divided into bins of equal width, and the metric is averaged in each bin that is not empty. The interval and the

@@ -59,7 +59,7 @@ class PartitionSample(Checked):
         return pool.keep(problem.restore(sets))
 
     def _enumerate(self, problem: Problem, key: Tensor) -> Tensor:
-        """Draw sets [P, k] as argmax(log value + Gumbel noise) of all sets. The noise is keyed by the members' ties."""
+        """Draw the sets [P, k] of largest log value + Gumbel noise. The tie hashes of a set's items key its noise."""
         sets = transversals(problem.k, problem.kernel.shape[-1] // problem.k, key.device)
         step = max(1, _CHUNK // sets.numel())
         drawn = []

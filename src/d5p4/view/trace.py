@@ -74,7 +74,7 @@ class Recorder:
         self._final: list[list[int]] = []  # [m][L] tokens after the last step
 
     def step(self, shot: Snapshot, place: int) -> None:
-        """Record a step. `place` is the prompt's row in the snapshot's tensors. The snapshot itself is not kept."""
+        """Record a step. `place` is the index of the prompt in the snapshot's tensors. The snapshot is not kept."""
         view, choice = shot.view, shot.choice
         size, device = view.size, shot.tokens.device
         before = shot.tokens[place, choice.parents[place]].repeat_interleave(choice.children, 0)
@@ -101,7 +101,7 @@ class Recorder:
         return size > 1 and (shot.step % max(1, stride) == 0 or shot.step == shot.steps - 1)
 
     def trace(self, prompt: Any, result: Result, place: int, seed: int, seconds: float) -> dict[str, Any]:
-        """Return the whole trace after the decode with `seed`. `place` is the prompt's row in the result."""
+        """Return the whole trace after the decode with `seed`. `place` is the index of the prompt in the result."""
         settings, answers = result.settings, Answers(result, place)
         pieces = Pieces(self.model)
         right = grade(self.model, prompt, answers.texts)
@@ -211,7 +211,7 @@ def _worded(model: Model, prompt: Any) -> dict[str, Any]:
 
 
 def _written(rows: list[list[Change]], pieces: Pieces) -> list[list[Change]]:
-    """Replace the token ids in the changes by the numbers of their pieces."""
+    """Replace each token id in the changes by the token's number in `pieces`."""
     return [[[position, pieces.index(token), chance] for position, token, chance in row] for row in rows]
 
 

@@ -220,7 +220,7 @@ class Family:
 
     tokens: Tensor  # [L]
     open: Tensor  # [L] bool: True at the masked positions of the block
-    low: Tensor  # [L, V] a uniform number from low to high draws the token; low is inf if no number draws it
+    low: Tensor  # [L, V] a token is drawn by uniform numbers from low to high; low is inf if no number draws the token
     high: Tensor  # [L, V]
     worth: Tensor  # [L, V] the value of a position if it draws the token; high values are revealed first
     last_ids: Sequence[int]  # tokens of value 0; positions that draw such tokens are revealed from left to right

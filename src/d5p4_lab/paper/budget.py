@@ -163,7 +163,7 @@ def _gain(a: Spent, b: Spent) -> Figure:
 
 
 def _same_rows(setup: Setup, by_case: Mapping[str, Spent], task: str, ours: Spent) -> tuple[str, Figure]:
-    """Return the name of the independent case whose row count is closest to that of `ours`, and our lead over it."""
+    """Return the name of the independent case nearest to `ours` in rows, and the lead of `ours` over that case."""
     alone = {m: by_case[f"{task} independent, {m} answers"] for m in setup["more"]}
     m = min(alone, key=lambda m: abs(alone[m].rows.value - ours.rows.value))
     name = f"{m} independent answers ({alone[m].rows.value:.2f} rows against {ours.rows.value:.2f})"

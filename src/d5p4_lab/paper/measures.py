@@ -192,11 +192,11 @@ def last_token_features(
 
 
 def _area(p: np.ndarray, q: np.ndarray, smoothing: float, scaling: float) -> Floats:
-    """Return the areas [...] under the MAUVE curves of pairs of histograms of counts, p [..., K] and q [..., K]."""
+    """Return [...]: the area under the MAUVE curve of each pair of histograms p [..., K] and q [..., K] (counts)."""
     p, q = p + smoothing, q + smoothing
     p, q = p / p.sum(-1, keepdims=True), q / q.sum(-1, keepdims=True)
     corner = np.ones(p.shape[:-1])
-    xs, ys = [corner], [0 * corner]  # the end of the curve, where r is q and KL(p || r) counts as infinite
+    xs, ys = [corner], [0 * corner]  # the end of the curve, where r is q and KL(p || r) is taken as infinite
     for w in MIXTURES:
         r = w * p + (1 - w) * q
         xs.append(np.exp(-scaling * _divergence(q, r)))

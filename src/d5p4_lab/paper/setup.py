@@ -42,7 +42,7 @@ MAY_BE_NONE = ("encoder", "start")  # settings that may be set to None
 
 @dataclass(frozen=True)
 class Case:
-    """One way to decode, applied to the first `units` prompts of a task, or to `units` sets without a prompt."""
+    """One way to decode. It decodes the first `units` prompts of a task, or `units` sets without a prompt."""
 
     name: str  # the name of the case in tables and figures
     options: Mapping[str, Any]  # options of `d5p4.generate`

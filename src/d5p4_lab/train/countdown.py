@@ -1,6 +1,6 @@
 """The recipe of the model `countdown`, which solves arithmetic puzzles and has LLaDA's layout and LLaDA's loss.
 
-The loss counts answers only, and the model sees the prompt unmasked. In one of ten rows the whole prompt is masked,
+The loss covers only answer tokens. Prompts are unmasked, except that in one of ten rows the whole prompt is masked,
 which trains the unconditional predictions that guidance needs. The window of an answer has a random length, so any
 `gen_length` works.
 """
@@ -31,7 +31,7 @@ class Rows(NamedTuple):
     prompts: Tensor  # [B, PROMPT] int64, right-aligned
     prompt_lengths: Tensor  # [B]
     answers: Tensor  # [B, ANSWER] int64, filled with end-of-text
-    least: Tensor  # [B] the shortest window that fits all answers to puzzles with this count of numbers
+    least: Tensor  # [B] the shortest window that fits all answers to puzzles with as many numbers as this one
 
 
 class Problems(torch.utils.data.Dataset):

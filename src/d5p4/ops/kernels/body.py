@@ -1,4 +1,4 @@
-"""The operations of `ops.body`, each in one pass. A program handles a row, a piece of a row, or some tokens."""
+"""The operations of `ops.body`, each as one kernel. One program handles a row, a piece of a row, or some tokens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def as_rows(x: Tensor) -> Tensor:
 def _add_rms_norm(
     x, delta, weight, total, normal, x_step, delta_step, eps, D: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr
 ):
-    """x, delta, total, normal are [rows, D], weight [D]. Rows of x (delta) are x_step (delta_step) apart in memory."""
+    """weight is [D], other tensors are [rows, D]. In memory, rows of x are x_step apart, rows of delta delta_step."""
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     inside = i < D
@@ -112,7 +112,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 # A program handles a piece of one row, because a bound that depends on the number of rows would prevent wide loads.
 @triton.jit
 def _silu_gate(a, b, out, a_step, b_step, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """a, b and out are [rows, WIDTH]. Rows of a (of b) are a_step (b_step) apart in memory."""
+    """a, b and out are [rows, WIDTH]. In memory, rows of a are a_step apart, and rows of b are b_step apart."""
     pieces: tl.constexpr = tl.cdiv(WIDTH, BLOCK)
     row = (tl.program_id(0) // pieces).to(tl.int64)
     i = tl.program_id(0) % pieces * BLOCK + tl.arange(0, BLOCK)

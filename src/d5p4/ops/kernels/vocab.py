@@ -147,7 +147,7 @@ def block_stats(
 
 
 def join_blocks(blocks: Blocks, want: Collection[str], offset: Tensor | None = None) -> dict[str, Tensor]:
-    """Return the wanted statistics and "logsumexp", [R] float32. "certainty" averages over ids of finite offset."""
+    """Return the wanted statistics and "logsumexp", [R] float32. "certainty" averages over ids that are not banned."""
     count, number = blocks.top.shape
     names = ("logsumexp", "entropy", "best", "margin", "certainty")
     out = {name: blocks.top.new_empty(count) for name in names if name == "logsumexp" or name in want}
