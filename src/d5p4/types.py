@@ -273,7 +273,7 @@ class Result:
     texts           [P][k] text of the answer, or the whole filled text if the prompt had holes
     sequences       [P, k, T] prompt and answer, left-padded; attention_mask [P, T] is True at real tokens
     score           [P, k] scores, which can be compared between prompts; `score_kind` says what a score means
-    similarity      [P, k, k] similarities S of the chosen rows at the last forward; logdet [P] is the log determinant of S
+    similarity      [P, k, k] similarity S of the chosen rows at the last forward; logdet [P] is log det S
     distinct        [P] how many of the k answers differ
     lineage         [P] tensors [k, steps]: index of each answer's ancestor in the pool of every step
     seed            the seed of the random numbers

@@ -266,7 +266,7 @@ def distinct(bench: Bench) -> list[Row]:
 
 
 def host(bench: Bench) -> list[Row]:
-    """Measure the host's (CPU's) seconds per prompt or line, and the seconds per request to torchrun's key-value store."""
+    """Measure the CPU time per prompt, the CPU time per line, and the time per request to torchrun's key-value store."""
     sizes = bench.plan.host
     with tempfile.TemporaryDirectory() as name:
         return [*_input(sizes, Path(name)), *_parts(sizes, Path(name)), *_store(sizes)]
