@@ -237,7 +237,7 @@ class Snapshot:
 
     step: int
     steps: int
-    prompts: Tensor  # [P] the index of each of these P prompts in the list of prompts that was passed to the call
+    prompts: Tensor  # [P] the numbers by which callbacks and errors name these prompts
     tokens: Tensor  # [P, N, L] window tokens of the pool from which the parents were chosen
     view: PoolView
     choice: Choice
@@ -346,7 +346,7 @@ class Final:
     score: Callable[[str, str], Tensor]  # returns raw scores [P, N] of the rows' parents at the last forward
     logprob: Callable[[], Tensor]  # returns the mean log-probability [P, N] of the final tokens
     texts: Callable[[], list[list[str]]]  # returns the texts [P][N] of all rows
-    prompts: Tensor  # [P] the index of each of these P prompts in the list of prompts that was passed to the call
+    prompts: Tensor  # [P] the numbers by which callbacks and errors name these prompts
 
 
 class Kept(NamedTuple):

@@ -111,7 +111,7 @@ def one_thread(device: torch.device) -> Iterator[None]:
 
 
 def measured(call: Callable[[], Result], device: torch.device) -> tuple[Result, float, float]:
-    """Call a function twice. Return the first result, the ms of the second call, and the peak GB of the first call."""
+    """Call `call` twice. Return the first result, the ms of the second call, and the peak GB that the first call added."""
     with Held(device) as meter:
         result = call()
     return result, timed(call, device)[1], meter.peak / 1e9

@@ -45,7 +45,7 @@ values, or None if no reference is known, as in `generate`, `compare`, `serve` a
 
 @dataclass(frozen=True)
 class Grader:
-    """Two functions, which mark the answers to a task as right and tell which are the same, and texts about the task."""
+    """The functions that tell which answers to a task are right and which are the same, and texts about the task."""
 
     name: str
     grade: Grade

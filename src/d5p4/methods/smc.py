@@ -65,7 +65,7 @@ class ESMC(Checked):
         return Choice(parents, 1)
 
     def finish(self, final: Final, k: int, **_: object) -> Kept:
-        """Return the k particles (rows) whose parents have the lowest mean entropy, so are the most certain."""
+        """Return the k particles (rows) whose parents have the lowest mean entropy (are the most certain)."""
         return Kept(ranked(final.score("entropy", "masked"), final.tie)[:, :k])
 
     def reward(self, pool: PoolView) -> Tensor:
