@@ -1,4 +1,4 @@
-"""The configuration of a run holds all values that can change the answers. A run continues only if all are unchanged."""
+"""The configuration of a run is all values that can change the answers. A run continues only if these are unchanged."""
 
 from __future__ import annotations
 
