@@ -161,7 +161,7 @@ def table(results: Mapping[str, Any]) -> str:
 
 
 def texts(results: Mapping[str, Any]) -> str:
-    """Return the first eight texts of the kind SHOWN as Markdown."""
+    """Return Markdown with the first eight texts of one kind. `SHOWN` is the name of this kind."""
     shown = [text for texts in results["kinds"][SHOWN]["sets"] for text in texts][:8]
     parts = [f"The first {len(shown)} texts of seed {results['seed']} ({SHOWN}), unpicked:"]
     for number, text in enumerate(shown, 1):
