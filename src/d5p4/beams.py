@@ -60,7 +60,7 @@ class Beams:
         return values
 
     def seats(self, parents: Tensor, rows: int) -> Seats:
-        """Return which of the parents [P, m], chosen from a pool of `rows` rows, this rank holds."""
+        """Return the parents that this rank holds. parents [P, m] are all chosen rows of a pool of `rows` rows."""
         prompts, count = parents.shape
         column = torch.arange(count, device=parents.device).expand(prompts, count)
         return Seats(torch.arange(prompts, device=parents.device), column, parents, True, (prompts, count))
@@ -80,11 +80,11 @@ class Beams:
         return pool_gram(features, slot)
 
     def agree(self, choice: Choice) -> Choice:
-        """Return the choice of the first rank on all ranks."""
+        """Return, on every rank, the choice that the first rank made."""
         return choice
 
     def agree_on(self, value: Any) -> Any:
-        """Return the value of the first rank on all ranks. The value is a small Python object."""
+        """Return, on every rank, the value that the first rank gave. The value is a small Python object."""
         return value
 
     @contextmanager

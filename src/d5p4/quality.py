@@ -51,9 +51,10 @@ def position_values(
 
 
 def mean_score(kind: str, positions: str, values: Tensor, masked: Tensor, carry_over: bool) -> Tensor:
-    """Return the mean [U] over positions of the values [U, B]. Self-certainty is NaN if no position counts.
+    """Average the values [U, B] of each row over all its positions, or over its masked positions. Return the means [U].
 
-    The mean has the widest float type of the device. The mean of a row does not depend on the other rows.
+    If self-certainty is averaged over masked positions, a row without masked positions has the mean NaN. The mean has
+    the widest float type of the device. The mean of a row does not depend on the other rows.
     """
     if positions == "all" and not (carry_over and kind == "self-certainty"):
         return steady_mean(values)

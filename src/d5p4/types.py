@@ -104,10 +104,10 @@ class Step:
     index: int
     start: int  # the step reveals positions of one block, the window positions start..stop-1
     stop: int
-    reveal: int  # how many positions an order rule reveals
+    reveal: int  # the number of positions to reveal in this step, if an order rule (such as confidence) picks them
     move: float  # the probability with which the ancestral rule unmasks a masked position
     last: bool
-    masked: int  # how many positions of the block are masked before the step, under an order rule
+    masked: int  # the number of masked positions of the block before the step, if an order rule picks positions
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ class PoolView:
 
 
 class Choice(NamedTuple):
-    """The parents that a selector has chosen. The next pool has m * children rows."""
+    """The m parents that a selector has chosen. The next pool has m * children rows."""
 
     parents: Tensor  # [P, m] int64 indices into the pool, ascending
     children: int
@@ -237,7 +237,7 @@ class Snapshot:
 
     step: int
     steps: int
-    prompts: Tensor  # [P] the numbers of these prompts in the call
+    prompts: Tensor  # [P] the numbers by which callbacks and errors name these prompts
     tokens: Tensor  # [P, N, L] window tokens of the pool from which the parents were chosen
     view: PoolView
     choice: Choice
@@ -273,7 +273,7 @@ class Result:
     texts           [P][k] text of the answer, or the whole filled text if the prompt had holes
     sequences       [P, k, T] prompt and answer, left-padded; attention_mask [P, T] is True at real tokens
     score           [P, k] scores, which can be compared between prompts; `score_kind` says what a score means
-    similarity      [P, k, k] S of the chosen rows at the last forward; logdet [P] is the log determinant of S
+    similarity      [P, k, k] similarity S of the chosen rows at the last forward; logdet [P] is log det S
     distinct        [P] how many of the k answers differ
     lineage         [P] tensors [k, steps]: index of each answer's ancestor in the pool of every step
     seed            the seed of the random numbers
@@ -346,7 +346,7 @@ class Final:
     score: Callable[[str, str], Tensor]  # returns raw scores [P, N] of the rows' parents at the last forward
     logprob: Callable[[], Tensor]  # returns the mean log-probability [P, N] of the final tokens
     texts: Callable[[], list[list[str]]]  # returns the texts [P][N] of all rows
-    prompts: Tensor  # [P] the numbers of these prompts in the call
+    prompts: Tensor  # [P] the numbers by which callbacks and errors name these prompts
 
 
 class Kept(NamedTuple):

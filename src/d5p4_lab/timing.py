@@ -111,7 +111,7 @@ def one_thread(device: torch.device) -> Iterator[None]:
 
 
 def measured(call: Callable[[], Result], device: torch.device) -> tuple[Result, float, float]:
-    """Call twice. Return the first result, the ms of the second call, and the peak GB that the first call added."""
+    """Run `call` twice. Return the first result, the ms of the second run, and the peak GB that the first run added."""
     with Held(device) as meter:
         result = call()
     return result, timed(call, device)[1], meter.peak / 1e9

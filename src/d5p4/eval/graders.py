@@ -45,7 +45,7 @@ values, or None if no reference is known, as in `generate`, `compare`, `serve` a
 
 @dataclass(frozen=True)
 class Grader:
-    """The functions that judge and count the answers of a task, with texts that describe the task."""
+    """The functions that tell which answers to a task are right and which are the same, and texts about the task."""
 
     name: str
     grade: Grade

@@ -1,4 +1,4 @@
-"""The configuration of a run holds all values that can change the answers. A run continues only with equal values."""
+"""The configuration of a run is all values that can change the answers. A run continues only if these are unchanged."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NOT_HASHED = ("input", "seed")
 
 
 def configuration(prepared: Prepared, input_hash: str, seed: int) -> dict[str, Any]:
-    """Return the configuration, which the header of a run keeps. The next start must have the same configuration."""
+    """Return the configuration, which is kept in the header file of a run. A later start must have the same one."""
     model, settings = prepared.model, prepared.settings.to_dict()
     if not prepared.settings.deterministic:
         del settings["max_tokens_per_forward"]  # the size of a forward can change answers only by rounding

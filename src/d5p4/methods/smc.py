@@ -65,7 +65,7 @@ class ESMC(Checked):
         return Choice(parents, 1)
 
     def finish(self, final: Final, k: int, **_: object) -> Kept:
-        """Return the k particles (rows) with the most certain parents, those of the lowest mean entropy."""
+        """Return the k particles (rows) whose parents have the lowest mean entropy (are the most certain)."""
         return Kept(ranked(final.score("entropy", "masked"), final.tie)[:, :k])
 
     def reward(self, pool: PoolView) -> Tensor:
@@ -85,7 +85,7 @@ class ESMC(Checked):
         return (exponent + 1) / (exponent + 1).sum(-1, keepdim=True)
 
     def _resample(self, chances: Tensor, tie: Tensor, key: Tensor) -> Tensor:
-        """Return the drawn parents [P, N], ascending."""
+        """Return the indices [P, N] of the drawn parents, in ascending order."""
         order = canonical_order(tie)
         number = torch.arange(tie.shape[-1], device=tie.device)
         if self.resampling == "multinomial":

@@ -31,7 +31,7 @@ def argbest(values: Tensor, tie: Tensor, dim: int = -1) -> Tensor:
 
 
 def ranked(values: Tensor, *ties: Tensor) -> Tensor:
-    """Return the indices that sort values [..., N] in descending order; `ties` sort equal values in ascending order."""
+    """Return the indices that sort values [..., N], largest first. Of equal values, the smallest tie comes first."""
     order = torch.arange(values.shape[-1], device=values.device).expand(values.shape)
     for tie in reversed(ties):
         order = order.gather(-1, tie.gather(-1, order).argsort(dim=-1, stable=True))

@@ -125,7 +125,7 @@ def samples(options: argparse.Namespace, model: Any) -> dict[str, Any]:
 
 
 def with_shares(kind: dict[str, Any]) -> dict[str, Any]:
-    """Add the mean share of different n-grams per set to a kind of text, and return the kind."""
+    """Add the share of different n-grams, averaged over sets, to the entry of a kind of text. Return the entry."""
     for n in (2, 4):
         shares = np.array([distinct_share(texts, n) for texts in kind["sets"]])
         kind[f"distinct_{n}"], kind[f"distinct_{n}_se"] = ratio(shares, np.ones(len(shares)))
@@ -161,7 +161,7 @@ def table(results: Mapping[str, Any]) -> str:
 
 
 def texts(results: Mapping[str, Any]) -> str:
-    """Return the first eight texts of the kind SHOWN as Markdown."""
+    """Return Markdown with the first eight texts of one kind. `SHOWN` is the name of this kind."""
     shown = [text for texts in results["kinds"][SHOWN]["sets"] for text in texts][:8]
     parts = [f"The first {len(shown)} texts of seed {results['seed']} ({SHOWN}), unpicked:"]
     for number, text in enumerate(shown, 1):
@@ -186,7 +186,7 @@ def report(results: Mapping[str, Any]) -> str:
 
 
 def _about(figures: Mapping[str, float], name: str, digits: int) -> str:
-    """Return a figure ± half the width of its 95 % interval."""
+    """Return the text "value ± half the width of the 95 % interval" for a figure."""
     return f"{figures[name]:.{digits}f} ± {1.96 * figures[f'{name}_se']:.{digits}f}"
 
 

@@ -266,7 +266,7 @@ def distinct(bench: Bench) -> list[Row]:
 
 
 def host(bench: Bench) -> list[Row]:
-    """Measure the time of the host per prompt or line, and the time per request to torchrun's key-value store."""
+    """Time the work of the host (the CPU) per prompt and per line, and a request to torchrun's key-value store."""
     sizes = bench.plan.host
     with tempfile.TemporaryDirectory() as name:
         return [*_input(sizes, Path(name)), *_parts(sizes, Path(name)), *_store(sizes)]

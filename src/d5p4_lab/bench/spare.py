@@ -5,7 +5,7 @@
 
 The settings are k = w = 4, temperature 1 and one seed. "Four different" is the share of puzzles whose four texts all
 differ. "Different right" counts the right answers per puzzle that differ by more than the order of operands. "Rows"
-counts the distinct rows per puzzle that go through the model.
+is the number of distinct rows per puzzle that go through the model.
 """
 
 from __future__ import annotations

@@ -175,7 +175,7 @@ def agreed(verdicts: Sequence[Verdict]) -> Verdict:
 
 
 def every(verdicts: Sequence[Verdict]) -> Verdict:
-    """Return the verdict on a claim with several parts, which is the worst verdict on any of the parts."""
+    """Return the verdict on a claim that has several parts: the worst of the verdicts on its parts."""
     for worst in ("does not hold", "not clear", "not testable at this scale"):
         if worst in verdicts:
             return worst

@@ -34,7 +34,7 @@ FULL = 4  # the first batch on a GPU fills this many forwards, so a batch of 1 /
 
 @dataclass(frozen=True)
 class Source:
-    """The rows of one kind: their names, their file, and the function that makes them.
+    """Describes rows of one kind: the keys that name the rows, the file of the rows, and the function that makes them.
 
     path       the file, relative to the folder of results; a `.xz` file is compressed, and is committed for drawing
     made_with  everything that the rows depend on; a file made with other values raises an error

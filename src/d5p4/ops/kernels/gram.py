@@ -90,7 +90,7 @@ def pool_gram(features: Tensor, slot: Tensor, first: Tensor) -> Tensor:
 
 def pool_pieces(features: Tensor, slot: Tensor, piece: int) -> Tensor:
     """Return the products [P, pieces, N, N] float32 of rows of features [U, B, D] over each piece of the B x D axis.
-    slot [P, N] are the rows' indices. If a matrix has several tiles, the tiles below the diagonal are not written."""
+    slot [P, N] is each row's index in features. If a matrix has several tiles, tiles below the diagonal are unset."""
     if features.stride(2) != 1 or features.stride(1) != features.shape[2]:
         features = features.contiguous()
     pools, size = slot.shape
