@@ -238,7 +238,7 @@ def plan(
 
 
 def resolved(run: Run, model: d5p4.Model) -> dict[str, Any]:
-    """Return the settings of a run that differ from the library's defaults, including those that the model changes."""
+    """Return a run's settings that differ from the library's defaults, including settings that the model changes."""
     defaults, settings = d5p4.Settings().to_dict(), d5p4.Settings.make(model, **run.options()).to_dict()
     # The committed results do not name the solver, because they were made with the default solver.
     params = {name: value for name, value in settings["params"].items() if (name, value) != ("solver", "local-search")}

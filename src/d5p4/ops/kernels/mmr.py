@@ -1,4 +1,4 @@
-"""Maximal marginal relevance from all starts of P pools in one launch: see `ops.mmr`. Each program runs one start."""
+"""Maximal marginal relevance (`ops.mmr`) of P pools in one launch. Each program runs one start (one first pick)."""
 
 from __future__ import annotations
 
