@@ -39,7 +39,7 @@ class RankLost(D5P4Error):
 
 
 def in_short(error: BaseException) -> str:
-    """Return the first line of an error's message, without a leading [part]. If it is empty, return the error's type."""
+    """Return the first line of an error's message without a leading [part]. If it is empty, return the error's type."""
     lines = str(error).strip().splitlines()
     return (re.sub(r"^\[[^\]]*\]\s*", "", lines[0]) if lines else "")[:160] or type(error).__name__
 

@@ -143,7 +143,7 @@ def _climb(problem: Problem, sets: Tensor, regular: Tensor) -> Tensor:
 
 
 def _best_move(problem: Problem, prompt: Tensor, sets: Tensor, slot: Tensor, item: Tensor) -> tuple[Tensor, Tensor]:
-    """Return how much each set's best move raises the log value [b], and the move [b]: item[move] to slot[move]."""
+    """Return by how much each set's best move changes the log value [b], and the move [b]: item[move] to slot[move]."""
     inverse, cross, solved = condition(problem.kernel, prompt, sets)
     residual = problem.kernel.diagonal(dim1=-2, dim2=-1)[prompt] - (cross * solved).sum(1)
     precision = inverse.diagonal(dim1=-2, dim2=-1)[:, slot]

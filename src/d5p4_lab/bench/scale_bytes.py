@@ -92,7 +92,7 @@ class LookUp:
 
 
 def work(sizes: Sizes) -> dict[str, Any]:
-    """Run all cases on one rank, then time votes. The bytes of a step are the bytes sent between two forwards."""
+    """Run one rank's part of all cases, then time votes. The bytes of a step are those sent between two forwards."""
     torch.set_num_threads(1)
     mesh = connect((1, sizes.ranks), timeout=120, device="cpu")
     beams: Any = mesh.beams  # typed as Any, because `_vote` is private

@@ -42,7 +42,11 @@ def draw(setup: Setup) -> Drawing:
 
 
 def _corner(m: Means) -> np.ndarray:
-    """The point [nats, cosine] that bounds areas: nats of independent sampling, cosine of it or greedy beam (larger)."""
+    """Return the corner [nats, cosine]. The area of a front is measured between the front and this point.
+
+    The nats come from independent sampling. The cosine comes from independent sampling or greedy beam search,
+    whichever cosine is larger.
+    """
     return np.array([m[INDEPENDENT][0, 0], max(m[INDEPENDENT][0, 1], m[GREEDY][0, 1])])
 
 
