@@ -37,9 +37,9 @@ class RMSNorm(nn.Module):
 class Padding(NamedTuple):
     """The positions and attention masks of a batch whose rows are padded on the left."""
 
-    positions: Tensor  # [R or 1, T], counted from the first real token
+    positions: Tensor  # [R or 1, T], counted from the first token that is not padding
     keys: Tensor | None  # [R, 1, 1, T] bool, True at positions that attention may read; None means all positions
-    first: Tensor | None  # [R, T] bool, True at the first real token of each row; None means column 0
+    first: Tensor | None  # [R, T] bool, True at each row's first token that is not padding; None means column 0
 
 
 def read_padding(tokens: Tensor, attention_mask: Tensor | None) -> Padding:

@@ -67,7 +67,7 @@ map_inference = partial(partition_map, partition=False)
 
 
 def solve(problem: Problem, starts: Starts = "k", local_search: bool = True) -> Tensor:
-    """Return the chosen items [P, k] of a prepared problem, as indices into the problem's canonical order."""
+    """Return the items [P, k] chosen for a prepared problem. They are indices into the problem's canonical order."""
     prompts, size = problem.quality.shape
     first = _first_picks(problem, starts)
     together = max(1, 4 * _CHUNK // (problem.k * size))  # at most this many starts run at once, over all prompts

@@ -212,7 +212,7 @@ def sweep(method: Method, numbers: int, count: int) -> list[Run]:
 def plan(
     book: Book, chosen: Sequence[Method], numbers: Sequence[int], count: int, tune: int, seeds: int
 ) -> Iterator[Run]:
-    """Yield the runs in order of importance. A method's tuning runs (its sweep) precede its tests. Controls are last.
+    """Yield the runs in order of importance. Guided runs and controls are last. A sweep is the tuning of a method.
 
     The tests of a method need the results of its sweep in `book`, so finish each run before asking for the next run.
     """

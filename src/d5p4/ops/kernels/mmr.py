@@ -17,7 +17,7 @@ def _mmr(
     tie,  # [P, N]
     sets,  # [P, starts, k] the picks of each start
     value_out,  # [P, starts]
-    tie_out,  # [P, starts] the tie of the first pick
+    tie_out,  # [P, starts] the tie-breaking number of the first pick
     done,  # [P] number of programs that have finished
     out,  # [P, k]
     size,
