@@ -115,7 +115,7 @@ class Decoder(Generic[Item]):
         return outcome
 
     def _try(self, part: list[Item]) -> Result | NonFiniteLogits | None:
-        """Return the result, or None if memory ran out. If logits are not finite, return an error with the prompts."""
+        """Return the result, None if memory ran out, or an error that names the prompts with non-finite logits."""
         settings = self.settings
         if self.halvings and not settings.deterministic:
             settings = replace(settings, max_tokens_per_forward=max(1, self._budget()))

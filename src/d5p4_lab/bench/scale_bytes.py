@@ -155,7 +155,7 @@ def start(sizes: Sizes, folder: Path) -> list[dict[str, Any]]:
 
 
 def measure(sizes: Sizes) -> list[Row]:
-    """Return the bytes per step (after step 1) of the busiest rank in each case, and the bytes of a plain gather."""
+    """Return the bytes per step (after step 1) that the busiest rank sends in each case, and in a plain gather."""
     with tempfile.TemporaryDirectory() as folder:
         ranks = start(sizes, Path(folder))
     rows = []
