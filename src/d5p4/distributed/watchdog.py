@@ -39,7 +39,7 @@ class RankLost(D5P4Error):
 
 
 def in_short(error: BaseException) -> str:
-    """Return the first line of an error's message, without a leading [part], or the error's type if that is empty."""
+    """Return the first line of an error's message without a leading [part]. If it is empty, return the error's type."""
     lines = str(error).strip().splitlines()
     return (re.sub(r"^\[[^\]]*\]\s*", "", lines[0]) if lines else "")[:160] or type(error).__name__
 
@@ -66,7 +66,7 @@ class Watchdog:
         atexit.register(self._desert)
 
     def _desert(self) -> None:
-        """When the process exits, report if this rank has not left the mesh."""
+        """Complain when the process exits although this rank has not left the mesh."""
         if not self._closed.is_set():
             self._deserted = True
             self.close()
@@ -78,7 +78,7 @@ class Watchdog:
             thread.join(timeout=5)
 
     def beat(self) -> None:
-        """Count one step of the main thread."""
+        """Record that the main thread has made one more step."""
         self._steps += 1
 
     @contextmanager

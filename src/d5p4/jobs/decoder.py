@@ -115,7 +115,7 @@ class Decoder(Generic[Item]):
         return outcome
 
     def _try(self, part: list[Item]) -> Result | NonFiniteLogits | None:
-        """Return the result, an error that names the prompts whose logits are not finite, or None if memory ran out."""
+        """Return the result, None if memory ran out, or an error that names the prompts with non-finite logits."""
         settings = self.settings
         if self.halvings and not settings.deterministic:
             settings = replace(settings, max_tokens_per_forward=max(1, self._budget()))

@@ -108,5 +108,5 @@ class D5P3(D5P4):
 
 
 def top(quality: Tensor, tie: Tensor, k: int) -> Tensor:
-    """Return the k best items [P, k], ascending."""
+    """Return the indices [P, k] of the k best items, sorted by index."""
     return ranked(quality, tie)[:, :k].sort(-1).values

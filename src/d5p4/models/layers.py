@@ -35,15 +35,15 @@ class RMSNorm(nn.Module):
 
 
 class Padding(NamedTuple):
-    """The positions and masks that follow from the left padding of a batch."""
+    """The positions and attention masks of a batch whose rows are padded on the left."""
 
-    positions: Tensor  # [R or 1, T], counted from the first real token
+    positions: Tensor  # [R or 1, T], counted from the first token that is not padding
     keys: Tensor | None  # [R, 1, 1, T] bool, True at positions that attention may read; None means all positions
-    first: Tensor | None  # [R, T] bool, True at the first real token of each row; None means column 0
+    first: Tensor | None  # [R, T] bool, True at each row's first token that is not padding; None means column 0
 
 
 def read_padding(tokens: Tensor, attention_mask: Tensor | None) -> Padding:
-    """Return the padding of tokens [R, T] that attention_mask [R, T] describes."""
+    """Return the `Padding` of a batch of tokens [R, T], read from attention_mask [R, T]."""
     if attention_mask is not None:
         if attention_mask.shape != tokens.shape:
             shapes = f"{tuple(attention_mask.shape)}, but tokens have {tuple(tokens.shape)}"

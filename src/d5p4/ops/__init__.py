@@ -1,1 +1,1 @@
-"""Numeric operations in plain torch. `kernels` has Triton versions of some of them under the same names."""
+"""Numeric operations in plain torch. `kernels` has Triton versions of some operations under the same names."""

@@ -67,7 +67,7 @@ map_inference = partial(partition_map, partition=False)
 
 
 def solve(problem: Problem, starts: Starts = "k", local_search: bool = True) -> Tensor:
-    """Return the chosen items [P, k] of a prepared problem, as indices into the problem's canonical order."""
+    """Return the items [P, k] chosen for a prepared problem. They are indices into the problem's canonical order."""
     prompts, size = problem.quality.shape
     first = _first_picks(problem, starts)
     together = max(1, 4 * _CHUNK // (problem.k * size))  # at most this many starts run at once, over all prompts
@@ -143,7 +143,7 @@ def _climb(problem: Problem, sets: Tensor, regular: Tensor) -> Tensor:
 
 
 def _best_move(problem: Problem, prompt: Tensor, sets: Tensor, slot: Tensor, item: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the change [b] of the log value by the best move, and this move [b]: item[move] goes into slot[move]."""
+    """Return by how much each set's best move changes the log value [b], and the move [b]: item[move] to slot[move]."""
     inverse, cross, solved = condition(problem.kernel, prompt, sets)
     residual = problem.kernel.diagonal(dim1=-2, dim2=-1)[prompt] - (cross * solved).sum(1)
     precision = inverse.diagonal(dim1=-2, dim2=-1)[:, slot]

@@ -106,7 +106,7 @@ def row_stats(logits: Tensor, banned: Tensor, want: Collection[str], tokens: Ten
 def plain_stats(
     logits: Tensor, banned: Tensor, want: Collection[str], tokens: Tensor | None = None
 ) -> dict[str, Tensor]:
-    """Return `row_stats` of logits that are already in max(float32, dtype) and minus infinity at banned ids."""
+    """Return `row_stats` of logits that already have dtype max(float32, dtype) and are minus infinity at banned ids."""
     lse = torch.logsumexp(logits, -1)
     stats = {"logsumexp": lse}
     if "entropy" in want:

@@ -23,7 +23,7 @@ class Parents:
     stream: Tensor  # [P, m] random streams, mixed from seed, prompt, step, tokens and number among equal parents
 
     def keyed(self, purpose: int) -> Tensor:
-        """Return the random streams [P, m] for one purpose."""
+        """Return one random stream per parent [P, m]. Different purposes get different streams."""
         return mix(self.stream, purpose)
 
 

@@ -128,7 +128,7 @@ class Record:
     settings: dict[str, Any]  # the settings that differ from the library's defaults
     session: int  # the index of the session in the file's list `sessions`
     right: str  # one hexadecimal digit per problem; its bit i is 1 if answer i is right
-    distinct: str  # a letter per problem; letter 5 t + f (a is 0) means t different right texts in f canonical forms
+    distinct: str  # a letter per problem: number 5 t + f (a is 0) for t different right texts with f canonical forms
     rows: float  # the mean number of rows through the model per problem and step
     rows_nominal: float
     seconds: float
@@ -212,7 +212,7 @@ def sweep(method: Method, numbers: int, count: int) -> list[Run]:
 def plan(
     book: Book, chosen: Sequence[Method], numbers: Sequence[int], count: int, tune: int, seeds: int
 ) -> Iterator[Run]:
-    """Yield the runs in order of importance. A method's sweep precedes its tests; guidance and controls are last.
+    """Yield the runs in order of importance. Guided runs and controls are last. A sweep is the tuning of a method.
 
     The tests of a method need the results of its sweep in `book`, so finish each run before asking for the next run.
     """
@@ -238,7 +238,7 @@ def plan(
 
 
 def resolved(run: Run, model: d5p4.Model) -> dict[str, Any]:
-    """Return the settings of a run that differ from the library's defaults, including those that the model changes."""
+    """Return a run's settings that differ from the library's defaults, including settings that the model changes."""
     defaults, settings = d5p4.Settings().to_dict(), d5p4.Settings.make(model, **run.options()).to_dict()
     # The committed results do not name the solver, because they were made with the default solver.
     params = {name: value for name, value in settings["params"].items() if (name, value) != ("solver", "local-search")}

@@ -92,7 +92,7 @@ class LookUp:
 
 
 def work(sizes: Sizes) -> dict[str, Any]:
-    """Run all cases on one rank, then time votes. The bytes of a step are the bytes sent between two forwards."""
+    """Run one rank's part of all cases, then time votes. The bytes of a step are those sent between two forwards."""
     torch.set_num_threads(1)
     mesh = connect((1, sizes.ranks), timeout=120, device="cpu")
     beams: Any = mesh.beams  # typed as Any, because `_vote` is private
@@ -155,7 +155,7 @@ def start(sizes: Sizes, folder: Path) -> list[dict[str, Any]]:
 
 
 def measure(sizes: Sizes) -> list[Row]:
-    """Return the bytes per step after step 1 that the busiest rank sends in each case, and those of a plain gather."""
+    """Return the bytes per step (after step 1) that the busiest rank sends in each case, and in a plain gather."""
     with tempfile.TemporaryDirectory() as folder:
         ranks = start(sizes, Path(folder))
     rows = []

@@ -89,7 +89,7 @@ def best_perplexity(setup: Setup, scores: Mapping[str, Row]) -> Places:
 
 
 def measures(setup: Setup, row: Row, scores: Mapping[str, Row], places: Places) -> Row:
-    """Compute the measures in the tables. The measures use only the answers of a set at the indices `places`."""
+    """Compute the measures in the tables from some answers of a set: the answers at the indices `places`."""
     texts = [row["texts"][place] for place in places]
     nearness = [f1(text, row["references"]) for text in texts]
     cosines = scores[f"cos:{setup['encoder']}"]

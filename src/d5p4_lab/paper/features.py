@@ -92,7 +92,7 @@ def texts(setup: Setup) -> Source:
 
 
 def alignment(setup: Setup) -> Source:
-    """Return the `Source` of all measures of each pooling at each mask ratio, with one row per batch of texts."""
+    """Return the `Source` with one row per batch of texts: all measures of each pooling at each mask ratio."""
 
     def make(keys: Sequence[str]) -> dict[str, Row]:
         windows = complete(setup, texts(setup))

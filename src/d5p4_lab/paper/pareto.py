@@ -42,7 +42,11 @@ def draw(setup: Setup) -> Drawing:
 
 
 def _corner(m: Means) -> np.ndarray:
-    """The corner [2] of areas: the nats of independent sampling, and the larger cosine (independent or greedy beam)."""
+    """Return the corner [nats, cosine]. The area of a front is measured between the front and this point.
+
+    The nats come from independent sampling. The cosine comes from independent sampling or greedy beam search,
+    whichever cosine is larger.
+    """
     return np.array([m[INDEPENDENT][0, 0], max(m[INDEPENDENT][0, 1], m[GREEDY][0, 1])])
 
 
@@ -74,7 +78,7 @@ def _alike(setup: Setup, areas: Mapping[str, Mapping[str, np.ndarray]]) -> Claim
 def _judged(
     by_judge: Mapping[str, Means], rule: Callable[[Means, Case], Verdict], line: Sequence[Case]
 ) -> tuple[list[Case], Verdict]:
-    """Return the cases that pass a rule under all judges, and the verdict on whether at least one case passes."""
+    """Return the cases that pass a rule under all judges, and a verdict: whether at least one case passes."""
     by_value = {case.name: [rule(m, case) for m in by_judge.values()] for case in line}
     passed = [case for case in line if set(by_value[case.name]) == {"holds"}]
     failed = all("does not hold" in verdicts for verdicts in by_value.values())
@@ -119,7 +123,7 @@ def _rises_later(setup: Setup, by_judge: Mapping[str, Means], line: Sequence[Cas
     low, middle, high = line[0], line[(len(line) - 1) // 2], line[-1]
 
     def slope(m: Means, a: Case, b: Case) -> np.ndarray:
-        """The rise of log perplexity from case `a` to case `b`, per factor of 10 between their parameters."""
+        """How much log perplexity rises from case `a` to case `b`, on average per tenfold growth of the parameter."""
         decades = np.log10((b.value or 0) / (a.value or 1))
         return (m[b.name] - m[a.name])[:, 0] / decades if decades else np.full(len(m[a.name]), np.nan)
 

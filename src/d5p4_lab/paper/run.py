@@ -107,7 +107,7 @@ def _run_stages(setup: Setup, stages: Sequence[str], minutes: float | None, scor
 
 
 def sources(setup: Setup, stage: str, scorers: Sequence[str] | None = None) -> list[Source]:
-    """The sources of the rows that a stage makes."""
+    """The `Source`s whose rows a stage makes."""
     if stage == "decode":
         return [*setup.experiment.sources(setup), *(answers(setup, case) for case in setup.cases)]
     if stage == "score":

@@ -1,4 +1,4 @@
-"""Maximal marginal relevance from all starts of P pools in one launch: see `ops.mmr`. Each program runs one start."""
+"""Maximal marginal relevance (`ops.mmr`) of P pools in one launch. Each program runs one start (one first pick)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _mmr(
     tie,  # [P, N]
     sets,  # [P, starts, k] the picks of each start
     value_out,  # [P, starts]
-    tie_out,  # [P, starts] the tie of the first pick
+    tie_out,  # [P, starts] the tie-breaking number of the first pick
     done,  # [P] number of programs that have finished
     out,  # [P, k]
     size,
