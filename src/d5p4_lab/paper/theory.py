@@ -282,7 +282,7 @@ def _method_figures(every_pool: Sequence[Pool], late: Sequence[Pool]) -> dict[st
 
 
 def _chosen(pool: Pool, value: Callable[[Set], float]) -> float:
-    """The value of the chosen set minus the mean value of the pool's random sets."""
+    """Return the value of the chosen set minus the mean value of the pool's random sets."""
     assert pool.chosen is not None
     return value(pool.chosen) - float(np.mean([value(one) for one in pool.sets]))
 

@@ -1,4 +1,4 @@
-"""Two models of the same prose with the same tokenizer: `books` writes texts, and `judge` scores them.
+"""Two models of the same prose with the same tokenizer: `books` writes texts, and `judge` scores these texts.
 
 `books` has MDLM's layout (adaLN blocks, no time conditioning) and MDLM's loss. `judge` reads from left to right and has
 transformers' Llama layout. Both models learn from rows of LENGTH tokens, cut from one long text at random places.
