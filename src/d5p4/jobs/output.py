@@ -68,7 +68,7 @@ def _rounded(value: Any) -> Any:
 
 
 def summarise(entry: Any) -> Summary | None:
-    """Return the line number and the counts of answers, distinct answers and rows, or None for an incomplete line."""
+    """Return an output line's number and its counts of answers, distinct answers and rows; None if it is incomplete."""
     whole = isinstance(entry, dict) and isinstance(entry.get("line"), int) and isinstance(entry.get("answers"), list)
     if not whole:
         return None
@@ -243,7 +243,7 @@ class Output:
             )
 
     def end(self, start: Start, pace: Pace, too_large: list[int]) -> Report:
-        """Merge the parts into the output. Return the report. `too_large` are the budgets with which memory ran out."""
+        """Merge the parts into the output. Return the report. With the token budgets `too_large`, memory ran out."""
         self.file.check_unchanged()
         stored = self.store.read(self.mesh.beat)
         if len(stored.places) != self.file.count:

@@ -120,7 +120,7 @@ class Reply:
         return tokens | counts | {"seed": self.ask.seed}
 
     def about(self, finished: list[Finished]) -> Object:
-        """Return, for the field `d5p4`, facts about each set of answers."""
+        """Return the field `d5p4`: facts about all answers together, such as the number of distinct answers."""
         graded = [one.right_count for one in finished if one.right_count is not None]
         traces = [one.trace for one in finished if one.trace is not None]
         return {

@@ -298,7 +298,7 @@ def binned(pools: Sequence[Pool], value: Callable[[Set], float]) -> list[tuple[f
 
 
 def crossing(pools: Sequence[Pool]) -> float | None:
-    """The mask ratio at which the mean ‖H‖₂ first reaches 1, interpolated between bins. None if it stays below 1."""
+    """The mask ratio at which the mean ‖H‖₂ first reaches 1, interpolated between bins. None if no mean reaches 1."""
     points = [(where, mean.value) for where, mean in binned(pools, NORMS["‖H‖₂"])]
     for (a, low), (b, high) in zip(points, points[1:], strict=False):
         if high >= 1 > low:
