@@ -3,7 +3,7 @@
 Each call of the command is a start, so a run that was stopped and continued has several starts. Beside the output
 `answers.jsonl` there is a header, `answers.run.json`. The header holds the configuration, a record of every start and,
 at the end, the report. A run ends in four steps: write all lines into the output, mark the header as finished, remove
-the parts, remove the folder of the parts. If a run is killed between two steps, the same command does the other steps.
+the parts, remove the folder of the parts. If a run is killed between two steps, the same command does the rest.
 """
 
 from __future__ import annotations

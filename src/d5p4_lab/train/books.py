@@ -54,7 +54,7 @@ class TextRecipe(Recipe):
 
     @torch.no_grad()
     def nats(self, model: nn.Module, rows: Tensor, draws: int) -> float:
-        """Return the loss of rows [R, LENGTH] in nats per token, averaged over `draws` random draws of the masks."""
+        """Return the mean loss of rows [R, LENGTH] in nats per token. Each row is masked at random `draws` times."""
         total = 0.0
         for draw in range(draws):
             for part in rows.split(self.rows):
