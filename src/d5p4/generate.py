@@ -169,7 +169,7 @@ def run_requests(
 ) -> Result:
     """Decode requests in batches. The requests of a batch share a schedule. The result is in the order of the requests.
 
-    seed: one seed for all requests, or one per request. `Result.seed` is the first of them.
+    seed: one seed for all requests, or one per request. `Result.seed` is the first seed.
     """
     device = model.head.weight.device
     seeds = [seed] * len(requests) if isinstance(seed, int) else list(seed)

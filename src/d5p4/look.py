@@ -22,9 +22,9 @@ from .watch import Watch
 
 
 def not_finite(prompts: Tensor, owner: Tensor, step: int, first_row: int = 0) -> Callable[[Tensor], NonFiniteLogits]:
-    """Return a function that makes the error about rows whose logits are not finite. The function gets a mask [R] of
-    the rows with finite logits. owner [R, 2] holds, for each of the R rows, the index of its prompt in `prompts` and
-    the index of the row in the pool, counted from `first_row`."""
+    """Return a function that makes the error about rows whose logits are not finite. The function takes a bool [R] that
+    is True for rows with finite logits. For each of the R rows, owner [R, 2] has the index of its prompt in `prompts`
+    and the index of the row in the pool, counted from `first_row`."""
 
     def complaint(finite: Tensor) -> NonFiniteLogits:
         wrong = owner[~finite]

@@ -1,4 +1,4 @@
-"""Make the options of the commands that decode from the table in `d5p4.options` and the parameters of the methods.
+"""Make the options of all decoding commands. They come from the table in `d5p4.options` and the methods' parameters.
 
 `--help` shows the basic options, and `--help-all` shows all options. An option that the user does not give is not
 passed to the library, so the defaults and the error messages are those of the library.

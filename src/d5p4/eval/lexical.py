@@ -81,7 +81,7 @@ def ead_of_counts(count: int, different: int, vocabulary: int) -> float:
 
 
 def empirical_entropy(text: str, pieces: WordPieces | None = None) -> float:
-    """Return -Σ f log f in nats, where f is the share of each word piece in a text. An empty text has entropy 0."""
+    """Return -Σ f log f in nats. f is the relative frequency of a word piece in a text. An empty text has entropy 0."""
     counts = np.array(list(Counter(_ids([text], pieces)[0]).values()))
     shares = counts / counts.sum() if len(counts) else np.ones(1)
     return abs(float(-(shares * np.log(shares)).sum()))  # abs turns -0.0 into 0.0

@@ -1,9 +1,9 @@
 """The files that a run writes, and the work of the first rank at the start and the end of a run.
 
-Beside the output `answers.jsonl` there is a header, `answers.run.json`. The header holds the configuration, a record of
-every start and, at the end, the report. A run ends in four steps: write all lines into the output, mark the header as
-finished, remove the parts, remove the folder of the parts. If a run is killed between two steps, the same command does
-the remaining steps.
+Each call of the command is a start, so a run that was stopped and continued has several starts. Beside the output
+`answers.jsonl` there is a header, `answers.run.json`. The header holds the configuration, a record of every start and,
+at the end, the report. A run ends in four steps: write all lines into the output, mark the header as finished, remove
+the parts, remove the folder of the parts. If a run is killed between two steps, the same command does the rest.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _rounded(value: Any) -> Any:
 
 
 def summarise(entry: Any) -> Summary | None:
-    """Return the line number and the counts of answers, distinct answers and rows, or None for an incomplete line."""
+    """Return an output line's number and its counts of answers, distinct answers and rows; None if it is incomplete."""
     whole = isinstance(entry, dict) and isinstance(entry.get("line"), int) and isinstance(entry.get("answers"), list)
     if not whole:
         return None
@@ -243,7 +243,7 @@ class Output:
             )
 
     def end(self, start: Start, pace: Pace, too_large: list[int]) -> Report:
-        """Merge the parts into the output. Return the report. `too_large` are the budgets with which memory ran out."""
+        """Merge the parts into the output. Return the report. With the token budgets `too_large`, memory ran out."""
         self.file.check_unchanged()
         stored = self.store.read(self.mesh.beat)
         if len(stored.places) != self.file.count:

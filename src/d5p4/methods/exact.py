@@ -66,7 +66,7 @@ def branch_and_bound(
     partial set A is at most log det(L_A) + the sum over free groups of the largest log pivot given A (inequalities of
     Hadamard and Fischer). The search branches on the group with the fewest items that can still win. Of interchangeable
     items (see `_distinct_items`), only one is tried. If every set is singular, all distinct sets are compared, but if
-    these are more than `limit`, the result of `partition_map` is returned.
+    there are more than `limit` such sets, the result of `partition_map` is returned.
     """
     problem = prepare(kernel, k, log_gain, quality, tie)
     start = solve(problem)
@@ -90,7 +90,7 @@ def _one_prompt(problem: Problem, start: Tensor, limit: int) -> Tensor:
 
 
 def _distinct_items(problem: Problem) -> list[list[int]]:
-    """Return the items of each group without items that are interchangeable with an item that has a smaller tie.
+    """Return the items of each group. Of interchangeable items, only the item with the smallest tie is returned.
 
     Two items of a group are interchangeable if they have equal diagonal entries, gains and qualities, and equal kernel
     entries with the items of all other groups.

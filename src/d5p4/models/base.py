@@ -53,7 +53,7 @@ class WithHead:
 class NativeModel(WithHead, nn.Module):
     """A model whose parameters have the names of the public checkpoint, without the checkpoint's `prefix`.
 
-    A new model has random weights and no tokenizer. `d5p4.models.load` sets both.
+    A new model has random weights and no tokenizer. `d5p4.models.load` sets the weights and the tokenizer.
     """
 
     architecture: ClassVar[str]

@@ -48,7 +48,7 @@ class Block(nn.Module):
 
 
 class LLaDA(NativeModel):
-    """The LLaDA model. States and features are both the rows after the last norm."""
+    """The LLaDA model. The rows after the last norm serve as states and as features."""
 
     architecture = "llada"
     prefix = "model.transformer."

@@ -1,9 +1,9 @@
 """Greedy elimination: the recurrence behind both greedy MAP inference and the value of a set.
 
-With c_t the rows of an incremental Cholesky factor and d_i = L_ii - sum_t c_ti^2 the variance of i that the picks so
-far leave unexplained (its pivot), picking j adds the row c_i = (L_ji - sum_t c_tj c_ti) / sqrt(d_j), and log det(L_S)
-is the sum of the logarithms of the pivots at the time they were picked (Chen et al., 2018). Picking k of N items takes
-O(k^2 N) per start.
+The rows c_t form an incremental Cholesky factor, one row per pick t. The pivot of item i is d_i = L_ii - sum_t c_ti^2,
+the variance of i that the picks so far leave unexplained. Picking item j adds a row with the entries
+c_i = (L_ji - sum_t c_tj c_ti) / sqrt(d_j). log det(L_S) is the sum of the log pivots that the items of S had when they
+were picked (Chen et al., 2018). A start is one greedy run. Starts differ in their first pick. Each takes O(k^2 N).
 """
 
 from __future__ import annotations

@@ -200,7 +200,7 @@ class Engine:
             raise self._late() from None
 
     def submit(self, ask: Ask) -> list[Job]:
-        """Queue one job per prompt. Raise an error if the queue has no room for all of them."""
+        """Queue one job per prompt. Raise an error if the queue has no room for all these jobs."""
         if self.state == "stopping":
             raise _stopping()
         if len(self.waiting) + len(ask.prompts) > self.limits.max_queue:

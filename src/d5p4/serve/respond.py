@@ -71,7 +71,7 @@ class Reply:
             "system_fingerprint": f"d5p4-{__version__}",
         }
         logprobs, options = getattr(ask.body, "logprobs", None), ask.body.stream_options
-        self.wants_logprobs = logprobs is not None and logprobs is not False  # 0 asks for them, too
+        self.wants_logprobs = logprobs is not None and logprobs is not False  # 0 asks for logprobs, too
         self.wants_usage = options is not None and bool(options.include_usage)
 
     def whole(self, finished: list[Finished]) -> Object:
@@ -120,7 +120,7 @@ class Reply:
         return tokens | counts | {"seed": self.ask.seed}
 
     def about(self, finished: list[Finished]) -> Object:
-        """Return facts about the answers as sets."""
+        """Return the field `d5p4`: facts about all answers together, such as the number of distinct answers."""
         graded = [one.right_count for one in finished if one.right_count is not None]
         traces = [one.trace for one in finished if one.trace is not None]
         return {

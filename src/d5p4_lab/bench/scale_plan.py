@@ -143,7 +143,7 @@ def few(facts: Facts) -> str:
 
 
 def saturation(facts: Facts) -> str:
-    """Return a table of the work of 512 ranks other than decoding.
+    """Return a table of the work that 512 ranks do besides decoding.
 
     Its last two columns give this work as a share of the time of a long run and of a short run.
     """

@@ -1,4 +1,4 @@
-"""Compares MAUVE and MAUVE* of D5P4+, at several values of β, with those of independent sampling."""
+"""Compares MAUVE and MAUVE* of D5P4+, at several values of β, with MAUVE and MAUVE* of independent sampling."""
 
 from __future__ import annotations
 

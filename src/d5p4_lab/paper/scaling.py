@@ -117,7 +117,7 @@ def _problem(setup: Setup, steps: Sequence[PoolStatistics], size: str, trial: in
 
 
 def _fitting(setup: Setup, size: str) -> list[str]:
-    """The methods that are fast enough for pools of a size."""
+    """Return the methods that are fast enough for pools of the given size."""
     k, w = parse_size(size)
     largest = setup["largest"]
     return [

@@ -282,7 +282,7 @@ def _method_figures(every_pool: Sequence[Pool], late: Sequence[Pool]) -> dict[st
 
 
 def _chosen(pool: Pool, value: Callable[[Set], float]) -> float:
-    """The value of the chosen set minus the mean value of the pool's random sets."""
+    """Return the value of the chosen set minus the mean value of the pool's random sets."""
     assert pool.chosen is not None
     return value(pool.chosen) - float(np.mean([value(one) for one in pool.sets]))
 
@@ -298,7 +298,7 @@ def binned(pools: Sequence[Pool], value: Callable[[Set], float]) -> list[tuple[f
 
 
 def crossing(pools: Sequence[Pool]) -> float | None:
-    """The mask ratio at which the mean ‖H‖₂ first reaches 1, interpolated between bins. None if it stays below 1."""
+    """The mask ratio at which the mean ‖H‖₂ first reaches 1, interpolated between bins. None if no mean reaches 1."""
     points = [(where, mean.value) for where, mean in binned(pools, NORMS["‖H‖₂"])]
     for (a, low), (b, high) in zip(points, points[1:], strict=False):
         if high >= 1 > low:

@@ -1,4 +1,4 @@
-"""Two models of the same prose with the same tokenizer: `books` writes texts, and `judge` scores them.
+"""Two models of the same prose with the same tokenizer: `books` writes texts, and `judge` scores these texts.
 
 `books` has MDLM's layout (adaLN blocks, no time conditioning) and MDLM's loss. `judge` reads from left to right and has
 transformers' Llama layout. Both models learn from rows of LENGTH tokens, cut from one long text at random places.
@@ -54,7 +54,7 @@ class TextRecipe(Recipe):
 
     @torch.no_grad()
     def nats(self, model: nn.Module, rows: Tensor, draws: int) -> float:
-        """Return the loss of rows [R, LENGTH] in nats per token, averaged over `draws` random draws of the masks."""
+        """Return the mean loss of rows [R, LENGTH] in nats per token. Each row is masked at random `draws` times."""
         total = 0.0
         for draw in range(draws):
             for part in rows.split(self.rows):
