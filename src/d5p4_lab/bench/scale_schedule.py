@@ -278,7 +278,7 @@ def simulate(job: Job, ranks: int, step: StepTime, costs: Costs, world: World) -
 
 
 def fixed_shares(job: Job, ranks: int, step: StepTime, world: World) -> float:
-    """Return the efficiency of a run without a shared counter, in which rank i mod R gets batch i beforehand."""
+    """Return the efficiency of a run without a shared counter: before the start, batch i is given to rank i mod R."""
     work = planned(job, world.spread, world.mixed, step)
     speed = np.ones(ranks)
     speed[::64] = world.slow

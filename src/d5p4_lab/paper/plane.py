@@ -1,6 +1,6 @@
 """The quality-diversity plane: perplexity against cosine, the fronts of methods, and the areas that fronts dominate.
 
-In shapes, n is the number of units and R the number of resamples. Row 0 of [1 + R] is the value without resampling.
+In shapes, n is the number of units (sets of answers) and R the number of resamples. Row 0 of [1 + R] is the value without resampling.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PLANE = Digest("plane", _reduce)
 
 
 def points(setup: Setup, cases: Sequence[Case], judge: str) -> dict[str, np.ndarray]:
-    """For each case: each set's mean nats per token under the judge, and the mean cosine of the set's texts, [n, 2]."""
+    """For each case, [n, 2]: a row has a set's mean nats per token under the judge and the mean cosine of its texts."""
     return {
         case.name: np.array([[row["nats"][judge], row["cosine"]] for row in numbers_of(setup, case)]) for case in cases
     }
@@ -52,7 +52,7 @@ def perplexity(values: np.ndarray) -> Figure:
 
 
 def area(front: Sequence[np.ndarray], corner: np.ndarray) -> np.ndarray:
-    """The area [1 + R] that the points of a front dominate, up to a corner [2]. Lower is better in both coordinates."""
+    """The area [1 + R] that is worse than a front but better than the point `corner` [2]. Low coordinates are better."""
     stacked = np.minimum(np.stack(front, 1), corner)  # [1 + R, points, 2]
     order = stacked[..., 0].argsort(1)
     x = np.take_along_axis(stacked[..., 0], order, 1)
