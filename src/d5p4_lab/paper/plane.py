@@ -65,7 +65,7 @@ def area(front: Sequence[np.ndarray], corner: np.ndarray) -> np.ndarray:
 def unbiased(samples: np.ndarray) -> np.ndarray:
     """Subtract the bias from areas [1 + R]. The bias is estimated as the mean of rows 1 to R minus row 0.
 
-    A front consists of the luckiest points, so the front's area is too large. This bias grows with the number of points.
+    A front consists of the luckiest points, so the area is too large. This bias grows with the number of points.
     """
     bias = samples[1:].mean() - samples[0]
     return np.concatenate([samples[:1] - bias, samples[1:] - 2 * bias])
