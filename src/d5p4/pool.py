@@ -48,7 +48,7 @@ class Pool:
         )
 
     def take(self, parents: Tensor, seats: Seats) -> Pool:
-        """Return the pool of the parents [P, m], with the tokens [G, q, L] of the parents that this process holds."""
+        """Return a pool of the parents [P, m]. This process holds the tokens [G, q, L] of the parents in `seats`."""
         return Pool(
             **{
                 f.name: seats.here(getattr(self, f.name)) if f.name in HELD else pick(getattr(self, f.name), parents)

@@ -1,4 +1,4 @@
-"""Divide a file of prompts into batches.
+"""Divide a file of prompts into batches. A batch is a list of prompts that are decoded together.
 
 The division depends only on the file, the settings and the token budget. A prompt is therefore always decoded together
 with the same other prompts, even if the run is interrupted or shared by several ranks.
