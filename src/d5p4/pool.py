@@ -1,4 +1,4 @@
-"""The pool of candidates of P prompts."""
+"""The pool: the partial answers (candidates) from which each decoding step chooses, for P prompts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Pool:
     """N candidates for each of P prompts. This process holds the tokens of n of the N candidates. n is less than N only
     if several ranks share the pool."""
 
-    tokens: Tensor  # [P, n, L] window tokens
+    tokens: Tensor  # [P, n, L] the tokens of the held candidates
     logprob: Tensor  # [P, n, L] log-probability of each token at its reveal, 0 if masked
     revealed: Tensor  # [P, n, L] the step that revealed each token, -1 if masked
     row_hash: Tensor  # [P, N]
@@ -33,8 +33,8 @@ class Pool:
 
     @staticmethod
     def start(tokens: Tensor, positions: Tensor, rows: int, k: int, dtype: torch.dtype) -> Pool:
-        """Return the first pool: `rows` masked rows in k contiguous groups. This process holds the rows `tokens`
-        [P, n, L]."""
+        """Return the first pool, with `rows` masked rows per prompt in k contiguous groups. `tokens` [P, n, L] are the
+        rows that this process holds."""
         prompts = len(tokens)
         row_hash = hash_tokens(tokens[:, :1], positions[:, None]).expand(prompts, rows)
         place = torch.arange(rows, device=tokens.device).expand(prompts, rows)
@@ -48,7 +48,7 @@ class Pool:
         )
 
     def take(self, parents: Tensor, seats: Seats) -> Pool:
-        """Return the pool of the parents [P, m], with the tokens [G, q, L] of the parents that this process holds."""
+        """Return a pool of the parents [P, m]. This process holds the tokens [G, q, L] of the parents in `seats`."""
         return Pool(
             **{
                 f.name: seats.here(getattr(self, f.name)) if f.name in HELD else pick(getattr(self, f.name), parents)
@@ -57,7 +57,7 @@ class Pool:
         )
 
     def keep(self, prompts: Tensor) -> Pool:
-        """Return the pool of the prompts at these indices."""
+        """Return a pool with only the prompts at these indices."""
         return Pool(**{f.name: getattr(self, f.name)[prompts] for f in fields(self)})
 
     def whole(self, beams: Beams) -> Pool:

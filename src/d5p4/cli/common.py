@@ -62,7 +62,7 @@ class Commands(TyperGroup):
 
 
 def print_error(error: D5P4Error) -> None:
-    """Print an error in one line on standard error, with options as flags and without the number of the prompt."""
+    """Print an error in one line on standard error. Options are written as flags; the prompt's number is left out."""
     typer.secho("error: ", fg="red", bold=True, err=True, nl=False)
     typer.echo(visible(" ".join(error.phrase(flag, place="").split())), err=True)
 

@@ -140,7 +140,7 @@ class CausalJudge:
         max_tokens: int | None = None,
         max_tokens_per_batch: int | None = None,
     ) -> np.ndarray:
-        """Return the mean nats per scored token of each text: [n] float64. A token counts for at most `clamp` nats.
+        """Return the mean nats per scored token of each text: [n] float64. A token adds at most `clamp` nats.
 
         As in the paper, texts are stripped. A text is cut where it exceeds the judge's context or `max_tokens`. For the
         paper's PPL, create the judge with start=paper_start(name). A text without a scored token gets `clamp`, so that

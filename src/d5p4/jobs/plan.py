@@ -1,4 +1,4 @@
-"""Divide a file of prompts into batches.
+"""Divide a file of prompts into batches. A batch is a list of prompts that are decoded together.
 
 The division depends only on the file, the settings and the token budget. A prompt is therefore always decoded together
 with the same other prompts, even if the run is interrupted or shared by several ranks.
@@ -48,8 +48,8 @@ class Work:
 
 
 def plan_work(lines: Iterable[PromptLine | BadLine], prepared: Prepared, bad_first: bool) -> Iterator[Work]:
-    """Yield the work of a file, one window of lines after the other. With `bad_first`, the bad lines of a window come
-    before its batches, and otherwise after them."""
+    """Yield the work of a file, one window of lines after the other. With `bad_first`, a window's bad lines come
+    before the window's batches. Otherwise the bad lines come after the batches."""
     rest = iter(lines)
     while window := list(islice(rest, WINDOW)):
         bad = [entry for entry in window if isinstance(entry, BadLine)]

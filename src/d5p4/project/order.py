@@ -74,7 +74,7 @@ def by_order(parents: Parents, step: Step, draw: Draw, count: int) -> Children:
 
 
 def _worth(draw: Draw, token: Tensor, stats: dict[str, Tensor], noise: Tensor | None) -> Tensor:
-    """Return a value [R, C] for each drawn token; `last_ids` get the least. The largest values are revealed first."""
+    """Return a value [R, C] per drawn token. Large values are revealed first. Tokens in `last_ids` get the least."""
     least = 0.0
     if draw.order == "random" and noise is not None:
         worth = noise.view(token.shape)

@@ -229,7 +229,7 @@ class Bench:
         paper_calls: int = 0,
         plain: bool = True,
     ) -> Row:
-        """Measure three versions of an operation, ours last, as a failed graph capture may spoil torch's generator."""
+        """Measure three versions of an operation. Ours is last: a failed graph capture may spoil torch's generator."""
         row: Row = {"what": what, "size": str(size), "floor_ms": floor}
         if paper is not None:
             self.measure(row, "baseline", paper, paper_calls)
@@ -305,7 +305,7 @@ def parents_of(x: Inputs, entropy: Tensor) -> Tensor:
 
 
 def to_draw(x: Inputs, parents: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the flat positions [P * k * M] to draw for parents [P, k], and uniform numbers [P * k * M, w]."""
+    """Return the flat positions [P * k * M] where the parents [P, k] get tokens, and uniform numbers [P * k * M, w]."""
     pool_row = x.slot.gather(1, parents)
     places = x.places[pool_row]  # [P, k, M]
     stream = mix(x.key, x.row_hash.gather(1, parents))
@@ -622,7 +622,7 @@ def body(bench: Bench) -> list[Row]:
 
 
 def watch(bench: Bench, model: Counted, steps: int, **options: Any) -> list[Row]:
-    """Decode the first steps at the base size. Return for each step its time, distinct rows and rows of the body."""
+    """Decode the first steps at the base size. Return each step's time, and how many rows differ and how many ran."""
     base, records = bench.plan.base, []
     wait_for(bench.device)
     seen, began = model.rows, time.perf_counter()
@@ -750,7 +750,7 @@ def run(
 
 
 def origin(results: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """Return the base size and the device of results. Results of another size or device need another file."""
+    """Return the base size and the device of the given results. One file has results of one size and one device."""
     rows = rows_of(results, "machine")
     return results.get("base"), rows[0]["what"] if rows else None
 

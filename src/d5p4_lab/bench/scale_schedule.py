@@ -107,7 +107,7 @@ class Job:
 class Costs:
     """The costs of a run besides decoding, in seconds if no unit is given. scale.py measures plan, find and merge."""
 
-    plan: float = 500e-6  # the time of every rank to plan a prompt with a chat template
+    plan: float = 500e-6  # the time that each rank takes to plan one prompt with a chat template
     find: float = 60e-6  # the time to find a line when the part files are read
     merge: float = 50e-6  # the time to merge a line at the end
     start: float = 30.0  # the time to start torchrun, Python and CUDA (assumed)
@@ -278,7 +278,7 @@ def simulate(job: Job, ranks: int, step: StepTime, costs: Costs, world: World) -
 
 
 def fixed_shares(job: Job, ranks: int, step: StepTime, world: World) -> float:
-    """Return the efficiency of a run without a shared counter, in which rank i mod R gets batch i beforehand."""
+    """Return the efficiency of a run without a shared counter: before the start, batch i is given to rank i mod R."""
     work = planned(job, world.spread, world.mixed, step)
     speed = np.ones(ranks)
     speed[::64] = world.slow

@@ -67,7 +67,7 @@ def benchmark(setup: Setup) -> Source:
 
 
 def stages(setup: Setup) -> Source:
-    """Return the `Source` of the times of selection and sampling, with one row per repeat."""
+    """Return the `Source` that times selection and sampling. It makes one row per repeat."""
 
     def make(keys: Sequence[str]) -> dict[str, Row]:
         with one_thread(setup.torch_device):

@@ -1,6 +1,7 @@
 """The quality-diversity plane: perplexity against cosine, the fronts of methods, and the areas that fronts dominate.
 
-In shapes, n is the number of units and R the number of resamples. Row 0 of [1 + R] is the value without resampling.
+In shapes, n is the number of units (a unit is one set of answers) and R the number of resamples of the units. Row 0 of
+[1 + R] is the value without resampling.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ PLANE = Digest("plane", _reduce)
 
 
 def points(setup: Setup, cases: Sequence[Case], judge: str) -> dict[str, np.ndarray]:
-    """For each case: each set's mean nats per token under the judge, and the mean cosine of the set's texts, [n, 2]."""
+    """For each case, [n, 2]: a row has a set's mean nats per token under the judge and the mean cosine of its texts."""
     return {
         case.name: np.array([[row["nats"][judge], row["cosine"]] for row in numbers_of(setup, case)]) for case in cases
     }
 
 
 def means(setup: Setup, cases: Sequence[Case], judge: str) -> dict[str, np.ndarray]:
-    """For each case: the mean of `points` over the units, then the mean over the units of each resample, [1 + R, 2]."""
+    """For each case, [1 + R, 2]: row 0 is the mean of `points` over all units, row r the mean over resample r."""
     # A unit has the same random stream in all cases, so its values in two cases are correlated. The seed is the
     # number of units, so that cases with equally many units are resampled alike: each resample draws the same units.
     return {name: resampled_means(values, seed=len(values)) for name, values in points(setup, cases, judge).items()}
@@ -52,7 +53,7 @@ def perplexity(values: np.ndarray) -> Figure:
 
 
 def area(front: Sequence[np.ndarray], corner: np.ndarray) -> np.ndarray:
-    """The area [1 + R] that the points of a front dominate, up to a corner [2]. Lower is better in both coordinates."""
+    """The area [1 + R] that is worse than a front but better than the point `corner` [2]. Lower values are better."""
     stacked = np.minimum(np.stack(front, 1), corner)  # [1 + R, points, 2]
     order = stacked[..., 0].argsort(1)
     x = np.take_along_axis(stacked[..., 0], order, 1)
@@ -64,7 +65,7 @@ def area(front: Sequence[np.ndarray], corner: np.ndarray) -> np.ndarray:
 def unbiased(samples: np.ndarray) -> np.ndarray:
     """Subtract the bias from areas [1 + R]. The bias is estimated as the mean of rows 1 to R minus row 0.
 
-    A front consists of the luckiest points, so its area is too large. The bias grows with the number of points.
+    A front consists of the luckiest points, so the area is too large. This bias grows with the number of points.
     """
     bias = samples[1:].mean() - samples[0]
     return np.concatenate([samples[:1] - bias, samples[1:] - 2 * bias])

@@ -302,7 +302,7 @@ def _figure(cells: Sequence[Cell], clocks: Sequence[str]) -> Any:
 def _curve(
     axis: Any, cells: Sequence[Cell], name: str, values: CellValues, median: bool = False, intervals: bool = False
 ) -> None:
-    """Draw the curve of one method. Sizes with the same number of sets w^k become one point."""
+    """Draw the curve of one method. Sizes (k, w) with the same number w^k of possible sets become one point."""
     style = DRAWN[name]
     here: dict[float, list[np.ndarray]] = defaultdict(list)
     for cell in cells:
