@@ -444,7 +444,7 @@ BAD = [
     (["a", "a" * 70], {}, "prompt 1: the prompt has 70 tokens"),
     ([0, 99], {}, "token id 99"),
     (["a", 3.5], {}, "prompt 1"),
-    ("abc", {"sets": 3}, "sets: only unconditional answers"),
+    ("abc", {"sets": 3}, "sets: works only without a prompt"),
     (None, {"sets": 0}, "sets=0"),
     (None, {"guidance": 2.0}, "guidance=2"),
     ([{"role": "system", "content": "ab"}], {}, "no chat template"),

@@ -190,7 +190,9 @@ def split_prompts(prompts: Any, sets: int | None) -> list[Prompt]:
     if prompts is None:
         return [[] for _ in range(sets or 1)]
     if sets is not None:
-        raise D5P4Error("only unconditional answers come in sets; repeat the prompt in the list instead", option="sets")
+        raise D5P4Error(
+            "works only without a prompt; to get several sets, repeat the prompt in the list", option="sets"
+        )
     if isinstance(prompts, Mapping):
         return _tokenized(prompts)
     prompts = _as_list(prompts)

@@ -49,7 +49,10 @@ class Figure(NamedTuple):
 
 
 def mean_figure(values: ArrayLike, least: float = 0.0, most: float = math.inf) -> Figure:
-    """Return the mean of values [n], one per unit, in the range `least` to `most`. NaN and infinities are left out."""
+    """Return the mean of values [n] (one per unit) with its standard error and interval.
+
+    `least` and `most` are the smallest and largest values that are possible. NaN and infinities are left out.
+    """
     given = np.asarray(values, dtype=np.float64)
     if given.ndim != 1:
         raise D5P4Error(f"a figure needs one number per unit, got shape {given.shape}")

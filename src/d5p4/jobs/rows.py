@@ -1,4 +1,5 @@
-"""A store of rows, which are JSON lines. Many ranks and starts may write rows, and a kill damages no finished row.
+"""A store of rows, which are JSON lines. Many ranks may write rows, and a run may be started several times (each time
+is a *start*). If a run is killed, no finished row is damaged.
 
 During a run, each rank of each start appends to its own part, `OUT.parts/part-<start>-<rank>.jsonl`. No rank can damage
 the lines of another rank. At the end the parts are merged into the output OUT, and no part is removed before OUT is
