@@ -40,7 +40,9 @@ def serve(
     max_prompt_tokens: Annotated[int | None, _limit("Tokens per prompt (default: the model's limit).")] = None,
     max_gen_length: Annotated[int | None, _limit("Tokens per answer (default: the model's limit).")] = None,
     max_steps: Annotated[int, _limit("Denoising steps per request.")] = 1024,
-    max_work: Annotated[float | None, _limit("10^12 operations per request (default: CPU 6, GPU 100000).")] = None,
+    max_work: Annotated[
+        float | None, _limit("Operations per request, in units of 10^12 (default: CPU 6, GPU 100000).")
+    ] = None,
     max_body: Annotated[int, _limit("Bytes per request.")] = 1 << 20,
     timeout: Annotated[float, _limit("Seconds per request, waiting included.")] = 300.0,
     grace: Annotated[float, _limit("Seconds that running requests have to finish when the server stops.")] = 30.0,
