@@ -57,7 +57,7 @@ class Prepared:
         self.length_given = gives_length(options)
         self.requests: list[Request] = []
         self._taken = 0
-        self._seen: Counter[int] = Counter()  # maps the hash of a row of token ids to how often the row came before
+        self._seen: Counter[int] = Counter()  # how often each row of token ids came before, by the row's hash
         self._possible: set[int] = set()  # window lengths for which a schedule is known to exist
 
     def take(self, prompts: Sequence[Any], names: Sequence[Name] | None = None) -> list[Request | D5P4Error]:
@@ -197,7 +197,7 @@ def split_prompts(prompts: Any, sets: int | None) -> list[Prompt]:
         return _tokenized(prompts)
     prompts = _as_list(prompts)
     if isinstance(prompts, (str, bytes, bytearray)):
-        return [prompts]  # `encode` raises an error for bytes
+        return [prompts]  # bytes are no list of prompts; `encode` raises the error
     if not isinstance(prompts, Sequence):
         raise D5P4Error(f"prompts cannot be a {type(prompts).__name__}; give text, token ids or chat messages")
     prompts = [plain_number(part) for part in prompts]
@@ -287,7 +287,7 @@ def _encode_rendered(model: Model, text: str) -> list[int]:
 
 
 def bucket(length: int, max_length: int) -> int:
-    """Return the row length that a request of `length` tokens gets under `deterministic`."""
+    """Return the row length, padding included, of a request of `length` tokens if `deterministic` is on."""
     return min(-(-length // BUCKET) * BUCKET, max_length)
 
 

@@ -90,8 +90,8 @@ class RowRunner:
         reuse: bool = True,
         beams: Beams = ALONE,
     ) -> None:
-        """`share`: equal rows run only once. `reuse`: the states of a pool are kept for the next pool, which helps if a
-        child may equal its parent. `beams`: how rows are spread over ranks. Each rank runs the rows that it holds."""
+        """`share`: whether equal rows run only once. `reuse`: whether the states of a pool are kept for the next pool,
+        where a child may equal its parent. `beams`: how rows are spread over ranks. Each rank runs its own rows."""
         self.model, self.max_tokens, self.share, self.reuse, self.beams = model, max_tokens, share, reuse, beams
         recordable = share and not prompts.fixed and prompts.tokens.is_cuda and getattr(model, "recordable", False)
         self.body = Replay(model) if recordable else model.body
@@ -139,7 +139,7 @@ class RowRunner:
         return stored.sum(-1)
 
     def _forward(self, answers: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute states and features [R, L, D] in microbatches. chosen [R, 2]: each row's two indices in `answers`."""
+        """Return states and features [R, L, D] of R rows. Row r holds the answer answers[p, i], (p, i) = chosen[r]."""
         if not len(chosen):
             weight = self.model.head.weight
             nothing = weight.new_zeros(0, answers.shape[2], weight.shape[1])

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ..errors import D5P4Error
 
 OPERATIONS = "+-*/"
-LARGEST_NUMBER, LARGEST_VALUE, TARGETS = 99, 999, (10, 99)  # the limits for numbers, results and targets that we draw
+LARGEST_NUMBER, LARGEST_VALUE, TARGETS = 99, 999, (10, 99)  # limits of the generated numbers, results and targets
 WINDOW = {3: 24, 4: 36, 5: 48}  # the tokens of the longest answer, end of text included, for 3, 4 or 5 numbers
 
 _NUMBER = "[1-9][0-9]{0,17}"  # at most 18 digits, so that a long text cannot become a huge integer
@@ -27,7 +27,7 @@ _PROMPT = re.compile(f"{_NUMBER}(?:,{_NUMBER})+:{_NUMBER}")
 _STEP = re.compile(f"({_NUMBER})([-+*/])({_NUMBER})=({_NUMBER}|0)")
 _REORDERED = 6  # an answer with more than 6 steps is not put in canonical order; 6 steps have up to 720 orders
 _HELDOUT_SHARE = 64  # one problem in 64 is held out of training
-_BARREN = 64  # after 64 batches of draws in a row without a new held-out problem, we assume that all are known
+_BARREN = 64  # after 64 batches in a row without a new held-out problem, `problems` assumes that no more exist
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ RANGES = Ranges()
 
 
 class Ways(NamedTuple):
-    """Generated problems, each with one solution."""
+    """R generated problems, each with the steps of one of its solutions."""
 
     numbers: NDArray[np.int32]  # [R, n], in the order of the prompt
     steps: NDArray[np.int32]  # [R, n - 1, 4]: first operand, index in OPERATIONS, second operand, result

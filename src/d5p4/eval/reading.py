@@ -55,7 +55,7 @@ def padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[torch.T
 
 
 def package_file(package: str, pattern: str, missing: str) -> Path:
-    """Return a package's first file that matches the pattern, without an import. `missing`: the error if none does."""
+    """Return the package's first file that matches, without importing it. `missing`: the message if no file matches."""
     spec = importlib.util.find_spec(package)
     for place in (spec.submodule_search_locations or ()) if spec else ():
         matches = sorted(Path(place).glob(pattern))

@@ -25,7 +25,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class GreedyBeam:
-    """Picks the item with the largest quality Q in each group. O(N)."""
+    """Picks the item with the largest quality Q in each group. The time is O(N)."""
 
     def __call__(self, pool: PoolView, k: int, key: Tensor) -> Choice:
         quality = by_group(pool.quality, k)
@@ -43,7 +43,7 @@ class Random:
 
 @dataclass(frozen=True)
 class Categorical(Checked):
-    """Draws one item of each group from softmax(Q / tau), as the argmax of Q / tau + Gumbel noise. O(N).
+    """Draws one item of each group from softmax(Q / tau), as the argmax of Q / tau + Gumbel noise, in O(N).
 
     tau is `score_temperature`; tau = 0 is greedy beam search. The noise of an item is keyed by the item's tie hash, so
     the noise does not depend on the item's place in the pool.

@@ -221,7 +221,7 @@ def _normalised(x: Tensor) -> Tensor:
 
 
 def _modulation(cond: int, width: int) -> nn.Linear:
-    """Return an adaLN layer of zeros, so that every block is the identity before training."""
+    """Return an adaLN layer of zeros. Its gates are 0, so before training every block returns its input."""
     linear = nn.Linear(cond, width)
     nn.init.zeros_(linear.weight)
     nn.init.zeros_(linear.bias)
@@ -229,7 +229,7 @@ def _modulation(cond: int, width: int) -> nn.Linear:
 
 
 def _ends(mlp: nn.Sequential) -> tuple[nn.Linear, nn.Linear]:
-    """Return the two linear layers of an MLP, without the activation between them."""
+    """Return the first and the last layer of an MLP, which are linear. The activation is between them."""
     first, _, last = mlp
     assert isinstance(first, nn.Linear) and isinstance(last, nn.Linear)
     return first, last

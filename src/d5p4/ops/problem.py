@@ -20,8 +20,8 @@ from .precision import wide
 from .ties import TOLERANCE, canonical_order
 
 _LARGEST = torch.iinfo(torch.int64).max
-_WORST = -1e30  # the least quality; it is finite, so that taken items (minus infinity) are worse, and fits into float32
-_CHUNK = 1 << 22  # at most this many numbers are in one temporary tensor
+_WORST = -1e30  # the least quality. It fits into float32 and is above minus infinity, which marks taken items
+_CHUNK = 1 << 22  # a temporary tensor has at most this many numbers, to limit memory
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Problem:
     tie: Tensor  # [P, N]
     order: Tensor  # [P, N] the caller's index of each item
     k: int
-    groups: int  # number of groups: k with the partition, N without it
+    groups: int  # number of groups: k if one item per group is chosen, N if any k items may be chosen
 
     @property
     def group(self) -> Tensor:
@@ -43,7 +43,7 @@ class Problem:
         return torch.arange(size, device=self.kernel.device) // (size // self.groups)
 
     def part(self, start: int, stop: int) -> Problem:
-        """Return the problems of prompts start..stop-1."""
+        """Return the problems of the prompts start to stop - 1."""
         tensors = (self.kernel, self.log_gain, self.quality, self.tie, self.order)
         kernel, gain, quality, tie, order = (x[start:stop] for x in tensors)
         return Problem(kernel, gain, quality, tie, order, self.k, self.groups)
@@ -79,7 +79,7 @@ class Problem:
         return sets[prompt.view(-1), close.to(torch.uint8).argmax(-1)]
 
     def restore(self, sets: Tensor) -> Tensor:
-        """Return sets [P, k] as the caller's indices, ascending."""
+        """Translate sets [P, k] from the canonical order into the caller's indices, ascending."""
         return self.order.gather(-1, sets).sort(-1).values
 
 

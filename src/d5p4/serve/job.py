@@ -44,7 +44,7 @@ class Job:
     draft: dict[str, Any] | None = None  # the newest draft that was not sent yet
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     recorder: Recorder | None = None
-    drafted: float = -math.inf  # the time of the last draft
+    drafted: float = -math.inf  # when the last draft was made, in seconds of the monotonic clock
 
     def __post_init__(self) -> None:
         self.request, self.settings = self.ask.requests[self.number], self.ask.settings
@@ -55,7 +55,7 @@ class Job:
     def _notify(self, outcome: asyncio.Future[Finished]) -> None:
         self.news.set()
         if not outcome.cancelled():
-            outcome.exception()  # marks the error as seen; asyncio warns about errors that nobody has seen
+            outcome.exception()  # reading the error stops asyncio's warning about an error that nobody read
 
     def step(self, model: Model, shot: Snapshot, place: int) -> None:
         """Record a step, and make a draft if it is due. `place` is the index of this prompt in the snapshot."""
@@ -107,7 +107,7 @@ def settled_text(model: Model, request: Request, rows: Sequence[Sequence[int]], 
 
 
 def _unfinished(model: Model, token: int) -> bool:
-    """Return whether later tokens may change this token's text: it is a byte, part of a character, or has no text."""
+    """Return whether later tokens may change this token's text: it has no text or only some bytes of a character."""
     part, backend = piece(model, token), getattr(model.tokenizer, "backend", None)
     name = backend.id_to_token(token) if backend is not None else None
     return not part or isinstance(part, list) or (name or "").startswith("<0x")

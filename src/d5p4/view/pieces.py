@@ -99,7 +99,7 @@ class Pieces:
         return self._number[token]
 
     def ends(self) -> list[int]:
-        """Return the numbers of the end-of-text tokens that were used."""
+        """Return the numbers (as used in the trace) of the end-of-text tokens that occur in the trace."""
         return [self._number[token] for token in self.model.eos_ids if token in self._number]
 
 

@@ -126,7 +126,7 @@ def table_of(rows: Sequence[Row]) -> str:
 
 
 def fill(page: str, kind: str, tables: Tables, leave: Collection[str] = ()) -> str:
-    """Return the page with new tables between <!-- KIND: NAME --> and <!-- end -->. Tables named in `leave` stay."""
+    """Return the page with new tables between <!-- KIND: NAME --> and <!-- end -->. Tables in `leave` stay."""
 
     def replacement(match: re.Match[str]) -> str:
         return match[0] if match[1] in leave else f"<!-- {kind}: {match[1]} -->\n{tables[match[1]]()}\n<!-- end -->"

@@ -143,7 +143,7 @@ COLUMNS: dict[str, dict[str, Cell]] = {
 
 
 def shown(results: Mapping[str, Any], name: str) -> Sequence[Row]:
-    """Return the rows of a table."""
+    """Return the rows of a table as the page shows them."""
     if name == "targets":
         return results.get("targets", [])
     if name == "decode":
@@ -173,7 +173,7 @@ def report(results: Mapping[str, Any]) -> str:
 
 
 def figure(results: Mapping[str, Any], path: Path) -> None:
-    """Draw the time of the step by n, L, V and P, the solver's time by size, and the time of whole decode steps."""
+    """Draw the step's time by n, L, V and P (see `docs/performance.md`), the solver's time, and whole decode steps."""
     names = {"n": "candidates n", "L": "answer positions L", "V": "vocabulary V", "P": "prompts P"}
     with panels_of(path, 2, 3, (13, 7.5)) as (chart, panels):
         for panel, (axis, name) in zip(panels.flat, names.items(), strict=False):

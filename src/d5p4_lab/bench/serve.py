@@ -149,7 +149,7 @@ def batches(url: str) -> tuple[float, float]:
 
 
 def compared(row: dict[str, Any], expected: list[list[str]]) -> dict[str, Any]:
-    """Replace the texts by `equal` (requests answered as `expected`) and `different` (distinct answers, summed)."""
+    """Replace the texts by `equal` (how many requests were answered as expected) and `different` (distinct answers)."""
     texts = row.pop("texts")
     equal = sum(a == b for a, b in zip(texts, expected, strict=True))
     return row | {"equal": equal, "different": sum(len(set(answers)) for answers in texts)}

@@ -85,7 +85,7 @@ def numbers(setup: Setup, some_cases: Sequence[Case] | None = None) -> Source:
 
 
 def _numbers_file(setup: Setup) -> tuple[str, dict[str, str]]:
-    """Return the path and header of the file of numbers. A hash of the settings is in the keys, not in the header."""
+    """Return the path and header of the file of numbers. The settings are hashed into the keys of the file's rows."""
     assert setup.experiment.digest is not None
     name = setup.experiment.digest.name
     return f"numbers/{name}.jsonl.xz", {"numbers": name}
@@ -148,7 +148,7 @@ def _slug(case: Case) -> str:
 
 
 def _numbers_slug(setup: Setup, case: Case) -> str:
-    """The prefix of a case's keys in the file of numbers. The prefix depends on answers, scorers and settings."""
+    """The prefix of a case's keys in the file of numbers, with a hash of how answers are made, scored and reduced."""
     assert setup.experiment.digest is not None
     settings = {name: setup[name] for name in setup.experiment.digest.settings}
     depends_on = {"answers": _made_with(setup, case), "scorers": scorer_names(setup), "settings": settings}

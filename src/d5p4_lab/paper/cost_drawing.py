@@ -30,7 +30,7 @@ Repeats = Mapping[str, Mapping[str, np.ndarray]]
 
 
 def drawing(results: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], size: str) -> Drawing:
-    """Draw the results of the GPU benchmark and the times in `rows`. The text `size` describes the pool."""
+    """Draw the results of the GPU benchmark and the CPU times in `rows`. The text `size` describes the pool."""
     gpu = _steps(results)
     here = {
         way: {part: np.array([row["stages"][way][part] for row in rows]) for part in ("selection", "sampling", "gb")}
@@ -173,7 +173,7 @@ def _claims(gpu: Steps, here: Repeats, where: str, on: str) -> list[Claim]:
 
 
 def _part(log_ratio: Figure) -> str:
-    """Turn the logarithm of old time / new time into the text of new time / old time, with its 95 % interval."""
+    """Return new time / old time and its 95 % interval as text, given the logarithm of old time / new time."""
     value, low, high = (math.exp(-x) for x in (log_ratio.value, log_ratio.high, log_ratio.low))
     return f"{value:.2f} [{low:.2f}, {high:.2f}]"
 

@@ -152,12 +152,12 @@ ByOrder = Mapping[str, Mapping[str, Judged]]
 
 
 def _coverage(by_order: ByOrder, a: str, b: str, n: int) -> list[Figure]:
-    """Return the pass@n of a minus the pass@n of b in each order, in percentage points."""
+    """Return by how many percentage points method a has a higher pass@n than method b, in each order of decoding."""
     return [paired_difference(100 * by_way[a].solved(n), 100 * by_way[b].solved(n)) for by_way in by_order.values()]
 
 
 def _less_alike(by_order: ByOrder, a: str, b: str) -> list[Figure]:
-    """Return the self-BLEU of b minus the self-BLEU of a, in each order."""
+    """Return how much lower the self-BLEU of method a is than that of method b, in each order of decoding."""
     return [paired_difference(by_way[b].same, by_way[a].same) for by_way in by_order.values()]
 
 

@@ -87,7 +87,7 @@ def _reduce(setup: Setup, case: Case, unit: int, row: Row, scores: Mapping[str, 
 def _new_pieces(setup: Setup, name: str) -> list[int]:
     """For each unit: the number of word pieces in its references that are not in the references of earlier units.
 
-    The sum over units is the vocabulary size of EAD.
+    The sum over units is the vocabulary size in the metric EAD (expectation-adjusted distinct).
     """
     (case,) = (case for case in setup.cases if case.name == name)
     rows = setup.rows(answers(setup, case))

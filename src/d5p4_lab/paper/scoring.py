@@ -89,7 +89,7 @@ def unpack(row: Mapping[str, Any]) -> np.ndarray:
 
 
 def pack8(features: np.ndarray) -> Row:
-    """Pack numbers [n, D] for a JSON line. Each row becomes a step size and integers (-127 to 127), in steps."""
+    """Pack numbers [n, D] for a JSON line. Each row becomes a step size and integers (-127 to 127) that count steps."""
     steps = np.maximum(np.abs(features).max(1, keepdims=True) / 127, 1e-12)
     whole = np.round(features / steps).astype(np.int8)
     return {

@@ -20,12 +20,12 @@ from d5p4.rng import mix
 
 from .optimiser import is_block_matrix
 
-LAST_STEP = 2**40  # no run has this many steps
+LAST_STEP = 2**40  # the end of endless loops over steps; no run has this many steps
 LEAST = 1e-3  # the masking chance p is at least this, so that 1/p stays bounded
 
 
 def chances(rows: int, generator: torch.Generator) -> Tensor:
-    """Return a masking chance for each row. The chances are evenly spread over (LEAST, 1), which lowers the noise."""
+    """Return a masking chance for each row. They are evenly spaced over (LEAST, 1), so that the loss varies less."""
     device = generator.device
     shift = torch.rand((), generator=generator, device=device)
     even = (torch.arange(rows, device=device) / rows + shift) % 1
@@ -40,7 +40,7 @@ def masks(chance: Tensor, length: int, generator: torch.Generator) -> Tensor:
 def weighted_cross_entropy(
     states: Tensor, weight: Tensor, bias: Tensor | None, banned: Tensor, targets: Tensor, weights: Tensor
 ) -> Tensor:
-    """Return the sum of weights [M] times the cross-entropy of targets [M], given the hidden states [M, D]."""
+    """Return the sum over M tokens of weight [M] × cross-entropy of the target [M], from hidden states [M, D]."""
     logits = F.linear(states, weight, bias).float().masked_fill(banned, -torch.inf)
     return (F.cross_entropy(logits, targets, reduction="none") * weights).sum()
 
@@ -70,7 +70,7 @@ class Recipe(ABC):
     full: ClassVar[dict[str, int]]  # the shape of the shipped model
     small: ClassVar[dict[str, int]]  # the shape of a toy model
     card: Card
-    data: str = ""  # a description of the data, which is different for every corpus
+    data: str = ""  # describes the data; two corpora never have the same text
     scratch: Path | None = None  # a folder that `tidy` removes when the run has finished
 
     def __init__(self, device: torch.device, seed: int, toy: bool) -> None:
@@ -107,7 +107,7 @@ class Recipe(ABC):
 
     @abstractmethod
     def layers(self, model: nn.Module) -> Iterable[nn.Module]:
-        """Return the layers, to be compiled one by one. All but LLaDA's first layer share one compiled program."""
+        """Return the layers, to be compiled one by one. Equal layers share a program; LLaDA's first layer differs."""
 
     @abstractmethod
     def tensors(self, model: nn.Module) -> dict[str, Tensor]:

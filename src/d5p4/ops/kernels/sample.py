@@ -33,7 +33,7 @@ def _draw(
     largest = tl.max(tops, 0)
     scaled = masses * tl.exp(tl.maximum(tops - largest, -1e30) * sharpness)
     heap = tl.cumsum(scaled, 0)
-    goal = tl.maximum(tl.load(u + place_of_draw) * tl.sum(scaled, 0), 1e-300)  # positive, so that some mass is needed
+    goal = tl.maximum(tl.load(u + place_of_draw) * tl.sum(scaled, 0), 1e-300)  # > 0: skip blocks without mass
     short = heap < goal
     last_block = tl.max(tl.where(scaled > 0, block, 0), 0)
     chosen = tl.minimum(tl.sum(short.to(tl.int32), 0), last_block)
