@@ -197,7 +197,7 @@ def split_prompts(prompts: Any, sets: int | None) -> list[Prompt]:
         return _tokenized(prompts)
     prompts = _as_list(prompts)
     if isinstance(prompts, (str, bytes, bytearray)):
-        return [prompts]  # bytes are no list of prompts; `encode` raises the error
+        return [prompts]  # text is one prompt; bytes are not allowed, and `encode` raises the error
     if not isinstance(prompts, Sequence):
         raise D5P4Error(f"prompts cannot be a {type(prompts).__name__}; give text, token ids or chat messages")
     prompts = [plain_number(part) for part in prompts]

@@ -64,13 +64,13 @@ class WindowHidden:
 
     states: Tensor  # [U, L, D]
     features: Tensor  # [U, L, D]
-    owner: Tensor  # [U, 2] the prompt of each distinct row, and the row's index among this rank's rows
+    owner: Tensor  # [U, 2] for each distinct row: the prompt's index, and the row's index among this rank's rows
     slot: Tensor  # [P, n] the index, among the U distinct rows, of each row that this rank holds
     fresh: Tensor  # [P] how many rows of the whole pool went through the model
 
 
 def rows_of_forward(max_tokens: int, length: int) -> int:
-    """Return how many rows of this length a forward has at most or, with `Prompts.fixed`, exactly."""
+    """Return the largest number of rows of this length in a forward. With `Prompts.fixed`, every forward has it."""
     return max(1, max_tokens // length)
 
 
@@ -127,7 +127,7 @@ class RowRunner:
         return hidden
 
     def _stored(self, first: Tensor) -> Tensor:
-        """Return a mask [P, N] of the rows whose hidden states are stored: of equal rows, only the first."""
+        """Return bool [P, N], True at rows whose hidden states are stored: the first of each set of equal rows."""
         everyone = torch.arange(first.shape[1], device=first.device)
         return first == everyone if self.share else torch.ones_like(first, dtype=torch.bool)
 

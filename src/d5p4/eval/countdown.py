@@ -73,7 +73,7 @@ def fault(problem: Problem | str, answer: str) -> str | None:
     if not isinstance(problem, Problem):
         problem = Problem.parse(problem)
     needed = len(problem.numbers) - 1
-    texts = answer.split(",", needed) if answer else []  # whatever follows the needed steps stays one piece of text
+    texts = answer.split(",", needed) if answer else []  # the text after the needed steps is one more piece
     matches = []
     for text in texts[:needed]:
         match = _STEP.fullmatch(text)
@@ -208,7 +208,7 @@ class Ways(NamedTuple):
 
 
 class Draws:
-    """A stream of uniform integers, made from the raw output of PCG64, which numpy promises never to change."""
+    """A stream of uniform integers, made from the raw output of PCG64. numpy promises never to change this output."""
 
     def __init__(self, *key: int) -> None:
         if min(key) < 0:
@@ -216,7 +216,7 @@ class Draws:
         self._source = np.random.PCG64(np.random.SeedSequence(key))
 
     def below(self, bound: int, count: int) -> NDArray[np.int32]:
-        """Return `count` int32 numbers, each uniform on 0..bound-1. Chances are exact to a factor 1 ± bound / 2^32."""
+        """Return `count` int32 numbers in 0..bound-1. Each has the chance 1/bound, up to a factor 1 ± bound / 2^32."""
         words = self._source.random_raw((count + 1) // 2).astype("<u8", copy=False).view("<u4")[:count]
         return ((words.astype(np.uint64) * np.uint64(bound)) >> np.uint64(32)).astype(np.int32)
 
@@ -258,7 +258,7 @@ def attempt(draws: Draws, rows: int, count: int, ranges: Ranges = RANGES) -> Way
 
 
 def _trace(numbers: NDArray[np.int32], passed: list[NDArray[np.intp]], taken: list[NDArray[np.int32]]) -> Ways:
-    """Collect the steps and the numbers of the rows that passed every step, from the last step back to the first."""
+    """Return the steps and numbers of the rows that no step dropped, collected from the last step back to the first."""
     row = np.arange(len(passed[-1]))
     steps = []
     for keep, step in zip(reversed(passed), reversed(taken), strict=True):

@@ -263,7 +263,7 @@ class D5P4LM(LM):
     # chat templates
 
     def apply_chat_template(self, chat_history: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
-        """Return the conversation as a prompt. Without a generation prompt, the last message begins the answer."""
+        """Return the conversation as a prompt. add_generation_prompt=False: the last message is the answer's start."""
         messages = list(chat_history)
         beginning = "" if add_generation_prompt else messages.pop()["content"]
         text = self.model.tokenizer.chat(messages) if self.model.tokenizer is not None else None
@@ -303,7 +303,7 @@ def _typed(decoding: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _questions(requests: Sequence[Any]) -> list[Question]:
-    """Group adjacent requests for the same prompt of the same document. Such requests are the repeats of a task."""
+    """Group adjacent requests with the same prompt and document. The requests of a group are the repeats of a task."""
 
     def identity(numbered: tuple[int, Any]) -> tuple[Any, ...]:
         request = numbered[1]
@@ -332,7 +332,7 @@ def main() -> None:
         sys.exit(f"d5p4: {reason}")
 
 
-if NAME not in MODEL_REGISTRY:  # newer versions of the harness have registered the model already
+if NAME not in MODEL_REGISTRY:  # newer versions of the harness register the model by themselves
     register_model(NAME)(D5P4LM)
 
 if __name__ == "__main__":

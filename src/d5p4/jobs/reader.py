@@ -44,7 +44,7 @@ class PromptFile:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.text = self.path.suffix.lower() == ".txt"
-        self.count = self.last = 0  # how many lines are not blank, and the number of the last such line
+        self.count = self.last = 0  # `count` lines are not blank; `last` is the number of the last of them
         self._stamp = self._current_stamp()
         digest = hashlib.sha256()
         for number, raw in self._raw():
@@ -57,7 +57,7 @@ class PromptFile:
 
     def __iter__(self) -> Iterator[PromptLine | BadLine]:
         """Yield every line that is not blank, in order."""
-        first_line: dict[int, int] = {}  # the number of the line in which each id came first, by the key of the id
+        first_line: dict[int, int] = {}  # the line number at which each id came first, by the id's key
         for number, raw in self._raw():
             if not raw.strip():
                 continue

@@ -34,7 +34,7 @@ class GreedyBeam:
 
 @dataclass(frozen=True)
 class Random:
-    """Picks a random item of each group. Key and tie hash give each item a uniform number; the largest wins. O(N)."""
+    """Picks the item with the largest random number in each group, in O(N). Key and tie hash give the random number."""
 
     def __call__(self, pool: PoolView, k: int, key: Tensor) -> Choice:
         tie = by_group(pool.tie, k)

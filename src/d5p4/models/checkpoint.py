@@ -56,7 +56,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def stored_dtype(folder: Path) -> torch.dtype | None:
-    """Return the dtype of a checkpoint's first weight, or None if d5p4 cannot run in that dtype."""
+    """Return the dtype of the first weight in a checkpoint, or None if d5p4 cannot run models in that dtype."""
     with _opened(weight_files(folder)[0]) as shard:
         first = next(iter(shard.keys()), None)
         return None if first is None else FLOATS.get(shard.get_slice(first).get_dtype())
@@ -69,7 +69,7 @@ def fill(model: Any, folder: Path, device: torch.device, dtype: torch.dtype, map
     shard is opened at a time, and each tensor goes directly to the device, so the host needs memory for about one
     shard.
 
-    `mapped`: whether tensors on the CPU use the file's pages in memory (copy on write) if they need no conversion.
+    `mapped`: whether tensors on the CPU are mapped from the file (copy on write) if they need no conversion.
     """
     files = weight_files(folder)
     wanted = {model.prefix + name: tuple(parameter.shape) for name, parameter in model.named_parameters()}

@@ -41,7 +41,7 @@ class Folded(NamedTuple):
 
 
 class Scale(nn.Module):
-    """The weight [D] of a LayerNorm. Folding adds a bias to the last LayerNorm."""
+    """The weight [D] of a LayerNorm. The bias is None, except that folding gives one to the last LayerNorm."""
 
     bias: nn.Parameter | None
 
@@ -118,7 +118,7 @@ class OutputLayer(nn.Module):
         self.adaLN_modulation = _modulation(cond, 2 * width)
 
     def affine(self, condition: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return scale and shift [D] of the last norm. They are not folded into the head: it may be the embedding."""
+        """Return scale and shift [D] of the last norm. The head is not folded: the embedding may share its matrix."""
         weight = self.norm_final.weight
         if self.adaLN_modulation is None or condition is None:
             assert self.norm_final.bias is not None
@@ -139,7 +139,7 @@ class OutputLayer(nn.Module):
 
 
 class MDLM(NativeModel):
-    """The MDLM model. States are the rows after the last norm. Features are the rows before that norm.
+    """The MDLM model. Its states are the vectors after the last norm, and its features are those before that norm.
 
     MDLM is trained on concatenated documents, in which the end-of-text token only separates documents. So this token
     does not end an answer, and `eos_ids` is empty.

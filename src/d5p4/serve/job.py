@@ -26,7 +26,7 @@ class Finished:
 
     answers: Answers
     texts: list[str]  # each ends before its first stop text
-    ended: list[bool]  # whether the model or a stop text ended the answer; if not, the answer fills the canvas
+    ended: list[bool]  # whether the model or a stop text ended the answer; if not, it fills all its positions
     right: list[bool] | None
     right_count: int | None  # the number of different right answers
     trace: dict[str, Any] | None
@@ -77,7 +77,7 @@ class Job:
         self.news.set()
 
     def settle(self, outcome: Finished | ApiError) -> None:
-        """Give the job its outcome, unless it already has an outcome."""
+        """Give the job its outcome (answers or an error), unless it already has one."""
         if self.outcome.done():
             return
         if isinstance(outcome, ApiError):

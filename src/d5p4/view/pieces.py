@@ -51,7 +51,7 @@ def _read(codec: Any, token: int) -> Piece:
     alone = codec.decode([token])
     if "\ufffd" in alone and (part := _bytes(codec, token)):
         return part
-    twice = codec.decode([token, token])  # decoded twice, because some decoders drop the space before the first word
+    twice = codec.decode([token, token])  # the second copy keeps the leading space that some decoders drop
     return twice[len(alone) :] if twice.startswith(alone) else alone
 
 

@@ -173,7 +173,7 @@ def report(results: Mapping[str, Any]) -> str:
 
 
 def figure(results: Mapping[str, Any], path: Path) -> None:
-    """Draw the step's time by n, L, V and P (see `docs/performance.md`), the solver's time, and whole decode steps."""
+    """Draw the step's time by candidates, positions, vocabulary and prompts, the solver's time, and decode steps."""
     names = {"n": "candidates n", "L": "answer positions L", "V": "vocabulary V", "P": "prompts P"}
     with panels_of(path, 2, 3, (13, 7.5)) as (chart, panels):
         for panel, (axis, name) in zip(panels.flat, names.items(), strict=False):

@@ -92,7 +92,7 @@ def _numbers_file(setup: Setup) -> tuple[str, dict[str, str]]:
 
 
 def numbers_of(setup: Setup, case: Case) -> list[Row]:
-    """Return the numbers of a case's sets, in the order of the units. (Each unit has one set.)"""
+    """Return the numbers of a case's sets, one set per unit, in the order of the units."""
     return complete(setup, numbers(setup, [case]), "draw")
 
 

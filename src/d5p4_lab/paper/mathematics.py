@@ -103,7 +103,7 @@ class Judged:
     def __init__(self, rows: Sequence[Row], way: str) -> None:
         marks, same, forms = zip(*(row["ways"][way] for row in rows), strict=True)
         if way == WAYS[0]:
-            marks = tuple(row["right"] for row in rows)  # marks of the whole pool; pass@n averages over all choices
+            marks = tuple(row["right"] for row in rows)  # of the whole pool; pass@n is a mean over all choices of n
         self.right = np.array([[mark == "1" for mark in answers] for answers in marks])
         self.same, self.forms = np.array(same), np.array(forms)
 
@@ -218,7 +218,7 @@ def _claims(setup: Setup, by_order: ByOrder) -> list[Claim]:
 
 
 def _tuned(setup: Setup, by_order: ByOrder) -> list[Claim]:
-    """Compare D5P4 and diverse beam search at the parameters that were tuned for the model."""
+    """Return the claim that compares D5P4 and diverse beam search, with the parameters tuned for the model."""
     if len(setup["beta"]) < 2 or len(setup["alpha"]) < 2:
         return []
     ours, rival = f"D5P4+, β {setup['beta'][-1]:g}", f"diverse beam, α {setup['alpha'][-1]:g}"

@@ -148,7 +148,7 @@ def draw(setup: Setup) -> Drawing:
 
 def _claims(setup: Setup, measured: dict[str, dict[str, np.ndarray]]) -> list[Claim]:
     def less(metric: str, a: str, b: str) -> Figure:
-        """How much lower a metric is for way `a` than for way `b`."""
+        """Return how much lower the metric is for the answers of way `a` than for those of way `b`."""
         return paired_difference(measured[b][metric], measured[a][metric])
 
     def more_different(claim: str, paper: str, rival: str) -> Claim:

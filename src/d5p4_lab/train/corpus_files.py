@@ -34,7 +34,7 @@ class Corpus(NamedTuple):
 
     @property
     def size(self) -> str:
-        """A sentence with the sizes of the corpus. A continued run compares this sentence with the saved sentence."""
+        """A sentence with the sizes of the corpus. A continued run must find the same sentence in its saved state."""
         train = f"{self.train_bytes:,} bytes of text in {len(self.train):,} tokens"
         return f"{train}; {self.val_bytes:,} bytes of text in {len(self.val):,} tokens are held out."
 

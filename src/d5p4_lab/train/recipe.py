@@ -70,7 +70,7 @@ class Recipe(ABC):
     full: ClassVar[dict[str, int]]  # the shape of the shipped model
     small: ClassVar[dict[str, int]]  # the shape of a toy model
     card: Card
-    data: str = ""  # describes the data; two corpora never have the same text
+    data: str = ""  # describes the data; a continued run must have the same text
     scratch: Path | None = None  # a folder that `tidy` removes when the run has finished
 
     def __init__(self, device: torch.device, seed: int, toy: bool) -> None:

@@ -22,7 +22,7 @@ def _draw(
 ):
     """Draw tokens [R, C] for uniforms u [R, C].
 
-    The `ids` logits of a row form `blocks` blocks of SIZE logits. COUNT is a power of two >= blocks.
+    A row has `ids` logits, which form `blocks` blocks of SIZE logits. COUNT is a power of two >= blocks.
     """
     row, child = tl.program_id(0).to(tl.int64), tl.program_id(1)
     place_of_draw = row * tl.num_programs(1) + child
