@@ -70,7 +70,7 @@ class WindowHidden:
 
 
 def rows_of_forward(max_tokens: int, length: int) -> int:
-    """Return the largest number of rows of this length in a forward. With `Prompts.fixed`, every forward has it."""
+    """Return the largest number of rows of this length in a forward. `Prompts.fixed`: every forward has this many."""
     return max(1, max_tokens // length)
 
 

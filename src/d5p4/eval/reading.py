@@ -12,14 +12,14 @@ from ..errors import D5P4Error
 
 
 def strings(texts: Sequence[str]) -> Sequence[str]:
-    """Check that the texts are a list of strings, and return them."""
+    """Return the texts as a list, or raise an error if they are not a list of strings."""
     if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
         raise D5P4Error(f"texts must be a list of strings, not {texts!r:.60}")
     return texts
 
 
 def whole(name: str, value: int | None) -> int | None:
-    """Check that the value is None or a whole number of at least 1, and return it."""
+    """Return the value, or raise an error if it is neither None nor a whole number of at least 1."""
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
         raise D5P4Error(f"{name}={value!r} must be a whole number of at least 1")
     return value

@@ -332,7 +332,7 @@ def main() -> None:
         sys.exit(f"d5p4: {reason}")
 
 
-if NAME not in MODEL_REGISTRY:  # newer versions of the harness register the model by themselves
+if NAME not in MODEL_REGISTRY:  # newer harnesses have registered the model through its entry point
     register_model(NAME)(D5P4LM)
 
 if __name__ == "__main__":

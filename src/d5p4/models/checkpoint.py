@@ -78,7 +78,7 @@ def fill(model: Any, folder: Path, device: torch.device, dtype: torch.dtype, map
         with _opened(path) as shard:
             for name in shard.keys():  # noqa: SIM118 (a safetensors file is not a dict)
                 if name in wanted:
-                    # Without `mapped` we copy even on the CPU: the file may be overwritten while the model is used.
+                    # Without `mapped`, CPU tensors are copies, because the file may be overwritten while in use.
                     tensor = shard.get_tensor(name).to(device=device, dtype=dtype, copy=not mapped)
                     owner, _, leaf = name.removeprefix(model.prefix).rpartition(".")
                     setattr(model.get_submodule(owner), leaf, nn.Parameter(tensor))

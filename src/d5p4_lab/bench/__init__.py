@@ -101,14 +101,14 @@ def show(row: Row) -> Row:
 
 
 def number(value: Any) -> str:
-    """Write a float with three digits, None as the empty text, and anything else as `str` does."""
+    """Return a float as text with three significant digits, None as the empty text, and anything else as `str` does."""
     if not isinstance(value, float):
         return "" if value is None else str(value)
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def half_width(figure: Sequence[float], digits: int, scale: float = 1.0) -> str:
-    """Write [mean, low, high] as the mean ± half the width of the interval."""
+    """Return [mean, low, high] as text: the mean ± half the width of the interval from low to high."""
     mean, low, high = figure
     return f"{scale * mean:.{digits}f} ± {scale * (high - low) / 2:.{digits}f}"
 
@@ -126,7 +126,7 @@ def table_of(rows: Sequence[Row]) -> str:
 
 
 def fill(page: str, kind: str, tables: Tables, leave: Collection[str] = ()) -> str:
-    """Return the page with new tables between <!-- KIND: NAME --> and <!-- end -->. Tables in `leave` stay."""
+    """Return the page with new tables between <!-- KIND: NAME --> and <!-- end -->. Tables in `leave` do not change."""
 
     def replacement(match: re.Match[str]) -> str:
         return match[0] if match[1] in leave else f"<!-- {kind}: {match[1]} -->\n{tables[match[1]]()}\n<!-- end -->"

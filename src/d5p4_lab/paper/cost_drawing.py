@@ -30,7 +30,7 @@ Repeats = Mapping[str, Mapping[str, np.ndarray]]
 
 
 def drawing(results: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], size: str) -> Drawing:
-    """Draw the results of the GPU benchmark and the CPU times in `rows`. The text `size` describes the pool."""
+    """Draw the results of the GPU benchmark and the times measured here (`rows`). `size` describes the pool."""
     gpu = _steps(results)
     here = {
         way: {part: np.array([row["stages"][way][part] for row in rows]) for part in ("selection", "sampling", "gb")}

@@ -70,7 +70,7 @@ def cases(setup: Setup) -> list[Case]:
     return planned
 
 
-# The ways to choose k answers from a pool, in the order of `chosen` in `_reduce`.
+# The ways to choose k answers from a pool, in the same order as the list `chosen` in `_reduce`.
 WAYS = ("independent", "best of n, perplexity", "best of n, internal", "best of n, oracle")
 
 
@@ -218,7 +218,7 @@ def _claims(setup: Setup, by_order: ByOrder) -> list[Claim]:
 
 
 def _tuned(setup: Setup, by_order: ByOrder) -> list[Claim]:
-    """Return the claim that compares D5P4 and diverse beam search, with the parameters tuned for the model."""
+    """Return the claims that compare D5P4 with diverse beam search at the parameters tuned for the model."""
     if len(setup["beta"]) < 2 or len(setup["alpha"]) < 2:
         return []
     ours, rival = f"D5P4+, β {setup['beta'][-1]:g}", f"diverse beam, α {setup['alpha'][-1]:g}"

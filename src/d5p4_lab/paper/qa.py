@@ -125,7 +125,7 @@ def draw(setup: Setup) -> Drawing:
     vocabulary = 0
     for case in setup.cases:
         sets = numbers_of(setup, case)
-        vocabulary = sum(row["new"] for row in sets)  # the same for all cases, which share their references
+        vocabulary = sum(row["new"] for row in sets)  # the same in all cases, because all have the same references
         by_way |= {name: [row["ways"][name] for row in sets] for name in sets[0]["ways"]}
     order = [name for name in (*WAYS[:3], *by_way) if name != WAYS[3]]
     by_way = {name: by_way[name] for name in dict.fromkeys((*order, WAYS[3]))}
