@@ -73,7 +73,7 @@ def fault(problem: Problem | str, answer: str) -> str | None:
     if not isinstance(problem, Problem):
         problem = Problem.parse(problem)
     needed = len(problem.numbers) - 1
-    texts = answer.split(",", needed) if answer else []  # the text after the needed steps is one more piece
+    texts = answer.split(",", needed) if answer else []  # any text after the needed steps becomes one more piece
     matches = []
     for text in texts[:needed]:
         match = _STEP.fullmatch(text)

@@ -12,7 +12,7 @@ from ..errors import D5P4Error
 
 
 def strings(texts: Sequence[str]) -> Sequence[str]:
-    """Return the texts as a list, or raise an error if they are not a list of strings."""
+    """Return the texts unchanged, or raise an error if they are not a list of strings."""
     if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
         raise D5P4Error(f"texts must be a list of strings, not {texts!r:.60}")
     return texts

@@ -101,7 +101,7 @@ def show(row: Row) -> Row:
 
 
 def number(value: Any) -> str:
-    """Return a float as text with three significant digits, None as the empty text, and anything else as `str` does."""
+    """Return a value as text: floats have three digits, or are whole from 100 on. None becomes the empty text."""
     if not isinstance(value, float):
         return "" if value is None else str(value)
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -70,7 +70,7 @@ def cases(setup: Setup) -> list[Case]:
     return planned
 
 
-# The ways to choose k answers from a pool, in the same order as the list `chosen` in `_reduce`.
+# The ways to choose k answers from a pool, in the same order as the tuple `chosen` in `_reduce`.
 WAYS = ("independent", "best of n, perplexity", "best of n, internal", "best of n, oracle")
 
 
