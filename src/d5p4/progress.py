@@ -31,7 +31,7 @@ def bar(label: str, prompts: int, shown: bool = True) -> Iterator[Callback | Non
 
 
 def both(first: Callback | None, second: Callback | None) -> Callback | None:
-    """Return a callback that calls both callbacks. The result is that of the first callback: the prompts to drop."""
+    """Return a callback that calls both callbacks. It returns the prompts to drop, which the first callback returns."""
     if first is None or second is None:
         return first or second
     given, moved = first, second

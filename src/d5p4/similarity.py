@@ -46,5 +46,5 @@ def similarity(
     if kind == "cosine":
         return cosine
     apart = (1 - cosine).to(wide(cosine.device))
-    # gamma is at most 1e30: a gamma beyond float32 becomes infinite, and infinity times the distance 0 is NaN.
+    # gamma is at most 1e30: a gamma too large for float32 is infinite, and infinity times the distance 0 is NaN.
     return torch.exp(-2 * min(gamma, 1e30) * apart).to(cosine.dtype)

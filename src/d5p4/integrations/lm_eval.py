@@ -148,7 +148,7 @@ class D5P4LM(LM):
                 prompts = [ids for _, ids in members]
                 result = generate(self.model, prompts, seed=self.seed, chat=False, callback=callback, **settings)
                 for (question, _), texts in zip(members, result.texts, strict=True):
-                    for place, text in zip(question.places, texts, strict=False):  # best answers first
+                    for place, text in zip(question.places, texts, strict=False):  # `texts` has the best first
                         answers[place] = question.cut(text)
                     if len(question.places) == 1:
                         self.cache_hook.add_partial("generate_until", question.args, answers[question.places[0]])

@@ -18,9 +18,9 @@ class MMR(Checked):
     """Picks one item per group, each time the item i with the largest Q_i - alpha * (similarity of i to the picks Y).
 
     form: the similarity of i to Y is the mean of S_ji over j in Y ("mean") or the largest S_ji ("max"). The search runs
-    once from each start (first pick) and keeps the set whose picks have the largest sum of these values.
-    The time is O(k N) per start, because S is given. starts: "n" (every item), "k" (the best
-    item of each group), "one" (the best item of all).
+    once from each start (first pick) and keeps the set whose picks have the largest sum of these values. The time is
+    O(k N) per start, because S is given. starts: "n" (every item), "k" (the best item of each group), "one" (the best
+    item of all).
     """
 
     alpha: Annotated[float, Option("Weight of the similarity to the answers chosen so far.", least=0)] = 20.0

@@ -148,7 +148,7 @@ def _slug(case: Case) -> str:
 
 
 def _numbers_slug(setup: Setup, case: Case) -> str:
-    """The prefix of a case's keys in the file of numbers, with a hash of how answers are made, scored and reduced."""
+    """The prefix of a case's keys in the file of numbers, with a hash of the answers' options, scorers, settings."""
     assert setup.experiment.digest is not None
     settings = {name: setup[name] for name in setup.experiment.digest.settings}
     depends_on = {"answers": _made_with(setup, case), "scorers": scorer_names(setup), "settings": settings}

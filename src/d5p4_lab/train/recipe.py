@@ -20,12 +20,12 @@ from d5p4.rng import mix
 
 from .optimiser import is_block_matrix
 
-LAST_STEP = 2**40  # the end of endless loops over steps; no run has this many steps
+LAST_STEP = 2**40  # loops over steps have this end, which no run reaches
 LEAST = 1e-3  # the masking chance p is at least this, so that 1/p stays bounded
 
 
 def chances(rows: int, generator: torch.Generator) -> Tensor:
-    """Return a masking chance for each row. They are evenly spaced over (LEAST, 1), so that the loss varies less."""
+    """Return a masking chance for each row. Even spacing over (LEAST, 1) makes the loss less noisy."""
     device = generator.device
     shift = torch.rand((), generator=generator, device=device)
     even = (torch.arange(rows, device=device) / rows + shift) % 1
