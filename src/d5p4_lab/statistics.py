@@ -69,9 +69,9 @@ def figure(values: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Figure:
 
 
 def paired_difference(a: ArrayLike, b: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Figure:
-    """Return the mean of a - b. a and b [n] have the same units, so what makes a unit hard in a and in b cancels."""
+    """Return the mean of a - b [n]. Entry i of a and of b is the same unit, so the unit's own difficulty cancels."""
     left, right = _same_length(a, b)
-    with np.errstate(invalid="ignore"):  # inf - inf is NaN, and `figure` leaves NaN out
+    with np.errstate(invalid="ignore"):  # inf - inf gives NaN with a warning; `figure` leaves NaN out
         return figure(left - right, seed, draws)
 
 

@@ -35,7 +35,7 @@ POLL, POLL_MOST = 0.02, 0.5  # a rank that waits asks the store at first every 0
 PIECE = 1 << 20  # a value in the store has at most this many bytes; larger values are split
 WORD = "ranks.word"  # the name of the file by which ranks check that they see the same folder
 PATIENCE = 20.0  # all ranks must see a file at most this many seconds after rank 0 has written it
-_calls = count()  # the number of the next call of `connect`, which is the same on all ranks
+_calls = count()  # numbers the calls of `connect`; all ranks count alike, as each calls it equally often
 
 
 class Mesh:

@@ -130,7 +130,7 @@ def _located(name: str | Path, remote_code: bool) -> Path:
 
 
 def _pooling(folder: Path, name: str) -> str:
-    """Return how token states become one vector, as sentence-transformers files say; "mean" without such files."""
+    """Return how token states become one vector. Files of sentence-transformers say how. Without them it is "mean"."""
     file = folder / "modules.json"
     for module in json.loads(file.read_text(encoding="utf-8")) if file.is_file() else ():
         kind = str(module["type"]).rsplit(".", 1)[-1]

@@ -218,7 +218,7 @@ def _mean(values: Iterable[float]) -> float:
 
 
 def _best(values: NDArray[Any] | Sequence[float], k: int) -> float:
-    """Return Metric@k of the values of one group, or NaN when the group has fewer than k answers."""
+    """Return the expected best of k random values of a group, or NaN if the group has fewer than k values."""
     return float(best_of(np.asarray(values)[None], k)[0]) if len(values) >= k else math.nan
 
 

@@ -181,7 +181,7 @@ class RowStore:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the output against other runs. When the block ends, remove the folder of parts if no part is left."""
+        """Lock the output against other runs. After the `with` block, remove the folder of parts if no part is left."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             sync_folder(self.folder.parent)

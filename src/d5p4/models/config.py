@@ -49,7 +49,7 @@ def only(config: Config, supported: Mapping[str, Any], architecture: str) -> Non
 
 
 def divides(config: Config, key: str, whole_part: int, parts: int) -> int:
-    """Return whole_part / parts, or raise an error if there is a remainder."""
+    """Return the whole number divided by the number of parts, or raise an error if there is a remainder."""
     if whole_part % parts:
         raise D5P4Error(f"config.json has {key}={parts}, which should divide {whole_part} without a remainder")
     return whole_part // parts

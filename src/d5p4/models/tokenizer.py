@@ -252,7 +252,7 @@ def _make_special(backend: tokenizers.Tokenizer, texts: Sequence[str]) -> None:
 
 
 def _give_mask(backend: tokenizers.Tokenizer, mask_id: int) -> None:
-    """Make the mask id a special token. If it is the next free id, its string becomes `<|mask|>`."""
+    """Make the token with the mask id special. If no token has this id and it is the next free id, add `<|mask|>`."""
     text = backend.id_to_token(mask_id)
     if text is None:
         ids = backend.get_vocab(with_added_tokens=True).values()

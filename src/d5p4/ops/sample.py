@@ -108,7 +108,7 @@ def draw(
     tokens, parts, how = [], [], (temperature, top_k, top_p, want)
     for rows, size in head_chunks(states.shape[0], vocabulary, fast, fixed):
         some, chance = filled(states[rows], size), filled(u[rows], size)
-        if offset is not None:  # no variable holds the product, so that its memory is freed early
+        if offset is not None:  # the logits have no name here, so that their memory is freed early
             token, stats = _kernel_draw(wide_product(some, even)[:, :vocabulary], offset, chance, how)
         else:
             token, stats = _plain_draw(logits_of(some, weight, bias, banned), banned, chance, how)
@@ -123,7 +123,7 @@ def draw(
 
 
 def _plain_draw(logits: Tensor, banned: Tensor, u: Tensor, how: How) -> tuple[Tensor, dict[str, Tensor]]:
-    """Draw from logits [R, V] in max(float32, dtype) that are minus infinity at banned ids."""
+    """Draw tokens with plain torch from logits [R, V]. The logits are minus infinity at banned ids."""
     temperature, top_k, top_p, want = how
     if temperature == 0:
         token = logits.argmax(-1, keepdim=True).expand(u.shape)
@@ -135,7 +135,7 @@ def _plain_draw(logits: Tensor, banned: Tensor, u: Tensor, how: How) -> tuple[Te
 def _kernel_draw(
     logits: Tensor, offset: Tensor, u: Tensor, how: How, rows: Tensor | None = None
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Draw from logits [R', V] + offset [V] with the Triton kernels."""
+    """Draw tokens with the Triton kernels from logits [R', V] + offset [V]. `rows` are as in `draw_logits`."""
     temperature, top_k, top_p, want = how
     from .kernels.sample import draw_tokens
     from .kernels.vocab import block_stats, join_blocks

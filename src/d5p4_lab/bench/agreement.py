@@ -216,7 +216,7 @@ def carry_out(case: Case, model: Any, variant: Variant, seed: int) -> Run:
 
 @dataclass(frozen=True)
 class Family:
-    """One parent, the float64 distributions of its positions, and the uniform numbers of its C children."""
+    """One parent, its float64 token distribution at each position, and the uniform numbers that drew its C children."""
 
     tokens: Tensor  # [L]
     open: Tensor  # [L] bool: True at the masked positions of the block
@@ -268,7 +268,7 @@ def _largest(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Arbiter:
-    """Uses the model in float64 on the CPU to decide which children should have been drawn."""
+    """Repeats the draws of children with the model in float64 on the CPU, to see how far each run was from them."""
 
     model: Any
     settings: d5p4.Settings
@@ -352,7 +352,7 @@ def distinct_margin(families: Sequence[Family], record: Record) -> Margin:
     worst = NONE
     for parent in record.tie[record.parents].argsort(stable=True).tolist():
         kept = {tuple(row.tolist()): row for row in rows[parent]}
-        if next(iter(kept)) in taken:  # this parent drew no new child, so its first child fills all its places
+        if next(iter(kept)) in taken:  # this parent drew no new child, so copies of its first child fill its places
             worst, kept = max(worst, families[parent].margins(rows[parent][0])[0]), {}
         worst = max(worst, _keeping(families[parent], list(kept.values()), list(taken.values()), record.children))
         taken |= kept
@@ -360,11 +360,11 @@ def distinct_margin(families: Sequence[Family], record: Record) -> Margin:
 
 
 def _keeping(family: Family, kept: Sequence[Tensor], taken: Sequence[Tensor], places: int) -> Margin:
-    """Return the smallest margin with which a parent's children, drawn one after another, lead to exactly `kept`.
+    """Return how large rounding errors must be (the margin) for the parent to keep exactly the children `kept`.
 
-    Each child must either equal the next row of `kept`, or repeat a row of `taken` or an earlier row of `kept`. The
-    largest margin of a child counts. reach[i] is the smallest margin if the children so far gave i rows of `kept`.
-    When all places are filled, further children do not matter.
+    The parent draws its children one after another. Each child must either be the next row of `kept`, or repeat a row
+    of `taken` or an earlier row of `kept`. The margin is the largest margin of any child, in the best such assignment.
+    reach[i] is the margin if the children so far gave i rows of `kept`. Children after the last place are ignored.
     """
     old, new = [family.margins(row) for row in taken], [family.margins(row) for row in kept]
     reach = [NONE] + [NEVER] * len(kept)

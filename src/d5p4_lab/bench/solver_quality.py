@@ -68,7 +68,7 @@ def main(arguments: Sequence[str]) -> None:
         for seed, (k, width, kin, (kind, beta)) in enumerate(settings):
             quality, similarity = instances(count, k, 4, width, kin, seed)
             kernel, gain = dpp_kernel(kind, quality, similarity, beta)
-            problem = prepare(kernel, k, gain)  # called without tie hashes, so that the rows keep their order
+            problem = prepare(kernel, k, gain)  # without tie hashes, so that rows are not reordered
             best = problem.score(exhaustive(kernel, k, gain, quality)[:, None])[1][:, 0]
             for name, options in SOLVERS.items():
                 sets, seconds = wall(partial(partition_map, kernel, k, gain, quality, **options), CPU)

@@ -196,13 +196,13 @@ def _area(p: np.ndarray, q: np.ndarray, smoothing: float, scaling: float) -> Flo
     p, q = p + smoothing, q + smoothing
     p, q = p / p.sum(-1, keepdims=True), q / q.sum(-1, keepdims=True)
     corner = np.ones(p.shape[:-1])
-    xs, ys = [corner], [0 * corner]  # the end of the curve, where r is q and KL(p || r) is taken as infinite
+    xs, ys = [corner], [0 * corner]  # the first point of the curve, (1, 0): r is q, and KL(p || r) counts as infinite
     for w in MIXTURES:
         r = w * p + (1 - w) * q
         xs.append(np.exp(-scaling * _divergence(q, r)))
         ys.append(np.exp(-scaling * _divergence(p, r)))
     x, y = np.stack([*xs, 0 * corner]), np.stack([*ys, corner])
-    # These are trapezoids over x. Trapezoids over y have the same sum, because x y is 0 at both ends of the curve.
+    # The area is a sum of trapezoids over x. Swapping x and y gives the same sum, as x y is 0 at both ends.
     return ((x[:-1] - x[1:]) * (y[:-1] + y[1:])).sum(0) / 2
 
 

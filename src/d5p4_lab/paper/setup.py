@@ -49,7 +49,7 @@ class Case:
     units: int
     task: str = OPEN
     group: str = ""  # the method; the cases of one method are the points of one curve
-    value: float | None = None  # the value of the swept parameter
+    value: float | None = None  # the value of the parameter that varies from case to case, if any
 
 
 @dataclass(frozen=True)
@@ -157,12 +157,12 @@ class Setup:
 
     @cached_property
     def _elsewhere(self) -> bool:
-        """Whether the model is neither needed nor on this machine. If so, its name and hash come from config.json."""
+        """Whether the model is not on this machine and not needed. Its name and hash are then read from config.json."""
         return not (self.decoding or Path(self.named).expanduser().is_dir() or shipped(self.named))
 
     @cached_property
     def _maker(self) -> tuple[str, str]:
-        """The name of the model that made the existing rows, and the hash of its weights."""
+        """The name of the model that made the rows on the disk, and the hash of its weights, as config.json says."""
         config = read_json(self.folder / "config.json") or {}
         maker = str(config.get("model", Path(self.named).name)), str(config.get("weights", "unknown"))
         if self.model_name is not None and maker[0] != Path(self.model_name).name:

@@ -36,7 +36,7 @@ def _block_stats(
     logits,  # [R, ids], rows are `stride` apart in memory
     offset,  # [ids] or None
     rows,  # [count] the rows of logits to read, or None for all
-    top,  # [count, blocks]; the next four have the same shape
+    top,  # [count, blocks] outputs, like the next four arguments
     mass,
     moment,  # or None
     second,  # or None
