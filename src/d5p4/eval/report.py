@@ -229,7 +229,7 @@ def _once(texts: Iterable[str], measure: Callable[[list[str]], NDArray[Any]]) ->
 
 
 def _nats(groups: Sequence[Group], judge: Judge) -> list[tuple[float, int]]:
-    """Return for each group the sum of the nats per token of its answers, and the number of its answers."""
+    """Return for each group the sum over its answers of the answer's mean nats per token, and the number of answers."""
     rows, values = _once((text for group in groups for text in group.answers), judge.per_text)
     return [(float(sum(values[rows[text]] for text in group.answers)), len(group.answers)) for group in groups]
 

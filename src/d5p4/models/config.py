@@ -8,7 +8,7 @@ from typing import Any
 from ..errors import D5P4Error
 
 Config = Mapping[str, Any]
-LARGEST = 2**24  # a larger size must be a typing error, and would fill the memory
+LARGEST = 2**24  # a larger size is surely a mistake in the file, and would fill the memory
 
 
 def whole(config: Config, key: str, default: int | None = None, least: int = 1, most: int = LARGEST) -> int:

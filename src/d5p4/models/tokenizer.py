@@ -283,6 +283,6 @@ def _chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
 
 
 def _text(token: Any) -> str | None:
-    """Return the string of a special token, which files write as a string or as an object with `content`."""
+    """Return the string of a special token. Files store it as a string, or as an object with the key `content`."""
     token = token.get("content") if isinstance(token, dict) else token
     return token if isinstance(token, str) else None

@@ -1,4 +1,4 @@
-"""Token draws: a keyed uniform number selects a token by the inverse CDF of the tempered, filtered distribution.
+"""Token draws. A uniform number selects a token by the inverse CDF of the distribution after temperature and filters.
 
 The tokens of the CDF are in vocabulary order. Temperature, top-k and top-p shape only the draw; the returned
 log-probability is that of the plain distribution. The cumulative sum runs in float64, so that the tail of a vocabulary
@@ -57,7 +57,7 @@ def _tempered(logits: Tensor, banned: Tensor, temperature: float) -> Tensor:
 def inverse_cdf(logits: Tensor, u: Tensor) -> Tensor:
     """Return tokens [R, C]: the first id with cumulative probability >= u [R, C], never an id of probability 0."""
     cdf = torch.softmax(logits.to(wide(logits.device)), -1).cumsum(-1)
-    goal = (u.to(cdf.dtype) * cdf[:, -1:]).clamp_min(torch.finfo(cdf.dtype).tiny)  # > 0, so that some mass is needed
+    goal = (u.to(cdf.dtype) * cdf[:, -1:]).clamp_min(torch.finfo(cdf.dtype).tiny)  # > 0: no id of mass 0 is drawn
     return torch.searchsorted(cdf, goal).clamp_max(logits.shape[-1] - 1)
 
 

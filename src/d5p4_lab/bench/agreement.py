@@ -97,7 +97,7 @@ def cases(prompts: int) -> list[Case]:
 
 
 class Noisy:
-    """A model whose hidden states are changed slightly. The change depends only on the tokens of the row."""
+    """A model whose hidden states are changed slightly. Rows with equal tokens get equal changes."""
 
     def __init__(self, model: d5p4.Model, size: float) -> None:
         self._model, self._size = model, size
@@ -413,7 +413,7 @@ class Difference:
     """The first difference between two runs of a prompt."""
 
     prompt: int
-    healed: bool  # whether the final answers are equal in spite of the difference
+    healed: bool  # whether both runs give the same answers at the end, in spite of this difference
     step: int
     kind: str
     margin: float
@@ -540,7 +540,7 @@ def table(cases: Sequence[Row]) -> str:
 
 
 def _worst(case: Row, kinds: Sequence[str]) -> str | None:
-    """Return the largest margin among differences of the given kinds. In a report, None is an infinite margin."""
+    """Return the largest margin among differences of the given kinds. A report stores an infinite margin as None."""
     margins = [d["margin"] for d in case["differences"] if d["kind"] in kinds]
     if not margins:
         return None

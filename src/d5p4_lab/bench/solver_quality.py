@@ -42,7 +42,7 @@ SHARED = 0.8
 def instances(count: int, k: int, w: int, width: int, kin: float, seed: int) -> tuple[Tensor, Tensor]:
     """Return random quality [count, kw] in [0, 1] and similarity [count, kw, kw].
 
-    All rows share a common component. Of the remaining part of a row, siblings share the fraction `kin`.
+    Rows are random vectors that share one component. `kin` is the share of the rest that siblings have in common.
     """
     g = torch.Generator().manual_seed(seed)
 

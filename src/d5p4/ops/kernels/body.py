@@ -109,7 +109,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return out
 
 
-# A program handles a piece of one row, because a bound that depends on the number of rows would prevent wide loads.
+# A program handles a piece of one row. Triton could not use wide loads if a mask depended on the number of rows.
 @triton.jit
 def _silu_gate(a, b, out, a_step, b_step, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     """a, b and out are [rows, WIDTH]. In memory, rows of a are a_step apart, and rows of b are b_step apart."""
