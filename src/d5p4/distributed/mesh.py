@@ -137,7 +137,7 @@ class Ranks(Mesh):
         if self._left:
             return
         reason = f"rank {self.rank} gave up: {str(error) or type(error).__name__}"
-        with suppress(RuntimeError):  # raised if the process that runs the store has ended
+        with suppress(RuntimeError):  # the store raises this error if its process has ended
             self._store.compare_set(failure_key(self._name), "", reason)
         self._leave()
 
@@ -277,7 +277,7 @@ def connect(mesh: tuple[int, int] | None = None, timeout: float = 600.0, device:
     watchdog.start()
     ranks = Ranks(data, beam, rank, store, watchdog, name)
     ranks.device = place
-    ranks.meet()  # otherwise the store might end before the last rank has connected
+    ranks.meet()  # wait, because the store could end before the last rank has connected to it
     if beam > 1:
         ranks.beams = _spread(ranks, dist.PrefixStore(name, store), place, wait, watchdog)
     return ranks

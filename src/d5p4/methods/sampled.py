@@ -28,9 +28,9 @@ class PartitionSample(Checked):
 
     If there are at most `limit` sets, all sets are enumerated, and the draw is exact, O(w^k k^3). Otherwise, a
     Markov chain starts from the set that `partition_map` returns. Each move redraws the item of one group, given the
-    items of the other groups, O(k^3 + k^2 w). There are `moves` moves, by default 20 k. The new item does not depend on
-    the group's old item, so after 20 moves per group the first set matters only through the dependence between groups.
-    If every set is singular, the result of `partition_map` is returned.
+    items of the other groups, O(k^3 + k^2 w). There are `moves` moves, by default 20 k: 20 per group. A new item does
+    not depend on the group's old item. So the first set is soon forgotten, unless the groups depend strongly on each
+    other. If every set is singular, the result of `partition_map` is returned.
     """
 
     beta: Beta = 20.0

@@ -224,7 +224,7 @@ def _listed(settings: Mapping[str, Any]) -> dict[int, AddedToken]:
 
 
 def _add_listed(backend: tokenizers.Tokenizer, settings: Mapping[str, Any], folder: Path) -> None:
-    """Add the tokens that tokenizer_config.json lists and tokenizer.json lacks."""
+    """Add to the backend each token that tokenizer_config.json lists but tokenizer.json does not have."""
     try:
         listed = _listed(settings)
     except Exception as reason:

@@ -143,7 +143,7 @@ def _kernel_draw(
     plain = block_stats(logits, offset, want, rows=rows)
     if temperature == 0 or top_k is not None or top_p is not None:
         drawn = [u.new_zeros(0, u.shape[1], dtype=torch.int64)]
-        for part in row_chunks(len(u), logits.shape[1], KERNEL_CHUNK // 16):  # small chunks: sorting takes memory
+        for part in row_chunks(len(u), logits.shape[1], KERNEL_CHUNK // 16):  # sorting a chunk takes memory
             whole = (logits[part] if rows is None else logits[rows[part]]).float() + offset
             if temperature == 0:
                 drawn.append(whole.argmax(-1, keepdim=True).expand(u[part].shape))

@@ -211,7 +211,7 @@ def _worded(model: Model, prompt: Any) -> dict[str, Any]:
 
 
 def _written(rows: list[list[Change]], pieces: Pieces) -> list[list[Change]]:
-    """Replace each token id in the changes by the index of the token's text in the list `pieces`."""
+    """Replace each token id in the changes by the index of the token's text in `pieces`."""
     return [[[position, pieces.index(token), chance] for position, token, chance in row] for row in rows]
 
 

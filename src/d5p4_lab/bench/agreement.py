@@ -389,7 +389,7 @@ def objective(settings: d5p4.Settings, record: Record, chosen: Tensor) -> float:
 
 
 def _mmr_total(quality: Tensor, similarity: Tensor, alpha: float, first: int) -> float:
-    """Pick all rows greedily by quality - alpha * mean similarity to the picks; return the sum of the picks' values."""
+    """Pick rows by the largest quality - alpha * mean similarity to earlier picks. Return the sum of these values."""
     picks, total = [first], float(quality[first])
     while len(picks) < len(quality):
         value = quality - alpha * similarity[picks].mean(0)

@@ -27,7 +27,7 @@ BOX: Mapping[str, Any] = {
     "units": 1000,
     "beta": 100.0,
     "w": (2, 4, 8, 16),
-    "more": (4, 6, 8, 12, 16, 24, 32),  # how many independent answers per problem; each number is a case
+    "more": (4, 6, 8, 12, 16, 24, 32),  # numbers of independent answers per problem; each number is a case
     "gen_length": None,  # None means the length in LENGTHS
 }
 PAPER: Mapping[str, Any] = dict(BOX) | {

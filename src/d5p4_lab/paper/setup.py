@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 OPEN = "open"  # the task in which texts are decoded without a prompt
 TEXTS = ("books", "text")  # tasks that are made from a text file
 LIST = "a list"
-MAY_BE_NONE = ("encoder", "start")  # settings that may be set to None
+MAY_BE_NONE = ("encoder", "start")  # the names of the settings whose value may be None
 
 
 @dataclass(frozen=True)
@@ -260,7 +260,7 @@ def _kind(value: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """The value after a round trip through JSON, which turns tuples into lists."""
+    """The value as it would be read back from a JSON file: tuples become lists."""
     return json.loads(json.dumps(value))
 
 

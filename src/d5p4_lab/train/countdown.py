@@ -24,7 +24,7 @@ from .recipe import LAST_STEP, Card, Recipe, chances, masks, start_as_identity
 
 PROMPT = 24  # positions for a prompt; prompts need at most 17, but rows of 24 + 48 tokens suit the attention kernels
 ANSWER = max(task.WINDOW.values())
-DROPPED = 0.1  # the prompt is masked in this share of the rows
+DROPPED = 0.1  # the share of rows whose whole prompt is masked
 
 
 class Rows(NamedTuple):
