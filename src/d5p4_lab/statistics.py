@@ -264,7 +264,7 @@ def _weighted_pearson(left: Floats, right: Floats, counts: Floats) -> Floats:
     a = left - (counts * left).sum(axis=1, keepdims=True) / total
     b = right - (counts * right).sum(axis=1, keepdims=True) / total
     spread = np.sqrt((counts * a * a).sum(axis=1) * (counts * b * b).sum(axis=1))
-    # Rounding may give constant values a tiny spread, so the spread is compared with the size of the values.
+    # Rounding may give constant values a tiny spread, so values count as constant if their relative spread is tiny.
     size = np.sqrt((counts * left**2).sum(axis=1) * (counts * right**2).sum(axis=1))
     return np.where(spread > 1e-14 * size, (counts * a * b).sum(axis=1) / spread, np.nan).clip(-1, 1)
 

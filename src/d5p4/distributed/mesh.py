@@ -81,7 +81,7 @@ class Mesh:
         """Tell the other ranks that this rank stops because of an error."""
 
     def close(self) -> None:
-        """Wait until all ranks have called this method, and leave the mesh. The mesh cannot be used afterwards."""
+        """Wait until all ranks have called this method, then disconnect. The mesh cannot be used afterwards."""
 
     def __enter__(self) -> Mesh:
         return self

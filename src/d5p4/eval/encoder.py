@@ -99,7 +99,7 @@ def average_cosine(vectors: ArrayLike) -> float:
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     unit = rows / np.where(lengths > 0, lengths, 1)
     # ΣS is the squared length of the sum of the unit rows. From ΣS we subtract the computed diagonal of S instead of n,
-    # because a row of zeros cannot be scaled to length 1: its entry on the diagonal is 0, not 1.
+    # because the entry of a row of zeros on the diagonal is 0, not 1 (such a row cannot be scaled to length 1).
     return float((np.square(unit.sum(0)).sum() - np.square(unit).sum()) / (n * (n - 1)))
 
 

@@ -333,7 +333,7 @@ class Arbiter:
 
 
 def children_margin(families: Sequence[Family], record: Record, other: Record) -> Margin:
-    """Return the largest margin among the children of `record` that differ from the same children of `other`."""
+    """Return the largest margin of a child of `record` that differs from the child of the same index in `other`."""
     worst = NONE
     for number, (row, theirs) in enumerate(zip(record.following, other.following, strict=True)):
         if not torch.equal(row, theirs):

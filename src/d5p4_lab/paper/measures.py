@@ -114,7 +114,7 @@ def cluster(p_features: ArrayLike, q_features: ArrayLike, *, clusters: int | Non
     pca = PCA(random_state=seed).fit(rows)
     kept = int(np.argmax(np.cumsum(pca.explained_variance_ratio_) >= VARIANCE)) + 1
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # equal texts may leave clusters empty
+        warnings.simplefilter("ignore", ConvergenceWarning)  # a warning about equal texts, which leave clusters empty
         means = KMeans(count, n_init=RESTARTS, max_iter=ITERATIONS, random_state=seed).fit(
             pca.transform(rows)[:, :kept]
         )
@@ -262,6 +262,6 @@ def _centred(rows: Floats) -> Floats:
     size = np.abs(rows).max(initial=0)
     rows = rows / size if size > 0 else rows
     middle = rows - rows.mean(0)
-    # In a column that does not vary, only rounding errors are left after centring.
+    # A constant column should be 0 after centring, but rounding errors may be left. We set it to 0.
     middle[:, np.ptp(rows, axis=0) == 0] = 0
     return middle

@@ -158,7 +158,7 @@ def sources(setup: Setup) -> list[Source]:
         check_same_text(setup, real_texts(setup), length_of(setup))
     wanted = [signals_of(setup), *(judged(setup, judge) for judge in setup["judges"])]
     if not any(missing_keys(setup, source) for source in wanted):
-        return wanted  # all texts are measured, so the sources of texts are not needed
+        return wanted  # all signals and nats are on the disk, so the texts themselves are not needed
     return [real_texts(setup), samples(setup), *wanted]
 
 
