@@ -258,7 +258,7 @@ def linear_cka(x: ArrayLike, y: ArrayLike) -> float:
 
 
 def _centred(rows: Floats) -> Floats:
-    """Scale the largest entry to 1 and centre the columns. CKA has fourth powers, which could overflow otherwise."""
+    """Scale the largest entry to 1 and centre the columns. Else the fourth powers in CKA could overflow or vanish."""
     size = np.abs(rows).max(initial=0)
     rows = rows / size if size > 0 else rows
     middle = rows - rows.mean(0)
