@@ -86,7 +86,7 @@ class LastPool:
     pool: Pool
     look: Look  # the scores of the pool from which the parents of these rows were chosen
     choice: Choice
-    seats: Seats  # says which process has the hidden states of these parents
+    seats: Seats  # the parents whose hidden states this process has
 
     @cached_property
     def sequences(self) -> Tensor:
@@ -130,7 +130,7 @@ class LastPool:
         model has `carry_over`."""
         if self.model.carry_over:
             return steady_mean(self.pool.logprob)
-        states = self.look.states[self.seats.here(self.look.hidden.slot)]  # [G, q, L, D]
+        states = self.look.states[self.seats.here(self.look.hidden.slot)]  # hidden states of the parents, [G, q, L, D]
         head, tokens = self.look.head, self.seats.of(self.pool.tokens)
         given = tokens.reshape(-1, 1)
         stats = vocab_stats(states.flatten(0, 2), head.weight, head.bias, head.banned, (), given, head.fixed)

@@ -42,7 +42,7 @@ class Figure(NamedTuple):
         return self._replace(value=-self.value, low=-self.high, high=-self.low)
 
     def plus(self, amount: float) -> Figure:
-        """Return the figure plus a number that is known exactly. (`+` would join tuples.)"""
+        """Return the figure plus an exact number. (A figure is a tuple, and `+` would join two tuples.)"""
         return self._replace(value=self.value + amount, low=self.low + amount, high=self.high + amount)
 
 
@@ -69,9 +69,9 @@ def figure(values: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Figure:
 
 
 def paired_difference(a: ArrayLike, b: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Figure:
-    """Return the mean of a - b. a and b [n] have the same units, so what makes a unit hard in a and in b cancels."""
+    """Return the mean of a - b [n]. Entry i of a and of b is the same unit, so the unit's own difficulty cancels."""
     left, right = _same_length(a, b)
-    with np.errstate(invalid="ignore"):  # inf - inf is NaN, and `figure` leaves NaN out
+    with np.errstate(invalid="ignore"):  # inf - inf gives NaN with a warning; `figure` leaves NaN out
         return figure(left - right, seed, draws)
 
 
@@ -264,7 +264,7 @@ def _weighted_pearson(left: Floats, right: Floats, counts: Floats) -> Floats:
     a = left - (counts * left).sum(axis=1, keepdims=True) / total
     b = right - (counts * right).sum(axis=1, keepdims=True) / total
     spread = np.sqrt((counts * a * a).sum(axis=1) * (counts * b * b).sum(axis=1))
-    # Rounding may give constant values a tiny spread, so the spread is compared with the size of the values.
+    # Rounding may give constant values a tiny spread, so values count as constant if their relative spread is tiny.
     size = np.sqrt((counts * left**2).sum(axis=1) * (counts * right**2).sum(axis=1))
     return np.where(spread > 1e-14 * size, (counts * a * b).sum(axis=1) / spread, np.nan).clip(-1, 1)
 

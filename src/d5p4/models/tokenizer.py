@@ -224,7 +224,7 @@ def _listed(settings: Mapping[str, Any]) -> dict[int, AddedToken]:
 
 
 def _add_listed(backend: tokenizers.Tokenizer, settings: Mapping[str, Any], folder: Path) -> None:
-    """Add the tokens that tokenizer_config.json lists and tokenizer.json lacks."""
+    """Add to the backend each token that tokenizer_config.json lists but tokenizer.json does not have."""
     try:
         listed = _listed(settings)
     except Exception as reason:
@@ -252,7 +252,7 @@ def _make_special(backend: tokenizers.Tokenizer, texts: Sequence[str]) -> None:
 
 
 def _give_mask(backend: tokenizers.Tokenizer, mask_id: int) -> None:
-    """Make the mask id a special token. If it is the next free id, its string becomes `<|mask|>`."""
+    """Make the token with the mask id special. If no token has this id and it is the next free id, add `<|mask|>`."""
     text = backend.id_to_token(mask_id)
     if text is None:
         ids = backend.get_vocab(with_added_tokens=True).values()
@@ -283,6 +283,6 @@ def _chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
 
 
 def _text(token: Any) -> str | None:
-    """Return the string of a special token, which files write as a string or as an object with `content`."""
+    """Return the string of a special token. Files store it as a string, or as an object with the key `content`."""
     token = token.get("content") if isinstance(token, dict) else token
     return token if isinstance(token, str) else None

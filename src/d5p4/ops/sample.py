@@ -1,4 +1,4 @@
-"""Token draws: a keyed uniform number selects a token by the inverse CDF of the tempered, filtered distribution.
+"""Token draws. A uniform number selects a token by the inverse CDF of the distribution after temperature and filters.
 
 The tokens of the CDF are in vocabulary order. Temperature, top-k and top-p shape only the draw; the returned
 log-probability is that of the plain distribution. The cumulative sum runs in float64, so that the tail of a vocabulary
@@ -57,7 +57,7 @@ def _tempered(logits: Tensor, banned: Tensor, temperature: float) -> Tensor:
 def inverse_cdf(logits: Tensor, u: Tensor) -> Tensor:
     """Return tokens [R, C]: the first id with cumulative probability >= u [R, C], never an id of probability 0."""
     cdf = torch.softmax(logits.to(wide(logits.device)), -1).cumsum(-1)
-    goal = (u.to(cdf.dtype) * cdf[:, -1:]).clamp_min(torch.finfo(cdf.dtype).tiny)  # > 0, so that some mass is needed
+    goal = (u.to(cdf.dtype) * cdf[:, -1:]).clamp_min(torch.finfo(cdf.dtype).tiny)  # > 0: no id of mass 0 is drawn
     return torch.searchsorted(cdf, goal).clamp_max(logits.shape[-1] - 1)
 
 
@@ -108,7 +108,7 @@ def draw(
     tokens, parts, how = [], [], (temperature, top_k, top_p, want)
     for rows, size in head_chunks(states.shape[0], vocabulary, fast, fixed):
         some, chance = filled(states[rows], size), filled(u[rows], size)
-        if offset is not None:  # no variable holds the product, so that its memory is freed early
+        if offset is not None:  # the logits have no name here, so that their memory is freed early
             token, stats = _kernel_draw(wide_product(some, even)[:, :vocabulary], offset, chance, how)
         else:
             token, stats = _plain_draw(logits_of(some, weight, bias, banned), banned, chance, how)
@@ -123,7 +123,7 @@ def draw(
 
 
 def _plain_draw(logits: Tensor, banned: Tensor, u: Tensor, how: How) -> tuple[Tensor, dict[str, Tensor]]:
-    """Draw from logits [R, V] in max(float32, dtype) that are minus infinity at banned ids."""
+    """Draw tokens with plain torch from logits [R, V]. The logits are minus infinity at banned ids."""
     temperature, top_k, top_p, want = how
     if temperature == 0:
         token = logits.argmax(-1, keepdim=True).expand(u.shape)
@@ -135,7 +135,7 @@ def _plain_draw(logits: Tensor, banned: Tensor, u: Tensor, how: How) -> tuple[Te
 def _kernel_draw(
     logits: Tensor, offset: Tensor, u: Tensor, how: How, rows: Tensor | None = None
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Draw from logits [R', V] + offset [V] with the Triton kernels."""
+    """Draw tokens with the Triton kernels from logits [R', V] + offset [V]. `rows` are as in `draw_logits`."""
     temperature, top_k, top_p, want = how
     from .kernels.sample import draw_tokens
     from .kernels.vocab import block_stats, join_blocks
@@ -143,7 +143,7 @@ def _kernel_draw(
     plain = block_stats(logits, offset, want, rows=rows)
     if temperature == 0 or top_k is not None or top_p is not None:
         drawn = [u.new_zeros(0, u.shape[1], dtype=torch.int64)]
-        for part in row_chunks(len(u), logits.shape[1], KERNEL_CHUNK // 16):  # small chunks: sorting takes memory
+        for part in row_chunks(len(u), logits.shape[1], KERNEL_CHUNK // 16):  # sorting a chunk takes memory
             whole = (logits[part] if rows is None else logits[rows[part]]).float() + offset
             if temperature == 0:
                 drawn.append(whole.argmax(-1, keepdim=True).expand(u[part].shape))

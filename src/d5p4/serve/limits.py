@@ -17,11 +17,11 @@ from .errors import ApiError
 
 HISTORY_ROWS = 128  # the most rows per pool with `history`; a step stores a similarity for every pair of rows
 HISTORY_PROMPTS = 16  # the most prompts with `history`; the history of one prompt may be tens of megabytes
-CHILDREN_PER_ROW = 64  # the most children that `distinct` may draw per step, for each row of `max_pool`
+CHILDREN_PER_ROW = 64  # with `distinct`, a step may draw at most this number times `max_pool` children
 WORK = {"cuda": 100_000.0, "mps": 100.0, "cpu": 6.0}
 """Work allowed per request by kind of device, in units of 10^12 floating-point operations: about one minute on two CPU
 cores, and about five minutes on one large GPU."""
-SELECTION = 300  # see `work`; measured on a CPU with 128 beams in a pool of 512 rows
+SELECTION = 300  # the factor in `work`, from the time on a CPU with 128 beams and pools of 512 rows
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ class Recorder:
     def __init__(self, model: Model) -> None:
         self.model = model
         self._steps: list[_Step] = []
-        self._final: list[list[int]] = []  # [m][L] tokens after the last step
+        self._final: list[list[int]] = []  # [m][L] the window's tokens in each row after the last step
 
     def step(self, shot: Snapshot, place: int) -> None:
         """Record a step. `place` is the index of the prompt in the snapshot's tensors. The snapshot is not kept."""
@@ -86,7 +86,7 @@ class Recorder:
         if kept:
             below = torch.tril_indices(size, size, -1, device=device)
             parts.append(view.similarity[place, below[0], below[1]])
-        packed = torch.cat([part.to(wide(device)) for part in parts]).cpu()  # one transfer; floats hold ids exactly
+        packed = torch.cat([part.to(wide(device)) for part in parts]).cpu()  # one copy, as floats (exact for ids)
         score, quality, logprob, *rest = packed.split([len(part) for part in parts])
         group, chosen, row, position, token = (part.long() for part in rest[:5])
         similarity, where = rest[5].float().clone() if kept else None, torch.stack([row, position, token], 1)
@@ -155,7 +155,7 @@ class Recorder:
         listed = []
         for rank, text in enumerate(numbers.texts):
             lineage = result.lineage[place][rank].tolist()
-            # A parent that was chosen twice has two rows. We take the first row. Both have the same log-probabilities.
+            # A parent chosen twice may have two equal rows. We take the first, as both have the same log-probabilities.
             final = zip(last.chosen, self._final, strict=False)
             row = next(n for n, pair in enumerate(final) if pair == (lineage[-1], window[rank]))
             listed.append(
@@ -211,7 +211,7 @@ def _worded(model: Model, prompt: Any) -> dict[str, Any]:
 
 
 def _written(rows: list[list[Change]], pieces: Pieces) -> list[list[Change]]:
-    """Replace each token id in the changes by the token's number in `pieces`."""
+    """Replace each token id in the changes by the index of the token's text in `pieces`."""
     return [[[position, pieces.index(token), chance] for position, token, chance in row] for row in rows]
 
 

@@ -97,7 +97,7 @@ def cases(prompts: int) -> list[Case]:
 
 
 class Noisy:
-    """A model whose hidden states are changed slightly. The change depends only on the tokens of the row."""
+    """A model whose hidden states are changed slightly. Rows with equal tokens get equal changes."""
 
     def __init__(self, model: d5p4.Model, size: float) -> None:
         self._model, self._size = model, size
@@ -216,7 +216,7 @@ def carry_out(case: Case, model: Any, variant: Variant, seed: int) -> Run:
 
 @dataclass(frozen=True)
 class Family:
-    """One parent, the float64 distributions of its positions, and the uniform numbers of its C children."""
+    """One parent, its float64 token distribution at each position, and the uniform numbers that drew its C children."""
 
     tokens: Tensor  # [L]
     open: Tensor  # [L] bool: True at the masked positions of the block
@@ -268,7 +268,7 @@ def _largest(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Arbiter:
-    """Uses the model in float64 on the CPU to decide which children should have been drawn."""
+    """Repeats the draws of children with the model in float64 on the CPU, to see how far each run was from them."""
 
     model: Any
     settings: d5p4.Settings
@@ -333,7 +333,7 @@ class Arbiter:
 
 
 def children_margin(families: Sequence[Family], record: Record, other: Record) -> Margin:
-    """Return the largest margin among the children of `record` that differ from the same children of `other`."""
+    """Return the largest margin of a child of `record` that differs from the child of the same index in `other`."""
     worst = NONE
     for number, (row, theirs) in enumerate(zip(record.following, other.following, strict=True)):
         if not torch.equal(row, theirs):
@@ -352,7 +352,7 @@ def distinct_margin(families: Sequence[Family], record: Record) -> Margin:
     worst = NONE
     for parent in record.tie[record.parents].argsort(stable=True).tolist():
         kept = {tuple(row.tolist()): row for row in rows[parent]}
-        if next(iter(kept)) in taken:  # this parent drew no new child, so its first child fills all its places
+        if next(iter(kept)) in taken:  # this parent drew no new child, so copies of its first child fill its places
             worst, kept = max(worst, families[parent].margins(rows[parent][0])[0]), {}
         worst = max(worst, _keeping(families[parent], list(kept.values()), list(taken.values()), record.children))
         taken |= kept
@@ -360,11 +360,11 @@ def distinct_margin(families: Sequence[Family], record: Record) -> Margin:
 
 
 def _keeping(family: Family, kept: Sequence[Tensor], taken: Sequence[Tensor], places: int) -> Margin:
-    """Return the smallest margin with which a parent's children, drawn one after another, lead to exactly `kept`.
+    """Return how large rounding errors must be (the margin) for the parent to keep exactly the children `kept`.
 
-    Each child must either equal the next row of `kept`, or repeat a row of `taken` or an earlier row of `kept`. The
-    largest margin of a child counts. reach[i] is the smallest margin if the children so far gave i rows of `kept`.
-    When all places are filled, further children do not matter.
+    The parent draws its children one after another. Each child must either be the next row of `kept`, or repeat a row
+    of `taken` or an earlier row of `kept`. The margin is the largest margin of any child, in the best such assignment.
+    reach[i] is the margin if the children so far gave i rows of `kept`. Children after the last place are ignored.
     """
     old, new = [family.margins(row) for row in taken], [family.margins(row) for row in kept]
     reach = [NONE] + [NEVER] * len(kept)
@@ -389,7 +389,7 @@ def objective(settings: d5p4.Settings, record: Record, chosen: Tensor) -> float:
 
 
 def _mmr_total(quality: Tensor, similarity: Tensor, alpha: float, first: int) -> float:
-    """Pick all rows greedily by quality - alpha * mean similarity to the picks; return the sum of the picks' values."""
+    """Pick rows by the largest quality - alpha * mean similarity to earlier picks. Return the sum of these values."""
     picks, total = [first], float(quality[first])
     while len(picks) < len(quality):
         value = quality - alpha * similarity[picks].mean(0)
@@ -413,7 +413,7 @@ class Difference:
     """The first difference between two runs of a prompt."""
 
     prompt: int
-    healed: bool  # whether the final answers are equal in spite of the difference
+    healed: bool  # whether both runs give the same answers at the end, in spite of this difference
     step: int
     kind: str
     margin: float
@@ -540,7 +540,7 @@ def table(cases: Sequence[Row]) -> str:
 
 
 def _worst(case: Row, kinds: Sequence[str]) -> str | None:
-    """Return the largest margin among differences of the given kinds. In a report, None is an infinite margin."""
+    """Return the largest margin among differences of the given kinds. A report stores an infinite margin as None."""
     margins = [d["margin"] for d in case["differences"] if d["kind"] in kinds]
     if not margins:
         return None

@@ -111,7 +111,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("layers", type=int, nargs="?", default=CONFIG["n_layers"])
     options = parser.parse_args(arguments)
     if not (options.folder / "config.json").exists():
-        context = multiprocessing.get_context("spawn")  # a new process, whose memory is not counted
+        context = multiprocessing.get_context("spawn")  # writing in a new process keeps its memory out of our peak
         process = context.Process(target=write, args=(options.folder, options.layers))
         process.start()
         process.join()

@@ -42,7 +42,7 @@ SHARED = 0.8
 def instances(count: int, k: int, w: int, width: int, kin: float, seed: int) -> tuple[Tensor, Tensor]:
     """Return random quality [count, kw] in [0, 1] and similarity [count, kw, kw].
 
-    All rows share a common component. Of the remaining part of a row, siblings share the fraction `kin`.
+    Rows are random vectors that share one component. `kin` is the share of the rest that siblings have in common.
     """
     g = torch.Generator().manual_seed(seed)
 
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str]) -> None:
         for seed, (k, width, kin, (kind, beta)) in enumerate(settings):
             quality, similarity = instances(count, k, 4, width, kin, seed)
             kernel, gain = dpp_kernel(kind, quality, similarity, beta)
-            problem = prepare(kernel, k, gain)  # called without tie hashes, so that the rows keep their order
+            problem = prepare(kernel, k, gain)  # without tie hashes, so that rows are not reordered
             best = problem.score(exhaustive(kernel, k, gain, quality)[:, None])[1][:, 0]
             for name, options in SOLVERS.items():
                 sets, seconds = wall(partial(partition_map, kernel, k, gain, quality, **options), CPU)

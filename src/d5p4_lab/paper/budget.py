@@ -27,7 +27,7 @@ BOX: Mapping[str, Any] = {
     "units": 1000,
     "beta": 100.0,
     "w": (2, 4, 8, 16),
-    "more": (4, 6, 8, 12, 16, 24, 32),  # how many independent answers per problem; each number is a case
+    "more": (4, 6, 8, 12, 16, 24, 32),  # numbers of independent answers per problem; each number is a case
     "gen_length": None,  # None means the length in LENGTHS
 }
 PAPER: Mapping[str, Any] = dict(BOX) | {
@@ -158,19 +158,19 @@ def _task_claims(setup: Setup, by_case: Mapping[str, Spent], task: str, width: i
 
 
 def _gain(a: Spent, b: Spent) -> Figure:
-    """The coverage of a minus the coverage of b, in percentage points."""
+    """The share of problems that a solves minus the share that b solves, in percentage points."""
     return paired_difference(100 * a.covered, 100 * b.covered)
 
 
 def _same_rows(setup: Setup, by_case: Mapping[str, Spent], task: str, ours: Spent) -> tuple[str, Figure]:
-    """Return the name of the independent case nearest to `ours` in rows, and the lead of `ours` over that case."""
+    """Find the independent case whose number of rows is nearest to `ours`. Return its name and the gain of `ours`."""
     alone = {m: by_case[f"{task} independent, {m} answers"] for m in setup["more"]}
     m = min(alone, key=lambda m: abs(alone[m].rows.value - ours.rows.value))
     name = f"{m} independent answers ({alone[m].rows.value:.2f} rows against {ours.rows.value:.2f})"
     return name, _gain(ours, alone[m])
 
 
-OFFSETS = {"independent": (6, -10), "D5P4+": (-22, 5), "distinct": (5, 5)}  # shift from a point to its label
+OFFSETS = {"independent": (6, -10), "D5P4+": (-22, 5), "distinct": (5, 5)}  # label minus point, in 1/72 inch
 
 
 def _figure(setup: Setup, by_case: Mapping[str, Spent]) -> object:

@@ -96,7 +96,7 @@ def read_records(file: Path, columns: Sequence[str] | None = None) -> list[dict[
             raise D5P4Error(f"{file} cannot be read as CSV: {reason}") from None
     if kind == ".json" and text.lstrip().startswith("["):
         entries = [(f"{file} entry {i}", entry) for i, entry in enumerate(_parsed(str(file), text), 1)]
-    else:  # splitlines would also split at U+2028, which JSON text may contain
+    else:  # str.splitlines would also split at U+2028, which a JSON string may contain
         lines = [(f"{file} line {i}", line) for i, line in enumerate(text.split("\n"), 1) if line.strip()]
         entries = [(place, _parsed(place, line)) for place, line in lines]
     wrong = next((place for place, entry in entries if not isinstance(entry, dict)), None)

@@ -114,7 +114,7 @@ def cluster(p_features: ArrayLike, q_features: ArrayLike, *, clusters: int | Non
     pca = PCA(random_state=seed).fit(rows)
     kept = int(np.argmax(np.cumsum(pca.explained_variance_ratio_) >= VARIANCE)) + 1
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # equal texts may leave clusters empty
+        warnings.simplefilter("ignore", ConvergenceWarning)  # a warning about equal texts, which leave clusters empty
         means = KMeans(count, n_init=RESTARTS, max_iter=ITERATIONS, random_state=seed).fit(
             pca.transform(rows)[:, :kept]
         )
@@ -196,13 +196,13 @@ def _area(p: np.ndarray, q: np.ndarray, smoothing: float, scaling: float) -> Flo
     p, q = p + smoothing, q + smoothing
     p, q = p / p.sum(-1, keepdims=True), q / q.sum(-1, keepdims=True)
     corner = np.ones(p.shape[:-1])
-    xs, ys = [corner], [0 * corner]  # the end of the curve, where r is q and KL(p || r) is taken as infinite
+    xs, ys = [corner], [0 * corner]  # the first point of the curve, (1, 0): r is q, and KL(p || r) counts as infinite
     for w in MIXTURES:
         r = w * p + (1 - w) * q
         xs.append(np.exp(-scaling * _divergence(q, r)))
         ys.append(np.exp(-scaling * _divergence(p, r)))
     x, y = np.stack([*xs, 0 * corner]), np.stack([*ys, corner])
-    # These are trapezoids over x. Trapezoids over y have the same sum, because x y is 0 at both ends of the curve.
+    # The area is a sum of trapezoids over x. Swapping x and y gives the same sum, as x y is 0 at both ends.
     return ((x[:-1] - x[1:]) * (y[:-1] + y[1:])).sum(0) / 2
 
 
@@ -258,10 +258,10 @@ def linear_cka(x: ArrayLike, y: ArrayLike) -> float:
 
 
 def _centred(rows: Floats) -> Floats:
-    """Scale the largest entry to 1, so that fourth powers neither overflow nor vanish, and centre the columns."""
+    """Scale the largest entry to 1 and centre the columns. Else the fourth powers in CKA could overflow or vanish."""
     size = np.abs(rows).max(initial=0)
     rows = rows / size if size > 0 else rows
     middle = rows - rows.mean(0)
-    # In a column that does not vary, only rounding errors are left after centring.
+    # A constant column should be 0 after centring, but rounding errors may be left. We set it to 0.
     middle[:, np.ptp(rows, axis=0) == 0] = 0
     return middle

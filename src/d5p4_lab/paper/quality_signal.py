@@ -158,7 +158,7 @@ def sources(setup: Setup) -> list[Source]:
         check_same_text(setup, real_texts(setup), length_of(setup))
     wanted = [signals_of(setup), *(judged(setup, judge) for judge in setup["judges"])]
     if not any(missing_keys(setup, source) for source in wanted):
-        return wanted  # all texts are measured, so the sources of texts are not needed
+        return wanted  # all signals and nats are on the disk, so the texts themselves are not needed
     return [real_texts(setup), samples(setup), *wanted]
 
 
@@ -220,7 +220,7 @@ class Columns:
         self.kind = np.array([key.rsplit(" ", 1)[0] for key in keys])
         rows = complete(setup, signals_of(setup))
         self.signal = {name: np.array([np.mean(row[name]) for row in rows]) for name in (*SIGNALS, "bound")}
-        # Each half has every second mask. A half spreads numbers of masked tokens evenly, so it estimates the bound.
+        # Two estimates of each text's bound: one from the masks of even number, one from the masks of odd number.
         self.halves = [np.array([np.mean(row["bound"][start::2]) for row in rows]) for start in (0, 1)]
         self.nats = {
             judge: np.array([row["nats"] for row in complete(setup, judged(setup, judge))]) for judge in setup["judges"]

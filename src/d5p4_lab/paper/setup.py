@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 OPEN = "open"  # the task in which texts are decoded without a prompt
 TEXTS = ("books", "text")  # tasks that are made from a text file
 LIST = "a list"
-MAY_BE_NONE = ("encoder", "start")  # settings that may be set to None
+MAY_BE_NONE = ("encoder", "start")  # the names of the settings whose value may be None
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Case:
     units: int
     task: str = OPEN
     group: str = ""  # the method; the cases of one method are the points of one curve
-    value: float | None = None  # the value of the swept parameter
+    value: float | None = None  # the value of the parameter that varies from case to case, if any
 
 
 @dataclass(frozen=True)
@@ -157,12 +157,12 @@ class Setup:
 
     @cached_property
     def _elsewhere(self) -> bool:
-        """Whether the model is neither needed nor on this machine. If so, its name and hash come from config.json."""
+        """Whether the model is not on this machine and not needed. Its name and hash are then read from config.json."""
         return not (self.decoding or Path(self.named).expanduser().is_dir() or shipped(self.named))
 
     @cached_property
     def _maker(self) -> tuple[str, str]:
-        """The name of the model that made the existing rows, and the hash of its weights."""
+        """The name of the model that made the rows on the disk, and the hash of its weights, as config.json says."""
         config = read_json(self.folder / "config.json") or {}
         maker = str(config.get("model", Path(self.named).name)), str(config.get("weights", "unknown"))
         if self.model_name is not None and maker[0] != Path(self.model_name).name:
@@ -260,7 +260,7 @@ def _kind(value: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """The value after a round trip through JSON, which turns tuples into lists."""
+    """The value as it would be read back from a JSON file: tuples become lists."""
     return json.loads(json.dumps(value))
 
 

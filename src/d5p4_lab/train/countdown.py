@@ -24,14 +24,14 @@ from .recipe import LAST_STEP, Card, Recipe, chances, masks, start_as_identity
 
 PROMPT = 24  # positions for a prompt; prompts need at most 17, but rows of 24 + 48 tokens suit the attention kernels
 ANSWER = max(task.WINDOW.values())
-DROPPED = 0.1  # the prompt is masked in this share of the rows
+DROPPED = 0.1  # the share of rows whose whole prompt is masked
 
 
 class Rows(NamedTuple):
-    prompts: Tensor  # [B, PROMPT] int64, right-aligned
+    prompts: Tensor  # [B, PROMPT] int64 token ids; each prompt ends at the last position
     prompt_lengths: Tensor  # [B]
-    answers: Tensor  # [B, ANSWER] int64, filled with end-of-text
-    least: Tensor  # [B] the shortest window that fits all answers to puzzles with as many numbers as this one
+    answers: Tensor  # [B, ANSWER] int64 token ids; after an answer come end-of-text tokens
+    least: Tensor  # [B] the shortest window (in tokens) that fits any answer to a puzzle of this many numbers
 
 
 class Problems(torch.utils.data.Dataset):
@@ -127,7 +127,7 @@ class Countdown(Recipe):
         shown = batch.answers.masked_fill(masked, task.MASK)
         prompts = batch.prompts.masked_fill((draw[1] < DROPPED)[:, None], task.MASK)
         known = torch.arange(PROMPT, device=self.device) >= PROMPT - batch.prompt_lengths[:, None]
-        # Positions after the window are masked out of attention.
+        # No position attends to the padding before a prompt or to the positions after an answer's window.
         states = model.body(torch.cat((prompts, shown), 1), torch.cat((known, inside), 1)).states[:, PROMPT:][masked]
         weights = (1 / (chance * window * count))[:, None].expand_as(masked)[masked]
         head = model.head

@@ -1,4 +1,4 @@
-"""The operations of `ops.body`, each as one kernel. One program handles a row, a piece of a row, or some tokens."""
+"""The operations of `ops.body`, each as one Triton kernel. A program is one of the parallel instances of a kernel."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-PAIRS = 2048  # one program of `_rotate` handles this many pairs, with all sizes rounded up to powers of two
+PAIRS = 2048  # one program of `_rotate` rotates this many pairs of numbers (sizes rounded up to powers of two)
 PIECE = 2048  # one program of `_silu_gate` handles at most this many columns; a power of two
 
 
@@ -109,7 +109,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return out
 
 
-# A program handles a piece of one row, because a bound that depends on the number of rows would prevent wide loads.
+# A program handles a piece of one row. Triton could not use wide loads if a mask depended on the number of rows.
 @triton.jit
 def _silu_gate(a, b, out, a_step, b_step, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     """a, b and out are [rows, WIDTH]. In memory, rows of a are a_step apart, and rows of b are b_step apart."""

@@ -36,7 +36,7 @@ def _block_stats(
     logits,  # [R, ids], rows are `stride` apart in memory
     offset,  # [ids] or None
     rows,  # [count] the rows of logits to read, or None for all
-    top,  # [count, blocks]; the next four have the same shape
+    top,  # [count, blocks] outputs, like the next four arguments
     mass,
     moment,  # or None
     second,  # or None
@@ -69,7 +69,7 @@ def _block_stats(
     tl.store(top + target, largest, mask=real)
     tl.store(mass + target, tl.sum(e, 1), mask=real)
     if moment is not None:
-        # The bound -1e30 keeps 0 * -inf from being NaN. Ids that far below the largest logit have no mass.
+        # The bound -1e30 replaces -inf, because 0 * -inf is NaN. Ids that far below the largest logit have no mass.
         tl.store(moment + target, tl.sum(tl.maximum(above, -1e30) * e, 1), mask=real)
     if second is not None:
         first = tl.argmax(x, 1)
