@@ -64,8 +64,8 @@ def mean_score(kind: str, positions: str, values: Tensor, masked: Tensor, carry_
 
 
 def fill_finished(raw: Tensor) -> Tensor:
-    """Replace each NaN in the scores [P, N] by the best score of the pool. A finished row has the score NaN and is as
-    certain as the most certain row."""
+    """Replace each NaN in the scores [P, N] by the best score of the pool. A finished row (no masks) has the score
+    NaN, and counts as being as certain as the most certain row."""
     best = raw.nan_to_num(nan=-torch.inf).amax(-1, keepdim=True)
     best = best.masked_fill(best == -torch.inf, 0)
     return torch.where(raw.isnan(), best, raw)

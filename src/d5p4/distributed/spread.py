@@ -117,7 +117,7 @@ class SpreadBeams(Beams):
         with self._exchange("parents", parents, share=self.size - 1 if self.rank == 0 else 0):
             dist.broadcast(shape, self.ranks[0], self._host)
             count, children = shape.tolist()
-            if count != parents.shape[1]:  # because of rounding, the first rank may choose more or fewer parents
+            if count != parents.shape[1]:  # due to rounding, the first rank may choose more or fewer than this rank
                 parents = parents.new_empty(len(parents), count)
             dist.broadcast(parents, self.ranks[0], self._host)
         return Choice(parents.to(choice.parents.device), children)

@@ -97,7 +97,7 @@ class Run:
     progress: Progress | None
     start: Start = field(init=False)
     answered: bool = False  # whether any prompt of the run is known to have answers
-    failed_lines: list[bytes] = field(default_factory=list)  # not written before some prompt has answers
+    failed_lines: list[bytes] = field(default_factory=list)  # error lines, held back until a prompt has answers
     first_error: str = ""
     began: float = 0.0
     last_progress: float = 0.0
@@ -134,8 +134,8 @@ class Run:
     def _work(self) -> None:
         """Decode unfinished batches. Groups of ranks take the numbers of their batches from a shared counter."""
         needed = self.progress is not None or self.mesh.world > 1
-        callback = self._step if needed and self.mesh.beam == 1 else None  # ranks that share a pool take no callback
-        patience = FEW if self.start.answered else 0  # when a run continues, all prompts left may be too large
+        callback = self._step if needed and self.mesh.beam == 1 else None  # a pool on several ranks allows no callback
+        patience = FEW if self.start.answered else 0  # a continued run may have only prompts left that are too large
 
         def attempt(items: list[Item], settings: Settings) -> Result:
             requests, model = [item.request for item in items], self.prepared.model

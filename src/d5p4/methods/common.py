@@ -30,7 +30,7 @@ def to_parents(places: Tensor, width: int) -> Tensor:
 
 
 def draw_index(weights: Tensor, u: Tensor) -> Tensor:
-    """Draw indices [P, m] with chances proportional to weights [P, N] >= 0, one for each uniform number u [P, m].
+    """Draw indices [P, m] with chances proportional to weights [P, N] >= 0. Uniform numbers u [P, m] decide the draws.
 
     An index of weight zero is never drawn if another index has a positive weight.
     """

@@ -91,8 +91,8 @@ class Plan:
     large_budgets: tuple[int, ...] = tuple(2**i for i in range(11, 17))
     file: int = 1024  # puzzles per file
     alone: int = 64  # the number of puzzles that are also decoded one at a time
-    shares: int = 64  # the number of puzzles that measure the share of distinct rows
-    texts: int = 8  # the number of texts that measure the share of distinct rows
+    shares: int = 64  # the number of puzzles on which the share of distinct rows is measured
+    texts: int = 8  # the number of texts on which the share of distinct rows is measured
     repeats: int = 2
 
 
@@ -134,7 +134,7 @@ class Bench:
     def decode(self, what: str, model: Any, prompts: Sequence[Any], repeats: int | None = None, **options: Any) -> Row:
         """Decode prompts with `generate`. Return the rates, the share of distinct rows and the peak memory."""
         call = partial(generate, model, list(prompts), seed=0, **options)
-        self.free()  # freed once, not before every repeat, because a long run also keeps its memory
+        self.free()  # only once, not before every repeat, because a long run does not free its memory either
         result, seconds = fastest(call, self.device, repeats or self.plan.repeats)
         rows, nominal = int(result.rows.sum()), int(result.rows_nominal.sum())
         row: Row = {"what": what, "prompts": len(prompts), "seconds": seconds}

@@ -91,7 +91,7 @@ def synthetic_pool(statistics: PoolStatistics, k: int, w: int, source: torch.Gen
         return torch.randn(*shape, generator=source, dtype=torch.float64)
 
     stray = min(max((1 - statistics.within) / (1 - shared), _LEAST), 1.0)
-    # The cosine of two rows depends on the mean of their two values of f, hence the factor √2.
+    # A cosine depends on the mean of two values of f. The spread of f is √2 times the spread of such a mean.
     unlike = 2**0.5 * statistics.within_spread / (1 - shared) / stray
     sigma = math.log1p(unlike**2) ** 0.5
     own = (stray * torch.exp(sigma * normal(k, w, 1) - sigma**2 / 2)).clamp_max(1.0)
