@@ -45,7 +45,7 @@ class Beams:
     rank = 0
 
     def check(self, k: int, pool_size: int, **refused: Any) -> None:
-        """Raise an error if rows cannot be spread over the ranks. The options `refused` work only in one process."""
+        """Raise an error if rows cannot be spread over the ranks. `refused` holds options that need one process."""
 
     def own(self, everybody: Tensor) -> Tensor:
         """Select the values [P, n, ...] of the rows that this rank holds from the values [P, N, ...] of all rows."""

@@ -68,7 +68,7 @@ def mean_figure(values: ArrayLike, least: float = 0.0, most: float = math.inf) -
 def pooled_figure(
     parts: ArrayLike, statistic: Callable[[Floats], Floats], least: float = 0.0, most: float = math.inf
 ) -> Figure:
-    """Return a statistic of sums over units, such as a corpus BLEU or a ratio. `parts` [n, d] is summed over n units.
+    """Return a statistic of sums over units, such as a corpus BLEU or a ratio. `parts` [n, d] has d terms per unit.
 
     `statistic` maps sums [R, d] to values [R]. The standard error is sqrt((n - 1) / n Σ (θ_i - mean θ)²) (jackknife),
     where θ_i is the statistic without unit i. For a mean this error equals std(ddof=1) / sqrt(n).

@@ -72,7 +72,7 @@ def mmr(
 
 
 def _first_picks(quality: Tensor, tie: Tensor, k: int, starts: str) -> Tensor:
-    """Return the first picks [P, s]. Each of the s searches (starts) begins with one first pick."""
+    """Return the first picks [P, s], one for each of the s searches (starts)."""
     prompts, size = quality.shape
     if starts == "n":
         return torch.arange(size, device=quality.device).expand_as(quality)

@@ -61,7 +61,7 @@ def canonical_order(tie: Tensor, groups: int = 1) -> Tensor:
 
 
 def first_equal(names: Tensor) -> Tensor:
-    """Return, for each row, the index [P, N] of the first row with the same name. names [P, N] are hashes or slots."""
+    """Return, for each row, the index [P, N] of the first row with the same name. A name is a hash or a slot."""
     return (names[:, :, None] == names[:, None, :]).to(torch.uint8).argmax(-1)
 
 

@@ -107,7 +107,7 @@ def _natural(key: str) -> list[Any]:
 class _Work(NamedTuple):
     """The plan that the first rank makes for all ranks."""
 
-    start: int  # a random number that identifies this run in parts and counters
+    start: int  # a random number that names this run in the names of part files and counters
     missing: list[list[str]]  # for each source, the keys of its missing rows
     seconds: float | None  # the seconds until the deadline
 
