@@ -31,7 +31,7 @@ def position_values(
 ) -> tuple[Tensor, Tensor]:
     """Compute the value and the log-sum-exp [U, B] of each position from states [U, B, D], tokens and masked [U, B].
 
-    Positions on which the head does not run have value 0 and log-sum-exp 0.
+    The value is what `kind` averages over positions. Where the head does not run, value and log-sum-exp are 0.
     """
     rows = states.flatten(0, 1)
     if carry_over:

@@ -185,7 +185,7 @@ class PoolView:
         """Return the choice, or raise an error that says what is wrong with the choice. The next pool must have `after`
         rows, unless `after` is None.
 
-        If a parent is outside of the pool, `watch` raises the error later. Until then, another row replaces the parent.
+        If a parent is outside of the pool, `watch` raises the error later. Until then, a row of the pool replaces it.
         """
         parents = getattr(choice, "parents", None)
         if not isinstance(choice, Choice) or not isinstance(parents, Tensor) or parents.dtype != torch.int64:

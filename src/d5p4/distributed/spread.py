@@ -29,7 +29,7 @@ from ..ops.ties import first_equal
 from ..types import Choice
 from .watchdog import CURE, RankLost, Watchdog, in_short
 
-KNOWN = "known_to_all_ranks"  # an error has this attribute if all ranks know the error
+KNOWN = "known_to_all_ranks"  # an error has this attribute if a vote has already told it to all ranks
 
 
 class SpreadBeams(Beams):

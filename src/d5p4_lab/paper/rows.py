@@ -100,7 +100,7 @@ def _summarise(entry: Any) -> Summary | None:
 
 
 def _natural(key: str) -> list[Any]:
-    """A sort key that puts "unit 9" before "unit 10"."""
+    """Return a sort key that compares numbers inside names by value, so that "unit 9" comes before "unit 10"."""
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", key)]
 
 

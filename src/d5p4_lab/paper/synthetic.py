@@ -37,7 +37,7 @@ class PoolStatistics:
     between_spread: float  # the standard deviation of these cosines
     within: float  # the mean cosine of two rows of the same group
     within_spread: float
-    quality: tuple[float, ...]  # the qualities of all rows, sorted and stretched to [0, 1]
+    quality: tuple[float, ...]  # the qualities of all rows, sorted, and scaled so that they range from 0 to 1
     quality_shared: float  # the share of the variance of quality that is common to the rows of a group
 
     @property
