@@ -233,7 +233,7 @@ Selector = Callable[[PoolView, int, Tensor], Choice]
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The argument of a callback, which is called after each step. A callback must not change the tensors."""
+    """What a callback gets after each step: the pools and the choice. A callback must not change the tensors."""
 
     step: int
     steps: int

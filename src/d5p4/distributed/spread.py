@@ -177,8 +177,8 @@ class SpreadBeams(Beams):
 
     @contextmanager
     def _exchange(self, what: str, sent: Tensor | None = None, share: float = 1.0) -> Iterator[None]:
-        """Vote whether a rank has failed. If no rank has failed, run the block, which is a collective operation. This
-        rank sends `share` times the bytes of `sent` in the block, and these bytes are counted."""
+        """Vote whether a rank has failed. If no rank has failed, run the block, which is a collective operation. In
+        the block, this rank sends `share` times the bytes of `sent`. `self.sent[what]` counts these bytes."""
         self._vote(None)
         if sent is not None:
             self.sent[what] += round(sent.numel() * sent.element_size() * share)

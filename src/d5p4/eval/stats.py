@@ -38,7 +38,7 @@ _Z = 1.959963984540054  # the 97.5 % quantile of the normal law
 
 
 class Figure(NamedTuple):
-    """A value with its standard error, 95 % interval, units counted and units left out. NaN means unknown."""
+    """A value, its standard error and 95 % interval, and how many units were used and left out. NaN means unknown."""
 
     value: float
     se: float

@@ -241,7 +241,7 @@ def batching(bench: Bench) -> list[Row]:
             lines = run(what, plan.file, job_plan.WINDOW, **options)
             same = sum(json.loads(a)["answers"] == json.loads(b)["answers"] for a, b in zip(alone, lines, strict=False))
             measured[-1]["gain"] = measured[-1]["prompts_per_s"] / measured[0]["prompts_per_s"]
-            if "deterministic" not in options:  # `deterministic` changes the answers on purpose; see deterministic.py
+            if "deterministic" not in options:  # answers with and without it may differ; see deterministic.py
                 measured[-1]["same_share"] = same / plan.alone
             show(measured[-1])
     return measured

@@ -24,7 +24,7 @@ from d5p4.errors import D5P4Error
 from d5p4.types import HistoryStep
 
 WIDTH = 1024  # the number of dimensions of the random vectors x
-_LEAST = 1e-4  # 1 - a and the mean of f are at least this large
+_LEAST = 1e-4  # 1 - a and the mean of f (see above) are at least this large
 _STEEPEST = 8.0  # the exponent of the power law is at most this large
 
 
