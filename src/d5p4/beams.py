@@ -30,11 +30,11 @@ class Seats(NamedTuple):
     everybody: tuple[int, int]  # P, m
 
     def of(self, everybody: Tensor) -> Tensor:
-        """Select the values [G, q, ...] of these parents from the values [P, m, ...] of all m parents."""
+        """Select the values [G, q, ...] of this rank's parents from the values [P, m, ...] of all m parents."""
         return everybody[self.prompt[:, None], self.column]
 
     def here(self, rows: Tensor) -> Tensor:
-        """Select the values [G, q, ...] of these parents from the values [P, n, ...] of this rank's rows."""
+        """Select the values [G, q, ...] of this rank's parents from the values [P, n, ...] of this rank's rows."""
         return rows[self.prompt[:, None], self.row]
 
 
@@ -45,7 +45,7 @@ class Beams:
     rank = 0
 
     def check(self, k: int, pool_size: int, **refused: Any) -> None:
-        """Raise an error if rows cannot be spread over the ranks. The options `refused` work only in one process."""
+        """Raise an error if rows cannot be spread over the ranks. `refused` holds options that need one process."""
 
     def own(self, everybody: Tensor) -> Tensor:
         """Select the values [P, n, ...] of the rows that this rank holds from the values [P, N, ...] of all rows."""
@@ -56,7 +56,7 @@ class Beams:
         return rows
 
     def alike(self, values: Tensor, row_hash: Tensor) -> Tensor:
-        """Make the values [P, N] of equal rows equal, and return them. In one process, they are equal already."""
+        """Return values [P, N] that are the same for rows with the same hash. In one process they already are."""
         return values
 
     def seats(self, parents: Tensor, rows: int) -> Seats:

@@ -31,7 +31,7 @@ def position_values(
 ) -> tuple[Tensor, Tensor]:
     """Compute the value and the log-sum-exp [U, B] of each position from states [U, B, D], tokens and masked [U, B].
 
-    Positions on which the head does not run have value 0 and log-sum-exp 0.
+    The value is what `kind` averages over positions. Where the head does not run, value and log-sum-exp are 0.
     """
     rows = states.flatten(0, 1)
     if carry_over:
@@ -64,8 +64,8 @@ def mean_score(kind: str, positions: str, values: Tensor, masked: Tensor, carry_
 
 
 def fill_finished(raw: Tensor) -> Tensor:
-    """Replace each NaN in the scores [P, N] by the best score of the pool. A finished row has the score NaN and is as
-    certain as the most certain row."""
+    """Replace each NaN in the scores [P, N] by the best score of the pool. A finished row (no masks) has the score
+    NaN, and counts as being as certain as the most certain row."""
     best = raw.nan_to_num(nan=-torch.inf).amax(-1, keepdim=True)
     best = best.masked_fill(best == -torch.inf, 0)
     return torch.where(raw.isnan(), best, raw)

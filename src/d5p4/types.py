@@ -185,7 +185,7 @@ class PoolView:
         """Return the choice, or raise an error that says what is wrong with the choice. The next pool must have `after`
         rows, unless `after` is None.
 
-        If a parent is outside of the pool, `watch` raises the error later. Until then, another row replaces the parent.
+        If a parent is outside of the pool, `watch` raises the error later. Until then, a row of the pool replaces it.
         """
         parents = getattr(choice, "parents", None)
         if not isinstance(choice, Choice) or not isinstance(parents, Tensor) or parents.dtype != torch.int64:
@@ -233,7 +233,7 @@ Selector = Callable[[PoolView, int, Tensor], Choice]
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The argument of a callback, which is called after each step. A callback must not change the tensors."""
+    """What a callback gets after each step: the pools and the choice. A callback must not change the tensors."""
 
     step: int
     steps: int

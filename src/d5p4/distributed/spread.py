@@ -29,7 +29,7 @@ from ..ops.ties import first_equal
 from ..types import Choice
 from .watchdog import CURE, RankLost, Watchdog, in_short
 
-KNOWN = "known_to_all_ranks"  # an error has this attribute if all ranks know the error
+KNOWN = "known_to_all_ranks"  # an error has this attribute if a vote has already told it to all ranks
 
 
 class SpreadBeams(Beams):
@@ -117,7 +117,7 @@ class SpreadBeams(Beams):
         with self._exchange("parents", parents, share=self.size - 1 if self.rank == 0 else 0):
             dist.broadcast(shape, self.ranks[0], self._host)
             count, children = shape.tolist()
-            if count != parents.shape[1]:  # because of rounding, the first rank may choose more or fewer parents
+            if count != parents.shape[1]:  # due to rounding, the first rank may choose more or fewer than this rank
                 parents = parents.new_empty(len(parents), count)
             dist.broadcast(parents, self.ranks[0], self._host)
         return Choice(parents.to(choice.parents.device), children)
@@ -177,8 +177,8 @@ class SpreadBeams(Beams):
 
     @contextmanager
     def _exchange(self, what: str, sent: Tensor | None = None, share: float = 1.0) -> Iterator[None]:
-        """Vote whether a rank has failed. If no rank has failed, run the block, which is a collective operation. This
-        rank sends `share` times the bytes of `sent` in the block, and these bytes are counted."""
+        """Vote whether a rank has failed. If no rank has failed, run the block, which is a collective operation. In
+        the block, this rank sends `share` times the bytes of `sent`. `self.sent[what]` counts these bytes."""
         self._vote(None)
         if sent is not None:
             self.sent[what] += round(sent.numel() * sent.element_size() * share)

@@ -24,7 +24,7 @@ from typing import Any
 from ..errors import D5P4Error
 from .countdown import Problem, canonical, is_right
 
-LONGEST = 100  # a number has at most 100 characters; a longer run of digits is not read as a number
+LONGEST = 100  # the most characters of a number; a longer run of digits is not read as a number
 
 _MARK = "####"
 # At each place of a text a pattern matches in at most one way, and no repeat contains another repeat. Therefore the

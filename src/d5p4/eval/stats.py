@@ -38,7 +38,7 @@ _Z = 1.959963984540054  # the 97.5 % quantile of the normal law
 
 
 class Figure(NamedTuple):
-    """A value with its standard error, 95 % interval, units counted and units left out. NaN means unknown."""
+    """A value, its standard error and 95 % interval, and how many units were used and left out. NaN means unknown."""
 
     value: float
     se: float
@@ -68,7 +68,7 @@ def mean_figure(values: ArrayLike, least: float = 0.0, most: float = math.inf) -
 def pooled_figure(
     parts: ArrayLike, statistic: Callable[[Floats], Floats], least: float = 0.0, most: float = math.inf
 ) -> Figure:
-    """Return a statistic of sums over units, such as a corpus BLEU or a ratio. `parts` [n, d] is summed over n units.
+    """Return a statistic of sums over units, such as a corpus BLEU or a ratio. `parts` [n, d] has d terms per unit.
 
     `statistic` maps sums [R, d] to values [R]. The standard error is sqrt((n - 1) / n Σ (θ_i - mean θ)²) (jackknife),
     where θ_i is the statistic without unit i. For a mean this error equals std(ddof=1) / sqrt(n).
@@ -116,7 +116,7 @@ def _interval(value: float, se: float, n: int, least: float, most: float, at_end
     centre = (share + weight / 2) / (1 + weight)
     half = math.sqrt(weight * share * (1 - share) + weight**2 / 4) / (1 + weight)
     low, high = (_clip(least + (most - least) * x, least, most) for x in (centre - half, centre + half))
-    return min(low, value), max(high, value)  # rounding could exclude a value at an end of the range
+    return min(low, value), max(high, value)  # because of rounding, the value could lie just outside of [low, high]
 
 
 def _clip(value: float, least: float, most: float) -> float:
@@ -125,7 +125,7 @@ def _clip(value: float, least: float, most: float) -> float:
 
 
 def _student(degrees: int) -> float:
-    """Return the 97.5 % quantile of Student's law (Cornish-Fisher), exact to three digits from 9 degrees upwards."""
+    """Return the 97.5 % quantile of Student's law, by the Cornish-Fisher series: three exact digits if degrees >= 9."""
     z = _Z
     terms = ((z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384)
     return z + sum(term / degrees**power for power, term in enumerate(terms, 1))
@@ -152,7 +152,7 @@ def best_of(values: ArrayLike, k: int) -> Floats:
     """
     given = np.asarray(values, dtype=np.float64)
     m = _answers(given, k, "Metric@k", "k")
-    place = np.arange(m - 1, k - 1, -1)  # the weight of x_{i-1} in the sum is computed from the weight of x_i
+    place = np.arange(m - 1, k - 1, -1)  # the index i, from the largest: the weight of x_i gives the weight of x_{i-1}
     shares = k / m * np.cumprod(np.concatenate([[1.0], (place - k + 1) / place]))
     return np.sort(given, axis=1)[:, k - 1 :] @ shares[::-1]
 

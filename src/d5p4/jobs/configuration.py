@@ -1,4 +1,4 @@
-"""The configuration of a run is all values that can change the answers. A run continues only if these are unchanged."""
+"""The configuration of a run is all values that can change the answers. A run continues only if all are unchanged."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NOT_HASHED = ("input", "seed")
 
 
 def configuration(prepared: Prepared, input_hash: str, seed: int) -> dict[str, Any]:
-    """Return the configuration, which is kept in the header file of a run. A later start must have the same one."""
+    """Return the configuration. The header file of a run keeps it, and later starts must have the same one."""
     model, settings = prepared.model, prepared.settings.to_dict()
     if not prepared.settings.deterministic:
         del settings["max_tokens_per_forward"]  # the size of a forward can change answers only by rounding
@@ -44,7 +44,7 @@ def configuration(prepared: Prepared, input_hash: str, seed: int) -> dict[str, A
 
 
 def settings_hash(configured: Mapping[str, Any]) -> str:
-    """Return a hash (12 hexadecimal digits) of the configuration without input and seed, to put into every line."""
+    """Return a hash (12 hexadecimal digits) of the configuration without input and seed. Every line has it."""
     hashed = {name: value for name, value in configured.items() if name not in NOT_HASHED}
     return _sha256(json.dumps(hashed, sort_keys=True))[:12]
 

@@ -97,7 +97,7 @@ class Run:
     progress: Progress | None
     start: Start = field(init=False)
     answered: bool = False  # whether any prompt of the run is known to have answers
-    failed_lines: list[bytes] = field(default_factory=list)  # not written before some prompt has answers
+    failed_lines: list[bytes] = field(default_factory=list)  # error lines, held back until a prompt has answers
     first_error: str = ""
     began: float = 0.0
     last_progress: float = 0.0
@@ -108,7 +108,7 @@ class Run:
             if self.mesh.first:
                 stack.enter_context(self.store.locked())
                 output = Output(self.store, self.file, self.mesh)
-                with at_work(self.mesh):  # `begin` hashes the weights, which takes a long time
+                with at_work(self.mesh):  # `begin` hashes the weights, so this rank must not count as hanging
                     self.start = output.begin(self.prepared, seed, retry_errors)
             self.start = self.mesh.share(self.start if output else None)
             if self.start.report is not None:
@@ -134,8 +134,8 @@ class Run:
     def _work(self) -> None:
         """Decode unfinished batches. Groups of ranks take the numbers of their batches from a shared counter."""
         needed = self.progress is not None or self.mesh.world > 1
-        callback = self._step if needed and self.mesh.beam == 1 else None  # ranks that share a pool take no callback
-        patience = FEW if self.start.answered else 0  # when a run continues, all prompts left may be too large
+        callback = self._step if needed and self.mesh.beam == 1 else None  # a pool on several ranks allows no callback
+        patience = FEW if self.start.answered else 0  # a continued run may have only prompts left that are too large
 
         def attempt(items: list[Item], settings: Settings) -> Result:
             requests, model = [item.request for item in items], self.prepared.model
@@ -148,7 +148,7 @@ class Run:
             self.mesh.beat()
             if work.bad and self.strict:
                 self._stop(work.bad[0], work.bad[0].error)
-            # If the first work has no prompts, all lines of the first window are bad. Every rank sees this and stops.
+            # If the first batch has no prompts, no line of the first window can be decoded. Then every rank stops.
             if place == 0 and not work.items and len(work.bad) >= FEW and not self.start.answered:
                 raise D5P4Error(
                     f"{self.file.path}: none of the first {len(work.bad)} prompts can be decoded, so the run stops and "
@@ -164,7 +164,7 @@ class Run:
         self._write(self.failed_lines)
 
     def _do(self, work: Work, decoder: Decoder[Item]) -> None:
-        """Decode a batch and write its lines. Exchanges with other ranks, which may fail, come after the writing."""
+        """Decode a batch and write its lines. Only then exchange counts with other ranks, as exchanges may fail."""
         done, settings = self.start.finished, self.start.settings
         outcome = decoder.decode(work.items) if work.items else Outcome()
         lines = [error_line(bad, bad.error, settings) for bad in work.bad if bad.line not in done]

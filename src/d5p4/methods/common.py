@@ -1,4 +1,4 @@
-"""Helpers that several methods share: checked parameters, groups of a pool, keyed draws."""
+"""Helpers that several methods share: checked parameters, groups of a pool, weighted draws."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def by_group(values: Tensor, k: int) -> Tensor:
 
 
 def to_parents(places: Tensor, width: int) -> Tensor:
-    """Turn places [P, k] inside groups of `width` rows into indices [P, k] into the pool."""
+    """Turn indices [P, k], each counted inside its group of `width` rows, into indices [P, k] into the pool."""
     return places + torch.arange(places.shape[-1], device=places.device) * width
 
 
 def draw_index(weights: Tensor, u: Tensor) -> Tensor:
-    """Draw indices [P, m] with chances proportional to weights [P, N] >= 0, one for each uniform number u [P, m].
+    """Draw indices [P, m] with chances proportional to weights [P, N] >= 0. Uniform numbers u [P, m] decide the draws.
 
     An index of weight zero is never drawn if another index has a positive weight.
     """

@@ -1,4 +1,4 @@
-"""E-SMC: particles are resampled by how certain the model is about the masked positions (Chen et al., 2025)."""
+"""E-SMC (Chen et al., 2025) resamples rows (particles). It prefers rows whose masked tokens are more certain."""
 
 from __future__ import annotations
 

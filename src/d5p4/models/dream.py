@@ -29,7 +29,7 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(width, eps)
 
     def forward(self, x: Tensor, delta: Tensor | None, angles: Rotary, padding: Padding) -> tuple[Tensor, Tensor]:
-        """Return x and delta [R, T, D] after this layer. `delta` is a residual that is not yet added to x."""
+        """Return x and delta [R, T, D] after this layer. The next norm adds `delta` (the output of the MLP) to x."""
         attention, mlp = self.self_attn, self.mlp
         x, h = self.input_layernorm(x, delta)
         query, key, value = (attention[name](h) for name in ("q_proj", "k_proj", "v_proj"))
@@ -83,7 +83,7 @@ class Dream(NativeModel):
 
 
 def shift_right(x: Tensor, padding: Padding) -> Tensor:
-    """Move the rows of x [R, T, D] right by one position. The first real row of each sequence also stays in place."""
+    """Move the states x [R, T, D] right by one position. The first state after the padding also stays in its place."""
     shifted = torch.cat((x[:, :1], x[:, :-1]), dim=1)
     return shifted if padding.first is None else torch.where(padding.first[..., None], x, shifted)
 

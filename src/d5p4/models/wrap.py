@@ -154,7 +154,7 @@ class ForeignTokenizer:
 
 
 def adapt_tokenizer(tokenizer: Any, mask_id: int) -> Tokenizer | ForeignTokenizer | None:
-    """Convert any tokenizer that `wrap` accepts into one that has our interface and knows the mask id."""
+    """Convert any tokenizer that `wrap` accepts into a `d5p4.types.TextCodec` that knows the mask id."""
     if tokenizer is None:
         return None
     if isinstance(tokenizer, Tokenizer):

@@ -1,9 +1,9 @@
 """Maximal marginal relevance with one item per group.
 
-Each pick is, among the items of groups without a pick, the item i with the largest Q_i - alpha * (similarity of i to
-the earlier picks Y). The search runs from several first picks (starts) and keeps the set whose picks have
-the largest sum of these values. The similarity of i to Y is the mean of S_ji over j in Y, or the largest S_ji. The time
-is O(k N) per start.
+Items are picked one after another. The next pick is the item i with the largest Q_i - alpha * (similarity of i to the
+earlier picks Y). Groups that already have a pick are left out. The similarity of i to Y is the mean of S_ji over j in
+Y, or the largest S_ji. The search runs from several first picks (starts), and returns the set whose values add up to
+the largest sum. The time is O(k N) per start.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def mmr(
 
 
 def _first_picks(quality: Tensor, tie: Tensor, k: int, starts: str) -> Tensor:
-    """Return the first picks [P, s]. Each of the s searches (starts) begins with one first pick."""
+    """Return the first picks [P, s], one for each of the s searches (starts)."""
     prompts, size = quality.shape
     if starts == "n":
         return torch.arange(size, device=quality.device).expand_as(quality)

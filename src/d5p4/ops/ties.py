@@ -2,7 +2,7 @@
 
 The last bits of a floating-point sum depend on the batch in which the sum was computed. Values within TOLERANCE of each
 other therefore count as equal, and the tie of a row, a hash of the row's lineage, decides between equal values. So
-permuting a pool permutes the choice and changes nothing else. The functions are meant for float64: float32 values of
+the same rows are chosen when the rows of a pool are reordered. The functions are meant for float64: float32 values of
 size 1 are further apart than TOLERANCE, so that only identical values count as equal.
 """
 
@@ -61,7 +61,7 @@ def canonical_order(tie: Tensor, groups: int = 1) -> Tensor:
 
 
 def first_equal(names: Tensor) -> Tensor:
-    """Return, for each row, the index [P, N] of the first row with the same name. names [P, N] are hashes or slots."""
+    """Return, for each row, the index [P, N] of the first row with the same name. A name is a hash or a slot."""
     return (names[:, :, None] == names[:, None, :]).to(torch.uint8).argmax(-1)
 
 

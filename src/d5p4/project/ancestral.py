@@ -1,4 +1,4 @@
-"""The ancestral rule of MDLM: each masked position is unmasked with chance (t - s)/t and gets a drawn token.
+"""The ancestral rule of MDLM: a step from time t to s < t fills each masked position with chance (t - s)/t.
 
 The positions to unmask are drawn first, so that the output head runs only at these positions (about L/steps per child).
 """

@@ -84,7 +84,7 @@ def figures(scored: Scored, together: int) -> dict[str, float]:
 
 
 def ratio(above: np.ndarray, below: np.ndarray) -> tuple[float, float]:
-    """Return sum(above) / sum(below) and the standard error by linearisation. The pairs must be independent."""
+    """Return sum(above) / sum(below) and its standard error by linearisation. Pairs (above, below) are independent."""
     value = above.sum() / below.sum()
     spread = (above - value * below).std(ddof=1) if len(above) > 1 else math.nan
     return float(value), float(spread / below.mean() / math.sqrt(len(above)))

@@ -48,10 +48,10 @@ CPU = torch.device("cpu")
 NUMBERS = 4  # per puzzle
 OPENINGS = ["It was a dark night", "The old man", "When they came to the river", "She looked at him and"]
 WHOLE = 1 << 24  # a budget of this many tokens per forward never divides a batch
-COLD = 0.03  # at this temperature the random model draws many equal rows
+COLD = 0.03  # at this low temperature the model with random weights draws many equal rows
 ENOUGH = 0.97  # a budget is enough if it reaches this share of the best prompts per second
 K, ANSWER_TOKENS, PROMPT_TOKENS = 16, 256, 128  # answers per line, tokens per answer and per prompt in `host`
-LETTERS_PER_TOKEN = 4.3  # a typical number for English text and common vocabularies
+LETTERS_PER_TOKEN = 4.3  # a typical number of letters per token for English text and common tokenizers
 CHAT = (
     "{% for message in messages %}{% set line = message['role'] + ': ' + message['content'] | trim + '\n' %}"
     "{% if loop.first %}{% set line = '# ' + line %}{% endif %}{{ line }}{% endfor %}"
@@ -91,8 +91,8 @@ class Plan:
     large_budgets: tuple[int, ...] = tuple(2**i for i in range(11, 17))
     file: int = 1024  # puzzles per file
     alone: int = 64  # the number of puzzles that are also decoded one at a time
-    shares: int = 64  # the number of puzzles that measure the share of distinct rows
-    texts: int = 8  # the number of texts that measure the share of distinct rows
+    shares: int = 64  # the number of puzzles on which the share of distinct rows is measured
+    texts: int = 8  # the number of texts on which the share of distinct rows is measured
     repeats: int = 2
 
 
@@ -134,7 +134,7 @@ class Bench:
     def decode(self, what: str, model: Any, prompts: Sequence[Any], repeats: int | None = None, **options: Any) -> Row:
         """Decode prompts with `generate`. Return the rates, the share of distinct rows and the peak memory."""
         call = partial(generate, model, list(prompts), seed=0, **options)
-        self.free()  # freed once, not before every repeat, because a long run also keeps its memory
+        self.free()  # only once, not before every repeat, because a long run does not free its memory either
         result, seconds = fastest(call, self.device, repeats or self.plan.repeats)
         rows, nominal = int(result.rows.sum()), int(result.rows_nominal.sum())
         row: Row = {"what": what, "prompts": len(prompts), "seconds": seconds}
@@ -183,7 +183,7 @@ def rows(bench: Bench) -> list[Row]:
         alone = None
         for count in counts:
             row = bench.decode(what, model, prompts(count), max_tokens_per_forward=WHOLE, **options)
-            alone = alone or row["rows_per_s"]  # not prompts_per_s, because prompts need different numbers of rows
+            alone = alone or row["rows_per_s"]  # gains compare rows, because prompts need different numbers of rows
             measured.append(show(row | {"gain": row["rows_per_s"] / alone}))
     return measured
 
@@ -241,7 +241,7 @@ def batching(bench: Bench) -> list[Row]:
             lines = run(what, plan.file, job_plan.WINDOW, **options)
             same = sum(json.loads(a)["answers"] == json.loads(b)["answers"] for a, b in zip(alone, lines, strict=False))
             measured[-1]["gain"] = measured[-1]["prompts_per_s"] / measured[0]["prompts_per_s"]
-            if "deterministic" not in options:  # with this option answers differ by design; see deterministic.py
+            if "deterministic" not in options:  # answers with and without it may differ; see deterministic.py
                 measured[-1]["same_share"] = same / plan.alone
             show(measured[-1])
     return measured

@@ -160,7 +160,7 @@ def pyplot() -> Any:
 
 
 def bars(figures: Sequence[Figure]) -> list[list[float]]:
-    """The lengths [2][n] of the error bars below and above the values, as matplotlib expects them."""
+    """Return the lengths [2][n] of the error bars below and above the n values, as matplotlib expects them."""
     return [[max(0.0, f.value - f.low) for f in figures], [max(0.0, f.high - f.value) for f in figures]]
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 SECONDS = 45.0  # a batch of a shared source should take about this many seconds
-FULL = 4  # the first batch on a GPU fills this many forwards, so a batch of 1 / FULL of its size fills one forward
+FULL = 4  # on a GPU, the first batch fills 4 forwards, so a quarter of that batch keeps the GPU busy
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Rows:
     def fold(self) -> None:
         """Move the rows of all parts (the files that ranks write) into the main file, in the order of the keys."""
         if self.store.parts():
-            self.__dict__.pop("by_key", None)  # read again, because other ranks have written rows too
+            self.__dict__.pop("by_key", None)  # forget the rows that were read: other ranks have written rows too
             self.store.write(json_line(self.by_key[key]) for key in sorted(self.by_key, key=_natural))
             self.store.remove_parts()
 
@@ -100,14 +100,14 @@ def _summarise(entry: Any) -> Summary | None:
 
 
 def _natural(key: str) -> list[Any]:
-    """A sort key that puts "unit 9" before "unit 10"."""
+    """Return a sort key that compares numbers inside names by value, so that "unit 9" comes before "unit 10"."""
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", key)]
 
 
 class _Work(NamedTuple):
     """The plan that the first rank makes for all ranks."""
 
-    start: int  # a random number that identifies this run in parts and counters
+    start: int  # a random number that names this run in the names of part files and counters
     missing: list[list[str]]  # for each source, the keys of its missing rows
     seconds: float | None  # the seconds until the deadline
 
@@ -124,7 +124,7 @@ def fill(setup: Setup, sources: Sequence[Source], mesh: Mesh, deadline: float | 
     rank. No batch begins that would end after the deadline. Each rank writes its own parts. The first rank merges them.
     """
     work = None
-    mesh.meet()  # no rank may still be reading files when the first rank merges them
+    mesh.meet()  # wait for all ranks, because none may still read files when the first rank merges them
     with ExitStack() as locks:
         if mesh.first:
             with at_work(mesh):
@@ -149,7 +149,7 @@ def _plan(setup: Setup, sources: Sequence[Source], deadline: float | None, locks
     planned: dict[str, set[str]] = {}  # the missing keys of each file; cases with the same options share a file
     for source in sources:
         rows, others = setup.rows(source), planned.setdefault(source.path, set())
-        if rows.store.folder.exists() and not others:  # a run that was killed has left parts
+        if rows.store.folder.exists() and not others:  # merge the part files that a killed run has left
             with rows.store.locked():
                 rows.fold()
         keys = [key for key in missing_keys(setup, source) if key not in others]
@@ -174,7 +174,7 @@ def _make_all(setup: Setup, sources: Sequence[Source], work: _Work, mesh: Mesh) 
         counter = f"{work.start}/{number}"
         first = size = source.together()
         while (left := len(keys) - mesh.count(counter)) > 0:
-            if mesh.world > 1 and source.shared:  # leave keys for other ranks, but keep the device busy
+            if mesh.world > 1 and source.shared:  # take at most this rank's share of the keys, but fill a forward
                 size = min(size, max(first // FULL, -(-left // mesh.world)))
             expected = spent / done * cost * min(size, left) if done else 0.0
             if deadline is not None and time.monotonic() + expected > deadline:

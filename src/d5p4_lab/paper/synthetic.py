@@ -24,7 +24,7 @@ from d5p4.errors import D5P4Error
 from d5p4.types import HistoryStep
 
 WIDTH = 1024  # the number of dimensions of the random vectors x
-_LEAST = 1e-4  # 1 - a and the mean of f are at least this large
+_LEAST = 1e-4  # 1 - a and the mean of f (see above) are at least this large
 _STEEPEST = 8.0  # the exponent of the power law is at most this large
 
 
@@ -37,7 +37,7 @@ class PoolStatistics:
     between_spread: float  # the standard deviation of these cosines
     within: float  # the mean cosine of two rows of the same group
     within_spread: float
-    quality: tuple[float, ...]  # the qualities of all rows, sorted and stretched to [0, 1]
+    quality: tuple[float, ...]  # the qualities of all rows, sorted, and scaled so that they range from 0 to 1
     quality_shared: float  # the share of the variance of quality that is common to the rows of a group
 
     @property
@@ -91,7 +91,7 @@ def synthetic_pool(statistics: PoolStatistics, k: int, w: int, source: torch.Gen
         return torch.randn(*shape, generator=source, dtype=torch.float64)
 
     stray = min(max((1 - statistics.within) / (1 - shared), _LEAST), 1.0)
-    # The cosine of two rows depends on the mean of their two values of f, hence the factor √2.
+    # A cosine depends on the mean of two values of f. The spread of f is √2 times the spread of such a mean.
     unlike = 2**0.5 * statistics.within_spread / (1 - shared) / stray
     sigma = math.log1p(unlike**2) ** 0.5
     own = (stray * torch.exp(sigma * normal(k, w, 1) - sigma**2 / 2)).clamp_max(1.0)

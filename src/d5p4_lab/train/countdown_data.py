@@ -28,9 +28,9 @@ _BLANK = 255  # this id marks a place without a character; `_align` removes such
 class Batch(NamedTuple):
     """Training examples as token ids."""
 
-    prompts: NDArray[np.uint8]  # [B, PROMPT], right-aligned and filled up with END
+    prompts: NDArray[np.uint8]  # [B, PROMPT], right-aligned and filled up with END on the left
     lengths: NDArray[np.int64]  # [B], the number of characters of each prompt
-    answers: NDArray[np.uint8]  # [B, 48], left-aligned and filled up with END
+    answers: NDArray[np.uint8]  # [B, 48], left-aligned and filled up with END on the right
     counts: NDArray[np.int64]  # [B], how many numbers each problem has
 
 

@@ -1,8 +1,8 @@
 """Cosine similarity of pools, computed directly from the hidden rows: see `ops.gram`.
 
-Each program computes one tile of a pool's Gram matrix over one piece of the features (the positions x width axis). The
-program uses the matrix units with float32 accumulation and reads the rows in place (no copy, no cast, no flattening). A
-second launch adds the pieces in float64 and divides by the diagonal of the matrix. If N <= 64, each row is read once.
+Each Triton program computes one tile of a pool's Gram matrix over one piece of the features (the positions x width
+axis). The program uses the GPU's matrix units, adds in float32, and reads the rows in place (no copy, no cast). A
+second launch adds the pieces in float64 and divides by the norms of the rows. If N <= 64, each row is read once.
 """
 
 from __future__ import annotations
