@@ -31,7 +31,7 @@ from .rows import RowStore, StoredRows, Summary, differences
 
 OF_ANSWERS = ("answers", "tokens", "score", "distance", "distinct", "logdet", "rows", "rows_nominal", "nfe", "seed")
 OURS = ("line", "error", *OF_ANSWERS, "settings", "logprobs", "reveal_step", "given")
-DIGITS = 6  # floats in the output have this many significant digits
+DIGITS = 6  # the number of significant digits of floats in the output
 IN_HEADER = {"output", "configuration", "starts", "finished"}
 
 

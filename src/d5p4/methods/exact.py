@@ -123,7 +123,7 @@ class _Search:
         return [members for value, members in self.leaves if value >= self.best - _SLACK]
 
     def _descend(self, items: NDArray[np.int64], given: NDArray[np.float64], value: float, chosen: list[int]) -> None:
-        """Extend the set `chosen`, which has log value `value`. `given` is the kernel of `items`, given `chosen`."""
+        """Extend the set `chosen`, which has log value `value`. `given` is the kernel of `items` conditioned on it."""
         left = self.problem.k - len(chosen)
         if left == 0:
             self._leaf(value, chosen)

@@ -180,7 +180,7 @@ class Engine:
             return [number for _, number in places if jobs[number].outcome.done()]
 
         for job in jobs:
-            job.recorder = Recorder(self.model) if job.ask.body.history else None  # replaces that of an earlier attempt
+            job.recorder = Recorder(self.model) if job.ask.body.history else None  # a retry gets a new recorder
         requests, seeds = [job.request for job in jobs], [job.ask.seed for job in jobs]
         return run_requests(self.model, requests, settings, seeds, callback=watch)
 

@@ -29,7 +29,7 @@ STREAM_HEADERS = {"content-type": "text/event-stream", "cache-control": "no-cach
 
 
 def _shape(name: str, **fields: Any) -> type[BaseModel]:
-    """Return a model of a JSON object for the schema. A field given as (type, default) may be absent."""
+    """Return a pydantic class for a JSON object of the schema. A field given as (type, default) may be absent."""
     table: Any = {key: kind if isinstance(kind, tuple) else (kind, ...) for key, kind in fields.items()}
     return create_model(name, **table)
 
@@ -60,7 +60,7 @@ ErrorBody = _shape("ErrorBody", error=_Error)
 
 
 class Reply:
-    """Makes the bodies of one response."""
+    """Makes the JSON body, or the chunks of the stream, that answers one request."""
 
     def __init__(self, ask: Ask, model: Model, name: str) -> None:
         self.ask, self.model = ask, model
@@ -71,7 +71,7 @@ class Reply:
             "system_fingerprint": f"d5p4-{__version__}",
         }
         logprobs, options = getattr(ask.body, "logprobs", None), ask.body.stream_options
-        self.wants_logprobs = logprobs is not None and logprobs is not False  # 0 asks for logprobs, too
+        self.wants_logprobs = logprobs is not None and logprobs is not False  # logprobs=0 asks for them, too
         self.wants_usage = options is not None and bool(options.include_usage)
 
     def whole(self, finished: list[Finished]) -> Object:

@@ -87,7 +87,7 @@ def measure(model: Any, prompts: Sequence[Any], size: int, options: Mapping[str,
 
 
 def compare(rows: list[Row]) -> list[Row]:
-    """Replace answers, and bits, by the share of prompts for which they are the same in the largest batch."""
+    """Replace the answers by the share of prompts that get the same answers in the largest batch; likewise the bits."""
     answers, bits = rows[-1]["answers"], rows[-1]["bits"]
     for row in rows:
         same = [a == b for a, b in zip(row.pop("answers"), answers, strict=True)]

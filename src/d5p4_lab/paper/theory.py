@@ -128,7 +128,7 @@ def looks(setup: Setup) -> list[int]:
 
 
 def pools_of(setup: Setup, method: str) -> Source:
-    """The source of pools: one row per run, with the cosines (above the diagonal), groups and parents at each look."""
+    """The source of pools: one row per run, with cosines (above the diagonal), groups and parents at measured steps."""
     made_with = setup.model_and("length", "steps", "k", "w", "beta", "looks", "prompt")
     keys = [str(unit) for unit in range(setup["units"])]
     return setup.source(method, keys, partial(_decode, setup, method), together=setup["together"], **made_with)

@@ -38,7 +38,7 @@ def _better(value, tie, item, other_value, other_tie, other_item):
 
 @triton.jit
 def _better_with(value, tie, item, extra, other_value, other_tie, other_item, other_extra):
-    """Return the winner as `_better` does, and also the number `extra` of the winner."""
+    """Return the winner as `_better` does, and also the winner's value of `extra`."""
     equal = value == other_value
     first = (value > other_value) | (equal & ((tie < other_tie) | ((tie == other_tie) & (item < other_item))))
     return (
@@ -126,10 +126,10 @@ def _greedy(kernel, gain, rows, roots, diagonal, worth, order, size, k, least, S
 
 @triton.jit
 def _climb(kernel, gain, rows, roots, inverse, members, residual, slot, picks, order, size, k, least, enough, N, K):
-    """Make the best swap until none gains more than `enough`. Return the members [K] and the gain of the log value.
+    """Make the best swap until no swap gains more than `enough`. Return the members [K] and the gain in log value.
 
-    The memory for A = (L_S)^-1, the members and the vector of a move exists twice, for odd and for even moves, so that
-    one barrier per move is enough.
+    A = (L_S)^-1, the members and the vector of a move are each stored in two places, one for odd and one for even
+    moves, so that one barrier per move is enough.
     """
     LOW: tl.constexpr = -float("inf")
     carries = inverse + 2 * K * K
@@ -368,7 +368,7 @@ def _choose(kernel, gain, tie, sets, zeros_in, value_in, worth_in, hash_in, done
         close = close & (worth >= tl.max(worth, 0) - 1e-9)
         winner = tl.minimum(tl.min(tl.where(close, number, S - 1), 0), starts - 1)
         low = tl.min(tl.where(close, mixed, LARGEST), 0)
-        if low != tl.max(tl.where(close, mixed, -LARGEST), 0):  # of equally good sets, the smallest ties win
+        if low != tl.max(tl.where(close, mixed, -LARGEST), 0):  # among equally good sets, tie numbers decide
             for start in range(starts):
                 if tl.sum(tl.where(close & (number == start), 1, 0), 0) > 0:
                     here, there = sets + (problem * starts + winner) * k, sets + (problem * starts + start) * k
