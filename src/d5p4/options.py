@@ -347,7 +347,7 @@ class Settings:
         return asdict(self)
 
     def options(self) -> dict[str, Any]:
-        """Return keyword arguments with which `d5p4.generate` uses these settings, given the same model."""
+        """Return the keyword arguments that make `d5p4.generate` use these settings with the same model."""
         own = {name: getattr(self, name) for name in parameters_of(Settings) if name != "savings"}
         return {name: value for name, value in (own | dict(self.params)).items() if value is not None}
 
@@ -365,7 +365,7 @@ class Settings:
         self.spec.build(self)  # the selector checks its own parameters
 
     def check_random(self, cause: str) -> None:
-        """Raise an error if neither tokens nor positions are random, so that all answers would be equal. The caller has
+        """Raise an error if the tokens are not random either, because then all answers would be equal. The caller has
         found that the order of positions is not random, and `cause` says why."""
         if self.k > 1 and (self.temperature == 0 or self.top_k == 1):
             option = "temperature" if self.temperature == 0 else "top_k"

@@ -88,7 +88,7 @@ def empirical_entropy(text: str, pieces: WordPieces | None = None) -> float:
 
 
 def bleu(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """Return the corpus BLEU, 0 to 100. `references` has a list per prediction (13a tokens, exponential smoothing)."""
+    """Return corpus BLEU, 0 to 100 (13a tokens, exponential smoothing). `references` has a list for each prediction."""
     if len(predictions) != len(references):
         raise D5P4Error(f"{len(predictions)} predictions need as many lists of references, got {len(references)}")
     lists = [_list(own, "reference") for own in references]

@@ -14,7 +14,7 @@ from ..ops.partition_map import solve
 from ..ops.problem import Problem, prepare
 
 LIMIT = 1_000_000
-_CHUNK = 1 << 22  # at most this many members of sets (sets times k) are scored at once
+_CHUNK = 1 << 22  # sets are scored in chunks; the sets of a chunk, times k, are at most this many
 _SLACK = 1e-6  # sets within this of the best value are scored again exactly; rounding errors of the bound are smaller
 _NOISE = 1e-14  # added to each pivot in the bound; the rounding error of a pivot is smaller
 _DEAD = 1e-13  # a pivot of at most this is zero up to rounding errors, so its item is left out
@@ -108,7 +108,7 @@ def _distinct_items(problem: Problem) -> list[list[int]]:
 
 
 class _Search:
-    """A depth-first search for all sets of one prompt that equal the best regular set up to rounding errors."""
+    """A depth-first search for all sets of one prompt whose value is that of the best regular set, up to rounding."""
 
     def __init__(self, problem: Problem, distinct: list[list[int]], best: float) -> None:
         self.problem, self.best = problem, best
@@ -123,7 +123,7 @@ class _Search:
         return [members for value, members in self.leaves if value >= self.best - _SLACK]
 
     def _descend(self, items: NDArray[np.int64], given: NDArray[np.float64], value: float, chosen: list[int]) -> None:
-        """Extend the set `chosen`, which has log value `value`. `given` is the kernel of `items` conditioned on it."""
+        """Extend the set `chosen` of log value `value`. `given` is the kernel of `items` conditioned on `chosen`."""
         left = self.problem.k - len(chosen)
         if left == 0:
             self._leaf(value, chosen)

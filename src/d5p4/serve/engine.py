@@ -172,7 +172,7 @@ class Engine:
 
     def _attempt(self, jobs: list[Job], settings: Settings) -> Result:
         def watch(shot: Snapshot) -> list[int]:
-            """Report the step to every job. Return the prompts to drop because nobody waits for them."""
+            """Report the step to every job. Return the prompts to drop, because nobody waits for their answers."""
             places = list(enumerate(shot.prompts.tolist()))
             for place, number in places:
                 if not jobs[number].outcome.done():
@@ -259,7 +259,7 @@ class Engine:
             raise
 
     async def drain(self) -> None:
-        """Refuse new requests. Accepted requests have `limits.grace` seconds to finish; then they are refused too."""
+        """Refuse new requests. Refuse accepted requests, too, if they do not finish within `limits.grace` seconds."""
         self.state = "stopping"
         if self.live:
             waiting = f"{len(self.live)} prompts have {self.limits.grace:g} s to finish"
@@ -282,7 +282,7 @@ class Engine:
 
 
 def _fits(batch: Sequence[Job], job: Job) -> bool:
-    """Return whether the token budget has room for the batch and one more job."""
+    """Return whether the batch and one more job together stay within the token budget of a decode call."""
     longest = max(other.request.length for other in (*batch, job))
     return (len(batch) + 1) * longest * job.settings.pool_size <= job.settings.max_tokens_per_call
 
