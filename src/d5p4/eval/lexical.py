@@ -1,7 +1,7 @@
 """Metrics of words: how close answers are to references, and how much the answers of a group differ.
 
-F1 and BLEU compare whole words. Distinct-n, EAD and entropy count word pieces. These are the pieces of the paper,
-unless `pieces` is given. BLEU is computed by sacrebleu and lies between 0 and 100. Entropy is in nats. The other
+F1 and BLEU compare whole words. Distinct-n, EAD and entropy count word pieces. As in the paper, these are
+BERT's pieces, unless `pieces` is given. BLEU comes from sacrebleu and is 0 to 100. Entropy is in nats. The other
 metrics are ratios; 1 means 100 %.
 """
 

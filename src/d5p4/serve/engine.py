@@ -223,7 +223,7 @@ class Engine:
 
     @asynccontextmanager
     async def attend(self, jobs: list[Job], receive: Receive, end: float) -> AsyncIterator[None]:
-        """In this context, jobs are cancelled if the client leaves, and fail at time `end`. On exit, all jobs end."""
+        """In this context, jobs are cancelled if the client leaves, and fail at time `end`. Its exit cancels jobs."""
         loop = asyncio.get_running_loop()
 
         async def departure() -> None:

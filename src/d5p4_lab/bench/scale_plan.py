@@ -49,7 +49,7 @@ class Facts:
         return rows_of(self.scale, section)
 
     def shares(self, steps: int) -> dict[str, float]:
-        """Return {description: share of distinct rows}: 100 %, and shares measured at TOKENS[steps] tokens per step."""
+        """Return {description: share of distinct rows}: 1, and shares measured with TOKENS[steps] tokens per step."""
         shares = {"all rows differ": 1.0}
         for row in self.rows("distinct"):
             if row["tokens_a_step"] == TOKENS[steps]:

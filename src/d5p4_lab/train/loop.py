@@ -23,7 +23,7 @@ from .folder import STATE, hardware, refuse_occupied, write_card, write_json, wr
 from .optimiser import Optimiser, rate_scale
 from .recipe import Recipe
 
-AVERAGE = 0.999  # the weight of the old average when a step adds its weights to the average
+AVERAGE = 0.999  # after a step, the average is this share of the old average plus the rest of the new weights
 SAVE_SECONDS = 20.0
 LINE_SECONDS = 10.0
 
@@ -119,7 +119,7 @@ class Run:
         loss.backward()
         with delayed_interrupts(), torch.no_grad():
             self.optimiser.step(scale)
-            # In the first steps the average keeps less of the old weights, because those are noise.
+            # In the first steps the average keeps less of its old value, because the first weights are noise.
             keep = min(AVERAGE, (1 + self.step) / (10 + self.step))
             torch._foreach_lerp_(self.average, [p.detach() for p in self.model.parameters()], 1 - keep)
             self.step += 1
