@@ -140,7 +140,7 @@ def _grams(row: Sequence[Any], n: int) -> Iterable[tuple[Any, ...]]:
 
 
 def bleu_parts(prediction: str, references: Sequence[str]) -> NDArray[np.float64]:
-    """Return ten counts of a text for `bleu_of_parts`: matched n-grams (4), n-grams (4), length, reference length."""
+    """Return ten counts of a text: matched and all n-grams (n = 1 to 4 each), its length, the reference's length."""
     score = _bleu(True).sentence_score(prediction, _list(references, "reference"))
     return np.array([*score.counts, *score.totals, score.sys_len, score.ref_len], dtype=np.float64)
 

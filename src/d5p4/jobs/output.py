@@ -153,9 +153,9 @@ class Start:
     seed: int
     settings: str  # the hash of the configuration
     digest: str  # the hash of the input
-    token: str  # a random name for the counters that the ranks of this start share
+    token: str  # the random name of the counters that the ranks of this start share
     finished: Done = Done()
-    answered: int = 0  # how many of the finished lines have answers
+    answered: int = 0  # the number of finished lines that have answers
     report: Report | None = None  # the report of a run that an earlier start finished
 
 

@@ -15,7 +15,7 @@ from ..ops.problem import Problem, prepare
 
 LIMIT = 1_000_000
 _CHUNK = 1 << 22  # sets are scored in chunks; the sets of a chunk, times k, are at most this many
-_SLACK = 1e-6  # sets within this of the best value are scored again exactly; rounding errors of the bound are smaller
+_SLACK = 1e-6  # sets within this of the best value are scored again exactly; the bound's rounding errors are smaller
 _NOISE = 1e-14  # added to each pivot in the bound; the rounding error of a pivot is smaller
 _DEAD = 1e-13  # a pivot of at most this is zero up to rounding errors, so its item is left out
 
@@ -75,7 +75,7 @@ def branch_and_bound(
 
 
 def _one_prompt(problem: Problem, start: Tensor, limit: int) -> Tensor:
-    """Return the best set [1, k] of one prompt. The search looks for sets better than `start` [1, k]."""
+    """Return the best set [1, k] of one prompt. The search leaves out sets that are worse than `start` [1, k]."""
     zeros, logs = problem.score(start.unsqueeze(1))
     distinct = _distinct_items(problem)
     regular = bool(zeros == 0)
@@ -137,7 +137,7 @@ class _Search:
             return
         worth = np.log(pivots + _NOISE) + self.gain[items]
         tops = np.maximum.reduceat(worth, heads)
-        bound = value + tops.sum() - tops[place] + worth  # no set with this item has a larger value
+        bound = value + tops.sum() - tops[place] + worth  # per item: no set with this item has a larger value
         hopeful = bound >= self.best - _SLACK
         counts = np.bincount(place, hopeful, len(groups))
         branch = int(counts.argmin())

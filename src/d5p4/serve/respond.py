@@ -85,7 +85,7 @@ class Reply:
         return {"object": kind, "choices": choices} | self.frame | facts
 
     def opening(self) -> Iterator[Object]:
-        """Yield the first chunks of a stream, which give the role of each choice."""
+        """Yield the first chunks of a stream, one per answer. In a chat, they give the role "assistant"."""
         start = {"delta": {"role": "assistant", "content": ""}} if self.ask.chat else {"text": ""}
         for index in range(len(self.ask.prompts) * self.ask.settings.k):
             yield self._chunk({"index": index, **start, "logprobs": None, "finish_reason": None})
@@ -133,7 +133,7 @@ class Reply:
         } | ({"history": traces} if traces else {})
 
     def _choices(self, finished: list[Finished]) -> Iterator[tuple[str, Object]]:
-        """Yield (text, the choice without its text) for every answer."""
+        """Yield for every answer its text, and its entry in the list `choices` without this text."""
         index = 0
         for one, request in zip(finished, self.ask.requests, strict=True):
             columns = (one.answers.score, one.answers.distance)
@@ -152,7 +152,7 @@ class Reply:
         chances, steps = finite(result.logprobs[place][i]), result.reveal_step[place][i]  # type: ignore[index]
         written = iter(zip(result.answers[place][i], chances, steps, strict=True))
         mask = self.model.mask_id
-        given = request.ids if mask in request.ids else []  # a filled-in text also holds the tokens of its prompt
+        given = request.ids if mask in request.ids else []  # the text of a filled-in prompt includes the prompt
         tokens = [next(written) if token == mask else (token, None, None) for token in given] + list(written)
         pieces = [piece(self.model, token) for token, _, _ in tokens]
         rows: list[Object] = []

@@ -203,7 +203,7 @@ def pools(setup: Setup, method: str) -> list[Pool]:
 
 
 def by_unit(pools: Sequence[Pool], value: Callable[[Pool], float]) -> Figure:
-    """The mean over runs, with an interval. A run's value is the mean of `value` over its pools, without NaN values."""
+    """The mean over runs, with an interval. A run counts with the mean of `value` over its pools; NaN is left out."""
     units: dict[int, list[float]] = {}
     for pool in pools:
         number = value(pool)

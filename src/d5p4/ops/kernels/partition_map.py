@@ -24,7 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 EXACT = 256  # problems of at most this many items are computed in float64
-MOST_TILE = tl.constexpr(8)  # at most this many rows of L or C are loaded together
+MOST_TILE = tl.constexpr(8)  # the most rows of L or C that are loaded together
 _SCRATCH = 1 << 28  # one launch uses at most about this many bytes of scratch memory
 STARTS = {"one": 0, "k": 1, "n": 2}
 
@@ -59,7 +59,7 @@ def _finite(values):
 def _greedy(kernel, gain, rows, roots, diagonal, worth, order, size, k, least, START, SEARCH, N, K):
     """Return, after greedy elimination, residuals [N], each item's slot [N], picks [K], zero-pivot count and log value.
 
-    C is written to `rows` [k, N] and, if SEARCH, E is written to `roots` [k, K].
+    The matrix C of the rows c_t is written to `rows` [k, N] and, if SEARCH, the matrix E to `roots` [k, K].
     """
     LOW: tl.constexpr = -float("inf")
     FLOAT: tl.constexpr = diagonal.dtype
@@ -200,7 +200,7 @@ def _climb(kernel, gain, rows, roots, inverse, members, residual, slot, picks, o
             a += signed[:, None] * (signed * come)[None, :]
             tl.store(inverse + (new + slot_id)[:, None] * K + slot_id[None, :], a)
             tl.debug_barrier()
-            shadow = tl.zeros((N,), FLOAT)  # the row of Y of the slot that changes
+            shadow = tl.zeros((N,), FLOAT)  # the row of Y that belongs to the changed slot
             joint = tl.load(kernel + pick.to(tl.int64) * size + item, mask=live, other=0.0).to(FLOAT)
             for base in range(0, k, TILE):
                 for j in tl.static_range(TILE):
