@@ -38,7 +38,7 @@ class Replay:
         self.model = model
         self._seen: set[tuple[int, int, bool]] = set()
         self._recordings: dict[tuple[int, int, bool], Recording] = {}
-        self._memory = torch.cuda.graph_pool_handle()  # all recordings share this memory; only one runs at a time
+        self._memory = torch.cuda.graph_pool_handle()  # shared by all recordings, because only one runs at a time
         self._works = True
 
     def __call__(self, tokens: Tensor, attention_mask: Tensor | None) -> Hidden:

@@ -281,7 +281,7 @@ class Output:
 
     def _notes(self, failed: int, too_large: list[int]) -> Iterator[str]:
         yield from self.notes
-        for name in ("machine", "torch", "max_tokens_per_forward"):  # a change of these can change results
+        for name in ("machine", "torch", "max_tokens_per_forward"):  # other values can change results
             values = dict.fromkeys(str(start.get(name)) for start in self.header["starts"])
             if len(values) > 1:
                 yield f"the starts of this run had different values of {name}: {', '.join(values)}"

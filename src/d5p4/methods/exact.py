@@ -90,7 +90,7 @@ def _one_prompt(problem: Problem, start: Tensor, limit: int) -> Tensor:
 
 
 def _distinct_items(problem: Problem) -> list[list[int]]:
-    """Return the items of each group. Of interchangeable items, only the item with the smallest tie is returned.
+    """Return the items of each group. Of interchangeable items, only that with the smallest tie number is returned.
 
     Two items of a group are interchangeable if they have equal diagonal entries, gains and qualities, and equal kernel
     entries with the items of all other groups.

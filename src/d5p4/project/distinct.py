@@ -26,7 +26,7 @@ def distinct_children(
 
 
 def keep_distinct(child_hash: Tensor, tie: Tensor, keep: int) -> Tensor:
-    """Return the indices [P, m, keep] of the children that the parents keep. child_hash is [P, m, C], tie is [P, m]."""
+    """Return the indices [P, m, keep] of kept children among C drawn ones. child_hash is [P, m, C], tie is [P, m]."""
     prompts, parents, drawn = child_hash.shape
     chosen = torch.zeros(prompts, parents, keep, dtype=torch.int64, device=tie.device)
     row = torch.arange(prompts, device=tie.device)

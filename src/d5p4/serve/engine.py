@@ -116,7 +116,7 @@ class Engine:
                 job.settle(outcome)
 
     async def _next_batch(self) -> list[Job]:
-        """Wait a moment for more jobs. Then take the oldest job and all jobs that can share its decode."""
+        """Wait a moment for more jobs. Then take the oldest job and all jobs that can be decoded together with it."""
         pause = min(max(0.02 * self._seconds, SHORTEST_PAUSE), LONGEST_PAUSE)
         for _ in range(PAUSES):
             before = len(self.waiting)
@@ -223,7 +223,7 @@ class Engine:
 
     @asynccontextmanager
     async def attend(self, jobs: list[Job], receive: Receive, end: float) -> AsyncIterator[None]:
-        """In this context, jobs are cancelled if the client leaves, and fail at time `end`. Its exit cancels jobs."""
+        """In this context, jobs are cancelled if the client leaves, and fail at time `end`. Leaving it ends them."""
         loop = asyncio.get_running_loop()
 
         async def departure() -> None:

@@ -66,7 +66,7 @@ def _real(setup: Setup) -> tuple[np.ndarray, list[Any]]:
 
 
 def _over_seeds(interval: MauveInterval) -> MauveInterval:
-    """Replace MAUVE with the first k-means seed by the mean over all seeds. Shift the interval by the same amount."""
+    """Replace the MAUVE of the first k-means seed by the mean over all seeds. Shift the interval by the same amount."""
     first = interval.figure
     change = float(np.mean(interval.seeds)) - first.value
     value, low, high = (min(1.0, max(0.0, x + change)) for x in (first.value, first.low, first.high))

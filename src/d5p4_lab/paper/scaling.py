@@ -189,7 +189,7 @@ _BOX = {
     "betas": BETAS,
     "sizes": SIZES,
     "trials": {"256": 40, "1024": 20, "2048": 5, "4096": 3},  # 40 trials for pools of up to 256 rows, and so on
-    "largest": {**dict.fromkeys(SLOW, 1024), EXACT: 5000},  # most rows of a pool; for EXACT, most sets
+    "largest": {**dict.fromkeys(SLOW, 1024), EXACT: 5000},  # the most rows of a pool; for EXACT, the most sets
     "batch": 16,  # the number of pools that are solved in one call
     "batch_rows": 64,  # calls with many pools are timed only for pools of at most this many rows
 }

@@ -23,7 +23,7 @@ from .folder import STATE, hardware, refuse_occupied, write_card, write_json, wr
 from .optimiser import Optimiser, rate_scale
 from .recipe import Recipe
 
-AVERAGE = 0.999  # after a step, the average is this share of the old average plus the rest of the new weights
+AVERAGE = 0.999  # after each step, average = AVERAGE * average + (1 - AVERAGE) * weights
 SAVE_SECONDS = 20.0
 LINE_SECONDS = 10.0
 
