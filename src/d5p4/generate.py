@@ -167,7 +167,7 @@ def run_requests(
     callback: Callback | None = None,
     beams: Beams = ALONE,
 ) -> Result:
-    """Decode requests in batches. The requests of a batch share a schedule. The result is in the order of the requests.
+    """Decode requests in batches. Requests of a batch share a schedule. The result has the order of the requests.
 
     seed: one seed for all requests, or one per request. `Result.seed` is the first seed.
     """
@@ -199,7 +199,7 @@ def run_requests(
 
 
 def _check_steady(weight: Tensor, settings: Settings) -> None:
-    """Raise an error if the results of a prompt would depend on the other prompts of its batch."""
+    """Raise an error if, despite `deterministic`, results would depend on the other prompts of a batch."""
     exact = weight.dtype == torch.float64  # float64 rounding errors are far below 1e-9, the tolerance for ties
     if weight.is_cuda and not exact and not kernels.usable(weight.detach(), settings.pool_size):
         raise D5P4Error(

@@ -1,4 +1,4 @@
-"""`Look` computes raw scores, quality Q and similarity S of a pool after its forward, each when it is first needed."""
+"""`Look` computes a pool's raw scores, quality Q and similarity S after a forward, each when it is first needed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .watch import Watch
 def not_finite(prompts: Tensor, owner: Tensor, step: int, first_row: int = 0) -> Callable[[Tensor], NonFiniteLogits]:
     """Return a function that makes the error about rows whose logits are not finite. The function takes a bool [R] that
     is True for rows with finite logits. For each of the R rows, owner [R, 2] has the index of its prompt in `prompts`
-    and the index of the row in the pool, counted from `first_row`."""
+    and its index among this process's rows. `first_row` is the pool index of the first of these rows."""
 
     def complaint(finite: Tensor) -> NonFiniteLogits:
         wrong = owner[~finite]
@@ -54,7 +54,7 @@ class Look:
         beams: Beams,
     ) -> None:
         self.pool, self.hidden, self.step, self.settings = pool, hidden, step, settings
-        self.states = states  # [U, L, D] with guidance applied; the features are without guidance
+        self.states = states  # [U, L, D] of the U distinct rows, with guidance; the features have no guidance
         self.model, self.head, self.prompts, self.watch, self.beams = model, head, prompts, watch, beams
         self._values: dict[tuple[str, int, int], tuple[Tensor, Tensor]] = {}
 

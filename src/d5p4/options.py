@@ -30,8 +30,8 @@ LARGEST_POOL = 1 << 14  # a pool has at most this many rows N, because the simil
 DETERMINISTIC_TOKENS = 4096
 """The number of tokens per forward under `deterministic`. Every forward is padded to this size, so a small size wastes
 little. But below about 2,000 tokens, a large model spends most of a forward on reading its weights."""
-FORWARDS_PER_CALL = 8  # the pools of one decode call have at most as many tokens as this many forwards
-CARD = ("grader", "examples")  # entries of a model's defaults that are not options, but describe the model
+FORWARDS_PER_CALL = 8  # the pools of a decode call may hold as many tokens as this many forwards
+CARD = ("grader", "examples")  # entries among a model's defaults that describe the model and are no options
 
 Window = tuple[int, int]
 """A pair (start, stop) means the steps start..stop-1, counted from 0. The text "START:STOP" is also accepted."""
@@ -86,7 +86,7 @@ class Parameter:
         return value
 
     def from_text(self, text: Any) -> Any:
-        """Convert a text from the command line or lm-eval to the option's type. Return unfit texts unchanged."""
+        """Convert a text of the command line or lm-eval to the option's type. If it does not fit, return the text."""
         if not isinstance(text, str):
             return text
         if self.optional and text.lower() == "none":
@@ -347,7 +347,7 @@ class Settings:
         return asdict(self)
 
     def options(self) -> dict[str, Any]:
-        """Return keyword arguments with which `d5p4.generate` uses these settings, given the same model."""
+        """Return the keyword arguments that make `d5p4.generate` use these settings with the same model."""
         own = {name: getattr(self, name) for name in parameters_of(Settings) if name != "savings"}
         return {name: value for name, value in (own | dict(self.params)).items() if value is not None}
 
@@ -365,8 +365,8 @@ class Settings:
         self.spec.build(self)  # the selector checks its own parameters
 
     def check_random(self, cause: str) -> None:
-        """Raise an error if neither tokens nor positions are random, so that all answers would be equal. The caller has
-        found that the order of positions is not random, and `cause` says why."""
+        """The order of positions is known not to be random, and `cause` says why. Raise an error if the tokens are not
+        random either, because all answers would then be equal."""
         if self.k > 1 and (self.temperature == 0 or self.top_k == 1):
             option = "temperature" if self.temperature == 0 else "top_k"
             reason = (

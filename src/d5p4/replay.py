@@ -38,7 +38,7 @@ class Replay:
         self.model = model
         self._seen: set[tuple[int, int, bool]] = set()
         self._recordings: dict[tuple[int, int, bool], Recording] = {}
-        self._memory = torch.cuda.graph_pool_handle()  # all recordings share this memory; only one runs at a time
+        self._memory = torch.cuda.graph_pool_handle()  # shared by all recordings, because only one runs at a time
         self._works = True
 
     def __call__(self, tokens: Tensor, attention_mask: Tensor | None) -> Hidden:
@@ -72,7 +72,7 @@ class Replay:
                 try:
                     hidden = self.model.body(tokens, attention_mask)
                 except BaseException:
-                    with suppress(RuntimeError):  # the error of `body`, which is raised below, says more
+                    with suppress(RuntimeError):  # ignored, because the error of `body` (raised below) says more
                         graph.capture_end()
                     raise
                 graph.capture_end()
@@ -81,8 +81,8 @@ class Replay:
 
 
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the stream to record on. Each device and thread has one such stream, because cuBLAS keeps memory for every
-    stream."""
+    """Return the stream to record on. A device has only one such stream per thread, because cuBLAS keeps memory for
+    every stream."""
     streams: dict[torch.device, torch.cuda.Stream] = _streams.__dict__.setdefault("streams", {})
     if device not in streams:
         streams[device] = torch.cuda.Stream(device)

@@ -83,7 +83,7 @@ def reproduce(
         raise D5P4Error(f"minutes={minutes:g} must not be negative")
     changes = dict(_change(text) for text in change or ())
     if name == "all" and data is None and "decode" in (stage or STAGES):
-        # An experiment that has a summary has all its rows, so it no longer needs the text file of --data.
+        # An experiment with a summary has decoded everything, so it no longer needs the text file of --data.
         need = [other for other in EXPERIMENTS if scale in experiment(other).needs_text]
         undone = [other for other in need if not (folder / other / "summary.json").is_file()]
         if undone:

@@ -96,7 +96,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
 def typed(given: Given, methods: Iterable[str] = ()) -> dict[str, Any]:
     """Convert the given options from text into keyword arguments of `d5p4.generate`.
 
-    `methods` are the methods whose parameters are allowed. The default is the method among the given options.
+    The parameters of `methods` are allowed. By default this is the method that the given options name.
     """
     specs = [method_named(name) for name in methods] or [method_named(given.get("method", Settings.method))]
     table = parameters_of(Settings)
@@ -178,7 +178,7 @@ HELP_ALL = inspect.Parameter(
 
 
 def share(methods: str, given: Given) -> dict[str, dict[str, Any]]:
-    """Return the options for each of the named methods, in order. A method gets only parameters that it has."""
+    """Return the options of each named method, in the order of the names. A method gets only parameters that it has."""
     try:
         specs = [method_named(name.strip()) for name in methods.split(",") if name.strip()]
     except D5P4Error as error:

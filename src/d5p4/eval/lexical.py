@@ -1,7 +1,7 @@
 """Metrics of words: how close answers are to references, and how much the answers of a group differ.
 
-F1 and BLEU compare whole words. Distinct-n, EAD and entropy count word pieces. These are the pieces of the paper,
-unless `pieces` is given. BLEU is computed by sacrebleu and lies between 0 and 100. Entropy is in nats. The other
+F1 and BLEU compare whole words. Distinct-n, EAD and entropy count word pieces. As in the paper, these are
+BERT's pieces, unless `pieces` is given. BLEU comes from sacrebleu and is 0 to 100. Entropy is in nats. The other
 metrics are ratios; 1 means 100 %.
 """
 
@@ -40,8 +40,8 @@ def _overlap(one: Counter[str], other: Counter[str]) -> float:
 def distinct(texts: Sequence[str], n: int, pieces: WordPieces | None = None) -> float:
     """Return distinct-n of a group of texts: the number of different n-grams divided by the number of all n-grams.
 
-    n - 1 markers are put before each text, so that a text has as many n-grams as word pieces. The result is 0 for texts
-    without word pieces.
+    n - 1 start markers are put before each text, so that a text has as many n-grams as word pieces. The result is 0 if
+    the texts have no word pieces.
     """
     if n < 1:
         raise D5P4Error(f"n={n} must be at least 1")
@@ -88,12 +88,12 @@ def empirical_entropy(text: str, pieces: WordPieces | None = None) -> float:
 
 
 def bleu(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """Return the corpus BLEU, 0 to 100. `references` has a list per prediction (13a tokens, exponential smoothing)."""
+    """Return corpus BLEU, 0 to 100 (13a tokens, exponential smoothing). `references` has a list for each prediction."""
     if len(predictions) != len(references):
         raise D5P4Error(f"{len(predictions)} predictions need as many lists of references, got {len(references)}")
     lists = [_list(own, "reference") for own in references]
     most = max(map(len, lists), default=1)
-    padded = [[*own, *own[:1] * (most - len(own))] for own in lists]  # repeating a reference does not change BLEU
+    padded = [[*own, *own[:1] * (most - len(own))] for own in lists]  # a repeated reference does not change BLEU
     if not padded:
         raise D5P4Error("a corpus BLEU needs at least one prediction")
     streams = [list(stream) for stream in zip(*padded, strict=True)]
@@ -106,7 +106,7 @@ def sentence_bleu(prediction: str, references: Sequence[str]) -> float:
 
 
 def self_bleu(texts: Sequence[str]) -> float:
-    """Return S-BLEU, 0 to 100: the mean BLEU of a text against all other texts of the group. A single text has 0."""
+    """Return S-BLEU, 0 to 100: the mean BLEU of a text against all other texts of the group. For one text it is 0."""
     texts = _list(texts, "text")
     if len(texts) == 1:
         return 0.0
@@ -140,13 +140,13 @@ def _grams(row: Sequence[Any], n: int) -> Iterable[tuple[Any, ...]]:
 
 
 def bleu_parts(prediction: str, references: Sequence[str]) -> NDArray[np.float64]:
-    """Return ten counts of a text for `bleu_of_parts`: matched n-grams (4), n-grams (4), length, reference length."""
+    """Return ten counts of a text: matched and all n-grams (n = 1 to 4 each), its length, the reference's length."""
     score = _bleu(True).sentence_score(prediction, _list(references, "reference"))
     return np.array([*score.counts, *score.totals, score.sys_len, score.ref_len], dtype=np.float64)
 
 
 def bleu_of_parts(sums: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Compute R values of corpus BLEU from R sums of `bleu_parts`: from [R, 10] to [R]."""
+    """Return R corpus BLEU values [R]. Each row of `sums` [R, 10] is the sum of `bleu_parts` over a corpus."""
     compute = partial(_bleu(False).compute_bleu, smooth_method="exp")
     rows = [[int(x) for x in row] for row in sums.round()]
     return np.array([compute(row[:ORDER], row[ORDER:-2], *row[-2:]).score for row in rows])

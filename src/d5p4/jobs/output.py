@@ -31,7 +31,7 @@ from .rows import RowStore, StoredRows, Summary, differences
 
 OF_ANSWERS = ("answers", "tokens", "score", "distance", "distinct", "logdet", "rows", "rows_nominal", "nfe", "seed")
 OURS = ("line", "error", *OF_ANSWERS, "settings", "logprobs", "reveal_step", "given")
-DIGITS = 6  # floats in the output have this many significant digits
+DIGITS = 6  # the number of significant digits of floats in the output
 IN_HEADER = {"output", "configuration", "starts", "finished"}
 
 
@@ -68,7 +68,7 @@ def _rounded(value: Any) -> Any:
 
 
 def summarise(entry: Any) -> Summary | None:
-    """Return an output line's number and its counts of answers, distinct answers and rows; None if it is incomplete."""
+    """Return a line's number and its counts of answers, distinct answers and rows. Return None if it is incomplete."""
     whole = isinstance(entry, dict) and isinstance(entry.get("line"), int) and isinstance(entry.get("answers"), list)
     if not whole:
         return None
@@ -153,9 +153,9 @@ class Start:
     seed: int
     settings: str  # the hash of the configuration
     digest: str  # the hash of the input
-    token: str  # a random name for the counters that the ranks of this start share
+    token: str  # the random name of the counters that the ranks of this start share
     finished: Done = Done()
-    answered: int = 0  # how many of the finished lines have answers
+    answered: int = 0  # the number of finished lines that have answers
     report: Report | None = None  # the report of a run that an earlier start finished
 
 
@@ -202,7 +202,7 @@ class Output:
                     f"{self.path} was begun with another configuration: {'; '.join(changed)}. "
                     "Give the same options to continue that run, or give another --output"
                 )
-        elif stored.places:  # all stored lines are failures, which this start decodes again
+        elif stored.places:  # all stored lines are failures, so this start decodes them again
             self.store.remove_parts()
             stored = StoredRows()
         if finished:
@@ -243,7 +243,7 @@ class Output:
             )
 
     def end(self, start: Start, pace: Pace, too_large: list[int]) -> Report:
-        """Merge the parts into the output. Return the report. With the token budgets `too_large`, memory ran out."""
+        """Merge the parts into the output. Return the report. Memory ran out with the token budgets `too_large`."""
         self.file.check_unchanged()
         stored = self.store.read(self.mesh.beat)
         if len(stored.places) != self.file.count:
@@ -281,7 +281,7 @@ class Output:
 
     def _notes(self, failed: int, too_large: list[int]) -> Iterator[str]:
         yield from self.notes
-        for name in ("machine", "torch", "max_tokens_per_forward"):  # these can change the last bits of results
+        for name in ("machine", "torch", "max_tokens_per_forward"):  # other values can change results
             values = dict.fromkeys(str(start.get(name)) for start in self.header["starts"])
             if len(values) > 1:
                 yield f"the starts of this run had different values of {name}: {', '.join(values)}"

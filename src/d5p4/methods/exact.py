@@ -14,8 +14,8 @@ from ..ops.partition_map import solve
 from ..ops.problem import Problem, prepare
 
 LIMIT = 1_000_000
-_CHUNK = 1 << 22  # at most this many members of sets (sets times k) are scored at once
-_SLACK = 1e-6  # sets within this of the best value are scored again exactly; rounding errors of the bound are smaller
+_CHUNK = 1 << 22  # sets are scored in chunks; the sets of a chunk, times k, are at most this many
+_SLACK = 1e-6  # sets within this of the best value are scored again exactly; the bound's rounding errors are smaller
 _NOISE = 1e-14  # added to each pivot in the bound; the rounding error of a pivot is smaller
 _DEAD = 1e-13  # a pivot of at most this is zero up to rounding errors, so its item is left out
 
@@ -75,7 +75,7 @@ def branch_and_bound(
 
 
 def _one_prompt(problem: Problem, start: Tensor, limit: int) -> Tensor:
-    """Return the best set [1, k] of one prompt. The search looks for sets better than `start` [1, k]."""
+    """Return the best set [1, k] of one prompt. The search leaves out sets that are worse than `start` [1, k]."""
     zeros, logs = problem.score(start.unsqueeze(1))
     distinct = _distinct_items(problem)
     regular = bool(zeros == 0)
@@ -90,7 +90,7 @@ def _one_prompt(problem: Problem, start: Tensor, limit: int) -> Tensor:
 
 
 def _distinct_items(problem: Problem) -> list[list[int]]:
-    """Return the items of each group. Of interchangeable items, only the item with the smallest tie is returned.
+    """Return the items of each group. Of interchangeable items, only that with the smallest tie number is returned.
 
     Two items of a group are interchangeable if they have equal diagonal entries, gains and qualities, and equal kernel
     entries with the items of all other groups.
@@ -108,7 +108,7 @@ def _distinct_items(problem: Problem) -> list[list[int]]:
 
 
 class _Search:
-    """A depth-first search for all sets of one prompt that equal the best regular set up to rounding errors."""
+    """A depth-first search for all sets of one prompt whose value is that of the best regular set, up to rounding."""
 
     def __init__(self, problem: Problem, distinct: list[list[int]], best: float) -> None:
         self.problem, self.best = problem, best
@@ -123,7 +123,7 @@ class _Search:
         return [members for value, members in self.leaves if value >= self.best - _SLACK]
 
     def _descend(self, items: NDArray[np.int64], given: NDArray[np.float64], value: float, chosen: list[int]) -> None:
-        """Extend the set `chosen`, which has log value `value`. `given` is the kernel of `items`, given `chosen`."""
+        """Extend the set `chosen` of log value `value`. `given` is the kernel of `items` conditioned on `chosen`."""
         left = self.problem.k - len(chosen)
         if left == 0:
             self._leaf(value, chosen)
@@ -137,7 +137,7 @@ class _Search:
             return
         worth = np.log(pivots + _NOISE) + self.gain[items]
         tops = np.maximum.reduceat(worth, heads)
-        bound = value + tops.sum() - tops[place] + worth  # no set with this item has a larger value
+        bound = value + tops.sum() - tops[place] + worth  # per item: no set with this item has a larger value
         hopeful = bound >= self.best - _SLACK
         counts = np.bincount(place, hopeful, len(groups))
         branch = int(counts.argmin())

@@ -58,7 +58,7 @@ class NativeModel(WithHead, nn.Module):
 
     architecture: ClassVar[str]
     prefix: ClassVar[str]
-    head_name: ClassVar[str]  # the name of the head's weight; a checkpoint may store it even if it is the embedding
+    head_name: ClassVar[str]  # the head's weight; a checkpoint may store it even if it equals the embedding
     reads_wide: ClassVar[bool] = False  # whether weights are first read in float32 or wider, then converted
     recordable = True  # `body` never waits for the device, so a CUDA graph can record it
     carry_over = False
@@ -74,7 +74,7 @@ class NativeModel(WithHead, nn.Module):
         self.generation_defaults: Mapping[str, Any] = {}
 
     def body(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Hidden:
-        """Return the hidden rows of `tokens` [R, T] int64. `attention_mask` [R, T] is False at left padding."""
+        """Return the hidden states of `tokens` [R, T] int64. `attention_mask` [R, T] is False at left padding."""
         raise NotImplementedError
 
     def attach(self, name: str, tokenizer: Tokenizer | None, generation: Mapping[str, Any]) -> None:

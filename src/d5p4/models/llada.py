@@ -48,7 +48,7 @@ class Block(nn.Module):
 
 
 class LLaDA(NativeModel):
-    """The LLaDA model. The rows after the last norm serve as states and as features."""
+    """The LLaDA model. The hidden states after its last norm go to the head and also serve as features."""
 
     architecture = "llada"
     prefix = "model.transformer."

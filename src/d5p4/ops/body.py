@@ -16,7 +16,7 @@ def add_rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) ->
     x and delta are [..., D], weight is [D]. The sum, x' / rms, and the product of x' / rms with the weight are each
     rounded to the dtype of the rows.
     """
-    # All three tensors are checked, because the weight may need a gradient even if the rows do not.
+    # The weight is checked, too, because it may need a gradient even if the rows do not.
     if usable(x) and usable(weight) and (delta is None or usable(delta)):
         from .kernels import body
 

@@ -20,8 +20,8 @@ class Elimination(NamedTuple):
     """The result of `eliminate` for B problems with s starts each."""
 
     picks: Tensor  # [B, s, k] items in the order they were picked
-    zeros: Tensor  # [B, s] how many pivots were zero
-    logs: Tensor  # [B, s] sum of log pivot + log gain over the pivots that were not zero
+    zeros: Tensor  # [B, s] the number of picks whose pivot was zero
+    logs: Tensor  # [B, s] the sum of log pivot + log gain over picks whose pivot was not zero
 
 
 def zero_pivot(dtype: torch.dtype) -> float:

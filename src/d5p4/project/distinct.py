@@ -18,7 +18,7 @@ from .base import Children, Parents
 def distinct_children(
     children: Children, parents: Parents, tie: Tensor, keep: int, seats: Seats, beams: Beams
 ) -> Children:
-    """Keep each parent's first `keep` drawn children that are new to the next pool. tie [P, m] orders the parents."""
+    """Keep each parent's first `keep` drawn children that no parent has kept yet. tie [P, m] orders the parents."""
     names = beams.everyone(hash_tokens(children.tokens, parents.positions[:, None, None]), seats)
     kept = seats.of(keep_distinct(names, tie, keep))
     index = kept[..., None].expand(*kept.shape, children.tokens.shape[-1])
@@ -26,7 +26,7 @@ def distinct_children(
 
 
 def keep_distinct(child_hash: Tensor, tie: Tensor, keep: int) -> Tensor:
-    """Return the indices [P, m, keep] of the children that the parents keep. child_hash is [P, m, C], tie is [P, m]."""
+    """Return the indices [P, m, keep] of kept children among C drawn ones. child_hash is [P, m, C], tie is [P, m]."""
     prompts, parents, drawn = child_hash.shape
     chosen = torch.zeros(prompts, parents, keep, dtype=torch.int64, device=tie.device)
     row = torch.arange(prompts, device=tie.device)
@@ -40,7 +40,7 @@ def keep_distinct(child_hash: Tensor, tie: Tensor, keep: int) -> Tensor:
         seen = ((hashes[:, :, None] == taken[:, None, :]) & taken_ok[:, None, :]).any(-1)
         new = ~(repeat | seen)
         new &= new.cumsum(-1) <= keep
-        order = (~new).to(torch.uint8).argsort(dim=-1, stable=True)[:, :keep]  # new children come first, as drawn
+        order = (~new).to(torch.uint8).argsort(dim=-1, stable=True)[:, :keep]  # new children first, in drawn order
         count = new.sum(-1, keepdim=True)
         slot = torch.arange(keep, device=tie.device) % count.clamp_min(1)
         picked = order.gather(1, slot) * (count > 0)

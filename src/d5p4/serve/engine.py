@@ -116,7 +116,7 @@ class Engine:
                 job.settle(outcome)
 
     async def _next_batch(self) -> list[Job]:
-        """Wait a moment for more jobs. Then take the oldest job and all jobs that can share its decode."""
+        """Wait a moment for more jobs. Then take the oldest job and all jobs that can be decoded together with it."""
         pause = min(max(0.02 * self._seconds, SHORTEST_PAUSE), LONGEST_PAUSE)
         for _ in range(PAUSES):
             before = len(self.waiting)
@@ -172,7 +172,7 @@ class Engine:
 
     def _attempt(self, jobs: list[Job], settings: Settings) -> Result:
         def watch(shot: Snapshot) -> list[int]:
-            """Report the step to every job. Return the prompts to drop because nobody waits for them."""
+            """Report the step to every job. Return the prompts to drop, because nobody waits for their answers."""
             places = list(enumerate(shot.prompts.tolist()))
             for place, number in places:
                 if not jobs[number].outcome.done():
@@ -180,7 +180,7 @@ class Engine:
             return [number for _, number in places if jobs[number].outcome.done()]
 
         for job in jobs:
-            job.recorder = Recorder(self.model) if job.ask.body.history else None  # replaces that of an earlier attempt
+            job.recorder = Recorder(self.model) if job.ask.body.history else None  # a retry gets a new recorder
         requests, seeds = [job.request for job in jobs], [job.ask.seed for job in jobs]
         return run_requests(self.model, requests, settings, seeds, callback=watch)
 
@@ -223,7 +223,7 @@ class Engine:
 
     @asynccontextmanager
     async def attend(self, jobs: list[Job], receive: Receive, end: float) -> AsyncIterator[None]:
-        """In this context, jobs are cancelled if the client leaves, and fail at time `end`. On exit, all jobs end."""
+        """In this context, jobs are cancelled if the client leaves, and fail at time `end`. Leaving it ends them."""
         loop = asyncio.get_running_loop()
 
         async def departure() -> None:
@@ -259,7 +259,7 @@ class Engine:
             raise
 
     async def drain(self) -> None:
-        """Refuse new requests. Accepted requests have `limits.grace` seconds to finish; then they are refused too."""
+        """Refuse new requests. Refuse accepted requests, too, if they do not finish within `limits.grace` seconds."""
         self.state = "stopping"
         if self.live:
             waiting = f"{len(self.live)} prompts have {self.limits.grace:g} s to finish"
@@ -282,7 +282,7 @@ class Engine:
 
 
 def _fits(batch: Sequence[Job], job: Job) -> bool:
-    """Return whether the token budget has room for the batch and one more job."""
+    """Return whether the batch and one more job together stay within the token budget of a decode call."""
     longest = max(other.request.length for other in (*batch, job))
     return (len(batch) + 1) * longest * job.settings.pool_size <= job.settings.max_tokens_per_call
 

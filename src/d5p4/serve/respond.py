@@ -29,7 +29,7 @@ STREAM_HEADERS = {"content-type": "text/event-stream", "cache-control": "no-cach
 
 
 def _shape(name: str, **fields: Any) -> type[BaseModel]:
-    """Return a model of a JSON object for the schema. A field given as (type, default) may be absent."""
+    """Return a pydantic class for a JSON object of the schema. A field given as (type, default) may be absent."""
     table: Any = {key: kind if isinstance(kind, tuple) else (kind, ...) for key, kind in fields.items()}
     return create_model(name, **table)
 
@@ -60,7 +60,7 @@ ErrorBody = _shape("ErrorBody", error=_Error)
 
 
 class Reply:
-    """Makes the bodies of one response."""
+    """Makes the JSON body, or the chunks of the stream, that answers one request."""
 
     def __init__(self, ask: Ask, model: Model, name: str) -> None:
         self.ask, self.model = ask, model
@@ -71,7 +71,7 @@ class Reply:
             "system_fingerprint": f"d5p4-{__version__}",
         }
         logprobs, options = getattr(ask.body, "logprobs", None), ask.body.stream_options
-        self.wants_logprobs = logprobs is not None and logprobs is not False  # 0 asks for logprobs, too
+        self.wants_logprobs = logprobs is not None and logprobs is not False  # logprobs=0 asks for them, too
         self.wants_usage = options is not None and bool(options.include_usage)
 
     def whole(self, finished: list[Finished]) -> Object:
@@ -85,7 +85,7 @@ class Reply:
         return {"object": kind, "choices": choices} | self.frame | facts
 
     def opening(self) -> Iterator[Object]:
-        """Yield the first chunks of a stream, which give the role of each choice."""
+        """Yield the first chunks of a stream, one per answer. In a chat, they give the role "assistant"."""
         start = {"delta": {"role": "assistant", "content": ""}} if self.ask.chat else {"text": ""}
         for index in range(len(self.ask.prompts) * self.ask.settings.k):
             yield self._chunk({"index": index, **start, "logprobs": None, "finish_reason": None})
@@ -133,7 +133,7 @@ class Reply:
         } | ({"history": traces} if traces else {})
 
     def _choices(self, finished: list[Finished]) -> Iterator[tuple[str, Object]]:
-        """Yield (text, the choice without its text) for every answer."""
+        """Yield for every answer its text, and its entry in the list `choices` without this text."""
         index = 0
         for one, request in zip(finished, self.ask.requests, strict=True):
             columns = (one.answers.score, one.answers.distance)
@@ -152,7 +152,7 @@ class Reply:
         chances, steps = finite(result.logprobs[place][i]), result.reveal_step[place][i]  # type: ignore[index]
         written = iter(zip(result.answers[place][i], chances, steps, strict=True))
         mask = self.model.mask_id
-        given = request.ids if mask in request.ids else []  # a filled-in text also holds the tokens of its prompt
+        given = request.ids if mask in request.ids else []  # the text of a filled-in prompt includes the prompt
         tokens = [next(written) if token == mask else (token, None, None) for token in given] + list(written)
         pieces = [piece(self.model, token) for token, _, _ in tokens]
         rows: list[Object] = []

@@ -10,7 +10,7 @@ from ..types import Model
 
 
 def grade(model: Model, prompt: Any, texts: Sequence[str]) -> list[bool] | None:
-    """Say for each answer whether it is right. Return None if there is no grader that can judge this prompt."""
+    """Return whether each answer is right. Return None if the model has no grader that can judge this prompt."""
     chosen = grader_of(model)
     return None if chosen is None else chosen.grade(prompt, texts, None)
 

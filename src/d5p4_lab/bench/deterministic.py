@@ -4,7 +4,7 @@
     python -m d5p4_lab bench deterministic --table      print the table of the last run
 
 The same prompts, with the same keys and seed, are decoded one by one, a few at a time and all at once, without and with
-the option. A prompt is unchanged if its answers equal its answers in the largest batch. Its bits are the same if its
+the option. A prompt is unchanged if it gets the same answers as in the largest batch. Its bits are the same if its
 scores and similarities are equal too. `llada-8b` has the shape of LLaDA-8B and random weights, scaled so that its
 logits spread like those of a trained model. "Rows" are the distinct rows that needed a forward. Rows that only fill up
 a forward cost time but are not counted.
@@ -87,7 +87,7 @@ def measure(model: Any, prompts: Sequence[Any], size: int, options: Mapping[str,
 
 
 def compare(rows: list[Row]) -> list[Row]:
-    """Replace answers, and bits, by the share of prompts for which they are the same in the largest batch."""
+    """Replace the answers by the share of prompts that get the same answers in the largest batch; likewise the bits."""
     answers, bits = rows[-1]["answers"], rows[-1]["bits"]
     for row in rows:
         same = [a == b for a, b in zip(row.pop("answers"), answers, strict=True)]

@@ -26,7 +26,7 @@ LINKS = {
     "NVLink, 450 GB/s": 450e9,
     "InfiniBand, 50 GB/s": 50e9,
     "Ethernet, 1.25 GB/s": 1.25e9,
-}  # bytes per second in one direction
+}  # the speed of a link in bytes per second and direction
 TOKENS = {256: 1, 64: 4}  # {number of steps: tokens revealed per step}
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # colour-blind readers can tell these colours apart
 
@@ -49,7 +49,7 @@ class Facts:
         return rows_of(self.scale, section)
 
     def shares(self, steps: int) -> dict[str, float]:
-        """Return {description: share of distinct rows}: 100 %, and shares measured at TOKENS[steps] tokens per step."""
+        """Return {description: share of distinct rows}: 1, and shares measured with TOKENS[steps] tokens per step."""
         shares = {"all rows differ": 1.0}
         for row in self.rows("distinct"):
             if row["tokens_a_step"] == TOKENS[steps]:
@@ -158,7 +158,7 @@ def saturation(facts: Facts) -> str:
     memory = host.get("find", {}).get("memory", 300) * prompts
 
     tails = [job.seconds(step) * job.batch for job in jobs]
-    requests = [ranks / tail * 10 + ranks * 3 / 5 for tail in tails]  # per s: 10 per batch, and 3 per rank every 5 s
+    requests = [ranks / tail * 10 + ranks * 3 / 5 for tail in tails]  # per second: 10 a batch, and 3 a rank each 5 s
     plan, find, merge = (seconds * prompts for seconds in (costs.plan, costs.find, costs.merge))
     hosts_load, ranks_load = (readers * 16 / 5 for readers in (hosts, ranks))
     transfer = finished.get("us", 0.14) / 1e6 * prompts
@@ -203,7 +203,7 @@ def latency(facts: Facts) -> str:
     """Return the table of the time for one prompt (k = 16, w = 4) whose pool is divided among 1 to 16 ranks."""
     job, (counts, times) = Job(), facts.body
     decode = {row["what"]: row for row in facts.gpu["sections"]["decode"]["rows"]}
-    rest = (decode["no duplicates"]["ours_ms"] - times[-1]) / counts[-1]  # the ms per row of a step without its forward
+    rest = (decode["no duplicates"]["ours_ms"] - times[-1]) / counts[-1]  # ms per row of a step, without the forward
     exchange = {row["what"]: row for row in facts.rows("bytes")}
     vote = exchange.get("a vote before an exchange", {}).get("ms", 0.5)
     exchanges = exchange.get("all rows differ", {}).get("exchanges", 6)
@@ -313,7 +313,7 @@ def tables(facts: Facts) -> Tables:
 
 
 def figure(scale: Mapping[str, Any], path: Path) -> None:
-    """Draw three charts: bytes per step, rows per second by number of prompts decoded together, gain of batching."""
+    """Draw three charts: bytes per step, rows per second by prompts decoded together, and the gain of batching."""
     rows = partial(rows_of, scale)
     with panels_of(path, 1, 3, (13, 4)) as (chart, panels):
         _bytes(panels[0], [row for row in rows("bytes") if "sent" in row])

@@ -93,7 +93,7 @@ def _claims(setup: Setup, correlations: dict[str, dict[str, tuple[Figure, Figure
 
 
 def _closer(a: Figure, b: Figure) -> Verdict:
-    """Judge whether the negative correlation a is stronger than b, or "not clear" if the two intervals overlap."""
+    """Return the verdict on "correlation a is more negative than b". It is "not clear" if the intervals overlap."""
     return "holds" if b.low > a.high else "does not hold" if b.high < a.low else "not clear"
 
 

@@ -66,7 +66,7 @@ def _real(setup: Setup) -> tuple[np.ndarray, list[Any]]:
 
 
 def _over_seeds(interval: MauveInterval) -> MauveInterval:
-    """Replace the value of the first k-means seed by the mean over all seeds. Shift the interval by the same amount."""
+    """Replace the MAUVE of the first k-means seed by the mean over all seeds. Shift the interval by the same amount."""
     first = interval.figure
     change = float(np.mean(interval.seeds)) - first.value
     value, low, high = (min(1.0, max(0.0, x + change)) for x in (first.value, first.low, first.high))
@@ -137,7 +137,7 @@ def _claims(setup: Setup, by_case: dict[str, list[MauveInterval]]) -> list[Claim
 
 
 def _apart(a: Figure, b: Figure) -> Verdict:
-    """Judge whether a is larger than b by more than 1.96 standard errors of the difference."""
+    """Return the verdict on whether a is larger than b by more than 1.96 standard errors of the difference."""
     gap, doubt = a.value - b.value, 1.96 * float(np.hypot(a.se, b.se))
     return "holds" if gap > doubt else "does not hold" if gap < -doubt else "not clear"
 

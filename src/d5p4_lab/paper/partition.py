@@ -33,7 +33,7 @@ PAPER: Mapping[str, Any] = dict(BOX) | {
     "units": 8,
     "units_large": 8,
 }
-COLLAPSED = 0.99  # lineages count as collapsed if the mean cosine of two texts of a set is above this value
+COLLAPSED = 0.99  # a method's lineages have collapsed if the mean cosine of two texts of a set is above this
 
 
 def cases(setup: Setup) -> list[Case]:

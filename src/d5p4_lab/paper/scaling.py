@@ -117,7 +117,7 @@ def _problem(setup: Setup, steps: Sequence[PoolStatistics], size: str, trial: in
 
 
 def _fitting(setup: Setup, size: str) -> list[str]:
-    """Return the methods that are fast enough for pools of the given size."""
+    """Return the methods that run on pools of the given size. Slow methods run only on small pools."""
     k, w = parse_size(size)
     largest = setup["largest"]
     return [
@@ -189,7 +189,7 @@ _BOX = {
     "betas": BETAS,
     "sizes": SIZES,
     "trials": {"256": 40, "1024": 20, "2048": 5, "4096": 3},  # 40 trials for pools of up to 256 rows, and so on
-    "largest": {**dict.fromkeys(SLOW, 1024), EXACT: 5000},  # at most this many rows per pool, or sets for exact
+    "largest": {**dict.fromkeys(SLOW, 1024), EXACT: 5000},  # the most rows of a pool; for EXACT, the most sets
     "batch": 16,  # the number of pools that are solved in one call
     "batch_rows": 64,  # calls with many pools are timed only for pools of at most this many rows
 }

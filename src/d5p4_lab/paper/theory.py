@@ -35,7 +35,7 @@ METHODS = ("d5p4", "independent")
 EQUAL = 1e-6  # two rows with a cosine this near to 1 count as equal; a set with such rows has determinant 0
 CONVERGES = 0.45  # the paper says that ‖H‖₂ < 1 up to this share of masked tokens
 BINS = 10  # the number of bins of mask ratios
-LEAST = 5  # no rank correlation is computed for a pool with fewer sets than this
+LEAST = 5  # a pool with fewer sets than this has no rank correlation
 
 
 class Set(NamedTuple):
@@ -128,7 +128,7 @@ def looks(setup: Setup) -> list[int]:
 
 
 def pools_of(setup: Setup, method: str) -> Source:
-    """The source of pools: one row per run, with the cosines (above the diagonal), groups and parents at each look."""
+    """The source of pools: one row per run, with cosines (above the diagonal), groups and parents at measured steps."""
     made_with = setup.model_and("length", "steps", "k", "w", "beta", "looks", "prompt")
     keys = [str(unit) for unit in range(setup["units"])]
     return setup.source(method, keys, partial(_decode, setup, method), together=setup["together"], **made_with)
@@ -164,7 +164,7 @@ def _decode(setup: Setup, method: str, keys: Sequence[str]) -> dict[str, Row]:
     return {key: {"steps": steps} for key, steps in seen.items()}
 
 
-# --- expansions for the measured pools ---
+# --- computing the expansions for the measured pools ---
 
 
 class Pool(NamedTuple):
@@ -191,7 +191,7 @@ def pools(setup: Setup, method: str) -> list[Pool]:
             similarity.T[above] = row["cosines"]
             rho = common_share(similarity, group)
             if rho > 1 - EQUAL:
-                continue  # all rows are still equal
+                continue  # all rows of the pool are still equal
             source = chance("theory", setup.seed, method, unit, step)
             drawn = list(transversals(group, setup["k"], setup["sets"], source))
             sets = [look_at(similarity[np.ix_(rows, rows)], rho) for rows in drawn]
@@ -203,7 +203,7 @@ def pools(setup: Setup, method: str) -> list[Pool]:
 
 
 def by_unit(pools: Sequence[Pool], value: Callable[[Pool], float]) -> Figure:
-    """The mean over runs, with an interval. A run's value is the mean of `value` over its pools, without NaN values."""
+    """The mean over runs, with an interval. A run counts with the mean of `value` over its pools; NaN is left out."""
     units: dict[int, list[float]] = {}
     for pool in pools:
         number = value(pool)

@@ -62,7 +62,7 @@ class TextRecipe(Recipe):
         return total / (draws * len(rows))
 
     def measured(self, model: nn.Module, draws: int, bound: str = "") -> dict[str, float]:
-        """Return figures on held-out text, and on an equal number of rows of the training text."""
+        """Return perplexity and bits per byte on held-out text, and on as many rows of the training text."""
         rows = 8 if self.toy else 2000
         held_out, trained = (
             self.nats(model, spread_rows(tokens, rows), draws) for tokens in (self.corpus.val, self.corpus.train)
@@ -208,7 +208,7 @@ class Judge(TextRecipe):
 
 
 def causal(model: nn.Module) -> Any:
-    """Return the LlamaForCausalLM `model`, typed as Any, because transformers may be missing."""
+    """Return `model`, a LlamaForCausalLM, typed as Any, because transformers may not be installed."""
     return model
 
 

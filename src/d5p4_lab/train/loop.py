@@ -23,7 +23,7 @@ from .folder import STATE, hardware, refuse_occupied, write_card, write_json, wr
 from .optimiser import Optimiser, rate_scale
 from .recipe import Recipe
 
-AVERAGE = 0.999  # in each step, the new average of the weights has this share of the old average
+AVERAGE = 0.999  # after each step, average = AVERAGE * average + (1 - AVERAGE) * weights
 SAVE_SECONDS = 20.0
 LINE_SECONDS = 10.0
 
@@ -66,7 +66,7 @@ class Run:
         return cls(recipe, budget, model, optimiser, [p.detach().clone() for p in model.parameters()])
 
     def _terms(self) -> dict[str, Any]:
-        """Return the facts that must not change between a stopped run and its continuation."""
+        """Return the facts that must be the same in a stopped run and in its continuation, such as the seed."""
         recipe = self.recipe
         return {
             "recipe": recipe.name,
@@ -119,7 +119,7 @@ class Run:
         loss.backward()
         with delayed_interrupts(), torch.no_grad():
             self.optimiser.step(scale)
-            # In the first steps the average keeps less of the old weights, because those are noise.
+            # In the first steps the average keeps less of its old value, because the first weights are noise.
             keep = min(AVERAGE, (1 + self.step) / (10 + self.step))
             torch._foreach_lerp_(self.average, [p.detach() for p in self.model.parameters()], 1 - keep)
             self.step += 1
@@ -176,7 +176,7 @@ def _steps(run: Run, state: Path, say: Callable[[str], None]) -> None:
         counted += 1
         now = time.perf_counter()
         if first:  # the first step includes compilation, so its time is not counted
-            loss = _finite(losses, run.step)  # reading the loss waits for the device
+            loss = _finite(losses, run.step)  # reading the loss waits until the device has finished the step
             now = time.perf_counter()
             say(f"first step after {now - clock:.0f} s, loss {loss:.4f}")
             losses.zero_()

@@ -24,7 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 EXACT = 256  # problems of at most this many items are computed in float64
-MOST_TILE = tl.constexpr(8)  # at most this many rows of L or C are loaded together
+MOST_TILE = tl.constexpr(8)  # the most rows of L or C that are loaded together
 _SCRATCH = 1 << 28  # one launch uses at most about this many bytes of scratch memory
 STARTS = {"one": 0, "k": 1, "n": 2}
 
@@ -38,7 +38,7 @@ def _better(value, tie, item, other_value, other_tie, other_item):
 
 @triton.jit
 def _better_with(value, tie, item, extra, other_value, other_tie, other_item, other_extra):
-    """Return the winner as `_better` does, and also the number `extra` of the winner."""
+    """Return the winner as `_better` does, and also the winner's value of `extra`."""
     equal = value == other_value
     first = (value > other_value) | (equal & ((tie < other_tie) | ((tie == other_tie) & (item < other_item))))
     return (
@@ -59,7 +59,7 @@ def _finite(values):
 def _greedy(kernel, gain, rows, roots, diagonal, worth, order, size, k, least, START, SEARCH, N, K):
     """Return, after greedy elimination, residuals [N], each item's slot [N], picks [K], zero-pivot count and log value.
 
-    C is written to `rows` [k, N] and, if SEARCH, E is written to `roots` [k, K].
+    The matrix C of the rows c_t is written to `rows` [k, N] and, if SEARCH, the matrix E to `roots` [k, K].
     """
     LOW: tl.constexpr = -float("inf")
     FLOAT: tl.constexpr = diagonal.dtype
@@ -126,10 +126,10 @@ def _greedy(kernel, gain, rows, roots, diagonal, worth, order, size, k, least, S
 
 @triton.jit
 def _climb(kernel, gain, rows, roots, inverse, members, residual, slot, picks, order, size, k, least, enough, N, K):
-    """Make the best swap until none gains more than `enough`. Return the members [K] and the gain of the log value.
+    """Make the best swap until no swap gains more than `enough`. Return the members [K] and the gain in log value.
 
-    The memory for A = (L_S)^-1, the members and the vector of a move exists twice, for odd and for even moves, so that
-    one barrier per move is enough.
+    A = (L_S)^-1, the members and the vector of a move are each stored in two places, one for odd and one for even
+    moves, so that one barrier per move is enough.
     """
     LOW: tl.constexpr = -float("inf")
     carries = inverse + 2 * K * K
@@ -200,7 +200,7 @@ def _climb(kernel, gain, rows, roots, inverse, members, residual, slot, picks, o
             a += signed[:, None] * (signed * come)[None, :]
             tl.store(inverse + (new + slot_id)[:, None] * K + slot_id[None, :], a)
             tl.debug_barrier()
-            shadow = tl.zeros((N,), FLOAT)  # the row of Y of the slot that changes
+            shadow = tl.zeros((N,), FLOAT)  # the row of Y that belongs to the changed slot
             joint = tl.load(kernel + pick.to(tl.int64) * size + item, mask=live, other=0.0).to(FLOAT)
             for base in range(0, k, TILE):
                 for j in tl.static_range(TILE):
@@ -368,7 +368,7 @@ def _choose(kernel, gain, tie, sets, zeros_in, value_in, worth_in, hash_in, done
         close = close & (worth >= tl.max(worth, 0) - 1e-9)
         winner = tl.minimum(tl.min(tl.where(close, number, S - 1), 0), starts - 1)
         low = tl.min(tl.where(close, mixed, LARGEST), 0)
-        if low != tl.max(tl.where(close, mixed, -LARGEST), 0):  # of equally good sets, the smallest ties win
+        if low != tl.max(tl.where(close, mixed, -LARGEST), 0):  # among equally good sets, tie numbers decide
             for start in range(starts):
                 if tl.sum(tl.where(close & (number == start), 1, 0), 0) > 0:
                     here, there = sets + (problem * starts + winner) * k, sets + (problem * starts + start) * k
