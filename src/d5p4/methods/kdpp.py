@@ -58,7 +58,7 @@ def sample(kernel: Tensor, k: int, quality: Tensor, tie: Tensor, key: Tensor) ->
     kernel = kernel / kernel.diagonal(dim1=-2, dim2=-1).amax(-1).view(-1, 1, 1)
     sound = kernel.isfinite().all(-1).all(-1)
     place = torch.arange(size, device=kernel.device)
-    apart = _PARTING * uniform(torch.zeros_like(place), place).to(kernel.dtype)  # random amounts break all symmetries
+    apart = _PARTING * uniform(torch.zeros_like(place), place).to(kernel.dtype)  # unequal, so no eigenvalues coincide
     kernel = torch.where(sound.view(-1, 1, 1), kernel, 0.0) + apart.diag()
     values, vectors = torch.linalg.eigh(kernel)
     values = torch.where(values > 10 * _PARTING, values, 0.0)

@@ -172,13 +172,13 @@ def make_small_plan() -> Plan:
 
 
 class Bench:
-    """Measures operations on one device. The section `machine` sets `rate`, `sustained` and `bandwidth`."""
+    """Measures operations on one device. `machine` measures the device's `rate`, `sustained` rate and `bandwidth`."""
 
     def __init__(self, plan: Plan, device: str) -> None:
         self.plan, self.device = plan, torch.device(device)
         self.cuda = self.device.type == "cuda"
         self.dtype = torch.bfloat16 if self.cuda else torch.float32
-        self.rate = self.sustained = self.bandwidth = float("nan")  # in operations (or bytes) per second
+        self.rate = self.sustained = self.bandwidth = float("nan")  # operations, operations and bytes per second
 
     @cached_property
     def model(self) -> LLaDA:
@@ -280,7 +280,7 @@ class Inputs:
 
     @cached_property
     def prompt_logits(self) -> Tensor | None:
-        """The logits [N, prompt, V] at the prompt's positions. All P prompts use the same logits."""
+        """The logits [N, prompt, V] at the prompt's positions. To save memory, all P prompts share these logits."""
         if self.prompt_states is None:
             return None
         return self.bench.normal(*self.prompt_states.shape[:2], self.point.vocabulary, seed=7)
@@ -349,7 +349,7 @@ def baseline_from_states(x: Inputs) -> None:
 
 
 def for_each(fn: Callable[..., Any], *parts: Iterable[Any]) -> None:
-    """Call `fn` for one prompt after another, and ignore the results."""
+    """Call `fn` with the inputs of one prompt after another, and ignore what it returns."""
     for arguments in zip(*parts, strict=True):
         fn(*arguments)
 
@@ -374,7 +374,7 @@ def machine(bench: Bench) -> list[Row]:
 
     bench.bandwidth = bandwidth()
     bench.rate = rate(plan.matrix, plan.matrix, plan.matrix)
-    bench.sustained = rate(plan.matrix, plan.matrix, plan.matrix, times=400 if bench.cuda else 4)  # takes about 0.5 s
+    bench.sustained = rate(plan.matrix, plan.matrix, plan.matrix, times=400 if bench.cuda else 4)  # for 0.5 s
     row = {
         "what": machine_name(bench.device),
         "torch": torch.__version__,

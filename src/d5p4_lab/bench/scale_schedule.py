@@ -107,9 +107,9 @@ class Job:
 class Costs:
     """The costs of a run besides decoding, in seconds if no unit is given. scale.py measures plan, find and merge."""
 
-    plan: float = 500e-6  # the time that each rank takes to plan one prompt with a chat template
-    find: float = 60e-6  # the time to find a line when the part files are read
-    merge: float = 50e-6  # the time to merge a line at the end
+    plan: float = 500e-6  # the time that each rank takes per prompt to apply the chat template and plan batches
+    find: float = 60e-6  # the time per line to find the finished lines in the part files of an earlier start
+    merge: float = 50e-6  # the time per line to merge the part files into one file at the end
     start: float = 30.0  # the time to start torchrun, Python and CUDA (assumed)
     weights: float = 16.0  # the size of the weights in GB
     server: float = 5.0  # the GB/s that the file server sends to all hosts together (assumed)
@@ -168,7 +168,7 @@ class Batches(NamedTuple):
 class Cut(NamedTuple):
     """A file that is divided into batches. The prompts of a batch are neighbours in `order`."""
 
-    order: NDArray[np.int64]  # [P] the indices of the prompts, batch after batch
+    order: NDArray[np.int64]  # [P] the prompts' indices in the file: first those of batch 0, then of batch 1, ...
     first: NDArray[np.int64]  # [B] the index in `order` at which each batch begins
     window: NDArray[np.int64]  # [B]
     lengths: NDArray[np.int64]  # [P] the number of tokens in a row of each prompt
@@ -216,7 +216,7 @@ class Played(NamedTuple):
 
 
 def play(work: Batches, pending: NDArray[np.int64], speed: Floats, plan: float, begin: float, stop: Floats) -> Played:
-    """Simulate one start of the job, in which a free rank takes the next pending batch. Rank r ends at stop[r].
+    """Simulate one start of the job: each free rank takes the next pending batch. Rank r stops at stop[r] seconds.
 
     Before decoding a batch, a rank must plan all windows up to the window of the batch.
     """
@@ -265,7 +265,7 @@ def simulate(job: Job, ranks: int, step: StepTime, costs: Costs, world: World) -
         stop[-1] = died
         first = play(work, everything, speed, plan, begin, stop)
         done = first.done
-        kept = float(work.seconds[done].sum())  # all other time before the end, such as waiting and planning, is lost
+        kept = float(work.seconds[done].sum())  # the rest of the ranks' time until the end counts as lost
         lost = first.end - begin - kept / ranks
         again = costs.again + costs.loading(ranks) + costs.find * int(work.prompts[done].sum())
         starting, begin = starting + again, first.end + again
@@ -278,7 +278,7 @@ def simulate(job: Job, ranks: int, step: StepTime, costs: Costs, world: World) -
 
 
 def fixed_shares(job: Job, ranks: int, step: StepTime, world: World) -> float:
-    """Return the efficiency of a run without a shared counter: before the start, batch i is given to rank i mod R."""
+    """Return the useful share of the time of R ranks if batch i is fixed to rank i mod R, without a shared counter."""
     work = planned(job, world.spread, world.mixed, step)
     speed = np.ones(ranks)
     speed[::64] = world.slow

@@ -23,7 +23,7 @@ from .setup import Setup
 from .synthetic import PoolStatistics, complexity, parse_size, read_statistics, synthetic_pool
 
 EXACT = "exact"  # ranks and normalised values leave out this solver, because it runs only at the smallest sizes
-FREE = "k-DPP sample (*)"  # this method ignores groups
+FREE = "k-DPP sample (*)"  # may choose several rows of one group, unlike all other methods
 PAPERS, TEXT, OURS = "greedy, n starts", "greedy, k starts", "local search"
 RIVALS = ("random", "greedy beam", "diverse beam, α=β", "diverse beam, α=10β", "k-DPP sample (*)")  # in the paper
 DRAWN: dict[str, dict[str, str]] = {
@@ -152,7 +152,7 @@ def _table_point(cells: Sequence[Cell], clocks: Sequence[str], gpu: Mapping[str,
     for name in cell.names:
         paper_ms, paper_value = PAPER_TABLE.get(name, (None, None))
         cells_here = []
-        # The differences are pool by pool, because pools differ more than methods do.
+        # Methods are compared on the same pool, because values differ more between pools than between methods.
         for values in (cell.objective, cell.cosine):
             cells_here += [f"{values[name].mean():.3f}", shown(paired_difference(values[name], values["random"]), 3)]
         paper_cells = ["" if paper_value is None else f"{paper_value:.3f}", "" if paper_ms is None else f"{paper_ms:g}"]
@@ -344,7 +344,7 @@ def _claims(cells: Sequence[Cell], clocks: Sequence[str], gpu: Mapping[str, Any]
 
 
 def _against(cell: Cell, values: Mapping[str, np.ndarray], rivals: Sequence[str]) -> tuple[str, Figure]:
-    """Return the best rival of the paper's solver, and the mean lead of the solver's values over the rival's values."""
+    """Return the rival with the best mean value, and by how much the paper's solver is better than this rival."""
     there = [name for name in rivals if name in cell.names]
     rival = max(there, key=lambda name: float(values[name].mean()))
     return rival, paired_difference(values[cell.d5p4], values[rival])

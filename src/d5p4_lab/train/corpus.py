@@ -102,7 +102,7 @@ def runs(tokens: np.ndarray) -> np.ndarray:
 
 
 def _shared(book: np.ndarray, seen: np.ndarray) -> float:
-    """Return the share of a book's runs that have a hash in `seen`, which is sorted."""
+    """Return the share of a book's runs (see `runs`) whose hash is in `seen`, a sorted array of hashes."""
     hashes = runs(book)
     if not len(hashes) or not len(seen):
         return 0.0
