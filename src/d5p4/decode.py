@@ -28,7 +28,7 @@ from .types import Callback, Model, Result, Schedule, Snapshot
 from .watch import Watch
 
 
-@torch.no_grad()  # `inference_mode` is faster, but its tensors cannot be used in training
+@torch.no_grad()  # not `inference_mode`, because its tensors cannot be used in training
 def decode(
     model: Model,
     prompts: Prompts,
@@ -75,7 +75,7 @@ def decode(
     watch = Watch()
 
     for step in schedule.steps:
-        watch.check()  # waits for the device, as only `RowRunner.run` does besides
+        watch.check()  # only here and in `RowRunner.run` does the host wait for the device
 
         # 1. Run the distinct rows through the body, and apply guidance to the states.
         g = guidance_at(step.index, settings.guidance, guided)

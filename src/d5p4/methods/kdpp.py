@@ -1,4 +1,4 @@
-"""k-DPP sampling without the partition: a set S of k items is drawn with chance proportional to det(L_S)."""
+"""k-DPP sampling without groups: of all sets S of k items, one is drawn with chance proportional to det(L_S)."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def choose_eigenvectors(log_values: Tensor, k: int, key: Tensor) -> Tensor:
 
 
 def _sample_projection(basis: Tensor, rank: Tensor, k: int, quality: Tensor, tie: Tensor, key: Tensor) -> Tensor:
-    """Draw items [P, k] from the projection DPP K = V V^T. The chance of i is proportional to K_ii given earlier items.
+    """Draw items [P, k] from the projection DPP K = V V^T. Item i has chance ~ K_ii given earlier items.
 
     basis V [P, N, N] has columns of zeros for the eigenvectors that were not drawn. rank [P] is how many
     eigenvectors were drawn. After this many items, the items with the best quality follow.

@@ -113,7 +113,7 @@ def without_weights(
 
 
 class Undrawn(TorchFunctionMode):
-    """Skips initialising weights, which a checkpoint replaces. On the meta device, initialising imports a compiler."""
+    """Skips initial weights: a checkpoint replaces them, and on the meta device torch would import a compiler first."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}

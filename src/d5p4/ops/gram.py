@@ -66,7 +66,7 @@ def slice_borders(features: Tensor, size: int, parts: int) -> tuple[list[int], i
 
 def _pool_products(features: Tensor, slot: Tensor, first: Tensor) -> Tensor:
     is_first = first == torch.arange(first.shape[1], device=first.device)
-    rank = (is_first.cumsum(-1) - 1).gather(1, first)  # the number of each row among the distinct rows of its pool
+    rank = (is_first.cumsum(-1) - 1).gather(1, first)  # each row's index among the distinct rows of its pool
     distinct = first.new_zeros(first.shape[0], int(rank.max()) + 1 if rank.numel() else 0).scatter(1, rank, first)
     rows = features[slot.gather(1, distinct)].flatten(2).to(wide(features.device))
     small = rows @ rows.transpose(-1, -2)

@@ -102,11 +102,11 @@ class Plan:
 
     base: Point
     points: tuple[Point, ...]  # the sizes at which single operations are measured
-    growth: Mapping[str, tuple[Point, ...]]  # {quantity that grows: sizes of the whole step}
+    growth: Mapping[str, tuple[Point, ...]]  # {quantity that grows: sizes at which whole steps are measured}
     solver: tuple[tuple[int, int, int], ...]  # each size is (groups k, children w, prompts P)
     valued: tuple[tuple[int, int, int], ...]  # the sizes at which our sets are compared with those of other solvers
     mmr: tuple[tuple[int, int, int], ...]
-    problems: int  # our sets are compared on this many random problems per size
+    problems: int  # the number of random problems per size on which the sets are compared
     config: Mapping[str, Any]  # of the model
     forwards: tuple[tuple[int, int], ...]  # rows, tokens
     counts: tuple[int, int]  # (R, T): forwards of 1, 2, ..., R rows are measured, each row with T tokens
@@ -229,7 +229,7 @@ class Bench:
         paper_calls: int = 0,
         plain: bool = True,
     ) -> Row:
-        """Measure three versions of an operation. Ours is last: a failed graph capture may spoil torch's generator."""
+        """Measure ours last: if its CUDA graph fails, torch's random generator may be unusable for later versions."""
         row: Row = {"what": what, "size": str(size), "floor_ms": floor}
         if paper is not None:
             self.measure(row, "baseline", paper, paper_calls)
@@ -248,7 +248,7 @@ class Bench:
 
 
 class Inputs:
-    """The hidden rows, head, tie hashes and keys of one step at one problem size. Logits are made on first use."""
+    """Random inputs of a step of one size: hidden rows, head, tie hashes and keys. Logits are made on first use."""
 
     def __init__(self, bench: Bench, point: Point, prompt: int = 0, masked: float = 1.0) -> None:
         """prompt: number of prompt positions; only the baseline uses them. masked: share of masked answer positions."""
@@ -258,7 +258,7 @@ class Inputs:
         self.banned = torch.zeros(point.vocabulary, dtype=torch.bool, device=bench.device)
         self.banned[-1] = True
         self.states = bench.normal(pools, length, width, scale=0.2**0.5, seed=2)
-        self.states += bench.normal(length, width, scale=0.8**0.5, seed=3)  # this part is the same in all rows
+        self.states += bench.normal(length, width, scale=0.8**0.5, seed=3)  # a part that all candidates share
         self.prompt_states = bench.normal(point.size, prompt, width, seed=4) if prompt else None
         generator = bench.generator(5)
 
@@ -374,7 +374,7 @@ def machine(bench: Bench) -> list[Row]:
 
     bench.bandwidth = bandwidth()
     bench.rate = rate(plan.matrix, plan.matrix, plan.matrix)
-    bench.sustained = rate(plan.matrix, plan.matrix, plan.matrix, times=400 if bench.cuda else 4)  # for 0.5 s
+    bench.sustained = rate(plan.matrix, plan.matrix, plan.matrix, times=400 if bench.cuda else 4)  # takes about 0.5 s
     row = {
         "what": machine_name(bench.device),
         "torch": torch.__version__,

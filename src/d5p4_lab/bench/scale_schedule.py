@@ -107,8 +107,8 @@ class Job:
 class Costs:
     """The costs of a run besides decoding, in seconds if no unit is given. scale.py measures plan, find and merge."""
 
-    plan: float = 500e-6  # the time that each rank takes per prompt to apply the chat template and plan batches
-    find: float = 60e-6  # the time per line to find the finished lines in the part files of an earlier start
+    plan: float = 500e-6  # the time per prompt to plan batches, which every rank does (with a chat template)
+    find: float = 60e-6  # the time per line to find the finished lines in the part files
     merge: float = 50e-6  # the time per line to merge the part files into one file at the end
     start: float = 30.0  # the time to start torchrun, Python and CUDA (assumed)
     weights: float = 16.0  # the size of the weights in GB
@@ -143,12 +143,12 @@ class World:
 
     spread: float = 0.5
     mixed: float = 0.2
-    slow: float = 1.0  # the relative speed of GPUs 0, 64, 128, ...; all other GPUs have speed 1
+    slow: float = 1.0  # the speed of GPUs 0, 64, 128, ..., if all other GPUs have speed 1
     killed: float | None = None  # the share of the work that is done when a rank hangs; None if no rank hangs
 
 
 class Request(NamedTuple):
-    """The parts of a request that d5p4's batching reads."""
+    """Stands for a request. It has only the attributes that d5p4 reads to make batches."""
 
     length: int
     answer: int
@@ -247,7 +247,7 @@ class Outcome:
     useful: float
     starting: float
     merging: float
-    lost: float  # the share for batches that were lost, and for waiting until the job ends after a rank hangs
+    lost: float  # the share for batches that did not finish, and for the wait from a rank's hang to the job's end
     rest: float  # the share for planning, slow GPUs, and waiting for the last batches
 
 

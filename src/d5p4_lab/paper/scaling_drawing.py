@@ -22,8 +22,8 @@ from .drawing import STYLES, Claim, Drawing, Table, Verdict, decided, every, pyp
 from .setup import Setup
 from .synthetic import PoolStatistics, complexity, parse_size, read_statistics, synthetic_pool
 
-EXACT = "exact"  # ranks and normalised values leave out this solver, because it runs only at the smallest sizes
-FREE = "k-DPP sample (*)"  # may choose several rows of one group, unlike all other methods
+EXACT = "exact"  # this solver runs only at the smallest sizes, so it has no ranks and no normalised values
+FREE = "k-DPP sample (*)"  # this method may choose several rows of the same group
 PAPERS, TEXT, OURS = "greedy, n starts", "greedy, k starts", "local search"
 RIVALS = ("random", "greedy beam", "diverse beam, α=β", "diverse beam, α=10β", "k-DPP sample (*)")  # in the paper
 DRAWN: dict[str, dict[str, str]] = {
@@ -302,7 +302,7 @@ def _figure(cells: Sequence[Cell], clocks: Sequence[str]) -> Any:
 def _curve(
     axis: Any, cells: Sequence[Cell], name: str, values: CellValues, median: bool = False, intervals: bool = False
 ) -> None:
-    """Draw the curve of one method. Sizes (k, w) with the same number w^k of possible sets become one point."""
+    """Draw one method's curve over w^k, the number of possible sets. Sizes (k, w) with the same w^k share one point."""
     style = DRAWN[name]
     here: dict[float, list[np.ndarray]] = defaultdict(list)
     for cell in cells:
@@ -351,7 +351,7 @@ def _against(cell: Cell, values: Mapping[str, np.ndarray], rivals: Sequence[str]
 
 
 def _compared(cells: Sequence[Cell]) -> list[Cell]:
-    """The sizes at which all rivals were measured, or all sizes if there is no such size."""
+    """The cells of those sizes at which all rivals were measured, or all cells if there is no such size."""
     full = [cell for cell in cells if set(RIVALS) <= set(cell.names)]
     return full or list(cells)
 

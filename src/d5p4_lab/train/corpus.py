@@ -173,7 +173,7 @@ def _read_own(path: Path) -> Tokenizer:
 
 
 def _encode(source: Path, tokenizer: Tokenizer, target: Path, seen: np.ndarray | None = None) -> dict[str, int]:
-    """Write the tokens of a file, without books that share too many runs with `seen`. Return counts for corpus.json."""
+    """Write a file's tokens and return counts. Leave out books with too many runs whose hash is in `seen`."""
     literal = Tokenizer.from_str(tokenizer.to_str())
     literal.encode_special_tokens = True  # text in a book that looks like a special token is ordinary text
     literal.no_truncation()
