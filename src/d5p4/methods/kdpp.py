@@ -27,7 +27,7 @@ class KDPP(Checked):
     1e-7 of the largest entry. These amounts separate the eigenvalues by far more than rounding errors do, but are far
     too small to show in samples. Eigenvalues of at most 1e-6 of the largest entry count as zero. If fewer than k
     eigenvalues are not zero, the remaining items with the best quality complete the set. If a prompt's kernel is not
-    finite, all items of the prompt's set are chosen by quality.
+    finite, all items of the prompt's set are chosen by quality. e_k is the k-th elementary symmetric polynomial.
     """
 
     beta: Beta = 20.0
@@ -102,7 +102,7 @@ def choose_eigenvectors(log_values: Tensor, k: int, key: Tensor) -> Tensor:
 
 
 def _sample_projection(basis: Tensor, rank: Tensor, k: int, quality: Tensor, tie: Tensor, key: Tensor) -> Tensor:
-    """Draw items [P, k] from the projection DPP K = V V^T. Item i has chance ~ K_ii given earlier items.
+    """Draw items [P, k] of the projection DPP K = V V^T in turn, with chances proportional to K_ii given earlier items.
 
     basis V [P, N, N] has columns of zeros for the eigenvectors that were not drawn. rank [P] is how many
     eigenvectors were drawn. After this many items, the items with the best quality follow.

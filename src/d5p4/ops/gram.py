@@ -41,7 +41,7 @@ def pool_products(features: Tensor, slot: Tensor, piece: int) -> Tensor:
 
 
 def to_cosine(products: Tensor, first: Tensor) -> Tensor:
-    """Return S [P, N, N] from the products <h_i, h_j>. Rows i and j with the same number in first [P, N] are equal."""
+    """Return S [P, N, N], given the products <h_i, h_j>. Rows with the same number in first [P, N] are equal rows."""
     norm = products.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
     zero = norm == 0
     scale = norm[..., :, None] * norm[..., None, :]

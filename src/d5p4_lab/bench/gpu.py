@@ -104,7 +104,7 @@ class Plan:
     points: tuple[Point, ...]  # the sizes at which single operations are measured
     growth: Mapping[str, tuple[Point, ...]]  # {quantity that grows: sizes at which whole steps are measured}
     solver: tuple[tuple[int, int, int], ...]  # each size is (groups k, children w, prompts P)
-    valued: tuple[tuple[int, int, int], ...]  # the sizes at which our sets are compared with those of other solvers
+    valued: tuple[tuple[int, int, int], ...]  # the sizes (k, w, P) at which the sets of solvers are compared
     mmr: tuple[tuple[int, int, int], ...]
     problems: int  # the number of random problems per size on which the sets are compared
     config: Mapping[str, Any]  # of the model
@@ -622,7 +622,7 @@ def body(bench: Bench) -> list[Row]:
 
 
 def watch(bench: Bench, model: Counted, steps: int, **options: Any) -> list[Row]:
-    """Decode the first steps at the base size. Return each step's time, and how many rows differ and how many ran."""
+    """Decode the first steps at the base size. Return each step's time, its number of distinct rows and of rows run."""
     base, records = bench.plan.base, []
     wait_for(bench.device)
     seen, began = model.rows, time.perf_counter()

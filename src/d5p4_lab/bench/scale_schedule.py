@@ -26,7 +26,7 @@ from . import rows_of
 
 Floats = NDArray[np.float64]
 RANKS_PER_HOST = 8
-BUDGET = CUDA.least  # `run_file` limits forwards to this many tokens for a model of 8B parameters
+BUDGET = CUDA.least  # with a model of 8B parameters, `run_file` puts at most this many tokens into a forward
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class Request(NamedTuple):
 class Batches(NamedTuple):
     """The planned batches of a file."""
 
-    seconds: Floats  # [B] the seconds of each batch on a GPU of speed 1
+    seconds: Floats  # [B] the seconds that each batch takes on a GPU of speed 1
     window: NDArray[np.int64]  # [B] the index of the window of the file from which each batch was made
     prompts: NDArray[np.int64]  # [B] the number of prompts in each batch
 

@@ -53,7 +53,7 @@ def perplexity(values: np.ndarray) -> Figure:
 
 
 def area(front: Sequence[np.ndarray], corner: np.ndarray) -> np.ndarray:
-    """The area [1 + R] between a front and the point `corner` [2]. On both axes, lower values are better."""
+    """The area [1 + R] that a front dominates, bounded by the point `corner` [2]. On both axes, lower is better."""
     stacked = np.minimum(np.stack(front, 1), corner)  # [1 + R, points, 2]
     order = stacked[..., 0].argsort(1)
     x = np.take_along_axis(stacked[..., 0], order, 1)
@@ -72,7 +72,7 @@ def unbiased(samples: np.ndarray) -> np.ndarray:
 
 
 def curves(cases: Sequence[Case]) -> dict[str, list[Case]]:
-    """The cases of each group, in the order of the parameter's values."""
+    """For each group, its cases in the order of the values of the parameter that varies."""
     groups: dict[str, list[Case]] = {}
     for case in cases:
         groups.setdefault(case.group, []).append(case)

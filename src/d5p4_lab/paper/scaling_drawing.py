@@ -61,7 +61,7 @@ class Cell:
         self.normalised_cosine = _normalised(self.cosine, ranked)
         self.rank = _ranks(self.objective, ranked)
         best = np.max([self.objective[name] for name in ranked if name != FREE], axis=0)
-        self.below = {name: best - self.objective[name] for name in ranked}  # by how many nats the best method is ahead
+        self.below = {name: best - self.objective[name] for name in ranked}  # nats by which a method is below the best
 
     @property
     def pools(self) -> int:
