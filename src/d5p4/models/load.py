@@ -113,7 +113,7 @@ def without_weights(
 
 
 class Undrawn(TorchFunctionMode):
-    """Skips initial weights: a checkpoint replaces them, and on the meta device torch would import a compiler first."""
+    """Skips weight initialisation: a checkpoint follows, and on the meta device this would import a compiler."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}

@@ -107,7 +107,7 @@ class Job:
 class Costs:
     """The costs of a run besides decoding, in seconds if no unit is given. scale.py measures plan, find and merge."""
 
-    plan: float = 500e-6  # the time per prompt to plan batches, which every rank does (with a chat template)
+    plan: float = 500e-6  # the time per prompt to plan batches (with a chat template); every rank plans all batches
     find: float = 60e-6  # the time per line to find the finished lines in the part files
     merge: float = 50e-6  # the time per line to merge the part files into one file at the end
     start: float = 30.0  # the time to start torchrun, Python and CUDA (assumed)

@@ -50,7 +50,7 @@ def check_same_text(setup: Setup, source: Source, length: int) -> None:
 
 
 def _cut(setup: Setup, length: int, count: int) -> list[Window]:
-    """Cut documents into windows of tokens, and take one window of each document in turn. Skip broken characters."""
+    """Cut documents into windows of tokens. Take a window of each document in turn, if it splits no character."""
     from .tasks import read_documents, shuffled
 
     assert setup.data is not None
