@@ -229,7 +229,7 @@ class Bench:
         paper_calls: int = 0,
         plain: bool = True,
     ) -> Row:
-        """Measure ours last: if its CUDA graph fails, torch's random generator may be unusable for later versions."""
+        """Measure three versions. Ours is last: if its CUDA graph fails, torch's random generator may stay broken."""
         row: Row = {"what": what, "size": str(size), "floor_ms": floor}
         if paper is not None:
             self.measure(row, "baseline", paper, paper_calls)
@@ -280,7 +280,7 @@ class Inputs:
 
     @cached_property
     def prompt_logits(self) -> Tensor | None:
-        """The logits [N, prompt, V] at the prompt's positions. To save memory, all P prompts share these logits."""
+        """The logits [N, prompt, V] at the prompt's positions. All P prompts share these logits."""
         if self.prompt_states is None:
             return None
         return self.bench.normal(*self.prompt_states.shape[:2], self.point.vocabulary, seed=7)

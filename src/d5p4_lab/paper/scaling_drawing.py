@@ -344,7 +344,7 @@ def _claims(cells: Sequence[Cell], clocks: Sequence[str], gpu: Mapping[str, Any]
 
 
 def _against(cell: Cell, values: Mapping[str, np.ndarray], rivals: Sequence[str]) -> tuple[str, Figure]:
-    """Return the rival with the best mean value, and by how much the paper's solver is better than this rival."""
+    """Return the rival with the best mean value, and the mean lead of the paper's solver over this rival."""
     there = [name for name in rivals if name in cell.names]
     rival = max(there, key=lambda name: float(values[name].mean()))
     return rival, paired_difference(values[cell.d5p4], values[rival])

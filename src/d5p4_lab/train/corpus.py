@@ -29,7 +29,7 @@ from .corpus_files import END_TEXT, Corpus, load, normalise, read_tokenizer, sto
 MASK = "<|mask|>"
 
 FORMAT = 2  # the version of the folder's format; increase it whenever new code writes other files for the same text
-SMALLEST, LARGEST = 256 + 2, 1 << 15  # --vocabulary: from 256 bytes + 2 special tokens to the ids of int16
+SMALLEST, LARGEST = 256 + 2, 1 << 15  # the least has all bytes and two special tokens; the largest fits into int16
 PIECE = 1 << 16  # a book is encoded in strings of at least this many characters
 BATCH = 32  # at most this many strings are encoded at once, to limit the memory
 RUN = 16  # a run is this many consecutive tokens
