@@ -48,7 +48,7 @@ class Pool:
         )
 
     def take(self, parents: Tensor, seats: Seats) -> Pool:
-        """Return a pool of the rows parents [P, m]. Of their tokens, this process gets those of `seats`: [G, q, L]."""
+        """Return a pool of the rows at indices parents [P, m], with the tokens [G, q, L] of the parents in `seats`."""
         return Pool(
             **{
                 f.name: seats.here(getattr(self, f.name)) if f.name in HELD else pick(getattr(self, f.name), parents)
