@@ -28,7 +28,7 @@ from .types import Callback, Model, Result, Schedule, Snapshot
 from .watch import Watch
 
 
-@torch.no_grad()  # not inference mode, whose tensors callers could not use in training
+@torch.no_grad()  # not `inference_mode`, because its tensors cannot be used in training
 def decode(
     model: Model,
     prompts: Prompts,
@@ -46,7 +46,7 @@ def decode(
     """Return k answers for each of P prompts.
 
     seed, key: [P] int64. The two together select the random stream of each prompt.
-    numbers: [P]. Callbacks and errors refer to the prompts by these numbers; 0..P-1 by default.
+    numbers: [P]. Callbacks and error messages call the prompts by these numbers. The default is 0 to P - 1.
     beams: how the rows of a pool are spread over ranks. All ranks make this call inside `beams.together()`, and all get
     the result.
     """
@@ -61,7 +61,7 @@ def decode(
     draw = Draw(head, model.mask_id, *shape, last_ids)
     guided = settings.guidance_window or ((0, (steps + 1) // 2) if spec.half_guided else None)
 
-    reuse = settings.savings and settings.order == "ancestral"  # under any other order, no child equals its parent
+    reuse = settings.savings and settings.order == "ancestral"  # in other orders, no child equals its parent
     conditional, unconditional = (
         RowRunner(model, rows, settings.max_tokens_per_forward, settings.savings, reuse, beams)
         for rows in (prompts, prompts.without_prompt(model.mask_id))
@@ -75,7 +75,7 @@ def decode(
     watch = Watch()
 
     for step in schedule.steps:
-        watch.check()  # besides `RowRunner.run`, only this call waits for the device
+        watch.check()  # only here and in `RowRunner.run` does the host wait for the device
 
         # 1. Run the distinct rows through the body, and apply guidance to the states.
         g = guidance_at(step.index, settings.guidance, guided)
@@ -93,7 +93,7 @@ def decode(
             try:
                 chosen_now = select(view, settings.groups, mix(seed, key, SELECT, step.index))
             except Exception:
-                watch.check()  # if logits are not finite, this call raises a clearer error
+                watch.check()  # if the cause is that logits are not finite, this raises an error that says so
                 raise
             after = settings.groups if step.last and not finish else None
             choice = beams.agree(view.check(chosen_now, after, watch))
@@ -116,7 +116,7 @@ def decode(
         regroup = choice.parents.shape[1] == settings.groups
         following = chosen.branch(children.tokens, children.logprob, positions, step.index, regroup, seats, beams)
 
-        # 4. Record the costs and the parents, and call the callback.
+        # 4. Record which parents were chosen and how many rows ran, and call the callback.
         ledger.record(choice, fresh, view.size * (1 if g == 1 else 2), view, pool.tokens)
         dropped: list[int] = []
         if callback is not None:

@@ -15,7 +15,7 @@ HELD = ("tokens", "logprob", "revealed")
 
 
 def pick(x: Tensor, index: Tensor) -> Tensor:
-    """Select rows of each prompt by index [P, m]: from x [P, N, ...] to [P, m, ...]."""
+    """Return m rows of each prompt, [P, m, ...], given x [P, N, ...]. index [P, m] says which of the N rows."""
     return x[torch.arange(x.shape[0], device=x.device)[:, None], index]
 
 
@@ -25,8 +25,8 @@ class Pool:
     if several ranks share the pool."""
 
     tokens: Tensor  # [P, n, L] the tokens of the held candidates
-    logprob: Tensor  # [P, n, L] log-probability of each token at its reveal, 0 if masked
-    revealed: Tensor  # [P, n, L] the step that revealed each token, -1 if masked
+    logprob: Tensor  # [P, n, L] the log-probability of each token when it was revealed; 0 where masked
+    revealed: Tensor  # [P, n, L] the index of the step that revealed each token; -1 where masked
     row_hash: Tensor  # [P, N]
     tie: Tensor  # [P, N] a hash of the lineage (see `branch`), which decides between candidates of equal value
     group: Tensor  # [P, N]
@@ -48,7 +48,7 @@ class Pool:
         )
 
     def take(self, parents: Tensor, seats: Seats) -> Pool:
-        """Return a pool of the parents [P, m]. This process holds the tokens [G, q, L] of the parents in `seats`."""
+        """Return a pool of the rows at indices parents [P, m], with the tokens [G, q, L] of the parents in `seats`."""
         return Pool(
             **{
                 f.name: seats.here(getattr(self, f.name)) if f.name in HELD else pick(getattr(self, f.name), parents)
@@ -57,7 +57,7 @@ class Pool:
         )
 
     def keep(self, prompts: Tensor) -> Pool:
-        """Return a pool with only the prompts at these indices."""
+        """Return a pool of only those prompts whose indices are in `prompts`."""
         return Pool(**{f.name: getattr(self, f.name)[prompts] for f in fields(self)})
 
     def whole(self, beams: Beams) -> Pool:

@@ -3,7 +3,7 @@
 A 64-bit stream is mixed from (seed, prompt key, purpose, step, parent's tokens, parent's number among equal parents).
 Philox4x32-10 with that stream as its key and (position, child) as its counter gives the uniform number. Nothing is
 consumed in sequence, so batch size, padding, order of prompts, de-duplication and the number of ranks cannot change a
-draw. All integers are int64 tensors that wrap around. The numbers have not changed since the first release. On CUDA,
+draw. Integers are int64 tensors, and overflow wraps around. Draws have not changed since the first release. On CUDA,
 each function is one kernel launch and returns the same bits.
 """
 

@@ -61,7 +61,7 @@ def greedy_map(kernel: Tensor, k: int) -> Tensor:
 
 
 def mmr(quality: Tensor, similarity: Tensor, k: int, alpha: float) -> Tensor:
-    """Pick greedily by Q_i - alpha * mean similarity to the picks, starting from each of N items. Return the best set.
+    """Pick items greedily by Q_i - alpha * mean similarity to earlier picks, from N starts. Return the best set.
 
     `quality` is [N] and `similarity` is [N, N]. The set [k] is in ascending order.
     """
@@ -82,7 +82,7 @@ def mmr(quality: Tensor, similarity: Tensor, k: int, alpha: float) -> Tensor:
 
 
 def _best_start(picks: list[Tensor], value: Tensor) -> Tensor:
-    """Return the k picks of the best run, ascending. `picks` are k tensors [N], and `value` [N] rates the N runs."""
+    """Return the k picks of the run with the largest value [N], ascending. `picks` has k tensors [N], one per pick."""
     return torch.stack(picks, -1).index_select(0, value.argmax()[None])[0].sort().values
 
 

@@ -62,13 +62,13 @@ class Commands(TyperGroup):
 
 
 def print_error(error: D5P4Error) -> None:
-    """Print an error in one line on standard error. Options are written as flags; the prompt's number is left out."""
+    """Print an error as one line on standard error. It names options as flags, and does not number the prompt."""
     typer.secho("error: ", fg="red", bold=True, err=True, nl=False)
     typer.echo(visible(" ".join(error.phrase(flag, place="").split())), err=True)
 
 
 def _drop_output() -> None:
-    """Discard further output. Otherwise the flush of standard output at the end of the process would fail again."""
+    """Discard all later output. Otherwise Python would flush standard output when it exits, and fail a second time."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -126,5 +126,5 @@ def joined(mesh: tuple[int, int] | None, timeout: float, device: str | None) -> 
     except RankLost as error:
         if ranks.first or not error.reported:
             raise
-        time.sleep(1)  # torchrun kills all ranks when one exits, so give the failed rank time to print
+        time.sleep(1)  # torchrun kills all ranks when one exits, so let the failed rank print its error first
         raise typer.Exit(2) from None

@@ -52,7 +52,7 @@ class _Lines:
 
 def _speed(pace: Pace) -> str:
     left = "" if pace.left is None else f", about {duration(pace.left)} left"
-    rows = f", {rate(pace.rows_per_second)} rows/s" if pace.rows else ""  # rows are counted after each batch
+    rows = f", {rate(pace.rows_per_second)} rows/s" if pace.rows else ""  # no rows until a first batch is done
     return f"{rate(pace.prompts_per_second)} prompts/s{rows}{left}"
 
 

@@ -126,7 +126,7 @@ class CausalJudge:
         """
         rows, sizes = self._rows(texts, max_tokens)
         nats = np.zeros(len(rows))
-        # A row of one token is left out (length 0), because it has no token to predict.
+        # A row of one token gets length 0 and is not run, because a row's first token is never scored.
         for batch in batches([len(row) - 1 for row in rows], batch_size, max_tokens_per_batch):
             nats[batch] = [float(scores.sum()) for scores in self._nats([rows[i] for i in batch])]
         tokens = np.array([max(0, len(row) - 1) for row in rows], dtype=np.int64)

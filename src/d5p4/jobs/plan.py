@@ -48,8 +48,8 @@ class Work:
 
 
 def plan_work(lines: Iterable[PromptLine | BadLine], prepared: Prepared, bad_first: bool) -> Iterator[Work]:
-    """Yield the work of a file, one window of lines after the other. With `bad_first`, a window's bad lines come
-    before the window's batches. Otherwise the bad lines come after the batches."""
+    """Yield the work of a file. Batches are made inside windows of `WINDOW` consecutive lines. With `bad_first`, the
+    bad lines of a window come before its batches. Otherwise they come after its batches."""
     rest = iter(lines)
     while window := list(islice(rest, WINDOW)):
         bad = [entry for entry in window if isinstance(entry, BadLine)]

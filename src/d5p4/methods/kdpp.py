@@ -1,4 +1,4 @@
-"""k-DPP sampling without the partition: a set S of k items is drawn with chance proportional to det(L_S)."""
+"""k-DPP sampling without groups: of all sets S of k items, one is drawn with chance proportional to det(L_S)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class KDPP(Checked):
     1e-7 of the largest entry. These amounts separate the eigenvalues by far more than rounding errors do, but are far
     too small to show in samples. Eigenvalues of at most 1e-6 of the largest entry count as zero. If fewer than k
     eigenvalues are not zero, the remaining items with the best quality complete the set. If a prompt's kernel is not
-    finite, all items of the prompt's set are chosen by quality.
+    finite, all items of the prompt's set are chosen by quality. e_k is the k-th elementary symmetric polynomial.
     """
 
     beta: Beta = 20.0
@@ -58,7 +58,7 @@ def sample(kernel: Tensor, k: int, quality: Tensor, tie: Tensor, key: Tensor) ->
     kernel = kernel / kernel.diagonal(dim1=-2, dim2=-1).amax(-1).view(-1, 1, 1)
     sound = kernel.isfinite().all(-1).all(-1)
     place = torch.arange(size, device=kernel.device)
-    apart = _PARTING * uniform(torch.zeros_like(place), place).to(kernel.dtype)  # random amounts break all symmetries
+    apart = _PARTING * uniform(torch.zeros_like(place), place).to(kernel.dtype)  # unequal, so no eigenvalues coincide
     kernel = torch.where(sound.view(-1, 1, 1), kernel, 0.0) + apart.diag()
     values, vectors = torch.linalg.eigh(kernel)
     values = torch.where(values > 10 * _PARTING, values, 0.0)
@@ -102,7 +102,7 @@ def choose_eigenvectors(log_values: Tensor, k: int, key: Tensor) -> Tensor:
 
 
 def _sample_projection(basis: Tensor, rank: Tensor, k: int, quality: Tensor, tie: Tensor, key: Tensor) -> Tensor:
-    """Draw items [P, k] from the projection DPP K = V V^T. The chance of i is proportional to K_ii given earlier items.
+    """Draw items [P, k] of the projection DPP K = V V^T in turn, with chances proportional to K_ii given earlier items.
 
     basis V [P, N, N] has columns of zeros for the eigenvectors that were not drawn. rank [P] is how many
     eigenvectors were drawn. After this many items, the items with the best quality follow.

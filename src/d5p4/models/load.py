@@ -39,7 +39,7 @@ QUANTISED = ("load_in_4bit", "load_in_8bit", "quantization_config")
 SEVERAL_DEVICES = ("balanced", "balanced_low_0", "sequential")
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja"]
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
-GPT2_SIZES = (50257, 50258)  # the vocabulary of GPT-2 without and with a mask token
+GPT2_SIZES = (50257, 50258)  # the number of tokens in GPT-2's vocabulary, without and with a mask token
 CHECKOUT_ONLY = ("books", "judge")  # models that are in `models/` of the repository, but not in the wheel
 
 
@@ -64,7 +64,7 @@ def load(
     """
     device, dtype = translate(device, dtype, others)
     device = choose_device(device)
-    choose_dtype(dtype, device)  # refuses a wrong dtype before anything is downloaded
+    choose_dtype(dtype, device)  # raises an error for a wrong dtype before anything is downloaded
     model, folder, codec, generation = without_weights(name_or_path, tokenizer)
     dtype = choose_dtype(dtype, device, folder)
     fill(model, folder, device, working_dtype(dtype) if model.reads_wide else dtype, mapped)
@@ -113,7 +113,7 @@ def without_weights(
 
 
 class Undrawn(TorchFunctionMode):
-    """Skips initialising weights, which a checkpoint replaces. On the meta device, initialising imports a compiler."""
+    """Skips weight initialisation: a checkpoint follows, and on the meta device this would import a compiler."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
@@ -181,7 +181,7 @@ def architecture(config: Mapping[str, Any], folder: Path) -> str:
     listed = config.get("architectures") or []
     classes = [str(name) for name in listed] if isinstance(listed, list) else [str(listed)]
     known = {CLASS_NAMES.get(name.lower()) for name in (kind, *classes) if name}
-    # All names must mean the same architecture, so that a mixture-of-experts model is not read as a dense model.
+    # All names in the config must mean one architecture. Otherwise a mixture of experts could be read as a dense model.
     if len(known) == 1 and None not in known:
         return str(known.pop())
     plain = re.sub("[_-]", "", f"{kind} {classes}".lower())

@@ -41,7 +41,7 @@ def pool_products(features: Tensor, slot: Tensor, piece: int) -> Tensor:
 
 
 def to_cosine(products: Tensor, first: Tensor) -> Tensor:
-    """Return S [P, N, N] from the products <h_i, h_j>. Rows i and j with the same number in first [P, N] are equal."""
+    """Return S [P, N, N], given the products <h_i, h_j>. Rows with the same number in first [P, N] are equal rows."""
     norm = products.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
     zero = norm == 0
     scale = norm[..., :, None] * norm[..., None, :]
@@ -66,7 +66,7 @@ def slice_borders(features: Tensor, size: int, parts: int) -> tuple[list[int], i
 
 def _pool_products(features: Tensor, slot: Tensor, first: Tensor) -> Tensor:
     is_first = first == torch.arange(first.shape[1], device=first.device)
-    rank = (is_first.cumsum(-1) - 1).gather(1, first)  # the number of each row among the distinct rows of its pool
+    rank = (is_first.cumsum(-1) - 1).gather(1, first)  # each row's index among the distinct rows of its pool
     distinct = first.new_zeros(first.shape[0], int(rank.max()) + 1 if rank.numel() else 0).scatter(1, rank, first)
     rows = features[slot.gather(1, distinct)].flatten(2).to(wide(features.device))
     small = rows @ rows.transpose(-1, -2)

@@ -74,7 +74,7 @@ def by_order(parents: Parents, step: Step, draw: Draw, count: int) -> Children:
 
 
 def _worth(draw: Draw, token: Tensor, stats: dict[str, Tensor], noise: Tensor | None) -> Tensor:
-    """Return a value [R, C] per drawn token. Large values are revealed first. Tokens in `last_ids` get the least."""
+    """Return a value [R, C] per drawn token. Tokens of large value are revealed first, those in `last_ids` last."""
     least = 0.0
     if draw.order == "random" and noise is not None:
         worth = noise.view(token.shape)
@@ -90,9 +90,9 @@ def _worth(draw: Draw, token: Tensor, stats: dict[str, Tensor], noise: Tensor | 
 
 
 def _temper(worth: Tensor, noise: Tensor, reveal: int, temperature: float) -> Tensor:
-    """Return worth [P, m, C, M] / temperature + Gumbel noise at the 2 * reveal best positions, else minus infinity.
+    """Return worth [P, m, C, M] / temperature + Gumbel noise. All but the 2 * reveal best positions get minus infinity.
 
-    The positions with the `reveal` largest results are then distributed like draws without replacement.
+    The `reveal` positions with the largest results are then a draw without replacement by softmax(worth / T).
     """
     keep = coarse(worth).sort(dim=-1, descending=True, stable=True).indices[..., : 2 * reveal]
     support = torch.zeros_like(worth, dtype=torch.bool).scatter(-1, keep, True)

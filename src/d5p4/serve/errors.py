@@ -28,7 +28,7 @@ class ApiError(HTTPException):
         retry_after: int | None = None,
         retry: bool = True,
     ) -> None:
-        """OpenAI's clients repeat most failed requests. `retry=False` tells them not to."""
+        """OpenAI's clients repeat most failed requests. `retry=False` tells them not to repeat this one."""
         headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
         headers |= {} if retry_after is None else {"Retry-After": str(retry_after)}
         super().__init__(status, message, headers | ({} if retry else {"x-should-retry": "false"}))
@@ -48,7 +48,7 @@ def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | No
 
 
 def not_possible(error: D5P4Error, prompt_field: str = "prompt", prompts: int = 1) -> ApiError:
-    """Phrase the library's error with the request's field names. The field `prompt_field` holds `prompts` prompts."""
+    """Turn the library's error into a response with the request's field names. `prompts` is the number of prompts."""
     message = error.phrase(renamed, "" if prompts == 1 else None)
     if error.option is not None:
         return ApiError(400, message, renamed(error.option))

@@ -35,7 +35,7 @@ class Server(uvicorn.Server):
         while not drained.done() and not self.force_exit:
             await asyncio.wait([drained], timeout=0.1)
         if drained.cancel():
-            self.force_exit = False  # if it were set, uvicorn would not wait until the refusals are sent
+            self.force_exit = False  # if True, uvicorn would not wait until the refusals are sent
             self.engine.refuse()
         await super().shutdown(sockets)
 

@@ -102,11 +102,11 @@ class Plan:
 
     base: Point
     points: tuple[Point, ...]  # the sizes at which single operations are measured
-    growth: Mapping[str, tuple[Point, ...]]  # {quantity that grows: sizes of the whole step}
+    growth: Mapping[str, tuple[Point, ...]]  # {quantity that grows: sizes at which whole steps are measured}
     solver: tuple[tuple[int, int, int], ...]  # each size is (groups k, children w, prompts P)
-    valued: tuple[tuple[int, int, int], ...]  # the sizes at which our sets are compared with those of other solvers
+    valued: tuple[tuple[int, int, int], ...]  # the sizes (k, w, P) at which the sets of solvers are compared
     mmr: tuple[tuple[int, int, int], ...]
-    problems: int  # our sets are compared on this many random problems per size
+    problems: int  # the number of random problems per size on which the sets are compared
     config: Mapping[str, Any]  # of the model
     forwards: tuple[tuple[int, int], ...]  # rows, tokens
     counts: tuple[int, int]  # (R, T): forwards of 1, 2, ..., R rows are measured, each row with T tokens
@@ -172,13 +172,13 @@ def make_small_plan() -> Plan:
 
 
 class Bench:
-    """Measures operations on one device. The section `machine` sets `rate`, `sustained` and `bandwidth`."""
+    """Measures operations on one device. `machine` measures the device's `rate`, `sustained` rate and `bandwidth`."""
 
     def __init__(self, plan: Plan, device: str) -> None:
         self.plan, self.device = plan, torch.device(device)
         self.cuda = self.device.type == "cuda"
         self.dtype = torch.bfloat16 if self.cuda else torch.float32
-        self.rate = self.sustained = self.bandwidth = float("nan")  # in operations (or bytes) per second
+        self.rate = self.sustained = self.bandwidth = float("nan")  # operations, operations and bytes per second
 
     @cached_property
     def model(self) -> LLaDA:
@@ -229,7 +229,7 @@ class Bench:
         paper_calls: int = 0,
         plain: bool = True,
     ) -> Row:
-        """Measure three versions of an operation. Ours is last: a failed graph capture may spoil torch's generator."""
+        """Measure three versions. Ours is last: if its CUDA graph fails, torch's random generator may stay broken."""
         row: Row = {"what": what, "size": str(size), "floor_ms": floor}
         if paper is not None:
             self.measure(row, "baseline", paper, paper_calls)
@@ -248,7 +248,7 @@ class Bench:
 
 
 class Inputs:
-    """The hidden rows, head, tie hashes and keys of one step at one problem size. Logits are made on first use."""
+    """Random inputs of a step of one size: hidden rows, head, tie hashes and keys. Logits are made on first use."""
 
     def __init__(self, bench: Bench, point: Point, prompt: int = 0, masked: float = 1.0) -> None:
         """prompt: number of prompt positions; only the baseline uses them. masked: share of masked answer positions."""
@@ -258,7 +258,7 @@ class Inputs:
         self.banned = torch.zeros(point.vocabulary, dtype=torch.bool, device=bench.device)
         self.banned[-1] = True
         self.states = bench.normal(pools, length, width, scale=0.2**0.5, seed=2)
-        self.states += bench.normal(length, width, scale=0.8**0.5, seed=3)  # this part is the same in all rows
+        self.states += bench.normal(length, width, scale=0.8**0.5, seed=3)  # a part that all candidates share
         self.prompt_states = bench.normal(point.size, prompt, width, seed=4) if prompt else None
         generator = bench.generator(5)
 
@@ -280,7 +280,7 @@ class Inputs:
 
     @cached_property
     def prompt_logits(self) -> Tensor | None:
-        """The logits [N, prompt, V] at the prompt's positions. All P prompts use the same logits."""
+        """The logits [N, prompt, V] at the prompt's positions. All P prompts share these logits."""
         if self.prompt_states is None:
             return None
         return self.bench.normal(*self.prompt_states.shape[:2], self.point.vocabulary, seed=7)
@@ -349,7 +349,7 @@ def baseline_from_states(x: Inputs) -> None:
 
 
 def for_each(fn: Callable[..., Any], *parts: Iterable[Any]) -> None:
-    """Call `fn` for one prompt after another, and ignore the results."""
+    """Call `fn` with the inputs of one prompt after another, and ignore what it returns."""
     for arguments in zip(*parts, strict=True):
         fn(*arguments)
 
@@ -622,7 +622,7 @@ def body(bench: Bench) -> list[Row]:
 
 
 def watch(bench: Bench, model: Counted, steps: int, **options: Any) -> list[Row]:
-    """Decode the first steps at the base size. Return each step's time, and how many rows differ and how many ran."""
+    """Decode the first steps at the base size. Return each step's time, its number of distinct rows and of rows run."""
     base, records = bench.plan.base, []
     wait_for(bench.device)
     seen, began = model.rows, time.perf_counter()

@@ -26,7 +26,7 @@ from . import rows_of
 
 Floats = NDArray[np.float64]
 RANKS_PER_HOST = 8
-BUDGET = CUDA.least  # `run_file` limits forwards to this many tokens for a model of 8B parameters
+BUDGET = CUDA.least  # with a model of 8B parameters, `run_file` puts at most this many tokens into a forward
 
 
 @dataclass(frozen=True)
@@ -107,9 +107,9 @@ class Job:
 class Costs:
     """The costs of a run besides decoding, in seconds if no unit is given. scale.py measures plan, find and merge."""
 
-    plan: float = 500e-6  # the time that each rank takes to plan one prompt with a chat template
-    find: float = 60e-6  # the time to find a line when the part files are read
-    merge: float = 50e-6  # the time to merge a line at the end
+    plan: float = 500e-6  # the time per prompt to plan batches (with a chat template); every rank plans all batches
+    find: float = 60e-6  # the time per line to find the finished lines in the part files
+    merge: float = 50e-6  # the time per line to merge the part files into one file at the end
     start: float = 30.0  # the time to start torchrun, Python and CUDA (assumed)
     weights: float = 16.0  # the size of the weights in GB
     server: float = 5.0  # the GB/s that the file server sends to all hosts together (assumed)
@@ -143,12 +143,12 @@ class World:
 
     spread: float = 0.5
     mixed: float = 0.2
-    slow: float = 1.0  # the relative speed of GPUs 0, 64, 128, ...; all other GPUs have speed 1
+    slow: float = 1.0  # the speed of GPUs 0, 64, 128, ..., if all other GPUs have speed 1
     killed: float | None = None  # the share of the work that is done when a rank hangs; None if no rank hangs
 
 
 class Request(NamedTuple):
-    """The parts of a request that d5p4's batching reads."""
+    """Stands for a request. It has only the attributes that d5p4 reads to make batches."""
 
     length: int
     answer: int
@@ -160,7 +160,7 @@ class Request(NamedTuple):
 class Batches(NamedTuple):
     """The planned batches of a file."""
 
-    seconds: Floats  # [B] the seconds of each batch on a GPU of speed 1
+    seconds: Floats  # [B] the seconds that each batch takes on a GPU of speed 1
     window: NDArray[np.int64]  # [B] the index of the window of the file from which each batch was made
     prompts: NDArray[np.int64]  # [B] the number of prompts in each batch
 
@@ -168,7 +168,7 @@ class Batches(NamedTuple):
 class Cut(NamedTuple):
     """A file that is divided into batches. The prompts of a batch are neighbours in `order`."""
 
-    order: NDArray[np.int64]  # [P] the indices of the prompts, batch after batch
+    order: NDArray[np.int64]  # [P] the prompts' indices in the file: first those of batch 0, then of batch 1, ...
     first: NDArray[np.int64]  # [B] the index in `order` at which each batch begins
     window: NDArray[np.int64]  # [B]
     lengths: NDArray[np.int64]  # [P] the number of tokens in a row of each prompt
@@ -216,7 +216,7 @@ class Played(NamedTuple):
 
 
 def play(work: Batches, pending: NDArray[np.int64], speed: Floats, plan: float, begin: float, stop: Floats) -> Played:
-    """Simulate one start of the job, in which a free rank takes the next pending batch. Rank r ends at stop[r].
+    """Simulate one start of the job: each free rank takes the next pending batch. Rank r stops at stop[r] seconds.
 
     Before decoding a batch, a rank must plan all windows up to the window of the batch.
     """
@@ -247,7 +247,7 @@ class Outcome:
     useful: float
     starting: float
     merging: float
-    lost: float  # the share for batches that were lost, and for waiting until the job ends after a rank hangs
+    lost: float  # the share for batches that did not finish, and for the wait from a rank's hang to the job's end
     rest: float  # the share for planning, slow GPUs, and waiting for the last batches
 
 
@@ -265,7 +265,7 @@ def simulate(job: Job, ranks: int, step: StepTime, costs: Costs, world: World) -
         stop[-1] = died
         first = play(work, everything, speed, plan, begin, stop)
         done = first.done
-        kept = float(work.seconds[done].sum())  # all other time before the end, such as waiting and planning, is lost
+        kept = float(work.seconds[done].sum())  # the rest of the ranks' time until the end counts as lost
         lost = first.end - begin - kept / ranks
         again = costs.again + costs.loading(ranks) + costs.find * int(work.prompts[done].sum())
         starting, begin = starting + again, first.end + again
@@ -278,7 +278,7 @@ def simulate(job: Job, ranks: int, step: StepTime, costs: Costs, world: World) -
 
 
 def fixed_shares(job: Job, ranks: int, step: StepTime, world: World) -> float:
-    """Return the efficiency of a run without a shared counter: before the start, batch i is given to rank i mod R."""
+    """Return the useful share of the time of R ranks if batch i is fixed to rank i mod R, without a shared counter."""
     work = planned(job, world.spread, world.mixed, step)
     speed = np.ones(ranks)
     speed[::64] = world.slow

@@ -71,7 +71,7 @@ def draw(setup: Setup) -> Drawing:
 
 def _claims(by_method: ByMethod, strengths: list[float]) -> list[Claim]:
     def gaps(metric: str, a: str, b: str) -> list[Figure]:
-        """Return the metric of a minus the metric of b, at each strength of guidance."""
+        """Return at each strength of guidance the metric of method `a` minus the metric of method `b`."""
         return [paired_difference(by_method[a][g][metric], by_method[b][g][metric]) for g in strengths]
 
     def points(what: str, figures: list[Figure]) -> str:

@@ -34,7 +34,7 @@ PLANE = Digest("plane", _reduce)
 
 
 def points(setup: Setup, cases: Sequence[Case], judge: str) -> dict[str, np.ndarray]:
-    """For each case, [n, 2]: a row has a set's mean nats per token under the judge and the mean cosine of its texts."""
+    """For each case, [n, 2]: per set of answers, the mean nats per token under the judge and the texts' mean cosine."""
     return {
         case.name: np.array([[row["nats"][judge], row["cosine"]] for row in numbers_of(setup, case)]) for case in cases
     }
@@ -53,7 +53,7 @@ def perplexity(values: np.ndarray) -> Figure:
 
 
 def area(front: Sequence[np.ndarray], corner: np.ndarray) -> np.ndarray:
-    """The area [1 + R] that is worse than a front but better than the point `corner` [2]. Lower values are better."""
+    """The area [1 + R] that a front dominates, bounded by the point `corner` [2]. On both axes, lower is better."""
     stacked = np.minimum(np.stack(front, 1), corner)  # [1 + R, points, 2]
     order = stacked[..., 0].argsort(1)
     x = np.take_along_axis(stacked[..., 0], order, 1)
@@ -65,14 +65,14 @@ def area(front: Sequence[np.ndarray], corner: np.ndarray) -> np.ndarray:
 def unbiased(samples: np.ndarray) -> np.ndarray:
     """Subtract the bias from areas [1 + R]. The bias is estimated as the mean of rows 1 to R minus row 0.
 
-    A front consists of the luckiest points, so the area is too large. This bias grows with the number of points.
+    A front consists of the best points, which are partly lucky, so its area is too large: more so with more points.
     """
     bias = samples[1:].mean() - samples[0]
     return np.concatenate([samples[:1] - bias, samples[1:] - 2 * bias])
 
 
 def curves(cases: Sequence[Case]) -> dict[str, list[Case]]:
-    """The cases of each group, in the order of the parameter's values."""
+    """For each group, its cases in the order of the values of the parameter that varies."""
     groups: dict[str, list[Case]] = {}
     for case in cases:
         groups.setdefault(case.group, []).append(case)
@@ -118,5 +118,5 @@ def draw_plane(axes: Any, setup: Setup, cases: Sequence[Case], judge: str, name_
 def by_judges(
     setup: Setup, differences: Sequence[Figure], verdicts: Sequence[Verdict], digits: int = 4
 ) -> tuple[str, Verdict]:
-    """Return the differences under all judges as one text, and the common verdict of the judges."""
+    """Return one text with the difference under each judge, and the verdict on which the judges agree."""
     return listed(setup["judges"], differences, digits), agreed(verdicts)

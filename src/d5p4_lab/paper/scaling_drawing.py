@@ -22,8 +22,8 @@ from .drawing import STYLES, Claim, Drawing, Table, Verdict, decided, every, pyp
 from .setup import Setup
 from .synthetic import PoolStatistics, complexity, parse_size, read_statistics, synthetic_pool
 
-EXACT = "exact"  # ranks and normalised values leave out this solver, because it runs only at the smallest sizes
-FREE = "k-DPP sample (*)"  # this method ignores groups
+EXACT = "exact"  # this solver runs only at the smallest sizes, so it has no ranks and no normalised values
+FREE = "k-DPP sample (*)"  # this method may choose several rows of the same group
 PAPERS, TEXT, OURS = "greedy, n starts", "greedy, k starts", "local search"
 RIVALS = ("random", "greedy beam", "diverse beam, α=β", "diverse beam, α=10β", "k-DPP sample (*)")  # in the paper
 DRAWN: dict[str, dict[str, str]] = {
@@ -61,7 +61,7 @@ class Cell:
         self.normalised_cosine = _normalised(self.cosine, ranked)
         self.rank = _ranks(self.objective, ranked)
         best = np.max([self.objective[name] for name in ranked if name != FREE], axis=0)
-        self.below = {name: best - self.objective[name] for name in ranked}  # by how many nats the best method is ahead
+        self.below = {name: best - self.objective[name] for name in ranked}  # nats by which a method is below the best
 
     @property
     def pools(self) -> int:
@@ -152,7 +152,7 @@ def _table_point(cells: Sequence[Cell], clocks: Sequence[str], gpu: Mapping[str,
     for name in cell.names:
         paper_ms, paper_value = PAPER_TABLE.get(name, (None, None))
         cells_here = []
-        # The differences are pool by pool, because pools differ more than methods do.
+        # Methods are compared on the same pool, because values differ more between pools than between methods.
         for values in (cell.objective, cell.cosine):
             cells_here += [f"{values[name].mean():.3f}", shown(paired_difference(values[name], values["random"]), 3)]
         paper_cells = ["" if paper_value is None else f"{paper_value:.3f}", "" if paper_ms is None else f"{paper_ms:g}"]
@@ -302,7 +302,7 @@ def _figure(cells: Sequence[Cell], clocks: Sequence[str]) -> Any:
 def _curve(
     axis: Any, cells: Sequence[Cell], name: str, values: CellValues, median: bool = False, intervals: bool = False
 ) -> None:
-    """Draw the curve of one method. Sizes (k, w) with the same number w^k of possible sets become one point."""
+    """Draw one method's curve over w^k, the number of possible sets. Sizes (k, w) with the same w^k share one point."""
     style = DRAWN[name]
     here: dict[float, list[np.ndarray]] = defaultdict(list)
     for cell in cells:
@@ -344,14 +344,14 @@ def _claims(cells: Sequence[Cell], clocks: Sequence[str], gpu: Mapping[str, Any]
 
 
 def _against(cell: Cell, values: Mapping[str, np.ndarray], rivals: Sequence[str]) -> tuple[str, Figure]:
-    """Return the best rival of the paper's solver, and the mean lead of the solver's values over the rival's values."""
+    """Return the rival with the best mean value, and the mean lead of the paper's solver over this rival."""
     there = [name for name in rivals if name in cell.names]
     rival = max(there, key=lambda name: float(values[name].mean()))
     return rival, paired_difference(values[cell.d5p4], values[rival])
 
 
 def _compared(cells: Sequence[Cell]) -> list[Cell]:
-    """The sizes at which all rivals were measured, or all sizes if there is no such size."""
+    """The cells of those sizes at which all rivals were measured, or all cells if there is no such size."""
     full = [cell for cell in cells if set(RIVALS) <= set(cell.names)]
     return full or list(cells)
 

@@ -24,9 +24,9 @@ class Window(NamedTuple):
 
 
 def real_windows(setup: Setup, length: int, count: int) -> Source:
-    """The source of windows with `length` tokens each: the first `count` of `setup.data`, in an order set by the seed.
+    """The source of `count` windows of `length` tokens each: the first of `setup.data`, in an order set by the seed.
 
-    The rows are stored on this machine but not committed. A run that continues reads them and needs no text file.
+    The windows are stored on this machine but not committed. A continued run reads them and needs no text file.
     """
 
     def make(keys: Sequence[str]) -> dict[str, Row]:
@@ -50,7 +50,7 @@ def check_same_text(setup: Setup, source: Source, length: int) -> None:
 
 
 def _cut(setup: Setup, length: int, count: int) -> list[Window]:
-    """Cut documents into windows of consecutive tokens. Documents take turns. Skip windows that split a character."""
+    """Cut documents into windows of tokens. Take a window of each document in turn, if it splits no character."""
     from .tasks import read_documents, shuffled
 
     assert setup.data is not None
@@ -94,6 +94,6 @@ def random_masks(source: np.random.Generator, counts: Sequence[int], length: int
 
 
 def spread_counts(source: np.random.Generator, draws: int, length: int) -> list[int]:
-    """List `draws` numbers, spread evenly over 1..length from a random offset. Each says how many tokens to mask."""
+    """Return `draws` numbers of tokens to mask, spread evenly over 1..length from a random offset."""
     places = (source.random() * length + np.arange(draws) * (length / draws)) % length
     return (1 + np.minimum(places.astype(int), length - 1)).tolist()

@@ -28,8 +28,8 @@ from .corpus_files import END_TEXT, Corpus, load, normalise, read_tokenizer, sto
 
 MASK = "<|mask|>"
 
-FORMAT = 2  # the version of the folder's format; increase it when the same text would give other files
-SMALLEST, LARGEST = 256 + 2, 1 << 15  # limits of --vocabulary: all bytes and two special tokens; ids that fit int16
+FORMAT = 2  # the version of the folder's format; increase it whenever new code writes other files for the same text
+SMALLEST, LARGEST = 256 + 2, 1 << 15  # the least has all bytes and two special tokens; the largest fits into int16
 PIECE = 1 << 16  # a book is encoded in strings of at least this many characters
 BATCH = 32  # at most this many strings are encoded at once, to limit the memory
 RUN = 16  # a run is this many consecutive tokens
@@ -102,7 +102,7 @@ def runs(tokens: np.ndarray) -> np.ndarray:
 
 
 def _shared(book: np.ndarray, seen: np.ndarray) -> float:
-    """Return the share of a book's runs that have a hash in `seen`, which is sorted."""
+    """Return the share of a book's runs (see `runs`) whose hash is in `seen`, a sorted array of hashes."""
     hashes = runs(book)
     if not len(hashes) or not len(seen):
         return 0.0
@@ -173,7 +173,7 @@ def _read_own(path: Path) -> Tokenizer:
 
 
 def _encode(source: Path, tokenizer: Tokenizer, target: Path, seen: np.ndarray | None = None) -> dict[str, int]:
-    """Write the tokens of a file, without books that share too many runs with `seen`. Return counts for corpus.json."""
+    """Write a file's tokens and return counts. Leave out books with too many runs whose hash is in `seen`."""
     literal = Tokenizer.from_str(tokenizer.to_str())
     literal.encode_special_tokens = True  # text in a book that looks like a special token is ordinary text
     literal.no_truncation()
