@@ -77,7 +77,7 @@ class PartitionSample(Checked):
         return torch.cat(drawn) if drawn else torch.zeros(0, problem.k, dtype=torch.int64, device=key.device)
 
     def _walk(self, problem: Problem, key: Tensor, moves: int) -> Tensor:
-        """Draw one set per prompt, [P, k], by a Markov chain whose moves redraw the item of one group after another.
+        """Draw one set per prompt, [P, k], by a Markov chain that keeps the target distribution, group after group.
 
         A move draws item i of group a with chance proportional to det^(1/set_temperature) of the set with i in slot a.
         This determinant is proportional to r_i A_aa + Y_ai^2 in the notation of `ops.partition_map._climb`.
