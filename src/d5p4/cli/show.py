@@ -79,8 +79,8 @@ def print_prompt(console: Console, prompt: str | list[dict[str, Any]] | None, na
 
 
 def side_by_side(columns: list[tuple[str, list[str], Sequence[bool] | None]], console: Console) -> list[Table]:
-    """Return a table with one column of texts per entry, or several tables if the terminal is too narrow. Wrong texts
-    are marked."""
+    """Return a table with one column of texts per entry. If the terminal is too narrow for all columns, return several
+    tables, one below the other. Wrong texts are marked."""
     count = max(1, console.width // (NARROWEST + 2))
     tables = []
     for start in range(0, len(columns), count):

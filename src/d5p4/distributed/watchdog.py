@@ -27,7 +27,7 @@ from ..errors import D5P4Error
 CURE = "finished work is kept: start the same command again"
 UNFINISHED = 3
 """The exit code of a rank that stops because another rank is at fault."""
-GONE = "gone"  # a rank that leaves the mesh writes this instead of a pulse
+GONE = "gone"  # a rank that leaves the mesh writes this into the store in place of its pulse
 
 
 class RankLost(D5P4Error):
@@ -39,7 +39,7 @@ class RankLost(D5P4Error):
 
 
 def in_short(error: BaseException) -> str:
-    """Return the first line of an error's message without a leading [part]. If it is empty, return the error's type."""
+    """Return the first line of an error's message, without a leading "[...]". If no text is left, return the type."""
     lines = str(error).strip().splitlines()
     return (re.sub(r"^\[[^\]]*\]\s*", "", lines[0]) if lines else "")[:160] or type(error).__name__
 
@@ -66,7 +66,7 @@ class Watchdog:
         atexit.register(self._desert)
 
     def _desert(self) -> None:
-        """Complain when the process exits although this rank has not left the mesh."""
+        """Write a complaint into the store if this process exits before its rank has left the mesh."""
         if not self._closed.is_set():
             self._deserted = True
             self.close()
@@ -146,7 +146,7 @@ def failure_key(name: str) -> str:
 
 
 class _Heard:
-    """The last pulse of the watched rank, and the time of its last change by the clock of this process."""
+    """The last pulse of the watched rank, and when this process saw the pulse change last (in seconds, own clock)."""
 
     def __init__(self, now: float) -> None:
         self._pulse, self._state = "", "starts"

@@ -36,7 +36,7 @@ class Group:
     answers: tuple[str, ...]
     references: tuple[str, ...] = ()
     id: str | int | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict)  # all other fields that are not null
+    extra: Mapping[str, Any] = field(default_factory=dict)  # all other fields of the line that are not null
 
 
 class Groups(list[Group]):
@@ -108,7 +108,7 @@ def _failed(entry: dict[str, Any], answers: str | None) -> bool:
 
 
 def _ids_number_answers(lines: list[_Line]) -> bool:
-    """Say whether ids belong to answers, not to prompts. This is so if no id repeats but some prompt repeats."""
+    """Say whether each id names one answer, not a prompt. We assume so if no id repeats but some prompt repeats."""
     ids = [line.group.id for line in lines]
     prompts = [line.group.prompt for line in lines]
     return len(set(ids)) == len(ids) and None not in prompts and len(set(prompts)) < len(prompts)
@@ -186,7 +186,7 @@ def _line(place: str, entry: dict[str, Any], answers: str | None, references: st
 
 
 def _answers(place: str, entry: dict[str, Any], answers: str | None) -> tuple[str, Any, bool]:
-    """Return the name and value of the field with the answers, and whether more lines may belong to the group."""
+    """Return the name and value of a line's field with answers, and whether other lines may belong to its group."""
     if answers is not None:
         if answers not in entry:
             raise D5P4Error(f"{place}: there is no field {answers!r}; the fields are {', '.join(entry)}")
@@ -254,7 +254,7 @@ def _prompt(value: Any) -> str | None:
 
 
 def _harness_arguments(entry: Mapping[str, Any]) -> list[Any]:
-    """Return the arguments of a sample's first request. A request to generate has a context and settings."""
+    """Return the arguments of a sample's first request: for a task that generates, the context and the settings."""
     asked = entry.get("arguments")
     first = next(iter(asked.values()), None) if isinstance(asked, dict) else asked[0] if asked else None
     return list(first.values()) if isinstance(first, dict) else list(first or ())

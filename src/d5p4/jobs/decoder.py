@@ -25,14 +25,14 @@ NO_MEMORY = "there is too little memory for this prompt, even alone with one row
 
 
 class FullForward(NamedTuple):
-    """The size that a forward must have to keep a kind of device busy."""
+    """How large a forward must be to keep one kind of device (CUDA, or any other) busy."""
 
     operations: float  # the number of floating-point operations per forward
-    least: int  # the token budget is at least this
+    least: int  # the smallest token budget on this kind of device, in tokens per forward
 
 
 CUDA, OTHERS = FullForward(5e12, 8192), FullForward(4e10, 1024)
-MOST_TOKENS = 1 << 18  # the token budget is at most this
+MOST_TOKENS = 1 << 18  # the largest token budget on any device, in tokens per forward
 
 
 def default_budget(model: Model, deterministic: bool = False) -> int:
@@ -126,7 +126,7 @@ class Decoder(Generic[Item]):
                 raise
             return NonFiniteLogits(str(error), error.prompts)  # a copy: the traceback of `error` keeps tensors alive
         except torch.OutOfMemoryError:
-            pass  # memory is freed after this block, in which the traceback keeps tensors alive
+            pass  # we free memory after this block; inside it, the error's traceback still keeps tensors alive
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         return None

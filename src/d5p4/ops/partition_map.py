@@ -51,7 +51,7 @@ def partition_map(
         raise ValueError(f'starts must be "one", "k" or "n", got {starts!r}')
     kernel, k, log_gain, quality, tie = check(kernel, k, log_gain, quality, tie, partition)
     size = kernel.shape[1]
-    rows = {"one": 1, "k": k, "n": size}[starts] * k  # rows per problem that the Triton kernel stores
+    rows = {"one": 1, "k": k, "n": size}[starts] * k  # rows of N numbers that the Triton kernel stores per pool
     if partition and kernels.usable(kernel, size) and k <= kernels.MOST_GROUPS and rows * size <= 1 << 28:
         from .kernels.partition_map import partition_map as launch
 
@@ -67,7 +67,7 @@ map_inference = partial(partition_map, partition=False)
 
 
 def solve(problem: Problem, starts: Starts = "k", local_search: bool = True) -> Tensor:
-    """Return the items [P, k] chosen for a prepared problem. They are indices into the problem's canonical order."""
+    """Return the chosen items [P, k] of a prepared problem, as indices into the problem's own (canonical) order."""
     prompts, size = problem.quality.shape
     first = _first_picks(problem, starts)
     together = max(1, 4 * _CHUNK // (problem.k * size))  # at most this many starts run at once, over all prompts
@@ -143,7 +143,7 @@ def _climb(problem: Problem, sets: Tensor, regular: Tensor) -> Tensor:
 
 
 def _best_move(problem: Problem, prompt: Tensor, sets: Tensor, slot: Tensor, item: Tensor) -> tuple[Tensor, Tensor]:
-    """Return by how much each set's best move changes the log value [b], and the move [b]: item[move] to slot[move]."""
+    """Return for each set [b] how much its best move changes the log value, and that move: item[move] to slot[move]."""
     inverse, cross, solved = condition(problem.kernel, prompt, sets)
     residual = problem.kernel.diagonal(dim1=-2, dim2=-1)[prompt] - (cross * solved).sum(1)
     precision = inverse.diagonal(dim1=-2, dim2=-1)[:, slot]
@@ -151,7 +151,7 @@ def _best_move(problem: Problem, prompt: Tensor, sets: Tensor, slot: Tensor, ite
     gain, tie = problem.log_gain[prompt], problem.tie[prompt]
     change = ratio.log() + gain[:, item] - gain.gather(-1, sets)[:, slot]
     inside = torch.zeros_like(gain, dtype=torch.bool).scatter_(-1, sets, True)
-    # No gain may make a singular set win. (With rounding, the determinant of a singular set may be tiny but not zero.)
+    # A singular set never wins, however large its gain. (Rounding may make its determinant tiny instead of zero.)
     allowed = ~inside[:, item] & (ratio > zero_pivot(ratio.dtype) * precision)
     change = torch.where(allowed, change, -torch.inf)
     by = tie[:, item]

@@ -30,7 +30,7 @@ _HAS_OUT_DTYPE = tuple(int(x) for x in torch.__version__.split(".")[:2]) >= (2, 
 
 
 def row_chunks(rows: int, vocabulary: int, chunk: int | None = None) -> Iterator[slice]:
-    """Yield slices of the rows, each with at most CHUNK (or `chunk`) logits."""
+    """Yield slices of the rows. The logits of one slice are at most CHUNK (or `chunk`) numbers."""
     size = max(1, (chunk or CHUNK) // vocabulary)
     size -= size % 256 if size > 256 else 0  # a multiple of the tile size of the GPU's matrix units
     for start in range(0, rows, size):
@@ -44,7 +44,7 @@ def fixed_rows(vocabulary: int, fast: bool) -> int:
 
 
 def head_chunks(rows: int, vocabulary: int, fast: bool, fixed: bool) -> Iterator[tuple[slice, int]]:
-    """Yield slices of rows for products with the head, and the number of rows that each product must have."""
+    """Yield (slice of rows, number of rows to fill it up to) for each product of hidden rows with the head."""
     if fixed:
         size = fixed_rows(vocabulary, fast)
         yield from ((slice(start, min(rows, start + size)), size) for start in range(0, rows, size))
@@ -125,7 +125,7 @@ def plain_stats(
 
 
 def offset_of(bias: Tensor | None, banned: Tensor) -> Tensor:
-    """Return the numbers [V] float32 to add to a product with the head: the bias, and minus infinity at banned ids."""
+    """Return what to add to a product with the head, [V] float32: the head's bias, but minus infinity at banned ids."""
     offset = torch.zeros(banned.shape, device=banned.device) if bias is None else bias.float()
     return offset.masked_fill(banned, -torch.inf)
 

@@ -44,8 +44,8 @@ PAGE_POLICY = (
 )
 PAGE_HEADERS = [(b"content-security-policy", PAGE_POLICY), (b"referrer-policy", b"no-referrer")]
 NOT_HERE = "this server has no such path; use /v1/completions, /v1/chat/completions or /v1/models"
-LEFT = 499  # the status in the log and metrics if the client left; it is not sent
-READ_ANYWAY = 8 << 20  # bytes beyond the limit that are still read, so that the client gets the error
+LEFT = 499  # the log and the metrics have this status if the client left before the response; nobody gets it
+READ_ANYWAY = 8 << 20  # of a body over the limit, this many more bytes are read, so that the client gets the error
 ERRORS: dict[int | str, Any] = {"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}}
 STREAM: dict[int | str, Any] = {200: {"content": {"text/event-stream": {}}}}
 EXAMPLES = [{"label": "a cold morning", "prompt": "It was a cold morning and", "max_tokens": 48}]
@@ -184,7 +184,7 @@ def _add_pages(app: FastAPI, engine: Engine) -> None:
 
 
 def card(model: Model, limits: Limits) -> dict[str, Any]:
-    """Return the field `d5p4` of a model's entry: facts, defaults, methods, limits, and example prompts."""
+    """Return the field `d5p4` of a model in /v1/models: facts, defaults, methods, limits, and example prompts."""
     chat, defaults = has_template(model), dict(model.generation_defaults)
     own, task = defaults.get("methods", {}), grader_of(model)
     prompts = [] if task is None else [{"label": label, "prompt": prompt} for label, prompt in task.examples]

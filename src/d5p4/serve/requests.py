@@ -88,7 +88,7 @@ class Message(BaseModel):
     tool_calls: Annotated[list[Any], First] | None = None
 
     def plain(self) -> dict[str, str]:
-        """Return the role and the text, without the other fields."""
+        """Return only the role and the text of this message."""
         if self.tool_calls:
             raise ApiError(400, "tool_calls in messages are not supported here; leave them out", "messages")
         parts = self.content if isinstance(self.content, list) else [{"type": "text", "text": self.content or ""}]
@@ -233,7 +233,7 @@ class Ask:
     seed: int
     prompts: list[Any]  # as the client sent them: texts, ids or messages
     requests: list[Request]
-    share_keys: list[tuple[str, int]]  # prompts with equal keys can share a decode
+    share_keys: list[tuple[str, int]]  # one key per prompt; prompts with equal keys can be decoded together
 
     @property
     def chat(self) -> bool:
@@ -312,7 +312,7 @@ def _check_characters(model: Model, prompts: Sequence[Any], field: str) -> None:
 
 
 def _clip(settings: Settings, requests: list[Request], most: int | None) -> tuple[Settings, list[Request]]:
-    """Shorten the answers to at most `most` tokens each."""
+    """Change the settings and requests so that each answer has at most `most` tokens."""
     if most is None or all(request.append <= most for request in requests):
         return settings, requests
     return replace(settings, gen_length=most), [replace(one, append=min(one.append, most)) for one in requests]
