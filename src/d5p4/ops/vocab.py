@@ -24,7 +24,7 @@ from torch import Tensor
 from . import kernels
 
 CHUNK = 1 << 24  # at most this many logits are in one chunk
-KERNEL_CHUNK = 1 << 28  # the same limit for the kernels, which make no copies of the logits (1 GiB)
+KERNEL_CHUNK = 1 << 28  # the same limit for the kernels (1 GiB); it is larger, because they do not copy the logits
 FIXED_CHUNK = 1 << 26  # the same limit for chunks of fixed size; it is small, because the last chunk is filled up
 _HAS_OUT_DTYPE = tuple(int(x) for x in torch.__version__.split(".")[:2]) >= (2, 8)
 

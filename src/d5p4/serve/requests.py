@@ -131,7 +131,7 @@ class Body(Strict):
 
     @model_validator(mode="after")
     def _check(self) -> Body:
-        """Refuse fields that would change the answers and are not supported."""
+        """Raise an error for fields that are not supported and would change the answers."""
         for name, nothing in (NEUTRAL | NEUTRAL_IN_COMPLETIONS | NEUTRAL_IN_CHAT).items():
             value = getattr(self, name, None)
             if value is not None and value not in nothing:

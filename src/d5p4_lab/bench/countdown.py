@@ -5,7 +5,7 @@
 
 A method's parameter (its "knob") is tuned on `--tune` separate problems with one seed. The value with the best pass@4
 is then tested on the test problems. Independent sampling, best-of-16 and greedy-beam have no knob except the
-temperature, which is 1 for all methods. pass@1 is the mean over the k answers; "first answer" is the answer with the
+temperature, which is 1 for all methods. pass@1 is the share of right answers; "first answer" is the answer with the
 best score. The JSON file is written after every run, and finished runs are not repeated, so the same command continues
 a killed benchmark. `--table` only prints the Markdown tables of the JSON file.
 """
@@ -50,7 +50,7 @@ class Method:
     options: Mapping[str, Any]
     knob: str | None = None
     values: tuple[float, ...] = ()
-    main: bool = True  # False for methods that are only controls; these run last
+    main: bool = True  # False for methods that serve only as controls; their runs come last
     guided: bool = False  # whether problems of 4 numbers also run with guidance
 
 
@@ -64,7 +64,7 @@ METHODS = (
     Method("best-of-16, no repeats", {"method": "best-of-n", "rank": "entropy", "repeats": False}, main=False),
     Method("independent, distinct", {"method": "independent", "distinct": True}, main=False),
     Method("greedy-beam, distinct", {"method": "greedy-beam", "distinct": True}, main=False),
-    # The kernel of d5p4x has e^(Q/beta): a small beta favours quality, and at 100 or more only diversity counts.
+    # d5p4x scales its kernel by e^(Q/beta): a small beta favours quality, and from 100 on only diversity counts.
     Method("d5p4x", {"method": "d5p4x"}, "beta", (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0), main=False),
 )
 
@@ -128,13 +128,13 @@ class Record:
     settings: dict[str, Any]  # the settings that differ from the library's defaults
     session: int  # the index of the session in the file's list `sessions`
     right: str  # one hexadecimal digit per problem; its bit i is 1 if answer i is right
-    distinct: str  # a letter per problem: number 5 t + f (a is 0) for t different right texts with f canonical forms
-    rows: float  # the mean number of rows through the model per problem and step
+    distinct: str  # per problem, letter number 5 t + f (a is 0): t different right texts have f canonical forms
+    rows: float  # the mean number of rows (sequences) through the model per problem and step
     rows_nominal: float
     seconds: float
 
     def right_answers(self) -> np.ndarray:
-        """Return bool [P, k]: whether each answer is right."""
+        """Return bool [P, k]: whether each of the k answers to each of the P problems is right."""
         digits = np.array([int(digit, 16) for digit in self.right])
         return (digits[:, None] >> np.arange(K) & 1).astype(bool)
 
@@ -143,7 +143,7 @@ class Record:
         return pass_at(self.right_answers(), n)
 
     def first(self) -> np.ndarray:
-        """Return [P]: 1 if the answer with the best score is right, otherwise 0."""
+        """Return [P]: for each problem, 1 if the answer with the best score is right, otherwise 0."""
         return self.right_answers()[:, 0].astype(float)
 
     def different(self, canonical: bool) -> np.ndarray:
@@ -212,9 +212,9 @@ def sweep(method: Method, numbers: int, count: int) -> list[Run]:
 def plan(
     book: Book, chosen: Sequence[Method], numbers: Sequence[int], count: int, tune: int, seeds: int
 ) -> Iterator[Run]:
-    """Yield the runs in order of importance. Guided runs and controls are last. A sweep is the tuning of a method.
+    """Yield the runs, the most important first. Guided runs and controls are last.
 
-    The tests of a method need the results of its sweep in `book`, so finish each run before asking for the next run.
+    A sweep (the runs that tune a method) must be in `book` before the method's tests, so finish each run in turn.
     """
 
     def tests(method: Method, n: int, guidance: float = 1.0) -> Iterator[Run]:
@@ -238,7 +238,7 @@ def plan(
 
 
 def resolved(run: Run, model: d5p4.Model) -> dict[str, Any]:
-    """Return a run's settings that differ from the library's defaults, including settings that the model changes."""
+    """Return a run's settings that differ from the library's defaults, because of the run or because of the model."""
     defaults, settings = d5p4.Settings().to_dict(), d5p4.Settings.make(model, **run.options()).to_dict()
     # The committed results do not name the solver, because they were made with the default solver.
     params = {name: value for name, value in settings["params"].items() if (name, value) != ("solver", "local-search")}
@@ -246,7 +246,7 @@ def resolved(run: Run, model: d5p4.Model) -> dict[str, Any]:
 
 
 def judge(puzzles: Sequence[Problem], texts: Sequence[Sequence[str]]) -> tuple[str, str]:
-    """Return the fields `right` and `distinct` of a record, given the texts [P][k] of the answers."""
+    """Judge the answers, the texts [P][k]. Return the fields `right` and `distinct` of a `Record`."""
     right, distinct = "", ""
     for problem, answers in zip(puzzles, texts, strict=True):
         marks = [is_right(problem, answer) for answer in answers]
@@ -269,7 +269,7 @@ def carry_out(run: Run, model: d5p4.Model, tokens: int, session: int) -> Record:
 
 
 def forecast(run: Run, book: Book, session: int) -> float:
-    """Estimate the seconds of a run from the slowest run of the same method in this session.
+    """Estimate how many seconds a run will take, from the slowest run of the same method in this session.
 
     If the method has no run in this session, return twice the estimate from the slowest run of all methods.
     """
@@ -291,7 +291,7 @@ def _cut(base: bytes, other: bytes) -> Interval:
 
 
 def summary(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Return the figures of every tested method as [mean, low, high], averaged over seeds, with 95 % intervals."""
+    """Return every tested method's figures, averaged over seeds: [mean, low end, high end of the 95 % interval]."""
     groups: dict[tuple[Any, ...], list[Record]] = {}
     for record in records:
         run = record.run
@@ -402,7 +402,7 @@ def report(book: Book) -> str:
 
 
 def weights_hash(folder: Path) -> str:
-    """Return one sha256 of all weight files together. The committed results contain this hash, not one per file."""
+    """Return one sha256 of all weight files together, as in the committed results, which have no hash per file."""
     digest = hashlib.sha256()
     for file in sorted(folder.glob("*.safetensors")):
         digest.update(file.read_bytes())

@@ -157,7 +157,7 @@ def compared(model: NativeModel, tokens: Tensor, masked: Tensor, embedded: np.nd
 
 
 def table_of(setup: Setup, measure: str, how: str) -> np.ndarray:
-    """Return one measure of one pooling, [batches, points]. A value is NaN if a text has no position to pool."""
+    """Return one measure of one pooling, [batches, mask ratios]. A value is NaN if a text has no position to pool."""
     rows = complete(setup, alignment(setup))
     return np.array([[point[measure][how] for point in row["points"]] for row in rows], dtype=np.float64)
 

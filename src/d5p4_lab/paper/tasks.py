@@ -47,11 +47,11 @@ T = TypeVar("T")
 class Example:
     """A prompt to be answered, and what is known about good answers."""
 
-    id: str  # identifies the example in its task, and does not depend on limit and seed
+    id: str  # names the example in its task; it is the same for every limit and seed
     prompt: str | None  # None if the answer is open-ended text without a prompt
     references: tuple[str, ...]  # texts that a good answer resembles, best first; may be empty
     gold: str | tuple[str, ...] | None = None  # the right answer in the form that the task's grader needs
-    meta: dict[str, Any] = field(default_factory=dict)  # other facts from the source of the example
+    meta: dict[str, Any] = field(default_factory=dict)  # other facts about the example, from the file it was read from
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Task:
 
 
 def shuffled(count: int, seed: int, purpose: str) -> list[int]:
-    """Return 0..count-1, sorted by a hash that depends on the seed. The order is the same on every machine."""
+    """Return the numbers 0..count-1 in an order that the seed determines. It is the same order on every machine."""
     return sorted(range(count), key=lambda i: hashlib.sha256(f"{purpose} {seed} {i}".encode()).digest())
 
 
@@ -170,7 +170,7 @@ def load_questions(
 def _prompt(source: Source, question: Question, solved: Sequence[Question], shots: int) -> str:
     if not shots:
         return source.zero_shot.replace("{question}", question.text)
-    # A file may contain a question twice, so this line leaves out all solved examples with the question's text.
+    # A file may contain a question twice. No shot may have the question's own text, since it would give the answer.
     others = (one for one in solved if one.text.strip() != question.text.strip())
     shown = [one for one, _ in zip(others, range(shots), strict=False)]
     if len(shown) < shots:
@@ -238,7 +238,7 @@ def sentences(text: str) -> list[str]:
 
 
 def continuation(paragraph: str, words: int = PARAGRAPH) -> tuple[str, str] | None:
-    """Split a paragraph into its beginning and the rest. Return None if these conditions are not met:
+    """Split a paragraph into its beginning and the rest. Return None unless all of this holds:
 
     The paragraph has `words` to `words + 140` words. The beginning is the first sentence, or the first two sentences if
     the first sentence has fewer than 8 words. The beginning has 8 to 40 words, and the rest has 30 words or more.
@@ -258,7 +258,7 @@ def continuation(paragraph: str, words: int = PARAGRAPH) -> tuple[str, str] | No
 
 
 def pieces(document: str, words: int = PIECE) -> list[str]:
-    """Cut a document into pieces of `words` words, and drop the words that remain. A shorter document is one piece."""
+    """Cut a document into pieces of `words` words, and drop a shorter last piece. A shorter document is one piece."""
     places = [match.span() for match in re.finditer(r"\S+", document)]
     ends = range(words, len(places) + 1, words) if len(places) >= words else [len(places)] if places else []
     return [document[places[max(0, end - words)][0] : places[end - 1][1]] for end in ends]
@@ -340,7 +340,7 @@ def _spread(groups: Sequence[Sequence[T]], seed: int) -> list[T]:
 # ---- tasks by their names
 
 TASKS = (*SOURCES, "text", "countdown", "books")
-COUNTDOWN = 500  # the number of problems if no limit is given
+COUNTDOWN = 500  # the number of countdown problems if no limit is given
 
 
 def load_task(

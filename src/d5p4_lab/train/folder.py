@@ -18,7 +18,7 @@ from d5p4.models.checkpoint import INDEX, SINGLE
 from .recipe import Card
 
 STATE = "training.state"  # the file with the state of an unfinished run
-WRITTEN = ("*.json", "*.safetensors", "README.md")  # the files of a finished run
+WRITTEN = ("*.json", "*.safetensors", "README.md")  # patterns of the files that a finished run has written
 SHARD = 15 * 2**20 - 2**16  # at most this many bytes of tensors per shard; a file with header has at most 15 MiB
 
 
