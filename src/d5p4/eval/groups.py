@@ -141,7 +141,7 @@ def _entries(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _values(path: Path, text: str) -> list[tuple[str, Any]]:
-    """Return the JSON values of a file that has one value per line, or is one list of values, or is one value."""
+    """Return the JSON values of a file. The file has one value per line, or is one list of values, or one value."""
     try:
         whole = json.loads(text)
     except (ValueError, RecursionError):
@@ -222,7 +222,7 @@ def _answers(place: str, entry: dict[str, Any], answers: str | None) -> tuple[st
 
 
 def _texts(value: Any, what: str, numbers: bool = False) -> Iterator[str]:
-    """Yield the texts in a value, which is a text, a list, or an object such as a message."""
+    """Yield all texts in a JSON value. The value is a text, a list of values, or an object such as a message."""
     if isinstance(value, str):
         yield value.encode("utf-8", "replace").decode()  # replaces half surrogate pairs, which judges cannot read
     elif isinstance(value, (list, tuple)):

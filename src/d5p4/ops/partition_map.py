@@ -70,7 +70,7 @@ def solve(problem: Problem, starts: Starts = "k", local_search: bool = True) -> 
     """Return the chosen items [P, k] of a prepared problem, as indices into the problem's own (canonical) order."""
     prompts, size = problem.quality.shape
     first = _first_picks(problem, starts)
-    together = max(1, 4 * _CHUNK // (problem.k * size))  # at most this many starts run at once, over all prompts
+    together = max(1, 4 * _CHUNK // (problem.k * size))  # at most this many starts of all prompts run at once
     step = max(1, together // (1 if first is None else first.shape[1]))
     chosen = []
     for start in range(0, prompts, step):
@@ -108,7 +108,7 @@ def _first_picks(problem: Problem, starts: Starts) -> Tensor | None:
 
 
 def _climb(problem: Problem, sets: Tensor, regular: Tensor) -> Tensor:
-    """Improve by local search the sets [P, s, k] that regular [P, s] marks. Each move is the best swap of one item.
+    """Improve the sets [P, s, k] where regular [P, s] is True by local search. A move is the best swap of one item.
 
     With A = (L_S)^-1, Y = A L_{S,:} and r_i = L_ii - sum_a L_{S_a,i} Y_ai, putting item i into slot a multiplies the
     determinant by r_i A_aa + Y_ai^2. A is computed afresh for every move, so that errors do not build up.

@@ -25,7 +25,7 @@ from . import kernels
 
 CHUNK = 1 << 24  # at most this many logits are in one chunk
 KERNEL_CHUNK = 1 << 28  # the same limit for the kernels (1 GiB); it is larger, because they do not copy the logits
-FIXED_CHUNK = 1 << 26  # the same limit for chunks of fixed size; it is small, because the last chunk is filled up
+FIXED_CHUNK = 1 << 26  # the same limit under `fixed`; it is smaller, because the last chunk is filled up
 _HAS_OUT_DTYPE = tuple(int(x) for x in torch.__version__.split(".")[:2]) >= (2, 8)
 
 
@@ -154,7 +154,7 @@ def vocab_stats(
     tokens: Tensor | None = None,
     fixed: bool = False,
 ) -> dict[str, Tensor]:
-    """Return the wanted statistics of states [R, D], each [R] ("token" [R, C]). `ops.vocab` explains `fixed`."""
+    """Return the wanted statistics of states [R, D], each [R] ("token" [R, C]). The file's top explains `fixed`."""
     fast, vocabulary = kernels.usable(weight) and kernels.usable(states), weight.shape[0]
     offset, even = (offset_of(bias, banned), even_rows(weight)) if fast else (None, weight)
     parts = []

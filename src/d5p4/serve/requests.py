@@ -231,7 +231,7 @@ class Ask:
     body: Body
     settings: Settings
     seed: int
-    prompts: list[Any]  # as the client sent them: texts, ids or messages
+    prompts: list[Any]  # as the client sent them: texts, lists of token ids, or messages
     requests: list[Request]
     share_keys: list[tuple[str, int]]  # one key per prompt; prompts with equal keys can be decoded together
 
@@ -298,7 +298,7 @@ def _prompts(model: Model, body: Body) -> list[Any]:
 def has_template(model: Model) -> bool:
     try:
         return model.tokenizer is not None and model.tokenizer.chat([{"role": "user", "content": "a"}]) is not None
-    except D5P4Error:  # the template exists and refuses this conversation
+    except D5P4Error:  # the model has a chat template, and it refuses this conversation
         return True
 
 

@@ -82,7 +82,7 @@ class Run:
     guidance: float = 1.0
 
     def identity(self) -> dict[str, Any]:
-        """Return the entries that identify the run in the results file."""
+        """Return the entries of the results file by which a finished run is recognised."""
         return {
             "role": self.role,
             "method": self.method.name,
@@ -126,7 +126,7 @@ class Record:
 
     run: dict[str, Any]  # Run.identity
     settings: dict[str, Any]  # the settings that differ from the library's defaults
-    session: int  # the index of the session in the file's list `sessions`
+    session: int  # the index in the file's list `sessions` of the session that made this run
     right: str  # one hexadecimal digit per problem; its bit i is 1 if answer i is right
     distinct: str  # per problem, letter number 5 t + f (a is 0): t different right texts have f canonical forms
     rows: float  # the mean number of rows (sequences) through the model per problem and step
@@ -240,7 +240,7 @@ def plan(
 def resolved(run: Run, model: d5p4.Model) -> dict[str, Any]:
     """Return a run's settings that differ from the library's defaults, because of the run or because of the model."""
     defaults, settings = d5p4.Settings().to_dict(), d5p4.Settings.make(model, **run.options()).to_dict()
-    # The committed results do not name the solver, because they were made with the default solver.
+    # Leave out the default solver, because the committed results, which were made with it, do not name it.
     params = {name: value for name, value in settings["params"].items() if (name, value) != ("solver", "local-search")}
     return {name: value for name, value in (settings | {"params": params}).items() if value != defaults[name]}
 
@@ -275,7 +275,7 @@ def forecast(run: Run, book: Book, session: int) -> float:
     """
 
     def cost(run: Mapping[str, Any]) -> int:
-        return run["problems"] * WINDOW[run["numbers"]] ** 2  # problems times steps times tokens per row
+        return run["problems"] * WINDOW[run["numbers"]] ** 2  # steps and tokens per row are both WINDOW
 
     wanted = run.identity()
     mine = [record for record in book.records if record.session == session]
@@ -286,7 +286,7 @@ def forecast(run: Run, book: Book, session: int) -> float:
 
 @cache
 def _cut(base: bytes, other: bytes) -> Interval:
-    """Return `relative_cut` of two float64 arrays [P]. Results are cached: every write of the file needs them again."""
+    """Return `relative_cut` of two float64 arrays [P]. They are cached, because every write of the file needs them."""
     return relative_cut(np.frombuffer(base), np.frombuffer(other))
 
 

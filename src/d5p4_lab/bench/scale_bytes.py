@@ -32,13 +32,13 @@ VOTES = "votes"  # the counts of bytes have this key for the number of votes; ra
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of a pool that several ranks share. Every rank has `groups` groups of w rows."""
+    """The sizes of a pool that several ranks share. Every rank has `groups` groups of `w` rows."""
 
-    ranks: int = 2
+    ranks: int = 2  # the number of processes
     groups: int = 6
     w: int = 10
-    length: int = 256
-    width: int = 4096
+    length: int = 256  # L, the number of positions per row
+    width: int = 4096  # D, the number of features per position
     vocabulary: int = 32
     steps: int = 5
     votes: int = 300  # the number of votes that are timed

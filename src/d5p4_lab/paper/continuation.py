@@ -69,7 +69,7 @@ Places = list[int]
 
 
 def by_chance(setup: Setup, unit: int, row: Row) -> Places:
-    """Choose k random answers of a pool. (The first k answers are not random: answers are sorted by score.)"""
+    """Choose k random answers of a pool. (The first k answers would be the best, since answers are sorted by score.)"""
     return random.Random(f"{setup.seed} {unit}").sample(range(len(row["texts"])), setup["k"])
 
 

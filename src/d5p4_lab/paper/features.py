@@ -74,7 +74,7 @@ def debiased_cka(k: np.ndarray, m: np.ndarray) -> float:
 
     a, b = (x - np.diag(np.diag(x)) for x in (k, m))
     norms = [hsic(x, x) for x in (a, b)]
-    # If all items are equal, rounding may give a norm that is tiny but not 0.
+    # If all items are equal, the norm should be 0, but rounding may make it tiny instead.
     flat = any(norm <= 1e-12 * (x * x).sum() for norm, x in zip(norms, (a, b), strict=True))
     return 0.0 if flat else hsic(a, b) / (norms[0] * norms[1]) ** 0.5
 
@@ -120,7 +120,7 @@ def sources(setup: Setup) -> list[Source]:
     if setup.decoding:
         check_same_text(setup, texts(setup), length_of(setup))
     if not missing_keys(setup, alignment(setup)):
-        return [alignment(setup)]  # the texts are no longer needed
+        return [alignment(setup)]  # all rows exist, so the texts are not needed again
     return [texts(setup), alignment(setup)]
 
 

@@ -123,7 +123,7 @@ def _rises_later(setup: Setup, by_judge: Mapping[str, Means], line: Sequence[Cas
     low, middle, high = line[0], line[(len(line) - 1) // 2], line[-1]
 
     def slope(m: Means, a: Case, b: Case) -> np.ndarray:
-        """The rise of log perplexity from case `a` to case `b`, divided by the number of tenfold parameter steps."""
+        """The rise of log perplexity from case `a` to case `b`, divided by log10 of (b's value / a's value)."""
         decades = np.log10((b.value or 0) / (a.value or 1))
         return (m[b.name] - m[a.name])[:, 0] / decades if decades else np.full(len(m[a.name]), np.nan)
 

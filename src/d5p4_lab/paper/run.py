@@ -135,7 +135,7 @@ def _run_stage(setup: Setup, stage: str, deadline: float | None, scorers: Sequen
 
 
 def _drawn(setup: Setup) -> list[str | None]:
-    """The contents of the drawn files. If drawing leaves all of them unchanged, config.json is not rewritten either."""
+    """The contents of the drawn files. If drawing leaves all of them unchanged, config.json stays unchanged, too."""
     files = (setup.folder / "table.md", setup.folder / "summary.json")
     return [file.read_text(encoding="utf-8") if file.is_file() else None for file in files]
 

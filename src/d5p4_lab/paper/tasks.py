@@ -61,7 +61,7 @@ class Task:
     name: str
     examples: list[Example]
     grader: str | None  # a name in `eval.graders.GRADERS`; None if answers are only compared with the references
-    source: str  # the path or hub id that the examples come from, as the caller wrote it
+    source: str  # the path or hub id of the data, as the caller wrote it
 
     def __len__(self) -> int:
         return len(self.examples)
@@ -181,7 +181,7 @@ def _prompt(source: Source, question: Question, solved: Sequence[Question], shot
 
 
 def _read(source: Source, path: str | Path, split: str | None, default: str | None = None) -> dict[str, Question]:
-    """Return the questions of a split by id: the record's field `id` or, if ids are not unique, the record's number."""
+    """Return {id: question} of a split. The id is the record's field `id` or, if ids are not unique, its number."""
     files = locate(path, split=split, default=default or source.split, folders=source.folders)
     records = [(f"{file} record {i}", record) for file in files for i, record in enumerate(read_records(file), 1)]
     if not records:
@@ -226,7 +226,7 @@ def sentences(text: str) -> list[str]:
 
     A sentence ends after `.`, `!`, `?` or `…` and any closing quotes and brackets, if white space and a capital letter
     follow (opening quotes may come before the letter). A sentence does not end after an abbreviation such as `Mr.` or
-    `vs.`, nor after an initial (any single capital letter but I). So `"Stop!" Tom said.` counts as two sentences.
+    `vs.`, nor after an initial (any single capital letter but I). By these rules, `"Stop!" Tom said.` is two sentences.
     """
     ended, start = [], 0
     for stop in _STOP.finditer(text):
@@ -258,7 +258,7 @@ def continuation(paragraph: str, words: int = PARAGRAPH) -> tuple[str, str] | No
 
 
 def pieces(document: str, words: int = PIECE) -> list[str]:
-    """Cut a document into pieces of `words` words, and drop a shorter last piece. A shorter document is one piece."""
+    """Cut a document into pieces of `words` words, and drop the rest. A document of fewer words is one piece."""
     places = [match.span() for match in re.finditer(r"\S+", document)]
     ends = range(words, len(places) + 1, words) if len(places) >= words else [len(places)] if places else []
     return [document[places[max(0, end - words)][0] : places[end - 1][1]] for end in ends]
@@ -337,7 +337,7 @@ def _spread(groups: Sequence[Sequence[T]], seed: int) -> list[T]:
     return [item for turn in zip_longest(*rows) for item in turn if item is not None]
 
 
-# ---- tasks by their names
+# ---- loading a task by its name
 
 TASKS = (*SOURCES, "text", "countdown", "books")
 COUNTDOWN = 500  # the number of countdown problems if no limit is given

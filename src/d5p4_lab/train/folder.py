@@ -19,11 +19,11 @@ from .recipe import Card
 
 STATE = "training.state"  # the file with the state of an unfinished run
 WRITTEN = ("*.json", "*.safetensors", "README.md")  # patterns of the files that a finished run has written
-SHARD = 15 * 2**20 - 2**16  # at most this many bytes of tensors per shard; a file with header has at most 15 MiB
+SHARD = 15 * 2**20 - 2**16  # the most bytes of tensors per shard, so that the file with its header has at most 15 MiB
 
 
 def refuse_occupied(out: Path) -> None:
-    """Raise an error if the folder has files like those of a finished run, but no state of an unfinished run."""
+    """Raise an error if the folder has files as a finished run writes them, but no state of an unfinished run."""
     names = sorted(path.name for pattern in WRITTEN for path in out.glob(pattern))
     if names and not (out / STATE).exists():
         content = "a model" if "config.json" in names else names[0]

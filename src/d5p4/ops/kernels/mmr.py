@@ -1,4 +1,4 @@
-"""Maximal marginal relevance (`ops.mmr`) of P pools in one launch. Each program runs one start (one first pick)."""
+"""Maximal marginal relevance (`ops.mmr`) of P pools in one launch. Each program runs the search from one first pick."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _mmr(
     similarity,  # [P, N, N]
     tie,  # [P, N]
     sets,  # [P, starts, k] the k items that each start has picked
-    value_out,  # [P, starts]
+    value_out,  # [P, starts] the value of each start's set
     tie_out,  # [P, starts] the tie-breaking number of each start's first pick
     done,  # [P] the number of programs of each pool that have finished
     out,  # [P, k]
