@@ -78,12 +78,12 @@ class Watchdog:
             thread.join(timeout=5)
 
     def beat(self) -> None:
-        """Record that the main thread has made one more step."""
+        """Count one more step of the main thread, so that other ranks see that it makes progress."""
         self._steps += 1
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Mark the time during which the main thread waits for other ranks."""
+        """Return a context in which the main thread counts as waiting for other ranks."""
         self._waiting += 1
         try:
             yield
@@ -136,7 +136,7 @@ class Watchdog:
         text = f"error: rank {self.rank} of {self.world} stops: {complaint}; {CURE}\n"
         os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, text.encode())
         if self.rank == 0:
-            time.sleep(1)  # the store may end with this process, so other ranks get time to read the complaint
+            time.sleep(1)  # the store may end with this process, so give other ranks time to read the complaint
         os._exit(UNFINISHED)
 
 

@@ -130,7 +130,7 @@ def _entries(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     except OSError as reason:
         raise D5P4Error(f"{path} cannot be read: {reason.strerror or reason}") from None
     if path.parent.name.endswith(".parts"):
-        text = text[: text.rfind("\n") + 1]  # drop a last line that a run is still writing
+        text = text[: text.rfind("\n") + 1]  # drop an incomplete last line, which a run is still writing
     for place, entry in _values(path, text):
         if isinstance(entry, list) and all(isinstance(item, str) for item in entry):
             entry = {"answers": entry}
@@ -163,7 +163,7 @@ def _parse(place: str, text: str) -> Any:
 
 
 def _line(place: str, entry: dict[str, Any], answers: str | None, references: str | None) -> _Line:
-    others = {key: x for key, x in entry.items() if key != references}  # the field of references holds no answers
+    others = {key: x for key, x in entry.items() if key != references}  # this field is not searched for answers
     name, value, alone = _answers(place, others, answers)
     texts = list(_texts(value, f"{place}: {name!r}"))
     if not texts:
@@ -195,7 +195,7 @@ def _answers(place: str, entry: dict[str, Any], answers: str | None) -> tuple[st
         if entry.get(name) is not None:
             return name, entry[name], False
     batch = entry.get("response")
-    if isinstance(batch, dict):  # a line of an OpenAI batch
+    if isinstance(batch, dict):  # a line of an OpenAI batch has its answers in `response`
         body = batch.get("body", batch)
         if not isinstance(body, dict) or "choices" not in body:
             raise D5P4Error(f"{place}: 'response' holds no choices (status {batch.get('status_code')})")

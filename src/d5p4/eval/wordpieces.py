@@ -27,11 +27,11 @@ class WordPieces:
     def __init__(self, file: str | Path) -> None:
         try:
             self._backend = tokenizers.Tokenizer.from_file(str(file))
-        except Exception as reason:  # the library raises plain Exception
+        except Exception as reason:  # the library `tokenizers` raises plain Exception, no subclass
             raise D5P4Error(f"{file} is not a tokenizer file ({reason}): fetch it again") from reason
         self._backend.no_truncation()  # the file of the default encoder truncates and pads texts to 128 pieces
         self._backend.no_padding()
-        self._ids = lru_cache(maxsize=4096)(self._encode)  # a report asks for the pieces of the same texts repeatedly
+        self._ids = lru_cache(maxsize=4096)(self._encode)  # a report needs the pieces of the same texts repeatedly
 
     def ids(self, text: str) -> tuple[int, ...]:
         """Return the ids of the pieces of a text."""

@@ -38,7 +38,7 @@ MOST_TOKENS = 1 << 18  # the largest token budget on any device, in tokens per f
 def default_budget(model: Model, deterministic: bool = False) -> int:
     """Return the token budget. It is a power of two that depends on the size of the model and the kind of device.
 
-    Deterministic forwards are padded to their full size, so a large budget is reduced for them, at most to a quarter.
+    Deterministic forwards are padded to the whole budget. To pad less, a large budget is reduced, at most to a quarter.
     """
     module: Any = getattr(model, "module", model)
     weights = module.parameters() if isinstance(module, nn.Module) else [model.head.weight]
@@ -81,7 +81,7 @@ class Decoder(Generic[Item]):
     def __init__(self, attempt: Attempt[Item], settings: Settings, patience: float = 0) -> None:
         self.attempt, self.settings, self.patience = attempt, settings, patience
         self.halvings = 0  # how often the token budget was halved
-        self.too_large: set[int] = set()  # token budgets with which memory ran out in the last batch
+        self.too_large: set[int] = set()  # the token budgets with which memory ran out in the last batch
         self.succeeded = False  # whether any prompt has been decoded
 
     def decode(self, items: Sequence[Item]) -> Outcome[Item]:

@@ -59,7 +59,7 @@ def read_padding(tokens: Tensor, attention_mask: Tensor | None) -> Padding:
 
 
 class Rotary(NamedTuple):
-    """Cosines and sines [R or 1, 1, T, d] for rotary positions that rotate element i together with element i + d/2."""
+    """Cosines and sines [R or 1, 1, T, d] of rotary positions, which rotate each pair of elements i and i + d/2."""
 
     cos: Tensor
     sin: Tensor

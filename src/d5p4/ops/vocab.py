@@ -131,7 +131,7 @@ def offset_of(bias: Tensor | None, banned: Tensor) -> Tensor:
 
 
 def token_logprob(logits: Tensor, offset: Tensor, tokens: Tensor, lse: Tensor, rows: Tensor | None = None) -> Tensor:
-    """Return log p [R, C] of tokens [R, C]; rows [R] are the rows of the logits to read (by default all, in order)."""
+    """Return log p [R, C] of tokens [R, C]. rows [R]: which row of the logits to read for each (default: 0..R-1)."""
     place = torch.arange(len(tokens), device=tokens.device) if rows is None else rows
     return logits[place[:, None], tokens].float() + offset[tokens] - lse[:, None]
 

@@ -24,9 +24,9 @@ from ..types import Model
 from .errors import ApiError, not_possible
 from .limits import Limits
 
-CHARACTERS_PER_TOKEN = 256  # more than any token has; a longer text cannot fit into the model
+CHARACTERS_PER_TOKEN = 256  # no token is longer, so a model of n tokens cannot hold more than 256 n characters
 
-LARGEST = 1e30  # the largest value of an option that has no limit of its own
+LARGEST = 1e30  # the largest absolute value of a number that has no limit of its own
 Number = Annotated[float, Ge(-LARGEST), Le(LARGEST)]
 Steps = Annotated[list[Annotated[int, Ge(0), Le(2**31)]], Len(2, 2)]
 Seed = Annotated[int, Ge(-(2**63)), Le(2**63 - 1)]
@@ -113,7 +113,7 @@ class Body(Strict):
     def _check_names(cls, body: Any) -> Any:
         for name in body if isinstance(body, dict) else ():
             if name not in cls.model_fields:
-                name = name.encode("utf-8", "backslashreplace").decode()  # half of a surrogate pair is not valid text
+                name = name.encode("utf-8", "backslashreplace").decode()  # UTF-8 has no half surrogate pairs
                 own = public("http").get(name)
                 hint = f"use {own.option.http}" if own and own.option.http else nearest(name, cls.model_fields)
                 message = f"{shown(name)} is not a field of this request{hint and '; '}{hint}"
@@ -209,7 +209,7 @@ def not_valid(errors: Sequence[Any], body: Any, kind: type[Body]) -> ApiError:
 
 
 def expected(kind: Any) -> str:
-    """Describe a type in words, such as "a whole number from 1 to 64"."""
+    """Describe in words which values a type allows, such as "a whole number from 1 to 64"."""
     if get_origin(kind) in (Union, UnionType):
         return " or ".join(dict.fromkeys(expected(part) for part in get_args(kind) if part is not NoneType))
     notes: Sequence[Any] = ()

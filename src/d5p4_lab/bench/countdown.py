@@ -95,7 +95,7 @@ class Run:
         }
 
     def options(self) -> dict[str, Any]:
-        """Return the keyword arguments for `d5p4.generate`. One token is revealed per step."""
+        """Return the run's keyword arguments for `d5p4.generate`, which reveal one token per step."""
         window = WINDOW[self.numbers]
         common: dict[str, Any] = dict(k=K, w=W, gen_length=window, steps=window, block_length=window)
         common |= dict(temperature=1.0, order="confidence", distinct=False, guidance=self.guidance)
@@ -200,7 +200,7 @@ class Book:
 
 
 def _one_per_line(value: Any) -> str:
-    """Return the JSON text of a value. A list gets one line per entry."""
+    """Return the JSON text of a value. If the value is a list, each entry is on its own line."""
     entries = [json.dumps(entry) for entry in value] if isinstance(value, list) else []
     return "[\n" + ",\n".join(entries) + "\n]" if entries else json.dumps(value)
 
@@ -361,7 +361,7 @@ def sweeps_table(records: Sequence[Record]) -> str:
 
 
 def card_table(rows: Sequence[Row]) -> str:
-    """Return the table for the model's card: one sample, four samples, and d5p4 without and with `distinct`."""
+    """Return the table for the model's card: one sample, four samples, d5p4, and d5p4 with `distinct`."""
     cells = []
     for numbers, word in ((4, "four"), (5, "five")):
         named = {row["method"]: row for row in rows if row["numbers"] == numbers and row["guidance"] == 1}
@@ -474,7 +474,7 @@ def main(arguments: Sequence[str]) -> None:
     tokens = args.tokens or (TOKENS if model.device.type == "cuda" else 1 << 14)
     session = len(book.sessions)
     book.sessions.append(about(model.device, _words(arguments)) | {"dtype": dtype})
-    for n in numbers:  # these short runs load the kernels before anything is timed
+    for n in numbers:  # untimed short runs, because the first run also loads the kernels
         carry_out(Run("test", METHODS[0], n, 8, 0), model, tokens, session)
     print(f"{book.sessions[-1]['machine']}, torch {torch.__version__}, {dtype}", flush=True)
 

@@ -164,7 +164,7 @@ def table_of(setup: Setup, measure: str, how: str) -> np.ndarray:
 
 def draw(setup: Setup) -> Drawing:
     values = {(name, how): table_of(setup, name, how) for name in MEASURES for how in FEATURES}
-    # The value of a batch is the mean over the mask ratios at which every text has a position to pool.
+    # A batch's value is its mean over the mask ratios. Ratios at which some text has no position to pool are left out.
     means = {place: figure(np.nanmean(value, axis=1)) for place, value in values.items()}
     claims, ahead = [], {}
     for name in ("cka", "debiased"):

@@ -22,7 +22,7 @@ from .setup import Progress, Setup
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 STAGES = ("decode", "score", "draw")
-WORTH_RECORDING = 5.0  # runs of fewer seconds are recorded only if they begin a stage or continue a stopped stage
+WORTH_RECORDING = 5.0  # seconds; shorter runs are recorded only if they begin a stage or continue a stopped stage
 
 
 def reproduce(
@@ -107,7 +107,7 @@ def _run_stages(setup: Setup, stages: Sequence[str], minutes: float | None, scor
 
 
 def sources(setup: Setup, stage: str, scorers: Sequence[str] | None = None) -> list[Source]:
-    """The `Source`s whose rows a stage makes."""
+    """The `Source`s (descriptions of rows) whose rows a stage makes."""
     if stage == "decode":
         return [*setup.experiment.sources(setup), *(answers(setup, case) for case in setup.cases)]
     if stage == "score":
@@ -116,7 +116,7 @@ def sources(setup: Setup, stage: str, scorers: Sequence[str] | None = None) -> l
 
 
 def left(setup: Setup) -> int:
-    """The number of rows that the stage decode still has to make."""
+    """The number of rows that the stage "decode" still has to make."""
     return sum(len(missing_keys(setup, source)) for source in sources(setup, "decode"))
 
 

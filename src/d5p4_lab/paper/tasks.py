@@ -197,7 +197,7 @@ def _parsed(source: Source, place: str, record: dict[str, Any]) -> Question:
         texts = (question.text, *question.answers)
         if not all(isinstance(text, str) and text.strip() for text in texts) or len(texts) < 2:
             raise D5P4Error("the question or its answer is empty or not text")
-        "".join(texts).encode()  # raises an error for half a surrogate pair, which no tokenizer can encode
+        "".join(texts).encode()  # raises an error for half a surrogate pair, which no tokenizer can read
         return question
     except KeyError as missing:
         raise D5P4Error(f"{place} has no field {missing}; its fields are {', '.join(map(str, record))}") from None
@@ -211,7 +211,7 @@ def _parsed(source: Source, place: str, record: dict[str, Any]) -> Question:
 
 PIECE = 200  # the number of words per piece of a document
 PARAGRAPH, LONGER = 60, 140  # a paragraph to be continued has 60 to 60 + 140 words
-PROMPT = (8, 40)  # a prompt has 8 to 40 words; if the first sentence has fewer than 8, two sentences are used
+PROMPT = (8, 40)  # a prompt has 8 to 40 words: one sentence, or two if the first has fewer than 8
 CONTINUATION = 30  # the rest of the paragraph, after the prompt, has at least this many words
 
 _STOP = re.compile(
@@ -222,7 +222,7 @@ _ABBREVIATION = re.compile(rf"\b(?:{'|'.join(_SHORT.split())}|[A-HJ-Z])\.$")
 
 
 def sentences(text: str) -> list[str]:
-    """Split a paragraph into sentences, without the space between them.
+    """Split a paragraph into sentences. The white space between sentences is dropped.
 
     A sentence ends after `.`, `!`, `?` or `…` and any closing quotes and brackets, if white space and a capital letter
     follow (opening quotes may come before the letter). A sentence does not end after an abbreviation such as `Mr.` or
@@ -328,7 +328,7 @@ def _prepared(folder: Path, split: str | None) -> Iterator[str]:
 
 
 def _spread(groups: Sequence[Sequence[T]], seed: int) -> list[T]:
-    """List the items of all groups. Groups take turns, so any first n items are spread evenly over the groups.
+    """List the items of all groups. Groups take turns, so the first n items, for any n, come evenly from the groups.
 
     The seed determines the order of the groups, and the order of the items of each group.
     """

@@ -17,7 +17,7 @@ from d5p4.models.checkpoint import INDEX, SINGLE
 
 from .recipe import Card
 
-STATE = "training.state"  # the file with the state of an unfinished run
+STATE = "training.state"  # the name of the file with the state of an unfinished run
 WRITTEN = ("*.json", "*.safetensors", "README.md")  # patterns of the files that a finished run has written
 SHARD = 15 * 2**20 - 2**16  # the most bytes of tensors per shard, so that the file with its header has at most 15 MiB
 
@@ -49,7 +49,7 @@ def write_weights(folder: Path, tensors: Mapping[str, Tensor], dtype: torch.dtyp
     numbered = [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
     names = [SINGLE] if len(shards) == 1 else numbered
     for file, shard in zip(names, shards, strict=True):
-        # transformers refuses files without "format". `save_file` would write files that only their owner can read.
+        # transformers refuses files without "format". We avoid `save_file`: only their owner could read the files.
         (folder / file).write_bytes(save(shard, {"format": "pt"}))
     if len(shards) == 1:
         return total
