@@ -77,7 +77,7 @@ def rotary(positions: Tensor, width: int, base: float, dtype: torch.dtype) -> Ro
 def attend(query: Tensor, key: Tensor, value: Tensor, angles: Rotary, keys: Tensor | None) -> Tensor:
     """Return [R, T, H * d], the bidirectional attention of query [R, T, H * d] over key and value [R, T, K * d].
 
-    H is the number of query heads. K, the number of key heads, divides H. The transposes below copy nothing.
+    K (key heads) divides H (query heads). A tensor's heads lie side by side in memory, so transposing copies nothing.
     """
     query, key = (rotate(x, *angles).transpose(1, 2) for x in (query, key))
     value = value.unflatten(-1, (-1, angles.cos.shape[-1])).transpose(1, 2)
