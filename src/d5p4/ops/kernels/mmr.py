@@ -1,4 +1,4 @@
-"""Maximal marginal relevance (`ops.mmr`) of P pools in one launch. Each program runs the search from one first pick."""
+"""Maximal marginal relevance (`ops.mmr`) of P pools in one launch. A program runs one start (from one first pick)."""
 
 from __future__ import annotations
 
