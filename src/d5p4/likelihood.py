@@ -2,8 +2,8 @@
 
 An answer has La tokens. A sample masks l of them, chosen uniformly. Then
     log p(answer | prompt) >= E_l E_mask [ (La / l) Σ_{masked i} log p(token_i | rest) ],   l uniform on 1..La.
-The values of l of all samples are stratified: they start at a random offset and are evenly spaced over 1..La. The
-result is the mean over the samples. It is an unbiased estimate of the bound, in nats.
+The samples' values of l are stratified: they start at a random offset and are evenly spaced over 1..La. The result
+is the mean of the bracket over the samples. It is an unbiased estimate of the bound (the right-hand side), in nats.
 """
 
 from __future__ import annotations

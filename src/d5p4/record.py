@@ -116,7 +116,7 @@ def _cell(value: float | str | None) -> str:
 
 
 def finite(value: Any) -> Any:
-    """Replace NaN and infinities in the value, which JSON cannot represent, by None."""
+    """Replace every NaN and infinity in a value by None, because JSON has no such numbers."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

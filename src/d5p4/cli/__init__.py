@@ -64,11 +64,11 @@ def d5p4(
 
 def main() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # the parent process has closed this stream
+        if getattr(sys, name) is None:  # the parent process has closed this standard stream
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
     modules = plugins(sys.argv)
     if modules and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # a plugin may be a file in the current folder
+        sys.path.insert(0, os.getcwd())  # a plugin may be a Python file in the current folder
     try:
         load_plugins(modules)
     except D5P4Error as error:

@@ -50,7 +50,7 @@ def plain_table(*columns: str, wide: str = "") -> Table:
 
 
 def _takes_lines(texts: list[str], width: int) -> bool:
-    """Return whether any of the texts needs more than one line of this width."""
+    """Return whether any of the texts needs more than one line if a line has this width in characters."""
     return any("\n" in text.strip() or len(text) > width for text in texts)
 
 
@@ -79,8 +79,8 @@ def print_prompt(console: Console, prompt: str | list[dict[str, Any]] | None, na
 
 
 def side_by_side(columns: list[tuple[str, list[str], Sequence[bool] | None]], console: Console) -> list[Table]:
-    """Return a table with one column of texts per entry, or several tables if the terminal is too narrow. Wrong texts
-    are marked."""
+    """Return a table with one column of texts per entry. If the terminal is too narrow for all columns, return several
+    tables, one below the other. Wrong texts are marked."""
     count = max(1, console.width // (NARROWEST + 2))
     tables = []
     for start in range(0, len(columns), count):
@@ -97,7 +97,7 @@ def side_by_side(columns: list[tuple[str, list[str], Sequence[bool] | None]], co
 
 
 def _marked(text: str, right: Sequence[bool] | None, rank: int) -> Text:
-    """Return an answer as the text of a table cell. "(wrong)" follows a wrong answer."""
+    """Return an answer as the text of a table cell, with "(wrong)" after it if the answer is wrong."""
     cell = answer_text(text)
     return cell if right is None or right[rank] else Text.assemble(cell, (" (wrong)", "red"))
 

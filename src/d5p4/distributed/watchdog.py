@@ -27,7 +27,7 @@ from ..errors import D5P4Error
 CURE = "finished work is kept: start the same command again"
 UNFINISHED = 3
 """The exit code of a rank that stops because another rank is at fault."""
-GONE = "gone"  # a rank that leaves the mesh writes this instead of a pulse
+GONE = "gone"  # a rank that leaves the mesh writes this into the store in place of its pulse
 
 
 class RankLost(D5P4Error):
@@ -39,13 +39,13 @@ class RankLost(D5P4Error):
 
 
 def in_short(error: BaseException) -> str:
-    """Return the first line of an error's message without a leading [part]. If it is empty, return the error's type."""
+    """Return the first line of an error's message, without a leading "[...]". If no text is left, return the type."""
     lines = str(error).strip().splitlines()
     return (re.sub(r"^\[[^\]]*\]\s*", "", lines[0]) if lines else "")[:160] or type(error).__name__
 
 
 class Watchdog:
-    """Watches the next rank. `connect` must return a new client of the store, which only one thread uses."""
+    """Watches the next rank. `connect` must return a new client of the store, for one thread alone."""
 
     def __init__(self, connect: Callable[[], TCPStore], rank: int, world: int, timeout: float, name: str) -> None:
         self.rank, self.world, self.timeout, self.name = rank, world, timeout, name
@@ -66,7 +66,7 @@ class Watchdog:
         atexit.register(self._desert)
 
     def _desert(self) -> None:
-        """Complain when the process exits although this rank has not left the mesh."""
+        """Write a complaint into the store if this process exits before its rank has left the mesh."""
         if not self._closed.is_set():
             self._deserted = True
             self.close()
@@ -78,12 +78,12 @@ class Watchdog:
             thread.join(timeout=5)
 
     def beat(self) -> None:
-        """Record that the main thread has made one more step."""
+        """Count one more step of the main thread, so that other ranks see that it makes progress."""
         self._steps += 1
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Mark the time during which the main thread waits for other ranks."""
+        """Return a context in which the main thread counts as waiting for other ranks."""
         self._waiting += 1
         try:
             yield
@@ -136,7 +136,7 @@ class Watchdog:
         text = f"error: rank {self.rank} of {self.world} stops: {complaint}; {CURE}\n"
         os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, text.encode())
         if self.rank == 0:
-            time.sleep(1)  # the store may end with this process, so other ranks get time to read the complaint
+            time.sleep(1)  # the store may end with this process, so give other ranks time to read the complaint
         os._exit(UNFINISHED)
 
 
@@ -146,7 +146,7 @@ def failure_key(name: str) -> str:
 
 
 class _Heard:
-    """The last pulse of the watched rank, and the time of its last change by the clock of this process."""
+    """The last pulse of the watched rank, and when this process saw the pulse change last (in seconds, own clock)."""
 
     def __init__(self, now: float) -> None:
         self._pulse, self._state = "", "starts"

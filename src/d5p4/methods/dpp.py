@@ -63,7 +63,7 @@ class PartitionDPP(Checked):
         if self.beta == 0:
             return GreedyBeam()(pool, k, key) if self.partition else pool.keep(top(pool.quality, pool.tie, k))
         kernel, log_gain = dpp_kernel(self.kernel, pool.quality, pool.similarity, self.beta)
-        kernel = kernel.to(pool.similarity.dtype)  # more digits than S has add nothing, and float32 is solved faster
+        kernel = kernel.to(pool.similarity.dtype)  # L needs only the digits of S, and float32 is solved faster
         return pool.keep(self._solve(kernel, k, log_gain, pool.quality, pool.tie))
 
     def _solve(self, kernel: Tensor, k: int, log_gain: Tensor | None, quality: Tensor, tie: Tensor) -> Tensor:

@@ -49,17 +49,17 @@ def read_padding(tokens: Tensor, attention_mask: Tensor | None) -> Padding:
             shapes = f"{tuple(attention_mask.shape)}, but tokens have {tuple(tokens.shape)}"
             raise D5P4Error(f"attention_mask has shape {shapes}: give one entry per token")
         real = attention_mask.to(device=tokens.device, dtype=torch.bool)
-        # On a GPU we assume that there is padding, because the host would have to wait to read the mask.
+        # On a GPU we assume that there is padding: to read the mask, the CPU would have to wait for the GPU.
         if real.device.type != "cpu" or not bool(real.all()):
             count = real.long().cumsum(-1)
-            # A row of padding alone attends to all positions, because a softmax over no position would be NaN.
+            # A row that is all padding attends to all its positions, because a softmax over no position would be NaN.
             keys = real | ~real.any(-1, keepdim=True)
             return Padding((count - 1).clamp_min(0), keys[:, None, None, :], real & (count == 1))
     return Padding(torch.arange(tokens.shape[1], device=tokens.device)[None], None, None)
 
 
 class Rotary(NamedTuple):
-    """Cosines and sines [R or 1, 1, T, d] for rotary positions that rotate element i together with element i + d/2."""
+    """Cosines and sines [R or 1, 1, T, d] of rotary positions, which rotate each pair of elements i and i + d/2."""
 
     cos: Tensor
     sin: Tensor
@@ -77,7 +77,7 @@ def rotary(positions: Tensor, width: int, base: float, dtype: torch.dtype) -> Ro
 def attend(query: Tensor, key: Tensor, value: Tensor, angles: Rotary, keys: Tensor | None) -> Tensor:
     """Return [R, T, H * d], the bidirectional attention of query [R, T, H * d] over key and value [R, T, K * d].
 
-    K divides H. All tensors keep their heads side by side in memory, so transposing copies nothing.
+    K (key heads) divides H (query heads). A tensor's heads lie side by side in memory, so transposing copies nothing.
     """
     query, key = (rotate(x, *angles).transpose(1, 2) for x in (query, key))
     value = value.unflatten(-1, (-1, angles.cos.shape[-1])).transpose(1, 2)
@@ -91,14 +91,14 @@ def attend(query: Tensor, key: Tensor, value: Tensor, angles: Rotary, keys: Tens
 
 
 def any_shape() -> AbstractContextManager[None]:
-    """Switch off attention by cuDNN, which makes a plan for every new shape. Planning takes longer than a forward of a
-    few rows, and the number of rows changes at every step. The switch is global: cuDNN may stay
-    off if two threads use the switch at once."""
+    """Return a context in which torch does not use cuDNN for attention. cuDNN makes a plan for every new shape, which
+    takes longer than a forward of a few rows, and the number of rows changes at every step. The switch is global:
+    cuDNN may stay off if two threads use the switch at once."""
     return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
 
 
 def _flash_shares_heads(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Say whether flash attention accepts query [R, H, T, d] with fewer heads in key and value [R, K, T, d]."""
+    """Say whether flash attention can run when key and value [R, K, T, d] have fewer heads than query [R, H, T, d]."""
     if not query.is_cuda or torch.compiler.is_compiling():
         return False
     params = torch.backends.cuda.SDPAParams(query, key, value, None, 0.0, False, True)

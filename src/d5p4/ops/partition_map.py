@@ -51,7 +51,7 @@ def partition_map(
         raise ValueError(f'starts must be "one", "k" or "n", got {starts!r}')
     kernel, k, log_gain, quality, tie = check(kernel, k, log_gain, quality, tie, partition)
     size = kernel.shape[1]
-    rows = {"one": 1, "k": k, "n": size}[starts] * k  # rows per problem that the Triton kernel stores
+    rows = {"one": 1, "k": k, "n": size}[starts] * k  # rows of N numbers that the Triton kernel stores per pool
     if partition and kernels.usable(kernel, size) and k <= kernels.MOST_GROUPS and rows * size <= 1 << 28:
         from .kernels.partition_map import partition_map as launch
 
@@ -67,10 +67,10 @@ map_inference = partial(partition_map, partition=False)
 
 
 def solve(problem: Problem, starts: Starts = "k", local_search: bool = True) -> Tensor:
-    """Return the items [P, k] chosen for a prepared problem. They are indices into the problem's canonical order."""
+    """Return the chosen items [P, k] of a prepared problem, as indices into the problem's own (canonical) order."""
     prompts, size = problem.quality.shape
     first = _first_picks(problem, starts)
-    together = max(1, 4 * _CHUNK // (problem.k * size))  # at most this many starts run at once, over all prompts
+    together = max(1, 4 * _CHUNK // (problem.k * size))  # at most this many starts of all prompts run at once
     step = max(1, together // (1 if first is None else first.shape[1]))
     chosen = []
     for start in range(0, prompts, step):
@@ -89,7 +89,7 @@ def solve(problem: Problem, starts: Starts = "k", local_search: bool = True) -> 
 
 
 def _first_picks(problem: Problem, starts: Starts) -> Tensor | None:
-    """Return the forced first picks [P, s], or None for one start whose first pick is free."""
+    """Return the first pick of each of s starts, [P, s], or None if the only start chooses its first pick itself."""
     if starts == "one":
         return None
     prompts, size = problem.quality.shape
@@ -108,7 +108,7 @@ def _first_picks(problem: Problem, starts: Starts) -> Tensor | None:
 
 
 def _climb(problem: Problem, sets: Tensor, regular: Tensor) -> Tensor:
-    """Improve by local search the sets [P, s, k] that regular [P, s] marks. Each move is the best swap of one item.
+    """Improve the sets [P, s, k] where regular [P, s] is True by local search. A move is the best swap of one item.
 
     With A = (L_S)^-1, Y = A L_{S,:} and r_i = L_ii - sum_a L_{S_a,i} Y_ai, putting item i into slot a multiplies the
     determinant by r_i A_aa + Y_ai^2. A is computed afresh for every move, so that errors do not build up.
@@ -143,7 +143,7 @@ def _climb(problem: Problem, sets: Tensor, regular: Tensor) -> Tensor:
 
 
 def _best_move(problem: Problem, prompt: Tensor, sets: Tensor, slot: Tensor, item: Tensor) -> tuple[Tensor, Tensor]:
-    """Return by how much each set's best move changes the log value [b], and the move [b]: item[move] to slot[move]."""
+    """Return for each set [b] how much its best move changes the log value, and that move: item[move] to slot[move]."""
     inverse, cross, solved = condition(problem.kernel, prompt, sets)
     residual = problem.kernel.diagonal(dim1=-2, dim2=-1)[prompt] - (cross * solved).sum(1)
     precision = inverse.diagonal(dim1=-2, dim2=-1)[:, slot]
@@ -151,7 +151,7 @@ def _best_move(problem: Problem, prompt: Tensor, sets: Tensor, slot: Tensor, ite
     gain, tie = problem.log_gain[prompt], problem.tie[prompt]
     change = ratio.log() + gain[:, item] - gain.gather(-1, sets)[:, slot]
     inside = torch.zeros_like(gain, dtype=torch.bool).scatter_(-1, sets, True)
-    # No gain may make a singular set win. (With rounding, the determinant of a singular set may be tiny but not zero.)
+    # A singular set never wins, however large its gain. (Rounding may make its determinant tiny instead of zero.)
     allowed = ~inside[:, item] & (ratio > zero_pivot(ratio.dtype) * precision)
     change = torch.where(allowed, change, -torch.inf)
     by = tie[:, item]

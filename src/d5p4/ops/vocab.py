@@ -24,13 +24,13 @@ from torch import Tensor
 from . import kernels
 
 CHUNK = 1 << 24  # at most this many logits are in one chunk
-KERNEL_CHUNK = 1 << 28  # the same limit for the kernels, which make no copies of the logits (1 GiB)
-FIXED_CHUNK = 1 << 26  # the same limit for chunks of fixed size; it is small, because the last chunk is filled up
+KERNEL_CHUNK = 1 << 28  # the same limit for the kernels (1 GiB); it is larger, because they do not copy the logits
+FIXED_CHUNK = 1 << 26  # the same limit under `fixed`; it is smaller, because the last chunk is filled up
 _HAS_OUT_DTYPE = tuple(int(x) for x in torch.__version__.split(".")[:2]) >= (2, 8)
 
 
 def row_chunks(rows: int, vocabulary: int, chunk: int | None = None) -> Iterator[slice]:
-    """Yield slices of the rows, each with at most CHUNK (or `chunk`) logits."""
+    """Yield slices of the rows. The logits of one slice are at most CHUNK (or `chunk`) numbers."""
     size = max(1, (chunk or CHUNK) // vocabulary)
     size -= size % 256 if size > 256 else 0  # a multiple of the tile size of the GPU's matrix units
     for start in range(0, rows, size):
@@ -44,7 +44,7 @@ def fixed_rows(vocabulary: int, fast: bool) -> int:
 
 
 def head_chunks(rows: int, vocabulary: int, fast: bool, fixed: bool) -> Iterator[tuple[slice, int]]:
-    """Yield slices of rows for products with the head, and the number of rows that each product must have."""
+    """Yield (slice of rows, number of rows to fill it up to) for each product of hidden rows with the head."""
     if fixed:
         size = fixed_rows(vocabulary, fast)
         yield from ((slice(start, min(rows, start + size)), size) for start in range(0, rows, size))
@@ -125,13 +125,13 @@ def plain_stats(
 
 
 def offset_of(bias: Tensor | None, banned: Tensor) -> Tensor:
-    """Return the numbers [V] float32 to add to a product with the head: the bias, and minus infinity at banned ids."""
+    """Return what to add to a product with the head, [V] float32: the head's bias, but minus infinity at banned ids."""
     offset = torch.zeros(banned.shape, device=banned.device) if bias is None else bias.float()
     return offset.masked_fill(banned, -torch.inf)
 
 
 def token_logprob(logits: Tensor, offset: Tensor, tokens: Tensor, lse: Tensor, rows: Tensor | None = None) -> Tensor:
-    """Return log p [R, C] of tokens [R, C]; rows [R] are the rows of the logits to read (by default all, in order)."""
+    """Return log p [R, C] of tokens [R, C]. rows [R]: which row of the logits to read for each (default: 0..R-1)."""
     place = torch.arange(len(tokens), device=tokens.device) if rows is None else rows
     return logits[place[:, None], tokens].float() + offset[tokens] - lse[:, None]
 
@@ -154,7 +154,7 @@ def vocab_stats(
     tokens: Tensor | None = None,
     fixed: bool = False,
 ) -> dict[str, Tensor]:
-    """Return the wanted statistics of states [R, D], each [R] ("token" [R, C]). `ops.vocab` explains `fixed`."""
+    """Return the wanted statistics of states [R, D], each [R] ("token" [R, C]). The file's top explains `fixed`."""
     fast, vocabulary = kernels.usable(weight) and kernels.usable(states), weight.shape[0]
     offset, even = (offset_of(bias, banned), even_rows(weight)) if fast else (None, weight)
     parts = []

@@ -36,7 +36,7 @@ log = logging.getLogger("d5p4.serve")
 
 OPEN_PATHS = ("/health", "/healthz", "/readyz", "/docs", "/openapi.json", "/", "/favicon.ico")
 """Paths that need no key. The playground's files under /page/ need no key either."""
-METHODS_LOGGED = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")  # others are logged as "other"
+METHODS_LOGGED = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")  # all others are logged as "other"
 NO_SNIFF = (b"x-content-type-options", b"nosniff")
 PAGE_POLICY = (
     b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data: blob:; "
@@ -44,8 +44,8 @@ PAGE_POLICY = (
 )
 PAGE_HEADERS = [(b"content-security-policy", PAGE_POLICY), (b"referrer-policy", b"no-referrer")]
 NOT_HERE = "this server has no such path; use /v1/completions, /v1/chat/completions or /v1/models"
-LEFT = 499  # the status in the log and metrics if the client left; it is not sent
-READ_ANYWAY = 8 << 20  # bytes beyond the limit that are still read, so that the client gets the error
+LEFT = 499  # the log and the metrics have this status if the client left before the response; nobody gets it
+READ_ANYWAY = 8 << 20  # of a body over the limit, this many more bytes are read, so that the client gets the error
 ERRORS: dict[int | str, Any] = {"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}}
 STREAM: dict[int | str, Any] = {200: {"content": {"text/event-stream": {}}}}
 EXAMPLES = [{"label": "a cold morning", "prompt": "It was a cold morning and", "max_tokens": 48}]
@@ -99,7 +99,7 @@ def create_app(
     )
     app.state.engine = engine
     app.add_middleware(Guard, max_body=limits.max_body, metrics=engine.metrics, api_key=api_key, hosts=hosts)
-    if cors_origins:  # added last, so that web pages can read the errors of Guard too
+    if cors_origins:  # added last, around Guard, so that web pages can read Guard's errors too
         origins = list(cors_origins)
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"])
 
@@ -184,7 +184,7 @@ def _add_pages(app: FastAPI, engine: Engine) -> None:
 
 
 def card(model: Model, limits: Limits) -> dict[str, Any]:
-    """Return the field `d5p4` of a model's entry: facts, defaults, methods, limits, and example prompts."""
+    """Return the field `d5p4` of a model in /v1/models: facts, defaults, methods, limits, and example prompts."""
     chat, defaults = has_template(model), dict(model.generation_defaults)
     own, task = defaults.get("methods", {}), grader_of(model)
     prompts = [] if task is None else [{"label": label, "prompt": prompt} for label, prompt in task.examples]
@@ -273,7 +273,7 @@ class Guard:
             raise ApiError(403, f"{message}; to allow the name, start the server with --allowed-host {host}")
         if self.key is not None and not (scope["path"] in OPEN_PATHS or scope["path"].startswith("/page/")):
             scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
-            digest = sha256(given.strip()).digest()  # of fixed length, so that all comparisons take the same time
+            digest = sha256(given.strip()).digest()  # its length is fixed, so all comparisons take the same time
             if scheme.lower() != b"bearer" or not hmac.compare_digest(digest, self.key):
                 raise ApiError(401, "send the server's key as a bearer token", code="invalid_api_key")
         if scope["method"] == "POST":

@@ -24,9 +24,9 @@ from ..types import Model
 from .errors import ApiError, not_possible
 from .limits import Limits
 
-CHARACTERS_PER_TOKEN = 256  # more than any token has; a longer text cannot fit into the model
+CHARACTERS_PER_TOKEN = 256  # no token is longer, so a model of n tokens cannot hold more than 256 n characters
 
-LARGEST = 1e30  # the largest value of an option that has no limit of its own
+LARGEST = 1e30  # the largest absolute value of a number that has no limit of its own
 Number = Annotated[float, Ge(-LARGEST), Le(LARGEST)]
 Steps = Annotated[list[Annotated[int, Ge(0), Le(2**31)]], Len(2, 2)]
 Seed = Annotated[int, Ge(-(2**63)), Le(2**63 - 1)]
@@ -88,7 +88,7 @@ class Message(BaseModel):
     tool_calls: Annotated[list[Any], First] | None = None
 
     def plain(self) -> dict[str, str]:
-        """Return the role and the text, without the other fields."""
+        """Return only the role and the text of this message."""
         if self.tool_calls:
             raise ApiError(400, "tool_calls in messages are not supported here; leave them out", "messages")
         parts = self.content if isinstance(self.content, list) else [{"type": "text", "text": self.content or ""}]
@@ -113,7 +113,7 @@ class Body(Strict):
     def _check_names(cls, body: Any) -> Any:
         for name in body if isinstance(body, dict) else ():
             if name not in cls.model_fields:
-                name = name.encode("utf-8", "backslashreplace").decode()  # half of a surrogate pair is not valid text
+                name = name.encode("utf-8", "backslashreplace").decode()  # UTF-8 has no half surrogate pairs
                 own = public("http").get(name)
                 hint = f"use {own.option.http}" if own and own.option.http else nearest(name, cls.model_fields)
                 message = f"{shown(name)} is not a field of this request{hint and '; '}{hint}"
@@ -131,7 +131,7 @@ class Body(Strict):
 
     @model_validator(mode="after")
     def _check(self) -> Body:
-        """Refuse fields that would change the answers and are not supported."""
+        """Raise an error for fields that are not supported and would change the answers."""
         for name, nothing in (NEUTRAL | NEUTRAL_IN_COMPLETIONS | NEUTRAL_IN_CHAT).items():
             value = getattr(self, name, None)
             if value is not None and value not in nothing:
@@ -209,7 +209,7 @@ def not_valid(errors: Sequence[Any], body: Any, kind: type[Body]) -> ApiError:
 
 
 def expected(kind: Any) -> str:
-    """Describe a type in words, such as "a whole number from 1 to 64"."""
+    """Describe in words which values a type allows, such as "a whole number from 1 to 64"."""
     if get_origin(kind) in (Union, UnionType):
         return " or ".join(dict.fromkeys(expected(part) for part in get_args(kind) if part is not NoneType))
     notes: Sequence[Any] = ()
@@ -231,9 +231,9 @@ class Ask:
     body: Body
     settings: Settings
     seed: int
-    prompts: list[Any]  # as the client sent them: texts, ids or messages
+    prompts: list[Any]  # as the client sent them: texts, lists of token ids, or messages
     requests: list[Request]
-    share_keys: list[tuple[str, int]]  # prompts with equal keys can share a decode
+    share_keys: list[tuple[str, int]]  # one key per prompt; prompts with equal keys can be decoded together
 
     @property
     def chat(self) -> bool:
@@ -298,7 +298,7 @@ def _prompts(model: Model, body: Body) -> list[Any]:
 def has_template(model: Model) -> bool:
     try:
         return model.tokenizer is not None and model.tokenizer.chat([{"role": "user", "content": "a"}]) is not None
-    except D5P4Error:  # the template exists and refuses this conversation
+    except D5P4Error:  # the model has a chat template, and it refuses this conversation
         return True
 
 
@@ -312,7 +312,7 @@ def _check_characters(model: Model, prompts: Sequence[Any], field: str) -> None:
 
 
 def _clip(settings: Settings, requests: list[Request], most: int | None) -> tuple[Settings, list[Request]]:
-    """Shorten the answers to at most `most` tokens each."""
+    """Change the settings and requests so that each answer has at most `most` tokens."""
     if most is None or all(request.append <= most for request in requests):
         return settings, requests
     return replace(settings, gen_length=most), [replace(one, append=min(one.append, most)) for one in requests]

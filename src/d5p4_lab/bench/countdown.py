@@ -5,7 +5,7 @@
 
 A method's parameter (its "knob") is tuned on `--tune` separate problems with one seed. The value with the best pass@4
 is then tested on the test problems. Independent sampling, best-of-16 and greedy-beam have no knob except the
-temperature, which is 1 for all methods. pass@1 is the mean over the k answers; "first answer" is the answer with the
+temperature, which is 1 for all methods. pass@1 is the share of right answers; "first answer" is the answer with the
 best score. The JSON file is written after every run, and finished runs are not repeated, so the same command continues
 a killed benchmark. `--table` only prints the Markdown tables of the JSON file.
 """
@@ -50,7 +50,7 @@ class Method:
     options: Mapping[str, Any]
     knob: str | None = None
     values: tuple[float, ...] = ()
-    main: bool = True  # False for methods that are only controls; these run last
+    main: bool = True  # False for methods that serve only as controls; their runs come last
     guided: bool = False  # whether problems of 4 numbers also run with guidance
 
 
@@ -64,7 +64,7 @@ METHODS = (
     Method("best-of-16, no repeats", {"method": "best-of-n", "rank": "entropy", "repeats": False}, main=False),
     Method("independent, distinct", {"method": "independent", "distinct": True}, main=False),
     Method("greedy-beam, distinct", {"method": "greedy-beam", "distinct": True}, main=False),
-    # The kernel of d5p4x has e^(Q/beta): a small beta favours quality, and at 100 or more only diversity counts.
+    # d5p4x scales its kernel by e^(Q/beta): a small beta favours quality, and from 100 on only diversity counts.
     Method("d5p4x", {"method": "d5p4x"}, "beta", (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0), main=False),
 )
 
@@ -82,7 +82,7 @@ class Run:
     guidance: float = 1.0
 
     def identity(self) -> dict[str, Any]:
-        """Return the entries that identify the run in the results file."""
+        """Return the entries of the results file by which a finished run is recognised."""
         return {
             "role": self.role,
             "method": self.method.name,
@@ -95,7 +95,7 @@ class Run:
         }
 
     def options(self) -> dict[str, Any]:
-        """Return the keyword arguments for `d5p4.generate`. One token is revealed per step."""
+        """Return the run's keyword arguments for `d5p4.generate`, which reveal one token per step."""
         window = WINDOW[self.numbers]
         common: dict[str, Any] = dict(k=K, w=W, gen_length=window, steps=window, block_length=window)
         common |= dict(temperature=1.0, order="confidence", distinct=False, guidance=self.guidance)
@@ -126,15 +126,15 @@ class Record:
 
     run: dict[str, Any]  # Run.identity
     settings: dict[str, Any]  # the settings that differ from the library's defaults
-    session: int  # the index of the session in the file's list `sessions`
+    session: int  # the index in the file's list `sessions` of the session that made this run
     right: str  # one hexadecimal digit per problem; its bit i is 1 if answer i is right
-    distinct: str  # a letter per problem: number 5 t + f (a is 0) for t different right texts with f canonical forms
-    rows: float  # the mean number of rows through the model per problem and step
+    distinct: str  # per problem, letter number 5 t + f (a is 0): t different right texts have f canonical forms
+    rows: float  # the mean number of rows (sequences) through the model per problem and step
     rows_nominal: float
     seconds: float
 
     def right_answers(self) -> np.ndarray:
-        """Return bool [P, k]: whether each answer is right."""
+        """Return bool [P, k]: whether each of the k answers to each of the P problems is right."""
         digits = np.array([int(digit, 16) for digit in self.right])
         return (digits[:, None] >> np.arange(K) & 1).astype(bool)
 
@@ -143,7 +143,7 @@ class Record:
         return pass_at(self.right_answers(), n)
 
     def first(self) -> np.ndarray:
-        """Return [P]: 1 if the answer with the best score is right, otherwise 0."""
+        """Return [P]: for each problem, 1 if the answer with the best score is right, otherwise 0."""
         return self.right_answers()[:, 0].astype(float)
 
     def different(self, canonical: bool) -> np.ndarray:
@@ -200,7 +200,7 @@ class Book:
 
 
 def _one_per_line(value: Any) -> str:
-    """Return the JSON text of a value. A list gets one line per entry."""
+    """Return the JSON text of a value. If the value is a list, each entry is on its own line."""
     entries = [json.dumps(entry) for entry in value] if isinstance(value, list) else []
     return "[\n" + ",\n".join(entries) + "\n]" if entries else json.dumps(value)
 
@@ -212,9 +212,9 @@ def sweep(method: Method, numbers: int, count: int) -> list[Run]:
 def plan(
     book: Book, chosen: Sequence[Method], numbers: Sequence[int], count: int, tune: int, seeds: int
 ) -> Iterator[Run]:
-    """Yield the runs in order of importance. Guided runs and controls are last. A sweep is the tuning of a method.
+    """Yield the runs, the most important first. Guided runs and controls are last.
 
-    The tests of a method need the results of its sweep in `book`, so finish each run before asking for the next run.
+    A sweep (the runs that tune a method) must be in `book` before the method's tests, so finish each run in turn.
     """
 
     def tests(method: Method, n: int, guidance: float = 1.0) -> Iterator[Run]:
@@ -238,15 +238,15 @@ def plan(
 
 
 def resolved(run: Run, model: d5p4.Model) -> dict[str, Any]:
-    """Return a run's settings that differ from the library's defaults, including settings that the model changes."""
+    """Return a run's settings that differ from the library's defaults, because of the run or because of the model."""
     defaults, settings = d5p4.Settings().to_dict(), d5p4.Settings.make(model, **run.options()).to_dict()
-    # The committed results do not name the solver, because they were made with the default solver.
+    # Leave out the default solver, because the committed results, which were made with it, do not name it.
     params = {name: value for name, value in settings["params"].items() if (name, value) != ("solver", "local-search")}
     return {name: value for name, value in (settings | {"params": params}).items() if value != defaults[name]}
 
 
 def judge(puzzles: Sequence[Problem], texts: Sequence[Sequence[str]]) -> tuple[str, str]:
-    """Return the fields `right` and `distinct` of a record, given the texts [P][k] of the answers."""
+    """Judge the answers, the texts [P][k]. Return the fields `right` and `distinct` of a `Record`."""
     right, distinct = "", ""
     for problem, answers in zip(puzzles, texts, strict=True):
         marks = [is_right(problem, answer) for answer in answers]
@@ -269,13 +269,13 @@ def carry_out(run: Run, model: d5p4.Model, tokens: int, session: int) -> Record:
 
 
 def forecast(run: Run, book: Book, session: int) -> float:
-    """Estimate the seconds of a run from the slowest run of the same method in this session.
+    """Estimate how many seconds a run will take, from the slowest run of the same method in this session.
 
     If the method has no run in this session, return twice the estimate from the slowest run of all methods.
     """
 
     def cost(run: Mapping[str, Any]) -> int:
-        return run["problems"] * WINDOW[run["numbers"]] ** 2  # problems times steps times tokens per row
+        return run["problems"] * WINDOW[run["numbers"]] ** 2  # steps and tokens per row are both WINDOW
 
     wanted = run.identity()
     mine = [record for record in book.records if record.session == session]
@@ -286,12 +286,12 @@ def forecast(run: Run, book: Book, session: int) -> float:
 
 @cache
 def _cut(base: bytes, other: bytes) -> Interval:
-    """Return `relative_cut` of two float64 arrays [P]. Results are cached: every write of the file needs them again."""
+    """Return `relative_cut` of two float64 arrays [P]. They are cached, because every write of the file needs them."""
     return relative_cut(np.frombuffer(base), np.frombuffer(other))
 
 
 def summary(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Return the figures of every tested method as [mean, low, high], averaged over seeds, with 95 % intervals."""
+    """Return every tested method's figures, averaged over seeds: [mean, low end, high end of the 95 % interval]."""
     groups: dict[tuple[Any, ...], list[Record]] = {}
     for record in records:
         run = record.run
@@ -361,7 +361,7 @@ def sweeps_table(records: Sequence[Record]) -> str:
 
 
 def card_table(rows: Sequence[Row]) -> str:
-    """Return the table for the model's card: one sample, four samples, and d5p4 without and with `distinct`."""
+    """Return the table for the model's card: one sample, four samples, d5p4, and d5p4 with `distinct`."""
     cells = []
     for numbers, word in ((4, "four"), (5, "five")):
         named = {row["method"]: row for row in rows if row["numbers"] == numbers and row["guidance"] == 1}
@@ -402,7 +402,7 @@ def report(book: Book) -> str:
 
 
 def weights_hash(folder: Path) -> str:
-    """Return one sha256 of all weight files together. The committed results contain this hash, not one per file."""
+    """Return one sha256 of all weight files together, as in the committed results, which have no hash per file."""
     digest = hashlib.sha256()
     for file in sorted(folder.glob("*.safetensors")):
         digest.update(file.read_bytes())
@@ -474,7 +474,7 @@ def main(arguments: Sequence[str]) -> None:
     tokens = args.tokens or (TOKENS if model.device.type == "cuda" else 1 << 14)
     session = len(book.sessions)
     book.sessions.append(about(model.device, _words(arguments)) | {"dtype": dtype})
-    for n in numbers:  # these short runs load the kernels before anything is timed
+    for n in numbers:  # untimed short runs, because the first run also loads the kernels
         carry_out(Run("test", METHODS[0], n, 8, 0), model, tokens, session)
     print(f"{book.sessions[-1]['machine']}, torch {torch.__version__}, {dtype}", flush=True)
 

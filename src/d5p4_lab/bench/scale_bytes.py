@@ -27,18 +27,18 @@ from d5p4.types import Head, Hidden
 
 from . import Row, generate
 
-VOTES = "votes"  # the ranks vote before every exchange; under this key we count votes, not bytes
+VOTES = "votes"  # the counts of bytes have this key for the number of votes; ranks vote before every exchange
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of a pool that several ranks share. Every rank has `groups` groups of w rows."""
+    """The sizes of a pool that several ranks share. Every rank has `groups` groups of `w` rows."""
 
-    ranks: int = 2
+    ranks: int = 2  # the number of processes
     groups: int = 6
     w: int = 10
-    length: int = 256
-    width: int = 4096
+    length: int = 256  # L, the number of positions per row
+    width: int = 4096  # D, the number of features per position
     vocabulary: int = 32
     steps: int = 5
     votes: int = 300  # the number of votes that are timed
@@ -92,7 +92,7 @@ class LookUp:
 
 
 def work(sizes: Sizes) -> dict[str, Any]:
-    """Run one rank's part of all cases, then time votes. The bytes of a step are those sent between two forwards."""
+    """Run one rank's part of all cases, then time votes. A step's bytes are those sent from one forward to the next."""
     torch.set_num_threads(1)
     mesh = connect((1, sizes.ranks), timeout=120, device="cpu")
     beams: Any = mesh.beams  # typed as Any, because `_vote` is private
@@ -155,7 +155,7 @@ def start(sizes: Sizes, folder: Path) -> list[dict[str, Any]]:
 
 
 def measure(sizes: Sizes) -> list[Row]:
-    """Return the bytes per step (after step 1) that the busiest rank sends in each case, and in a plain gather."""
+    """Return the bytes that the busiest rank sends per step (without step 1) in each case, and in a plain gather."""
     with tempfile.TemporaryDirectory() as folder:
         ranks = start(sizes, Path(folder))
     rows = []

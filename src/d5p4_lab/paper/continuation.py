@@ -69,7 +69,7 @@ Places = list[int]
 
 
 def by_chance(setup: Setup, unit: int, row: Row) -> Places:
-    """Choose k random answers of a pool. (The first k answers are not random: answers are sorted by score.)"""
+    """Choose k random answers of a pool. (The first k answers would be the best, since answers are sorted by score.)"""
     return random.Random(f"{setup.seed} {unit}").sample(range(len(row["texts"])), setup["k"])
 
 
@@ -89,7 +89,7 @@ def best_perplexity(setup: Setup, scores: Mapping[str, Row]) -> Places:
 
 
 def measures(setup: Setup, row: Row, scores: Mapping[str, Row], places: Places) -> Row:
-    """Compute the measures in the tables from some answers of a set: the answers at the indices `places`."""
+    """Compute the measures for the tables from the chosen answers of a set, whose indices are `places`."""
     texts = [row["texts"][place] for place in places]
     nearness = [f1(text, row["references"]) for text in texts]
     cosines = scores[f"cos:{setup['encoder']}"]
@@ -112,5 +112,5 @@ def _repeated(text: str) -> float:
 
 
 def columns(rows: Sequence[Row]) -> dict[str, np.ndarray]:
-    """Turn the measures of n sets into one array [n] per measure."""
+    """Turn the measures of n sets of answers into one array [n] per measure."""
     return {name: np.array([row[name] for row in rows]) for name in rows[0]}

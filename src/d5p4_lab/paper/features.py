@@ -74,7 +74,7 @@ def debiased_cka(k: np.ndarray, m: np.ndarray) -> float:
 
     a, b = (x - np.diag(np.diag(x)) for x in (k, m))
     norms = [hsic(x, x) for x in (a, b)]
-    # If all items are equal, rounding may give a norm that is tiny but not 0.
+    # If all items are equal, the norm should be 0, but rounding may make it tiny instead.
     flat = any(norm <= 1e-12 * (x * x).sum() for norm, x in zip(norms, (a, b), strict=True))
     return 0.0 if flat else hsic(a, b) / (norms[0] * norms[1]) ** 0.5
 
@@ -120,7 +120,7 @@ def sources(setup: Setup) -> list[Source]:
     if setup.decoding:
         check_same_text(setup, texts(setup), length_of(setup))
     if not missing_keys(setup, alignment(setup)):
-        return [alignment(setup)]  # the texts are no longer needed
+        return [alignment(setup)]  # all rows exist, so the texts are not needed again
     return [texts(setup), alignment(setup)]
 
 
@@ -157,14 +157,14 @@ def compared(model: NativeModel, tokens: Tensor, masked: Tensor, embedded: np.nd
 
 
 def table_of(setup: Setup, measure: str, how: str) -> np.ndarray:
-    """Return one measure of one pooling, [batches, points]. A value is NaN if a text has no position to pool."""
+    """Return one measure of one pooling, [batches, mask ratios]. A value is NaN if a text has no position to pool."""
     rows = complete(setup, alignment(setup))
     return np.array([[point[measure][how] for point in row["points"]] for row in rows], dtype=np.float64)
 
 
 def draw(setup: Setup) -> Drawing:
     values = {(name, how): table_of(setup, name, how) for name in MEASURES for how in FEATURES}
-    # The value of a batch is the mean over the mask ratios at which every text has a position to pool.
+    # A batch's value is its mean over the mask ratios. Ratios at which some text has no position to pool are left out.
     means = {place: figure(np.nanmean(value, axis=1)) for place, value in values.items()}
     claims, ahead = [], {}
     for name in ("cka", "debiased"):

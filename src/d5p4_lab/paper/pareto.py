@@ -1,4 +1,4 @@
-"""Quality against diversity of texts without a prompt: the fronts of the methods, and the effects of parameters."""
+"""Quality against diversity of unprompted texts: each method's front (its best trade-offs) and parameter effects."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def draw(setup: Setup) -> Drawing:
 
 
 def _corner(m: Means) -> np.ndarray:
-    """Return the corner [nats, cosine]. The area of a front is measured between the front and this point.
+    """Return a point [nats, cosine], the corner. The area of a front is the area between the front and the corner.
 
     The nats come from independent sampling. The cosine comes from independent sampling or greedy beam search,
     whichever cosine is larger.
@@ -78,7 +78,7 @@ def _alike(setup: Setup, areas: Mapping[str, Mapping[str, np.ndarray]]) -> Claim
 def _judged(
     by_judge: Mapping[str, Means], rule: Callable[[Means, Case], Verdict], line: Sequence[Case]
 ) -> tuple[list[Case], Verdict]:
-    """Return the cases that pass a rule under all judges, and a verdict: whether at least one case passes."""
+    """Return the cases for which a rule holds under all judges, and the verdict whether there is such a case."""
     by_value = {case.name: [rule(m, case) for m in by_judge.values()] for case in line}
     passed = [case for case in line if set(by_value[case.name]) == {"holds"}]
     failed = all("does not hold" in verdicts for verdicts in by_value.values())
@@ -123,7 +123,7 @@ def _rises_later(setup: Setup, by_judge: Mapping[str, Means], line: Sequence[Cas
     low, middle, high = line[0], line[(len(line) - 1) // 2], line[-1]
 
     def slope(m: Means, a: Case, b: Case) -> np.ndarray:
-        """How much log perplexity rises from case `a` to case `b`, on average per tenfold growth of the parameter."""
+        """The rise of log perplexity from case `a` to case `b`, divided by log10 of (b's value / a's value)."""
         decades = np.log10((b.value or 0) / (a.value or 1))
         return (m[b.name] - m[a.name])[:, 0] / decades if decades else np.full(len(m[a.name]), np.nan)
 

@@ -22,7 +22,7 @@ from .setup import Progress, Setup
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 STAGES = ("decode", "score", "draw")
-WORTH_RECORDING = 5.0  # runs of fewer seconds are recorded only if they begin a stage or continue a stopped stage
+WORTH_RECORDING = 5.0  # seconds; shorter runs are recorded only if they begin a stage or continue a stopped stage
 
 
 def reproduce(
@@ -107,7 +107,7 @@ def _run_stages(setup: Setup, stages: Sequence[str], minutes: float | None, scor
 
 
 def sources(setup: Setup, stage: str, scorers: Sequence[str] | None = None) -> list[Source]:
-    """The `Source`s whose rows a stage makes."""
+    """The `Source`s (descriptions of rows) whose rows a stage makes."""
     if stage == "decode":
         return [*setup.experiment.sources(setup), *(answers(setup, case) for case in setup.cases)]
     if stage == "score":
@@ -116,7 +116,7 @@ def sources(setup: Setup, stage: str, scorers: Sequence[str] | None = None) -> l
 
 
 def left(setup: Setup) -> int:
-    """The number of rows that the stage decode still has to make."""
+    """The number of rows that the stage "decode" still has to make."""
     return sum(len(missing_keys(setup, source)) for source in sources(setup, "decode"))
 
 
@@ -124,7 +124,7 @@ def _run_stage(setup: Setup, stage: str, deadline: float | None, scorers: Sequen
     """Run one stage. Return whether the stage is finished, and whether there was anything to do."""
     if stage == "decode":
         return fill(setup, sources(setup, stage), setup.mesh, deadline)
-    with at_work(setup.mesh):  # meanwhile the other ranks wait
+    with at_work(setup.mesh):  # the other ranks wait until this rank has finished
         finished, worked = fill(setup, sources(setup, stage, scorers), Mesh())
         if stage == "score":
             return finished, worked
@@ -135,7 +135,7 @@ def _run_stage(setup: Setup, stage: str, deadline: float | None, scorers: Sequen
 
 
 def _drawn(setup: Setup) -> list[str | None]:
-    """The contents of the drawn files. If drawing changes none of these files, config.json stays as it is, too."""
+    """The contents of the drawn files. If drawing leaves all of them unchanged, config.json stays unchanged, too."""
     files = (setup.folder / "table.md", setup.folder / "summary.json")
     return [file.read_text(encoding="utf-8") if file.is_file() else None for file in files]
 
@@ -172,7 +172,7 @@ def _record(setup: Setup, stage: str, seconds: float, finished: bool, worked: bo
 
 
 def _runs(setup: Setup, stage: str) -> list[dict[str, Any]]:
-    """Return a stage's recorded runs of this experiment or, if there are none, of experiments with the same answers."""
+    """Return this experiment's recorded runs of a stage or, if it has none, those of experiments that share cases."""
     if own := _read_config(setup).get("stages", {}).get(stage):
         return own
     ours = [case.options for case in setup.cases]

@@ -47,11 +47,11 @@ T = TypeVar("T")
 class Example:
     """A prompt to be answered, and what is known about good answers."""
 
-    id: str  # identifies the example in its task, and does not depend on limit and seed
+    id: str  # names the example in its task; it is the same for every limit and seed
     prompt: str | None  # None if the answer is open-ended text without a prompt
     references: tuple[str, ...]  # texts that a good answer resembles, best first; may be empty
     gold: str | tuple[str, ...] | None = None  # the right answer in the form that the task's grader needs
-    meta: dict[str, Any] = field(default_factory=dict)  # other facts from the source of the example
+    meta: dict[str, Any] = field(default_factory=dict)  # other facts about the example, from the file it was read from
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,14 @@ class Task:
     name: str
     examples: list[Example]
     grader: str | None  # a name in `eval.graders.GRADERS`; None if answers are only compared with the references
-    source: str  # the path or hub id that the examples come from, as the caller wrote it
+    source: str  # the path or hub id of the data, as the caller wrote it
 
     def __len__(self) -> int:
         return len(self.examples)
 
 
 def shuffled(count: int, seed: int, purpose: str) -> list[int]:
-    """Return 0..count-1, sorted by a hash that depends on the seed. The order is the same on every machine."""
+    """Return the numbers 0..count-1 in an order that the seed determines. It is the same order on every machine."""
     return sorted(range(count), key=lambda i: hashlib.sha256(f"{purpose} {seed} {i}".encode()).digest())
 
 
@@ -170,7 +170,7 @@ def load_questions(
 def _prompt(source: Source, question: Question, solved: Sequence[Question], shots: int) -> str:
     if not shots:
         return source.zero_shot.replace("{question}", question.text)
-    # A file may contain a question twice, so this line leaves out all solved examples with the question's text.
+    # A file may contain a question twice. No shot may have the question's own text, since it would give the answer.
     others = (one for one in solved if one.text.strip() != question.text.strip())
     shown = [one for one, _ in zip(others, range(shots), strict=False)]
     if len(shown) < shots:
@@ -181,7 +181,7 @@ def _prompt(source: Source, question: Question, solved: Sequence[Question], shot
 
 
 def _read(source: Source, path: str | Path, split: str | None, default: str | None = None) -> dict[str, Question]:
-    """Return the questions of a split by id: the record's field `id` or, if ids are not unique, the record's number."""
+    """Return {id: question} of a split. The id is the record's field `id` or, if ids are not unique, its number."""
     files = locate(path, split=split, default=default or source.split, folders=source.folders)
     records = [(f"{file} record {i}", record) for file in files for i, record in enumerate(read_records(file), 1)]
     if not records:
@@ -197,7 +197,7 @@ def _parsed(source: Source, place: str, record: dict[str, Any]) -> Question:
         texts = (question.text, *question.answers)
         if not all(isinstance(text, str) and text.strip() for text in texts) or len(texts) < 2:
             raise D5P4Error("the question or its answer is empty or not text")
-        "".join(texts).encode()  # raises an error for half a surrogate pair, which no tokenizer can encode
+        "".join(texts).encode()  # raises an error for half a surrogate pair, which no tokenizer can read
         return question
     except KeyError as missing:
         raise D5P4Error(f"{place} has no field {missing}; its fields are {', '.join(map(str, record))}") from None
@@ -211,7 +211,7 @@ def _parsed(source: Source, place: str, record: dict[str, Any]) -> Question:
 
 PIECE = 200  # the number of words per piece of a document
 PARAGRAPH, LONGER = 60, 140  # a paragraph to be continued has 60 to 60 + 140 words
-PROMPT = (8, 40)  # a prompt has 8 to 40 words; if the first sentence has fewer than 8, two sentences are used
+PROMPT = (8, 40)  # a prompt has 8 to 40 words: one sentence, or two if the first has fewer than 8
 CONTINUATION = 30  # the rest of the paragraph, after the prompt, has at least this many words
 
 _STOP = re.compile(
@@ -222,11 +222,11 @@ _ABBREVIATION = re.compile(rf"\b(?:{'|'.join(_SHORT.split())}|[A-HJ-Z])\.$")
 
 
 def sentences(text: str) -> list[str]:
-    """Split a paragraph into sentences, without the space between them.
+    """Split a paragraph into sentences. The white space between sentences is dropped.
 
     A sentence ends after `.`, `!`, `?` or `…` and any closing quotes and brackets, if white space and a capital letter
     follow (opening quotes may come before the letter). A sentence does not end after an abbreviation such as `Mr.` or
-    `vs.`, nor after an initial (any single capital letter but I). So `"Stop!" Tom said.` counts as two sentences.
+    `vs.`, nor after an initial (any single capital letter but I). By these rules, `"Stop!" Tom said.` is two sentences.
     """
     ended, start = [], 0
     for stop in _STOP.finditer(text):
@@ -238,7 +238,7 @@ def sentences(text: str) -> list[str]:
 
 
 def continuation(paragraph: str, words: int = PARAGRAPH) -> tuple[str, str] | None:
-    """Split a paragraph into its beginning and the rest. Return None if these conditions are not met:
+    """Split a paragraph into its beginning and the rest. Return None unless all of this holds:
 
     The paragraph has `words` to `words + 140` words. The beginning is the first sentence, or the first two sentences if
     the first sentence has fewer than 8 words. The beginning has 8 to 40 words, and the rest has 30 words or more.
@@ -258,7 +258,7 @@ def continuation(paragraph: str, words: int = PARAGRAPH) -> tuple[str, str] | No
 
 
 def pieces(document: str, words: int = PIECE) -> list[str]:
-    """Cut a document into pieces of `words` words, and drop the words that remain. A shorter document is one piece."""
+    """Cut a document into pieces of `words` words, and drop the rest. A document of fewer words is one piece."""
     places = [match.span() for match in re.finditer(r"\S+", document)]
     ends = range(words, len(places) + 1, words) if len(places) >= words else [len(places)] if places else []
     return [document[places[max(0, end - words)][0] : places[end - 1][1]] for end in ends]
@@ -328,7 +328,7 @@ def _prepared(folder: Path, split: str | None) -> Iterator[str]:
 
 
 def _spread(groups: Sequence[Sequence[T]], seed: int) -> list[T]:
-    """List the items of all groups. Groups take turns, so any first n items are spread evenly over the groups.
+    """List the items of all groups. Groups take turns, so the first n items, for any n, come evenly from the groups.
 
     The seed determines the order of the groups, and the order of the items of each group.
     """
@@ -337,10 +337,10 @@ def _spread(groups: Sequence[Sequence[T]], seed: int) -> list[T]:
     return [item for turn in zip_longest(*rows) for item in turn if item is not None]
 
 
-# ---- tasks by their names
+# ---- loading a task by its name
 
 TASKS = (*SOURCES, "text", "countdown", "books")
-COUNTDOWN = 500  # the number of problems if no limit is given
+COUNTDOWN = 500  # the number of countdown problems if no limit is given
 
 
 def load_task(

@@ -44,7 +44,7 @@ def recipe(
     from .corpus import load, prepare
 
     if name == "judge":
-        transformers()  # raises an error now, not after minutes of preparation, if transformers is missing
+        transformers()  # if transformers is missing, raise the error now, not after minutes of preparation
     scratch = None if (data / "corpus.json").exists() else out / "training.corpus"
     corpus = load(data) if scratch is None else prepare(data, scratch, vocabulary)
     text_recipe = (Books if name == "books" else Judge)(device, seed, toy, corpus)

@@ -17,13 +17,13 @@ from d5p4.models.checkpoint import INDEX, SINGLE
 
 from .recipe import Card
 
-STATE = "training.state"  # the file with the state of an unfinished run
-WRITTEN = ("*.json", "*.safetensors", "README.md")  # the files of a finished run
-SHARD = 15 * 2**20 - 2**16  # at most this many bytes of tensors per shard; a file with header has at most 15 MiB
+STATE = "training.state"  # the name of the file with the state of an unfinished run
+WRITTEN = ("*.json", "*.safetensors", "README.md")  # patterns of the files that a finished run has written
+SHARD = 15 * 2**20 - 2**16  # the most bytes of tensors per shard, so that the file with its header has at most 15 MiB
 
 
 def refuse_occupied(out: Path) -> None:
-    """Raise an error if the folder has files like those of a finished run, but no state of an unfinished run."""
+    """Raise an error if the folder has files as a finished run writes them, but no state of an unfinished run."""
     names = sorted(path.name for pattern in WRITTEN for path in out.glob(pattern))
     if names and not (out / STATE).exists():
         content = "a model" if "config.json" in names else names[0]
@@ -49,7 +49,7 @@ def write_weights(folder: Path, tensors: Mapping[str, Tensor], dtype: torch.dtyp
     numbered = [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
     names = [SINGLE] if len(shards) == 1 else numbered
     for file, shard in zip(names, shards, strict=True):
-        # transformers refuses files without "format". `save_file` would write files that only their owner can read.
+        # transformers refuses files without "format". We avoid `save_file`: only their owner could read the files.
         (folder / file).write_bytes(save(shard, {"format": "pt"}))
     if len(shards) == 1:
         return total

@@ -1,4 +1,4 @@
-"""Maximal marginal relevance (`ops.mmr`) of P pools in one launch. Each program runs one start (one first pick)."""
+"""Maximal marginal relevance (`ops.mmr`) of P pools in one launch. A program runs one start (from one first pick)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def _mmr(
     quality,  # [P, N]
     similarity,  # [P, N, N]
     tie,  # [P, N]
-    sets,  # [P, starts, k] the picks of each start
-    value_out,  # [P, starts]
-    tie_out,  # [P, starts] the tie-breaking number of the first pick
-    done,  # [P] number of programs that have finished
+    sets,  # [P, starts, k] the k items that each start has picked
+    value_out,  # [P, starts] the value of each start's set
+    tie_out,  # [P, starts] the tie-breaking number of each start's first pick
+    done,  # [P] the number of programs of each pool that have finished
     out,  # [P, k]
     size,
     k,
@@ -29,7 +29,7 @@ def _mmr(
     N: tl.constexpr,
     K: tl.constexpr,
 ):
-    S: tl.constexpr = 1 if START == 0 else (K if START == 1 else N)  # S is at least the number of starts
+    S: tl.constexpr = 1 if START == 0 else (K if START == 1 else N)  # an upper bound on the number of starts
     pool, start = tl.program_id(0).to(tl.int64), tl.program_id(1)
     starts, width = tl.num_programs(1), size // k
     program = pool * starts + start
