@@ -118,7 +118,7 @@ class OutputLayer(nn.Module):
         self.adaLN_modulation = _modulation(cond, 2 * width)
 
     def affine(self, condition: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return scale and shift [D] of the last norm. The head is not folded: the embedding may share its matrix."""
+        """Return the scale and shift [D] of the last norm. The head may share its matrix, so they are not folded in."""
         weight = self.norm_final.weight
         if self.adaLN_modulation is None or condition is None:
             assert self.norm_final.bias is not None

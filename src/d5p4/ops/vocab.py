@@ -25,7 +25,7 @@ from . import kernels
 
 CHUNK = 1 << 24  # at most this many logits are in one chunk
 KERNEL_CHUNK = 1 << 28  # the same limit for the kernels (1 GiB); it is larger, because they do not copy the logits
-FIXED_CHUNK = 1 << 26  # the same limit under `fixed`; it is smaller, because the last chunk is filled up
+FIXED_CHUNK = 1 << 26  # the kernels' limit if `fixed` is on: smaller, because the last chunk is filled up
 _HAS_OUT_DTYPE = tuple(int(x) for x in torch.__version__.split(".")[:2]) >= (2, 8)
 
 

@@ -57,7 +57,8 @@ class Limits:
     ) -> None:
         """Raise an error if a request is beyond a limit.
 
-        asked: the settings without the spare beams that the server added. window: the tokens of the longest answer.
+        settings: what will be decoded, with the spare beams that the server added. asked: the same without those beams.
+        window: the number of tokens of the longest answer.
         """
         rows, steps, tokens = settings.pool_size, settings.steps or window, max(len(one.ids) for one in requests)
         parents = settings.groups if not settings.spec.finishes and settings.select_window is None else rows

@@ -158,7 +158,7 @@ def saturation(facts: Facts) -> str:
     memory = host.get("find", {}).get("memory", 300) * prompts
 
     tails = [job.seconds(step) * job.batch for job in jobs]
-    requests = [ranks / tail * 10 + ranks * 3 / 5 for tail in tails]  # per second: 10 a batch, and 3 a rank each 5 s
+    requests = [ranks / tail * 10 + ranks * 3 / 5 for tail in tails]  # per second: 10 per batch, 3 per rank every 5 s
     plan, find, merge = (seconds * prompts for seconds in (costs.plan, costs.find, costs.merge))
     hosts_load, ranks_load = (readers * 16 / 5 for readers in (hosts, ranks))
     transfer = finished.get("us", 0.14) / 1e6 * prompts
