@@ -391,7 +391,9 @@ def test_batches_hold_prompts_of_like_length():
 
 def test_fewer_distinct_answers_than_asked_warn():
     model = FakeModel(scale=20.0)
-    with pytest.warns(d5p4.DuplicateAnswers, match="1 of the 4 answers differ; try distinct=True and spare=4"):
+    with pytest.warns(
+        d5p4.DuplicateAnswers, match="the 4 answers are only 1 different text; try distinct=True and spare=4"
+    ):
         r = d5p4.generate(model, "abc", gen_length=2, seed=0, temperature=0.01)
     assert r.distinct.item() < 4
 

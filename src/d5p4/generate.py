@@ -136,7 +136,7 @@ def few_answers(result: Result, flag: Callable[[str], str] | None = None) -> str
     if not short:
         return ""
     if len(result.texts) == 1:
-        fact = f"{short[0]} of the {settings.k} answers differ"
+        fact = f"the {settings.k} answers are only {short[0]} different text{'s' * (short[0] != 1)}"
     else:
         fact = f"{len(short)} of {len(result.texts)} prompts have fewer than {settings.k} different answers"
     cures = []

@@ -8,7 +8,7 @@ method is a dataclass that is read in the same way, so the fields of a method ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
@@ -456,6 +456,21 @@ def translate(given: Mapping[str, Any], model: Model) -> dict[str, Any]:
             raise D5P4Error(f"{name} and {target} are the same setting; give one of them", option=name)
         result[target] = value
     return result
+
+
+def typed(given: Mapping[str, Any], door: str, methods: Sequence[Method] = ()) -> dict[str, Any]:
+    """Convert options that were written as text into keyword arguments of `d5p4.generate`.
+
+    The parameters of `methods` are allowed; by default these are the parameters of the method that `given` names.
+    """
+    methods = methods or [named(given.get("method", Settings.method))]
+    table = parameters_of(Settings)
+    known = {name: p for method in methods for name, p in method.parameters.items()} | public(door)
+    known |= {alias: table[name] for alias, name in ALIASES.items()} | {"cfg_scale": table["guidance"]}
+    for name in given:
+        if name not in known and name not in TRANSLATED:
+            raise unknown_option(name, methods[0])
+    return {name: known[name].from_text(value) if name in known else value for name, value in given.items()}
 
 
 def gives_length(options: Mapping[str, Any]) -> bool:

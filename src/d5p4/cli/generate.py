@@ -12,9 +12,10 @@ from rich.console import Console
 from ..errors import D5P4Error
 from ..generate import few_answers
 from ..jobs import PromptLine, read_prompts
+from ..options import typed
 from ..view import grade
 from .common import load_model, print_json, read_prompt, run
-from .options import DEFAULT_MODEL, Device, Dtype, Given, Json, ModelName, Plugin, Quiet, Seed, flag, typed
+from .options import DEFAULT_MODEL, Device, Dtype, Given, Json, ModelName, Plugin, Quiet, Seed, flag
 from .show import answers_table, facts_line, note, print_prompt
 
 
@@ -42,7 +43,7 @@ def generate(
     """
     if prompt is not None and file is not None:
         raise D5P4Error("a prompt and a --file are both given; give only one of them")
-    options = typed(options)
+    options = typed(options, "command")
     lines = [] if prompt is None else [PromptLine(1, None, read_prompt(prompt))]
     if file is not None:
         lines = read_prompts(file)

@@ -16,7 +16,7 @@ from typer.core import TyperCommand
 
 from ..errors import D5P4Error
 from ..methods import METHODS, method_named
-from ..options import ALIASES, GROUPS, TRANSLATED, Option, Parameter, Settings, parameters_of, public, unknown_option
+from ..options import GROUPS, TRANSLATED, Option, Parameter, public, typed
 
 RUNNING = "Running"
 TYPES = {int: "<int>", float: "<float>", str: "<str>", tuple: "START:STOP"}
@@ -91,21 +91,6 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
 
     call.__signature__ = signature.replace(parameters=[*own, *made, HELP_ALL])  # type: ignore[attr-defined]
     return call
-
-
-def typed(given: Given, methods: Iterable[str] = ()) -> dict[str, Any]:
-    """Convert the given options from text into keyword arguments of `d5p4.generate`.
-
-    The parameters of `methods` are allowed. By default this is the method that the given options name.
-    """
-    specs = [method_named(name) for name in methods] or [method_named(given.get("method", Settings.method))]
-    table = parameters_of(Settings)
-    known = {name: p for spec in specs for name, p in spec.parameters.items()} | dict(table)
-    known |= {alias: table[name] for alias, name in ALIASES.items()} | {"cfg_scale": table["guidance"]}
-    for name in given:
-        if name not in known and name not in TRANSLATED:
-            raise unknown_option(name, specs[0])
-    return {name: known[name].from_text(value) if name in known else value for name, value in given.items()}
 
 
 def flag(name: str) -> str:
@@ -191,7 +176,7 @@ def share(methods: str, given: Given) -> dict[str, dict[str, Any]]:
     if len({spec.name for spec in specs}) < len(specs):
         raise D5P4Error("names a method twice", option="methods", value=methods)
     own = set().union(*(spec.parameters for spec in specs))
-    options = typed(given, [spec.name for spec in specs])
+    options = typed(given, "command", specs)
     return {
         spec.name: {name: value for name, value in options.items() if name not in own or name in spec.parameters}
         for spec in specs

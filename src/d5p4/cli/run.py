@@ -12,8 +12,9 @@ from rich.console import Console
 from rich.text import Text
 
 from ..errors import D5P4Error
+from ..options import typed
 from .common import joined, load_model, print_json
-from .options import DEFAULT_MODEL, RUNNING, Device, Dtype, Given, Json, ModelName, Plugin, Quiet, Seed, typed
+from .options import DEFAULT_MODEL, RUNNING, Device, Dtype, Given, Json, ModelName, Plugin, Quiet, Seed
 from .progress import duration, file_progress, rate
 from .show import facts_line, note, visible
 
@@ -65,7 +66,7 @@ def run(
 
     from ..distributed import at_work
 
-    options = typed(options)
+    options = typed(options, "command")
     before = signal.signal(signal.SIGTERM, _stop)
     try:
         with joined(None if mesh is None else _mesh(mesh), timeout, device) as ranks:

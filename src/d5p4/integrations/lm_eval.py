@@ -24,9 +24,9 @@ from ..__about__ import __version__
 from ..errors import D5P4Error
 from ..generate import generate
 from ..likelihood import loglikelihood as likelihood_bound
-from ..methods import load_plugins, method_named
+from ..methods import load_plugins
 from ..models import load
-from ..options import TRANSLATED, Settings, gives_length, public, unknown_option
+from ..options import Settings, gives_length, typed
 from ..prompts import default_length, encode
 from ..types import Model, Snapshot
 
@@ -101,7 +101,7 @@ class D5P4LM(LM):
     ) -> None:
         super().__init__()
         load_plugins(str(plugin).split("+") if plugin else [])
-        decoding = _typed({name: value for name, value in decoding.items() if value is not None})
+        decoding = typed({name: value for name, value in decoding.items() if value is not None}, "lm-eval")
         self.model: Any = pretrained
         if isinstance(pretrained, (str, Path)):
             self.model = load(pretrained, device, None if dtype == "auto" else dtype, tokenizer)
@@ -290,16 +290,6 @@ class D5P4LM(LM):
             "d5p4_mc_samples": self.mc_samples,
             "model_dtype": str(self.model.head.weight.dtype),
         }
-
-
-def _typed(decoding: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert the decoding options of model_args to their types. The harness itself converts only numbers."""
-    method = method_named(decoding.get("method", Settings.method))
-    known = public("lm-eval") | dict(method.parameters)
-    for name in decoding:
-        if name not in known and name not in TRANSLATED:
-            raise unknown_option(name, method)
-    return {name: known[name].from_text(value) if name in known else value for name, value in decoding.items()}
 
 
 def _questions(requests: Sequence[Any]) -> list[Question]:
