@@ -1,0 +1,30 @@
+"""Under the fixed schedule, every decode gives the rows that were recorded before the loop was rewritten."""
+
+import json
+
+import pytest
+
+from tests.recorded import CASES, FILE, QUICK, read, run
+
+RECORDS = read()
+LARGEST = 60_000  # bytes of the file
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.full) for name in CASES]
+)
+def test_rows_are_the_recorded_rows(name):
+    recorded = RECORDS[name]
+    assert json.loads(json.dumps(CASES[name])) == recorded["case"], f"case {name!r} is not the case that was recorded"
+    records = run(CASES[name])
+    assert len(records) == len(recorded["prompts"])
+    for prompt, (now, before) in enumerate(zip(records, recorded["prompts"], strict=True)):
+        assert now.keys() == before.keys()
+        for field, value in now.items():
+            where = f"case {name!r}, prompt {prompt}: {field} differ from the recorded ones"
+            assert value == before[field], f"{where}\nnow:    {value}\nbefore: {before[field]}"
+
+
+def test_every_case_is_recorded_in_a_small_file():
+    assert RECORDS.keys() == CASES.keys()
+    assert FILE.stat().st_size < LARGEST
