@@ -32,7 +32,19 @@ class Rows:
         return pool.keep(pool.group.new_tensor([i * width + self.child % width for i in range(k)]).expand(len(key), k))
 
 
+@dataclass(frozen=True)
+class Some:
+    """Reveals this many positions per step."""
+
+    count: Annotated[int, d5p4.Option("Positions per step.", least=1)] = 1
+
+    def __call__(self, seen):
+        return seen.probability.new_ones(seen.probability.shape).cumsum(-1) <= self.count
+
+
 d5p4.register(d5p4.Method("rows", Rows, "keeps one child by its number"))
+d5p4.register(d5p4.Order("right", lambda seen: seen.place.float(), "right to left"))
+d5p4.register(d5p4.Reveal("some", Some, "as many as asked"))
 '''
 
 DOORS = """
@@ -45,8 +57,8 @@ from d5p4.integrations.lm_eval import D5P4LM
 from d5p4.serve import create_app
 from fastapi.testclient import TestClient
 
-method, option, value, folder, flags = json.loads(sys.argv[1])
-shape = {"k": 2, "w": 2, "gen_length": 4, "seed": 1, "method": method}
+chosen, option, value, folder, flags = json.loads(sys.argv[1])
+shape = {"k": 2, "w": 2, "gen_length": 4, "seed": 1, **chosen}
 model = d5p4.load(folder, "cpu")
 
 
@@ -67,14 +79,14 @@ result = d5p4.generate(model, "two", **shape | {option: value})
 doors["python"] = of(result.settings.to_dict())
 flag = "--" + option.replace("_", "-")
 base = ["-k", 2, "-w", 2, "--gen-length", 4, "--seed", 1, "-m", folder, "--device", "cpu"]
-base += ["--method", method, flag, value]
+base += [word for name, value in chosen.items() for word in ("--" + name, value)] + [flag, value]
 doors["command"] = of(json.loads(command("generate", "two", "--json", *base))["settings"])
 doors["help"] = flag in command("generate", "--help-all")
 Path("in.txt").write_text("two")
-command("run", "-i", "in.txt", "-o", "out.jsonl", "--quiet", *base)
-doors["run"] = of(json.loads(Path("out.run.json").read_text())["configuration"]["settings"])
+command("run", "-i", "in.txt", "-o", f"{option}.jsonl", "--quiet", *base)
+doors["run"] = of(json.loads(Path(f"{option}.run.json").read_text())["configuration"]["settings"])
 with TestClient(create_app(model, name="tiny")) as client:
-    body = {"prompt": "two", "n": 2, "w": 2, "max_tokens": 4, "seed": 1, "method": method}
+    body = {"prompt": "two", "n": 2, "w": 2, "max_tokens": 4, "seed": 1, **chosen}
     while client.get("/readyz").status_code != 200:
         pass
     answer = client.post("/v1/completions", json=body | {option: value})
@@ -83,7 +95,7 @@ with TestClient(create_app(model, name="tiny")) as client:
     doors["http"] = other.status_code == 400 and option in other.json()["error"]["message"]
     doors["schema"] = option in json.dumps(client.get("/openapi.json").json())
     doors["texts"] = [choice["text"] for choice in answer.json()["choices"]]
-doors["lm-eval"] = of(D5P4LM(model, k=1, method=method, gen_length=4, **{option: str(value)})._settings.to_dict())
+doors["lm-eval"] = of(D5P4LM(model, k=1, gen_length=4, **chosen, **{option: str(value)})._settings.to_dict())
 print(json.dumps(doors))
 """
 
@@ -109,21 +121,23 @@ def test_one_entry_in_the_table_appears_at_every_door(tmp_path):
     assert text.count(marker) == 1
     (package / "options.py").unlink()
     (package / "options.py").write_text(text.replace(marker, line + marker), encoding="utf-8")
-    doors = through_every_door(tmp_path, [package.parent], "d5p4", "flavour", 7)
+    doors = through_every_door(tmp_path, [package.parent], {"method": "d5p4"}, "flavour", 7)
     assert len(doors.pop("texts")) == 2
     assert doors == {"python": 7, "command": 7, "help": True, "run": 7, "http": True, "schema": True, "lm-eval": 7}
 
 
-def test_a_strangers_method_works_at_every_door(tmp_path):
+def test_a_strangers_method_order_and_rule_work_at_every_door(tmp_path):
     """From a package that names its module in the entry points `d5p4.plugins`."""
     info = tmp_path / "site" / "d5p4_rows-1.0.dist-info"
     info.mkdir(parents=True)
     (info.parent / "d5p4_rows.py").write_text(PLUGIN)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: d5p4-rows\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[d5p4.plugins]\nrows = d5p4_rows\n")
-    doors = through_every_door(tmp_path, [info.parent], "rows", "child", 1)
-    assert len(doors.pop("texts")) == 2
-    assert doors == {"python": 1, "command": 1, "help": True, "run": 1, "http": True, "schema": True, "lm-eval": 1}
+    everywhere = {"python": 1, "command": 1, "help": True, "run": 1, "http": True, "schema": True, "lm-eval": 1}
+    for chosen, option in (({"method": "rows"}, "child"), ({"order": "right", "reveal": "some"}, "count")):
+        doors = through_every_door(tmp_path, [info.parent], chosen, option, 1)
+        assert len(doors.pop("texts")) == 2
+        assert doors == everywhere
 
 
 def test_a_module_with_a_method_is_loaded_by_name(tmp_path):

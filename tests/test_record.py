@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import d5p4
-from d5p4.record import Answers
+from d5p4.result import Answers
 from tests.fake import FakeModel
 
 pytestmark = pytest.mark.filterwarnings("ignore::d5p4.DuplicateAnswers")

@@ -1,6 +1,7 @@
 import torch
 
-from d5p4.rows import guidance_at, guide
+from d5p4.decode.rows import guide
+from d5p4.decode.schedule import in_window
 
 
 def test_guidance_on_states_equals_guidance_on_logits():
@@ -13,6 +14,7 @@ def test_guidance_on_states_equals_guidance_on_logits():
         torch.testing.assert_close(guide(c, u, scale) @ weight.T + bias, lu + scale * (lc - lu), atol=1e-12, rtol=0)
 
 
-def test_window_counts_global_steps():
-    assert [guidance_at(s, 2.0, (1, 3)) for s in range(4)] == [1, 2, 2, 1]
-    assert guidance_at(99, 2.0, None) == 2.0
+def test_windows_count_steps_or_shares_of_revealed_positions():
+    assert [in_window((1, 3), step, None) for step in range(4)] == [False, True, True, False]
+    assert in_window(None, 99, None)
+    assert [in_window((0, 0.5), 7, share) for share in (0.0, 0.49, 0.5, 1.0)] == [True, True, False, False]

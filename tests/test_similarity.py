@@ -1,6 +1,6 @@
 import torch
 
-from d5p4.similarity import similarity
+from d5p4.decode.measures import similarity
 
 
 def test_pooling():

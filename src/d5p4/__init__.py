@@ -20,23 +20,29 @@ if _command:
 
 from .__about__ import __version__  # noqa: E402
 from .decode import decode  # noqa: E402
+from .decode.rows import Prompts  # noqa: E402
+from .decode.schedule import Adaptive, Step, Table, make_schedule  # noqa: E402
+from .decode.view import PoolView  # noqa: E402
 from .errors import D5P4Error, DuplicateAnswers, NonFiniteLogits  # noqa: E402
 from .generate import generate  # noqa: E402
 from .jobs import run_file  # noqa: E402
 from .likelihood import loglikelihood  # noqa: E402
-from .methods import METHODS, Method, load_plugins, register  # noqa: E402
+from .methods import METHODS, Method  # noqa: E402
 from .models import load, wrap  # noqa: E402
-from .options import Option, Settings  # noqa: E402
+from .options import Option, Settings, load_plugins, register  # noqa: E402
+from .project import ORDERS, REVEALS, Order, Reveal  # noqa: E402
 from .prompts import prepare  # noqa: E402
-from .rows import Prompts  # noqa: E402
-from .schedule import make_schedule  # noqa: E402
-from .types import Choice, Final, Head, Hidden, HistoryStep, Kept, Model, PoolView, Result, Schedule, Snapshot, Step  # noqa: E402
+from .result import HistoryStep, Result  # noqa: E402
+from .types import Choice, Final, Head, Hidden, Kept, Model, Snapshot  # noqa: E402
 
 if _command:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 __all__ = [
     "METHODS",
+    "ORDERS",
+    "REVEALS",
+    "Adaptive",
     "Choice",
     "D5P4Error",
     "DuplicateAnswers",
@@ -49,13 +55,15 @@ __all__ = [
     "Model",
     "NonFiniteLogits",
     "Option",
+    "Order",
     "PoolView",
     "Prompts",
     "Result",
-    "Schedule",
+    "Reveal",
     "Settings",
     "Snapshot",
     "Step",
+    "Table",
     "__version__",
     "decode",
     "generate",

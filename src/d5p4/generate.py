@@ -13,16 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .beams import ALONE, Beams
 from .decode import decode
+from .decode.beams import ALONE, Beams
 from .errors import D5P4Error, DuplicateAnswers
 from .models import load
 from .ops import kernels
 from .options import Settings, parameters_of, plain_number
 from .progress import bar, both
 from .prompts import Name, Request, bucket, check_lists, layout, prepare, schedule_for
+from .result import Result
 from .rng import key_of
-from .types import Callback, Model, Result
+from .types import Callback, Model
 
 BASIC = tuple(name for name, p in parameters_of(Settings).items() if p.option.group == "basic")
 
@@ -40,6 +41,7 @@ def generate(
     temperature: float | None = None,
     top_p: float | None = None,
     order: str | None = None,
+    reveal: str | None = None,
     guidance: float | None = None,
     distinct: bool | None = None,
     spare: int | None = None,
@@ -80,14 +82,15 @@ def generate(
     temperature   Temperature; 0 takes the likeliest token. [1.0]
     top_p         Sample from the likeliest tokens with this total probability. [none]
     order         Which position is revealed next. [the model's]
+    reveal        How many positions are revealed per step. [schedule]
     guidance      Scale of classifier-free guidance; 1 is off. [1.0]
     distinct      Draw more children and keep those that differ. [false]
     spare         Extra beams, so that k answers can differ. [0]
     chat          Apply the chat template. [if there is one]
 
-    Others, described in docs/options.md: top_k, order_temperature, eos, guidance_window, select_window, quality,
-    positions, normalise, features, feature_layer, similarity, gamma, max_tokens_per_forward, deterministic,
-    logprobs, history; and the parameters of the method.
+    Others, described in docs/options.md: top_k, order_temperature, stop, start, start_temperature, eos,
+    guidance_window, select_window, quality, positions, normalise, features, feature_layer, similarity, gamma,
+    max_tokens_per_forward, deterministic, logprobs, history; and the parameters of the method.
     </options>
     """
     basic = {name: value for name, value in locals().items() if name in BASIC}
@@ -165,11 +168,13 @@ def run_requests(
     scorer: Callable[..., Any] | None = None,
     references: Sequence[Any] | None = None,
     callback: Callback | None = None,
+    deliver: Callable[[int, Result, int], None] | None = None,
     beams: Beams = ALONE,
 ) -> Result:
     """Decode requests in batches. Requests of a batch share a schedule. The result has the order of the requests.
 
     seed: one seed for all requests, or one per request. `Result.seed` is the first seed.
+    deliver: a function that is called as soon as a request is finished, with its index, a result, and its index there.
     """
     device = model.head.weight.device
     seeds = [seed] * len(requests) if isinstance(seed, int) else list(seed)
@@ -181,6 +186,12 @@ def run_requests(
             schedule = schedule_for(length, settings)
             fixed = _row_length(model, requests[numbers[0]], settings) if settings.deterministic else None
             batch = layout([requests[i] for i in numbers], model.mask_id, model.pad_id, device, fixed)
+
+            def finished(result: Result, places: list[int], numbers: list[int] = numbers) -> None:
+                for place in places:
+                    assert deliver is not None
+                    deliver(numbers[place], replace(result, seed=seeds[numbers[place]]), place)
+
             result = decode(
                 model,
                 batch,
@@ -188,10 +199,11 @@ def run_requests(
                 settings,
                 seed=torch.tensor([key_of(seeds[i]) for i in numbers], device=device),
                 key=torch.tensor([requests[i].key for i in numbers], device=device),
-                numbers=torch.tensor(numbers, device=device),
+                names=torch.tensor(numbers, device=device),
                 scorer=scorer,
                 references=None if references is None else [references[i] for i in numbers],
                 callback=callback,
+                deliver=finished if deliver is not None else None,
                 beams=beams,
             )
             parts.append((numbers, result))

@@ -8,16 +8,20 @@ method is a dataclass that is read in the same way, so the fields of a method ar
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 from .errors import ABSENT, D5P4Error, nearest
 
 if TYPE_CHECKING:
     from .methods import Method
+    from .project import Order, Reveal
     from .types import Model
 
 GROUPS = {
@@ -31,10 +35,12 @@ DETERMINISTIC_TOKENS = 4096
 """The number of tokens per forward under `deterministic`. Every forward is padded to this size, so a small size wastes
 little. But below about 2,000 tokens, a large model spends most of a forward on reading its weights."""
 FORWARDS_PER_CALL = 8  # the pools of a decode call may hold as many tokens as this many forwards
+STEP_WINDOW = "must be two whole numbers START:STOP with START <= STOP, counted in steps from 0, such as 0:64"
 CARD = ("grader", "examples")  # entries among a model's defaults that describe the model and are no options
 
-Window = tuple[int, int]
-"""A pair (start, stop) means the steps start..stop-1, counted from 0. The text "START:STOP" is also accepted."""
+Window = tuple[float, float]
+"""A pair (start, stop) means the steps start..stop-1, counted from 0. With an adaptive reveal rule, it means shares of
+the revealed positions between 0 and 1. The text "START:STOP" is also accepted."""
 
 
 @dataclass(frozen=True)
@@ -125,11 +131,11 @@ class Parameter:
     def _window(self, value: Any) -> Window:
         pair = value.tolist() if hasattr(value, "tolist") else value
         if isinstance(pair, str):
-            pair = [int(part) if part.strip().isdecimal() else part for part in pair.split(":")]
-        whole = isinstance(pair, (list, tuple)) and all(isinstance(x, int) and not isinstance(x, bool) for x in pair)
-        if not whole or len(pair) != 2 or not 0 <= pair[0] <= pair[1]:
-            reason = "must be two whole numbers START:STOP with START <= STOP, counted in steps from 0, such as 0:64"
-            raise self._error(reason, value)
+            number = Parameter(self.name, float, ABSENT, False, self.option)
+            pair = [number.from_text(part.strip()) for part in pair.split(":")]
+        numbers = isinstance(pair, (list, tuple)) and all(type(x) in (int, float) for x in pair)
+        if not numbers or len(pair) != 2 or not 0 <= pair[0] <= pair[1]:
+            raise self._error(STEP_WINDOW, value)
         return pair[0], pair[1]
 
     def _error(self, reason: str, value: Any) -> D5P4Error:
@@ -177,16 +183,121 @@ def validate(table: Any) -> None:
         parameter.check(getattr(table, name))
 
 
-def _registered_methods() -> Iterable[str]:
+class Checked:
+    """The base class of a dataclass of parameters. It checks each field against its type and range."""
+
+    def __post_init__(self) -> None:
+        validate(self)
+
+
+class Registry(dict[str, Any]):
+    """The methods, orders or reveal rules by name."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def add(self, item: Registered) -> None:
+        if item.name in self:
+            article = "an" if self.kind == "order" else "a"
+            raise D5P4Error(f"there is already {article} {self.kind} {item.name!r}; choose another name")
+        if clash := sorted(set(item.parameters) & set(parameters_of(Settings))):
+            reason = f"its parameter {clash[0]!r} has the name of an option; use a new name"
+            raise D5P4Error(f"{self.kind} {item.name!r}: {reason}")
+        self[item.name] = item
+
+    def named(self, name: Any) -> Any:
+        load_plugins()
+        if isinstance(name, str) and name in self:
+            return self[name]
+        hint = nearest(name, self) if isinstance(name, str) else ""
+        what = "is not a method" if self.kind == "method" else "is not known"
+        use = f"{hint} Use one of {', '.join(self)}" if hint else f"use one of {', '.join(self)}"
+        raise D5P4Error(f"{what}; {use}", option=self.kind, value=name)
+
+
+class Registered:
+    """The base class of methods, orders and reveal rules. The second field of its dataclass is a function, or a
+    dataclass whose fields are parameters and whose instances are functions."""
+
+    registry: ClassVar[Registry]
+    name: str
+
+    @property
+    def function(self) -> Any:
+        return getattr(self, fields(self)[1].name)  # type: ignore[arg-type]
+
+    @property
+    def parameters(self) -> Mapping[str, Parameter]:
+        """The item's own parameters by name."""
+        return parameters_of(self.function) if isinstance(self.function, type) else {}
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        return {name: parameter.default for name, parameter in self.parameters.items()}
+
+    def build(self, settings: Settings) -> Any:
+        """Return the function with the parameters of these settings."""
+        function = self.function
+        if not isinstance(function, type):
+            return function
+        return function(**{name: settings.params[name] for name in self.parameters})
+
+
+def register(item: Registered) -> None:
+    """Make your own `Method`, `Order` or `Reveal` available under its name in all interfaces of this process."""
+    if not isinstance(item, Registered):
+        raise D5P4Error(f"register takes a d5p4.Method, d5p4.Order or d5p4.Reveal, not {type(item).__name__}")
+    if not callable(item.function):
+        raise D5P4Error(f"{item.registry.kind} {item.name!r}: it needs a dataclass or a function")
+    item.registry.add(item)
+
+
+_loaded: set[str] = set()
+
+
+def load_plugins(modules: Sequence[str] = ()) -> None:
+    """Load the plugins of installed packages (entry points `d5p4.plugins`), then the given modules, each of them once.
+
+    A package that cannot be loaded causes only a warning, because the caller did not name it. A given module that
+    cannot be loaded is an error.
+    """
+    if not _loaded:
+        _loaded.add("")
+        for entry in entry_points(group="d5p4.plugins"):
+            try:
+                entry.load()
+            except Exception as reason:
+                warnings.warn(f"the d5p4 plugin {entry.value} cannot be loaded: {reason}", stacklevel=2)
+    for module in modules:
+        if module not in _loaded:
+            try:
+                import_module(module)
+            except Exception as reason:
+                raise D5P4Error(f"cannot be loaded: {reason}", option="plugin", value=module) from reason
+            _loaded.add(module)
+
+
+def registries() -> tuple[Registry, Registry, Registry]:
+    """Return the methods, orders and reveal rules."""
     from .methods import METHODS
+    from .project import ORDERS, REVEALS
 
-    return METHODS
+    return METHODS, ORDERS, REVEALS
 
 
-def _orders() -> Iterable[str]:
-    from .project import ORDERS
+def registered_parameters() -> dict[str, tuple[Parameter, list[str]]]:
+    """Return the parameters of all methods, orders and reveal rules, and the names of those that have them."""
+    known: dict[str, tuple[Parameter, list[str]]] = {}
+    for registry in registries():
+        for item in registry.values():
+            for name, parameter in item.parameters.items():
+                known.setdefault(name, (parameter, []))[1].append(item.name)
+    return known
 
-    return ("ancestral", *ORDERS)
+
+def _names(place: int) -> Callable[[], Iterable[str]]:
+    return lambda: registries()[place]
 
 
 @dataclass(frozen=True)
@@ -200,9 +311,7 @@ class Settings:
     k: Annotated[
         int, Option("Answers per prompt.", "basic", 1, flag="-k", http="n", aliases=("num_return_sequences",))
     ] = 4
-    method: Annotated[str, Option("Search method; `d5p4 methods` lists all.", "basic", choices=_registered_methods)] = (
-        "d5p4"
-    )
+    method: Annotated[str, Option("Search method; `d5p4 methods` lists all.", "basic", choices=_names(0))] = "d5p4"
     w: Annotated[int, Option("Children drawn per answer and step.", "basic", 1, flag="-w")] = 4
     gen_length: Annotated[
         int | None,
@@ -225,9 +334,10 @@ class Settings:
     top_p: Annotated[
         float | None, Option("Sample from the likeliest tokens with this total probability.", "basic", above=0, most=1)
     ] = None
-    order: Annotated[str, Option("Which position is revealed next.", "basic", choices=_orders, unset="the model's")] = (
-        "confidence"
-    )
+    order: Annotated[
+        str, Option("Which position is revealed next.", "basic", choices=_names(1), unset="the model's")
+    ] = "confidence"
+    reveal: Annotated[str, Option("How many positions are revealed per step.", "basic", choices=_names(2))] = "schedule"
     guidance: Annotated[float, Option("Scale of classifier-free guidance; 1 is off.", "basic", 1)] = 1.0
     distinct: Annotated[bool, Option("Draw more children and keep those that differ.", "basic")] = False
     spare: Annotated[int, Option("Extra beams, so that k answers can differ.", "basic", 0)] = 0
@@ -238,17 +348,27 @@ class Settings:
 
     top_k: Annotated[int | None, Option("Sample only from this many of the likeliest tokens.", "reveal", 1)] = None
     order_temperature: Annotated[float, Option("Temperature of the tempered order.", "reveal", 0)] = 0.1
+    stop: Annotated[
+        bool | None,
+        Option("Stop a row at its end-of-text.", "reveal", unset="if the reveal rule is adaptive", http="early_stop"),
+    ] = None
+    start: Annotated[
+        Literal["order", "entropy"], Option("Position of the first reveal: by order, or the least certain.", "reveal")
+    ] = "order"
+    start_temperature: Annotated[
+        float | None, Option("Temperature of the first reveal if start is entropy.", "reveal", 0, unset="temperature")
+    ] = None
     eos: Annotated[
         Literal["last", "free", "never"],
         Option("When end-of-text may be revealed.", "reveal", unset="last; free for MDLM and the ancestral order"),
     ] = "last"
     guidance_window: Annotated[
-        Window | None, Option("Apply guidance only during these steps.", "reveal", unset="every step")
+        Window | None, Option("Apply guidance only during these steps (or shares).", "reveal", unset="every step")
     ] = None
 
     select_window: Annotated[
         Window | None,
-        Option("Select parents only during these steps; the last step always selects.", "search", unset="every step"),
+        Option("Select parents only during these steps (or shares), and at the end.", "search", unset="every step"),
     ] = None
     quality: Annotated[
         Literal["entropy", "self-certainty", "logprob"], Option("How candidates are rated.", "search")
@@ -304,24 +424,45 @@ class Settings:
         if not isinstance(by_method, Mapping) or not all(isinstance(own, Mapping) for own in by_method.values()):
             raise D5P4Error(f"generation_config.json: 'methods' must map methods to parameters, not {by_method!r}")
         table = parameters_of(Settings)
-        if unknown := sorted(set(defaults) - set(table)):
+        method = registries()[0].named(given.get("method", defaults.get("method", Settings.method)))
+        chosen: dict[str, Any] = {"order": model.default_order} | dict(method.presets) | defaults | given
+        order, reveal = (
+            registries()[place].named(chosen.get(name, getattr(Settings, name)))
+            for place, name in ((1, "order"), (2, "reveal"))
+        )
+        if unknown := sorted(set(defaults) - set(table) - set(order.parameters) - set(reveal.parameters)):
             raise D5P4Error(f"generation_config.json has unknown names under 'd5p4': {', '.join(unknown)}")
-        method = named(given.get("method", defaults.get("method", Settings.method)))
-        chosen: dict[str, Any] = {"order": model.default_order} | dict(method.presets) | defaults
-        chosen |= {name: value for name, value in given.items() if name in table}
-        own = dict(by_method.get(method.name, {})) | {name: given[name] for name in given if name not in table}
+        own = dict(by_method.get(method.name, {})) | {name: chosen[name] for name in chosen if name not in table}
+        chosen = {name: value for name, value in chosen.items() if name in table}
         if chosen.get("deterministic") is True:
             chosen.setdefault("max_tokens_per_forward", DETERMINISTIC_TOKENS)
         if "eos" not in chosen:
             chosen["eos"] = "free" if model.carry_over or chosen["order"] == "ancestral" else "last"
+        chosen.setdefault("stop", reveal.adaptive)
+        if reveal.adaptive and chosen.pop("steps", None) is not None and "steps" in given:
+            reason = f"has no meaning with reveal={reveal.name!r}, which takes as many steps as it needs; leave it out"
+            raise D5P4Error(reason, option="steps", value=given["steps"])
         chosen = {name: table[name].check(value) for name, value in chosen.items()}
-        settings = Settings(**chosen, params=method_parameters(method, own))
+        settings = Settings(**chosen, params=own_parameters((method, order, reveal), own))
         settings.check()
         return settings
 
     @property
     def spec(self) -> Method:
-        return named(self.method)
+        return registries()[0].named(self.method)
+
+    @property
+    def order_spec(self) -> Order:
+        return registries()[1].named(self.order)
+
+    @property
+    def reveal_spec(self) -> Reveal:
+        return registries()[2].named(self.reveal)
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether rows reveal different numbers of positions at a step."""
+        return self.reveal_spec.adaptive
 
     @property
     def pool_size(self) -> int:
@@ -357,12 +498,24 @@ class Settings:
         if self.pool_size > LARGEST_POOL:
             size = f"k={self.k}, w={self.w} and spare={self.spare}" if self.spare else f"k={self.k} and w={self.w}"
             raise D5P4Error(f"{size} make a pool of more than {LARGEST_POOL} rows; lower one of them")
-        if self.eos == "last" and self.order == "ancestral":
-            raise D5P4Error("needs another order; the ancestral order reveals by chance", option="eos", value="last")
-        greedy_order = self.order in ("confidence", "margin", "entropy")
-        if greedy_order or (self.order == "tempered" and self.order_temperature == 0):
+        if self.order == "ancestral":
+            chance = "needs another order, such as 'top'; the ancestral order reveals by chance"
+            for option, usual in (("eos", ("free", "never")), ("reveal", ("schedule",)), ("start", ("order",))):
+                if getattr(self, option) not in usual:
+                    raise D5P4Error(chance, option=option, value=getattr(self, option))
+        for option in ("guidance_window", "select_window"):
+            window = getattr(self, option)
+            if window is not None and not self.adaptive and not all(isinstance(x, int) for x in window):
+                raise D5P4Error(STEP_WINDOW, option=option, value=window)
+            if window is not None and self.adaptive and window[1] > 1:
+                reason = f"counts steps, but with reveal={self.reveal!r} it must be shares of the revealed positions"
+                raise D5P4Error(f"{reason} between 0 and 1, such as 0:0.5", option=option, value=window)
+        if not self.order_spec.random or (self.order == "tempered" and self.order_temperature == 0):
             self.check_random(f"order={self.order!r}")
-        self.spec.build(self)  # the selector checks its own parameters
+        select = self.spec.build(self)  # the selector checks its own parameters
+        if hasattr(select, "check_reveal"):
+            select.check_reveal(self)
+        self.reveal_spec.build(self)
 
     def check_random(self, cause: str) -> None:
         """The order of positions is known not to be random, and `cause` says why. Raise an error if the tokens are not
@@ -376,29 +529,27 @@ class Settings:
             raise D5P4Error(reason, option=option, value=getattr(self, option))
 
 
-def named(method: Any) -> Method:
-    from .methods import method_named
-
-    return method_named(method)
-
-
-def method_parameters(method: Method, own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters of a method: the caller's values `own`, and defaults for all other parameters."""
-    table = method.parameters
+def own_parameters(items: Sequence[Registered], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters of the method, the order and the reveal rule: the caller's values `own`, and defaults for
+    all other parameters."""
+    table = {name: parameter for item in items for name, parameter in item.parameters.items()}
     for name in own:
         if name not in table:
-            raise unknown_option(name, method)
+            raise unknown_option(name, items)
     return {name: parameter.check(own.get(name, parameter.default)) for name, parameter in table.items()}
 
 
-def unknown_option(name: str, method: Method) -> D5P4Error:
-    """Return the error for a name that is neither an option nor a parameter of the method."""
-    from .methods import METHODS
-
-    known = [*public("python"), *method.parameters]
+def unknown_option(name: str, items: Sequence[Registered]) -> D5P4Error:
+    """Return the error for a name that is neither an option nor a parameter of the method, order or reveal rule."""
+    method, *rest = items
+    known = [*public("python"), *(own for item in items for own in item.parameters)]
     own = ", ".join(method.parameters) or "none"
-    if others := [other.name for other in METHODS.values() if name in other.parameters]:
-        return D5P4Error(f"it is a parameter of {', '.join(others)}; method {method.name} takes {own}", option=name)
+    for registry in registries():
+        if others := [other.name for other in registry.values() if name in other.parameters]:
+            kind = "" if registry.kind == "method" else f"{registry.kind} "
+            chosen = next((item.name for item in items if item.registry is registry), "")
+            takes = f"method {method.name} takes {own}" if not kind else f"it is {chosen} here"
+            return D5P4Error(f"it is a parameter of {kind}{', '.join(others)}; {takes}", option=name)
     hint = "this option is not offered here" if name in known else nearest(name, known)
     return D5P4Error(hint or f"there is no such option; the parameters of method {method.name} are {own}", option=name)
 
@@ -418,7 +569,6 @@ _REFUSED = {
     "num_beams": "use k for the number of answers and w for the children of each",
     "n": "use k for the number of answers",
     "max_tokens": "use gen_length for the length of the answer",
-    "stop": "only the server has it; cut the texts of the result",
     "input_ids": "give the tokenizer's output as the prompt: generate(model, inputs)",
     **dict.fromkeys(("dtype", "torch_dtype", "device", "device_map", "trust_remote_code"), "it belongs to d5p4.load"),
     "eos_token_id": "end-of-text comes from the model's tokenizer; leave it out",
@@ -463,13 +613,15 @@ def typed(given: Mapping[str, Any], door: str, methods: Sequence[Method] = ()) -
 
     The parameters of `methods` are allowed; by default these are the parameters of the method that `given` names.
     """
-    methods = methods or [named(given.get("method", Settings.method))]
+    names = registries()
+    methods = methods or [names[0].named(given.get("method", Settings.method))]
     table = parameters_of(Settings)
-    known = {name: p for method in methods for name, p in method.parameters.items()} | public(door)
+    items: list[Registered] = [*methods, *(item for registry in names[1:] for item in registry.values())]
+    known = {name: p for item in items for name, p in item.parameters.items()} | public(door)
     known |= {alias: table[name] for alias, name in ALIASES.items()} | {"cfg_scale": table["guidance"]}
     for name in given:
         if name not in known and name not in TRANSLATED:
-            raise unknown_option(name, methods[0])
+            raise unknown_option(name, methods[:1])
     return {name: known[name].from_text(value) if name in known else value for name, value in given.items()}
 
 

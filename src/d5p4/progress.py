@@ -12,6 +12,18 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from .types import Callback, Snapshot
 
 
+class WorkDone:
+    """Adds up the work that is done after a step, in prompts. A prompt that has left the snapshots is finished."""
+
+    def __init__(self) -> None:
+        self._shares: dict[int, float] = {}
+
+    def __call__(self, shot: Snapshot) -> float:
+        self._shares = dict.fromkeys(self._shares, 1.0)
+        self._shares |= {number: shot.done(place) for place, number in enumerate(shot.prompts.tolist())}
+        return sum(self._shares.values())
+
+
 @contextmanager
 def bar(label: str, prompts: int, shown: bool = True) -> Iterator[Callback | None]:
     """Yield the callback that moves the bar. Yield None if `shown` is false or standard error is not a terminal."""
@@ -23,9 +35,10 @@ def bar(label: str, prompts: int, shown: bool = True) -> Iterator[Callback | Non
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(label, total=prompts)
 
+        work = WorkDone()
+
         def advance(shot: Snapshot) -> None:
-            step = f"{label}: step {shot.step + 1} of {shot.steps}"
-            progress.update(task, advance=len(shot.prompts) / shot.steps, description=step)
+            progress.update(task, completed=work(shot), description=f"{label}: step {shot.step + 1}")
 
         yield advance
 

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .decode.rows import Prompts
+from .decode.schedule import Adaptive, Policy, make_schedule
 from .errors import D5P4Error
 from .options import Settings, gives_length, plain_number, whole
 from .rng import hash_rows, key_of, mix
-from .rows import Prompts
-from .schedule import make_schedule
-from .types import Model, Schedule
+from .types import Model
 
 BUCKET = 64  # under `deterministic`, all row lengths are multiples of this number
 
@@ -147,11 +147,14 @@ def default_length(model: Model, settings: Settings) -> int:
     return settings.gen_length or (model.max_length if model.carry_over else 128)
 
 
-def schedule_for(length: int, settings: Settings) -> Schedule:
+def schedule_for(length: int, settings: Settings) -> Policy:
     """Return the schedule for windows of this length. Raise an error if there is no schedule, or if the schedule would
     make the k answers equal."""
-    schedule = make_schedule(length, settings.steps, settings.block_length, settings.order == "ancestral")
-    if all(step.move == 1 for step in schedule.steps):
+    if settings.adaptive:
+        return Adaptive(length, min(settings.block_length or length, length))
+    ancestral, stop = settings.order == "ancestral", bool(settings.stop)
+    schedule = make_schedule(length, settings.steps, settings.block_length, ancestral, stop)
+    if not schedule.random:
         settings.check_random("one step per block")
     return schedule
 

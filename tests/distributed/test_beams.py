@@ -28,11 +28,20 @@ CASES = [
     {"method": "best-of-n", "rank": "logprob", "model": MDLM},
     {"method": "d5p3", "model": MDLM, "steps": 12, "order": "ancestral"},
 ]
+ADAPTIVE = {"steps": None, "reveal": "threshold", "tau": 0.4, "model": {"scale": 2.5, "seed": 3}}
+CASES += [
+    *[{"method": name, **ADAPTIVE} for name in d5p4.METHODS],
+    *[{"reveal": name, "steps": None, "model": {"scale": 2.5}} for name in ("factor", "entropy-bound")],
+    {"method": "d5p3", **ADAPTIVE, "block_length": 3, "order": "top", "savings": False},
+    {"method": "d5p4", **ADAPTIVE, "distinct": True, "select_window": (0.2, 0.6), "block_length": 3},
+    {"method": "k-dpp", **ADAPTIVE, "guidance": 2.0, "guidance_window": (0.0, 0.5)},
+    {"method": "d5p3", "stop": True, "eos": "free"},
+]
 MORE = [
     {**case, **extra}
     for case in CASES
     for extra in ({"seed": 11}, {"order": "tempered", "seed": 5}, {"order": "ancestral", "eos": "free", "steps": 9})
-    if not ("order" in case and "order" in extra)
+    if not ("order" in case and "order" in extra) and not ("reveal" in case and "steps" in extra)
 ]
 
 

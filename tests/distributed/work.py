@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 import d5p4
+from d5p4.decode.rows import RowRunner
 from d5p4.distributed import connect
 from d5p4.prompts import layout
-from d5p4.rows import RowRunner
 from tests.fake import FakeModel
 
 PROMPTS = ["abc", "a", "bcabbc", "cab", "abc"]

@@ -6,9 +6,9 @@ import warnings
 import pytest
 
 import d5p4
+from d5p4.decode.rows import RowRunner
 from d5p4.eval.countdown import WINDOW, problems
 from d5p4.ops import kernels
-from d5p4.rows import RowRunner
 from tests.checkpoints import TINY_TEXT, write_dream, write_llada, write_mdlm
 
 pytestmark = pytest.mark.gpu

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 import d5p4
-from d5p4 import replay
+from d5p4.decode.rows import RowRunner
+from d5p4.decode.schedule import Watch
 from d5p4.ops import kernels
-from d5p4.rows import RowRunner
-from d5p4.watch import Watch
 from tests.checkpoints import write_dream, write_llada, write_mdlm
 
+replay = sys.modules["d5p4.decode.replay"]  # d5p4.decode is the function
 pytestmark = pytest.mark.gpu
 WRITERS = {"llada": write_llada, "dream": write_dream, "mdlm": write_mdlm}
 
@@ -52,11 +52,11 @@ def test_nothing_waits_between_the_forward_and_the_next_pool(monkeypatch, tmp_pa
         done.append(1)
         return gather(*args, **kwargs)
 
-    loop = sys.modules["d5p4.decode"]  # d5p4.decode is the function
-    gather = loop.gather_result
+    loop = sys.modules["d5p4.decode.loop"]  # d5p4.decode is the function
+    gather = loop.add_answers
     monkeypatch.setattr(RowRunner, "run", waiting(row_run))
     monkeypatch.setattr(Watch, "check", waiting(look))
-    monkeypatch.setattr(loop, "gather_result", last)
+    monkeypatch.setattr(loop, "add_answers", last)
     try:
         run(model, method=method)
     finally:

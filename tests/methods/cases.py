@@ -6,8 +6,8 @@ import torch
 from scipy.stats import chi2
 from torch import Tensor
 
+from d5p4.decode.view import PoolView
 from d5p4.rng import mix
-from d5p4.types import PoolView
 
 
 def inputs(

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from d5p4.decode.view import PoolView
 from d5p4.methods import ESMC, KDPP, MMR, Categorical, GreedyBeam, PartitionDPP, PartitionSample, Random
-from d5p4.types import PoolView, Selector
+from d5p4.types import Selector
 from tests.methods.cases import inputs, is_transversal, keys, permute, pool, shuffle
 
 K, W, PROMPTS = 4, 3, 16

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from d5p4.decode.view import PoolView
 from d5p4.methods import ESMC
-from d5p4.types import PoolView
 from tests.methods.cases import chi_square, keys, pool, repeat, ties
 from tests.refusals import refusal
 

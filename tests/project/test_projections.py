@@ -7,9 +7,10 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from d5p4.project import Draw, Parents, by_order, keep_distinct, projection
+from d5p4.decode.schedule import Step
+from d5p4.project import Draw, Parents, distinct_children, drawn, projection
 from d5p4.rng import mix
-from d5p4.types import Head, Step
+from d5p4.types import Head
 
 SAMPLES = 6000
 MASK = 3
@@ -66,9 +67,9 @@ def test_ancestral_leaves_revealed_and_foreign_positions_alone():
 
 def test_confidence_reveals_the_most_probable_draw():
     parents, draw = scene(samples=400)
-    children = by_order(parents, step(reveal=2), draw, 3)
+    children = drawn(parents, step(reveal=2), draw, 3)
     assert ((children.tokens != MASK).sum(-1) == 2).all()
-    every = by_order(parents, step(reveal=4), draw, 3)  # the same keys: the same draws, all shown
+    every = drawn(parents, step(reveal=4), draw, 3)  # the same keys: the same draws, all shown
     shown = children.tokens != MASK
     assert torch.equal(children.tokens[shown], every.tokens[shown])
     hidden_best = every.logprob.masked_fill(shown, -math.inf).amax(-1)
@@ -78,7 +79,7 @@ def test_confidence_reveals_the_most_probable_draw():
 def test_confidence_comes_from_temperature_one():
     """At temperature 3 the drawn tokens change, their confidences do not."""
     parents, draw = scene(samples=300, temperature=3.0)
-    children = by_order(parents, step(reveal=4), draw, 1)
+    children = drawn(parents, step(reveal=4), draw, 1)
     places = torch.arange(4).expand_as(children.tokens)
     torch.testing.assert_close(children.logprob, PROBABILITIES.log()[places, children.tokens])
 
@@ -86,13 +87,13 @@ def test_confidence_comes_from_temperature_one():
 @pytest.mark.parametrize(("order", "place"), [("margin", 1), ("entropy", 1)])
 def test_margin_and_entropy_do_not_depend_on_the_draw(order, place):
     parents, draw = scene(samples=50, order=order)
-    children = by_order(parents, step(), draw, 2)
+    children = drawn(parents, step(), draw, 2)
     assert (children.tokens[..., place] != MASK).all()
 
 
 def test_random_order_is_uniform_over_sets():
     parents, draw = scene(order="random")
-    children = by_order(parents, step(reveal=2), draw, 1).tokens[:, 0, 0] != MASK
+    children = drawn(parents, step(reveal=2), draw, 1).tokens[:, 0, 0] != MASK
     sets = list(itertools.combinations(range(4), 2))
     counts = [int((children[:, list(s)].all(-1)).sum()) for s in sets]
     assert agrees(counts, [1 / 6] * 6)
@@ -102,7 +103,7 @@ def test_random_order_is_uniform_over_sets():
 def test_tempered_order_draws_without_replacement_among_the_surest(reveal):
     """Argmax tokens: confidences .5 .9 .4 .6; the 2m surest compete by softmax(c / T)."""
     parents, draw = scene(order="tempered", order_temperature=0.3, temperature=0.0)
-    shown = by_order(parents, step(reveal=reveal), draw, 1).tokens[:, 0, 0] != MASK
+    shown = drawn(parents, step(reveal=reveal), draw, 1).tokens[:, 0, 0] != MASK
     confidence = [0.5, 0.9, 0.4, 0.6]
     support = sorted(range(4), key=lambda i: -confidence[i])[: 2 * reveal]
     weight = {i: math.exp(confidence[i] / 0.3) for i in support}
@@ -120,8 +121,8 @@ def test_tempered_order_draws_without_replacement_among_the_surest(reveal):
 
 def test_end_of_text_is_revealed_last():
     parents, draw = scene(samples=400, last_ids=torch.tensor([0]))
-    every = by_order(parents, step(reveal=4), draw, 1).tokens
-    shown = by_order(parents, step(reveal=2), draw, 1).tokens
+    every = drawn(parents, step(reveal=4), draw, 1).tokens
+    shown = drawn(parents, step(reveal=2), draw, 1).tokens
     enough = (every != 0).sum(-1) >= 2
     assert enough.any() and (shown[enough] != 0).all()
     assert ((shown == 0) | (shown == MASK) | (shown == every)).all()
@@ -138,12 +139,12 @@ def test_children_do_not_depend_on_how_many_are_drawn():
 def test_keep_distinct_follows_its_rule():
     hashes = torch.tensor([[[1, 1, 2, 3], [2, 5, 5, 1], [1, 2, 1, 2]]])
     tie = torch.tensor([[20, 10, 30]])  # parent 1 chooses first, then 0, then 2
-    kept = keep_distinct(hashes, tie, 2)
+    kept = distinct_children(hashes, tie, 2)
     assert kept[0, 1].tolist() == [0, 1]  # takes 2 and 5
     assert kept[0, 0].tolist() == [0, 3]  # 1 is new, its repeat and 2 are not, 3 is
     assert kept[0, 2].tolist() == [0, 0]  # nothing new: its own first child, repeated
 
 
 def test_keep_distinct_repeats_kept_ones_where_too_few_differ():
-    kept = keep_distinct(torch.tensor([[[7, 7, 8, 7]]]), torch.tensor([[0]]), 3)
+    kept = distinct_children(torch.tensor([[[7, 7, 8, 7]]]), torch.tensor([[0]]), 3)
     assert kept.tolist() == [[[0, 2, 0]]]

@@ -6,7 +6,7 @@ import openai
 import pytest
 
 import d5p4
-from d5p4.record import Answers
+from d5p4.result import Answers
 from d5p4.serve.job import cut
 from tests.fake import FakeModel
 from tests.serve.running import NAME, differing, running

@@ -10,11 +10,10 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from d5p4.decode.measures import FEATURES, KINDS, NORMALISERS, POSITIONS, SIMILARITIES
 from d5p4.methods import METHODS
 from d5p4.project import ORDERS
-from d5p4.quality import KINDS, NORMALISERS, POSITIONS
 from d5p4.serve.requests import NEUTRAL, NEUTRAL_IN_CHAT, NEUTRAL_IN_COMPLETIONS
-from d5p4.similarity import FEATURES, SIMILARITIES
 from tests.fake import FakeModel, Letters
 from tests.serve.running import NAME, running
 

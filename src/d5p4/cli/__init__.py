@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ..errors import D5P4Error
-from ..methods import load_plugins
+from ..options import load_plugins
 from .check import check
 from .common import Commands, print_error
 from .compare import compare

@@ -17,14 +17,15 @@ from typer.core import TyperGroup
 
 from ..errors import D5P4Error, DuplicateAnswers
 from ..progress import bar
-from ..record import Answers, finite
+from ..result import Answers, finite
 from .options import flag
 from .show import visible
 
 if TYPE_CHECKING:
     from ..distributed import Mesh
     from ..models.base import NativeModel
-    from ..types import Model, Result
+    from ..result import Result
+    from ..types import Model
 
 __all__ = ["Answers", "Commands", "finite", "joined", "load_model", "print_json", "read_prompt", "run"]
 

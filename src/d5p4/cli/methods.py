@@ -15,7 +15,8 @@ from .options import Json, Plugin
 
 def methods(json: Json = False, plugin: Plugin = None) -> None:
     """List the methods and their parameters."""
-    from ..methods import METHODS, load_plugins
+    from ..methods import METHODS
+    from ..options import load_plugins
 
     load_plugins(plugin or [])
     described: list[dict[str, Any]] = [

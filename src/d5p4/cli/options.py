@@ -15,8 +15,8 @@ import typer
 from typer.core import TyperCommand
 
 from ..errors import D5P4Error
-from ..methods import METHODS, method_named
-from ..options import GROUPS, TRANSLATED, Option, Parameter, public, typed
+from ..methods import METHODS
+from ..options import GROUPS, TRANSLATED, Option, Parameter, public, registered_parameters, typed
 
 RUNNING = "Running"
 TYPES = {int: "<int>", float: "<float>", str: "<str>", tuple: "START:STOP"}
@@ -78,7 +78,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     """Replace the argument `options` of a command by all options and all parameters of methods."""
     signature = inspect.signature(command, eval_str=True)
     table = [_option(p, GROUPS[p.option.group]) for p in public("command").values()]
-    methods = [_option(p, OWN, users) for p, users in _method_parameters()]
+    methods = [_option(p, OWN, users) for p, users in registered_parameters().values()]
     aliases = [_option(Parameter(name, str, None, True, Option()), None) for name in TRANSLATED]
     made = [*table, *methods, *aliases]
     own = [p.replace(kind=p.KEYWORD_ONLY) for p in signature.parameters.values() if p.annotation is not Given]
@@ -104,15 +104,6 @@ def plugins(args: list[str]) -> list[str]:
     after = [args[i + 1] for i, arg in enumerate(args[:-1]) if arg == "--plugin"]
     names = after + [arg.partition("=")[2] for arg in args if arg.startswith("--plugin=")]
     return [name.removesuffix(".py") for name in names]
-
-
-def _method_parameters() -> list[tuple[Parameter, list[str]]]:
-    """Return each parameter that a method has, together with the names of all methods that have this parameter."""
-    users: dict[str, tuple[Parameter, list[str]]] = {}
-    for method in METHODS.values():
-        for name, parameter in method.parameters.items():
-            users.setdefault(name, (parameter, []))[1].append(method.name)
-    return list(users.values())
 
 
 def _option(parameter: Parameter, panel: str | None, users: Iterable[str] = ()) -> inspect.Parameter:
@@ -165,7 +156,7 @@ HELP_ALL = inspect.Parameter(
 def share(methods: str, given: Given) -> dict[str, dict[str, Any]]:
     """Return the options of each named method, in the order of the names. A method gets only parameters that it has."""
     try:
-        specs = [method_named(name.strip()) for name in methods.split(",") if name.strip()]
+        specs = [METHODS.named(name.strip()) for name in methods.split(",") if name.strip()]
     except D5P4Error as error:
         error.option = "methods"
         raise

@@ -65,8 +65,8 @@ def serve(
 
     Example: d5p4 serve --model countdown --port 8000
     """
-    from ..methods import load_plugins
     from ..models.load import without_weights
+    from ..options import load_plugins
     from ..serve import Limits
     from ..serve import serve as run
     from ..serve.server import log_to_stderr, loopback

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..beams import ALONE, Beams
+from ..decode.beams import ALONE, Beams
 from ..errors import D5P4Error
 from ..models.load import choose_device
 from ..store import write_text

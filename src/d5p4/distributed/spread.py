@@ -1,4 +1,4 @@
-"""Spreads the rows of one prompt's pool over R ranks. `d5p4.beams` says which rank holds which rows.
+"""Spreads the rows of one prompt's pool over R ranks. `d5p4.decode.beams` says which rank holds which rows.
 
 Hidden states stay on the rank that computed them. For the similarity, each rank receives one slice of the features of
 every distinct row and computes the N x N products of these slices. The sum of the products over all ranks gives the
@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..beams import Beams, Seats
+from ..decode.beams import Beams, Seats
 from ..errors import D5P4Error, NonFiniteLogits
 from ..ops.gram import pool_products, slice_borders, to_cosine
 from ..ops.precision import working_dtype
@@ -110,6 +110,28 @@ class SpreadBeams(Beams):
         pool = torch.arange(len(first), device=first.device).view(-1, 1, 1)
         cosine = to_cosine(products[pool, first[:, :, None], first[:, None, :]], first)
         return cosine.to(working_dtype(features.dtype))
+
+    def fetch(
+        self, states: Tensor, features: Tensor, slot: Tensor, source: Tensor, wanted: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        before, now = slot.shape[1], source.shape[1] // self.size  # rows per rank in the previous pool and in this one
+        place = slot.gather(1, (self.own(source) - self.rank * before).clamp(0, before - 1))
+        moved = wanted & (source // before != torch.arange(source.shape[1], device=slot.device) // now)
+        prompt, row = moved.nonzero(as_tuple=True)
+        if not len(prompt):
+            return states, features, place
+        local = source[prompt, row] - self.rank * before
+        mine = (local >= 0) & (local < before)
+        sent = slot[prompt, local.clamp(0, before - 1)]
+
+        def bring(x: Tensor) -> Tensor:
+            rows = torch.where(mine[:, None, None], x[sent], 0).to(working_dtype(x.dtype))
+            return torch.cat([x, self._all_reduce(rows, "states").to(x.dtype)])
+
+        here = row // now == self.rank
+        place[prompt[here], row[here] % now] = len(states) + here.nonzero()[:, 0]
+        brought = bring(states)
+        return brought, brought if features is states else bring(features), place
 
     def agree(self, choice: Choice) -> Choice:
         parents = choice.parents.cpu()

@@ -24,9 +24,8 @@ from ..__about__ import __version__
 from ..errors import D5P4Error
 from ..generate import generate
 from ..likelihood import loglikelihood as likelihood_bound
-from ..methods import load_plugins
 from ..models import load
-from ..options import Settings, gives_length, typed
+from ..options import Settings, gives_length, load_plugins, typed
 from ..prompts import default_length, encode
 from ..types import Model, Snapshot
 

@@ -18,7 +18,8 @@ from torch import nn
 from ..errors import D5P4Error, NonFiniteLogits
 from ..options import DETERMINISTIC_TOKENS, Settings
 from ..prompts import Request
-from ..types import Model, Result
+from ..result import Result
+from ..types import Model
 
 NOT_FINITE = "the model gave logits that are not finite; check weights and guidance, or load the weights in float32"
 NO_MEMORY = "there is too little memory for this prompt, even alone with one row per forward; use a larger device"

@@ -22,9 +22,8 @@ from ..errors import D5P4Error
 from ..generate import chosen_seed
 from ..prompts import Prepared
 from ..provenance import provenance, without_places
-from ..record import Answers, finite
+from ..result import Answers, Result, finite
 from ..store import json_line, read_json, write_json
-from ..types import Result
 from .configuration import configuration, settings_hash
 from .reader import BadLine, PromptFile, PromptLine
 from .rows import RowStore, StoredRows, Summary, differences

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import D5P4Error
-from ..record import finite
+from ..result import finite
 from ..rng import key_of
 
 

@@ -15,7 +15,8 @@ from ..generate import chosen_seed, run_requests
 from ..models import load
 from ..options import Settings
 from ..prompts import Prepared
-from ..types import Model, Result, Snapshot
+from ..result import Result
+from ..types import Model, Snapshot
 from .decoder import Decoder, Outcome, default_budget
 from .output import Output, Pace, Report, Start, answer_line, error_line, summarise, writing
 from .plan import Item, Work, plan_work

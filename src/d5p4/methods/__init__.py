@@ -7,17 +7,13 @@ methods too: the package's entry point in the group `d5p4.plugins` names the mod
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from importlib import import_module
-from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, ClassVar
 
-from ..errors import D5P4Error, nearest
 from ..ops.partition_map import partition_map
-from ..options import Parameter, Settings, parameters_of
+from ..options import Registered, Registry, load_plugins, register
 from ..types import Finish, Selector
 from .beam import Categorical, GreedyBeam, Identity, Random
 from .best_of_n import BestOfN, Scorer
@@ -46,24 +42,27 @@ __all__ = [
     "branch_and_bound",
     "exhaustive",
     "load_plugins",
-    "method_named",
     "partition_map",
     "register",
 ]
 
 
 @dataclass(frozen=True)
-class Method:
+class Method(Registered):
     """A way to decode.
 
     selector     a dataclass whose fields are the method's parameters and whose instances are called as
                  `select(pool, k, key)`, or a plain function with these arguments. The dataclass may also have
-                 `finish(final, k, scorer, references)`, which chooses the k answers after the last step, and
-                 `check_scorer(scorer, references)`, if the method accepts a scorer
+                 `finish(final, k, scorer, references)`, which chooses the k answers after the last step,
+                 `check_scorer(scorer, references)`, if the method accepts a scorer, and `prune(children, K, key)`,
+                 which picks the children that will be run (see `decode.pool.Brood`)
     branches     whether the pool has k*w rows (True) or k rows (False)
     presets      values of options that this method uses unless the caller gives other values
     half_guided  whether guidance acts on the first half of the steps only, unless `guidance_window` is given
+    children     how children are made: "drawn" or "enumerated" (see `project.children`)
     """
+
+    registry: ClassVar[Registry] = Registry("method")
 
     name: str
     selector: Callable[..., Any]
@@ -72,15 +71,7 @@ class Method:
     branches: bool = True
     presets: Mapping[str, Any] = field(default_factory=dict)
     half_guided: bool = False
-
-    @property
-    def parameters(self) -> Mapping[str, Parameter]:
-        """The method's own parameters by name."""
-        return parameters_of(self.selector) if isinstance(self.selector, type) else {}
-
-    @property
-    def defaults(self) -> dict[str, Any]:
-        return {name: parameter.default for name, parameter in self.parameters.items()}
+    children: str = "drawn"
 
     @property
     def scored(self) -> bool:
@@ -91,15 +82,12 @@ class Method:
         """Whether the pool keeps all its rows until `finish` chooses the answers."""
         return hasattr(self.selector, "finish")
 
-    def build(self, settings: Settings) -> Selector:
-        return self.selector(**settings.params) if isinstance(self.selector, type) else self.selector
-
     def finish(self, select: Selector, scorer: Scorer | None, references: Sequence[Any] | None) -> Finish | None:
         """Return the function that chooses the answers after the last step, or None if the method has no `finish`."""
         return partial(select.finish, scorer=scorer, references=references) if self.finishes else None  # type: ignore[attr-defined]
 
 
-_TABLE = (
+for _method in (
     Method("d5p4", D5P4, "partition DPP, additive kernel diag(Q) + beta S (D5P4+)", "3.3"),
     Method("d5p4x", D5P4x, "partition DPP, multiplicative kernel e^(Q/beta) S e^(Q/beta)", "3.3"),
     Method(
@@ -120,54 +108,7 @@ _TABLE = (
     Method("e-smc", ESMC, "particles resampled by e^(lam * certainty); the k best are kept", "App. E"),
     Method("best-of-n", BestOfN, "k*w independent answers; the k best are kept", "4, App. B.4"),
     Method("independent", Identity, "k independent answers: no selection", "4", branches=False),
-)
+):
+    Method.registry.add(_method)
 
-METHODS: dict[str, Method] = {method.name: method for method in _TABLE}
-
-
-def register(method: Method) -> None:
-    """Make your own method available under its name in all interfaces of this process."""
-    if not isinstance(method, Method):
-        raise D5P4Error(f"register takes a d5p4.Method, not {type(method).__name__}")
-    if method.name in METHODS:
-        raise D5P4Error(f"there is already a method {method.name!r}; choose another name")
-    if not callable(method.selector):
-        raise D5P4Error(f"method {method.name!r}: the selector must be a dataclass or a function")
-    if clash := sorted(set(method.parameters) & set(parameters_of(Settings))):
-        raise D5P4Error(f"method {method.name!r}: its parameter {clash[0]!r} has the name of an option; use a new name")
-    METHODS[method.name] = method
-
-
-def method_named(name: Any) -> Method:
-    load_plugins()
-    if not isinstance(name, str) or name not in METHODS:
-        names = ", ".join(METHODS)
-        hint = nearest(name, METHODS) if isinstance(name, str) else ""
-        reason = f"is not a method; {hint} Use one of {names}" if hint else f"is not a method; use one of {names}"
-        raise D5P4Error(reason, option="method", value=name)
-    return METHODS[name]
-
-
-_loaded: set[str] = set()
-
-
-def load_plugins(modules: Sequence[str] = ()) -> None:
-    """Load the plugins of installed packages (entry points `d5p4.plugins`), then the given modules, each of them once.
-
-    A package that cannot be loaded causes only a warning, because the caller did not name it. A given module that
-    cannot be loaded is an error.
-    """
-    if not _loaded:
-        _loaded.add("")
-        for entry in entry_points(group="d5p4.plugins"):
-            try:
-                entry.load()
-            except Exception as reason:
-                warnings.warn(f"the d5p4 plugin {entry.value} cannot be loaded: {reason}", stacklevel=2)
-    for module in modules:
-        if module not in _loaded:
-            try:
-                import_module(module)
-            except Exception as reason:
-                raise D5P4Error(f"cannot be loaded: {reason}", option="plugin", value=module) from reason
-            _loaded.add(module)
+METHODS = Method.registry

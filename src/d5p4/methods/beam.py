@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from torch import Tensor
 
 from ..ops.ties import argbest
-from ..options import Option
+from ..options import Checked, Option
 from ..rng import gumbel, mix, uniform
-from ..types import Choice, PoolView
-from .common import Checked, by_group, to_parents
+from ..types import Choice
+from .common import by_group, to_parents
+
+if TYPE_CHECKING:
+    from ..decode.view import PoolView
 
 
 @dataclass(frozen=True)

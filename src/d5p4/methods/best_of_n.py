@@ -12,10 +12,9 @@ import torch
 from ..errors import D5P4Error
 from ..ops.precision import wide
 from ..ops.ties import first_of_each, ranked
-from ..options import Option
+from ..options import Checked, Option
 from ..types import Final, Kept
 from .beam import Identity
-from .common import Checked
 
 Scorer = Callable[..., Any]
 """`scorer(texts) -> numbers`, or `scorer(text, reference) -> number` if references are given. Higher is better."""

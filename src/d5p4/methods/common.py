@@ -1,4 +1,4 @@
-"""Helpers that several methods share: checked parameters, groups of a pool, weighted draws."""
+"""Helpers that several methods share: groups of a pool and weighted draws."""
 
 from __future__ import annotations
 
@@ -6,14 +6,6 @@ import torch
 from torch import Tensor
 
 from ..errors import D5P4Error
-from ..options import validate
-
-
-class Checked:
-    """The base class of a method's dataclass. It checks each parameter (field) against its type and range."""
-
-    def __post_init__(self) -> None:
-        validate(self)
 
 
 def by_group(values: Tensor, k: int) -> Tensor:

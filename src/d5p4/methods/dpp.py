@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -11,11 +11,14 @@ from torch import Tensor
 from ..errors import D5P4Error
 from ..ops.partition_map import map_inference
 from ..ops.ties import ranked
-from ..options import Option
-from ..types import Choice, PoolView
+from ..options import Checked, Option
+from ..types import Choice
 from .beam import GreedyBeam
-from .common import Checked, by_group
+from .common import by_group
 from .exact import branch_and_bound, exhaustive
+
+if TYPE_CHECKING:
+    from ..decode.view import PoolView
 
 Solver = Literal["local-search", "one-start", "k-starts", "n-starts", "exact", "exhaustive"]
 Kernel = Annotated[Literal["additive", "multiplicative"], Option("L = diag(Q) + beta S, or e^(Q/beta) S e^(Q/beta).")]

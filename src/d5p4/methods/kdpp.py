@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ..errors import D5P4Error
 from ..ops.ties import argbest, canonical_order
+from ..options import Checked
 from ..rng import uniform
-from ..types import Choice, PoolView
-from .common import Checked, draw_index
+from ..types import Choice
+from .common import draw_index
 from .dpp import Beta, Kernel, dpp_kernel
+
+if TYPE_CHECKING:
+    from ..decode.view import PoolView
 
 _EIGENVECTOR, _ITEM = 0, 1
 _PARTING = 1e-7

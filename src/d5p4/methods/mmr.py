@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from torch import Tensor
 
 from ..ops.mmr import mmr
-from ..options import Option
-from ..types import Choice, PoolView
-from .common import Checked, by_group
+from ..options import Checked, Option
+from ..types import Choice
+from .common import by_group
+
+if TYPE_CHECKING:
+    from ..decode.view import PoolView
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import torch
 from torch import Tensor
@@ -12,12 +12,15 @@ from ..errors import D5P4Error
 from ..ops.partition_map import condition, solve
 from ..ops.problem import Problem, prepare
 from ..ops.ties import argbest
-from ..options import Option
+from ..options import Checked, Option
 from ..rng import gumbel, mix, uniform
-from ..types import Choice, PoolView
-from .common import Checked, by_group, draw_index
+from ..types import Choice
+from .common import by_group, draw_index
 from .dpp import Beta, Kernel, dpp_kernel
 from .exact import transversals
+
+if TYPE_CHECKING:
+    from ..decode.view import PoolView
 
 _CHUNK = 1 << 22  # at most this many items are scored at once, where each of the sets counts k items
 

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from ..errors import D5P4Error
 from ..ops.ties import canonical_order, ranked
-from ..options import Option
+from ..options import Checked, Option, Settings
 from ..rng import uniform
-from ..types import Choice, Final, Kept, PoolView
-from .common import Checked, draw_index
+from ..types import Choice, Final, Kept
+from .common import draw_index
 
-_STATE = "esmc_reward"
+if TYPE_CHECKING:
+    from ..decode.view import PoolView
+
+_STATE, _COUNT = "esmc_reward", "esmc_intervals"
 
 
 @dataclass(frozen=True)
 class ESMC(Checked):
-    """Every `interval` steps, draws N parents with replacement by chances that depend on the reward r = 1 - h / log2 V.
+    """At every `interval`, draws N parents with replacement by chances that depend on the reward r = 1 - h / log2 V.
 
     h            a row's mean entropy in bits over its masked positions
     potential    G = exp(lam r) ("max") or G = lam r + 1 ("mean")
@@ -33,7 +36,10 @@ class ESMC(Checked):
     """
 
     lam: Annotated[float, Option("Sharpness of the weights.", least=0)] = 5.0
-    interval: Annotated[int, Option("Steps between two resamplings.", least=1)] = 8
+    interval: Annotated[
+        float | None,
+        Option("Steps (or share of positions) between two resamplings.", above=0, unset="8 steps, or 1/8"),
+    ] = None
     weights: Annotated[Literal["literal", "textbook"], Option("The chances: softmax(G), or G / sum G.")] = "literal"
     potential: Annotated[Literal["max", "mean"], Option("The weight G: exp(lam r), or lam r + 1.")] = "max"
     resampling: Annotated[Literal["multinomial", "systematic"], Option("How parents are drawn.")] = "multinomial"
@@ -49,20 +55,39 @@ class ESMC(Checked):
             raise D5P4Error('incremental weights need potential "max", got "mean"')
 
     def __call__(self, pool: PoolView, k: int, key: Tensor) -> Choice:
-        if pool.step == 0 or pool.step % self.interval:
+        due = self._due(pool)
+        if due is False:
             return pool.stay()
         reward = self.reward(pool)
         before = pool.state.get(_STATE, torch.zeros_like(reward)) if self.incremental else 0.0
         chances = self.chances(reward - before)
         stay = pool.stay()
         parents = self._resample(chances, pool.tie, key)
-        moved = torch.ones_like(reward[:, :1], dtype=torch.bool)
+        moved = torch.ones_like(reward[:, :1], dtype=torch.bool) if due is True else due[:, None]
         if self.ess is not None:
-            moved = 1 / (chances**2).sum(-1, keepdim=True) < self.ess * pool.size
+            moved = moved & (1 / (chances**2).sum(-1, keepdim=True) < self.ess * pool.size)
         parents = torch.where(moved, parents, stay.parents)
         if self.incremental:
             pool.state[_STATE] = torch.where(moved, reward.gather(-1, parents), before)
         return Choice(parents, 1)
+
+    def _due(self, pool: PoolView) -> Tensor | bool:
+        """Return whether to resample. Under adaptive reveal rules, prompts differ, and the result is a bool [P]."""
+        if pool.progress is None:
+            return pool.step > 0 and pool.step % (self.interval or 8) == 0
+        count = (pool.progress / (self.interval or 1 / 8)).floor()
+        before = pool.state.get(_COUNT, torch.zeros_like(count))
+        pool.state[_COUNT] = count
+        return count > before
+
+    def check_reveal(self, settings: Settings) -> None:
+        """Raise an error if the interval does not fit the reveal rule."""
+        if self.interval is not None and settings.adaptive and self.interval >= 1:
+            reason = f"counts steps, but with reveal={settings.reveal!r} it must be a share, such as 0.125"
+            raise D5P4Error(reason, option="interval", value=self.interval)
+        if self.interval is not None and not settings.adaptive and self.interval != int(self.interval):
+            reason = "must be a whole number of steps, unless the reveal rule is adaptive"
+            raise D5P4Error(reason, option="interval", value=self.interval)
 
     def finish(self, final: Final, k: int, **_: object) -> Kept:
         """Return the k particles (rows) whose parents have the lowest mean entropy (are the most certain)."""

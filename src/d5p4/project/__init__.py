@@ -1,24 +1,34 @@
 """Projections Π turn the distributions of the selected parents into the tokens of the next pool."""
 
 from .ancestral import ancestral
-from .base import Children, Draw, Parents, Projection
-from .distinct import distinct_children, keep_distinct
-from .order import ORDERS, by_order
+from .children import CHILDREN, Children, Draw, Parents, Projection, distinct_children, drawn, enumerated
+from .orders import Order, Seen
+from .reveal import Reveal, Sequence
 
 __all__ = [
+    "CHILDREN",
     "ORDERS",
+    "REVEALS",
     "Children",
     "Draw",
+    "Order",
     "Parents",
     "Projection",
+    "Reveal",
+    "Seen",
+    "Sequence",
     "ancestral",
-    "by_order",
     "distinct_children",
-    "keep_distinct",
+    "drawn",
+    "enumerated",
     "projection",
 ]
 
+ORDERS, REVEALS = Order.registry, Reveal.registry
 
-def projection(order: str) -> Projection:
-    """Return the projection for an order: "ancestral", or one of ORDERS."""
-    return ancestral if order == "ancestral" else by_order
+
+def projection(order: str, children: str = "drawn") -> Projection:
+    """Return the projection for an order and a children rule."""
+    if order == "ancestral":
+        return ancestral
+    return enumerated if children == "enumerated" else drawn

@@ -5,17 +5,21 @@ The positions to unmask are drawn first, so that the output head runs only at th
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from ..ops.sample import draw as draw_tokens
 from ..rng import ORDER, TOKEN, uniform
-from ..types import Step
-from .base import Children, Draw, Parents
+from .children import Children, Draw, Parents
+
+if TYPE_CHECKING:
+    from ..decode.schedule import Step
 
 
 def ancestral(parents: Parents, step: Step, draw: Draw, count: int) -> Children:
     """Return `count` children of each parent, drawn by the ancestral rule."""
-    masked = parents.tokens == draw.mask_id
+    masked = parents.tokens == draw.mask_id if step.exact or parents.open is None else parents.open()
     masked[..., : step.start] = False
     masked[..., step.stop :] = False
     child = torch.arange(count, device=masked.device)[:, None]

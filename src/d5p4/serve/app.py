@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..__about__ import __version__
 from ..eval.graders import grader_of
 from ..methods import METHODS
-from ..record import finite
+from ..result import finite
 from ..types import Model
 from ..view import describe, page_folder
 from .engine import Engine

@@ -20,8 +20,8 @@ from ..errors import D5P4Error
 from ..generate import run_requests
 from ..jobs.decoder import NOT_FINITE, Decoder
 from ..options import Settings
-from ..record import Answers
-from ..types import Model, Result, Snapshot
+from ..result import Answers, Result
+from ..types import Model, Snapshot
 from ..view import Recorder, count_right, grade
 from .errors import ApiError, describe_failure, not_possible
 from .job import Finished, Job, cut

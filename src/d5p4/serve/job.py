@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..prompts import Request
-from ..record import Answers
+from ..result import Answers
 from ..types import Model, Snapshot
 from ..view import Recorder, drafts
 from ..view.pieces import piece

@@ -17,8 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 from ..errors import D5P4Error, nearest, shown
 from ..generate import chosen_seed
 from ..jobs.decoder import default_budget
-from ..methods import METHODS, load_plugins
-from ..options import Parameter, Settings, public
+from ..options import Parameter, Settings, load_plugins, public, registries
 from ..prompts import Request, prepare
 from ..types import Model
 from .errors import ApiError, not_possible
@@ -53,7 +52,7 @@ def decoding_fields() -> dict[str, tuple[Parameter, Any]]:
     """Return {name in the request: (option, type)} for every option of a decode and every parameter of a method."""
     load_plugins()
     table: dict[str, tuple[Parameter, Any]] = {}
-    for parameters in (public("http"), *(method.parameters for method in METHODS.values())):
+    for parameters in (public("http"), *(item.parameters for registry in registries() for item in registry.values())):
         for name, parameter in parameters.items():
             if "http" not in parameter.option.hidden:
                 kind = _type_of(parameter)
@@ -263,7 +262,7 @@ def understand(model: Model, body: Body, limits: Limits, fixed: dict[str, Any]) 
     try:
         prepared = prepare(model, prompts, options)
         if prepared.settings.spec.scored:
-            prepared.settings.spec.build(prepared.settings).check_scorer(None, None)  # type: ignore[attr-defined]
+            prepared.settings.spec.build(prepared.settings).check_scorer(None, None)
         longest = None if prepared.length_given else limits.max_gen_length
         settings, requests = _clip(prepared.settings, prepared.requests, longest)
         windows = [len(request.window(model.mask_id)) for request in requests]

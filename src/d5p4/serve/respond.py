@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from ..__about__ import __version__
 from ..prompts import Request
-from ..record import finite
+from ..result import finite
 from ..store import json_bytes
 from ..types import Model
 from ..view.pieces import piece, spell

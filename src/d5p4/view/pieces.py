@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from ..ops.precision import wide
-from ..record import finite
+from ..result import finite
 from ..types import Model, Snapshot
 
 Piece = str | list[int]

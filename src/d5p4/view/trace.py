@@ -20,8 +20,8 @@ from torch import Tensor
 from ..generate import generate
 from ..ops.precision import wide
 from ..prompts import encode
-from ..record import Answers, finite
-from ..types import Callback, Model, Result, Snapshot
+from ..result import Answers, Result, finite
+from ..types import Callback, Model, Snapshot
 from .grade import count_right, grade
 from .pieces import Pieces
 
@@ -71,7 +71,7 @@ class Recorder:
     def __init__(self, model: Model) -> None:
         self.model = model
         self._steps: list[_Step] = []
-        self._final: list[list[int]] = []  # [m][L] the window's tokens in each row after the last step
+        self._final: Tensor | None = None  # [rows, L] the window's tokens in each row after the last step
 
     def step(self, shot: Snapshot, place: int) -> None:
         """Record a step. `place` is the index of the prompt in the snapshot's tensors. The snapshot is not kept."""
@@ -92,8 +92,7 @@ class Recorder:
         similarity, where = rest[5].float().clone() if kept else None, torch.stack([row, position, token], 1)
         scores, lists = (score.clone(), quality.clone()), (group.tolist(), chosen.tolist())
         self._steps.append(_Step(*scores, *lists, choice.children, similarity, where, logprob.clone()))
-        if shot.step == shot.steps - 1:
-            self._final = after.tolist()
+        self._final = after
 
     @staticmethod
     def _keeps_similarity(shot: Snapshot, size: int) -> bool:
@@ -116,7 +115,7 @@ class Recorder:
             "w": settings.w,
             "seed": seed,
             "settings": finite(settings.to_dict()),
-            "length": len(self._final[0]) if self._final else 0,
+            "length": 0 if self._final is None else self._final.shape[1],
             "steps": len(pools),
             "score_kind": result.score_kind,
             "pools": pools,
@@ -151,13 +150,18 @@ class Recorder:
     ) -> list[dict[str, Any]]:
         numbers, last = Answers(result, place), self._steps[-1]
         changes = _written(last.changes(), pieces)
-        window = self._window(prompt, result, place)
+        window, final = self._window(prompt, result, place), [] if self._final is None else self._final.tolist()
         listed = []
         for rank, text in enumerate(numbers.texts):
             lineage = result.lineage[place][rank].tolist()
             # A parent chosen twice may have two equal rows. We take the first, as both have the same log-probabilities.
-            final = zip(last.chosen, self._final, strict=False)
-            row = next(n for n, pair in enumerate(final) if pair == (lineage[-1], window[rank]))
+            end = len(result.answers[place][rank])
+            parents = (last.chosen[n // last.children] for n in range(len(final)))
+            row = next(
+                n
+                for n, (parent, tokens) in enumerate(zip(parents, final, strict=True))
+                if parent == lineage[-1] and tokens[:end] == window[rank][:end]
+            )
             listed.append(
                 {
                     "text": text,

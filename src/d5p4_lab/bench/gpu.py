@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 import d5p4
+from d5p4.decode.measures import normalise
 from d5p4.methods.dpp import dpp_kernel
 from d5p4.models.llada import LLaDA
 from d5p4.models.load import choose_device
@@ -38,7 +39,6 @@ from d5p4.ops.partition_map import partition_map
 from d5p4.ops.sample import draw, draw_logits
 from d5p4.ops.vocab import row_stats, vocab_stats
 from d5p4.provenance import machine as machine_name
-from d5p4.quality import normalise
 from d5p4.rng import mix, uniform
 
 from .. import baseline

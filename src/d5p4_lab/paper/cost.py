@@ -20,13 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from d5p4.decode.measures import normalise
 from d5p4.errors import D5P4Error
 from d5p4.methods.dpp import dpp_kernel
 from d5p4.ops.gram import pool_gram
 from d5p4.ops.partition_map import partition_map
 from d5p4.ops.sample import draw_logits
 from d5p4.ops.vocab import row_stats
-from d5p4.quality import normalise
 from d5p4.rng import mix, uniform
 from d5p4.store import read_json
 

@@ -20,10 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from d5p4.decode.measures import FEATURES
 from d5p4.errors import D5P4Error
 from d5p4.eval.encoder import average_cosine
 from d5p4.models.base import NativeModel
-from d5p4.similarity import FEATURES
 
 from ..statistics import Figure, figure, paired_difference
 from .drawing import Claim, Drawing, Table, all_decided, pyplot, shown

@@ -16,13 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from d5p4.decode.view import PoolView
 from d5p4.errors import D5P4Error
 from d5p4.generate import generate
 from d5p4.methods import KDPP, MMR, GreedyBeam, PartitionDPP, PartitionSample, Random
 from d5p4.methods.dpp import dpp_kernel
 from d5p4.provenance import machine
 from d5p4.rng import mix
-from d5p4.types import PoolView, Selector
+from d5p4.types import Selector
 
 from ..timing import clock, one_thread, timed
 from .drawing import Drawing

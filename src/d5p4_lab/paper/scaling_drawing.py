@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from d5p4.errors import D5P4Error
+from d5p4.result import HistoryStep
 from d5p4.store import read_json
-from d5p4.types import HistoryStep
 
 from ..statistics import Figure, figure, paired_difference
 from .cost import RESULTS

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from d5p4.errors import D5P4Error
-from d5p4.types import HistoryStep
+from d5p4.result import HistoryStep
 
 WIDTH = 1024  # the number of dimensions of the random vectors x
 _LEAST = 1e-4  # 1 - a and the mean of f (see above) are at least this large

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from d5p4.errors import D5P4Error
-from d5p4.types import HistoryStep
+from d5p4.result import HistoryStep
 from d5p4_lab.paper.rows import complete
 from d5p4_lab.paper.run import reproduce
 from d5p4_lab.paper.scaling import EXPERIMENT, SELECTORS, _steps, trials

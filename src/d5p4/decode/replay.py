@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .types import Hidden, Model
+from ..types import Hidden, Model
 
 FEW = 1024
 """A forward is replayed only if it has at most this many tokens. On an H200, a forward of one row of LLaDA-8B with 384

@@ -1,4 +1,6 @@
-"""Quality Q is one number per candidate. It is computed from the token distributions p_j at the candidate's window
+"""The numbers by which candidates are chosen: the quality Q of a candidate and the similarity S of two candidates.
+
+Quality Q is one number per candidate. It is computed from the token distributions p_j at the candidate's window
 positions j, with guidance, at temperature 1, without top_k and top_p.
 
     entropy          the mean over positions of -H_j
@@ -7,18 +9,30 @@ positions j, with guidance, at temperature 1, without top_k and top_p.
 
 A model that carries revealed tokens over (MDLM) has a one-hot distribution at revealed positions. There, entropy and
 log-probability are 0, and self-certainty is not defined. The head of such a model runs on masked positions only.
+
+The similarity S between candidates. The features of a candidate's window positions are pooled into one vector:
+
+    flatten      the features of all positions, one after the other (as in the paper)
+    mean         the mean of the features over all positions
+    masked       the mean of the features over masked positions
+    non-masked   the mean of the features over revealed positions
+
+These vectors are scaled to unit vectors e_i. The cosine similarity of two candidates is e_i · e_j. Their rbf similarity
+is exp(-γ |e_i - e_j|²) = exp(-2γ (1 - cos)).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from .ops.precision import steady_mean, steady_sum, wide
-from .ops.vocab import vocab_stats
-from .types import Head
+from ..ops.gram import pool_gram
+from ..ops.precision import steady_mean, steady_sum, wide
+from ..ops.vocab import vocab_stats
+from ..types import Head
 
 KINDS = ("entropy", "self-certainty", "logprob")
 POSITIONS = ("all", "masked")
@@ -50,14 +64,21 @@ def position_values(
     return values.view(masked.shape), normalisers.view(masked.shape)
 
 
-def mean_score(kind: str, positions: str, values: Tensor, masked: Tensor, carry_over: bool) -> Tensor:
+def mean_score(
+    kind: str, positions: str, values: Tensor, masked: Tensor, carry_over: bool, counted: Tensor | None = None
+) -> Tensor:
     """Average the values [U, B] of each row over all its positions, or over its masked positions. Return the means [U].
 
-    If self-certainty is averaged over masked positions, a row without masked positions has the mean NaN. The mean has
-    the widest float type of the device. The mean of a row does not depend on the other rows.
+    counted [U, B] bool, if given: other positions do not count. If self-certainty is averaged over masked positions, a
+    row without masked positions has the mean NaN. The mean has the widest float type of the device. The mean of a row
+    does not depend on the other rows.
     """
     if positions == "all" and not (carry_over and kind == "self-certainty"):
-        return steady_mean(values)
+        if counted is None:
+            return steady_mean(values)
+        masked = counted
+    elif counted is not None:
+        masked = masked & counted
     count = masked.sum(-1)
     mean = steady_sum((values * masked).to(wide(values.device))) / count.clamp_min(1)
     return mean.masked_fill(count == 0, torch.nan) if kind == "self-certainty" else mean
@@ -93,3 +114,39 @@ def normalise(raw: Tensor, how: str, kind: str, vocabulary: int) -> Tensor:
     if how == "zscore":
         scale = steady_mean((raw - steady_mean(raw)[..., None]).square())[..., None].sqrt()
     return ((raw - low) / scale.masked_fill(noise, 1)).masked_fill(noise, 0)
+
+
+FEATURES = ("flatten", "mean", "masked", "non-masked")
+SIMILARITIES = ("cosine", "rbf")
+
+
+def similarity(
+    features: Tensor,
+    masked: Tensor,
+    slot: Tensor,
+    pooling: str,
+    kind: str,
+    gamma: float,
+    gram: Callable[[Tensor, Tensor], Tensor] = pool_gram,
+    counted: Tensor | None = None,
+) -> Tensor:
+    """Compute S [P, N, N] from features [U, B, D], masked [U, B] and slot [P, N]. The features of row i in the pool of
+    prompt p are features[slot[p, i]].
+
+    `gram(features, slot)` returns the cosines. With several ranks, these include the cosines of other ranks' rows.
+    counted [U, B] bool, if given: other positions do not count.
+    """
+    if pooling == "flatten" and counted is not None:
+        features = features * counted[..., None]
+    elif pooling != "flatten":
+        weight = torch.ones_like(masked) if pooling == "mean" else masked if pooling == "masked" else ~masked
+        weight = weight if counted is None else weight & counted
+        features = features.to(torch.promote_types(features.dtype, torch.float32))
+        pooled = steady_sum(features * weight[..., None], 1) / weight.sum(-1, keepdim=True).clamp_min(1)
+        features = pooled[:, None]
+    cosine = gram(features, slot)
+    if kind == "cosine":
+        return cosine
+    apart = (1 - cosine).to(wide(cosine.device))
+    # gamma is at most 1e30: a gamma too large for float32 is infinite, and infinity times the distance 0 is NaN.
+    return torch.exp(-2 * min(gamma, 1e30) * apart).to(cosine.dtype)

@@ -1,4 +1,4 @@
-"""The answers to one prompt as Python texts and numbers instead of tensors, for JSON and for tables."""
+"""The result of a decode: `Result` holds tensors for all prompts, `Answers` the texts and numbers of one prompt."""
 
 from __future__ import annotations
 
@@ -6,10 +6,97 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from .types import Result
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class HistoryStep:
+    """The values of one prompt at one step, which a result keeps if `history=True`."""
+
+    step: int
+    tokens: Tensor  # [N, L]
+    scores: Tensor  # [N]
+    quality: Tensor  # [N]
+    similarity: Tensor  # [N, N]
+    group: Tensor  # [N]
+    parents: Tensor  # [m]
+    children: int
+
+
+@dataclass(eq=False, repr=False)
+class Result:
+    """k answers for each of P prompts. The answer with the best score comes first. With `spare`, answers that repeat a
+    text come last. A dropped prompt has empty lists and NaN scores.
+
+    answers         [P][k] token ids before the first end-of-text token (an answer may be empty)
+    texts           [P][k] text of the answer, or the whole filled text if the prompt had holes
+    sequences       [P, k, T] prompt and answer, left-padded; attention_mask [P, T] is True at real tokens
+    score           [P, k] scores, which can be compared between prompts; `score_kind` says what a score means
+    similarity      [P, k, k] similarity S of the chosen rows at the last forward; logdet [P] is log det S
+    distinct        [P] how many of the k answers differ
+    lineage         [P] tensors [k, steps]: index of each answer's ancestor in the pool of every step
+    seed            the seed of the random numbers
+    nfe             [P] number of steps with a forward; rows [P] is the number of distinct rows in these forwards
+    rows_nominal    [P] number of rows that the paper would count, which includes equal rows
+    logprobs        [P][k] log-probability of each token at its reveal; reveal_step [P][k] is the step (logprobs=True)
+    history         [P][steps] a HistoryStep for each step (history=True)
+    settings        the resolved Settings
+    """
+
+    answers: list[list[list[int]]]
+    texts: list[list[str]]
+    sequences: Tensor
+    attention_mask: Tensor
+    score: Tensor
+    score_kind: str
+    logdet: Tensor
+    similarity: Tensor
+    distinct: Tensor
+    lineage: list[Tensor]
+    seed: int
+    nfe: Tensor
+    rows: Tensor
+    rows_nominal: Tensor
+    logprobs: list[list[list[float]]] | None = None
+    reveal_step: list[list[list[int]]] | None = None
+    history: list[list[HistoryStep]] | None = None
+    settings: Any = None
+
+    def __repr__(self) -> str:
+        answers = sum(map(len, self.answers))
+        rows, nominal = int(self.rows.sum()), int(self.rows_nominal.sum())
+        prompts = f"{len(self)} prompt{'s' * (len(self) != 1)}"
+        return (
+            f"Result({prompts}, {answers} answers, {int(self.distinct.sum())} distinct, "
+            f"{rows} of {nominal} rows, seed {self.seed}; texts[0][:1]={self.texts[0][:1] if self.texts else []})"
+        )
+
+    def __len__(self) -> int:
+        """Return the number of prompts."""
+        return len(self.texts)
+
+    def __getitem__(self, prompt: Any) -> Any:
+        """Return the answers to one prompt or, for a slice, a list with the answers to each prompt."""
+        if isinstance(prompt, slice):
+            return list(self)[prompt]
+        if not isinstance(prompt, int) or not -len(self) <= prompt < len(self):
+            raise IndexError(f"there is no prompt {prompt!r}; this result has {len(self)}, counted from 0")
+        return Answers(self, prompt % len(self))
+
+    def __iter__(self) -> Iterator[Answers]:
+        return (Answers(self, prompt) for prompt in range(len(self)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the answers and settings as a dict of Python values, without tensors, ready for JSON."""
+        shared = {"seed": self.seed, "method": self.settings.method, "settings": self.settings.to_dict()}
+        own = [{name: x for name, x in answers.to_dict().items() if name not in shared} for answers in self]
+        return shared | {"prompts": own}
+
+    def _repr_html_(self) -> str:
+        """Return a table per prompt, for notebooks."""
+        return "".join(answers._repr_html_() for answers in self)
 
 
 @dataclass(frozen=True, repr=False)

@@ -1,8 +1,9 @@
-"""Record the costs of a decode call and the parents of rows, and make the `Result` from the rows of the last pool."""
+"""Record the costs of a decode call and the parents of rows, and make answers from the rows of finished prompts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,17 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .beams import Seats
-from .errors import D5P4Error
-from .look import Look
-from .ops.pivots import eliminate
-from .ops.precision import steady_mean, wide
-from .ops.ties import coarse, first_of_each, ranked
-from .ops.vocab import vocab_stats
-from .options import Settings
+from ..errors import D5P4Error
+from ..ops.pivots import eliminate
+from ..ops.precision import steady_mean, steady_sum, wide
+from ..ops.ties import coarse, first_of_each, ranked
+from ..options import Settings
+from ..result import HistoryStep, Result
+from ..types import Choice, Final, Finish, Model
 from .pool import Pool, pick
 from .rows import Prompts
-from .types import Choice, Final, Finish, HistoryStep, Kept, Model, PoolView, Result
+from .view import Look
 
 LOGPROB_SCORE = "mean log-probability of each token at its reveal"
 ENTROPY_SCORE = "mean negative entropy over the answer at the last forward"
@@ -32,27 +32,30 @@ class Ledger:
 
     def __init__(self, names: Tensor, history: bool) -> None:
         prompts, device = len(names), names.device
-        self.names = names  # [P] the caller's numbers for the prompts that are not dropped
+        self.names = names  # [P] the caller's numbers for the prompts that are still decoded
         self.alive = torch.arange(prompts, device=device)  # [P] the indices of these prompts in the call
         self.nfe, self.rows, self.nominal = (torch.zeros(prompts, dtype=torch.int64, device=device) for _ in range(3))
         self.trail: list[Tensor] = []  # per step, a tensor [P, rows] with the parent of each row of the next pool
         self.history: list[list[HistoryStep]] | None = [[] for _ in range(prompts)] if history else None
 
-    def record(self, choice: Choice, fresh: Tensor, nominal: int, view: PoolView, tokens: Tensor) -> None:
+    def record(self, choice: Choice, source: Tensor, fresh: Tensor, nominal: Tensor, view: Look) -> None:
         self.nfe[self.alive] += fresh > 0
         self.rows[self.alive] += fresh
         self.nominal[self.alive] += nominal
-        self.trail.append(choice.parents.repeat_interleave(choice.children, 1))
+        self.trail.append(source)
         if self.history is not None:
-            everything = tokens, view.raw, view.quality, view.similarity, view.group, choice.parents
+            everything = view.pool.tokens, view.raw, view.quality, view.similarity, view.group, choice.parents
             for place, prompt in enumerate(self.alive.tolist()):
                 rows, raw, quality, similarity, group, parents = (x[place] for x in everything)
                 step = HistoryStep(view.step, rows, raw, quality, similarity, group, parents, choice.children)
                 self.history[prompt].append(step)
 
-    def keep(self, index: Tensor) -> None:
-        self.alive, self.names = self.alive[index], self.names[index]
-        self.trail = [parents[index] for parents in self.trail]
+    def part(self, index: Tensor) -> Ledger:
+        """Return a ledger of only some of the prompts. Both count into the same tensors."""
+        ledger = copy(self)
+        ledger.alive, ledger.names = self.alive[index], self.names[index]
+        ledger.trail = [parents[index] for parents in self.trail]
+        return ledger
 
     def lineage(self, rows: Tensor) -> Tensor:
         """Return, for final rows [P, k], the index [P, k, steps] of each row's ancestor in the pool of each step."""
@@ -79,40 +82,47 @@ def prompts_to_drop(returned: Any) -> list[int]:
 
 @dataclass(frozen=True)
 class LastPool:
-    """The N rows of each of P prompts after the last step, and the scores and texts computed from these rows."""
+    """The N complete rows of each finished prompt, and the scores and texts computed from these rows."""
 
-    model: Model
     prompts: Prompts
-    pool: Pool
-    look: Look  # the scores of the pool from which the parents of these rows were chosen
-    choice: Choice
-    seats: Seats  # the parents whose hidden states this process has
+    view: Look
+    pool: Pool  # with the tokens of all rows
+    numbers: Tensor  # [P] the numbers by which callbacks and errors name the prompts
+
+    @property
+    def model(self) -> Model:
+        return self.view.model
 
     @cached_property
     def sequences(self) -> Tensor:
-        """The rows [P, N, T] of prompt and answer together."""
-        return self.prompts.fill(self.pool.tokens)
+        """The rows [P, N, T] of prompt and answer together. End-of-text fills what was left masked behind the end."""
+        tokens, ends = self.pool.tokens, self.pool.ends
+        if ends.stop and ends.ids is not None:
+            tokens = torch.where(tokens == ends.mask_id, ends.ids[0], tokens)
+        return self.prompts.fill(tokens)
 
     @cached_property
     def tokens(self) -> list[list[list[int]]]:
         return self.pool.tokens.tolist()
 
     @cached_property
-    def appended(self) -> list[int]:
-        """The number [P] of window positions that follow each prompt. The other window positions are holes."""
-        return self.prompts.appended.tolist()
-
-    def end(self, p: int, n: int) -> int:
-        """Return the number of tokens of an answer before the first end-of-text token that follows the prompt."""
-        answer = self.tokens[p][n]
-        ends = (i for i in range(len(answer) - self.appended[p], len(answer)) if answer[i] in self.model.eos_ids)
-        return next(ends, len(answer))
+    def ends(self) -> list[list[int]]:
+        """The number [P][N] of tokens of each answer before the first end-of-text token that follows the prompt."""
+        tokens, ends = self.pool.tokens, self.pool.ends
+        before = ~ends.after(tokens, self.pool.appended)
+        if ends.ids is None:
+            return before.sum(-1).tolist()
+        last = before.sum(-1, keepdim=True) - 1  # the end-of-text token itself, or the last token
+        place = torch.arange(tokens.shape[-1], device=tokens.device)
+        behind = (place >= tokens.shape[-1] - self.pool.appended[:, None, None]).expand(tokens.shape).gather(2, last)
+        ended = torch.isin(tokens.gather(2, last), ends.ids) & behind
+        return (last + 1 - ended.to(last.dtype))[..., 0].tolist()
 
     def text(self, p: int, n: int) -> str:
         """Return the text of an answer, or the whole filled text if the prompt had holes."""
-        answer, end = self.tokens[p][n], self.end(p, n)
+        answer, end = self.tokens[p][n], self.ends[p][n]
         ids = answer[:end]
-        if self.appended[p] < len(answer):
+        if int(self.pool.appended[p]) < len(answer):
             row = self.sequences[p, n][self.prompts.attention_mask[p]].tolist()
             ids = row[: len(row) - (len(answer) - end)]
         codec = self.model.tokenizer
@@ -121,33 +131,33 @@ class LastPool:
     def texts(self) -> list[list[str]]:
         return [[self.text(p, n) for n in range(len(rows))] for p, rows in enumerate(self.tokens)]
 
-    def score(self, kind: str, positions: str) -> Tensor:
-        """Return [P, N]: for each row, the raw score of its parent over the whole window, at the last forward."""
-        return self.look.score(kind, positions, whole=True).gather(1, self.choice.parents)
-
     def logprob(self) -> Tensor:
         """Return the mean log-probability [P, N] of each row's tokens at the last forward, or at their reveal if the
         model has `carry_over`."""
-        if self.model.carry_over:
-            return steady_mean(self.pool.logprob)
-        states = self.look.states[self.seats.here(self.look.hidden.slot)]  # hidden states of the parents, [G, q, L, D]
-        head, tokens = self.look.head, self.seats.of(self.pool.tokens)
-        given = tokens.reshape(-1, 1)
-        stats = vocab_stats(states.flatten(0, 2), head.weight, head.bias, head.banned, (), given, head.fixed)
-        return self.look.beams.everyone(steady_mean(stats["token"].view(tokens.shape)), self.seats)
+        return self._reveals(False) if self.model.carry_over else self.view.score("logprob", "all")
 
     def own_score(self) -> Tensor:
         """Return the scores [P, N] that `Result.score` shows if there is no scorer. The scores are rounded, so that
         scores that count as tied are equal."""
-        return coarse(steady_mean(self.pool.logprob) if self.model.carry_over else self.score("entropy", "all"))
+        return coarse(self._reveals(True) if self.model.carry_over else self.view.score("entropy", "all", shown=True))
 
-    def keep(self, finish: Finish | None, settings: Settings, prompts: Tensor) -> tuple[Tensor, Tensor, bool]:
+    def _reveals(self, shown: bool) -> Tensor:
+        """Return the mean log-probability [P, N] of the tokens at their reveal; `shown` is as in `Look.score`."""
+        logprob, ends = self.pool.logprob, self.pool.ends
+        if ends.ids is None or not (shown or ends.stop):
+            return steady_mean(logprob)
+        counted = ~ends.after(self.pool.tokens, self.pool.appended)
+        return steady_sum((logprob * counted).to(wide(logprob.device))) / counted.sum(-1)
+
+    def keep(self, rows: Tensor, finish: Finish | None, settings: Settings) -> tuple[Tensor, Tensor, bool]:
         """Return the indices [P, k] of the rows that become answers, the scores [P, k] of these rows, and whether a
-        scorer gave the scores. The best row comes first. With spare beams, rows that repeat a text come last."""
-        count = settings.groups
-        rows, score = Kept(torch.arange(count, device=prompts.device).expand(len(prompts), count))
+        scorer gave the scores. The best row comes first. With spare beams, rows that repeat a text come last.
+
+        rows [P, K]: the rows to choose from, unless the method has a `finish`."""
+        score = None
         if finish is not None:
-            rows, score = finish(Final(self.pool.tie, self.score, self.logprob, self.texts, prompts), count)
+            final = Final(self.pool.tie, self.view.score, self.logprob, self.texts, self.numbers)
+            rows, score = finish(final, settings.groups)
         shown = self.own_score().gather(1, rows) if score is None else score
         order = ranked(shown, self.pool.row_hash.gather(1, rows), self.pool.tie.gather(1, rows))
         if settings.spare:
@@ -156,10 +166,9 @@ class LastPool:
         return rows.gather(1, order), shown.gather(1, order), score is not None
 
 
-def empty_result(prompts: Prompts, ledger: Ledger, look: Look, mask_id: int) -> Result:
-    """Return the result of a call in which every prompt was dropped."""
-    settings, device = look.settings, prompts.tokens.device
-    total, k = len(prompts.tokens), settings.k
+def empty_result(prompts: Prompts, ledger: Ledger, settings: Settings, model: Model) -> Result:
+    """Return a result without answers. `add_answers` adds those of finished prompts; dropped prompts stay empty."""
+    device, total, k = prompts.tokens.device, len(prompts.tokens), settings.k
 
     def unknown(*shape: int) -> Tensor:
         return torch.full(shape, torch.nan, dtype=wide(device), device=device)
@@ -167,10 +176,10 @@ def empty_result(prompts: Prompts, ledger: Ledger, look: Look, mask_id: int) -> 
     return Result(
         answers=[[] for _ in range(total)],
         texts=[[] for _ in range(total)],
-        sequences=torch.full((total, k, prompts.tokens.shape[1]), mask_id, device=device),
+        sequences=torch.full((total, k, prompts.tokens.shape[1]), model.mask_id, device=device),
         attention_mask=prompts.attention_mask,
         score=unknown(total, k),
-        score_kind=LOGPROB_SCORE if look.model.carry_over else ENTROPY_SCORE,
+        score_kind=LOGPROB_SCORE if model.carry_over else ENTROPY_SCORE,
         logdet=unknown(total),
         similarity=unknown(total, k, k),
         distinct=torch.zeros(total, dtype=torch.int64, device=device),
@@ -186,43 +195,46 @@ def empty_result(prompts: Prompts, ledger: Ledger, look: Look, mask_id: int) -> 
     )
 
 
-def gather_result(
+def add_answers(
+    result: Result,
     prompts: Prompts,
-    pool: Pool,
-    look: Look,
-    view: PoolView,
-    choice: Choice,
-    seats: Seats,
+    view: Look,
     ledger: Ledger,
     finish: Finish | None,
-) -> Result:
-    """Return the result with the k answers of each prompt that was not dropped. `look`, `view`, `choice` and `seats`
-    come from the last step."""
-    model, alive = look.model, ledger.alive
-    result = empty_result(prompts, ledger, look, model.mask_id)
-    if not len(alive):
-        return result
-    if bool((pool.tokens == model.mask_id).any()):
+    select: Any,
+    keys: Tensor,
+    selected: Sequence[bool],
+) -> None:
+    """Add the answers of finished prompts to the result. `view` sees their complete rows.
+
+    selected: whether each prompt's rows are children of selected parents. Otherwise rows are selected now.
+    """
+    settings, groups, alive = view.settings, view.settings.groups, ledger.alive
+    rows = torch.arange(groups, device=alive.device).expand(len(alive), groups) * (view.size // groups)
+    if finish is None and view.size > groups and not all(selected):
+        now = view.check(select(view, groups, keys), groups, view.watch).parents
+        chosen = torch.tensor(selected, device=alive.device)[:, None]
+        rows = torch.where(chosen, rows, view.pool.beams.agree(Choice(now, 1)).parents)
+    pool = view.pool.whole()
+    if bool(pool.ends.open(pool.tokens, pool.appended).any()):
         raise D5P4Error("decoding ended with masks in an answer; please report this with the settings used")
-    last = LastPool(model, prompts.take(alive), pool, look, choice, seats)
-    keep, score, judged = last.keep(finish, look.settings, alive)
+    last = LastPool(prompts.take(alive), view, pool, alive)
+    keep, score, judged = last.keep(rows, finish, settings)
     result.score_kind = SCORER_SCORE if judged else result.score_kind
     result.score[alive] = score.to(result.score.dtype)
     result.sequences[alive] = pick(last.sequences, keep)
-    parents = choice.parents.gather(1, keep)
-    similarity = pick(pick(view.similarity, parents).transpose(1, 2), parents).to(result.similarity.dtype)
+    similarity = pick(pick(view.compare(shown=True), keep).transpose(1, 2), keep).to(result.similarity.dtype)
     result.similarity[alive], result.logdet[alive] = similarity, _logdet(similarity)
     lineage, logprobs, reveals = ledger.lineage(keep), pool.logprob.tolist(), pool.revealed.tolist()
     for p, prompt in enumerate(alive.tolist()):
-        rows = [(n, last.end(p, n)) for n in keep[p].tolist()]
-        result.answers[prompt] = [last.tokens[p][n][:end] for n, end in rows]
-        result.texts[prompt] = [last.text(p, n) for n, _ in rows]
+        kept = [(n, last.ends[p][n]) for n in keep[p].tolist()]
+        result.answers[prompt] = [last.tokens[p][n][:end] for n, end in kept]
+        result.texts[prompt] = [last.text(p, n) for n, _ in kept]
         result.distinct[prompt] = len({tuple(answer) for answer in result.answers[prompt]})
         result.lineage[prompt] = lineage[p]
         if result.logprobs is not None and result.reveal_step is not None:
-            result.logprobs[prompt] = [logprobs[p][n][:end] for n, end in rows]
-            result.reveal_step[prompt] = [reveals[p][n][:end] for n, end in rows]
-    return result
+            result.logprobs[prompt] = [logprobs[p][n][:end] for n, end in kept]
+            result.reveal_step[prompt] = [reveals[p][n][:end] for n, end in kept]
 
 
 def _logdet(similarity: Tensor) -> Tensor:

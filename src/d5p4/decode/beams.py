@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .ops.gram import pool_gram
-from .types import Choice
+from ..ops.gram import pool_gram
+from ..types import Choice
 
 
 class Seats(NamedTuple):
@@ -78,6 +78,16 @@ class Beams:
         """Compute the similarity S [P, N, N] from features [U, B, D] and slot [P, n]. On this rank, row i of prompt
         p has the features features[slot[p, i]]."""
         return pool_gram(features, slot)
+
+    def fetch(
+        self, states: Tensor, features: Tensor, slot: Tensor, source: Tensor, wanted: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return states and features [U', L, D] and, for each row that this rank holds, the slot [P, n] of its source.
+
+        source [P, N] is the index, in the previous pool, of the row whose states a row takes over, and slot [P, n] are
+        the slots of the previous pool. Only the slots of rows that are `wanted` [P, N] have a meaning.
+        """
+        return states, features, slot.gather(1, source)
 
     def agree(self, choice: Choice) -> Choice:
         """Return, on every rank, the choice that the first rank made."""

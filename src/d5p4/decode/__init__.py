@@ -1,0 +1,14 @@
+"""The loop and its parts. Read `loop.py` first; it meets the others in the order of a step.
+
+loop      one step after the other: run, choose, make children, record
+schedule  which positions a step may reveal, and when a prompt is finished
+pool      the rows of a prompt, and the children of chosen rows
+beams     how the rows of a pool are spread over ranks
+rows      distinct rows through the body, guidance, and the states that complete rows keep
+view      what a selector sees; measures computes quality and similarity
+answers   costs, lineage, and the result
+"""
+
+from .loop import decode
+
+__all__ = ["decode"]

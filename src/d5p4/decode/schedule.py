@@ -1,0 +1,218 @@
+"""A schedule is a policy: before each step it looks at the pools of a call and returns the next step, or none.
+
+`Table` is the policy of the paper. Every row reveals the same number of positions, so all steps are known in advance.
+`Adaptive` serves the reveal rules that accept a different number of positions in every row (`project.reveal`). A prompt
+goes to its next block as soon as all its rows have finished the block, and it ends when its rows are complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from ..errors import D5P4Error
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of all prompts of a call. The step reveals positions of one block of each prompt's window."""
+
+    index: int
+    start: int  # the block has the window positions start..stop-1, if all prompts are in the same block
+    stop: int
+    reveal: int  # the most positions that a row reveals
+    move: float  # the probability with which the ancestral order unmasks a masked position
+    last: bool  # whether the policy knows that no step follows
+    masked: int  # the most open positions that a row has in the block
+    starts: Tensor | None = None  # [P] the start of each prompt's block, if prompts are in different blocks
+    exact: bool = True  # whether every row has `masked` open positions and reveals `reveal` of them
+
+    def cut(self, rows: Tensor, prompt: Tensor) -> Tensor:
+        """Return the block's positions of rows [R, L, ...]. prompt [R] is the prompt of each row.
+
+        A prompt whose block is shorter than those of other prompts repeats its last position (see `inside`).
+        """
+        if self.starts is None:
+            return rows[:, self.start : self.stop]
+        place = self._places(prompt).clamp_max(rows.shape[1] - 1)
+        return rows.gather(1, place.view(*place.shape, *[1] * (rows.ndim - 2)).expand(*place.shape, *rows.shape[2:]))
+
+    def inside(self, prompt: Tensor, length: int) -> Tensor | None:
+        """Return which positions [R, B] of `cut` belong to the block, or None if all of them do."""
+        return None if self.starts is None else self._places(prompt) < length
+
+    def block(self, length: int, device: torch.device) -> Tensor:
+        """Return a bool [P, L] (or [1, L]) that is True at the window positions of each prompt's block."""
+        place = torch.arange(length, device=device)
+        if self.starts is None:
+            return ((place >= self.start) & (place < self.stop))[None]
+        first = self.starts[:, None]
+        return (place >= first) & (place < first + self.stop - self.start)
+
+    def _places(self, prompt: Tensor) -> Tensor:
+        assert self.starts is not None
+        return self.starts[prompt][:, None] + torch.arange(self.stop - self.start, device=prompt.device)
+
+
+class Facts(NamedTuple):
+    """What a policy knows about a prompt's pool. An open position is masked and, with `stop`, before the text's end."""
+
+    first: int  # the first window position that is open in any row, or the length of the window
+    masked: int  # the most open positions that a row has in the block of that position
+    left: int  # the number of open positions of all rows
+
+    def share(self, rows: int, length: int) -> float:
+        """Return the share of positions that are no longer open, over all rows of the pool."""
+        return 1 - self.left / (rows * length)
+
+
+class Policy(Protocol):
+    """`next` returns the step after `index` steps, given the facts about every prompt, or None if there is no step."""
+
+    @property
+    def length(self) -> int: ...
+
+    @property
+    def most(self) -> int:
+        """The most steps that a prompt can take."""
+        ...
+
+    @property
+    def block(self) -> int:
+        """The length of the blocks for which the policy needs facts."""
+        ...
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether prompts may end after different numbers of steps. Only then `next` gets facts."""
+        ...
+
+    def next(self, index: int, facts: Sequence[Facts] | None, device: torch.device) -> Step | None: ...
+
+
+@dataclass(frozen=True)
+class Table:
+    """The steps that decode `length` window positions, the same for every prompt. `make_schedule` makes a table."""
+
+    length: int
+    steps: tuple[Step, ...]
+    adaptive: bool = False  # True with `stop`: a row then ends before the table does
+
+    @property
+    def most(self) -> int:
+        return len(self.steps)
+
+    @property
+    def block(self) -> int:
+        return self.length
+
+    @property
+    def random(self) -> bool:
+        """Whether there is a step at which the ancestral order leaves positions masked."""
+        return any(step.move < 1 for step in self.steps)
+
+    def next(self, index: int, facts: Sequence[Facts] | None, device: torch.device) -> Step | None:
+        return self.steps[index] if index < len(self.steps) else None
+
+
+@dataclass(frozen=True)
+class Adaptive:
+    """Steps of unknown number. At each step, a row reveals at least one open position of its prompt's block."""
+
+    length: int
+    block: int
+    adaptive: bool = True
+
+    @property
+    def most(self) -> int:
+        return self.length
+
+    def next(self, index: int, facts: Sequence[Facts] | None, device: torch.device) -> Step | None:
+        assert facts is not None
+        facts = [fact for fact in facts if fact.first < self.length]
+        if not facts:
+            return None
+        starts = [fact.first // self.block * self.block for fact in facts]
+        masked = max(fact.masked for fact in facts)
+        if len(set(starts)) == 1:
+            return Step(
+                index, starts[0], min(starts[0] + self.block, self.length), masked, 1.0, False, masked, exact=False
+            )
+        return Step(index, 0, self.block, masked, 1.0, False, masked, torch.tensor(starts, device=device), exact=False)
+
+
+def in_window(window: Sequence[float] | None, index: int, progress: float | None) -> bool:
+    """Return whether a step is inside a window of steps or, given the prompt's progress, of shares of positions."""
+    return window is None or window[0] <= (index if progress is None else progress) < window[1]
+
+
+def spread(total: int, parts: int) -> list[int]:
+    """Split `total` into `parts` whole numbers that are as equal as possible. Larger numbers come first."""
+    return [total // parts + (i < total % parts) for i in range(parts)]
+
+
+def _shares(steps: int, sizes: list[int]) -> list[int]:
+    """Return the number of steps of each block. Every block gets one step. Each further step goes to the block that has
+    the most positions per step."""
+    shares = [1] * len(sizes)
+    for _ in range(steps - len(sizes)):
+        needy = max(range(len(sizes)), key=lambda b: (sizes[b] / shares[b], -b))
+        shares[needy] += 1
+    return shares
+
+
+def make_schedule(
+    length: int, steps: int | None, block_length: int | None, ancestral: bool, stop: bool = False
+) -> Table:
+    """Return the table of a window of `length` positions, with `steps` steps in total spread evenly over its blocks.
+
+    An order reveals at least one position per step, so there are at most `length` steps. The ancestral order may
+    take more steps. In a block of S steps, ancestral step i unmasks each masked position with probability 1/(S - i).
+    The diffusion time then falls evenly from 1 to 0, and the last step leaves no mask.
+    """
+    block = min(block_length or length, length)
+    starts = list(range(0, length, block))
+    sizes = [min(block, length - start) for start in starts]
+    total = length if steps is None else steps if ancestral else min(steps, length)
+    if total < len(starts):
+        reason = f"is fewer than the {len(starts)} blocks of {block} positions; use more steps or longer blocks"
+        raise D5P4Error(reason, option="steps", value=total)
+    plan: list[Step] = []
+    for start, size, share in zip(starts, sizes, _shares(total, sizes), strict=True):
+        count = share if ancestral else min(share, size)
+        reveals = spread(size, count)
+        plan += [
+            Step(0, start, start + size, reveals[i], 1.0 / (count - i), False, size - sum(reveals[:i]), exact=not stop)
+            for i in range(count)
+        ]
+    final = len(plan) - 1
+    return Table(length, tuple(replace(step, index=i, last=i == final) for i, step in enumerate(plan)), stop)
+
+
+class Watch:
+    """Collects conditions, such as finite logits, as tensors of bools. The loop reads all of them in one transfer per
+    step, at the point at which it waits for the device anyway."""
+
+    def __init__(self) -> None:
+        self._expected: list[tuple[Tensor, Callable[[Tensor], Exception]]] = []
+
+    def expect(self, holds: Tensor, complaint: Callable[[Tensor], Exception]) -> None:
+        """Make the next `check` raise the error `complaint(holds)` if `holds` has a false element."""
+        self._expected.append((holds, complaint))
+
+    def check(self, facts: Tensor | None = None) -> list[Facts] | None:
+        """Raise the error of the first condition that does not hold. Return the facts [P, 3] as Python numbers."""
+        expected, self._expected = self._expected, []
+        numbers = [torch.stack([holds.all() for holds, _ in expected])] if expected else []
+        numbers += [facts.flatten()] if facts is not None else []
+        if not numbers:
+            return None
+        read = torch.cat([part.to(torch.int64) for part in numbers]).tolist()
+        if not all(read[: len(expected)]):
+            raise next(complaint(holds) for holds, complaint in expected if not bool(holds.all()))
+        rest = read[len(expected) :]
+        return None if facts is None else [Facts(*rest[i : i + 3]) for i in range(0, len(rest), 3)]

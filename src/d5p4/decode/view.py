@@ -1,0 +1,247 @@
+"""What a selector sees of the pools at one step, and how it is computed from the hidden states of a forward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import D5P4Error, NonFiniteLogits
+from ..ops import kernels
+from ..ops.precision import wide
+from ..options import Settings
+from ..rng import mix
+from ..types import Choice, Head, Model
+from .measures import fill_finished, mean_score, normalise, position_values, similarity
+from .pool import Pool
+from .rows import WindowHidden
+from .schedule import Step, Watch
+
+
+class PoolView:
+    """The pools of P prompts at one step, as a selector sees them.
+
+    Quality, similarity and raw scores are computed when they are first read, because a selector may not need all three.
+    Each of the three may be given as a tensor or as a function without arguments. `score(kind, positions)` returns
+    raw scores of other kinds.
+    """
+
+    def __init__(
+        self,
+        *,
+        group: Tensor,
+        tie: Tensor,
+        quality: Tensor | Callable[[], Tensor],
+        similarity: Tensor | Callable[[], Tensor],
+        raw: Tensor | Callable[[], Tensor] | None = None,
+        score: Callable[[str, str], Tensor] | None = None,
+        vocabulary: int = 0,
+        step: int = 0,
+        last: bool = False,
+        width: int = 1,
+        state: dict[str, Any] | None = None,
+        progress: Tensor | None = None,
+    ) -> None:
+        self.group = group  # [P, N] int64, the group of each row; for methods with a partition, groups are contiguous
+        self.tie = tie  # [P, N] int64, a hash of each row's lineage, which decides between equal values
+        self.step = step
+        self.last = last
+        self.width = width  # w, the number of children of a chosen parent (except at the last step)
+        self.vocabulary = vocabulary  # the number of token ids that can be drawn; E-SMC divides by log(vocabulary)
+        self.state = {} if state is None else state  # a dict in which a method may keep values from step to step
+        self.progress = progress  # [P] the share of revealed positions, under adaptive rules
+        self._quality, self._similarity, self._raw, self._score = quality, similarity, raw, score
+
+    @property
+    def size(self) -> int:
+        """The number N of rows in one prompt's pool."""
+        return self.group.shape[1]
+
+    @cached_property
+    def quality(self) -> Tensor:
+        """Q [P, N], normalised and never negative. Higher is better. Q is float32 if the device has no float64."""
+        return self._quality() if callable(self._quality) else self._quality
+
+    @cached_property
+    def similarity(self) -> Tensor:
+        """S [P, N, N], the cosine (or RBF) Gram matrix with a diagonal of exactly 1.
+
+        S is float32 if the Triton kernels compute S (on CUDA, unless the model is float64) or if the device has no
+        float64. Otherwise S is float64.
+        """
+        return self._similarity() if callable(self._similarity) else self._similarity
+
+    @cached_property
+    def raw(self) -> Tensor:
+        """The raw scores [P, N], from which Q is computed."""
+        raw = self.quality if self._raw is None else self._raw
+        return raw() if callable(raw) else raw
+
+    def score(self, kind: str, positions: str) -> Tensor:
+        """Return raw scores [P, N] over "all" or "masked" positions, by "entropy", "self-certainty" or "logprob"."""
+        if self._score is None:
+            raise TypeError("this pool has no score function; give PoolView score=")
+        return self._score(kind, positions)
+
+    def check(self, choice: Any, after: int | None, watch: Watch) -> Choice:
+        """Return the choice, or raise an error that says what is wrong with the choice. The next pool must have `after`
+        rows, unless `after` is None.
+
+        If a parent is outside of the pool, `watch` raises the error later. Until then, a row of the pool replaces it.
+        """
+        parents = getattr(choice, "parents", None)
+        if not isinstance(choice, Choice) or not isinstance(parents, Tensor) or parents.dtype != torch.int64:
+            raise D5P4Error(f"a selector must return a Choice of int64 parents (pool.keep makes one), not {choice!r}")
+        shape, prompts = tuple(parents.shape), self.group.shape[0]
+        if len(shape) != 2 or shape[0] != prompts or shape[1] < 1:
+            raise D5P4Error(f"the selector chose parents of shape {shape}, not [P, m] with P = {prompts} prompts")
+        if not isinstance(choice.children, int) or isinstance(choice.children, bool) or choice.children < 1:
+            raise D5P4Error(f"the selector chose {choice.children!r} children per parent, not a whole number above 0")
+        if after is not None and choice.children != 1:
+            raise D5P4Error(f"the selector chose {choice.children} children per parent at the last step; choose one")
+        if after is not None and shape[1] * choice.children != after:
+            raise D5P4Error(f"the selector chose {shape[1]} x {choice.children} rows where {after} are needed")
+        inside = parents.clamp(0, self.size - 1)
+
+        def complaint(holds: Tensor) -> D5P4Error:
+            return D5P4Error(
+                f"the selector chose row {int(parents[~holds][0])} at step {self.step}, which is outside the pool of "
+                f"{self.size}"
+            )
+
+        watch.expect(parents == inside, complaint)
+        return Choice(inside.sort(-1).values, choice.children)
+
+    def keep(self, parents: Tensor) -> Choice:
+        """Choose the parents [P, m]. Each parent has w children, or one child at the last step."""
+        return Choice(parents, 1 if self.last else self.width)
+
+    def stay(self) -> Choice:
+        """Choose every row, with one child each, so that nothing is selected."""
+        everyone = torch.arange(self.size, device=self.group.device).expand_as(self.group)
+        return Choice(everyone, 1)
+
+
+def not_finite(prompts: Tensor, owner: Tensor, step: int, first_row: int = 0) -> Callable[[Tensor], NonFiniteLogits]:
+    """Return a function that makes the error about rows whose logits are not finite. The function takes a bool [R] that
+    is True for rows with finite logits. For each of the R rows, owner [R, 2] has the index of its prompt in `prompts`
+    and its index among this process's rows. `first_row` is the pool index of the first of these rows."""
+
+    def complaint(finite: Tensor) -> NonFiniteLogits:
+        wrong = owner[~finite]
+        numbers = prompts[wrong[:, 0]].tolist()
+        place = f"step {step}, prompt {numbers[0]}, row {first_row + int(wrong[0, 1])}"
+        cure = "check the weights and guidance, or load them in float32"
+        reason = f"the model gave logits that are not finite at {place}; {cure}"
+        return NonFiniteLogits(reason, prompts=sorted(set(numbers)))
+
+    return complaint
+
+
+class Look(PoolView):
+    """The view of a pool after a forward. Quality, similarity and scores are computed from the hidden states. Equal
+    rows get equal scores."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        hidden: WindowHidden,
+        step: Step,
+        settings: Settings,
+        model: Model,
+        head: Head,
+        prompts: Tensor,
+        watch: Watch,
+        state: dict[str, Any],
+        progress: Tensor | None = None,
+        last_forward: Tensor | None = None,
+    ) -> None:
+        """last_forward [P, n, L] bool: for complete rows, the positions that were masked at the row's last forward. The
+        scores then cover the whole window instead of the block of the step."""
+        super().__init__(
+            group=pool.group,
+            tie=pool.tie,
+            quality=self._compute_quality,
+            similarity=self._compute_similarity,
+            raw=lambda: self.score(settings.quality, settings.positions),
+            vocabulary=head.drawable,
+            step=step.index,
+            last=step.last,
+            width=settings.w,
+            state=state,
+            progress=progress,
+        )
+        self.pool, self.hidden, self.settings, self.model, self.head = pool, hidden, settings, model, head
+        self._block, self._prompts, self.watch, self._last_forward = step, prompts, watch, last_forward
+        self._values: dict[str, Tensor] = {}
+
+    def score(self, kind: str, positions: str, shown: bool = False) -> Tensor:
+        """Return the raw score [P, N] of each row over the positions of the block, or of the window for complete rows.
+
+        `shown`: leave out the positions behind the end of the text, even if `stop` is off.
+        """
+        carry_over = self.model.carry_over
+        if kind not in self._values:
+            states, tokens = self._cut(self.hidden.states), self._tokens
+            masked = self._masked if carry_over else tokens == self.model.mask_id
+            self._values[kind], logsumexp = position_values(kind, states, tokens, masked, self.head, carry_over)
+            first = self.pool.beams.rank * self.hidden.slot.shape[1]
+            complaint = not_finite(self._prompts, self.hidden.owner, self.step, first)
+            self.watch.expect(logsumexp.sum(-1).isfinite(), complaint)
+        mean = mean_score(kind, positions, self._values[kind], self._masked, carry_over, self._counted(shown))
+        scores = self.pool.beams.gather(mean[self.hidden.slot])
+        return fill_finished(self.pool.beams.alike(scores, self._names))
+
+    def compare(self, shown: bool = False) -> Tensor:
+        """Return the similarity S [P, N, N] from the features of the distinct rows. `shown` is as in `score`."""
+        settings, hidden = self.settings, self.hidden
+        features = self._cut(hidden.features if settings.feature_layer == "model" else hidden.states)
+        how = settings.features, settings.similarity, settings.gamma
+        gram = partial(self.pool.beams.cosine, row_hash=self._names)
+        matrix = similarity(features, self._masked, hidden.slot, *how, gram, self._counted(shown))
+        return matrix if kernels.usable(matrix, matrix.shape[-1]) else matrix.to(wide(matrix.device))
+
+    def _compute_similarity(self) -> Tensor:
+        return self.compare()
+
+    def _compute_quality(self) -> Tensor:
+        raw = self.raw.to(wide(self.raw.device))
+        return normalise(raw, self.settings.normalise, self.settings.quality, self.vocabulary)
+
+    def _cut(self, rows: Tensor) -> Tensor:
+        """Return the positions [U, B, ...] that scores cover, from rows [U, L, ...]."""
+        return rows if self._last_forward is not None else self._block.cut(rows, self.hidden.owner[:, 0])
+
+    def _own(self, rows: Tensor) -> Tensor:
+        """Return the values [U, B] of the distinct rows at these positions, from rows [P, n, L]."""
+        return self._cut(rows[self.hidden.owner[:, 0], self.hidden.owner[:, 1]])
+
+    @cached_property
+    def _names(self) -> Tensor:
+        """Names [P, N] of rows. Rows with equal names have equal scores. A complete row has the score of its parent."""
+        pool = self.pool
+        return pool.row_hash if self._last_forward is None else mix(pool.row_hash, pool.source)
+
+    @cached_property
+    def _tokens(self) -> Tensor:
+        return self._own(self.pool.tokens)
+
+    @cached_property
+    def _masked(self) -> Tensor:
+        return self._tokens == self.model.mask_id if self._last_forward is None else self._own(self._last_forward)
+
+    def _counted(self, shown: bool) -> Tensor | None:
+        """Return which positions [U, B] count, or None if all do."""
+        pool = self.pool
+        counted = None if self._last_forward is not None else self._block.inside(self.hidden.owner[:, 0], self._length)
+        if pool.ends.ids is not None and (shown or pool.ends.stop):
+            before = self._own(~pool.ends.after(pool.tokens, pool.appended))
+            counted = before if counted is None else counted & before
+        return counted
+
+    @property
+    def _length(self) -> int:
+        return self.pool.tokens.shape[-1]

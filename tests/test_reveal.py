@@ -1,0 +1,381 @@
+"""Adaptive reveal rules, orders by position, early stops, and registered orders and rules."""
+
+import itertools
+import math
+import warnings
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+import d5p4
+from d5p4.decode.schedule import Step
+from d5p4.ops.vocab import logits_of
+from d5p4.project import Draw, Parents, drawn, enumerated
+from d5p4.types import Head
+from tests.fake import FakeModel
+from tests.refusals import refusal
+
+PROMPTS = ["abc", "ahead", "c", "bigfee"]
+RULES = [name for name, rule in d5p4.REVEALS.items() if rule.adaptive]
+ORDERS = [name for name in d5p4.ORDERS if name != "ancestral"]
+VALUES = {"threshold": {"tau": 0.4}, "factor": {"factor": 2.0}, "entropy-bound": {"entropy_bound": 1.2}}
+full = pytest.mark.full
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", d5p4.DuplicateAnswers)
+        yield
+
+
+def run(model, prompts, **options):
+    options = dict(k=3, w=3, gen_length=9, seed=11) | options
+    if options.get("reveal", "schedule") == "schedule":
+        options.setdefault("steps", 9)
+    return d5p4.generate(model, prompts, **VALUES.get(options.get("reveal"), {}) | options)
+
+
+def facts(result):
+    return [
+        (
+            result.answers[p],
+            result.texts[p],
+            [round(x, 8) for x in result.score[p].tolist()],
+            [[round(x, 7) for x in row] for row in result.similarity[p].tolist()],
+            int(result.rows[p]),
+            int(result.nfe[p]),
+            int(result.rows_nominal[p]),
+            result.lineage[p].tolist(),
+        )
+        for p in range(len(result.answers))
+    ]
+
+
+LAYOUTS = [
+    *[dict(reveal=rule) for rule in RULES],
+    *[dict(reveal="threshold", method=method) for method in d5p4.METHODS],
+    *[dict(reveal="threshold", order=order, method="independent") for order in ORDERS],
+    dict(reveal="threshold", block_length=4),
+    dict(reveal="threshold", block_length=4, order="top", distinct=True, spare=2),
+    dict(reveal="factor", guidance=2.0, guidance_window=(0.0, 0.5), block_length=4),
+    dict(reveal="threshold", select_window=(0.3, 0.7)),
+    dict(reveal="threshold", select_window=(0.2, 0.5), distinct=True, block_length=2),
+    dict(reveal="threshold", method="d5p4-p", stop=False),
+    dict(reveal="schedule", stop=True, steps=5),
+    dict(reveal="schedule", stop=True, order="top", method="best-of-n", block_length=3),
+    dict(reveal="threshold", eos="free", order="top"),
+    dict(reveal="threshold", start="entropy", start_temperature=2.0, order="top"),
+]
+EVERY = [
+    dict(reveal=rule, method=method, order=order, block_length=block)
+    for rule, method, order, block in itertools.product(RULES, d5p4.METHODS, ("confidence", "top"), (None, 4))
+]
+
+
+@pytest.mark.parametrize("options", [*LAYOUTS, *(pytest.param(case, marks=full) for case in EVERY)], ids=str)
+def test_answers_do_not_depend_on_the_layout(options):
+    """Alone or together, in any order, in small forwards, with all rows of a pool or distinct ones."""
+    model = FakeModel(scale=2.5, seed=3)
+    saved = run(model, PROMPTS, **options)
+    together = facts(saved)
+    assert together == [facts(run(model, [prompt], **options))[0] for prompt in PROMPTS]
+    backwards = facts(run(model, PROMPTS[::-1], max_tokens_per_forward=20, **options))
+    assert backwards[::-1] == together
+    plain = run(model, PROMPTS, savings=False, **options)
+    assert [f[:4] + f[6:] for f in facts(plain)] == [f[:4] + f[6:] for f in together]
+    assert (saved.rows <= plain.rows).all() and (saved.rows < plain.rows).any()
+
+
+def one_step_at_a_time(model, prompt, **options):
+    """Return the shots of a decode as (tokens before, parents, children, tokens after) of one prompt."""
+    shots = []
+
+    def keep(shot):
+        shots.append(
+            (shot.tokens[0].clone(), shot.choice.parents[0], shot.choice.children, shot.next_tokens[0].clone())
+        )
+
+    return run(model, [prompt], callback=keep, **options), shots
+
+
+def test_rows_reveal_their_own_numbers_and_prompts_their_own_steps():
+    model = FakeModel(scale=2.5, seed=3)
+    result, shots = one_step_at_a_time(model, "ahead", reveal="threshold", tau=0.8, order="top", eos="never", k=4, w=4)
+    numbers = set()
+    for before, parents, children, after in shots:
+        old = before[parents.repeat_interleave(children)]
+        new = (old != after).sum(-1)
+        assert (old[old != model.mask_id] == after[old != model.mask_id]).all()  # what is revealed stays
+        assert ((new > 0) | (old != model.mask_id).all(-1)).all()  # at least one per row and step
+        numbers |= set(new.tolist())
+    assert len(numbers) > 2
+    steps = run(model, PROMPTS, reveal="threshold", eos="never").nfe.tolist()
+    assert len(set(steps)) > 1 and max(steps) < 9 == int(run(model, PROMPTS[:1], eos="never").nfe[0])
+
+
+@pytest.mark.parametrize(
+    "order", ["confidence", "top", "left", "margin", *(pytest.param(o, marks=full) for o in ORDERS)]
+)
+@pytest.mark.parametrize("method", ["d5p4", "best-of-n", *(pytest.param(m, marks=full) for m in d5p4.METHODS)])
+def test_a_threshold_of_one_is_one_token_per_step(method, order):
+    model = FakeModel()
+    options = dict(method=method, order=order, gen_length=7, order_temperature=0.0)
+    if method == "e-smc":
+        options["interval"] = None
+    by_table = run(model, PROMPTS, steps=7, **options)
+    one = run(model, PROMPTS, reveal="threshold", tau=1, stop=False, **options)
+    if method in ("e-smc", "d5p4-p"):  # their intervals count steps in a schedule and shares under a threshold
+        assert (one.nfe == by_table.nfe).all()
+        return
+    assert [f[:4] + f[5:6] for f in facts(one)] == [f[:4] + f[5:6] for f in facts(by_table)]
+
+
+def test_the_rules_accept_what_their_formulas_say():
+    chances = torch.tensor([0.99, 0.95, 0.9, 0.6, 0.97])[None, None, None]
+    entropy = torch.tensor([0.05, 0.2, 0.3, 0.9, 0.01])[None, None, None]
+    seen = d5p4.project.Sequence(chances, {"entropy": entropy})
+
+    def accepted(name, **parameters):
+        return d5p4.REVEALS[name].rule(**parameters)(seen)[0, 0, 0].int().tolist()
+
+    assert accepted("threshold", tau=0.9) == [1, 1, 0, 0, 1]
+    assert accepted("threshold", tau=1) == [0, 0, 0, 0, 0]
+    # (j + 1)(1 - p_j) is 0.02, 0.15, 0.4, 2.0, 0.18
+    assert accepted("factor", factor=0.5) == [1, 1, 1, 0, 0]
+    assert accepted("factor", factor=0.1) == [1, 0, 0, 0, 0]
+    # the sum without the largest entropy is 0, 0.05, 0.25, 0.55, 0.56
+    assert accepted("entropy-bound", entropy_bound=0.26) == [1, 1, 1, 0, 0]
+    assert accepted("entropy-bound", entropy_bound=0) == [1, 0, 0, 0, 0]
+
+
+def alike(open_positions, parents, c):
+    """Parents whose open positions all have the distribution (c, 1 - c), and the draw options for them."""
+    weight = torch.zeros(3, 1, dtype=torch.float64)
+    head = Head(weight, torch.tensor([math.log(c), math.log(1 - c), 0.0]), torch.tensor([False, False, True])).counted()
+    tokens = torch.full((parents, 1, open_positions), 2)
+    states = torch.zeros(1, open_positions, 1, dtype=torch.float64)
+    place = torch.arange(open_positions).expand(parents, -1)
+    slot = torch.zeros(parents, 1, dtype=torch.int64)
+    return Parents(tokens, states, slot, place, d5p4.rng.mix(torch.arange(parents))[:, None]), Draw(head, 2)
+
+
+@pytest.mark.parametrize("m", [1, 2, 4])
+def test_confidence_suppresses_unlikely_tokens_and_position_first_orders_do_not(m):
+    """With m open positions of top probability c, `confidence` reveals another token with chance (1 - c)^m."""
+    c, count = 0.6, 20_000
+    parents, draw = alike(m, count, c)
+    step = Step(0, 0, m, 1, 1.0, False, m)
+    for order, expected in (("confidence", (1 - c) ** m), ("top", 1 - c), ("left", 1 - c), ("margin", 1 - c)):
+        tokens = drawn(parents, step, Draw(**vars(draw) | {"order": order}), 1).tokens
+        share = (tokens == 1).any(-1).double().mean().item()
+        assert share == pytest.approx(expected, abs=5 * math.sqrt(expected * (1 - expected) / count)), order
+
+
+def test_orders_by_position():
+    model = FakeModel(scale=2.5)
+    _, shots = one_step_at_a_time(model, "abc", order="left", method="independent", eos="free")
+    for step, (_, _, _, after) in enumerate(shots):
+        assert ((after != model.mask_id).sum(-1) == step + 1).all() and (after[:, : step + 1] != model.mask_id).all()
+    _, shots = one_step_at_a_time(model, "abc", order="top", method="independent", eos="free")
+    before, _, _, after = shots[0]
+    row = torch.cat([torch.tensor([0, 1, 2]), before[0]])
+    head = model.head
+    logits = logits_of(model.body(row[None]).states[0, 3:], head.weight, head.bias, head.banned)
+    assert (after != model.mask_id).int().argmax(-1).tolist() == [int(logits.softmax(-1).amax(-1).argmax())] * 3
+
+
+def test_the_first_reveal_may_be_the_least_certain_position():
+    model = FakeModel(scale=2.5)
+    for options in (dict(), dict(reveal="threshold", tau=0.1)):
+        _, shots = one_step_at_a_time(
+            model, "abc", order="top", start="entropy", start_temperature=3.0, eos="free", **options
+        )
+        before, _, _, after = shots[0]
+        row = torch.cat([torch.tensor([0, 1, 2]), before[0]])
+        head = model.head
+        logits = logits_of(model.body(row[None]).states[0, 3:], head.weight, head.bias, head.banned)
+        least_sure = int(torch.distributions.Categorical(logits=logits).entropy().argmax())
+        assert (after != model.mask_id).sum(-1).tolist() == [1] * len(after)
+        assert set((after != model.mask_id).int().argmax(-1).tolist()) == {least_sure}
+    hot = run(model, PROMPTS, order="top", start="entropy", start_temperature=50.0, temperature=0.3, k=8)
+    cold = run(model, PROMPTS, order="top", start="entropy", start_temperature=0.01, temperature=0.3, k=8)
+    assert hot.distinct.sum() > cold.distinct.sum()
+
+
+class Ending(FakeModel):
+    """Writes its prompt's first letter as many times as the prompt is long, then end-of-text; all are nearly sure."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        vocabulary = len(self.head.weight)
+        self.head = Head(torch.eye(vocabulary, dtype=torch.float64) * 4, None, self.head.banned)
+
+    def body(self, tokens, attention_mask=None):
+        real = torch.ones_like(tokens, dtype=torch.bool) if attention_mask is None else attention_mask
+        self.rows_seen += len(tokens)
+        first = tokens.gather(1, real.int().argmax(-1, keepdim=True))
+        length = ((tokens != self.mask_id) & real).cumprod(-1).sum(-1, keepdim=True)  # of a prompt without padding
+        place = real.cumsum(-1) - 1
+        token = torch.where(place < 2 * (first + 2), first, self.eos_ids[0])
+        states = torch.nn.functional.one_hot(token, len(self.head.weight)).double()
+        return d5p4.Hidden(states + 0.01 * place[..., None] + 0 * length[..., None], states)
+
+
+def test_a_row_stops_at_its_end_of_text_and_a_short_prompt_does_not_wait_for_a_long_one():
+    model = Ending()
+    options = dict(k=2, w=2, gen_length=40, seed=1, temperature=0.5, reveal="factor", factor=0.7)
+    delivered = []
+    prepared = d5p4.prepare(model, ["b", "jj"], options | {"seed": None})
+    from d5p4.generate import run_requests
+
+    steps = []
+    both = run_requests(
+        model,
+        prepared.requests,
+        prepared.settings,
+        1,
+        callback=lambda shot: steps.append(shot.prompts.tolist()) and None,
+        deliver=lambda number, result, place: delivered.append((number, len(steps), result.texts[place])),
+    )
+    alone = [d5p4.generate(model, [prompt], **options) for prompt in ("b", "jj")]
+    assert [facts(both)[p] for p in (0, 1)] == [facts(result)[0] for result in alone]
+    assert [number for number, _, _ in delivered] == [0, 1] and delivered[0][1] < delivered[1][1]
+    assert delivered[0][2] == both.texts[0] and [0, 1] in steps and steps[-1] == [1]
+    assert set(map(len, both.answers[0])) == {5} and set(map(len, both.answers[1])) == {20}
+    assert both.sequences[0].ne(model.mask_id).all()  # what was left masked behind the end is filled
+    longer = d5p4.generate(model, ["b"], **options | {"stop": False})
+    assert longer.texts == alone[0].texts and longer.nfe[0] > alone[0].nfe[0]
+
+
+def test_scores_and_distances_do_not_count_what_follows_the_end():
+    """Rows that differ only behind their end-of-text are one answer, with the same score and no distance."""
+    model = FakeModel(scale=3.0, seed=5)
+    for stop in (False, True):
+        for seed in range(6):
+            r = run(model, ["abc"], seed=seed, stop=stop, eos="free", temperature=3.0, k=6, method="independent")
+            for i, j in itertools.combinations(range(6), 2):
+                if r.lineage[0][i].tolist() == r.lineage[0][j].tolist():
+                    continue
+                assert r.similarity[0, i, j] <= 1 + 1e-9
+            lengths = [len(answer) for answer in r.answers[0]]
+            assert r.score[0].isfinite().all() and max(lengths) <= 9
+    history = run(model, ["abc"], history=True, eos="free", temperature=3.0, method="independent", seed=1, stop=False)
+    for i, answer in enumerate(history.answers[0]):
+        row = torch.cat([torch.tensor([0, 1, 2]), history.history[0][-1].tokens[history.lineage[0][i, -1]]])
+        head = model.head
+        logits = logits_of(model.body(row[None]).states[0, 3:], head.weight, head.bias, head.banned)
+        entropy = torch.distributions.Categorical(logits=logits).entropy()
+        shown = entropy[: len(answer) + 1].mean()
+        assert history.score[0, i].item() == pytest.approx(-shown.item(), abs=1e-8)
+
+
+@pytest.mark.parametrize("reveal", ["schedule", "threshold"])
+def test_infilling_is_not_cut_at_an_end_of_text(reveal):
+    model = FakeModel(scale=2.5)
+    mask, end = model.mask_id, model.eos_ids[0]
+    prompt = [[0, mask, 1, mask, end, mask, 2]]
+    options = dict(gen_length=None, steps=None, eos="free", reveal=reveal)
+    stopped, free = run(model, prompt, stop=True, **options), run(model, prompt, stop=False, **options)
+    assert stopped.answers == free.answers and all(len(answer) == 3 for answer in stopped.answers[0])
+
+
+def test_bad_values_are_refused_by_name():
+    model = FakeModel()
+    ancestral = FakeModel(carry_over=True)
+    for options, words in (
+        (dict(reveal="threshold", tau=0), "tau=0 must be a number above 0 and at most 1"),
+        (dict(reveal="threshold", tau=1.5), "tau=1.5 must be"),
+        (dict(reveal="factor", factor=-1), "factor=-1 must be a number above 0"),
+        (dict(reveal="entropy-bound", entropy_bound=-0.1), "entropy_bound=-0.1 must be a number of at least 0"),
+        (dict(reveal="treshold"), "reveal='treshold' is not known; did you mean threshold"),
+        (dict(tau=0.9), "tau: it is a parameter of reveal threshold; it is schedule here"),
+        (dict(reveal="threshold", steps=4), "steps=4 has no meaning with reveal='threshold'"),
+        (dict(reveal="threshold", guidance=2, guidance_window=(0, 4)), r"guidance_window=\(0, 4\) counts steps"),
+        (dict(reveal="threshold", select_window="2:5"), "select_window=.* counts steps"),
+        (dict(guidance=2, guidance_window=(0, 0.5), steps=None), "guidance_window=.* must be two whole numbers"),
+        (dict(reveal="threshold", method="e-smc", interval=4), "interval=4 counts steps"),
+        (dict(method="e-smc", interval=0.5), "interval=0.5 must be a whole number of steps"),
+        (dict(stop=3), "stop=3 must be True or False"),
+        (dict(start="middle"), "start='middle' is not known"),
+    ):
+        options = dict(steps=None) | options if "steps" not in options else options
+        text = refusal(run, model, ["abc"], **options)
+        assert __import__("re").search(words, text), (options, text)
+    for options in (dict(reveal="threshold"), dict(start="entropy")):
+        assert "the ancestral order reveals by chance" in refusal(run, ancestral, ["abc"], **options)
+    assert run(ancestral, ["abc"], reveal="threshold", order="top").texts  # MDLM under another order
+
+
+def test_own_orders_and_rules_are_registered(monkeypatch):
+    for registry in (d5p4.ORDERS, d5p4.REVEALS):
+        for name in list(registry):
+            monkeypatch.setitem(registry, name, registry[name])  # restores the registry at the end
+
+    @dataclass(frozen=True)
+    class Some:
+        most: int = 2
+
+        def __call__(self, seen):
+            return torch.arange(seen.probability.shape[-1]) < self.most
+
+    monkeypatch.setitem(d5p4.ORDERS, "right", d5p4.Order("right", lambda seen: seen.place.double()))
+    monkeypatch.setitem(d5p4.REVEALS, "some", d5p4.Reveal("some", Some))
+    model = FakeModel()
+    _, shots = one_step_at_a_time(model, "abc", order="right", reveal="some", most=4, eos="free", stop=False)
+    assert [(after[0] == model.mask_id).int().tolist() for _, _, _, after in shots] == [
+        [1] * 5 + [0] * 4,
+        [1] + [0] * 8,
+        [0] * 9,
+    ]
+    assert "already an order 'right'" in refusal(d5p4.register, d5p4.Order("right", len))
+    assert "register takes" in refusal(d5p4.register, "right")
+
+
+@dataclass(frozen=True)
+class Widest:
+    """A tiny tree search: each beam branches, and the K children of largest joint log-probability are run."""
+
+    def __call__(self, pool, k, key):
+        return d5p4.Choice(pool.stay().parents, pool.width)
+
+    def prune(self, children, K, key):  # noqa: N803
+        joint = children.logprob.sum(-1).masked_fill(children.repeats, -torch.inf)
+        children.state["joint"] = joint
+        return joint.topk(K, -1).indices.sort(-1).values
+
+
+def test_a_method_may_prune_children_before_they_are_run(monkeypatch):
+    widest = d5p4.Method("widest", Widest, branches=False, children="enumerated")
+    monkeypatch.setitem(d5p4.METHODS, "widest", widest)
+    model = FakeModel(scale=1.5)
+    for options in (dict(), dict(reveal="threshold", tau=0.95)):
+        result, shots = one_step_at_a_time(
+            model, "abc", method="widest", order="left", eos="free", stop=False, gen_length=4, k=5, w=8, **options
+        )
+        assert [len(after) for _, _, _, after in shots] == [5] * len(shots)  # only K rows are run
+        assert result.distinct[0] == 5 and int(result.rows[0]) <= 1 + 5 * (len(shots) - 1)
+    best = d5p4.generate(
+        model, ["abc"], method="widest", order="left", eos="free", gen_length=2, k=11, w=11, seed=1, logprobs=True
+    )
+    # with k at least the vocabulary, the two steps enumerate exactly: the answers are the likeliest pairs of tokens
+    joint = sorted((round(sum(x), 6) for x in best.logprobs[0]), reverse=True)
+    exact = torch.zeros(11, 11, dtype=torch.float64)
+    head = model.head
+
+    def chances(row, place):
+        states = model.body(torch.tensor([row])).states[0, place][None]
+        return logits_of(states, head.weight, head.bias, head.banned).log_softmax(-1)[0, :11]
+
+    first = chances([0, 1, 2, 11, 11], 3)
+    for token in range(11):
+        exact[token] = first[token] + chances([0, 1, 2, token, 11], 4)
+    assert joint == [round(x, 6) for x in exact.flatten().sort(descending=True).values[:11].tolist()]
+
+
+def test_enumerated_children_are_the_likeliest_tokens_of_one_position():
+    parents, draw = alike(3, 1, 0.6)
+    children = enumerated(parents, Step(0, 0, 3, 2, 1.0, False, 3), Draw(**vars(draw) | {"order": "left"}), 2)
+    assert children.tokens[0, 0].tolist() == [[0, 0, 2], [0, 1, 2]]
+    assert children.logprob[0, 0].exp().tolist() == [pytest.approx([0.6, 0.6, 1]), pytest.approx([0.6, 0.4, 1])]
