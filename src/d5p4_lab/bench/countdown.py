@@ -1,4 +1,4 @@
-"""Measure how many held-out countdown puzzles a method solves with k = 4 answers, under every reveal rule.
+"""Measure how many held-out countdown puzzles every method solves with k = 4 answers, under every reveal rule.
 
     python -m d5p4_lab bench countdown --device cuda --tf32 --processes 4 --out countdown.jsonl
     python -m d5p4_lab bench countdown --draw --out countdown.jsonl

@@ -34,18 +34,16 @@ def rule_options(rule: str) -> dict[str, Any]:
 
 
 def read_lines(kind: type[U], paths: Iterable[Path]) -> Lines[U]:
-    """Return the finished units of all files and their lines. A last line that a kill cut short is left out."""
+    """Return the finished units of all files and their lines. A last line without its end is left out."""
     lines: Lines[U] = {}
     for path in paths:
-        *texts, rest = path.read_text(encoding="utf-8").split("\n") if path.exists() else [""]
+        texts = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
         for number, text in enumerate(texts, 1):
             try:
                 line = json.loads(text)
                 lines[kind(**line["unit"])] = line
             except (ValueError, KeyError, TypeError) as reason:
                 raise d5p4.D5P4Error(f"{path} line {number} is no line of this benchmark ({reason})") from reason
-        if rest:
-            path.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
     return lines
 
 
@@ -71,7 +69,9 @@ def run_units(
     began, failed, pool = time.perf_counter(), set[U](), _pool(processes, start, arguments)
     running: dict[Future[Row], U] = {}
     path.parent.mkdir(parents=True, exist_ok=True)
-    with pool, path.open("a", encoding="utf-8") as file:
+    with pool, path.open("ab+") as file:
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)  # removes a last line that a kill cut short
         while True:
             taken = failed | set(running.values())
             late = time.perf_counter() - began > 60 * minutes
@@ -89,7 +89,7 @@ def run_units(
                     line = future.result()
                     shown = line.pop("shown")
                     lines[unit] = {"unit": asdict(unit)} | line  # type: ignore[call-overload]
-                    file.write(json.dumps(lines[unit], ensure_ascii=False) + "\n")
+                    file.write(json.dumps(lines[unit], ensure_ascii=False).encode() + b"\n")
                     file.flush()
                 print(f"{time.perf_counter() - began:6.1f} s  {unit}: {shown}", flush=True)
     print(f"{len(lines)} units are finished, {len(failed)} failed{', the time is over' if late else ''}", flush=True)
