@@ -268,18 +268,16 @@ def summary(lines: Mapping[Unit, Row], puzzles: int, tune: int) -> dict[str, Any
     for unit in units:
         if unit.stage != "sweep":
             groups.setdefault(replace(unit, seed=0), []).append(measures(lines[unit]))
-    solved = {  # the mean over seeds under the schedule [P], with which the other rules are compared
-        (unit.method, unit.numbers): np.stack([seed["pass@4"] for seed in group]).mean(0)
-        for unit, group in groups.items()
-        if unit.stage == "table" and unit.rule == SCHEDULE
+    bases = {unit for unit in groups if unit.stage == "table" and unit.rule == SCHEDULE}
+    solved = {  # pass@4 under the schedule [P], the mean over seeds; the other rules and orders are compared with it
+        (unit.method, unit.numbers): np.stack([seed["pass@4"] for seed in groups[unit]]).mean(0) for unit in bases
     }
     chosen_settings = {_without_stage(unit) for unit in groups if unit.stage in ("table", "orders")}
     rows = []
     for unit, group in groups.items():
         stacked = {name: np.stack([seed[name] for seed in group]) for name in group[0]}
-        base = solved.get((unit.method, unit.numbers))
-        if base is not None and unit.rule != SCHEDULE:
-            stacked["against_schedule"] = stacked["pass@4"] - base
+        if unit not in bases and (unit.method, unit.numbers) in solved:
+            stacked["against_schedule"] = stacked["pass@4"] - solved[unit.method, unit.numbers]
         figures = {name: [round(x, 5) for x in interval(values)] for name, values in stacked.items()}
         rows.append(_identity(unit) | {"seeds": len(group), "setting": _setting(vars(unit))} | figures)
     sweeps = [
@@ -334,18 +332,17 @@ def sweeps_table(sweeps: Sequence[Row]) -> str:
         groups.setdefault(key, []).append(row)
     cells = []
     for key, group in groups.items():
-        best = next((row for row in group if row["chosen"]), None)
+        temperature = next((row["temperature"] for row in group if row["chosen"]), None)
         entries = []
         for row in group:
-            _, _, value = row["rule"].partition(" ")
-            heated = row["knob"] == group[0]["knob"]
-            label = (
-                value if key[1] in VALUED else f"T {row['temperature']:g}" if heated else _setting(row).split(", ")[1]
-            )
+            heat, _, knob = _setting(row).partition(", ")
+            if key[1] in VALUED:
+                label, marked = row["rule"].split()[1], row["chosen"]
+            elif row["knob"] == group[0]["knob"]:
+                label, marked = heat, row["temperature"] == temperature
+            else:
+                label, marked = knob, row["chosen"]
             entry = f"{label}: {100 * row['pass@4']:.1f}"
-            marked = row["chosen"] or (
-                heated and key[1] not in VALUED and best and row["temperature"] == best["temperature"]
-            )
             entries.append(f"**{entry}**" if marked else entry)
         cells.append([*key, ", ".join(entries)])
     return markdown(["numbers", "rule", "order", "method", "pass@4 %"], cells)
@@ -425,10 +422,8 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--results", type=Path, default=RESULTS / "countdown.json")
     args = parser.parse_args(arguments)
     if not 2 <= args.puzzles <= TESTED or args.tune < 2 or args.processes < 1:
-        raise d5p4.D5P4Error(
-            f"puzzles={args.puzzles} must be 2 to {TESTED}, tune={args.tune} at least 2, processes={args.processes} "
-            "above 0"
-        )
+        counts = f"puzzles={args.puzzles} must be 2 to {TESTED}, tune={args.tune} at least 2"
+        raise d5p4.D5P4Error(f"{counts}, processes={args.processes} above 0")
     stages = chosen(args.stages, STAGES, "stage")
     lines: Lines[Unit] = read_lines(Unit, args.out)
     if args.draw:
