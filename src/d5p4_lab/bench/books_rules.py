@@ -43,8 +43,8 @@ LENGTH = 64  # tokens per text
 METHODS = ("independent", "d5p4")
 KINDS = (  # (reveal rule, order, steps)
     *(("schedule", order, steps) for order in ("ancestral", "top") for steps in (64, 32, 16)),
-    *((f"threshold {tau:g}", "top", None) for tau in (0.7, 0.9, 0.99)),
-    *((f"factor {factor:g}", "top", None) for factor in (0.3, 1.0, 3.0)),
+    *((f"threshold {tau:g}", "top", None) for tau in (0.4, 0.7, 0.9, 0.99)),
+    *((f"factor {factor:g}", "top", None) for factor in (1.0, 2.0, 3.0)),
     *((f"entropy-bound {bound:g}", "top", None) for bound in (0.2, 1.0, 4.0)),
 )
 TOKENS = 1 << 17  # a forward on a GPU has at most this many tokens
