@@ -218,8 +218,8 @@ def train(
 
 
 BENCH_NAMES = (
-    "agreement, books, countdown, deterministic, gpu, large_checkpoint, scale, scale_plan, serve, solver_quality, "
-    "spare, tables"
+    "agreement, books, books_rules, countdown, deterministic, gpu, large_checkpoint, scale, scale_plan, serve, "
+    "solver_quality, spare, tables"
 )
 BENCHES = tuple(BENCH_NAMES.split(", "))
 

@@ -202,27 +202,6 @@ def interval(values: ArrayLike) -> Interval:
     return Interval(mean, mean - half, mean + half)
 
 
-def relative_cut(base: ArrayLike, other: ArrayLike, seed: int = 0, draws: int = DRAWS) -> Interval:
-    """Return the share by which `other` reduces the problems unsolved by `base`: 1 - sum(1 - other) / sum(1 - base).
-
-    `base` and `other` are [P]: the solved share of each problem. The interval is a paired bootstrap: each resample has
-    the same problems for `base` and `other`. Resamples in which `base` solves everything are left out.
-    """
-    before, after = np.asarray(base, dtype=np.float64), np.asarray(other, dtype=np.float64)
-    if before.ndim != 1 or before.shape != after.shape or len(before) < 2:
-        raise D5P4Error(f"a relative cut needs two lists of the same problems, got {before.shape} and {after.shape}")
-    left_before, left_after = 1 - before, 1 - after
-    if left_before.sum() <= 0:
-        raise D5P4Error("base solves every problem, so `other` cannot reduce the unsolved problems")
-
-    def cut(counts: Floats) -> Floats:
-        below = counts @ left_before
-        return np.where(below > 0, 1 - counts @ left_after / np.where(below > 0, below, 1), np.nan)
-
-    samples = _bootstrap(cut, len(before), seed, draws)
-    return Interval(float(1 - left_after.sum() / left_before.sum()), *_middle(samples))
-
-
 def _resample(n: int, seed: int, draws: int) -> Iterator[Floats]:
     """Yield the counts of all resamples in blocks [R, n]. The same n, seed and draws give the same counts."""
     source = np.random.default_rng(seed)

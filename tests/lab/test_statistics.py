@@ -17,7 +17,6 @@ from d5p4_lab.statistics import (
     pearson,
     pooled_figure,
     ratio_figure,
-    relative_cut,
     resampled_means,
     spearman,
     stratified_correlation,
@@ -247,43 +246,3 @@ def test_seeds_are_averaged_first_and_are_not_more_problems():
     values = np.random.default_rng(0).random(50)
     assert interval(np.stack([values, values, values])) == pytest.approx(interval(values))
     assert interval(np.stack([values, 1 - values])) == pytest.approx((0.5, 0.5, 0.5))
-
-
-def test_relative_cut_by_hand():
-    cut = relative_cut([1, 0, 0, 0.5], [1, 1, 0, 0.5])
-    assert cut.mean == pytest.approx(1 - 1.5 / 2.5)
-    assert cut.low <= cut.mean <= cut.high
-    assert cut == relative_cut([1, 0, 0, 0.5], [1, 1, 0, 0.5])
-    assert cut.mean == relative_cut([1, 0, 0, 0.5], [1, 1, 0, 0.5], seed=1).mean
-
-
-def test_relative_cut_is_paired():
-    """Against itself nothing is cut, and there is no doubt about it."""
-    solved = np.random.default_rng(0).random(40)
-    assert relative_cut(solved, solved, draws=50) == pytest.approx((0, 0, 0))
-
-
-def test_relative_cut_leaves_out_draws_that_say_nothing():
-    """One problem in two is unsolved, so a quarter of the draws has none left; the others all cut half."""
-    assert relative_cut([1, 0], [1, 0.5], draws=100) == pytest.approx((0.5, 0.5, 0.5))
-
-
-def test_relative_cut_interval_covers_the_truth():
-    """Of what the base leaves unsolved (half), the other solves 40 %, and loses 10 % of what the base solves."""
-    rng = np.random.default_rng(3)
-    covered = 0
-    for trial in range(100):
-        base = rng.random(300) < 0.5
-        other = np.where(base, rng.random(300) < 0.9, rng.random(300) < 0.4)
-        cut = relative_cut(base, other, seed=trial, draws=200)
-        covered += cut.low <= 1 - (0.5 * 0.1 + 0.5 * 0.6) / 0.5 <= cut.high
-    assert 88 <= covered <= 99
-
-
-def test_relative_cut_refuses_by_name():
-    with pytest.raises(D5P4Error, match="solves every problem"):
-        relative_cut([1, 1], [0, 1])
-    with pytest.raises(D5P4Error, match=r"\(1,\)"):
-        relative_cut([0], [1])
-    with pytest.raises(D5P4Error, match=r"\(3,\)"):
-        relative_cut([0, 1], [1, 0, 1])

@@ -154,8 +154,8 @@ def table(results: Mapping[str, Any]) -> str:
     judges, rows = results.get("judges", {}).values(), []
     for name, kind in results["kinds"].items():
         scores = [judge["scores"][name] for judge in judges]
-        cells = [cell for f in scores for cell in (_about(f, "perplexity", 1), _about(f, "bits_per_byte", 3))]
-        rows.append([name, *cells, *(_about(kind, f"distinct_{n}", 3) for n in (2, 4))])
+        cells = [cell for f in scores for cell in (plus_minus(f, "perplexity", 1), plus_minus(f, "bits_per_byte", 3))]
+        rows.append([name, *cells, *(plus_minus(kind, f"distinct_{n}", 3) for n in (2, 4))])
     names = [name for judge in judges for name in (f"{judge['what']}: perplexity", "bits per byte")]
     return markdown(["text", *names, "distinct-2", "distinct-4"], rows)
 
@@ -174,7 +174,7 @@ def report(results: Mapping[str, Any]) -> str:
     parts = []
     if "bound" in results:
         bound = results["bound"]
-        bits, perplexity = _about(bound, "bits_per_byte", 3), _about(bound, "perplexity", 1)
+        bits, perplexity = plus_minus(bound, "bits_per_byte", 3), plus_minus(bound, "perplexity", 1)
         size = f"{bound['texts']} windows, {bound['draws']} draws per window"
         parts.append(f"Held-out bound: {bits} bits per byte, perplexity {perplexity} per token ({size}).")
     if "kinds" in results:
@@ -185,7 +185,7 @@ def report(results: Mapping[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-def _about(figures: Mapping[str, float], name: str, digits: int) -> str:
+def plus_minus(figures: Mapping[str, float], name: str, digits: int) -> str:
     """Return the text "value ± half the width of the 95 % interval" for a figure."""
     return f"{figures[name]:.{digits}f} ± {1.96 * figures[f'{name}_se']:.{digits}f}"
 

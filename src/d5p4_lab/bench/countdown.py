@@ -1,22 +1,29 @@
-"""Measure how many held-out countdown problems a method solves with k = 4 answers, and how many right answers differ.
+"""Measure how many held-out countdown puzzles every method solves with k = 4 answers, under every reveal rule.
 
-    python -m d5p4_lab bench countdown --model countdown --device cuda
-    python -m d5p4_lab bench countdown --table
+    python -m d5p4_lab bench countdown --device cuda --tf32 --processes 4 --out countdown.jsonl
+    python -m d5p4_lab bench countdown --draw --out countdown.jsonl
 
-A method's parameter (its "knob") is tuned on `--tune` separate problems with one seed. The value with the best pass@4
-is then tested on the test problems. Independent sampling, best-of-16 and greedy-beam have no knob except the
-temperature, which is 1 for all methods. pass@1 is the share of right answers; "first answer" is the answer with the
-best score. The JSON file is written after every run, and finished runs are not repeated, so the same command continues
-a killed benchmark. `--table` only prints the Markdown tables of the JSON file.
+The first command decodes. It adds one line per unit (one method with one seed on all puzzles) to --out as soon as the
+unit ends, and the same command continues a killed run. The second command computes the figures of all lines, writes
+them to --results and prints the tables; `bench tables` then redraws the documents.
+
+The stages, the most important units first:
+sweep      every method is tuned on --tune other puzzles with one seed: first its temperature at the model's default of
+           its parameter (its "knob"), then the knob at the best temperature. The best value has the largest pass@4;
+           of equal values, the one with more different right answers. This is done under the schedule and under the
+           threshold 0.99, and the other thresholds take the choice of 0.99. Under the rules `factor` and
+           `entropy-bound`, which also take that choice, the value of the rule itself is swept.
+positions  d5p4 with Q over all positions, and over masked positions only
+table      the tuned methods on --puzzles puzzles with three seeds (factor and entropy bound: one seed)
+orders     independent sampling and best-of-16 by the orders `top` and `left`, each at its own best temperature
 """
 
 from __future__ import annotations
 
-import hashlib
+import argparse
 import json
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -28,89 +35,156 @@ import d5p4
 from d5p4.eval.countdown import WINDOW, Problem, canonical, is_right, problems
 from d5p4.eval.stats import pass_at
 from d5p4.models.load import find
+from d5p4.provenance import weights_hash
 
 from ..provenance import about
-from ..statistics import Interval, interval, relative_cut
+from ..statistics import interval
 from ..timing import wall
-from . import RESULTS, Row, Tables, generate, half_width, make_parser, markdown, read, table_of, write
+from . import RESULTS, Row, Tables, chosen, generate, half_width, make_parser, markdown, read, write
+from .units import Lines, read_lines, rule_options, run_units
 
 K, W = 4, 4
-BETAS = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
-TEST_SEED, TUNE_SEED = 0, 1  # of the problems
-TESTED = 1000  # the largest value of --problems; tuning never uses these test problems
-GUIDANCE = (1.5, 2.0)
-TOKENS = 1 << 17  # a forward on a GPU has at most this many tokens, and a call of `generate` eight times as many
+SEEDS = 3
+NUMBERS = (4, 5)
+TEST_SEED, TUNE_SEED = 0, 1  # of the puzzles
+TESTED = 1000  # the largest value of --puzzles; tuning never uses these test puzzles
+TOKENS = 1 << 18  # a forward on a GPU has at most this many tokens, and a call of `generate` eight times as many
+STAGES = ("sweep", "positions", "table", "orders")
+
+TEMPERATURES = (0.5, 1.0, 1.5, 2.0, 3.0)
+SCHEDULE, SURE = "schedule", "threshold 0.99"
+LESS_SURE = ("threshold 0.95", "threshold 0.9")
+VALUED = {"factor": (0.1, 0.3, 1.0), "entropy-bound": (0.05, 0.2, 0.5)}  # rules with a value to sweep
+ORDERS, ORDER_TEMPERATURES, ORDERED = ("top", "left"), (0.5, 1.0, 1.5), ("independent", "best-of-16")
+
+Knob = float | bool | None
 
 
 @dataclass(frozen=True)
 class Method:
-    """A method in the comparison: its options for `d5p4.generate`, and the knob to tune (None if there is no knob)."""
+    """A method's options for `d5p4.generate`, and the values of its knob. The first value is the model's default."""
 
-    name: str
     options: Mapping[str, Any]
-    knob: str | None = None
-    values: tuple[float, ...] = ()
-    main: bool = True  # False for methods that serve only as controls; their runs come last
-    guided: bool = False  # whether problems of 4 numbers also run with guidance
+    knob: str = ""
+    values: tuple[Knob, ...] = (None,)
 
 
-METHODS = (
-    Method("independent", {"method": "independent"}, guided=True),
-    Method("d5p4", {"method": "d5p4"}, "beta", BETAS, guided=True),
-    Method("d5p4, distinct", {"method": "d5p4", "distinct": True}, "beta", BETAS),
-    Method("best-of-16", {"method": "best-of-n", "rank": "entropy"}),
-    Method("greedy-beam", {"method": "greedy-beam"}),
-    Method("diverse-beam", {"method": "diverse-beam"}, "alpha", (1.0, 3.0, 10.0, 30.0, 100.0, 300.0)),
-    Method("best-of-16, no repeats", {"method": "best-of-n", "rank": "entropy", "repeats": False}, main=False),
-    Method("independent, distinct", {"method": "independent", "distinct": True}, main=False),
-    Method("greedy-beam, distinct", {"method": "greedy-beam", "distinct": True}, main=False),
-    # d5p4x scales its kernel by e^(Q/beta): a small beta favours quality, and from 100 on only diversity counts.
-    Method("d5p4x", {"method": "d5p4x"}, "beta", (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0), main=False),
-)
+BETAS = (100.0, 20.0, 300.0)
+METHODS = {
+    "independent": Method({"method": "independent"}),
+    "best-of-16": Method({"method": "best-of-n", "rank": "entropy"}, "repeats", (True, False)),
+    "diverse-beam": Method({"method": "diverse-beam"}, "alpha", (100.0, 5.0, 20.0, 50.0)),
+    "d5p4": Method({"method": "d5p4"}, "beta", BETAS),
+    "d5p4, distinct, spare 4": Method({"method": "d5p4", "distinct": True, "spare": 4}, "beta", BETAS),
+}
 
 
 @dataclass(frozen=True)
-class Run:
-    """One call of `generate`: one method with one seed on all problems for tuning or for testing."""
+class Unit:
+    """One call of `generate`: one method with one seed on all puzzles for tuning or for testing."""
 
-    role: str  # "tune" or "test"
-    method: Method
+    stage: str
+    method: str
     numbers: int
-    problems: int
-    seed: int
-    value: float | None = None  # the knob's value
-    guidance: float = 1.0
-
-    def identity(self) -> dict[str, Any]:
-        """Return the entries of the results file by which a finished run is recognised."""
-        return {
-            "role": self.role,
-            "method": self.method.name,
-            "numbers": self.numbers,
-            "problems": self.problems,
-            "seed": self.seed,
-            "knob": self.method.knob,
-            "value": self.value,
-            "guidance": self.guidance,
-        }
+    rule: str  # "schedule", or a rule and its value, such as "threshold 0.9"
+    puzzles: int
+    temperature: float = 1.0
+    knob: Knob = None
+    order: str = "confidence"
+    positions: str = ""  # "" is the library's default
+    seed: int = 0
 
     def options(self) -> dict[str, Any]:
-        """Return the run's keyword arguments for `d5p4.generate`, which reveal one token per step."""
-        window = WINDOW[self.numbers]
-        common: dict[str, Any] = dict(k=K, w=W, gen_length=window, steps=window, block_length=window)
-        common |= dict(temperature=1.0, order="confidence", distinct=False, guidance=self.guidance)
-        return common | dict(self.method.options) | ({self.method.knob: self.value} if self.method.knob else {})
+        """Return the keyword arguments for `d5p4.generate`. The schedule reveals one token per step."""
+        method = METHODS[self.method]
+        common = {"k": K, "w": W, "gen_length": WINDOW[self.numbers]}
+        tuned: dict[str, Any] = {"temperature": self.temperature, "order": self.order}
+        tuned |= {method.knob: self.knob} if method.knob else {}
+        tuned |= {"positions": self.positions} if self.positions else {}
+        return common | dict(method.options) | tuned | rule_options(self.rule)
 
     def __str__(self) -> str:
-        knob = "" if self.method.knob is None else f", {self.method.knob} {self.value:g}"
-        guidance = "" if self.guidance == 1 else f", guidance {self.guidance:g}"
-        return f"{self.role} {self.numbers} numbers: {self.method.name}{knob}{guidance}, seed {self.seed}"
+        details = " ".join(filter(None, (self.order, self.positions)))
+        place = f"{self.stage} {self.numbers} numbers, {self.rule}, {details}"
+        return f"{place}: {self.method} ({_setting(vars(self))}), seed {self.seed}"
+
+
+def _setting(unit: Mapping[str, Any]) -> str:
+    """Return the temperature and the knob of a unit as text. `unit` has the fields of a `Unit`."""
+    name, value = METHODS[unit["method"]].knob, unit["knob"]
+    knob = f", {name} {str(value).lower() if isinstance(value, bool) else f'{value:g}'}" if name else ""
+    return f"T {unit['temperature']:g}{knob}"
+
+
+# ---- the plan
+
+
+def choose(lines: Mapping[Unit, Row], units: Sequence[Unit]) -> Unit | None:
+    """Return the unit with the best pass@4; of equals, with the most different right answers. None: not all ended."""
+    if any(unit not in lines for unit in units):
+        return None
+    return max(units, key=lambda unit: (lines[unit]["pass@4"], lines[unit]["different"]))
+
+
+def sweep(
+    lines: Mapping[Unit, Row], first: Unit, temperatures: Sequence[float], values: Sequence[Knob]
+) -> Generator[Unit, None, Unit | None]:
+    """Yield the units that tune a method, and return the best one, or None as long as units are missing."""
+    heated = [replace(first, temperature=temperature) for temperature in temperatures]
+    yield from heated
+    best = choose(lines, heated)
+    if best is None:
+        return None
+    tuned = [replace(best, knob=value) for value in values]  # the first value is that of `best` itself
+    yield from tuned[1:]
+    return choose(lines, tuned)
+
+
+def plan(lines: Mapping[Unit, Row], puzzles: int, tune: int) -> Iterator[Unit]:
+    """Yield all units that are known by now, the most important first."""
+    pairs = [(name, numbers) for numbers in NUMBERS for name in METHODS]
+    best: dict[tuple[str, int, str], Unit | None] = {}
+    for rule in (SCHEDULE, SURE):
+        for name, numbers in pairs:
+            values = METHODS[name].values
+            first = Unit("sweep", name, numbers, rule, tune, knob=values[0])
+            best[name, numbers, rule] = yield from sweep(lines, first, TEMPERATURES, values)
+    for rule in LESS_SURE:
+        best |= {(name, numbers, rule): best[name, numbers, SURE] for name, numbers in pairs}
+    for numbers in NUMBERS:
+        for rule in (SURE, LESS_SURE[-1]):
+            if unit := best["d5p4", numbers, rule]:
+                for positions in ("all", "masked"):
+                    yield replace(unit, stage="positions", rule=rule, puzzles=puzzles, positions=positions)
+    for rules in ((SCHEDULE, SURE), LESS_SURE):
+        for seed in range(SEEDS):
+            for rule in rules:
+                for name, numbers in pairs:
+                    if unit := best[name, numbers, rule]:
+                        yield replace(unit, stage="table", rule=rule, puzzles=puzzles, seed=seed)
+    for rule, strengths in VALUED.items():
+        for name, numbers in pairs:
+            if unit := best[name, numbers, SURE]:
+                units = [replace(unit, rule=f"{rule} {strength:g}") for strength in strengths]
+                yield from units
+                if choice := choose(lines, units):
+                    yield replace(choice, stage="table", puzzles=puzzles)
+    for order in ORDERS:
+        for rule in (SCHEDULE, SURE):
+            for name, numbers in pairs:
+                if name in ORDERED and (unit := best[name, numbers, rule]):
+                    first = replace(unit, order=order)
+                    if choice := (yield from sweep(lines, first, ORDER_TEMPERATURES, [unit.knob])):
+                        yield replace(choice, stage="orders", puzzles=puzzles)
+
+
+# ---- one unit
 
 
 @cache
-def cases(role: str, count: int, numbers: int) -> list[Problem]:
-    """Return the problems of a run. Problems for tuning are never among the first TESTED problems for testing."""
-    if role == "test":
+def cases(tuning: bool, count: int, numbers: int) -> list[Problem]:
+    """Return the puzzles of a unit. Puzzles for tuning are never among the first TESTED puzzles for testing."""
+    if not tuning:
         return problems(count, numbers, TEST_SEED)
 
     def key(problem: Problem) -> tuple[int, ...]:
@@ -121,82 +195,207 @@ def cases(role: str, count: int, numbers: int) -> list[Problem]:
 
 
 @dataclass
-class Record:
-    """The results of a run. `right` and `distinct` have one character per problem, which keeps the file small."""
+class Session:
+    """What a process has loaded."""
 
-    run: dict[str, Any]  # Run.identity
-    settings: dict[str, Any]  # the settings that differ from the library's defaults
-    session: int  # the index in the file's list `sessions` of the session that made this run
-    right: str  # one hexadecimal digit per problem; its bit i is 1 if answer i is right
-    distinct: str  # per problem, letter number 5 t + f (a is 0): t different right texts have f canonical forms
-    rows: float  # the mean number of rows (sequences) through the model per problem and step
-    rows_nominal: float
-    seconds: float
-
-    def right_answers(self) -> np.ndarray:
-        """Return bool [P, k]: whether each of the k answers to each of the P problems is right."""
-        digits = np.array([int(digit, 16) for digit in self.right])
-        return (digits[:, None] >> np.arange(K) & 1).astype(bool)
-
-    def solved(self, n: int) -> np.ndarray:
-        """pass@n per problem [P]."""
-        return pass_at(self.right_answers(), n)
-
-    def first(self) -> np.ndarray:
-        """Return [P]: for each problem, 1 if the answer with the best score is right, otherwise 0."""
-        return self.right_answers()[:, 0].astype(float)
-
-    def different(self, canonical: bool) -> np.ndarray:
-        """Return [P]: the number of different right answers to each problem, compared by text or by canonical form."""
-        letters = np.array([ord(letter) - ord("a") for letter in self.distinct])
-        return letters % (K + 1) if canonical else letters // (K + 1)
+    model: Any = None
+    tokens: int = 0
+    facts: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass
-class Book:
-    """The results file."""
+session = Session()
 
-    path: Path
-    model: str = ""
-    weights: str = ""  # the sha256 of all weight files, concatenated
-    sessions: list[dict[str, str]] = field(default_factory=list)
-    records: list[Record] = field(default_factory=list)
 
-    @staticmethod
-    def open(path: Path) -> Book:
-        results = read(path)
-        if not results:
-            return Book(path)
-        try:
-            records = [Record(**record) for record in results["records"]]
-            return Book(path, results["model"], results["weights"], results["sessions"], records)
-        except (KeyError, TypeError) as reason:
-            raise d5p4.D5P4Error(f"{path} is not a results file of this benchmark ({reason})") from reason
+def start(name: str, device: str | None, dtype: str, tf32: bool, tokens: int | None, words: list[str]) -> None:
+    """Load the model into this process."""
+    if tf32:
+        torch.set_float32_matmul_precision("high")
+    session.model = d5p4.load(name, device, dtype)
+    session.tokens = tokens or (TOKENS if session.model.device.type == "cuda" else 1 << 14)
+    exact = f"{session.model.dtype}".removeprefix("torch.") + (" (tf32)" if tf32 else "")
+    session.facts = about(session.model.device, words) | {"dtype": exact, "weights": weights_hash(find(name))}
 
-    def find(self, run: Run) -> Record | None:
-        wanted = run.identity()
-        return next((record for record in self.records if record.run == wanted), None)
 
-    def write(self) -> None:
-        results = {
-            "model": self.model,
-            "weights": self.weights,
-            "sessions": self.sessions,
-            "summary": summary(self.records),
-            "records": [asdict(record) for record in self.records],
-        }
-        lines = ",\n".join(f'"{name}": {_one_per_line(value)}' for name, value in results.items())
-        write(self.path, f"{{\n{lines}\n}}\n")
+def judge(puzzles: Sequence[Problem], texts: Sequence[Sequence[str]]) -> tuple[str, str]:
+    """Judge the answers, the texts [P][k]. Return `right` and `different`, which have one character per puzzle.
 
-    def best(self, method: Method, numbers: int, count: int) -> float | None:
-        """Return the knob's value with the best pass@4 in a complete sweep (the smallest of equally good values)."""
-        if method.knob is None:
-            return None
-        records = [self.find(run) for run in sweep(method, numbers, count)]
-        scores = {record.run["value"]: record.solved(K).mean() for record in records if record is not None}
-        if len(scores) < len(method.values):
-            raise d5p4.D5P4Error(f"the sweep of {method.name} at {numbers} numbers is not complete yet")
-        return max(sorted(scores), key=scores.__getitem__)
+    Bit i of the hexadecimal digit in `right` is 1 if answer i is right. The digit in `different` counts the right
+    answers that differ by more than the order of operands or of independent steps.
+    """
+    right, different = "", ""
+    for problem, answers in zip(puzzles, texts, strict=True):
+        marks = [is_right(problem, answer) for answer in answers]
+        forms = {canonical(answer) for answer, mark in zip(answers, marks, strict=True) if mark}
+        right += f"{sum(mark << i for i, mark in enumerate(marks)):x}"
+        different += f"{len(forms)}"
+    return right, different
+
+
+def measures(line: Row) -> dict[str, np.ndarray]:
+    """Return the measures of a unit, [P] each: pass@1 and pass@4 as shares, the others as counts."""
+    digits = np.array([int(digit, 16) for digit in line["puzzles"]["right"]])
+    right = (digits[:, None] >> np.arange(K) & 1).astype(bool)  # [P, k]
+    counts = {"different": np.array([int(digit) for digit in line["puzzles"]["different"]])}
+    counts |= {name: np.array(line["puzzles"][name]) for name in ("rows", "nfe")}
+    return {"pass@1": pass_at(right, 1), "pass@4": pass_at(right, K), "first": right[:, 0].astype(float)} | counts
+
+
+def work(unit: Unit) -> Row:
+    """Decode the puzzles of a unit. Return its line: facts, results per puzzle, and the mean of each measure."""
+    puzzles, model = cases(unit.stage == "sweep", unit.puzzles, unit.numbers), session.model
+    prompts, options = [problem.prompt for problem in puzzles], unit.options()
+    decode = partial(generate, model, prompts, seed=unit.seed, max_tokens_per_forward=session.tokens, **options)
+    result, seconds = wall(decode, model.device)
+    right, different = judge(puzzles, result.texts)
+    counts = {"rows": result.rows.tolist(), "nfe": result.nfe.tolist()}
+    defaults, settings = d5p4.Settings().to_dict(), d5p4.Settings.make(model, **options).to_dict()
+    line: Row = {"about": session.facts, "seconds": round(seconds, 2)}
+    line["settings"] = {name: value for name, value in settings.items() if value != defaults[name]}
+    line["puzzles"] = {"right": right, "different": different, **counts}
+    line |= {name: round(float(values.mean()), 5) for name, values in measures(line).items()}
+    solved = f"pass@1/4 {100 * line['pass@1']:.1f}/{100 * line['pass@4']:.1f}, {line['different']:.2f} different right"
+    line["shown"] = f"{solved}, {line['rows']:.1f} rows in {line['nfe']:.1f} passes, {seconds:.1f} s"
+    return line
+
+
+# ---- figures and tables
+
+
+def summary(lines: Mapping[Unit, Row], puzzles: int, tune: int) -> dict[str, Any]:
+    """Return the contents of the results file. Figures are [mean, low, high]: means over seeds, 95 % over puzzles."""
+    units = [unit for unit in plan(lines, puzzles, tune) if unit in lines]
+    groups: dict[Unit, list[dict[str, np.ndarray]]] = {}
+    for unit in units:
+        if unit.stage != "sweep":
+            groups.setdefault(replace(unit, seed=0), []).append(measures(lines[unit]))
+    bases = {unit for unit in groups if unit.stage == "table" and unit.rule == SCHEDULE}
+    solved = {  # pass@4 under the schedule [P], the mean over seeds; the other rules and orders are compared with it
+        (unit.method, unit.numbers): np.stack([seed["pass@4"] for seed in groups[unit]]).mean(0) for unit in bases
+    }
+    chosen_settings = {_without_stage(unit) for unit in groups if unit.stage in ("table", "orders")}
+    rows = []
+    for unit, group in groups.items():
+        stacked = {name: np.stack([seed[name] for seed in group]) for name in group[0]}
+        if unit not in bases and (unit.method, unit.numbers) in solved:
+            stacked["against_schedule"] = stacked["pass@4"] - solved[unit.method, unit.numbers]
+        figures = {name: [round(x, 5) for x in interval(values)] for name, values in stacked.items()}
+        rows.append(_identity(unit) | {"seeds": len(group), "setting": _setting(vars(unit))} | figures)
+    sweeps = [
+        _identity(unit)
+        | {"chosen": _without_stage(unit) in chosen_settings}
+        | {name: lines[unit][name] for name in ("pass@4", "different")}
+        for unit in units
+        if unit.stage == "sweep"
+    ]
+    origins = {json.dumps(lines[unit]["about"]): lines[unit]["about"] for unit in units}
+    return {"about": list(origins.values()), "puzzles": puzzles, "tune": tune, "rows": rows, "sweeps": sweeps}
+
+
+def _without_stage(unit: Unit) -> Unit:
+    return replace(unit, stage="", puzzles=0, seed=0)
+
+
+def _identity(unit: Unit) -> Row:
+    return {name: value for name, value in vars(unit).items() if name not in ("puzzles", "seed")}
+
+
+def figure_cells(row: Row) -> list[str | None]:
+    percent = [half_width(row[name], 1, 100) for name in ("pass@1", "first", "pass@4")]
+    gain = half_width(row["against_schedule"], 1, 100) if "against_schedule" in row else None
+    counts = [half_width(row[name], digits) for name, digits in (("different", 2), ("rows", 0), ("nfe", 1))]
+    return [*percent, gain, *counts]
+
+
+FIGURES = ("pass@1 %", "first right %", "pass@4 %", "against schedule", "different right", "rows", "passes")
+
+
+def results_table(rows: Sequence[Row]) -> str:
+    cells = []
+    for row in rows:
+        rule = row["rule"] if row["seeds"] == SEEDS else f"{row['rule']} [seeds: {row['seeds']}]"
+        cells.append([rule, row["method"], row["setting"], *figure_cells(row)])
+    return markdown(["rule", "method", "setting", *FIGURES], cells)
+
+
+def checks_table(rows: Sequence[Row], name: str) -> str:
+    """Return the table of one of the stages `positions` and `orders`. `name` is the field that is compared."""
+    fields = ("numbers", "rule", "method", "setting", name)
+    return markdown([*fields, *FIGURES], [[*(row[field] for field in fields), *figure_cells(row)] for row in rows])
+
+
+def sweeps_table(sweeps: Sequence[Row]) -> str:
+    """Return pass@4 in all sweeps: by temperature and knob, or by the value of the rule. Chosen values are bold."""
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in sweeps:
+        rule, _, _ = row["rule"].partition(" ")
+        key = (row["numbers"], rule if rule in VALUED else row["rule"], row["order"], row["method"])
+        groups.setdefault(key, []).append(row)
+    cells = []
+    for key, group in groups.items():
+        temperature = next((row["temperature"] for row in group if row["chosen"]), None)
+        entries = []
+        for row in group:
+            heat, _, knob = _setting(row).partition(", ")
+            if key[1] in VALUED:
+                label, marked = row["rule"].split()[1], row["chosen"]
+            elif row["knob"] == group[0]["knob"]:
+                label, marked = heat, row["temperature"] == temperature
+            else:
+                label, marked = knob, row["chosen"]
+            entry = f"{label}: {100 * row['pass@4']:.1f}"
+            entries.append(f"**{entry}**" if marked else entry)
+        cells.append([*key, ", ".join(entries)])
+    return markdown(["numbers", "rule", "order", "method", "pass@4 %"], cells)
+
+
+def short_table(rows: Sequence[Row]) -> str:
+    """Return the table for the README, without intervals. A cell has the schedule's figure, then that of 0.99."""
+    columns = (("pass@1", 1, 100), ("pass@4", 1, 100), ("different", 2, 1), ("rows", 0, 1), ("nfe", 0, 1))
+    groups: dict[tuple[int, str], list[Row]] = {}
+    for row in rows:
+        if row["rule"] in (SCHEDULE, SURE):
+            groups.setdefault((row["numbers"], row["method"]), []).append(row)
+    cells = [
+        [*key, *("/".join(f"{scale * row[name][0]:.{digits}f}" for row in pair) for name, digits, scale in columns)]
+        for key, pair in groups.items()
+    ]
+    return markdown(["numbers", "method", "pass@1 %", "pass@4 %", "different right", "rows", "passes"], cells)
+
+
+def card_table(rows: Sequence[Row]) -> str:
+    """Return the table for the model's card: one sample, four samples, d5p4, and d5p4 with `distinct` and `spare`."""
+    ways = ("independent", "d5p4", "d5p4, distinct, spare 4")
+    cells: list[list[str | None]] = []
+    for numbers, word in ((4, "four"), (5, "five")):
+        named = {row["method"]: row for row in rows if row["numbers"] == numbers and row["rule"] == SCHEDULE}
+        figures = [(ways[0], "pass@1"), *((name, "pass@4") for name in ways)]
+        solved = [f"{half_width(named[name][figure], 1, 100)} %" if name in named else None for name, figure in figures]
+        different = [half_width(named[name]["different"], 2) if name in named else None for name in ways]
+        cells.append([f"{word} numbers: solved", *solved])
+        cells.append([f"{word} numbers: different right answers", "", *different])
+    last = "and with `distinct`, `spare=4`"
+    return markdown(["", "one sample", "any of four samples", "any of four by d5p4", last], cells)
+
+
+def tables(results: Mapping[str, Any]) -> Tables:
+    """Return the tables by name: one per count of numbers, the checks, the sweeps, the README's and the card's."""
+    stages = {stage: [row for row in results.get("rows", ()) if row["stage"] == stage] for stage in STAGES}
+    made: dict[str, Any] = {
+        str(numbers): partial(results_table, [row for row in stages["table"] if row["numbers"] == numbers])
+        for numbers in NUMBERS
+    }
+    compared = {"positions": "positions", "orders": "order"}
+    made |= {stage: partial(checks_table, stages[stage], name) for stage, name in compared.items()}
+    made |= {"sweeps": partial(sweeps_table, results.get("sweeps", ()))}
+    return made | {"readme": partial(short_table, stages["table"]), "card": partial(card_table, stages["table"])}
+
+
+def draw(lines: Mapping[Unit, Row], puzzles: int, tune: int, out: Path) -> str:
+    """Write the results file, and return all tables as Markdown."""
+    results = summary(lines, puzzles, tune)
+    parts = (f'"{name}": {_one_per_line(value)}' for name, value in results.items())
+    write(out, "{\n" + ",\n".join(parts) + "\n}\n")
+    return "\n\n".join(f"### {name}\n{table()}" for name, table in tables(read(out)).items())
 
 
 def _one_per_line(value: Any) -> str:
@@ -205,299 +404,38 @@ def _one_per_line(value: Any) -> str:
     return "[\n" + ",\n".join(entries) + "\n]" if entries else json.dumps(value)
 
 
-def sweep(method: Method, numbers: int, count: int) -> list[Run]:
-    return [Run("tune", method, numbers, count, 0, value) for value in method.values]
-
-
-def plan(
-    book: Book, chosen: Sequence[Method], numbers: Sequence[int], count: int, tune: int, seeds: int
-) -> Iterator[Run]:
-    """Yield the runs, the most important first. Guided runs and controls are last.
-
-    A sweep (the runs that tune a method) must be in `book` before the method's tests, so finish each run in turn.
-    """
-
-    def tests(method: Method, n: int, guidance: float = 1.0) -> Iterator[Run]:
-        yield from sweep(method, n, tune)
-        value = book.best(method, n, tune)
-        yield from (Run("test", method, n, count, seed, value, guidance) for seed in range(seeds))
-
-    for n in numbers:
-        for method in chosen:
-            if method.main:
-                yield from tests(method, n)
-    if 4 in numbers:
-        for guidance in GUIDANCE:
-            for method in chosen:
-                if method.guided:
-                    yield from tests(method, 4, guidance)
-    for n in numbers:
-        for method in chosen:
-            if not method.main:
-                yield from tests(method, n)
-
-
-def resolved(run: Run, model: d5p4.Model) -> dict[str, Any]:
-    """Return a run's settings that differ from the library's defaults, because of the run or because of the model."""
-    defaults, settings = d5p4.Settings().to_dict(), d5p4.Settings.make(model, **run.options()).to_dict()
-    # Leave out the default solver, because the committed results, which were made with it, do not name it.
-    params = {name: value for name, value in settings["params"].items() if (name, value) != ("solver", "local-search")}
-    return {name: value for name, value in (settings | {"params": params}).items() if value != defaults[name]}
-
-
-def judge(puzzles: Sequence[Problem], texts: Sequence[Sequence[str]]) -> tuple[str, str]:
-    """Judge the answers, the texts [P][k]. Return the fields `right` and `distinct` of a `Record`."""
-    right, distinct = "", ""
-    for problem, answers in zip(puzzles, texts, strict=True):
-        marks = [is_right(problem, answer) for answer in answers]
-        right_texts = {answer for answer, mark in zip(answers, marks, strict=True) if mark}
-        right += f"{sum(mark << i for i, mark in enumerate(marks)):x}"
-        distinct += chr(ord("a") + (K + 1) * len(right_texts) + len(set(map(canonical, right_texts))))
-    return right, distinct
-
-
-def carry_out(run: Run, model: d5p4.Model, tokens: int, session: int) -> Record:
-    puzzles = cases(run.role, run.problems, run.numbers)
-    prompts = [problem.prompt for problem in puzzles]
-    decode = partial(generate, model, prompts, seed=run.seed, max_tokens_per_forward=tokens, **run.options())
-    result, seconds = wall(decode, model.head.weight.device)
-    right, distinct = judge(puzzles, result.texts)
-    steps = len(puzzles) * WINDOW[run.numbers]
-    rows, nominal = (round(int(count.sum()) / steps, 3) for count in (result.rows, result.rows_nominal))
-    settings = resolved(run, model)
-    return Record(run.identity(), settings, session, right, distinct, rows, nominal, round(seconds, 2))
-
-
-def forecast(run: Run, book: Book, session: int) -> float:
-    """Estimate how many seconds a run will take, from the slowest run of the same method in this session.
-
-    If the method has no run in this session, return twice the estimate from the slowest run of all methods.
-    """
-
-    def cost(run: Mapping[str, Any]) -> int:
-        return run["problems"] * WINDOW[run["numbers"]] ** 2  # steps and tokens per row are both WINDOW
-
-    wanted = run.identity()
-    mine = [record for record in book.records if record.session == session]
-    same = [r for r in mine if all(r.run[name] == wanted[name] for name in ("method", "guidance"))]
-    rate = max((r.seconds / cost(r.run) for r in same or mine), default=0.0)
-    return rate * cost(wanted) * (1 if same else 2)
-
-
-@cache
-def _cut(base: bytes, other: bytes) -> Interval:
-    """Return `relative_cut` of two float64 arrays [P]. They are cached, because every write of the file needs them."""
-    return relative_cut(np.frombuffer(base), np.frombuffer(other))
-
-
-def summary(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Return every tested method's figures, averaged over seeds: [mean, low end, high end of the 95 % interval]."""
-    groups: dict[tuple[Any, ...], list[Record]] = {}
-    for record in records:
-        run = record.run
-        if run["role"] == "test":
-            key = tuple(run[name] for name in ("numbers", "problems", "guidance", "method", "value"))
-            groups.setdefault(key, []).append(record)
-    rows = []
-    for (numbers, count, guidance, name, value), group in groups.items():
-        base = groups.get((numbers, count, 1.0, "independent", None))
-        solved = {n: np.stack([r.solved(n) for r in group]) for n in (1, 2, 4)}
-        figures = {f"pass@{n}": interval(values) for n, values in solved.items()}
-        figures["first"] = interval(np.stack([r.first() for r in group]))
-        figures["distinct_right"] = interval(np.stack([r.different(canonical=False) for r in group]))
-        figures["distinct_forms"] = interval(np.stack([r.different(canonical=True) for r in group]))
-        if base is not None and base is not group:
-            before = np.stack([r.solved(K) for r in base]).mean(0)
-            if before.mean() < 1:
-                figures["unsolved_cut"] = _cut(before.tobytes(), solved[K].mean(0).tobytes())
-        row = {"numbers": numbers, "method": name, "guidance": guidance, "knob": group[0].run["knob"], "value": value}
-        row |= {"problems": count, "seeds": len(group), "session": group[-1].session}
-        row |= {key: [round(float(x), 5) for x in figure] for key, figure in figures.items()}
-        for name, digits in (("rows", 3), ("rows_nominal", 3), ("seconds", 1)):
-            row[name] = round(float(np.mean([getattr(r, name) for r in group])), digits)
-        rows.append(row)
-    return rows
-
-
-def results_table(rows: Sequence[Row], guided: bool = False) -> str:
-    cells = []
-    for row in rows:
-        name = row["method"] + (f", guidance {row['guidance']:g}" if guided else "")
-        if row["knob"] is not None:
-            name += f" ({row['knob']} {row['value']:g})"
-        if row["seeds"] != rows[0]["seeds"] or row["problems"] != rows[0]["problems"]:
-            name += f" [{row['problems']} problems, {row['seeds']} seeds]"
-        cut = row.get("unsolved_cut")
-        cells.append(
-            {
-                "method": name,
-                "first answer %": half_width(row["first"], 1, 100),
-                **{f"pass@{n} %": half_width(row[f"pass@{n}"], 1, 100) for n in (1, 2, 4)},
-                "unsolved at 4, cut %": cut and f"{100 * cut[0]:.0f} [{100 * cut[1]:.0f}, {100 * cut[2]:.0f}]",
-                "different right": half_width(row["distinct_right"], 2),
-                "canonical": half_width(row["distinct_forms"], 2),
-                "rows per step": f"{row['rows']:.2f}",
-                "nominal": f"{row['rows_nominal']:g}",
-            }
-        )
-    return table_of(cells)
-
-
-def sweeps_table(records: Sequence[Record]) -> str:
-    """Return a table of pass@4 for each value of a method's knob. The best value is bold."""
-    groups: dict[tuple[int, str, str], dict[float, float]] = {}
-    for record in records:
-        run = record.run
-        if run["role"] == "tune":
-            values = groups.setdefault((run["numbers"], run["method"], run["knob"]), {})
-            values[run["value"]] = float(record.solved(K).mean())
-    cells = []
-    for (numbers, method, knob), scores in groups.items():
-        best = max(sorted(scores), key=scores.__getitem__)
-        shown = {value: f"{value:g}: {100 * score:.1f}" for value, score in scores.items()}
-        marked = [f"**{text}**" if value == best else text for value, text in shown.items()]
-        cells.append([str(numbers), method, f"{knob} {', '.join(marked)}"])
-    return markdown(["numbers", "method", "knob: pass@4 %"], cells)
-
-
-def card_table(rows: Sequence[Row]) -> str:
-    """Return the table for the model's card: one sample, four samples, d5p4, and d5p4 with `distinct`."""
-    cells = []
-    for numbers, word in ((4, "four"), (5, "five")):
-        named = {row["method"]: row for row in rows if row["numbers"] == numbers and row["guidance"] == 1}
-        ways = [named[name] for name in ("independent", "d5p4", "d5p4, distinct")]
-        figures = [ways[0]["pass@1"], *(row["pass@4"] for row in ways)]
-        cells.append([f"{word} numbers: solved", *(f"{half_width(figure, 1, 100)} %" for figure in figures)])
-        different = [half_width(row["distinct_right"], 2) for row in ways]
-        cells.append([f"{word} numbers: different right answers", "", *different])
-    return markdown(["", "one sample", "any of four samples", "any of four by d5p4", "and with `distinct`"], cells)
-
-
-def tables(book: Book) -> Tables:
-    """Return the tables by name: one for 4 numbers, one for 5 numbers, guidance, the sweeps and the model's card."""
-    rows = summary(book.records)
-    guided = {row["method"] for row in rows if row["guidance"] != 1}
-    compared = [row for row in rows if row["numbers"] == 4 and row["method"] in guided]
-    compared.sort(key=lambda row: (row["method"] != "independent", row["guidance"]))
-    made: dict[str, Any] = {}
-    for numbers in sorted({row["numbers"] for row in rows}):
-        chosen = [row for row in rows if row["numbers"] == numbers and row["guidance"] == 1]
-        made[str(numbers)] = partial(results_table, chosen)
-    if compared:
-        made["guidance"] = partial(results_table, compared, guided=True)
-    return made | {"sweeps": partial(sweeps_table, book.records), "card": partial(card_table, rows)}
-
-
-def report(book: Book) -> str:
-    """Return Markdown: the origin of the figures, then the tables."""
-    parts = [f"Model {book.model}, sha256 {book.weights[:16]}…; k = {K}, w = {W}, temperature 1, confidence order."]
-    parts += dict.fromkeys("{date}: {machine}, torch {torch}, {dtype}".format_map(s) for s in book.sessions)
-    counts = {record.run["role"]: record.run["problems"] for record in book.records}
-    parts.append("; ".join(f"{count} problems to {role}" for role, count in sorted(counts.items())))
-    heading = {"guidance": "Guidance, 4 numbers", "sweeps": "Sweeps"}
-    for name, table in tables(book).items():
-        if name != "card":
-            parts += [f"### {heading.get(name, f'{name} numbers')}", table()]
-    return "\n\n".join(parts)
-
-
-def weights_hash(folder: Path) -> str:
-    """Return one sha256 of all weight files together, as in the committed results, which have no hash per file."""
-    digest = hashlib.sha256()
-    for file in sorted(folder.glob("*.safetensors")):
-        digest.update(file.read_bytes())
-    return digest.hexdigest()
-
-
-def _words(arguments: Sequence[str]) -> list[str]:
-    """Return the words of the command without --out, because --out has no effect on the figures."""
-    kept = [word for i, word in enumerate(arguments) if "--out" not in (word, *arguments[max(0, i - 1) : i])]
-    return ["bench", "countdown", *(word for word in kept if not word.startswith("--out="))]
-
-
 def main(arguments: Sequence[str]) -> None:
-    began = time.perf_counter()
     parser = make_parser("countdown", __doc__)
+    parser.description, parser.formatter_class = __doc__, argparse.RawDescriptionHelpFormatter
     parser.add_argument("--model", default="countdown", help="a shipped name or a folder")
     parser.add_argument("--device", default=None)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--tf32", action="store_true", help="allow tf32 in float32 matrix products on a GPU")
-    parser.add_argument("--problems", type=int, default=1000, help="number of test problems")
-    parser.add_argument("--tune", type=int, default=500, help="number of problems for tuning")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--numbers", default="4,5", help="counts of numbers per problem, separated by commas")
-    parser.add_argument(
-        "--methods", help=f"separated by semicolons (default: all): {'; '.join(m.name for m in METHODS)}"
-    )
-    parser.add_argument(
-        "--minutes", type=float, default=float("inf"), help="start no run that would end after this many minutes"
-    )
+    parser.add_argument("--puzzles", type=int, default=TESTED, help="number of test puzzles per count of numbers")
+    parser.add_argument("--tune", type=int, default=500, help="number of puzzles for tuning")
+    parser.add_argument("--stages", default=",".join(STAGES), help="stages to run, separated by commas [all]")
+    parser.add_argument("--processes", type=int, default=1, help="units that run at the same time")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no unit after this many minutes")
     parser.add_argument("--tokens", type=int, default=None, help="at most this many tokens per forward")
-    parser.add_argument("--out", type=Path, default=RESULTS / "countdown.json")
-    parser.add_argument("--table", action="store_true", help="only print the tables of --out")
+    parser.add_argument("--out", type=Path, action="append", required=True, help="file of lines; --draw takes several")
+    parser.add_argument("--draw", action="store_true", help="compute the figures of --out and write --results")
+    parser.add_argument("--results", type=Path, default=RESULTS / "countdown.json")
     args = parser.parse_args(arguments)
-    book = Book.open(args.out)
-    if args.table:
-        if not book.records:
-            raise d5p4.D5P4Error(f"{args.out} has no results yet: run the benchmark without --table first")
-        print(report(book))
+    if not 2 <= args.puzzles <= TESTED or args.tune < 2 or args.processes < 1:
+        counts = f"puzzles={args.puzzles} must be 2 to {TESTED}, tune={args.tune} at least 2"
+        raise d5p4.D5P4Error(f"{counts}, processes={args.processes} above 0")
+    stages = chosen(args.stages, STAGES, "stage")
+    lines: Lines[Unit] = read_lines(Unit, args.out)
+    if args.draw:
+        print(draw(lines, args.puzzles, args.tune, args.results))
         return
-    try:
-        numbers = [int(part) for part in args.numbers.split(",")]
-    except ValueError:
-        numbers = []
-    if not numbers or not set(numbers) <= set(WINDOW):
-        raise d5p4.D5P4Error(
-            f"numbers={args.numbers!r} must be some of {', '.join(map(str, WINDOW))}, separated by commas"
-        )
-    if not 2 <= args.problems <= TESTED or args.tune < 2 or args.seeds < 1:
-        raise d5p4.D5P4Error(
-            f"problems={args.problems} must be 2 to {TESTED}, tune={args.tune} at least 2, seeds={args.seeds} above 0"
-        )
-
-    named = {method.name: method for method in METHODS}
-    names = [name.strip() for name in args.methods.split(";")] if args.methods else list(named)
-    if unknown := [name for name in names if name not in named]:
-        raise d5p4.D5P4Error(f"methods={unknown[0]!r} is not one of {'; '.join(named)}")
-
     digest = weights_hash(find(args.model))
-    if book.weights not in ("", digest):
-        raise d5p4.D5P4Error(f"{args.out} has figures of other weights ({book.weights[:16]}…); give another --out")
-    if args.tf32:
-        torch.set_float32_matmul_precision("high")
-    model = d5p4.load(args.model, args.device, args.dtype)
-    book.model, book.weights = Path(args.model).name, digest
-    dtype = f"{model.dtype}".removeprefix("torch.") + (" (tf32)" if args.tf32 else "")
-    for earlier in book.sessions:
-        if earlier["dtype"] != dtype:
-            raise d5p4.D5P4Error(f"{args.out} has figures in {earlier['dtype']}, not {dtype}; give another --out")
-    tokens = args.tokens or (TOKENS if model.device.type == "cuda" else 1 << 14)
-    session = len(book.sessions)
-    book.sessions.append(about(model.device, _words(arguments)) | {"dtype": dtype})
-    for n in numbers:  # untimed short runs, because the first run also loads the kernels
-        carry_out(Run("test", METHODS[0], n, 8, 0), model, tokens, session)
-    print(f"{book.sessions[-1]['machine']}, torch {torch.__version__}, {dtype}", flush=True)
+    if any(line["about"]["weights"] != digest for line in lines.values()):
+        raise d5p4.D5P4Error(f"{args.out[0]} has lines of other weights; give another file")
 
-    for run in plan(book, [named[name] for name in names], numbers, args.problems, args.tune, args.seeds):
-        finished = book.find(run)
-        if finished is not None:
-            if finished.settings != resolved(run, model):
-                raise d5p4.D5P4Error(
-                    f"{args.out} has '{run}' with other settings, {finished.settings}; give another --out"
-                )
-            continue
-        spent = time.perf_counter() - began
-        if spent + forecast(run, book, session) > 60 * args.minutes:
-            print(f"stopped after {spent:.0f} s: there is no time left for {run}", flush=True)
-            break
-        record = carry_out(run, model, tokens, session)
-        book.records.append(record)
-        book.write()
-        solved = "/".join(f"{100 * record.solved(n).mean():.1f}" for n in (1, 2, 4))
-        different = record.different(canonical=False).mean()
-        print(
-            f"{time.perf_counter() - began:6.0f} s  {run}: pass@1/2/4 {solved}, {different:.2f} different right, "
-            f"{record.rows:.2f} of {record.rows_nominal:g} rows, {record.seconds:.1f} s",
-            flush=True,
-        )
-    print("\n" + report(book))
+    def wanted(finished: Mapping[Unit, Row]) -> Iterator[Unit]:
+        return (unit for unit in plan(finished, args.puzzles, args.tune) if unit.stage in stages)
+
+    command = ["bench", "countdown", *(["--tf32"] if args.tf32 else []), "--puzzles", str(args.puzzles)]
+    loaded = (args.model, args.device, args.dtype, args.tf32, args.tokens, command)
+    run_units(args.out[0], lines, wanted, work, start, loaded, args.processes, args.minutes)

@@ -17,6 +17,7 @@ from . import (
     Tables,
     agreement,
     books,
+    books_rules,
     countdown,
     fill_file,
     gpu_page,
@@ -30,8 +31,12 @@ from . import (
 
 def pages() -> Iterator[tuple[str, str, Tables]]:
     """Yield (path of the page, kind of tables, tables) for every page and every kind of tables on the page."""
-    puzzles, prose = countdown.tables(countdown.Book.open(RESULTS / "countdown.json")), read(RESULTS / "books.json")
-    texts: Tables = {"table": partial(books.table, prose), "texts": partial(books.texts, prose)}
+    puzzles, prose = countdown.tables(read(RESULTS / "countdown.json")), read(RESULTS / "books.json")
+    texts: Tables = {
+        "table": partial(books.table, prose),
+        "texts": partial(books.texts, prose),
+        "rules": lambda: books_rules.table(read(RESULTS / "books_rules.json")),
+    }
     agreed: Tables = {"table": lambda: agreement.table(read(RESULTS / "agreement.json")["cases"])}
     served: Tables = {
         "cpu": lambda: serve.table(read(RESULTS / "serve.json")),

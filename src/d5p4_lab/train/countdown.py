@@ -144,7 +144,7 @@ class Countdown(Recipe):
         codec.decoder = decoders.Fuse()
         codec.add_special_tokens(["<|endoftext|>", "<|mask|>"])
         codec.save(str(folder / "tokenizer.json"))
-        # In the sweeps of d5p4_lab.bench.countdown these values were the best for puzzles of four numbers.
+        # In sweeps at temperature 1 these values were the best for puzzles of four numbers.
         methods = {"d5p4": {"beta": 100.0}, "diverse-beam": {"alpha": 100.0}, "d5p4x": {"beta": 3.0}}
         defaults = {"grader": "countdown", "length": ANSWER, "order": "confidence", "methods": methods}
         write_json(folder / "generation_config.json", {"d5p4": defaults})

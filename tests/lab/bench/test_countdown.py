@@ -1,8 +1,10 @@
-"""The countdown benchmark counts right answers, tunes on separate problems and can continue; the demo shows figures."""
+"""The countdown benchmark tunes on other puzzles, counts right answers and can continue; the demo shows figures."""
 
 import io
 import json
-from dataclasses import replace
+import re
+import zlib
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,13 +12,12 @@ import pytest
 import torch
 from rich.console import Console
 
-import d5p4
 from d5p4 import D5P4Error
 from d5p4.eval.countdown import Problem, canonical
-from d5p4.models.load import find
 from d5p4_lab.bench import RESULTS
 from d5p4_lab.bench import countdown as benchmark
-from d5p4_lab.bench.countdown import Book, Method, Record, Run
+from d5p4_lab.bench.countdown import SCHEDULE, SURE, Unit
+from d5p4_lab.bench.units import read_lines
 from examples import demo
 from tests.checkpoints import write_llada
 
@@ -25,116 +26,147 @@ RIGHT = "86+28=114,31-13=18,114-18=96"
 REORDERED = "31-13=18,28+86=114,114-18=96"
 OTHER = "86+28=114,114-31=83,83+13=96"
 WRONG = "86+28=114,31-13=18,114-18=95"
-INDEPENDENT, D5P4 = benchmark.METHODS[:2]
+FACTS = {"machine": "none", "weights": "none"}
 
 
-def record(run, right, distinct=None, rows=1.0):
-    return Record(run.identity(), {}, 0, right, distinct or "a" * len(right), rows, 16.0, 1.0)
+def line(right, different=None, rows=10, nfe=36):
+    """The line of a unit of len(right) puzzles."""
+    size = len(right)
+    made = {"right": right, "different": different or "0" * size, "rows": [rows] * size, "nfe": [nfe] * size}
+    made = {"about": FACTS, "puzzles": made}
+    return made | {name: float(values.mean()) for name, values in benchmark.measures(made).items()}
 
 
-def pretend(run):
-    """A record of the right size for a run that was not done."""
-    digits = np.random.default_rng(run.seed).integers(0, 16, run.problems)
-    return replace(record(run, "".join(f"{d:x}" for d in digits)), settings={"gen_length": 36, "params": {"beta": 1.0}})
+def pretend(unit):
+    digits = np.random.default_rng(zlib.crc32(str(unit).encode())).integers(0, 16, unit.puzzles)
+    return line("".join(f"{digit:x}" for digit in digits))
 
 
-def test_answers_are_counted_by_text_and_by_form():
-    right, distinct = benchmark.judge([PUZZLE, PUZZLE], [[RIGHT, WRONG, REORDERED, OTHER], [WRONG, RIGHT, RIGHT, ""]])
-    result = record(Run("test", INDEPENDENT, 4, 2, 0), right, distinct)
-    assert result.right_answers().tolist() == [[True, False, True, True], [False, True, True, False]]
-    assert result.different(canonical=False).tolist() == [3, 1]
-    assert canonical(RIGHT) == canonical(REORDERED) and result.different(canonical=True).tolist() == [2, 1]
-    assert result.solved(1).tolist() == [0.75, 0.5] and result.solved(4).tolist() == [1, 1]
+def finish(puzzles, tune):
+    """All units of a benchmark with made-up lines, in the order in which one process would run them."""
+    lines = {}
+    while unit := next((u for u in benchmark.plan(lines, puzzles, tune) if u not in lines), None):
+        lines[unit] = pretend(unit)
+    return lines
 
 
-def test_tuning_problems_are_no_test_problems():
-    def keys(role, count):
-        return {(*sorted(p.numbers), p.target) for p in benchmark.cases(role, count, 3)}
-
-    tune = keys("tune", 300)
-    assert len(tune) == 300 and not tune & keys("test", 1000)
-
-
-def test_the_plan_sweeps_before_it_tests_and_fits_a_small_file(tmp_path):
-    book = Book(tmp_path / "results.json")
-    runs = []
-    for run in benchmark.plan(book, benchmark.METHODS, [4, 5], 1000, 500, 3):
-        runs.append(run)
-        if book.find(run) is None:
-            book.records.append(pretend(run))
-    book.write()
-    assert book.path.stat().st_size < 300_000
-    test = [run for run in runs if run.role == "test"]
-    assert len(test) == len(set(map(str, test))) == 3 * (2 * len(benchmark.METHODS) + 2 * len(benchmark.GUIDANCE))
-    for run in test:
-        sweep = ("tune", run.method, run.numbers)
-        tuned = [r for r in runs[: runs.index(run)] if (r.role, r.method, r.numbers) == sweep]
-        assert {r.value for r in tuned} == set(run.method.values)
-    first_five = next(i for i, run in enumerate(runs) if run.numbers == 5)
-    assert {run.method.name for run in runs[:first_five]} == {m.name for m in benchmark.METHODS if m.main}
-    assert Book.open(book.path).records == book.records
+def test_answers_are_counted_by_form():
+    texts = [[RIGHT, WRONG, REORDERED, OTHER], [WRONG, RIGHT, RIGHT, ""]]
+    right, different = benchmark.judge([PUZZLE, PUZZLE], texts)
+    assert (right, different) == ("d6", "21") and canonical(RIGHT) == canonical(REORDERED)
+    measured = benchmark.measures(line(right, different))
+    assert measured["pass@1"].tolist() == [0.75, 0.5] and measured["pass@4"].tolist() == [1, 1]
+    assert measured["first"].tolist() == [1, 0] and measured["different"].tolist() == [2, 1]
 
 
-def test_the_best_value_goes_to_the_test(tmp_path):
-    book = Book(tmp_path / "results.json")
-    scores = {1.0: "100f", 3.0: "0111", 10.0: "ff11", 30.0: "f111"}
-    for run in benchmark.sweep(D5P4, 4, 4):
-        book.records.append(record(run, scores.get(run.value, "0000")))
-    assert book.best(D5P4, 4, 4) == 10.0
-    assert "3: 75.0, **10: 100.0**, 30: 100.0" in benchmark.tables(book)["sweeps"]()
-    del book.records[-1]
-    with pytest.raises(D5P4Error, match="sweep of d5p4 at 4 numbers"):
-        book.best(D5P4, 4, 4)
+def test_tuning_puzzles_are_no_test_puzzles():
+    def keys(tuning, count):
+        return {(*sorted(p.numbers), p.target) for p in benchmark.cases(tuning, count, 3)}
+
+    tune = keys(True, 300)
+    assert len(tune) == 300 and not tune & keys(False, 1000)
 
 
-def test_figures_are_means_over_seeds_with_the_cut_of_the_unsolved():
-    base = [record(Run("test", INDEPENDENT, 4, 4, s), right, rows=s + 1) for s, right in enumerate(("f000", "f100"))]
-    ours = [record(Run("test", D5P4, 4, 4, s, 10.0), right, "gaaa") for s, right in enumerate(("f100", "f110"))]
-    first, second = benchmark.summary(base + ours)
-    assert first["pass@1"][0] == pytest.approx((1 + 1.25) / 8, abs=1e-5) and first["pass@4"][0] == 0.375
-    assert first["rows"] == 1.5 and "unsolved_cut" not in first
-    assert second["pass@4"][0] == 0.625 and second["unsolved_cut"][0] == pytest.approx(1 - 1.5 / 2.5)
-    assert second["distinct_right"][0] == second["distinct_forms"][0] == 0.25 and second["value"] == 10
+def test_every_method_is_tuned_before_it_is_tested(tmp_path):
+    lines = finish(8, 4)
+    units = list(lines)
+    settings = {"temperature", "knob"}
+    for place, unit in enumerate(units):
+        if unit.stage == "sweep":
+            assert unit.puzzles == 4 and unit.seed == 0
+            continue
+        tuned_at = SURE if unit.rule.startswith("threshold") else unit.rule
+        tuned = {u: lines[u] for u in units[:place] if u.stage == "sweep" and u.rule == tuned_at}
+        same = [u for u in tuned if all(getattr(u, f) == getattr(unit, f) for f in ("method", "numbers", "order"))]
+        best = benchmark.choose(lines, same)
+        assert unit.puzzles == 8 and all(getattr(best, name) == getattr(unit, name) for name in settings)
+    table = [unit for unit in units if unit.stage == "table"]
+    assert {(u.method, u.numbers) for u in table} == {(m, n) for m in benchmark.METHODS for n in (4, 5)}
+    seeds = {rule: {u.seed for u in table if u.rule.startswith(rule)} for rule in ("schedule", "threshold", "factor")}
+    assert seeds == {"schedule": {0, 1, 2}, "threshold": {0, 1, 2}, "factor": {0}}
+    assert [u.rule for u in table].index("threshold 0.9") > max(i for i, u in enumerate(table) if u.rule == SURE)
+    assert sum(unit.stage == "positions" for unit in units) == 8 and sum(unit.stage == "orders" for unit in units) == 16
+
+    path = tmp_path / "results.json"
+    report = benchmark.draw(lines, 8, 4, path)
+    results = json.loads(path.read_text())
+    assert len(results["rows"]) == 10 * 6 + 8 + 16 and path.stat().st_size < 150_000
+    assert sum(row["chosen"] for row in results["sweeps"]) == 10 * 4 + 16
+    for start in (r"\| 4 \| schedule \| confidence \| diverse-beam \| (\*\*)?T 0.5: ", r"\| d5p4 \| (\*\*)?0.1: "):
+        assert re.search(start, report)
+    assert report.count("[seeds: 1]") == 20
+
+
+def test_of_equal_settings_the_one_with_more_different_answers_is_chosen():
+    first = Unit("sweep", "d5p4", 4, SCHEDULE, 4, knob=100.0)
+    lines = {
+        replace(first, temperature=1.0): line("ff00", "1100"),
+        replace(first, temperature=2.0): line("1f00", "1300"),
+    }
+    units = [*lines, replace(first, temperature=3.0)]
+    assert benchmark.choose(lines, units) is None
+    lines[units[2]] = line("f000", "4000")
+    assert benchmark.choose(lines, units).temperature == 2
+
+
+def test_figures_are_means_over_seeds_and_rules_are_compared_puzzle_by_puzzle(monkeypatch):
+    first = Unit("table", "independent", 4, SCHEDULE, 4)
+    lines = {first: line("f000"), replace(first, seed=1): line("f100", "1100", rows=20)}
+    lines |= {replace(first, rule=SURE, seed=seed): line("f010", nfe=12) for seed in (0, 1)}
+    monkeypatch.setattr(benchmark, "plan", lambda lines, *_: list(lines))
+    results = benchmark.summary(lines, 4, 4)
+    schedule, sure = results["rows"]
+    assert schedule["pass@1"][0] == pytest.approx((1 + 1.25) / 8, abs=1e-5) and schedule["pass@4"][0] == 0.375
+    assert schedule["rows"] == [15, 15, 15] and schedule["different"][0] == 0.25 and schedule["seeds"] == 2
+    assert sure["against_schedule"][0] == pytest.approx(0.5 - 0.375) and sure["nfe"][0] == 12
+    assert (
+        "| 4 | independent | 28.1/31.2 | 37.5/50.0 | 0.25/0.00 | 15/10 | 36/12 |"
+        in benchmark.tables(results)["readme"]()
+    )
+    assert "| four numbers: solved | 28.1 ±" in benchmark.tables(results)["card"]()
+
+
+def test_rules_become_options():
+    unit = Unit("table", "best-of-16", 5, "entropy-bound 0.2", 4, 2.0, False, positions="masked")
+    options = unit.options()
+    assert options["reveal"] == "entropy-bound" and options["entropy_bound"] == 0.2 and options["repeats"] is False
+    assert options["positions"] == "masked" and options["gen_length"] == 48 and options["temperature"] == 2
+    assert not {"reveal", "positions"} & set(replace(unit, rule=SCHEDULE, positions="").options())
 
 
 def test_a_stopped_benchmark_continues(tmp_path, monkeypatch, capsys):
     folder = write_llada(tmp_path / "model")
-    few = (INDEPENDENT, Method("d5p4", {"method": "d5p4"}, "beta", (100.0,)))
-    monkeypatch.setattr(benchmark, "METHODS", few)
+    for name, value in (("NUMBERS", (3,)), ("SEEDS", 1), ("VALUED", {}), ("ORDERS", ()), ("TEMPERATURES", (1.0,))):
+        monkeypatch.setattr(benchmark, name, value)
+    methods = {"d5p4": benchmark.Method({"method": "d5p4"}, "beta", (100.0, 20.0))}
+    monkeypatch.setattr(benchmark, "METHODS", methods)
+    monkeypatch.setattr(benchmark, "rule_options", lambda rule: {})
     monkeypatch.setitem(benchmark.WINDOW, 3, 3)  # short and quick; all answers are wrong anyway
-    out = tmp_path / "results.json"
-    sizes = "--device cpu --problems 2 --tune 2 --seeds 1 --numbers 3"
-    command = ["--model", str(folder), *sizes.split(), "--out", str(out)]
+    out = tmp_path / "lines.jsonl"
+    command = ["--model", str(folder), "--device", "cpu", "--puzzles", "2", "--tune", "2", "--out", str(out)]
     benchmark.main(command)
-    whole = Book.open(out)
-    assert [(r.run["role"], r.run["value"]) for r in whole.records] == [("test", None), ("tune", 100), ("test", 100)]
-    assert whole.records[2].rows_nominal == 16 and 1 < whole.records[2].rows <= 16
+    whole = read_lines(Unit, [out])
+    assert [u.stage for u in whole] == ["sweep"] * 4 + ["positions"] * 4 + ["table"] * 4
+    assert all(entry["nfe"] == 3 and 3 < entry["rows"] <= 1 + 2 * 16 for entry in whole.values())
     assert str(tmp_path) not in out.read_text()  # not even in the path of the model
-    assert whole.sessions[0]["command"].startswith("python -m d5p4_lab bench countdown --model model --device cpu")
 
-    book = Book.open(out)
-    del book.records[2:]
-    book.write()
+    text = out.read_text()
+    out.write_text("".join(text.splitlines(keepends=True)[:5]) + text.splitlines()[5][:40])  # a kill cut the last line
+    benchmark.main([*command, "--stages", "sweep,positions"])
+    assert len(read_lines(Unit, [out])) == 8
     benchmark.main(command)
-    again = Book.open(out)
-    assert [r.session for r in again.records] == [0, 0, 1]
-    plain = dict(session=0, seconds=0)
-    assert [replace(r, **plain) for r in again.records] == [replace(r, **plain) for r in whole.records]
-
-    capsys.readouterr()
-    del book.records[1:]
-    book.write()
-    benchmark.main([*command, "--minutes", "0"])
-    assert "there is no time left for tune 3 numbers: d5p4, beta 100" in capsys.readouterr().out
-    assert len(Book.open(out).records) == 1
+    again = read_lines(Unit, [out])
+    assert {u: entry["puzzles"] for u, entry in again.items()} == {u: entry["puzzles"] for u, entry in whole.items()}
+    assert "12 units are finished, 0 failed" in capsys.readouterr().out
 
     other = write_llada(tmp_path / "other", seed=1)
     with pytest.raises(D5P4Error, match="other weights"):
         benchmark.main(["--model", str(other), *command[2:]])
-    for text in ('{"model": "x"}', "[]", "{"):
-        out.write_text(text)
-        with pytest.raises(D5P4Error, match="is not a results file"):
-            Book.open(out)
+    with pytest.raises(D5P4Error, match="no stage late"):
+        benchmark.main([*command, "--stages", "late"])
+    out.write_text(json.dumps({"unit": asdict(next(iter(again))) | {"speed": 1}}) + "\n")
+    with pytest.raises(D5P4Error, match="line 1 is no line of this benchmark"):
+        benchmark.main(command)
 
 
 def shown(part, width=100):
@@ -163,15 +195,3 @@ def test_the_demo_marks_each_answer():
     assert lines[4] == "3 right, 2 different · 98 rows"
     narrow = demo.column(PUZZLE, result, 0, 36).plain.splitlines()
     assert narrow[2] == f"✗ {WRONG}"
-
-
-def test_a_run_today_has_the_settings_of_the_committed_results():
-    """The committed results are of the shipped weights, so the benchmark can continue them."""
-    book, methods = Book.open(RESULTS / "countdown.json"), {method.name: method for method in benchmark.METHODS}
-    assert book.weights == benchmark.weights_hash(find("countdown"))
-    model = d5p4.load("countdown", device="cpu")
-    for result in book.records:
-        identity = {name: value for name, value in result.run.items() if name != "knob"}
-        run = Run(**identity | {"method": methods[identity["method"]]})
-        assert run.identity() == result.run
-        assert benchmark.resolved(run, model) == result.settings, identity

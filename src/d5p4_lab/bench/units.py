@@ -1,0 +1,102 @@
+"""Runs the units of a benchmark in several processes and keeps one JSON line per finished unit.
+
+A *unit* is one call of `d5p4.generate`, described by a frozen dataclass. A *plan* is a function of the finished units:
+it yields all units that are known by now, the most important first. A unit whose settings depend on other units (the
+best temperature, say) is yielded as soon as these are finished. The line of a unit is written when the unit ends, and
+finished units are not repeated, so the same command continues a killed benchmark.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeVar
+
+import d5p4
+
+from . import Row, one_line
+
+U = TypeVar("U")
+Lines = dict[U, Row]
+
+RULE_PARAMETER = {"threshold": "tau", "factor": "factor", "entropy-bound": "entropy_bound"}
+
+
+def rule_options(rule: str) -> dict[str, Any]:
+    """Return the options of a reveal rule such as "threshold 0.9". "schedule" is the default and needs no option."""
+    name, _, value = rule.partition(" ")
+    return {"reveal": name, RULE_PARAMETER[name]: float(value)} if value else {}
+
+
+def read_lines(kind: type[U], paths: Iterable[Path]) -> Lines[U]:
+    """Return the finished units of all files and their lines. A last line without its end is left out."""
+    lines: Lines[U] = {}
+    for path in paths:
+        texts = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
+        for number, text in enumerate(texts, 1):
+            try:
+                line = json.loads(text)
+                lines[kind(**line["unit"])] = line
+            except (ValueError, KeyError, TypeError) as reason:
+                raise d5p4.D5P4Error(f"{path} line {number} is no line of this benchmark ({reason})") from reason
+    return lines
+
+
+def run_units(
+    path: Path,
+    lines: Lines[U],
+    plan: Callable[[Mapping[U, Row]], Iterable[U]],
+    work: Callable[[U], Row],
+    start: Callable[..., None],
+    arguments: Sequence[Any],
+    processes: int = 1,
+    minutes: float = float("inf"),
+) -> None:
+    """Run all units of the plan that have no line yet, and add their lines to the file and to `lines`.
+
+    start, work   functions of a module. `start(*arguments)` runs once per process, then `work(unit)` runs every unit.
+                  `work` returns the fields of the line and a text for the terminal in the field "shown".
+    processes     how many units run at the same time; a single one runs in this process
+    minutes       no unit starts after this time
+
+    A unit that raises an error is reported and left out, and the other units go on.
+    """
+    began, failed, pool = time.perf_counter(), set[U](), _pool(processes, start, arguments)
+    running: dict[Future[Row], U] = {}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with pool, path.open("ab+") as file:
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)  # removes a last line that a kill cut short
+        while True:
+            taken = failed | set(running.values())
+            late = time.perf_counter() - began > 60 * minutes
+            waiting = [] if late else [unit for unit in plan(lines) if unit not in lines and unit not in taken]
+            for unit in waiting[: processes - len(running)]:
+                running[pool.submit(work, unit)] = unit
+            if not running:
+                break
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                unit, error = running.pop(future), future.exception()
+                if error is not None:
+                    failed.add(unit)
+                    shown = one_line(error)
+                else:
+                    line = future.result()
+                    shown = line.pop("shown")
+                    lines[unit] = {"unit": asdict(unit)} | line  # type: ignore[call-overload]
+                    file.write(json.dumps(lines[unit], ensure_ascii=False).encode() + b"\n")
+                    file.flush()
+                print(f"{time.perf_counter() - began:6.1f} s  {unit}: {shown}", flush=True)
+    print(f"{len(lines)} units are finished, {len(failed)} failed{', the time is over' if late else ''}", flush=True)
+
+
+def _pool(processes: int, start: Callable[..., None], arguments: Sequence[Any]) -> Executor:
+    if processes == 1:
+        return ThreadPoolExecutor(1, initializer=start, initargs=tuple(arguments))
+    spawn = multiprocessing.get_context("spawn")  # a forked process could not use CUDA
+    return ProcessPoolExecutor(processes, spawn, start, tuple(arguments))
