@@ -97,18 +97,18 @@ class RowStore:
         head = [] if self.header is None or path.exists() else [json_line({"header": self.header})]
         append(path, [*head, *lines])
 
-    def read(self, beat: Callable[[], None] = lambda: None, with_output: bool = False) -> StoredRows:
-        """Read all complete rows of the parts and, if `with_output`, of the output. Call `beat` every 1,000 lines."""
+    def read(self, with_output: bool = False) -> StoredRows:
+        """Read all complete rows of the parts and, if `with_output`, of the output."""
         rows = StoredRows()
         outputs = [self.output] if with_output and self.output.exists() else []
         for path in (*outputs, *self.parts()):
             try:
-                self._read_file(path, rows, beat)
+                self._read_file(path, rows)
             except (lzma.LZMAError, EOFError) as reason:
                 raise D5P4Error(f"{path} cannot be read ({reason}); replace it by an intact copy") from reason
         return rows
 
-    def _read_file(self, path: Path, rows: StoredRows, beat: Callable[[], None]) -> None:
+    def _read_file(self, path: Path, rows: StoredRows) -> None:
         broken, half, start = 0, False, 0
         with lzma.open(path, "rb") if path.suffix == ".xz" else path.open("rb") as file:
             for number, raw in enumerate(file):
@@ -123,8 +123,6 @@ class RowStore:
                 elif row.key not in rows.places or rows.places[row.key].failed:
                     rows.places[row.key] = Place(path, start, start + len(raw), row.facts, row.failed)
                 start += len(raw)
-                if number % 1000 == 0:
-                    beat()
         if half:
             rows.notes.append(f"{path.name} ended in half a line; the row of that line counts as missing")
         if broken:
@@ -140,20 +138,17 @@ class RowStore:
         if changed := differences(made_with, self.header or {}):
             raise D5P4Error(f"{path} was made with other settings: {'; '.join(changed)}; give another --out")
 
-    def raw_rows(self, places: Mapping[Any, Place], beat: Callable[[], None] = lambda: None) -> Iterator[bytes]:
+    def raw_rows(self, places: Mapping[Any, Place]) -> Iterator[bytes]:
         """Yield the stored lines of the rows unchanged, in the order of the keys."""
         handles: dict[Path, IO[bytes]] = {}
         try:
-            for number, key in enumerate(sorted(places)):
-                place = places[key]
+            for _, place in sorted(places.items()):
                 if place.path not in handles:
                     if len(handles) >= 64:  # close a file, because there can be more parts than a process may open
                         handles.pop(next(iter(handles))).close()
                     handles[place.path] = place.path.open("rb")
                 handles[place.path].seek(place.start)
                 yield handles[place.path].read(place.stop - place.start)
-                if number % 1000 == 0:
-                    beat()
         finally:
             for handle in handles.values():
                 handle.close()

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..distributed import Mesh, at_work, check_shared, connect
 from ..errors import D5P4Error
@@ -96,6 +100,7 @@ class Run:
     strict: bool
     progress: Progress | None
     start: Start = field(init=False)
+    done: NDArray[np.bool_] = field(init=False)  # [last line + 1], whether an earlier start has finished the line
     answered: bool = False  # whether any prompt of the run is known to have answers
     failed_lines: list[bytes] = field(default_factory=list)  # error lines, held back until a prompt has answers
     first_error: str = ""
@@ -118,6 +123,7 @@ class Run:
                 raise D5P4Error(f"{differs}; give all ranks the same file")
             with writing(self.store.folder):
                 check_shared(self.store.folder, self.mesh, "--output")
+            self.done = np.frombuffer(zlib.decompress(self.start.finished), dtype=bool)
             self.answered = self.start.answered > 0
             self.began = self.last_progress = time.monotonic()
             self._work()
@@ -155,7 +161,7 @@ class Run:
                     "none of them counts as finished; "
                     f"the first failure is in line {work.bad[0].line}: {work.bad[0].error}"
                 )
-            if all(line in self.start.finished for line in work.lines):
+            if self.done[work.lines].all():
                 continue
             if number == ticket:
                 self._do(work, decoder)
@@ -165,15 +171,15 @@ class Run:
 
     def _do(self, work: Work, decoder: Decoder[Item]) -> None:
         """Decode a batch and write its lines. Only then exchange counts with other ranks, as exchanges may fail."""
-        done, settings = self.start.finished, self.start.settings
+        done, settings = self.done, self.start.settings
         outcome = decoder.decode(work.items) if work.items else Outcome()
-        lines = [error_line(bad, bad.error, settings) for bad in work.bad if bad.line not in done]
+        lines = [error_line(bad, bad.error, settings) for bad in work.bad if not done[bad.line]]
         for item, result, place in outcome.answered:
-            if item.line not in done:
+            if not done[item.line]:
                 lines.append(answer_line(item.source, result, place, settings))
         for item, error in outcome.failed:
             self.first_error = self.first_error or f"line {item.line}: {error}"
-            if item.line not in done:
+            if not done[item.line]:
                 self.failed_lines.append(error_line(item.source, error, settings))
         self.answered = self.answered or bool(outcome.answered)
         if self.answered and not self.strict:
@@ -185,7 +191,7 @@ class Run:
         self._check_failures(len(outcome.answered), len(outcome.failed))
         for size in decoder.too_large:
             self._count(f"memory {size}", 1)
-        self._count("finished", sum(line not in done for line in work.lines))
+        self._count("finished", int((~done[work.lines]).sum()))
         self._count("rows", sum(int(result.rows[place]) for _, result, place in outcome.answered))
         self._show_progress()
 
@@ -223,7 +229,7 @@ class Run:
             self.progress(self._pace(part))
 
     def _pace(self, part: float = 0.0) -> Pace:
-        total, before = self.file.count, len(self.start.finished)
+        total, before = self.file.count, int(self.done.sum())
         now = min(self._count("finished") + part, total - before)
         return Pace(total, before, now, self._count("rows"), time.monotonic() - self.began)
 
