@@ -216,7 +216,7 @@ class Start:
     settings: str  # the hash of the configuration
     digest: str  # the hash of the input
     token: str  # the random name of the counters that the ranks of this start share
-    finished: bytes = b""  # bool [last line + 1], True at the numbers of finished lines, compressed by zlib
+    finished: bytes = b""  # one bit per line, 1 if the line is finished, compressed by zlib
     answered: int = 0  # the number of finished lines that have answers
     report: Report | None = None  # the report of a run that an earlier start finished
 
@@ -293,7 +293,7 @@ class Output:
         self.notes += stored.notes
         done = np.zeros(self.file.last + 1, dtype=bool)
         done[[line for line, place in stored.places.items() if not (retry_errors and place.failed)]] = True
-        return replace(start, finished=zlib.compress(done.tobytes()), answered=stored.answered)
+        return replace(start, finished=zlib.compress(np.packbits(done).tobytes()), answered=stored.answered)
 
     def _check_size(self) -> None:
         """Raise an error if the output of a finished run is missing or has another size than the run wrote."""

@@ -123,7 +123,8 @@ class Run:
                 raise D5P4Error(f"{differs}; give all ranks the same file")
             with writing(self.store.folder):
                 check_shared(self.store.folder, self.mesh, "--output")
-            self.done = np.frombuffer(zlib.decompress(self.start.finished), dtype=bool)
+            bits = np.frombuffer(zlib.decompress(self.start.finished), dtype=np.uint8)
+            self.done = np.unpackbits(bits, count=self.file.last + 1).astype(bool)
             self.answered = self.start.answered > 0
             self.began = self.last_progress = time.monotonic()
             self._work()

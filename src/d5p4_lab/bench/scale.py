@@ -349,11 +349,11 @@ def _store(sizes: HostSizes) -> list[Row]:
     )  # the message is largest if the finished lines are scattered over the file
     finished = np.zeros(sizes.finished + 1, dtype=bool)
     finished[scattered] = True
-    message = zlib.compress(finished.tobytes())  # as in `d5p4.jobs.output.Start`
+    message = zlib.compress(np.packbits(finished).tobytes())  # as in `d5p4.jobs.output.Start`
 
     def send() -> None:
         client.set("finished", message)  # type: ignore[arg-type]  # the store also accepts bytes
-        np.frombuffer(zlib.decompress(client.get("finished")), dtype=bool)
+        np.unpackbits(np.frombuffer(zlib.decompress(client.get("finished")), dtype=np.uint8))
 
     _, seconds = fastest(send, CPU)
     return [
