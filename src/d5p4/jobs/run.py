@@ -1,12 +1,18 @@
-"""`run_file` decodes every prompt of a file once, even if the run is stopped and continued, or shared by many ranks."""
+"""`run_file` decodes every prompt of a file once, even if the run is stopped and continued, or shared by many ranks.
+
+Prompts that are decoded together form a batch. The division of a file into batches depends only on the file, the
+settings and the token budget. A prompt is therefore always decoded together with the same other prompts, even if the
+run is interrupted or shared by several ranks.
+"""
 
 from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +21,18 @@ from numpy.typing import NDArray
 
 from ..distributed import Mesh, at_work, check_shared, connect
 from ..errors import D5P4Error
-from ..generate import chosen_seed, run_requests
+from ..generate import batches, chosen_seed, run_requests
 from ..models import load
 from ..options import Settings
-from ..prompts import Prepared
+from ..prompts import Prepared, Request
 from ..types import Model, Result, Snapshot
 from .decoder import Decoder, Outcome, default_budget
 from .output import Output, Pace, Report, Start, answer_line, error_line, summarise, writing
-from .plan import Item, Work, plan_work
 from .reader import BadLine, PromptFile, PromptLine
 from .rows import RowStore
 
+WINDOW = 1024
+"""The number of lines per window. The lines of a window are sorted by length together and then divided into batches."""
 FEW = 20
 """The run stops if this many prompts fail before the first success, because then settings or device must be wrong."""
 REFUSED = ("prompts", "keys", "sets", "references", "scorer", "callback", "history", "beams")
@@ -249,3 +256,53 @@ def _check_places(input: Path, output: Path) -> None:
         raise D5P4Error(f"there is no folder {output.parent} for the output; create it first")
     if output.resolve() == input.resolve():
         raise D5P4Error(f"{output} is both input and output; give another --output")
+
+
+@dataclass(frozen=True)
+class Item:
+    """A prompt that is ready to be decoded."""
+
+    source: PromptLine
+    request: Request
+
+    @property
+    def line(self) -> int:
+        return self.source.line
+
+    @property
+    def name(self) -> str:
+        return f"line {self.line}"
+
+
+@dataclass(frozen=True)
+class Work:
+    """One unit of work: prompts that are decoded together, or the bad lines of a window."""
+
+    items: tuple[Item, ...] = ()
+    bad: tuple[BadLine, ...] = ()
+
+    @property
+    def lines(self) -> list[int]:
+        return [item.line for item in self.items] + [bad.line for bad in self.bad]
+
+
+def plan_work(lines: Iterable[PromptLine | BadLine], prepared: Prepared, bad_first: bool) -> Iterator[Work]:
+    """Yield the work of a file. Batches are made inside windows of `WINDOW` consecutive lines. With `bad_first`, the
+    bad lines of a window come before its batches. Otherwise they come after its batches."""
+    rest = iter(lines)
+    while window := list(islice(rest, WINDOW)):
+        bad = [entry for entry in window if isinstance(entry, BadLine)]
+        good = [entry for entry in window if isinstance(entry, PromptLine)]
+        items: list[Item] = []
+        requests = prepared.take([source.prompt for source in good], [source.id for source in good])
+        for source, request in zip(good, requests, strict=True):
+            if isinstance(request, D5P4Error):
+                bad.append(BadLine(source.line, request.phrase(place=""), source.fields))
+            else:
+                items.append(Item(source, request))
+        planned = batches(prepared.model, [item.request for item in items], prepared.settings)
+        works = [Work(items=tuple(items[i] for i in numbers)) for _, numbers in planned]
+        if bad:
+            bad.sort(key=lambda entry: entry.line)
+            works.insert(0 if bad_first else len(works), Work(bad=tuple(bad)))
+        yield from works

@@ -18,8 +18,7 @@ from torch.nn import functional as F
 from ..ops.kernels import usable
 from ..ops.precision import working_dtype
 from ..types import Hidden
-from .base import NativeModel
-from .config import divides, flag, only, whole
+from .base import NativeModel, divides, flag, only, whole
 from .layers import Padding, Rotary, any_shape, attend, read_padding, rotary
 from .tokenizer import Tokenizer
 

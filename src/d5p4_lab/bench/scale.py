@@ -30,11 +30,11 @@ import torch.distributed as dist
 
 import d5p4
 from d5p4.eval.countdown import WINDOW, problems
-from d5p4.jobs import plan as job_plan
+from d5p4.jobs import run as job_run
 from d5p4.jobs.output import summarise
-from d5p4.jobs.plan import Work, plan_work
 from d5p4.jobs.reader import PromptFile
 from d5p4.jobs.rows import RowStore
+from d5p4.jobs.run import Work, plan_work
 from d5p4.models import Tokenizer
 from d5p4.models.load import choose_device
 from d5p4.prompts import Prepared
@@ -222,16 +222,16 @@ def batching(bench: Bench) -> list[Row]:
         def run(what: str, count: int, window: int, **options: Any) -> list[str]:
             source, output = folder / f"{count}.jsonl", folder / f"{what.replace(' ', '-')}.jsonl"
             source.write_text("".join(json.dumps({"id": i, "prompt": p}) + "\n" for i, p in enumerate(puzzles[:count])))
-            before, job_plan.WINDOW = job_plan.WINDOW, window
+            before, job_run.WINDOW = job_run.WINDOW, window
             try:
                 report = d5p4.run_file(model, source, output, seed=0, **bench.puzzle | options)
             finally:
-                job_plan.WINDOW = before
+                job_run.WINDOW = before
             rates = {"prompts_per_s": count / report.seconds, "rows_per_s": report.rows / report.seconds}
             measured.append({"what": what, "prompts": count, "seconds": report.seconds, **rates})
             return output.read_text().splitlines()
 
-        run("warm-up", min(8, plan.file), job_plan.WINDOW)
+        run("warm-up", min(8, plan.file), job_run.WINDOW)
         measured.clear()
         alone = run("one prompt at a time", plan.alone, 1)
         for what, options in (
@@ -239,7 +239,7 @@ def batching(bench: Bench) -> list[Row]:
             ("batched, 16384 tokens per forward", {"max_tokens_per_forward": 1 << 14}),
             ("batched, deterministic", {"deterministic": True} | budget),
         ):
-            lines = run(what, plan.file, job_plan.WINDOW, **options)
+            lines = run(what, plan.file, job_run.WINDOW, **options)
             same = sum(json.loads(a)["answers"] == json.loads(b)["answers"] for a, b in zip(alone, lines, strict=False))
             measured[-1]["gain"] = measured[-1]["prompts_per_s"] / measured[0]["prompts_per_s"]
             if "deterministic" not in options:  # answers with and without it may differ; see deterministic.py
