@@ -148,10 +148,25 @@ class CausalJudge:
         return means
 
     def _rows(self, texts: Sequence[str], max_tokens: int | None) -> tuple[list[list[int]], list[int]]:
-        """Return the row of each text (see `_row`), and the number of scored bytes of each text."""
+        """Return the row of each text (the start token, if any, and the tokens) and the number of its scored bytes.
+
+        The first token of a row is never scored."""
         whole("max_tokens", max_tokens)
-        pairs = [self._row(text, number, max_tokens) for number, text in enumerate(strings(texts))]
-        return [row for row, _ in pairs], [size for _, size in pairs]
+        rows, sizes = [], []
+        for number, text in enumerate(strings(texts)):
+            ids, ends = self.tokens(text)
+            if max_tokens is not None and len(ids) > max_tokens:
+                text, ids = text[: ends[max_tokens - 1]], ids[:max_tokens]
+            row = ids if self.start_id is None or not ids else [self.start_id, *ids]
+            if self.context is not None and len(row) - 1 > self.context:
+                raise D5P4Error(
+                    f"text {number} has {len(ids)} tokens, but the judge {self.name!r} can read only {self.context}; "
+                    f"to cut texts there, give max_tokens={self.context}"
+                )
+            rows.append(row)
+            scored = text if self.start_id is not None else text[ends[0] :] if ids else ""
+            sizes.append(len(scored.encode()))
+        return rows, sizes
 
     def tokens(self, text: str) -> tuple[list[int], list[int]]:
         """Return the tokens of a text, and for each token the position in the text where the token ends."""
@@ -160,24 +175,6 @@ class CausalJudge:
         options = {"add_special_tokens": False, "truncation": False, "verbose": False}
         encoding = self.tokenizer(text, return_offsets_mapping=True, **options)
         return encoding["input_ids"], [end for _, end in encoding["offset_mapping"]]
-
-    def _row(self, text: str, number: int, max_tokens: int | None) -> tuple[list[int], int]:
-        """Return the row of a text (the start token, if any, and the tokens) and the number of scored bytes.
-
-        The first token of this row is never scored."""
-        ids, ends = self.tokens(text)
-        if max_tokens is not None and len(ids) > max_tokens:
-            text, ids = text[: ends[max_tokens - 1]], ids[:max_tokens]
-        if self.start_id is None:
-            text, row = text[ends[0] :] if ids else "", ids
-        else:
-            row = [self.start_id, *ids] if ids else []
-        if self.context is not None and len(row) - 1 > self.context:
-            raise D5P4Error(
-                f"text {number} has {len(ids)} tokens, but the judge {self.name!r} can read only {self.context}; "
-                f"to cut texts there, give max_tokens={self.context}"
-            )
-        return row, len(text.encode())
 
     @torch.no_grad()
     def _nats(self, rows: Sequence[Sequence[int]]) -> list[np.ndarray]:

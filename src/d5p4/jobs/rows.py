@@ -117,7 +117,8 @@ class RowStore:
                     with suppress(ValueError, RecursionError):
                         entry = json.loads(raw)
                 if self.header is not None and number == 0:
-                    self._check_header(path, entry, half)
+                    if not half:  # after a kill, the file may have half a header and no rows
+                        self._check_header(path, entry)
                 elif entry is None or (row := self.summarise(entry)) is None:
                     broken += not half
                 elif row.key not in rows.places or rows.places[row.key].failed:
@@ -129,9 +130,7 @@ class RowStore:
             which = "1 broken line; its row counts" if broken == 1 else f"{broken} broken lines; their rows count"
             rows.notes.append(f"{path.name} has {which} as missing")
 
-    def _check_header(self, path: Path, entry: Any, half: bool) -> None:
-        if half:
-            return  # a killed process wrote only a part of the header, so the file has no rows
+    def _check_header(self, path: Path, entry: Any) -> None:
         made_with = entry.get("header") if isinstance(entry, dict) else None
         if not isinstance(made_with, dict):
             raise D5P4Error(f"{path} is not a file of rows (its first line has no header); move the file away")
