@@ -200,7 +200,10 @@ def check_shared(folder: Path, mesh: Mesh, option: str) -> None:
         write_text(file, word)
     mesh.meet()
     until = time.monotonic() + PATIENCE
-    while not _reads(file, word):
+    while True:
+        with suppress(OSError):
+            if file.read_text(encoding="utf-8") == word:
+                break
         if time.monotonic() > until:
             raise D5P4Error(
                 f"rank {mesh.rank} does not see what rank 0 writes into {folder}; {option} must be on a file system "
@@ -210,13 +213,6 @@ def check_shared(folder: Path, mesh: Mesh, option: str) -> None:
     mesh.meet()
     if mesh.first:
         file.unlink(missing_ok=True)
-
-
-def _reads(file: Path, word: str) -> bool:
-    try:
-        return file.read_text(encoding="utf-8") == word
-    except OSError:
-        return False
 
 
 def connect(mesh: tuple[int, int] | None = None, timeout: float = 600.0, device: str | None = None) -> Mesh:
