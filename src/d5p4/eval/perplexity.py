@@ -117,12 +117,9 @@ class CausalJudge:
         Without `max_tokens`, a text that is longer than the judge's context is an error. An empty text has zero tokens.
         """
         rows, sizes = self._rows(texts, max_tokens)
-        nats = np.zeros(len(rows))
-        # A row of one token gets length 0 and is not run, because a row's first token is never scored.
-        for batch in batches([len(row) - 1 for row in rows], batch_size, max_tokens_per_batch):
-            nats[batch] = [float(scores.sum()) for scores in self._nats([rows[i] for i in batch])]
-        tokens = np.array([max(0, len(row) - 1) for row in rows], dtype=np.int64)
-        return Scored(nats, tokens, np.array(sizes, dtype=np.int64))
+        nats = self._nats(rows, batch_size, max_tokens_per_batch)
+        tokens = np.array([len(scores) for scores in nats], dtype=np.int64)
+        return Scored(np.array([scores.sum() for scores in nats]), tokens, np.array(sizes, dtype=np.int64))
 
     def per_text(
         self,
@@ -142,10 +139,8 @@ class CausalJudge:
             raise D5P4Error(f"clamp={clamp!r} must be a number of nats above 0")
         most = min((size for size in (whole("max_tokens", max_tokens), self.context) if size), default=None)
         rows, _ = self._rows([text.strip() for text in strings(texts)], most)
-        means = np.full(len(rows), float(clamp))
-        for batch in batches([len(row) - 1 for row in rows], batch_size, max_tokens_per_batch):
-            means[batch] = [float(scores.clip(max=clamp).mean()) for scores in self._nats([rows[i] for i in batch])]
-        return means
+        nats = self._nats(rows, batch_size, max_tokens_per_batch)
+        return np.array([scores.clip(max=clamp).mean() if len(scores) else float(clamp) for scores in nats])
 
     def _rows(self, texts: Sequence[str], max_tokens: int | None) -> tuple[list[list[int]], list[int]]:
         """Return the row of each text (the start token, if any, and the tokens) and the number of its scored bytes.
@@ -177,20 +172,24 @@ class CausalJudge:
         return encoding["input_ids"], [end for _, end in encoding["offset_mapping"]]
 
     @torch.no_grad()
-    def _nats(self, rows: Sequence[Sequence[int]]) -> list[np.ndarray]:
+    def _nats(self, rows: Sequence[Sequence[int]], batch_size: int, max_tokens: int | None) -> list[np.ndarray]:
         """Return for each row -log p of every token but the first, in float64."""
-        inputs, mask = padded([row[:-1] for row in rows], self.model.device)
-        out = self.model(input_ids=inputs, attention_mask=mask, use_cache=False)
-        losses = []
-        for logits, row in zip(out.logits, rows, strict=True):  # one row at a time, since float32 logits are large
-            scores = logits[: len(row) - 1].to(working_dtype(logits.dtype))
-            losses.append(F.cross_entropy(scores, torch.tensor(row[1:], device=scores.device), reduction="none"))
-        nats = torch.cat(losses).double().cpu().numpy()
-        if not np.isfinite(nats).all():
-            raise NonFiniteLogits(
-                f"the judge {self.name!r} returned logits that are not finite; check its weights or use float32"
-            )
-        return np.split(nats, np.cumsum([len(row) - 1 for row in rows])[:-1])
+        nats = [np.zeros(0)] * len(rows)  # a row of fewer than two tokens is not run
+        for batch in batches([len(row) - 1 for row in rows], batch_size, max_tokens):
+            inputs, mask = padded([rows[i][:-1] for i in batch], self.model.device)
+            out = self.model(input_ids=inputs, attention_mask=mask, use_cache=False)
+            losses = []
+            for i, logits in zip(batch, out.logits, strict=True):  # one row at a time, since float32 logits are large
+                scores, goals = logits[: len(rows[i]) - 1], torch.tensor(rows[i][1:], device=logits.device)
+                losses.append(F.cross_entropy(scores.to(working_dtype(logits.dtype)), goals, reduction="none"))
+            joined = torch.cat(losses).double().cpu()
+            if not joined.isfinite().all():
+                raise NonFiniteLogits(
+                    f"the judge {self.name!r} returned logits that are not finite; check its weights or use float32"
+                )
+            for i, scores in zip(batch, joined.split(list(map(len, losses))), strict=True):
+                nats[i] = scores.numpy()
+        return nats
 
 
 def _located(name_or_path: str | Path, gguf_file: str | None) -> tuple[Path, str | None]:
