@@ -10,7 +10,7 @@ import pytest
 
 import d5p4
 from d5p4.eval.groups import read_groups
-from d5p4.jobs import plan
+from d5p4.jobs import run as module
 from tests.distributed.ranks import finish
 from tests.jobs.work import decode_here, entries, kept, parts, run, start, stopped, until_paused, write
 
@@ -129,7 +129,7 @@ def test_a_second_run_on_the_same_output_is_refused(folder, whole):
 
 def test_an_input_that_changes_during_the_run_is_an_error(tmp_path, whole, monkeypatch):
     """Even if the input is restored later, no line of the other file is kept."""
-    monkeypatch.setattr(plan, "WINDOW", 8)
+    monkeypatch.setattr(module, "WINDOW", 8)
     padded = [entry | {"level": "x" * 2000} for entry in entries()]  # longer than what is read ahead
     for put_back in (False, True):
         folder, changed = tmp_path / str(put_back), []

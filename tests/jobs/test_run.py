@@ -10,7 +10,6 @@ import torch
 
 import d5p4
 from d5p4.distributed import Mesh, RankLost
-from d5p4.jobs import plan
 from d5p4.jobs import run as module
 from tests.checkpoints import write_llada
 from tests.fake import FakeModel
@@ -91,7 +90,7 @@ def test_run_gives_what_generate_gives(box, monkeypatch):
     [start] = header["starts"]
     assert (start["ranks"], start["torch"]) == (1, torch.__version__)
 
-    monkeypatch.setattr(plan, "WINDOW", 7)
+    monkeypatch.setattr(module, "WINDOW", 7)
     box.another()
     assert box(logprobs=True)[0] == lines
 
@@ -182,7 +181,7 @@ def test_logits_that_are_not_finite_spoil_only_their_prompt(box):
 def test_a_run_without_an_answer_is_not_finished(box, monkeypatch):
     """If all decodes fail, or no prompt of a window or file can be decoded, then no line counts as finished, and a
     corrected run may use the same output."""
-    monkeypatch.setattr(plan, "WINDOW", 32)
+    monkeypatch.setattr(module, "WINDOW", 32)
     message = box.fails([{"prompt": "abc"}] * 30, model=Spoiled(0))
     assert re.search(r"the first 2\d prompts all failed.*line 1: the model gave logits", message)
     assert not box.output.exists() and json.loads(box.header.read_text())["finished"] is False
@@ -211,7 +210,7 @@ def test_failures_after_answers_never_stop_a_run(box, monkeypatch):
     _, report = box(retry_errors=True, **options)
     assert (report.failed, report.now, report.before) == (24, 24, 10)
 
-    monkeypatch.setattr(plan, "WINDOW", 8)  # lines that cannot be decoded
+    monkeypatch.setattr(module, "WINDOW", 8)  # lines that cannot be decoded
     box.another()
     stopped(box, 8, [{"prompt": "ab"}] * 8 + [{"prompt": "zz"}] * 60)
     assert box.kept() == 8

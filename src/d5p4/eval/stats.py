@@ -21,7 +21,7 @@ is a pass@k near 100 % with rare failures. Figures over fewer units have no inte
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -159,11 +159,8 @@ def best_of(values: ArrayLike, k: int) -> Floats:
 
 def majority(answers: Sequence[Answer | None]) -> Answer | None:
     """Return the most frequent answer. On a tie, return the answer that occurs first. None is not counted."""
-    votes: defaultdict[Answer, int] = defaultdict(int)
-    for answer in answers:
-        if answer is not None:
-            votes[answer] += 1
-    return max(votes, key=votes.__getitem__) if votes else None
+    votes = Counter(answer for answer in answers if answer is not None)
+    return max(votes, key=votes.__getitem__, default=None)
 
 
 def _answers(values: NDArray[Any], k: int, what: str, letter: str) -> int:

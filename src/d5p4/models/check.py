@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -47,7 +48,9 @@ def check(
     facts = f"{model.architecture}, {count:,} parameters, {str(model.dtype)[6:]} on {model.device}, {seconds:.1f} s"
     codec = model.tokenizer
     assert isinstance(codec, Tokenizer)  # load always sets a Tokenizer
-    prompt = _known_prompt(codec)
+    prompt: list[int] = []
+    with suppress(D5P4Error):  # raised if the model has no tokens for English
+        prompt = codec.encode(PROMPT)
     row = torch.tensor([prompt + [model.mask_id] * MASKS], device=model.device)
     logits = _masked_logits(model, row)
     lines = [CheckLine("load", True, facts), _finite(logits), _entropy(model, logits), _padding(model, row, logits)]
@@ -55,14 +58,6 @@ def check(
     if compare_remote:
         lines.append(_remote(name_or_path, model, row, logits))
     return lines
-
-
-def _known_prompt(codec: Tokenizer) -> list[int]:
-    """Return the token ids of the prompt, or an empty list if the model has no tokens for English."""
-    try:
-        return codec.encode(PROMPT)
-    except D5P4Error:
-        return []
 
 
 def _masked_logits(model: NativeModel, row: Tensor, attention_mask: Tensor | None = None) -> Tensor:

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from ..errors import D5P4Error
 from ..ops.body import silu_gate
 from ..types import Hidden
-from .base import NativeModel
-from .config import divides, flag, number, only, whole
+from .base import NativeModel, divides, flag, number, only, whole
 from .layers import Padding, RMSNorm, Rotary, any_shape, attend, read_padding, rotary
 
 SUPPORTED = {

@@ -9,7 +9,7 @@ weights for good. A model in training is not folded: it folds in every forward, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +18,7 @@ from torch.nn import functional as F
 from ..ops.kernels import usable
 from ..ops.precision import working_dtype
 from ..types import Hidden
-from .base import NativeModel
-from .config import divides, flag, only, whole
+from .base import NativeModel, divides, flag, only, whole
 from .layers import Padding, Rotary, any_shape, attend, read_padding, rotary
 from .tokenizer import Tokenizer
 
@@ -28,16 +27,15 @@ FREQUENCIES = 256
 NORM_EPS = 1e-5
 
 
-class Folded(NamedTuple):
-    """The folded weights of one block."""
-
-    qkv: Tensor  # [3D, D]
-    qkv_bias: Tensor | None  # [3D]
-    out: Tensor  # [D, D]
-    up: Tensor  # [4D, D]
-    up_bias: Tensor  # [4D]
-    down: Tensor  # [D, 4D]
-    down_bias: Tensor  # [D]
+FOLDED = (  # the weights of a block that folding changes
+    "attn_qkv.weight",  # [3D, D]
+    "attn_qkv.bias",  # [3D]; None before folding
+    "attn_out.weight",  # [D, D]
+    "mlp.0.weight",  # [4D, D]
+    "mlp.0.bias",  # [4D]
+    "mlp.2.weight",  # [D, 4D]
+    "mlp.2.bias",  # [D]
+)
 
 
 class Scale(nn.Module):
@@ -53,6 +51,7 @@ class Scale(nn.Module):
 
 class Block(nn.Module):
     adaLN_modulation: nn.Linear | None
+    mlp: Any
 
     def __init__(self, width: int, cond: int, dropout: float) -> None:
         super().__init__()
@@ -64,11 +63,11 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU("tanh"), nn.Linear(4 * width, width))
         self.adaLN_modulation = _modulation(cond, 6 * width)
 
-    def folded(self, condition: Tensor | None) -> Folded:
-        up, down = _ends(self.mlp)
-        qkv, out = self.attn_qkv, self.attn_out
+    def folded(self, condition: Tensor | None) -> tuple[Any, ...]:
+        """Return the folded weights, in the order of `FOLDED`."""
+        (up, _, down), qkv, out = self.mlp, self.attn_qkv, self.attn_out
         if self.adaLN_modulation is None or condition is None:
-            return Folded(qkv.weight, qkv.bias, out.weight, up.weight, up.bias, down.weight, down.bias)
+            return qkv.weight, qkv.bias, out.weight, up.weight, up.bias, down.weight, down.bias
         dtype, work = up.weight.dtype, condition.dtype
         vectors = _affine(condition, self.adaLN_modulation).chunk(6)
         shift_attn, scale_attn, gate_attn, shift_mlp, scale_mlp, gate_mlp = vectors
@@ -81,29 +80,24 @@ class Block(nn.Module):
             gate_mlp[:, None] * down.weight.to(work),
             gate_mlp * down.bias.to(work),
         )
-        return Folded(*(weight.to(dtype) for weight in weights))
+        return tuple(weight.to(dtype) for weight in weights)
 
     def fold(self, condition: Tensor) -> None:
-        folded = self.folded(condition)
-        up, down = _ends(self.mlp)
-        targets = [(self.attn_qkv, "weight"), (self.attn_qkv, "bias"), (self.attn_out, "weight")]
-        targets += [(up, "weight"), (up, "bias"), (down, "weight"), (down, "bias")]
-        for (module, name), weight in zip(targets, folded, strict=True):
-            assert weight is not None
-            setattr(module, name, nn.Parameter(weight))
+        for name, weight in zip(FOLDED, self.folded(condition), strict=True):
+            owner, _, leaf = name.rpartition(".")
+            setattr(self.get_submodule(owner), leaf, nn.Parameter(weight))
         self.adaLN_modulation = None
         for norm in (self.norm1, self.norm2):
             norm.register_parameter("weight", None)
 
     def forward(self, x: Tensor, angles: Rotary, padding: Padding, condition: Tensor | None) -> Tensor:
         """Map x [R, T, D] to [R, T, D]."""
-        w = self.folded(condition)
-        qkv = F.linear(_normalised(x), w.qkv, w.qkv_bias)
-        query, key, value = qkv.chunk(3, dim=-1)
-        mixed = F.linear(attend(query, key, value, angles, padding.keys), w.out)
+        qkv, qkv_bias, out, up, up_bias, down, down_bias = self.folded(condition)
+        query, key, value = F.linear(_normalised(x), qkv, qkv_bias).chunk(3, dim=-1)
+        mixed = F.linear(attend(query, key, value, angles, padding.keys), out)
         x = x + F.dropout(mixed, self.dropout, self.training)
-        inner = F.gelu(F.linear(_normalised(x), w.up, w.up_bias), approximate="tanh")
-        return x + F.dropout(F.linear(inner, w.down, w.down_bias), self.dropout, self.training)
+        inner = F.gelu(F.linear(_normalised(x), up, up_bias), approximate="tanh")
+        return x + F.dropout(F.linear(inner, down, down_bias), self.dropout, self.training)
 
 
 class OutputLayer(nn.Module):
@@ -226,13 +220,6 @@ def _modulation(cond: int, width: int) -> nn.Linear:
     nn.init.zeros_(linear.weight)
     nn.init.zeros_(linear.bias)
     return linear
-
-
-def _ends(mlp: nn.Sequential) -> tuple[nn.Linear, nn.Linear]:
-    """Return the first and the last layer of an MLP, which are linear. The activation is between them."""
-    first, _, last = mlp
-    assert isinstance(first, nn.Linear) and isinstance(last, nn.Linear)
-    return first, last
 
 
 def _affine(x: Tensor, linear: nn.Linear) -> Tensor:

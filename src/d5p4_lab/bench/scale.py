@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import gc
 import json
-import pickle
 import random
 import tempfile
 import tracemalloc
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -24,16 +24,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 import d5p4
 from d5p4.eval.countdown import WINDOW, problems
-from d5p4.jobs import plan as job_plan
-from d5p4.jobs.output import Done, summarise
-from d5p4.jobs.plan import Work, plan_work
+from d5p4.jobs import run as job_run
+from d5p4.jobs.output import summarise
 from d5p4.jobs.reader import PromptFile
 from d5p4.jobs.rows import RowStore
+from d5p4.jobs.run import Work, plan_work
 from d5p4.models import Tokenizer
 from d5p4.models.load import choose_device
 from d5p4.prompts import Prepared
@@ -221,16 +222,16 @@ def batching(bench: Bench) -> list[Row]:
         def run(what: str, count: int, window: int, **options: Any) -> list[str]:
             source, output = folder / f"{count}.jsonl", folder / f"{what.replace(' ', '-')}.jsonl"
             source.write_text("".join(json.dumps({"id": i, "prompt": p}) + "\n" for i, p in enumerate(puzzles[:count])))
-            before, job_plan.WINDOW = job_plan.WINDOW, window
+            before, job_run.WINDOW = job_run.WINDOW, window
             try:
                 report = d5p4.run_file(model, source, output, seed=0, **bench.puzzle | options)
             finally:
-                job_plan.WINDOW = before
+                job_run.WINDOW = before
             rates = {"prompts_per_s": count / report.seconds, "rows_per_s": report.rows / report.seconds}
             measured.append({"what": what, "prompts": count, "seconds": report.seconds, **rates})
             return output.read_text().splitlines()
 
-        run("warm-up", min(8, plan.file), job_plan.WINDOW)
+        run("warm-up", min(8, plan.file), job_run.WINDOW)
         measured.clear()
         alone = run("one prompt at a time", plan.alone, 1)
         for what, options in (
@@ -238,7 +239,7 @@ def batching(bench: Bench) -> list[Row]:
             ("batched, 16384 tokens per forward", {"max_tokens_per_forward": 1 << 14}),
             ("batched, deterministic", {"deterministic": True} | budget),
         ):
-            lines = run(what, plan.file, job_plan.WINDOW, **options)
+            lines = run(what, plan.file, job_run.WINDOW, **options)
             same = sum(json.loads(a)["answers"] == json.loads(b)["answers"] for a, b in zip(alone, lines, strict=False))
             measured[-1]["gain"] = measured[-1]["prompts_per_s"] / measured[0]["prompts_per_s"]
             if "deterministic" not in options:  # answers with and without it may differ; see deterministic.py
@@ -346,11 +347,13 @@ def _store(sizes: HostSizes) -> list[Row]:
     scattered = random.Random(0).sample(
         range(1, sizes.finished + 1), sizes.finished // 2
     )  # the message is largest if the finished lines are scattered over the file
-    message = pickle.dumps(Done(sizes.finished, scattered))
+    finished = np.zeros(sizes.finished + 1, dtype=bool)
+    finished[scattered] = True
+    message = zlib.compress(np.packbits(finished).tobytes())  # as in `d5p4.jobs.output.Start`
 
     def send() -> None:
         client.set("finished", message)  # type: ignore[arg-type]  # the store also accepts bytes
-        pickle.loads(client.get("finished"))
+        np.unpackbits(np.frombuffer(zlib.decompress(client.get("finished")), dtype=np.uint8))
 
     _, seconds = fastest(send, CPU)
     return [

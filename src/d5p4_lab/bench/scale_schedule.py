@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from d5p4.generate import batches
 from d5p4.jobs.decoder import CUDA
-from d5p4.jobs.plan import WINDOW
+from d5p4.jobs.run import WINDOW
 from d5p4.options import Settings
 
 from . import rows_of

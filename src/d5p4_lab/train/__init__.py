@@ -38,7 +38,7 @@ def recipe(
         return Countdown(device, seed, toy)
     if data is None:
         raise D5P4Error(f"{name} learns from texts: give the folder of train.txt and val.txt (or .xz) with --data")
-    from d5p4.eval.perplexity import transformers
+    from d5p4.eval.reading import transformers
 
     from .books import Books, Judge
     from .corpus import load, prepare

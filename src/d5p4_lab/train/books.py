@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from d5p4.errors import D5P4Error
-from d5p4.eval.perplexity import transformers
+from d5p4.eval.reading import transformers
 from d5p4.models.mdlm import MDLM
 
 from .corpus import END_TEXT, Corpus
