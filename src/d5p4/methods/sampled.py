@@ -27,10 +27,10 @@ class PartitionSample(Checked):
     """Draws one set S with one item per group. P(S) is proportional to det(L_S)^(1/set_temperature).
 
     If there are at most `limit` sets, all sets are enumerated, and the draw is exact, O(w^k k^3). Otherwise, a
-    Markov chain starts from the set that local search from k starts finds. Each move redraws the item of one group, given the
-    items of the other groups, O(k^3 + k^2 w). There are `moves` moves, by default 20 k: 20 per group. A new item does
-    not depend on the group's old item. So the first set is soon forgotten, unless the groups depend strongly on each
-    other. If every set is singular, the result of that search is returned.
+    Markov chain starts from the set that local search from k starts finds. Each move redraws the item of one group,
+    given the items of the other groups, O(k^3 + k^2 w). There are `moves` moves, by default 20 k: 20 per group. A new
+    item does not depend on the group's old item. So the first set is soon forgotten, unless the groups depend strongly
+    on each other. If every set is singular, the result of that local search is returned.
     """
 
     beta: Beta = 20.0

@@ -27,6 +27,7 @@ import torch
 import d5p4
 from d5p4.eval.countdown import WINDOW, Problem, canonical, is_right, problems
 from d5p4.eval.stats import pass_at
+from d5p4.methods import METHODS as REGISTERED
 from d5p4.models.load import find
 
 from ..provenance import about
@@ -35,6 +36,7 @@ from ..timing import wall
 from . import RESULTS, Row, Tables, generate, half_width, make_parser, markdown, read, table_of, write
 
 K, W = 4, 4
+SOLVER = "local-search"  # the solver of the committed results
 BETAS = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 TEST_SEED, TUNE_SEED = 0, 1  # of the problems
 TESTED = 1000  # the largest value of --problems; tuning never uses these test problems
@@ -99,7 +101,9 @@ class Run:
         window = WINDOW[self.numbers]
         common: dict[str, Any] = dict(k=K, w=W, gen_length=window, steps=window, block_length=window)
         common |= dict(temperature=1.0, order="confidence", distinct=False, guidance=self.guidance)
-        return common | dict(self.method.options) | ({self.method.knob: self.value} if self.method.knob else {})
+        chosen = common | dict(self.method.options) | ({self.method.knob: self.value} if self.method.knob else {})
+        solves = "solver" in REGISTERED[chosen["method"]].parameters
+        return ({"solver": SOLVER} if solves else {}) | chosen
 
     def __str__(self) -> str:
         knob = "" if self.method.knob is None else f", {self.method.knob} {self.value:g}"
@@ -240,8 +244,8 @@ def plan(
 def resolved(run: Run, model: d5p4.Model) -> dict[str, Any]:
     """Return a run's settings that differ from the library's defaults, because of the run or because of the model."""
     defaults, settings = d5p4.Settings().to_dict(), d5p4.Settings.make(model, **run.options()).to_dict()
-    # Leave out the default solver, because the committed results, which were made with it, do not name it.
-    params = {name: value for name, value in settings["params"].items() if (name, value) != ("solver", "local-search")}
+    # Leave out the solver of the committed results, because they do not name it.
+    params = {name: value for name, value in settings["params"].items() if (name, value) != ("solver", SOLVER)}
     return {name: value for name, value in (settings | {"params": params}).items() if value != defaults[name]}
 
 

@@ -447,6 +447,7 @@ def partition_map(
     for first in range(0, prompts, together):
         cut = slice(first, min(prompts, first + together))
         part = cut.stop - cut.start
+
         def new(*shape: int, dtype: torch.dtype) -> Tensor:
             return torch.empty(shape, dtype=dtype, device=kernel.device)
 
