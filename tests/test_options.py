@@ -19,7 +19,7 @@ def test_defaults_are_the_papers():
     assert (s.quality, s.positions, s.normalise, s.features, s.similarity) == (
         "entropy", "all", "minmax", "flatten", "cosine"
     )  # fmt: skip
-    assert s.params == {"beta": 20.0, "solver": "local-search"} and s.guidance == 1
+    assert s.params == {"beta": 20.0, "solver": "full-search"} and s.guidance == 1
     m = make(FakeModel(carry_over=True))
     assert (m.order, m.eos) == ("ancestral", "free")
 

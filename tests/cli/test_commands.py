@@ -70,7 +70,7 @@ def test_ctrl_c_during_the_import_ends_quietly(tmp_path):
 def test_methods(cli):
     outcome = json.loads(cli("methods", "--json").stdout)
     assert [entry["name"] for entry in outcome] == list(d5p4.METHODS)
-    assert outcome[0]["parameters"] == {"beta": 20.0, "solver": "local-search"} and outcome[0]["section"] == "3.3"
+    assert outcome[0]["parameters"] == {"beta": 20.0, "solver": "full-search"} and outcome[0]["section"] == "3.3"
     shown = cli("methods").stdout
     assert all(name in shown for name in d5p4.METHODS) and "beta 20" in shown
 

@@ -57,9 +57,29 @@ def test_solver(k, w, prompts, kind, beta):
     cases.check_solver(k, w, prompts, kind, beta, "cuda")
 
 
-@pytest.mark.parametrize("options", [dict(starts="one"), dict(starts="n"), dict(local_search=False)], ids=str)
+@pytest.mark.parametrize("options", [dict(starts="one"), dict(starts="k"), dict(local_search=False)], ids=str)
 def test_solver_options(options):
     cases.check_solver(6, 10, 8, "additive", 10.0, "cuda", **options)
+
+
+@pytest.mark.parametrize("shared", [0.2, 0.9])
+@pytest.mark.parametrize("beta", [1.0, 30.0, 300.0])
+@pytest.mark.parametrize(("k", "w", "prompts"), [(5, 4, 64), (6, 10, 16), (20, 16, 4), (32, 32, 2), (64, 32, 1)])
+def test_solver_against_greedy_from_all_starts(k, w, prompts, beta, shared):
+    cases.check_full_search(k, w, prompts, beta, shared, "cuda")
+
+
+def test_solver_in_several_launches(monkeypatch):
+    """The starts of one problem may be divided among launches. The choice is the same."""
+    from tests.methods.cases import inputs
+
+    for k, w in ((6, 10), (20, 16)):
+        quality, similarity, tie = (x.cuda() for x in inputs(3, k, w, 0))
+        kernel = (similarity * 10 + torch.diag_embed(quality)).float()
+        whole = partition_map.partition_map(kernel, k, None, quality, tie)
+        with monkeypatch.context() as patch:
+            patch.setattr(partition_map, "_SCRATCH", 7 * k * k * w * 8)
+            assert torch.equal(partition_map.partition_map(kernel, k, None, quality, tie), whole)
 
 
 def test_solver_in_single_precision(monkeypatch):

@@ -11,7 +11,7 @@ from d5p4.methods.dpp import dpp_kernel
 from tests.methods.cases import inputs, is_transversal, keys, pool
 from tests.refusals import refusal
 
-SOLVERS = ["local-search", "one-start", "k-starts", "n-starts", "exact", "exhaustive"]
+SOLVERS = ["full-search", "local-search", "one-start", "k-starts", "n-starts", "exact", "exhaustive"]
 
 
 def test_kernels_are_the_papers() -> None:
@@ -106,7 +106,8 @@ def test_solvers_are_ordered_by_strength() -> None:
         assert is_transversal(s, 5, 3)
         value[solver] = torch.linalg.slogdet(kernel[p, s.unsqueeze(-1), s.unsqueeze(-2)]).logabsdet.mean().item()
     assert value["one-start"] < value["k-starts"] < value["n-starts"] <= value["exact"] + 1e-9
-    assert value["k-starts"] < value["local-search"] <= value["exact"] + 1e-9
+    assert value["k-starts"] < value["local-search"] <= value["full-search"] <= value["exact"] + 1e-9
+    assert value["n-starts"] <= value["full-search"]
     assert abs(value["exact"] - value["exhaustive"]) < 1e-12
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import D5P4Error
-from ..ops.partition_map import map_inference
+from ..ops.partition_map import Starts, map_inference
 from ..ops.ties import ranked
 from ..options import Checked, Option
 from ..types import Choice
@@ -20,9 +20,17 @@ from .exact import branch_and_bound, exhaustive
 if TYPE_CHECKING:
     from ..decode.view import PoolView
 
-Solver = Literal["local-search", "one-start", "k-starts", "n-starts", "exact", "exhaustive"]
+Solver = Literal["full-search", "local-search", "one-start", "k-starts", "n-starts", "exact", "exhaustive"]
 Kernel = Annotated[Literal["additive", "multiplicative"], Option("L = diag(Q) + beta S, or e^(Q/beta) S e^(Q/beta).")]
 Beta = Annotated[float, Option("Weight of diversity; with 0, only quality counts.", least=0)]
+
+_SEARCHES: dict[str, tuple[Starts, bool]] = {  # the starts of greedy elimination, and whether swaps follow
+    "full-search": ("n", True),
+    "local-search": ("k", True),
+    "one-start": ("one", False),
+    "k-starts": ("k", False),
+    "n-starts": ("n", False),
+}
 
 
 def dpp_kernel(kind: str, quality: Tensor, similarity: Tensor, beta: float) -> tuple[Tensor, Tensor | None]:
@@ -44,13 +52,15 @@ class PartitionDPP(Checked):
     """Picks the set S with the largest det(L_S) among sets with one item per group (in D5P3, all sets of k items).
 
     kernel: "additive" (D5P4) or "multiplicative" (D5P4x). A larger beta gives more diverse sets; with beta = 0, only
-    quality counts. solver: "local-search" (the default: greedy elimination from k starts, then swaps), "one-start",
-    "k-starts", "n-starts" (greedy elimination alone), "exact" (branch and bound), "exhaustive" (compares all sets).
+    quality counts. solver: "full-search" (the default: greedy elimination from all N starts, then swaps),
+    "local-search" (the same from k starts), "one-start", "k-starts", "n-starts" (greedy elimination alone), "exact"
+    (branch and bound), "exhaustive" (compares all sets). "full-search" also compares the greedy sets that it starts
+    from, so det(L_S) is never smaller than with "n-starts", the solver of the paper's code: see `ops.partition_map`.
     """
 
     beta: Beta = 20.0
     kernel: Kernel = "additive"
-    solver: Annotated[Solver, Option("How the best set is found.", hidden=("http",))] = "local-search"
+    solver: Annotated[Solver, Option("How the best set is found.", hidden=("http",))] = "full-search"
     partition: bool = True
 
     def __post_init__(self) -> None:
@@ -74,7 +84,7 @@ class PartitionDPP(Checked):
             return branch_and_bound(kernel, k, log_gain, quality, tie)
         if self.solver == "exhaustive":
             return exhaustive(kernel, k, log_gain, quality, tie, partition=self.partition)
-        search = self.solver == "local-search"
+        starts, local_search = _SEARCHES[self.solver]
         return map_inference(
             kernel,
             k,
@@ -82,8 +92,8 @@ class PartitionDPP(Checked):
             quality,
             tie,
             partition=self.partition,
-            starts="one" if self.solver == "one-start" else "n" if self.solver == "n-starts" else "k",
-            local_search=search,
+            starts=starts,
+            local_search=local_search,
         )
 
 

@@ -62,14 +62,14 @@ def branch_and_bound(
 ) -> Tensor:
     """Return the same sets [P, k] as `exhaustive` with the partition, usually with far less work.
 
-    The search is depth first and starts from the result of `partition_map`. The value of a set that contains the
-    partial set A is at most log det(L_A) + the sum over free groups of the largest log pivot given A (inequalities of
-    Hadamard and Fischer). The search branches on the group with the fewest items that can still win. Of interchangeable
-    items (see `_distinct_items`), only one is tried. If every set is singular, all distinct sets are compared, but if
-    there are more than `limit` such sets, the result of `partition_map` is returned.
+    The search is depth first and starts from the result of local search from k starts. The value of a set that contains
+    the partial set A is at most log det(L_A) + the sum over free groups of the largest log pivot given A (inequalities
+    of Hadamard and Fischer). The search branches on the group with the fewest items that can still win. Of
+    interchangeable items (see `_distinct_items`), only one is tried. If every set is singular, all distinct sets are
+    compared, but if there are more than `limit` such sets, the result of local search is returned.
     """
     problem = prepare(kernel, k, log_gain, quality, tie)
-    start = solve(problem)
+    start = solve(problem, "k")
     sets = [_one_prompt(problem.part(p, p + 1), start[p : p + 1], limit) for p in range(start.shape[0])]
     return problem.restore(torch.cat(sets)) if sets else start
 

@@ -30,10 +30,10 @@ class PartitionSample(Checked):
     """Draws one set S with one item per group. P(S) is proportional to det(L_S)^(1/set_temperature).
 
     If there are at most `limit` sets, all sets are enumerated, and the draw is exact, O(w^k k^3). Otherwise, a
-    Markov chain starts from the set that `partition_map` returns. Each move redraws the item of one group, given the
-    items of the other groups, O(k^3 + k^2 w). There are `moves` moves, by default 20 k: 20 per group. A new item does
-    not depend on the group's old item. So the first set is soon forgotten, unless the groups depend strongly on each
-    other. If every set is singular, the result of `partition_map` is returned.
+    Markov chain starts from the set that local search from k starts finds. Each move redraws the item of one group,
+    given the items of the other groups, O(k^3 + k^2 w). There are `moves` moves, by default 20 k: 20 per group. A new
+    item does not depend on the group's old item. So the first set is soon forgotten, unless the groups depend strongly
+    on each other. If every set is singular, the result of that local search is returned.
     """
 
     beta: Beta = 20.0
@@ -75,7 +75,7 @@ class PartitionSample(Checked):
             pick = sets[argbest(weight, members)]
             singular = (zeros > 0).all(-1)
             if singular.any():
-                pick[singular] = solve(part)[singular]
+                pick[singular] = solve(part, "k")[singular]
             drawn.append(pick)
         return torch.cat(drawn) if drawn else torch.zeros(0, problem.k, dtype=torch.int64, device=key.device)
 
@@ -85,7 +85,7 @@ class PartitionSample(Checked):
         A move draws item i of group a with chance proportional to det^(1/set_temperature) of the set with i in slot a.
         This determinant is proportional to r_i A_aa + Y_ai^2 in the notation of `ops.partition_map._climb`.
         """
-        sets = solve(problem)
+        sets = solve(problem, "k")
         zeros, _ = problem.score(sets.unsqueeze(1))
         prompts = torch.arange(sets.shape[0], device=sets.device)
         width = problem.kernel.shape[-1] // problem.k

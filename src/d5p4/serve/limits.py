@@ -103,11 +103,13 @@ def work(model: Model, settings: Settings, prompts: Sequence[tuple[int, int]]) -
     """Return the number of floating-point operations of a request in the worst case, when all rows of a pool differ.
 
     prompts: (tokens per row, steps) of each prompt. A forward takes two operations per parameter and token. Guidance
-    runs every row twice. A selection of g beams from a pool of N rows takes as long as SELECTION g^3 N operations.
+    runs every row twice. A selection of g beams from a pool of N rows takes as long as SELECTION g^2 N s operations.
+    Here s is the number of starts of the selection: N for the solver "full-search", g otherwise.
     """
     module: Any = getattr(model, "module", model)
     weights = module.parameters() if isinstance(module, nn.Module) else [model.head.weight]
     rows = settings.pool_size * (1 if settings.guidance == 1 else 2)
     forwards = 2.0 * sum(weight.numel() for weight in weights) * rows * sum(tokens * steps for tokens, steps in prompts)
-    selections = settings.spec.branches * SELECTION * settings.groups**3 * settings.pool_size
+    starts = settings.pool_size if settings.params.get("solver") == "full-search" else settings.groups
+    selections = settings.spec.branches * SELECTION * settings.groups**2 * settings.pool_size * starts
     return forwards + selections * sum(steps for _, steps in prompts)

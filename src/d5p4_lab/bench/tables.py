@@ -25,6 +25,7 @@ from . import (
     read,
     scale_plan,
     serve,
+    solver_quality,
     spare,
 )
 
@@ -44,6 +45,7 @@ def pages() -> Iterator[tuple[str, str, Tables]]:
     }
     yield "docs/performance.md", "gpu", gpu_page.tables(read(RESULTS / "gpu.json"))
     yield "docs/performance.md", "agreement", agreed
+    yield "docs/method.md", "solver", solver_quality.tables(read(solver_quality.RESULT))
     yield "docs/scale.md", "scale", scale_plan.tables(scale_plan.committed())
     yield "docs/models.md", "countdown", puzzles
     yield "docs/models.md", "books", texts

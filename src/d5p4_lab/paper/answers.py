@@ -23,7 +23,7 @@ from d5p4.types import Callback
 
 from .rows import Row, Source, check_made, complete
 from .scoring import AT_ONCE, make_scorer, scorer_names
-from .setup import OPEN, Case, Setup, digest_of, slugged
+from .setup import OPEN, SOLVER, Case, Setup, digest_of, slugged, solves
 
 TOKENS = {"cuda": 1 << 17}  # at most this many tokens per forward on a GPU; other devices use the default limit
 
@@ -159,7 +159,12 @@ def _numbers_slug(setup: Setup, case: Case) -> str:
 
 
 def _settings(setup: Setup, case: Case) -> Settings:
-    return Settings.make(setup.model, **case.options)
+    return Settings.make(setup.model, **_options(case))
+
+
+def _options(case: Case) -> dict[str, Any]:
+    """The case's options of `generate`. The rows of a case that names no solver are made with `SOLVER`."""
+    return ({"solver": SOLVER} if solves(case.options) else {}) | dict(case.options)
 
 
 def _length(setup: Setup, case: Case) -> int:
@@ -195,7 +200,7 @@ def _decode(setup: Setup, case: Case, keys: Sequence[str]) -> dict[str, Row]:
         examples = [task[unit] for unit in units]
         prompts = {"prompts": [example.prompt for example in examples]}
     tokens = TOKENS.get(setup.torch_device.type)
-    options = dict(case.options) | ({} if tokens is None else {"max_tokens_per_forward": tokens})
+    options = _options(case) | ({} if tokens is None else {"max_tokens_per_forward": tokens})
     began = time.monotonic()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DuplicateAnswers)

@@ -18,13 +18,14 @@ from ..statistics import Figure, figure, paired_difference
 from .answers import numbers_of
 from .drawing import STYLES, Claim, Drawing, Table, all_decided, decided, pyplot, shown
 from .rows import Row
-from .setup import Case, Digest, Experiment, Setup
+from .setup import SOLVER, Case, Digest, Experiment, Setup
 
 BOX: Mapping[str, Any] = {
     "model": "countdown",
     "tasks": ("countdown:4", "countdown:5"),
     "k": 4,
     "units": 1000,
+    "solver": SOLVER,
     "beta": 100.0,
     "w": (2, 4, 8, 16),
     "more": (4, 6, 8, 12, 16, 24, 32),  # numbers of independent answers per problem; each number is a case

@@ -16,7 +16,7 @@ from d5p4.eval.lexical import distinct, f1, self_bleu
 
 from .rows import Row
 from .scoring import self_cosine
-from .setup import Case, Setup
+from .setup import SOLVER, Case, Setup
 
 BOX: Mapping[str, Any] = {
     "model": "books",
@@ -29,6 +29,7 @@ BOX: Mapping[str, Any] = {
     "steps": 64,
     "units": 300,
     "guidance": 2.0,
+    "solver": SOLVER,
     "beta": 20.0,
     "alpha": 20.0,
     "eos": "free",

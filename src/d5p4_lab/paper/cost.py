@@ -96,12 +96,16 @@ select_as_the_paper = partial(baseline_select, beta=BETA)
 
 
 def select_as_ours(logits: Tensor, states: Tensor, k: int) -> Tensor:
-    """Select k parents as this library does: compute entropies in one pass over the logits, then run a local search."""
+    """Select k parents as this library does: compute entropies in one pass over the logits, then run a local search.
+
+    The search has k starts (solver "local-search"), as it had when the committed times were measured.
+    """
     banned = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
     entropy = row_stats(logits.flatten(0, 1), banned, ("entropy",))["entropy"].view(logits.shape[:2])
     quality = normalise(-entropy.mean(-1)[None], "minmax", "entropy", logits.shape[-1])
     similarity = pool_gram(states, torch.arange(len(states), device=states.device)[None])
-    return partition_map(dpp_kernel("additive", quality, similarity, BETA)[0].to(similarity.dtype), k, None, quality)[0]
+    kernel = dpp_kernel("additive", quality, similarity, BETA)[0].to(similarity.dtype)
+    return partition_map(kernel, k, None, quality, starts="k")[0]
 
 
 def draw_as_ours(logits: Tensor, parents: Tensor, draws: int) -> Tensor:

@@ -16,7 +16,7 @@ from .answers import numbers_of
 from .continuation import POOL, best_internal, best_perplexity, by_chance, lowest
 from .drawing import Claim, Drawing, Table, all_decided, bars, listed, pyplot, shown
 from .rows import Row
-from .setup import Case, Digest, Experiment, Setup
+from .setup import SOLVER, Case, Digest, Experiment, Setup
 
 BOX: Mapping[str, Any] = {
     "model": "countdown",
@@ -28,6 +28,7 @@ BOX: Mapping[str, Any] = {
     "steps": 48,
     "units": 1000,
     "guidance": 1.0,
+    "solver": SOLVER,
     "beta": (25.0, 100.0),  # the paper's value, and the value tuned for this model
     "alpha": (20.0, 100.0),  # for diverse beam search: the paper's value, and the value tuned for this model
     "order_temperature": 0.1,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .setup import Case, Setup
+from .setup import SOLVER, Case, Setup
 
 BOX: Mapping[str, Any] = {
     "model": "books",
@@ -18,6 +18,7 @@ BOX: Mapping[str, Any] = {
     "units": 24,
     "units_independent": 64,
     "units_fidelity": 64,
+    "solver": SOLVER,
     "beta": (0.3, 1, 3, 10, 30, 100, 300, 1000),
     "beta_x": (0.1, 0.3, 1, 3, 10, 30, 100),  # the values of β for D5P4×
     "alpha": (0.1, 0.3, 1, 3, 10, 30, 100),

@@ -13,7 +13,7 @@ from .answers import numbers_of
 from .drawing import Claim, Drawing, Table, all_decided, decided, listed, pyplot, shown
 from .open_ended import base
 from .plane import PLANE, area, by_judges, curves, draw_plane, means, plane_table, unbiased
-from .setup import Case, Experiment, Setup
+from .setup import SOLVER, Case, Experiment, Setup
 
 BOX: Mapping[str, Any] = {
     **{name: open_ended.BOX[name] for name in ("model", "judges", "encoder", "gen_length", "steps")},
@@ -23,6 +23,7 @@ BOX: Mapping[str, Any] = {
     "units_large": 24,
     "lam": 5.0,
     "interval": (4, 8, 16, 32, 64, 128),  # the numbers of steps between two resamplings of E-SMC
+    "solver": SOLVER,
     "beta": (1, 2, 4, 6, 8, 10, 12, 30, 100),
     "beta_large": (30, 100),
     "large": (8, 4),  # k and w of the larger pools

@@ -29,7 +29,7 @@ from ..timing import clock, one_thread, timed
 from .drawing import Drawing
 from .rows import Row, Source, complete
 from .scaling_drawing import EXACT, drawing
-from .setup import Experiment, Setup
+from .setup import SOLVER, Experiment, Setup
 from .synthetic import PoolStatistics, parse_size, read_statistics, statistics_of, synthetic_pool
 
 SELECTORS: dict[str, Callable[[float], Selector]] = {
@@ -67,6 +67,7 @@ def statistics(setup: Setup) -> Source:
     def make(keys: Sequence[str]) -> dict[str, Row]:
         rows = {}
         options = {name: setup[name] for name in ("k", "w", "steps", "beta")} | {"gen_length": setup["length"]}
+        options["solver"] = SOLVER
         for key in keys:
             names = [f"scaling {key}"]
             result = generate(setup.model, method="d5p4", sets=1, keys=names, seed=setup.seed, history=True, **options)

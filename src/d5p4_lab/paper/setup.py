@@ -13,15 +13,17 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 
 from d5p4.distributed import Mesh
 from d5p4.errors import D5P4Error
+from d5p4.methods import METHODS
+from d5p4.methods.dpp import Solver
 from d5p4.models.load import choose_device, find, load, shipped
 from d5p4.provenance import weights_hash
 from d5p4.store import read_json
@@ -38,6 +40,7 @@ OPEN = "open"  # the task in which texts are decoded without a prompt
 TEXTS = ("books", "text")  # tasks that are made from a text file
 LIST = "a list"
 MAY_BE_NONE = ("encoder", "start")  # the names of the settings whose value may be None
+SOLVER = "local-search"  # the solver of cases that name none; the committed results were made with it
 
 
 @dataclass(frozen=True)
@@ -131,6 +134,11 @@ class Setup:
     @cached_property
     def cases(self) -> list[Case]:
         cases = list(self.experiment.cases(self))
+        if (solver := self.settings.get("solver", SOLVER)) != SOLVER:
+            cases = [
+                replace(case, options=dict(case.options) | {"solver": solver}) if solves(case.options) else case
+                for case in cases
+            ]
         names = [case.name for case in cases]
         if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
             raise D5P4Error(f"{self.experiment.name} has the case {twice[0]!r} twice; give each value once")
@@ -222,8 +230,13 @@ class Setup:
         return Source(path, header, keys, make, name, together=lambda: together, cost=lambda: cost)
 
     def model_and(self, *names: str) -> dict[str, Any]:
-        """The values that rows made by the model depend on: its name, its weights, and the settings `names`."""
-        return {name: self[name] for name in names} | {"model": self.label, "weights": self.weights}
+        """The values that rows made by the model depend on: its name, its weights, and the settings `names`.
+
+        The solver is one of them, too, if it is not `SOLVER`.
+        """
+        solver = self.settings.get("solver", SOLVER)
+        named = {} if solver == SOLVER else {"solver": solver}
+        return {name: self[name] for name in names} | named | {"model": self.label, "weights": self.weights}
 
     def rows(self, source: Source) -> Rows:
         """The rows of a source that are on the disk. The file is read only once."""
@@ -233,6 +246,11 @@ class Setup:
         if path not in self._rows:
             self._rows[path] = Rows(self.root / path, header)
         return self._rows[path]
+
+
+def solves(options: Mapping[str, Any]) -> bool:
+    """Whether the method of these options of `generate` has the parameter `solver`."""
+    return "solver" in METHODS[options["method"]].parameters
 
 
 def _checked(name: str, value: Any, default: Any) -> Any:
@@ -248,6 +266,8 @@ def _checked(name: str, value: Any, default: Any) -> Any:
     if len(inner) == 1 and any(_kind(item) not in inner for item in value):
         wanted = f"{LIST} in which every item is {inner.pop()}"
         raise D5P4Error(f"{name}={value!r} must be {wanted}, such as {plain(default)!r}")
+    if name == "solver" and value not in get_args(Solver):
+        raise D5P4Error(f"{name}={value!r} must be one of {', '.join(get_args(Solver))}")
     if name.startswith("units") and (not isinstance(value, int) or value < 1):
         raise D5P4Error(f"{name}={value!r} must be a whole number of at least 1")
     return value

@@ -28,7 +28,7 @@ from d5p4.types import Snapshot
 from ..statistics import Figure, figure, spearman
 from .drawing import Claim, Drawing, Table, decided, pyplot, shown
 from .rows import Row, Source, complete
-from .setup import Experiment, Setup
+from .setup import SOLVER, Experiment, Setup
 from .windows import chance
 
 METHODS = ("d5p4", "independent")
@@ -111,7 +111,7 @@ def transversals(group: np.ndarray, size: int, count: int, source: np.random.Gen
 
 
 def _options(setup: Setup, method: str) -> dict[str, Any]:
-    size = {"k": setup["k"], "w": setup["w"], "beta": setup["beta"]}
+    size = {name: setup[name] for name in ("k", "w", "beta", "solver")}
     if method == "independent":  # as many rows as in a pool of D5P4; every row is its own group
         size = {"k": setup["k"] * setup["w"]}
     return {"method": method, "gen_length": setup["length"], "steps": _steps(setup), **size}
@@ -446,6 +446,7 @@ _BOX = {
     "k": 8,
     "w": 4,
     "beta": 10.0,
+    "solver": SOLVER,
     "units": 8,
     "together": 4,  # the number of runs that are decoded in one call
     "looks": 16,  # the number of steps at which pools are measured

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+import d5p4
 from d5p4.errors import D5P4Error
 from d5p4.eval.encoder import Encoder
 from d5p4.eval.perplexity import CausalJudge
+from d5p4_lab.__main__ import _change
 from d5p4_lab.paper import EXPERIMENTS, experiment, scoring
 from d5p4_lab.paper import answers as answers_module
 from d5p4_lab.paper import rows as rows_module
@@ -21,7 +23,7 @@ from d5p4_lab.paper.drawing import Drawing, Table
 from d5p4_lab.paper.rows import Row, complete
 from d5p4_lab.paper.run import reproduce
 from d5p4_lab.paper.scoring import make_scorer, pack, pack8, scorer_names, self_cosine, unpack, unpack8
-from d5p4_lab.paper.setup import Case, Digest, Experiment, Setup
+from d5p4_lab.paper.setup import SOLVER, Case, Digest, Experiment, Setup
 from tests.checkpoints import write_llada
 from tests.lab.paper.smoke import clone, files, own_experiments, write_gsm8k
 
@@ -127,6 +129,42 @@ def test_cases_with_the_same_options_share_their_rows(tmp_path, given):
     assert answers(replace(setup, seed=1), case).path != answers(setup, case).path
     with pytest.raises(D5P4Error, match=r"pareto has the case 'D5P4\+, β 3' twice; give each value once"):
         _ = Setup(experiment("pareto"), "box", tmp_path, changes={"beta": [1, 3, 3.0]}).cases
+
+
+@pytest.mark.parametrize("name", ["pareto", "fidelity", "control", "qa", "guidance", "math", "partition", "budget"])
+def test_the_solver_is_a_setting_of_cases_that_have_one(tmp_path, name):
+    """The committed results were made with local search and do not name it."""
+    changes = dict([_change("solver=n-starts")])
+    usual, changed = Setup(experiment(name), "box", tmp_path), Setup(experiment(name), "box", tmp_path, changes=changes)
+    solving = 0
+    for case, other in zip(usual.cases, changed.cases, strict=True):
+        assert "solver" not in case.options
+        if other.options["method"] in ("d5p4", "d5p4x", "d5p4-p", "d5p3"):
+            solving += 1
+            assert other.options == dict(case.options) | {"solver": "n-starts"}
+            assert answers(changed, other).path != answers(usual, case).path
+            assert answers_module._options(case)["solver"] == "local-search"
+            assert answers_module._options(other)["solver"] == "n-starts"
+        else:
+            assert other == case and answers(changed, other).path == answers(usual, case).path
+            assert "solver" not in answers_module._options(case)
+    assert solving > 0
+
+
+def test_rows_are_decoded_with_the_solver_of_the_settings(tmp_path, given, monkeypatch):
+    decoded = []
+
+    def generate(model, prompts=None, **options):
+        decoded.append(options.get("solver"))
+        return d5p4.generate(model, prompts, **options)
+
+    monkeypatch.setattr(answers_module, "generate", generate)
+    own = replace(OWN, settings={"box": SETTINGS | {"solver": SOLVER, "task": "open"}})
+    for changes in ({}, dict([_change("solver=n-starts")])):
+        setup = Setup(own, "box", tmp_path, str(given / "tiny"), changes=changes)
+        for case in setup.cases:
+            answers(setup, case).make(["0"])
+    assert decoded == [None, "local-search", None, "n-starts"]
 
 
 def test_a_clean_clone_can_draw_and_extend_a_run(tmp_path, run, given, judged, monkeypatch):

@@ -115,6 +115,8 @@ REFUSED = [
     (["math", "--set", "model=5"], "model=5 must be text, such as 'countdown'"),
     (["math", "--set", "model=null"], "model=None must be text"),
     (["math", "--set", "k=[4]"], "k=[4] must be a number"),
+    (["math", "--set", "solver=magic"], "solver='magic' must be one of full-search, local-search, one-start, k-starts"),
+    (["cost", "--set", "solver=n-starts"], "cost has no setting solver"),
     (["scaling", "--set", "trials=4"], "trials=4 must be a mapping"),
     (["cost", "--set", "from_results=1"], "from_results=1 must be true or false"),
     (["quality-signal", "--set", "samples=3"], "samples=3 must be a list"),

@@ -27,7 +27,7 @@ def build(function, warps=4, constants=None, **types):
 
 def solver(block, slots, wide, gain, start, search, warps, **ones):
     real = "*fp64" if wide else "*fp32"
-    types = {"kernel": "*fp32", "size": "i32"} | dict.fromkeys(("floor", "enough"), "fp32")
+    types = {"kernel": "*fp32", "size": "i32", "first": "i32"} | dict.fromkeys(("floor", "enough"), "fp32")
     types |= dict.fromkeys(("quality", "value_out", "worth_out"), "*fp64") | ({"gain": "*fp64"} if gain else {})
     types |= dict.fromkeys(("tie", "hash_out", "out"), "*i64") | ({} if "k" in ones else {"k": "i32"})
     types |= dict.fromkeys(("sets", "zeros_out", "done", "members"), "*i32")
@@ -81,7 +81,7 @@ def layers(kind):
 
 
 if __name__ == "__main__":
-    solver(16, 4, True, False, 1, True, 1)
+    solver(16, 4, True, False, 2, True, 1)
     relevance(True, 2)
     over_vocabulary("*bf16")
     cosines("*bf16", 64)
@@ -89,11 +89,12 @@ if __name__ == "__main__":
     layers("*bf16")
     if "all" in sys.argv:
         for gain in (False, True):
-            for start, search in ((0, True), (1, True), (2, False)):
+            for start, search in ((0, True), (1, True), (2, False), (2, True)):
                 solver(64, 8, True, gain, start, search, 1)
                 solver(1024, 32, False, gain, start, search, 8)
-        solver(4096, 64, False, False, 1, True, 16)
-        solver(16, 1, True, False, 1, True, 1, k=1)
+        for start in (1, 2):
+            solver(4096, 64, False, False, start, True, 16)
+            solver(16, 1, True, False, start, True, 1, k=1)
         for mean in (False, True):
             for start in (0, 1, 2):
                 relevance(mean, start)

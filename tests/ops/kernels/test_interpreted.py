@@ -65,6 +65,14 @@ def test_solver_options(starts, search):
     cases.check_solver(3, 2, 1, "additive", 10.0, starts=starts, local_search=search)
 
 
+@pytest.mark.parametrize("exact, shared", cases_of([(0, 0.9)], (0, 256), (0.2, 0.9)))
+def test_solver_against_greedy_from_all_starts(monkeypatch, exact, shared):
+    """With scratch memory for five starts, so that the starts of a problem are divided among several launches."""
+    monkeypatch.setattr(partition_map, "EXACT", exact)
+    monkeypatch.setattr(partition_map, "_SCRATCH", 5 * 3 * 12 * 4)
+    cases.check_full_search(3, 4, 2, 300.0, shared)
+
+
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=full)])
 def test_solver_on_hard_problems(every):
     cases.check_hard_problems(2, 2, 1, every=every)

@@ -1,9 +1,15 @@
-"""Greedy elimination from k starts and 1-swap local search for P problems in one launch: see `ops.partition_map`.
+"""Greedy elimination from several starts and 1-swap local search for P problems at once: see `ops.partition_map`.
 
 One program solves one start of one problem. The last of a problem's programs to finish compares all starts, so that
 nothing returns to the host in between. Problems of at most EXACT items are computed in float64, because their speed
-depends on memory and barriers and not on arithmetic. Larger problems are computed in float32, and finished sets within
-1e-3 of the best set are scored again in float64 before the sets are compared.
+depends on memory and barriers and not on arithmetic. Larger problems are computed in float32, and their finished sets
+are scored in float64 before the sets are compared. There are two ways to score them:
+ * With n starts, every program scores its greedy set and its improved set in float64 and keeps the better one. So no
+   rounding error of the search makes the result worse than the best of the n greedy sets.
+ * With k starts or one, the last program scores the sets again that are within 1e-3 of the best one. This is faster,
+   because few sets are that close.
+Each start needs k N numbers of scratch memory. If the starts of one problem need more than _SCRATCH bytes, they are
+divided among several launches.
 
 Two recurrences keep the time of a step at O(k N):
  * The greedy rows c_t (see `ops.pivots`) are continued over k identity columns, E = F^-1 for L_S = F F^T, so that
@@ -56,7 +62,7 @@ def _finite(values):
 
 
 @triton.jit
-def _greedy(kernel, gain, rows, roots, diagonal, worth, order, size, k, least, START, SEARCH, N, K):
+def _greedy(kernel, gain, rows, roots, diagonal, worth, order, size, k, start, least, START, SEARCH, N, K):
     """Return, after greedy elimination, residuals [N], each item's slot [N], picks [K], zero-pivot count and log value.
 
     The matrix C of the rows c_t is written to `rows` [k, N] and, if SEARCH, the matrix E to `roots` [k, K].
@@ -66,7 +72,7 @@ def _greedy(kernel, gain, rows, roots, diagonal, worth, order, size, k, least, S
     HAS_GAIN: tl.constexpr = gain is not None
     TILE: tl.constexpr = MOST_TILE if K > MOST_TILE else K
     item, slot_id = tl.arange(0, N), tl.arange(0, K)
-    start, width = tl.program_id(1), size // k
+    width = size // k
     group = item // width
     if HAS_GAIN:
         gains = _finite(tl.load(gain + item, mask=item < size, other=0.0).to(FLOAT))
@@ -225,25 +231,26 @@ def _climb(kernel, gain, rows, roots, inverse, members, residual, slot, picks, o
     return picks, climbed
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first"])
 def _solve(
     kernel,  # [P, N, N]
     gain,  # [P, N] or None
     quality,  # [P, N]
     tie,  # [P, N]
-    sets,  # [P, starts, k]; the next four arguments are [P, starts]
+    sets,  # [P, starts, k]; the next four arguments are [P, starts], with the starts of all launches
     zeros_out,
     value_out,
     worth_out,
     hash_out,
     done,  # [P] number of programs that have finished
     out,  # [P, k]
-    rows,  # [programs, k, N]; this argument and the next three are scratch memory
+    rows,  # [programs, k, N]; this argument and the next three are scratch memory of this launch
     roots,  # [programs, K, K]
     inverse,  # [programs, 2 K + 2, K]: two copies of A = (L_S)^-1, then two of the vector of a move
     members,  # [programs, 2, K]
     size,
     k,
+    first,  # the number of the first start of this launch
     floor,
     enough,
     START: tl.constexpr,
@@ -254,6 +261,9 @@ def _solve(
 ):
     problem = tl.program_id(0).to(tl.int64)
     program = problem * tl.num_programs(1) + tl.program_id(1)
+    start = first + tl.program_id(1)
+    starts = 1 if START == 0 else (k if START == 1 else size)
+    at = problem * starts + start
     kernel += problem * size * size
     quality += problem * size
     tie += problem * size
@@ -271,8 +281,9 @@ def _solve(
         gain += problem * size
     least = tl.max(diagonal, 0) * floor  # a pivot of at most this counts as zero
     residual, slot, picks, zeros, value = _greedy(
-        kernel, gain, rows, roots, diagonal, worth, order, size, k, least, START, SEARCH, N, K
+        kernel, gain, rows, roots, diagonal, worth, order, size, k, start, least, START, SEARCH, N, K
     )
+    greedy = picks
     if SEARCH:
         if zeros == 0:
             inverse += program * (2 * K + 2) * K
@@ -281,27 +292,38 @@ def _solve(
                 kernel, gain, rows, roots, inverse, members, residual, slot, picks, order, size, k, least, enough, N, K
             )
             value += climbed
+    if START == 2:
+        if zeros == 0:
+            value = _log_value(kernel, gain, greedy, size, k, K)
+            if SEARCH:
+                if tl.sum(tl.where(inside & (picks != greedy), 1, 0), 0) > 0:
+                    improved = _log_value(kernel, gain, picks, size, k, K)
+                    picks = tl.where(improved > value, picks, greedy)
+                    value = tl.where(improved > value, improved, value)
 
     hashes = tl.load(tie + picks, mask=inside, other=0)
     hashes = (hashes ^ ((hashes >> 29) & 0x7FFFFFFFF)) * -7046029254386353131
     worths = _finite(tl.load(quality + picks, mask=inside, other=0.0).to(tl.float64))
-    tl.store(sets + program * k + slot_id, picks, mask=inside)
-    tl.store(zeros_out + program, zeros)
-    tl.store(value_out + program, value)
-    tl.store(worth_out + program, tl.sum(worths, 0))
-    tl.store(hash_out + program, tl.sum(tl.where(inside, hashes, 0), 0))
+    tl.store(sets + at * k + slot_id, picks, mask=inside)
+    tl.store(zeros_out + at, zeros)
+    tl.store(value_out + at, value)
+    tl.store(worth_out + at, tl.sum(worths, 0))
+    tl.store(hash_out + at, tl.sum(tl.where(inside, hashes, 0), 0))
     S: tl.constexpr = 1 if START == 0 else (K if START == 1 else N)  # S is at least the number of starts
-    _choose(kernel, gain, tie, sets, zeros_out, value_out, worth_out, hash_out, done, out, size, k, not WIDE, K, S)
+    RESCORE: tl.constexpr = not WIDE and START != 2
+    _choose(
+        kernel, gain, tie, sets, zeros_out, value_out, worth_out, hash_out, done, out, size, k, starts, RESCORE, K, S
+    )
 
 
 @triton.jit
-def _log_det(kernel, sets, size, k, K: tl.constexpr):
-    """Return the log det of one finished set in float64, by elimination of the set's k x k matrix."""
+def _log_value(kernel, gain, picks, size, k, K: tl.constexpr):
+    """Return log det(L_S) + sum of gains of the set `picks` [K] in float64, by elimination of its k x k matrix."""
     slot = tl.arange(0, K)
     inside = slot < k
-    picks = tl.load(sets + slot, mask=inside, other=0, cache_modifier=".cg").to(tl.int64)
+    items = picks.to(tl.int64)
     where = inside[:, None] & inside[None, :]
-    matrix = tl.load(kernel + picks[:, None] * size + picks[None, :], mask=where, other=0.0).to(tl.float64)
+    matrix = tl.load(kernel + items[:, None] * size + items[None, :], mask=where, other=0.0).to(tl.float64)
     pivots = tl.full((K,), 1.0, tl.float64)
     for t in range(k):
         here = slot == t
@@ -310,7 +332,11 @@ def _log_det(kernel, sets, size, k, K: tl.constexpr):
         pivot = tl.where(pivot > 0, pivot, 1e-300)
         pivots = tl.where(here, pivot, pivots)
         matrix -= column[:, None] * (column / pivot)[None, :]
-    return tl.sum(tl.log(pivots), 0)
+    value = tl.sum(tl.log(pivots), 0)
+    if gain is not None:
+        gains = tl.load(gain + items, mask=inside, other=0.0).to(tl.float64)
+        value += tl.sum(tl.where(inside, _finite(gains), 0.0), 0)
+    return value
 
 
 @triton.jit
@@ -330,10 +356,10 @@ def _earlier(one, other, tie, k, K: tl.constexpr):
 
 
 @triton.jit
-def _choose(kernel, gain, tie, sets, zeros_in, value_in, worth_in, hash_in, done, out, size, k, RESCORE, K, S):
+def _choose(kernel, gain, tie, sets, zeros_in, value_in, worth_in, hash_in, done, out, size, k, starts, RESCORE, K, S):
     """If this is the problem's last program to finish, compare the sets of all starts and write the best to `out`."""
     LARGEST: tl.constexpr = 9223372036854775807
-    problem, starts = tl.program_id(0).to(tl.int64), tl.num_programs(1)
+    problem = tl.program_id(0).to(tl.int64)
     tl.debug_barrier()
     finished = tl.atomic_add(done + problem, 1, sem="acq_rel")
     if finished == starts - 1:
@@ -355,11 +381,8 @@ def _choose(kernel, gain, tie, sets, zeros_in, value_in, worth_in, hash_in, done
                 for start in range(starts):
                     if tl.sum(tl.where(near & (number == start), 1, 0), 0) > 0:
                         mine = sets + (problem * starts + start) * k
-                        again = _log_det(kernel, mine, size, k, K)
-                        if gain is not None:
-                            picks = tl.load(mine + slot, mask=slot < k, other=0, cache_modifier=".cg")
-                            extra = tl.load(gain + picks, mask=slot < k, other=0.0)
-                            again += tl.sum(tl.where(slot < k, _finite(extra.to(tl.float64)), 0.0), 0)
+                        picks = tl.load(mine + slot, mask=slot < k, other=0, cache_modifier=".cg")
+                        again = _log_value(kernel, gain, picks, size, k, K)
                         value = tl.where(number == start, again, value)
                 value = tl.where(near, value, -float("inf"))
         close = close & (value >= tl.max(value, 0) - 1e-9)
@@ -367,12 +390,14 @@ def _choose(kernel, gain, tie, sets, zeros_in, value_in, worth_in, hash_in, done
         worth = tl.where(close, worth, -float("inf"))
         close = close & (worth >= tl.max(worth, 0) - 1e-9)
         winner = tl.minimum(tl.min(tl.where(close, number, S - 1), 0), starts - 1)
-        low = tl.min(tl.where(close, mixed, LARGEST), 0)
-        if low != tl.max(tl.where(close, mixed, -LARGEST), 0):  # among equally good sets, tie numbers decide
-            for start in range(starts):
-                if tl.sum(tl.where(close & (number == start), 1, 0), 0) > 0:
-                    here, there = sets + (problem * starts + winner) * k, sets + (problem * starts + start) * k
-                    winner = tl.where(_earlier(there, here, tie, k, K), start, winner)
+        # Among equally good sets, tie numbers decide. Many starts reach the same set (one hash), compared only once.
+        close = close & (mixed != tl.sum(tl.where(number == winner, mixed, 0), 0))
+        rival = tl.min(tl.where(close, number, S), 0)
+        while rival < S:
+            here, there = sets + (problem * starts + winner) * k, sets + (problem * starts + rival) * k
+            winner = tl.where(_earlier(there, here, tie, k, K), rival, winner)
+            close = close & (mixed != tl.sum(tl.where(number == rival, mixed, 0), 0))
+            rival = tl.min(tl.where(close, number, S), 0)
         picks = tl.load(sets + (problem * starts + winner) * k + slot, mask=slot < k, other=0, cache_modifier=".cg")
         tl.store(out + problem * k + picks // (size // k), picks.to(tl.int64), mask=slot < k)
 
@@ -397,7 +422,7 @@ def partition_map(
     log_gain: Tensor | None,
     quality: Tensor,
     tie: Tensor,
-    starts: str = "k",
+    starts: str = "n",
     local_search: bool = True,
 ) -> Tensor:
     """Return the chosen items [P, k] int64, ascending. kernel [P, N, N] is float32 and symmetric.
@@ -410,7 +435,8 @@ def partition_map(
     count = {"one": 1, "k": k, "n": size}[starts]
     exact = size <= EXACT
     dtype = torch.float64 if exact else torch.float32
-    together = max(1, _SCRATCH // (count * k * size * dtype.itemsize))
+    fitting = max(1, _SCRATCH // (k * size * dtype.itemsize))  # one launch has scratch memory for this many starts
+    together, at_once = max(1, fitting // count), min(count, fitting)
     out = torch.empty(prompts, k, dtype=torch.int64, device=kernel.device)
     block = max(16, triton.next_power_of_2(size))
     slots = triton.next_power_of_2(k)
@@ -421,14 +447,14 @@ def partition_map(
     for first in range(0, prompts, together):
         cut = slice(first, min(prompts, first + together))
         part = cut.stop - cut.start
-        programs = part * count
 
         def new(*shape: int, dtype: torch.dtype) -> Tensor:
             return torch.empty(shape, dtype=dtype, device=kernel.device)
 
-        sets, zeros = new(programs, k, dtype=torch.int32), new(programs, dtype=torch.int32)
-        value, worth = new(2, programs, dtype=torch.float64)
-        mixed = new(programs, dtype=torch.int64)
+        sets, zeros = new(part, count, k, dtype=torch.int32), new(part, count, dtype=torch.int32)
+        value, worth = new(2, part, count, dtype=torch.float64)
+        mixed = new(part, count, dtype=torch.int64)
+        programs = part * at_once
         rows, roots = new(programs, k, size, dtype=dtype), new(programs, slots, slots, dtype=dtype)
         inverse, members = new(programs, 2 * slots + 2, slots, dtype=dtype), new(programs, 2, slots, dtype=torch.int32)
         done = tickets(kernel.device, part)
@@ -437,7 +463,9 @@ def partition_map(
         scratch = rows, roots, inverse, members
         bounds = (1e-10, 1e-9) if exact else (1e-6, 1e-5)
         with torch.cuda.device_of(out):
-            _solve[part, count](
-                *problems, *starts_out, done, out[cut], *scratch, size, k, *bounds, *flags, num_warps=warps
-            )
+            for start in range(0, count, at_once):
+                grid = part, min(at_once, count - start)
+                _solve[grid](
+                    *problems, *starts_out, done, out[cut], *scratch, size, k, start, *bounds, *flags, num_warps=warps
+                )
     return out
