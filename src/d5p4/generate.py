@@ -82,7 +82,7 @@ def generate(
     temperature   Temperature; 0 takes the likeliest token. [1.0]
     top_p         Sample from the likeliest tokens with this total probability. [none]
     order         Which position is revealed next. [the model's]
-    reveal        How many positions are revealed per step. [schedule]
+    reveal        Rule for how many positions to reveal. [schedule]
     guidance      Scale of classifier-free guidance; 1 is off. [1.0]
     distinct      Draw more children and keep those that differ. [false]
     spare         Extra beams, so that k answers can differ. [0]

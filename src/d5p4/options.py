@@ -337,7 +337,7 @@ class Settings:
     order: Annotated[
         str, Option("Which position is revealed next.", "basic", choices=_names(1), unset="the model's")
     ] = "confidence"
-    reveal: Annotated[str, Option("How many positions are revealed per step.", "basic", choices=_names(2))] = "schedule"
+    reveal: Annotated[str, Option("How many positions a step may reveal.", "basic", choices=_names(2))] = "schedule"
     guidance: Annotated[float, Option("Scale of classifier-free guidance; 1 is off.", "basic", 1)] = 1.0
     distinct: Annotated[bool, Option("Draw more children and keep those that differ.", "basic")] = False
     spare: Annotated[int, Option("Extra beams, so that k answers can differ.", "basic", 0)] = 0

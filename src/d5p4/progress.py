@@ -38,7 +38,8 @@ def bar(label: str, prompts: int, shown: bool = True) -> Iterator[Callback | Non
         work = WorkDone()
 
         def advance(shot: Snapshot) -> None:
-            progress.update(task, completed=work(shot), description=f"{label}: step {shot.step + 1}")
+            total = f" of {shot.steps}" if shot.shares[0] is None else ""
+            progress.update(task, completed=work(shot), description=f"{label}: step {shot.step + 1}{total}")
 
         yield advance
 

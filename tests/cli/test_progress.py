@@ -1,5 +1,7 @@
+from functools import partial
 from types import SimpleNamespace
 
+import torch
 from rich.console import Console
 
 from d5p4 import progress as module
@@ -19,6 +21,8 @@ def test_counts_steps_of_all_prompts(monkeypatch, capsys):
     with bar("decoding", 3, shown=True) as callback:
         for prompts in ([0, 1], [2]):
             for step in range(4):
-                callback(SimpleNamespace(step=step, steps=4, prompts=prompts))
+                done = partial(lambda place, step: (step + 1) / 4, step=step)
+                shares = [None] * len(prompts)
+                callback(SimpleNamespace(step=step, steps=4, prompts=torch.tensor(prompts), shares=shares, done=done))
     out, err = capsys.readouterr()
     assert out == "" and "decoding: step 4 of 4" in err and "100%" in err

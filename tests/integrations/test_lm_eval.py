@@ -476,7 +476,10 @@ def test_plugins_are_modules_joined_by_plus(tmp_path, monkeypatch):
     for name in ("one", "two"):
         (tmp_path / f"lm_eval_plugin_{name}.py").write_text(source.format(f"plugged-{name}"))
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(methods, "METHODS", methods.METHODS.copy())
+    for name in ("plugged-one", "plugged-two"):
+        monkeypatch.delitem(methods.METHODS, name, raising=False)  # removes the method after the test
+        monkeypatch.setitem(methods.METHODS, name, None)
+        del methods.METHODS[name]
     text = "plugin=lm_eval_plugin_one+lm_eval_plugin_two,method=plugged-two,alpha=3,k=2,gen_length=4"
     given = simple_parse_args_string(text)
     answers = D5P4LM(FakeModel(), **given).generate_until(ask(("abc", {})) * 2)

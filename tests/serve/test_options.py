@@ -34,7 +34,12 @@ TURNED = {
     "feature_layer": "head",
     "similarity": "rbf",
     "gamma": 2.0,
+    "reveal": "threshold",
+    "early_stop": True,
+    "start": "entropy",
+    "start_temperature": 0.5,
 }
+RULES = {"tau": ("threshold", 0.5), "factor": ("factor", 0.5), "entropy_bound": ("entropy-bound", 0.5)}
 OWN = {
     "beta": ("d5p4", 3.5),
     "kernel": ("k-dpp", "multiplicative"),
@@ -56,7 +61,7 @@ OWN = {
 
 
 def test_every_option_is_a_field():
-    assert decoding_fields().keys() - {"n", "max_tokens"} == TURNED.keys() | OWN.keys()
+    assert decoding_fields().keys() - {"n", "max_tokens"} == TURNED.keys() | OWN.keys() | RULES.keys()
     for kind in request_models():
         assert decoding_fields().keys() <= kind.model_fields.keys()
 
@@ -82,12 +87,13 @@ def test_a_setting_arrives(server):
         reply = server.post(prompt="abc", n=2, max_tokens=4, seed=1, **{name: value})
         assert reply.status_code == 200, reply.text
         settings = reply.json()["d5p4"]["settings"]
+        name = "stop" if name == "early_stop" else name
         assert settings[name] == value
         if name != "distinct":
             assert plain.get(name) != value
             changed = {key for key in plain | settings if plain.get(key) != settings.get(key)}
-            method = {"beta", "solver", "alpha", "form", "starts"} if name == "method" else set()
-            assert changed - {"order", "spare"} - method <= {name}
+            own = {"method": {"beta", "solver", "alpha", "form", "starts"}, "reveal": {"stop", "tau"}}.get(name, set())
+            assert changed - {"order", "spare"} - own <= {name}
 
 
 def test_a_method_s_own_parameter_arrives(server):
@@ -96,6 +102,9 @@ def test_a_method_s_own_parameter_arrives(server):
         assert reply.status_code == 200, reply.text
         about = reply.json()["d5p4"]
         assert about["settings"][name] == value and about["method"] == method
+    for name, (rule, value) in RULES.items():
+        reply = server.post(prompt="abc", n=2, max_tokens=2, reveal=rule, **{name: value})
+        assert reply.status_code == 200 and reply.json()["d5p4"]["settings"][name] == value, reply.text
 
 
 def test_every_method_answers_as_offline(client, server):

@@ -223,7 +223,8 @@ def add_answers(
     result.score_kind = SCORER_SCORE if judged else result.score_kind
     result.score[alive] = score.to(result.score.dtype)
     result.sequences[alive] = pick(last.sequences, keep)
-    similarity = pick(pick(view.compare(shown=True), keep).transpose(1, 2), keep).to(result.similarity.dtype)
+    similarity = pick(pick(view.compare(shown=True), keep).transpose(1, 2), keep)
+    similarity = coarse(similarity.to(result.similarity.dtype))  # so that ranks write the same digits
     result.similarity[alive], result.logdet[alive] = similarity, _logdet(similarity)
     lineage, logprobs, reveals = ledger.lineage(keep), pool.logprob.tolist(), pool.revealed.tolist()
     for p, prompt in enumerate(alive.tolist()):
