@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 
 from ..errors import D5P4Error, DuplicateAnswers
 from ..progress import bar
-from ..record import Answers, finite
+from ..record import finite
 from .options import flag
 from .show import visible
 
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from ..distributed import Mesh
     from ..models.base import NativeModel
     from ..types import Model, Result
-
-__all__ = ["Answers", "Commands", "finite", "joined", "load_model", "print_json", "read_prompt", "run"]
 
 
 class Commands(TyperGroup):

@@ -1,4 +1,4 @@
-"""`d5p4 info` prints facts about a checkpoint without reading its weights."""
+"""`d5p4 info` prints facts about a checkpoint without reading its weights, and `d5p4 check` tests the model."""
 
 from __future__ import annotations
 
@@ -11,19 +11,14 @@ from rich.table import Table
 from rich.text import Text
 
 from .common import print_json
-from .options import Device, Dtype, Json
+from .options import Checkpoint, Device, Dtype, Json
 from .show import visible
 
 LAYERS = ("n_layers", "num_hidden_layers", "n_blocks")
 WIDTH = ("d_model", "hidden_size", "hidden_dim")
 
 
-def info(
-    model: Annotated[str, typer.Argument(help="A folder, a hub id such as org/name, or a shipped model.")],
-    device: Device = None,
-    dtype: Dtype = None,
-    json: Json = False,
-) -> None:
+def info(model: Checkpoint, device: Device = None, dtype: Dtype = None, json: Json = False) -> None:
     """Show facts about a model without reading its weights.
 
     Example: d5p4 info countdown
@@ -84,3 +79,31 @@ def _worded(name: str, value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}" if name == "parameters" else str(value)
     return "unknown" if value is None else visible(str(value))
+
+
+def check(
+    model: Checkpoint,
+    compare_remote: Annotated[
+        bool,
+        typer.Option(
+            "--compare-remote", help="Also run the code in the checkpoint and compare. Run only code you trust."
+        ),
+    ] = False,
+    device: Device = None,
+    dtype: Dtype = None,
+) -> None:
+    """Load a model and test it on one prompt. The exit code is 1 if a test fails.
+
+    Example: d5p4 check countdown
+    """
+    from ..models.check import check as try_out
+
+    console = Console()
+    lines = try_out(model, device, dtype, compare_remote)
+    for line in lines:
+        mark = ("pass", "green") if line.passed else ("fail", "red")
+        console.print(Text.assemble(mark, "  ", (line.name, "bold"), ": ", visible(line.detail)), soft_wrap=True)
+    passed = all(line.passed for line in lines)
+    console.print(Text("pass" if passed else "fail", style="bold green" if passed else "bold red"))
+    if not passed:
+        raise typer.Exit(1)
