@@ -13,8 +13,7 @@ from ..methods import load_plugins
 from .common import Commands, print_error
 from .compare import compare
 from .generate import generate
-from .info import check, info
-from .methods import methods
+from .info import check, info, methods
 from .options import Decoding, plugins, with_options
 from .run import run
 from .score import score

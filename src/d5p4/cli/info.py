@@ -1,4 +1,4 @@
-"""`d5p4 info` prints facts about a checkpoint without reading its weights, and `d5p4 check` tests the model."""
+"""`d5p4 info` prints facts about a checkpoint, `d5p4 check` tests its model, and `d5p4 methods` lists the methods."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from .common import print_json
-from .options import Checkpoint, Device, Dtype, Json
+from .options import Checkpoint, Device, Dtype, Json, Plugin
 from .show import visible
 
 LAYERS = ("n_layers", "num_hidden_layers", "n_blocks")
@@ -68,16 +69,16 @@ def _first(config: Mapping[str, Any], names: tuple[str, ...]) -> Any:
 
 
 def _worded(name: str, value: Any) -> str:
-    if name == "weight_bytes":
-        return f"{value:,}"
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:g}"
     if isinstance(value, dict):
         return visible(", ".join(f"{key}={item}" for key, item in value.items())) or "none"
     if isinstance(value, list):
         return ", ".join(map(str, value)) or "none"
-    if isinstance(value, int):
-        return f"{value:,}" if name == "parameters" else str(value)
+    if name in ("parameters", "weight_bytes"):
+        return f"{value:,}"
     return "unknown" if value is None else visible(str(value))
 
 
@@ -107,3 +108,33 @@ def check(
     console.print(Text("pass" if passed else "fail", style="bold green" if passed else "bold red"))
     if not passed:
         raise typer.Exit(1)
+
+
+def methods(json: Json = False, plugin: Plugin = None) -> None:
+    """List the methods and their parameters."""
+    from ..methods import METHODS, load_plugins
+
+    load_plugins(plugin or [])
+    described: list[dict[str, Any]] = [
+        {
+            "name": method.name,
+            "summary": method.summary,
+            "section": method.section,
+            "parameters": method.defaults,
+            "presets": dict(method.presets),
+        }
+        for method in METHODS.values()
+    ]
+    if json:
+        print_json(described)
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+    table.add_column("method", no_wrap=True)
+    table.add_column("what it does", ratio=3)
+    table.add_column("paper", no_wrap=True)
+    table.add_column("parameters and defaults", ratio=2)
+    for entry in described:
+        values = [*entry["parameters"].items(), *entry["presets"].items()]
+        own = ", ".join(f"{name} {'–' if value is None else _worded(name, value)}" for name, value in values)
+        table.add_row(entry["name"], Text(entry["summary"]), entry["section"], Text(own or "–"))
+    Console().print(table)

@@ -109,10 +109,10 @@ def _failure(error: BaseException) -> ApiError:
 
 def finished(model: Model, job: Job, result: Result, place: int, seconds: float) -> Finished:
     """Return the outcome of a job whose prompt has the index `place` in the result."""
-    prompt, window = job.ask.prompts[job.number], len(job.request.window(model.mask_id))
+    prompt = job.ask.prompts[job.number]
     cuts = [cut(text, job.ask.body.stops) for text in result.texts[place]]
     texts = [text for text, _ in cuts]
-    ended = [stopped or len(ids) < window for ids, (_, stopped) in zip(result.answers[place], cuts, strict=True)]
+    ended = [stopped or len(ids) < job.window for ids, (_, stopped) in zip(result.answers[place], cuts, strict=True)]
     right = grade(model, prompt, texts)
     count = count_right(model, texts, right)
     trace = None if job.recorder is None else job.recorder.trace(prompt, result, place, job.ask.seed, seconds)
@@ -176,7 +176,7 @@ class Engine:
     def _batch(self) -> list[Job]:
         batch: list[Job] = []
         for job in self.waiting:
-            if not batch or (job.share_key == batch[0].share_key and _fits(batch, job)):
+            if not batch or ((job.window, job.settings) == (batch[0].window, batch[0].settings) and _fits(batch, job)):
                 batch.append(job)
         return batch
 

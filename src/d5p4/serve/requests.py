@@ -5,7 +5,6 @@ A request may have OpenAI's fields and every option of a decode (with the openai
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import NoneType, UnionType
@@ -233,7 +232,7 @@ class Ask:
     seed: int
     prompts: list[Any]  # as the client sent them: texts, lists of token ids, or messages
     requests: list[Request]
-    share_keys: list[tuple[str, int]]  # one key per prompt; prompts with equal keys can be decoded together
+    windows: list[int]  # the number of tokens to decode per prompt
 
     @property
     def chat(self) -> bool:
@@ -275,9 +274,7 @@ def understand(model: Model, body: Body, limits: Limits, fixed: dict[str, Any]) 
         raise not_possible(error, field, len(prompts)) from error
     if "max_tokens_per_forward" not in fixed | dict(defaults):
         settings = replace(settings, max_tokens_per_forward=default_budget(model, settings.deterministic))
-    name = json.dumps(settings.to_dict(), sort_keys=True)
-    share_keys = [(name, window) for window in windows]
-    return Ask(body, settings, chosen_seed(body.seed), prompts, requests, share_keys)
+    return Ask(body, settings, chosen_seed(body.seed), prompts, requests, windows)
 
 
 def _prompts(model: Model, body: Body) -> list[Any]:

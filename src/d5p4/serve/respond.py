@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from pydantic import BaseModel, create_model
-from starlette.responses import Response
+from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from ..__about__ import __version__
@@ -178,7 +178,7 @@ class Reply:
         return {"object": kind, "choices": list(choices)} | self.frame | ({"usage": None} if self.wants_usage else {})
 
 
-class EventStream(Response):
+class EventStream(StreamingResponse):
     """The response to a streamed request, as server-sent events.
 
     With n = 1, text is sent as soon as it is final. With n > 1, answers are sorted only at the end, so drafts are sent
@@ -187,17 +187,13 @@ class EventStream(Response):
 
     def __init__(self, engine: Engine, jobs: list[Job], reply: Reply, end: float) -> None:
         """`end`: the time on the loop's clock when the request fails because it took too long."""
-        super().__init__(None, headers=STREAM_HEADERS)
-        del self.headers["content-length"]
+        super().__init__(self._events(), headers=STREAM_HEADERS)
         self.engine, self.jobs, self.reply, self.end = engine, jobs, reply, end
         self.sent = [""] * len(jobs)  # for each prompt, the part of its first answer's text that has been sent so far
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         async with self.engine.attend(self.jobs, receive, self.end):
-            async for data in self._events():
-                await send({"type": "http.response.body", "body": data, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await self.stream_response(send)
 
     async def _events(self) -> AsyncIterator[bytes]:
         for chunk in self.reply.opening():
