@@ -38,12 +38,6 @@ def filter_logits(logits: Tensor, top_k: int | None, top_p: float | None) -> Ten
     return logits
 
 
-def _tempered(logits: Tensor, banned: Tensor, temperature: float) -> Tensor:
-    """Return logits / temperature without NaN: the maximum is subtracted first. Banned ids get minus infinity."""
-    logits = (logits - logits.amax(-1, keepdim=True)).to(wide(logits.device))
-    return (logits / max(temperature, torch.finfo(logits.dtype).tiny)).masked_fill(banned, -torch.inf)
-
-
 def inverse_cdf(logits: Tensor, u: Tensor) -> Tensor:
     """Return tokens [R, C]: the first id with cumulative probability >= u [R, C], never an id of probability 0."""
     cdf = torch.softmax(logits.to(wide(logits.device)), -1).cumsum(-1)
@@ -111,8 +105,10 @@ def _plain_draw(logits: Tensor, banned: Tensor, u: Tensor, how: How) -> tuple[Te
     temperature, top_k, top_p, want = how
     if temperature == 0:
         token = logits.argmax(-1, keepdim=True).expand(u.shape)
-    else:
-        token = inverse_cdf(filter_logits(_tempered(logits, banned, temperature), top_k, top_p), u)
+    else:  # the maximum is subtracted before the division, which could give NaN otherwise
+        tempered = (logits - logits.amax(-1, keepdim=True)).to(wide(logits.device))
+        tempered = (tempered / max(temperature, torch.finfo(tempered.dtype).tiny)).masked_fill(banned, -torch.inf)
+        token = inverse_cdf(filter_logits(tempered, top_k, top_p), u)
     return token, plain_stats(logits, banned, want, token)
 
 

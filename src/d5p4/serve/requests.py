@@ -263,8 +263,10 @@ def understand(model: Model, body: Body, limits: Limits, fixed: dict[str, Any]) 
         prepared = prepare(model, prompts, options)
         if prepared.settings.spec.scored:
             prepared.settings.spec.build(prepared.settings).check_scorer(None, None)  # type: ignore[attr-defined]
-        longest = None if prepared.length_given else limits.max_gen_length
-        settings, requests = _clip(prepared.settings, prepared.requests, longest)
+        settings, requests, longest = prepared.settings, prepared.requests, limits.max_gen_length
+        if longest and not prepared.length_given and any(one.append > longest for one in requests):
+            settings = replace(settings, gen_length=longest)
+            requests = [replace(one, append=min(one.append, longest)) for one in requests]
         windows = [len(request.window(model.mask_id)) for request in requests]
         asked = replace(settings, spare=0) if adds_spare else settings
         limits.check(settings, asked, requests, max(windows), bool(body.history), field)
@@ -306,10 +308,3 @@ def _check_characters(model: Model, prompts: Sequence[Any], field: str) -> None:
         if (size := sum(map(len, texts))) > CHARACTERS_PER_TOKEN * model.max_length:
             message = f"the prompt has {size} characters, but the model holds only {model.max_length} tokens"
             raise ApiError(400, message, field, "context_length_exceeded")
-
-
-def _clip(settings: Settings, requests: list[Request], most: int | None) -> tuple[Settings, list[Request]]:
-    """Change the settings and requests so that each answer has at most `most` tokens."""
-    if most is None or all(request.append <= most for request in requests):
-        return settings, requests
-    return replace(settings, gen_length=most), [replace(one, append=min(one.append, most)) for one in requests]

@@ -61,7 +61,8 @@ class Recorder:
         row, position = (after != before).nonzero(as_tuple=True)
         parts = [view.raw[place], view.quality[place], shot.next_logprobs[place, row, position]]
         parts += [view.group[place], choice.parents[place], row, position, after[row, position]]
-        kept = self._keeps_similarity(shot, size)
+        stride = -(-size * (size - 1) // 2 * shot.steps // MOST_SIMILARITIES)
+        kept = size > 1 and (shot.step % max(1, stride) == 0 or shot.step == shot.steps - 1)
         if kept:
             below = torch.tril_indices(size, size, -1, device=device)
             parts.append(view.similarity[place, below[0], below[1]])
@@ -84,11 +85,6 @@ class Recorder:
             self._changes[number].append([place_in_row, self._pieces.index(token), chance])
         if shot.step == shot.steps - 1:
             self._final = after.tolist()
-
-    @staticmethod
-    def _keeps_similarity(shot: Snapshot, size: int) -> bool:
-        stride = -(-size * (size - 1) // 2 * shot.steps // MOST_SIMILARITIES)
-        return size > 1 and (shot.step % max(1, stride) == 0 or shot.step == shot.steps - 1)
 
     def trace(self, prompt: Any, result: Result, place: int, seed: int, seconds: float) -> dict[str, Any]:
         """Return the whole trace after the decode with `seed`. `place` is the index of the prompt in the result."""
