@@ -64,6 +64,8 @@ def wide_product(states: Tensor, weight: Tensor) -> Tensor:
     If the states are float32 (from guidance) and the weights are half precision, the states are split into two
     half-precision parts, which together keep 16 bits of the states.
     """
+    if not len(states):  # no rows need no product
+        return states.new_zeros(0, weight.shape[0], dtype=working_dtype(weight.dtype))
     if weight.dtype not in (torch.bfloat16, torch.float16):
         return states.to(weight.dtype) @ weight.T
     if weight.is_cuda and _HAS_OUT_DTYPE:
