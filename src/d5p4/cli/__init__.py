@@ -1,4 +1,4 @@
-"""The command line. Each command has its own short file in this folder and calls functions of the library."""
+"""The command line. Each command is in a short file of this folder and calls functions of the library."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ import typer
 
 from ..errors import D5P4Error
 from ..options import load_plugins
-from .check import check
 from .common import Commands, print_error
 from .compare import compare
 from .generate import generate
-from .info import info
-from .methods import methods
+from .info import check, info, methods
 from .options import Decoding, plugins, with_options
 from .run import run
 from .score import score

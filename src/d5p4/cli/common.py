@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 
 from ..errors import D5P4Error, DuplicateAnswers
 from ..progress import bar
-from ..result import Answers, finite
+from ..result import finite
 from .options import flag
 from .show import visible
 
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from ..models.base import NativeModel
     from ..result import Result
     from ..types import Model
-
-__all__ = ["Answers", "Commands", "finite", "joined", "load_model", "print_json", "read_prompt", "run"]
 
 
 class Commands(TyperGroup):

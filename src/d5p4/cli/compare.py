@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, NamedTuple
 
-import typer
 from rich.console import Console
 
+from ..result import Answers
 from ..view import grade
-from .common import Answers, load_model, print_json, read_prompt, run
-from .options import DEFAULT_MODEL, Device, Dtype, Given, Json, ModelName, Plugin, Quiet, Seed, share
+from .common import load_model, print_json, read_prompt, run
+from .options import DEFAULT_MODEL, Device, Dtype, Given, Json, MethodNames, ModelName, PromptText, Quiet, Seed, share
 from .show import number, plain_table, print_prompt, side_by_side
 
 
@@ -25,15 +25,12 @@ class Row(NamedTuple):
 
 def compare(
     *,
-    prompt: Annotated[str, typer.Argument(help="The prompt; - reads standard input.")],
+    prompt: Annotated[str, PromptText],
     model: ModelName = DEFAULT_MODEL,
-    methods: Annotated[str, typer.Option(help="Names separated by commas; `d5p4 methods` lists them.")] = (
-        "independent,greedy-beam,d5p4"
-    ),
+    methods: MethodNames = "independent,greedy-beam,d5p4",
     seed: Seed = None,
     json: Json = False,
     quiet: Quiet = False,
-    plugin: Plugin = None,
     device: Device = None,
     dtype: Dtype = None,
     options: Given,

@@ -15,24 +15,19 @@ from ..jobs import PromptLine, read_prompts
 from ..options import typed
 from ..view import grade
 from .common import load_model, print_json, read_prompt, run
-from .options import DEFAULT_MODEL, Device, Dtype, Given, Json, ModelName, Plugin, Quiet, Seed, flag
+from .options import DEFAULT_MODEL, PROMPT_FILE, Device, Dtype, Given, Json, ModelName, PromptText, Quiet, Seed, flag
 from .show import answers_table, facts_line, note, print_prompt
 
 
 def generate(
     *,
-    prompt: Annotated[str | None, typer.Argument(help="The prompt; - reads standard input.")] = None,
+    prompt: Annotated[str | None, PromptText] = None,
     model: ModelName = DEFAULT_MODEL,
-    file: Annotated[
-        Path | None, typer.Option("--file", "-f", help="File of prompts: JSON lines, or .txt with one prompt per line.")
-    ] = None,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help=PROMPT_FILE)] = None,
     seed: Seed = None,
-    sets: Annotated[
-        int | None, typer.Option(help="Number of sets of k answers, without a prompt.", show_default=False)
-    ] = None,
+    sets: Annotated[int | None, typer.Option(help="Number of sets of k answers, without a prompt.")] = None,
     json: Json = False,
     quiet: Quiet = False,
-    plugin: Plugin = None,
     device: Device = None,
     dtype: Dtype = None,
     options: Given,

@@ -1,4 +1,4 @@
-"""`d5p4 info` prints facts about a checkpoint without reading its weights."""
+"""`d5p4 info` prints facts about a checkpoint, `d5p4 check` tests its model, and `d5p4 methods` lists the methods."""
 
 from __future__ import annotations
 
@@ -6,24 +6,20 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from .common import print_json
-from .options import Device, Dtype, Json
+from .options import Checkpoint, Device, Dtype, Json, Plugin
 from .show import visible
 
 LAYERS = ("n_layers", "num_hidden_layers", "n_blocks")
 WIDTH = ("d_model", "hidden_size", "hidden_dim")
 
 
-def info(
-    model: Annotated[str, typer.Argument(help="A folder, a hub id such as org/name, or a shipped model.")],
-    device: Device = None,
-    dtype: Dtype = None,
-    json: Json = False,
-) -> None:
+def info(model: Checkpoint, device: Device = None, dtype: Dtype = None, json: Json = False) -> None:
     """Show facts about a model without reading its weights.
 
     Example: d5p4 info countdown
@@ -73,14 +69,73 @@ def _first(config: Mapping[str, Any], names: tuple[str, ...]) -> Any:
 
 
 def _worded(name: str, value: Any) -> str:
-    if name == "weight_bytes":
-        return f"{value:,}"
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:g}"
     if isinstance(value, dict):
         return visible(", ".join(f"{key}={item}" for key, item in value.items())) or "none"
     if isinstance(value, list):
         return ", ".join(map(str, value)) or "none"
-    if isinstance(value, int):
-        return f"{value:,}" if name == "parameters" else str(value)
+    if name in ("parameters", "weight_bytes"):
+        return f"{value:,}"
     return "unknown" if value is None else visible(str(value))
+
+
+def check(
+    model: Checkpoint,
+    compare_remote: Annotated[
+        bool,
+        typer.Option(
+            "--compare-remote", help="Also run the code in the checkpoint and compare. Run only code you trust."
+        ),
+    ] = False,
+    device: Device = None,
+    dtype: Dtype = None,
+) -> None:
+    """Load a model and test it on one prompt. The exit code is 1 if a test fails.
+
+    Example: d5p4 check countdown
+    """
+    from ..models.check import check as try_out
+
+    console = Console()
+    lines = try_out(model, device, dtype, compare_remote)
+    for line in lines:
+        mark = ("pass", "green") if line.passed else ("fail", "red")
+        console.print(Text.assemble(mark, "  ", (line.name, "bold"), ": ", visible(line.detail)), soft_wrap=True)
+    passed = all(line.passed for line in lines)
+    console.print(Text("pass" if passed else "fail", style="bold green" if passed else "bold red"))
+    if not passed:
+        raise typer.Exit(1)
+
+
+def methods(json: Json = False, plugin: Plugin = None) -> None:
+    """List the methods and their parameters."""
+    from ..methods import METHODS
+    from ..options import load_plugins
+
+    load_plugins(plugin or [])
+    described: list[dict[str, Any]] = [
+        {
+            "name": method.name,
+            "summary": method.summary,
+            "section": method.section,
+            "parameters": method.defaults,
+            "presets": dict(method.presets),
+        }
+        for method in METHODS.values()
+    ]
+    if json:
+        print_json(described)
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+    table.add_column("method", no_wrap=True)
+    table.add_column("what it does", ratio=3)
+    table.add_column("paper", no_wrap=True)
+    table.add_column("parameters and defaults", ratio=2)
+    for entry in described:
+        values = [*entry["parameters"].items(), *entry["presets"].items()]
+        own = ", ".join(f"{name} {'–' if value is None else _worded(name, value)}" for name, value in values)
+        table.add_row(entry["name"], Text(entry["summary"]), entry["section"], Text(own or "–"))
+    Console().print(table)

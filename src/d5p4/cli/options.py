@@ -21,33 +21,22 @@ from ..options import GROUPS, TRANSLATED, Option, Parameter, public, registered_
 RUNNING = "Running"
 TYPES = {int: "<int>", float: "<float>", str: "<str>", tuple: "START:STOP"}
 
-ModelName = Annotated[
-    str,
-    typer.Option(
-        "--model",
-        "-m",
-        metavar="MODEL",
-        envvar="D5P4_MODEL",
-        show_envvar=False,
-        show_default=False,
-        help="A folder, a hub id or a shipped model. [$D5P4_MODEL, or countdown]",
-    ),
-]
+_MODEL = "A folder, a hub id or a shipped model. [$D5P4_MODEL, or countdown]"
+_shown = {"show_envvar": False, "show_default": False}
+ModelName = Annotated[str, typer.Option("--model", "-m", metavar="MODEL", envvar="D5P4_MODEL", help=_MODEL, **_shown)]
 DEFAULT_MODEL = "countdown"
-Device = Annotated[
-    str | None, typer.Option(help="auto, cuda, cuda:0, mps or cpu.", show_default=False, rich_help_panel=RUNNING)
-]
+Checkpoint = Annotated[str, typer.Argument(help="A folder, a hub id such as org/name, or a shipped model.")]
+PromptText = typer.Argument(help="The prompt; - reads standard input.")
+PROMPT_FILE = "File of prompts: JSON lines, or .txt with one prompt per line."
+MethodNames = Annotated[str, typer.Option(help="Names separated by commas; `d5p4 methods` lists them.")]
+Device = Annotated[str | None, typer.Option(help="auto, cuda, cuda:0, mps or cpu.", rich_help_panel=RUNNING)]
 Dtype = Annotated[
-    str | None,
-    typer.Option(help="bfloat16, float16, float32, float64 or auto.", show_default=False, rich_help_panel=RUNNING),
+    str | None, typer.Option(help="bfloat16, float16, float32, float64 or auto.", rich_help_panel=RUNNING)
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress and no notes.")]
 Plugin = Annotated[list[str] | None, typer.Option(metavar="MODULE", help="Load a module that registers methods.")]
-Seed = Annotated[
-    int | None,
-    typer.Option(help="Random seed. The same seed gives the same answers.", show_default=False),
-]
+Seed = Annotated[int | None, typer.Option(help="Random seed. The same seed gives the same answers.")]
 
 Given = dict[str, Any]
 """The options of a decode that the user gave on the command line. `with_options` fills an argument of this type."""
@@ -75,7 +64,8 @@ class Decoding(TyperCommand):
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace the argument `options` of a command by all options and all parameters of methods."""
+    """Replace the argument `options` of a command by all options and all parameters of methods, --plugin (which `main`
+    reads) and --help-all."""
     signature = inspect.signature(command, eval_str=True)
     table = [_option(p, GROUPS[p.option.group]) for p in public("command").values()]
     methods = [_option(p, OWN, users) for p, users in registered_parameters().values()]
@@ -86,10 +76,11 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     @wraps(command)
     def call(**values: Any) -> None:
         given = {option.name: values.pop(option.name) for option in made}
-        values.pop("help_all")
+        values = {name: values[name] for name in signature.parameters if name in values}
         command(**values, options={name: value for name, value in given.items() if value is not None})
 
-    call.__signature__ = signature.replace(parameters=[*own, *made, HELP_ALL])  # type: ignore[attr-defined]
+    more = [_parameter("plugin", None, Plugin), _parameter("help_all", False, HelpAll)]
+    call.__signature__ = signature.replace(parameters=[*own, *made, *more])  # type: ignore[attr-defined]
     return call
 
 
@@ -119,10 +110,11 @@ def _option(parameter: Parameter, panel: str | None, users: Iterable[str] = ()) 
         hidden=panel is None,
         show_default=False,
     )
-    kind = bool | None if switch else str | None
-    return inspect.Parameter(
-        parameter.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, made]
-    )
+    return _parameter(parameter.name, None, Annotated[bool | None if switch else str | None, made])
+
+
+def _parameter(name: str, default: Any, annotation: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def _help(parameter: Parameter, users: Iterable[str]) -> str:
@@ -143,14 +135,9 @@ def _show_all(ctx: typer.Context, value: bool) -> None:
         raise typer.Exit
 
 
-HELP_ALL = inspect.Parameter(
-    "help_all",
-    inspect.Parameter.KEYWORD_ONLY,
-    default=False,
-    annotation=Annotated[
-        bool, typer.Option("--help-all", callback=_show_all, is_eager=True, help="Show every option and exit.")
-    ],
-)
+HelpAll = Annotated[
+    bool, typer.Option("--help-all", callback=_show_all, is_eager=True, help="Show every option and exit.")
+]
 
 
 def share(methods: str, given: Given) -> dict[str, dict[str, Any]]:

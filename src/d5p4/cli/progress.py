@@ -25,7 +25,7 @@ def file_progress(shown: bool) -> Iterator[FileProgress | None]:
     if not shown:
         yield None
     elif not console.is_terminal:
-        yield _Lines()
+        yield _line_printer()
     else:
         columns = (TextColumn("decoding"), BarColumn(), TaskProgressColumn(), TextColumn("{task.description}"))
         with Progress(*columns, console=console, transient=True) as bar:
@@ -37,17 +37,17 @@ def file_progress(shown: bool) -> Iterator[FileProgress | None]:
             yield show
 
 
-class _Lines:
-    """Prints a line of progress on standard error every `LINE_EVERY` seconds."""
+def _line_printer() -> FileProgress:
+    """Return a function that prints a line of progress on standard error every `LINE_EVERY` seconds."""
+    last = time.monotonic()
 
-    def __init__(self) -> None:
-        self.last = time.monotonic()
-
-    def __call__(self, pace: Pace) -> None:
-        now = time.monotonic()
-        if now - self.last >= LINE_EVERY:
-            self.last = now
+    def show(pace: Pace) -> None:
+        nonlocal last
+        if time.monotonic() - last >= LINE_EVERY:
+            last = time.monotonic()
             print(f"{int(pace.before + pace.now):,} of {pace.total:,} prompts, {_speed(pace)}", file=sys.stderr)
+
+    return show
 
 
 def _speed(pace: Pace) -> str:

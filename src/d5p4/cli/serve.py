@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from dataclasses import fields
 from typing import Annotated, Any
 
 import typer
 
 from ..errors import D5P4Error
-from .options import DEFAULT_MODEL, RUNNING, Device, Dtype, ModelName, Plugin, Quiet
+from .options import DEFAULT_MODEL, Device, Dtype, ModelName, Plugin, Quiet
 from .show import note
-
-
-def _limit(help: str) -> Any:
-    return typer.Option(help=help, rich_help_panel="Limits", show_default=True)
 
 
 def serve(
@@ -26,8 +22,7 @@ def serve(
         str | None, typer.Option(help="Name of the model for clients (default: hub id, shipped name or folder's name).")
     ] = None,
     api_key: Annotated[
-        str | None,
-        typer.Option(envvar="D5P4_API_KEY", help="Bearer token that requests must send.", show_envvar=True),
+        str | None, typer.Option(envvar="D5P4_API_KEY", help="Bearer token that requests must send.")
     ] = None,
     allowed_host: Annotated[
         list[str] | None, typer.Option(help="A host name that requests may use, such as a proxy's. Repeatable.")
@@ -35,25 +30,26 @@ def serve(
     cors_origin: Annotated[
         list[str] | None, typer.Option(help="Web pages of this origin may use the server; * allows all. Repeatable.")
     ] = None,
-    max_queue: Annotated[int, _limit("Prompts that may wait. Further prompts get status 429.")] = 256,
-    max_pool: Annotated[int, _limit("Rows per pool that a request may ask for: (n + spare) * w.")] = 256,
-    max_prompt_tokens: Annotated[int | None, _limit("Tokens per prompt (default: the model's limit).")] = None,
-    max_gen_length: Annotated[int | None, _limit("Tokens per answer (default: the model's limit).")] = None,
-    max_steps: Annotated[int, _limit("Denoising steps per request.")] = 1024,
-    max_work: Annotated[
-        float | None, _limit("Operations per request, in units of 10^12 (default: CPU 6, GPU 100000).")
+    max_queue: Annotated[int, typer.Option(help="Prompts that may wait. Further prompts get status 429.")] = 256,
+    max_pool: Annotated[int, typer.Option(help="Rows per pool that a request may ask for: (n + spare) * w.")] = 256,
+    max_prompt_tokens: Annotated[
+        int | None, typer.Option(help="Tokens per prompt (default: the model's limit).")
     ] = None,
-    max_body: Annotated[int, _limit("Bytes per request.")] = 1 << 20,
-    timeout: Annotated[float, _limit("Seconds per request, waiting included.")] = 300.0,
-    grace: Annotated[float, _limit("Seconds that running requests have to finish when the server stops.")] = 30.0,
+    max_gen_length: Annotated[int | None, typer.Option(help="Tokens per answer (default: the model's limit).")] = None,
+    max_steps: Annotated[int, typer.Option(help="Denoising steps per request.")] = 1024,
+    max_work: Annotated[
+        float | None, typer.Option(help="Operations per request, in units of 10^12 (default: CPU 6, GPU 100000).")
+    ] = None,
+    max_body: Annotated[int, typer.Option(help="Bytes per request.")] = 1 << 20,
+    timeout: Annotated[float, typer.Option(help="Seconds per request, waiting included.")] = 300.0,
+    grace: Annotated[
+        float, typer.Option(help="Seconds that running requests have to finish when the server stops.")
+    ] = 30.0,
     max_tokens_per_forward: Annotated[
-        int | None, typer.Option(help="Most tokens per forward (default: by model size).", rich_help_panel=RUNNING)
+        int | None, typer.Option(help="Most tokens per forward (default: by model size).")
     ] = None,
     deterministic: Annotated[
-        bool,
-        typer.Option(
-            "--deterministic", help="On a GPU, no answer depends on other requests. Slower.", rich_help_panel=RUNNING
-        ),
+        bool, typer.Option("--deterministic", help="On a GPU, no answer depends on other requests. Slower.")
     ] = False,
     log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Write the prompts into the log.")] = False,
     plugin: Plugin = None,
@@ -65,6 +61,7 @@ def serve(
 
     Example: d5p4 serve --model countdown --port 8000
     """
+    flags = locals()
     from ..models.load import without_weights
     from ..options import load_plugins
     from ..serve import Limits
@@ -76,17 +73,7 @@ def serve(
         raise D5P4Error("is empty; give a token, or leave it out", option="api_key", value=api_key)
     load_plugins(plugin or [])
     folder = without_weights(model)[1]  # raises an error for a wrong name or kind of model, before the server listens
-    limits = Limits(
-        max_prompt_tokens=max_prompt_tokens,
-        max_gen_length=max_gen_length,
-        max_pool=max_pool,
-        max_steps=max_steps,
-        max_work=max_work,
-        max_body=max_body,
-        max_queue=max_queue,
-        timeout=timeout,
-        grace=grace,
-    )
+    limits = Limits(**{field.name: flags[field.name] for field in fields(Limits)})
     options: dict[str, Any] = {"deterministic": True} if deterministic else {}
     if max_tokens_per_forward is not None:
         options["max_tokens_per_forward"] = max_tokens_per_forward
@@ -100,10 +87,7 @@ def serve(
 
     if not quiet:
         log_to_stderr()
-    options |= {"name": name or _named(model, folder), "host": host, "port": port, "api_key": api_key}
+    # A path becomes the folder's name, so that clients do not see the path.
+    named = folder.resolve().name if os.path.isdir(os.path.expanduser(model)) else model
+    options |= {"name": name or named, "host": host, "port": port, "api_key": api_key}
     run(lambda: load_model(model, device, dtype, shown=False), limits=limits, started=started, **options)
-
-
-def _named(model: str, folder: Path) -> str:
-    """Return the name of the model for clients. A path becomes the folder's name, so that the path stays private."""
-    return folder.resolve().name if os.path.isdir(os.path.expanduser(model)) else model

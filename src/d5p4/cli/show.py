@@ -60,14 +60,10 @@ def answers_table(answers: Answers, width: int, right: Sequence[bool] | None = N
     table = plain_table("#", "score", "distance", *(["right"] if right is not None else []), "answer", wide="answer")
     table.show_lines = _takes_lines(answers.texts, width - NARROWEST)
     for rank, text in enumerate(answers.texts):
-        marks = [] if right is None else [mark(right[rank])]
+        marks = [] if right is None else [Text("yes", "green") if right[rank] else Text("no", "red")]
         numbers = [number(answers.score[rank]), number(answers.distance[rank])]
         table.add_row(str(rank + 1), *numbers, *marks, answer_text(text))
     return table
-
-
-def mark(right: bool) -> Text:
-    return Text("yes", style="green") if right else Text("no", style="red")
 
 
 def print_prompt(console: Console, prompt: str | list[dict[str, Any]] | None, name: str | int | None = None) -> None:

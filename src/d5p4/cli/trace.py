@@ -12,7 +12,7 @@ from rich.console import Console
 from ..errors import D5P4Error, DuplicateAnswers
 from ..progress import bar
 from .common import load_model, read_prompt
-from .options import DEFAULT_MODEL, Device, Dtype, Given, ModelName, Plugin, Quiet, Seed, share
+from .options import DEFAULT_MODEL, Device, Dtype, Given, MethodNames, ModelName, PromptText, Quiet, Seed, share
 from .show import facts_line
 
 SUFFIXES = (".html", ".htm", ".json")
@@ -20,17 +20,14 @@ SUFFIXES = (".html", ".htm", ".json")
 
 def trace(
     *,
-    prompt: Annotated[str | None, typer.Argument(help="The prompt; - reads standard input.")] = None,
+    prompt: Annotated[str | None, PromptText] = None,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="The file to write: .html (a page for a browser) or .json.")
     ] = Path("trace.html"),
     model: ModelName = DEFAULT_MODEL,
-    methods: Annotated[str, typer.Option(help="Names separated by commas; `d5p4 methods` lists them.")] = (
-        "independent,d5p4"
-    ),
+    methods: MethodNames = "independent,d5p4",
     seed: Seed = None,
     quiet: Quiet = False,
-    plugin: Plugin = None,
     device: Device = None,
     dtype: Dtype = None,
     options: Given,

@@ -13,7 +13,6 @@ import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -143,7 +142,12 @@ class D5P4LM(LM):
             groups.setdefault(key, (settings, []))[1].append((question, ids))
         answers = [""] * len(requests)
         with _bar(len(questions), "d5p4 decodes", disable_tqdm) as bar:
-            callback = None if disable_tqdm else partial(_advance, bar, WorkDone(), bar.n)
+            work = WorkDone()
+
+            def advance(shot: Snapshot) -> None:
+                bar.update(min(work(shot), bar.total) - bar.n)  # do not go beyond the bar's end
+
+            callback = None if disable_tqdm else advance
             for settings, members in groups.values():
                 prompts = [ids for _, ids in members]
                 result = generate(self.model, prompts, seed=self.seed, chat=False, callback=callback, **settings)
@@ -306,10 +310,6 @@ def _questions(requests: Sequence[Any]) -> list[Question]:
 def _bar(total: int, label: str, disabled: bool) -> Any:
     shape = "{desc}: {percentage:3.0f}%|{bar}| [{elapsed}<{remaining}]"
     return tqdm(total=total, desc=label, disable=disabled, bar_format=shape)
-
-
-def _advance(bar: Any, work: WorkDone, before: float, shot: Snapshot) -> None:
-    bar.update(min(before + work(shot), bar.total) - bar.n)  # do not move the bar beyond its end
 
 
 def main() -> None:

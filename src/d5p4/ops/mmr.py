@@ -8,7 +8,6 @@ the largest sum. The time is O(k N) per start.
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
 import torch
@@ -37,10 +36,6 @@ def mmr(
     finite counts as 0 instead.)
     """
     k = check(similarity, k, None, quality, tie, partition=True)[1]
-    if form not in ("mean", "max") or starts not in ("one", "k", "n"):
-        raise ValueError(f'form must be "mean" or "max", starts must be "one", "k" or "n"; got {form!r} and {starts!r}')
-    if not (math.isfinite(alpha) and alpha >= 0):
-        raise ValueError(f"alpha must be a finite number >= 0, got {alpha}")
     quality = quality.nan_to_num(nan=_WORST).clamp(_WORST, -_WORST)
     if kernels.usable(similarity, quality.shape[1]):
         from .kernels.mmr import mmr as launch

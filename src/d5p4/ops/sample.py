@@ -10,24 +10,14 @@ inverse CDF in two levels. Both versions give the same token for the same unifor
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from . import kernels
-from .precision import wide
-from .vocab import (
-    KERNEL_CHUNK,
-    even_rows,
-    filled,
-    head_chunks,
-    logits_of,
-    offset_of,
-    plain_stats,
-    row_chunks,
-    token_logprob,
-    wide_product,
-)
+from .precision import wide, working_dtype
+from .vocab import KERNEL_CHUNK, offset_of, over_chunks, plain_stats, row_chunks, token_logprob
 
 How = tuple[float, int | None, float | None, Collection[str]]  # temperature, top_k, top_p, wanted statistics
 
@@ -46,12 +36,6 @@ def filter_logits(logits: Tensor, top_k: int | None, top_p: float | None) -> Ten
         outside[:, 0] = False
         logits = logits.masked_fill(torch.zeros_like(outside).scatter(-1, index, outside), -torch.inf)
     return logits
-
-
-def _tempered(logits: Tensor, banned: Tensor, temperature: float) -> Tensor:
-    """Return logits / temperature without NaN: the maximum is subtracted first. Banned ids get minus infinity."""
-    logits = (logits - logits.amax(-1, keepdim=True)).to(wide(logits.device))
-    return (logits / max(temperature, torch.finfo(logits.dtype).tiny)).masked_fill(banned, -torch.inf)
 
 
 def inverse_cdf(logits: Tensor, u: Tensor) -> Tensor:
@@ -76,7 +60,7 @@ def draw_logits(
     if kernels.usable(logits):
         return _kernel_draw(logits, offset_of(None, banned), u, (temperature, top_k, top_p, want), rows)
     logits = logits if rows is None else logits[rows]
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).masked_fill(banned, -torch.inf)
+    logits = logits.to(working_dtype(logits.dtype)).masked_fill(banned, -torch.inf)
     return _plain_draw(logits, banned, u, (temperature, top_k, top_p, want))
 
 
@@ -103,23 +87,17 @@ def draw(
     probable token (the lowest id among equally probable tokens). `ops.vocab` explains `fixed`.
     """
     _check_uniforms(u, len(states))
-    fast, vocabulary = kernels.usable(weight) and kernels.usable(states), weight.shape[0]
-    offset, even = (offset_of(bias, banned), even_rows(weight)) if fast else (None, weight)
-    tokens, parts, how = [], [], (temperature, top_k, top_p, want)
-    for rows, size in head_chunks(states.shape[0], vocabulary, fast, fixed):
-        some, chance = filled(states[rows], size), filled(u[rows], size)
-        if offset is not None:  # the logits have no name here, so that their memory is freed early
-            token, stats = _kernel_draw(wide_product(some, even)[:, :vocabulary], offset, chance, how)
+    how = (temperature, top_k, top_p, want)
+
+    def measure(logits: Tensor, offset: Tensor | None, given: Any) -> dict[str, Tensor]:
+        if offset is not None:
+            tokens, stats = _kernel_draw(logits, offset, given, how)
         else:
-            token, stats = _plain_draw(logits_of(some, weight, bias, banned), banned, chance, how)
-        tokens.append(token)
-        parts.append(stats)
-    if not parts:
-        empty = states.new_zeros(0, dtype=torch.promote_types(states.dtype, torch.float32))
-        nothing = torch.zeros(u.shape, dtype=torch.int64, device=u.device)
-        return nothing, dict.fromkeys(("logsumexp", *want), empty) | {"token": empty.new_zeros(u.shape)}
-    joined = {name: torch.cat([part[name] for part in parts])[: len(states)] for name in parts[0]}
-    return torch.cat(tokens)[: len(states)], joined
+            tokens, stats = _plain_draw(logits, banned, given, how)
+        return stats | {"drawn": tokens}
+
+    stats = over_chunks(measure, states, weight, bias, banned, u, fixed)
+    return stats.pop("drawn"), stats
 
 
 def _plain_draw(logits: Tensor, banned: Tensor, u: Tensor, how: How) -> tuple[Tensor, dict[str, Tensor]]:
@@ -127,8 +105,10 @@ def _plain_draw(logits: Tensor, banned: Tensor, u: Tensor, how: How) -> tuple[Te
     temperature, top_k, top_p, want = how
     if temperature == 0:
         token = logits.argmax(-1, keepdim=True).expand(u.shape)
-    else:
-        token = inverse_cdf(filter_logits(_tempered(logits, banned, temperature), top_k, top_p), u)
+    else:  # the maximum is subtracted before the division, which could give NaN otherwise
+        tempered = (logits - logits.amax(-1, keepdim=True)).to(wide(logits.device))
+        tempered = (tempered / max(temperature, torch.finfo(tempered.dtype).tiny)).masked_fill(banned, -torch.inf)
+        token = inverse_cdf(filter_logits(tempered, top_k, top_p), u)
     return token, plain_stats(logits, banned, want, token)
 
 
@@ -142,7 +122,7 @@ def _kernel_draw(
 
     plain = block_stats(logits, offset, want, rows=rows)
     if temperature == 0 or top_k is not None or top_p is not None:
-        drawn = [u.new_zeros(0, u.shape[1], dtype=torch.int64)]
+        drawn = []
         for part in row_chunks(len(u), logits.shape[1], KERNEL_CHUNK // 16):  # sorting a chunk takes memory
             whole = (logits[part] if rows is None else logits[rows[part]]).float() + offset
             if temperature == 0:

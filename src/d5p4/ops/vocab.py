@@ -16,12 +16,14 @@ the same shape give a row the same bits at any place in the product; products of
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from . import kernels
+from .precision import working_dtype
 
 CHUNK = 1 << 24  # at most this many logits are in one chunk
 KERNEL_CHUNK = 1 << 28  # the same limit for the kernels (1 GiB); it is larger, because they do not copy the logits
@@ -29,11 +31,11 @@ FIXED_CHUNK = 1 << 26  # the kernels' limit if `fixed` is on: smaller, because t
 _HAS_OUT_DTYPE = tuple(int(x) for x in torch.__version__.split(".")[:2]) >= (2, 8)
 
 
-def row_chunks(rows: int, vocabulary: int, chunk: int | None = None) -> Iterator[slice]:
-    """Yield slices of the rows. The logits of one slice are at most CHUNK (or `chunk`) numbers."""
-    size = max(1, (chunk or CHUNK) // vocabulary)
+def row_chunks(rows: int, vocabulary: int, chunk: int) -> Iterator[slice]:
+    """Yield slices of the rows, at least one. The logits of one slice are at most `chunk` numbers."""
+    size = max(1, chunk // vocabulary)
     size -= size % 256 if size > 256 else 0  # a multiple of the tile size of the GPU's matrix units
-    for start in range(0, rows, size):
+    for start in range(0, max(1, rows), size):
         yield slice(start, min(rows, start + size))
 
 
@@ -43,19 +45,9 @@ def fixed_rows(vocabulary: int, fast: bool) -> int:
     return 1 << (min(max(wanted, 64), 4096).bit_length() - 1)
 
 
-def head_chunks(rows: int, vocabulary: int, fast: bool, fixed: bool) -> Iterator[tuple[slice, int]]:
-    """Yield (slice of rows, number of rows to fill it up to) for each product of hidden rows with the head."""
-    if fixed:
-        size = fixed_rows(vocabulary, fast)
-        yield from ((slice(start, min(rows, start + size)), size) for start in range(0, rows, size))
-    else:
-        for part in row_chunks(rows, vocabulary, KERNEL_CHUNK if fast else None):
-            yield part, part.stop - part.start
-
-
 def filled(x: Tensor, rows: int) -> Tensor:
-    """Append rows of zeros to x [R, ...] so that x has `rows` rows."""
-    return x if len(x) == rows else torch.cat([x, x.new_zeros(rows - len(x), *x.shape[1:])])
+    """Append rows of zeros to x [R, ...] so that x has at least `rows` rows."""
+    return x if len(x) >= rows else torch.cat([x, x.new_zeros(rows - len(x), *x.shape[1:])])
 
 
 def logits_of(states: Tensor, weight: Tensor, bias: Tensor | None, banned: Tensor) -> Tensor:
@@ -72,6 +64,8 @@ def wide_product(states: Tensor, weight: Tensor) -> Tensor:
     If the states are float32 (from guidance) and the weights are half precision, the states are split into two
     half-precision parts, which together keep 16 bits of the states.
     """
+    if not len(states):  # no rows need no product
+        return states.new_zeros(0, weight.shape[0], dtype=working_dtype(weight.dtype))
     if weight.dtype not in (torch.bfloat16, torch.float16):
         return states.to(weight.dtype) @ weight.T
     if weight.is_cuda and _HAS_OUT_DTYPE:
@@ -99,8 +93,7 @@ def row_stats(logits: Tensor, banned: Tensor, want: Collection[str], tokens: Ten
     """Return the wanted statistics and "logsumexp" of logits [R, V]. If tokens [R, C] are given, add "token" [R, C]."""
     if kernels.usable(logits):
         return _kernel_stats(logits, offset_of(None, banned), want, tokens)
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).masked_fill(banned, -torch.inf)
-    return plain_stats(logits, banned, want, tokens)
+    return plain_stats(logits.to(working_dtype(logits.dtype)).masked_fill(banned, -torch.inf), banned, want, tokens)
 
 
 def plain_stats(
@@ -155,18 +148,37 @@ def vocab_stats(
     fixed: bool = False,
 ) -> dict[str, Tensor]:
     """Return the wanted statistics of states [R, D], each [R] ("token" [R, C]). The file's top explains `fixed`."""
-    fast, vocabulary = kernels.usable(weight) and kernels.usable(states), weight.shape[0]
-    offset, even = (offset_of(bias, banned), even_rows(weight)) if fast else (None, weight)
-    parts = []
-    for rows, size in head_chunks(states.shape[0], vocabulary, fast, fixed):
-        given = None if tokens is None else filled(tokens[rows], size)
-        some = filled(states[rows], size)
+
+    def measure(logits: Tensor, offset: Tensor | None, given: Tensor | None) -> dict[str, Tensor]:
         if offset is not None:
-            parts.append(_kernel_stats(wide_product(some, even)[:, :vocabulary], offset, want, given))
+            return _kernel_stats(logits, offset, want, given)
+        return plain_stats(logits, banned, want, given)
+
+    return over_chunks(measure, states, weight, bias, banned, tokens, fixed)
+
+
+def over_chunks(
+    measure: Callable[[Tensor, Tensor | None, Any], dict[str, Tensor]],
+    states: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    banned: Tensor,
+    given: Tensor | None,
+    fixed: bool,
+) -> dict[str, Tensor]:
+    """Call measure(logits [r, V], offset, given [r, C]) for each chunk of r rows, and join what it returns.
+
+    The logits of the kernels lack the offset [V]. The logits of the plain version are complete, and offset is None.
+    """
+    fast, (vocabulary, count) = kernels.usable(weight) and kernels.usable(states), (weight.shape[0], len(states))
+    offset, even = (offset_of(bias, banned), even_rows(weight)) if fast else (None, weight)
+    size = fixed_rows(vocabulary, fast) if fixed and count else 0
+    chunks = (slice(start, start + size) for start in range(0, count, size)) if size else None
+    parts = []
+    for rows in chunks or row_chunks(count, vocabulary, KERNEL_CHUNK if fast else CHUNK):
+        some, more = filled(states[rows], size), None if given is None else filled(given[rows], size)
+        if fast:  # the logits have no name here, so that their memory is freed early
+            parts.append(measure(wide_product(some, even)[:, :vocabulary], offset, more))
         else:
-            parts.append(plain_stats(logits_of(some, weight, bias, banned), banned, want, given))
-    if not parts:
-        empty = states.new_zeros(0, dtype=torch.promote_types(states.dtype, torch.float32))
-        stats = dict.fromkeys(("logsumexp", *want), empty)
-        return stats if tokens is None else stats | {"token": empty.new_zeros(tokens.shape)}
-    return {name: torch.cat([part[name] for part in parts])[: len(states)] for name in parts[0]}
+            parts.append(measure(logits_of(some, weight, bias, banned), None, more))
+    return {name: torch.cat([part[name] for part in parts])[:count] for name in parts[0]}

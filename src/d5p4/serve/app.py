@@ -25,10 +25,9 @@ from ..methods import METHODS
 from ..result import finite
 from ..types import Model
 from ..view import describe, page_folder
-from .engine import Engine
+from .engine import Engine, Metrics
 from .errors import ApiError, describe_failure, json_response
 from .limits import Limits
-from .metrics import Metrics
 from .requests import Body, has_template, not_valid, request_models, understand
 from .respond import ChatCompletion, Completion, ErrorBody, EventStream, ModelEntry, ModelList, Reply
 

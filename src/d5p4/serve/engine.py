@@ -14,6 +14,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.types import Receive
 
 from ..errors import D5P4Error
@@ -26,7 +27,6 @@ from ..view import Recorder, count_right, grade
 from .errors import ApiError, describe_failure, not_possible
 from .job import Finished, Job, cut
 from .limits import Limits
-from .metrics import Metrics
 from .requests import Ask
 
 log = logging.getLogger("d5p4.serve")
@@ -34,6 +34,48 @@ Outcomes = list[tuple[Job, Finished | ApiError]]
 SHORTEST_PAUSE, LONGEST_PAUSE, PAUSES = 0.004, 0.05, 5
 """Limits of a pause in seconds, and most pauses. Before a decode the engine pauses until no job comes in a pause, so
 that jobs that come at the same time share the decode. A pause is a small part of the last decode's duration."""
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)  # bounds of the histograms
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+class Metrics:
+    """The metrics of one app, for Prometheus. Labels are routes and statuses, never text from a client.
+
+    The metrics have their own registry, so that one process can run several apps.
+    """
+
+    def __init__(self, waiting: Callable[[], int], running: Callable[[], int], ready: Callable[[], bool]) -> None:
+        self.registry = own = CollectorRegistry()
+
+        def seconds(name: str, help: str, labels: tuple[str, ...] = ()) -> Histogram:
+            return Histogram(f"d5p4_{name}_seconds", help, labels, buckets=SECONDS, registry=own)
+
+        def counter(name: str, help: str, labels: tuple[str, ...] = ()) -> Counter:
+            return Counter(f"d5p4_{name}", help, labels, registry=own)
+
+        self.requests = counter("requests", "Requests answered", ("route", "status"))
+        self.seconds = seconds("request", "Time from the head of a request to the end of its response", ("route",))
+        self.waited = seconds("queue", "Time that a prompt waits for its decode")
+        self.decoding = seconds("decode", "Time of the decode of a batch")
+        self.batch = Histogram("d5p4_batch_prompts", "Prompts decoded together", buckets=SIZES, registry=own)
+        self.rows = counter("rows", "Distinct rows that went through the model")
+        self.tokens = counter("answer_tokens", "Tokens of all answers")
+        self.answers = counter("answers", "Answers given")
+        self.distinct = counter("distinct_answers", "Different answers to a prompt, added up over prompts")
+        self.cancelled = counter("cancelled_prompts", "Prompts whose client left")
+        self.refused = counter("refused_requests", "Requests refused because the queue was full")
+        Gauge("d5p4_running_prompts", "Prompts being decoded", registry=own).set_function(running)
+        Gauge("d5p4_waiting_prompts", "Prompts in the queue", registry=own).set_function(waiting)
+        Gauge("d5p4_ready", "Whether the model is loaded", registry=own).set_function(lambda: float(ready()))
+
+    def answered(self, result: Result, place: int) -> None:
+        self.rows.inc(int(result.rows[place]))
+        self.answers.inc(len(result.answers[place]))
+        self.distinct.inc(int(result.distinct[place]))
+        self.tokens.inc(sum(map(len, result.answers[place])))
+
+    def text(self) -> bytes:
+        return generate_latest(self.registry)
 
 
 class Worker(threading.Thread):
@@ -67,10 +109,10 @@ def _failure(error: BaseException) -> ApiError:
 
 def finished(model: Model, job: Job, result: Result, place: int, seconds: float) -> Finished:
     """Return the outcome of a job whose prompt has the index `place` in the result."""
-    prompt, window = job.ask.prompts[job.number], len(job.request.window(model.mask_id))
+    prompt = job.ask.prompts[job.number]
     cuts = [cut(text, job.ask.body.stops) for text in result.texts[place]]
     texts = [text for text, _ in cuts]
-    ended = [stopped or len(ids) < window for ids, (_, stopped) in zip(result.answers[place], cuts, strict=True)]
+    ended = [stopped or len(ids) < job.window for ids, (_, stopped) in zip(result.answers[place], cuts, strict=True)]
     right = grade(model, prompt, texts)
     count = count_right(model, texts, right)
     trace = None if job.recorder is None else job.recorder.trace(prompt, result, place, job.ask.seed, seconds)
@@ -134,7 +176,7 @@ class Engine:
     def _batch(self) -> list[Job]:
         batch: list[Job] = []
         for job in self.waiting:
-            if not batch or (job.share_key == batch[0].share_key and _fits(batch, job)):
+            if not batch or ((job.window, job.settings) == (batch[0].window, batch[0].settings) and _fits(batch, job)):
                 batch.append(job)
         return batch
 

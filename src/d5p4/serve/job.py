@@ -47,8 +47,8 @@ class Job:
     drafted: float = -math.inf  # when the last draft was made, in seconds of the monotonic clock
 
     def __post_init__(self) -> None:
-        self.request, self.settings = self.ask.requests[self.number], self.ask.settings
-        self.share_key = self.ask.share_keys[self.number]
+        self.request, self.window = self.ask.requests[self.number], self.ask.windows[self.number]
+        self.settings = self.ask.settings
         self.outcome: asyncio.Future[Finished] = self.loop.create_future()
         self.outcome.add_done_callback(self._notify)
 

@@ -5,7 +5,6 @@ A request may have OpenAI's fields and every option of a decode (with the openai
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import NoneType, UnionType
@@ -232,7 +231,7 @@ class Ask:
     seed: int
     prompts: list[Any]  # as the client sent them: texts, lists of token ids, or messages
     requests: list[Request]
-    share_keys: list[tuple[str, int]]  # one key per prompt; prompts with equal keys can be decoded together
+    windows: list[int]  # the number of tokens to decode per prompt
 
     @property
     def chat(self) -> bool:
@@ -263,8 +262,10 @@ def understand(model: Model, body: Body, limits: Limits, fixed: dict[str, Any]) 
         prepared = prepare(model, prompts, options)
         if prepared.settings.spec.scored:
             prepared.settings.spec.build(prepared.settings).check_scorer(None, None)
-        longest = None if prepared.length_given else limits.max_gen_length
-        settings, requests = _clip(prepared.settings, prepared.requests, longest)
+        settings, requests, longest = prepared.settings, prepared.requests, limits.max_gen_length
+        if longest and not prepared.length_given and any(one.append > longest for one in requests):
+            settings = replace(settings, gen_length=longest)
+            requests = [replace(one, append=min(one.append, longest)) for one in requests]
         windows = [len(request.window(model.mask_id)) for request in requests]
         asked = replace(settings, spare=0) if adds_spare else settings
         limits.check(settings, asked, requests, max(windows), bool(body.history), field)
@@ -274,9 +275,7 @@ def understand(model: Model, body: Body, limits: Limits, fixed: dict[str, Any]) 
         raise not_possible(error, field, len(prompts)) from error
     if "max_tokens_per_forward" not in fixed | dict(defaults):
         settings = replace(settings, max_tokens_per_forward=default_budget(model, settings.deterministic))
-    name = json.dumps(settings.to_dict(), sort_keys=True)
-    share_keys = [(name, window) for window in windows]
-    return Ask(body, settings, chosen_seed(body.seed), prompts, requests, share_keys)
+    return Ask(body, settings, chosen_seed(body.seed), prompts, requests, windows)
 
 
 def _prompts(model: Model, body: Body) -> list[Any]:
@@ -308,10 +307,3 @@ def _check_characters(model: Model, prompts: Sequence[Any], field: str) -> None:
         if (size := sum(map(len, texts))) > CHARACTERS_PER_TOKEN * model.max_length:
             message = f"the prompt has {size} characters, but the model holds only {model.max_length} tokens"
             raise ApiError(400, message, field, "context_length_exceeded")
-
-
-def _clip(settings: Settings, requests: list[Request], most: int | None) -> tuple[Settings, list[Request]]:
-    """Change the settings and requests so that each answer has at most `most` tokens."""
-    if most is None or all(request.append <= most for request in requests):
-        return settings, requests
-    return replace(settings, gen_length=most), [replace(one, append=min(one.append, most)) for one in requests]

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from pydantic import BaseModel, create_model
-from starlette.responses import Response
+from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from ..__about__ import __version__
@@ -75,25 +75,22 @@ class Reply:
         self.wants_usage = options is not None and bool(options.include_usage)
 
     def whole(self, finished: list[Finished]) -> Object:
-        def content(text: str) -> Object:
-            message = {"role": "assistant", "content": text, "refusal": None}
-            return {"message": message} if self.ask.chat else {"text": text}
-
         kind = "chat.completion" if self.ask.chat else "text_completion"
-        choices = [choice | content(text) for text, choice in self._choices(finished)]
+        message = {"role": "assistant", "refusal": None}
+        choices = [choice | self._text("message", text, **message) for text, choice in self._choices(finished)]
         facts = {"usage": self.usage(finished), "d5p4": self.about(finished)}
         return {"object": kind, "choices": choices} | self.frame | facts
 
     def opening(self) -> Iterator[Object]:
         """Yield the first chunks of a stream, one per answer. In a chat, they give the role "assistant"."""
-        start = {"delta": {"role": "assistant", "content": ""}} if self.ask.chat else {"text": ""}
+        start = self._text("delta", "", role="assistant")
         for index in range(len(self.ask.prompts) * self.ask.settings.k):
             yield self._chunk({"index": index, **start, "logprobs": None, "finish_reason": None})
 
     def draft(self, prompt: int, text: str, draft: Object) -> Object:
         """Return a chunk with new text of the first answer to a prompt, and drafts of all answers to that prompt."""
         choice = {"index": prompt * self.ask.settings.k, "logprobs": None, "finish_reason": None}
-        return self._chunk(choice | self._delta(text)) | {"d5p4": {"prompt": prompt} | draft}
+        return self._chunk(choice | self._text("delta", text)) | {"d5p4": {"prompt": prompt} | draft}
 
     def closing(self, finished: list[Finished], sent: list[str]) -> Iterator[Object]:
         """Yield the last chunks of a stream: the rest of each answer, facts about the set, and the usage if asked for.
@@ -103,12 +100,11 @@ class Reply:
         choices = list(self._choices(finished))
         for number, (text, choice) in enumerate(choices):
             rest = text.removeprefix(sent[number]) if self.ask.settings.k == 1 else text
-            yield self._chunk(choice | self._delta(rest) | {"finish_reason": None})
+            yield self._chunk(choice | self._text("delta", rest) | {"finish_reason": None})
         for number, (_, choice) in enumerate(choices):
             nothing: Object = {"delta": {}} if self.ask.chat else {"text": ""}
-            yield self._chunk(choice | nothing | {"logprobs": None}) | (
-                {"d5p4": self.about(finished)} if number == len(choices) - 1 else {}
-            )
+            about = {"d5p4": self.about(finished)} if number == len(choices) - 1 else {}
+            yield self._chunk(choice | nothing | {"logprobs": None}) | about
         if self.wants_usage:
             yield self._chunk() | {"usage": self.usage(finished)}
 
@@ -170,15 +166,16 @@ class Reply:
         lists = {name: [row[key] for row in rows] for name, key in names.items()}
         return lists | {"text_offset": offsets[: len(rows)], "top_logprobs": None}
 
-    def _delta(self, text: str) -> Object:
-        return {"delta": {"content": text}} if self.ask.chat else {"text": text}
+    def _text(self, key: str, text: str, **others: Any) -> Object:
+        """Return the text of a choice. In a chat, the text is the content of an object, which may have other fields."""
+        return {key: others | {"content": text}} if self.ask.chat else {"text": text}
 
     def _chunk(self, *choices: Object) -> Object:
         kind = "chat.completion.chunk" if self.ask.chat else "text_completion"
         return {"object": kind, "choices": list(choices)} | self.frame | ({"usage": None} if self.wants_usage else {})
 
 
-class EventStream(Response):
+class EventStream(StreamingResponse):
     """The response to a streamed request, as server-sent events.
 
     With n = 1, text is sent as soon as it is final. With n > 1, answers are sorted only at the end, so drafts are sent
@@ -187,17 +184,13 @@ class EventStream(Response):
 
     def __init__(self, engine: Engine, jobs: list[Job], reply: Reply, end: float) -> None:
         """`end`: the time on the loop's clock when the request fails because it took too long."""
-        super().__init__(None, headers=STREAM_HEADERS)
-        del self.headers["content-length"]
+        super().__init__(self._events(), headers=STREAM_HEADERS)
         self.engine, self.jobs, self.reply, self.end = engine, jobs, reply, end
         self.sent = [""] * len(jobs)  # for each prompt, the part of its first answer's text that has been sent so far
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         async with self.engine.attend(self.jobs, receive, self.end):
-            async for data in self._events():
-                await send({"type": "http.response.body", "body": data, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await self.stream_response(send)
 
     async def _events(self) -> AsyncIterator[bytes]:
         for chunk in self.reply.opening():

@@ -6,10 +6,9 @@ For example:
     d5p4.view.write_html("trace.html", [trace])
 """
 
-from .grade import count_right, grade
 from .html import html, page_folder, write_html, write_json
 from .pieces import drafts
-from .trace import FORMAT, Recorder, describe, trace
+from .trace import FORMAT, Recorder, count_right, describe, grade, trace
 
 __all__ = [
     "FORMAT",

@@ -15,7 +15,8 @@ from .trace import FORMAT
 
 _STYLE = re.compile(r'<link rel="stylesheet" href="page/([\w.-]+)">')
 _SCRIPT = re.compile(r'<script src="page/([\w.-]+)"[^>]*></script>')
-_UNSAFE = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+# The texts of a trace may contain anything, so characters that could end a script element become escapes.
+_UNSAFE = str.maketrans({character: f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"})
 
 
 def page_folder() -> Path:
@@ -41,7 +42,8 @@ def html(traces: Sequence[Mapping[str, Any]]) -> str:
         return f"<{kind}>{text}</{kind}>"
 
     page = _STYLE.sub(lambda link: inline("style", link[1]), page)
-    data = f'<script type="application/json" id="traces">{_safe(bundle(traces))}</script>\n'
+    safe = json_bytes(bundle(traces)).decode().translate(_UNSAFE)
+    data = f'<script type="application/json" id="traces">{safe}</script>\n'
     head, first, rest = page.partition("<body>")
     scripts = _SCRIPT.findall(head) + _SCRIPT.findall(rest)
     head = _SCRIPT.sub("", head)
@@ -66,8 +68,3 @@ def write_json(path: str | Path, traces: Sequence[Mapping[str, Any]]) -> None:
     """Write the traces alone, as a JSON file that the page can open."""
     data = json_line(bundle(traces))
     replace_file(Path(path), lambda file: file.write(data))
-
-
-def _safe(value: Any) -> str:
-    """Return JSON that is safe inside a script element, whatever its texts contain."""
-    return re.sub("[<>&\u2028\u2029]", lambda character: _UNSAFE[character[0]], json_bytes(value).decode())

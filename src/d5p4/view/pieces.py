@@ -9,6 +9,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from tokenizers.pre_tokenizers import ByteLevel
 
 from ..ops.precision import wide
 from ..result import finite
@@ -21,20 +22,11 @@ BLOCK = "░"  # stands for a masked token in plain text
 MOST_DRAFTS = 16  # at most this many drafts are shown per prompt
 _KNOWN: WeakKeyDictionary[Model, dict[int, Piece]] = WeakKeyDictionary()
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
-
-
-def _byte_letters() -> dict[str, int]:
-    """Map each letter that a byte-level vocabulary uses to the byte for which it stands.
-
-    The letter of a printable byte is the character with the same number. The letters of the other bytes are the
-    characters with the numbers from 256 upwards.
-    """
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
-
-
-_LETTERS = _byte_letters()
+# A byte-level vocabulary writes each byte as a letter. A printable byte is the character with the same number; the
+# letters from 256 upwards are the other bytes, in order.
+_ALPHABET = sorted(ByteLevel.alphabet())
+_PRINTABLE = [ord(letter) for letter in _ALPHABET if ord(letter) < 256]
+_LETTERS = dict(zip(_ALPHABET, _PRINTABLE + sorted({*range(256)} - {*_PRINTABLE}), strict=True))
 
 
 def piece(model: Model, token: int) -> Piece:
@@ -69,7 +61,7 @@ def spell(pieces: Iterable[Piece | None]) -> list[str | None]:
     """Return the text of each piece. A character made of several tokens is in the text of its last token."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     texts: list[str | None] = []
-    for part in pieces:
+    for part in (*pieces, ""):  # the empty piece ends an unfinished character
         if isinstance(part, list):
             texts.append(decoder.decode(bytes(part)))
             continue
@@ -78,10 +70,7 @@ def spell(pieces: Iterable[Piece | None]) -> list[str | None]:
         if unfinished and texts:
             texts[-1] = f"{texts[-1] or ''}{unfinished}"
         texts.append(part)
-    unfinished = decoder.decode(b"", final=True)
-    if unfinished and texts:
-        texts[-1] = f"{texts[-1] or ''}{unfinished}"
-    return texts
+    return texts[:-1]
 
 
 class Pieces:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +16,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..eval.graders import grader_of
 from ..generate import generate
 from ..ops.precision import wide
 from ..prompts import encode
 from ..result import Answers, Result, finite
 from ..types import Callback, Model, Snapshot
-from .grade import count_right, grade
 from .pieces import Pieces
 
 FORMAT = "d5p4-trace/1"
 MOST_SIMILARITIES = 3_000_000  # the most similarities in a trace; a longer trace keeps only the matrices of some steps
 
-Change = list[Any]  # [position, token or piece, logprob]
+Change = list[Any]  # [position, number of the piece, logprob]
 
 
 def trace(model: Model, prompt: Any = None, *, callback: Callback | None = None, **options: Any) -> dict[str, Any]:
@@ -44,33 +43,13 @@ def trace(model: Model, prompt: Any = None, *, callback: Callback | None = None,
     return recorder.trace(prompt, result, 0, result.seed, time.perf_counter() - start)
 
 
-@dataclass(frozen=True)
-class _Step:
-    """The data that the recorder keeps of one step, in the memory of the host."""
-
-    score: Tensor  # [N]
-    quality: Tensor  # [N]
-    group: list[int]  # [N]
-    chosen: list[int]  # [m]
-    children: int
-    similarity: Tensor | None  # [N (N - 1) / 2] float32, the part below the diagonal
-    where: Tensor  # [changes, 3]: row of the next pool, position, token
-    logprob: Tensor  # [changes]
-
-    def changes(self) -> list[list[Change]]:
-        """Return for each row of the next pool a list with [position, token, logprob] for each revealed token."""
-        rows: list[list[Change]] = [[] for _ in range(len(self.chosen) * self.children)]
-        for (row, position, token), chance in zip(self.where.tolist(), _rounded(self.logprob, 4), strict=True):
-            rows[row].append([position, token, chance])
-        return rows
-
-
 class Recorder:
     """Collects the trace of one prompt, step by step."""
 
     def __init__(self, model: Model) -> None:
-        self.model = model
-        self._steps: list[_Step] = []
+        self.model, self._pieces = model, Pieces(model)
+        self._pools: list[dict[str, Any]] = []
+        self._changes: list[list[Change]] = []  # for each row of the next pool, the tokens that the last step revealed
         self._final: Tensor | None = None  # [rows, L] the window's tokens in each row after the last step
 
     def step(self, shot: Snapshot, place: int) -> None:
@@ -82,33 +61,44 @@ class Recorder:
         row, position = (after != before).nonzero(as_tuple=True)
         parts = [view.raw[place], view.quality[place], shot.next_logprobs[place, row, position]]
         parts += [view.group[place], choice.parents[place], row, position, after[row, position]]
-        kept = self._keeps_similarity(shot, size)
+        stride = -(-size * (size - 1) // 2 * shot.steps // MOST_SIMILARITIES)
+        kept = size > 1 and (shot.step % max(1, stride) == 0 or shot.step == shot.steps - 1)
         if kept:
             below = torch.tril_indices(size, size, -1, device=device)
             parts.append(view.similarity[place, below[0], below[1]])
         packed = torch.cat([part.to(wide(device)) for part in parts]).cpu()  # one copy, as floats (exact for ids)
         score, quality, logprob, *rest = packed.split([len(part) for part in parts])
-        group, chosen, row, position, token = (part.long() for part in rest[:5])
-        similarity, where = rest[5].float().clone() if kept else None, torch.stack([row, position, token], 1)
-        scores, lists = (score.clone(), quality.clone()), (group.tolist(), chosen.tolist())
-        self._steps.append(_Step(*scores, *lists, choice.children, similarity, where, logprob.clone()))
+        group, chosen, *revealed = (part.long().tolist() for part in rest[:5])
+        self._pools.append(
+            {
+                "changes": self._changes or [[] for _ in group],
+                "score": _rounded(score, 6),
+                "quality": _rounded(quality, 6),
+                "group": group,
+                "similarity": _rounded(rest[5].float(), 4) if kept else None,  # the part below the diagonal
+                "chosen": chosen,
+                "children": choice.children,
+            }
+        )
+        self._changes = [[] for _ in after]
+        for number, place_in_row, token, chance in zip(*revealed, _rounded(logprob, 4), strict=True):
+            self._changes[number].append([place_in_row, self._pieces.index(token), chance])
         self._final = after
-
-    @staticmethod
-    def _keeps_similarity(shot: Snapshot, size: int) -> bool:
-        stride = -(-size * (size - 1) // 2 * shot.steps // MOST_SIMILARITIES)
-        return size > 1 and (shot.step % max(1, stride) == 0 or shot.step == shot.steps - 1)
 
     def trace(self, prompt: Any, result: Result, place: int, seed: int, seconds: float) -> dict[str, Any]:
         """Return the whole trace after the decode with `seed`. `place` is the index of the prompt in the result."""
-        settings, answers = result.settings, Answers(result, place)
-        pieces = Pieces(self.model)
-        right = grade(self.model, prompt, answers.texts)
-        pools = [self._pool(t, pieces) for t in range(len(self._steps))]
+        model, settings, answers = self.model, result.settings, Answers(result, place)
+        right = grade(model, prompt, answers.texts)
+        ids = [] if prompt is None else encode(model, prompt, settings.chat)
+        holes = [i for i, token in enumerate(ids) if token == model.mask_id]
+        rows = result.sequences[place][:, result.attention_mask[place]]
+        window = rows[:, [*holes, *range(len(ids), rows.shape[1])]].tolist()  # [k][L]
+        listed = self._answers(answers, window, right)
+        frame = [None if token == model.mask_id else self._pieces.index(token) for token in ids] if holes else None
         return {
             "format": FORMAT,
-            **_worded(self.model, prompt),
-            "model": describe(self.model),
+            **_worded(model, prompt),
+            "model": describe(model),
             "method": settings.method,
             "parameters": finite(dict(settings.params)),
             "k": settings.k,
@@ -116,79 +106,62 @@ class Recorder:
             "seed": seed,
             "settings": finite(settings.to_dict()),
             "length": 0 if self._final is None else self._final.shape[1],
-            "steps": len(pools),
+            "steps": len(self._pools),
             "score_kind": result.score_kind,
-            "pools": pools,
-            "answers": self._answers(prompt, result, place, right, pieces),
-            "frame": self._frame(prompt, settings.chat, pieces),
+            "pools": self._pools,
+            "answers": listed,
+            "frame": frame,  # the pieces of a prompt with holes (masked tokens), and None at each hole
             "similarity": [_rounded(row, 4) for row in result.similarity[place]],
             "distinct": answers.distinct,
-            "right": count_right(self.model, answers.texts, right),
+            "right": count_right(model, answers.texts, right),
             "rows": answers.rows,
             "rows_nominal": answers.rows_nominal,
             "nfe": answers.nfe,
             "seconds": round(seconds, 4),
-            "pieces": pieces.texts,
-            "end": pieces.ends(),
+            "pieces": self._pieces.texts,
+            "end": self._pieces.ends(),
         }
 
-    def _pool(self, t: int, pieces: Pieces) -> dict[str, Any]:
-        step = self._steps[t]
-        changes = self._steps[t - 1].changes() if t else [[] for _ in step.group]
-        return {
-            "changes": _written(changes, pieces),
-            "score": _rounded(step.score, 6),
-            "quality": _rounded(step.quality, 6),
-            "group": step.group,
-            "similarity": None if step.similarity is None else _rounded(step.similarity, 4),
-            "chosen": step.chosen,
-            "children": step.children,
-        }
-
-    def _answers(
-        self, prompt: Any, result: Result, place: int, right: list[bool] | None, pieces: Pieces
-    ) -> list[dict[str, Any]]:
-        numbers, last = Answers(result, place), self._steps[-1]
-        changes = _written(last.changes(), pieces)
-        window, final = self._window(prompt, result, place), [] if self._final is None else self._final.tolist()
+    def _answers(self, answers: Answers, window: list[list[int]], right: list[bool] | None) -> list[dict[str, Any]]:
+        result, place, last = answers.result, answers.place, self._pools[-1]
+        final = [] if self._final is None else self._final.tolist()
         listed = []
-        for rank, text in enumerate(numbers.texts):
+        for rank, text in enumerate(answers.texts):
             lineage = result.lineage[place][rank].tolist()
             # A parent chosen twice may have two equal rows. We take the first, as both have the same log-probabilities.
             end = len(result.answers[place][rank])
-            parents = (last.chosen[n // last.children] for n in range(len(final)))
             row = next(
                 n
-                for n, (parent, tokens) in enumerate(zip(parents, final, strict=True))
-                if parent == lineage[-1] and tokens[:end] == window[rank][:end]
+                for n, tokens in enumerate(final)
+                if last["chosen"][n // last["children"]] == lineage[-1] and tokens[:end] == window[rank][:end]
             )
             listed.append(
                 {
                     "text": text,
-                    "score": _round(numbers.score[rank], 6),
-                    "distance": _round(numbers.distance[rank], 6),
+                    "score": _round(answers.score[rank], 6),
+                    "distance": _round(answers.distance[rank], 6),
                     "lineage": lineage,
-                    "changes": changes[row],
-                    "end": len(result.answers[place][rank]),
+                    "changes": self._changes[row],
+                    "end": end,
                     "right": None if right is None else right[rank],
                 }
             )
         return listed
 
-    def _window(self, prompt: Any, result: Result, place: int) -> list[list[int]]:
-        """Return the window tokens of the answers, [k][L]: those in the prompt's holes, then those after the prompt."""
-        rows = result.sequences[place][:, result.attention_mask[place]]
-        ids = self._ids(prompt, result.settings.chat)
-        holes = [i for i, token in enumerate(ids) if token == self.model.mask_id]
-        return rows[:, [*holes, *range(len(ids), rows.shape[1])]].tolist()
 
-    def _ids(self, prompt: Any, chat: bool | None) -> list[int]:
-        return [] if prompt is None else encode(self.model, prompt, chat)
+def grade(model: Model, prompt: Any, texts: Sequence[str]) -> list[bool] | None:
+    """Return whether each answer is right. Return None if the model has no grader that can judge this prompt.
 
-    def _frame(self, prompt: Any, chat: bool | None, pieces: Pieces) -> list[int | None] | None:
-        """Return the pieces of the prompt, with None at each hole (masked token). A prompt without holes gives None."""
-        ids, mask = self._ids(prompt, chat), self.model.mask_id
-        return [None if token == mask else pieces.index(token) for token in ids] if mask in ids else None
+    The model's generation_config.json names its grader (see `eval.graders`).
+    """
+    chosen = grader_of(model)
+    return None if chosen is None else chosen.grade(prompt, texts, None)
+
+
+def count_right(model: Model, texts: Sequence[str], right: Sequence[bool] | None) -> int | None:
+    """Return the number of different right answers, or None if `grade` returned None."""
+    chosen = grader_of(model)
+    return None if chosen is None or right is None else chosen.count_right(texts, right)
 
 
 def describe(model: Model) -> dict[str, Any]:
@@ -212,11 +185,6 @@ def _worded(model: Model, prompt: Any) -> dict[str, Any]:
         return {"prompt": parts[-1].get("content"), "messages": parts}
     ids = list(map(int, parts))
     return {"prompt": " ".join(map(str, ids)) if model.tokenizer is None else model.tokenizer.decode(ids)}
-
-
-def _written(rows: list[list[Change]], pieces: Pieces) -> list[list[Change]]:
-    """Replace each token id in the changes by the index of the token's text in `pieces`."""
-    return [[[position, pieces.index(token), chance] for position, token, chance in row] for row in rows]
 
 
 def _rounded(values: Tensor, digits: int) -> list[float | None]:
