@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import d5p4
-from d5p4.decode.rows import RowRunner
-from d5p4.decode.schedule import Watch
+from d5p4.decode.rows import RowRunner, Rows
+from d5p4.decode.schedule import Adaptive, Watch
 from d5p4.ops import kernels
 from tests.checkpoints import write_dream, write_llada, write_mdlm
 
@@ -28,11 +28,20 @@ def run(model, prompts=("the cat", "a"), **options):
         return d5p4.generate(model, list(prompts), **(dict(k=3, w=3, gen_length=10, seed=2, temperature=1.2) | options))
 
 
-@pytest.mark.parametrize("method", ["d5p4", "d5p4x", "diverse-beam", "greedy-beam", "cat", "independent"])
-def test_nothing_waits_between_the_forward_and_the_next_pool(monkeypatch, tmp_path, method):
-    """The loop looks at the device before a forward (which rows differ, was all well), and nowhere else."""
+ADAPTIVE = {"reveal": "threshold", "tau": 0.1, "block_length": 4, "order": "top", "guidance": 1.5}
+WAITING = [{"method": m} for m in ("d5p4", "d5p4x", "diverse-beam", "greedy-beam", "cat", "independent")]
+WAITING += [
+    ADAPTIVE,
+    ADAPTIVE | {"guidance_window": (0, 0.4), "select_window": (0.2, 0.6), "reveal": "factor", "tau": None},
+]
+
+
+@pytest.mark.parametrize("options", WAITING, ids=str)
+def test_nothing_waits_between_the_forward_and_the_next_pool(monkeypatch, tmp_path, options):
+    """The loop looks at the device before a forward (which rows differ, which prompts are finished), and nowhere else.
+    When a prompt leaves the batch, the loop waits, too."""
     model = d5p4.load(write_llada(tmp_path), "cuda", "bfloat16")
-    run(model, method=method)  # compile
+    run(model, **options)  # compile
     row_run, look = RowRunner.run, Watch.check
 
     def waiting(function):
@@ -41,24 +50,26 @@ def test_nothing_waits_between_the_forward_and_the_next_pool(monkeypatch, tmp_pa
             try:
                 return function(*args, **kwargs)
             finally:
-                torch.cuda.set_sync_debug_mode("default" if done else "error")
+                torch.cuda.set_sync_debug_mode("error")
 
         return wrapped
 
     done = []
 
     def last(*args, **kwargs):
-        torch.cuda.set_sync_debug_mode("default")
         done.append(1)
-        return gather(*args, **kwargs)
+        return waiting(gather)(*args, **kwargs)
 
     loop = sys.modules["d5p4.decode.loop"]  # d5p4.decode is the function
     gather = loop.add_answers
     monkeypatch.setattr(RowRunner, "run", waiting(row_run))
     monkeypatch.setattr(Watch, "check", waiting(look))
     monkeypatch.setattr(loop, "add_answers", last)
+    for owner, name in ((loop._Batch, "part"), (Rows, "final"), (Adaptive, "next"), (loop, "_places")):
+        monkeypatch.setattr(owner, name, waiting(getattr(owner, name)))
+    monkeypatch.setattr(Rows, "run", waiting(Rows.run) if "guidance_window" in options else Rows.run)
     try:
-        run(model, method=method)
+        run(model, **options)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert done
