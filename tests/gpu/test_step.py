@@ -60,7 +60,15 @@ def test_nothing_waits_between_the_forward_and_the_next_pool(monkeypatch, tmp_pa
         done.append(1)
         return waiting(gather)(*args, **kwargs)
 
-    loop = sys.modules["d5p4.decode.loop"]  # d5p4.decode is the function
+    def whole(*args, **kwargs):
+        try:
+            return decode(*args, **kwargs)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    loop, door = sys.modules["d5p4.decode.loop"], sys.modules["d5p4.generate"]  # d5p4.decode is the function
+    decode = door.decode
+    monkeypatch.setattr(door, "decode", whole)
     gather = loop.add_answers
     monkeypatch.setattr(RowRunner, "run", waiting(row_run))
     monkeypatch.setattr(Watch, "check", waiting(look))

@@ -111,8 +111,10 @@ def decode(
         if settings.adaptive and facts is not None and numbers is not None:
             shares = [fact.share(pool.size, schedule.length) for fact in facts]
             progress = 1 - numbers[:, 2] / (pool.size * schedule.length)
-        scales = [settings.guidance if in_window(guided, index, share) else 1.0 for share in shares]
-        selecting = [step.last or in_window(settings.select_window, index, share) for share in shares]
+        known = {share: in_window(guided, index, share) for share in set(shares)}
+        scales = [settings.guidance if known[share] else 1.0 for share in shares]
+        known = {share: step.last or in_window(settings.select_window, index, share) for share in set(shares)}
+        selecting = [known[share] for share in shares]
         split = [_places(selecting, wanted, device) for wanted in (True, False)] if len(set(selecting)) > 1 else None
 
         # 2. Run the distinct rows through the body, and apply guidance to the states.
