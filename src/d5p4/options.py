@@ -332,12 +332,12 @@ class Settings:
     ] = None
     temperature: Annotated[float, Option("Temperature; 0 takes the likeliest token.", "basic", 0)] = 1.0
     top_p: Annotated[
-        float | None, Option("Sample from the likeliest tokens with this total probability.", "basic", above=0, most=1)
+        float | None, Option("Sample from the likeliest tokens of this total mass.", "basic", above=0, most=1)
     ] = None
     order: Annotated[
         str, Option("Which position is revealed next.", "basic", choices=_names(1), unset="the model's")
     ] = "confidence"
-    reveal: Annotated[str, Option("How many positions a step may reveal.", "basic", choices=_names(2))] = "schedule"
+    reveal: Annotated[str, Option("How many positions to reveal per step.", "basic", choices=_names(2))] = "schedule"
     guidance: Annotated[float, Option("Scale of classifier-free guidance; 1 is off.", "basic", 1)] = 1.0
     distinct: Annotated[bool, Option("Draw more children and keep those that differ.", "basic")] = False
     spare: Annotated[int, Option("Extra beams, so that k answers can differ.", "basic", 0)] = 0

@@ -136,8 +136,7 @@ class Answers:
     def distance(self) -> list[float | None]:
         """The distance of each answer to the nearest other answer, which is 1 minus the similarity of the two.
 
-        The distance of equal texts is set to 0. Their similarity may be less than 1, because it also compares tokens
-        after the end of the text.
+        The distance of equal texts is set to 0. Their similarity may be below 1, because their last forwards differ.
         """
         repeats = {i for i, text in enumerate(self.texts) if self.texts.count(text) > 1}
         others = [[s for j, s in enumerate(row) if j != i] for i, row in enumerate(self._similarity)]

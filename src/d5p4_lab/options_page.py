@@ -5,8 +5,7 @@ from __future__ import annotations
 import textwrap
 from pathlib import Path
 
-from d5p4.methods import METHODS
-from d5p4.options import GROUPS, Parameter, public
+from d5p4.options import GROUPS, Parameter, public, registries
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "options.md"
@@ -16,8 +15,10 @@ INTRODUCTION = """# Options
 
 This page is written by `make options` from the table in `d5p4/options.py`. An option has the same name everywhere:
 `generate(model, prompt, top_p=0.9)` in Python, `--top-p 0.9` on the command line, `"top_p": 0.9` in the body of an HTTP
-request and `top_p=0.9` in lm-eval's `--model_args`. Only HTTP uses OpenAI's names for two options: `n` for `k` and
-`max_tokens` for `gen_length`. A window of steps is written `START:STOP`; Python also accepts a pair.
+request and `top_p=0.9` in lm-eval's `--model_args`. Only HTTP has other names for three options: OpenAI's `n` for `k`
+and `max_tokens` for `gen_length`, and `early_stop` for `stop`, because OpenAI's `stop` means stop texts. A window of
+steps is written `START:STOP`; Python also accepts a pair. With an adaptive reveal rule, a window is a pair of shares of
+the revealed positions, such as `0:0.5`.
 
 The value of an option that is left out comes from the first of these that has one: the entry `d5p4` of the model's
 `generation_config.json`, the method, this table.
@@ -31,10 +32,13 @@ def page() -> str:
         lines += [f"## {title}\n", "| option | values | default | meaning |", "|---|---|---|---|"]
         lines += [_row(p) for p in public("python").values() if p.option.group == group]
         lines.append("")
-    lines += ["## Parameters of methods\n", "A parameter belongs to the method in the same row.\n"]
-    lines += ["| method | parameter | values | default | meaning |", "|---|---|---|---|---|"]
-    for method in METHODS.values():
-        lines += [f"| `{method.name}` {_row(p)}" for p in method.parameters.values()]
+    lines += [
+        "## Parameters of methods and reveal rules\n",
+        "A parameter belongs to the method or rule in the same row.\n",
+    ]
+    lines += ["| method or rule | parameter | values | default | meaning |", "|---|---|---|---|---|"]
+    for item in (item for registry in registries() for item in registry.values()):
+        lines += [f"| `{item.name}` {_row(p)}" for p in item.parameters.values()]
     return "\n".join(lines) + "\n"
 
 

@@ -35,7 +35,9 @@ Dtype = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress and no notes.")]
-Plugin = Annotated[list[str] | None, typer.Option(metavar="MODULE", help="Load a module that registers methods.")]
+Plugin = Annotated[
+    list[str] | None, typer.Option(metavar="MODULE", help="Load a module with own methods, orders, rules.")
+]
 Seed = Annotated[int | None, typer.Option(help="Random seed. The same seed gives the same answers.")]
 
 Given = dict[str, Any]

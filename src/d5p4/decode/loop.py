@@ -176,6 +176,7 @@ def _draw(settings: Settings, head: Head, ends: Ends) -> Draw:
         settings.top_k,
         settings.top_p,
         settings.order,
+        settings.order_spec.build(settings),
         settings.order_temperature,
         ends.ids if settings.eos == "last" else None,
         reveal.build(settings) if reveal.adaptive else None,

@@ -55,7 +55,7 @@ class Method(Registered):
                  `select(pool, k, key)`, or a plain function with these arguments. The dataclass may also have
                  `finish(final, k, scorer, references)`, which chooses the k answers after the last step,
                  `check_scorer(scorer, references)`, if the method accepts a scorer, and `prune(children, K, key)`,
-                 which picks the children that will be run (see `decode.pool.Brood`)
+                 which picks the K rows of a pool of children (`decode.pool.Pool`) that will be run
     branches     whether the pool has k*w rows (True) or k rows (False)
     presets      values of options that this method uses unless the caller gives other values
     half_guided  whether guidance acts on the first half of the steps only, unless `guidance_window` is given

@@ -76,6 +76,7 @@ class Draw:
     top_k: int | None = None
     top_p: float | None = None
     order: str = "confidence"
+    worth: Callable[[Seen], Tensor] | None = None  # the order with its parameters, if it has any
     order_temperature: float = 0.1
     last_ids: Tensor | None = None  # ids of the tokens to reveal last: end-of-text if eos="last"
     rule: Callable[[Sequence], Tensor] | None = None  # an adaptive reveal rule
@@ -97,7 +98,7 @@ Projection = Callable[[Parents, "Step", Draw, int], Children]
 
 def drawn(parents: Parents, step: Step, draw: Draw, count: int) -> Children:
     """Return `count` drawn children of each parent."""
-    look = _look(parents, step, draw, count, draw.temperature)
+    look = _look(parents, step, draw, count)
     if look.accepted is None:
         best = look.best[..., : step.reveal]
         return look.children(best, None)
@@ -110,7 +111,7 @@ def enumerated(parents: Parents, step: Step, draw: Draw, count: int) -> Children
     A schedule that reveals m positions accepts m - 1 positions, and an adaptive rule accepts what it accepts. The next
     position of the order's sequence branches. A row with fewer tokens than `count` repeats its last child.
     """
-    look = _look(parents, step, draw, 1, 0.0, least=0)
+    look = _look(parents, step, draw, 1, enumerates=True)
     number = torch.arange(look.best.shape[-1], device=look.best.device)
     accepted = look.accepted
     if accepted is None:
@@ -169,9 +170,9 @@ class _Look(NamedTuple):
         return Children(rows.scatter(3, where, token), logprob, finite)
 
 
-def _look(parents: Parents, step: Step, draw: Draw, count: int, temperature: float, least: int = 1) -> _Look:
+def _look(parents: Parents, step: Step, draw: Draw, count: int, enumerates: bool = False) -> _Look:
     """Draw `count` tokens for each open position, and put the positions into the sequence of the order. An adaptive
-    rule accepts at least the first `least` (0 or 1) positions of the sequence."""
+    rule accepts at least one position, unless children are enumerated, which takes the likeliest tokens."""
     order: Order = Order.registry[draw.order]
     place, valid = parents.places(step, draw.mask_id)
     shape = (place.shape[0], place.shape[1], place.shape[2])
@@ -192,7 +193,7 @@ def _look(parents: Parents, step: Step, draw: Draw, count: int, temperature: flo
         head.bias,
         head.banned,
         keyed_uniform(TOKEN).flatten(0, 2),
-        temperature if draw.start is None or step.index or not temperature else draw.start,
+        0.0 if enumerates else draw.start if start and draw.start is not None else draw.temperature,
         draw.top_k,
         draw.top_p,
         tuple(sorted(want)),
@@ -201,7 +202,7 @@ def _look(parents: Parents, step: Step, draw: Draw, count: int, temperature: flo
     look = _Look(parents, shape, place, valid, token, stats, place[:, :, None], None)
     tables = {name: look.table(values) for name, values in stats.items() if name in ("token", *want)}
     ends = None if draw.last_ids is None else torch.isin(look.table(token), draw.last_ids)
-    worth = order.worth(
+    worth = (draw.worth or order.worth)(
         Seen(
             tables,
             place[:, :, None],
@@ -219,7 +220,7 @@ def _look(parents: Parents, step: Step, draw: Draw, count: int, temperature: flo
         least_sure = coarse(tables["entropy"]).argmax(-1, keepdim=True)
         worth = worth.scatter(3, least_sure.expand(*worth.shape[:3], 1), torch.inf)
     best = coarse(worth).sort(dim=-1, descending=True, stable=True).indices
-    accepted = _accept(look._replace(best=best), step, draw, order, tables, ends, start, least)
+    accepted = _accept(look._replace(best=best), step, draw, order, tables, ends, start, 0 if enumerates else 1)
     return look._replace(best=best, accepted=accepted)
 
 

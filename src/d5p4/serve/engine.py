@@ -196,23 +196,28 @@ class Engine:
         for job in batch:
             self.metrics.waited.observe(max(0.0, start - job.created))
         self.metrics.batch.observe(len(batch))
-        decoder = Decoder(self._attempt, batch[0].settings, patience=math.inf)
+        delivered: set[Job] = set()
+        decoder = Decoder(partial(self._attempt, start, delivered), batch[0].settings, patience=math.inf)
         decoder.halvings = self._halvings  # a budget that was too large before is not tried again
         decoded = decoder.decode(batch)
         self._halvings = decoder.halvings
-        seconds = time.monotonic() - start
-        self.metrics.decoding.observe(seconds)
+        self.metrics.decoding.observe(time.monotonic() - start)
         outcomes: Outcomes = []
-        for job, result, place in decoded.answered:
-            if result.answers[place] and not job.outcome.done():
-                self.metrics.answered(result, place)
-                outcomes.append((job, finished(self.model, job, result, place, seconds)))
         for job, message in decoded.failed:
             by_guidance = message == NOT_FINITE and job.settings.guidance != 1
             outcomes.append((job, ApiError(400, message, "guidance") if by_guidance else ApiError(500, message)))
         return outcomes
 
-    def _attempt(self, jobs: list[Job], settings: Settings) -> Result:
+    def _attempt(self, start: float, delivered: set[Job], jobs: list[Job], settings: Settings) -> Result:
+        def deliver(number: int, result: Result, place: int) -> None:
+            """Give a job its answers as soon as its prompt is finished. The other prompts of the batch go on."""
+            job = jobs[number]
+            if job not in delivered and not job.outcome.done():
+                delivered.add(job)
+                self.metrics.answered(result, place)
+                outcome = finished(self.model, job, result, place, time.monotonic() - start)
+                job.loop.call_soon_threadsafe(job.settle, outcome)
+
         def watch(shot: Snapshot) -> list[int]:
             """Report the step to every job. Return the prompts to drop, because nobody waits for their answers."""
             places = list(enumerate(shot.prompts.tolist()))
@@ -224,7 +229,7 @@ class Engine:
         for job in jobs:
             job.recorder = Recorder(self.model) if job.ask.body.history else None  # a retry gets a new recorder
         requests, seeds = [job.request for job in jobs], [job.ask.seed for job in jobs]
-        return run_requests(self.model, requests, settings, seeds, callback=watch)
+        return run_requests(self.model, requests, settings, seeds, callback=watch, deliver=deliver)
 
     @property
     def model(self) -> Model:

@@ -26,7 +26,7 @@ CHARACTERS_PER_TOKEN = 256  # no token is longer, so a model of n tokens cannot 
 
 LARGEST = 1e30  # the largest absolute value of a number that has no limit of its own
 Number = Annotated[float, Ge(-LARGEST), Le(LARGEST)]
-Steps = Annotated[list[Annotated[int, Ge(0), Le(2**31)]], Len(2, 2)]
+Steps = Annotated[list[Annotated[int | float, Ge(0), Le(2**31)]], Len(2, 2)]
 Seed = Annotated[int, Ge(-(2**63)), Le(2**63 - 1)]
 First = Field(fail_fast=True)  # report only the first error in a list; a body can hold a million errors
 Ids = Annotated[list[int], MinLen(1), First]

@@ -47,6 +47,7 @@ def pages() -> Iterator[tuple[str, str, Tables]]:
     yield "docs/performance.md", "agreement", agreed
     yield "docs/method.md", "solver", solver_quality.tables(read(solver_quality.RESULT))
     yield "docs/scale.md", "scale", scale_plan.tables(scale_plan.committed())
+    yield "README.md", "countdown", puzzles
     yield "docs/models.md", "countdown", puzzles
     yield "docs/models.md", "books", texts
     yield "src/d5p4/models/weights/countdown/README.md", "countdown", puzzles
