@@ -320,7 +320,15 @@ def test_own_orders_and_rules_are_registered(monkeypatch):
         def __call__(self, seen):
             return torch.arange(seen.probability.shape[-1]) < self.most
 
+    @dataclass(frozen=True)
+    class Towards:
+        place: int = 99
+
+        def __call__(self, seen):
+            return -(seen.place - self.place).abs().double()
+
     monkeypatch.setitem(d5p4.ORDERS, "right", d5p4.Order("right", lambda seen: seen.place.double()))
+    monkeypatch.setitem(d5p4.ORDERS, "towards", d5p4.Order("towards", Towards))
     monkeypatch.setitem(d5p4.REVEALS, "some", d5p4.Reveal("some", Some))
     model = FakeModel()
     _, shots = one_step_at_a_time(model, "abc", order="right", reveal="some", most=4, eos="free", stop=False)
@@ -329,6 +337,8 @@ def test_own_orders_and_rules_are_registered(monkeypatch):
         [1] + [0] * 8,
         [0] * 9,
     ]
+    _, shots = one_step_at_a_time(model, "abc", order="towards", place=3, eos="free", method="independent")
+    assert [int((after[0] != model.mask_id).nonzero()[0, 0]) for _, _, _, after in shots[:3]] == [3, 2, 2]
     assert "already an order 'right'" in refusal(d5p4.register, d5p4.Order("right", len))
     assert "register takes" in refusal(d5p4.register, "right")
 

@@ -107,6 +107,14 @@ def test_a_method_s_own_parameter_arrives(server):
         assert reply.status_code == 200 and reply.json()["d5p4"]["settings"][name] == value, reply.text
 
 
+def test_a_window_may_be_shares_of_the_positions(server):
+    body = dict(prompt="abc", n=2, max_tokens=4, guidance=1.5, guidance_window=[0, 0.5])
+    reply = server.post(**body, reveal="threshold")
+    assert reply.status_code == 200 and reply.json()["d5p4"]["settings"]["guidance_window"] == [0, 0.5], reply.text
+    refused = server.post(**body)
+    assert refused.status_code == 400 and "whole numbers" in refused.json()["error"]["message"]
+
+
 def test_every_method_answers_as_offline(client, server):
     for method in d5p4.METHODS:
         reply = client.completions.create(

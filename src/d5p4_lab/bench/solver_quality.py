@@ -17,6 +17,7 @@ two sections run. With `--device cuda`, the last two run.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -56,6 +57,7 @@ LABELS = {
 KERNELS = [("additive", 1.0), ("additive", 10.0), ("additive", 100.0), ("multiplicative", 1.0)]
 SHARED = 0.8
 LOW, DIMENSIONS = "low-dimensional", 24  # the section of few dimensions
+STEP_ROWS = 60  # the rows of the step that `bench gpu` measured
 SIZES = ((6, 10), (32, 32), (64, 32))  # the sizes (k, w) of the section `times`
 TIMED = (PAPER, LOCAL, DEFAULT)
 SECTIONS = ("kernels", LOW, "times")
@@ -204,13 +206,19 @@ def times_table(results: Mapping[str, Any]) -> str:
     """Return the Markdown table of the section `times`, followed by the origin of the figures."""
     step, cells = llada_step(), []
     for row in rows_of(results, "times"):
-        share = None if step is None else f"{100 * row['graph_ms'] / step:.3f} %"
+        rows = math.prod(map(int, row["size"].split("×")))
+        share = None if step is None else f"{100 * row['ms'] / (step * rows / STEP_ROWS):.3f} %"
         least = f"{row['least_gain']:.4f}"
         cells.append([row["size"], f"`{row['solver']}`", row["ms"], row["graph_ms"], share, least])
     if not cells:
         return "Not measured yet."
     heads = ["k×w", "solver", "ms", "ms in a CUDA graph", "share of a step", "least gain over n starts (nats)"]
-    note = "" if step is None else f"A step of LLaDA-8B's shape at 6×10 takes {step:.0f} ms (results/bench/gpu.json).\n"
+    note = (
+        ""
+        if step is None
+        else f"A step of LLaDA-8B's shape with {STEP_ROWS} different rows takes {step:.0f} ms "
+        "(results/bench/gpu.json). The share is of a step with as many rows as the pool, whose time is in proportion.\n"
+    )
     return f"{markdown(heads, cells)}\n\n{note}{_origin(results['sections']['times'])}"
 
 
