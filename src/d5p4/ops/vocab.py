@@ -89,17 +89,13 @@ def even_rows(weight: Tensor) -> Tensor:
     return torch.nn.functional.pad(weight, (0, 0, 0, -weight.shape[0] % 64)) if uneven else weight
 
 
-def row_stats(logits: Tensor, banned: Tensor, want: Collection[str], tokens: Tensor | None = None) -> dict[str, Tensor]:
-    """Return the wanted statistics and "logsumexp" of logits [R, V]. If tokens [R, C] are given, add "token" [R, C]."""
-    if kernels.usable(logits):
-        return _kernel_stats(logits, offset_of(None, banned), want, tokens)
-    return plain_stats(logits.to(working_dtype(logits.dtype)).masked_fill(banned, -torch.inf), banned, want, tokens)
-
-
 def plain_stats(
     logits: Tensor, banned: Tensor, want: Collection[str], tokens: Tensor | None = None
 ) -> dict[str, Tensor]:
-    """Return `row_stats` of logits that already have dtype max(float32, dtype) and are minus infinity at banned ids."""
+    """Return the wanted statistics and "logsumexp" of logits [R, V]. If tokens [R, C] are given, add "token" [R, C].
+
+    The logits have the dtype max(float32, dtype) and are minus infinity at banned ids.
+    """
     lse = torch.logsumexp(logits, -1)
     stats = {"logsumexp": lse}
     if "entropy" in want:
@@ -129,7 +125,7 @@ def token_logprob(logits: Tensor, offset: Tensor, tokens: Tensor, lse: Tensor, r
     return logits[place[:, None], tokens].float() + offset[tokens] - lse[:, None]
 
 
-def _kernel_stats(logits: Tensor, offset: Tensor, want: Collection[str], tokens: Tensor | None) -> dict[str, Tensor]:
+def kernel_stats(logits: Tensor, offset: Tensor, want: Collection[str], tokens: Tensor | None) -> dict[str, Tensor]:
     from .kernels.vocab import block_stats, join_blocks
 
     stats = join_blocks(block_stats(logits, offset, want), want, offset)
@@ -151,7 +147,7 @@ def vocab_stats(
 
     def measure(logits: Tensor, offset: Tensor | None, given: Tensor | None) -> dict[str, Tensor]:
         if offset is not None:
-            return _kernel_stats(logits, offset, want, given)
+            return kernel_stats(logits, offset, want, given)
         return plain_stats(logits, banned, want, given)
 
     return over_chunks(measure, states, weight, bias, banned, tokens, fixed)
