@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,11 @@ from .graders import Grader
 from .groups import Group, read_groups
 from .stats import FEWEST, Figure, best_of, exp_figure, majority, mean_figure, pass_at, pooled_figure, ratio
 
-__all__ = ["METRICS", "Encoder", "Group", "Judge", "Metric", "Report", "read_groups", "report"]
+if TYPE_CHECKING:
+    from .encoder import Encoder
+    from .perplexity import CausalJudge
+
+__all__ = ["METRICS", "Group", "Metric", "Report", "read_groups", "report"]
 
 
 class Metric(NamedTuple):
@@ -54,20 +58,6 @@ METRICS = {  # a key is the name of a metric without the number that follows "@"
     "right": Metric("", "different right texts per group"),
     "right forms": Metric("", "different right answers per group"),
 }
-
-
-class Judge(Protocol):
-    """The model that computes PPL. `eval.perplexity.CausalJudge` with start="" is the judge of the paper."""
-
-    def per_text(self, texts: Sequence[str]) -> NDArray[np.float64]:
-        """Return the mean nats per token of each text, [n]."""
-
-
-class Encoder(Protocol):
-    """The model that computes vectors for cosines, such as `eval.encoder.Encoder`."""
-
-    def encode(self, texts: Sequence[str]) -> NDArray[Any]:
-        """Return a vector of length 1 for each text, [n, D]."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +102,7 @@ class Report:
 def report(
     groups: Iterable[Group],
     *,
-    judge: Judge | None = None,
+    judge: CausalJudge | None = None,
     encoder: Encoder | None = None,
     grader: Grader | None = None,
     k: int | None = None,
@@ -215,7 +205,7 @@ def _once(texts: Iterable[str], measure: Callable[[list[str]], NDArray[Any]]) ->
     return rows, np.asarray(measure(list(rows)))
 
 
-def _nats(groups: Sequence[Group], judge: Judge) -> list[tuple[float, int]]:
+def _nats(groups: Sequence[Group], judge: CausalJudge) -> list[tuple[float, int]]:
     """Return for each group the sum over its answers of the answer's mean nats per token, and the number of answers."""
     rows, values = _once((text for group in groups for text in group.answers), judge.per_text)
     return [(float(sum(values[rows[text]] for text in group.answers)), len(group.answers)) for group in groups]

@@ -98,6 +98,19 @@ class PartitionDPP(Checked):
 
 
 @dataclass(frozen=True)
+class Sampler(Checked):
+    """The parameters of methods that sample from a DPP instead of picking its most likely set."""
+
+    beta: Beta = 20.0
+    kernel: Kernel = "additive"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.kernel == "multiplicative" and self.beta == 0:
+            raise D5P4Error("must be above 0 for the multiplicative kernel", option="beta", value=self.beta)
+
+
+@dataclass(frozen=True)
 class D5P4(PartitionDPP):
     """The paper's main method, with the additive kernel and one selected child per parent."""
 

@@ -10,11 +10,10 @@ from torch import Tensor
 
 from ..errors import D5P4Error
 from ..ops.ties import argbest, canonical_order
-from ..options import Checked
 from ..rng import uniform
 from ..types import Choice
 from .common import draw_index
-from .dpp import Beta, Kernel, dpp_kernel
+from .dpp import Sampler, dpp_kernel
 
 if TYPE_CHECKING:
     from ..decode.view import PoolView
@@ -24,7 +23,7 @@ _PARTING = 1e-7
 
 
 @dataclass(frozen=True)
-class KDPP(Checked):
+class KDPP(Sampler):
     """Draws k items S with P(S) = det(L_S) / e_k(eigenvalues of L) (Kulesza and Taskar, 2011). O(N^3 + N k^2).
 
     If eigenvalues coincide (as with equal rows in the pool), the eigenvectors would depend on the last bits of L.
@@ -34,14 +33,6 @@ class KDPP(Checked):
     eigenvalues are not zero, the remaining items with the best quality complete the set. If a prompt's kernel is not
     finite, all items of the prompt's set are chosen by quality. e_k is the k-th elementary symmetric polynomial.
     """
-
-    beta: Beta = 20.0
-    kernel: Kernel = "additive"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.kernel == "multiplicative" and self.beta == 0:
-            raise D5P4Error("must be above 0 for the multiplicative kernel", option="beta", value=self.beta)
 
     def __call__(self, pool: PoolView, k: int, key: Tensor) -> Choice:
         if not 1 <= k <= pool.size:
