@@ -382,25 +382,20 @@ class Settings:
         int,
         Option(
             "The most tokens per forward, to limit memory. `run` and `serve` choose a default by the model's size.",
-            "research",
-            1,
+            least=1,
             hidden=("http",),
         ),
     ] = 16384
     deterministic: Annotated[
-        bool, Option("On a GPU, give results that do not depend on the batch. Slower.", "research", hidden=("http",))
+        bool, Option("On a GPU, give results that do not depend on the batch. Slower.", hidden=("http",))
     ] = False
     logprobs: Annotated[
-        bool, Option("Return each token's log-probability and reveal step.", "research", hidden=("http", "lm-eval"))
+        bool, Option("Return each token's log-probability and reveal step.", hidden=("http", "lm-eval"))
     ] = False
-    history: Annotated[bool, Option("Return every step's pool.", "research", hidden=("command", "http", "lm-eval"))] = (
-        False
-    )
+    history: Annotated[bool, Option("Return every step's pool.", hidden=("command", "http", "lm-eval"))] = False
     savings: Annotated[
         bool,
-        Option(
-            "Run equal rows through the model only once.", "research", hidden=("command", "http", "lm-eval", "python")
-        ),
+        Option("Run equal rows through the model only once.", hidden=("command", "http", "lm-eval", "python")),
     ] = True
     params: Mapping[str, Any] = field(default_factory=dict)
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .precision import wide
-from .vocab import KERNEL_CHUNK, over_chunks, plain_stats, row_chunks, token_logprob
+from .vocab import KERNEL_CHUNK, chunk_rows, over_chunks, plain_stats, token_logprob
 
 How = tuple[float, int | None, float | None, Collection[str]]  # temperature, top_k, top_p, wanted statistics
 
@@ -99,7 +99,9 @@ def kernel_draw(
     plain = block_stats(logits, offset, want, rows=rows)
     if temperature == 0 or top_k is not None or top_p is not None:
         drawn = []
-        for part in row_chunks(len(u), logits.shape[1], KERNEL_CHUNK // 16):  # sorting a chunk takes memory
+        size = chunk_rows(logits.shape[1], KERNEL_CHUNK // 16)  # sorting a chunk takes memory
+        for start in range(0, max(1, len(u)), size):
+            part = slice(start, start + size)
             whole = (logits[part] if rows is None else logits[rows[part]]).float() + offset
             if temperature == 0:
                 drawn.append(whole.argmax(-1, keepdim=True).expand(u[part].shape))
