@@ -18,7 +18,7 @@ import tokenizers
 from numpy.typing import NDArray
 
 from ..errors import D5P4Error
-from .reading import package_file
+from .reading import package_file, strings
 
 ORDER = 4  # BLEU counts n-grams for n = 1 to 4
 
@@ -75,7 +75,7 @@ def distinct(texts: Sequence[str], n: int) -> float:
     return len(different) / total if total else 0.0
 
 
-def vocabulary_size(references: Iterable[str]) -> int:
+def vocabulary_size(references: Sequence[str]) -> int:
     """Return the number of different word pieces in all references of a data set. `ead` calls this number V."""
     return len({piece for row in _ids(references) for piece in row})
 
@@ -172,10 +172,8 @@ def _bleu(effective_order: bool) -> Any:
     return BLEU(effective_order=effective_order, max_ngram_order=ORDER)
 
 
-def _ids(texts: Iterable[str]) -> list[tuple[int, ...]]:
-    if isinstance(texts, str):
-        raise D5P4Error(f"texts must be a list of strings, not {texts!r:.60}")
-    return [word_pieces(text) for text in texts]
+def _ids(texts: Sequence[str]) -> list[tuple[int, ...]]:
+    return [word_pieces(text) for text in strings(texts)]
 
 
 def _list(texts: Sequence[str], what: str) -> list[str]:

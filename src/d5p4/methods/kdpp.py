@@ -10,9 +10,8 @@ from torch import Tensor
 
 from ..errors import D5P4Error
 from ..ops.ties import argbest, canonical_order
-from ..rng import uniform
+from ..rng import draw_index, uniform
 from ..types import Choice
-from .common import draw_index
 from .dpp import Sampler, dpp_kernel
 
 if TYPE_CHECKING:

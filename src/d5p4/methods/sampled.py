@@ -12,9 +12,9 @@ from ..ops.partition_map import condition, solve
 from ..ops.problem import Problem, prepare
 from ..ops.ties import argbest
 from ..options import Option
-from ..rng import gumbel, mix, uniform
+from ..rng import draw_index, gumbel, mix, uniform
 from ..types import Choice
-from .common import by_group, draw_index
+from .beam import by_group
 from .dpp import Sampler, dpp_kernel
 from .exact import transversals
 
