@@ -60,7 +60,9 @@ class Encoder:
         Texts with more than `self.max_tokens` tokens are truncated. `max_tokens_per_batch` limits the tokens of a
         batch, padding included. This limit changes time and memory, not results.
         """
-        rows = [self._row(text) for text in strings(texts)]
+        texts = [text.lower() if self._lower else text for text in strings(texts)]
+        cut = {"truncation": True, "max_length": self.max_tokens, "padding": False}
+        rows = self.tokenizer(texts, **cut)["input_ids"] if texts else []
         vectors = np.zeros((len(rows), self.model.config.hidden_size), dtype=np.float32)
         for batch in batches([len(row) for row in rows], max_tokens_per_batch):
             inputs, mask = padded([rows[i] for i in batch], self.model.device)
@@ -73,10 +75,6 @@ class Encoder:
         if not np.isfinite(vectors).all():
             raise D5P4Error(f"the encoder {self.name!r} returned vectors that are not finite; check its weights")
         return vectors
-
-    def _row(self, text: str) -> list[int]:
-        text = text.lower() if self._lower else text
-        return self.tokenizer(text, truncation=True, max_length=self.max_tokens, padding=False)["input_ids"]
 
 
 def average_cosine(vectors: ArrayLike) -> float:

