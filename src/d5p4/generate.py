@@ -6,7 +6,7 @@ import secrets
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -249,31 +249,18 @@ def _row_length(model: Model, request: Request, settings: Settings) -> int:
 
 def _merge(parts: Sequence[tuple[list[int], Result]], pad_id: int) -> Result:
     """Merge results of several decode calls, in the order of the prompts. Rows are left-padded to the same length."""
-    order = [number for numbers, _ in parts for number in numbers]
-    back = torch.tensor(order).argsort()
+    back = torch.tensor([number for numbers, _ in parts for number in numbers]).argsort()
     longest = max(result.sequences.shape[-1] for _, result in parts)
-
-    def pad(x: Tensor, value: int) -> Tensor:
-        return torch.nn.functional.pad(x, (longest - x.shape[-1], 0), value=value)
-
-    def tensors(name: str) -> Tensor:
-        joined = torch.cat([getattr(result, name) for _, result in parts])
-        return joined[back.to(joined.device)]
-
-    def lists(name: str) -> Any:
-        if getattr(parts[0][1], name) is None:
-            return None
-        joined = [item for _, result in parts for item in getattr(result, name)]
-        return [joined[i] for i in back.tolist()]
-
-    sequences = torch.cat([pad(result.sequences, pad_id) for _, result in parts])
-    attention = torch.cat([pad(result.attention_mask, 0) for _, result in parts])
-    merged: dict[str, Any] = {
-        "sequences": sequences[back.to(sequences.device)],
-        "attention_mask": attention[back.to(attention.device)],
-    }
-    for name in ("answers", "texts", "lineage", "logprobs", "reveal_step", "history"):
-        merged[name] = lists(name)
-    for name in ("score", "logdet", "similarity", "distinct", "nfe", "rows", "rows_nominal"):
-        merged[name] = tensors(name)
+    merged: dict[str, Any] = {}
+    for name in (field.name for field in fields(Result)):
+        values = [getattr(result, name) for _, result in parts]
+        if name in ("sequences", "attention_mask"):
+            fill = pad_id if name == "sequences" else 0
+            values = [torch.nn.functional.pad(x, (longest - x.shape[-1], 0), value=fill) for x in values]
+        if isinstance(values[0], Tensor):
+            joined = torch.cat(values)
+            merged[name] = joined[back.to(joined.device)]
+        elif isinstance(values[0], list):
+            listed = [item for value in values for item in value]
+            merged[name] = [listed[i] for i in back.tolist()]
     return replace(parts[0][1], **merged)

@@ -86,7 +86,7 @@ class Parameter:
             raise self._error("must be True or False", value)
         if self.kind is str:
             if not isinstance(value, str) or (self.choices and value not in self.choices):
-                raise self._error(_unknown(value, self.choices), value)
+                raise self._error(_unknown(value, self.choices) if self.choices else "must be text", value)
         elif self.kind in (int, float):
             self._number(value)
         return value
@@ -142,12 +142,9 @@ class Parameter:
         return D5P4Error(reason, option=self.name, value=value)
 
 
-def _unknown(value: Any, choices: Iterable[str]) -> str:
+def _unknown(value: Any, choices: Iterable[str], what: str = "is not known") -> str:
     hint = nearest(value, choices) if isinstance(value, str) else ""
-    names = ", ".join(choices)
-    if not names:
-        return "must be text"
-    return f"is not known; {hint} Use one of {names}" if hint else f"is not known; use one of {names}"
+    return f"{what}; {hint} Use one of {', '.join(choices)}" if hint else f"{what}; use one of {', '.join(choices)}"
 
 
 @cache
@@ -164,12 +161,8 @@ def _read(name: str, hint: Any, default: Any) -> Parameter:
     if get_origin(hint) is Annotated:
         hint, *notes = get_args(hint)
         option = next((note for note in notes if isinstance(note, Option)), option)
-    kinds = [hint]
-    if get_origin(hint) in (Union, UnionType):
-        kinds = [kind for kind in get_args(hint) if kind is not NoneType]
-        optional = NoneType in get_args(hint)
-    else:
-        optional = False
+    parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    optional, kinds = NoneType in parts, [kind for kind in parts if kind is not NoneType]
     kind = kinds[0] if len(kinds) == 1 else float if set(kinds) == {int, float} else object
     literals = tuple(get_args(kind)) if get_origin(kind) is Literal else ()
     kind = str if literals else get_origin(kind) or kind
@@ -210,10 +203,8 @@ class Registry(dict[str, Any]):
         load_plugins()
         if isinstance(name, str) and name in self:
             return self[name]
-        hint = nearest(name, self) if isinstance(name, str) else ""
         what = "is not a method" if self.kind == "method" else "is not known"
-        use = f"{hint} Use one of {', '.join(self)}" if hint else f"use one of {', '.join(self)}"
-        raise D5P4Error(f"{what}; {use}", option=self.kind, value=name)
+        raise D5P4Error(_unknown(name, self, what), option=self.kind, value=name)
 
 
 class Registered:
@@ -391,25 +382,20 @@ class Settings:
         int,
         Option(
             "The most tokens per forward, to limit memory. `run` and `serve` choose a default by the model's size.",
-            "research",
-            1,
+            least=1,
             hidden=("http",),
         ),
     ] = 16384
     deterministic: Annotated[
-        bool, Option("On a GPU, give results that do not depend on the batch. Slower.", "research", hidden=("http",))
+        bool, Option("On a GPU, give results that do not depend on the batch. Slower.", hidden=("http",))
     ] = False
     logprobs: Annotated[
-        bool, Option("Return each token's log-probability and reveal step.", "research", hidden=("http", "lm-eval"))
+        bool, Option("Return each token's log-probability and reveal step.", hidden=("http", "lm-eval"))
     ] = False
-    history: Annotated[bool, Option("Return every step's pool.", "research", hidden=("command", "http", "lm-eval"))] = (
-        False
-    )
+    history: Annotated[bool, Option("Return every step's pool.", hidden=("command", "http", "lm-eval"))] = False
     savings: Annotated[
         bool,
-        Option(
-            "Run equal rows through the model only once.", "research", hidden=("command", "http", "lm-eval", "python")
-        ),
+        Option("Run equal rows through the model only once.", hidden=("command", "http", "lm-eval", "python")),
     ] = True
     params: Mapping[str, Any] = field(default_factory=dict)
 

@@ -51,7 +51,8 @@ class Prepared:
     """The model and the options that all prompts of a call share. `take` turns prompts into requests."""
 
     def __init__(self, model: Model, options: Mapping[str, Any]) -> None:
-        check_model(model)
+        if not hasattr(model, "body") or not hasattr(model, "head"):
+            raise D5P4Error(f"model is a {type(model).__name__}; make a model with d5p4.load or d5p4.wrap")
         self.model = model
         self.settings = Settings.make(model, **options)
         self.length_given = gives_length(options)
@@ -157,11 +158,6 @@ def schedule_for(length: int, settings: Settings) -> Policy:
     if not schedule.random:
         settings.check_random("one step per block")
     return schedule
-
-
-def check_model(model: Any) -> None:
-    if not hasattr(model, "body") or not hasattr(model, "head"):
-        raise D5P4Error(f"model is a {type(model).__name__}; make a model with d5p4.load or d5p4.wrap")
 
 
 def check_lists(prompts: int, **given: Any) -> None:

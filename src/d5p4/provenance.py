@@ -1,4 +1,4 @@
-"""Describe how a result was made: machine, versions, weights and command. Paths on this machine are not recorded."""
+"""Describe how a result was made: machine, versions and weights. Paths on this machine are not recorded."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import hashlib
 import os
 import platform
 import re
-import shlex
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,22 +49,16 @@ def weights_hash(folder: Path) -> str:
     return hashlib.sha256("".join(map(file_hash, files)).encode()).hexdigest()
 
 
-def command(words: Sequence[str]) -> str:
-    """Return a command line that a reader could type. Paths on this machine are shortened to their last part."""
-    return shlex.join(map(without_places, words))
-
-
 def without_places(text: str) -> str:
     """Shorten each path on this machine in the text to the last part of the path."""
     return _PATH.sub(lambda path: os.path.basename(path[0].rstrip("/")) or path[0], text)
 
 
-def provenance(device: torch.device | str, words: Sequence[str] = ()) -> dict[str, Any]:
-    """Return machine, versions, date and command, which are stored beside a result."""
-    facts = {
+def provenance(device: torch.device | str) -> dict[str, Any]:
+    """Return machine, versions and date, which are stored beside a result."""
+    return {
         "machine": machine(device),
         "torch": torch.__version__,
         "d5p4": __version__,
         "date": datetime.date.today().isoformat(),
     }
-    return facts | ({"command": command(words)} if words else {})

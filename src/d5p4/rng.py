@@ -119,6 +119,15 @@ def uniform(stream: Tensor, position: Tensor | int, child: Tensor | int = 0) -> 
     return u if u.dtype == torch.float64 else u.clamp_max(1 - 2**-24)  # in float32, the largest number would become 1
 
 
+def draw_index(weights: Tensor, u: Tensor) -> Tensor:
+    """Draw indices [P, m] with chances proportional to weights [P, N] >= 0. Uniform numbers u [P, m] decide the draws.
+
+    An index of weight zero is never drawn if another index has a positive weight.
+    """
+    heap = weights.cumsum(-1)
+    return torch.searchsorted(heap, u * heap[:, -1:]).clamp_max(weights.shape[-1] - 1)
+
+
 def gumbel(u: Tensor) -> Tensor:
     """Turn uniform numbers inside (0, 1) into standard Gumbel noise. argmax(log p + noise) is a draw from p."""
     return -torch.log(-torch.log(u))

@@ -4,6 +4,7 @@ import functools
 import itertools
 import re
 from collections import Counter
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -15,7 +16,6 @@ from d5p4.eval.countdown import (
     WINDOW,
     Draws,
     Problem,
-    Ranges,
     attempt,
     canonical,
     fault,
@@ -45,6 +45,12 @@ def examples():
 
 
 # ---- the generator
+
+
+class Ranges(NamedTuple):
+    number: int
+    value: int
+    targets: tuple[int, int]
 
 
 @functools.cache
@@ -79,9 +85,11 @@ def all_ways(count, ranges):
         (5, Ranges(2, 3, (3, 3)), 200_000, [*range(5), *range(17, 21)]),
     ],
 )
-def test_accepted_rows_are_uniform_over_the_valid_ways(count, ranges, rows, columns):
+def test_accepted_rows_are_uniform_over_the_valid_ways(count, ranges, rows, columns, monkeypatch):
+    for name, limit in zip(("LARGEST_NUMBER", "LARGEST_VALUE", "TARGETS"), ranges, strict=True):
+        monkeypatch.setattr(countdown, name, limit)
     every, weight = map(np.array, zip(*all_ways(count, ranges).items(), strict=True))
-    drawn = attempt(Draws(count), rows, count, ranges)
+    drawn = attempt(Draws(count), rows, count)
     accepted = np.hstack([drawn.numbers, drawn.steps.reshape(len(drawn.steps), -1)])
     cells, cell = np.unique(np.vstack([every, accepted])[:, columns], axis=0, return_inverse=True)
     cell = cell.reshape(-1)  # numpy 2.0 gave it a second axis

@@ -102,25 +102,6 @@ def test_a_folder_of_transformers_alone_is_pooled_by_the_mean(tmp_path, tiny):
     assert not np.allclose(plain.encode(TEXTS[5:6]), tiny.encode(TEXTS[5:6]), atol=1e-3)  # it reads more of it
 
 
-def test_cosines_of_a_set(tiny):
-    texts = TEXTS[:4]
-    vectors = tiny.encode(texts).astype(np.float64)
-    pairs = [vectors[i] @ vectors[j] for i in range(4) for j in range(4) if i != j]
-    assert tiny.s_cos(texts) == pytest.approx(np.mean(pairs), abs=1e-6)
-    assert tiny.s_cos(["the cat"] * 3) == pytest.approx(1, abs=1e-6)
-    assert tiny.s_cos(["the cat"]) == tiny.s_cos([]) == 0
-
-
-def test_cosine_with_the_nearest_reference(tiny):
-    predictions, references = ["the dog ran", "cats"], ["sat on", "mat", "the cat"]
-    cosines = [float(tiny.encode([a])[0] @ tiny.encode([b])[0]) for a in predictions for b in references]
-    assert tiny.r_cos(predictions, references) == pytest.approx(max(cosines), abs=1e-5)
-    assert tiny.r_cos(predictions, [*references, "cats"]) == pytest.approx(1, abs=1e-5)
-    for pair in (([], references), (predictions, [])):
-        with pytest.raises(D5P4Error, match="needs predictions and references"):
-            tiny.r_cos(*pair)
-
-
 def test_no_texts_and_bad_texts(tiny):
     assert tiny.encode([]).shape == (0, 16)
     for texts in ("one text", ["a", None]):
@@ -228,7 +209,8 @@ def test_the_default_says_what_sentence_transformers_says(minilm):
 @needs_minilm
 def test_the_default_knows_what_is_alike(minilm):
     alike = ["A man is eating food.", "A man eats something."]
-    assert minilm.s_cos(alike) > 0.6 > 0.3 > minilm.s_cos([alike[0], "The stock market fell on Tuesday."])
+    first, second, other = minilm.encode([*alike, "The stock market fell on Tuesday."])
+    assert first @ second > 0.6 > 0.3 > first @ other
 
 
 def test_average_cosine_is_the_mean_over_pairs():

@@ -6,12 +6,13 @@ import math
 import numpy as np
 import pytest
 
-from d5p4.eval.encoder import Encoder
+from d5p4.eval.encoder import Encoder, average_cosine
 from d5p4.eval.graders import GRADERS
-from d5p4.eval.lexical import bleu, distinct, ead, empirical_entropy, f1, self_bleu, sentence_bleu, vocabulary_size
+from d5p4.eval.lexical import distinct, ead, empirical_entropy, f1, self_bleu, sentence_bleu, vocabulary_size
 from d5p4.eval.perplexity import CausalJudge
 from d5p4.eval.report import METRICS, Group, report
 from d5p4.eval.stats import mean_figure
+from tests.eval.test_lexical import bleu
 from tests.eval.test_perplexity import write_judge
 from tests.refusals import refusal
 
@@ -130,8 +131,10 @@ def test_ppl_is_the_papers(tmp_path):
 def test_cosines():
     encoder = Encoder(device="cpu")
     result = report(GROUPS, encoder=encoder)
-    assert result["S-COS"].value == pytest.approx(100 * np.mean([encoder.s_cos(g.answers) for g in GROUPS]), abs=1e-3)
-    nearest = [encoder.r_cos(g.answers, g.references) for g in GROUPS]
+    assert result["S-COS"].value == pytest.approx(
+        100 * np.mean([average_cosine(encoder.encode(g.answers)) for g in GROUPS]), abs=1e-3
+    )
+    nearest = [(encoder.encode(g.answers) @ encoder.encode(g.references).T).max() for g in GROUPS]
     assert result["R-COS"].value == pytest.approx(100 * np.mean(nearest), abs=1e-3)
     without = report([Group("p", ("x", "y"))], encoder=encoder)
     assert "R-COS" not in without.figures and "S-COS" in without.figures

@@ -4,7 +4,7 @@ from scipy.stats import chisquare
 
 from d5p4 import rng
 from d5p4.ops import vocab
-from d5p4.ops.sample import draw, draw_logits, filter_logits, inverse_cdf
+from d5p4.ops.sample import draw, filter_logits, inverse_cdf, plain_draw
 
 
 def draws_of(probabilities, count=20_000, **options):
@@ -61,13 +61,15 @@ def test_inverse_cdf_is_exact_at_the_edges():
 def test_a_uniform_of_zero_draws_no_banned_token():
     logits = torch.tensor([[-torch.inf, 0.0, 1.0]])
     banned = torch.tensor([True, False, False])
-    assert draw_logits(logits, banned, torch.zeros(1, 1, dtype=torch.float64))[0].tolist() == [[1]]
+    assert plain_draw(logits, banned, torch.zeros(1, 1, dtype=torch.float64), (1.0, None, None, ()))[0].tolist() == [
+        [1]
+    ]
 
 
 def test_uniforms_of_another_shape_are_named():
     for shape in ((1, 3), (2,), (3, 2, 1)):
         with pytest.raises(ValueError, match=r"u must be \[R, C\] with R = 2 rows"):
-            draw_logits(torch.zeros(2, 3), torch.zeros(3, dtype=torch.bool), torch.zeros(shape, dtype=torch.float64))
+            draw(torch.zeros(2, 3), torch.eye(3), None, torch.zeros(3, dtype=torch.bool), torch.zeros(shape))
 
 
 def test_tail_of_a_large_vocabulary_keeps_its_mass():

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from d5p4.ops import vocab
-from d5p4.ops.vocab import row_stats, vocab_stats
+from d5p4.ops.vocab import plain_stats, vocab_stats
 
 
 @pytest.fixture
@@ -51,13 +51,13 @@ def test_extreme_rows():
     allowed = torch.zeros(5, dtype=torch.bool)
     two = [0.0, -math.inf, 0.0, -math.inf, -math.inf]
     for row, entropy in (([0.0] * 5, math.log(5)), (two, math.log(2)), ([1e4, 0, 0, 0, 0], 0.0)):
-        stats = row_stats(torch.tensor([row], dtype=torch.float64), allowed, ("entropy", "margin"))
+        stats = plain_stats(torch.tensor([row], dtype=torch.float64), allowed, ("entropy", "margin"))
         assert stats["entropy"].item() == pytest.approx(entropy, abs=1e-12), row
 
 
 def test_nan_and_infinite_logits_show_in_the_logsumexp():
     logits = torch.tensor([[0.0, math.nan], [math.inf, 0.0], [-math.inf, -math.inf], [0.0, 1.0]])
-    finite = row_stats(logits, torch.zeros(2, dtype=torch.bool), ())["logsumexp"].isfinite()
+    finite = plain_stats(logits, torch.zeros(2, dtype=torch.bool), ())["logsumexp"].isfinite()
     assert finite.tolist() == [False, False, False, True]
 
 

@@ -183,18 +183,6 @@ def problems(count: int, numbers: int = 4, seed: int = 0) -> list[Problem]:
     return list(drawn.values())[:count]
 
 
-@dataclass(frozen=True)
-class Ranges:
-    """Limits of generated problems: the largest number and result (the smallest are 1), and the range of targets."""
-
-    number: int = LARGEST_NUMBER
-    value: int = LARGEST_VALUE
-    targets: tuple[int, int] = TARGETS
-
-
-RANGES = Ranges()
-
-
 class Ways(NamedTuple):
     """R generated problems, each with the steps of one of its solutions."""
 
@@ -232,9 +220,9 @@ def heldout(numbers: NDArray[np.integer], target: NDArray[np.integer]) -> NDArra
     return state % np.uint64(_HELDOUT_SHARE) == 0
 
 
-def attempt(draws: Draws, rows: int, count: int, ranges: Ranges = RANGES) -> Ways:
+def attempt(draws: Draws, rows: int, count: int) -> Ways:
     """Draw `rows` random problems of `count` numbers with random steps, and return the valid ones with their steps."""
-    numbers = draws.below(ranges.number, count * rows).reshape(count, rows) + 1
+    numbers = draws.below(LARGEST_NUMBER, count * rows).reshape(count, rows) + 1
     table = numbers.copy()
     steps: list[NDArray[np.int32]] = []
     for size in range(count, 1, -1):
@@ -245,7 +233,7 @@ def attempt(draws: Draws, rows: int, count: int, ranges: Ranges = RANGES) -> Way
         x, y = table[left, row], table[right, row]
         a, b = np.maximum(x, y), np.minimum(x, y)
         c = np.choose(operation, (a + b, a - b, a * b, a // b))
-        low, high = ranges.targets if size == 2 else (1, ranges.value)
+        low, high = TARGETS if size == 2 else (1, LARGEST_VALUE)
         valid = (c >= low) & (c <= high) & ((operation != 3) | (c * b == a))
         table[left, row] = c
         table[right, row] = table[size - 1]

@@ -1,4 +1,4 @@
-"""Sentence embeddings from any encoder of transformers, and the two cosines that the paper reports: S-COS and R-COS."""
+"""Sentence embeddings from any encoder of transformers, and the mean cosine S-COS that the paper reports."""
 
 from __future__ import annotations
 
@@ -60,9 +60,11 @@ class Encoder:
         Texts with more than `self.max_tokens` tokens are truncated. `max_tokens_per_batch` limits the tokens of a
         batch, padding included. This limit changes time and memory, not results.
         """
-        rows = [self._row(text) for text in strings(texts)]
+        texts = [text.lower() if self._lower else text for text in strings(texts)]
+        cut = {"truncation": True, "max_length": self.max_tokens, "padding": False}
+        rows = self.tokenizer(texts, **cut)["input_ids"] if texts else []
         vectors = np.zeros((len(rows), self.model.config.hidden_size), dtype=np.float32)
-        for batch in batches([len(row) for row in rows], 1, max_tokens_per_batch):
+        for batch in batches([len(row) for row in rows], max_tokens_per_batch):
             inputs, mask = padded([rows[i] for i in batch], self.model.device)
             states = self.model(input_ids=inputs, attention_mask=mask).last_hidden_state  # [R, T, D]
             if self.pooling == "mean":
@@ -73,21 +75,6 @@ class Encoder:
         if not np.isfinite(vectors).all():
             raise D5P4Error(f"the encoder {self.name!r} returned vectors that are not finite; check its weights")
         return vectors
-
-    def s_cos(self, texts: Sequence[str]) -> float:
-        """Return the mean cosine over all pairs of texts. The mean is 0 for one text or none."""
-        return average_cosine(self.encode(texts))
-
-    def r_cos(self, predictions: Sequence[str], references: Sequence[str]) -> float:
-        """Return the largest cosine between any prediction and any reference."""
-        if not (len(strings(predictions)) and len(strings(references))):
-            raise D5P4Error(f"R-COS needs predictions and references, got {len(predictions)} and {len(references)}")
-        vectors = self.encode([*predictions, *references])
-        return float((vectors[: len(predictions)] @ vectors[len(predictions) :].T).max())
-
-    def _row(self, text: str) -> list[int]:
-        text = text.lower() if self._lower else text
-        return self.tokenizer(text, truncation=True, max_length=self.max_tokens, padding=False)["input_ids"]
 
 
 def average_cosine(vectors: ArrayLike) -> float:

@@ -52,7 +52,7 @@ class Grader:
     key: Callable[[str], Hashable] = str.strip  # texts with the same key are one answer; None means no answer
     needs: str = ""  # what the grader needs to judge a prompt, such as "a reference"; used in messages
     about: str = ""  # the task in one sentence; the playground shows it
-    examples: tuple[tuple[str, str], ...] = ()  # pairs (label, prompt) that the playground offers to try
+    examples: Sequence[tuple[str, str]] = ()  # pairs (label, prompt) that the playground offers to try
 
     def count_right(self, texts: Sequence[str], right: Sequence[bool]) -> int:
         """Return the number of different right answers. `right` is what `grade` returned for these texts."""
@@ -62,22 +62,15 @@ class Grader:
 GRADERS: dict[str, Grader] = {}
 
 
-def register_grader(
-    name: str,
-    grade: Grade,
-    *,
-    key: Callable[[str], Hashable] = str.strip,
-    needs: str = "",
-    about: str = "",
-    examples: Sequence[tuple[str, str]] = (),
-) -> Grader:
+def register_grader(name: str, grade: Grade, **more: Any) -> Grader:
     """Register a grader under a name. The arguments are the fields of `Grader`."""
-    if not isinstance(name, str) or not name or not callable(grade) or not callable(key):
-        raise D5P4Error(f"a grader needs a name and two functions, got name={name!r:.60}, grade={grade!r}, key={key!r}")
+    new = Grader(name, grade, **more)
+    if not isinstance(name, str) or not name or not callable(grade) or not callable(new.key):
+        raise D5P4Error(f"a grader needs a name and two functions, got name={name!r:.60}, grade={grade!r}, {more}")
     if name in GRADERS:
         raise D5P4Error(f"there is already a grader {name!r}; choose another name")
-    GRADERS[name] = Grader(name, grade, key, needs, about, tuple(examples))
-    return GRADERS[name]
+    GRADERS[name] = new
+    return new
 
 
 def grader(name: str) -> Grader:

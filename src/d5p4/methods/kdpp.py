@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from ..errors import D5P4Error
-from ..ops.ties import argbest, canonical_order
-from ..options import Checked
-from ..rng import uniform
+from ..ops.problem import Problem, prepare
+from ..ops.ties import argbest
+from ..rng import draw_index, uniform
 from ..types import Choice
-from .common import draw_index
-from .dpp import Beta, Kernel, dpp_kernel
+from .dpp import Sampler, dpp_kernel
 
 if TYPE_CHECKING:
     from ..decode.view import PoolView
@@ -24,7 +23,7 @@ _PARTING = 1e-7
 
 
 @dataclass(frozen=True)
-class KDPP(Checked):
+class KDPP(Sampler):
     """Draws k items S with P(S) = det(L_S) / e_k(eigenvalues of L) (Kulesza and Taskar, 2011). O(N^3 + N k^2).
 
     If eigenvalues coincide (as with equal rows in the pool), the eigenvectors would depend on the last bits of L.
@@ -35,41 +34,24 @@ class KDPP(Checked):
     finite, all items of the prompt's set are chosen by quality. e_k is the k-th elementary symmetric polynomial.
     """
 
-    beta: Beta = 20.0
-    kernel: Kernel = "additive"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.kernel == "multiplicative" and self.beta == 0:
-            raise D5P4Error("must be above 0 for the multiplicative kernel", option="beta", value=self.beta)
-
     def __call__(self, pool: PoolView, k: int, key: Tensor) -> Choice:
         if not 1 <= k <= pool.size:
             raise D5P4Error(f"cannot choose k = {k} of a pool of {pool.size} rows; k must be from 1 to {pool.size}")
         kernel, log_gain = dpp_kernel(self.kernel, pool.quality, pool.similarity, self.beta)
-        if log_gain is not None:
-            scale = ((log_gain - log_gain.amax(-1, keepdim=True)) / 2).exp()
-            kernel = scale.unsqueeze(-1) * kernel * scale.unsqueeze(-2)
-        order = canonical_order(pool.tie)
-        kernel = kernel.gather(1, order.unsqueeze(-1).expand_as(kernel)).gather(2, order.unsqueeze(1).expand_as(kernel))
-        items = sample(kernel, k, pool.quality.gather(-1, order), pool.tie.gather(-1, order), key)
-        return pool.keep(order.gather(-1, items).sort(-1).values)
+        problem = prepare(kernel, k, log_gain, pool.quality, pool.tie, partition=False)
+        return pool.keep(problem.restore(sample(problem, key)))
 
 
-def sample(kernel: Tensor, k: int, quality: Tensor, tie: Tensor, key: Tensor) -> Tensor:
-    """Return the items [P, k] of one k-DPP draw from kernel [P, N, N]. key [P] keys the random numbers of the draw."""
-    size = kernel.shape[-1]
-    kernel = (kernel + kernel.transpose(-1, -2)) / 2
-    kernel = kernel / kernel.diagonal(dim1=-2, dim2=-1).amax(-1).view(-1, 1, 1)
-    sound = kernel.isfinite().all(-1).all(-1)
-    place = torch.arange(size, device=kernel.device)
+def sample(problem: Problem, key: Tensor) -> Tensor:
+    """Return the items [P, k] of one k-DPP draw. key [P] keys the random numbers of the draw."""
+    scale = (problem.log_gain / 2).exp()
+    kernel = scale.unsqueeze(-1) * problem.kernel * scale.unsqueeze(-2)
+    place = torch.arange(kernel.shape[-1], device=kernel.device)
     apart = _PARTING * uniform(torch.zeros_like(place), place).to(kernel.dtype)  # unequal, so no eigenvalues coincide
-    kernel = torch.where(sound.view(-1, 1, 1), kernel, 0.0) + apart.diag()
-    values, vectors = torch.linalg.eigh(kernel)
+    values, vectors = torch.linalg.eigh(kernel + apart.diag())
     values = torch.where(values > 10 * _PARTING, values, 0.0)
-    chosen = choose_eigenvectors(values.log(), k, key)
-    basis = vectors * chosen.unsqueeze(1)
-    return _sample_projection(basis, chosen.sum(-1), k, quality, tie, key)
+    chosen = choose_eigenvectors(values.log(), problem.k, key)
+    return _sample_projection(problem, vectors * chosen.unsqueeze(1), chosen.sum(-1), key)
 
 
 def log_elementary(log_values: Tensor, k: int) -> Tensor:
@@ -106,7 +88,7 @@ def choose_eigenvectors(log_values: Tensor, k: int, key: Tensor) -> Tensor:
     return torch.cat(taken[::-1], -1)
 
 
-def _sample_projection(basis: Tensor, rank: Tensor, k: int, quality: Tensor, tie: Tensor, key: Tensor) -> Tensor:
+def _sample_projection(problem: Problem, basis: Tensor, rank: Tensor, key: Tensor) -> Tensor:
     """Draw items [P, k] of the projection DPP K = V V^T in turn, with chances proportional to K_ii given earlier items.
 
     basis V [P, N, N] has columns of zeros for the eigenvectors that were not drawn. rank [P] is how many
@@ -114,13 +96,12 @@ def _sample_projection(basis: Tensor, rank: Tensor, k: int, quality: Tensor, tie
     """
     variance = (basis * basis).sum(-1)
     free = torch.ones_like(variance, dtype=torch.bool)
-    worth = quality.nan_to_num(nan=-1e30).clamp(-1e30, 1e30)
     rows: list[Tensor] = []
     items = []
-    for t in range(k):
+    for t in range(problem.k):
         weight = torch.where(free, variance.clamp_min(0), 0.0)
         drawn = draw_index(weight, uniform(key.unsqueeze(-1), t, _ITEM).to(weight.dtype))
-        best = argbest(torch.where(free, worth, -torch.inf), tie).unsqueeze(-1)
+        best = argbest(torch.where(free, problem.quality, -torch.inf), problem.tie).unsqueeze(-1)
         drawing = (rank.unsqueeze(-1) > t) & (weight.sum(-1, keepdim=True) > 0)
         item = torch.where(drawing, drawn, best)
         own = basis.gather(1, item.unsqueeze(-1).expand(-1, -1, basis.shape[-1]))  # [P, 1, N]

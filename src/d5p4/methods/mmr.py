@@ -10,7 +10,7 @@ from torch import Tensor
 from ..ops.mmr import mmr
 from ..options import Checked, Option
 from ..types import Choice
-from .common import by_group
+from .beam import by_group
 
 if TYPE_CHECKING:
     from ..decode.view import PoolView

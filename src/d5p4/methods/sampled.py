@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import torch
 from torch import Tensor
 
-from ..errors import D5P4Error
 from ..ops.partition_map import condition, solve
 from ..ops.problem import Problem, prepare
 from ..ops.ties import argbest
-from ..options import Checked, Option
-from ..rng import gumbel, mix, uniform
+from ..options import Option
+from ..rng import draw_index, gumbel, mix, uniform
 from ..types import Choice
-from .common import by_group, draw_index
-from .dpp import Beta, Kernel, dpp_kernel
+from .beam import by_group
+from .dpp import Sampler, dpp_kernel
 from .exact import transversals
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ _CHUNK = 1 << 22  # at most this many items are scored at once, where each of th
 
 
 @dataclass(frozen=True)
-class PartitionSample(Checked):
+class PartitionSample(Sampler):
     """Draws one set S with one item per group. P(S) is proportional to det(L_S)^(1/set_temperature).
 
     If there are at most `limit` sets, all sets are enumerated, and the draw is exact, O(w^k k^3). Otherwise, a
@@ -36,8 +35,6 @@ class PartitionSample(Checked):
     on each other. If every set is singular, the result of that local search is returned.
     """
 
-    beta: Beta = 20.0
-    kernel: Kernel = "additive"
     set_temperature: Annotated[float, Option("Temperature of the draw of a set.", above=0)] = 1.0
     limit: Annotated[
         int, Option("With more sets than this limit, a Markov chain draws the set.", least=0, hidden=("http",))
@@ -45,11 +42,6 @@ class PartitionSample(Checked):
     moves: Annotated[
         int | None, Option("Moves of the Markov chain.", least=1, unset="20 per answer", hidden=("http",))
     ] = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.kernel == "multiplicative" and self.beta == 0:
-            raise D5P4Error("must be above 0 for the multiplicative kernel", option="beta", value=self.beta)
 
     def __call__(self, pool: PoolView, k: int, key: Tensor) -> Choice:
         width = by_group(pool.tie, k).shape[-1]

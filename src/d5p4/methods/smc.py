@@ -12,9 +12,8 @@ from torch import Tensor
 from ..errors import D5P4Error
 from ..ops.ties import canonical_order, ranked
 from ..options import Checked, Option, Settings
-from ..rng import uniform
+from ..rng import draw_index, uniform
 from ..types import Choice, Final, Kept
-from .common import draw_index
 
 if TYPE_CHECKING:
     from ..decode.view import PoolView

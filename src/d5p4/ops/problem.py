@@ -10,7 +10,7 @@ L_S that takes the largest pivot times gain first, so the pivots do not depend o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -44,9 +44,8 @@ class Problem:
 
     def part(self, start: int, stop: int) -> Problem:
         """Return the problems of the prompts start to stop - 1."""
-        tensors = (self.kernel, self.log_gain, self.quality, self.tie, self.order)
-        kernel, gain, quality, tie, order = (x[start:stop] for x in tensors)
-        return Problem(kernel, gain, quality, tie, order, self.k, self.groups)
+        names = ("kernel", "log_gain", "quality", "tie", "order")
+        return replace(self, **{name: getattr(self, name)[start:stop] for name in names})
 
     def score(self, sets: Tensor) -> tuple[Tensor, Tensor]:
         """Return the number of zero pivots [P, M] and the log value [P, M] of sets [P, M, k]. O(k^3) per set."""

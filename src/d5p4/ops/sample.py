@@ -15,9 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import kernels
-from .precision import wide, working_dtype
-from .vocab import KERNEL_CHUNK, offset_of, over_chunks, plain_stats, row_chunks, token_logprob
+from .precision import wide
+from .vocab import KERNEL_CHUNK, chunk_rows, over_chunks, plain_stats, token_logprob
 
 How = tuple[float, int | None, float | None, Collection[str]]  # temperature, top_k, top_p, wanted statistics
 
@@ -45,30 +44,6 @@ def inverse_cdf(logits: Tensor, u: Tensor) -> Tensor:
     return torch.searchsorted(cdf, goal).clamp_max(logits.shape[-1] - 1)
 
 
-def draw_logits(
-    logits: Tensor,
-    banned: Tensor,
-    u: Tensor,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    want: Collection[str] = (),
-    rows: Tensor | None = None,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Draw as `draw` does, but from given logits [R', V]. rows [R] are the rows to use (by default all, in order)."""
-    _check_uniforms(u, len(logits) if rows is None else len(rows))
-    if kernels.usable(logits):
-        return _kernel_draw(logits, offset_of(None, banned), u, (temperature, top_k, top_p, want), rows)
-    logits = logits if rows is None else logits[rows]
-    logits = logits.to(working_dtype(logits.dtype)).masked_fill(banned, -torch.inf)
-    return _plain_draw(logits, banned, u, (temperature, top_k, top_p, want))
-
-
-def _check_uniforms(u: Tensor, rows: int) -> None:
-    if u.ndim != 2 or len(u) != rows:
-        raise ValueError(f"u must be [R, C] with R = {rows} rows, got {list(u.shape)}")
-
-
 def draw(
     states: Tensor,
     weight: Tensor,
@@ -83,24 +58,25 @@ def draw(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Draw C tokens for each row of states [R, D] with uniforms u [R, C].
 
-    Return tokens [R, C] and the statistics of `vocab.row_stats`, including "token". Temperature 0 takes the most
+    Return tokens [R, C] and the statistics of `vocab.vocab_stats`, including "token". Temperature 0 takes the most
     probable token (the lowest id among equally probable tokens). `ops.vocab` explains `fixed`.
     """
-    _check_uniforms(u, len(states))
+    if u.ndim != 2 or len(u) != len(states):
+        raise ValueError(f"u must be [R, C] with R = {len(states)} rows, got {list(u.shape)}")
     how = (temperature, top_k, top_p, want)
 
     def measure(logits: Tensor, offset: Tensor | None, given: Any) -> dict[str, Tensor]:
         if offset is not None:
-            tokens, stats = _kernel_draw(logits, offset, given, how)
+            tokens, stats = kernel_draw(logits, offset, given, how)
         else:
-            tokens, stats = _plain_draw(logits, banned, given, how)
+            tokens, stats = plain_draw(logits, banned, given, how)
         return stats | {"drawn": tokens}
 
     stats = over_chunks(measure, states, weight, bias, banned, u, fixed)
     return stats.pop("drawn"), stats
 
 
-def _plain_draw(logits: Tensor, banned: Tensor, u: Tensor, how: How) -> tuple[Tensor, dict[str, Tensor]]:
+def plain_draw(logits: Tensor, banned: Tensor, u: Tensor, how: How) -> tuple[Tensor, dict[str, Tensor]]:
     """Draw tokens with plain torch from logits [R, V]. The logits are minus infinity at banned ids."""
     temperature, top_k, top_p, want = how
     if temperature == 0:
@@ -112,10 +88,10 @@ def _plain_draw(logits: Tensor, banned: Tensor, u: Tensor, how: How) -> tuple[Te
     return token, plain_stats(logits, banned, want, token)
 
 
-def _kernel_draw(
+def kernel_draw(
     logits: Tensor, offset: Tensor, u: Tensor, how: How, rows: Tensor | None = None
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Draw tokens with the Triton kernels from logits [R', V] + offset [V]. `rows` are as in `draw_logits`."""
+    """Draw tokens with the Triton kernels from logits [R', V] + offset [V]. rows [R]: the rows to use (or all)."""
     temperature, top_k, top_p, want = how
     from .kernels.sample import draw_tokens
     from .kernels.vocab import block_stats, join_blocks
@@ -123,7 +99,9 @@ def _kernel_draw(
     plain = block_stats(logits, offset, want, rows=rows)
     if temperature == 0 or top_k is not None or top_p is not None:
         drawn = []
-        for part in row_chunks(len(u), logits.shape[1], KERNEL_CHUNK // 16):  # sorting a chunk takes memory
+        size = chunk_rows(logits.shape[1], KERNEL_CHUNK // 16)  # sorting a chunk takes memory
+        for start in range(0, max(1, len(u)), size):
+            part = slice(start, start + size)
             whole = (logits[part] if rows is None else logits[rows[part]]).float() + offset
             if temperature == 0:
                 drawn.append(whole.argmax(-1, keepdim=True).expand(u[part].shape))

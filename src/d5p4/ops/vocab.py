@@ -16,7 +16,7 @@ the same shape give a row the same bits at any place in the product; products of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -31,12 +31,10 @@ FIXED_CHUNK = 1 << 26  # the kernels' limit if `fixed` is on: smaller, because t
 _HAS_OUT_DTYPE = tuple(int(x) for x in torch.__version__.split(".")[:2]) >= (2, 8)
 
 
-def row_chunks(rows: int, vocabulary: int, chunk: int) -> Iterator[slice]:
-    """Yield slices of the rows, at least one. The logits of one slice are at most `chunk` numbers."""
+def chunk_rows(vocabulary: int, chunk: int) -> int:
+    """Return the number of rows, at least one, whose logits are at most `chunk` numbers."""
     size = max(1, chunk // vocabulary)
-    size -= size % 256 if size > 256 else 0  # a multiple of the tile size of the GPU's matrix units
-    for start in range(0, max(1, rows), size):
-        yield slice(start, min(rows, start + size))
+    return size - size % 256 if size > 256 else size  # a multiple of the tile size of the GPU's matrix units
 
 
 def fixed_rows(vocabulary: int, fast: bool) -> int:
@@ -89,17 +87,13 @@ def even_rows(weight: Tensor) -> Tensor:
     return torch.nn.functional.pad(weight, (0, 0, 0, -weight.shape[0] % 64)) if uneven else weight
 
 
-def row_stats(logits: Tensor, banned: Tensor, want: Collection[str], tokens: Tensor | None = None) -> dict[str, Tensor]:
-    """Return the wanted statistics and "logsumexp" of logits [R, V]. If tokens [R, C] are given, add "token" [R, C]."""
-    if kernels.usable(logits):
-        return _kernel_stats(logits, offset_of(None, banned), want, tokens)
-    return plain_stats(logits.to(working_dtype(logits.dtype)).masked_fill(banned, -torch.inf), banned, want, tokens)
-
-
 def plain_stats(
     logits: Tensor, banned: Tensor, want: Collection[str], tokens: Tensor | None = None
 ) -> dict[str, Tensor]:
-    """Return `row_stats` of logits that already have dtype max(float32, dtype) and are minus infinity at banned ids."""
+    """Return the wanted statistics and "logsumexp" of logits [R, V]. If tokens [R, C] are given, add "token" [R, C].
+
+    The logits have the dtype max(float32, dtype) and are minus infinity at banned ids.
+    """
     lse = torch.logsumexp(logits, -1)
     stats = {"logsumexp": lse}
     if "entropy" in want:
@@ -129,7 +123,7 @@ def token_logprob(logits: Tensor, offset: Tensor, tokens: Tensor, lse: Tensor, r
     return logits[place[:, None], tokens].float() + offset[tokens] - lse[:, None]
 
 
-def _kernel_stats(logits: Tensor, offset: Tensor, want: Collection[str], tokens: Tensor | None) -> dict[str, Tensor]:
+def kernel_stats(logits: Tensor, offset: Tensor, want: Collection[str], tokens: Tensor | None) -> dict[str, Tensor]:
     from .kernels.vocab import block_stats, join_blocks
 
     stats = join_blocks(block_stats(logits, offset, want), want, offset)
@@ -151,7 +145,7 @@ def vocab_stats(
 
     def measure(logits: Tensor, offset: Tensor | None, given: Tensor | None) -> dict[str, Tensor]:
         if offset is not None:
-            return _kernel_stats(logits, offset, want, given)
+            return kernel_stats(logits, offset, want, given)
         return plain_stats(logits, banned, want, given)
 
     return over_chunks(measure, states, weight, bias, banned, tokens, fixed)
@@ -172,11 +166,12 @@ def over_chunks(
     """
     fast, (vocabulary, count) = kernels.usable(weight) and kernels.usable(states), (weight.shape[0], len(states))
     offset, even = (offset_of(bias, banned), even_rows(weight)) if fast else (None, weight)
-    size = fixed_rows(vocabulary, fast) if fixed and count else 0
-    chunks = (slice(start, start + size) for start in range(0, count, size)) if size else None
+    size = fixed_rows(vocabulary, fast) if fixed else chunk_rows(vocabulary, KERNEL_CHUNK if fast else CHUNK)
+    least = size if fixed and count else 0
     parts = []
-    for rows in chunks or row_chunks(count, vocabulary, KERNEL_CHUNK if fast else CHUNK):
-        some, more = filled(states[rows], size), None if given is None else filled(given[rows], size)
+    for start in range(0, max(1, count), size):
+        rows = slice(start, start + size)
+        some, more = filled(states[rows], least), None if given is None else filled(given[rows], least)
         if fast:  # the logits have no name here, so that their memory is freed early
             parts.append(measure(wide_product(some, even)[:, :vocabulary], offset, more))
         else:

@@ -132,13 +132,13 @@ def with_shares(kind: dict[str, Any]) -> dict[str, Any]:
     return kind
 
 
-def judged(judge: CausalJudge, kinds: dict[str, Any], most: int | None, batch_size: int) -> dict[str, Any]:
+def judged(judge: CausalJudge, kinds: dict[str, Any], most: int | None, batch: int) -> dict[str, Any]:
     """Return the figures of one judge for the first `most` texts of every kind."""
     scores = {}
     for name, kind in kinds.items():
         texts = [text for texts in kind["sets"] for text in texts][:most]
         # With the judge's tokenizer, a text may have more tokens than the judge's context allows.
-        score = partial(judge.score, texts, batch_size=batch_size, max_tokens=judge.context)
+        score = partial(judge.score, texts, max_tokens_per_batch=batch, max_tokens=judge.context)
         scored, seconds = wall(score, torch.device("cpu"))
         scores[name] = figures(scored, together=K)
         print(f"{judge.name}: {name} in {seconds:.0f} s", flush=True)
@@ -199,7 +199,7 @@ def measure(stage: str, options: argparse.Namespace, results: dict[str, Any]) ->
         for name, most in ((options.judge, None), (options.outside, options.outside_samples)):
             if name is not None:
                 judge = CausalJudge(name, device=options.device)
-                scores = judged(judge, results["kinds"], most, options.batch_size)
+                scores = judged(judge, results["kinds"], most, options.batch)
                 facts = {"what": judge.describe, "sha256": hashes(judge.files)}
                 results["judges"][judge.name] = facts | {"scores": scores}
         return
@@ -226,7 +226,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--draws", type=int, default=4, help="random draws per window for the bound")
     parser.add_argument("--samples", type=int, default=32, help="number of texts of each kind, a multiple of 4")
     parser.add_argument("--outside-samples", type=int, default=32, help="like --samples, for the second judge")
-    parser.add_argument("--batch-size", type=int, default=8, help="batch size of the judges")
+    parser.add_argument("--batch", type=int, default=8192, help="the most tokens per batch of the judges")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device")
     parser.add_argument("--dtype", default="float32")

@@ -36,13 +36,14 @@ from d5p4.ops import kernels
 from d5p4.ops.gram import pool_gram
 from d5p4.ops.mmr import mmr as fast_mmr
 from d5p4.ops.partition_map import partition_map
-from d5p4.ops.sample import draw, draw_logits
-from d5p4.ops.vocab import row_stats, vocab_stats
+from d5p4.ops.sample import draw
+from d5p4.ops.vocab import vocab_stats
 from d5p4.provenance import machine as machine_name
 from d5p4.rng import mix, uniform
 
 from .. import baseline
 from ..baseline import BETA
+from ..stored_logits import draw_logits, row_stats
 from ..timing import graph_ms, median_ms, peak_gb, wait_for, wall
 from . import (
     CHECKOUT,

@@ -25,8 +25,6 @@ from d5p4.errors import D5P4Error
 from d5p4.methods.dpp import dpp_kernel
 from d5p4.ops.gram import pool_gram
 from d5p4.ops.partition_map import partition_map
-from d5p4.ops.sample import draw_logits
-from d5p4.ops.vocab import row_stats
 from d5p4.rng import mix, uniform
 from d5p4.store import read_json
 
@@ -35,6 +33,7 @@ from ..baseline import BETA
 from ..baseline import sample as draw_as_the_paper
 from ..baseline import select as baseline_select
 from ..bench import gpu
+from ..stored_logits import draw_logits, row_stats
 from ..timing import clock, measured, one_thread
 from .cost_drawing import INDEPENDENT, OURS, THEIRS, drawing
 from .drawing import Drawing

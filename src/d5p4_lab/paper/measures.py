@@ -23,7 +23,8 @@ from numpy.typing import ArrayLike, NDArray
 from d5p4.errors import D5P4Error
 from d5p4.eval.encoder import float_rows
 from d5p4.eval.perplexity import CausalJudge
-from d5p4.eval.reading import batches, padded, strings, whole
+from d5p4.eval.reading import batches, padded, strings
+from d5p4.options import whole
 
 from ..statistics import DRAWS, Figure
 
@@ -103,7 +104,7 @@ def cluster(p_features: ArrayLike, q_features: ArrayLike, *, clusters: int | Non
     p, q = _features("p", p_features), _features("q", q_features)
     if p.shape[1] != q.shape[1]:
         raise D5P4Error(f"p has {p.shape[1]} features per text, but q has {q.shape[1]}; they must have the same number")
-    count = whole("clusters", clusters) or max(2, round(min(len(p), len(q)) / 10))
+    count = max(2, round(min(len(p), len(q)) / 10)) if clusters is None else whole("clusters", clusters)
     rows = np.concatenate([q, p])
     if count > len(rows):
         raise D5P4Error(f"clusters={count} is more than the number of texts, {len(rows)}; use fewer clusters")
@@ -167,14 +168,13 @@ def last_token_features(
     judge: CausalJudge,
     texts: Sequence[str],
     max_tokens: int = 1024,
-    batch_size: int = 16,
-    max_tokens_per_batch: int | None = None,
+    max_tokens_per_batch: int = 8192,
 ) -> np.ndarray:
     """Return the features [n, D] by which the paper compares texts: the last layer's state at the last token, float32.
 
     Texts are cut to `max_tokens`, and to the judge's context. If the judge has a start token, the judge reads this
     token before every text, and the features of an empty text are the state at this token. Without a start token
-    (start="", as in the paper) an empty text is an error. The sizes of batches change time and memory, not results.
+    (start="", as in the paper) an empty text is an error. The size of batches changes time and memory, not results.
     """
     whole("max_tokens", max_tokens)
     before = [] if judge.start_id is None else [judge.start_id]
@@ -182,7 +182,7 @@ def last_token_features(
     if [] in rows:
         raise D5P4Error(f"text {rows.index([])} is empty, and {judge.name!r} has no start token; leave out empty texts")
     states = np.zeros((len(rows), judge.model.config.hidden_size), dtype=np.float32)
-    for batch in batches([len(row) for row in rows], batch_size, max_tokens_per_batch):
+    for batch in batches([len(row) for row in rows], max_tokens_per_batch):
         inputs, mask = padded([rows[i] for i in batch], judge.model.device)
         out = judge.model.base_model(input_ids=inputs, attention_mask=mask, use_cache=False).last_hidden_state
         states[batch] = out[torch.arange(len(batch), device=out.device), mask.sum(-1) - 1].float().cpu().numpy()

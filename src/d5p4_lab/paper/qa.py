@@ -17,8 +17,8 @@ from d5p4.eval.lexical import (
     f1,
     piece_counts,
     sentence_bleu,
+    word_pieces,
 )
-from d5p4.eval.wordpieces import word_pieces
 
 from ..statistics import Figure, figure, paired_difference, pooled_figure
 from .answers import answers, numbers_of
@@ -96,10 +96,9 @@ def _new_pieces(setup: Setup, name: str) -> list[int]:
     else:
         references = [example.references for example in setup.task(case.task, case.units).examples]
     sizes = [0]
-    pieces = word_pieces()
     seen: set[int] = set()
     for texts in references:
-        seen |= {piece for text in texts for piece in pieces.ids(text)}
+        seen |= {piece for text in texts for piece in word_pieces(text)}
         sizes.append(len(seen))
     return np.diff(sizes).tolist()
 

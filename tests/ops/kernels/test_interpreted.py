@@ -11,6 +11,7 @@ if torch.cuda.is_available():
 
 from d5p4.ops import sample, vocab  # noqa: E402
 from d5p4.ops.kernels import partition_map  # noqa: E402
+from d5p4_lab.stored_logits import draw_logits  # noqa: E402
 from tests.ops.kernels import cases  # noqa: E402
 
 full = pytest.mark.full
@@ -133,8 +134,8 @@ def test_draws_with_every_option(monkeypatch, options, rows):
     u = u if rows is None else u[:3]
     given = {"temperature": 1.0, "top_k": None, "top_p": None} | options
     offset = vocab.offset_of(None, banned)
-    tokens, stats = sample._kernel_draw(logits, offset, u, (*given.values(), ("entropy",)), rows)
-    plain, plain_stats = sample.draw_logits(logits, banned, u, **given, want=("entropy",), rows=rows)
+    tokens, stats = sample.kernel_draw(logits, offset, u, (*given.values(), ("entropy",)), rows)
+    plain, plain_stats = draw_logits(logits, banned, u, **given, want=("entropy",), rows=rows)
     assert torch.equal(tokens, plain)
     for name, values in plain_stats.items():
         torch.testing.assert_close(stats[name], values, atol=3e-6, rtol=0)
