@@ -29,28 +29,29 @@ SCORER_SCORE = "the scorer's number"
 
 
 class Ledger:
-    """Counts the costs of a decode call and records the parent of every row."""
+    """Writes the costs and the answers of prompts into the result of a call, and records the parent of every row."""
 
-    def __init__(self, prompts: int, device: torch.device, history: bool) -> None:
-        self.alive = torch.arange(prompts, device=device)  # [P] the indices in the call of prompts that are decoded
-        self.nfe, self.rows, self.nominal = (torch.zeros(prompts, dtype=torch.int64, device=device) for _ in range(3))
+    def __init__(self, result: Result) -> None:
+        self.result = result
+        self.alive = torch.arange(len(result.nfe), device=result.nfe.device)  # [P] the indices in the call of prompts
         self.trail: list[Tensor] = []  # per step, a tensor [P, rows] with the parent of each row of the next pool
-        self.history: list[list[HistoryStep]] | None = [[] for _ in range(prompts)] if history else None
 
-    def record(self, choice: Choice, source: Tensor, fresh: Tensor, nominal: Tensor, view: Look) -> None:
-        self.nfe[self.alive] += fresh > 0
-        self.rows[self.alive] += fresh
-        self.nominal[self.alive] += nominal
+    def record(self, choice: Choice, source: Tensor, nominal: Tensor, view: Look) -> None:
+        """Record one step. nominal [P]: the rows that ran if equal rows counted."""
+        result, fresh = self.result, view.hidden.fresh
+        result.nfe[self.alive] += fresh > 0
+        result.rows[self.alive] += fresh
+        result.rows_nominal[self.alive] += nominal * view.hidden.passes
         self.trail.append(source)
-        if self.history is not None:
+        if result.history is not None:
             everything = view.pool.tokens, view.raw, view.quality, view.similarity, view.group, choice.parents
             for place, prompt in enumerate(self.alive.tolist()):
                 rows, raw, quality, similarity, group, parents = (x[place] for x in everything)
                 step = HistoryStep(view.step, rows, raw, quality, similarity, group, parents, choice.children)
-                self.history[prompt].append(step)
+                result.history[prompt].append(step)
 
     def part(self, index: Tensor) -> Ledger:
-        """Return a ledger of only some of the prompts. Both count into the same tensors."""
+        """Return a ledger of only some of the prompts. Both write into the same result."""
         ledger = copy(self)
         ledger.alive = self.alive[index]
         ledger.trail = [parents[index] for parents in self.trail]
@@ -139,21 +140,18 @@ class LastLook(Look):
             return steady_mean(logprob)
         return steady_sum((logprob * counted).to(wide(logprob.device))) / counted.sum(-1)
 
-    def own_score(self) -> Tensor:
-        """Return the scores [P, N] that `Result.score` shows if there is no scorer. The scores are rounded, so that
-        scores that count as tied are equal."""
-        carry_over = self.pool.call.model.carry_over
-        return coarse(self.logprob(shown=True) if carry_over else self.score("entropy", "all", shown=True))
-
     def best(self, rows: Tensor, finish: Finish | None, alive: Tensor) -> tuple[Tensor, Tensor, bool]:
         """Return the indices [P, k] of the rows that become answers, the scores [P, k] of these rows, and whether a
         scorer gave the scores. The best row comes first. With spare beams, rows that repeat a text come last.
 
         rows [P, K]: the rows to choose from, unless the method has a `finish`."""
-        score, settings = None, self.pool.call.settings
+        score, settings, carry_over = None, self.pool.call.settings, self.pool.call.model.carry_over
         if finish is not None:
             rows, score = finish(Final(self.tie, self.score, self.logprob, self.texts, alive), settings.groups)
-        shown = self.own_score().gather(1, rows) if score is None else score
+        shown = score
+        if shown is None:
+            own = self.logprob(shown=True) if carry_over else self.score("entropy", "all", shown=True)
+            shown = coarse(own).gather(1, rows)  # rounded, so that scores that count as tied are equal
         order = ranked(shown, self.pool.row_hash.gather(1, rows), self.tie.gather(1, rows))
         if settings.spare:
             texts = [[self.text(p, n) for n in kept] for p, kept in enumerate(rows.tolist())]
@@ -161,12 +159,15 @@ class LastLook(Look):
         return rows.gather(1, order), shown.gather(1, order), score is not None
 
 
-def empty_result(prompts: Prompts, ledger: Ledger, settings: Settings, model: Model) -> Result:
+def empty_result(prompts: Prompts, settings: Settings, model: Model) -> Result:
     """Return a result without answers. `add_answers` adds those of finished prompts; dropped prompts stay empty."""
     device, total, k = prompts.tokens.device, len(prompts.tokens), settings.k
 
     def unknown(*shape: int) -> Tensor:
         return torch.full(shape, torch.nan, dtype=wide(device), device=device)
+
+    def zeros() -> Tensor:
+        return torch.zeros(total, dtype=torch.int64, device=device)
 
     return Result(
         answers=[[] for _ in range(total)],
@@ -177,33 +178,30 @@ def empty_result(prompts: Prompts, ledger: Ledger, settings: Settings, model: Mo
         score_kind=LOGPROB_SCORE if model.carry_over else ENTROPY_SCORE,
         logdet=unknown(total),
         similarity=unknown(total, k, k),
-        distinct=torch.zeros(total, dtype=torch.int64, device=device),
+        distinct=zeros(),
         lineage=[torch.zeros(k, 0, dtype=torch.int64, device=device) for _ in range(total)],
         seed=0,
-        nfe=ledger.nfe,
-        rows=ledger.rows,
-        rows_nominal=ledger.nominal,
+        nfe=zeros(),
+        rows=zeros(),
+        rows_nominal=zeros(),
         logprobs=[[] for _ in range(total)] if settings.logprobs else None,
         reveal_step=[[] for _ in range(total)] if settings.logprobs else None,
-        history=ledger.history,
+        history=[[] for _ in range(total)] if settings.history else None,
         settings=settings,
     )
 
 
-def add_answers(
-    result: Result, view: LastLook, ledger: Ledger, finish: Finish | None, select: Any, selected: Sequence[bool]
-) -> None:
+def add_answers(ledger: Ledger, view: LastLook, finish: Finish | None, select: Any, selected: Sequence[bool]) -> None:
     """Add the answers of finished prompts to the result. `view` sees their complete rows.
 
     selected: whether each prompt's rows are children of selected parents. Otherwise rows are selected now.
     """
-    pool, call, alive = view.whole, view.pool.call, ledger.alive
+    pool, call, alive, result = view.whole, view.pool.call, ledger.alive, ledger.result
     groups = call.settings.groups
     rows = torch.arange(groups, device=alive.device).expand(len(alive), groups) * (view.size // groups)
     if finish is None and view.size > groups and not all(selected):
-        now = view.check(select(view, groups, pool.keys(view.step + 1)), groups, call.watch)
-        chosen = torch.tensor(selected, device=alive.device)[:, None]
-        rows = torch.where(chosen, rows, call.beams.agree(now).parents)
+        now = view.choose(select, view.step + 1, last=True)
+        rows = torch.where(torch.tensor(selected, device=alive.device)[:, None], rows, now.parents)
     if bool(call.open(pool.tokens, pool.appended).any()):
         raise D5P4Error("decoding ended with masks in an answer; please report this with the settings used")
     keep, score, judged = view.best(rows, finish, alive)

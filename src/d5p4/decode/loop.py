@@ -18,7 +18,7 @@ from torch import Tensor
 from ..methods import Scorer
 from ..options import Settings
 from ..result import Result
-from ..types import Callback, Choice, Model, Snapshot
+from ..types import Callback, Model, Snapshot
 from .answers import LastLook, Ledger, add_answers, empty_result, prompts_to_drop
 from .beams import ALONE, Beams
 from .pool import Branching, Call, Pool
@@ -52,7 +52,7 @@ def decode(
     the result.
     """
     beams.check(settings.groups, settings.pool_size, callback=callback, scorer=scorer, history=settings.history)
-    spec, device, total = settings.spec, key.device, len(key)
+    spec, device, total, most = settings.spec, key.device, len(key), schedule.most
     select: Any = spec.build(settings)
     finish = spec.finish(select, scorer, references)
     head = replace(model.head, fixed=settings.deterministic)
@@ -61,25 +61,24 @@ def decode(
     watch, branch = call.watch, Branching(call, select)
     guided: Any = settings.guidance_window
     if guided is None and spec.half_guided:
-        guided = (0, 0.5) if settings.adaptive else (0, (schedule.most + 1) // 2)
+        guided = (0, 0.5) if settings.adaptive else (0, (most + 1) // 2)
     names = torch.arange(total, device=device) if names is None else names
-    ledger = Ledger(total, device, settings.history)
-    result = empty_result(prompts, ledger, settings, model)
+    result = empty_result(prompts, settings, model)
     pool, rows = Pool.start(call, prompts, names, seed, key), Rows(call, prompts, schedule.adaptive)
-    batch = _Batch(pool, rows, ledger, [None] * total, [False] * total)
+    batch = _Batch(pool, rows, Ledger(result), [None] * total, [False] * total)
 
-    for index in range(schedule.most + 1):
+    for index in range(most + 1):
         # 1. Wait for the device: do all conditions hold, and which prompts are finished? Finished prompts leave.
         facts = watch.check(batch.pool.facts(schedule.block) if schedule.adaptive else None)
         step = schedule.next(index, facts, device)
         if facts is not None and settings.adaptive:
-            batch.shares = [fact.share(batch.pool.size, schedule.length) for fact in facts]
+            batch.shares = [1 - fact.left / (batch.pool.size * schedule.length) for fact in facts]
         ended = [step is None] * len(batch) if facts is None else [fact.first == schedule.length for fact in facts]
         if step is None or any(ended):
             gone = batch if step is None else batch.part(ended, True)
-            last = Step(index - 1, 0, schedule.length, 0, 1.0, True, 0, exact=not schedule.adaptive)
-            final = LastLook(gone.pool, gone.rows.final(gone.pool), gone.rows.prompts, last)
-            add_answers(result, final, gone.ledger, finish, select, gone.selecting)
+            end = Step(index - 1, 0, schedule.length, 0, 1.0, True, 0, exact=not schedule.adaptive)
+            final = LastLook(gone.pool, gone.rows.final(gone.pool), gone.rows.prompts, end)
+            add_answers(gone.ledger, final, finish, select, gone.selecting)
             watch.check()  # computing the scores of the result has added conditions to `watch`
             if deliver is not None:
                 deliver(result, gone.ledger.alive.tolist())
@@ -97,34 +96,21 @@ def decode(
 
         # 3. Choose k parents by quality and similarity. Outside the selection window, a prompt keeps all its rows.
         view = Look(pool, hidden, step, batch.state)
-        choices = []
-        if any(selecting):
-            try:
-                chosen = select(view, settings.groups, pool.keys(index))
-            except Exception:
-                watch.check()  # if the cause is that logits are not finite, this raises an error that says so
-                raise
-            after = settings.groups if step.last and not finish and branch.prune is None else None
-            choices.append(beams.agree(view.check(chosen, after, watch)))
-        if not all(selecting):
-            choices.append(view.stay())
+        last = step.last and finish is None and branch.prune is None
+        choices = [view.choose(select, index, last)] if any(selecting) else []
+        choices += [] if all(selecting) else [view.stay()]
 
         # 4. Make the children of each parent, which form the next pool.
-        if places is None:
-            choice = choices[0]
-            following = branch(pool, hidden, step, choice)
-        else:
-            following = branch.mixed(pool, hidden, step, choices, places)
-            choice = Choice(following.source, 1)
+        following, choice = branch(pool, hidden, step, choices, places)
 
         # 5. Record which parents were chosen and how many rows ran, and call the callback.
         nominal = (~pool.complete).sum(-1) if schedule.adaptive else torch.full_like(hidden.fresh, pool.size)
-        batch.ledger.record(choice, following.source, hidden.fresh, nominal * hidden.passes, view)
+        batch.ledger.record(choice, following.source, nominal, view)
         batch.pool = following
         if callback is not None:
             watch.check()
             after_step = following.tokens, following.logprob, shares
-            shot = Snapshot(index, schedule.most, pool.names, pool.tokens, view, choice, *after_step)
+            shot = Snapshot(index, most, pool.names, pool.tokens, view, choice, *after_step)
             dropped = prompts_to_drop(callback(shot))
             if dropped and not step.last:
                 batch = batch.part([name in dropped for name in pool.names.tolist()], False)
@@ -150,7 +136,7 @@ class _Batch:
     def part(self, flags: Sequence[bool], wanted: bool) -> _Batch:
         """Return a batch of only those prompts whose flags have the wanted value."""
         at = _places(flags, wanted, self.pool.key.device)
-        prompts = [i for i, flag in enumerate(flags) if flag is wanted]
+        prompts = at.tolist()
         return _Batch(
             self.pool.keep(at),
             self.rows.part(at),

@@ -192,7 +192,21 @@ class Branching:
             start=None if settings.start != "entropy" else settings.temperature if start is None else start,
         )
 
-    def __call__(self, pool: Pool, hidden: WindowHidden, step: Step, choice: Choice) -> Pool:
+    def __call__(
+        self, pool: Pool, hidden: WindowHidden, step: Step, choices: Sequence[Choice], places: Sequence[Tensor] | None
+    ) -> tuple[Pool, Choice]:
+        """Return the next pool and the choice of its parents. If there are several choices, choices[i] is the choice
+        for the prompts places[i]."""
+        if places is None:
+            return self._children(pool, hidden, step, choices[0]), choices[0]
+        pools = []
+        for choice, at in zip(choices, places, strict=True):
+            chosen = choice._replace(parents=choice.parents[at])
+            pools.append(self._children(pool.keep(at), hidden.part(at), step.of(at), chosen))
+        following = Pool.join(pools, torch.cat(list(places)).argsort())
+        return following, Choice(following.source, 1)
+
+    def _children(self, pool: Pool, hidden: WindowHidden, step: Step, choice: Choice) -> Pool:
         """Return the children of the chosen parents. The rank that holds a parent makes the children of that parent."""
         call, settings, beams = pool.call, pool.call.settings, pool.call.beams
         seats = beams.seats(choice.parents, pool.size)
@@ -251,13 +265,3 @@ class Branching:
         state = {name: pick(values, kept) for name, values in whole.state.items()}
         group = torch.arange(kept.shape[1], device=kept.device).expand(kept.shape)
         return replace(pool, **rows, group=group, state=state)
-
-    def mixed(
-        self, pool: Pool, hidden: WindowHidden, step: Step, choices: Sequence[Choice], places: Sequence[Tensor]
-    ) -> Pool:
-        """Return the children of several choices. choices[i] is the choice for the prompts places[i]."""
-        pools = []
-        for choice, at in zip(choices, places, strict=True):
-            chosen = choice._replace(parents=choice.parents[at])
-            pools.append(self(pool.keep(at), replace(hidden, slot=hidden.slot[at]), step.of(at), chosen))
-        return Pool.join(pools, torch.cat(list(places)).argsort())

@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -71,7 +70,14 @@ class WindowHidden:
     owner: Tensor  # [U, 2] for each distinct row: the prompt's index, and the row's index among this rank's rows
     slot: Tensor  # [P, n] the index, among the U distinct rows, of each row that this rank holds
     fresh: Tensor  # [P] how many rows of the whole pool went through the model
+    row_hash: Tensor  # [P, N] the hashes of the rows of the whole pool
+    active: Tensor | None = None  # [P] the prompts whose rows have states; None: all
     passes: Tensor | int = 1  # [P] how often a row goes through the model: twice with guidance
+
+    def part(self, prompts: Tensor) -> WindowHidden:
+        """Return the states for these prompts only. All states are kept, and `slot` has those of the prompts."""
+        active = None if self.active is None else self.active[prompts]
+        return replace(self, slot=self.slot[prompts], row_hash=self.row_hash[prompts], active=active)
 
 
 def rows_of_forward(max_tokens: int, length: int) -> int:
@@ -96,14 +102,6 @@ def _numbers(flags: Tensor) -> Tensor:
     return flags.flatten().cumsum(0).view_as(flags) - 1
 
 
-class _Last(NamedTuple):
-    """The previous forward of a runner."""
-
-    row_hash: Tensor  # [P, N]
-    hidden: WindowHidden
-    active: Tensor | None  # [P] the prompts whose rows were run; None: all
-
-
 class RowRunner:
     """Runs the rows of the pools of a batch of prompts through the body."""
 
@@ -113,7 +111,7 @@ class RowRunner:
         recordable = share and not prompts.fixed and prompts.tokens.is_cuda and getattr(model, "recordable", False)
         self.body = Replay(model) if recordable else model.body
         self.prompts, self.masked = prompts, _needs_mask(prompts)
-        self._last: _Last | None = None
+        self._last: WindowHidden | None = None
 
     def run(self, pool: Pool, active: Tensor | None = None, complete: Tensor | None = None) -> WindowHidden:
         """Return the hidden states of the rows that this rank holds. This method waits for the device, because the
@@ -126,12 +124,12 @@ class RowRunner:
         own_hash = beams.own(row_hash)
         first, stored = self._distinct(own_hash, None if complete is None else beams.own(complete), active)
         known = self._known(pool, complete)
-        fresh = stored if known is None else stored & ~beams.own(known[0])
+        fresh = stored if known is None else stored & ~beams.own(known[1])
         owner, slot = fresh.nonzero(), _numbers(fresh)
         hidden = self._forward(pool.tokens, owner)
-        if known is not None and self._last is not None:
-            old = self._last.hidden
-            states, features, old_slot = beams.fetch(old.states, old.features, old.slot, known[1], known[0])
+        if known is not None:
+            old, known_rows, source = known
+            states, features, old_slot = beams.fetch(old.states, old.features, old.slot, source, known_rows)
             taken = stored & ~fresh
             slot = torch.where(taken, len(owner) + _numbers(taken), slot)
             taken_rows = taken.nonzero()
@@ -140,20 +138,19 @@ class RowRunner:
             owner = torch.cat([owner, taken_rows])
         if own_hash is not row_hash:  # count the rows of all ranks
             fresh = self._distinct(row_hash, complete, active)[1]
-            fresh = fresh if known is None else fresh & ~known[0]
-        result = WindowHidden(*hidden, owner, slot.gather(1, first), fresh.sum(-1))
-        self._last = _Last(row_hash, result, active)
-        return result
+            fresh = fresh if known is None else fresh & ~known[1]
+        self._last = WindowHidden(*hidden, owner, slot.gather(1, first), fresh.sum(-1), row_hash, active)
+        return self._last
 
     def final(self, pool: Pool) -> WindowHidden:
         """Return the states of complete rows at their last forward: those of their parents. Equal rows are not shared,
         because their parents may differ."""
         assert self._last is not None
-        old, everyone = self._last.hidden, torch.ones_like(pool.row_hash, dtype=torch.bool)
+        old, everyone = self._last, torch.ones_like(pool.row_hash, dtype=torch.bool)
         states, features, slot = pool.call.beams.fetch(old.states, old.features, old.slot, pool.source, everyone)
         index, own = slot.flatten(), torch.ones_like(slot, dtype=torch.bool)
         hidden = _change(lambda x: x[index], Hidden(states, features))
-        return WindowHidden(*hidden, own.nonzero(), _numbers(own), torch.zeros_like(slot[:, 0]))
+        return WindowHidden(*hidden, own.nonzero(), _numbers(own), torch.zeros_like(slot[:, 0]), pool.row_hash)
 
     def _distinct(self, row_hash: Tensor, complete: Tensor | None, active: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the index [P, N] of the row whose states a row uses, and the rows whose states are stored, a bool
@@ -164,9 +161,9 @@ class RowRunner:
         stored = first == place
         return first, stored if active is None else stored & active[:, None]
 
-    def _known(self, pool: Pool, complete: Tensor | None) -> tuple[Tensor, Tensor] | None:
-        """Return which rows [P, N] need no forward, and the rows [P, N] of the previous pool whose states they take.
-        Return None if all rows need a forward."""
+    def _known(self, pool: Pool, complete: Tensor | None) -> tuple[WindowHidden, Tensor, Tensor] | None:
+        """Return the previous states, which rows [P, N] need no forward, and the rows [P, N] of the previous pool whose
+        states they take. Return None if all rows need a forward."""
         last = self._last
         if last is None or (complete is None and not self.reuse):
             return None
@@ -178,7 +175,7 @@ class RowRunner:
             # states of the equal row in the previous pool or, without one, of the parent of the first equal row.
             parent = pool.source.gather(1, first_equal(pool.row_hash))
             known, source = known | complete, torch.where(equal, source, parent)
-        return known if last.active is None else known & last.active[:, None], source
+        return last, known if last.active is None else known & last.active[:, None], source
 
     def _forward(self, answers: Tensor, chosen: Tensor) -> Hidden:
         """Return states and features [R, L, D] of R rows. Row r holds the answer answers[p, i], (p, i) = chosen[r]."""
@@ -206,10 +203,7 @@ class RowRunner:
         runner = copy(self)
         runner.prompts = self.prompts.take(index)
         runner.masked = _needs_mask(runner.prompts)
-        if self._last is not None:
-            row_hash, old, active = self._last
-            active = None if active is None else active[index]
-            runner._last = _Last(row_hash[index], replace(old, slot=old.slot[index]), active)
+        runner._last = None if self._last is None else self._last.part(index)
         return runner
 
 

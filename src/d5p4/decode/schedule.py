@@ -66,32 +66,24 @@ class Facts(NamedTuple):
     masked: int  # the most open positions that a row has in the block of that position
     left: int  # the number of open positions of all rows
 
-    def share(self, rows: int, length: int) -> float:
-        """Return the share of positions that are no longer open, over all rows of the pool."""
-        return 1 - self.left / (rows * length)
-
 
 class Policy(Protocol):
-    """`next` returns the step after `index` steps, given the facts about every prompt, or None if there is no step."""
+    """A policy for windows of `length` positions.
+
+    most      the most steps that a prompt can take
+    block     the length of the blocks for which the policy needs facts
+    adaptive  whether prompts may end after different numbers of steps; only then `next` gets facts
+    next      returns the step after `index` steps, for the prompts that have open positions, or None if there is none
+    """
 
     @property
     def length(self) -> int: ...
-
     @property
-    def most(self) -> int:
-        """The most steps that a prompt can take."""
-        ...
-
+    def most(self) -> int: ...
     @property
-    def block(self) -> int:
-        """The length of the blocks for which the policy needs facts."""
-        ...
-
+    def block(self) -> int: ...
     @property
-    def adaptive(self) -> bool:
-        """Whether prompts may end after different numbers of steps. Only then `next` gets facts."""
-        ...
-
+    def adaptive(self) -> bool: ...
     def next(self, index: int, facts: Sequence[Facts] | None, device: torch.device) -> Step | None: ...
 
 
@@ -139,11 +131,11 @@ class Adaptive:
             return None
         starts = [fact.first // self.block * self.block for fact in facts]
         masked = max(fact.masked for fact in facts)
-        if len(set(starts)) == 1:
-            return Step(
-                index, starts[0], min(starts[0] + self.block, self.length), masked, 1.0, False, masked, exact=False
-            )
-        return Step(index, 0, self.block, masked, 1.0, False, masked, torch.tensor(starts, device=device), exact=False)
+        first, differ = starts[0], None
+        if len(set(starts)) > 1:
+            first, differ = 0, torch.tensor(starts, device=device)
+        stop = min(first + self.block, self.length)
+        return Step(index, first, stop, masked, 1.0, False, masked, differ, exact=False)
 
 
 def in_window(window: Sequence[float] | None, index: int, progress: float | None) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..errors import D5P4Error
 from ..ops import kernels
 from ..ops.precision import wide
-from ..types import Choice
+from ..types import Choice, Selector
 from .measures import fill_finished, mean_score, normalise, position_values, similarity
 from .pool import Pool
 from .rows import WindowHidden
@@ -100,8 +100,8 @@ class PoolView:
             raise D5P4Error(f"the selector chose {choice.children!r} children per parent, not a whole number above 0")
         if after is not None and choice.children != 1:
             raise D5P4Error(f"the selector chose {choice.children} children per parent at the last step; choose one")
-        if after is not None and shape[1] * choice.children != after:
-            raise D5P4Error(f"the selector chose {shape[1]} x {choice.children} rows where {after} are needed")
+        if after is not None and shape[1] != after:
+            raise D5P4Error(f"the selector chose {shape[1]} x 1 rows where {after} are needed")
         inside = parents.clamp(0, self.size - 1)
 
         def complaint(holds: Tensor) -> D5P4Error:
@@ -140,11 +140,22 @@ class Look(PoolView):
             last=step.last,
             width=settings.w,
             state=state,
-            progress=pool.progress if settings.adaptive else None,
+            progress=pool.progress if not step.exact and settings.adaptive else None,
         )
         self.pool, self.hidden = pool, hidden
         self._block = step.of(hidden.owner[:, 0])
         self._values: dict[str, Tensor] = {}
+        self._counts: dict[bool, Tensor | None] = {}
+
+    def choose(self, select: Selector, step: int, last: bool) -> Choice:
+        """Return the parents that the method chooses on the first rank. `last`: the next pool has the answers."""
+        call, groups = self.pool.call, self.pool.call.settings.groups
+        try:
+            chosen = select(self, groups, self.pool.keys(step))
+        except Exception:
+            call.watch.check()  # if the cause is that logits are not finite, this raises an error that says so
+            raise
+        return call.beams.agree(self.check(chosen, groups if last else None, call.watch))
 
     def score(self, kind: str, positions: str, shown: bool = False) -> Tensor:
         """Return the raw score [P, N] of each row over the positions of the block, or of the window for complete rows.
@@ -196,8 +207,10 @@ class Look(PoolView):
 
     def _counted(self, shown: bool) -> Tensor | None:
         """Return which positions [U, B] count, or None if all do."""
-        inside = self._block.inside(self.pool.tokens.shape[-1])
-        before = self.pool.call.counted(self.pool.tokens, self.pool.appended, shown)
-        if before is None:
-            return inside
-        return self._own(before) if inside is None else self._own(before) & inside
+        if shown not in self._counts:
+            inside = self._block.inside(self.pool.tokens.shape[-1])
+            before = self.pool.call.counted(self.pool.tokens, self.pool.appended, shown)
+            if before is not None:
+                inside = self._own(before) if inside is None else self._own(before) & inside
+            self._counts[shown] = inside
+        return self._counts[shown]

@@ -237,19 +237,15 @@ def distinct_children(child_hash: Tensor, tie: Tensor, keep: int) -> Tensor:
     row = torch.arange(prompts, device=tie.device)
     turn = tie.argsort(dim=-1, stable=True)
     taken = child_hash.new_zeros(prompts, 0)
-    taken_ok = taken.bool()
     for place in range(parents):
         parent = turn[:, place]
         hashes = child_hash[row, parent]  # [P, C]
         repeat = (hashes[:, :, None] == hashes[:, None, :]).tril(-1).any(-1)
-        seen = ((hashes[:, :, None] == taken[:, None, :]) & taken_ok[:, None, :]).any(-1)
-        new = ~(repeat | seen)
+        new = ~(repeat | (hashes[:, :, None] == taken[:, None, :]).any(-1))
         new &= new.cumsum(-1) <= keep
         order = (~new).to(torch.uint8).argsort(dim=-1, stable=True)[:, :keep]  # new children first, in drawn order
         count = new.sum(-1, keepdim=True)
         slot = torch.arange(keep, device=tie.device) % count.clamp_min(1)
-        picked = order.gather(1, slot) * (count > 0)
-        chosen[row, parent] = picked
-        taken = torch.cat([taken, hashes.gather(1, picked)], 1)
-        taken_ok = torch.cat([taken_ok, (count > 0).expand(-1, keep)], 1)
+        chosen[row, parent] = order.gather(1, slot)
+        taken = torch.cat([taken, hashes.gather(1, chosen[row, parent])], 1)
     return chosen
