@@ -86,7 +86,7 @@ class LastLook(Look):
 
     def __init__(self, pool: Pool, hidden: WindowHidden, prompts: Prompts, step: Step) -> None:
         super().__init__(pool, hidden, step)
-        self.whole, self.prompts, self.exact = pool.whole(), prompts, step.exact
+        self.whole, self.prompts = pool.whole(), prompts
 
     @cached_property
     def _names(self) -> Tensor:
@@ -96,7 +96,7 @@ class LastLook(Look):
     def _masked(self) -> Tensor:
         """The positions that the last step revealed or, under adaptive rules, each row's last step with a reveal."""
         revealed = self.pool.revealed
-        return self._own(revealed == (self.step if self.exact else revealed.amax(-1, keepdim=True)))
+        return self._own(revealed == (self.step if self._block.exact else revealed.amax(-1, keepdim=True)))
 
     @cached_property
     def sequences(self) -> Tensor:

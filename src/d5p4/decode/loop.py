@@ -59,9 +59,9 @@ def decode(
     head = head.ban(model.eos_ids if settings.eos == "never" else ()).counted()
     call = Call(model, head, settings, beams, torch.tensor(model.eos_ids, dtype=torch.int64, device=device))
     watch, branch = call.watch, Branching(call, select)
-    guided: Any = settings.guidance_window
-    if guided is None and spec.half_guided:
-        guided = (0, 0.5) if settings.adaptive else (0, (most + 1) // 2)
+    guidance_window: Any = settings.guidance_window
+    if guidance_window is None and spec.half_guided:
+        guidance_window = (0, 0.5) if settings.adaptive else (0, (most + 1) // 2)
     names = torch.arange(total, device=device) if names is None else names
     result = empty_result(prompts, settings, model)
     pool, rows = Pool.start(call, prompts, names, seed, key), Rows(call, prompts, schedule.adaptive)
@@ -86,13 +86,13 @@ def decode(
                 break
             batch = batch.part(ended, False)
         pool, shares = batch.pool, batch.shares
-        scales = [settings.guidance if in_window(guided, index, share) else 1.0 for share in shares]
+        guided = [in_window(guidance_window, index, share) for share in shares]
         selecting = [step.last or in_window(settings.select_window, index, share) for share in shares]
         batch.selecting = selecting
         places = [_places(selecting, wanted, device) for wanted in (True, False)] if len(set(selecting)) > 1 else None
 
         # 2. Run the distinct rows through the body, and apply guidance to the states.
-        hidden = batch.rows.run(pool, scales)
+        hidden = batch.rows.run(pool, guided)
 
         # 3. Choose k parents by quality and similarity. Outside the selection window, a prompt keeps all its rows.
         view = Look(pool, hidden, step, batch.state)

@@ -80,11 +80,6 @@ class WindowHidden:
         return replace(self, slot=self.slot[prompts], row_hash=self.row_hash[prompts], active=active)
 
 
-def rows_of_forward(max_tokens: int, length: int) -> int:
-    """Return the largest number of rows of this length in a forward. `Prompts.fixed`: every forward has this many."""
-    return max(1, max_tokens // length)
-
-
 def _needs_mask(prompts: Prompts) -> bool:
     return prompts.fixed or not bool(prompts.attention_mask.all())
 
@@ -111,7 +106,7 @@ class RowRunner:
         recordable = share and not prompts.fixed and prompts.tokens.is_cuda and getattr(model, "recordable", False)
         self.body = Replay(model) if recordable else model.body
         self.prompts, self.masked = prompts, _needs_mask(prompts)
-        self._last: WindowHidden | None = None
+        self.last: WindowHidden | None = None
 
     def run(self, pool: Pool, active: Tensor | None = None, complete: Tensor | None = None) -> WindowHidden:
         """Return the hidden states of the rows that this rank holds. This method waits for the device, because the
@@ -139,14 +134,14 @@ class RowRunner:
         if own_hash is not row_hash:  # count the rows of all ranks
             fresh = self._distinct(row_hash, complete, active)[1]
             fresh = fresh if known is None else fresh & ~known[1]
-        self._last = WindowHidden(*hidden, owner, slot.gather(1, first), fresh.sum(-1), row_hash, active)
-        return self._last
+        self.last = WindowHidden(*hidden, owner, slot.gather(1, first), fresh.sum(-1), row_hash, active)
+        return self.last
 
     def final(self, pool: Pool) -> WindowHidden:
         """Return the states of complete rows at their last forward: those of their parents. Equal rows are not shared,
         because their parents may differ."""
-        assert self._last is not None
-        old, everyone = self._last, torch.ones_like(pool.row_hash, dtype=torch.bool)
+        assert self.last is not None
+        old, everyone = self.last, torch.ones_like(pool.row_hash, dtype=torch.bool)
         states, features, slot = pool.call.beams.fetch(old.states, old.features, old.slot, pool.source, everyone)
         index, own = slot.flatten(), torch.ones_like(slot, dtype=torch.bool)
         hidden = _change(lambda x: x[index], Hidden(states, features))
@@ -164,7 +159,7 @@ class RowRunner:
     def _known(self, pool: Pool, complete: Tensor | None) -> tuple[WindowHidden, Tensor, Tensor] | None:
         """Return the previous states, which rows [P, N] need no forward, and the rows [P, N] of the previous pool whose
         states they take. Return None if all rows need a forward."""
-        last = self._last
+        last = self.last
         if last is None or (complete is None and not self.reuse):
             return None
         same = pool.row_hash[:, :, None] == last.row_hash[:, None, :]
@@ -183,7 +178,7 @@ class RowRunner:
             weight = self.model.head.weight
             nothing = weight.new_zeros(0, answers.shape[2], weight.shape[1])
             return Hidden(nothing, nothing)
-        size = rows_of_forward(self.max_tokens, self.prompts.tokens.shape[1])
+        size = max(1, self.max_tokens // self.prompts.tokens.shape[1])
         parts = [self._microbatch(answers, part, size) for part in chosen.split(size)]
         return _change(lambda *x: torch.cat(x), *parts)
 
@@ -203,7 +198,7 @@ class RowRunner:
         runner = copy(self)
         runner.prompts = self.prompts.take(index)
         runner.masked = _needs_mask(runner.prompts)
-        runner._last = None if self._last is None else self._last.part(index)
+        runner.last = None if self.last is None else self.last.part(index)
         return runner
 
 
@@ -220,44 +215,45 @@ class Rows:
             RowRunner(model, rows, settings.max_tokens_per_forward, settings.savings, reuse)
             for rows in (prompts, prompts.without_prompt(model.mask_id))
         )
-        self.scales: list[float] = []  # the guidance scale of each prompt at the last step
+        self.scale = settings.guidance
+        self.guided = False  # whether any prompt had guidance at the last step
+        self.active: Tensor | None = None  # [P] which prompts had guidance at the last step; None: all
 
     @property
     def prompts(self) -> Prompts:
         return self.conditional.prompts
 
-    def run(self, pool: Pool, scales: Sequence[float]) -> WindowHidden:
-        """Return the hidden states of a pool. `scales` has the guidance scale of each prompt, 1 for no guidance."""
-        self.scales, g = list(scales), max(scales)
-        active = None
-        if min(scales) < g:  # this tensor is made before the forward, because making it waits for the device
-            active = torch.tensor([scale != 1 for scale in scales], device=pool.tokens.device)
+    def run(self, pool: Pool, guided: Sequence[bool]) -> WindowHidden:
+        """Return the hidden states of a pool. `guided` says which prompts have guidance."""
+        self.guided, self.active = any(guided) and self.scale != 1, None
+        if self.guided and not all(guided):  # made before the forward, because making a tensor waits for the device
+            self.active = torch.tensor(guided, device=pool.tokens.device)
         complete = pool.complete if self.adaptive else None
         hidden = self.conditional.run(pool, complete=complete)
-        if g == 1:
-            return hidden
-        free = self.unconditional.run(pool, active, complete)
-        prompt, row = hidden.owner.unbind(1)
-        states, passes = guide(hidden.states, free.states[free.slot[prompt, row]], g), torch.full_like(free.fresh, 2)
-        if active is not None:
-            states, passes = torch.where(active[prompt][:, None, None], states, hidden.states), 1 + active.long()
-        return replace(hidden, states=states, fresh=hidden.fresh + free.fresh, passes=passes)
+        if self.guided:
+            return self._guide(hidden, self.unconditional.run(pool, self.active, complete))
+        self.unconditional.last = None  # a later pool must not take its states from a pool before this one
+        return hidden
 
     def final(self, pool: Pool) -> WindowHidden:
         """Return the hidden states of complete rows at their last forward, with the guidance of the last step."""
         hidden = self.conditional.final(pool)
-        if all(scale == 1 for scale in self.scales):
-            return hidden
-        scale = torch.tensor(self.scales, device=pool.tokens.device)[hidden.owner[:, 0], None, None]
-        free = self.unconditional.final(pool)
-        states = torch.where(scale != 1, guide(hidden.states, free.states, max(self.scales)), hidden.states)
-        return replace(hidden, states=states)
+        return self._guide(hidden, self.unconditional.final(pool)) if self.guided else hidden
+
+    def _guide(self, hidden: WindowHidden, free: WindowHidden) -> WindowHidden:
+        prompt, row = hidden.owner.unbind(1)
+        states = guide(hidden.states, free.states[free.slot[prompt, row]], self.scale)
+        passes: Tensor | int = 2
+        if self.active is not None:
+            states = torch.where(self.active[prompt][:, None, None], states, hidden.states)
+            passes = 1 + self.active.long()
+        return replace(hidden, states=states, fresh=hidden.fresh + free.fresh, passes=passes)
 
     def part(self, index: Tensor) -> Rows:
         """Return the rows of these prompts only."""
         rows = copy(self)
         rows.conditional, rows.unconditional = self.conditional.part(index), self.unconditional.part(index)
-        rows.scales = [self.scales[i] for i in index.tolist()] if self.scales else []
+        rows.active = None if self.active is None else self.active[index]
         return rows
 
 
