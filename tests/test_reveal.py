@@ -158,7 +158,8 @@ def alike(open_positions, parents, c):
     states = torch.zeros(1, open_positions, 1, dtype=torch.float64)
     place = torch.arange(open_positions).expand(parents, -1)
     slot = torch.zeros(parents, 1, dtype=torch.int64)
-    return Parents(tokens, states, slot, place, d5p4.rng.mix(torch.arange(parents))[:, None]), Draw(head, 2)
+    stream = d5p4.rng.mix(torch.arange(parents))[:, None]
+    return Parents(tokens, states, slot, place, stream, tokens == 2), Draw(head, 2)
 
 
 @pytest.mark.parametrize("m", [1, 2, 4])

@@ -82,9 +82,9 @@ def _watch_hidden_rows() -> list[Any]:
     forward = RowRunner._forward
 
     def watched(self: RowRunner, *given: Any) -> Any:
-        states, features = forward(self, *given)
-        made.append(weakref.ref(states))
-        return states, features
+        rows = forward(self, *given)
+        made.append(weakref.ref(rows.states))
+        return rows
 
     RowRunner._forward = watched  # type: ignore[method-assign]
     return made

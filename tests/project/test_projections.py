@@ -28,7 +28,7 @@ def scene(tokens=(MASK, MASK, MASK, MASK), samples=SAMPLES, **options):
 
     slot = torch.zeros(samples, 1, dtype=torch.int64)
     positions = torch.arange(length).expand(samples, length)
-    parents = Parents(row, table[None], slot, positions, mix(torch.arange(samples))[:, None])
+    parents = Parents(row, table[None], slot, positions, mix(torch.arange(samples))[:, None], row == MASK)
     return parents, Draw(head, MASK, **options)
 
 

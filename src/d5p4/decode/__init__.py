@@ -2,10 +2,10 @@
 
 loop      one step after the other: run, choose, make children, record
 schedule  which positions a step may reveal, and when a prompt is finished
-pool      the rows of a prompt, and the children of chosen rows
+pool      what a call shares, the rows of its prompts, and the children of chosen rows
 beams     how the rows of a pool are spread over ranks
 rows      distinct rows through the body, guidance, and the states that complete rows keep
-view      what a selector sees; measures computes quality and similarity
+view      what a selector sees and chooses; measures computes quality and similarity
 answers   costs, lineage, and the result
 """
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from copy import copy
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -17,9 +16,11 @@ from ..ops.precision import steady_mean, steady_sum, wide
 from ..ops.ties import coarse, first_of_each, ranked
 from ..options import Settings
 from ..result import HistoryStep, Result
+from ..rng import mix
 from ..types import Choice, Final, Finish, Model
 from .pool import Pool, pick
-from .rows import Prompts
+from .rows import Prompts, WindowHidden
+from .schedule import Step
 from .view import Look
 
 LOGPROB_SCORE = "mean log-probability of each token at its reveal"
@@ -28,32 +29,31 @@ SCORER_SCORE = "the scorer's number"
 
 
 class Ledger:
-    """Counts the costs of a decode call and records the parent of every row."""
+    """Writes the costs and the answers of prompts into the result of a call, and records the parent of every row."""
 
-    def __init__(self, names: Tensor, history: bool) -> None:
-        prompts, device = len(names), names.device
-        self.names = names  # [P] the caller's numbers for the prompts that are still decoded
-        self.alive = torch.arange(prompts, device=device)  # [P] the indices of these prompts in the call
-        self.nfe, self.rows, self.nominal = (torch.zeros(prompts, dtype=torch.int64, device=device) for _ in range(3))
+    def __init__(self, result: Result) -> None:
+        self.result = result
+        self.alive = torch.arange(len(result.nfe), device=result.nfe.device)  # [P] the indices in the call of prompts
         self.trail: list[Tensor] = []  # per step, a tensor [P, rows] with the parent of each row of the next pool
-        self.history: list[list[HistoryStep]] | None = [[] for _ in range(prompts)] if history else None
 
-    def record(self, choice: Choice, source: Tensor, fresh: Tensor, nominal: Tensor, view: Look) -> None:
-        self.nfe[self.alive] += fresh > 0
-        self.rows[self.alive] += fresh
-        self.nominal[self.alive] += nominal
+    def record(self, choice: Choice, source: Tensor, nominal: Tensor, view: Look) -> None:
+        """Record one step. nominal [P]: the rows that ran if equal rows counted."""
+        result, fresh = self.result, view.hidden.fresh
+        result.nfe[self.alive] += fresh > 0
+        result.rows[self.alive] += fresh
+        result.rows_nominal[self.alive] += nominal * view.hidden.passes
         self.trail.append(source)
-        if self.history is not None:
+        if result.history is not None:
             everything = view.pool.tokens, view.raw, view.quality, view.similarity, view.group, choice.parents
             for place, prompt in enumerate(self.alive.tolist()):
                 rows, raw, quality, similarity, group, parents = (x[place] for x in everything)
                 step = HistoryStep(view.step, rows, raw, quality, similarity, group, parents, choice.children)
-                self.history[prompt].append(step)
+                result.history[prompt].append(step)
 
     def part(self, index: Tensor) -> Ledger:
-        """Return a ledger of only some of the prompts. Both count into the same tensors."""
+        """Return a ledger of only some of the prompts. Both write into the same result."""
         ledger = copy(self)
-        ledger.alive, ledger.names = self.alive[index], self.names[index]
+        ledger.alive = self.alive[index]
         ledger.trail = [parents[index] for parents in self.trail]
         return ledger
 
@@ -80,43 +80,41 @@ def prompts_to_drop(returned: Any) -> list[int]:
     return numbers
 
 
-@dataclass(frozen=True)
-class LastPool:
-    """The N complete rows of each finished prompt, and the scores and texts computed from these rows."""
+class LastLook(Look):
+    """The view of the N complete rows of each finished prompt, with the texts of these rows. A row has the scores of
+    its parent at the last forward."""
 
-    prompts: Prompts
-    view: Look
-    pool: Pool  # with the tokens of all rows
-    numbers: Tensor  # [P] the numbers by which callbacks and errors name the prompts
+    def __init__(self, pool: Pool, hidden: WindowHidden, prompts: Prompts, step: Step) -> None:
+        super().__init__(pool, hidden, step)
+        self.whole, self.prompts = pool.whole(), prompts
 
-    @property
-    def model(self) -> Model:
-        return self.view.model
+    @cached_property
+    def _names(self) -> Tensor:
+        return mix(self.pool.row_hash, self.pool.source)
+
+    @cached_property
+    def _masked(self) -> Tensor:
+        """The positions that the last step revealed or, under adaptive rules, each row's last step with a reveal."""
+        revealed = self.pool.revealed
+        return self._own(revealed == (self.step if self._block.exact else revealed.amax(-1, keepdim=True)))
 
     @cached_property
     def sequences(self) -> Tensor:
         """The rows [P, N, T] of prompt and answer together. End-of-text fills what was left masked behind the end."""
-        tokens, ends = self.pool.tokens, self.pool.ends
-        if ends.stop and ends.ids is not None:
-            tokens = torch.where(tokens == ends.mask_id, ends.ids[0], tokens)
+        call, tokens = self.pool.call, self.whole.tokens
+        if call.settings.stop and len(call.end_ids):
+            tokens = torch.where(tokens == call.model.mask_id, call.end_ids[0], tokens)
         return self.prompts.fill(tokens)
 
     @cached_property
     def tokens(self) -> list[list[list[int]]]:
-        return self.pool.tokens.tolist()
+        return self.whole.tokens.tolist()
 
     @cached_property
     def ends(self) -> list[list[int]]:
         """The number [P][N] of tokens of each answer before the first end-of-text token that follows the prompt."""
-        tokens, ends = self.pool.tokens, self.pool.ends
-        before = ~ends.after(tokens, self.pool.appended)
-        if ends.ids is None:
-            return before.sum(-1).tolist()
-        last = before.sum(-1, keepdim=True) - 1  # the end-of-text token itself, or the last token
-        place = torch.arange(tokens.shape[-1], device=tokens.device)
-        behind = (place >= tokens.shape[-1] - self.pool.appended[:, None, None]).expand(tokens.shape).gather(2, last)
-        ended = torch.isin(tokens.gather(2, last), ends.ids) & behind
-        return (last + 1 - ended.to(last.dtype))[..., 0].tolist()
+        ends = self.pool.call.ends(self.whole.tokens, self.pool.appended)
+        return (ends.cumsum(-1) == 0).sum(-1).tolist()
 
     def text(self, p: int, n: int) -> str:
         """Return the text of an answer, or the whole filled text if the prompt had holes."""
@@ -125,53 +123,51 @@ class LastPool:
         if int(self.pool.appended[p]) < len(answer):
             row = self.sequences[p, n][self.prompts.attention_mask[p]].tolist()
             ids = row[: len(row) - (len(answer) - end)]
-        codec = self.model.tokenizer
+        codec = self.pool.call.model.tokenizer
         return " ".join(map(str, ids)) if codec is None else codec.decode(ids)
 
     def texts(self) -> list[list[str]]:
         return [[self.text(p, n) for n in range(len(rows))] for p, rows in enumerate(self.tokens)]
 
-    def logprob(self) -> Tensor:
+    def logprob(self, shown: bool = False) -> Tensor:
         """Return the mean log-probability [P, N] of each row's tokens at the last forward, or at their reveal if the
         model has `carry_over`."""
-        return self._reveals(False) if self.model.carry_over else self.view.score("logprob", "all")
-
-    def own_score(self) -> Tensor:
-        """Return the scores [P, N] that `Result.score` shows if there is no scorer. The scores are rounded, so that
-        scores that count as tied are equal."""
-        return coarse(self._reveals(True) if self.model.carry_over else self.view.score("entropy", "all", shown=True))
-
-    def _reveals(self, shown: bool) -> Tensor:
-        """Return the mean log-probability [P, N] of the tokens at their reveal; `shown` is as in `Look.score`."""
-        logprob, ends = self.pool.logprob, self.pool.ends
-        if ends.ids is None or not (shown or ends.stop):
+        call, logprob = self.pool.call, self.whole.logprob
+        if not call.model.carry_over:
+            return self.score("logprob", "all", shown)
+        counted = call.counted(self.whole.tokens, self.pool.appended, shown)
+        if counted is None:
             return steady_mean(logprob)
-        counted = ~ends.after(self.pool.tokens, self.pool.appended)
         return steady_sum((logprob * counted).to(wide(logprob.device))) / counted.sum(-1)
 
-    def keep(self, rows: Tensor, finish: Finish | None, settings: Settings) -> tuple[Tensor, Tensor, bool]:
+    def best(self, rows: Tensor, finish: Finish | None, alive: Tensor) -> tuple[Tensor, Tensor, bool]:
         """Return the indices [P, k] of the rows that become answers, the scores [P, k] of these rows, and whether a
         scorer gave the scores. The best row comes first. With spare beams, rows that repeat a text come last.
 
         rows [P, K]: the rows to choose from, unless the method has a `finish`."""
-        score = None
+        score, settings, carry_over = None, self.pool.call.settings, self.pool.call.model.carry_over
         if finish is not None:
-            final = Final(self.pool.tie, self.view.score, self.logprob, self.texts, self.numbers)
-            rows, score = finish(final, settings.groups)
-        shown = self.own_score().gather(1, rows) if score is None else score
-        order = ranked(shown, self.pool.row_hash.gather(1, rows), self.pool.tie.gather(1, rows))
+            rows, score = finish(Final(self.tie, self.score, self.logprob, self.texts, alive), settings.groups)
+        shown = score
+        if shown is None:
+            own = self.logprob(shown=True) if carry_over else self.score("entropy", "all", shown=True)
+            shown = coarse(own).gather(1, rows)  # rounded, so that scores that count as tied are equal
+        order = ranked(shown, self.pool.row_hash.gather(1, rows), self.tie.gather(1, rows))
         if settings.spare:
             texts = [[self.text(p, n) for n in kept] for p, kept in enumerate(rows.tolist())]
             order = first_of_each(order, texts)[:, : settings.k]
         return rows.gather(1, order), shown.gather(1, order), score is not None
 
 
-def empty_result(prompts: Prompts, ledger: Ledger, settings: Settings, model: Model) -> Result:
+def empty_result(prompts: Prompts, settings: Settings, model: Model) -> Result:
     """Return a result without answers. `add_answers` adds those of finished prompts; dropped prompts stay empty."""
     device, total, k = prompts.tokens.device, len(prompts.tokens), settings.k
 
     def unknown(*shape: int) -> Tensor:
         return torch.full(shape, torch.nan, dtype=wide(device), device=device)
+
+    def zeros() -> Tensor:
+        return torch.zeros(total, dtype=torch.int64, device=device)
 
     return Result(
         answers=[[] for _ in range(total)],
@@ -182,55 +178,44 @@ def empty_result(prompts: Prompts, ledger: Ledger, settings: Settings, model: Mo
         score_kind=LOGPROB_SCORE if model.carry_over else ENTROPY_SCORE,
         logdet=unknown(total),
         similarity=unknown(total, k, k),
-        distinct=torch.zeros(total, dtype=torch.int64, device=device),
+        distinct=zeros(),
         lineage=[torch.zeros(k, 0, dtype=torch.int64, device=device) for _ in range(total)],
         seed=0,
-        nfe=ledger.nfe,
-        rows=ledger.rows,
-        rows_nominal=ledger.nominal,
+        nfe=zeros(),
+        rows=zeros(),
+        rows_nominal=zeros(),
         logprobs=[[] for _ in range(total)] if settings.logprobs else None,
         reveal_step=[[] for _ in range(total)] if settings.logprobs else None,
-        history=ledger.history,
+        history=[[] for _ in range(total)] if settings.history else None,
         settings=settings,
     )
 
 
-def add_answers(
-    result: Result,
-    prompts: Prompts,
-    view: Look,
-    ledger: Ledger,
-    finish: Finish | None,
-    select: Any,
-    keys: Tensor,
-    selected: Sequence[bool],
-) -> None:
+def add_answers(ledger: Ledger, view: LastLook, finish: Finish | None, select: Any, selected: Sequence[bool]) -> None:
     """Add the answers of finished prompts to the result. `view` sees their complete rows.
 
     selected: whether each prompt's rows are children of selected parents. Otherwise rows are selected now.
     """
-    settings, groups, alive = view.settings, view.settings.groups, ledger.alive
+    pool, call, alive, result = view.whole, view.pool.call, ledger.alive, ledger.result
+    groups = call.settings.groups
     rows = torch.arange(groups, device=alive.device).expand(len(alive), groups) * (view.size // groups)
     if finish is None and view.size > groups and not all(selected):
-        now = view.check(select(view, groups, keys), groups, view.watch).parents
-        chosen = torch.tensor(selected, device=alive.device)[:, None]
-        rows = torch.where(chosen, rows, view.pool.beams.agree(Choice(now, 1)).parents)
-    pool = view.pool.whole()
-    if bool(pool.ends.open(pool.tokens, pool.appended).any()):
+        now = view.choose(select, view.step + 1, last=True)
+        rows = torch.where(torch.tensor(selected, device=alive.device)[:, None], rows, now.parents)
+    if bool(call.open(pool.tokens, pool.appended).any()):
         raise D5P4Error("decoding ended with masks in an answer; please report this with the settings used")
-    last = LastPool(prompts.take(alive), view, pool, alive)
-    keep, score, judged = last.keep(rows, finish, settings)
+    keep, score, judged = view.best(rows, finish, alive)
     result.score_kind = SCORER_SCORE if judged else result.score_kind
     result.score[alive] = score.to(result.score.dtype)
-    result.sequences[alive] = pick(last.sequences, keep)
+    result.sequences[alive] = pick(view.sequences, keep)
     similarity = pick(pick(view.compare(shown=True), keep).transpose(1, 2), keep)
     similarity = coarse(similarity.to(result.similarity.dtype))  # so that ranks write the same digits
     result.similarity[alive], result.logdet[alive] = similarity, _logdet(similarity)
     lineage, logprobs, reveals = ledger.lineage(keep), pool.logprob.tolist(), pool.revealed.tolist()
     for p, prompt in enumerate(alive.tolist()):
-        kept = [(n, last.ends[p][n]) for n in keep[p].tolist()]
-        result.answers[prompt] = [last.tokens[p][n][:end] for n, end in kept]
-        result.texts[prompt] = [last.text(p, n) for n, _ in kept]
+        kept = [(n, view.ends[p][n]) for n in keep[p].tolist()]
+        result.answers[prompt] = [view.tokens[p][n][:end] for n, end in kept]
+        result.texts[prompt] = [view.text(p, n) for n, _ in kept]
         result.distinct[prompt] = len({tuple(answer) for answer in result.answers[prompt]})
         result.lineage[prompt] = lineage[p]
         if result.logprobs is not None and result.reveal_step is not None:

@@ -6,22 +6,26 @@ Only `tokens`, `logprob` and `revealed` are limited to the n rows that this proc
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property, partial
-from operator import attrgetter
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ..ops.ties import first_equal, occurrence
-from ..project import Children, distinct_children
-from ..rng import hash_tokens, mix
-from ..types import Choice
-from .beams import Beams, Seats
+from ..options import Settings
+from ..project import Draw, Parents, distinct_children, projection
+from ..rng import SELECT, hash_tokens, mix
+from ..types import Choice, Head, Model
+from .beams import Beams
+from .schedule import Step, Watch
 
-HELD = ("tokens", "logprob", "revealed")
+if TYPE_CHECKING:
+    from .rows import Prompts, WindowHidden
+
+OWN = ("tokens", "logprob", "revealed")
 
 
 def pick(x: Tensor, index: Tensor) -> Tensor:
@@ -29,76 +33,85 @@ def pick(x: Tensor, index: Tensor) -> Tensor:
     return x[torch.arange(x.shape[0], device=x.device)[:, None], index]
 
 
-def _state_of(name: str, pool: Pool) -> Tensor:
-    return pool.state[name]
-
-
 @dataclass(frozen=True)
-class Ends:
-    """Which positions of a row are still to be decoded, and where its text ends."""
+class Call:
+    """What all prompts of a decode call share."""
 
-    mask_id: int
-    ids: Tensor | None  # the end-of-text ids, or None if the model has none
-    stop: bool  # whether positions behind the end of the text stay masked
+    model: Model
+    head: Head  # the model's head with the options of the call
+    settings: Settings
+    beams: Beams
+    end_ids: Tensor  # the end-of-text ids, maybe none
+    watch: Watch = field(default_factory=Watch)
 
-    def after(self, tokens: Tensor, appended: Tensor) -> Tensor:
-        """Return a bool like tokens [P, ..., L] that is True behind the first end-of-text token after the prompt.
+    def ends(self, tokens: Tensor, appended: Tensor) -> Tensor:
+        """Return a bool like tokens [P, ..., L] that is True at end-of-text tokens after the prompt.
 
         appended [P] is the number of window positions that follow the prompt. The others are holes, and an end-of-text
         token in a hole ends nothing.
         """
-        if self.ids is None:
-            return torch.zeros_like(tokens, dtype=torch.bool)
         length = tokens.shape[-1]
         behind = torch.arange(length, device=tokens.device) >= length - appended[:, None]
-        behind = behind.view(len(behind), *[1] * (tokens.ndim - 2), length)
-        end = torch.isin(tokens, self.ids) & behind
-        return end.cumsum(-1) > end
+        return torch.isin(tokens, self.end_ids) & behind.view(len(behind), *[1] * (tokens.ndim - 2), length)
+
+    def after_end(self, tokens: Tensor, appended: Tensor) -> Tensor:
+        """Return a bool like `tokens` that is True behind the first end-of-text token after the prompt."""
+        ends = self.ends(tokens, appended)
+        return ends.cumsum(-1) > ends
 
     def open(self, tokens: Tensor, appended: Tensor) -> Tensor:
         """Return a bool like `tokens` that is True at masked positions, with `stop` only before the end of the text."""
-        masked = tokens == self.mask_id
-        return masked & ~self.after(tokens, appended) if self.stop else masked
+        masked = tokens == self.model.mask_id
+        return masked & ~self.after_end(tokens, appended) if self.settings.stop else masked
+
+    def counted(self, tokens: Tensor, appended: Tensor, shown: bool) -> Tensor | None:
+        """Return a bool like `tokens` that is True at positions that scores count, or None if all count: with `stop` or
+        `shown`, the positions up to the end of the text."""
+        cut = len(self.end_ids) and (shown or self.settings.stop)
+        return ~self.after_end(tokens, appended) if cut else None
 
 
 @dataclass(frozen=True)
 class Pool:
     """N candidates for each of P prompts. This process holds the tokens of n of the N candidates."""
 
-    tokens: Tensor  # [P, n, L] the tokens of the held candidates
+    call: Call
+    tokens: Tensor  # [P, n, L] the tokens of this process's candidates
     logprob: Tensor  # [P, n, L] the log-probability of each token when it was revealed; 0 where masked
     revealed: Tensor  # [P, n, L] the index of the step that revealed each token; -1 where masked
     row_hash: Tensor  # [P, N]
-    tie: Tensor  # [P, N] a hash of the lineage (see `Chosen.branch`), which decides between candidates of equal value
+    tie: Tensor  # [P, N] a hash of the lineage (see `Branching`), which decides between candidates of equal value
     group: Tensor  # [P, N]
     source: Tensor  # [P, N] the index of each row's parent in the previous pool
+    names: Tensor  # [P] the numbers by which callbacks and errors name the prompts
+    seed: Tensor  # [P]
+    key: Tensor  # [P]
     positions: Tensor  # [P, L] the window positions, counted from the first real token
     appended: Tensor  # [P] how many window positions follow the prompt
-    ends: Ends
-    beams: Beams
     state: dict[str, Tensor] = field(default_factory=dict)  # [P, N] values that a method keeps for each row
 
     @staticmethod
-    def start(
-        positions: Tensor, appended: Tensor, rows: int, k: int, dtype: torch.dtype, ends: Ends, beams: Beams
-    ) -> Pool:
-        """Return the first pool, with `rows` masked rows per prompt in k contiguous groups."""
-        prompts, length = positions.shape
-        tokens = torch.full((prompts, rows // beams.size, length), ends.mask_id, device=positions.device)
-        row_hash = hash_tokens(tokens[:, :1], positions[:, None]).expand(prompts, rows)
-        place = torch.arange(rows, device=tokens.device).expand(prompts, rows)
+    def start(call: Call, prompts: Prompts, names: Tensor, seed: Tensor, key: Tensor) -> Pool:
+        """Return the first pool, with masked rows in k contiguous groups."""
+        positions, rows = prompts.positions, call.settings.pool_size
+        shape = (len(positions), rows // call.beams.size, positions.shape[1])
+        tokens = torch.full(shape, call.model.mask_id, device=positions.device)
+        row_hash = hash_tokens(tokens[:, :1], positions[:, None]).expand(-1, rows)
+        place = torch.arange(rows, device=tokens.device).expand_as(row_hash)
         return Pool(
+            call,
             tokens=tokens,
-            logprob=torch.zeros(tokens.shape, dtype=dtype, device=tokens.device),
+            logprob=torch.zeros_like(tokens, dtype=torch.promote_types(call.head.weight.dtype, torch.float32)),
             revealed=torch.full_like(tokens, -1),
             row_hash=row_hash,
             tie=mix(row_hash, place),
-            group=place // (rows // k),
+            group=place // (rows // call.settings.groups),
             source=place,
+            names=names,
+            seed=seed,
+            key=key,
             positions=positions,
-            appended=appended,
-            ends=ends,
-            beams=beams,
+            appended=prompts.appended,
         )
 
     @property
@@ -107,145 +120,149 @@ class Pool:
         return self.row_hash.shape[1]
 
     @cached_property
-    def opened(self) -> Tensor:
+    def open(self) -> Tensor:
         """Which positions of all rows are open, [P, N, L] bool."""
-        return self.beams.gather(self.ends.open(self.tokens, self.appended))
+        return self.call.beams.gather(self.call.open(self.tokens, self.appended))
 
     @cached_property
     def complete(self) -> Tensor:
         """Which rows have no open position, [P, N] bool."""
-        return ~self.opened.any(-1)
+        return ~self.open.any(-1)
 
-    def last_masked(self, step: int | None) -> Tensor:
-        """Return the positions [P, n, L] that were masked at the last forward of each complete row: those that `step`
-        revealed or, if it is None, the last step of each row that revealed a position."""
-        return self.revealed == (self.revealed.amax(-1, keepdim=True) if step is None else step)
+    @property
+    def progress(self) -> Tensor:
+        """The share [P] of positions that are not open."""
+        return 1 - self.open.sum((1, 2)) / (self.size * self.open.shape[-1])
 
     def facts(self, block: int) -> Tensor:
         """Return the numbers of `schedule.Facts` for every prompt, [P, 3]."""
         length = self.tokens.shape[-1]
         place = torch.arange(length, device=self.tokens.device)
-        first = torch.where(self.opened.any(1), place, length).amin(-1)
-        start = (first // block * block)[:, None]
-        inside = ((place >= start) & (place < start + block))[:, None]
-        masked = (self.opened & inside).sum(-1).amax(-1)
-        return torch.stack([first, masked, self.opened.sum((1, 2))], -1)
+        first = torch.where(self.open.any(1), place, length).amin(-1)
+        inside = place // block == (first // block)[:, None]
+        masked = (self.open & inside[:, None]).sum(-1).amax(-1)
+        return torch.stack([first, masked, self.open.sum((1, 2))], -1)
 
     @property
     def repeats(self) -> Tensor:
         """Which rows [P, N] are equal to an earlier row of their pool."""
         return first_equal(self.row_hash) != torch.arange(self.size, device=self.row_hash.device)
 
+    def keys(self, step: int) -> Tensor:
+        """Return the random streams [P] of the method at a step."""
+        return mix(self.seed, self.key, SELECT, step)
+
     def keep(self, prompts: Tensor) -> Pool:
         """Return a pool of only those prompts whose indices are in `prompts`."""
-        return self._each(lambda x, _: x[prompts])
+        return Pool.join([self], prompts)
 
     @staticmethod
-    def join(pools: list[Pool], prompts: list[Tensor]) -> Pool:
-        """Return one pool of the prompts of several pools. prompts[i] are the places of the prompts of pools[i]."""
-        order = torch.cat(prompts).argsort()
-        return pools[0]._each(lambda _, value: torch.cat([value(pool) for pool in pools])[order])
-
-    def _each(self, change: Callable[[Tensor, Callable[[Pool], Tensor]], Tensor]) -> Pool:
-        """Return a pool in which `change(x, value)` replaces every tensor x. value(pool) is that tensor of a pool."""
-        names = [f.name for f in fields(self) if f.name not in ("ends", "beams", "state")]
-        tensors: dict[str, Any] = {name: change(getattr(self, name), attrgetter(name)) for name in names}
-        state = {name: change(x, partial(_state_of, name)) for name, x in self.state.items()}
-        return replace(self, **tensors, state=state)
-
-    def prune(self, kept: Tensor) -> Pool:
-        """Return a pool of the rows kept [P, K], each in a group of its own."""
-        everybody = self.whole()
-        shared: dict[str, Any] = {name: pick(getattr(everybody, name), kept) for name in ("row_hash", "tie", "source")}
-        own: dict[str, Any] = {name: self.beams.own(pick(getattr(everybody, name), kept)).contiguous() for name in HELD}
-        state = {name: pick(values, kept) for name, values in self.state.items()}
-        group = torch.arange(kept.shape[1], device=kept.device).expand(kept.shape)
-        return replace(self, **shared, **own, group=group, state=state)
+    def join(pools: Sequence[Pool], prompts: Tensor) -> Pool:
+        """Return one pool of the given prompts, which are indices into the prompts of all pools one after the other."""
+        names = [f.name for f in fields(Pool) if f.name not in ("call", "state")]
+        tensors: dict[str, Any] = {name: torch.cat([getattr(x, name) for x in pools])[prompts] for name in names}
+        state = {name: torch.cat([x.state[name] for x in pools])[prompts] for name in pools[0].state}
+        return replace(pools[0], **tensors, state=state)
 
     def whole(self) -> Pool:
         """Return the pool with the tokens of all N rows in this process."""
-        tensors: dict[str, Any] = {name: self.beams.gather(getattr(self, name)) for name in HELD}
+        tensors: dict[str, Any] = {name: self.call.beams.gather(getattr(self, name)) for name in OWN}
         return replace(self, **tensors)
 
-    def choose(self, choice: Choice) -> Chosen:
-        """Return the parents that a selector chose from this pool."""
-        seats = self.beams.seats(choice.parents, self.size)
-        row_hash, tie, group = (pick(x, choice.parents) for x in (self.row_hash, self.tie, self.group))
-        tokens, logprob, revealed = (seats.here(getattr(self, name)) for name in HELD)
-        number = occurrence(row_hash, tie)
-        return Chosen(self, choice.parents, seats, row_hash, tie, group, number, tokens, logprob, revealed)
 
+class Branching:
+    """Makes the next pool: the children of the chosen parents."""
 
-@dataclass(frozen=True)
-class Chosen:
-    """m chosen parents of each prompt. This process holds the tokens of q parents for each of G prompts (`beams`)."""
-
-    pool: Pool
-    parents: Tensor  # [P, m] indices into the pool
-    seats: Seats
-    row_hash: Tensor  # [P, m]
-    tie: Tensor  # [P, m]
-    group: Tensor  # [P, m]
-    number: Tensor  # [P, m] the number of each parent among equal parents
-    tokens: Tensor  # [G, q, L]
-    logprob: Tensor  # [G, q, L]
-    revealed: Tensor  # [G, q, L]
-
-    def stream(self, seed: Tensor, key: Tensor, step: int) -> Tensor:
-        """Return the random stream [G, q] of each parent at this step."""
-        return self.seats.of(mix(seed[:, None], key[:, None], step, self.row_hash, self.number))
-
-    def open(self) -> Tensor:
-        """Return which positions of the parents are open, [G, q, L] bool."""
-        return self.pool.ends.open(self.tokens, self.pool.appended[self.seats.prompt])
-
-    def distinct(self, children: Children, keep: int) -> Children:
-        """Keep each parent's first `keep` drawn children that no parent of the prompt has kept yet."""
-        seats, beams = self.seats, self.pool.beams
-        positions = self.pool.positions[seats.prompt]
-        names = beams.everyone(hash_tokens(children.tokens, positions[:, None, None]), seats)
-        kept = seats.of(distinct_children(names, self.tie, keep))
-        index = kept[..., None].expand(*kept.shape, children.tokens.shape[-1])
-        return children._replace(tokens=children.tokens.gather(2, index), logprob=children.logprob.gather(2, index))
-
-    def finish(self, children: Children) -> Children:
-        """Let a parent whose first child is complete have only this child: the child's copies fill its other places.
-
-        The copies are equal rows, so that they cost no forward, and every selector stays valid.
-        """
-        ends, appended = self.pool.ends, self.pool.appended[self.seats.prompt]
-        done = ~ends.open(children.tokens[:, :, :1], appended).any(-1, keepdim=True)
-        tokens, logprob = (torch.where(done, x[:, :, :1], x) for x in (children.tokens, children.logprob))
-        return children._replace(tokens=tokens, logprob=logprob)
-
-    def branch(self, children: Children, step: int, regroup: bool) -> Pool:
-        """Return the next pool, which consists of the children [G, q, C, L] that the ranks have drawn.
-
-        With `regroup`, the children of each parent form a group. Otherwise a child stays in the group of its parent.
-        """
-        beams, device = self.pool.beams, children.tokens.device
-        prompts, parents = self.row_hash.shape
-        count = children.tokens.shape[2]
-        new = children.tokens != self.tokens[:, :, None]
-        tokens, logprob, revealed = (
-            beams.settle(rows, self.seats).flatten(1, 2)
-            for rows in (
-                children.tokens,
-                torch.where(new, children.logprob, self.logprob[:, :, None]),
-                torch.where(new, step, self.revealed[:, :, None]),
-            )
+    def __init__(self, call: Call, select: Any) -> None:
+        settings = call.settings
+        reveal, start = settings.reveal_spec, settings.start_temperature
+        self.project = projection(settings.order, settings.spec.children)
+        self.prune: Any = getattr(select, "prune", None)
+        self.draw = Draw(
+            call.head,
+            call.model.mask_id,
+            settings.temperature,
+            settings.top_k,
+            settings.top_p,
+            settings.order,
+            settings.order_temperature,
+            settings.order_spec.build(settings),
+            last_ids=call.end_ids if settings.eos == "last" and len(call.end_ids) else None,
+            rule=reveal.build(settings) if reveal.adaptive else None,
+            statistics=reveal.statistics,
+            start=None if settings.start != "entropy" else settings.temperature if start is None else start,
         )
-        row_hash = beams.gather(hash_tokens(tokens, self.pool.positions[:, None]))
-        mother = torch.arange(parents, device=device).repeat_interleave(count).expand(prompts, -1)
-        place = torch.arange(count, device=device).repeat(parents)
-        return replace(
-            self.pool,
+
+    def __call__(
+        self, pool: Pool, hidden: WindowHidden, step: Step, choices: Sequence[Choice], places: Sequence[Tensor] | None
+    ) -> tuple[Pool, Choice]:
+        """Return the next pool and the choice of its parents. If there are several choices, choices[i] is the choice
+        for the prompts places[i]."""
+        if places is None:
+            return self._children(pool, hidden, step, choices[0]), choices[0]
+        pools = []
+        for choice, at in zip(choices, places, strict=True):
+            chosen = choice._replace(parents=choice.parents[at])
+            pools.append(self._children(pool.keep(at), hidden.part(at), step.of(at), chosen))
+        following = Pool.join(pools, torch.cat(list(places)).argsort())
+        return following, Choice(following.source, 1)
+
+    def _children(self, pool: Pool, hidden: WindowHidden, step: Step, choice: Choice) -> Pool:
+        """Return the children of the chosen parents. The rank that holds a parent makes the children of that parent."""
+        call, settings, beams = pool.call, pool.call.settings, pool.call.beams
+        seats = beams.seats(choice.parents, pool.size)
+        row_hash, tie = pick(pool.row_hash, choice.parents), pick(pool.tie, choice.parents)
+        number = occurrence(row_hash, tie)  # the number of each parent among equal parents
+        tokens, logprob, revealed = (seats.here(getattr(pool, name)) for name in OWN)
+        positions, appended = pool.positions[seats.prompt], pool.appended[seats.prompt]
+        stream = seats.of(mix(pool.seed[:, None], pool.key[:, None], step.index, row_hash, number))
+        slot, opened = seats.here(hidden.slot), call.open(tokens, appended)
+        parents = Parents(tokens, hidden.states, slot, positions, stream, opened)
+        count = 4 * settings.w if settings.distinct else choice.children
+        children = self.project(parents, step.of(seats.prompt), self.draw, count)
+        owner = torch.stack([seats.prompt[:, None].expand_as(seats.row), seats.of(choice.parents)], 2).flatten(0, 1)
+        call.watch.expect_finite(children.finite.flatten(), pool.names, owner, step.index)
+        if settings.distinct:
+            hashes = beams.everyone(hash_tokens(children.tokens, positions[:, None, None]), seats)
+            children = children.take(seats.of(distinct_children(hashes, tie, choice.children)))
+        if not step.exact:
+            # A parent whose first child is complete has only this child. Its copies fill the other places, so that
+            # every selector stays valid. They are equal rows and cost no forward.
+            done = ~call.open(children.tokens[:, :, :1], appended).any(-1)
+            children = children.take(torch.arange(choice.children, device=done.device) * ~done)
+        new = children.tokens != tokens[:, :, None]
+        own = (
+            children.tokens,
+            torch.where(new, children.logprob, logprob[:, :, None]),
+            torch.where(new, step.index, revealed[:, :, None]),
+        )
+        tokens, logprob, revealed = (beams.settle(rows, seats).flatten(1, 2) for rows in own)
+        child_hash = beams.gather(hash_tokens(tokens, pool.positions[:, None]))
+        place = torch.arange(child_hash.shape[1], device=child_hash.device)
+        mother = (place // choice.children).expand_as(child_hash)  # the index of each row's parent in `choice`
+        source = choice.parents.gather(1, mother)
+        tie = mix(child_hash, row_hash.gather(1, mother), number.gather(1, mother), place % choice.children)
+        regroup = choice.parents.shape[1] == settings.groups
+        following = replace(
+            pool,
             tokens=tokens,
             logprob=logprob,
             revealed=revealed,
-            row_hash=row_hash,
-            tie=mix(row_hash, self.row_hash.gather(1, mother), self.number.gather(1, mother), place),
-            group=mother if regroup else self.group.gather(1, mother),
-            source=self.parents.gather(1, mother),
-            state={name: pick(values, self.parents).gather(1, mother) for name, values in self.pool.state.items()},
+            row_hash=child_hash,
+            tie=tie,
+            group=mother if regroup else pool.group.gather(1, source),
+            source=source,
+            state={name: values.gather(1, source) for name, values in pool.state.items()},
         )
+        return following if self.prune is None else self._pruned(following, step)
+
+    def _pruned(self, pool: Pool, step: Step) -> Pool:
+        """Return a pool of the K children that the method keeps, each in a group of its own."""
+        beams, whole = pool.call.beams, pool.whole()
+        kept = self.prune(whole, pool.call.settings.groups, pool.keys(step.index))
+        kept = beams.agree(Choice(kept, 1)).parents
+        rows: dict[str, Any] = {name: pick(getattr(whole, name), kept) for name in (*OWN, "row_hash", "tie", "source")}
+        rows |= {name: beams.own(rows[name]).contiguous() for name in OWN}
+        state = {name: pick(values, kept) for name, values in whole.state.items()}
+        group = torch.arange(kept.shape[1], device=kept.device).expand(kept.shape)
+        return replace(pool, **rows, group=group, state=state)

@@ -16,7 +16,7 @@ costs a second pass through the body, but not through the head. g = 1 turns guid
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 
@@ -25,8 +25,8 @@ from torch import Tensor
 
 from ..ops.precision import working_dtype
 from ..ops.ties import first_equal
-from ..types import Model
-from .pool import Pool
+from ..types import Hidden, Model
+from .pool import Call, Pool
 from .replay import Replay
 
 
@@ -70,16 +70,31 @@ class WindowHidden:
     owner: Tensor  # [U, 2] for each distinct row: the prompt's index, and the row's index among this rank's rows
     slot: Tensor  # [P, n] the index, among the U distinct rows, of each row that this rank holds
     fresh: Tensor  # [P] how many rows of the whole pool went through the model
+    row_hash: Tensor  # [P, N] the hashes of the rows of the whole pool
+    active: Tensor | None = None  # [P] the prompts whose rows have states; None: all
     passes: Tensor | int = 1  # [P] how often a row goes through the model: twice with guidance
 
-
-def rows_of_forward(max_tokens: int, length: int) -> int:
-    """Return the largest number of rows of this length in a forward. `Prompts.fixed`: every forward has this many."""
-    return max(1, max_tokens // length)
+    def part(self, prompts: Tensor) -> WindowHidden:
+        """Return the states for these prompts only. All states are kept, and `slot` has those of the prompts."""
+        active = None if self.active is None else self.active[prompts]
+        return replace(self, slot=self.slot[prompts], row_hash=self.row_hash[prompts], active=active)
 
 
 def _needs_mask(prompts: Prompts) -> bool:
     return prompts.fixed or not bool(prompts.attention_mask.all())
+
+
+def _change(function: Callable[..., Tensor], *hidden: Hidden) -> Hidden:
+    """Apply a function to the states and to the features. If these are one tensor, so is the result."""
+    states = function(*(x.states for x in hidden))
+    if all(x.features is x.states for x in hidden):
+        return Hidden(states, states)
+    return Hidden(states, function(*(x.features for x in hidden)))
+
+
+def _numbers(flags: Tensor) -> Tensor:
+    """Return flags [P, N] as numbers: the n-th true element has the number n - 1."""
+    return flags.flatten().cumsum(0).view_as(flags) - 1
 
 
 class RowRunner:
@@ -87,11 +102,11 @@ class RowRunner:
 
     def __init__(self, model: Model, prompts: Prompts, max_tokens: int, share: bool = True, reuse: bool = True) -> None:
         """`share`: whether equal rows run only once. `reuse`: whether a row of the previous pool may come again."""
-        self.model, self.max_tokens, self.share, self.reuse = model, max_tokens, share, reuse
+        self.model, self.max_tokens, self.share, self.reuse = model, max_tokens, share, reuse and share
         recordable = share and not prompts.fixed and prompts.tokens.is_cuda and getattr(model, "recordable", False)
         self.body = Replay(model) if recordable else model.body
         self.prompts, self.masked = prompts, _needs_mask(prompts)
-        self._last: tuple[Tensor, WindowHidden, Tensor | None] | None = None
+        self.last: WindowHidden | None = None
 
     def run(self, pool: Pool, active: Tensor | None = None, complete: Tensor | None = None) -> WindowHidden:
         """Return the hidden states of the rows that this rank holds. This method waits for the device, because the
@@ -100,180 +115,145 @@ class RowRunner:
         active [P] bool: the prompts to run (default: all). complete [P, N] bool: the rows that are not run, because
         they keep the states of their last forward (default: none).
         """
-        beams = pool.beams
-        if self._last is None:
-            complete = None
-        elif complete is not None and self._last[2] is not None:
-            complete = complete & self._last[2][:, None]
-        own_hash = beams.own(pool.row_hash)
-        first = first_equal(own_hash)
-        own_complete = None if complete is None else beams.own(complete)
-        stored = self._stored(first, own_complete, active)
-        slot = (stored.flatten().cumsum(0) - 1).view_as(first)
-        shared = slot.gather(1, first)
-        slot = shared if self.share else slot if own_complete is None else torch.where(own_complete, shared, slot)
-        known = self._known(pool, own_hash, stored, complete)
-        if known is None:
-            owner = stored.nonzero()
-            states, features = self._forward(pool.tokens, owner)
-        else:
-            states, features, owner = self._join(pool, stored, *known)
-        hidden = WindowHidden(states, features, owner, slot, self._fresh(pool.row_hash, complete, active))
-        self._last = (pool.row_hash, hidden, active)
-        return hidden
+        beams, row_hash = pool.call.beams, pool.row_hash
+        own_hash = beams.own(row_hash)
+        first, stored = self._distinct(own_hash, None if complete is None else beams.own(complete), active)
+        known = self._known(pool, complete)
+        fresh = stored if known is None else stored & ~beams.own(known[1])
+        owner, slot = fresh.nonzero(), _numbers(fresh)
+        hidden = self._forward(pool.tokens, owner)
+        if known is not None:
+            old, known_rows, source = known
+            states, features, old_slot = beams.fetch(old.states, old.features, old.slot, source, known_rows)
+            taken = stored & ~fresh
+            slot = torch.where(taken, len(owner) + _numbers(taken), slot)
+            taken_rows = taken.nonzero()
+            index = old_slot[taken_rows[:, 0], taken_rows[:, 1]]
+            hidden = _change(lambda new, x: torch.cat([new, x[index]]), hidden, Hidden(states, features))
+            owner = torch.cat([owner, taken_rows])
+        if own_hash is not row_hash:  # count the rows of all ranks
+            fresh = self._distinct(row_hash, complete, active)[1]
+            fresh = fresh if known is None else fresh & ~known[1]
+        self.last = WindowHidden(*hidden, owner, slot.gather(1, first), fresh.sum(-1), row_hash, active)
+        return self.last
 
     def final(self, pool: Pool) -> WindowHidden:
         """Return the states of complete rows at their last forward: those of their parents. Equal rows are not shared,
         because their parents may differ."""
-        assert self._last is not None
-        _, old, _ = self._last
-        everyone = torch.ones_like(pool.row_hash, dtype=torch.bool)
-        states, features, slot = pool.beams.fetch(old.states, old.features, old.slot, pool.source, everyone)
-        index = slot.flatten()
-        one_tensor, states = features is states, states[index]
-        features = states if one_tensor else features[index]
-        owner = torch.ones_like(slot, dtype=torch.bool).nonzero()
-        nothing = torch.zeros(len(slot), dtype=torch.int64, device=slot.device)
-        return WindowHidden(
-            states, features, owner, torch.arange(len(index), device=slot.device).view_as(slot), nothing
-        )
+        assert self.last is not None
+        old, everyone = self.last, torch.ones_like(pool.row_hash, dtype=torch.bool)
+        states, features, slot = pool.call.beams.fetch(old.states, old.features, old.slot, pool.source, everyone)
+        index, own = slot.flatten(), torch.ones_like(slot, dtype=torch.bool)
+        hidden = _change(lambda x: x[index], Hidden(states, features))
+        return WindowHidden(*hidden, own.nonzero(), _numbers(own), torch.zeros_like(slot[:, 0]), pool.row_hash)
 
-    def _stored(self, first: Tensor, complete: Tensor | None, active: Tensor | None) -> Tensor:
-        """Return bool [P, N], True at rows whose hidden states are stored: the first of each set of equal rows."""
-        stored = first == torch.arange(first.shape[1], device=first.device)
+    def _distinct(self, row_hash: Tensor, complete: Tensor | None, active: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the index [P, N] of the row whose states a row uses, and the rows whose states are stored, a bool
+        [P, N]. Without `share`, only complete rows share states."""
+        place, first = torch.arange(row_hash.shape[1], device=row_hash.device), first_equal(row_hash)
         if not self.share:
-            stored = torch.ones_like(stored) if complete is None else stored | ~complete
-        return stored if active is None else stored & active[:, None]
+            first = place.expand_as(first) if complete is None else torch.where(complete, first, place)
+        stored = first == place
+        return first, stored if active is None else stored & active[:, None]
 
-    def _known(
-        self, pool: Pool, own_hash: Tensor, stored: Tensor, complete: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
-        """Return which stored rows [P, n] need no forward, and the slots [P, n] of their states in the old states and
-        features, which come with them. Return None if all rows need a forward."""
-        if self._last is None or (complete is None and not (self.reuse and self.share)):
+    def _known(self, pool: Pool, complete: Tensor | None) -> tuple[WindowHidden, Tensor, Tensor] | None:
+        """Return the previous states, which rows [P, N] need no forward, and the rows [P, N] of the previous pool whose
+        states they take. Return None if all rows need a forward."""
+        last = self.last
+        if last is None or (complete is None and not self.reuse):
             return None
-        old_hash, old, seen = self._last
-        beams, known, place = pool.beams, torch.zeros_like(stored), torch.zeros_like(own_hash)
-        states, features = old.states, old.features
-        if self.reuse and self.share:
-            equal = own_hash[:, :, None] == beams.own(old_hash)[:, None, :]
-            equal = equal if seen is None else equal & seen[:, None, None]
-            known, place = equal.any(-1), old.slot.gather(1, equal.to(torch.uint8).argmax(-1))
+        same = pool.row_hash[:, :, None] == last.row_hash[:, None, :]
+        equal, source = same.any(-1), same.to(torch.uint8).argmax(-1)
+        known = equal if self.reuse else torch.zeros_like(equal)
         if complete is not None:
-            # Equal complete rows of one prompt must have equal states, also if their parents differ or are on different
-            # ranks: they take the states of the equal row in the old pool or, without one, of the first one's parent.
-            same = pool.row_hash[:, :, None] == old_hash[:, None, :]
+            # Equal complete rows of one prompt must have equal states, also if their parents differ: they take the
+            # states of the equal row in the previous pool or, without one, of the parent of the first equal row.
             parent = pool.source.gather(1, first_equal(pool.row_hash))
-            source = torch.where(same.any(-1), same.to(torch.uint8).argmax(-1), parent)
-            states, features, inherited = beams.fetch(states, features, old.slot, source, complete)
-            done = beams.own(complete)
-            known, place = known | done, torch.where(done, inherited, place)
-        return stored & known, place, states, features
+            known, source = known | complete, torch.where(equal, source, parent)
+        return last, known if last.active is None else known & last.active[:, None], source
 
-    def _join(
-        self, pool: Pool, stored: Tensor, known: Tensor, place: Tensor, old_states: Tensor, old_features: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return states and features [U, L, D] and the owners [U, 2] of all stored rows, known and fresh ones."""
-        fresh = stored & ~known
-        fresh_rows, owner = fresh.nonzero(), stored.nonzero()
-        states, features = self._forward(pool.tokens, fresh_rows)
-        if len(fresh_rows) < len(owner):
-            known_rows = known.nonzero()
-            slots = place[known_rows[:, 0], known_rows[:, 1]]
-            width = stored.shape[1]
-            order = torch.cat([rows[:, 0] * width + rows[:, 1] for rows in (fresh_rows, known_rows)]).argsort()
-            one_tensor = old_features is old_states and features is states
-            states = torch.cat([states, old_states[slots]])[order]
-            features = states if one_tensor else torch.cat([features, old_features[slots]])[order]
-        return states, features, owner
-
-    def _fresh(self, row_hash: Tensor, complete: Tensor | None, active: Tensor | None) -> Tensor:
-        """Return, for each prompt, how many distinct rows of its pool were not in its previous pool."""
-        stored = self._stored(first_equal(row_hash), complete, active)
-        if self._last is not None and self.reuse and self.share:
-            old_hash, _, seen = self._last
-            known = (row_hash[:, :, None] == old_hash[:, None, :]).any(-1)
-            stored &= ~(known if seen is None else known & seen[:, None])
-        return (stored if complete is None else stored & ~complete).sum(-1)
-
-    def _forward(self, answers: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
+    def _forward(self, answers: Tensor, chosen: Tensor) -> Hidden:
         """Return states and features [R, L, D] of R rows. Row r holds the answer answers[p, i], (p, i) = chosen[r]."""
         if not len(chosen):
             weight = self.model.head.weight
             nothing = weight.new_zeros(0, answers.shape[2], weight.shape[1])
-            return nothing, nothing
-        size = rows_of_forward(self.max_tokens, self.prompts.tokens.shape[1])
-        states, features = [], []
-        for part in chosen.split(size):
-            count = len(part)
-            if self.prompts.fixed and count < size:
-                part = torch.cat([part, part[:1].expand(size - count, 2)])
-            prompt, row = part.unbind(1)
-            batch = self.prompts.take(prompt)
-            tokens = batch.fill(answers[prompt, row][:, None])[:, 0]
-            hidden = self.body(tokens, batch.attention_mask if self.masked else None)
-            window = batch.window[:count, :, None].expand(-1, -1, hidden.states.shape[-1])
-            states.append(hidden.states[:count].gather(1, window))
-            same = hidden.features is hidden.states
-            features.append(states[-1] if same else hidden.features[:count].gather(1, window))
-        joined = torch.cat(states)
-        return joined, joined if features[0] is states[0] else torch.cat(features)
+            return Hidden(nothing, nothing)
+        size = max(1, self.max_tokens // self.prompts.tokens.shape[1])
+        parts = [self._microbatch(answers, part, size) for part in chosen.split(size)]
+        return _change(lambda *x: torch.cat(x), *parts)
+
+    def _microbatch(self, answers: Tensor, chosen: Tensor, size: int) -> Hidden:
+        count = len(chosen)
+        if self.prompts.fixed and count < size:
+            chosen = torch.cat([chosen, chosen[:1].expand(size - count, 2)])
+        prompt, row = chosen.unbind(1)
+        batch = self.prompts.take(prompt)
+        tokens = batch.fill(answers[prompt, row][:, None])[:, 0]
+        hidden = self.body(tokens, batch.attention_mask if self.masked else None)
+        window = batch.window[:count, :, None].expand(-1, -1, hidden.states.shape[-1])
+        return _change(lambda x: x[:count].gather(1, window), hidden)
 
     def part(self, index: Tensor) -> RowRunner:
         """Return a runner that continues with these prompts only."""
         runner = copy(self)
         runner.prompts = self.prompts.take(index)
         runner.masked = _needs_mask(runner.prompts)
-        if self._last is not None:
-            row_hash, old, seen = self._last
-            last = row_hash[index], replace(old, slot=old.slot[index]), None if seen is None else seen[index]
-            runner._last = last
+        runner.last = None if self.last is None else self.last.part(index)
         return runner
 
 
 class Rows:
     """Runs rows with and, where a prompt has guidance, without their prompts, and applies guidance to the states."""
 
-    def __init__(self, model: Model, prompts: Prompts, max_tokens: int, share: bool, reuse: bool) -> None:
+    def __init__(self, call: Call, prompts: Prompts, adaptive: bool) -> None:
+        """`adaptive`: whether rows may be complete before the last step."""
+        settings, model = call.settings, call.model
+        # An ancestral child can equal its parent. Under adaptive rules, so can a row that waits at the end of a block.
+        reuse = adaptive or settings.order == "ancestral"
+        self.adaptive = adaptive
         self.conditional, self.unconditional = (
-            RowRunner(model, rows, max_tokens, share, reuse)
+            RowRunner(model, rows, settings.max_tokens_per_forward, settings.savings, reuse)
             for rows in (prompts, prompts.without_prompt(model.mask_id))
         )
-        self.scales: list[float] = []  # the guidance scale of each prompt at the last step
+        self.scale = settings.guidance
+        self.guided = False  # whether any prompt had guidance at the last step
+        self.active: Tensor | None = None  # [P] which prompts had guidance at the last step; None: all
 
-    def run(self, pool: Pool, scales: Sequence[float], complete: Tensor | None = None) -> WindowHidden:
-        """Return the hidden states of a pool. `scales` has the guidance scale of each prompt, 1 for no guidance."""
-        self.scales, g = list(scales), max(scales)
-        active = None
-        if min(scales) < g:  # this tensor is made before the forward, because making it waits for the device
-            active = torch.tensor([scale != 1 for scale in scales], device=pool.tokens.device)
+    @property
+    def prompts(self) -> Prompts:
+        return self.conditional.prompts
+
+    def run(self, pool: Pool, guided: Sequence[bool]) -> WindowHidden:
+        """Return the hidden states of a pool. `guided` says which prompts have guidance."""
+        self.guided, self.active = any(guided) and self.scale != 1, None
+        if self.guided and not all(guided):  # made before the forward, because making a tensor waits for the device
+            self.active = torch.tensor(guided, device=pool.tokens.device)
+        complete = pool.complete if self.adaptive else None
         hidden = self.conditional.run(pool, complete=complete)
-        if g == 1:
-            return hidden
-        free = self.unconditional.run(pool, active, complete)
-        fresh = hidden.fresh + free.fresh
-        if active is None:
-            return replace(hidden, states=guide(hidden.states, free.states, g), fresh=fresh, passes=2)
-        guided = active[hidden.owner[:, 0]]  # the rows of `free` are these rows, in the same order
-        other = free.states[(guided.cumsum(0) - 1).clamp_min(0)]
-        states = torch.where(guided[:, None, None], guide(hidden.states, other, g), hidden.states)
-        return replace(hidden, states=states, fresh=fresh, passes=1 + active.to(torch.int64))
+        if self.guided:
+            return self._guide(hidden, self.unconditional.run(pool, self.active, complete))
+        self.unconditional.last = None  # a later pool must not take its states from a pool before this one
+        return hidden
 
     def final(self, pool: Pool) -> WindowHidden:
         """Return the hidden states of complete rows at their last forward, with the guidance of the last step."""
         hidden = self.conditional.final(pool)
-        if all(scale == 1 for scale in self.scales):
-            return hidden
-        scale = torch.tensor(self.scales, device=pool.tokens.device)[hidden.owner[:, 0], None, None]
-        free = self.unconditional.final(pool)
-        states = torch.where(scale != 1, guide(hidden.states, free.states, max(self.scales)), hidden.states)
-        return replace(hidden, states=states)
+        return self._guide(hidden, self.unconditional.final(pool)) if self.guided else hidden
+
+    def _guide(self, hidden: WindowHidden, free: WindowHidden) -> WindowHidden:
+        prompt, row = hidden.owner.unbind(1)
+        states = guide(hidden.states, free.states[free.slot[prompt, row]], self.scale)
+        passes: Tensor | int = 2
+        if self.active is not None:
+            states = torch.where(self.active[prompt][:, None, None], states, hidden.states)
+            passes = 1 + self.active.long()
+        return replace(hidden, states=states, fresh=hidden.fresh + free.fresh, passes=passes)
 
     def part(self, index: Tensor) -> Rows:
         """Return the rows of these prompts only."""
         rows = copy(self)
         rows.conditional, rows.unconditional = self.conditional.part(index), self.unconditional.part(index)
-        rows.scales = [self.scales[i] for i in index.tolist()] if self.scales else []
+        rows.active = None if self.active is None else self.active[index]
         return rows
 
 

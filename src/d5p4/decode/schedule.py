@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ..errors import D5P4Error
+from ..errors import D5P4Error, NonFiniteLogits
 
 
 @dataclass(frozen=True)
@@ -28,34 +28,35 @@ class Step:
     move: float  # the probability with which the ancestral order unmasks a masked position
     last: bool  # whether the policy knows that no step follows
     masked: int  # the most open positions that a row has in the block
-    starts: Tensor | None = None  # [P] the start of each prompt's block, if prompts are in different blocks
+    starts: Tensor | None = None  # [R] the start of the block of each prompt or row, if they are in different blocks
     exact: bool = True  # whether every row has `masked` open positions and reveals `reveal` of them
 
-    def cut(self, rows: Tensor, prompt: Tensor) -> Tensor:
-        """Return the block's positions of rows [R, L, ...]. prompt [R] is the prompt of each row.
+    def of(self, index: Tensor) -> Step:
+        """Return the step for chosen prompts, or for rows, given the index of the prompt of each row."""
+        return self if self.starts is None else replace(self, starts=self.starts[index])
 
-        A prompt whose block is shorter than those of other prompts repeats its last position (see `inside`).
+    def cut(self, rows: Tensor) -> Tensor:
+        """Return the block's positions [R, B, ...] of rows [R, L, ...].
+
+        A row whose block is shorter than those of other rows repeats its last position (see `inside`).
         """
         if self.starts is None:
             return rows[:, self.start : self.stop]
-        place = self._places(prompt).clamp_max(rows.shape[1] - 1)
+        place = self._places(self.starts).clamp_max(rows.shape[1] - 1)
         return rows.gather(1, place.view(*place.shape, *[1] * (rows.ndim - 2)).expand(*place.shape, *rows.shape[2:]))
 
-    def inside(self, prompt: Tensor, length: int) -> Tensor | None:
+    def inside(self, length: int) -> Tensor | None:
         """Return which positions [R, B] of `cut` belong to the block, or None if all of them do."""
-        return None if self.starts is None else self._places(prompt) < length
+        return None if self.starts is None else self._places(self.starts) < length
 
-    def block(self, length: int, device: torch.device) -> Tensor:
-        """Return a bool [P, L] (or [1, L]) that is True at the window positions of each prompt's block."""
-        place = torch.arange(length, device=device)
-        if self.starts is None:
-            return ((place >= self.start) & (place < self.stop))[None]
-        first = self.starts[:, None]
-        return (place >= first) & (place < first + self.stop - self.start)
-
-    def _places(self, prompt: Tensor) -> Tensor:
+    def block(self, length: int) -> Tensor:
+        """Return a bool [R, L] that is True at the window positions of each row's block, if there are `starts`."""
         assert self.starts is not None
-        return self.starts[prompt][:, None] + torch.arange(self.stop - self.start, device=prompt.device)
+        place = torch.arange(length, device=self.starts.device) - self.starts[:, None]
+        return (place >= 0) & (place < self.stop - self.start)
+
+    def _places(self, starts: Tensor) -> Tensor:
+        return starts[:, None] + torch.arange(self.stop - self.start, device=starts.device)
 
 
 class Facts(NamedTuple):
@@ -65,32 +66,24 @@ class Facts(NamedTuple):
     masked: int  # the most open positions that a row has in the block of that position
     left: int  # the number of open positions of all rows
 
-    def share(self, rows: int, length: int) -> float:
-        """Return the share of positions that are no longer open, over all rows of the pool."""
-        return 1 - self.left / (rows * length)
-
 
 class Policy(Protocol):
-    """`next` returns the step after `index` steps, given the facts about every prompt, or None if there is no step."""
+    """A policy for windows of `length` positions.
+
+    most      the most steps that a prompt can take
+    block     the length of the blocks for which the policy needs facts
+    adaptive  whether prompts may end after different numbers of steps; only then `next` gets facts
+    next      returns the step after `index` steps, for the prompts that have open positions, or None if there is none
+    """
 
     @property
     def length(self) -> int: ...
-
     @property
-    def most(self) -> int:
-        """The most steps that a prompt can take."""
-        ...
-
+    def most(self) -> int: ...
     @property
-    def block(self) -> int:
-        """The length of the blocks for which the policy needs facts."""
-        ...
-
+    def block(self) -> int: ...
     @property
-    def adaptive(self) -> bool:
-        """Whether prompts may end after different numbers of steps. Only then `next` gets facts."""
-        ...
-
+    def adaptive(self) -> bool: ...
     def next(self, index: int, facts: Sequence[Facts] | None, device: torch.device) -> Step | None: ...
 
 
@@ -138,11 +131,11 @@ class Adaptive:
             return None
         starts = [fact.first // self.block * self.block for fact in facts]
         masked = max(fact.masked for fact in facts)
-        if len(set(starts)) == 1:
-            return Step(
-                index, starts[0], min(starts[0] + self.block, self.length), masked, 1.0, False, masked, exact=False
-            )
-        return Step(index, 0, self.block, masked, 1.0, False, masked, torch.tensor(starts, device=device), exact=False)
+        first, differ = starts[0], None
+        if len(set(starts)) > 1:
+            first, differ = 0, torch.tensor(starts, device=device)
+        stop = min(first + self.block, self.length)
+        return Step(index, first, stop, masked, 1.0, False, masked, differ, exact=False)
 
 
 def in_window(window: Sequence[float] | None, index: int, progress: float | None) -> bool:
@@ -203,6 +196,23 @@ class Watch:
     def expect(self, holds: Tensor, complaint: Callable[[Tensor], Exception]) -> None:
         """Make the next `check` raise the error `complaint(holds)` if `holds` has a false element."""
         self._expected.append((holds, complaint))
+
+    def expect_finite(self, finite: Tensor, names: Tensor, owner: Tensor, step: int, first_row: int = 0) -> None:
+        """Expect the logits of R rows to be finite. `finite` [R] says of which rows they are.
+
+        For each row, owner [R, 2] has the index of its prompt in `names` and its index among this process's rows.
+        `first_row` is the pool index of the first of these rows.
+        """
+
+        def complaint(finite: Tensor) -> NonFiniteLogits:
+            wrong = owner[~finite]
+            numbers = names[wrong[:, 0]].tolist()
+            place = f"step {step}, prompt {numbers[0]}, row {first_row + int(wrong[0, 1])}"
+            cure = "check the weights and guidance, or load them in float32"
+            reason = f"the model gave logits that are not finite at {place}; {cure}"
+            return NonFiniteLogits(reason, prompts=sorted(set(numbers)))
+
+        self.expect(finite, complaint)
 
     def check(self, facts: Tensor | None = None) -> list[Facts] | None:
         """Raise the error of the first condition that does not hold. Return the facts [P, 3] as Python numbers."""

@@ -9,12 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import D5P4Error, NonFiniteLogits
+from ..errors import D5P4Error
 from ..ops import kernels
 from ..ops.precision import wide
-from ..options import Settings
-from ..rng import mix
-from ..types import Choice, Head, Model
+from ..types import Choice, Selector
 from .measures import fill_finished, mean_score, normalise, position_values, similarity
 from .pool import Pool
 from .rows import WindowHidden
@@ -102,8 +100,8 @@ class PoolView:
             raise D5P4Error(f"the selector chose {choice.children!r} children per parent, not a whole number above 0")
         if after is not None and choice.children != 1:
             raise D5P4Error(f"the selector chose {choice.children} children per parent at the last step; choose one")
-        if after is not None and shape[1] * choice.children != after:
-            raise D5P4Error(f"the selector chose {shape[1]} x {choice.children} rows where {after} are needed")
+        if after is not None and shape[1] != after:
+            raise D5P4Error(f"the selector chose {shape[1]} x 1 rows where {after} are needed")
         inside = parents.clamp(0, self.size - 1)
 
         def complaint(holds: Tensor) -> D5P4Error:
@@ -125,105 +123,78 @@ class PoolView:
         return Choice(everyone, 1)
 
 
-def not_finite(prompts: Tensor, owner: Tensor, step: int, first_row: int = 0) -> Callable[[Tensor], NonFiniteLogits]:
-    """Return a function that makes the error about rows whose logits are not finite. The function takes a bool [R] that
-    is True for rows with finite logits. For each of the R rows, owner [R, 2] has the index of its prompt in `prompts`
-    and its index among this process's rows. `first_row` is the pool index of the first of these rows."""
-
-    def complaint(finite: Tensor) -> NonFiniteLogits:
-        wrong = owner[~finite]
-        numbers = prompts[wrong[:, 0]].tolist()
-        place = f"step {step}, prompt {numbers[0]}, row {first_row + int(wrong[0, 1])}"
-        cure = "check the weights and guidance, or load them in float32"
-        reason = f"the model gave logits that are not finite at {place}; {cure}"
-        return NonFiniteLogits(reason, prompts=sorted(set(numbers)))
-
-    return complaint
-
-
 class Look(PoolView):
     """The view of a pool after a forward. Quality, similarity and scores are computed from the hidden states. Equal
     rows get equal scores."""
 
-    def __init__(
-        self,
-        pool: Pool,
-        hidden: WindowHidden,
-        step: Step,
-        settings: Settings,
-        model: Model,
-        head: Head,
-        prompts: Tensor,
-        watch: Watch,
-        state: dict[str, Any],
-        progress: Tensor | None = None,
-        last_forward: Tensor | None = None,
-    ) -> None:
-        """last_forward [P, n, L] bool: for complete rows, the positions that were masked at the row's last forward. The
-        scores then cover the whole window instead of the block of the step."""
+    def __init__(self, pool: Pool, hidden: WindowHidden, step: Step, state: dict[str, Any] | None = None) -> None:
+        settings = pool.call.settings
         super().__init__(
             group=pool.group,
             tie=pool.tie,
             quality=self._compute_quality,
-            similarity=self._compute_similarity,
+            similarity=self.compare,
             raw=lambda: self.score(settings.quality, settings.positions),
-            vocabulary=head.drawable,
+            vocabulary=pool.call.head.drawable,
             step=step.index,
             last=step.last,
             width=settings.w,
             state=state,
-            progress=progress,
+            progress=pool.progress if not step.exact and settings.adaptive else None,
         )
-        self.pool, self.hidden, self.settings, self.model, self.head = pool, hidden, settings, model, head
-        self._block, self._prompts, self.watch, self._last_forward = step, prompts, watch, last_forward
+        self.pool, self.hidden = pool, hidden
+        self._block = step.of(hidden.owner[:, 0])
         self._values: dict[str, Tensor] = {}
+        self._counts: dict[bool, Tensor | None] = {}
+
+    def choose(self, select: Selector, step: int, last: bool) -> Choice:
+        """Return the parents that the method chooses on the first rank. `last`: the next pool has the answers."""
+        call, groups = self.pool.call, self.pool.call.settings.groups
+        try:
+            chosen = select(self, groups, self.pool.keys(step))
+        except Exception:
+            call.watch.check()  # if the cause is that logits are not finite, this raises an error that says so
+            raise
+        return call.beams.agree(self.check(chosen, groups if last else None, call.watch))
 
     def score(self, kind: str, positions: str, shown: bool = False) -> Tensor:
         """Return the raw score [P, N] of each row over the positions of the block, or of the window for complete rows.
 
         `shown`: leave out the positions behind the end of the text, even if `stop` is off.
         """
-        carry_over = self.model.carry_over
+        pool, call, hidden = self.pool, self.pool.call, self.hidden
+        carry_over = call.model.carry_over
         if kind not in self._values:
-            states, tokens = self._cut(self.hidden.states), self._tokens
-            masked = self._masked if carry_over else tokens == self.model.mask_id
-            self._values[kind], logsumexp = position_values(kind, states, tokens, masked, self.head, carry_over)
-            first = self.pool.beams.rank * self.hidden.slot.shape[1]
-            complaint = not_finite(self._prompts, self.hidden.owner, self.step, first)
-            self.watch.expect(logsumexp.sum(-1).isfinite(), complaint)
+            states, tokens = self._block.cut(hidden.states), self._tokens
+            masked = self._masked if carry_over else tokens == call.model.mask_id
+            self._values[kind], logsumexp = position_values(kind, states, tokens, masked, call.head, carry_over)
+            first = call.beams.rank * hidden.slot.shape[1]
+            call.watch.expect_finite(logsumexp.sum(-1).isfinite(), pool.names, hidden.owner, self.step, first)
         mean = mean_score(kind, positions, self._values[kind], self._masked, carry_over, self._counted(shown))
-        scores = self.pool.beams.gather(mean[self.hidden.slot])
-        return fill_finished(self.pool.beams.alike(scores, self._names))
+        scores = call.beams.gather(mean[hidden.slot])
+        return fill_finished(call.beams.alike(scores, self._names))
 
     def compare(self, shown: bool = False) -> Tensor:
         """Return the similarity S [P, N, N] from the features of the distinct rows. `shown` is as in `score`."""
-        settings, hidden = self.settings, self.hidden
-        features = self._cut(hidden.features if settings.feature_layer == "model" else hidden.states)
+        settings, hidden = self.pool.call.settings, self.hidden
+        features = self._block.cut(hidden.features if settings.feature_layer == "model" else hidden.states)
         how = settings.features, settings.similarity, settings.gamma
-        gram = partial(self.pool.beams.cosine, row_hash=self._names)
+        gram = partial(self.pool.call.beams.cosine, row_hash=self._names)
         matrix = similarity(features, self._masked, hidden.slot, *how, gram, self._counted(shown))
         return matrix if kernels.usable(matrix, matrix.shape[-1]) else matrix.to(wide(matrix.device))
 
-    def _compute_similarity(self) -> Tensor:
-        return self.compare()
-
     def _compute_quality(self) -> Tensor:
-        raw = self.raw.to(wide(self.raw.device))
-        return normalise(raw, self.settings.normalise, self.settings.quality, self.vocabulary)
-
-    def _cut(self, rows: Tensor) -> Tensor:
-        """Return the positions [U, B, ...] that scores cover, from rows [U, L, ...]."""
-        return rows if self._last_forward is not None else self._block.cut(rows, self.hidden.owner[:, 0])
+        raw, settings = self.raw.to(wide(self.raw.device)), self.pool.call.settings
+        return normalise(raw, settings.normalise, settings.quality, self.vocabulary)
 
     def _own(self, rows: Tensor) -> Tensor:
-        """Return the values [U, B] of the distinct rows at these positions, from rows [P, n, L]."""
-        return self._cut(rows[self.hidden.owner[:, 0], self.hidden.owner[:, 1]])
+        """Return the values [U, B] of the distinct rows at the positions of the block, from rows [P, n, L]."""
+        return self._block.cut(rows[self.hidden.owner[:, 0], self.hidden.owner[:, 1]])
 
-    @cached_property
+    @property
     def _names(self) -> Tensor:
-        """Names [P, N] of rows. Rows with equal names have equal scores. A complete row has the score of its parent."""
-        pool = self.pool
-        return pool.row_hash if self._last_forward is None else mix(pool.row_hash, pool.source)
+        """Names [P, N] of rows. Rows with equal names have equal scores."""
+        return self.pool.row_hash
 
     @cached_property
     def _tokens(self) -> Tensor:
@@ -231,17 +202,15 @@ class Look(PoolView):
 
     @cached_property
     def _masked(self) -> Tensor:
-        return self._tokens == self.model.mask_id if self._last_forward is None else self._own(self._last_forward)
+        """Which positions [U, B] were masked at the forward."""
+        return self._tokens == self.pool.call.model.mask_id
 
     def _counted(self, shown: bool) -> Tensor | None:
         """Return which positions [U, B] count, or None if all do."""
-        pool = self.pool
-        counted = None if self._last_forward is not None else self._block.inside(self.hidden.owner[:, 0], self._length)
-        if pool.ends.ids is not None and (shown or pool.ends.stop):
-            before = self._own(~pool.ends.after(pool.tokens, pool.appended))
-            counted = before if counted is None else counted & before
-        return counted
-
-    @property
-    def _length(self) -> int:
-        return self.pool.tokens.shape[-1]
+        if shown not in self._counts:
+            inside = self._block.inside(self.pool.tokens.shape[-1])
+            before = self.pool.call.counted(self.pool.tokens, self.pool.appended, shown)
+            if before is not None:
+                inside = self._own(before) if inside is None else self._own(before) & inside
+            self._counts[shown] = inside
+        return self._counts[shown]

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..ops.sample import draw as draw_tokens
 from ..rng import ORDER, TOKEN, uniform
 from .children import Children, Draw, Parents
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 def ancestral(parents: Parents, step: Step, draw: Draw, count: int) -> Children:
     """Return `count` children of each parent, drawn by the ancestral rule."""
-    masked = parents.tokens == draw.mask_id if step.exact or parents.open is None else parents.open()
+    masked = parents.open.clone()
     masked[..., : step.start] = False
     masked[..., step.stop :] = False
     child = torch.arange(count, device=masked.device)[:, None]
@@ -30,10 +29,7 @@ def ancestral(parents: Parents, step: Step, draw: Draw, count: int) -> Children:
     prompt, parent, place = drawn.nonzero(as_tuple=True)
     rows = parents.states[parents.slot[prompt, parent], place]
     u = uniform(parents.keyed(TOKEN)[prompt, parent][:, None], parents.positions[prompt, place][:, None], child[:, 0])
-    head = draw.head
-    token, stats = draw_tokens(
-        rows, head.weight, head.bias, head.banned, u, draw.temperature, draw.top_k, draw.top_p, fixed=head.fixed
-    )
+    token, stats = draw.tokens(rows, u, draw.temperature)
     tokens = parents.tokens[:, :, None].expand(moves.shape).clone()
     logprob = stats["token"].new_zeros(moves.shape)
     tokens[prompt, parent, :, place] = torch.where(moves[prompt, parent, :, place], token, draw.mask_id)

@@ -11,7 +11,7 @@ enumerated  accepted positions take their most probable token. One more position
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -42,28 +42,11 @@ class Parents:
     slot: Tensor  # [P, m] the row of `states` that belongs to each parent
     positions: Tensor  # [P, L] each position's distance from the first token that is not padding
     stream: Tensor  # [P, m] seeds of random numbers, mixed from seed, prompt, step, tokens, number among equal parents
-    open: Callable[[], Tensor] | None = None  # returns the open positions [P, m, L]; None means all masked ones
-    prompt: Tensor | None = None  # [P] the index of each prompt in the tensors of the step
+    open: Tensor  # [P, m, L] bool, the open positions
 
     def keyed(self, purpose: int) -> Tensor:
         """Return one random stream per parent [P, m]. Different values of `purpose` give independent streams."""
         return mix(self.stream, purpose)
-
-    def places(self, step: Step, mask_id: int) -> tuple[Tensor, Tensor | None]:
-        """Return the open positions [P, m, M] of the block, and which of them are valid (None: all).
-
-        M is `step.masked`. A row with fewer open positions has other positions behind its open ones, marked as not
-        valid, so that the sizes of all tensors are known without reading numbers from the device.
-        """
-        if step.exact or self.open is None:
-            masked = self.tokens[..., step.start : step.stop] == mask_id
-            place = masked.to(torch.uint8).argsort(dim=-1, descending=True, stable=True)[..., : step.masked]
-            return place + step.start, None
-        block = step.block(self.tokens.shape[-1], self.tokens.device)
-        inside = block if self.prompt is None or len(block) == 1 else block[self.prompt]
-        opened = self.open() & inside[:, None]
-        place = opened.to(torch.uint8).argsort(dim=-1, descending=True, stable=True)[..., : step.masked]
-        return place, opened.gather(2, place)
 
 
 @dataclass(frozen=True)
@@ -76,12 +59,21 @@ class Draw:
     top_k: int | None = None
     top_p: float | None = None
     order: str = "confidence"
-    worth: Callable[[Seen], Tensor] | None = None  # the order with its parameters, if it has any
     order_temperature: float = 0.1
+    worth: Callable[[Seen], Tensor] | None = None  # the order with its parameters, if it has any
     last_ids: Tensor | None = None  # ids of the tokens to reveal last: end-of-text if eos="last"
     rule: Callable[[Sequence], Tensor] | None = None  # an adaptive reveal rule
     statistics: tuple[str, ...] = ()  # the statistics that the rule reads
     start: float | None = None  # start="entropy": the temperature of the first reveal
+
+    def tokens(
+        self, states: Tensor, u: Tensor, temperature: float, statistics: Collection[str] = ()
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Draw tokens [R, C] from states [R, D] with uniforms u [R, C]. Return them and statistics."""
+        head, filters = self.head, (self.top_k, self.top_p)
+        return draw_tokens(
+            states, head.weight, head.bias, head.banned, u, temperature, *filters, statistics, head.fixed
+        )
 
 
 class Children(NamedTuple):
@@ -91,6 +83,11 @@ class Children(NamedTuple):
     logprob: Tensor  # [P, m, C, L] log p (temperature 1, unfiltered) of the tokens revealed in this step, 0 elsewhere
     finite: Tensor  # [P, m] bool: whether all logits from which a parent's tokens were drawn are finite
 
+    def take(self, index: Tensor) -> Children:
+        """Return the children with the indices [P, m, c] among the C children of each parent."""
+        index = index[..., None].expand(*index.shape, self.tokens.shape[-1])
+        return self._replace(tokens=self.tokens.gather(2, index), logprob=self.logprob.gather(2, index))
+
 
 Projection = Callable[[Parents, "Step", Draw, int], Children]
 """`project(parents, step, draw, count)` returns `count` children of each parent."""
@@ -98,11 +95,12 @@ Projection = Callable[[Parents, "Step", Draw, int], Children]
 
 def drawn(parents: Parents, step: Step, draw: Draw, count: int) -> Children:
     """Return `count` drawn children of each parent."""
-    look = _look(parents, step, draw, count)
-    if look.accepted is None:
-        best = look.best[..., : step.reveal]
-        return look.children(best, None)
-    return look.children(look.best, look.accepted)
+    candidates = _candidates(parents, step, draw, count, draw.start if step.index == 0 else None)
+    accepted = candidates.accepted
+    if accepted is not None and candidates.valid is not None:  # a row reveals at least its first position
+        first = torch.arange(accepted.shape[-1], device=accepted.device) == 0
+        accepted = accepted | (candidates.valid & first)
+    return candidates.reveal(parents, accepted)
 
 
 def enumerated(parents: Parents, step: Step, draw: Draw, count: int) -> Children:
@@ -111,18 +109,17 @@ def enumerated(parents: Parents, step: Step, draw: Draw, count: int) -> Children
     A schedule that reveals m positions accepts m - 1 positions, and an adaptive rule accepts what it accepts. The next
     position of the order's sequence branches. A row with fewer tokens than `count` repeats its last child.
     """
-    look = _look(parents, step, draw, 1, enumerates=True)
-    number = torch.arange(look.best.shape[-1], device=look.best.device)
-    accepted = look.accepted
+    candidates = _candidates(parents, step, draw, 1, 0.0)
+    accepted, valid = candidates.accepted, candidates.valid
     if accepted is None:
-        accepted = (number < step.reveal).expand(look.best.shape)
-    last = (accepted * (number + 1)).amax(-1, keepdim=True) - 1  # the last accepted position of the sequence
-    branch = last.clamp_min(0)
+        accepted = torch.ones_like(candidates.place, dtype=torch.bool)
+    number = torch.arange(accepted.shape[-1], device=accepted.device)
+    branch = (accepted * number).amax(-1, keepdim=True)  # the last accepted position of the sequence
     if draw.rule is not None:  # the first position that is not accepted branches, if there is one
-        waiting = ~accepted if look.valid is None else ~accepted & look.valid[:, :, None].gather(3, look.best)
+        waiting = ~accepted if valid is None else ~accepted & valid
         branch = torch.where(waiting.any(-1, keepdim=True), waiting.to(torch.uint8).argmax(-1, keepdim=True), branch)
-    base = look.children(look.best, accepted & (number != branch))
-    place = look.place[:, :, None].gather(3, look.best).gather(3, branch)  # [P, m, 1, 1]
+    base = candidates.reveal(parents, accepted & (number != branch))
+    place = candidates.place.gather(3, branch)  # [P, m, 1, 1]
     states = parents.states[parents.slot[..., None], place[:, :, 0]].flatten(0, 2)
     head = draw.head
     logits = logits_of(states, head.weight, head.bias, head.banned)
@@ -139,79 +136,73 @@ def enumerated(parents: Parents, step: Step, draw: Draw, count: int) -> Children
     return Children(rows.scatter(3, where, token), logprob.scatter(3, where, chance), base.finite)
 
 
-class _Look(NamedTuple):
-    """The open positions of each parent with drawn tokens, in the sequence of the order."""
+class _Candidates(NamedTuple):
+    """The M positions of each child that may be revealed, with drawn tokens, in the sequence of the order."""
 
-    parents: Parents
-    shape: tuple[int, int, int]  # P, m, M
-    place: Tensor  # [P, m, M]
-    valid: Tensor | None  # [P, m, M]
-    token: Tensor  # [R, C] with R = P m M
-    stats: dict[str, Tensor]
-    best: Tensor  # [P, m, C, M] the positions in the sequence of the order
-    accepted: Tensor | None  # [P, m, C, M] which positions of the sequence are revealed; None: the first step.reveal
+    place: Tensor  # [P, m, C, M] indices into the window
+    token: Tensor  # [P, m, C, M]
+    chance: Tensor  # [P, m, C, M] the log-probability of the token
+    valid: Tensor | None  # [P, m, C, M] which of the positions are open; None: all
+    accepted: Tensor | None  # [P, m, C, M] which positions the reveal rule accepts; None: all
+    finite: Tensor  # [P, m]
 
-    def table(self, values: Tensor) -> Tensor:
-        """Return values [R, C] or [R] as [P, m, C, M]."""
-        return values.view(*self.shape, 1 if values.ndim == 1 else values.shape[1]).transpose(2, 3)
-
-    def children(self, best: Tensor, accepted: Tensor | None) -> Children:
-        """Return the children that reveal the positions `best`, or those of them that are accepted."""
-        count = best.shape[2]
-        where = self.place[:, :, None].expand(*self.shape[:2], count, -1).gather(3, best)
-        rows = self.parents.tokens[:, :, None].expand(-1, -1, count, -1)
-        token, chance = self.table(self.token).gather(3, best), self.table(self.stats["token"]).gather(3, best)
+    def reveal(self, parents: Parents, accepted: Tensor | None) -> Children:
+        """Return the children that reveal the accepted positions (None: all positions)."""
+        rows = parents.tokens[:, :, None].expand(-1, -1, self.place.shape[2], -1)
+        token, chance = self.token, self.chance
         if accepted is not None:
-            token = torch.where(accepted, token, rows.gather(3, where))
+            token = torch.where(accepted, token, rows.gather(3, self.place))
             chance = torch.where(accepted, chance, 0.0)
-        finite = self.stats["logsumexp"].isfinite().view(self.shape)
-        finite = (finite if self.valid is None else finite | ~self.valid).all(-1)
-        logprob = self.stats["token"].new_zeros(rows.shape).scatter(3, where, chance)
-        return Children(rows.scatter(3, where, token), logprob, finite)
+        logprob = chance.new_zeros(rows.shape).scatter(3, self.place, chance)
+        return Children(rows.scatter(3, self.place, token), logprob, self.finite)
 
 
-def _look(parents: Parents, step: Step, draw: Draw, count: int, enumerates: bool = False) -> _Look:
-    """Draw `count` tokens for each open position, and put the positions into the sequence of the order. An adaptive
-    rule accepts at least one position, unless children are enumerated, which takes the likeliest tokens."""
+def _open_places(parents: Parents, step: Step, exact: bool) -> tuple[Tensor, Tensor | None]:
+    """Return the open positions [P, m, M] of the block, and which of them are valid (None: all, if `exact`).
+
+    M is `step.masked`. A row with fewer open positions has other positions behind its open ones, marked as not
+    valid, so that the sizes of all tensors are known without reading numbers from the device.
+    """
+    if step.starts is None:
+        first, opened = step.start, parents.open[..., step.start : step.stop]
+    else:
+        first, opened = 0, parents.open & step.block(parents.open.shape[-1])[:, None]
+    place = opened.to(torch.uint8).argsort(dim=-1, descending=True, stable=True)[..., : step.masked]
+    return place + first, None if exact else opened.gather(2, place)
+
+
+def _candidates(parents: Parents, step: Step, draw: Draw, count: int, temperature: float | None) -> _Candidates:
+    """Draw `count` tokens for each open position, and put the positions into the sequence of the order. `temperature`
+    replaces that of `draw`, if it is given."""
     order: Order = Order.registry[draw.order]
-    place, valid = parents.places(step, draw.mask_id)
-    shape = (place.shape[0], place.shape[1], place.shape[2])
+    place, valid = _open_places(parents, step, step.exact and draw.rule is None)
     child = torch.arange(count, device=place.device)
     position = parents.positions[:, None].expand_as(parents.tokens).gather(2, place)[..., None]
 
     def keyed_uniform(purpose: int) -> Tensor:
         return uniform(parents.keyed(purpose)[..., None, None], position, child)  # [P, m, M, C]
 
+    def table(values: Tensor) -> Tensor:
+        """Return values [P m M, C] or [P m M] as [P, m, C or 1, M]."""
+        return values.view(*place.shape, values.shape[1] if values.ndim == 2 else 1).transpose(2, 3)
+
     start = draw.start is not None and step.index == 0
+    temperature = draw.temperature if temperature is None else temperature
     want = {*order.statistics, *draw.statistics}
     want |= {"entropy"} if start else set()
     want |= {"best"} if draw.rule is not None and not order.draws_first else set()
-    head = draw.head
-    token, stats = draw_tokens(
-        parents.states[parents.slot[..., None], place].flatten(0, 2),
-        head.weight,
-        head.bias,
-        head.banned,
-        keyed_uniform(TOKEN).flatten(0, 2),
-        0.0 if enumerates else draw.start if start and draw.start is not None else draw.temperature,
-        draw.top_k,
-        draw.top_p,
-        tuple(sorted(want)),
-        head.fixed,
-    )
-    look = _Look(parents, shape, place, valid, token, stats, place[:, :, None], None)
-    tables = {name: look.table(values) for name, values in stats.items() if name in ("token", *want)}
-    ends = None if draw.last_ids is None else torch.isin(look.table(token), draw.last_ids)
+    states = parents.states[parents.slot[..., None], place].flatten(0, 2)
+    tokens, stats = draw.tokens(states, keyed_uniform(TOKEN).flatten(0, 2), temperature, tuple(sorted(want)))
+    token, tables = table(tokens), {name: table(stats[name]) for name in ("token", *want)}
+    ends = None if draw.last_ids is None else torch.isin(token, draw.last_ids)
+
+    def noise() -> Tensor:
+        return keyed_uniform(ORDER).transpose(2, 3)
+
     worth = (draw.worth or order.worth)(
-        Seen(
-            tables,
-            place[:, :, None],
-            lambda: keyed_uniform(ORDER).transpose(2, 3),
-            step.reveal,
-            draw.order_temperature,
-            ends,
-        )
-    ).expand(*shape[:2], count, -1)
+        Seen(tables, place[:, :, None], noise, step.reveal, draw.order_temperature, ends)
+    )
+    worth = worth.expand(token.shape)
     if ends is not None and order.least is not None:
         worth = worth.masked_fill(ends, order.least)
     if valid is not None:
@@ -219,37 +210,28 @@ def _look(parents: Parents, step: Step, draw: Draw, count: int, enumerates: bool
     if start:
         least_sure = coarse(tables["entropy"]).argmax(-1, keepdim=True)
         worth = worth.scatter(3, least_sure.expand(*worth.shape[:3], 1), torch.inf)
-    best = coarse(worth).sort(dim=-1, descending=True, stable=True).indices
-    accepted = _accept(look._replace(best=best), step, draw, order, tables, ends, start, 0 if enumerates else 1)
-    return look._replace(best=best, accepted=accepted)
+    best = coarse(worth).sort(dim=-1, descending=True, stable=True).indices[..., : step.reveal]
 
+    def ordered(values: Tensor) -> Tensor:
+        """Return values [P, m, C or 1, M] in the sequence of the order."""
+        return values.expand(token.shape).gather(3, best)
 
-def _accept(
-    look: _Look,
-    step: Step,
-    draw: Draw,
-    order: Order,
-    tables: dict[str, Tensor],
-    ends: Tensor | None,
-    start: bool,
-    least: int,
-) -> Tensor | None:
-    """Return which positions of the sequence are revealed, [P, m, C, M], or None for the first `step.reveal`."""
-    best = look.best
-    number = torch.arange(best.shape[-1], device=best.device)
-    valid = None if look.valid is None else look.valid[:, :, None].expand(best.shape).gather(3, best)
-    if draw.rule is None:
-        return None if valid is None else valid & (number < step.reveal)
-    sure = tables["token" if order.draws_first else "best"].exp().clamp_max(1)
-    ordered = {name: tables[name].expand(best.shape).gather(3, best) for name in draw.statistics}
-    accepted = draw.rule(Sequence(sure.expand(best.shape).gather(3, best), ordered)) & (not start)
-    accepted = accepted if valid is None else accepted & valid
-    if ends is not None:  # an end-of-text token must wait for every open position before it
-        here = torch.zeros_like(accepted).scatter(3, best, accepted)  # in the order of the window
-        waiting = ~here if look.valid is None else ~here & look.valid[:, :, None]
-        accepted = accepted & ~(ends & (waiting.cumsum(-1) > 0)).gather(3, best)
-    first = (number < least).expand(best.shape)
-    return accepted | (first if valid is None else first & valid)
+    finite = stats["logsumexp"].isfinite().view(place.shape)
+    accepted = opened = None
+    if valid is not None:
+        finite = finite | ~valid
+        accepted = opened = ordered(valid[:, :, None])
+    if draw.rule is not None and valid is not None and opened is not None:
+        sure = tables["token" if order.draws_first else "best"].exp().clamp_max(1)
+        sequence = Sequence(ordered(sure), {name: ordered(tables[name]) for name in draw.statistics})
+        accepted = draw.rule(sequence) & opened & (not start)
+        if ends is not None:  # an end-of-text token must wait for every open position before it
+            here = torch.zeros_like(accepted).scatter(3, best, accepted)  # in the order of the window
+            waiting = (~here & valid[:, :, None]).cumsum(-1) > 0
+            accepted = accepted & ~ordered(ends & waiting)
+    return _Candidates(
+        ordered(place[:, :, None]), ordered(token), ordered(tables["token"]), opened, accepted, finite.all(-1)
+    )
 
 
 def distinct_children(child_hash: Tensor, tie: Tensor, keep: int) -> Tensor:
@@ -259,19 +241,15 @@ def distinct_children(child_hash: Tensor, tie: Tensor, keep: int) -> Tensor:
     row = torch.arange(prompts, device=tie.device)
     turn = tie.argsort(dim=-1, stable=True)
     taken = child_hash.new_zeros(prompts, 0)
-    taken_ok = taken.bool()
     for place in range(parents):
         parent = turn[:, place]
         hashes = child_hash[row, parent]  # [P, C]
         repeat = (hashes[:, :, None] == hashes[:, None, :]).tril(-1).any(-1)
-        seen = ((hashes[:, :, None] == taken[:, None, :]) & taken_ok[:, None, :]).any(-1)
-        new = ~(repeat | seen)
+        new = ~(repeat | (hashes[:, :, None] == taken[:, None, :]).any(-1))
         new &= new.cumsum(-1) <= keep
         order = (~new).to(torch.uint8).argsort(dim=-1, stable=True)[:, :keep]  # new children first, in drawn order
         count = new.sum(-1, keepdim=True)
         slot = torch.arange(keep, device=tie.device) % count.clamp_min(1)
-        picked = order.gather(1, slot) * (count > 0)
-        chosen[row, parent] = picked
-        taken = torch.cat([taken, hashes.gather(1, picked)], 1)
-        taken_ok = torch.cat([taken_ok, (count > 0).expand(-1, keep)], 1)
+        chosen[row, parent] = order.gather(1, slot)
+        taken = torch.cat([taken, hashes.gather(1, chosen[row, parent])], 1)
     return chosen
