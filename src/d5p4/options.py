@@ -293,7 +293,7 @@ def _names(place: int) -> Callable[[], Iterable[str]]:
 
 @dataclass(frozen=True)
 class Settings:
-    """All options of a decode, with defaults filled in and values checked. `params` are the parameters of the method.
+    """All options of a decode, filled in and checked. `params` has the parameters of method, order and reveal rule.
 
     The default of an option is its value in the entry `d5p4` of the model's generation_config.json. If this entry does
     not have the option, the default comes from the method's presets, and otherwise from the paper.
@@ -401,7 +401,7 @@ class Settings:
 
     @staticmethod
     def make(model: Model, **given: Any) -> Settings:
-        """Fill in defaults and check all values. A name that is no option must be a parameter of the method."""
+        """Fill in defaults and check values. Other names must be parameters of method, order or reveal rule."""
         given = translate({name: value for name, value in given.items() if value is not None}, model)
         defaults = {name: value for name, value in model.generation_defaults.items() if name not in CARD}
         if "length" in defaults:

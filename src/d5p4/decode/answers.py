@@ -37,7 +37,7 @@ class Ledger:
         self.trail: list[Tensor] = []  # per step, a tensor [P, rows] with the parent of each row of the next pool
 
     def record(self, choice: Choice, source: Tensor, nominal: Tensor, view: Look) -> None:
-        """Record one step. nominal [P]: the rows that ran if equal rows counted."""
+        """Record one step. nominal [P]: the rows to run if equal rows ran apart."""
         result, fresh = self.result, view.hidden.fresh
         result.nfe[self.alive] += fresh > 0
         result.rows[self.alive] += fresh
@@ -94,7 +94,7 @@ class LastLook(Look):
 
     @cached_property
     def _masked(self) -> Tensor:
-        """The positions that the last step revealed or, under adaptive rules, each row's last step with a reveal."""
+        """The positions revealed by the last step or, under adaptive rules, by the last reveal of each row."""
         revealed = self.pool.revealed
         return self._own(revealed == (self.step if self._block.exact else revealed.amax(-1, keepdim=True)))
 

@@ -106,8 +106,8 @@ def drawn(parents: Parents, step: Step, draw: Draw, count: int) -> Children:
 def enumerated(parents: Parents, step: Step, draw: Draw, count: int) -> Children:
     """Return the children of each parent that take the `count` most probable tokens at the next position.
 
-    A schedule that reveals m positions accepts m - 1 positions, and an adaptive rule accepts what it accepts. The next
-    position of the order's sequence branches. A row with fewer tokens than `count` repeats its last child.
+    Under a schedule, the last position to reveal branches. Under an adaptive rule, the first position that the rule
+    does not accept branches, or the last one if it accepts all. If tokens are too few, the last child repeats.
     """
     candidates = _candidates(parents, step, draw, 1, 0.0)
     accepted, valid = candidates.accepted, candidates.valid

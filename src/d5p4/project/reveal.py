@@ -72,7 +72,7 @@ class Factor(Checked):
 
 @dataclass(frozen=True)
 class EntropyBound(Checked):
-    entropy_bound: Annotated[float, Option("Bound on the joint entropy of the positions, in nats.", least=0)] = 0.1
+    entropy_bound: Annotated[float, Option("Bound on summed entropies less the largest, in nats.", least=0)] = 0.1
 
     def __call__(self, seen: Sequence) -> Tensor:
         entropy = seen.stats["entropy"].to(wide(seen.probability.device))
@@ -87,7 +87,7 @@ def prefix(accepted: Tensor) -> Tensor:
 for _rule in (
     Reveal("schedule", None, "as many positions as the schedule says"),
     Reveal("threshold", Threshold, "all positions whose probability is above tau"),
-    Reveal("factor", Factor, "more positions the surer they are"),
+    Reveal("factor", Factor, "the surer, the more positions"),
     Reveal("entropy-bound", EntropyBound, "positions of little joint entropy", ("entropy",)),
 ):
     Reveal.registry.add(_rule)
