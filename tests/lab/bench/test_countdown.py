@@ -137,7 +137,6 @@ def test_a_stopped_benchmark_continues(tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(benchmark, name, value)
     methods = {"d5p4": benchmark.Method({"method": "d5p4"}, "beta", (100.0, 20.0))}
     monkeypatch.setattr(benchmark, "METHODS", methods)
-    monkeypatch.setattr(benchmark, "rule_options", lambda rule: {})
     monkeypatch.setitem(benchmark.WINDOW, 3, 3)  # short and quick; all answers are wrong anyway
     out = tmp_path / "lines.jsonl"
     command = ["--model", str(folder), "--device", "cpu", "--puzzles", "2", "--tune", "2", "--out", str(out)]
