@@ -131,6 +131,8 @@ def test_dropped_prompts_may_come_as_a_tensor_or_a_number():
         r = generate(FakeModel(), ["abc", "c"], gen_length=3, callback=lambda shot, drop=drop: drop)
         assert r.answers[1] == [] and len(r.answers[0]) == 3, drop
         assert r.logdet[1].isnan() and r.score[1].isnan().all()
+    assert r[1].score == r[1].distance == [] and "<td>" not in r[1]._repr_html_()
+    json.dumps(r.to_dict(), allow_nan=False)
 
 
 def test_a_selector_of_ones_own_is_told_what_is_wrong(monkeypatch):

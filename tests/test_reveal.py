@@ -246,6 +246,8 @@ def test_a_row_stops_at_its_end_of_text_and_a_short_prompt_does_not_wait_for_a_l
     assert delivered[0][2] == both.texts[0] and [0, 1] in steps and steps[-1] == [1]
     assert set(map(len, both.answers[0])) == {5} and set(map(len, both.answers[1])) == {20}
     assert both.sequences[0].ne(model.mask_id).all()  # what was left masked behind the end is filled
+    by_table = dict(k=2, w=2, gen_length=40, seed=1, temperature=0.5, stop=True)  # all prompts end before the table
+    assert [set(map(len, answers)) for answers in d5p4.generate(model, ["b", "jj"], **by_table).answers] == [{5}, {20}]
     longer = d5p4.generate(model, ["b"], **options | {"stop": False})
     assert longer.texts == alone[0].texts and longer.nfe[0] > alone[0].nfe[0]
 
@@ -291,7 +293,7 @@ def test_bad_values_are_refused_by_name():
         (dict(reveal="factor", factor=-1), "factor=-1 must be a number above 0"),
         (dict(reveal="entropy-bound", entropy_bound=-0.1), "entropy_bound=-0.1 must be a number of at least 0"),
         (dict(reveal="treshold"), "reveal='treshold' is not known; did you mean threshold"),
-        (dict(tau=0.9), "tau: it is a parameter of reveal threshold; it is schedule here"),
+        (dict(tau=0.9), "tau: it is a parameter of reveal threshold; reveal is schedule here"),
         (dict(reveal="threshold", steps=4), "steps=4 has no meaning with reveal='threshold'"),
         (dict(reveal="threshold", guidance=2, guidance_window=(0, 4)), r"guidance_window=\(0, 4\) counts steps"),
         (dict(reveal="threshold", select_window="2:5"), "select_window=.* counts steps"),
@@ -342,6 +344,13 @@ def test_own_orders_and_rules_are_registered(monkeypatch):
     assert [int((after[0] != model.mask_id).nonzero()[0, 0]) for _, _, _, after in shots[:3]] == [3, 2, 2]
     assert "already an order 'right'" in refusal(d5p4.register, d5p4.Order("right", len))
     assert "register takes" in refusal(d5p4.register, "right")
+    assert "no statistic 'nope'" in refusal(d5p4.register, d5p4.Order("odd", len, statistics=("nope",)))
+    monkeypatch.setitem(d5p4.ORDERS, "whole", d5p4.Order("whole", lambda seen: seen.place))  # whole numbers are fine
+    assert run(model, ["abc"], order="whole").texts
+    monkeypatch.setitem(d5p4.ORDERS, "short", d5p4.Order("short", lambda seen: seen.place[..., :1].double()))
+    assert "order 'short' must return" in refusal(run, model, ["abc"], order="short")
+    monkeypatch.setitem(d5p4.REVEALS, "floats", d5p4.Reveal("floats", lambda seen: seen.probability))
+    assert "a reveal rule must return" in refusal(run, model, ["abc"], reveal="floats")
 
 
 @dataclass(frozen=True)

@@ -135,7 +135,8 @@ class Parameter:
             pair = [number.from_text(part.strip()) for part in pair.split(":")]
         numbers = isinstance(pair, (list, tuple)) and all(type(x) in (int, float) for x in pair)
         if not numbers or len(pair) != 2 or not 0 <= pair[0] <= pair[1]:
-            raise self._error(STEP_WINDOW, value)
+            reason = "must be two numbers START:STOP with START <= STOP: steps counted from 0, such as 0:64"
+            raise self._error(f"{reason}, or shares under an adaptive reveal rule, such as 0:0.5", value)
         return pair[0], pair[1]
 
     def _error(self, reason: str, value: Any) -> D5P4Error:
@@ -239,6 +240,8 @@ def register(item: Registered) -> None:
     """Make your own `Method`, `Order` or `Reveal` available under its name in all interfaces of this process."""
     if not isinstance(item, Registered):
         raise D5P4Error(f"register takes a d5p4.Method, d5p4.Order or d5p4.Reveal, not {type(item).__name__}")
+    if unknown := sorted(set(getattr(item, "statistics", ())) - {"entropy", "best", "margin", "certainty"}):
+        raise D5P4Error(f"{item.registry.kind} {item.name!r}: there is no statistic {unknown[0]!r}")
     if not callable(item.function):
         raise D5P4Error(f"{item.registry.kind} {item.name!r}: it needs a dataclass or a function")
     item.registry.add(item)
@@ -534,7 +537,7 @@ def unknown_option(name: str, items: Sequence[Registered]) -> D5P4Error:
         if others := [other.name for other in registry.values() if name in other.parameters]:
             kind = "" if registry.kind == "method" else f"{registry.kind} "
             chosen = next((item.name for item in items if item.registry is registry), "")
-            takes = f"method {method.name} takes {own}" if not kind else f"it is {chosen} here"
+            takes = f"method {method.name} takes {own}" if not kind else f"{registry.kind} is {chosen} here"
             return D5P4Error(f"it is a parameter of {kind}{', '.join(others)}; {takes}", option=name)
     hint = "this option is not offered here" if name in known else nearest(name, known)
     return D5P4Error(hint or f"there is no such option; the parameters of method {method.name} are {own}", option=name)
@@ -555,6 +558,8 @@ _REFUSED = {
     "num_beams": "use k for the number of answers and w for the children of each",
     "n": "use k for the number of answers",
     "max_tokens": "use gen_length for the length of the answer",
+    "threshold": "use reveal='threshold' with tau",
+    "early_stop": "use stop; only HTTP says early_stop",
     "input_ids": "give the tokenizer's output as the prompt: generate(model, inputs)",
     **dict.fromkeys(("dtype", "torch_dtype", "device", "device_map", "trust_remote_code"), "it belongs to d5p4.load"),
     "eos_token_id": "end-of-text comes from the model's tokenizer; leave it out",

@@ -130,7 +130,7 @@ class Answers:
 
     @property
     def score(self) -> list[float | None]:
-        return finite(self.result.score[self.place].tolist())
+        return finite(self.result.score[self.place].tolist()[: len(self)])
 
     @property
     def distance(self) -> list[float | None]:
@@ -146,7 +146,7 @@ class Answers:
 
     @property
     def _similarity(self) -> list[list[float]]:
-        return self.result.similarity[self.place].tolist()
+        return self.result.similarity[self.place].tolist()[: len(self)]  # a dropped prompt has no answers
 
     @property
     def distinct(self) -> int:
@@ -172,8 +172,8 @@ class Answers:
 
     @property
     def mean_score(self) -> float | None:
-        scores = self.result.score[self.place].tolist()
-        return finite(sum(scores) / len(scores))
+        scores = self.result.score[self.place].tolist()[: len(self)]
+        return finite(sum(scores) / len(scores)) if scores else None
 
     def to_dict(self) -> dict[str, Any]:
         result, place = self.result, self.place
@@ -184,7 +184,7 @@ class Answers:
             "score_kind": result.score_kind,
             "distance": self.distance,
             "distinct": self.distinct,
-            "logdet": float(result.logdet[place]),
+            "logdet": finite(float(result.logdet[place])),
             "rows": self.rows,
             "rows_nominal": self.rows_nominal,
             "nfe": self.nfe,

@@ -48,7 +48,7 @@ BAD = [
     ({"n": 2, "extra_body": {"w": 2**30, "method": "independent"}}, "w", "w=1073741824"),
     ({"n": 2, "extra_body": {"w": 100, "method": "best-of-n"}}, "w", "draw 160000 children per step"),
     ({"n": 2, "extra_body": {"w": 100, "select_window": [1, 2]}}, "w", "draw 160000 children per step"),
-    ({"extra_body": {"guidance_window": [1]}}, "guidance_window", "guidance_window=[1] must be two whole numbers"),
+    ({"extra_body": {"guidance_window": [1]}}, "guidance_window", "guidance_window=[1] must be two numbers"),
     ({"prompt": "a" * 20000}, "prompt", "20000 characters"),
     ({"prompt": []}, "prompt", "prompt=[] must be a text, a list of token ids, or"),
     ({"prompt": [[]]}, "prompt", "prompt=[[]] must be"),

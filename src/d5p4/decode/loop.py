@@ -82,7 +82,7 @@ def decode(
             watch.check()  # computing the scores of the result has added conditions to `watch`
             if deliver is not None:
                 deliver(result, gone.ledger.alive.tolist())
-            if step is None:
+            if step is None or all(ended):
                 break
             batch = batch.part(ended, False)
         pool, shares = batch.pool, batch.shares

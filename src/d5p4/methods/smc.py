@@ -82,7 +82,7 @@ class ESMC(Checked):
     def check_reveal(self, settings: Settings) -> None:
         """Raise an error if the interval does not fit the reveal rule."""
         if self.interval is not None and settings.adaptive and self.interval >= 1:
-            reason = f"counts steps, but with reveal={settings.reveal!r} it must be a share, such as 0.125"
+            reason = f"counts steps, but with reveal={settings.reveal!r} it must be a share below 1, such as 0.125"
             raise D5P4Error(reason, option="interval", value=self.interval)
         if self.interval is not None and not settings.adaptive and self.interval != int(self.interval):
             reason = "must be a whole number of steps, unless the reveal rule is adaptive"

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from ..errors import D5P4Error
 from ..ops.sample import draw as draw_tokens
 from ..ops.sample import filter_logits
 from ..ops.ties import coarse
@@ -199,10 +200,11 @@ def _candidates(parents: Parents, step: Step, draw: Draw, count: int, temperatur
     def noise() -> Tensor:
         return keyed_uniform(ORDER).transpose(2, 3)
 
-    worth = (draw.worth or order.worth)(
-        Seen(tables, place[:, :, None], noise, step.reveal, draw.order_temperature, ends)
-    )
-    worth = worth.expand(token.shape)
+    seen = Seen(tables, place[:, :, None], noise, step.reveal, draw.order_temperature, ends)
+    worth = (draw.worth or order.worth)(seen)
+    if not isinstance(worth, Tensor) or worth.shape[-1] != place.shape[-1]:
+        raise D5P4Error(f"order {draw.order!r} must return a tensor with one number per open position")
+    worth = worth.to(torch.promote_types(worth.dtype, torch.float32)).expand(token.shape)
     if ends is not None and order.least is not None:
         worth = worth.masked_fill(ends, order.least)
     if valid is not None:
@@ -224,7 +226,10 @@ def _candidates(parents: Parents, step: Step, draw: Draw, count: int, temperatur
     if draw.rule is not None and valid is not None and opened is not None:
         sure = tables["token" if order.draws_first else "best"].exp().clamp_max(1)
         sequence = Sequence(ordered(sure), {name: ordered(tables[name]) for name in draw.statistics})
-        accepted = draw.rule(sequence) & opened & (not start)
+        accepted = draw.rule(sequence)
+        if not isinstance(accepted, Tensor) or accepted.dtype != torch.bool:
+            raise D5P4Error("a reveal rule must return a tensor of bools, one per position of the sequence")
+        accepted = accepted & opened & (not start)
         if ends is not None:  # an end-of-text token must wait for every open position before it
             here = torch.zeros_like(accepted).scatter(3, best, accepted)  # in the order of the window
             waiting = (~here & valid[:, :, None]).cumsum(-1) > 0

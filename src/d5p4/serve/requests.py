@@ -214,7 +214,7 @@ def expected(kind: Any) -> str:
     if get_origin(kind) is Annotated:
         kind, *notes = get_args(kind)
     if get_origin(kind) is list:
-        return "two whole numbers [start, stop]" if kind == get_args(Steps)[0] else "a list"
+        return "two numbers [start, stop]" if kind == get_args(Steps)[0] else "a list"
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", dict: "an object"}
     least = next((f" from {note.ge}" for note in notes if isinstance(note, Ge)), "")
     least += next((f" above {note.gt} and up" for note in notes if isinstance(note, Gt)), "")
