@@ -370,6 +370,7 @@ def test_a_method_may_prune_children_before_they_are_run(monkeypatch):
     widest = d5p4.Method("widest", Widest, branches=False, children="enumerated")
     monkeypatch.setitem(d5p4.METHODS, "widest", widest)
     model = FakeModel(scale=1.5)
+    assert "order='confidence' draws tokens before" in refusal(run, model, ["abc"], method="widest")
     for options in (dict(), dict(reveal="threshold", tau=0.95)):
         result, shots = one_step_at_a_time(
             model, "abc", method="widest", order="left", eos="free", stop=False, gen_length=4, k=5, w=8, **options

@@ -492,6 +492,9 @@ class Settings:
             for option, usual in (("eos", ("free", "never")), ("reveal", ("schedule",)), ("start", ("order",))):
                 if getattr(self, option) not in usual:
                     raise D5P4Error(chance, option=option, value=getattr(self, option))
+        if self.spec.children == "enumerated" and (self.order == "ancestral" or self.order_spec.draws_first):
+            reason = f"draws tokens before positions, but method {self.method} needs another order, such as 'top'"
+            raise D5P4Error(reason, option="order", value=self.order)
         for option in ("guidance_window", "select_window"):
             window = getattr(self, option)
             if window is not None and not self.adaptive and not all(isinstance(x, int) for x in window):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from ..ops.partition_map import partition_map
 from ..options import Registered, Registry, load_plugins, register
@@ -59,7 +59,8 @@ class Method(Registered):
     branches     whether the pool has k*w rows (True) or k rows (False)
     presets      values of options that this method uses unless the caller gives other values
     half_guided  whether guidance acts on the first half of the steps only, unless `guidance_window` is given
-    children     how children are made: "drawn" or "enumerated" (see `project.children`)
+    children     how children are made (see `project.children`); the option `distinct` is for drawn children. Enumerated
+                 children need an order that looks at the state alone
     """
 
     registry: ClassVar[Registry] = Registry("method")
@@ -71,7 +72,7 @@ class Method(Registered):
     branches: bool = True
     presets: Mapping[str, Any] = field(default_factory=dict)
     half_guided: bool = False
-    children: str = "drawn"
+    children: Literal["drawn", "enumerated"] = "drawn"
 
     @property
     def scored(self) -> bool:

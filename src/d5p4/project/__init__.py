@@ -1,12 +1,11 @@
 """Projections Π turn the distributions of the selected parents into the tokens of the next pool."""
 
 from .ancestral import ancestral
-from .children import CHILDREN, Children, Draw, Parents, Projection, distinct_children, drawn, enumerated
+from .children import Children, Draw, Parents, Projection, distinct_children, drawn, enumerated
 from .orders import Order, Seen
 from .reveal import Reveal, Sequence
 
 __all__ = [
-    "CHILDREN",
     "ORDERS",
     "REVEALS",
     "Children",

@@ -31,8 +31,6 @@ from .reveal import Sequence
 if TYPE_CHECKING:
     from ..decode.schedule import Step
 
-CHILDREN = ("drawn", "distinct", "enumerated")
-
 
 @dataclass(frozen=True)
 class Parents:
