@@ -1,27 +1,30 @@
-"""Measure how many held-out countdown puzzles every method solves with k = 4 answers, under every reveal rule.
+"""Measure how many held-out countdown puzzles every method solves with four answers, against the rows that it runs.
 
-    python -m d5p4_lab bench countdown --device cuda --tf32 --processes 4 --out countdown.jsonl
+    python -m d5p4_lab bench countdown --device cuda --tf32 --processes 5 --out countdown.jsonl
     python -m d5p4_lab bench countdown --draw --out countdown.jsonl
 
 The first command decodes. It adds one line per unit (one method with one seed on all puzzles) to --out as soon as the
 unit ends, and the same command continues a killed run. The second command computes the figures of all lines, writes
-them to --results and prints the tables; `bench tables` then redraws the documents.
+them to --results and prints the tables; what has no lines keeps its last figures. `bench tables` then redraws the
+documents.
 
 The stages, the most important units first:
-sweep      every method is tuned on --tune other puzzles with one seed: first its temperature at the model's default of
-           its parameter (its "knob"), then the knob at the best temperature. The best value has the largest pass@4;
-           of equal values, the one with more different right answers. This is done under the schedule and under the
-           threshold 0.99, and the other thresholds take the choice of 0.99. Under the rules `factor` and
-           `entropy-bound`, which also take that choice, the value of the rule itself is swept.
-positions  d5p4 with Q over all positions, and over masked positions only
-table      the tuned methods on --puzzles puzzles with three seeds (factor and entropy bound: one seed)
-orders     independent sampling and best-of-16 by the orders `top` and `left`, each at its own best temperature
+sweep      every method is tuned under the threshold 0.99 on --tune other puzzles of four and five numbers with one
+           seed: first its temperature in each of its orders at the first value of its parameter (its "knob"), then the
+           knob at the best temperature. The best value has the largest pass@4; of equal values, the one with more
+           different right answers. Three numbers take the choice of four numbers.
+coverage   the tuned methods on --puzzles committed puzzles and on as many fresh ones, with three seeds if the method is
+           random. The tree is also shown with its default setting (temperature 0, diversity 1).
+ablations  the tree with K = 8 and one thing changed, on --puzzles of the puzzles for tuning, with one seed
+schedule   five methods without the threshold, one token per step: tuned in their own order, then on committed puzzles
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import math
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -40,80 +43,136 @@ from d5p4.provenance import weights_hash
 from ..provenance import about
 from ..statistics import interval
 from ..timing import wall
-from . import RESULTS, Row, Tables, chosen, generate, half_width, make_parser, markdown, read, write
+from . import RESULTS, Row, Tables, chosen, generate, half_width, make_parser, markdown, panels_of, read, write
 from .units import Lines, read_lines, rule_options, run_units
 
-K, W = 4, 4
+K = 4
 SEEDS = 3
-NUMBERS = (4, 5)
-TEST_SEED, TUNE_SEED = 0, 1  # of the puzzles
-TESTED = 1000  # the largest value of --puzzles; tuning never uses these test puzzles
+NUMBERS = {4: "four", 5: "five", 3: "three"}
+SWEPT = {4: 4, 5: 5, 3: 4}  # the count of numbers with which the settings are tuned
+TUNING, COMMITTED, FRESH = "tuning", "committed", "fresh"
+PUZZLE_SEEDS = {COMMITTED: 0, TUNING: 1, FRESH: 2}
+TESTED = 1000  # the largest value of --puzzles and --tune, and the number of puzzles that other sets leave out
 TOKENS = 1 << 18  # a forward on a GPU has at most this many tokens, and a call of `generate` eight times as many
-STAGES = ("sweep", "positions", "table", "orders")
-
-TEMPERATURES = (0.5, 1.0, 1.5, 2.0, 3.0)
+STAGES = ("sweep", "coverage", "ablations", "schedule")
 SCHEDULE, SURE = "schedule", "threshold 0.99"
-LESS_SURE = ("threshold 0.95", "threshold 0.9")
-VALUED = {"factor": (0.1, 0.3, 1.0), "entropy-bound": (0.05, 0.2, 0.5)}  # rules with a value to sweep
-ORDERS, ORDER_TEMPERATURES, ORDERED = ("top", "left"), (0.5, 1.0, 1.5), ("independent", "best-of-16")
 
-Knob = float | bool | None
+Knob = float | None
+Values = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
 class Method:
-    """A method's options for `d5p4.generate`, and the values of its knob. The first value is the model's default."""
+    """A method's options for `d5p4.generate`, and the settings to choose from."""
 
     options: Mapping[str, Any]
+    heats: Mapping[str, tuple[float, ...]]  # the temperatures of each order
     knob: str = ""
     values: tuple[Knob, ...] = (None,)
+    like: str = ""  # the method whose choice this method takes
 
 
+def samples(count: int, **options: Any) -> Method:
+    """Return the method that keeps the four best of `count` independent answers, different ones first."""
+    if count == K:
+        return Method({"method": "independent"}, **options)
+    best = {"method": "best-of-n", "rank": "entropy", "repeats": False, "w": count // K}
+    return Method(best, **options)
+
+
+DRAWN, TOP, BOTH = (
+    {"confidence": (1.0, 2.0, 3.0)},
+    {"top": (0.5, 0.7, 1.0, 1.5)},
+    {"confidence": (1.0, 2.0, 3.0), "top": (0.5, 1.0, 1.5)},
+)
+SIZES = (4, 8, 16, 32, 64)
+RIVALS = {size: f"best-of-{size}, top" for size in SIZES}  # the fair rivals of the tree
+WIDTHS = (8, 4, 16, 32)
+TREES = {width: f"tree, K = {width}" for width in WIDTHS}
+PAPER: dict[str, Any] = {"method": "d5p4", "w": 4}
+DISTINCT = {**PAPER, "distinct": True, "spare": 4}
 BETAS = (100.0, 20.0, 300.0)
+CLASSIC = {  # the methods that are also shown without a threshold
+    "independent": samples(4, heats=DRAWN),
+    "best-of-16": samples(16, heats=DRAWN),
+    "diverse-beam": Method({"method": "diverse-beam", "w": 4}, BOTH, "alpha", (100.0, 20.0, 50.0)),
+    "d5p4": Method(PAPER, BOTH, "beta", BETAS),
+    "d5p4, distinct, spare 4": Method(DISTINCT, BOTH, "beta", BETAS),
+}
 METHODS = {
-    "independent": Method({"method": "independent"}),
-    "best-of-16": Method({"method": "best-of-n", "rank": "entropy"}, "repeats", (True, False)),
-    "diverse-beam": Method({"method": "diverse-beam"}, "alpha", (100.0, 5.0, 20.0, 50.0)),
-    "d5p4": Method({"method": "d5p4"}, "beta", BETAS),
-    "d5p4, distinct, spare 4": Method({"method": "d5p4", "distinct": True, "spare": 4}, "beta", BETAS),
+    **{
+        TREES[width]: Method(
+            {"method": "tree", "spare": width - K}, {"top": (0.0, 0.3, 1.0)}, "diversity", (1.0, 0.0, 0.5, 2.0)
+        )
+        for width in WIDTHS
+    },
+    **{RIVALS[size]: samples(size, heats=TOP) for size in SIZES},
+    **CLASSIC,
+    **{f"best-of-{size}": samples(size, heats=DRAWN, like="best-of-16") for size in (8, 32, 64)},
+    "d5p4, distinct, spare 12": Method(DISTINCT | {"spare": 12}, BOTH, "beta", BETAS, "d5p4, distinct, spare 4"),
+}
+
+BASE = TREES[8]
+DEFAULT: dict[str, Any] = {"temperature": 0.0, "knob": 1.0, "order": "top"}  # the tree's
+ABLATIONS: dict[str, list[dict[str, Any]]] = {  # one table per entry; a row replaces these fields of the base's unit
+    "diversity": [{"knob": value} for value in (0.0, 0.5, 2.0, 4.0)],
+    "temperature": [{"temperature": heat, "knob": value} for heat in (0.3, 1.0) for value in (0.0, 1.0)],
+    "order": [{"order": order} for order in ("left", "margin", "entropy", "random")],
+    "rule": [
+        *({"rule": f"threshold {tau:g}"} for tau in (1, 0.999, 0.95, 0.9, 0.8)),
+        *({"rule": rule} for rule in ("factor 0.1", "factor 0.3", "entropy-bound 0.05", "entropy-bound 0.2")),
+    ],
+    "children": [{"change": f"w={count}"} for count in (2, 8)],
+    "positions": [
+        {"method": "d5p4", "rule": rule, "change": change}
+        for rule in (SURE, "threshold 0.9")
+        for change in ("", "positions=masked")
+    ],
 }
 
 
 @dataclass(frozen=True)
 class Unit:
-    """One call of `generate`: one method with one seed on all puzzles for tuning or for testing."""
+    """One call of `generate`: one method with one seed on all puzzles of one set."""
 
     stage: str
     method: str
     numbers: int
     rule: str  # "schedule", or a rule and its value, such as "threshold 0.9"
     puzzles: int
+    cases: str = TUNING
     temperature: float = 1.0
     knob: Knob = None
     order: str = "confidence"
-    positions: str = ""  # "" is the library's default
+    change: str = ""  # options that replace those of the method, such as "w=8"
     seed: int = 0
 
     def options(self) -> dict[str, Any]:
         """Return the keyword arguments for `d5p4.generate`. The schedule reveals one token per step."""
         method = METHODS[self.method]
-        common = {"k": K, "w": W, "gen_length": WINDOW[self.numbers]}
-        tuned: dict[str, Any] = {"temperature": self.temperature, "order": self.order}
-        tuned |= {method.knob: self.knob} if method.knob else {}
-        tuned |= {"positions": self.positions} if self.positions else {}
-        return common | dict(method.options) | tuned | rule_options(self.rule)
+        options: dict[str, Any] = {"k": K, "gen_length": WINDOW[self.numbers], "logprobs": True}
+        options |= dict(method.options) | {"temperature": self.temperature, "order": self.order}
+        options |= {method.knob: self.knob} if method.knob else {}
+        return options | rule_options(self.rule) | dict(map(_option, self.change.split()))
 
     def __str__(self) -> str:
-        details = " ".join(filter(None, (self.order, self.positions)))
-        place = f"{self.stage} {self.numbers} numbers, {self.rule}, {details}"
+        place = f"{self.stage} {self.numbers} numbers, {self.cases}, {self.rule}"
         return f"{place}: {self.method} ({_setting(vars(self))}), seed {self.seed}"
 
 
+def _option(text: str) -> tuple[str, Any]:
+    name, _, value = text.partition("=")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
 def _setting(unit: Mapping[str, Any]) -> str:
-    """Return the temperature and the knob of a unit as text. `unit` has the fields of a `Unit`."""
+    """Return the order, the temperature, the knob and the change of a unit. `unit` has the fields of a `Unit`."""
     name, value = METHODS[unit["method"]].knob, unit["knob"]
-    knob = f", {name} {str(value).lower() if isinstance(value, bool) else f'{value:g}'}" if name else ""
-    return f"T {unit['temperature']:g}{knob}"
+    parts = [unit["order"], f"T {unit['temperature']:g}", f"{name} {value:g}" if name else "", unit["change"]]
+    return ", ".join(filter(None, parts))
 
 
 # ---- the plan
@@ -127,10 +186,13 @@ def choose(lines: Mapping[Unit, Row], units: Sequence[Unit]) -> Unit | None:
 
 
 def sweep(
-    lines: Mapping[Unit, Row], first: Unit, temperatures: Sequence[float], values: Sequence[Knob]
+    lines: Mapping[Unit, Row], first: Unit, heats: Mapping[str, Sequence[float]]
 ) -> Generator[Unit, None, Unit | None]:
     """Yield the units that tune a method, and return the best one, or None as long as units are missing."""
-    heated = [replace(first, temperature=temperature) for temperature in temperatures]
+    values = METHODS[first.method].values
+    heated = [
+        replace(first, order=order, temperature=heat, knob=values[0]) for order, row in heats.items() for heat in row
+    ]
     yield from heated
     best = choose(lines, heated)
     if best is None:
@@ -141,57 +203,58 @@ def sweep(
 
 
 def plan(lines: Mapping[Unit, Row], puzzles: int, tune: int) -> Iterator[Unit]:
-    """Yield all units that are known by now, the most important first."""
-    pairs = [(name, numbers) for numbers in NUMBERS for name in METHODS]
-    best: dict[tuple[str, int, str], Unit | None] = {}
-    for rule in (SCHEDULE, SURE):
-        for name, numbers in pairs:
-            values = METHODS[name].values
-            first = Unit("sweep", name, numbers, rule, tune, knob=values[0])
-            best[name, numbers, rule] = yield from sweep(lines, first, TEMPERATURES, values)
-    for rule in LESS_SURE:
-        best |= {(name, numbers, rule): best[name, numbers, SURE] for name, numbers in pairs}
-    for numbers in NUMBERS:
-        for rule in (SURE, LESS_SURE[-1]):
-            if unit := best["d5p4", numbers, rule]:
-                for positions in ("all", "masked"):
-                    yield replace(unit, stage="positions", rule=rule, puzzles=puzzles, positions=positions)
-    for rules in ((SCHEDULE, SURE), LESS_SURE):
-        for seed in range(SEEDS):
-            for rule in rules:
-                for name, numbers in pairs:
-                    if unit := best[name, numbers, rule]:
-                        yield replace(unit, stage="table", rule=rule, puzzles=puzzles, seed=seed)
-    for rule, strengths in VALUED.items():
-        for name, numbers in pairs:
-            if unit := best[name, numbers, SURE]:
-                units = [replace(unit, rule=f"{rule} {strength:g}") for strength in strengths]
-                yield from units
-                if choice := choose(lines, units):
-                    yield replace(choice, stage="table", puzzles=puzzles)
-    for order in ORDERS:
-        for rule in (SCHEDULE, SURE):
-            for name, numbers in pairs:
-                if name in ORDERED and (unit := best[name, numbers, rule]):
-                    first = replace(unit, order=order)
-                    if choice := (yield from sweep(lines, first, ORDER_TEMPERATURES, [unit.knob])):
-                        yield replace(choice, stage="orders", puzzles=puzzles)
+    """Yield all units that are known by now, the most important first. A unit may come twice."""
+    counts = sorted(set(SWEPT.values()))
+    best: dict[tuple[str, int], Unit | None] = {}
+    for name, method in METHODS.items():
+        for numbers in counts:
+            source = best.get((method.like, numbers))
+            first = Unit("sweep", name, numbers, SURE, tune)
+            tuned = (yield from sweep(lines, first, method.heats)) if not method.like else source
+            best[name, numbers] = replace(tuned, method=name) if tuned else None
+    tested = sorted(((numbers, cases) for numbers in NUMBERS for cases in (COMMITTED, FRESH)), key=_importance)
+    for seed in range(SEEDS):
+        for numbers, cases in tested:
+            for name in METHODS:
+                if unit := best[name, SWEPT[numbers]]:
+                    unit = replace(unit, stage="coverage", numbers=numbers, puzzles=puzzles, cases=cases, seed=seed)
+                    settings = (unit, replace(unit, **DEFAULT)) if name in TREES.values() else (unit,)
+                    yield from (setting for setting in settings if seed == 0 or setting.temperature)
+    for change in ({}, *itertools.chain(*ABLATIONS.values())):
+        for numbers in counts:
+            base = Unit("", BASE, numbers, SURE, 0, **DEFAULT) if "method" not in change else best["d5p4", numbers]
+            if base:
+                yield replace(base, stage="ablations", puzzles=puzzles, **change)
+    for name, method in CLASSIC.items():
+        for numbers in counts:
+            first = Unit("schedule", name, numbers, SCHEDULE, tune)
+            heats = {first.order: method.heats[first.order]}
+            if unit := (yield from sweep(lines, first, heats)):
+                yield from (replace(unit, puzzles=puzzles, cases=COMMITTED, seed=seed) for seed in range(SEEDS))
+
+
+def _importance(pair: tuple[int, str]) -> tuple[bool, bool]:
+    """Return a small pair for important puzzles: those of four and five numbers, the committed ones first."""
+    return pair[0] == 3, pair[1] == FRESH
 
 
 # ---- one unit
 
 
 @cache
-def cases(tuning: bool, count: int, numbers: int) -> list[Problem]:
-    """Return the puzzles of a unit. Puzzles for tuning are never among the first TESTED puzzles for testing."""
-    if not tuning:
-        return problems(count, numbers, TEST_SEED)
+def puzzles_of(cases: str, count: int, numbers: int) -> list[Problem]:
+    """Return the first puzzles of a set. A set has no puzzle that is among the first TESTED puzzles of an earlier set.
 
-    def key(problem: Problem) -> tuple[int, ...]:
-        return *sorted(problem.numbers), problem.target
-
-    test = {key(problem) for problem in problems(TESTED, numbers, TEST_SEED)}
-    return [problem for problem in problems(2 * count, numbers, TUNE_SEED) if key(problem) not in test][:count]
+    The sets are, in this order, those of PUZZLE_SEEDS. All their puzzles were kept out of training.
+    """
+    earlier = set[tuple[int, ...]]()
+    for name, seed in PUZZLE_SEEDS.items():
+        keys = {(*sorted(problem.numbers), problem.target): problem for problem in problems(2 * TESTED, numbers, seed)}
+        left = [key for key in keys if key not in earlier][:TESTED]
+        if name == cases:
+            break
+        earlier |= set(left)
+    return [keys[key] for key in left[:count]]
 
 
 @dataclass
@@ -216,11 +279,12 @@ def start(name: str, device: str | None, dtype: str, tf32: bool, tokens: int | N
     session.facts = about(session.model.device, words) | {"dtype": exact, "weights": weights_hash(find(name))}
 
 
-def judge(puzzles: Sequence[Problem], texts: Sequence[Sequence[str]]) -> tuple[str, str]:
-    """Judge the answers, the texts [P][k]. Return `right` and `different`, which have one character per puzzle.
+def judge(puzzles: Sequence[Problem], texts: Sequence[Sequence[str]]) -> dict[str, str]:
+    """Judge the answers, the texts [P][k or fewer]. Every returned text has one character per puzzle.
 
-    Bit i of the hexadecimal digit in `right` is 1 if answer i is right. The digit in `different` counts the right
-    answers that differ by more than the order of operands or of independent steps.
+    right      bit i of this hexadecimal digit is 1 if answer i is right
+    different  the number of right answers that differ by more than the order of operands or of independent steps
+    texts      the number of different texts
     """
     right, different = "", ""
     for problem, answers in zip(puzzles, texts, strict=True):
@@ -228,174 +292,313 @@ def judge(puzzles: Sequence[Problem], texts: Sequence[Sequence[str]]) -> tuple[s
         forms = {canonical(answer) for answer, mark in zip(answers, marks, strict=True) if mark}
         right += f"{sum(mark << i for i, mark in enumerate(marks)):x}"
         different += f"{len(forms)}"
-    return right, different
+    return {"right": right, "different": different, "texts": "".join(f"{len(set(answers))}" for answers in texts)}
 
 
-def measures(line: Row) -> dict[str, np.ndarray]:
-    """Return the measures of a unit, [P] each: pass@1 and pass@4 as shares, the others as counts."""
-    digits = np.array([int(digit, 16) for digit in line["puzzles"]["right"]])
+def measures(line: Row) -> Values:
+    """Return the measures of a unit, [P] each: pass@1, pass@4, first and four as shares, the others as counts."""
+    puzzles = line["puzzles"]
+    digits = np.array([int(digit, 16) for digit in puzzles["right"]])
     right = (digits[:, None] >> np.arange(K) & 1).astype(bool)  # [P, k]
-    counts = {"different": np.array([int(digit) for digit in line["puzzles"]["different"]])}
-    counts |= {name: np.array(line["puzzles"][name]) for name in ("rows", "nfe")}
-    return {"pass@1": pass_at(right, 1), "pass@4": pass_at(right, K), "first": right[:, 0].astype(float)} | counts
+    shares = {"pass@1": pass_at(right, 1), "pass@4": pass_at(right, K), "first": right[:, 0].astype(float)}
+    shares["four"] = np.array([float(digit == str(K)) for digit in puzzles["texts"]])
+    counts = {"different": np.array([int(digit) for digit in puzzles["different"]])}
+    return shares | counts | {name: np.array(puzzles[name]) for name in ("rows", "nfe")}
 
 
 def work(unit: Unit) -> Row:
     """Decode the puzzles of a unit. Return its line: facts, results per puzzle, and the mean of each measure."""
-    puzzles, model = cases(unit.stage == "sweep", unit.puzzles, unit.numbers), session.model
+    puzzles, model = puzzles_of(unit.cases, unit.puzzles, unit.numbers), session.model
     prompts, options = [problem.prompt for problem in puzzles], unit.options()
     decode = partial(generate, model, prompts, seed=unit.seed, max_tokens_per_forward=session.tokens, **options)
     result, seconds = wall(decode, model.device)
-    right, different = judge(puzzles, result.texts)
-    counts = {"rows": result.rows.tolist(), "nfe": result.nfe.tolist()}
     defaults, settings = d5p4.Settings().to_dict(), d5p4.Settings.make(model, **options).to_dict()
     line: Row = {"about": session.facts, "seconds": round(seconds, 2)}
-    line["settings"] = {name: value for name, value in settings.items() if value != defaults[name]}
-    line["puzzles"] = {"right": right, "different": different, **counts}
+    line["settings"] = {name: value for name, value in settings.items() if value != defaults.get(name)}
+    line["puzzles"] = judge(puzzles, result.texts) | {"rows": result.rows.tolist(), "nfe": result.nfe.tolist()}
     line |= {name: round(float(values.mean()), 5) for name, values in measures(line).items()}
-    solved = f"pass@1/4 {100 * line['pass@1']:.1f}/{100 * line['pass@4']:.1f}, {line['different']:.2f} different right"
+    line |= spread(result)
+    solved = f"pass@4 {100 * line['pass@4']:.1f}, first {100 * line['first']:.1f}, {line['different']:.2f} different"
     line["shown"] = f"{solved}, {line['rows']:.1f} rows in {line['nfe']:.1f} passes, {seconds:.1f} s"
     return line
+
+
+def spread(result: d5p4.Result) -> dict[str, float]:
+    """Return the mean over prompts of log det S, and of the standard deviation of l, the answers' log-probability."""
+    sums = [[math.fsum(row) for row in rows] for rows in result.logprobs or () if len(rows) > 1]
+    logdet = result.logdet[result.logdet.isfinite()].tolist()
+    return {"spread": float(np.mean([np.std(row, ddof=1) for row in sums])), "logdet": float(np.mean(logdet))}
 
 
 # ---- figures and tables
 
 
 def summary(lines: Mapping[Unit, Row], puzzles: int, tune: int) -> dict[str, Any]:
-    """Return the contents of the results file. Figures are [mean, low, high]: means over seeds, 95 % over puzzles."""
-    units = [unit for unit in plan(lines, puzzles, tune) if unit in lines]
-    groups: dict[Unit, list[dict[str, np.ndarray]]] = {}
+    """Return the contents of the results file. Figures are [mean, low, high]: means over seeds, 95 % over puzzles.
+
+    In the stage `coverage`, trees are compared with their fair rivals at equal rows, puzzle by puzzle: each puzzle's
+    figure is interpolated between the two rivals with fewer and with more rows, linearly in the logarithm of rows. In
+    the stage `ablations`, the others are compared with the base, puzzle by puzzle.
+    """
+    units = [unit for unit in dict.fromkeys(plan(lines, puzzles, tune)) if unit in lines]
+    groups: dict[Unit, list[Unit]] = {}
     for unit in units:
-        if unit.stage != "sweep":
-            groups.setdefault(replace(unit, seed=0), []).append(measures(lines[unit]))
-    bases = {unit for unit in groups if unit.stage == "table" and unit.rule == SCHEDULE}
-    solved = {  # pass@4 under the schedule [P], the mean over seeds; the other rules and orders are compared with it
-        (unit.method, unit.numbers): np.stack([seed["pass@4"] for seed in groups[unit]]).mean(0) for unit in bases
-    }
-    chosen_settings = {_without_stage(unit) for unit in groups if unit.stage in ("table", "orders")}
-    rows = []
+        if unit.stage == "ablations" or unit.cases != TUNING:
+            groups.setdefault(replace(unit, seed=0), []).append(unit)
+    means: dict[Unit, Values] = {}  # [P], the means over seeds
+    rivals: dict[tuple[int, str], list[Values]] = {}
     for unit, group in groups.items():
-        stacked = {name: np.stack([seed[name] for seed in group]) for name in group[0]}
-        if unit not in bases and (unit.method, unit.numbers) in solved:
-            stacked["against_schedule"] = stacked["pass@4"] - solved[unit.method, unit.numbers]
-        figures = {name: [round(x, 5) for x in interval(values)] for name, values in stacked.items()}
-        rows.append(_identity(unit) | {"seeds": len(group), "setting": _setting(vars(unit))} | figures)
+        seeds = [measures(lines[seed]) for seed in group]
+        means[unit] = {name: np.stack([seed[name] for seed in seeds]).mean(0) for name in seeds[0]}
+        if unit.stage == "coverage" and unit.method in RIVALS.values():
+            rivals.setdefault((unit.numbers, unit.cases), []).append(means[unit])
+    rows = []
+    for unit, values in means.items():
+        figures = _figures(values)
+        if unit.stage == "coverage" and unit.method in TREES.values():
+            same = rivals.get((unit.numbers, unit.cases))
+            figures |= {"rival": _against(values, _at_equal_rows(values, same))} if same else {}
+        elif unit.stage == "ablations":
+            base = replace(unit, change="") if unit.method != BASE else replace(unit, rule=SURE, change="", **DEFAULT)
+            figures |= {"base": _against(values, means[base])} if base in means and base != unit else {}
+            figures |= {name: round(lines[unit][name], 4) for name in ("spread", "logdet")}
+        rows.append(_identity(unit) | {"seeds": len(groups[unit]), "setting": _setting(vars(unit))} | figures)
     sweeps = [
-        _identity(unit)
-        | {"chosen": _without_stage(unit) in chosen_settings}
-        | {name: lines[unit][name] for name in ("pass@4", "different")}
+        _identity(unit) | {name: lines[unit][name] for name in ("pass@4", "different", "rows")}
         for unit in units
-        if unit.stage == "sweep"
+        if unit.cases == TUNING and unit.stage != "ablations"
     ]
     origins = {json.dumps(lines[unit]["about"]): lines[unit]["about"] for unit in units}
     return {"about": list(origins.values()), "puzzles": puzzles, "tune": tune, "rows": rows, "sweeps": sweeps}
 
 
-def _without_stage(unit: Unit) -> Unit:
-    return replace(unit, stage="", puzzles=0, seed=0)
+def _figures(values: Values) -> dict[str, list[float]]:
+    return {name: [round(x, 5) for x in interval(column)] for name, column in values.items()}
+
+
+def _against(values: Values, others: Values) -> dict[str, list[float]]:
+    return _figures({name: values[name] - others[name] for name in ("pass@4", "first", "different", "rows")})
+
+
+def _at_equal_rows(values: Values, rivals: list[Values]) -> Values:
+    """Return the figures per puzzle that the rivals have with as many rows on average as `values` have."""
+    rivals = sorted(rivals, key=lambda rival: float(rival["rows"].mean()))
+    budgets = [math.log(rival["rows"].mean()) for rival in rivals]
+    place = float(np.interp(math.log(values["rows"].mean()), budgets, range(len(rivals))))
+    low = min(int(place), len(rivals) - 1)
+    high = min(low + 1, len(rivals) - 1)
+    return {name: (1 - place + low) * rivals[low][name] + (place - low) * rivals[high][name] for name in values}
 
 
 def _identity(unit: Unit) -> Row:
     return {name: value for name, value in vars(unit).items() if name not in ("puzzles", "seed")}
 
 
-def figure_cells(row: Row) -> list[str | None]:
-    percent = [half_width(row[name], 1, 100) for name in ("pass@1", "first", "pass@4")]
-    gain = half_width(row["against_schedule"], 1, 100) if "against_schedule" in row else None
-    counts = [half_width(row[name], digits) for name, digits in (("different", 2), ("rows", 0), ("nfe", 1))]
-    return [*percent, gain, *counts]
+Columns = Sequence[tuple[str, str, int, float]]  # (heading, name of a figure, digits, scale)
+SOLVED: Columns = (("solved %", "pass@4", 1, 100), ("first right %", "first", 1, 100))
+COST: Columns = (("rows", "rows", 0, 1), ("passes", "nfe", 1, 1))
+FIGURES: Columns = (*SOLVED, ("different right", "different", 2, 1), ("four texts %", "four", 1, 100), *COST)
+CHANGES: Columns = (*SOLVED, ("different right", "different", 2, 1))
 
 
-FIGURES = ("pass@1 %", "first right %", "pass@4 %", "against schedule", "different right", "rows", "passes")
+def _cells(row: Row | None, columns: Columns) -> list[str | None]:
+    return [half_width(row[name], digits, scale) if row and name in row else None for _, name, digits, scale in columns]
 
 
-def results_table(rows: Sequence[Row]) -> str:
+def _headings(columns: Columns, before: str = "") -> list[str]:
+    return [f"{before}{heading}" for heading, *_ in columns]
+
+
+def _named(row: Row) -> str:
+    """Return the method of a row, and the number of seeds if some are missing."""
+    complete = row["seeds"] == SEEDS or not row["temperature"]
+    return row["method"] if complete else f"{row['method']} [seeds: {row['seeds']}]"
+
+
+def _place(row: Row) -> tuple[int, float]:
+    return list(METHODS).index(row["method"]), row["temperature"]
+
+
+Results = Mapping[str, Any]
+UNMEASURED = "not measured yet"
+
+
+def _rows(results: Results, stage: str, **fields: Any) -> list[Row]:
+    """Return the rows of a stage whose fields have the given values."""
+    wanted = {"stage": stage, **fields}
+    return [row for row in results.get("rows", ()) if all(row[name] == value for name, value in wanted.items())]
+
+
+def coverage_table(results: Results, numbers: int) -> str:
+    """Return all figures on the committed puzzles, and the shares solved of the fresh ones."""
+    fresh = {(row["method"], row["setting"]): row for row in _rows(results, "coverage", numbers=numbers, cases=FRESH)}
+    cells = []
+    for row in sorted(_rows(results, "coverage", numbers=numbers, cases=COMMITTED), key=_place):
+        other = fresh.get((row["method"], row["setting"]))
+        cells.append([_named(row), row["setting"], *_cells(row, FIGURES), *_cells(other, SOLVED)])
+    header = ["method", "setting", *_headings(FIGURES), *_headings(SOLVED, "fresh: ")]
+    return markdown(header, cells) if cells else UNMEASURED
+
+
+def rivals_table(results: Results) -> str:
+    """Return the differences between trees and their fair rivals at equal rows."""
+    rows = [row for row in _rows(results, "coverage") if "rival" in row]
+    rows.sort(key=lambda row: (list(NUMBERS).index(row["numbers"]), row["cases"], _place(row)))
     cells = []
     for row in rows:
-        rule = row["rule"] if row["seeds"] == SEEDS else f"{row['rule']} [seeds: {row['seeds']}]"
-        cells.append([rule, row["method"], row["setting"], *figure_cells(row)])
-    return markdown(["rule", "method", "setting", *FIGURES], cells)
+        share = f"{100 * (row['pass@4'][0] - row['rival']['pass@4'][0]):.1f}"
+        cost = half_width(row["rows"], 0), half_width(row["pass@4"], 1, 100)
+        which = row["numbers"], row["cases"], row["method"], row["setting"]
+        cells.append([*which, *cost, share, *_cells(row["rival"], CHANGES)])
+    header = ["numbers", "puzzles", "method", "setting", "rows", "solved %", "rival: solved %"]
+    return markdown([*header, *_headings(CHANGES, "gain: ")], cells) if cells else UNMEASURED
 
 
-def checks_table(rows: Sequence[Row], name: str) -> str:
-    """Return the table of one of the stages `positions` and `orders`. `name` is the field that is compared."""
-    fields = ("numbers", "rule", "method", "setting", name)
-    return markdown([*fields, *FIGURES], [[*(row[field] for field in fields), *figure_cells(row)] for row in rows])
+def ablations_table(results: Results, name: str) -> str:
+    """Return one entry of ABLATIONS: all figures, and the differences to the base."""
+    rows, cells = _rows(results, "ablations"), []
+    for changes in ({}, *ABLATIONS[name]):
+        fields: Row = {"method": BASE, "rule": SURE, "change": "", **DEFAULT, **changes}
+        if fields["method"] != BASE:
+            fields = changes
+        for numbers in NUMBERS:
+            for row in (row for row in rows if row["numbers"] == numbers and row.items() >= fields.items()):
+                figures = [*_cells(row, FIGURES), *_cells(row.get("base"), CHANGES)]
+                cells.append([numbers, row["rule"], row["setting"], *figures, row.get("spread"), row.get("logdet")])
+    if not cells:
+        return UNMEASURED
+    header = ["numbers", "rule", "setting", *_headings(FIGURES), *_headings(CHANGES, "gain: ")]
+    return markdown([*header, "spread of l", "log det S"], cells)
 
 
-def sweeps_table(sweeps: Sequence[Row]) -> str:
-    """Return pass@4 in all sweeps: by temperature and knob, or by the value of the rule. Chosen values are bold."""
+def sweeps_table(results: Results) -> str:
+    """Return pass@4 in all sweeps, by order and temperature, then by knob. The chosen settings are bold."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
-    for row in sweeps:
-        rule, _, _ = row["rule"].partition(" ")
-        key = (row["numbers"], rule if rule in VALUED else row["rule"], row["order"], row["method"])
-        groups.setdefault(key, []).append(row)
+    for row in results.get("sweeps", ()):
+        groups.setdefault((row["numbers"], row["rule"], row["method"]), []).append(row)
     cells = []
     for key, group in groups.items():
-        temperature = next((row["temperature"] for row in group if row["chosen"]), None)
-        entries = []
-        for row in group:
-            heat, _, knob = _setting(row).partition(", ")
-            if key[1] in VALUED:
-                label, marked = row["rule"].split()[1], row["chosen"]
-            elif row["knob"] == group[0]["knob"]:
-                label, marked = heat, row["temperature"] == temperature
-            else:
-                label, marked = knob, row["chosen"]
-            entry = f"{label}: {100 * row['pass@4']:.1f}"
-            entries.append(f"**{entry}**" if marked else entry)
-        cells.append([*key, ", ".join(entries)])
-    return markdown(["numbers", "rule", "order", "method", "pass@4 %"], cells)
+        best = max(group, key=lambda row: (row["pass@4"], row["different"]))
+        entries = [(f"{_setting(row)}: {100 * row['pass@4']:.1f}", row is best) for row in group]
+        cells.append([*key, "; ".join(f"**{entry}**" if bold else entry for entry, bold in entries)])
+    return markdown(["numbers", "rule", "method", "pass@4 %"], cells)
 
 
-def short_table(rows: Sequence[Row]) -> str:
-    """Return the table for the README, without intervals. A cell has the schedule's figure, then that of 0.99."""
-    columns = (("pass@4", 1, 100), ("different", 2, 1), ("rows", 0, 1), ("nfe", 0, 1))
-    groups: dict[tuple[int, str], list[Row]] = {}
-    for row in rows:
-        if row["rule"] in (SCHEDULE, SURE):
-            groups.setdefault((row["numbers"], row["method"]), []).append(row)
-    cells = [
-        [*key, *("/".join(f"{scale * row[name][0]:.{digits}f}" for row in pair) for name, digits, scale in columns)]
-        for key, pair in groups.items()
-    ]
-    return markdown(["numbers", "method", "pass@4 %", "different right", "rows", "passes"], cells)
+def classic_table(results: Results) -> str:
+    """Return the figures of the paper's methods and the baselines, without and with the threshold."""
+    cells = []
+    for numbers in sorted(set(SWEPT.values())):
+        for stage in ("schedule", "coverage"):
+            for row in _rows(results, stage, numbers=numbers, cases=COMMITTED):
+                if row["method"] in CLASSIC:
+                    figures = _cells(row, (("", "pass@1", 1, 100), *FIGURES))
+                    cells.append([numbers, row["rule"], _named(row), row["setting"], *figures])
+    return markdown(["numbers", "rule", "method", "setting", "pass@1 %", *_headings(FIGURES)], cells)
 
 
-def card_table(rows: Sequence[Row]) -> str:
-    """Return the table for the model's card: one sample, four samples, d5p4, and d5p4 with `distinct` and `spare`."""
-    ways = ("independent", "d5p4", "d5p4, distinct, spare 4")
+README = (*CLASSIC, RIVALS[16], *(TREES[width] for width in (4, 8, 16)))
+SHORT: Columns = (*SOLVED, ("different right", "different", 2, 1), ("rows", "rows", 0, 1), ("passes", "nfe", 0, 1))
+
+
+def tuned_rows(results: Results, numbers: int) -> list[Row]:
+    """Return the rows of the tuned methods on the committed puzzles, the smallest number of rows first."""
+    rows = {}
+    for row in _rows(results, "coverage", numbers=numbers, cases=COMMITTED):
+        if row["method"] not in rows or not row.items() >= DEFAULT.items():
+            rows[row["method"]] = row
+    return sorted(rows.values(), key=lambda row: row["rows"][0])
+
+
+def short_table(results: Results) -> str:
+    """Return the table for the README: the tuned methods, without intervals."""
+    cells = []
+    for numbers in sorted(set(SWEPT.values())):
+        named = {row["method"]: row for row in tuned_rows(results, numbers)}
+        for name in (name for name in README if name in named):
+            figures = [f"{scale * named[name][figure][0]:.{digits}f}" for _, figure, digits, scale in SHORT]
+            cells.append([numbers, name, *figures])
+    return markdown(["numbers", "method", *_headings(SHORT)], cells)
+
+
+def card_table(results: Results) -> str:
+    """Return the table for the model's card: samples, d5p4 without and with its options, and the tree."""
     cells: list[list[str | None]] = []
-    for numbers, word in ((4, "four"), (5, "five")):
-        named = {row["method"]: row for row in rows if row["numbers"] == numbers and row["rule"] == SCHEDULE}
-        figures = [(ways[0], "pass@1"), *((name, "pass@4") for name in ways)]
-        solved = [f"{half_width(named[name][figure], 1, 100)} %" if name in named else None for name, figure in figures]
-        different = [half_width(named[name]["different"], 2) if name in named else None for name in ways]
-        cells.append([f"{word} numbers: solved", *solved])
-        cells.append([f"{word} numbers: different right answers", "", *different])
-    last = "and with `distinct`, `spare=4`"
-    return markdown(["", "one sample", "any of four samples", "any of four by d5p4", last], cells)
+    for numbers in sorted(set(SWEPT.values())):
+        named = {row["method"]: row for row in tuned_rows(results, numbers)}
+        ways = [named.get(name) for name in ("independent", "d5p4", "d5p4, distinct, spare 4", BASE)]
+        solved = [*_cells(ways[0], (("", "pass@1", 1, 100),)), *(_cells(way, SOLVED[:1])[0] for way in ways)]
+        cells.append([f"{NUMBERS[numbers]} numbers: solved %", *solved])
+        different = [_cells(way, CHANGES[2:])[0] for way in ways]
+        cells.append([f"{NUMBERS[numbers]} numbers: different right answers", "", *different])
+    names = ("one sample", "any of four samples", "any of four by d5p4", "and with `distinct`, `spare=4`")
+    return markdown(["", *names, "any of four by the tree, `spare=4`"], cells)
 
 
-def tables(results: Mapping[str, Any]) -> Tables:
-    """Return the tables by name: one per count of numbers, the checks, the sweeps, the README's and the card's."""
-    stages = {stage: [row for row in results.get("rows", ()) if row["stage"] == stage] for stage in STAGES}
+def tables(results: Results) -> Tables:
+    """Return all tables by name."""
     made: dict[str, Any] = {
-        str(numbers): partial(results_table, [row for row in stages["table"] if row["numbers"] == numbers])
-        for numbers in NUMBERS
+        f"coverage-{numbers}": partial(coverage_table, results, numbers) for numbers in sorted(NUMBERS)
     }
-    compared = {"positions": "positions", "orders": "order"}
-    made |= {stage: partial(checks_table, stages[stage], name) for stage, name in compared.items()}
-    made |= {"sweeps": partial(sweeps_table, results.get("sweeps", ()))}
-    return made | {"readme": partial(short_table, stages["table"]), "card": partial(card_table, stages["table"])}
+    made |= {f"ablation-{name}": partial(ablations_table, results, name) for name in ABLATIONS}
+    made |= {"rivals": partial(rivals_table, results), "classic": partial(classic_table, results)}
+    made |= {"sweeps": partial(sweeps_table, results), "card": partial(card_table, results)}
+    return made | {"readme": partial(short_table, results)}
+
+
+CURVES = {  # (colour, methods) of each curve of the figure
+    "reveal tree, K = 4 to 32": ("tab:red", tuple(TREES.values())),
+    "best of 4 to 64 samples, order top (the fair rival)": ("tab:blue", tuple(RIVALS.values())),
+    "best of 4 to 64 samples, order confidence": (
+        "tab:cyan",
+        ("independent", *(f"best-of-{size}" for size in SIZES)),
+    ),
+    "d5p4, and with distinct and spare 4, 12": ("tab:green", tuple(name for name in METHODS if "d5p4" in name)),
+    "diverse beam": ("tab:gray", ("diverse-beam",)),
+}
+PANELS = (
+    ("pass@4", "rows", "any of four answers right, %", "rows through the model per puzzle"),
+    ("first", "rows", "first answer right, %", "rows through the model per puzzle"),
+    ("pass@4", "nfe", "any of four answers right, %", "forward passes one after another"),
+)
+
+
+def figure(results: Results, path: Path) -> None:
+    """Draw the shares solved against rows and against passes, with bands for the intervals over puzzles."""
+    with panels_of(path, 2, 3, (12, 6.6)) as (chart, panels):
+        for panel_row, numbers in zip(panels, (4, 5), strict=True):
+            rows = tuned_rows(results, numbers)
+            for panel, (share, cost, what, against) in zip(panel_row, PANELS, strict=True):
+                for label, (colour, names) in CURVES.items():
+                    points = sorted((row for row in rows if row["method"] in names), key=lambda row: row[cost][0])
+                    if not points:
+                        continue
+                    where = [row[cost][0] for row in points]
+                    mean, low, high = ([100 * row[share][i] for row in points] for i in range(3))
+                    panel.plot(where, mean, "o-", color=colour, markersize=4, label=label)
+                    panel.fill_between(where, low, high, color=colour, alpha=0.15, linewidth=0)
+                panel.axvline(WINDOW[numbers], color="black", linewidth=0.8, linestyle=":")
+                panel.set_xscale("log", base=2)
+                panel.xaxis.set_major_formatter("{x:g}")
+                panel.grid(alpha=0.3)
+                panel.set(title=f"{NUMBERS[numbers]} numbers", xlabel=against, ylabel=what)
+        handles, labels = panels[0][0].get_legend_handles_labels()
+        chart.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
 
 
 def draw(lines: Mapping[Unit, Row], puzzles: int, tune: int, out: Path) -> str:
-    """Write the results file, and return all tables as Markdown."""
-    results = summary(lines, puzzles, tune)
+    """Write the results file, and return all tables as Markdown. What has no lines keeps its last figures."""
+    results, last = summary(lines, puzzles, tune), read(out)
+    for name in ("rows", "sweeps"):
+        measured = set(map(_source, results[name]))
+        results[name] += [row for row in last.get(name, ()) if _source(row) not in measured]
+    results["about"] += [origin for origin in last.get("about", ()) if origin not in results["about"]]
     parts = (f'"{name}": {_one_per_line(value)}' for name, value in results.items())
     write(out, "{\n" + ",\n".join(parts) + "\n}\n")
     return "\n\n".join(f"### {name}\n{table()}" for name, table in tables(read(out)).items())
+
+
+def _source(row: Row) -> tuple[Any, ...]:
+    return row["stage"], row["method"], row["numbers"], row["cases"]
 
 
 def _one_per_line(value: Any) -> str:
@@ -421,8 +624,8 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--draw", action="store_true", help="compute the figures of --out and write --results")
     parser.add_argument("--results", type=Path, default=RESULTS / "countdown.json")
     args = parser.parse_args(arguments)
-    if not 2 <= args.puzzles <= TESTED or args.tune < 2 or args.processes < 1:
-        counts = f"puzzles={args.puzzles} must be 2 to {TESTED}, tune={args.tune} at least 2"
+    if not all(2 <= count <= TESTED for count in (args.puzzles, args.tune)) or args.processes < 1:
+        counts = f"puzzles={args.puzzles} and tune={args.tune} must be 2 to {TESTED}"
         raise d5p4.D5P4Error(f"{counts}, processes={args.processes} above 0")
     stages = chosen(args.stages, STAGES, "stage")
     lines: Lines[Unit] = read_lines(Unit, args.out)

@@ -75,7 +75,7 @@ def run_units(
         while True:
             taken = failed | set(running.values())
             late = time.perf_counter() - began > 60 * minutes
-            waiting = [] if late else [unit for unit in plan(lines) if unit not in lines and unit not in taken]
+            waiting = [] if late else [u for u in dict.fromkeys(plan(lines)) if u not in lines and u not in taken]
             for unit in waiting[: processes - len(running)]:
                 running[pool.submit(work, unit)] = unit
             if not running:

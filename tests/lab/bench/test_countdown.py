@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 
 from d5p4 import D5P4Error
-from d5p4.eval.countdown import Problem, canonical
+from d5p4.eval.countdown import Problem, canonical, problems
 from d5p4_lab.bench import RESULTS
 from d5p4_lab.bench import countdown as benchmark
 from d5p4_lab.bench.countdown import SCHEDULE, SURE, Unit
@@ -29,72 +29,75 @@ WRONG = "86+28=114,31-13=18,114-18=95"
 FACTS = {"machine": "none", "weights": "none"}
 
 
-def line(right, different=None, rows=10, nfe=36):
+def line(right, different=None, texts=None, rows=10, nfe=36):
     """The line of a unit of len(right) puzzles."""
     size = len(right)
-    made = {"right": right, "different": different or "0" * size, "rows": [rows] * size, "nfe": [nfe] * size}
-    made = {"about": FACTS, "puzzles": made}
+    made = {"right": right, "different": different or "0" * size, "texts": texts or "4" * size}
+    made = {"about": FACTS, "puzzles": made | {"rows": [rows] * size, "nfe": [nfe] * size}, "spread": 1, "logdet": -1}
     return made | {name: float(values.mean()) for name, values in benchmark.measures(made).items()}
 
 
 def pretend(unit):
     digits = np.random.default_rng(zlib.crc32(str(unit).encode())).integers(0, 16, unit.puzzles)
-    return line("".join(f"{digit:x}" for digit in digits))
+    return line("".join(f"{digit:x}" for digit in digits), rows=int(digits.sum()))
 
 
 def finish(puzzles, tune):
     """All units of a benchmark with made-up lines, in the order in which one process would run them."""
     lines = {}
-    while unit := next((u for u in benchmark.plan(lines, puzzles, tune) if u not in lines), None):
-        lines[unit] = pretend(unit)
+    while units := [u for u in dict.fromkeys(benchmark.plan(lines, puzzles, tune)) if u not in lines]:
+        lines |= {unit: pretend(unit) for unit in units}
     return lines
 
 
 def test_answers_are_counted_by_form():
-    texts = [[RIGHT, WRONG, REORDERED, OTHER], [WRONG, RIGHT, RIGHT, ""]]
-    right, different = benchmark.judge([PUZZLE, PUZZLE], texts)
-    assert (right, different) == ("d6", "21") and canonical(RIGHT) == canonical(REORDERED)
-    measured = benchmark.measures(line(right, different))
+    texts = [[RIGHT, WRONG, REORDERED, OTHER], [WRONG, RIGHT, RIGHT]]
+    judged = benchmark.judge([PUZZLE, PUZZLE], texts)
+    assert judged == {"right": "d6", "different": "21", "texts": "42"} and canonical(RIGHT) == canonical(REORDERED)
+    measured = benchmark.measures(line(*judged.values()))
     assert measured["pass@1"].tolist() == [0.75, 0.5] and measured["pass@4"].tolist() == [1, 1]
     assert measured["first"].tolist() == [1, 0] and measured["different"].tolist() == [2, 1]
+    assert measured["four"].tolist() == [1, 0]
 
 
-def test_tuning_puzzles_are_no_test_puzzles():
-    def keys(tuning, count):
-        return {(*sorted(p.numbers), p.target) for p in benchmark.cases(tuning, count, 3)}
+def test_the_sets_of_puzzles_are_disjoint():
+    def keys(cases, count):
+        return {(*sorted(p.numbers), p.target) for p in benchmark.puzzles_of(cases, count, 3)}
 
-    tune = keys(True, 300)
-    assert len(tune) == 300 and not tune & keys(False, 1000)
+    sets = [keys(cases, 1000) for cases in benchmark.PUZZLE_SEEDS]
+    assert [len(chosen) for chosen in sets] == [1000] * 3 and len(set.union(*sets)) == 3000
+    assert benchmark.puzzles_of("committed", 5, 3) == problems(5, 3)
 
 
 def test_every_method_is_tuned_before_it_is_tested(tmp_path):
     lines = finish(8, 4)
-    units = list(lines)
-    settings = {"temperature", "knob"}
-    for place, unit in enumerate(units):
-        if unit.stage == "sweep":
+    tuned = {}
+    for unit in lines:
+        if unit.cases == "tuning" and unit.stage != "ablations":
             assert unit.puzzles == 4 and unit.seed == 0
-            continue
-        tuned_at = SURE if unit.rule.startswith("threshold") else unit.rule
-        tuned = {u: lines[u] for u in units[:place] if u.stage == "sweep" and u.rule == tuned_at}
-        same = [u for u in tuned if all(getattr(u, f) == getattr(unit, f) for f in ("method", "numbers", "order"))]
-        best = benchmark.choose(lines, same)
-        assert unit.puzzles == 8 and all(getattr(best, name) == getattr(unit, name) for name in settings)
-    table = [unit for unit in units if unit.stage == "table"]
-    assert {(u.method, u.numbers) for u in table} == {(m, n) for m in benchmark.METHODS for n in (4, 5)}
-    seeds = {rule: {u.seed for u in table if u.rule.startswith(rule)} for rule in ("schedule", "threshold", "factor")}
-    assert seeds == {"schedule": {0, 1, 2}, "threshold": {0, 1, 2}, "factor": {0}}
-    assert [u.rule for u in table].index("threshold 0.9") > max(i for i, u in enumerate(table) if u.rule == SURE)
-    assert sum(unit.stage == "positions" for unit in units) == 8 and sum(unit.stage == "orders" for unit in units) == 16
+            tuned.setdefault((unit.method, unit.numbers, unit.rule), []).append(unit)
+    covered = [unit for unit in lines if unit.stage == "coverage"]
+    for unit in covered:
+        name = benchmark.METHODS[unit.method].like or unit.method
+        best = benchmark.choose(lines, tuned[name, benchmark.SWEPT[unit.numbers], SURE])
+        settings = [{field: getattr(u, field) for field in benchmark.DEFAULT} for u in (unit, best)]
+        assert unit.puzzles == 8 and (settings[0] == settings[1] or settings[0] == benchmark.DEFAULT)
+    assert {u.method for u in covered} == set(benchmark.METHODS)
+    assert {(u.numbers, u.cases) for u in covered} == {(n, c) for n in (3, 4, 5) for c in ("committed", "fresh")}
+    seeds = {heat: {u.seed for u in covered if bool(u.temperature) is heat} for heat in (True, False)}
+    assert seeds == {True: {0, 1, 2}, False: {0}}
+    without = [unit for unit in lines if unit.stage == "schedule" and unit.cases == "committed"]
+    assert len(without) == 5 * 2 * 3 and {unit.rule for unit in without} == {SCHEDULE}
 
     path = tmp_path / "results.json"
     report = benchmark.draw(lines, 8, 4, path)
-    results = json.loads(path.read_text())
-    assert len(results["rows"]) == 10 * 6 + 8 + 16 and path.stat().st_size < 150_000
-    assert sum(row["chosen"] for row in results["sweeps"]) == 10 * 4 + 16
-    for start in (r"\| 4 \| schedule \| confidence \| diverse-beam \| (\*\*)?T 0.5: ", r"\| d5p4 \| (\*\*)?0.1: "):
-        assert re.search(start, report)
-    assert report.count("[seeds: 1]") == 20
+    assert path.stat().st_size < 400_000 and benchmark.UNMEASURED not in report
+    assert re.search(r"\| 5 \| fresh \| tree, K = 32 \| top, T ", report)
+    assert "[seeds" not in report
+    benchmark.figure(json.loads(path.read_text()), tmp_path / "figure.svg")
+    assert "<svg" in (tmp_path / "figure.svg").read_text()
+    part = {unit: entry for unit, entry in lines.items() if unit.stage != "coverage"}
+    assert benchmark.draw(part, 8, 4, path) == report  # what has no lines keeps its figures
 
 
 def test_of_equal_settings_the_one_with_more_different_answers_is_chosen():
@@ -109,51 +112,68 @@ def test_of_equal_settings_the_one_with_more_different_answers_is_chosen():
     assert benchmark.choose(lines, units).temperature == 2
 
 
-def test_figures_are_means_over_seeds_and_rules_are_compared_puzzle_by_puzzle(monkeypatch):
-    first = Unit("table", "independent", 4, SCHEDULE, 4)
-    lines = {first: line("f000"), replace(first, seed=1): line("f100", "1100", rows=20)}
-    lines |= {replace(first, rule=SURE, seed=seed): line("f010", nfe=12) for seed in (0, 1)}
+def test_trees_are_compared_with_rivals_at_equal_rows_puzzle_by_puzzle(monkeypatch):
+    tree = Unit("coverage", "tree, K = 4", 4, SURE, 4, "committed", 0.0, 1.0, "top")
+    rivals = [
+        Unit("coverage", benchmark.RIVALS[size], 4, SURE, 4, "committed", 1.0, None, "top", "", seed)
+        for size in (4, 8)
+        for seed in (0, 1)
+    ]
+    rights = ("1000", "1100", "1110", "1110")
+    lines = {tree: line("3330", "1110", rows=20)}
+    lines |= {
+        unit: line(right, rows=10 * (unit.method == benchmark.RIVALS[8]) * 3 + 10)
+        for unit, right in zip(rivals, rights, strict=True)
+    }
+    base = Unit("ablations", benchmark.BASE, 4, SURE, 4, **benchmark.DEFAULT)
+    lines |= {base: line("1100"), replace(base, order="left"): line("1010", rows=7)}
     monkeypatch.setattr(benchmark, "plan", lambda lines, *_: list(lines))
     results = benchmark.summary(lines, 4, 4)
-    schedule, sure = results["rows"]
-    assert schedule["pass@1"][0] == pytest.approx((1 + 1.25) / 8, abs=1e-5) and schedule["pass@4"][0] == 0.375
-    assert schedule["rows"] == [15, 15, 15] and schedule["different"][0] == 0.25 and schedule["seeds"] == 2
-    assert sure["against_schedule"][0] == pytest.approx(0.5 - 0.375) and sure["nfe"][0] == 12
-    assert "| 4 | independent | 37.5/50.0 | 0.25/0.00 | 15/10 | 36/12 |" in benchmark.tables(results)["readme"]()
-    assert "| four numbers: solved | 28.1 ±" in benchmark.tables(results)["card"]()
+    row = results["rows"][0]
+    # 20 rows are half-way between 10 and 40 in the logarithm: puzzle by puzzle 1, 3/4, 1/2, 0
+    assert row["pass@4"][0] == 0.75 and row["rival"]["pass@4"][0] == pytest.approx(0.75 - 2.25 / 4)
+    assert row["rival"]["rows"][0] == pytest.approx(20 - 25) and results["rows"][1]["seeds"] == 2
+    changed = results["rows"][-1]
+    assert changed["base"]["pass@4"][0] == 0 and changed["base"]["pass@4"][2] > 0 and "base" not in results["rows"][-2]
+    drawn = benchmark.tables(results)
+    assert "| 4 | tree, K = 4 | 75.0 | 75.0 | 0.75 | 20 | 36 |" in drawn["readme"]()
+    assert "| 4 | committed | tree, K = 4 | top, T 0, diversity 1 | 20 ± 0 | 75.0 ± " in drawn["rivals"]()
+    assert drawn["ablation-order"]().count("\n") == 3 and drawn["ablation-rule"]().count("\n") == 2
 
 
-def test_rules_become_options():
-    unit = Unit("table", "best-of-16", 5, "entropy-bound 0.2", 4, 2.0, False, positions="masked")
+def test_units_become_options():
+    unit = Unit("coverage", "best-of-16", 5, "entropy-bound 0.2", 4, temperature=2.0, change="positions=masked w=8")
     options = unit.options()
     assert options["reveal"] == "entropy-bound" and options["entropy_bound"] == 0.2 and options["repeats"] is False
-    assert options["positions"] == "masked" and options["gen_length"] == 48 and options["temperature"] == 2
-    assert not {"reveal", "positions"} & set(replace(unit, rule=SCHEDULE, positions="").options())
+    assert options["positions"] == "masked" and options["gen_length"] == 48 and options["w"] == 8
+    assert not {"reveal", "positions"} & set(replace(unit, rule=SCHEDULE, change="").options())
 
 
 def test_a_stopped_benchmark_continues(tmp_path, monkeypatch, capsys):
     folder = write_llada(tmp_path / "model")
-    for name, value in (("NUMBERS", (3,)), ("SEEDS", 1), ("VALUED", {}), ("ORDERS", ()), ("TEMPERATURES", (1.0,))):
+    methods = {"d5p4": benchmark.Method({"method": "d5p4", "w": 2}, {"confidence": (1.0,)}, "beta", (100.0, 20.0))}
+    changes = {"NUMBERS": {3: "three"}, "SWEPT": {3: 3}, "SEEDS": 1, "METHODS": methods, "CLASSIC": methods}
+    for name, value in (
+        changes | {"ABLATIONS": {"": benchmark.ABLATIONS["positions"]}, "BASE": "d5p4", "DEFAULT": {"knob": 20.0}}
+    ).items():
         monkeypatch.setattr(benchmark, name, value)
-    methods = {"d5p4": benchmark.Method({"method": "d5p4"}, "beta", (100.0, 20.0))}
-    monkeypatch.setattr(benchmark, "METHODS", methods)
     monkeypatch.setitem(benchmark.WINDOW, 3, 3)  # short and quick; all answers are wrong anyway
     out = tmp_path / "lines.jsonl"
     command = ["--model", str(folder), "--device", "cpu", "--puzzles", "2", "--tune", "2", "--out", str(out)]
     benchmark.main(command)
     whole = read_lines(Unit, [out])
-    assert [u.stage for u in whole] == ["sweep"] * 4 + ["positions"] * 4 + ["table"] * 4
-    assert all(entry["nfe"] == 3 and 3 < entry["rows"] <= 1 + 2 * 16 for entry in whole.values())
+    assert [u.stage for u in whole] == ["sweep"] * 2 + ["coverage"] * 2 + ["ablations"] * 3 + ["schedule"] * 3
+    assert all(entry["nfe"] == 3 and 3 < entry["rows"] <= 1 + 2 * 8 for entry in whole.values())
     assert str(tmp_path) not in out.read_text()  # not even in the path of the model
 
     text = out.read_text()
-    out.write_text("".join(text.splitlines(keepends=True)[:5]) + text.splitlines()[5][:40])  # a kill cut the last line
-    benchmark.main([*command, "--stages", "sweep,positions"])
-    assert len(read_lines(Unit, [out])) == 8
+    out.write_text("".join(text.splitlines(keepends=True)[:3]) + text.splitlines()[3][:40])  # a kill cut the last line
+    benchmark.main([*command, "--stages", "sweep,coverage"])
+    assert len(read_lines(Unit, [out])) == 4
     benchmark.main(command)
     again = read_lines(Unit, [out])
     assert {u: entry["puzzles"] for u, entry in again.items()} == {u: entry["puzzles"] for u, entry in whole.items()}
-    assert "12 units are finished, 0 failed" in capsys.readouterr().out
+    assert "10 units are finished, 0 failed" in capsys.readouterr().out
 
     other = write_llada(tmp_path / "other", seed=1)
     with pytest.raises(D5P4Error, match="other weights"):
