@@ -87,7 +87,7 @@ DRAWN, TOP, BOTH = (
 )
 SIZES = (4, 8, 16, 32, 64)
 RIVALS = {size: f"best-of-{size}, top" for size in SIZES}  # the fair rivals of the tree
-WIDTHS = (8, 4, 16, 32)
+WIDTHS = (4, 8, 16, 32)
 TREES = {width: f"tree, K = {width}" for width in WIDTHS}
 PAPER: dict[str, Any] = {"method": "d5p4", "w": 4}
 DISTINCT = {**PAPER, "distinct": True, "spare": 4}
@@ -354,7 +354,7 @@ def summary(lines: Mapping[Unit, Row], puzzles: int, tune: int) -> dict[str, Any
             rivals.setdefault((unit.numbers, unit.cases), []).append(means[unit])
     rows = []
     for unit, values in means.items():
-        figures = _figures(values)
+        figures: Row = dict(_figures(values))
         if unit.stage == "coverage" and unit.method in TREES.values():
             same = rivals.get((unit.numbers, unit.cases))
             figures |= {"rival": _against(values, _at_equal_rows(values, same))} if same else {}
@@ -416,7 +416,9 @@ def _named(row: Row) -> str:
 
 
 def _place(row: Row) -> tuple[int, float]:
-    return list(METHODS).index(row["method"]), row["temperature"]
+    """Return a number for the curve of the method, and the rows."""
+    curves = [names for _, names in CURVES.values()]
+    return next(i for i, names in enumerate(curves) if row["method"] in names), row["rows"][0]
 
 
 Results = Mapping[str, Any]
@@ -564,7 +566,10 @@ PANELS = (
 
 def figure(results: Results, path: Path) -> None:
     """Draw the shares solved against rows and against passes, with bands for the intervals over puzzles."""
-    with panels_of(path, 2, 3, (12, 6.6)) as (chart, panels):
+    import matplotlib
+
+    small = {"svg.fonttype": "none"}  # text stays text
+    with matplotlib.rc_context(small), panels_of(path, 2, 3, (12, 6.6)) as (chart, panels):
         for panel_row, numbers in zip(panels, (4, 5), strict=True):
             rows = tuned_rows(results, numbers)
             for panel, (share, cost, what, against) in zip(panel_row, PANELS, strict=True):
@@ -577,8 +582,9 @@ def figure(results: Results, path: Path) -> None:
                     panel.plot(where, mean, "o-", color=colour, markersize=4, label=label)
                     panel.fill_between(where, low, high, color=colour, alpha=0.15, linewidth=0)
                 panel.axvline(WINDOW[numbers], color="black", linewidth=0.8, linestyle=":")
-                panel.set_xscale("log", base=2)
-                panel.xaxis.set_major_formatter("{x:g}")
+                if cost == "rows":
+                    panel.set_xscale("log", base=2)
+                    panel.xaxis.set_major_formatter("{x:g}")
                 panel.grid(alpha=0.3)
                 panel.set(title=f"{NUMBERS[numbers]} numbers", xlabel=against, ylabel=what)
         handles, labels = panels[0][0].get_legend_handles_labels()

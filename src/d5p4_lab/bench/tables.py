@@ -36,7 +36,7 @@ def pages() -> Iterator[tuple[str, str, Tables]]:
     texts: Tables = {
         "table": partial(books.table, prose),
         "texts": partial(books.texts, prose),
-        "rules": lambda: books_rules.table(read(RESULTS / "books_rules.json")),
+        **books_rules.tables(read(RESULTS / "books_rules.json")),
     }
     agreed: Tables = {"table": lambda: agreement.table(read(RESULTS / "agreement.json")["cases"])}
     served: Tables = {
@@ -47,6 +47,8 @@ def pages() -> Iterator[tuple[str, str, Tables]]:
     yield "docs/performance.md", "agreement", agreed
     yield "docs/method.md", "solver", solver_quality.tables(read(solver_quality.RESULT))
     yield "docs/scale.md", "scale", scale_plan.tables(scale_plan.committed())
+    yield "docs/tree.md", "countdown", puzzles
+    yield "docs/tree.md", "books", texts
     yield "README.md", "countdown", puzzles
     yield "docs/models.md", "countdown", puzzles
     yield "docs/models.md", "books", texts
@@ -63,4 +65,5 @@ def main(arguments: Sequence[str]) -> None:
         print(f"{path}: {kind}", flush=True)
     gpu_page.figure(read(RESULTS / "gpu.json"), CHECKOUT / "docs/performance.svg")
     scale_plan.figure(read(RESULTS / "scale.json"), CHECKOUT / "docs/scale.svg")
-    print("docs/performance.svg, docs/scale.svg")
+    countdown.figure(read(RESULTS / "countdown.json"), CHECKOUT / "docs/tree.svg")
+    print("docs/performance.svg, docs/scale.svg, docs/tree.svg")

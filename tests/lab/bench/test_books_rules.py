@@ -1,5 +1,7 @@
 """The benchmark of prose under reveal rules decodes and judges in separate commands, and leaves out the prompts."""
 
+import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -36,27 +38,44 @@ def test_texts_are_decoded_judged_and_drawn(tmp_path, monkeypatch, capsys):
     common = ["--model", str(write_mdlm(tmp_path / "model", model_length=64)), "--prompts", "3", "--out", str(out)]
     with pytest.raises(D5P4Error, match="with --data, or judges"):
         benchmark.main(common)
-    benchmark.main([*common, "--device", "cpu", "--data", str(tmp_path / "val.txt")])
+    benchmark.main([*common, "--device", "cpu", "--data", str(tmp_path / "val.txt"), "--stages", "rules"])
     assert "4 units are finished, 0 failed" in capsys.readouterr().out
     benchmark.main([*common, "--judge", "mine", "--judged", "2"])
     lines = read_lines(Unit, [out])
     assert len(lines) == 8
     for unit, line in lines.items():
-        texts = lines[Unit(unit.method, unit.rule, unit.order, unit.steps, 3)]["texts"]
+        texts = lines[replace(unit, judge="", judged=0)]["texts"]
         if unit.judge:  # the judge reads the texts of two prompts
-            assert line["bytes"] == [len(text.encode()) for text in texts[0] + texts[1]]
+            assert line["bytes"] == [sum(len(text.encode()) for text in texts[i]) for i in (0, 1)]
         else:
             assert line["nfe"] == [unit.steps] * 3 and [len(entry) for entry in texts] == [4, 4, 4]
     assert str(tmp_path) not in out.read_text()
+    results.write_text(json.dumps({"rows": [{"stage": "rules"}, {"stage": "other"}]}))
     capsys.readouterr()
     benchmark.main([*common, "--draw", "--results", str(results)])
     shown = capsys.readouterr().out.splitlines()
-    assert len(shown) == 6 and "two bits: perplexity | bits per byte | distinct-2 |" in shown[0]
-    assert shown[2].startswith("| schedule, 2 steps | ancestral | independent | 2.0 ± 0.0 | ")
-    assert all(" | 2.000 ± 0.000 | " in line for line in shown[2:])
+    assert "two bits: perplexity | bits per byte | distinct-2 |" in shown[1]
+    assert shown[3].startswith("| schedule, 2 steps | ancestral | independent | 2.0 ± 0.0 | ")
+    assert all(" | 2.000 ± 0.000 | " in line for line in shown[3:7]) and "not measured yet" in shown
+    assert json.loads(results.read_text())["rows"][-1] == {"stage": "other"}  # kept, because it has no lines
 
 
-def test_adaptive_rules_have_no_steps():
-    options = Unit("d5p4", "factor 3", "top", None, 64).options()
+def test_units_become_options():
+    options = Unit("rules", "d5p4", "factor 3", "top", None, 64).options()
     assert options["reveal"] == "factor" and options["factor"] == 3 and "steps" not in options
     assert {kind[1] for kind in benchmark.KINDS if kind[0] != "schedule"} == {"top"}
+    for stage in ("prose", "length"):
+        units = list(benchmark.units_of(stage, 64))
+        assert len(units) == len(set(units)) and all(
+            "w" not in unit.options() for unit in units if unit.method == "tree"
+        )
+
+
+def test_prose_is_compared_at_equal_distinct_2():
+    def curve(distinct, bits):
+        return np.tile([distinct, bits * np.log(2) * 10, 10], (3, 1))
+
+    sampled = [curve(0.8, 1.0), curve(1.0, 2.0), None]
+    assert benchmark.at_equal_distinct(curve(0.9, 1.25), sampled) == pytest.approx([-0.25] * 3)
+    assert benchmark.at_equal_distinct(curve(0.7, 1.25), sampled) is None  # no temperature has such a distinct-2
+    assert benchmark.at_equal_distinct(None, sampled) is None
