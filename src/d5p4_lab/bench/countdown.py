@@ -568,7 +568,7 @@ def figure(results: Results, path: Path) -> None:
     """Draw the shares solved against rows and against passes, with bands for the intervals over puzzles."""
     import matplotlib
 
-    small = {"svg.fonttype": "none"}  # text stays text
+    small: Any = {"svg.fonttype": "none"}  # text stays text
     with matplotlib.rc_context(small), panels_of(path, 2, 3, (12, 6.6)) as (chart, panels):
         for panel_row, numbers in zip(panels, (4, 5), strict=True):
             rows = tuned_rows(results, numbers)
