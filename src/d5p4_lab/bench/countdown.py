@@ -45,6 +45,7 @@ from ..statistics import interval
 from ..timing import wall
 from . import RESULTS, Row, Tables, chosen, generate, half_width, make_parser, markdown, panels_of, read, write
 from .units import Lines, read_lines, rule_options, run_units
+from .variants import ranked_texts, register_variants
 
 K = 4
 SEEDS = 3
@@ -116,13 +117,20 @@ BASE = TREES[8]
 DEFAULT: dict[str, Any] = {"temperature": 0.0, "knob": 1.0, "order": "top"}  # the tree's
 ABLATIONS: dict[str, list[dict[str, Any]]] = {  # one table per entry; a row replaces these fields of the base's unit
     "diversity": [{"knob": value} for value in (0.0, 0.5, 2.0, 4.0)],
-    "temperature": [{"temperature": heat, "knob": value} for heat in (0.3, 1.0) for value in (0.0, 1.0)],
+    "temperature": [
+        *({"temperature": heat, "knob": value} for heat in (0.3, 1.0) for value in (0.0, 1.0)),
+        *({"knob": 0.0, "change": f"method=tree-noise heat={heat:g}"} for heat in (0.3, 1.0)),
+    ],
     "order": [{"order": order} for order in ("left", "margin", "entropy", "random")],
     "rule": [
         *({"rule": f"threshold {tau:g}"} for tau in (1, 0.999, 0.95, 0.9, 0.8)),
         *({"rule": rule} for rule in ("factor 0.1", "factor 0.3", "entropy-bound 0.05", "entropy-bound 0.2")),
     ],
     "children": [{"change": f"w={count}"} for count in (2, 8)],
+    "spare": [{"change": f"spare={count}"} for count in (0, 2, 12)],
+    "similarity": [{"change": f"method=tree-{name}"} for name in ("hidden", "product")],
+    "selection": [{"change": f"method=tree-{name}"} for name in ("stay", "hybrid")],
+    "ranking": [{"change": f"sort={sort}"} for sort in ("entropy", "l", "leaves")],
     "positions": [
         {"method": "d5p4", "rule": rule, "change": change}
         for rule in (SURE, "threshold 0.9")
@@ -144,7 +152,7 @@ class Unit:
     temperature: float = 1.0
     knob: Knob = None
     order: str = "confidence"
-    change: str = ""  # options that replace those of the method, such as "w=8"
+    change: str = ""  # options that replace those of the method, such as "w=8", or another way to sort all K texts
     seed: int = 0
 
     def options(self) -> dict[str, Any]:
@@ -310,12 +318,21 @@ def work(unit: Unit) -> Row:
     """Decode the puzzles of a unit. Return its line: facts, results per puzzle, and the mean of each measure."""
     puzzles, model = puzzles_of(unit.cases, unit.puzzles, unit.numbers), session.model
     prompts, options = [problem.prompt for problem in puzzles], unit.options()
+    sort = options.pop("sort", "")
+    options |= {"k": K + options.pop("spare")} if sort else {}
+    if "method=" in unit.change:
+        register_variants()
     decode = partial(generate, model, prompts, seed=unit.seed, max_tokens_per_forward=session.tokens, **options)
     result, seconds = wall(decode, model.device)
+    texts = ranked_texts(model, result, sort) if sort in ("l", "leaves") else result.texts
+    counts = {"rows": result.rows.tolist(), "nfe": result.nfe.tolist()}
+    if sort == "leaves":  # one more forward of all leaves
+        counts["rows"] = [rows + len(answers) for rows, answers in zip(counts["rows"], texts, strict=True)]
+        counts["nfe"] = [passes + 1 for passes in counts["nfe"]]
     defaults, settings = d5p4.Settings().to_dict(), d5p4.Settings.make(model, **options).to_dict()
     line: Row = {"about": session.facts, "seconds": round(seconds, 2)}
     line["settings"] = {name: value for name, value in settings.items() if value != defaults.get(name)}
-    line["puzzles"] = judge(puzzles, result.texts) | {"rows": result.rows.tolist(), "nfe": result.nfe.tolist()}
+    line["puzzles"] = judge(puzzles, [answers[:K] for answers in texts]) | counts
     line |= {name: round(float(values.mean()), 5) for name, values in measures(line).items()}
     line |= spread(result)
     solved = f"pass@4 {100 * line['pass@4']:.1f}, first {100 * line['first']:.1f}, {line['different']:.2f} different"
