@@ -117,6 +117,8 @@ def units_of(stage: str, prompts: int) -> Iterator[Unit]:
             yield replace(one_by_one, method="independent", temperature=heat, order=order)
         if order == "top":
             yield replace(one_by_one, temperature=heat, order=order, knob=value, spare=K)
+    for order in ORDERS:  # the tree repeats less than samples do, so a higher temperature is needed to compare
+        yield replace(one_by_one, method="independent", temperature=1.5, order=order)
     for heat in (1.0, 0.85, 0.7):
         yield replace(one_by_one, method="independent", temperature=heat, order="ancestral")
         for value in (20.0, 100.0):
@@ -231,7 +233,7 @@ def summary(lines: Mapping[Unit, Row]) -> dict[str, Any]:
     for unit in units:
         row = {name: value for name, value in vars(unit).items() if name not in ("seed", "judge", "judged")}
         row |= {name: [round(x, 4) for x in interval(values)] for name, values in measures(lines[unit]).items()}
-        row |= {name: round(lines[unit][name], 4) for name in ("spread", "logdet")} | {"judges": {}}
+        row |= {name: lines[unit][name] for name in ("spread", "logdet")} | {"judges": {}}
         for other, score in lines.items():
             if other.judge and replace(other, judge="", judged=0) == unit:
                 scored = Scored(*(np.array(score[name]) for name in Scored._fields))
@@ -308,7 +310,7 @@ def prose_table(rows: Sequence[Row]) -> str:
         quality = [plus_minus(score, "bits_per_byte", 3) if score else None for score in scores]
         quality += [half_width(row["gain"], 3) if row.get("gain") else None] if judges else []
         texts = [half_width(row[name], 3) for name in ("distinct_2", "repetition")]
-        texts += [half_width(row["four"], 1, 100), f"{row['spread']:.2f}", f"{row['logdet']:.2f}"]
+        texts += [half_width(row["four"], 1, 100), row["spread"], row["logdet"]]
         costs = [half_width(row["rows"], 0), half_width(row["nfe"], 1)]
         cells.append([row["method"], setting(row), row["length"], *quality, *texts, *costs])
     names = [*(f"{judge}: bits per byte" for judge in judges), *(["against independent"] if judges else [])]

@@ -340,11 +340,15 @@ def work(unit: Unit) -> Row:
     return line
 
 
-def spread(result: d5p4.Result) -> dict[str, float]:
-    """Return the mean over prompts of log det S, and of the standard deviation of l, the answers' log-probability."""
+def spread(result: d5p4.Result) -> dict[str, float | None]:
+    """Return the mean over prompts of log det S, and of the standard deviation of l, the answers' log-probability.
+
+    None: no prompt has several different answers.
+    """
     sums = [[math.fsum(row) for row in rows] for rows in result.logprobs or () if len(rows) > 1]
-    logdet = result.logdet[result.logdet.isfinite()].tolist()
-    return {"spread": float(np.mean([np.std(row, ddof=1) for row in sums])), "logdet": float(np.mean(logdet))}
+    spreads, logdet = [np.std(row, ddof=1) for row in sums], result.logdet[result.logdet.isfinite()].tolist()
+    means = {"spread": spreads, "logdet": logdet}
+    return {name: round(float(np.mean(values)), 4) if values else None for name, values in means.items()}
 
 
 # ---- figures and tables
@@ -378,7 +382,7 @@ def summary(lines: Mapping[Unit, Row], puzzles: int, tune: int) -> dict[str, Any
         elif unit.stage == "ablations":
             base = replace(unit, change="") if unit.method != BASE else replace(unit, rule=SURE, change="", **DEFAULT)
             figures |= {"base": _against(values, means[base])} if base in means and base != unit else {}
-            figures |= {name: round(lines[unit][name], 4) for name in ("spread", "logdet")}
+            figures |= {name: lines[unit][name] for name in ("spread", "logdet")}
         rows.append(_identity(unit) | {"seeds": len(groups[unit]), "setting": _setting(vars(unit))} | figures)
     sweeps = [
         _identity(unit) | {name: lines[unit][name] for name in ("pass@4", "different", "rows")}

@@ -12,12 +12,13 @@ import pytest
 import torch
 from rich.console import Console
 
-from d5p4 import D5P4Error
+from d5p4 import METHODS, D5P4Error
 from d5p4.eval.countdown import Problem, canonical, problems
 from d5p4_lab.bench import RESULTS
 from d5p4_lab.bench import countdown as benchmark
 from d5p4_lab.bench.countdown import SCHEDULE, SURE, Unit
 from d5p4_lab.bench.units import read_lines
+from d5p4_lab.bench.variants import VARIANTS
 from examples import demo
 from tests.checkpoints import write_llada
 
@@ -151,29 +152,40 @@ def test_units_become_options():
 
 def test_a_stopped_benchmark_continues(tmp_path, monkeypatch, capsys):
     folder = write_llada(tmp_path / "model")
-    methods = {"d5p4": benchmark.Method({"method": "d5p4", "w": 2}, {"confidence": (1.0,)}, "beta", (100.0, 20.0))}
-    changes = {"NUMBERS": {3: "three"}, "SWEPT": {3: 3}, "SEEDS": 1, "METHODS": methods, "CLASSIC": methods}
-    for name, value in (
-        changes | {"ABLATIONS": {"": benchmark.ABLATIONS["positions"][:2]}, "BASE": "d5p4", "DEFAULT": {"knob": 20.0}}
-    ).items():
+    methods = {name: replace(benchmark.METHODS[name], values=(1.0,)) for name in (benchmark.BASE, "d5p4")}
+    methods[benchmark.BASE] = replace(methods[benchmark.BASE], heats={"top": (1.0,)})
+    methods["d5p4"] = replace(methods["d5p4"], heats={"confidence": (1.0,)})
+    ablations = [benchmark.ABLATIONS[name][-1] for name in ("similarity", "selection", "ranking", "positions")]
+    changes = {
+        "NUMBERS": {3: "three"},
+        "SWEPT": {3: 3},
+        "SEEDS": 1,
+        "METHODS": methods,
+        "CLASSIC": {"d5p4": methods["d5p4"]},
+    }
+    for name, value in (changes | {"ABLATIONS": {"": ablations}}).items():
         monkeypatch.setattr(benchmark, name, value)
+    for name in VARIANTS:
+        monkeypatch.setitem(METHODS, f"tree-{name}", None)  # so that the registry is as before after the test
+        del METHODS[f"tree-{name}"]
     monkeypatch.setitem(benchmark.WINDOW, 3, 3)  # short and quick; all answers are wrong anyway
     out = tmp_path / "lines.jsonl"
     command = ["--model", str(folder), "--device", "cpu", "--puzzles", "2", "--tune", "2", "--out", str(out)]
     benchmark.main(command)
     whole = read_lines(Unit, [out])
-    assert [u.stage for u in whole] == ["sweep"] * 2 + ["coverage"] * 2 + ["ablations"] * 3 + ["schedule"] * 3
-    assert all(entry["nfe"] == 3 and 3 < entry["rows"] <= 1 + 2 * 8 for entry in whole.values())
+    assert [u.stage for u in whole] == ["sweep"] * 2 + ["coverage"] * 6 + ["ablations"] * 5 + ["schedule"] * 2
+    assert all(3 <= entry["nfe"] <= 8 and 3 < entry["rows"] <= 1 + 4 * 16 for entry in whole.values())
+    assert all(entry["four"] == 1 for unit, entry in whole.items() if unit.method == benchmark.BASE)
     assert str(tmp_path) not in out.read_text()  # not even in the path of the model
 
     text = out.read_text()
     out.write_text("".join(text.splitlines(keepends=True)[:3]) + text.splitlines()[3][:40])  # a kill cut the last line
     benchmark.main([*command, "--stages", "sweep,coverage"])
-    assert len(read_lines(Unit, [out])) == 4
+    assert len(read_lines(Unit, [out])) == 8
     benchmark.main(command)
     again = read_lines(Unit, [out])
     assert {u: entry["puzzles"] for u, entry in again.items()} == {u: entry["puzzles"] for u, entry in whole.items()}
-    assert "10 units are finished, 0 failed" in capsys.readouterr().out
+    assert "15 units are finished, 0 failed" in capsys.readouterr().out
 
     other = write_llada(tmp_path / "other", seed=1)
     with pytest.raises(D5P4Error, match="other weights"):
