@@ -100,7 +100,7 @@ def leaf_entropy(model: Any, result: d5p4.Result, rows: int = 1024) -> Tensor:
     means = []
     for start in range(0, prompts * k, rows):
         part = slice(start, start + rows)
-        states = model.body(tokens[part], mask[part]).states[:, -length:]
+        states = model.body(tokens[part].to(model.device), mask[part].to(model.device)).states[:, -length:]
         head = model.head
         logs = logits_of(states.flatten(0, 1), head.weight, head.bias, head.banned).log_softmax(-1)
         entropy = -(logs.exp() * logs.clamp_min(-1e4)).sum(-1).view(-1, length).cpu()
