@@ -8,7 +8,7 @@ import torch
 
 import d5p4
 from d5p4.methods import PartitionDPP
-from tests.fake import FakeModel
+from tests.fake import FakeModel, fitting
 
 PROMPTS = ["abc", "ahead", "c", "bigfee", "jig"]
 METHODS = list(d5p4.METHODS)
@@ -28,7 +28,7 @@ def run(model, prompts, method, *, w=3, **options):
     options = dict(k=3, gen_length=7, steps=5, seed=11) | options
     if method == "e-smc":
         options["interval"] = 2
-    return d5p4.generate(model, prompts, method=method, w=w, **options)
+    return d5p4.generate(model, prompts, **fitting(dict(method=method, w=w) | options))
 
 
 def facts(result):
@@ -65,7 +65,7 @@ def test_answers_do_not_depend_on_the_layout(method, kind, guidance, count):
     plain = run(model, prompts, method, guidance=guidance, savings=False)
     assert [f[:3] + f[5:] for f in facts(plain)] == [f[:3] + f[5:] for f in together]
     assert torch.equal(plain.rows, plain.rows_nominal)
-    assert (saved.rows < plain.rows).all()
+    assert (saved.rows < plain.rows).all() or method == "tree"  # a tree has no equal rows
 
 
 def test_rows_are_what_the_model_saw():
@@ -132,7 +132,8 @@ def test_pools_with_equal_groups(method):
     if method == "independent":
         options["k"] = 5
     together = facts(run(model, PROMPTS, method, **options))
-    assert any(len({tuple(a) for a in answers}) < len(answers) for answers, *_ in together) or method == "d5p3"
+    repeats = any(len({tuple(a) for a in answers}) < len(answers) for answers, *_ in together)
+    assert repeats != (method == "tree") or method == "d5p3"
     assert together == [facts(run(model, [p], method, **options))[0] for p in PROMPTS]
     plain = facts(run(model, PROMPTS, method, savings=False, **options))
     assert [f[0] for f in plain] == [f[0] for f in together]

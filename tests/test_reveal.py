@@ -11,9 +11,9 @@ import torch
 import d5p4
 from d5p4.decode.schedule import Step
 from d5p4.ops.vocab import logits_of
-from d5p4.project import Draw, Parents, drawn, enumerated
+from d5p4.project import Draw, Parents, drawn
 from d5p4.types import Head
-from tests.fake import FakeModel
+from tests.fake import FakeModel, fitting
 from tests.refusals import refusal
 
 PROMPTS = ["abc", "ahead", "c", "bigfee"]
@@ -34,7 +34,7 @@ def run(model, prompts, **options):
     options = dict(k=3, w=3, gen_length=9, seed=11) | options
     if options.get("reveal", "schedule") == "schedule":
         options.setdefault("steps", 9)
-    return d5p4.generate(model, prompts, **VALUES.get(options.get("reveal"), {}) | options)
+    return d5p4.generate(model, prompts, **fitting(VALUES.get(options.get("reveal"), {}) | options))
 
 
 def facts(result):
@@ -85,7 +85,8 @@ def test_answers_do_not_depend_on_the_layout(options):
     assert backwards[::-1] == together
     plain = run(model, PROMPTS, savings=False, **options)
     assert [f[:4] + f[6:] for f in facts(plain)] == [f[:4] + f[6:] for f in together]
-    assert (saved.rows <= plain.rows).all() and (saved.rows < plain.rows).any()
+    assert (saved.rows <= plain.rows).all()
+    assert (saved.rows < plain.rows).any() or options.get("method") == "tree"  # a tree has no equal rows
 
 
 def one_step_at_a_time(model, prompt, **options):
@@ -135,7 +136,7 @@ def test_a_threshold_of_one_is_one_token_per_step(method, order):
 def test_the_rules_accept_what_their_formulas_say():
     chances = torch.tensor([0.99, 0.95, 0.9, 0.6, 0.97])[None, None, None]
     entropy = torch.tensor([0.05, 0.2, 0.3, 0.9, 0.01])[None, None, None]
-    seen = d5p4.project.Sequence(chances, {"entropy": entropy})
+    seen = d5p4.project.Sequence(chances, {"entropy": entropy}, chances > 0)
 
     def accepted(name, **parameters):
         return d5p4.REVEALS[name].rule(**parameters)(seen)[0, 0, 0].int().tolist()
@@ -351,52 +352,3 @@ def test_own_orders_and_rules_are_registered(monkeypatch):
     assert "order 'short' must return" in refusal(run, model, ["abc"], order="short")
     monkeypatch.setitem(d5p4.REVEALS, "floats", d5p4.Reveal("floats", lambda seen: seen.probability))
     assert "a reveal rule must return" in refusal(run, model, ["abc"], reveal="floats")
-
-
-@dataclass(frozen=True)
-class Widest:
-    """A tiny tree search: each beam branches, and the K children of largest joint log-probability are run."""
-
-    def __call__(self, pool, k, key):
-        return d5p4.Choice(pool.stay().parents, pool.width)
-
-    def prune(self, children, K, key):  # noqa: N803
-        joint = children.logprob.sum(-1).masked_fill(children.repeats, -torch.inf)
-        children.state["joint"] = joint
-        return joint.topk(K, -1).indices.sort(-1).values
-
-
-def test_a_method_may_prune_children_before_they_are_run(monkeypatch):
-    widest = d5p4.Method("widest", Widest, branches=False, children="enumerated")
-    monkeypatch.setitem(d5p4.METHODS, "widest", widest)
-    model = FakeModel(scale=1.5)
-    assert "order='confidence' draws tokens before" in refusal(run, model, ["abc"], method="widest")
-    for options in (dict(), dict(reveal="threshold", tau=0.95)):
-        result, shots = one_step_at_a_time(
-            model, "abc", method="widest", order="left", eos="free", stop=False, gen_length=4, k=5, w=8, **options
-        )
-        assert [len(after) for _, _, _, after in shots] == [5] * len(shots)  # only K rows are run
-        assert result.distinct[0] == 5 and int(result.rows[0]) <= 1 + 5 * (len(shots) - 1)
-    best = d5p4.generate(
-        model, ["abc"], method="widest", order="left", eos="free", gen_length=2, k=11, w=11, seed=1, logprobs=True
-    )
-    # with k at least the vocabulary, the two steps enumerate exactly: the answers are the likeliest pairs of tokens
-    joint = sorted((round(sum(x), 6) for x in best.logprobs[0]), reverse=True)
-    exact = torch.zeros(11, 11, dtype=torch.float64)
-    head = model.head
-
-    def chances(row, place):
-        states = model.body(torch.tensor([row])).states[0, place][None]
-        return logits_of(states, head.weight, head.bias, head.banned).log_softmax(-1)[0, :11]
-
-    first = chances([0, 1, 2, 11, 11], 3)
-    for token in range(11):
-        exact[token] = first[token] + chances([0, 1, 2, token, 11], 4)
-    assert joint == [round(x, 6) for x in exact.flatten().sort(descending=True).values[:11].tolist()]
-
-
-def test_enumerated_children_are_the_likeliest_tokens_of_one_position():
-    parents, draw = alike(3, 1, 0.6)
-    children = enumerated(parents, Step(0, 0, 3, 2, 1.0, False, 3), Draw(**vars(draw) | {"order": "left"}), 2)
-    assert children.tokens[0, 0].tolist() == [[0, 0, 2], [0, 1, 2]]
-    assert children.logprob[0, 0].exp().tolist() == [pytest.approx([0.6, 0.6, 1]), pytest.approx([0.6, 0.4, 1])]

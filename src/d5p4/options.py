@@ -414,20 +414,33 @@ class Settings:
             raise D5P4Error(f"generation_config.json: 'methods' must map methods to parameters, not {by_method!r}")
         table = parameters_of(Settings)
         method = registries()[0].named(given.get("method", defaults.get("method", Settings.method)))
-        chosen: dict[str, Any] = {"order": model.default_order} | dict(method.presets) | defaults | given
+        presets: dict[str, Any] = {"order": model.default_order} | dict(method.presets)
+        enumerated = method.children == "enumerated"
+        if enumerated and draws_first(defaults.get("order", "top")):
+            defaults.pop("order")
+        chosen = presets | defaults | dict(by_method.get(method.name, {})) | given
         order, reveal = (
             registries()[place].named(chosen.get(name, getattr(Settings, name)))
             for place, name in ((1, "order"), (2, "reveal"))
         )
         if unknown := sorted(set(defaults) - set(table) - set(order.parameters) - set(reveal.parameters)):
             raise D5P4Error(f"generation_config.json has unknown names under 'd5p4': {', '.join(unknown)}")
-        own = dict(by_method.get(method.name, {})) | {name: chosen[name] for name in chosen if name not in table}
+        # A default of the model for a rule or order that the caller has replaced has no meaning.
+        used = {name for item in (method, order, reveal) for name in item.parameters}
+        known = registered_parameters()
+        own = {
+            name: value
+            for name, value in chosen.items()
+            if name not in table and (name in used or name in given or name not in known)
+        }
         chosen = {name: value for name, value in chosen.items() if name in table}
         if chosen.get("deterministic") is True:
             chosen.setdefault("max_tokens_per_forward", DETERMINISTIC_TOKENS)
         if "eos" not in chosen:
             chosen["eos"] = "free" if model.carry_over or chosen["order"] == "ancestral" else "last"
-        chosen.setdefault("stop", reveal.adaptive)
+        if enumerated:
+            method.refuse(given, chosen)
+        chosen.setdefault("stop", reveal.adaptive or enumerated)
         if reveal.adaptive and chosen.pop("steps", None) is not None and "steps" in given:
             reason = f"has no meaning with reveal={reveal.name!r}, which takes as many steps as it needs; leave it out"
             raise D5P4Error(reason, option="steps", value=given["steps"])
@@ -451,7 +464,18 @@ class Settings:
     @property
     def adaptive(self) -> bool:
         """Whether rows reveal different numbers of positions at a step."""
-        return self.reveal_spec.adaptive
+        return self.reveal_spec.adaptive or self.spec.children == "enumerated"
+
+    @property
+    def reserve(self) -> int:
+        """The number of rows of a prompt that a tree keeps without running them."""
+        return self.groups if self.spec.children == "enumerated" else 0
+
+    @property
+    def width(self) -> int:
+        """The number of children of a row. A tree keeps at most K of them, and K may sleep. One more is the threshold
+        of the importance weights."""
+        return 2 * self.groups + 1 if self.spec.children == "enumerated" else self.w
 
     @property
     def pool_size(self) -> int:
@@ -492,7 +516,7 @@ class Settings:
             for option, usual in (("eos", ("free", "never")), ("reveal", ("schedule",)), ("start", ("order",))):
                 if getattr(self, option) not in usual:
                     raise D5P4Error(chance, option=option, value=getattr(self, option))
-        if self.spec.children == "enumerated" and (self.order == "ancestral" or self.order_spec.draws_first):
+        if self.spec.children == "enumerated" and draws_first(self.order):
             reason = f"draws tokens before positions, but method {self.method} needs another order, such as 'top'"
             raise D5P4Error(reason, option="order", value=self.order)
         for option in ("guidance_window", "select_window"):
@@ -502,7 +526,8 @@ class Settings:
             if window is not None and self.adaptive and window[1] > 1:
                 reason = f"counts steps, but with reveal={self.reveal!r} it must be shares of the revealed positions"
                 raise D5P4Error(f"{reason} between 0 and 1, such as 0:0.5", option=option, value=window)
-        if not self.order_spec.random or (self.order == "tempered" and self.order_temperature == 0):
+        drawn = self.spec.children == "drawn"
+        if drawn and (not self.order_spec.random or (self.order == "tempered" and self.order_temperature == 0)):
             self.check_random(f"order={self.order!r}")
         select = self.spec.build(self)  # the selector checks its own parameters
         if hasattr(select, "check_reveal"):
@@ -519,6 +544,11 @@ class Settings:
                 "'random') with several steps, a temperature above 0, or ask for one answer"
             )
             raise D5P4Error(reason, option=option, value=getattr(self, option))
+
+
+def draws_first(order: str) -> bool:
+    """Return whether an order draws tokens before it chooses positions, so that it cannot drive a tree."""
+    return order == "ancestral" or registries()[1].named(order).draws_first
 
 
 def own_parameters(items: Sequence[Registered], own: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from .decode.rows import Prompts
-from .decode.schedule import Adaptive, Policy, make_schedule
+from .decode.schedule import Adaptive, Policy, make_schedule, reveals_of
+from .decode.tree import ROUNDS
 from .errors import D5P4Error
 from .options import Settings, gives_length, plain_number, whole
 from .rng import hash_rows, key_of, mix
@@ -151,8 +152,14 @@ def default_length(model: Model, settings: Settings) -> int:
 def schedule_for(length: int, settings: Settings) -> Policy:
     """Return the schedule for windows of this length. Raise an error if there is no schedule, or if the schedule would
     make the k answers equal."""
+    block = min(settings.block_length or length, length)
+    if settings.spec.children == "enumerated":
+        reveals: tuple[int, ...] = ()
+        if not settings.reveal_spec.adaptive:
+            reveals = reveals_of(make_schedule(length, settings.steps, block, False), block)
+        return Adaptive(length, block, rounds=ROUNDS, reveals=reveals)
     if settings.adaptive:
-        return Adaptive(length, min(settings.block_length or length, length))
+        return Adaptive(length, block)
     ancestral, stop = settings.order == "ancestral", bool(settings.stop)
     schedule = make_schedule(length, settings.steps, settings.block_length, ancestral, stop)
     if not schedule.random:

@@ -23,12 +23,14 @@ class HistoryStep:
     group: Tensor  # [N]
     parents: Tensor  # [m]
     children: int
+    awake: Tensor | None = None  # [N] the rows of a tree that do not sleep; None: all rows
 
 
 @dataclass(eq=False, repr=False)
 class Result:
     """k answers for each of P prompts. The answer with the best score comes first. With `spare`, answers that repeat a
-    text come last. A dropped prompt has empty lists and NaN scores.
+    text come last. A prompt has fewer answers if the tree has no more texts to give, and none if it was dropped: its
+    lists are shorter, and its tensors are padded with NaN or padding tokens.
 
     answers         [P][k] token ids before the first end-of-text token (an answer may be empty)
     texts           [P][k] text of the answer, or the whole filled text if the prompt had holes
@@ -42,6 +44,8 @@ class Result:
     rows_nominal    [P] number of rows that the paper would count, which includes equal rows
     logprobs        [P][k] log-probability of each token at its reveal; reveal_step [P][k] is the step (logprobs=True)
     history         [P][steps] a HistoryStep for each step (history=True)
+    perturbed, logp [P, k] perturbed value and log-probability of each answer, and kappa [P], the threshold that the
+                    answers exceed: for importance weights (method tree with a temperature above 0; docs/tree.md)
     settings        the resolved Settings
     """
 
@@ -62,6 +66,9 @@ class Result:
     logprobs: list[list[list[float]]] | None = None
     reveal_step: list[list[list[int]]] | None = None
     history: list[list[HistoryStep]] | None = None
+    perturbed: Tensor | None = None
+    logp: Tensor | None = None
+    kappa: Tensor | None = None
     settings: Any = None
 
     def __repr__(self) -> str:

@@ -18,8 +18,9 @@ from torch import Tensor
 from .ops import kernels
 from .ops.precision import wide
 
-TOKEN, ORDER, SELECT, LIKELIHOOD = 1, 2, 3, 4
-"""What a random number draws: a token, a position to reveal, a parent, or positions that the likelihood bound masks."""
+TOKEN, ORDER, SELECT, LIKELIHOOD, BRANCH = 1, 2, 3, 4, 5
+"""What a random number draws: a token, a position to reveal, a parent, positions that the likelihood bound masks, or
+the noise of a branch of a tree."""
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK32 = 0xFFFFFFFF

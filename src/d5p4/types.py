@@ -119,11 +119,14 @@ class Snapshot:
     next_tokens: Tensor  # [P, m * children, L] window tokens of the next pool
     next_logprobs: Tensor  # [P, m * children, L] log-probability of each token at its reveal (not of masks)
     shares: list[float | None]  # [P] the share of positions that were revealed before the step; None in a schedule
+    source: Tensor  # [P, rows of the next pool] the index in this pool of each row's parent
+    awake: Tensor | None = None  # [P, N] the rows of this pool that the tree runs or has finished; None: all rows
+    next_awake: Tensor | None = None  # the same for the next pool
 
     def done(self, place: int) -> float:
         """Return the share of the work that is done after this step, for the prompt at an index of `prompts`."""
         steps, share = (self.step + 1) / self.steps, self.shares[place]
-        return steps if share is None else max(steps, share)
+        return min(1.0, steps if share is None else max(steps, share))
 
 
 Callback = Callable[[Snapshot], Any]

@@ -18,7 +18,7 @@ import d5p4
 from d5p4.decode.rows import RowRunner
 from d5p4.distributed import connect
 from d5p4.prompts import layout
-from tests.fake import FakeModel
+from tests.fake import FakeModel, fitting
 
 PROMPTS = ["abc", "a", "bcabbc", "cab", "abc"]
 GPU_PROMPTS = ["the cat", "a", "two little words here", "the cat"] * 4
@@ -50,7 +50,7 @@ def decode(cases: list[dict[str, Any]], mesh: list[int] | None = None) -> list[A
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", d5p4.DuplicateAnswers)
             common = dict(k=4, w=2, gen_length=6, temperature=1.2, seed=3, logprobs=True)
-            collected.append(answers(d5p4.generate(model, PROMPTS, beams=ranks.beams, **common | options)))
+            collected.append(answers(d5p4.generate(model, PROMPTS, beams=ranks.beams, **fitting(common | options))))
     ranks.close()
     return collected
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import D5P4Error
+from ..ops.gram import token_kernel
 from ..ops.pivots import eliminate
 from ..ops.precision import steady_mean, steady_sum, wide
 from ..ops.ties import coarse, first_of_each, ranked
@@ -21,6 +22,7 @@ from ..types import Choice, Final, Finish, Model
 from .pool import Pool, pick
 from .rows import Prompts, WindowHidden
 from .schedule import Step
+from .tree import rank_values
 from .view import Look
 
 LOGPROB_SCORE = "mean log-probability of each token at its reveal"
@@ -47,7 +49,8 @@ class Ledger:
             everything = view.pool.tokens, view.raw, view.quality, view.similarity, view.group, choice.parents
             for place, prompt in enumerate(self.alive.tolist()):
                 rows, raw, quality, similarity, group, parents = (x[place] for x in everything)
-                step = HistoryStep(view.step, rows, raw, quality, similarity, group, parents, choice.children)
+                awake = None if view.awake is None else view.awake[place]
+                step = HistoryStep(view.step, rows, raw, quality, similarity, group, parents, choice.children, awake)
                 result.history[prompt].append(step)
 
     def part(self, index: Tensor) -> Ledger:
@@ -80,40 +83,28 @@ def prompts_to_drop(returned: Any) -> list[int]:
     return numbers
 
 
-class LastLook(Look):
-    """The view of the N complete rows of each finished prompt, with the texts of these rows. A row has the scores of
-    its parent at the last forward."""
+class Texts:
+    """The texts of the rows of a pool. The pool has the tokens of all its rows in this process."""
 
-    def __init__(self, pool: Pool, hidden: WindowHidden, prompts: Prompts, step: Step) -> None:
-        super().__init__(pool, hidden, step)
-        self.whole, self.prompts = pool.whole(), prompts
-
-    @cached_property
-    def _names(self) -> Tensor:
-        return mix(self.pool.row_hash, self.pool.source)
-
-    @cached_property
-    def _masked(self) -> Tensor:
-        """The positions revealed by the last step or, under adaptive rules, by the last reveal of each row."""
-        revealed = self.pool.revealed
-        return self._own(revealed == (self.step if self._block.exact else revealed.amax(-1, keepdim=True)))
+    def __init__(self, pool: Pool, prompts: Prompts) -> None:
+        self.pool, self.prompts = pool, prompts
 
     @cached_property
     def sequences(self) -> Tensor:
         """The rows [P, N, T] of prompt and answer together. End-of-text fills what was left masked behind the end."""
-        call, tokens = self.pool.call, self.whole.tokens
+        call, tokens = self.pool.call, self.pool.tokens
         if call.settings.stop and len(call.end_ids):
             tokens = torch.where(tokens == call.model.mask_id, call.end_ids[0], tokens)
         return self.prompts.fill(tokens)
 
     @cached_property
     def tokens(self) -> list[list[list[int]]]:
-        return self.whole.tokens.tolist()
+        return self.pool.tokens.tolist()
 
     @cached_property
     def ends(self) -> list[list[int]]:
         """The number [P][N] of tokens of each answer before the first end-of-text token that follows the prompt."""
-        ends = self.pool.call.ends(self.whole.tokens, self.pool.appended)
+        ends = self.pool.call.ends(self.pool.tokens, self.pool.appended)
         return (ends.cumsum(-1) == 0).sum(-1).tolist()
 
     def text(self, p: int, n: int) -> str:
@@ -128,6 +119,26 @@ class LastLook(Look):
 
     def texts(self) -> list[list[str]]:
         return [[self.text(p, n) for n in range(len(rows))] for p, rows in enumerate(self.tokens)]
+
+
+class LastLook(Look):
+    """The view of the N complete rows of each finished prompt, with the texts of these rows. A row has the scores of
+    its parent at the last forward."""
+
+    def __init__(self, pool: Pool, hidden: WindowHidden, prompts: Prompts, step: Step) -> None:
+        super().__init__(pool, hidden, step)
+        self.whole = pool.whole()
+        self.rows = Texts(self.whole, prompts)
+
+    @cached_property
+    def _names(self) -> Tensor:
+        return mix(self.pool.row_hash, self.pool.source)
+
+    @cached_property
+    def _masked(self) -> Tensor:
+        """The positions revealed by the last step or, under adaptive rules, by the last reveal of each row."""
+        revealed = self.pool.revealed
+        return self._own(revealed == (self.step if self._block.exact else revealed.amax(-1, keepdim=True)))
 
     def logprob(self, shown: bool = False) -> Tensor:
         """Return the mean log-probability [P, N] of each row's tokens at the last forward, or at their reveal if the
@@ -144,17 +155,23 @@ class LastLook(Look):
         """Return the indices [P, k] of the rows that become answers, the scores [P, k] of these rows, and whether a
         scorer gave the scores. The best row comes first. With spare beams, rows that repeat a text come last.
 
-        rows [P, K]: the rows to choose from, unless the method has a `finish`."""
+        rows [P, K]: the rows to choose from, unless the method has a `finish`. Rows of a tree with equal scores (the
+        children of one parent) are ordered by their values, and places without an answer come last."""
         score, settings, carry_over = None, self.pool.call.settings, self.pool.call.model.carry_over
         if finish is not None:
-            rows, score = finish(Final(self.tie, self.score, self.logprob, self.texts, alive), settings.groups)
+            rows, score = finish(Final(self.tie, self.score, self.logprob, self.rows.texts, alive), settings.groups)
         shown = score
         if shown is None:
             own = self.logprob(shown=True) if carry_over else self.score("entropy", "all", shown=True)
             shown = coarse(own).gather(1, rows)  # rounded, so that scores that count as tied are equal
+        if self.awake is not None:
+            shown = torch.where(self.awake, shown, torch.nan)
+            order = ranked(rank_values(self.pool.state), self.pool.row_hash)
+            order = order.gather(1, ranked(shown.gather(1, order)))[:, : settings.k]
+            return order, shown.gather(1, order), False
         order = ranked(shown, self.pool.row_hash.gather(1, rows), self.tie.gather(1, rows))
         if settings.spare:
-            texts = [[self.text(p, n) for n in kept] for p, kept in enumerate(rows.tolist())]
+            texts = [[self.rows.text(p, n) for n in kept] for p, kept in enumerate(rows.tolist())]
             order = first_of_each(order, texts)[:, : settings.k]
         return rows.gather(1, order), shown.gather(1, order), score is not None
 
@@ -162,6 +179,9 @@ class LastLook(Look):
 def empty_result(prompts: Prompts, settings: Settings, model: Model) -> Result:
     """Return a result without answers. `add_answers` adds those of finished prompts; dropped prompts stay empty."""
     device, total, k = prompts.tokens.device, len(prompts.tokens), settings.k
+
+    drawn_tree = settings.reserve > 0 and settings.temperature > 0 and not settings.spare
+    drawn_tree = drawn_tree and not settings.params.get("diversity")
 
     def unknown(*shape: int) -> Tensor:
         return torch.full(shape, torch.nan, dtype=wide(device), device=device)
@@ -187,6 +207,9 @@ def empty_result(prompts: Prompts, settings: Settings, model: Model) -> Result:
         logprobs=[[] for _ in range(total)] if settings.logprobs else None,
         reveal_step=[[] for _ in range(total)] if settings.logprobs else None,
         history=[[] for _ in range(total)] if settings.history else None,
+        perturbed=unknown(total, k) if drawn_tree else None,
+        logp=unknown(total, k) if drawn_tree else None,
+        kappa=unknown(total) if drawn_tree else None,
         settings=settings,
     )
 
@@ -197,30 +220,53 @@ def add_answers(ledger: Ledger, view: LastLook, finish: Finish | None, select: A
     selected: whether each prompt's rows are children of selected parents. Otherwise rows are selected now.
     """
     pool, call, alive, result = view.whole, view.pool.call, ledger.alive, ledger.result
-    groups = call.settings.groups
+    groups = call.settings.groups if pool.awake is None else view.size
     rows = torch.arange(groups, device=alive.device).expand(len(alive), groups) * (view.size // groups)
     if finish is None and view.size > groups and not all(selected):
         now = view.choose(select, view.step + 1, last=True)
         rows = torch.where(torch.tensor(selected, device=alive.device)[:, None], rows, now.parents)
-    if bool(call.open(pool.tokens, pool.appended).any()):
+    if bool(view.pool.open.any()):
         raise D5P4Error("decoding ended with masks in an answer; please report this with the settings used")
     keep, score, judged = view.best(rows, finish, alive)
     result.score_kind = SCORER_SCORE if judged else result.score_kind
     result.score[alive] = score.to(result.score.dtype)
-    result.sequences[alive] = pick(view.sequences, keep)
-    similarity = pick(pick(view.compare(shown=True), keep).transpose(1, 2), keep)
+    exists = torch.ones_like(keep, dtype=torch.bool) if pool.awake is None else pool.awake.gather(1, keep)
+    sequences = pick(view.rows.sequences, keep)
+    result.sequences[alive] = torch.where(exists[..., None], sequences, call.model.pad_id)
+    if pool.awake is None:
+        similarity = pick(pick(view.compare(shown=True), keep).transpose(1, 2), keep)
+    else:
+        tokens = pool.tokens.masked_fill(call.after_end(pool.tokens, pool.appended), call.model.mask_id)
+        similarity = token_kernel(pick(tokens, keep), call.model.mask_id)
+        _add_values(result, pool, keep, exists, alive)
     similarity = coarse(similarity.to(result.similarity.dtype))  # so that ranks write the same digits
-    result.similarity[alive], result.logdet[alive] = similarity, _logdet(similarity)
+    both = exists[:, :, None] & exists[:, None, :]
+    one = torch.eye(similarity.shape[-1], dtype=similarity.dtype, device=similarity.device)
+    result.logdet[alive] = _logdet(torch.where(both, similarity, one))
+    result.similarity[alive] = torch.where(both, similarity, torch.nan)
     lineage, logprobs, reveals = ledger.lineage(keep), pool.logprob.tolist(), pool.revealed.tolist()
+    counts = exists.sum(-1).tolist()
     for p, prompt in enumerate(alive.tolist()):
-        kept = [(n, view.ends[p][n]) for n in keep[p].tolist()]
-        result.answers[prompt] = [view.tokens[p][n][:end] for n, end in kept]
-        result.texts[prompt] = [view.text(p, n) for n, _ in kept]
+        kept = [(n, view.rows.ends[p][n]) for n in keep[p].tolist()][: counts[p]]
+        result.answers[prompt] = [view.rows.tokens[p][n][:end] for n, end in kept]
+        result.texts[prompt] = [view.rows.text(p, n) for n, _ in kept]
         result.distinct[prompt] = len({tuple(answer) for answer in result.answers[prompt]})
-        result.lineage[prompt] = lineage[p]
+        result.lineage[prompt] = lineage[p, : counts[p]]
         if result.logprobs is not None and result.reveal_step is not None:
             result.logprobs[prompt] = [logprobs[p][n][:end] for n, end in kept]
             result.reveal_step[prompt] = [reveals[p][n][:end] for n, end in kept]
+
+
+def _add_values(result: Result, pool: Pool, keep: Tensor, exists: Tensor, alive: Tensor) -> None:
+    """Add perturbed values, log-probabilities and thresholds to the result of a tree with a temperature above 0."""
+    if result.perturbed is None or result.logp is None or result.kappa is None or pool.lost is None:
+        return
+    value, late = pool.state["value"], pool.state["late"].gather(1, keep) > 0
+    for numbers, place in ((value, result.perturbed), (pool.state["phi"], result.logp)):
+        kept = numbers.gather(1, keep).masked_fill(late, -torch.inf)
+        place[alive] = torch.where(exists, kept, torch.nan).to(place.dtype)
+    rest = torch.maximum(pool.lost, rank_values(pool.state).scatter(1, keep, -torch.inf).amax(-1))
+    result.kappa[alive] = torch.where(rest < -5e5, -torch.inf, rest).to(result.kappa.dtype)
 
 
 def _logdet(similarity: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from .beams import ALONE, Beams
 from .pool import Branching, Call, Pool
 from .rows import Prompts, Rows
 from .schedule import Policy, Step, in_window
+from .tree import Growing, first_state, merge
 from .view import Look
 
 
@@ -58,21 +59,30 @@ def decode(
     head = replace(model.head, fixed=settings.deterministic)
     head = head.ban(model.eos_ids if settings.eos == "never" else ()).counted()
     call = Call(model, head, settings, beams, torch.tensor(model.eos_ids, dtype=torch.int64, device=device))
-    watch, branch = call.watch, Branching(call, select)
+    watch, tree = call.watch, hasattr(select, "prune")
+    reveals = getattr(schedule, "reveals", ())
+    branch = Growing(call, reveals, select.prune) if tree else Branching(call, reveals)
     guidance_window: Any = settings.guidance_window
     if guidance_window is None and spec.half_guided:
         guidance_window = (0, 0.5) if settings.adaptive else (0, (most + 1) // 2)
     names = torch.arange(total, device=device) if names is None else names
     result = empty_result(prompts, settings, model)
     pool, rows = Pool.start(call, prompts, names, seed, key), Rows(call, prompts, schedule.adaptive)
-    batch = _Batch(pool, rows, Ledger(result), [None] * total, [False] * total)
+    batch = _Batch(
+        first_state(pool) if tree else pool, rows, Ledger(result), [None] * total, [False] * total, [0] * total
+    )
 
     for index in range(most + 1):
         # 1. Wait for the device: do all conditions hold, and which prompts are finished? Finished prompts leave.
         facts = watch.check(batch.pool.facts(schedule.block) if schedule.adaptive else None)
+        if tree and facts is not None:
+            merged = merge(batch.pool, batch.rows.prompts, facts, batch.complete, index < most - schedule.length)
+            if merged is not None:
+                batch.pool = merged
+                facts = watch.check(merged.facts(schedule.block))
         step = schedule.next(index, facts, device)
         if facts is not None and settings.adaptive:
-            batch.shares = [1 - fact.left / (batch.pool.size * schedule.length) for fact in facts]
+            batch.shares = [1 - fact.left / (fact.rows * schedule.length) for fact in facts]
         ended = [step is None] * len(batch) if facts is None else [fact.first == schedule.length for fact in facts]
         if step is None or any(ended):
             gone = batch if step is None else batch.part(ended, True)
@@ -98,12 +108,12 @@ def decode(
 
         # 3. Choose k parents by quality and similarity. Outside the selection window, a prompt keeps all its rows.
         view = Look(pool, hidden, step, batch.state)
-        last = step.last and finish is None and branch.prune is None
+        last = step.last and finish is None
         choices = [view.choose(select, index, last)] if any(selecting) else []
         choices += [] if all(selecting) else [view.stay()]
 
         # 4. Make the children of each parent, which form the next pool.
-        following, choice = branch(pool, hidden, step, choices, places)
+        following, choice = branch(pool, hidden, step, choices, places, view)
 
         # 5. Record which parents were chosen and how many rows ran, and call the callback.
         nominal = (~pool.complete).sum(-1) if schedule.adaptive else torch.full_like(hidden.fresh, pool.size)
@@ -111,8 +121,9 @@ def decode(
         batch.pool = following
         if callback is not None:
             watch.check()
-            after_step = following.tokens, following.logprob, shares
-            shot = Snapshot(index, most, pool.names, pool.tokens, view, choice, *after_step)
+            steps = schedule.length if tree else most
+            after_step = following.tokens, following.logprob, shares, following.source, pool.awake, following.awake
+            shot = Snapshot(index, steps, pool.names, pool.tokens, view, choice, *after_step)
             dropped = prompts_to_drop(callback(shot))
             if dropped and not step.last:
                 batch = batch.part([name in dropped for name in pool.names.tolist()], False)
@@ -130,6 +141,7 @@ class _Batch:
     ledger: Ledger
     shares: list[float | None]  # how much of each prompt is revealed, under adaptive rules
     selecting: list[bool]  # whether each prompt selects parents at this step
+    complete: list[int] = field(default_factory=list)  # how many rows of each prompt of a tree are complete
     state: dict[str, Any] = field(default_factory=dict)  # the method's own values
 
     def __len__(self) -> int:
@@ -145,6 +157,7 @@ class _Batch:
             self.ledger.part(at),
             [self.shares[i] for i in prompts],
             [self.selecting[i] for i in prompts],
+            [self.complete[i] for i in prompts],
             {name: value[at] if isinstance(value, Tensor) else value for name, value in self.state.items()},
         )
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from ..ops.ties import first_equal, occurrence
 from ..options import Settings
 from ..project import Draw, Parents, distinct_children, projection
+from ..project.reveal import Scheduled
 from ..rng import SELECT, hash_tokens, mix
 from ..types import Choice, Head, Model
 from .beams import Beams
@@ -24,6 +25,7 @@ from .schedule import Step, Watch
 
 if TYPE_CHECKING:
     from .rows import Prompts, WindowHidden
+    from .view import Look
 
 OWN = ("tokens", "logprob", "revealed")
 
@@ -89,11 +91,13 @@ class Pool:
     positions: Tensor  # [P, L] the window positions, counted from the first real token
     appended: Tensor  # [P] how many window positions follow the prompt
     state: dict[str, Tensor] = field(default_factory=dict)  # [P, N] values that a method keeps for each row
+    awake: Tensor | None = None  # [P, N] the rows of a tree that are run or complete; the others sleep. None: all rows
+    lost: Tensor | None = None  # [P] the largest value of the rows that a tree has dropped
 
     @staticmethod
     def start(call: Call, prompts: Prompts, names: Tensor, seed: Tensor, key: Tensor) -> Pool:
         """Return the first pool, with masked rows in k contiguous groups."""
-        positions, rows = prompts.positions, call.settings.pool_size
+        positions, rows = prompts.positions, call.settings.pool_size + call.settings.reserve
         shape = (len(positions), rows // call.beams.size, positions.shape[1])
         tokens = torch.full(shape, call.model.mask_id, device=positions.device)
         row_hash = hash_tokens(tokens[:, :1], positions[:, None]).expand(-1, rows)
@@ -121,8 +125,9 @@ class Pool:
 
     @cached_property
     def open(self) -> Tensor:
-        """Which positions of all rows are open, [P, N, L] bool."""
-        return self.call.beams.gather(self.call.open(self.tokens, self.appended))
+        """Which positions of all rows are open, [P, N, L] bool. Sleeping rows have none."""
+        opened = self.call.beams.gather(self.call.open(self.tokens, self.appended))
+        return opened if self.awake is None else opened & self.awake[..., None]
 
     @cached_property
     def complete(self) -> Tensor:
@@ -132,16 +137,22 @@ class Pool:
     @property
     def progress(self) -> Tensor:
         """The share [P] of positions that are not open."""
-        return 1 - self.open.sum((1, 2)) / (self.size * self.open.shape[-1])
+        return 1 - self.open.sum((1, 2)) / (self._rows * self.open.shape[-1])
+
+    @property
+    def _rows(self) -> Tensor:
+        """The number [P] of rows that do not sleep."""
+        return torch.full_like(self.key, self.size) if self.awake is None else self.awake.sum(-1)
 
     def facts(self, block: int) -> Tensor:
-        """Return the numbers of `schedule.Facts` for every prompt, [P, 3]."""
+        """Return the numbers of `schedule.Facts` for every prompt, [P, 5]."""
         length = self.tokens.shape[-1]
         place = torch.arange(length, device=self.tokens.device)
         first = torch.where(self.open.any(1), place, length).amin(-1)
         inside = place // block == (first // block)[:, None]
         masked = (self.open & inside[:, None]).sum(-1).amax(-1)
-        return torch.stack([first, masked, self.open.sum((1, 2))], -1)
+        done = self._rows - self.open.any(-1).sum(-1)
+        return torch.stack([first, masked, self.open.sum((1, 2)), self._rows, done], -1)
 
     @property
     def repeats(self) -> Tensor:
@@ -159,7 +170,7 @@ class Pool:
     @staticmethod
     def join(pools: Sequence[Pool], prompts: Tensor) -> Pool:
         """Return one pool of the given prompts, which are indices into the prompts of all pools one after the other."""
-        names = [f.name for f in fields(Pool) if f.name not in ("call", "state")]
+        names = [f.name for f in fields(Pool) if isinstance(getattr(pools[0], f.name), Tensor)]
         tensors: dict[str, Any] = {name: torch.cat([getattr(x, name) for x in pools])[prompts] for name in names}
         state = {name: torch.cat([x.state[name] for x in pools])[prompts] for name in pools[0].state}
         return replace(pools[0], **tensors, state=state)
@@ -173,11 +184,14 @@ class Pool:
 class Branching:
     """Makes the next pool: the children of the chosen parents."""
 
-    def __init__(self, call: Call, select: Any) -> None:
+    def __init__(self, call: Call, reveals: Sequence[int] = ()) -> None:
+        """reveals: how many positions a tree reveals per step, given the number of open ones (see `Scheduled`)."""
         settings = call.settings
         reveal, start = settings.reveal_spec, settings.start_temperature
         self.project = projection(settings.order, settings.spec.children)
-        self.prune: Any = getattr(select, "prune", None)
+        rule = reveal.build(settings) if reveal.adaptive else None
+        if rule is None and reveals:
+            rule = Scheduled(torch.tensor(reveals, device=call.end_ids.device))
         self.draw = Draw(
             call.head,
             call.model.mask_id,
@@ -188,13 +202,19 @@ class Branching:
             settings.order_temperature,
             settings.order_spec.build(settings),
             last_ids=call.end_ids if settings.eos == "last" and len(call.end_ids) else None,
-            rule=reveal.build(settings) if reveal.adaptive else None,
+            rule=rule,
             statistics=reveal.statistics,
             start=None if settings.start != "entropy" else settings.temperature if start is None else start,
         )
 
     def __call__(
-        self, pool: Pool, hidden: WindowHidden, step: Step, choices: Sequence[Choice], places: Sequence[Tensor] | None
+        self,
+        pool: Pool,
+        hidden: WindowHidden,
+        step: Step,
+        choices: Sequence[Choice],
+        places: Sequence[Tensor] | None,
+        view: Look,
     ) -> tuple[Pool, Choice]:
         """Return the next pool and the choice of its parents. If there are several choices, choices[i] is the choice
         for the prompts places[i]."""
@@ -215,9 +235,14 @@ class Branching:
         number = occurrence(row_hash, tie)  # the number of each parent among equal parents
         tokens, logprob, revealed = (seats.here(getattr(pool, name)) for name in OWN)
         positions, appended = pool.positions[seats.prompt], pool.appended[seats.prompt]
-        stream = seats.of(mix(pool.seed[:, None], pool.key[:, None], step.index, row_hash, number))
+        stream = mix(pool.seed[:, None], pool.key[:, None])
+        if settings.spec.children == "drawn":
+            stream = mix(pool.seed[:, None], pool.key[:, None], step.index, row_hash, number)
         slot, opened = seats.here(hidden.slot), call.open(tokens, appended)
-        parents = Parents(tokens, hidden.states, slot, positions, stream, opened)
+        state = {name: seats.of(pick(values, choice.parents)) for name, values in pool.state.items()}
+        stream = seats.of(stream.expand(choice.parents.shape))
+        rows = (lambda x: call.open(x, appended)), (lambda x: call.ends(x, appended))
+        parents = Parents(tokens, hidden.states, slot, positions, stream, opened, state, *rows)
         count = 4 * settings.w if settings.distinct else choice.children
         children = self.project(parents, step.of(seats.prompt), self.draw, count)
         owner = torch.stack([seats.prompt[:, None].expand_as(seats.row), seats.of(choice.parents)], 2).flatten(0, 1)
@@ -225,7 +250,7 @@ class Branching:
         if settings.distinct:
             hashes = beams.everyone(hash_tokens(children.tokens, positions[:, None, None]), seats)
             children = children.take(seats.of(distinct_children(hashes, tie, choice.children)))
-        if not step.exact:
+        if not step.exact and settings.spec.children == "drawn":
             # A parent whose first child is complete has only this child. Its copies fill the other places, so that
             # every selector stays valid. They are equal rows and cost no forward.
             done = ~call.open(children.tokens[:, :, :1], appended).any(-1)
@@ -239,11 +264,13 @@ class Branching:
         tokens, logprob, revealed = (beams.settle(rows, seats).flatten(1, 2) for rows in own)
         child_hash = beams.gather(hash_tokens(tokens, pool.positions[:, None]))
         place = torch.arange(child_hash.shape[1], device=child_hash.device)
-        mother = (place // choice.children).expand_as(child_hash)  # the index of each row's parent in `choice`
+        width = child_hash.shape[1] // choice.parents.shape[1]
+        mother = (place // width).expand_as(child_hash)  # the index of each row's parent in `choice`
         source = choice.parents.gather(1, mother)
-        tie = mix(child_hash, row_hash.gather(1, mother), number.gather(1, mother), place % choice.children)
+        tie = mix(child_hash, row_hash.gather(1, mother), number.gather(1, mother), place % width)
         regroup = choice.parents.shape[1] == settings.groups
-        following = replace(
+        kept = {name: beams.everyone(values, seats).flatten(1) for name, values in children.state.items()}
+        return replace(
             pool,
             tokens=tokens,
             logprob=logprob,
@@ -252,17 +279,5 @@ class Branching:
             tie=tie,
             group=mother if regroup else pool.group.gather(1, source),
             source=source,
-            state={name: values.gather(1, source) for name, values in pool.state.items()},
+            state=kept or {name: values.gather(1, source) for name, values in pool.state.items()},
         )
-        return following if self.prune is None else self._pruned(following, step)
-
-    def _pruned(self, pool: Pool, step: Step) -> Pool:
-        """Return a pool of the K children that the method keeps, each in a group of its own."""
-        beams, whole = pool.call.beams, pool.whole()
-        kept = self.prune(whole, pool.call.settings.groups, pool.keys(step.index))
-        kept = beams.agree(Choice(kept, 1)).parents
-        rows: dict[str, Any] = {name: pick(getattr(whole, name), kept) for name in (*OWN, "row_hash", "tie", "source")}
-        rows |= {name: beams.own(rows[name]).contiguous() for name in OWN}
-        state = {name: pick(values, kept) for name, values in whole.state.items()}
-        group = torch.arange(kept.shape[1], device=kept.device).expand(kept.shape)
-        return replace(pool, **rows, group=group, state=state)

@@ -72,12 +72,13 @@ class WindowHidden:
     fresh: Tensor  # [P] how many rows of the whole pool went through the model
     row_hash: Tensor  # [P, N] the hashes of the rows of the whole pool
     active: Tensor | None = None  # [P] the prompts whose rows have states; None: all
+    ran: Tensor | None = None  # [P, N] the rows whose states are their own, not those of a parent; None: all
     passes: Tensor | int = 1  # [P] how often a row goes through the model: twice with guidance
 
     def part(self, prompts: Tensor) -> WindowHidden:
         """Return the states for these prompts only. All states are kept, and `slot` has those of the prompts."""
-        active = None if self.active is None else self.active[prompts]
-        return replace(self, slot=self.slot[prompts], row_hash=self.row_hash[prompts], active=active)
+        active, ran = (None if x is None else x[prompts] for x in (self.active, self.ran))
+        return replace(self, slot=self.slot[prompts], row_hash=self.row_hash[prompts], active=active, ran=ran)
 
 
 def _needs_mask(prompts: Prompts) -> bool:
@@ -119,6 +120,9 @@ class RowRunner:
         own_hash = beams.own(row_hash)
         first, stored = self._distinct(own_hash, None if complete is None else beams.own(complete), active)
         known = self._known(pool, complete)
+        if self.last is None and complete is not None:  # one row of every rank runs, so that its states can be indexed
+            empty = beams.own(complete)
+            stored = stored & (~empty | (empty.all(-1, keepdim=True) & (first == 0)))
         fresh = stored if known is None else stored & ~beams.own(known[1])
         owner, slot = fresh.nonzero(), _numbers(fresh)
         hidden = self._forward(pool.tokens, owner)
@@ -134,7 +138,10 @@ class RowRunner:
         if own_hash is not row_hash:  # count the rows of all ranks
             fresh = self._distinct(row_hash, complete, active)[1]
             fresh = fresh if known is None else fresh & ~known[1]
-        self.last = WindowHidden(*hidden, owner, slot.gather(1, first), fresh.sum(-1), row_hash, active)
+            if self.last is None and complete is not None:
+                fresh = fresh & ~complete
+        ran, slot = None if complete is None else ~complete, slot.gather(1, first).clamp_min(0)
+        self.last = WindowHidden(*hidden, owner, slot, fresh.sum(-1), row_hash, active, ran)
         return self.last
 
     def final(self, pool: Pool) -> WindowHidden:
@@ -165,6 +172,8 @@ class RowRunner:
         same = pool.row_hash[:, :, None] == last.row_hash[:, None, :]
         equal, source = same.any(-1), same.to(torch.uint8).argmax(-1)
         known = equal if self.reuse else torch.zeros_like(equal)
+        if last.ran is not None:  # a row that slept has no states of its own, so it must run when it wakes up
+            known = known & last.ran.gather(1, source)
         if complete is not None:
             # Equal complete rows of one prompt must have equal states, also if their parents differ: they take the
             # states of the equal row in the previous pool or, without one, of the parent of the first equal row.

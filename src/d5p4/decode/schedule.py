@@ -65,6 +65,8 @@ class Facts(NamedTuple):
     first: int  # the first window position that is open in any row, or the length of the window
     masked: int  # the most open positions that a row has in the block of that position
     left: int  # the number of open positions of all rows
+    rows: int  # the number of rows
+    done: int  # the number of rows that have no open position
 
 
 class Policy(Protocol):
@@ -119,10 +121,12 @@ class Adaptive:
     length: int
     block: int
     adaptive: bool = True
+    rounds: int = 1  # a tree may go on after its first rows are complete: it then takes up to so many times the steps
+    reveals: tuple[int, ...] = ()  # how many positions a tree reveals per step, given the number of open ones
 
     @property
     def most(self) -> int:
-        return self.length
+        return self.rounds * self.length
 
     def next(self, index: int, facts: Sequence[Facts] | None, device: torch.device) -> Step | None:
         assert facts is not None
@@ -186,6 +190,12 @@ def make_schedule(
     return Table(length, tuple(replace(step, index=i, last=i == final) for i, step in enumerate(plan)), stop)
 
 
+def reveals_of(table: Table, block: int) -> tuple[int, ...]:
+    """Return how many positions the table reveals in a block with 0, 1, ... `block` open positions."""
+    steps = [step for step in table.steps if step.start == 0]
+    return tuple(min(n, next(step.reveal for step in reversed(steps) if step.masked >= n)) for n in range(block + 1))
+
+
 class Watch:
     """Collects conditions, such as finite logits, as tensors of bools. The loop reads all of them in one transfer per
     step, at the point at which it waits for the device anyway."""
@@ -215,7 +225,7 @@ class Watch:
         self.expect(finite, complaint)
 
     def check(self, facts: Tensor | None = None) -> list[Facts] | None:
-        """Raise the error of the first condition that does not hold. Return the facts [P, 3] as Python numbers."""
+        """Raise the error of the first condition that does not hold. Return the facts [P, 5] as Python numbers."""
         expected, self._expected = self._expected, []
         numbers = [torch.stack([holds.all() for holds, _ in expected])] if expected else []
         numbers += [facts.flatten()] if facts is not None else []
@@ -225,4 +235,4 @@ class Watch:
         if not all(read[: len(expected)]):
             raise next(complaint(holds) for holds, complaint in expected if not bool(holds.all()))
         rest = read[len(expected) :]
-        return None if facts is None else [Facts(*rest[i : i + 3]) for i in range(0, len(rest), 3)]
+        return None if facts is None else [Facts(*rest[i : i + 5]) for i in range(0, len(rest), 5)]

@@ -42,6 +42,7 @@ class PoolView:
         width: int = 1,
         state: dict[str, Any] | None = None,
         progress: Tensor | None = None,
+        awake: Tensor | None = None,
     ) -> None:
         self.group = group  # [P, N] int64, the group of each row; for methods with a partition, groups are contiguous
         self.tie = tie  # [P, N] int64, a hash of each row's lineage, which decides between equal values
@@ -51,6 +52,7 @@ class PoolView:
         self.vocabulary = vocabulary  # the number of token ids that can be drawn; E-SMC divides by log(vocabulary)
         self.state = {} if state is None else state  # a dict in which a method may keep values from step to step
         self.progress = progress  # [P] the share of revealed positions, under adaptive rules
+        self.awake = awake  # [P, N] the rows of a tree that do not sleep; None: all rows
         self._quality, self._similarity, self._raw, self._score = quality, similarity, raw, score
 
     @property
@@ -138,9 +140,10 @@ class Look(PoolView):
             vocabulary=pool.call.head.drawable,
             step=step.index,
             last=step.last,
-            width=settings.w,
+            width=min(settings.width, pool.call.head.drawable) if pool.awake is not None else settings.w,
             state=state,
             progress=pool.progress if not step.exact and settings.adaptive else None,
+            awake=pool.awake,
         )
         self.pool, self.hidden = pool, hidden
         self._block = step.of(hidden.owner[:, 0])

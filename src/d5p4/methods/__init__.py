@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Literal
 
+from ..errors import D5P4Error
 from ..ops.partition_map import partition_map
-from ..options import Registered, Registry, load_plugins, register
+from ..options import Registered, Registry, Settings, load_plugins, parameters_of, register
 from ..types import Finish, Selector
 from .beam import Categorical, GreedyBeam, Identity, Random
 from .best_of_n import BestOfN, Scorer
@@ -23,6 +24,7 @@ from .kdpp import KDPP
 from .mmr import MMR
 from .sampled import PartitionSample
 from .smc import ESMC
+from .tree import Tree
 
 __all__ = [
     "ESMC",
@@ -39,12 +41,26 @@ __all__ = [
     "Random",
     "Scorer",
     "Solver",
+    "Tree",
     "branch_and_bound",
     "exhaustive",
     "load_plugins",
     "partition_map",
     "register",
 ]
+
+
+NOT_FOR_TREES = (
+    "select_window",
+    "quality",
+    "positions",
+    "normalise",
+    "features",
+    "feature_layer",
+    "similarity",
+    "gamma",
+    "start_temperature",
+)
 
 
 @dataclass(frozen=True)
@@ -54,8 +70,8 @@ class Method(Registered):
     selector     a dataclass whose fields are the method's parameters and whose instances are called as
                  `select(pool, k, key)`, or a plain function with these arguments. The dataclass may also have
                  `finish(final, k, scorer, references)`, which chooses the k answers after the last step,
-                 `check_scorer(scorer, references)`, if the method accepts a scorer, and `prune(children, K, key)`,
-                 which picks the K rows of a pool of children (`decode.pool.Pool`) that will be run
+                 `check_scorer(scorer, references)`, if the method accepts a scorer, and, if its children are
+                 enumerated, `prune(leaves, K, key)`, which picks the K children (`decode.tree.Leaves`) to keep
     branches     whether the pool has k*w rows (True) or k rows (False)
     presets      values of options that this method uses unless the caller gives other values
     half_guided  whether guidance acts on the first half of the steps only, unless `guidance_window` is given
@@ -74,6 +90,18 @@ class Method(Registered):
     half_guided: bool = False
     children: Literal["drawn", "enumerated"] = "drawn"
 
+    def refuse(self, given: Mapping[str, Any], chosen: Mapping[str, Any]) -> None:
+        """Raise an error if the caller's options have no meaning for enumerated children."""
+        reasons = dict.fromkeys(NOT_FOR_TREES, "has no meaning here, because rows are chosen before they are run")
+        reasons |= {"distinct": "has no meaning here, because all rows of a tree differ"}
+        if chosen.get("temperature", 1) != 0:
+            reasons["w"] = "has no meaning at a temperature above 0, at which all tokens compete"
+        for name in reasons:
+            if name in given and given[name] != parameters_of(Settings)[name].default:
+                raise D5P4Error(f"{reasons[name]} (method {self.name!r}); leave it out", option=name, value=given[name])
+        if given.get("stop") is False:
+            raise D5P4Error(f"method {self.name!r} always stops at the end of the text", option="stop", value=False)
+
     @property
     def scored(self) -> bool:
         return hasattr(self.selector, "check_scorer")
@@ -89,6 +117,15 @@ class Method(Registered):
 
 
 for _method in (
+    Method(
+        "tree",
+        Tree,
+        "a tree of different rows, pruned before they are run",
+        "ours",
+        branches=False,
+        presets={"order": "top"},
+        children="enumerated",
+    ),
     Method("d5p4", D5P4, "partition DPP, additive kernel diag(Q) + beta S (D5P4+)", "3.3"),
     Method("d5p4x", D5P4x, "partition DPP, multiplicative kernel e^(Q/beta) S e^(Q/beta)", "3.3"),
     Method(

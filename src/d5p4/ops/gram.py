@@ -72,3 +72,20 @@ def _pool_products(features: Tensor, slot: Tensor, first: Tensor) -> Tensor:
     small = rows @ rows.transpose(-1, -2)
     pool = torch.arange(len(slot), device=slot.device).view(-1, 1, 1)
     return small[pool, rank[:, :, None], rank[:, None, :]]
+
+
+RHO = 0.8
+
+
+def token_kernel(tokens: Tensor, mask_id: int, rho: float = RHO) -> Tensor:
+    """Return S_ij = rho^(d_ij + h_ij / 2) [P, N, N] for rows of tokens [P, N, L].
+
+    d_ij counts the positions with different revealed tokens, h_ij those that only one of the rows has revealed. Per
+    position, this is a positive definite kernel over tokens and mask, so S is positive definite if all rows differ.
+    """
+    values = tokens.to(wide(tokens.device))  # ids are below 2^24, so float32 has them exactly, too
+    differ = torch.cdist(values, values, p=0)  # d + h
+    shown = (tokens != mask_id).to(values.dtype)
+    count = shown.sum(-1)
+    alone = count[:, :, None] + count[:, None, :] - 2 * shown @ shown.transpose(1, 2)
+    return rho ** (differ - alone / 2)

@@ -1,7 +1,8 @@
 """Projections Π turn the distributions of the selected parents into the tokens of the next pool."""
 
 from .ancestral import ancestral
-from .children import Children, Draw, Parents, Projection, distinct_children, drawn, enumerated
+from .children import Children, Draw, Parents, Projection, distinct_children, drawn
+from .enumerated import enumerated
 from .orders import Order, Seen
 from .reveal import Reveal, Sequence
 

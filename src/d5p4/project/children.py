@@ -1,18 +1,16 @@
-"""Children of the chosen parents: drawn (the paper), drawn and distinct, or enumerated (for searches over a tree).
+"""Children of the chosen parents: drawn (the paper), or drawn and distinct. `project.enumerated` has those of a tree.
 
 drawn       a token is drawn for every open position of every child. The child reveals the positions that the order
             and the reveal rule accept. The head runs on open positions only
 distinct    more children are drawn than needed. The parents take turns in the order of their tie hashes, and each
             keeps its first children that differ from each other and from every child already kept. If these are too
             few, some of them are repeated
-enumerated  accepted positions take their most probable token. One more position branches: its children take its most
-            probable tokens. This needs an order that looks at the state alone, so that all children differ
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -20,9 +18,7 @@ from torch import Tensor
 
 from ..errors import D5P4Error
 from ..ops.sample import draw as draw_tokens
-from ..ops.sample import filter_logits
 from ..ops.ties import coarse
-from ..ops.vocab import logits_of
 from ..rng import ORDER, TOKEN, mix, uniform
 from ..types import Head
 from .orders import Order, Seen
@@ -42,6 +38,9 @@ class Parents:
     positions: Tensor  # [P, L] each position's distance from the first token that is not padding
     stream: Tensor  # [P, m] seeds of random numbers, mixed from seed, prompt, step, tokens, number among equal parents
     open: Tensor  # [P, m, L] bool, the open positions
+    state: dict[str, Tensor] = field(default_factory=dict)  # [P, m] values that a method keeps for each row
+    opened: Callable[[Tensor], Tensor] = lambda tokens: tokens < 0  # returns the open positions of rows [P, m, C, L]
+    ends: Callable[[Tensor], Tensor] = lambda tokens: tokens < 0  # returns the end-of-text tokens behind the prompt
 
     def keyed(self, purpose: int) -> Tensor:
         """Return one random stream per parent [P, m]. Different values of `purpose` give independent streams."""
@@ -81,6 +80,7 @@ class Children(NamedTuple):
     tokens: Tensor  # [P, m, C, L] the token ids of each child
     logprob: Tensor  # [P, m, C, L] log p (temperature 1, unfiltered) of the tokens revealed in this step, 0 elsewhere
     finite: Tensor  # [P, m] bool: whether all logits from which a parent's tokens were drawn are finite
+    state: dict[str, Tensor] = {}  # [P, m, C] values that a method keeps for each row
 
     def take(self, index: Tensor) -> Children:
         """Return the children with the indices [P, m, c] among the C children of each parent."""
@@ -94,48 +94,15 @@ Projection = Callable[[Parents, "Step", Draw, int], Children]
 
 def drawn(parents: Parents, step: Step, draw: Draw, count: int) -> Children:
     """Return `count` drawn children of each parent."""
-    candidates = _candidates(parents, step, draw, count, draw.start if step.index == 0 else None)
-    accepted = candidates.accepted
-    if accepted is not None and candidates.valid is not None:  # a row reveals at least its first position
+    seen = candidates(parents, step, draw, count, draw.start if step.index == 0 else None)
+    accepted = seen.accepted
+    if accepted is not None and seen.valid is not None:  # a row reveals at least its first position
         first = torch.arange(accepted.shape[-1], device=accepted.device) == 0
-        accepted = accepted | (candidates.valid & first)
-    return candidates.reveal(parents, accepted)
+        accepted = accepted | (seen.valid & first)
+    return seen.reveal(parents, accepted)
 
 
-def enumerated(parents: Parents, step: Step, draw: Draw, count: int) -> Children:
-    """Return the children of each parent that take the `count` most probable tokens at the next position.
-
-    Under a schedule, the last position to reveal branches. Under an adaptive rule, the first position that the rule
-    does not accept branches, or the last one if it accepts all. If tokens are too few, the last child repeats.
-    """
-    candidates = _candidates(parents, step, draw, 1, 0.0)
-    accepted, valid = candidates.accepted, candidates.valid
-    if accepted is None:
-        accepted = torch.ones_like(candidates.place, dtype=torch.bool)
-    number = torch.arange(accepted.shape[-1], device=accepted.device)
-    branch = (accepted * number).amax(-1, keepdim=True)  # the last accepted position of the sequence
-    if draw.rule is not None:  # the first position that is not accepted branches, if there is one
-        waiting = ~accepted if valid is None else ~accepted & valid
-        branch = torch.where(waiting.any(-1, keepdim=True), waiting.to(torch.uint8).argmax(-1, keepdim=True), branch)
-    base = candidates.reveal(parents, accepted & (number != branch))
-    place = candidates.place.gather(3, branch)  # [P, m, 1, 1]
-    states = parents.states[parents.slot[..., None], place[:, :, 0]].flatten(0, 2)
-    head = draw.head
-    logits = logits_of(states, head.weight, head.bias, head.banned)
-    best, token = filter_logits(logits, draw.top_k, draw.top_p).topk(min(count, logits.shape[-1]), -1)
-    chance = logits.log_softmax(-1).gather(1, token)
-    most = (best > -torch.inf).sum(-1, keepdim=True).clamp_min(1) - 1
-    child = torch.minimum(torch.arange(count, device=token.device), most)
-    token, chance = (x.gather(1, child).view(*parents.slot.shape, count, 1) for x in (token, chance))
-    where = place.expand(-1, -1, count, -1)
-    rows, logprob = (x.expand(-1, -1, count, -1) for x in (base.tokens, base.logprob))
-    done = rows.gather(3, where) != draw.mask_id  # a complete row has nothing to branch
-    token = torch.where(done, rows.gather(3, where), token)
-    chance = torch.where(done, logprob.gather(3, where), chance.to(logprob.dtype))
-    return Children(rows.scatter(3, where, token), logprob.scatter(3, where, chance), base.finite)
-
-
-class _Candidates(NamedTuple):
+class Candidates(NamedTuple):
     """The M positions of each child that may be revealed, with drawn tokens, in the sequence of the order."""
 
     place: Tensor  # [P, m, C, M] indices into the window
@@ -144,6 +111,13 @@ class _Candidates(NamedTuple):
     valid: Tensor | None  # [P, m, C, M] which of the positions are open; None: all
     accepted: Tensor | None  # [P, m, C, M] which positions the reveal rule accepts; None: all
     finite: Tensor  # [P, m]
+    stats: dict[str, Tensor]  # [P, m, C, M] the statistics that the caller asked for
+
+    def expand(self, count: int) -> Candidates:
+        """Return the candidates of one child as those of `count` children."""
+        own = (self.place, self.token, self.chance)
+        place, token, chance = (x.expand(-1, -1, count, -1) for x in own)
+        return self._replace(place=place, token=token, chance=chance)
 
     def reveal(self, parents: Parents, accepted: Tensor | None) -> Children:
         """Return the children that reveal the accepted positions (None: all positions)."""
@@ -170,9 +144,11 @@ def _open_places(parents: Parents, step: Step, exact: bool) -> tuple[Tensor, Ten
     return place + first, None if exact else opened.gather(2, place)
 
 
-def _candidates(parents: Parents, step: Step, draw: Draw, count: int, temperature: float | None) -> _Candidates:
+def candidates(
+    parents: Parents, step: Step, draw: Draw, count: int, temperature: float | None, statistics: Collection[str] = ()
+) -> Candidates:
     """Draw `count` tokens for each open position, and put the positions into the sequence of the order. `temperature`
-    replaces that of `draw`, if it is given."""
+    replaces that of `draw`, if it is given. The result has the `statistics` that are named."""
     order: Order = Order.registry[draw.order]
     place, valid = _open_places(parents, step, step.exact and draw.rule is None)
     child = torch.arange(count, device=place.device)
@@ -187,7 +163,7 @@ def _candidates(parents: Parents, step: Step, draw: Draw, count: int, temperatur
 
     start = draw.start is not None and step.index == 0
     temperature = draw.temperature if temperature is None else temperature
-    want = {*order.statistics, *draw.statistics}
+    want = {*order.statistics, *draw.statistics, *statistics}
     want |= {"entropy"} if start else set()
     want |= {"best"} if draw.rule is not None and not order.draws_first else set()
     states = parents.states[parents.slot[..., None], place].flatten(0, 2)
@@ -223,7 +199,7 @@ def _candidates(parents: Parents, step: Step, draw: Draw, count: int, temperatur
         accepted = opened = ordered(valid[:, :, None])
     if draw.rule is not None and valid is not None and opened is not None:
         sure = tables["token" if order.draws_first else "best"].exp().clamp_max(1)
-        sequence = Sequence(ordered(sure), {name: ordered(tables[name]) for name in draw.statistics})
+        sequence = Sequence(ordered(sure), {name: ordered(tables[name]) for name in draw.statistics}, opened)
         accepted = draw.rule(sequence)
         if not isinstance(accepted, Tensor) or accepted.dtype != torch.bool:
             raise D5P4Error("a reveal rule must return a tensor of bools, one per position of the sequence")
@@ -232,9 +208,9 @@ def _candidates(parents: Parents, step: Step, draw: Draw, count: int, temperatur
             here = torch.zeros_like(accepted).scatter(3, best, accepted)  # in the order of the window
             waiting = (~here & valid[:, :, None]).cumsum(-1) > 0
             accepted = accepted & ~ordered(ends & waiting)
-    return _Candidates(
-        ordered(place[:, :, None]), ordered(token), ordered(tables["token"]), opened, accepted, finite.all(-1)
-    )
+    wanted = {name: ordered(tables[name]) for name in statistics}
+    drawn = ordered(place[:, :, None]), ordered(token), ordered(tables["token"])
+    return Candidates(*drawn, opened, accepted, finite.all(-1), wanted)
 
 
 def distinct_children(child_hash: Tensor, tie: Tensor, keep: int) -> Tensor:

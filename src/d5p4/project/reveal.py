@@ -30,6 +30,7 @@ class Sequence:
 
     probability: Tensor
     stats: dict[str, Tensor]  # the statistics that the rule asked for
+    open: Tensor  # bool: False at places that fill up rows with fewer open positions, behind the open ones
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,20 @@ class EntropyBound(Checked):
     def __call__(self, seen: Sequence) -> Tensor:
         entropy = seen.stats["entropy"].to(wide(seen.probability.device))
         return prefix(entropy.cumsum(-1) - entropy.cummax(-1).values <= self.entropy_bound + 1e-9)
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """The schedule as a rule for the tree: of the m positions that a table reveals, the first m - 1 are accepted.
+
+    reveals[n] is m for a row with n open positions in its block, so m depends on the row alone.
+    """
+
+    reveals: Tensor  # [n + 1] int64
+
+    def __call__(self, seen: Sequence) -> Tensor:
+        number = torch.arange(seen.open.shape[-1], device=seen.open.device)
+        return number < self.reveals[seen.open.sum(-1, keepdim=True)] - 1
 
 
 def prefix(accepted: Tensor) -> Tensor:

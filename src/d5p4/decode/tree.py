@@ -1,0 +1,214 @@
+"""One step of a tree, and what happens when its rows are complete (`methods.tree`, `project.enumerated`).
+
+The pool of a prompt has K rows that are awake and a reserve of K rows that sleep. At every step, the awake rows are run
+and get children, the method keeps K of these, and the best K of all other rows sleep. Sleeping rows are never run. A
+place without a row has the value -inf.
+
+When rows are complete, their texts are compared: an end-of-text token that was revealed later may have cut off the
+difference of two rows, and different tokens may decode to the same text. Of equal texts, the row with the largest
+value stays. A prompt whose complete and running rows are fewer than k goes on with its best sleeping rows. It ends when
+it has k texts or no more rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..ops.precision import steady_sum, wide
+from ..ops.ties import ranked
+from ..project.enumerated import gumbel_noise
+from ..rng import BRANCH, mix
+from ..types import Choice
+from .pool import OWN, Branching, Call, Pool, pick
+from .schedule import Facts, Step
+
+if TYPE_CHECKING:
+    from .rows import Prompts, WindowHidden
+    from .view import Look
+
+ROUNDS = (
+    4  # a prompt takes at most this many times as many steps as it has positions; no row wakes up in the last round
+)
+
+
+@dataclass(frozen=True)
+class Leaves:
+    """The children of one step, of which a method keeps K."""
+
+    value: Tensor  # [P, M] the larger, the better; -inf: there is no row at this place
+    tie: Tensor  # [P, M] decides between equal values
+    source: Tensor  # [P, M] the index of each row's parent in the pool that was run
+    complete: Tensor  # [P, M] bool, the rows that have no open position
+    tokens: Tensor  # [P, M, L] masks where nothing is revealed, and behind the end of the text
+    mask_id: int
+    view: Look  # the pool that was run
+
+    def rows(self, index: Tensor) -> Tensor:
+        """Return the tokens [P, n, L] of the leaves with the indices [P, n]."""
+        return pick(self.tokens, index)
+
+
+def first_state(pool: Pool) -> Pool:
+    """Return the first pool of a tree: one row is awake, and all other places are empty."""
+    first = (torch.arange(pool.size, device=pool.key.device) == 0).expand_as(pool.row_hash)
+    dtype = wide(pool.key.device)
+    value = torch.zeros(first.shape, dtype=dtype, device=first.device)
+    if pool.call.settings.temperature > 0:
+        value = value + gumbel_noise(mix(pool.seed, pool.key, BRANCH), 0).to(dtype)[:, None]
+    state = {"value": _only(value, first), "phi": torch.zeros_like(value), "late": torch.zeros_like(value)}
+    lost = torch.full_like(value[:, 0], -torch.inf)
+    return replace(pool, awake=first, lost=lost, state=state, row_hash=_hashes(pool.row_hash, first))
+
+
+def rank_values(state: Mapping[str, Tensor]) -> Tensor:
+    """Return the values [P, N] by which rows are ranked. Late rows come behind all others."""
+    return state["value"] - 1e6 * state["late"]
+
+
+def _hashes(row_hash: Tensor, exists: Tensor) -> Tensor:
+    """Return the hashes [P, N] with another hash for each place without a row, so that it equals no row."""
+    place = torch.arange(row_hash.shape[1], device=row_hash.device)
+    return torch.where(exists, row_hash, mix(row_hash, place, -1))
+
+
+class Growing(Branching):
+    """Makes the next pool of a tree: the children that the method keeps, and the reserve."""
+
+    def __init__(self, call: Call, reveals: Sequence[int], prune: Callable[[Leaves, int, Tensor], Tensor]) -> None:
+        super().__init__(call, reveals)
+        self.prune = prune
+
+    def __call__(
+        self,
+        pool: Pool,
+        hidden: WindowHidden,
+        step: Step,
+        choices: Sequence[Choice],
+        places: Sequence[Tensor] | None,
+        view: Look,
+    ) -> tuple[Pool, Choice]:
+        assert pool.awake is not None and pool.lost is not None
+        choice, settings, beams = choices[0], pool.call.settings, pool.call.beams
+        running = pool.state | {"value": _only(pool.state["value"], pool.awake)}
+        children = self._children(replace(pool, state=running), hidden, step, choice)
+        if settings.temperature == 0:
+            children.state["value"] = _only(_joint(children), children.state["value"] > -torch.inf)
+        new, old = children.whole(), pool.whole()
+        competing = choice.children if settings.temperature > 0 else min(settings.w, choice.children)
+        kept = self._kept(new, step, new.size // choice.parents.shape[1], competing, view)
+        # All candidates for the reserve: the children, and the rows that sleep.
+        place = torch.arange(old.size, device=kept.device).expand_as(old.source)
+        old = replace(old, source=place, state=old.state | {"value": _only(old.state["value"], ~pool.awake)})
+        rows: dict[str, Any] = {name: torch.cat([getattr(new, name), getattr(old, name)], 1) for name in (*OWN, *SMALL)}
+        state = {name: torch.cat([new.state[name], old.state[name]], 1) for name in new.state}
+        rest = rank_values(state).scatter(1, kept, -torch.inf)
+        order, count = ranked(rest, rows["tie"]), kept.shape[1]
+        index = torch.stack([kept, order[:, :count]], 2).flatten(1)  # an awake row, a sleeping row, an awake row, ...
+        index = beams.agree(Choice(index, 1)).parents
+        awake = torch.tensor([True, False], device=index.device).repeat(count)
+        sleeps = rest.gather(1, index) > -torch.inf
+        rows = {name: pick(values, index) for name, values in rows.items()}
+        state = {name: pick(values, index) for name, values in state.items()}
+        state["value"] = _only(state["value"], awake | sleeps)
+        exists = state["value"] > -torch.inf
+        rows["row_hash"] = _hashes(rows["row_hash"], exists)
+        following = replace(
+            pool,
+            **rows | {name: beams.own(rows[name]).contiguous() for name in OWN},
+            group=torch.arange(index.shape[1], device=index.device).expand(index.shape),
+            state=state,
+            awake=awake & exists,
+            lost=torch.maximum(pool.lost, rest.gather(1, order[:, count:]).amax(-1)),
+        )
+        return following, choice
+
+    def _kept(self, children: Pool, step: Step, width: int, competing: int, view: Look) -> Tensor:
+        """Return the indices [P, K] of the children that the method keeps. Of the `width` children of a parent, only
+        the first `competing` ones may be kept; the others may sleep."""
+        call, index = children.call, torch.arange(children.size, device=children.key.device)
+        first = index[index % width < competing].expand(len(children.key), -1)
+        tokens, mask_id = children.tokens, call.model.mask_id
+        leaves = Leaves(
+            rank_values(children.state).gather(1, first),
+            children.tie.gather(1, first),
+            children.source.gather(1, first),
+            ~call.open(tokens, children.appended).any(-1).gather(1, first),
+            pick(tokens.masked_fill(call.after_end(tokens, children.appended), mask_id), first),
+            mask_id,
+            view,
+        )
+        return first.gather(1, self.prune(leaves, call.settings.groups, children.keys(step.index)))
+
+
+SMALL = ("row_hash", "tie", "source")
+
+
+def _only(values: Tensor, wanted: Tensor) -> Tensor:
+    return values.masked_fill(~wanted, -torch.inf)
+
+
+def _joint(pool: Pool) -> Tensor:
+    """Return the joint log-probability [P, N] of each row's tokens at their reveal, without those behind the end."""
+    behind = pool.call.after_end(pool.tokens, pool.appended)
+    chances = pool.logprob.masked_fill(behind, 0).to(wide(pool.key.device))
+    return pool.call.beams.gather(steady_sum(chances))
+
+
+def merge(pool: Pool, prompts: Prompts, facts: Sequence[Facts], seen: list[int], wake: bool) -> Pool | None:
+    """Compare the texts of complete rows, and wake up sleeping rows in place of those that repeat a text.
+
+    seen: the number of complete rows of each prompt at the last call, which this call updates. wake: whether rows may
+    wake up. The result is None if nothing changes.
+    """
+    ended = [fact.done == fact.rows for fact in facts]
+    look = [i for i, fact in enumerate(facts) if (fact.done > seen[i] and fact.done > 1) or ended[i]]
+    seen[:] = [fact.done for fact in facts]
+    if not look or pool.awake is None or pool.lost is None:
+        return None
+    from .answers import Texts
+
+    at = torch.tensor(look, device=pool.key.device)
+    part = pool.keep(at).whole()
+    texts = Texts(part, prompts.take(at))
+    complete = ~part.call.open(part.tokens, part.appended).any(-1)
+    value = part.state["value"]
+    order = ranked(rank_values(part.state), part.tie)
+    flags = pool.awake[at], complete, value > -torch.inf, order
+    numbers = torch.stack([x.to(torch.int64) for x in flags]).tolist()
+    k, changed, merged = pool.call.settings.k, False, [False] * len(look)
+    awake, exists = numbers[0], numbers[2]
+    for p in range(len(look)):
+        done, kinds = numbers[1][p], set[str]()
+        rows = [n for n in numbers[3][p] if exists[p][n]]
+        for n in rows:
+            if awake[p][n] and done[n]:
+                text = texts.text(p, n)
+                if text in kinds:
+                    awake[p][n] = exists[p][n] = 0
+                    changed = merged[p] = True
+                kinds.add(text)
+        missing = k - len(kinds) - sum(awake[p][n] and not done[n] for n in rows)
+        for n in rows:
+            if missing <= 0 or not wake:
+                break
+            if awake[p][n] or not exists[p][n]:
+                continue
+            changed = True
+            if done[n] and texts.text(p, n) in kinds:
+                exists[p][n], merged[p] = 0, True
+                continue
+            kinds.update([texts.text(p, n)] if done[n] else [])
+            awake[p][n], missing = 1, missing - 1
+        seen[look[p]] = sum(a and d for a, d in zip(awake[p], done, strict=True))
+    if not changed:
+        return None
+    new = torch.tensor([awake, exists], device=at.device, dtype=torch.bool)
+    new_awake, new_value, lost = pool.awake.clone(), pool.state["value"].clone(), pool.lost.clone()
+    new_awake[at], new_value[at] = new[0], _only(value, new[1])
+    lost[at] = lost[at].masked_fill(torch.tensor(merged, device=at.device), torch.nan)
+    return replace(pool, awake=new_awake, state=pool.state | {"value": new_value}, lost=lost)

@@ -1,0 +1,354 @@
+"""The tree: the best rows at temperature 0, draws without replacement above, and texts that always differ."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+
+import pytest
+import torch
+
+import d5p4
+from d5p4.ops.gram import token_kernel
+from d5p4.project.enumerated import conditional_maximum
+from tests.fake import FakeModel
+from tests.refusals import refusal
+
+full = pytest.mark.full
+LENGTH = 3
+
+
+def tiny(**given):
+    """A model with three letters, end-of-text and a mask. Its positions depend on each other."""
+    return FakeModel(**dict(vocabulary=5, scale=1.2, seed=4) | given)
+
+
+def grow(model, prompts=("ab",), **options):
+    return d5p4.generate(model, list(prompts), **dict(method="tree", gen_length=LENGTH, seed=0) | options)
+
+
+def conditionals(model, row, temperature=1.0):
+    """log p [L, V] of the window positions of a row of tokens (mask: not revealed)."""
+    states = model.body(torch.tensor([[0, 1, *row]])).states[0, 2:]
+    logits = (states @ model.head.weight.T + model.head.bias).masked_fill(model.head.banned, -torch.inf)
+    return torch.log_softmax(logits / temperature, -1)
+
+
+def leaves(model, order, temperature=1.0, eos="last", stop=True):
+    """The law of one draw by enumeration: {finished row: probability}. One position per step, by the order given."""
+    mask, end = model.mask_id, model.eos_ids[0]
+    result: Counter[tuple[int, ...]] = Counter()
+
+    def walk(row, chance):
+        first_end = row.index(end) if stop and end in row else LENGTH
+        masked = [i for i in range(first_end) if row[i] == mask]
+        if not masked:
+            result[tuple(row)] += chance
+            return
+        plain = conditionals(model, row)
+        top, token = plain.max(-1)
+
+        def worth(i):
+            value = {"top": float(top[i].exp()), "left": -i, "entropy": float((plain[i].exp() * plain[i])[:-1].sum())}
+            last = eos == "last" and int(token[i]) == end
+            return (last, -round(value[order], 9), i)
+
+        place = min(masked, key=worth)
+        drawn = conditionals(model, row, temperature)[place].exp()
+        for v in range(model.mask_id):
+            child = list(row)
+            child[place] = v
+            walk(child, chance * float(drawn[v]))
+
+    walk([mask] * LENGTH, 1.0)
+    return result
+
+
+def text_of(model, row):
+    end = model.eos_ids[0]
+    return tuple(row[: row.index(end)] if end in row else row)
+
+
+def chi_square(counts, law, draws):
+    """The p-value of counts against a law; rare outcomes are pooled."""
+    from scipy.stats import chi2
+
+    pooled, rest, rest_count, value, cells = [], 0.0, 0, 0.0, 0
+    for outcome, chance in law.items():
+        if chance * draws < 8:
+            rest, rest_count = rest + chance, rest_count + counts.get(outcome, 0)
+        else:
+            pooled.append((counts.get(outcome, 0), chance * draws))
+    if rest * draws >= 8:
+        pooled.append((rest_count, rest * draws))
+    for count, mean in pooled:
+        value, cells = value + (count - mean) ** 2 / mean, cells + 1
+    assert set(counts) <= set(law)
+    return float(chi2.sf(value, cells - 1))
+
+
+@pytest.mark.parametrize(
+    "order, temperature, eos, draws",
+    [
+        ("top", 1.0, "last", 3000),
+        ("left", 0.7, "free", 3000),
+        *(
+            pytest.param(o, t, e, 20000, marks=full)
+            for o in ("top", "left", "entropy")
+            for t, e in ((1.0, "last"), (0.6, "free"))
+        ),
+    ],
+)
+def test_answers_are_draws_without_replacement(order, temperature, eos, draws):
+    """The ordered pair of texts with the largest perturbed values has the law of two draws without replacement, and
+    the first of them the law of independent sampling. Rows of equal text (cut by an end-of-text token) are merged."""
+    model = tiny()
+    law: Counter[tuple[int, ...]] = Counter()
+    for row, chance in leaves(model, order, temperature, eos).items():
+        law[text_of(model, row)] += chance
+    assert abs(sum(law.values()) - 1) < 1e-9 and len(law) > 10
+    result = grow(model, ["ab"] * draws, k=2, order=order, temperature=temperature, eos=eos, logprobs=True)
+    pairs = []
+    for answers, values in zip(result.answers, result.perturbed.tolist(), strict=True):
+        pairs.append(tuple(tuple(a) for _, a in sorted(zip(values, answers, strict=True), reverse=True)))
+    assert all(first != second for first, second in pairs)
+    assert chi_square(Counter(first for first, _ in pairs), law, draws) > 1e-3
+    both = {(a, b): law[a] * law[b] / (1 - law[a]) for a, b in itertools.permutations(law, 2)}
+    assert chi_square(Counter(pairs), both, draws) > 1e-3
+
+
+def test_more_answers_than_children_of_one_row():
+    """With k above the vocabulary, all texts of a short window come out, and no more."""
+    model = tiny()
+    law = leaves(model, "top")
+    texts = {text_of(model, row) for row in law}
+    result = grow(model, k=len(texts) + 3)
+    assert {tuple(a) for a in result.answers[0]} == texts and int(result.distinct[0]) == len(texts)
+    assert result.score.shape == (1, len(texts) + 3) and result.score[0, len(texts) :].isnan().all()
+    assert not result.score[0, : len(texts)].isnan().any() and math.isfinite(float(result.logdet[0]))
+    assert len(result[0].score) == len(result[0].distance) == len(texts) and None not in result[0].distance
+    assert result.to_dict()["prompts"][0]["distinct"] == len(texts)
+
+
+@pytest.mark.parametrize("draws", [4000, pytest.param(20000, marks=full)])
+def test_importance_weights_are_unbiased(draws):
+    """The sum of p f / P(G > kappa) over the answers estimates the mean of f (Horvitz and Thompson)."""
+    model = tiny()
+    law = leaves(model, "left", eos="free")
+    truth = sum(chance * (row[0] == 0) for row, chance in law.items())
+    result = grow(model, ["ab"] * draws, k=3, order="left", eos="free")
+    kept = ~result.kappa.isnan()  # rows of equal text cannot occur from left to right
+    assert bool(kept.all())
+    inclusion = -torch.expm1(-torch.exp(result.logp - result.kappa[:, None]))
+    weight = result.logp.exp() / inclusion
+    first = torch.tensor([[a[:1] == [0] for a in answers] for answers in result.answers]).to(weight.dtype)
+    estimate = (weight * first).sum(-1)
+    assert abs(float(estimate.mean()) - truth) < 4 * float(estimate.std()) / draws**0.5
+    assert float(estimate.std()) < (truth * (1 - truth)) ** 0.5  # three answers tell more than one draw
+    for answers, values in zip(result.answers[:5], result.logp[:5].exp().tolist(), strict=True):
+        for answer, chance in zip(answers, values, strict=True):
+            mass = sum(p for row, p in law.items() if list(text_of(model, row)) == answer)
+            assert mass == pytest.approx(chance)
+
+
+def test_the_conditional_maximum_is_stable():
+    value = torch.tensor([[0.3], [50.0], [-40.0]], dtype=torch.float64)
+    perturbed = torch.tensor([[2.0, 2.0 - 1e-13, 1.0, -30.0, -torch.inf]], dtype=torch.float64).expand(3, 5)
+    result = conditional_maximum(value, perturbed)
+    assert (result[:, 0] == value[:, 0]).all() and (result[:, 4] == -torch.inf).all()
+    assert not result.isnan().any() and (result.diff(dim=-1) <= 0).all()
+    exact = -torch.log(torch.exp(-value[0]) - math.exp(-2.0) + torch.exp(-perturbed[0, 2]))
+    assert float(result[0, 2]) == pytest.approx(float(exact))
+
+
+@pytest.mark.parametrize("order", ["top", "left", "entropy"])
+def test_temperature_zero_gives_the_most_probable_texts(order):
+    """A beam as wide as the tree finds the most probable rows, and ties and seeds play no part."""
+    model = tiny()
+    law = leaves(model, order, eos="free")
+    best = sorted(law.values(), reverse=True)[:4]
+    result = grow(model, k=4, spare=80, w=4, temperature=0, order=order, eos="free", logprobs=True)
+    wide = grow(model, k=60, spare=20, w=4, temperature=0, order=order, eos="free", logprobs=True)
+    joint = sorted((math.exp(sum(x)) for x in wide.logprobs[0]), reverse=True)
+    assert result.distinct[0] == 4 and result.perturbed is None
+    by_text: Counter[tuple[int, ...]] = Counter()
+    for row, chance in law.items():
+        by_text[text_of(model, row)] = max(by_text[text_of(model, row)], chance)
+    assert len(wide.answers[0]) == len(by_text)
+    shown = {tuple(a): math.exp(sum(x)) for a, x in zip(wide.answers[0], wide.logprobs[0], strict=True)}
+    assert max(joint) <= 1 and set(shown) == set(by_text) and best[0] <= max(joint) + 1e-9
+    assert (
+        grow(model, k=4, temperature=0, order=order, seed=7).answers
+        == grow(model, k=4, temperature=0, order=order).answers
+    )
+
+
+def test_a_beam_keeps_the_k_best_children():
+    """Two positions from left to right: the k best pairs of tokens among the children of the k best first tokens."""
+    model = FakeModel(scale=1.5)
+    k = 5
+
+    def chances(row, place):
+        states = model.body(torch.tensor([row])).states[0, place]
+        logits = (states @ model.head.weight.T + model.head.bias).masked_fill(model.head.banned, -torch.inf)
+        return logits.log_softmax(-1)
+
+    first = chances([0, 1, 2, 11, 11], 3)
+    pairs = {}
+    for token in first.topk(k).indices.tolist():
+        for other, chance in enumerate((first[token] + chances([0, 1, 2, token, 11], 4)).tolist()):
+            pairs[token, other] = chance
+    best = sorted((p for p in pairs if 10 not in p), key=pairs.__getitem__, reverse=True)[:k]
+    result = d5p4.generate(
+        model, "abc", method="tree", temperature=0, order="left", eos="never", gen_length=2, k=k, w=11
+    )
+    assert sorted(map(tuple, result.answers[0])) == sorted(best)
+    assert int(result.rows[0]) == 1 + k and int(result.nfe[0]) == 2  # only kept rows are run
+
+
+def test_diversity_maximises_values_and_determinant():
+    from d5p4.methods import Tree
+
+    g = torch.Generator().manual_seed(1)
+    tokens = torch.randint(0, 3, (2, 10, 6), generator=g)
+    value = torch.randn(2, 10, generator=g, dtype=torch.float64)
+    value[1, 8:] = -torch.inf
+    tie = torch.arange(10).expand(2, 10)
+
+    class Leaves:
+        mask_id = 9
+
+        def rows(self, index):
+            return tokens[torch.arange(2)[:, None], index]
+
+    leaf = Leaves()
+    leaf.value, leaf.tie = value, tie
+    kept = Tree(diversity=2.0).prune(leaf, 3, None)
+    kernel = token_kernel(tokens, 9)
+    for p in range(2):
+
+        def worth(items, p=p):
+            items = list(items)
+            return float(value[p, items].sum() + 2 * kernel[p][items][:, items].logdet())
+
+        best = max(itertools.combinations(range(10), 3), key=worth)
+        assert worth(kept[p].tolist()) >= worth(best) - 0.3  # greedy from three starts
+    assert Tree().prune(leaf, 3, None)[0].tolist() == value[0].topk(3).indices.tolist()
+    few = value.clone()
+    few[0, 2:] = -torch.inf
+    leaf.value = few
+    assert {0, 1} <= set(Tree(diversity=2.0).prune(leaf, 3, None)[0].tolist())
+
+
+def test_the_kernel_of_tokens():
+    rows = torch.tensor([[[1, 2, 9], [1, 3, 9], [1, 9, 9], [4, 4, 4], [1, 2, 9]]])
+    kernel = token_kernel(rows, 9)[0]
+    assert kernel[0].tolist() == pytest.approx([1, 0.8, 0.8**0.5, 0.8**2.5, 1])
+    distinct = token_kernel(torch.cartesian_prod(*[torch.tensor([0, 1, 9])] * 3)[None], 9)
+    assert float(torch.linalg.eigvalsh(distinct).min()) > 1e-4
+
+
+class Pieces:
+    """A byte-pair vocabulary in which different tokens give the same text: a, b, ab, ba."""
+
+    def encode(self, text):
+        return [("a", "b").index(c) for c in text]
+
+    def decode(self, ids):
+        return "".join(("a", "b", "ab", "ba", "", "")[i] for i in ids)
+
+    def chat(self, messages):
+        return None
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_texts_differ_though_different_tokens_decode_to_the_same_text(temperature):
+    model = tiny(vocabulary=6, scale=0.5)
+    model.tokenizer = Pieces()
+    k = 12
+    result = grow(model, ["ab", "ba", "b"], k=k, temperature=temperature, gen_length=4)
+    for texts in result.texts:
+        assert len(set(texts)) == len(texts) == k
+    everything = grow(model, ["ab"], k=200, temperature=temperature, gen_length=2)  # with w = 4 of 5 tokens at 0
+    assert sorted(everything.texts[0]) == sorted(
+        {"".join(x) for n in (0, 1, 2) for x in itertools.product(("a", "b", "ab", "ba"), repeat=n)}
+    )
+    if temperature:
+        assert bool(everything.kappa.isnan().all())  # the weights of merged rows are unknown
+
+
+def test_a_sure_model_still_gives_k_texts():
+    """Everything is accepted at once, so that the tree has one row. The second tokens give the other texts."""
+    model = tiny(scale=30.0)
+    for temperature in (0.0, 1.0):
+        one = grow(model, k=1, temperature=temperature, reveal="threshold", tau=0.2, gen_length=6)
+        result = grow(model, k=5, temperature=temperature, reveal="threshold", tau=0.2, gen_length=6)
+        assert int(result.distinct[0]) == len(result.texts[0]) == 5
+        assert one.texts[0][0] in result.texts[0] or temperature
+
+
+def test_an_end_of_text_behind_the_branch_ends_the_row():
+    """An accepted end-of-text token closes the positions behind it: none of them may branch."""
+    model = FakeModel(vocabulary=6, scale=6.0, seed=2)
+    result, shots = None, []
+
+    def look(shot):
+        shots.append((shot.tokens[0], shot.awake[0], shot.next_tokens[0], shot.next_awake[0]))
+
+    result = d5p4.generate(
+        model, "ab", method="tree", k=4, gen_length=8, temperature=0, reveal="threshold", tau=0.6, callback=look
+    )
+    end = model.eos_ids[0]
+    for _, _, tokens, awake in shots:
+        rows = tokens[awake].tolist()
+        cut = [tuple(row[: row.index(end)] if end in row else row) for row in rows]
+        finished = [c for c in cut if model.mask_id not in c]
+        assert len(set(map(tuple, rows))) == len(rows)
+        assert len(set(finished)) == len(finished)
+    assert int(result.distinct[0]) == 4
+
+
+def test_what_has_no_meaning_is_refused_by_name():
+    model = tiny()
+    for options, words in (
+        (dict(order="confidence"), "order='confidence' draws tokens before"),
+        (dict(order="ancestral"), "order='ancestral' draws tokens before"),
+        (dict(w=3), "w=3 has no meaning at a temperature above 0"),
+        (dict(quality="logprob"), "quality='logprob' has no meaning"),
+        (dict(features="mean"), "features='mean' has no meaning"),
+        (dict(select_window=(0, 1)), "select_window"),
+        (dict(distinct=True), "distinct=True has no meaning"),
+        (dict(stop=False), "stop=False"),
+        (dict(beta=2.0), "beta"),
+        (dict(scorer=len), "takes no scorer"),
+    ):
+        assert words in refusal(grow, model, **options), options
+    settings = grow(model, k=2).settings
+    assert grow(model, **settings.options()).answers == grow(model, k=2).answers
+
+
+def test_defaults_of_a_model_may_name_the_options_of_a_method():
+    model = tiny()
+    model.generation_defaults = {
+        "order": "confidence",
+        "methods": {"tree": {"temperature": 0.0, "reveal": "threshold", "tau": 0.7, "spare": 3, "diversity": 0.5}},
+    }
+    settings = grow(model).settings
+    assert (settings.temperature, settings.reveal, settings.spare, settings.order) == (0.0, "threshold", 3, "top")
+    assert settings.params == {"diversity": 0.5, "tau": 0.7}
+    assert grow(model, reveal="factor").settings.params == {"diversity": 0.5, "factor": 1.0}
+    assert d5p4.generate(model, "ab", method="independent", gen_length=2).settings.temperature == 1.0
+
+
+def test_history_lineage_and_reveal_steps_follow_the_tree():
+    model = tiny(vocabulary=8)
+    result = grow(model, k=3, gen_length=5, temperature=1.0, history=True, logprobs=True)
+    lineage, steps = result.lineage[0], result.history[0]
+    assert lineage.shape == (3, len(steps)) and bool(torch.stack([s.awake for s in steps]).any())
+    for row, answer, reveals in zip(lineage.tolist(), result.answers[0], result.reveal_step[0], strict=True):
+        for step, slot in zip(steps, row, strict=True):
+            tokens = step.tokens[slot].tolist()
+            assert step.awake[slot] or step.step > max(reveals)
+            known = [t for t, r in zip(answer, reveals, strict=True) if r < step.step]
+            assert [t for t, r in zip(tokens, reveals, strict=False) if r < step.step] == known
