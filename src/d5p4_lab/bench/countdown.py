@@ -9,10 +9,11 @@ them to --results and prints the tables; what has no lines keeps its last figure
 documents.
 
 The stages, the most important units first:
-sweep      every method is tuned under the threshold 0.99 on --tune other puzzles of four and five numbers with one
-           seed: first its temperature in each of its orders at the first value of its parameter (its "knob"), then the
-           knob at the best temperature. The best value has the largest pass@4; of equal values, the one with more
-           different right answers. Three numbers take the choice of four numbers.
+sweep      every method is tuned on --tune other puzzles of four and five numbers with one seed: first its temperature
+           in each of its orders at the first value of its parameter (its "knob"), then the knob at the best
+           temperature. The best value has the largest pass@4; of equal values, the one with more different right
+           answers. Three numbers take the choice of four numbers. Every method reveals per pass what the tree
+           reveals: all positions above the threshold 0.99, and one more.
 coverage   the tuned methods on --puzzles committed puzzles and on as many fresh ones, with three seeds if the method is
            random. The tree is also shown with its default setting (temperature 0, diversity 1).
 ablations  the tree with K = 8 and one thing changed, on --puzzles of the puzzles for tuning, with one seed
@@ -57,6 +58,7 @@ TESTED = 1000  # the largest value of --puzzles and --tune, and the number of pu
 TOKENS = 1 << 18  # a forward on a GPU has at most this many tokens, and a call of `generate` eight times as many
 STAGES = ("sweep", "coverage", "ablations", "schedule")
 SCHEDULE, SURE = "schedule", "threshold 0.99"
+AS_TREE = "sure-and-one 0.99"  # other methods reveal with it what a tree reveals under the threshold (see `variants`)
 
 Knob = float | None
 Values = dict[str, np.ndarray]
@@ -71,6 +73,7 @@ class Method:
     knob: str = ""
     values: tuple[Knob, ...] = (None,)
     like: str = ""  # the method whose choice this method takes
+    rule: str = AS_TREE
 
 
 def samples(count: int, **options: Any) -> Method:
@@ -103,7 +106,11 @@ CLASSIC = {  # the methods that are also shown without a threshold
 METHODS = {
     **{
         TREES[width]: Method(
-            {"method": "tree", "spare": width - K}, {"top": (0.0, 0.3, 1.0)}, "diversity", (1.0, 0.0, 0.5, 2.0)
+            {"method": "tree", "spare": width - K},
+            {"top": (0.0, 0.3, 1.0)},
+            "diversity",
+            (1.0, 0.0, 0.5, 2.0),
+            rule=SURE,
         )
         for width in WIDTHS
     },
@@ -217,7 +224,7 @@ def plan(lines: Mapping[Unit, Row], puzzles: int, tune: int) -> Iterator[Unit]:
     for name, method in METHODS.items():
         for numbers in counts:
             source = best.get((method.like, numbers))
-            first = Unit("sweep", name, numbers, SURE, tune)
+            first = Unit("sweep", name, numbers, method.rule, tune)
             tuned = (yield from sweep(lines, first, method.heats)) if not method.like else source
             best[name, numbers] = replace(tuned, method=name) if tuned else None
     tested = sorted(((numbers, cases) for numbers in NUMBERS for cases in (COMMITTED, FRESH)), key=_importance)
@@ -320,7 +327,7 @@ def work(unit: Unit) -> Row:
     prompts, options = [problem.prompt for problem in puzzles], unit.options()
     sort = options.pop("sort", "")
     options |= {"k": K + options.pop("spare")} if sort else {}
-    if "method=" in unit.change:
+    if "method=" in unit.change or unit.rule == AS_TREE:
         register_variants()
     decode = partial(generate, model, prompts, seed=unit.seed, max_tokens_per_forward=session.tokens, **options)
     result, seconds = wall(decode, model.device)

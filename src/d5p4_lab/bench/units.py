@@ -24,7 +24,7 @@ from . import Row, one_line
 U = TypeVar("U")
 Lines = dict[U, Row]
 
-RULE_PARAMETER = {"threshold": "tau", "factor": "factor", "entropy-bound": "entropy_bound"}
+RULE_PARAMETER = {"threshold": "tau", "factor": "factor", "entropy-bound": "entropy_bound", "sure-and-one": "sure"}
 
 
 def rule_options(rule: str) -> dict[str, Any]:

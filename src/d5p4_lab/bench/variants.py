@@ -1,4 +1,6 @@
-"""Variants of the tree for the ablations of `countdown`: methods by name, and other ways to rank its answers.
+"""Variants of the tree for `countdown`: the reveal rule of its fair rival, methods for ablations, and other rankings.
+
+sure-and-one  a reveal rule for samples: what a tree reveals per pass, all positions above a threshold and one more
 
 tree-hidden   S compares the hidden rows of the parents instead of tokens. Siblings then have equal rows; 0.99 instead
               of 1 beside the diagonal keeps S positive definite
@@ -23,9 +25,20 @@ import d5p4
 from d5p4.methods import METHODS, Tree
 from d5p4.ops.partition_map import map_inference
 from d5p4.ops.vocab import logits_of
-from d5p4.options import Option
+from d5p4.options import Checked, Option
+from d5p4.project.reveal import Reveal, Sequence
 from d5p4.rng import gumbel, uniform
 from d5p4.types import Choice
+
+
+@dataclass(frozen=True)
+class SureAndOne(Checked):
+    sure: Annotated[float, Option("Reveal all positions with a probability above this, and one more.")] = 0.99
+
+    def __call__(self, seen: Sequence) -> Tensor:
+        accepted = seen.probability > self.sure
+        waiting = seen.open & ~accepted
+        return accepted | (waiting & (waiting.cumsum(-1) == 1))
 
 
 @dataclass(frozen=True)
@@ -73,7 +86,9 @@ VARIANTS = {"hidden": Hidden, "product": Product, "stay": Stay, "hybrid": Hybrid
 
 
 def register_variants() -> None:
-    """Register the variants, unless they are registered already."""
+    """Register the rule and the methods, unless they are registered already."""
+    if "sure-and-one" not in Reveal.registry:
+        d5p4.register(Reveal("sure-and-one", SureAndOne))
     for name, variant in VARIANTS.items():
         if f"tree-{name}" not in METHODS:
             d5p4.register(replace(METHODS["tree"], name=f"tree-{name}", selector=variant))

@@ -12,6 +12,7 @@ import pytest
 import torch
 from rich.console import Console
 
+import d5p4
 from d5p4 import METHODS, D5P4Error
 from d5p4.eval.countdown import Problem, canonical, problems
 from d5p4_lab.bench import RESULTS
@@ -80,7 +81,7 @@ def test_every_method_is_tuned_before_it_is_tested(tmp_path):
     covered = [unit for unit in lines if unit.stage == "coverage"]
     for unit in covered:
         name = benchmark.METHODS[unit.method].like or unit.method
-        best = benchmark.choose(lines, tuned[name, benchmark.SWEPT[unit.numbers], SURE])
+        best = benchmark.choose(lines, tuned[name, benchmark.SWEPT[unit.numbers], unit.rule])
         settings = [{field: getattr(u, field) for field in benchmark.DEFAULT} for u in (unit, best)]
         assert unit.puzzles == 8 and (settings[0] == settings[1] or settings[0] == benchmark.DEFAULT)
     assert {u.method for u in covered} == set(benchmark.METHODS)
@@ -116,7 +117,7 @@ def test_of_equal_settings_the_one_with_more_different_answers_is_chosen():
 def test_trees_are_compared_with_rivals_at_equal_rows_puzzle_by_puzzle(monkeypatch):
     tree = Unit("coverage", "tree, K = 4", 4, SURE, 4, "committed", 0.0, 1.0, "top")
     rivals = [
-        Unit("coverage", benchmark.RIVALS[size], 4, SURE, 4, "committed", 1.0, None, "top", "", seed)
+        Unit("coverage", benchmark.RIVALS[size], 4, benchmark.AS_TREE, 4, "committed", 1.0, None, "top", "", seed)
         for size in (4, 8)
         for seed in (0, 1)
     ]
@@ -165,9 +166,10 @@ def test_a_stopped_benchmark_continues(tmp_path, monkeypatch, capsys):
     }
     for name, value in (changes | {"ABLATIONS": {"": ablations}}).items():
         monkeypatch.setattr(benchmark, name, value)
-    for name in VARIANTS:
-        monkeypatch.setitem(METHODS, f"tree-{name}", None)  # so that the registry is as before after the test
-        del METHODS[f"tree-{name}"]
+    names = [(METHODS, f"tree-{name}") for name in VARIANTS] + [(d5p4.Reveal.registry, "sure-and-one")]
+    for registry, name in names:
+        monkeypatch.setitem(registry, name, None)  # so that the registry is as before after the test
+        del registry[name]
     monkeypatch.setitem(benchmark.WINDOW, 3, 3)  # short and quick; all answers are wrong anyway
     out = tmp_path / "lines.jsonl"
     command = ["--model", str(folder), "--device", "cpu", "--puzzles", "2", "--tune", "2", "--out", str(out)]
