@@ -11,6 +11,7 @@ from d5p4.decode.rows import RowRunner, Rows
 from d5p4.decode.schedule import Adaptive, Watch
 from d5p4.ops import kernels
 from tests.checkpoints import write_dream, write_llada, write_mdlm
+from tests.fake import fitting
 
 replay = sys.modules["d5p4.decode.replay"]  # d5p4.decode is the function
 pytestmark = pytest.mark.gpu
@@ -25,7 +26,8 @@ def folder(request, tmp_path_factory):
 def run(model, prompts=("the cat", "a"), **options):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", d5p4.DuplicateAnswers)
-        return d5p4.generate(model, list(prompts), **(dict(k=3, w=3, gen_length=10, seed=2, temperature=1.2) | options))
+        options = dict(method="d5p4", k=3, w=3, gen_length=10, seed=2, temperature=1.2) | options
+        return d5p4.generate(model, list(prompts), **fitting(options))
 
 
 ADAPTIVE = {"reveal": "threshold", "tau": 0.1, "block_length": 4, "order": "top", "guidance": 1.5}
@@ -33,6 +35,8 @@ WAITING = [{"method": m} for m in ("d5p4", "d5p4x", "diverse-beam", "greedy-beam
 WAITING += [
     ADAPTIVE,
     ADAPTIVE | {"guidance_window": (0, 0.4), "select_window": (0.2, 0.6), "reveal": "factor", "tau": None},
+    {"method": "tree"},
+    ADAPTIVE | {"method": "tree", "temperature": 0.0, "spare": 3, "diversity": 1.0},
 ]
 
 
@@ -73,7 +77,7 @@ def test_nothing_waits_between_the_forward_and_the_next_pool(monkeypatch, tmp_pa
     monkeypatch.setattr(RowRunner, "run", waiting(row_run))
     monkeypatch.setattr(Watch, "check", waiting(look))
     monkeypatch.setattr(loop, "add_answers", last)
-    for owner, name in ((loop._Batch, "part"), (Rows, "final"), (Adaptive, "next"), (loop, "_places")):
+    for owner, name in ((loop._Batch, "part"), (Rows, "final"), (Adaptive, "next"), (loop, "_places"), (loop, "merge")):
         monkeypatch.setattr(owner, name, waiting(getattr(owner, name)))
     monkeypatch.setattr(Rows, "run", waiting(Rows.run) if "guidance_window" in options else Rows.run)
     try:
@@ -124,7 +128,8 @@ def test_nan_names_the_prompt(tmp_path, dtype):
 
 def test_kernels_and_plain_versions_give_the_same_answers(folder):
     model = d5p4.load(folder, "cuda", "float32")
-    for options in ({}, {"method": "diverse-beam"}, {"method": "d5p4x"}, {"distinct": True}, {"top_p": 0.9}):
+    d5p4_options = ({}, {"method": "diverse-beam"}, {"method": "d5p4x"}, {"distinct": True}, {"top_p": 0.9})
+    for options in (*d5p4_options, {"method": "tree"}, {"method": "tree", "temperature": 0.0, "diversity": 1.0}):
         fast = run(model, **options)
         with kernels.off():
             plain = run(model, **options)

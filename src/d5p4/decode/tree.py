@@ -110,7 +110,7 @@ class Growing(Branching):
         order, count = ranked(rest, rows["tie"]), kept.shape[1]
         index = torch.stack([kept, order[:, :count]], 2).flatten(1)  # an awake row, a sleeping row, an awake row, ...
         index = beams.agree(Choice(index, 1)).parents
-        awake = torch.tensor([True, False], device=index.device).repeat(count)
+        awake = torch.arange(index.shape[1], device=index.device) % 2 == 0
         sleeps = rest.gather(1, index) > -torch.inf
         rows = {name: pick(values, index) for name, values in rows.items()}
         state = {name: pick(values, index) for name, values in state.items()}
@@ -131,7 +131,7 @@ class Growing(Branching):
         """Return the indices [P, K] of the children that the method keeps. Of the `width` children of a parent, only
         the first `competing` ones may be kept; the others may sleep."""
         call, index = children.call, torch.arange(children.size, device=children.key.device)
-        first = index[index % width < competing].expand(len(children.key), -1)
+        first = index.view(-1, width)[:, :competing].flatten().expand(len(children.key), -1)
         tokens, mask_id = children.tokens, call.model.mask_id
         leaves = Leaves(
             rank_values(children.state).gather(1, first),
