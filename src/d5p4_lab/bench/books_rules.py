@@ -11,7 +11,8 @@ The third command writes the figures to --results and prints the tables; a stage
 
 The stages, the most important units first:
 prose   the tree, independent sampling and d5p4, one token per step: by temperature, order, diversity and spare beams
-length  the tree without a prompt: the diversity of sets of 64, 128 and 256 tokens, which no judge reads
+length  the tree with texts of 64, 128 and 256 tokens, by diversity. No judge reads them. 256 tokens are all that the
+        model takes, so these texts have no prompt, and at temperature 0 all sets are equal
 rules   independent sampling and d5p4 at temperature 1 under every reveal rule. The adaptive rules need an order by
         position, so they use `top`; the schedule is shown with `top` too, beside the model's own order
 
@@ -107,9 +108,9 @@ def units_of(stage: str, prompts: int) -> Iterator[Unit]:
             yield replace(one_by_one, method=method, rule=rule, order=order, steps=steps)
         return
     if stage == "length":
-        sets = max(2, prompts // 4)
+        few = max(2, prompts // 4)
         for heat, value, size in itertools.product((1.0, 0.0), (0.0, 0.5, 1.0, 2.0, 4.0), LENGTHS):
-            yield replace(one_by_one, prompts=sets, temperature=heat, knob=value, spare=K, length=size, steps=size)
+            yield replace(one_by_one, prompts=few, temperature=heat, knob=value, spare=K, length=size, steps=size)
         return
     for heat, order, value in itertools.product(HEATS, ORDERS, (0.0, 1.0)):
         yield replace(one_by_one, temperature=heat, order=order, knob=value)
@@ -182,7 +183,7 @@ def decode(unit: Unit) -> Row:
     """Write the texts. Return the line: the texts [P][k or fewer] and the cost per prompt."""
     model = _model()
     tokens = TOKENS if model.device.type == "cuda" else 1 << 14
-    given: Row = {"sets": unit.prompts} if unit.stage == "length" else {"prompts": _prompts(unit.prompts)}
+    given: Row = {"prompts": _prompts(unit.prompts)} if unit.length < model.max_length else {"sets": unit.prompts}
     call = partial(generate, model, seed=unit.seed, max_tokens_per_forward=tokens, **given, **unit.options())
     result, seconds = wall(call, model.device)
     facts = about(model.device, session.words) | {"dtype": session.dtype, "weights": weights_hash(find(session.model))}
