@@ -34,6 +34,10 @@ CASES = {
     "unconditional": {"prompt": None},
     "ids": {"prompt": [1, 2, 3]},
     "one": {"k": 1, "w": 1},
+    "tree": {"method": "tree", "temperature": 0, "spare": 2},
+    "tree that draws": {"method": "tree", "w": 4, "diversity": 1.0, "reveal": "threshold", "tau": 0.2},
+    "tree with few answers": {"method": "tree", "temperature": 0, "k": 9, "gen_length": 1},
+    "tree that fills": {"method": "tree", "prompt": "ab" + "l" + "c", "gen_length": 4},
 }
 
 
@@ -45,7 +49,8 @@ def decoded(prompt="abc", carry_over=False, **options):
     return trace_of(model, prompt, **options), result, model
 
 
-QUICK = ("d5p4", "best-of-n", "e-smc", "spare", "blocks", "window", "ancestral", "infilling and on", "one")
+QUICK = ("d5p4", "best-of-n", "e-smc", "spare", "blocks", "window", "ancestral", "infilling and on", "one", "tree")
+QUICK += ("tree that draws", "tree with few answers")
 ONCE = [case if case in QUICK else pytest.param(case, marks=pytest.mark.full) for case in CASES]
 
 
@@ -59,24 +64,31 @@ def test_a_replayed_trace_is_the_history(case):
 
     history = result.history[0]
     assert len(trace["pools"]) == trace["steps"] == len(history)
-    for pool, rows, step in zip(trace["pools"], pools(trace), history, strict=True):
-        assert [ids(row) for row in rows] == step.tokens.tolist()
-        assert (pool["chosen"], pool["children"]) == (step.parents.tolist(), step.children)
-        assert pool["group"] == step.group.tolist()
-        assert pool["score"] == pytest.approx(step.scores.tolist(), abs=1e-6)
+    shown = []  # per step, the rows that the trace shows: those of a tree that do not sleep
+    for pool, rows, step in zip(trace["pools"], pools(trace), history, strict=False):
+        shown.append(list(range(len(step.group))) if step.awake is None else step.awake.nonzero()[:, 0].tolist())
+        assert [ids(row) for row in rows] == step.tokens[shown[-1]].tolist()
+        assert pool["score"] == pytest.approx(step.scores[shown[-1]].tolist(), abs=1e-6)
+        if step.awake is not None:
+            continue
+        assert pool["chosen"] == step.parents.tolist() and pool["group"] == step.group.tolist()
         assert pool["quality"] == pytest.approx(step.quality.tolist(), abs=1e-6)
         size = len(step.group)
         below = [float(step.similarity[i, j]) for i in range(size) for j in range(i)]
         assert (pool["similarity"] or []) == pytest.approx(below, abs=1e-4)
+    assert len(trace["answers"]) == len(result.texts[0])
     for rank, (answer, row) in enumerate(zip(trace["answers"], answers(trace), strict=True)):
-        assert answer["lineage"] == result.lineage[0][rank].tolist()
+        rows = result.lineage[0][rank].tolist()
+        assert answer["lineage"] == [at.index(row) if row in at else None for at, row in zip(shown, rows, strict=True)]
         assert answer["text"] == result.texts[0][rank]
         assert ids(row)[: answer["end"]] == result.answers[0][rank]
         assert [chance for _, chance in row][: answer["end"]] == pytest.approx(result.logprobs[0][rank], abs=1e-4)
         assert answer["score"] == pytest.approx(float(result.score[0, rank]), abs=1e-6)
     assert trace["distinct"] == int(result.distinct[0]) and trace["rows"] == int(result.rows[0])
     assert trace["rows_nominal"] == int(result.rows_nominal[0]) and trace["seed"] == 5
-    assert torch.allclose(torch.tensor(trace["similarity"]).double(), result.similarity[0].double(), atol=1e-4)
+    count = len(trace["answers"])
+    similarity = result.similarity[0, :count, :count].double()
+    assert torch.allclose(torch.tensor(trace["similarity"]).double(), similarity, atol=1e-4)
     assert json.loads(json.dumps(trace, allow_nan=False)) == trace  # plain JSON, no NaN
 
 
