@@ -37,7 +37,7 @@ CASES = {
     "tree": {"method": "tree", "temperature": 0, "spare": 2},
     "tree that draws": {"method": "tree", "w": 4, "diversity": 1.0, "reveal": "threshold", "tau": 0.2},
     "tree with few answers": {"method": "tree", "temperature": 0, "k": 9, "gen_length": 1},
-    "tree that fills": {"method": "tree", "prompt": "ab" + "l" + "c", "gen_length": 4},
+    "tree that fills": {"method": "tree", "temperature": 0, "prompt": "ab" + "l" + "c", "gen_length": 4},
 }
 
 

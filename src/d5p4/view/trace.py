@@ -152,8 +152,9 @@ class Recorder:
             lineage = result.lineage[place][rank].tolist()
             # A parent chosen twice may have two equal rows. We take the first, as both have the same log-probabilities.
             end = len(result.answers[place][rank])
-            same = (n for n, row in enumerate(tokens) if row[:end] == window[rank][:end] and sources[n] == lineage[-1])
-            places.append(next(same))
+            text_ids, ends = window[rank][:end], ([], *([token] for token in self.model.eos_ids))
+            same = (n for n, row in enumerate(tokens) if row[:end] == text_ids and row[end : end + 1] in ends)
+            places.append(next(n for n in same if sources[n] == lineage[-1]))
             listed.append(
                 {
                     "text": text,
