@@ -35,6 +35,28 @@ def options() -> None:
     options_page.write()
 
 
+OPENING = ("tree", "independent")  # the runs that the playground shows before the first run of its own
+
+
+@app.command()
+def recording(
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The file. Default: the playground's recording.json.")
+    ] = None,
+) -> None:
+    """Record the runs that the playground opens with: the first example of the model countdown."""
+    import d5p4
+    from d5p4 import view
+    from d5p4.eval.graders import grader_of
+
+    model = d5p4.load("countdown", device="cpu", dtype="float64")  # float64, so that all machines give the same texts
+    task = grader_of(model)
+    assert task is not None
+    prompt = task.examples[0][1]
+    traces = [view.trace(model, prompt, method=name, seed=0) | {"seconds": None} for name in OPENING]
+    view.write_json(out or view.page_folder() / "recording.json", traces)
+
+
 @app.command()
 def reproduce(
     name: Annotated[str, typer.Argument(help=EXPERIMENT_NAMES)],

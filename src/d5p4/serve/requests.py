@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 from ..errors import D5P4Error, nearest, shown
 from ..generate import chosen_seed
 from ..jobs.decoder import default_budget
+from ..methods import METHODS
 from ..options import Parameter, Settings, load_plugins, public, registries
 from ..prompts import Request, prepare
 from ..types import Model
@@ -249,9 +250,11 @@ def understand(model: Model, body: Body, limits: Limits, fixed: dict[str, Any]) 
     for name, value, most in (("n", n, limits.max_pool), ("steps", options.get("steps", 0), limits.max_steps)):
         if value > most:
             raise ApiError(400, f"{name}={value}; this server takes at most {most}", name)
-    if n > 1 and "distinct" not in defaults:
+    method = METHODS.get(options.get("method", defaults.get("method", Settings.method)))
+    drawn = method is None or method.children == "drawn"  # the rows of a tree differ anyway
+    if n > 1 and drawn and "distinct" not in defaults:
         options.setdefault("distinct", True)
-    differ = n > 1 and options.get("distinct", defaults.get("distinct"))
+    differ = n > 1 and drawn and options.get("distinct", defaults.get("distinct"))
     adds_spare = bool(differ) and "spare" not in options | dict(defaults)
     options |= fixed | {"chat": chat, "logprobs": True} | ({"spare": n} if adds_spare else {})
 

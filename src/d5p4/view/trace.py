@@ -150,11 +150,12 @@ class Recorder:
         listed, places = [], []
         for rank, text in enumerate(answers.texts):
             lineage = result.lineage[place][rank].tolist()
-            # A parent chosen twice may have two equal rows. We take the first, as both have the same log-probabilities.
             end = len(result.answers[place][rank])
-            text_ids, ends = window[rank][:end], ([], *([token] for token in self.model.eos_ids))
-            same = (n for n, row in enumerate(tokens) if row[:end] == text_ids and row[end : end + 1] in ends)
-            places.append(next(n for n in same if sources[n] == lineage[-1]))
+            ids, ends = window[rank][:end], ([], *([token] for token in self.model.eos_ids))
+            same = [n for n, row in enumerate(tokens) if row[:end] == ids and row[end : end + 1] in ends]
+            same = [n for n in same if sources[n] == lineage[-1]]
+            # A parent chosen twice may have two equal rows. We take the first, as both have the same log-probabilities.
+            places.append(min(same, key=lambda n: not awake[n]))  # a row that sleeps may repeat the text
             listed.append(
                 {
                     "text": text,

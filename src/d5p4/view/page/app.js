@@ -115,9 +115,9 @@
     announce(found.join(". "));
   }
 
-  function showFile(replays) {
+  function showFile(replays, step) {
     [asked, seedUsed] = [null, null]; // no run of this server: a link could not bring it back
-    show(replays);
+    show(replays, step);
   }
 
   async function copyLink() {
@@ -142,9 +142,31 @@
     find("run").disabled = false;
     const { asked: wanted, step, look } = D5P4.link.read();
     D5P4.results.look.write(look);
-    if (!wanted) return;
-    D5P4.form.write(wanted);
-    await run(step);
+    if (wanted) {
+      D5P4.form.write(wanted);
+      await run(step);
+    } else await showRecording(step);
+  }
+
+  /** The first screen: a recorded run. */
+  async function showRecording(step) {
+    let replays;
+    try {
+      replays = D5P4.trace.read(await (await fetch("page/recording.json")).json());
+    } catch {
+      return; // the form is enough
+    }
+    if (abort || D5P4.results.replays().length) return; // something else is shown already
+    const { model, prompt, k } = replays[0].trace;
+    const { id, name } = D5P4.api.card();
+    showFile(replays, step);
+    find("recorded").hidden = false;
+    find("recorded").textContent =
+      name === model.name
+        ? "A recorded run. Press Run to decode it again, or to decode a prompt of yours."
+        : `An example, recorded with the model ${model.name}. Press Run to ask ${id}.`;
+    if (name !== model.name) return;
+    D5P4.form.write({ prompt, k, runs: replays.map(({ trace }) => ({ method: trace.method, options: {} })) });
   }
 
   function wireForm() {
@@ -159,7 +181,8 @@
         run();
       }
     });
-    find("more").addEventListener("toggle", () => find("more").scrollIntoView({ block: "nearest" }));
+    for (const id of ["more", "code"])
+      find(id).addEventListener("toggle", () => find(id).scrollIntoView({ block: "nearest" }));
     find("stop").addEventListener("click", () => abort && abort.abort());
     find("keep-seed").addEventListener("click", () => {
       if (seedUsed !== null) find("seed").value = seedUsed;
@@ -175,7 +198,7 @@
   function start() {
     D5P4.player.wire(D5P4.results.show);
     D5P4.results.wire();
-    D5P4.save.wire(showFile);
+    D5P4.save.wire((replays) => showFile(replays));
     find("theme").addEventListener("click", D5P4.theme.toggle);
     find("copy-link").addEventListener("click", copyLink);
     window.addEventListener("hashchange", () => {

@@ -16,7 +16,7 @@ D5P4.results = (() => {
     find("runs").replaceChildren(...runs.map((run) => run.node));
     find("runs").dataset.count = runs.length;
     find("results").hidden = false;
-    find("welcome").hidden = true;
+    find("recorded").hidden = true;
     find("pictures").hidden = find("panel-tree").hidden = true;
     return runs;
   }
@@ -44,6 +44,7 @@ D5P4.results = (() => {
 
   function heading() {
     const { trace } = replays[0];
+    find("score-kind").textContent = trace.score_kind;
     find("asked").textContent = trace.prompt === null ? "unconditional" : trace.prompt;
     const facts = [trace.model.name, `seed ${trace.seed}`, `k ${trace.k}`, `${trace.length} tokens`];
     find("asked-facts").textContent = facts.join(" · ");

@@ -101,7 +101,7 @@ D5P4.tree = (() => {
     const longest = Math.max(0, ...replay.trace.answers.map((answer) => context.measureText(answer.text).width));
     const leaf = width < NARROW ? 46 : 52 + Math.min(longest, 0.4 * width);
     const late = replay.tree.named.some((node) => node.step === replay.steps) ? 34 : 0; // room for the last labels
-    const pitch = Math.max(replay.tree.named.length ? 22 : 5, (width - LEFT - late - leaf) / replay.steps);
+    const pitch = Math.max(replay.tree.named.length ? 24 : 5, (width - LEFT - late - leaf) / replay.steps);
     return {
       pitch,
       space,
@@ -109,8 +109,8 @@ D5P4.tree = (() => {
       end: LEFT + pitch * replay.steps + late,
       width: LEFT + pitch * replay.steps + late + leaf,
       height: TOP + lanes * space + 6,
-      x: (step) => LEFT + step * pitch,
-      y: (node) => TOP + (node.lane + 0.6) * space,
+      x: (step) => Math.round(LEFT + step * pitch), // whole pixels: no seams between the parts of a line
+      y: (node) => Math.round(TOP + (node.lane + 0.6) * space),
     };
   }
 
@@ -124,7 +124,7 @@ D5P4.tree = (() => {
     for (const node of all) if (node.lives) edge(context, where, node, colours);
     for (const node of all) ends(context, where, replay, node, colours);
     if (focus) path(context, where, focus, colours);
-    if (where.space >= 15) labels(context, where, replay.tree.named, colours);
+    if (where.space >= 15) labels(context, where, replay.tree.named, replay.steps, colours);
     leaves(context, where, replay, colours);
     return where;
   }
@@ -147,7 +147,6 @@ D5P4.tree = (() => {
   function edge(context, where, node, colours) {
     if (!node.parent) return;
     context.strokeStyle = colourOf(node, colours);
-    context.lineCap = "round";
     context.lineWidth = node.parent.complete ? 1.2 : node.ranks.length ? 2.2 : 1.4;
     context.setLineDash(node.step > node.parent.step + 1 ? [2, 4] : []);
     context.beginPath();
@@ -170,7 +169,7 @@ D5P4.tree = (() => {
       context.moveTo(x - size, y + size);
       context.lineTo(x + size, y - size);
       context.stroke();
-    } else if (node.complete && !node.parent.complete) {
+    } else if (node.complete && !node.parent.complete && node.step < replay.steps) {
       context.strokeStyle = colourOf(node, colours);
       context.fillStyle = colours.surface;
       context.beginPath();
@@ -181,7 +180,7 @@ D5P4.tree = (() => {
   }
 
   /** Where beams part: the token and its probability, above the line, as far as there is room. */
-  function labels(context, where, named, colours) {
+  function labels(context, where, named, steps, colours) {
     const start = (node) => where.x(node.parent.step) + where.pitch * 0.5;
     context.textAlign = "left";
     context.textBaseline = "alphabetic";
@@ -190,6 +189,7 @@ D5P4.tree = (() => {
       const next = named[i + 1];
       const [left, bottom] = [start(node) + 1, where.y(node) - 4];
       const room = (next && next.lane === node.lane ? start(next) : Infinity) - left - 3;
+      const dies = node.step < steps && !node.children.length; // then lines from above may pass behind its end
       context.font = `600 11px ${colours.mono}`;
       const short = text.length > 12 ? `${text.slice(0, 11)}…` : text;
       const wide = context.measureText(short).width + 6;
@@ -203,7 +203,8 @@ D5P4.tree = (() => {
       context.font = `10px ${colours.font}`;
       const percent = chance === null ? "" : D5P4.tokens.percent(chance);
       context.fillStyle = colours.muted;
-      if (wide + context.measureText(percent).width + 4 <= room) context.fillText(percent, left + wide + 3, bottom);
+      const most = dies ? Math.min(room, where.x(node.step) + 0.2 * where.pitch - left) : room;
+      if (wide + context.measureText(percent).width + 4 <= most) context.fillText(percent, left + wide + 3, bottom);
     });
   }
 
