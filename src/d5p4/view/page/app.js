@@ -124,8 +124,8 @@
     const address = D5P4.link.write(asked, seedUsed);
     history.replaceState(null, "", `#${address.split("#")[1]}`);
     const done = await copy(address);
-    const what =
-      asked || D5P4.embedded ? "link copied" : "link copied; it holds only theme and step, so open the file again";
+    const whole = asked || D5P4.embedded || !find("recorded").hidden;
+    const what = whole ? "link copied" : "link copied; it holds only theme and step, so open the file again";
     toast(done ? what : "this browser does not allow copying; the link is in the address bar");
   }
 
@@ -139,13 +139,12 @@
       return;
     }
     complain("");
-    find("run").disabled = false;
     const { asked: wanted, step, look } = D5P4.link.read();
     D5P4.results.look.write(look);
-    if (wanted) {
-      D5P4.form.write(wanted);
-      await run(step);
-    } else await showRecording(step);
+    if (wanted) D5P4.form.write(wanted);
+    else await showRecording(step);
+    find("run").disabled = false;
+    if (wanted) await run(step);
   }
 
   /** The first screen: a recorded run. */
@@ -156,17 +155,16 @@
     } catch {
       return; // the form is enough
     }
-    if (abort || D5P4.results.replays().length) return; // something else is shown already
     const { model, prompt, k } = replays[0].trace;
     const { id, name } = D5P4.api.card();
+    const own = name === model.name;
     showFile(replays, step);
     find("recorded").hidden = false;
-    find("recorded").textContent =
-      name === model.name
-        ? "A recorded run. Press Run to decode it again, or to decode a prompt of yours."
-        : `An example, recorded with the model ${model.name}. Press Run to ask ${id}.`;
-    if (name !== model.name) return;
-    D5P4.form.write({ prompt, k, runs: replays.map(({ trace }) => ({ method: trace.method, options: {} })) });
+    find("recorded").textContent = own
+      ? "A recorded run. Press Run to decode it again, or to decode a prompt of yours."
+      : `An example, recorded with the model ${model.name}. Press Run to ask ${id}.`;
+    const runs = replays.map(({ trace }) => ({ method: trace.method, options: {} }));
+    if (own) D5P4.form.write({ prompt, k, runs });
   }
 
   function wireForm() {

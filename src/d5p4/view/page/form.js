@@ -155,7 +155,7 @@ D5P4.form = (() => {
       find(`run-${run}`).classList.toggle("off", off);
       for (const node of document.querySelectorAll(`#fields-${run} *, #more-${run} *, #method-${run}`)) node.disabled = off;
     }
-    if (find("code").open) showCode();
+    showCode();
   }
 
   function showCode() {
@@ -229,7 +229,6 @@ D5P4.form = (() => {
   function wire() {
     for (const run of RUNS) find(`method-${run}`).addEventListener("change", () => methodChanged(run));
     for (const id of ["compare", "prompt", "k", "max_tokens", "seed"]) find(id).addEventListener("input", changed);
-    find("code").addEventListener("toggle", changed);
     for (const id of ["python", "curl"]) {
       find(`copy-${id}`).addEventListener("click", async () => {
         const done = await D5P4.dom.copy(find(id).textContent);
