@@ -122,7 +122,8 @@ def test_no_screen_scrolls_sideways(visit, server):
             """() => [...document.querySelectorAll("button, input, select, textarea, canvas, .run, .token")]
                 .filter((node) => node.offsetParent).filter((node) => {
                   const box = node.getBoundingClientRect();
-                  return box.width && (box.left < -1 || box.right > innerWidth + 1) && !node.closest(".table-scroll, .tree");
+                  const outside = box.width && (box.left < -1 || box.right > innerWidth + 1);
+                  return outside && !node.closest(".table-scroll, .tree");
                 }).map((node) => node.outerHTML.slice(0, 80))"""
         )
         assert outside == []

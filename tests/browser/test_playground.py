@@ -29,7 +29,7 @@ def test_the_first_screen_is_a_recorded_tree(visit, server):
     switches = ("method-a", "method-b", "k", "seed", "a-temperature", "a-reveal", "a-tau", "a-diversity", "a-spare")
     for name in switches:  # without scrolling
         box = page.locator(f"#{name}").bounding_box()
-        assert 0 < box["y"] and box["y"] + box["height"] <= foot, name
+        assert box["y"] > 0 and box["y"] + box["height"] <= foot, name
     assert page.locator("#prompt").input_value() == traces(page)[0]["prompt"]
     page.get_by_role("button", name="Run").click()
     finished(page)

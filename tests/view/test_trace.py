@@ -92,6 +92,20 @@ def test_a_replayed_trace_is_the_history(case):
     assert json.loads(json.dumps(trace, allow_nan=False)) == trace  # plain JSON, no NaN
 
 
+def test_the_recording_of_the_playground_is_what_its_command_gives(tmp_path):
+    """By texts, because other machines may round differently."""
+    from d5p4_lab.__main__ import recording
+
+    def texts(file):
+        traces = json.loads(file.read_text(encoding="utf-8"))["traces"]
+        return [(trace["method"], trace["prompt"], [answer["text"] for answer in trace["answers"]]) for trace in traces]
+
+    recording(tmp_path / "recording.json")
+    shipped = texts(view.page_folder() / "recording.json")
+    assert shipped == texts(tmp_path / "recording.json"), "run `make recording`"
+    assert [method for method, _, _ in shipped] == ["tree", "independent"]
+
+
 def test_holes_keep_the_text_around_them():
     trace, result, _ = decoded(**CASES["infilling and on"])
     frame = trace["frame"]

@@ -20,8 +20,8 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..__about__ import __version__
-from ..eval.graders import grader_of
 from ..errors import D5P4Error
+from ..eval.graders import grader_of
 from ..methods import METHODS, NOT_FOR_TREES, Method
 from ..options import Settings, registries
 from ..result import finite

@@ -175,7 +175,7 @@ class Recorder:
 
 
 def _similarity(shot: Snapshot, place: int, rows: Tensor) -> Tensor:
-    """Return the similarity [n, n] of some rows of a prompt: that of the method or, for a tree, that of their tokens."""
+    """Return the similarity [n, n] of some rows of a prompt: by the method's features or, for a tree, by tokens."""
     if shot.awake is None:
         return shot.view.similarity[place]
     pool = cast("Look", shot.view).pool

@@ -66,7 +66,7 @@ D5P4.answers = (() => {
       this.node.classList.remove("busy");
       this.progress.value = 1;
       this.facts.textContent = [
-        ...parameters(trace),
+        ...parameters(replay),
         `${D5P4.dom.whole(trace.rows)} of ${D5P4.dom.whole(trace.rows_nominal)} rows`,
         trace.seconds !== null && `${number(trace.seconds, trace.seconds < 10 ? 1 : 0)} s`,
       ]
@@ -155,11 +155,13 @@ D5P4.answers = (() => {
     return { line, notes, copy: copyPlace, node: el("li", {}, badge, el("div", {}, line.node, notes), copyPlace) };
   }
 
-  /** What distinguishes the setting of a run, such as "w 4 · temperature 0 · threshold, tau 0.99 · diversity 1". */
-  function parameters({ settings, parameters: own }) {
+  /** What distinguishes the setting of a run, such as "w 4", "temperature 0" and "diversity 1". */
+  function parameters(replay) {
+    const { settings, parameters: own } = replay.trace;
+    const branches = replay.isTree ? settings.temperature === 0 : replay.widest > settings.k + settings.spare;
     const numbers = Object.entries(own || {}).filter(([, value]) => typeof value === "number");
     return [
-      settings.method !== "independent" && `w ${settings.w}`,
+      branches && `w ${settings.w}`,
       settings.spare > 0 && `${settings.spare} spare`,
       `temperature ${settings.temperature}`,
       settings.reveal && settings.reveal !== "schedule" && settings.reveal,

@@ -101,7 +101,8 @@ D5P4.api = (() => {
     const written = (value) => (typeof value === "boolean" ? (value ? "True" : "False") : JSON.stringify(value));
     const calls = bodies.map(({ prompt, ...rest }, i) => {
       const named = Object.entries(rest).filter(([, value]) => value !== undefined);
-      const options = named.map(([name, value]) => `${((card.options || {})[name] || {}).python || name}=${written(value)}`);
+      const python = (name) => (name in card.options ? card.options[name].python : name);
+      const options = named.map(([name, value]) => `${python(name)}=${written(value)}`);
       return `${"ab"[i]} = d5p4.generate(${[card.name, prompt].map(written).concat(options).join(", ")})`;
     });
     return `import d5p4\n\n${calls.join("\n")}`;

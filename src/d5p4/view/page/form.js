@@ -153,7 +153,8 @@ D5P4.form = (() => {
       }
       const off = run === "b" && !find("compare").checked;
       find(`run-${run}`).classList.toggle("off", off);
-      for (const node of document.querySelectorAll(`#fields-${run} *, #more-${run} *, #method-${run}`)) node.disabled = off;
+      const inputs = `#method-${run}, #fields-${run} *, #more-${run} *`;
+      for (const node of document.querySelectorAll(inputs)) node.disabled = off;
     }
     showCode();
   }

@@ -131,7 +131,7 @@ D5P4.picture = (() => {
     const shownStep = step >= replays[0].steps ? "finished" : `step ${step}`;
     title(
       context,
-      `${trace.model.name} · seed ${trace.seed} · k ${trace.k} · w ${trace.w} · ${shownStep}`,
+      `${trace.model.name} · seed ${trace.seed} · k ${trace.k} · ${shownStep}`,
       PAD,
       PAD + 36,
       colours,
@@ -159,7 +159,8 @@ D5P4.picture = (() => {
       shifted(context, PAD, top.trees[i], () => D5P4.tree.draw(context, replay, wide - 2 * PAD, beams));
       const left = PAD + i * (HEAT + PAD);
       title(context, `similarity, ${replay.trace.method}`, left, top.heat - 12, colours, 13, colour);
-      if (matrices[i]) shifted(context, left, top.heat, () => D5P4.heat.draw(context, matrices[i], HEAT, lows[i], colours));
+      const heat = () => D5P4.heat.draw(context, matrices[i], HEAT, lows[i], colours);
+      if (matrices[i]) shifted(context, left, top.heat, heat);
     });
     const rest = PAD + replays.length * (HEAT + PAD);
     title(context, "score over distance of the final answers", rest, top.heat - 12, colours, 13, colours.muted);

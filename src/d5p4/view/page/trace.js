@@ -9,7 +9,8 @@ D5P4.trace = (() => {
     const traces = Array.isArray(value) ? value : value && Array.isArray(value.traces) ? value.traces : [value];
     if (!traces.length) throw new Error("there is no trace in this file");
     for (const trace of traces) {
-      if (!trace || ![FORMAT, OLD].includes(trace.format)) throw new Error(`this is no trace of d5p4 (format ${FORMAT})`);
+      const known = trace && [FORMAT, OLD].includes(trace.format);
+      if (!known) throw new Error(`this is no trace of d5p4 (format ${FORMAT})`);
       if (!Array.isArray(trace.pools) || !Array.isArray(trace.answers) || !Array.isArray(trace.pieces)) {
         throw new Error("this trace is damaged: pools, answers or pieces are missing");
       }
@@ -77,7 +78,8 @@ D5P4.trace = (() => {
     timeline(step, row) {
       const found = new Array(this.length).fill(null);
       for (let at = [step, row]; at; at = this.parent(...at)) {
-        for (const [position, piece, logprob] of this.pool(at[0]).changes[at[1]]) found[position] = [at[0], piece, logprob];
+        const changes = this.pool(at[0]).changes[at[1]];
+        for (const [position, piece, logprob] of changes) found[position] = [at[0], piece, logprob];
       }
       return found;
     }

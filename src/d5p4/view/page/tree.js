@@ -411,7 +411,7 @@ D5P4.tree = (() => {
     line.show(replay.tokens(replay.row(step, row)));
     const fresh = pool.changes[row].map(([, piece, logprob]) => {
       const chance = logprob === null ? "" : ` ${D5P4.tokens.percent(Math.exp(logprob))}`;
-      return `${replay.pieceText(piece)}${chance}`;
+      return `“${replay.pieceText(piece)}”${chance}`;
     });
     const died = !node.children.length && step < replay.steps;
     const facts = [
