@@ -101,17 +101,31 @@ D5P4.tree = (() => {
     const longest = Math.max(0, ...replay.trace.answers.map((answer) => context.measureText(answer.text).width));
     const leaf = width < NARROW ? 46 : 52 + Math.min(longest, 0.4 * width);
     const late = replay.tree.named.some((node) => node.step === replay.steps) ? 34 : 0; // room for the last labels
-    const pitch = Math.max(replay.tree.named.length ? 24 : 5, (width - LEFT - late - leaf) / replay.steps);
+    const x = columns(replay, width - LEFT - late - leaf);
+    const end = x[replay.steps] + late;
     return {
-      pitch,
       space,
       leaf,
-      end: LEFT + pitch * replay.steps + late,
-      width: LEFT + pitch * replay.steps + late + leaf,
+      end,
+      width: end + leaf,
       height: TOP + lanes * space + 6,
-      x: (step) => Math.round(LEFT + step * pitch), // whole pixels: no seams between the parts of a line
+      x: (step) => x[step],
+      pitch: (step) => x[Math.min(step + 1, replay.steps)] - x[Math.min(step, replay.steps - 1)],
       y: (node) => Math.round(TOP + (node.lane + 0.6) * space),
+      step: (at) => x.reduce((best, one, step) => (Math.abs(one - at) < Math.abs(x[best] - at) ? step : best), 0),
     };
+  }
+
+  /** The place of every step, in whole pixels. If room is scarce, steps at which beams part get more than the others. */
+  function columns(replay, room) {
+    const forks = new Set(replay.tree.named.map((node) => node.parent.step));
+    const others = replay.steps - forks.size;
+    const even = room / replay.steps;
+    const wide = Math.max(24, even, Math.min(48, (room - 4 * others) / Math.max(1, forks.size)));
+    const slim = even >= wide ? even : Math.max(4, (room - wide * forks.size) / Math.max(1, others));
+    const x = [LEFT];
+    for (let step = 0; step < replay.steps; step += 1) x.push(x[step] + (forks.has(step) ? wide : slim));
+    return x.map(Math.round);
   }
 
   /** Draw into a context; `focus` is a node whose ancestors are stressed. Where things were drawn. */
@@ -135,11 +149,11 @@ D5P4.tree = (() => {
   }
 
   function curve(context, where, node) {
-    const from = where.x(node.parent.step);
+    const [from, pitch] = [where.x(node.parent.step), where.pitch(node.parent.step)];
     const [y0, y1] = [where.y(node.parent), where.y(node)];
-    const middle = from + where.pitch * 0.25;
+    const middle = from + pitch * 0.25;
     context.moveTo(from, y0);
-    if (y0 !== y1) context.bezierCurveTo(middle, y0, middle, y1, from + where.pitch * 0.5, y1);
+    if (y0 !== y1) context.bezierCurveTo(middle, y0, middle, y1, from + pitch * 0.5, y1);
     context.lineTo(where.x(node.step), y1);
   }
 
@@ -181,7 +195,7 @@ D5P4.tree = (() => {
 
   /** Where beams part: the token and its probability, above the line, as far as there is room. */
   function labels(context, where, named, steps, colours) {
-    const start = (node) => where.x(node.parent.step) + where.pitch * 0.5;
+    const start = (node) => where.x(node.parent.step) + where.pitch(node.parent.step) * 0.5;
     context.textAlign = "left";
     context.textBaseline = "alphabetic";
     named.forEach((node, i) => {
@@ -203,7 +217,7 @@ D5P4.tree = (() => {
       context.font = `10px ${colours.font}`;
       const percent = chance === null ? "" : D5P4.tokens.percent(chance);
       context.fillStyle = colours.muted;
-      const most = dies ? Math.min(room, where.x(node.step) + 0.2 * where.pitch - left) : room;
+      const most = dies ? Math.min(room, where.x(node.step) + 6 - left) : room;
       if (wide + context.measureText(percent).width + 4 <= most) context.fillText(percent, left + wide + 3, bottom);
     });
   }
@@ -241,7 +255,8 @@ D5P4.tree = (() => {
       if (where.leaf < 60) continue;
       context.fillStyle = colours.ink;
       context.font = `12px ${colours.mono}`;
-      context.fillText(fitted(context, answer.text.replace(/\s+/g, " "), where.leaf - 46), x + 36, y + 0.5);
+      const left = answer.right === null ? 22 : 36;
+      context.fillText(fitted(context, answer.text.replace(/\s+/g, " "), where.leaf - left - 10), x + left, y + 0.5);
     }
   }
 
@@ -252,22 +267,29 @@ D5P4.tree = (() => {
   }
 
   function band(context, where, step, colours) {
-    const half = Math.min(10, where.pitch / 2);
+    const half = Math.min(10, where.pitch(step) / 2);
     context.fillStyle = colours.now;
     context.fillRect(where.x(step) - half, TOP - 8, 2 * half, where.height - TOP + 4);
   }
 
+  /** The numbers of the steps, as many as there is room for. */
   function axis(context, where, replay, colours) {
     context.fillStyle = colours.muted;
     context.font = `11px ${colours.font}`;
     context.textAlign = "center";
     context.textBaseline = "alphabetic";
-    const every = [1, 2, 5, 10, 20, 50, 100].find((n) => n * where.pitch > 34) || 200;
-    for (let t = 0; t < replay.steps; t += every) {
-      const close = (replay.steps - t) * where.pitch < 34;
-      if (!close) context.fillText(t ? String(t) : "step 0", Math.max(where.x(t), 20), 11);
+    const end = where.x(replay.steps);
+    context.fillText("end", end, 11);
+    context.fillText("step 0", 20, 11);
+    const slimmest = Math.min(...Array.from({ length: replay.steps }, (_, step) => where.pitch(step)));
+    const every = [1, 2, 5, 10, 20, 50, 100].find((n) => n * slimmest > 24) || 200;
+    for (let step = 1, last = 26; step < replay.steps; step += 1) {
+      const x = where.x(step);
+      const round = step % every === 0 || where.pitch(step - 1) > 24;
+      if (!round || x - last < 24 || end - x < 30) continue;
+      context.fillText(step, x, 11);
+      last = x;
     }
-    context.fillText("end", where.x(replay.steps), 11);
   }
 
   function path(context, where, focus, colours) {
@@ -332,7 +354,7 @@ D5P4.tree = (() => {
     at(event) {
       const box = this.canvas.getBoundingClientRect();
       const [x, y] = [event.clientX - box.left, event.clientY - box.top];
-      const step = Math.max(0, Math.min(this.replay.steps, Math.round((x - LEFT) / this.where.pitch)));
+      const step = this.where.step(x);
       const far = (node) => Math.abs(this.where.y(node) - y);
       const near = this.column(step).filter((node) => far(node) < 14);
       return { step, node: near.sort((p, q) => far(p) - far(q))[0] || null };
