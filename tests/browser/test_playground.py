@@ -303,7 +303,8 @@ def test_exports(visit, server, tmp_path):
     other = visit()  # brought back, without a run
     ready(other, server)
     other.locator("#open-file").set_input_files(file)
-    finished(other)
+    opened = "D5P4.results.replays().some((replay) => replay.trace.seed === 5)"
+    until(other, opened)
     assert texts(other, 1) == texts(page, 1)
     other.reload()
     other.evaluate(
@@ -314,7 +315,7 @@ def test_exports(visit, server, tmp_path):
         }""",
         file.read_text(encoding="utf-8"),
     )
-    finished(other)
+    until(other, opened)
     assert texts(other, 0) == texts(page, 0)
     bad = tmp_path / "bad.json"
     bad.write_text('{"format": "else"}')

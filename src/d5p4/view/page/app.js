@@ -155,6 +155,7 @@
     } catch {
       return; // the form is enough
     }
+    if (D5P4.results.replays().length) return; // a file was opened before the recording came
     const { model, prompt, k } = replays[0].trace;
     const { id, name } = D5P4.api.card();
     const own = name === model.name;

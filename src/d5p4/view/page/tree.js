@@ -217,7 +217,7 @@ D5P4.tree = (() => {
       context.font = `10px ${colours.font}`;
       const percent = chance === null ? "" : D5P4.tokens.percent(chance);
       context.fillStyle = colours.muted;
-      const most = dies ? Math.min(room, where.x(node.step) + 6 - left) : room;
+      const most = dies ? Math.min(room, where.x(node.step) + 0.2 * where.pitch(node.parent.step) - left) : room;
       if (wide + context.measureText(percent).width + 4 <= most) context.fillText(percent, left + wide + 3, bottom);
     });
   }
