@@ -37,20 +37,29 @@ CASES = {
     "tree": {"method": "tree", "temperature": 0, "spare": 2},
     "tree that draws": {"method": "tree", "w": 4, "diversity": 1.0, "reveal": "threshold", "tau": 0.2},
     "tree with few answers": {"method": "tree", "temperature": 0, "k": 9, "gen_length": 1},
+    "tree that wakes rows up": {
+        "model": {"vocabulary": 6, "scale": 1.2, "seed": 4},
+        "prompt": "ab",
+        "method": "tree",
+        "k": 2,
+        "w": 4,
+        "temperature": 0,
+        "gen_length": 3,
+    },
     "tree that fills": {"method": "tree", "temperature": 0, "prompt": "ab" + "l" + "c", "gen_length": 4},
 }
 
 
-def decoded(prompt="abc", carry_over=False, **options):
+def decoded(prompt="abc", carry_over=False, model=None, **options):
     """The trace and the result of the same call, and the model."""
-    model = FakeModel(carry_over=carry_over)
+    model = FakeModel(carry_over=carry_over, **model or {})
     options = {"k": 3, "w": 2, "gen_length": 6, "seed": 5, "temperature": 1.3} | options
     result = d5p4.generate(model, prompt, history=True, logprobs=True, **options)
     return trace_of(model, prompt, **options), result, model
 
 
 QUICK = ("d5p4", "best-of-n", "e-smc", "spare", "blocks", "window", "ancestral", "infilling and on", "one", "tree")
-QUICK += ("tree that draws", "tree with few answers")
+QUICK += ("tree that draws", "tree with few answers", "tree that wakes rows up")
 ONCE = [case if case in QUICK else pytest.param(case, marks=pytest.mark.full) for case in CASES]
 
 
@@ -82,8 +91,10 @@ def test_a_replayed_trace_is_the_history(case):
         assert answer["lineage"] == [at.index(row) if row in at else None for at, row in zip(shown, rows, strict=True)]
         assert answer["text"] == result.texts[0][rank]
         assert ids(row)[: answer["end"]] == result.answers[0][rank]
-        assert [chance for _, chance in row][: answer["end"]] == pytest.approx(result.logprobs[0][rank], abs=1e-4)
+        assert [chance for _, chance in row[: answer["end"]]] == pytest.approx(result.logprobs[0][rank], abs=1e-4)
         assert answer["score"] == pytest.approx(float(result.score[0, rank]), abs=1e-6)
+    slept = [answer for answer in trace["answers"] if None in answer["lineage"]]
+    assert bool(slept) == (case == "tree that wakes rows up")
     assert trace["distinct"] == int(result.distinct[0]) and trace["rows"] == int(result.rows[0])
     assert trace["rows_nominal"] == int(result.rows_nominal[0]) and trace["seed"] == 5
     count = len(trace["answers"])
