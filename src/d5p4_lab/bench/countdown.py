@@ -16,7 +16,7 @@ sweep      every method is tuned on --tune other puzzles of four and five number
            reveals: all positions above the threshold 0.99, and one more.
 coverage   the tuned methods on --puzzles committed puzzles and on as many fresh ones, with three seeds if the method is
            random. The tree is also shown with its default setting (temperature 0, diversity 1).
-ablations  the tree with K = 8 and one thing changed, on --puzzles of the puzzles for tuning, with one seed
+ablations  the tree with K = 8 and one thing changed, on 500 of the puzzles for tuning, with one seed
 schedule   five methods without the threshold, one token per step: tuned in their own order, then on committed puzzles
 """
 
@@ -54,6 +54,7 @@ NUMBERS = {4: "four", 5: "five", 3: "three"}
 SWEPT = {4: 4, 5: 5, 3: 4}  # the count of numbers with which the settings are tuned
 TUNING, COMMITTED, FRESH = "tuning", "committed", "fresh"
 PUZZLE_SEEDS = {COMMITTED: 0, TUNING: 1, FRESH: 2}
+ABLATED = 500  # the most puzzles of an ablation
 TESTED = 1000  # the largest value of --puzzles and --tune, and the number of puzzles that other sets leave out
 TOKENS = 1 << 18  # a forward on a GPU has at most this many tokens, and a call of `generate` eight times as many
 STAGES = ("sweep", "coverage", "ablations", "schedule")
@@ -87,7 +88,7 @@ def samples(count: int, **options: Any) -> Method:
 DRAWN, TOP, BOTH = (
     {"confidence": (1.0, 2.0, 3.0)},
     {"top": (0.5, 0.7, 1.0, 1.5)},
-    {"confidence": (1.0, 2.0, 3.0), "top": (0.5, 1.0, 1.5)},
+    {"confidence": (1.0, 2.0, 3.0), "top": (1.0,)},
 )
 SIZES = (4, 8, 16, 32, 64)
 RIVALS = {size: f"best-of-{size}, top" for size in SIZES}  # the fair rivals of the tree
@@ -101,7 +102,7 @@ CLASSIC = {  # the methods that are also shown without a threshold
     "best-of-16": samples(16, heats=DRAWN),
     "diverse-beam": Method({"method": "diverse-beam", "w": 4}, BOTH, "alpha", (100.0, 20.0, 50.0)),
     "d5p4": Method(PAPER, BOTH, "beta", BETAS),
-    "d5p4, distinct, spare 4": Method(DISTINCT, BOTH, "beta", BETAS),
+    "d5p4, distinct, spare 4": Method(DISTINCT, {"confidence": (2.0, 3.0), "top": (1.0,)}, "beta", (300.0, 100.0)),
 }
 METHODS = {
     **{
@@ -111,13 +112,14 @@ METHODS = {
             "diversity",
             (1.0, 0.0, 0.5, 2.0),
             rule=SURE,
+            like=TREES[16] if width > 16 else "",
         )
         for width in WIDTHS
     },
     **{RIVALS[size]: samples(size, heats=TOP) for size in SIZES},
     **CLASSIC,
-    **{f"best-of-{size}": samples(size, heats=DRAWN, like="best-of-16") for size in (8, 32, 64)},
-    "d5p4, distinct, spare 12": Method(DISTINCT | {"spare": 12}, BOTH, "beta", BETAS, "d5p4, distinct, spare 4"),
+    **{f"best-of-{size}": samples(size, heats=DRAWN, like="best-of-16") for size in (8, 32)},
+    "d5p4, distinct, spare 12": Method(DISTINCT | {"spare": 12}, BOTH, "beta", BETAS, like="d5p4, distinct, spare 4"),
 }
 
 BASE = TREES[8]
@@ -227,30 +229,31 @@ def plan(lines: Mapping[Unit, Row], puzzles: int, tune: int) -> Iterator[Unit]:
             first = Unit("sweep", name, numbers, method.rule, tune)
             tuned = (yield from sweep(lines, first, method.heats)) if not method.like else source
             best[name, numbers] = replace(tuned, method=name) if tuned else None
-    tested = sorted(((numbers, cases) for numbers in NUMBERS for cases in (COMMITTED, FRESH)), key=_importance)
-    for seed in range(SEEDS):
-        for numbers, cases in tested:
+
+    def coverage(seed: int, counts: Sequence[int], cases: str) -> Iterator[Unit]:
+        for numbers in counts:
             for name in METHODS:
                 if unit := best[name, SWEPT[numbers]]:
                     unit = replace(unit, stage="coverage", numbers=numbers, puzzles=puzzles, cases=cases, seed=seed)
                     settings = (unit, replace(unit, **DEFAULT)) if name in TREES.values() else (unit,)
                     yield from (setting for setting in settings if seed == 0 or setting.temperature)
+
+    yield from coverage(0, counts, COMMITTED)
     for change in ({}, *itertools.chain(*ABLATIONS.values())):
         for numbers in counts:
             base = Unit("", BASE, numbers, SURE, 0, **DEFAULT) if "method" not in change else best["d5p4", numbers]
             if base:
-                yield replace(base, stage="ablations", puzzles=puzzles, **change)
+                yield replace(base, stage="ablations", puzzles=min(puzzles, ABLATED), **change)
+    yield from coverage(0, counts, FRESH)
+    yield from coverage(0, (3,), COMMITTED)
+    for seed, cases in itertools.product(range(SEEDS), (COMMITTED, FRESH)):
+        yield from coverage(seed, tuple(NUMBERS), cases)
     for name, method in CLASSIC.items():
         for numbers in counts:
             first = Unit("schedule", name, numbers, SCHEDULE, tune)
             heats = {first.order: method.heats[first.order]}
             if unit := (yield from sweep(lines, first, heats)):
                 yield from (replace(unit, puzzles=puzzles, cases=COMMITTED, seed=seed) for seed in range(SEEDS))
-
-
-def _importance(pair: tuple[int, str]) -> tuple[bool, bool]:
-    """Return a small pair for important puzzles: those of four and five numbers, the committed ones first."""
-    return pair[0] == 3, pair[1] == FRESH
 
 
 # ---- one unit
@@ -649,7 +652,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--tf32", action="store_true", help="allow tf32 in float32 matrix products on a GPU")
     parser.add_argument("--puzzles", type=int, default=TESTED, help="number of test puzzles per count of numbers")
-    parser.add_argument("--tune", type=int, default=500, help="number of puzzles for tuning")
+    parser.add_argument("--tune", type=int, default=300, help="number of puzzles for tuning")
     parser.add_argument("--stages", default=",".join(STAGES), help="stages to run, separated by commas [all]")
     parser.add_argument("--processes", type=int, default=1, help="units that run at the same time")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no unit after this many minutes")
