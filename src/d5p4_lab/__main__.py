@@ -219,7 +219,7 @@ def train(
 
 BENCH_NAMES = (
     "agreement, books, books_rules, countdown, deterministic, gpu, large_checkpoint, scale, scale_plan, serve, "
-    "solver_quality, spare, steps, tables"
+    "solver_quality, steps, tables"
 )
 BENCHES = tuple(BENCH_NAMES.split(", "))
 
