@@ -61,7 +61,6 @@ TOKENS = 1 << 18  # a forward on a GPU has at most this many tokens, and a call 
 STAGES = ("sweep", "coverage", "ablations", "schedule")
 SCHEDULE, SURE = "schedule", "threshold 0.99"
 AS_TREE = "sure-and-one 0.99"  # other methods reveal with it what a tree reveals under the threshold (see `variants`)
-RULES = {SURE: "sure", AS_TREE: "sure and one"}  # what the tables say; a tree always reveals one position more
 
 Knob = float | None
 Values = dict[str, np.ndarray]
@@ -434,8 +433,8 @@ def _tuned(lines: Mapping[Unit, Row], tune: int) -> Callable[[Unit], list[str]]:
             break
 
     def settings(unit: Unit) -> list[str]:
-        found = best.get((unit.method, SWEPT[unit.numbers]))
-        return [_setting(vars(found))] if found else []
+        tuned = best.get((unit.method, SWEPT[unit.numbers]))
+        return [_setting(vars(tuned))] if tuned else []
 
     return settings
 
@@ -501,33 +500,38 @@ def _rows(results: Results, stage: str, **fields: Any) -> list[Row]:
 
 def coverage_table(results: Results, numbers: int) -> str:
     """Return all figures on the committed puzzles, and the shares solved of the fresh ones."""
-    fresh = {(row["method"], row["setting"]): row for row in _rows(results, "coverage", numbers=numbers, cases=FRESH)}
+
+    def key(row: Row) -> tuple[Any, ...]:
+        return row["method"], row["setting"], row["rule"]
+
+    fresh = {key(row): row for row in _rows(results, "coverage", numbers=numbers, cases=FRESH)}
     cells = []
     for row in sorted(_rows(results, "coverage", numbers=numbers, cases=COMMITTED), key=_place):
-        other = fresh.get((row["method"], row["setting"]))
         setting = f"**{row['setting']}**" if row["tuned"] else row["setting"]
-        cells.append([_named(row), RULES[row["rule"]], setting, *_cells(row, FIGURES), *_cells(other, SOLVED)])
+        alone = row["rule"] == SURE and row["method"] not in TREES.values()
+        figures = *_cells(row, FIGURES), *_cells(fresh.get(key(row)), SOLVED)
+        cells.append([_named(row), "sure" if alone else "sure and one", setting, *figures])
     header = ["method", "per pass", "setting", *_headings(FIGURES), *_headings(SOLVED, "fresh: ")]
     return markdown(header, cells) if cells else UNMEASURED
 
 
 def rivals_table(results: Results) -> str:
-    """Return the differences between trees and their fair rivals at equal rows."""
-    rows = [row for row in _rows(results, "coverage") if "rival" in row]
+    """Return the differences between trees with their default setting and their fair rivals at equal rows."""
+    rows = [row for row in _rows(results, "coverage") if "rival" in row and row.items() >= DEFAULT.items()]
     rows.sort(key=lambda row: (list(NUMBERS).index(row["numbers"]), row["cases"], _place(row)))
     cells = []
     for row in rows:
         share = f"{100 * (row['pass@4'][0] - row['rival']['pass@4'][0]):.1f}"
         cost = half_width(row["rows"], 0), half_width(row["pass@4"], 1, 100)
-        which = row["numbers"], row["cases"], row["method"], row["setting"]
+        which = row["numbers"], row["cases"], row["method"]
         cells.append([*which, *cost, share, *_cells(row["rival"], CHANGES)])
-    header = ["numbers", "puzzles", "method", "setting", "rows", "solved %", "rival: solved %"]
+    header = ["numbers", "puzzles", "method", "rows", "solved %", "rival: solved %"]
     return markdown([*header, *_headings(CHANGES, "gain: ")], cells) if cells else UNMEASURED
 
 
 def ablations_table(results: Results, name: str) -> str:
     """Return one entry of ABLATIONS: all figures, and the differences to the base."""
-    rows, cells = _rows(results, "ablations"), []
+    rows, cells, spreads = _rows(results, "ablations"), [], name == "diversity"
     base: list[dict[str, Any]] = [] if name == "positions" else [{}]
     for changes in (*base, *ABLATIONS[name]):
         fields: Row = {"method": BASE, "rule": SURE, "change": "", **DEFAULT, **changes}
@@ -535,12 +539,13 @@ def ablations_table(results: Results, name: str) -> str:
             fields = changes
         for numbers in NUMBERS:
             for row in (row for row in rows if row["numbers"] == numbers and row.items() >= fields.items()):
-                figures = [*_cells(row, FIGURES), *_cells(row.get("base"), CHANGES)]
-                cells.append([numbers, row["rule"], row["setting"], *figures, row.get("spread"), row.get("logdet")])
+                setting = row["setting"] if row["rule"] == SURE else f"{row['rule']}; {row['setting']}"
+                figures = [*_cells(row, (*CHANGES, *COST)), *_cells(row.get("base"), SOLVED)]
+                cells.append([numbers, setting, *figures, *([row["spread"], row["logdet"]] if spreads else [])])
     if not cells:
         return UNMEASURED
-    header = ["numbers", "rule", "setting", *_headings(FIGURES), *_headings(CHANGES, "gain: ")]
-    return markdown([*header, "spread of l", "log det S"], cells)
+    header = ["numbers", "setting", *_headings((*CHANGES, *COST)), *_headings(SOLVED, "gain: ")]
+    return markdown([*header, *(["spread of l", "log det S"] if spreads else [])], cells)
 
 
 def sweeps_table(results: Results) -> str:
@@ -569,7 +574,7 @@ def classic_table(results: Results) -> str:
 
 
 README = ("independent", "d5p4", "d5p4, distinct, spare 4", RIVALS[16], *(TREES[width] for width in (4, 8)))
-SHORT: Columns = (*SOLVED, ("different right", "different", 2, 1), ("rows", "rows", 0, 1), ("passes", "nfe", 0, 1))
+SHORT: Columns = (*SOLVED, ("different right", "different", 2, 1), ("rows", "rows", 0, 1))
 
 
 def tuned_rows(results: Results, numbers: int) -> list[Row]:

@@ -94,7 +94,7 @@ def test_every_method_is_tuned_before_it_is_tested(tmp_path):
     path = tmp_path / "results.json"
     report = benchmark.draw(lines, 8, 4, path)
     assert path.stat().st_size < 400_000 and benchmark.UNMEASURED not in report
-    assert re.search(r"\| 5 \| fresh \| tree, K = 32 \| top, T ", report)
+    assert re.search(r"\| 5 \| fresh \| tree, K = 32 \| ", report)
     assert all("**" not in row for row in report.splitlines() if "[seeds" in row)  # tuned methods have all seeds
     benchmark.figure(json.loads(path.read_text()), tmp_path / "figure.svg")
     assert "<svg" in (tmp_path / "figure.svg").read_text()
@@ -139,8 +139,8 @@ def test_trees_are_compared_with_rivals_at_equal_rows_puzzle_by_puzzle(monkeypat
     changed = results["rows"][-1]
     assert changed["base"]["pass@4"][0] == 0 and changed["base"]["pass@4"][2] > 0 and "base" not in results["rows"][-2]
     drawn = benchmark.tables(results)
-    assert "| 4 | tree, K = 4 | 75.0 | 75.0 | 0.75 | 20 | 36 |" in drawn["readme"]()
-    assert "| 4 | committed | tree, K = 4 | top, T 0, diversity 1 | 20 ± 0 | 75.0 ± " in drawn["rivals"]()
+    assert "| 4 | tree, K = 4 | 75.0 | 75.0 | 0.75 | 20 |" in drawn["readme"]()
+    assert "| 4 | committed | tree, K = 4 | 20 ± 0 | 75.0 ± " in drawn["rivals"]()
     assert drawn["ablation-order"]().count("\n") == 3 and drawn["ablation-rule"]().count("\n") == 2
 
 
