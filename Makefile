@@ -15,7 +15,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.installed ## solve puzzles in two ways and continue a text, on CPU
+demo: $(VENV)/.installed ## solve puzzles in three ways and continue a text, on CPU
 	@$(BIN)/python examples/demo.py
 
 serve: $(VENV)/.installed-serve ## the server with its playground, on the countdown model

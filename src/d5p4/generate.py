@@ -74,8 +74,8 @@ def generate(
     Options that are left out come from the model's generation_config.json (key `d5p4`), then from the paper.
     <options>
     k             Answers per prompt. [4]
-    method        Search method; `d5p4 methods` lists all. [d5p4]
-    w             Children drawn per answer and step. [4]
+    method        Search method; `d5p4 methods` lists all. [tree]
+    w             Children per beam and step. [4]
     gen_length    Tokens to write per answer. [128; MDLM: its length]
     steps         Denoising steps in total. [one per token]
     block_length  Tokens per block; blocks are decoded left to right. [one block]
@@ -84,8 +84,8 @@ def generate(
     order         Which position is revealed next. [the model's]
     reveal        How many positions to reveal per step. [schedule]
     guidance      Scale of classifier-free guidance; 1 is off. [1.0]
-    distinct      Draw more children and keep those that differ. [false]
-    spare         Extra beams, so that k answers can differ. [0]
+    distinct      Draw more children and keep those that differ (not for tree). [false]
+    spare         Extra beams; the k best answers that differ are returned. [0]
     chat          Apply the chat template. [if there is one]
 
     Others, described in docs/options.md: top_k, order_temperature, stop, start, start_temperature, eos,
@@ -116,7 +116,7 @@ def generate(
             callback=both(callback, advance),
             beams=beams,
         )
-    if text := few_answers(result):
+    if (text := few_answers(result)) and not settings.reserve:  # a tree returns no text twice
         warnings.warn(text, DuplicateAnswers, stacklevel=2)
     return result
 
@@ -138,17 +138,17 @@ def few_answers(result: Result, flag: Callable[[str], str] | None = None) -> str
     short = [count for count in short if count < settings.k]
     if not short:
         return ""
+    if settings.reserve:
+        who = (
+            "the search" if len(result.texts) == 1 else f"the search, for {len(short)} of {len(result.texts)} prompts,"
+        )
+        return f"{who} found fewer than {settings.k} different texts: the model has no more, or filters leave no more"
     if len(result.texts) == 1:
         fact = f"the {settings.k} answers are only {short[0]} different text{'s' * (short[0] != 1)}"
     else:
         fact = f"{len(short)} of {len(result.texts)} prompts have fewer than {settings.k} different answers"
-    cures = []
-    if not settings.distinct:
-        cures.append(flag("distinct") if flag else "distinct=True")
-    if settings.spare < settings.k:
-        cures.append(f"{flag('spare')} {settings.k}" if flag else f"spare={settings.k}")
-    cures = cures or ["a higher temperature", "a larger w"]
-    return f"{fact}; try {' and '.join(cures)}"
+    cure = f"{flag('method')} tree" if flag else "method='tree'"
+    return f"{fact}; try {cure}, which returns no text twice"
 
 
 def chosen_seed(seed: Any) -> int:

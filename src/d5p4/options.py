@@ -305,8 +305,8 @@ class Settings:
     k: Annotated[
         int, Option("Answers per prompt.", "basic", 1, flag="-k", http="n", aliases=("num_return_sequences",))
     ] = 4
-    method: Annotated[str, Option("Search method; `d5p4 methods` lists all.", "basic", choices=_names(0))] = "d5p4"
-    w: Annotated[int, Option("Children drawn per answer and step.", "basic", 1, flag="-w")] = 4
+    method: Annotated[str, Option("Search method; `d5p4 methods` lists all.", "basic", choices=_names(0))] = "tree"
+    w: Annotated[int, Option("Children per beam and step.", "basic", 1, flag="-w")] = 4
     gen_length: Annotated[
         int | None,
         Option(
@@ -333,8 +333,8 @@ class Settings:
     ] = "confidence"
     reveal: Annotated[str, Option("How many positions to reveal per step.", "basic", choices=_names(2))] = "schedule"
     guidance: Annotated[float, Option("Scale of classifier-free guidance; 1 is off.", "basic", 1)] = 1.0
-    distinct: Annotated[bool, Option("Draw more children and keep those that differ.", "basic")] = False
-    spare: Annotated[int, Option("Extra beams, so that k answers can differ.", "basic", 0)] = 0
+    distinct: Annotated[bool, Option("Draw more children and keep those that differ (not for tree).", "basic")] = False
+    spare: Annotated[int, Option("Extra beams; the k best answers that differ are returned.", "basic", 0)] = 0
     chat: Annotated[
         bool | None,
         Option("Apply the chat template.", "basic", unset="if there is one", hidden=("http", "lm-eval")),
@@ -635,10 +635,13 @@ def translate(given: Mapping[str, Any], model: Model) -> dict[str, Any]:
 def typed(given: Mapping[str, Any], door: str, methods: Sequence[Method] = ()) -> dict[str, Any]:
     """Convert options that were written as text into keyword arguments of `d5p4.generate`.
 
-    The parameters of `methods` are allowed; by default these are the parameters of the method that `given` names.
+    The parameters of `methods` are allowed; by default these are the parameters of the method that `given` names. If it
+    names none, those of every method are allowed, because only the model says which method is its default.
     """
     names = registries()
-    methods = methods or [names[0].named(given.get("method", Settings.method))]
+    if not methods:
+        named = given.get("method")
+        methods = [names[0].named(named)] if named else [names[0][Settings.method], *names[0].values()]
     table = parameters_of(Settings)
     items: list[Registered] = [*methods, *(item for registry in names[1:] for item in registry.values())]
     known = {name: p for item in items for name, p in item.parameters.items()} | public(door)

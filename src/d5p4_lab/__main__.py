@@ -35,16 +35,13 @@ def options() -> None:
     options_page.write()
 
 
-OPENING = ("tree", "independent")  # the runs that the playground shows before the first run of its own
-
-
 @app.command()
 def recording(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="The file. Default: the playground's recording.json.")
     ] = None,
 ) -> None:
-    """Record the runs that the playground opens with: the first example of the model countdown."""
+    """Record the runs that the playground opens with: the model countdown by its default method and by independent."""
     import d5p4
     from d5p4 import view
     from d5p4.eval.graders import grader_of
@@ -53,7 +50,8 @@ def recording(
     task = grader_of(model)
     assert task is not None
     prompt = task.examples[0][1]
-    traces = [view.trace(model, prompt, method=name, seed=0) | {"seconds": None} for name in OPENING]
+    traces = [view.trace(model, prompt, seed=0, **method) for method in ({}, {"method": "independent"})]
+    traces = [trace | {"seconds": None} for trace in traces]  # the time of this machine
     view.write_json(out or view.page_folder() / "recording.json", traces)
 
 
@@ -241,7 +239,7 @@ def train(
 
 BENCH_NAMES = (
     "agreement, books, books_rules, countdown, deterministic, gpu, large_checkpoint, scale, scale_plan, serve, "
-    "solver_quality, spare, steps, tables"
+    "solver_quality, steps, tables"
 )
 BENCHES = tuple(BENCH_NAMES.split(", "))
 

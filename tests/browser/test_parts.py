@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::d5p4.DuplicateAnswers")
 def page(browser, tmp_path_factory):
     """A file with one trace in it; its scripts can be called."""
     file = tmp_path_factory.mktemp("page") / "trace.html"
-    view.write_html(file, [view.trace(FakeModel(), "ab", k=3, w=2, gen_length=5, seed=1)])
+    view.write_html(file, [view.trace(FakeModel(), "ab", method="d5p4", k=3, w=2, gen_length=5, seed=1)])
     page = browser.new_page()
     page.goto(file.as_uri())
     yield page
@@ -123,7 +123,7 @@ def test_a_beam_that_slept_keeps_its_lane(page):
 
 
 def test_traces_of_the_first_format_are_read(page):
-    trace = view.trace(FakeModel(), "ab", k=3, w=2, gen_length=5, seed=1)
+    trace = view.trace(FakeModel(), "ab", method="d5p4", k=3, w=2, gen_length=5, seed=1)
     old = json.loads(json.dumps(trace)) | {"format": "d5p4-trace/1"}
     for pool, following in zip(old["pools"], [*trace["pools"][1:], trace["final"]], strict=True):
         pool["children"] = len(following["parents"]) // len(pool["chosen"])
@@ -150,7 +150,7 @@ def test_what_follows_the_end_is_not_shown(page):
 
 def test_the_scale_of_the_heat_map_is_that_of_all_steps(page):
     lows = """(trace) => { const [replay] = D5P4.trace.read(trace); return D5P4.heat.lows([replay, replay]); }"""
-    trace = view.trace(FakeModel(), "ab", k=3, w=2, gen_length=5, seed=1)
+    trace = view.trace(FakeModel(), "ab", method="d5p4", k=3, w=2, gen_length=5, seed=1)
     values = sum([pool["similarity"] or [] for pool in trace["pools"]] + trace["similarity"], [])
     assert page.evaluate(lows, trace) == [pytest.approx(math.floor(100 * min(values)) / 100)] * 2
 

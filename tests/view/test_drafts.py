@@ -18,7 +18,7 @@ def all_drafts(model, **options):
         steps.append([drafts(model, shot, place) for place in range(len(shot.prompts))])
         shots.append((shot.next_tokens.clone(), shot.next_logprobs.clone(), shot.choice.children))
 
-    result = d5p4.generate(model, ["abc", "ba"], callback=listen, seed=3, **options)
+    result = d5p4.generate(model, ["abc", "ba"], callback=listen, seed=3, **{"method": "d5p4"} | options)
     return steps, shots, result
 
 

@@ -40,7 +40,7 @@ class Reader(HTMLParser):
 
 @pytest.fixture(scope="module")
 def trace():
-    return view.trace(FakeModel(), "ab", k=2, w=2, gen_length=4, seed=1)
+    return view.trace(FakeModel(), "ab", k=2, gen_length=4, seed=1)
 
 
 def read(text: str) -> Reader:

@@ -53,7 +53,7 @@ CASES = {
 def decoded(prompt="abc", carry_over=False, model=None, **options):
     """The trace and the result of the same call, and the model."""
     model = FakeModel(carry_over=carry_over, **model or {})
-    options = {"k": 3, "w": 2, "gen_length": 6, "seed": 5, "temperature": 1.3} | options
+    options = {"method": "d5p4", "k": 3, "w": 2, "gen_length": 6, "seed": 5, "temperature": 1.3} | options
     result = d5p4.generate(model, prompt, history=True, logprobs=True, **options)
     return trace_of(model, prompt, **options), result, model
 
@@ -137,7 +137,7 @@ def test_the_callers_seed_and_place_count():
         recorder.step(shot, numbers.index(2))
         return [0] if shot.step == 1 else None
 
-    options = {"k": 2, "w": 2, "gen_length": 5, "seed": 3}
+    options = {"method": "d5p4", "k": 2, "w": 2, "gen_length": 5, "seed": 3}
     result = d5p4.generate(model, ["ab", "ac", "ad"], callback=listen, **options)
     trace = recorder.trace("ad", result, 2, 77, 0.5)
     alone = trace_of(model, "ad", **options)
@@ -157,7 +157,7 @@ def test_a_recorder_lets_go_of_every_step():
             gc.collect()
             assert sum(ref() is not None for ref in alive) <= 2  # this step's and at most the one before
 
-    d5p4.generate(FakeModel(), "ab", k=2, w=2, gen_length=4, seed=1, callback=listen)
+    d5p4.generate(FakeModel(), "ab", method="d5p4", k=2, w=2, gen_length=4, seed=1, callback=listen)
     assert len(alive) == 4
 
 
@@ -175,5 +175,5 @@ def test_a_callback_hears_the_steps_and_a_folder_is_named_without_the_path_to_it
     model, heard = FakeModel(), []
     model.name = str(tmp_path / "mine")
     (tmp_path / "mine").mkdir()
-    named = trace_of(model, "ab", k=1, w=1, gen_length=3, seed=1, callback=lambda shot: heard.append(shot.step))
+    named = trace_of(model, "ab", k=1, gen_length=3, seed=1, callback=lambda shot: heard.append(shot.step))
     assert heard == [0, 1, 2] and named["model"]["name"] == "mine"

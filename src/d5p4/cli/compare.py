@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import combinations, zip_longest
 from typing import Annotated, NamedTuple
 
 from rich.console import Console
@@ -27,7 +28,7 @@ def compare(
     *,
     prompt: Annotated[str, PromptText],
     model: ModelName = DEFAULT_MODEL,
-    methods: MethodNames = "independent,greedy-beam,d5p4",
+    methods: MethodNames = "independent,d5p4,tree",
     seed: Seed = None,
     json: Json = False,
     quiet: Quiet = False,
@@ -39,7 +40,7 @@ def compare(
 
     A parameter of a method is passed only to the methods that have it.
 
-    Example: d5p4 compare "86,28,13,31:96" --methods independent,d5p4 --beta 10
+    Example: d5p4 compare "86,28,13,31:96" --methods independent,d5p4,tree --beta 10
     """
     own = share(methods, options)
     prompt, shown = read_prompt(prompt), not (quiet or json)
@@ -58,21 +59,30 @@ def compare(
         print_json({"prompt": prompt} | row.answers.to_dict() | means | marks)
 
 
+def tokens_apart(answers: Answers) -> float | None:
+    """Return the number of positions at which two answers have different tokens, as the mean over pairs."""
+    tokens = answers.result.answers[answers.place]
+    counts = [sum(x != y for x, y in zip_longest(a, b)) for a, b in combinations(tokens, 2)]
+    return sum(counts) / len(counts) if counts else None
+
+
 def _print(prompt: str, rows: list[Row]) -> None:
     console = Console()
     print_prompt(console, prompt)
     for table in side_by_side([(row.method, row.answers.texts, row.right) for row in rows], console):
         console.print(table, "")
     graded = rows[0].right is not None
-    columns = ["method", "differ", *(["right"] if graded else []), "cosine", "score", "rows", "s"]
+    columns = ["method", "differ", *(["right"] if graded else []), "apart", "score", "rows", "passes", "s"]
     table = plain_table(*columns, wide="method")
     table.columns[0].no_wrap = True
     for row in rows:
         answers = row.answers
         marks = [str(sum(row.right))] if row.right is not None else []
         differ = f"{answers.distinct} of {len(answers.texts)}"
-        numbers = [number(answers.mean_cosine), number(answers.mean_score), f"{answers.rows:,}", number(row.seconds, 1)]
+        numbers = [number(tokens_apart(answers), 1), number(answers.mean_score), f"{answers.rows:,}"]
+        numbers += [str(answers.nfe), number(row.seconds, 1)]
         table.add_row(row.method, differ, *marks, *numbers)
     console.print(table)
-    legend = f"  cosine: mean over pairs of answers; score: mean over answers; seed {rows[0].answers.result.seed}"
+    seed = rows[0].answers.result.seed
+    legend = f"  apart: tokens that differ between two answers, mean over pairs; score: mean over answers; seed {seed}"
     console.print(legend, style="dim", highlight=False)

@@ -34,7 +34,7 @@ def generate(
 ) -> None:
     """Write k good answers that differ from each other.
 
-    Example: d5p4 generate "86,28,13,31:96" -k 4 --distinct --spare 4
+    Example: d5p4 generate "86,28,13,31:96" -k 4
     """
     if prompt is not None and file is not None:
         raise D5P4Error("a prompt and a --file are both given; give only one of them")

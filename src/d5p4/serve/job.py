@@ -68,8 +68,9 @@ class Job:
         shown = drafts(model, shot, place, self.window - self.request.append)
         draft = {"step": shot.step + 1, "steps": shot.steps, "drafts": shown, "text": ""}
         if self.settings.k == 1:
-            rows = shot.next_tokens[place].tolist()
-            draft["text"] = settled_text(model, self.request, rows, self.ask.body.stops)
+            rows = shot.next_tokens[place]
+            rows = rows if shot.next_awake is None else rows[shot.next_awake[place]]
+            draft["text"] = settled_text(model, self.request, rows.tolist(), self.ask.body.stops)
         if not self.loop.is_closed():
             self.loop.call_soon_threadsafe(self._show, draft)
 

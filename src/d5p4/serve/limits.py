@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from torch import nn
@@ -49,24 +49,19 @@ class Limits:
         if self.max_work is not None:
             return 1e12 * self.max_work
         length = model.generation_defaults.get("length") or default_length(model, Settings())
-        default = work(model, Settings(k=1), [(min(2 * length, model.max_length), length)])
+        default = work(model, Settings.make(model, k=1), [(min(2 * length, model.max_length), length)])
         return max(1e12 * WORK.get(model.head.weight.device.type, WORK["cpu"]), default)
 
-    def check(
-        self, settings: Settings, asked: Settings, requests: Sequence[Request], window: int, history: bool, field: str
-    ) -> None:
-        """Raise an error if a request is beyond a limit.
-
-        settings: what will be decoded, with the spare beams that the server added. asked: the same without those beams.
-        window: the number of tokens of the longest answer.
-        """
+    def check(self, settings: Settings, requests: Sequence[Request], window: int, history: bool, field: str) -> None:
+        """Raise an error if a request is beyond a limit. window: the number of tokens of the longest answer."""
         rows, steps, tokens = settings.pool_size, settings.steps or window, max(len(one.ids) for one in requests)
         parents = settings.groups if not settings.spec.finishes and settings.select_window is None else rows
         children = 4 * settings.w * parents if settings.distinct else 0
-        pool = f"n={asked.k}, w={asked.w} and spare={asked.spare} make a pool of {asked.pool_size} rows"
+        wide = f", w={settings.w}" if settings.spec.branches else ""
+        pool = f"n={settings.k}{wide} and spare={settings.spare} make a pool of {rows} rows"
         draws = f"w={settings.w} and distinct draw {children} children per step (lower w, or set distinct to false)"
         cases: list[tuple[int, int | None, str, str]] = [
-            (asked.pool_size, self.max_pool, "n", pool),
+            (rows, self.max_pool, "n", pool),
             (children, CHILDREN_PER_ROW * self.max_pool, "w", draws),
             (tokens, self.max_prompt_tokens, field, f"the prompt has {tokens} tokens"),
             (window, self.max_gen_length, "max_tokens", f"max_tokens={window}"),
@@ -79,21 +74,20 @@ class Limits:
                 code = "context_length_exceeded" if param == field else None
                 raise ApiError(400, f"{subject}; this server takes at most {most}", param, code)
 
-    def check_work(
-        self, model: Model, prompts: Sequence[tuple[int, int]], settings_for: Callable[[int], Settings], n: int
-    ) -> None:
-        """Raise an error if a request is too much work. The message says what would fit.
+    def check_work(self, model: Model, prompts: Sequence[tuple[int, int]], settings: Settings) -> None:
+        """Raise an error if a request is too much work. The message says what would fit. prompts: see `work`."""
+        allowed, n = self.work_allowed(model), settings.k
 
-        prompts: see `work`. settings_for(n): the settings of the same request for n answers.
-        """
-        allowed = self.work_allowed(model)
-        if work(model, settings_for(n), prompts) <= allowed:
+        def fits(n: int) -> bool:
+            return work(model, replace(settings, k=n), prompts) <= allowed
+
+        if fits(n):
             return
-        fitting = next((less for less in range(n - 1, 0, -1) if work(model, settings_for(less), prompts) <= allowed), 0)
+        fitting = next((less for less in range(n - 1, 0, -1) if fits(less)), 0)
         if fitting:
             message = f"n={n} is more work than this server does per request; the largest n that fits is {fitting}"
             raise ApiError(400, message, "n")
-        per_step = work(model, settings_for(1), [(tokens, 1) for tokens, _ in prompts])
+        per_step = work(model, replace(settings, k=1), [(tokens, 1) for tokens, _ in prompts])
         steps = int(allowed / per_step)
         advice = f"set steps to {steps} or less" if steps else "ask for fewer prompts or tokens"
         raise ApiError(400, f"even n=1 is more work than this server does per request; {advice}", "steps")

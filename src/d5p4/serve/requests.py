@@ -16,7 +16,6 @@ from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 from ..errors import D5P4Error, nearest, shown
 from ..generate import chosen_seed
 from ..jobs.decoder import default_budget
-from ..methods import METHODS
 from ..options import Parameter, Settings, load_plugins, public, registries
 from ..prompts import Request, prepare
 from ..types import Model
@@ -250,17 +249,7 @@ def understand(model: Model, body: Body, limits: Limits, fixed: dict[str, Any]) 
     for name, value, most in (("n", n, limits.max_pool), ("steps", options.get("steps", 0), limits.max_steps)):
         if value > most:
             raise ApiError(400, f"{name}={value}; this server takes at most {most}", name)
-    method = METHODS.get(options.get("method", defaults.get("method", Settings.method)))
-    drawn = method is None or method.children == "drawn"  # the rows of a tree differ anyway
-    if n > 1 and drawn and "distinct" not in defaults:
-        options.setdefault("distinct", True)
-    differ = n > 1 and drawn and options.get("distinct", defaults.get("distinct"))
-    adds_spare = bool(differ) and "spare" not in options | dict(defaults)
-    options |= fixed | {"chat": chat, "logprobs": True} | ({"spare": n} if adds_spare else {})
-
-    def settings_for(n: int) -> Settings:
-        return replace(settings, k=n, spare=(n if n > 1 else 0) if adds_spare else settings.spare)
-
+    options |= fixed | {"chat": chat, "logprobs": True}
     try:
         prepared = prepare(model, prompts, options)
         if prepared.settings.spec.scored:
@@ -270,10 +259,9 @@ def understand(model: Model, body: Body, limits: Limits, fixed: dict[str, Any]) 
             settings = replace(settings, gen_length=longest)
             requests = [replace(one, append=min(one.append, longest)) for one in requests]
         windows = [len(request.window(model.mask_id)) for request in requests]
-        asked = replace(settings, spare=0) if adds_spare else settings
-        limits.check(settings, asked, requests, max(windows), bool(body.history), field)
+        limits.check(settings, requests, max(windows), bool(body.history), field)
         sizes = [(one.length, settings.steps or window) for one, window in zip(requests, windows, strict=True)]
-        limits.check_work(model, sizes, settings_for, n)
+        limits.check_work(model, sizes, settings)
     except D5P4Error as error:
         raise not_possible(error, field, len(prompts)) from error
     if "max_tokens_per_forward" not in fixed | dict(defaults):

@@ -82,10 +82,12 @@ class Reply:
         return {"object": kind, "choices": choices} | self.frame | facts
 
     def opening(self) -> Iterator[Object]:
-        """Yield the first chunks of a stream, one per answer. In a chat, they give the role "assistant"."""
+        """Yield the first chunks of a stream, one per prompt. In a chat, they give the role "assistant".
+
+        Every prompt has one answer at least. The other answers appear when the prompt is finished (see `closing`)."""
         start = self._text("delta", "", role="assistant")
-        for index in range(len(self.ask.prompts) * self.ask.settings.k):
-            yield self._chunk({"index": index, **start, "logprobs": None, "finish_reason": None})
+        for prompt in range(len(self.ask.prompts)):
+            yield self._chunk({"index": prompt * self.ask.settings.k, **start, "logprobs": None, "finish_reason": None})
 
     def draft(self, prompt: int, text: str, draft: Object) -> Object:
         """Return a chunk with new text of the first answer to a prompt, and drafts of all answers to that prompt."""
@@ -100,7 +102,8 @@ class Reply:
         choices = list(self._choices(finished))
         for number, (text, choice) in enumerate(choices):
             rest = text.removeprefix(sent[number]) if self.ask.settings.k == 1 else text
-            yield self._chunk(choice | self._text("delta", rest) | {"finish_reason": None})
+            role = {"role": "assistant"} if choice["index"] % self.ask.settings.k else {}
+            yield self._chunk(choice | self._text("delta", rest, **role) | {"finish_reason": None})
         for number, (_, choice) in enumerate(choices):
             nothing: Object = {"delta": {}} if self.ask.chat else {"text": ""}
             about = {"d5p4": self.about(finished)} if number == len(choices) - 1 else {}
@@ -129,9 +132,9 @@ class Reply:
         } | ({"history": traces} if traces else {})
 
     def _choices(self, finished: list[Finished]) -> Iterator[tuple[str, Object]]:
-        """Yield for every answer its text, and its entry in the list `choices` without this text."""
-        index = 0
-        for one, request in zip(finished, self.ask.requests, strict=True):
+        """Yield for every answer its text, and its entry in the list `choices` without this text. The answers to prompt
+        p have the indices p * n to p * n + n - 1; if there are fewer than n, the last indices are missing."""
+        for prompt, (one, request) in enumerate(zip(finished, self.ask.requests, strict=True)):
             columns = (one.answers.score, one.answers.distance)
             score, distance = ([None if x is None else round(x, 9) for x in column] for column in columns)
             for i, text in enumerate(one.texts):
@@ -139,8 +142,8 @@ class Reply:
                 about = {"score": score[i], "distance": distance[i], "right": right}
                 logprobs = self._logprobs(one, i, request) if self.wants_logprobs else None
                 reason = "stop" if one.ended[i] else "length"
+                index = prompt * self.ask.settings.k + i
                 yield text, {"index": index, "logprobs": logprobs, "finish_reason": reason, "d5p4": about}
-                index += 1
 
     def _logprobs(self, one: Finished, i: int, request: Request) -> Object:
         """Return for each token of an answer the step that revealed the token, and its log-probability in that step."""

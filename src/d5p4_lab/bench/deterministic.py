@@ -104,7 +104,7 @@ def run(case: Case, device: torch.device, small: bool) -> dict[str, Any]:
     for name, on in (("plain", False), ("deterministic", True)):
         options = {**case.options, "deterministic": on}
         results[name] = compare([measure(model, prompts, size, options) for size in case.sizes])
-    settings = d5p4.Settings.make(model, **case.options, deterministic=True)
+    settings = d5p4.Settings.make(model, method="d5p4", **case.options, deterministic=True)
     results["max_tokens_per_forward"] = settings.max_tokens_per_forward
     return results
 

@@ -288,7 +288,7 @@ def _input(sizes: HostSizes, folder: Path) -> list[Row]:
     model: Any = SimpleNamespace(tokenizer=books.tokenizer, head=books.head, mask_id=books.mask_id, max_length=4096)
     model.carry_over, model.default_order, model.generation_defaults = False, "confidence", {}
     model.body = books.body
-    options = {"k": K, "w": 4, "gen_length": ANSWER_TOKENS}
+    options = {"method": "d5p4", "k": K, "w": 4, "gen_length": ANSWER_TOKENS}
     lines, scan = fastest(lambda: PromptFile(path), CPU)
 
     def planned() -> tuple[list[Work], float]:

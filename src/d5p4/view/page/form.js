@@ -200,10 +200,8 @@ D5P4.form = (() => {
       const { main, more } = optionsOf(method(run));
       const options = {};
       for (const name of [...main, ...more].filter((one) => applies(run, one))) {
-        if (name === "distinct") options[name] = !!valueOf(run, name); // the server's own default is another
-        else if (name in set[run]) {
-          options[name] = isNumber(name) ? numberIn(`${run}-${name}`, name.replace(/_/g, " ")) : set[run][name];
-        }
+        if (!(name in set[run])) continue;
+        options[name] = isNumber(name) ? numberIn(`${run}-${name}`, name.replace(/_/g, " ")) : set[run][name];
       }
       return { method: method(run).name, options };
     });
