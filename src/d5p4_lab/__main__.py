@@ -50,7 +50,7 @@ def recording(
     task = grader_of(model)
     assert task is not None
     prompt = task.examples[0][1]
-    traces = [view.trace(model, prompt, seed=0, **method) for method in ({}, {"method": "independent"})]
+    traces = [view.trace(model, prompt, seed=0), view.trace(model, prompt, seed=0, method="independent")]
     traces = [trace | {"seconds": None} for trace in traces]  # the time of this machine
     view.write_json(out or view.page_folder() / "recording.json", traces)
 

@@ -116,7 +116,7 @@ D5P4.tree = (() => {
     };
   }
 
-  /** The place of every step, in whole pixels. If room is scarce, steps at which beams part get more than the others. */
+  /** The place of every step, in whole pixels. Where room is scarce, steps at which beams part get more of it. */
   function columns(replay, room) {
     const forks = new Set(replay.tree.named.map((node) => node.parent.step));
     const others = replay.steps - forks.size;
