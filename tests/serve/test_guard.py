@@ -140,7 +140,7 @@ def test_stopping_finishes_what_is_here_and_refuses_what_comes():
             assert response(runs)[0] == response(waits)[0] == 200
         server.thread.join(60)
         assert not server.thread.is_alive()
-    assert not server.engine.worker.is_alive()
+    assert not server.engine.workers.is_alive()
 
 
 def test_stopping_when_the_grace_is_too_short():

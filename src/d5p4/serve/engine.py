@@ -1,4 +1,8 @@
-"""The server without HTTP: jobs wait in a queue on the event loop, and one thread owns the model and decodes them."""
+"""The server without HTTP: jobs wait in a queue on the event loop, and threads decode them.
+
+Jobs with equal settings are decoded in one batch. Up to LANES batches with different settings are decoded at the same
+time. They take turns, one step each, so that only one thread uses the model at a time.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import logging
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
@@ -34,6 +39,7 @@ Outcomes = list[tuple[Job, Finished | ApiError]]
 SHORTEST_PAUSE, LONGEST_PAUSE, PAUSES = 0.004, 0.05, 5
 """Limits of a pause in seconds, and most pauses. Before a decode the engine pauses until no job comes in a pause, so
 that jobs that come at the same time share the decode. A pause is a small part of the last decode's duration."""
+LANES = 2
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)  # bounds of the histograms
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
@@ -78,14 +84,51 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-class Worker(threading.Thread):
-    """A thread that runs calls one after the other. It is a daemon, so that a running call does not delay the exit."""
+class Turns:
+    """A lock that threads get in the order in which they ask for it."""
 
     def __init__(self) -> None:
-        super().__init__(name="d5p4-worker", daemon=True)
-        self.calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._change, self._queue = threading.Condition(), deque[object]()
 
-    def run(self) -> None:
+    def __enter__(self) -> None:
+        with self._change:
+            ticket = object()
+            self._queue.append(ticket)
+            self._change.wait_for(lambda: self._queue[0] is ticket)
+
+    def __exit__(self, *_: Any) -> None:
+        with self._change:
+            self._queue.popleft()
+            self._change.notify_all()
+
+    def pass_on(self) -> None:
+        """Let the threads that wait have their turn, and return when it is this thread's turn again."""
+        self.__exit__()
+        self.__enter__()
+
+
+class Workers:
+    """Threads that run calls. They are daemons, so that a running call does not delay the exit."""
+
+    def __init__(self) -> None:
+        self.calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self.threads = [threading.Thread(target=self._run, name="d5p4-worker", daemon=True) for _ in range(LANES)]
+
+    def start(self) -> None:
+        for thread in self.threads:
+            thread.start()
+
+    def is_alive(self) -> bool:
+        return any(thread.is_alive() for thread in self.threads)
+
+    def stop(self, seconds: float) -> None:
+        """Let the running calls end, and wait for them."""
+        for _ in self.threads:
+            self.calls.put(None)
+        for thread in self.threads:
+            thread.join(seconds)
+
+    def _run(self) -> None:
         while (item := self.calls.get()) is not None:
             future, call = item
             if future.set_running_or_notify_cancel():
@@ -120,28 +163,28 @@ def finished(model: Model, job: Job, result: Result, place: int, seconds: float)
 
 
 class Engine:
-    """One model, one worker, and the jobs that wait. The engine runs on one event loop, from `start` to `stop`."""
+    """One model, its workers, and the jobs that wait. The engine runs on one event loop, from `start` to `stop`."""
 
     def __init__(self, limits: Limits) -> None:
-        self.limits, self.worker = limits, Worker()
-        self.metrics = Metrics(lambda: len(self.waiting), lambda: self._running, lambda: self.state == "ready")
+        self.limits, self.workers, self.turns = limits, Workers(), Turns()
+        self.metrics = Metrics(lambda: len(self.waiting), self._running, lambda: self.state == "ready")
         self.state = "loading"  # later "ready" or "failed", and in the end "stopping"
         self.waiting: list[Job] = []  # oldest first
         self.live: set[Job] = set()
         self._loaded: Model | None = None
-        self._running = 0  # the number of prompts that are being decoded
+        self._lanes: dict[asyncio.Task[None], list[Job]] = {}  # the batches that are being decoded
         self._halvings = 0  # how often the token budget was halved because memory ran out
-        self._arrival = asyncio.Event()  # set while jobs wait
+        self._change = asyncio.Event()  # set when a job comes or a batch ends
         self._seconds = 0.0  # the duration of the last decode
 
     def start(self, load: Callable[[], Model], failed: Callable[[BaseException], None]) -> None:
-        """Load the model on the worker's thread, then decode jobs. If loading fails, call `failed` with the error."""
-        self.worker.start()
+        """Load the model on a worker's thread, then decode jobs. If loading fails, call `failed` with the error."""
+        self.workers.start()
         self._task = asyncio.get_running_loop().create_task(self._run(load, failed))
 
     async def _run(self, load: Callable[[], Model], failed: Callable[[BaseException], None]) -> None:
         try:
-            self._loaded = await self.worker.do(load)
+            self._loaded = await self.workers.do(load)
         except Exception as error:
             log.error("the model could not be loaded: %s", error)
             self.state = "failed"
@@ -149,16 +192,27 @@ class Engine:
             return
         self.state = "ready" if self.state == "loading" else self.state
         while True:
-            await self._arrival.wait()
-            batch = await self._next_batch()
-            start, self._running = time.monotonic(), len(batch)
-            outcomes = await self.worker.do(partial(self._serve, batch))
-            self._seconds, self._running = time.monotonic() - start, 0
-            for job, outcome in outcomes:
-                job.settle(outcome)
+            await self._change.wait()
+            self._change.clear()
+            while len(self._lanes) < LANES and (batch := await self._next_batch()):
+                self._lanes[asyncio.get_running_loop().create_task(self._lane(batch))] = batch
+
+    async def _lane(self, batch: list[Job]) -> None:
+        start = time.monotonic()
+        outcomes = await self.workers.do(partial(self._serve, batch))
+        self._seconds = time.monotonic() - start
+        for job, outcome in outcomes:
+            job.settle(outcome)
+        self._lanes = {task: jobs for task, jobs in self._lanes.items() if jobs is not batch}
+        self._change.set()
+
+    def _running(self) -> int:
+        """Return the number of prompts that are being decoded."""
+        return sum(map(len, self._lanes.values()))
 
     async def _next_batch(self) -> list[Job]:
-        """Wait a moment for more jobs. Then take the oldest job and all jobs that can be decoded together with it."""
+        """Wait a moment for more jobs. Then take the oldest job and all jobs that can be decoded together with it. Jobs
+        with the settings of a batch that is being decoded wait for its end, so that they share the next batch."""
         pause = min(max(0.02 * self._seconds, SHORTEST_PAUSE), LONGEST_PAUSE)
         for _ in range(PAUSES):
             before = len(self.waiting)
@@ -169,19 +223,19 @@ class Engine:
                 break
         batch = self._batch()
         self.waiting = [job for job in self.waiting if job not in batch]
-        if not self.waiting:
-            self._arrival.clear()
         return batch
 
     def _batch(self) -> list[Job]:
         batch: list[Job] = []
         for job in self.waiting:
-            if not batch or ((job.window, job.settings) == (batch[0].window, batch[0].settings) and _fits(batch, job)):
+            if any(_alike(job, jobs[0]) for jobs in self._lanes.values()):
+                continue
+            if not batch or (_alike(job, batch[0]) and _fits(batch, job)):
                 batch.append(job)
         return batch
 
     def _serve(self, batch: Sequence[Job]) -> Outcomes:
-        """Return an outcome for every job, on the worker's thread. If a batch fails, decode its jobs one by one."""
+        """Return an outcome for every job, on a worker's thread. If a batch fails, decode its jobs one by one."""
         wanted = [job for job in batch if not job.outcome.done()]
         try:
             return self._decode(wanted) if wanted else []
@@ -224,12 +278,14 @@ class Engine:
             for place, number in places:
                 if not jobs[number].outcome.done():
                     jobs[number].step(self.model, shot, place)
+            self.turns.pass_on()
             return [number for _, number in places if jobs[number].outcome.done()]
 
         for job in jobs:
             job.recorder = Recorder(self.model) if job.ask.body.history else None  # a retry gets a new recorder
         requests, seeds = [job.request for job in jobs], [job.ask.seed for job in jobs]
-        return run_requests(self.model, requests, settings, seeds, callback=watch, deliver=deliver)
+        with self.turns:
+            return run_requests(self.model, requests, settings, seeds, callback=watch, deliver=deliver)
 
     @property
     def model(self) -> Model:
@@ -260,7 +316,7 @@ class Engine:
             job.outcome.add_done_callback(partial(self._over, job))
         self.live.update(jobs)
         self.waiting += jobs
-        self._arrival.set()
+        self._change.set()
         return jobs
 
     def _over(self, job: Job, outcome: asyncio.Future[Finished]) -> None:
@@ -319,13 +375,16 @@ class Engine:
             job.settle(_stopping())
 
     async def stop(self) -> None:
-        """Refuse all jobs, and wait for the worker's thread unless it is still loading the model."""
+        """Refuse all jobs, and wait for the workers unless they are still loading the model."""
         self.state = "stopping"
         self.refuse()
         self._task.cancel()
-        self.worker.calls.put(None)
-        if self._loaded is not None:
-            await asyncio.to_thread(self.worker.join, 30)
+        await asyncio.to_thread(self.workers.stop, 30 if self._loaded is not None else 0)
+
+
+def _alike(job: Job, other: Job) -> bool:
+    """Return whether two jobs can be decoded in one batch."""
+    return (job.window, job.settings) == (other.window, other.settings)
 
 
 def _fits(batch: Sequence[Job], job: Job) -> bool:
