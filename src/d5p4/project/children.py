@@ -40,7 +40,9 @@ class Parents:
     open: Tensor  # [P, m, L] bool, the open positions
     state: dict[str, Tensor] = field(default_factory=dict)  # [P, m] values that a method keeps for each row
     opened: Callable[[Tensor], Tensor] = lambda tokens: tokens < 0  # returns the open positions of rows [P, m, C, L]
-    ends: Callable[[Tensor], Tensor] = lambda tokens: tokens < 0  # returns the end-of-text tokens behind the prompt
+    after_end: Callable[[Tensor], Tensor] = lambda tokens: (
+        tokens < 0
+    )  # returns the positions behind the end of the text
 
     def keyed(self, purpose: int) -> Tensor:
         """Return one random stream per parent [P, m]. Different values of `purpose` give independent streams."""
@@ -63,6 +65,7 @@ class Draw:
     rule: Callable[[Sequence], Tensor] | None = None  # an adaptive reveal rule
     statistics: tuple[str, ...] = ()  # the statistics that the rule reads
     start: float | None = None  # start="entropy": the temperature of the first reveal
+    reserve: int = 0  # how many alternatives the rows of a tree have
 
     def tokens(
         self, states: Tensor, u: Tensor, temperature: float, statistics: Collection[str] = ()
