@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .rows import Prompts, WindowHidden
     from .view import Look
 
+SMALL = ("row_hash", "tie", "source")  # what a tree knows of every row, besides its tokens and state
 ROUNDS = 8  # a prompt takes at most ROUNDS * L steps; in the last L of them, no incomplete row wakes up
 
 
@@ -90,62 +91,60 @@ class Growing(Branching):
         places: Sequence[Tensor] | None,
         view: Look,
     ) -> tuple[Pool, Choice]:
-        assert pool.awake is not None and pool.lost is not None
-        choice, settings, beams = choices[0], pool.call.settings, pool.call.beams
-        running = pool.state | {"value": _only(pool.state["value"], pool.awake)}
-        children = self._children(replace(pool, state=running), hidden, step, choice)
-        if settings.temperature == 0:
-            children.state["value"] = _only(_joint(children), children.state["value"] > -torch.inf)
-        new, old, count = children.whole(), pool.whole(), settings.groups
-        # All rows that may stay: the children, and the rows that sleep.
-        place = torch.arange(old.size, device=pool.key.device).expand_as(old.source)
-        old = replace(old, source=place, state=old.state | {"value": _only(old.state["value"], ~pool.awake)})
-        rows: dict[str, Any] = {name: torch.cat([getattr(new, name), getattr(old, name)], 1) for name in (*OWN, *SMALL)}
-        state = {name: torch.cat([new.state[name], old.state[name]], 1) for name in new.state}
-        value, mask_id = rank_values(state), pool.call.model.mask_id
-        behind = pool.call.after_end(rows["tokens"], pool.appended)
-        shown, complete = (
-            rows["tokens"].masked_fill(behind, mask_id),
-            ~pool.call.open(rows["tokens"], pool.appended).any(-1),
-        )
-        # At temperature 0, only the w best children of a row may be kept; the others, and all alternatives, may sleep.
-        competing = choice.children if settings.temperature > 0 else min(settings.w, choice.children)
-        index = torch.arange(new.size, device=place.device).view(choice.parents.shape[1], -1)[:, :competing]
-        first = index.flatten().expand(len(place), -1)
-        small = (x.gather(1, first) for x in (value, rows["tie"], rows["source"], complete))
-        leaves = Leaves(*small, pick(shown, first), mask_id, view)
-        kept = first.gather(1, self.prune(leaves, count, pool.keys(step.index)))
-        # Of the other rows, the best sleep. A complete row with the tokens of a better one is not among them.
-        rest = value.scatter(1, kept, -torch.inf)
-        names = torch.where(complete, hash_tokens(shown, pool.positions[:, None]), rows["row_hash"])
-        repeat = repeats(names, ranked(value, rows["tie"])) & (rest > -torch.inf)
-        order = ranked(_only(rest, ~repeat), rows["tie"])
-        dropped = _only(state["value"], (state["late"] == 0)).scatter(
-            1, torch.cat([kept, order[:, :count]], 1), -torch.inf
-        )
-        lost = torch.maximum(pool.lost, dropped.amax(-1)).masked_fill(
-            (repeat & (state["late"] == 0)).any(-1), torch.nan
-        )
-        index = torch.stack([kept, order[:, :count]], 2).flatten(1)  # an awake row, a sleeping row, an awake row, ...
-        index = beams.agree(Choice(index, 1)).parents
+        assert pool.lost is not None
+        choice, call, beams = choices[0], pool.call, pool.call.beams
+        rows = self._candidates(pool, hidden, step, choice)
+        value, behind = rank_values(rows.state), call.after_end(rows.tokens, pool.appended)
+        shown = rows.tokens.masked_fill(behind, call.model.mask_id)
+        complete = ((shown != call.model.mask_id) | behind).all(-1)
+
+        # 1. The method keeps K children. At temperature 0, only the w best branches of each parent compete.
+        count = choice.children if call.settings.temperature > 0 else min(call.settings.w, choice.children)
+        index = torch.arange(rows.size - pool.size, device=value.device).view(choice.parents.shape[1], -1)
+        index = index[:, :count].flatten().expand(len(value), -1)
+        small = (x.gather(1, index) for x in (value, rows.tie, rows.source, complete))
+        leaves = Leaves(*small, pick(shown, index), call.model.mask_id, view)
+        kept = index.gather(1, self.prune(leaves, call.settings.groups, pool.keys(step.index)))
+
+        # 2. The best other rows sleep, except complete rows with the text of a better row.
+        name = torch.where(complete, hash_tokens(shown, pool.positions[:, None]), rows.row_hash)
+        others = value.scatter(1, kept, -torch.inf)
+        repeat = repeats(name, ranked(value, rows.tie)) & (others > -torch.inf)
+        others = _only(others, ~repeat)
+        asleep = ranked(others, rows.tie)[:, : kept.shape[1]]
+
+        # 3. The next pool has an awake row, a sleeping row, an awake row, ..., so that ranks have equally many of both.
+        index = beams.agree(Choice(torch.stack([kept, asleep], 2).flatten(1), 1)).parents
         awake = torch.arange(index.shape[1], device=index.device) % 2 == 0
-        rows = {name: pick(values, index) for name, values in rows.items()}
-        exists = (awake & (value.gather(1, index) > -torch.inf)) | (_only(rest, ~repeat).gather(1, index) > -torch.inf)
-        state = {name: pick(values, index) for name, values in state.items()}
-        state["value"] = _only(state["value"], exists)
-        rows["row_hash"] = _hashes(rows["row_hash"], exists)
+        exists = torch.where(awake, value.gather(1, index), others.gather(1, index)) > -torch.inf
+        drawn = _only(rows.state["value"], rows.state["late"] == 0)
+        lost = torch.maximum(pool.lost, drawn.scatter(1, index, -torch.inf).amax(-1))
+        tensors: dict[str, Any] = {name: pick(getattr(rows, name), index) for name in (*OWN, *SMALL)}
+        state = {name: pick(values, index) for name, values in rows.state.items()}
         following = replace(
             pool,
-            **rows | {name: beams.own(rows[name]).contiguous() for name in OWN},
+            **tensors | {name: beams.own(tensors[name]).contiguous() for name in OWN},
             group=torch.arange(index.shape[1], device=index.device).expand(index.shape),
-            state=state,
+            state=state | {"value": _only(state["value"], exists)},
             awake=awake & exists,
-            lost=lost,
+            lost=lost.masked_fill((repeat & (drawn > -torch.inf)).any(-1), torch.nan),
         )
-        return following, choice
+        return replace(following, row_hash=_hashes(following.row_hash, exists)), choice
 
-
-SMALL = ("row_hash", "tie", "source")
+    def _candidates(self, pool: Pool, hidden: WindowHidden, step: Step, choice: Choice) -> Pool:
+        """Return a pool of all rows that may be in the next pool: the children, and then the rows that sleep. All their
+        tokens are in this process."""
+        assert pool.awake is not None
+        awake, asleep = (pool.state | {"value": _only(pool.state["value"], x)} for x in (pool.awake, ~pool.awake))
+        children = self._children(replace(pool, state=awake), hidden, step, choice)
+        if pool.call.settings.temperature == 0:
+            children.state["value"] = _only(_joint(children), children.state["value"] > -torch.inf)
+        place = torch.arange(pool.size, device=pool.key.device).expand_as(pool.source)
+        parts = children.whole(), replace(pool, source=place, state=asleep).whole()
+        tensors: dict[str, Any] = {
+            name: torch.cat([getattr(part, name) for part in parts], 1) for name in (*OWN, *SMALL)
+        }
+        return replace(pool, **tensors, state={name: torch.cat([x.state[name] for x in parts], 1) for name in asleep})
 
 
 def _only(values: Tensor, wanted: Tensor) -> Tensor:
