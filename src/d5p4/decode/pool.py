@@ -242,7 +242,7 @@ class Branching:
         slot, opened = seats.here(hidden.slot), call.open(tokens, appended)
         state = {name: seats.of(pick(values, choice.parents)) for name, values in pool.state.items()}
         stream = seats.of(stream.expand(choice.parents.shape))
-        rows = (lambda x: call.open(x, appended)), (lambda x: call.after_end(x, appended))
+        rows = (lambda x: call.open(x, appended)), (lambda x: call.ends(x, appended))
         parents = Parents(tokens, hidden.states, slot, positions, stream, opened, state, *rows)
         count = 4 * settings.w if settings.distinct else choice.children
         children = self.project(parents, step.of(seats.prompt), self.draw, count)

@@ -40,9 +40,7 @@ class Parents:
     open: Tensor  # [P, m, L] bool, the open positions
     state: dict[str, Tensor] = field(default_factory=dict)  # [P, m] values that a method keeps for each row
     opened: Callable[[Tensor], Tensor] = lambda tokens: tokens < 0  # returns the open positions of rows [P, m, C, L]
-    after_end: Callable[[Tensor], Tensor] = lambda tokens: (
-        tokens < 0
-    )  # returns the positions behind the end of the text
+    ends: Callable[[Tensor], Tensor] = lambda tokens: tokens < 0  # returns the end-of-text tokens behind the prompt
 
     def keyed(self, purpose: int) -> Tensor:
         """Return one random stream per parent [P, m]. Different values of `purpose` give independent streams."""

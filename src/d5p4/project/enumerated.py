@@ -127,12 +127,15 @@ def _alternatives(parents: Parents, draw: Draw, seen: Candidates, base: Children
 
     As many positions are looked at: the accepted ones of which the model is least sure."""
     assert seen.accepted is not None
-    accepted, behind = seen.accepted[:, :, 0], parents.after_end(base.tokens).gather(3, seen.place)[:, :, 0]
+    places, ends = seen.place[:, :, 0], parents.ends(base.tokens).gather(3, seen.place)[:, :, 0]  # [P, m, M]
+    end = torch.where(seen.accepted[:, :, 0] & ends, places, base.tokens.shape[-1])  # where a text may end
+    ended = places > torch.nn.functional.pad(end, (1, -1), value=base.tokens.shape[-1]).cummin(-1).values
+    accepted, behind = seen.accepted[:, :, 0] & ~ended, places > end.amin(-1, keepdim=True)
     paid = torch.where(accepted, seen.chance[:, :, 0], 0.0).to(wide(stream.device))  # [P, m, M]
     before, last = paid.cumsum(-1) - paid, LATE * behind
     doubt = coarse(-paid - last).masked_fill(~accepted, -torch.inf)
     at = doubt.sort(dim=-1, descending=True, stable=True).indices[..., : draw.reserve]  # indices into the sequence
-    place = seen.place[:, :, 0].gather(2, at)
+    place = places.gather(2, at)
 
     def measure(logits: Tensor, number: Tensor) -> dict[str, Tensor]:
         best, token = _top(filter_logits(logits, draw.top_k, draw.top_p), draw.reserve + 1)
