@@ -48,7 +48,8 @@ def enumerated(parents: Parents, step: Step, draw: Draw, count: int) -> Children
     seen = candidates(parents, step, draw, 1, 0.0, ("best",))
     base = seen.reveal(parents, seen.accepted)  # the parents with their accepted tokens, [P, m, 1, L]
     stream = mix(parents.keyed(BRANCH), hash_tokens(base.tokens[:, :, 0], parents.positions[:, None]))
-    parts = _branches(parents, draw, seen, base, stream, count), _alternatives(parents, draw, seen, base, stream)
+    parts = [_branches(parents, draw, seen, base, stream, count)]
+    parts += [_alternatives(parents, draw, seen, base, stream)] if draw.reserve else []
     tokens, logprob = (torch.cat([getattr(part, name) for part in parts], 2) for name in ("tokens", "logprob"))
     state = {name: torch.cat([part.state[name] for part in parts], 2) for name in STATE}
     state["value"] = state["value"].masked_fill(parents.state["value"][..., None] == -torch.inf, -torch.inf)
