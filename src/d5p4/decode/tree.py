@@ -102,8 +102,8 @@ class Growing(Branching):
         count = choice.children if call.settings.temperature > 0 else min(call.settings.w, choice.children)
         index = torch.arange(rows.size - pool.size, device=value.device).view(choice.parents.shape[1], -1)
         index = index[:, :count].flatten().expand(len(value), -1)
-        small = (x.gather(1, index) for x in (value, rows.tie, rows.source, complete))
-        leaves = Leaves(*small, pick(shown, index), call.model.mask_id, view)
+        best, tie, source, done = (x.gather(1, index) for x in (value, rows.tie, rows.source, complete))
+        leaves = Leaves(best, tie, source, done, pick(shown, index), call.model.mask_id, view)
         kept = index.gather(1, self.prune(leaves, call.settings.groups, pool.keys(step.index)))
 
         # 2. The best other rows sleep, except complete rows with the text of a better row.
@@ -183,7 +183,7 @@ def merge(pool: Pool, prompts: Prompts, facts: Sequence[Facts], compared: list[i
     for p, place in enumerate(look):
         kinds, missing = set[str](), pool.call.settings.k
         rows = [n for n in best_first[p] if exists[p][n]]
-        for n in sorted(rows, key=lambda n, p=p: not awake[p][n]):  # awake rows first
+        for n in [n for n in rows if awake[p][n]] + [n for n in rows if not awake[p][n]]:
             if not awake[p][n] and (missing <= 0 or not (wake or done[p][n])):
                 continue
             repeat = done[p][n] and texts.text(p, n) in kinds

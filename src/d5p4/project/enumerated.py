@@ -10,8 +10,9 @@ draw at temperature T, G = the parent's perturbed value, and Gumbel noise g_v:
 
     φ_v = φ + log q(v),    G̃_v = φ_v + g_v,    Z = max_v G̃_v,    G_v = -log(e^-G - e^-Z + e^-G̃_v)
 
-So the largest G_v equals G, and the K largest values of all leaves are K draws without replacement. Accepted tokens
-count as certain: they do not change φ. The noise is keyed by the tokens of the child.
+So the largest G_v equals G, and the K largest values of all leaves are K draws without replacement from a sampler that
+gives accepted positions their top token and draws the token of the next position. Accepted tokens count as certain:
+they do not change φ. The noise is keyed by the tokens of the child.
 
 Besides, each row has alternatives for the reserve of a prompt: children that take another token at one of their
 accepted positions. The accepted positions before it in the order take their tokens, and those behind it stay masked. At
