@@ -48,6 +48,7 @@ def facts(result):
             int(result.nfe[p]),
             int(result.rows_nominal[p]),
             result.lineage[p].tolist(),
+            *(str(x[p].round(decimals=7).tolist()) for x in (result.perturbed, result.kappa) if x is not None),
         )
         for p in range(len(result.answers))
     ]
@@ -60,6 +61,8 @@ LAYOUTS = [
     dict(reveal="threshold", block_length=4),
     dict(reveal="threshold", block_length=4, order="top", distinct=True, spare=2),
     dict(reveal="factor", guidance=2.0, guidance_window=(0.0, 0.5), block_length=4),
+    dict(reveal="threshold", guidance=2.0, guidance_window=(0.3, 1.0), method="tree"),
+    dict(method="tree", order="random", block_length=4, eos="free"),
     dict(reveal="threshold", select_window=(0.3, 0.7)),
     dict(reveal="threshold", select_window=(0.2, 0.5), distinct=True, block_length=2),
     dict(reveal="threshold", method="d5p4-p", stop=False),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 from collections import Counter
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 import d5p4
 from d5p4.ops.gram import token_kernel
+from d5p4.ops.sample import filter_logits
 from d5p4.project.enumerated import conditional_maximum
 from tests.fake import FakeModel
 from tests.refusals import refusal
@@ -28,21 +30,21 @@ def grow(model, prompts=("ab",), **options):
     return d5p4.generate(model, list(prompts), **dict(method="tree", gen_length=LENGTH, seed=0) | options)
 
 
-def conditionals(model, row, temperature=1.0):
+def conditionals(model, row):
     """log p [L, V] of the window positions of a row of tokens (mask: not revealed)."""
     states = model.body(torch.tensor([[0, 1, *row]])).states[0, 2:]
     logits = (states @ model.head.weight.T + model.head.bias).masked_fill(model.head.banned, -torch.inf)
-    return torch.log_softmax(logits / temperature, -1)
+    return torch.log_softmax(logits, -1)
 
 
-def leaves(model, order, temperature=1.0, eos="last", stop=True):
-    """The law of one draw by enumeration: {finished row: probability}. One position per step, by the order given."""
+def leaves(model, order, temperature=1.0, eos="last", tau=None, top_k=None, top_p=None):
+    """The law of one draw by enumeration: {finished row: probability}. Sure positions take their top token, and the
+    next position of the order is drawn."""
     mask, end = model.mask_id, model.eos_ids[0]
     result: Counter[tuple[int, ...]] = Counter()
 
     def walk(row, chance):
-        first_end = row.index(end) if stop and end in row else LENGTH
-        masked = [i for i in range(first_end) if row[i] == mask]
+        masked = [i for i in range(row.index(end) if end in row else LENGTH) if row[i] == mask]
         if not masked:
             result[tuple(row)] += chance
             return
@@ -52,17 +54,31 @@ def leaves(model, order, temperature=1.0, eos="last", stop=True):
         def worth(i):
             value = {"top": float(top[i].exp()), "left": -i, "entropy": float((plain[i].exp() * plain[i])[:-1].sum())}
             last = eos == "last" and int(token[i]) == end
-            return (last, -round(value[order], 9), i)
+            return last, not last and -round(value[order], 9), i
 
-        place = min(masked, key=worth)
-        drawn = conditionals(model, row, temperature)[place].exp()
-        for v in range(model.mask_id):
-            child = list(row)
-            child[place] = v
-            walk(child, chance * float(drawn[v]))
+        sequence = sorted(masked, key=worth)
+        sure = [i for i in sequence if tau is not None and float(top[i].exp()) > tau]
+        waiting = [i for i in masked if i not in sure]
+        sure = [i for i in sure if eos == "free" or int(token[i]) != end or not any(j < i for j in waiting)]
+        row = [int(token[i]) if i in sure else row[i] for i in range(LENGTH)]
+        closed = row.index(end) if end in row else LENGTH
+        place = next((i for i in sequence if i not in sure and i < closed), None)
+        if place is None:
+            walk(row, chance)
+            return
+        drawn = filter_logits(plain[None, place] / temperature, top_k, top_p).softmax(-1)[0]
+        for v in drawn.nonzero()[:, 0].tolist():
+            walk([v if i == place else row[i] for i in range(LENGTH)], chance * float(drawn[v]))
 
     walk([mask] * LENGTH, 1.0)
     return result
+
+
+def law_of_texts(model, *args, **options):
+    law: Counter[tuple[int, ...]] = Counter()
+    for row, chance in leaves(model, *args, **options).items():
+        law[text_of(model, row)] += chance
+    return law
 
 
 def text_of(model, row):
@@ -89,26 +105,29 @@ def chi_square(counts, law, draws):
 
 
 @pytest.mark.parametrize(
-    "order, temperature, eos, draws",
+    "order, temperature, eos, options, draws",
     [
-        ("top", 1.0, "last", 3000),
-        ("left", 0.7, "free", 3000),
+        ("top", 1.0, "last", {}, 3000),
+        ("left", 0.7, "free", {"top_k": 3}, 3000),
+        ("entropy", 1.0, "last", {"tau": 0.7, "top_p": 0.95}, 3000),
         *(
-            pytest.param(o, t, e, 20000, marks=full)
-            for o in ("top", "left", "entropy")
-            for t, e in ((1.0, "last"), (0.6, "free"))
+            pytest.param(order, temperature, eos, options, 20000, marks=full)
+            for order in ("top", "left", "entropy")
+            for temperature, eos in ((1.0, "last"), (0.6, "free"))
+            for options in ({}, {"tau": 0.7})
         ),
     ],
 )
-def test_answers_are_draws_without_replacement(order, temperature, eos, draws):
-    """The ordered pair of texts with the largest perturbed values has the law of two draws without replacement, and
-    the first of them the law of independent sampling. Rows of equal text (cut by an end-of-text token) are merged."""
+def test_answers_are_draws_without_replacement(order, temperature, eos, options, draws):
+    """The ordered pair of texts with the largest perturbed values has the law of two draws without replacement. Rows of
+    equal text (cut by an end-of-text token) are merged. Without a reveal rule and with eos="free", the law is that of
+    `independent`."""
     model = tiny()
-    law: Counter[tuple[int, ...]] = Counter()
-    for row, chance in leaves(model, order, temperature, eos).items():
-        law[text_of(model, row)] += chance
-    assert abs(sum(law.values()) - 1) < 1e-9 and len(law) > 10
-    result = grow(model, ["ab"] * draws, k=2, order=order, temperature=temperature, eos=eos, logprobs=True)
+    law = law_of_texts(model, order, temperature, eos, **options)
+    assert abs(sum(law.values()) - 1) < 1e-9 and len(law) > 4
+    rule = {"reveal": "threshold"} if "tau" in options else {}
+    common = dict(order=order, temperature=temperature, eos=eos, **rule, **options)
+    result = grow(model, ["ab"] * draws, k=2, **common)
     pairs = []
     for answers, values in zip(result.answers, result.perturbed.tolist(), strict=True):
         pairs.append(tuple(tuple(a) for _, a in sorted(zip(values, answers, strict=True), reverse=True)))
@@ -116,6 +135,9 @@ def test_answers_are_draws_without_replacement(order, temperature, eos, draws):
     assert chi_square(Counter(first for first, _ in pairs), law, draws) > 1e-3
     both = {(a, b): law[a] * law[b] / (1 - law[a]) for a, b in itertools.permutations(law, 2)}
     assert chi_square(Counter(pairs), both, draws) > 1e-3
+    if eos == "free" and not rule:
+        plain = grow(model, ["ab"] * draws, method="independent", k=1, **common)
+        assert chi_square(Counter(tuple(answers[0]) for answers in plain.answers), law, draws) > 1e-3
 
 
 def test_more_answers_than_children_of_one_row():
@@ -278,14 +300,53 @@ def test_texts_differ_though_different_tokens_decode_to_the_same_text(temperatur
         assert bool(everything.kappa.isnan().all())  # the weights of merged rows are unknown
 
 
-def test_a_sure_model_still_gives_k_texts():
-    """Everything is accepted at once, so that the tree has one row. The second tokens give the other texts."""
-    model = tiny(scale=30.0)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_sure_model_still_gives_k_texts(dtype):
+    """Everything is accepted at once, so that the tree has one row. The second tokens give the other texts, also if
+    their probabilities vanish beside 1."""
+    model = tiny(scale=60.0, dtype=dtype)
     for temperature in (0.0, 1.0):
-        one = grow(model, k=1, temperature=temperature, reveal="threshold", tau=0.2, gen_length=6)
-        result = grow(model, k=5, temperature=temperature, reveal="threshold", tau=0.2, gen_length=6)
+        options = dict(temperature=temperature, reveal="threshold", tau=0.2, gen_length=6)
+        one, result = grow(model, k=1, **options), grow(model, k=5, **options)
         assert int(result.distinct[0]) == len(result.texts[0]) == 5
-        assert one.texts[0][0] in result.texts[0] or temperature
+        assert one.texts[0][0] in result.texts[0]
+    assert result.kappa.tolist() == [-math.inf] and (result.logp[0] == 0).sum() == 1  # the law has only one text
+    assert (result.logp[0] == -math.inf).sum() == 4
+
+
+def random_case(seed):
+    """A random tiny model, and options of a tree."""
+    draw = random.Random(seed)
+    letters, length = draw.choice([1, 2, 3, 7]), draw.choice([1, 2, 3, 4, 6])
+    model = tiny(vocabulary=letters + 2, scale=draw.choice([0.2, 1, 3, 8, 30]), seed=seed)
+    model.head.bias[model.eos_ids[0]] += draw.choice([-4, 0, 0, 2, 4])
+    options = dict(
+        k=draw.choice([1, 2, 3, 5, 8, 17, 40]), gen_length=length, eos=draw.choice(["last", "free", "never"])
+    )
+    options |= dict(
+        temperature=draw.choice([0, 0.3, 1]), diversity=draw.choice([0.0, 1.0]), spare=draw.choice([0, 0, 5])
+    )
+    options |= dict(order=draw.choice(["top", "left", "entropy", "random"]), seed=seed)
+    options |= draw.choice([{}, {}, dict(block_length=max(1, length // 2))])
+    options |= draw.choice(
+        [{}, dict(reveal="entropy-bound"), dict(reveal="threshold", tau=draw.choice([0.2, 0.5, 0.9]))]
+    )
+    options |= dict(w=draw.choice([1, 2, 7])) if options["temperature"] == 0 else {}
+    every = letters**length if options["eos"] == "never" else sum(letters**n for n in range(length + 1))
+    return model, options, every
+
+
+@pytest.mark.parametrize("cases", [range(80), pytest.param(range(80, 600), marks=full)])
+def test_there_are_k_texts_whenever_the_model_has_them(cases):
+    for seed in cases:
+        model, options, every = random_case(seed)
+        result = grow(model, ["ab", "b"], **options)
+        assert int(result.rows.sum()) == model.rows_seen and (result.nfe <= result.rows).all()
+        for p, texts in enumerate(result.texts):
+            count, score = len(texts), result.score[p].tolist()
+            assert len(set(texts)) == count == int(result.distinct[p]) == min(options["k"], every), (seed, options)
+            assert model.mask_id not in result.sequences[p].flatten()
+            assert score[:count] == sorted(score[:count], reverse=True)
 
 
 def test_an_end_of_text_behind_the_branch_ends_the_row():

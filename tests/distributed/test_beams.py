@@ -37,7 +37,7 @@ CASES += [
     {"method": "k-dpp", **ADAPTIVE, "guidance": 2.0, "guidance_window": (0.0, 0.5)},
     {"method": "d5p3", "stop": True, "eos": "free"},
     {"method": "tree", **ADAPTIVE, "temperature": 0.0, "spare": 4, "diversity": 1.0},
-    {"method": "tree", "temperature": 0.0, "guidance": 2.0, "block_length": 3, "order": "random", "savings": False},
+    {"method": "tree", **ADAPTIVE, "guidance": 2.0, "guidance_window": (0.3, 1.0), "block_length": 3, "savings": False},
     {"method": "tree", "model": {"vocabulary": 4, "seed": 1}, "gen_length": 2, "eos": "free", "order": "left"},
 ]
 MORE = [

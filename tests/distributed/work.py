@@ -37,6 +37,7 @@ def answers(result: d5p4.Result) -> dict[str, Any]:
         "nominal": result.rows_nominal.tolist(),
         "logprobs": [[[float(f"{x:.6g}") for x in row] for row in rows] for rows in result.logprobs or []],
         "reveal_step": result.reveal_step,
+        "values": [str(None if x is None else x.round(decimals=6).tolist()) for x in (result.perturbed, result.kappa)],
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from d5p4.ops.ties import TOLERANCE, argbest, coarse, first_equal, occurrence, ranked
+from d5p4.ops.ties import TOLERANCE, argbest, coarse, first_equal, occurrence, ranked, repeats
 
 INF, NAN = torch.inf, torch.nan
 
@@ -122,3 +122,8 @@ def test_occurrence_follows_the_rows_when_they_move():
 def test_rows_drawn_twice_are_numbered_apart():
     same = torch.tensor([[4, 4, 4]])
     assert sorted(occurrence(same, torch.tensor([[1, 1, 1]]))[0].tolist()) == [0, 1, 2]
+
+
+def test_repeats_come_after_a_row_of_the_same_name():
+    names, order = torch.tensor([[7, 5, 7, 7, 2]]), torch.tensor([[3, 4, 0, 1, 2]])
+    assert repeats(names, order).tolist() == [[True, False, True, False, False]]

@@ -261,12 +261,11 @@ def _add_values(result: Result, pool: Pool, keep: Tensor, exists: Tensor, alive:
     """Add perturbed values, log-probabilities and thresholds to the result of a tree with a temperature above 0."""
     if result.perturbed is None or result.logp is None or result.kappa is None or pool.lost is None:
         return
-    value, late = pool.state["value"], pool.state["late"].gather(1, keep) > 0
-    for numbers, place in ((value, result.perturbed), (pool.state["phi"], result.logp)):
-        kept = numbers.gather(1, keep).masked_fill(late, -torch.inf)
-        place[alive] = torch.where(exists, kept, torch.nan).to(place.dtype)
-    rest = torch.maximum(pool.lost, rank_values(pool.state).scatter(1, keep, -torch.inf).amax(-1))
-    result.kappa[alive] = torch.where(rest < -5e5, -torch.inf, rest).to(result.kappa.dtype)
+    late = pool.state["late"] > 0
+    for numbers, place in ((pool.state["value"], result.perturbed), (pool.state["phi"], result.logp)):
+        place[alive] = torch.where(exists, numbers.masked_fill(late, -torch.inf).gather(1, keep), torch.nan)
+    others = pool.state["value"].masked_fill(late, -torch.inf).scatter(1, keep, -torch.inf)
+    result.kappa[alive] = torch.maximum(pool.lost, others.amax(-1))
 
 
 def _logdet(similarity: Tensor) -> Tensor:

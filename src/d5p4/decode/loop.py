@@ -76,7 +76,7 @@ def decode(
         # 1. Wait for the device: do all conditions hold, and which prompts are finished? Finished prompts leave.
         facts = watch.check(batch.pool.facts(schedule.block) if schedule.adaptive else None)
         if tree and facts is not None:
-            merged = merge(batch.pool, batch.rows.prompts, facts, batch.complete, index < most - schedule.length)
+            merged = merge(batch.pool, batch.rows.prompts, facts, batch.compared, index < most - schedule.length)
             if merged is not None:
                 batch.pool = merged
                 facts = watch.check(merged.facts(schedule.block))
@@ -141,7 +141,7 @@ class _Batch:
     ledger: Ledger
     shares: list[float | None]  # how much of each prompt is revealed, under adaptive rules
     selecting: list[bool]  # whether each prompt selects parents at this step
-    complete: list[int] = field(default_factory=list)  # how many rows of each prompt of a tree are complete
+    compared: list[int]  # how many complete rows of each prompt of a tree had their texts compared
     state: dict[str, Any] = field(default_factory=dict)  # the method's own values
 
     def __len__(self) -> int:
@@ -157,7 +157,7 @@ class _Batch:
             self.ledger.part(at),
             [self.shares[i] for i in prompts],
             [self.selecting[i] for i in prompts],
-            [self.complete[i] for i in prompts],
+            [self.compared[i] for i in prompts],
             {name: value[at] if isinstance(value, Tensor) else value for name, value in self.state.items()},
         )
 

@@ -205,6 +205,7 @@ class Branching:
             rule=rule,
             statistics=reveal.statistics,
             start=None if settings.start != "entropy" else settings.temperature if start is None else start,
+            reserve=settings.reserve if reveal.adaptive or max(reveals, default=1) > 1 else 0,
         )
 
     def __call__(

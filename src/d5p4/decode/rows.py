@@ -73,12 +73,13 @@ class WindowHidden:
     row_hash: Tensor  # [P, N] the hashes of the rows of the whole pool
     active: Tensor | None = None  # [P] the prompts whose rows have states; None: all
     ran: Tensor | None = None  # [P, N] the rows whose states are their own, not those of a parent; None: all
+    has: Tensor | None = None  # [P, N] the rows that have states: not those that were complete before the first forward
     passes: Tensor | int = 1  # [P] how often a row goes through the model: twice with guidance
 
     def part(self, prompts: Tensor) -> WindowHidden:
         """Return the states for these prompts only. All states are kept, and `slot` has those of the prompts."""
-        active, ran = (None if x is None else x[prompts] for x in (self.active, self.ran))
-        return replace(self, slot=self.slot[prompts], row_hash=self.row_hash[prompts], active=active, ran=ran)
+        active, ran, has = (None if x is None else x[prompts] for x in (self.active, self.ran, self.has))
+        return replace(self, slot=self.slot[prompts], row_hash=self.row_hash[prompts], active=active, ran=ran, has=has)
 
 
 def _needs_mask(prompts: Prompts) -> bool:
@@ -91,6 +92,11 @@ def _change(function: Callable[..., Tensor], *hidden: Hidden) -> Hidden:
     if all(x.features is x.states for x in hidden):
         return Hidden(states, states)
     return Hidden(states, function(*(x.features for x in hidden)))
+
+
+def _taken(has: Tensor | None, source: Tensor) -> Tensor:
+    """Return, for rows with the given sources [P, N], whether the sources have states."""
+    return torch.ones_like(source, dtype=torch.bool) if has is None else has.gather(1, source)
 
 
 def _numbers(flags: Tensor) -> Tensor:
@@ -120,8 +126,10 @@ class RowRunner:
         own_hash = beams.own(row_hash)
         first, stored = self._distinct(own_hash, None if complete is None else beams.own(complete), active)
         known = self._known(pool, complete)
-        if self.last is None and complete is not None:  # one row of every rank runs, so that its states can be indexed
-            empty = beams.own(complete)
+        has = None
+        if complete is not None:  # complete rows never run, but one row of every rank does, so that it can be indexed
+            has = ~complete if known is None else ~complete | (known[1] & _taken(known[0].has, known[2]))
+            empty = beams.own(complete if known is None else complete & ~known[1])
             stored = stored & (~empty | (empty.all(-1, keepdim=True) & (first == 0)))
         fresh = stored if known is None else stored & ~beams.own(known[1])
         owner, slot = fresh.nonzero(), _numbers(fresh)
@@ -138,10 +146,9 @@ class RowRunner:
         if own_hash is not row_hash:  # count the rows of all ranks
             fresh = self._distinct(row_hash, complete, active)[1]
             fresh = fresh if known is None else fresh & ~known[1]
-            if self.last is None and complete is not None:
-                fresh = fresh & ~complete
+        fresh = fresh if complete is None else fresh & ~complete
         ran, slot = None if complete is None else ~complete, slot.gather(1, first).clamp_min(0)
-        self.last = WindowHidden(*hidden, owner, slot, fresh.sum(-1), row_hash, active, ran)
+        self.last = WindowHidden(*hidden, owner, slot, fresh.sum(-1), row_hash, active, ran, has)
         return self.last
 
     def final(self, pool: Pool) -> WindowHidden:
@@ -152,7 +159,8 @@ class RowRunner:
         states, features, slot = pool.call.beams.fetch(old.states, old.features, old.slot, pool.source, everyone)
         index, own = slot.flatten(), torch.ones_like(slot, dtype=torch.bool)
         hidden = _change(lambda x: x[index], Hidden(states, features))
-        return WindowHidden(*hidden, own.nonzero(), _numbers(own), torch.zeros_like(slot[:, 0]), pool.row_hash)
+        facts = own.nonzero(), _numbers(own), torch.zeros_like(slot[:, 0]), pool.row_hash
+        return WindowHidden(*hidden, *facts, has=_taken(old.has, pool.source))
 
     def _distinct(self, row_hash: Tensor, complete: Tensor | None, active: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the index [P, N] of the row whose states a row uses, and the rows whose states are stored, a bool
@@ -224,7 +232,7 @@ class Rows:
             RowRunner(model, rows, settings.max_tokens_per_forward, settings.savings, reuse)
             for rows in (prompts, prompts.without_prompt(model.mask_id))
         )
-        self.scale = settings.guidance
+        self.scale, self.beams = settings.guidance, call.beams
         self.guided = False  # whether any prompt had guidance at the last step
         self.active: Tensor | None = None  # [P] which prompts had guidance at the last step; None: all
 
@@ -252,10 +260,13 @@ class Rows:
     def _guide(self, hidden: WindowHidden, free: WindowHidden) -> WindowHidden:
         prompt, row = hidden.owner.unbind(1)
         states = guide(hidden.states, free.states[free.slot[prompt, row]], self.scale)
+        guided = None if free.has is None else self.beams.own(free.has)[prompt, row]  # a complete row stays as it was
         passes: Tensor | int = 2
         if self.active is not None:
-            states = torch.where(self.active[prompt][:, None, None], states, hidden.states)
+            guided = self.active[prompt] if guided is None else self.active[prompt] & guided
             passes = 1 + self.active.long()
+        if guided is not None:
+            states = torch.where(guided[:, None, None], states, hidden.states)
         return replace(hidden, states=states, fresh=hidden.fresh + free.fresh, passes=passes)
 
     def part(self, index: Tensor) -> Rows:

@@ -1,8 +1,8 @@
 """One step of a tree, and what happens when its rows are complete (`methods.tree`, `project.enumerated`).
 
 The pool of a prompt has K rows that are awake and a reserve of K rows that sleep. At every step, the awake rows are run
-and get children, the method keeps K of these, and the best K of all other rows sleep. Sleeping rows are never run. A
-place without a row has the value -inf.
+and get children, the method keeps K of these, and the best K of all other rows sleep, but no complete row with the
+tokens of a better one. Sleeping rows are never run. A place without a row has the value -inf.
 
 When rows are complete, their texts are compared: an end-of-text token that was revealed later may have cut off the
 difference of two rows, and different tokens may decode to the same text. Of equal texts, the row with the largest
@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from ..ops.precision import steady_sum, wide
-from ..ops.ties import ranked
-from ..project.enumerated import gumbel_noise
-from ..rng import BRANCH, mix
+from ..ops.ties import ranked, repeats
+from ..project.enumerated import LATE, gumbel_noise
+from ..rng import BRANCH, hash_tokens, mix
 from ..types import Choice
 from .pool import OWN, Branching, Call, Pool, pick
 from .schedule import Facts, Step
@@ -31,9 +31,8 @@ if TYPE_CHECKING:
     from .rows import Prompts, WindowHidden
     from .view import Look
 
-ROUNDS = (
-    4  # a prompt takes at most this many times as many steps as it has positions; no row wakes up in the last round
-)
+SMALL = ("row_hash", "tie", "source")  # what a tree knows of every row, besides its tokens and state
+ROUNDS = 8  # a prompt takes at most ROUNDS * L steps; in the last L of them, no incomplete row wakes up
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ def first_state(pool: Pool) -> Pool:
 
 def rank_values(state: Mapping[str, Tensor]) -> Tensor:
     """Return the values [P, N] by which rows are ranked. Late rows come behind all others."""
-    return state["value"] - 1e6 * state["late"]
+    return state["value"] - LATE * state["late"]
 
 
 def _hashes(row_hash: Tensor, exists: Tensor) -> Tensor:
@@ -92,60 +91,60 @@ class Growing(Branching):
         places: Sequence[Tensor] | None,
         view: Look,
     ) -> tuple[Pool, Choice]:
-        assert pool.awake is not None and pool.lost is not None
-        choice, settings, beams = choices[0], pool.call.settings, pool.call.beams
-        running = pool.state | {"value": _only(pool.state["value"], pool.awake)}
-        children = self._children(replace(pool, state=running), hidden, step, choice)
-        if settings.temperature == 0:
-            children.state["value"] = _only(_joint(children), children.state["value"] > -torch.inf)
-        new, old = children.whole(), pool.whole()
-        competing = choice.children if settings.temperature > 0 else min(settings.w, choice.children)
-        kept = self._kept(new, step, new.size // choice.parents.shape[1], competing, view)
-        # All candidates for the reserve: the children, and the rows that sleep.
-        place = torch.arange(old.size, device=kept.device).expand_as(old.source)
-        old = replace(old, source=place, state=old.state | {"value": _only(old.state["value"], ~pool.awake)})
-        rows: dict[str, Any] = {name: torch.cat([getattr(new, name), getattr(old, name)], 1) for name in (*OWN, *SMALL)}
-        state = {name: torch.cat([new.state[name], old.state[name]], 1) for name in new.state}
-        rest = rank_values(state).scatter(1, kept, -torch.inf)
-        order, count = ranked(rest, rows["tie"]), kept.shape[1]
-        index = torch.stack([kept, order[:, :count]], 2).flatten(1)  # an awake row, a sleeping row, an awake row, ...
-        index = beams.agree(Choice(index, 1)).parents
+        assert pool.lost is not None
+        choice, call, beams = choices[0], pool.call, pool.call.beams
+        rows = self._candidates(pool, hidden, step, choice)
+        value, behind = rank_values(rows.state), call.after_end(rows.tokens, pool.appended)
+        shown = rows.tokens.masked_fill(behind, call.model.mask_id)
+        complete = ((shown != call.model.mask_id) | behind).all(-1)
+
+        # 1. The method keeps K children. At temperature 0, only the w best branches of each parent compete.
+        count = choice.children if call.settings.temperature > 0 else min(call.settings.w, choice.children)
+        index = torch.arange(rows.size - pool.size, device=value.device).view(choice.parents.shape[1], -1)
+        index = index[:, :count].flatten().expand(len(value), -1)
+        best, tie, source, done = (x.gather(1, index) for x in (value, rows.tie, rows.source, complete))
+        leaves = Leaves(best, tie, source, done, pick(shown, index), call.model.mask_id, view)
+        kept = index.gather(1, self.prune(leaves, call.settings.groups, pool.keys(step.index)))
+
+        # 2. The best other rows sleep, except complete rows with the text of a better row.
+        name = torch.where(complete, hash_tokens(shown, pool.positions[:, None]), rows.row_hash)
+        others = value.scatter(1, kept, -torch.inf)
+        repeat = repeats(name, ranked(value, rows.tie)) & (others > -torch.inf)
+        others = _only(others, ~repeat)
+        asleep = ranked(others, rows.tie)[:, : kept.shape[1]]
+
+        # 3. The next pool has an awake row, a sleeping row, an awake row, ..., so that ranks have equally many of both.
+        index = beams.agree(Choice(torch.stack([kept, asleep], 2).flatten(1), 1)).parents
         awake = torch.arange(index.shape[1], device=index.device) % 2 == 0
-        sleeps = rest.gather(1, index) > -torch.inf
-        rows = {name: pick(values, index) for name, values in rows.items()}
-        state = {name: pick(values, index) for name, values in state.items()}
-        state["value"] = _only(state["value"], awake | sleeps)
-        exists = state["value"] > -torch.inf
-        rows["row_hash"] = _hashes(rows["row_hash"], exists)
+        exists = torch.where(awake, value.gather(1, index), others.gather(1, index)) > -torch.inf
+        drawn = _only(rows.state["value"], rows.state["late"] == 0)
+        lost = torch.maximum(pool.lost, drawn.scatter(1, index, -torch.inf).amax(-1))
+        tensors: dict[str, Any] = {name: pick(getattr(rows, name), index) for name in (*OWN, *SMALL)}
+        state = {name: pick(values, index) for name, values in rows.state.items()}
         following = replace(
             pool,
-            **rows | {name: beams.own(rows[name]).contiguous() for name in OWN},
+            **tensors | {name: beams.own(tensors[name]).contiguous() for name in OWN},
             group=torch.arange(index.shape[1], device=index.device).expand(index.shape),
-            state=state,
+            state=state | {"value": _only(state["value"], exists)},
             awake=awake & exists,
-            lost=torch.maximum(pool.lost, rest.gather(1, order[:, count:]).amax(-1)),
+            lost=lost.masked_fill((repeat & (drawn > -torch.inf)).any(-1), torch.nan),
         )
-        return following, choice
+        return replace(following, row_hash=_hashes(following.row_hash, exists)), choice
 
-    def _kept(self, children: Pool, step: Step, width: int, competing: int, view: Look) -> Tensor:
-        """Return the indices [P, K] of the children that the method keeps. Of the `width` children of a parent, only
-        the first `competing` ones may be kept; the others may sleep."""
-        call, index = children.call, torch.arange(children.size, device=children.key.device)
-        first = index.view(-1, width)[:, :competing].flatten().expand(len(children.key), -1)
-        tokens, mask_id = children.tokens, call.model.mask_id
-        leaves = Leaves(
-            rank_values(children.state).gather(1, first),
-            children.tie.gather(1, first),
-            children.source.gather(1, first),
-            ~call.open(tokens, children.appended).any(-1).gather(1, first),
-            pick(tokens.masked_fill(call.after_end(tokens, children.appended), mask_id), first),
-            mask_id,
-            view,
-        )
-        return first.gather(1, self.prune(leaves, call.settings.groups, children.keys(step.index)))
-
-
-SMALL = ("row_hash", "tie", "source")
+    def _candidates(self, pool: Pool, hidden: WindowHidden, step: Step, choice: Choice) -> Pool:
+        """Return a pool of all rows that may be in the next pool: the children, and then the rows that sleep. All their
+        tokens are in this process."""
+        assert pool.awake is not None
+        awake, asleep = (pool.state | {"value": _only(pool.state["value"], x)} for x in (pool.awake, ~pool.awake))
+        children = self._children(replace(pool, state=awake), hidden, step, choice)
+        if pool.call.settings.temperature == 0:
+            children.state["value"] = _only(_joint(children), children.state["value"] > -torch.inf)
+        place = torch.arange(pool.size, device=pool.key.device).expand_as(pool.source)
+        parts = children.whole(), replace(pool, source=place, state=asleep).whole()
+        tensors: dict[str, Any] = {
+            name: torch.cat([getattr(part, name) for part in parts], 1) for name in (*OWN, *SMALL)
+        }
+        return replace(pool, **tensors, state={name: torch.cat([x.state[name] for x in parts], 1) for name in asleep})
 
 
 def _only(values: Tensor, wanted: Tensor) -> Tensor:
@@ -159,56 +158,44 @@ def _joint(pool: Pool) -> Tensor:
     return pool.call.beams.gather(steady_sum(chances))
 
 
-def merge(pool: Pool, prompts: Prompts, facts: Sequence[Facts], seen: list[int], wake: bool) -> Pool | None:
-    """Compare the texts of complete rows, and wake up sleeping rows in place of those that repeat a text.
+def merge(pool: Pool, prompts: Prompts, facts: Sequence[Facts], compared: list[int], wake: bool) -> Pool | None:
+    """Compare the texts of complete rows. Drop those that repeat the text of a better row, and wake up sleeping rows if
+    fewer than k rows are left.
 
-    seen: the number of complete rows of each prompt at the last call, which this call updates. wake: whether rows may
-    wake up. The result is None if nothing changes.
+    compared: the number of complete rows of each prompt at the last comparison, which this call updates. wake: whether
+    incomplete rows may wake up. The result is None if nothing changes.
     """
     ended = [fact.done == fact.rows for fact in facts]
-    look = [i for i, fact in enumerate(facts) if (fact.done > seen[i] and fact.done > 1) or ended[i]]
-    seen[:] = [fact.done for fact in facts]
+    look = [i for i, fact in enumerate(facts) if (fact.done > compared[i] and fact.done > 1) or ended[i]]
+    compared[:] = [fact.done for fact in facts]
     if not look or pool.awake is None or pool.lost is None:
         return None
     from .answers import Texts
 
     at = torch.tensor(look, device=pool.key.device)
     part = pool.keep(at).whole()
-    texts = Texts(part, prompts.take(at))
+    texts, value, late = Texts(part, prompts.take(at)), part.state["value"], part.state["late"] > 0
     complete = ~part.call.open(part.tokens, part.appended).any(-1)
-    value = part.state["value"]
     order = ranked(rank_values(part.state), part.tie)
-    flags = pool.awake[at], complete, value > -torch.inf, order
-    numbers = torch.stack([x.to(torch.int64) for x in flags]).tolist()
-    k, changed, merged = pool.call.settings.k, False, [False] * len(look)
-    awake, exists = numbers[0], numbers[2]
-    for p in range(len(look)):
-        done, kinds = numbers[1][p], set[str]()
-        rows = [n for n in numbers[3][p] if exists[p][n]]
-        for n in rows:
-            if awake[p][n] and done[n]:
-                text = texts.text(p, n)
-                if text in kinds:
-                    awake[p][n] = exists[p][n] = 0
-                    changed = merged[p] = True
-                kinds.add(text)
-        missing = k - len(kinds) - sum(awake[p][n] and not done[n] for n in rows)
-        for n in rows:
-            if missing <= 0 or not wake:
-                break
-            if awake[p][n] or not exists[p][n]:
+    flags = torch.stack([x.to(torch.int64) for x in (pool.awake[at], value > -torch.inf, complete, late, order)])
+    awake, exists, done, is_late, best_first = flags.tolist()
+    changed, weightless = False, [False] * len(look)
+    for p, place in enumerate(look):
+        kinds, missing = set[str](), pool.call.settings.k
+        rows = [n for n in best_first[p] if exists[p][n]]
+        for n in [n for n in rows if awake[p][n]] + [n for n in rows if not awake[p][n]]:
+            if not awake[p][n] and (missing <= 0 or not (wake or done[p][n])):
                 continue
-            changed = True
-            if done[n] and texts.text(p, n) in kinds:
-                exists[p][n], merged[p] = 0, True
-                continue
-            kinds.update([texts.text(p, n)] if done[n] else [])
-            awake[p][n], missing = 1, missing - 1
-        seen[look[p]] = sum(a and d for a, d in zip(awake[p], done, strict=True))
+            repeat = done[p][n] and texts.text(p, n) in kinds
+            changed |= bool(repeat or not awake[p][n])
+            weightless[p] |= bool(repeat and not is_late[p][n])
+            awake[p][n], exists[p][n], missing = not repeat, not repeat, missing - (not repeat)
+            kinds.update([texts.text(p, n)] if done[p][n] else [])
+        compared[place] = sum(a and d for a, d in zip(awake[p], done[p], strict=True))
     if not changed:
         return None
-    new = torch.tensor([awake, exists], device=at.device, dtype=torch.bool)
     new_awake, new_value, lost = pool.awake.clone(), pool.state["value"].clone(), pool.lost.clone()
-    new_awake[at], new_value[at] = new[0], _only(value, new[1])
-    lost[at] = lost[at].masked_fill(torch.tensor(merged, device=at.device), torch.nan)
+    flags = torch.tensor([awake, exists], device=at.device, dtype=torch.bool)
+    new_awake[at], new_value[at] = flags[0], _only(value, flags[1])
+    lost[at] = lost[at].masked_fill(torch.tensor(weightless, device=at.device), torch.nan)
     return replace(pool, awake=new_awake, state=pool.state | {"value": new_value}, lost=lost)

@@ -65,6 +65,15 @@ def first_equal(names: Tensor) -> Tensor:
     return (names[:, :, None] == names[:, None, :]).to(torch.uint8).argmax(-1)
 
 
+def repeats(names: Tensor, order: Tensor) -> Tensor:
+    """Return which rows [P, N] have the same name as a row that comes before them in order [P, N]."""
+    ordered = names.gather(1, order)
+    place = ordered.argsort(dim=-1, stable=True)
+    alike = ordered.gather(1, place)
+    repeat = torch.nn.functional.pad(alike[:, 1:] == alike[:, :-1], (1, 0))
+    return torch.zeros_like(repeat).scatter(1, order.gather(1, place), repeat)
+
+
 def occurrence(row_hash: Tensor, tie: Tensor) -> Tensor:
     """Number the rows that have the same hash 0, 1, ... in the order of their ties. Return the numbers [P, N]."""
     equal = row_hash[:, :, None] == row_hash[:, None, :]

@@ -63,6 +63,7 @@ class Draw:
     rule: Callable[[Sequence], Tensor] | None = None  # an adaptive reveal rule
     statistics: tuple[str, ...] = ()  # the statistics that the rule reads
     start: float | None = None  # start="entropy": the temperature of the first reveal
+    reserve: int = 0  # how many alternatives a row of a tree has; none if no position is ever accepted
 
     def tokens(
         self, states: Tensor, u: Tensor, temperature: float, statistics: Collection[str] = ()

@@ -10,13 +10,14 @@ draw at temperature T, G = the parent's perturbed value, and Gumbel noise g_v:
 
     φ_v = φ + log q(v),    G̃_v = φ_v + g_v,    Z = max_v G̃_v,    G_v = -log(e^-G - e^-Z + e^-G̃_v)
 
-So the largest G_v equals G, and the K largest values of all leaves are K draws without replacement. Accepted tokens
-count as certain: they do not change φ. The noise is keyed by the tokens of the child.
+So the largest G_v equals G, and the K largest values of all leaves are K draws without replacement from a sampler that
+gives accepted positions their top token and draws the token of the next position. Accepted tokens count as certain:
+they do not change φ. The noise is keyed by the tokens of the child.
 
 Besides, each row has alternatives for the reserve of a prompt: children that take another token at one of their
-PLACES least sure accepted positions. The accepted positions before it take their tokens, and those behind it stay
-masked. At T > 0 the law gives these children probability 0, so they and their descendants are marked as `late`: they
-rank behind all others.
+accepted positions. The accepted positions before it in the order take their tokens, and those behind it stay masked. At
+T > 0 the law gives these children probability 0. And if the position lies behind an accepted end-of-text token, the
+child most likely has the text of its parent. Either makes a row `late`: it ranks behind all rows that are less late.
 """
 
 from __future__ import annotations
@@ -37,68 +38,68 @@ from .children import Candidates, Children, Draw, Parents, candidates
 if TYPE_CHECKING:
     from ..decode.schedule import Step
 
-PLACES, OTHERS = 2, 3  # how many accepted positions have alternatives, and how many other tokens each has
 STATE = ("value", "phi", "late")  # what a tree keeps for every row
+LATE = 1e6  # rows with values below minus this have no probability, so that no other row is as low as a late row
 _CHUNK = 1 << 22  # at most this many numbers are in one temporary tensor
 
 
 def enumerated(parents: Parents, step: Step, draw: Draw, count: int) -> Children:
-    """Return `count` children per parent, and then the alternatives. Places without a child have the value -inf."""
-    seen = candidates(parents, step, draw, 1, 0.0, ("best", "margin"))
+    """Return `count` branches and `draw.reserve` alternatives of each parent. Places without a child have the value
+    -inf."""
+    seen = candidates(parents, step, draw, 1, 0.0, ("best",))
+    base = seen.reveal(parents, seen.accepted)  # the parents with their accepted tokens, [P, m, 1, L]
+    stream = mix(parents.keyed(BRANCH), hash_tokens(base.tokens[:, :, 0], parents.positions[:, None]))
+    parts = [_branches(parents, draw, seen, base, stream, count)]
+    parts += [_alternatives(parents, draw, seen, base, stream)] if draw.reserve else []
+    tokens, logprob = (torch.cat([getattr(part, name) for part in parts], 2) for name in ("tokens", "logprob"))
+    state = {name: torch.cat([part.state[name] for part in parts], 2) for name in STATE}
+    state["value"] = state["value"].masked_fill(parents.state["value"][..., None] == -torch.inf, -torch.inf)
+    return Children(tokens, logprob, base.finite, state)
+
+
+def _branches(parents: Parents, draw: Draw, seen: Candidates, base: Children, stream: Tensor, count: int) -> Children:
+    """Return the `count` best children of each row. A row without a position to branch is its own only child."""
     assert seen.accepted is not None and seen.valid is not None
-    base = seen.reveal(parents, seen.accepted)
     still_open = parents.opened(base.tokens).gather(3, seen.place)  # an accepted end-of-text token may close positions
     waiting = seen.valid & ~seen.accepted & still_open
     branches = waiting.any(-1)  # [P, m, 1]
-    where = seen.place.gather(3, waiting.to(torch.uint8).argmax(-1, keepdim=True))  # [P, m, 1, 1]
-    stream = mix(parents.keyed(BRANCH), hash_tokens(base.tokens[:, :, 0], parents.positions[:, None]))
-    token, chance, value, phi = _branch(parents, draw, where[:, :, :, 0], stream, count)
-    old_value, old_phi, late = (parents.state[name][..., None] for name in STATE)
-    only = torch.arange(count, device=token.device) == 0  # without a position to branch, the first child is the row
-    value = torch.where(branches, value, torch.where(only, old_value, -torch.inf))
-    phi = torch.where(branches, phi, old_phi)
-    where, shape = where.expand(-1, -1, count, -1), (*token.shape, base.tokens.shape[-1])
-    token = torch.where(branches, token, 0)[..., None]
-    rows, logprob = base.tokens.expand(shape), base.logprob.expand(shape)
-    tokens = torch.where(branches[..., None], rows.scatter(3, where, token), rows)
-    chances = torch.where(branches[..., None], logprob.scatter(3, where, chance[..., None].to(logprob.dtype)), logprob)
-    others = _alternatives(parents, draw, seen, base.tokens, stream)
-    parts = zip((tokens, chances, value, phi, late.expand_as(value)), others, strict=True)
-    tokens, chances, value, phi, late = (torch.cat(pair, 2) for pair in parts)
-    value = value.masked_fill(old_value == -torch.inf, -torch.inf)
-    return Children(tokens, chances, base.finite, {"value": value, "phi": phi, "late": late})
-
-
-def _branch(
-    parents: Parents, draw: Draw, place: Tensor, stream: Tensor, count: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return token, log-probability, value and φ [P, m, count] of the best tokens at one position [P, m, 1] per row."""
-    state = [parents.state[name].flatten() for name in ("value", "phi")]
-    given = torch.arange(stream.numel(), device=stream.device)[:, None]  # the number of each row
+    place = seen.place.gather(3, waiting.to(torch.uint8).argmax(-1, keepdim=True))  # [P, m, 1, 1]
+    old = {name: parents.state[name].flatten() for name in STATE}
+    number = torch.arange(stream.numel(), device=stream.device)[:, None]  # the number of each row
 
     def measure(logits: Tensor, number: Tensor) -> dict[str, Tensor]:
-        value, phi = (x[number[:, 0]][:, None] for x in state)
+        value, phi = (old[name][number] for name in ("value", "phi"))
         if draw.temperature == 0:
             best, token = _top(filter_logits(logits, draw.top_k, draw.top_p), count)
-            value = value.expand_as(best).masked_fill(best == -torch.inf, -torch.inf)
-            phi = phi.expand_as(best)
+            value, phi = value.expand_as(best).masked_fill(best == -torch.inf, -torch.inf), phi.expand_as(best)
         else:
             log_q = draw_chances(logits, draw)
             noise = gumbel_noise(stream.flatten()[number], torch.arange(logits.shape[-1], device=logits.device))
             best, token = _top(phi + log_q + noise, count)
-            value = conditional_maximum(value, best)
-            phi = phi + log_q.gather(1, token)
-        chance = logits.gather(1, token) - logits.logsumexp(-1, keepdim=True)
-        return {"token": token, "chance": chance, "value": value, "phi": phi}
+            value, phi = conditional_maximum(value, best), phi + log_q.gather(1, token)
+        return {"token": token, "chance": logits.log_softmax(-1).gather(1, token), "value": value, "phi": phi}
 
-    result = _measure(parents, draw, place, given, measure)
-    names = ("token", "chance", "value", "phi")
-    return tuple(result[name].view(*stream.shape, count) for name in names)  # type: ignore[return-value]
+    result = _measure(parents, draw, place[:, :, :, 0], number, measure)
+    new = {name: values.view(*stream.shape, count) for name, values in result.items()}
+    own = torch.arange(count, device=stream.device) == 0  # the place of the only child
+    value = torch.where(own, parents.state["value"][..., None], -torch.inf)
+    phi, late = (parents.state[name][..., None].expand_as(value) for name in ("phi", "late"))
+    state = {"value": torch.where(branches, new["value"], value), "phi": torch.where(branches, new["phi"], phi)}
+    tokens, logprob = (x.expand(-1, -1, count, -1) for x in (base.tokens, base.logprob))
+    place, here = place.expand(-1, -1, count, -1), branches[..., None]
+    return Children(
+        tokens.scatter(3, place, torch.where(here, new["token"][..., None], tokens.gather(3, place))),
+        logprob.scatter(
+            3, place, torch.where(here, new["chance"][..., None].to(logprob.dtype), logprob.gather(3, place))
+        ),
+        base.finite,
+        state | {"late": late},
+    )
 
 
 def draw_chances(logits: Tensor, draw: Draw) -> Tensor:
     """Return log q [R, V], the log-probabilities with which `draw` draws tokens: with temperature and filters."""
-    tempered = (logits - logits.amax(-1, keepdim=True)).to(wide(logits.device)) / draw.temperature
+    tempered = (logits - logits.amax(-1, keepdim=True)) / draw.temperature
     return filter_logits(tempered, draw.top_k, draw.top_p).log_softmax(-1)
 
 
@@ -123,60 +124,61 @@ def gumbel_noise(stream: Tensor, number: Tensor | int) -> Tensor:
     return -torch.log(-torch.log1p(-(high - 2**-33 + low / 2**32).clamp(2**-64, 1 - 2**-24)))
 
 
-def _alternatives(
-    parents: Parents, draw: Draw, seen: Candidates, base: Tensor, stream: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return tokens and log-probabilities [P, m, a, L], values, φ and late [P, m, a] of the alternatives of each row.
+def _alternatives(parents: Parents, draw: Draw, seen: Candidates, base: Children, stream: Tensor) -> Children:
+    """Return the `draw.reserve` most probable alternatives of each row, those behind the end of the text last.
 
-    base [P, m, 1, L]: the rows after acceptance. A position behind their end-of-text has no alternative.
-    """
+    As many positions are looked at: the accepted ones of which the model is least sure."""
     assert seen.accepted is not None
-    blank = base.scatter(3, seen.place, draw.mask_id)  # behind the end of the text, a masked position is not open
-    before_end = parents.opened(torch.where(parents.ends(base), base, blank)) | parents.ends(base)
-    accepted = (seen.accepted & before_end.gather(3, seen.place))[:, :, 0]  # [P, m, M]
-    chance = seen.chance[:, :, 0]
-    size = min(PLACES, accepted.shape[-1])
-    number = torch.arange(accepted.shape[-1], device=accepted.device)
-    paid = torch.where(accepted, chance, 0.0).to(wide(chance.device))
-    before = paid.cumsum(-1) - paid
-    second = (seen.stats["best"].exp() - seen.stats["margin"])[:, :, 0].clamp_min(0).log()
-    worth = coarse((before + second).masked_fill(~accepted, -torch.inf))
-    at = worth.sort(dim=-1, descending=True, stable=True).indices[..., :size]  # [P, m, a] in the sequence of the order
-    place = seen.place[:, :, 0].gather(2, at)
+    places, ends = seen.place[:, :, 0], parents.ends(base.tokens).gather(3, seen.place)[:, :, 0]  # [P, m, M]
+    end = torch.where(seen.accepted[:, :, 0] & ends, places, base.tokens.shape[-1])  # where a text may end
+    ended = places > torch.nn.functional.pad(end, (1, -1), value=base.tokens.shape[-1]).cummin(-1).values
+    accepted, behind = seen.accepted[:, :, 0] & ~ended, places > end.amin(-1, keepdim=True)
+    paid = torch.where(accepted, seen.chance[:, :, 0], 0.0).to(wide(stream.device))  # [P, m, M]
+    before, last = paid.cumsum(-1) - paid, LATE * behind
+    doubt = coarse(-paid - last).masked_fill(~accepted, -torch.inf)
+    at = doubt.sort(dim=-1, descending=True, stable=True).indices[..., : draw.reserve]  # indices into the sequence
+    place = places.gather(2, at)
 
-    def measure(logits: Tensor, given: Tensor) -> dict[str, Tensor]:
-        best, token = _top(filter_logits(logits, draw.top_k, draw.top_p), OTHERS + 1)
-        chance = logits.gather(1, token) - logits.logsumexp(-1, keepdim=True)
-        return {"token": token[:, 1:], "chance": chance.masked_fill(best == -torch.inf, -torch.inf)[:, 1:]}
+    def measure(logits: Tensor, number: Tensor) -> dict[str, Tensor]:
+        best, token = _top(filter_logits(logits, draw.top_k, draw.top_p), draw.reserve + 1)
+        chance = logits.log_softmax(-1).gather(1, token).masked_fill(best == -torch.inf, -torch.inf)
+        return {"token": token[:, 1:], "chance": chance[:, 1:]}
 
-    result = _measure(parents, draw, place, place.reshape(-1, 1), measure)
-    token, own = (
-        result[name].view(*place.shape[:2], size * OTHERS) for name in ("token", "chance")
-    )  # [P, m, a * OTHERS]
-    at, place = (x.repeat_interleave(OTHERS, -1) for x in (at, place))
-    prefix = accepted[:, :, None] & (number < at[..., None])  # [P, m, a * OTHERS, M]
-    children = seen.expand(prefix.shape[2]).reveal(parents, prefix)
-    usable = accepted.gather(2, at) & (own > -torch.inf)
-    own = torch.where(usable, own, 0.0)
-    tokens = children.tokens.scatter(3, place[..., None], token[..., None])
-    logprob = children.logprob.scatter(3, place[..., None], own[..., None].to(children.logprob.dtype))
+    pairs = _measure(parents, draw, place, place.reshape(-1, 1), measure)  # of a position and a token
+    token, chance = (pairs[name].view(*place.shape, draw.reserve) for name in ("token", "chance"))
+    worth = chance + (before - last).masked_fill(~accepted, -torch.inf).gather(2, at)[..., None]
+    best = coarse(worth.flatten(2)).sort(dim=-1, descending=True, stable=True).indices[..., : draw.reserve]
+    token, chance, worth = (x.flatten(2).gather(2, best) for x in (token, chance, worth))
+    at, place = (x.gather(2, best // draw.reserve) for x in (at, place))
+    usable = worth > -torch.inf
+    chance = torch.where(usable, chance, 0.0)
+    prefix = accepted[:, :, None] & (torch.arange(accepted.shape[-1], device=at.device) < at[..., None])
+    children = seen.expand(best.shape[-1]).reveal(parents, prefix)
     value, phi, late = (parents.state[name][..., None].expand(place.shape) for name in STATE)
+    late = late + behind.gather(2, at)
     if draw.temperature > 0:
-        phi = phi + own
-        value, late = phi + gumbel_noise(mix(stream[..., None], place), token), torch.ones_like(late)
-    return tokens, logprob, value.masked_fill(~usable, -torch.inf), phi, late
+        phi, late = phi + chance, late + 1
+        value = phi + gumbel_noise(mix(stream[..., None], place), token)
+    return Children(
+        children.tokens.scatter(3, place[..., None], token[..., None]),
+        children.logprob.scatter(3, place[..., None], chance[..., None].to(children.logprob.dtype)),
+        base.finite,
+        {"value": value.masked_fill(~usable, -torch.inf), "phi": phi, "late": late},
+    )
 
 
 def _measure(
     parents: Parents, draw: Draw, place: Tensor, given: Tensor, measure: Callable[[Tensor, Tensor], dict[str, Tensor]]
 ) -> dict[str, Tensor]:
-    """Call measure(logits, given) on the logits at the window positions place [P, m, c] of the parents, in chunks."""
+    """Call measure(logits, given) on the logits at the window positions place [P, m, c] of the parents, in chunks.
+
+    The logits are in the widest float type, in which sums over the vocabulary do not depend on the batch up to 1e-9."""
     states, head = parents.states[parents.slot[..., None], place].flatten(0, 2), draw.head
 
     def in_parts(logits: Tensor, offset: Tensor | None, given: Tensor) -> dict[str, Tensor]:
-        size = chunk_rows(logits.shape[-1], _CHUNK)
+        size, dtype = chunk_rows(logits.shape[-1], _CHUNK), wide(logits.device)
         parts = [
-            measure(part if offset is None else part.float() + offset, some)
+            measure(part.to(dtype) if offset is None else part.to(dtype) + offset, some)
             for part, some in zip(logits.split(size), given.split(size), strict=True)
         ]
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
@@ -190,10 +192,8 @@ def _top(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     If there are fewer tokens, minus infinity fills the places.
     """
     size = values.shape[-1]
-    keys = coarse(values.to(wide(values.device))) - 2e-15 * torch.arange(size, device=values.device)
-    token = keys.topk(min(count, size), -1).indices
-    best = values.gather(1, token)
-    if count > size:
-        best = torch.nn.functional.pad(best, (0, count - size), value=-torch.inf)
-        token = torch.nn.functional.pad(token, (0, count - size))
-    return best, token
+    behind = coarse(values - values.amax(-1, keepdim=True))  # close to 0, floats are so dense that tokens can decide
+    token = (behind - 2e-15 * torch.arange(size, device=values.device)).topk(min(count, size), -1).indices
+    best, missing = values.gather(1, token), max(0, count - size)
+    pad = torch.nn.functional.pad
+    return pad(best, (0, missing), value=-torch.inf), pad(token, (0, missing))
