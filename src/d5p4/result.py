@@ -153,7 +153,8 @@ class Answers:
 
     @property
     def _similarity(self) -> list[list[float]]:
-        return self.result.similarity[self.place].tolist()[: len(self)]  # a dropped prompt has no answers
+        count = len(self)  # a prompt may have fewer than k answers
+        return self.result.similarity[self.place, :count, :count].tolist()
 
     @property
     def distinct(self) -> int:
