@@ -86,7 +86,7 @@ class Job:
 
     @property
     def settings(self) -> Settings:
-        return Settings(k=self.k, w=self.w, max_tokens_per_forward=BUDGET)
+        return Settings(method="d5p4", k=self.k, w=self.w, max_tokens_per_forward=BUDGET)
 
     def seconds(self, step: StepTime, prompts: int | None = None) -> float:
         """Return the GPU seconds per prompt if `prompts` prompts (by default, `self.batch`) are decoded together."""

@@ -36,10 +36,7 @@ from ..provenance import about
 from ..timing import wall
 from . import RESULTS, Row, generate, make_parser, read, show, table_of, write
 
-OPTIONS: dict[int, dict[str, Any]] = {  # the options that the server uses for n = 4 and for n = 1
-    4: {"k": 4, "w": 4, "distinct": True, "spare": 4},
-    1: {"k": 1, "w": 4},
-}
+OPTIONS: dict[int, dict[str, Any]] = {4: {"k": 4}, 1: {"k": 1}}  # what a request for n answers asks for
 CLIENTS = (1, 8, 32)
 PRODUCT = (4096, 320, 832)  # a product of 4096 rows with a matrix of 320 × 832, the model's largest
 Request = tuple[str, int]  # prompt, seed
