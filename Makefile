@@ -10,12 +10,12 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo serve test test-ten test-full test-browser test-gpu reproduce bench-gpu bench-cpu tables options lint clean
+.PHONY: help demo serve test test-ten test-full test-browser test-gpu reproduce bench-gpu bench-cpu tables options recording lint clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.installed ## solve puzzles in two ways and continue a text, on CPU
+demo: $(VENV)/.installed ## solve puzzles in three ways and continue a text, on CPU
 	@$(BIN)/python examples/demo.py
 
 serve: $(VENV)/.installed-serve ## the server with its playground, on the countdown model
@@ -52,6 +52,9 @@ tables: $(VENV)/.installed-dev ## redraw every table and figure of the documents
 
 options: $(VENV)/.installed ## write docs/options.md and the docstring of generate from the table of options
 	@$(BIN)/python -m d5p4_lab options
+
+recording: $(VENV)/.installed ## record the runs that the playground opens with
+	@$(BIN)/python -m d5p4_lab recording
 
 lint: $(VENV)/.installed-dev ## ruff, its format, and mypy
 	@$(BIN)/ruff check

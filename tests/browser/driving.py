@@ -80,17 +80,29 @@ def ready(page: Page, address: str) -> None:
     page.get_by_role("button", name="Run").and_(page.locator(":enabled")).wait_for()
 
 
-def small(page: Page, *, seed: int | None = 5, steps: int = 12, k: int = 3, w: int = 2) -> None:
+def small(
+    page: Page,
+    *,
+    seed: int | None = 5,
+    steps: int = 12,
+    k: int = 3,
+    w: int = 2,
+    methods: tuple[str, str] = ("independent", "d5p4"),
+) -> None:
     """A run that takes a second."""
     page.get_by_label("Prompt", exact=True).fill(PUZZLE)
     page.get_by_label("k answers").fill(str(k))
-    page.get_by_label("w children of each").fill(str(w))
+    page.get_by_label("tokens", exact=True).fill("36")
+    page.get_by_label("seed", exact=True).fill("" if seed is None else str(seed))
     more = page.locator("#more")
     if more.get_attribute("open") is None:
-        more.locator("summary").click()
-    page.get_by_label("tokens", exact=True).fill("36")
-    page.get_by_label("steps", exact=True).fill(str(steps))
-    page.get_by_label("seed", exact=True).fill("" if seed is None else str(seed))
+        more.locator("summary").first.click()
+    for run, method in zip("ab", methods, strict=True):
+        page.locator(f"#method-{run}").select_option(method)
+        for name, value in (("steps", steps), ("w", w)):
+            field = page.locator(f"#{run}-{name}")
+            if field.is_visible():
+                field.fill(str(value))
 
 
 def finished(page: Page) -> None:

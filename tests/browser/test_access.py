@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import d5p4
 from d5p4 import load, view
 from tests.browser.driving import PUZZLE, listen, ready, run, small
 
@@ -70,7 +71,7 @@ def test_everything_has_a_name(visit, server):
     assert nameless == []
     for role in ("banner", "main", "complementary", "navigation"):
         assert page.get_by_role(role).count() == 1
-    for name in ("Lineage", "Similarity", "Good and different", "In figures"):
+    for name in ("How the beams part", "Similarity", "Good and different", "In figures"):
         assert page.get_by_role("heading", name=name).count() == 1
     assert page.get_by_role("region", name="run B: d5p4").get_by_role("listitem").count() == 3
     assert page.get_by_role("table").count() >= 1
@@ -94,7 +95,15 @@ def test_by_keyboard_alone(visit, server):
         assert outlined != "none" or page.evaluate("document.activeElement === document.body")
         if page.evaluate("document.activeElement.id") == "run":
             break
-    assert {"method-a", "method-b", "compare", "knob-b", "k", "w", "distinct", "run"} <= seen
+    assert {"method-a", "method-b", "compare", "b-beta", "k", "b-w", "b-distinct", "SUMMARY", "run"} <= seen
+    hint = page.get_by_label("what is beta?")  # a question mark opens a sentence, and Escape closes it
+    hint.focus()
+    page.keyboard.press("Enter")
+    sentence = page.locator(".hint[open] p")
+    assert sentence.inner_text() == d5p4.METHODS["d5p4"].parameters["beta"].option.help
+    page.keyboard.press("Escape")
+    assert not sentence.is_visible()
+    page.locator("#run").focus()
     page.keyboard.press("Enter")
     page.locator("#pictures").wait_for(state="visible")
     assert page.evaluate("getComputedStyle(document.querySelector('.token')).animationName") == "none"
@@ -113,7 +122,8 @@ def test_no_screen_scrolls_sideways(visit, server):
             """() => [...document.querySelectorAll("button, input, select, textarea, canvas, .run, .token")]
                 .filter((node) => node.offsetParent).filter((node) => {
                   const box = node.getBoundingClientRect();
-                  return box.width && (box.left < -1 || box.right > innerWidth + 1) && !node.closest(".table-scroll");
+                  const outside = box.width && (box.left < -1 || box.right > innerWidth + 1);
+                  return outside && !node.closest(".table-scroll, .tree");
                 }).map((node) => node.outerHTML.slice(0, 80))"""
         )
         assert outside == []

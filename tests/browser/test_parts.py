@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import random
 from functools import cache
 
@@ -17,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::d5p4.DuplicateAnswers")
 def page(browser, tmp_path_factory):
     """A file with one trace in it; its scripts can be called."""
     file = tmp_path_factory.mktemp("page") / "trace.html"
-    view.write_html(file, [view.trace(FakeModel(), "ab", k=3, w=2, gen_length=5, seed=1)])
+    view.write_html(file, [view.trace(FakeModel(), "ab", method="d5p4", k=3, w=2, gen_length=5, seed=1)])
     page = browser.new_page()
     page.goto(file.as_uri())
     yield page
@@ -75,7 +77,85 @@ def test_replayed_rows_are_those_of_the_trace(page):
     )
 
 
-@pytest.mark.parametrize("value", [None, [], {}, {"format": view.FORMAT}, {"traces": [{"format": "d5p4-trace/2"}]}])
+PLANT = """(trace) => {
+  const [replay] = D5P4.trace.read(trace);
+  const at = (node) => node && [node.step, node.row];
+  const plain = (node) => ({ ...node, at: at(node), parent: at(node.parent), children: node.children.map(at) });
+  return replay.tree.all.map(plain);
+}"""
+
+
+def test_beams_part_where_their_tokens_do(page):
+    trace = view.trace(FakeModel(), "ab", method="tree", temperature=0, k=3, spare=2, gen_length=5, diversity=1.0)
+    nodes = {tuple(node["at"]): node for node in page.evaluate(PLANT, trace)}
+    everyone = [(t, row) for t, pool in enumerate(trace["pools"]) for row in range(len(pool["group"]))]
+    assert set(nodes) == {*everyone, *((trace["steps"], row) for row in range(len(trace["final"]["parents"])))}
+    assert len({(node["step"], node["lane"]) for node in nodes.values()}) == len(nodes)  # no two lines meet
+    parted = 0
+    for (step, row), node in nodes.items():
+        siblings = nodes[tuple(node["parent"])]["children"] if node["parent"] else []
+        assert (node["label"] is not None) == (len(siblings) > 1)  # accepted tokens are no branches
+        if node["label"]:
+            parted += 1
+            changes = (trace["pools"] + [trace["final"]])[step]["changes"][row]
+            texts = ["end" if piece in trace["end"] else text for piece, text in enumerate(trace["pieces"])]
+            chances = {texts[piece]: math.exp(logprob) for _, piece, logprob in changes}
+            assert node["label"]["chance"] == pytest.approx(chances[node["label"]["text"]])
+    assert parted > 3
+    leaves = [node["ranks"] for node in nodes.values() if node["step"] == trace["steps"]]
+    assert sorted(sum(leaves, [])) == [0, 1, 2]
+
+
+def test_a_beam_that_slept_keeps_its_lane(page):
+    """Row 1 of the last pool was a child of the first row and slept for one step."""
+    blank = {"score": [0.0], "quality": None, "similarity": None}
+    pools = [
+        blank | {"parents": [None], "changes": [[]], "group": [0], "chosen": [0]},
+        blank | {"parents": [[0, 0]], "changes": [[[0, 0, -0.1]]], "group": [0], "chosen": [0]},
+        blank | {"parents": [[1, 0], [0, 0]], "changes": [[], [[0, 1, -2.0]]], "group": [0, 1], "chosen": [0, 1]},
+    ]
+    answers = [{"text": "a", "row": 0, "score": 0, "distance": 1, "right": None}]
+    final = {"parents": [[2, 0], [2, 1]], "changes": [[], []]}
+    trace = {"format": view.FORMAT, "pools": pools, "final": final, "answers": answers, "pieces": ["a", "b"], "end": []}
+    nodes = page.evaluate(PLANT, trace | {"length": 1, "frame": None, "settings": {}, "similarity": [[1]]})
+    (slept,) = [node for node in nodes if node["at"] == [2, 1]]
+    assert slept["parent"] == [0, 0] and slept["lane"] == 1 and slept["label"]["text"] == "b"
+
+
+def test_traces_of_the_first_format_are_read(page):
+    trace = view.trace(FakeModel(), "ab", method="d5p4", k=3, w=2, gen_length=5, seed=1)
+    old = json.loads(json.dumps(trace)) | {"format": "d5p4-trace/1"}
+    for pool, following in zip(old["pools"], [*trace["pools"][1:], trace["final"]], strict=True):
+        pool["children"] = len(following["parents"]) // len(pool["chosen"])
+        del pool["parents"]
+    for answer in old["answers"]:
+        answer["changes"] = trace["final"]["changes"][answer.pop("row")]
+    del old["final"]
+    rows = "(trace) => { const [r] = D5P4.trace.read(trace); return r.trace.answers.map((_, i) => r.answerRow(i, 3)); }"
+    assert page.evaluate(rows, old) == page.evaluate(rows, trace)
+
+
+def test_what_follows_the_end_is_not_shown(page):
+    shown = page.evaluate(
+        """() => {
+          const [replay] = D5P4.results.replays();
+          const cell = (piece) => [piece, -0.5];
+          const [end] = [replay.trace.pieces.push("") - 1];
+          replay.ends.add(end);
+          return [[cell(0), null, cell(end), cell(0), null], [null, null]].map((row) => replay.tokens(row).length);
+        }"""
+    )
+    assert shown == [2, 2]
+
+
+def test_the_scale_of_the_heat_map_is_that_of_all_steps(page):
+    lows = """(trace) => { const [replay] = D5P4.trace.read(trace); return D5P4.heat.lows([replay, replay]); }"""
+    trace = view.trace(FakeModel(), "ab", method="d5p4", k=3, w=2, gen_length=5, seed=1)
+    values = sum([pool["similarity"] or [] for pool in trace["pools"]] + trace["similarity"], [])
+    assert page.evaluate(lows, trace) == [pytest.approx(math.floor(100 * min(values)) / 100)] * 2
+
+
+@pytest.mark.parametrize("value", [None, [], {}, {"format": view.FORMAT}, {"traces": [{"format": "d5p4-trace/3"}]}])
 def test_files_that_are_no_trace_are_refused_in_words(page, value):
     message = page.evaluate("(value) => { try { D5P4.trace.read(value); } catch (e) { return e.message; } }", value)
     assert message and "undefined" not in message and "null" not in message

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import struct
+import urllib.request
 import zlib
 
 import pytest
@@ -16,6 +18,79 @@ from tests.browser.driving import PUZZLE, finished, ready, run, serving, small, 
 pytestmark = pytest.mark.filterwarnings("ignore::d5p4.DuplicateAnswers")
 
 
+def test_the_first_screen_is_a_recorded_tree(visit, server):
+    page = visit(viewport={"width": 1400, "height": 900})
+    ready(page, server)
+    assert [trace["method"] for trace in traces(page)] == ["tree", "independent"]
+    assert "A recorded run." in page.locator("#recorded").inner_text()
+    tree = page.get_by_role("group", name="Beams of tree").bounding_box()
+    assert tree["y"] + tree["height"] < page.locator("#player").bounding_box()["y"]
+    foot = page.locator(".foot").bounding_box()["y"]
+    switches = ("method-a", "method-b", "k", "seed", "a-temperature", "a-reveal", "a-tau", "a-diversity", "a-spare")
+    for name in switches:  # without scrolling
+        box = page.locator(f"#{name}").bounding_box()
+        assert box["y"] > 0 and box["y"] + box["height"] <= foot, name
+    assert page.locator("#prompt").input_value() == traces(page)[0]["prompt"]
+    page.get_by_role("button", name="Run").click()
+    finished(page)
+    assert not page.locator("#recorded").is_visible()
+
+
+def test_a_tree(visit, server):
+    """The options that have no meaning for a tree are neither shown nor sent; both runs are sent at once."""
+    page = visit()
+    ready(page, server)
+    small(page, methods=("tree", "d5p4"), steps=4)
+    sent, order = [], []
+    page.on("request", lambda request: (sent.append(request.post_data_json), order.append("sent")))
+    page.on("requestfinished", lambda request: order.append("done"))
+    assert page.locator("#a-w").is_visible() and not page.locator("#a-steps").is_visible()
+    page.get_by_label("temperature, run A").fill("1.5")
+    assert not page.locator("#a-w").is_visible()  # at a temperature above 0, all tokens compete
+    assert page.locator("#a-distinct").count() == 0 and "confidence" not in page.locator("#a-order").inner_text()
+    run(page)
+    assert order[:2] == ["sent", "sent"]
+    assert set(sent[0]) == {"model", "prompt", "method", "n", "max_tokens", "temperature", "seed"} | EXTRA
+    options = {"k": 3, "gen_length": 36, "temperature": 1.5, "seed": 5}
+    result = d5p4.generate("countdown", PUZZLE, method="tree", **options)
+    assert texts(page, 0) == result.texts[0]
+    page.get_by_role("group", name="Beams of tree").focus()
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("ArrowLeft")
+    assert "leads to answer 1" in page.locator("#tree .card").first.inner_text()
+
+
+EXTRA = {"stream", "history", "logprobs"}  # what the page asks for besides the answers
+
+
+def test_fewer_answers_than_k(visit, server):
+    page = visit()
+    ready(page, server)
+    small(page, methods=("tree", "independent"), steps=1, k=20)
+    page.get_by_label("tokens", exact=True).fill("1")
+    run(page)
+    tree, _ = traces(page)
+    assert 1 < len(tree["answers"]) < 20
+    assert texts(page, 0) == [answer["text"] for answer in tree["answers"]]
+
+
+def test_the_form_as_code(visit, server):
+    page = visit()
+    ready(page, server)
+    small(page, methods=("tree", "d5p4"), steps=4)
+    page.get_by_label("beta, run B").fill("7.5")
+    page.get_by_text("Show as Python or curl").click()
+    names: dict[str, d5p4.Result] = {}
+    exec(page.locator("#python").inner_text(), names)
+    commands = [shlex.split(line) for line in page.locator("#curl").inner_text().splitlines() if line]
+    run(page)
+    for number, (name, command) in enumerate(zip("ab", commands, strict=True)):
+        assert names[name].texts[0] == texts(page, number)
+        body, headers = command[command.index("-d") + 1].encode(), {"Content-Type": "application/json"}
+        with urllib.request.urlopen(urllib.request.Request(command[1], body, headers)) as reply:
+            assert [choice["text"] for choice in json.load(reply)["choices"]] == texts(page, number)
+
+
 def test_a_puzzle_by_two_methods(visit, server):
     page = visit()
     ready(page, server)
@@ -23,9 +98,9 @@ def test_a_puzzle_by_two_methods(visit, server):
     assert "9.7 M parameters" in page.locator("#model-facts").inner_text()
     page.get_by_role("button", name="three numbers").click()
     assert re.fullmatch(r"\d+,\d+,\d+:\d+", page.get_by_label("Prompt", exact=True).input_value())
-    differ = page.get_by_label("make sure that the answers differ")  # as the method is, unless asked for
-    assert differ.is_visible() and not differ.is_checked()
     small(page)
+    differ = page.get_by_label("distinct, run B")  # as the method is, unless asked for
+    assert differ.is_visible() and not differ.is_checked()
     sent = []
     page.on("request", lambda request: sent.append(request.post_data_json) if request.method == "POST" else None)
     page.get_by_label("Prompt", exact=True).press("Control+Enter")
@@ -35,7 +110,7 @@ def test_a_puzzle_by_two_methods(visit, server):
         seen.add(page.locator(".run.busy .mask").count())
     assert len({count for count in seen if count}) >= 3
 
-    assert [(body["n"], body["distinct"], "spare" in body) for body in sent] == 2 * [(3, False, False)]
+    assert [(body["n"], body.keys() & {"distinct", "spare"}) for body in sent] == 2 * [(3, set())]
     shown_traces = traces(page)
     model = d5p4.load("countdown")
     for trace, method in zip(shown_traces, ("independent", "d5p4"), strict=True):
@@ -66,32 +141,24 @@ def test_a_blank_seed_is_drawn_once_for_both(visit, server):
     assert page.get_by_label("seed", exact=True).input_value() == str(first)
 
 
-def test_methods_have_their_own_knobs(visit, server):
+def test_methods_have_their_own_parameters(visit, server):
     page = visit()
     ready(page, server)
-    assert not page.get_by_label("exact value, run A").is_visible()  # independent has none
-    page.get_by_label("method of run A").select_option("diverse-beam")
-    assert page.locator("#knob-label-a").inner_text() == "α"
-    page.get_by_label("β weight of difference").focus()
-    page.keyboard.press("End")
-    assert page.get_by_label("exact value, run B").input_value() == "10000"
-    small(page, steps=4)
-    exact = page.get_by_label("exact value, run A")
-    exact.fill("2.5")
-    exact.press("Control+Enter")  # what is typed counts at once
+    small(page, methods=("diverse-beam", "d5p4"), steps=4)
+    alpha = page.get_by_label("alpha, run A")
+    assert alpha.get_attribute("placeholder") == "100"  # blank: the method's own value
+    page.get_by_label("beta, run B").fill("2.5")
+    alpha.fill("abc")
+    page.get_by_role("button", name="Run").click()
+    assert page.get_by_role("alert").inner_text() == "alpha must be a number, not “abc”"
+    assert alpha.evaluate("(field) => field === document.activeElement") and page.locator("#pictures").is_visible()
+    alpha.fill("30")
+    alpha.press("Control+Enter")  # what is typed counts at once
     finished(page)
     beam, dpp = traces(page)
-    assert (beam["parameters"]["alpha"], dpp["parameters"]["beta"]) == (2.5, 10000)
-    exact.fill("abc")
+    assert (beam["parameters"]["alpha"], dpp["parameters"]["beta"]) == (30, 2.5)
+    page.get_by_label("compare").uncheck()
     page.get_by_role("button", name="Run").click()
-    assert page.get_by_role("alert").inner_text() == "α must be a number, not “abc”"
-    assert exact.evaluate("(field) => field === document.activeElement") and page.locator("#pictures").is_visible()
-    exact.fill("")
-    exact.blur()
-    assert exact.input_value() == "100"  # blank: the method's own
-    page.get_by_label("compare with").uncheck()
-    run_again = page.get_by_role("button", name="Run")
-    run_again.click()
     until(page, "D5P4.results.replays().length === 1")
     assert page.locator(".run").count() == 1
 
@@ -126,37 +193,38 @@ def test_scrubbing(visit, server):
     page.get_by_role("button", name="play").click()
     until(page, "D5P4.player.now() > 2 && D5P4.player.now() < 12")
     page.get_by_role("button", name="pause").click()
-    page.get_by_role("heading", name="Lineage").click()  # closes the panel
-    assert not page.locator("#lineage").is_visible()
+    page.get_by_role("heading", name="How the beams part").click()  # closes the panel
+    assert not page.locator("#tree").is_visible()
 
 
-def test_the_lineage_by_keyboard_and_pointer(visit, server):
+def test_the_beams_by_keyboard_and_pointer(visit, server):
     page = visit()
     ready(page, server)
     small(page)
     run(page)
     dpp = traces(page)[1]
-    lineage = page.get_by_role("group", name="Lineage of d5p4")
-    lineage.focus()
+    beams = page.get_by_role("group", name="Beams of d5p4")
+    beams.focus()
     page.keyboard.press("ArrowUp")
-    card = lineage.get_by_role("status")
-    row = dpp["answers"][0]["lineage"][-1]
-    assert f"step 11 · candidate {row}" in card.inner_text() and "leads to answer 1" in card.inner_text()
+    card = beams.get_by_role("status")
+    assert card.inner_text().startswith("end") and "leads to answer 1" in card.inner_text()
     page.keyboard.press("ArrowLeft")
-    parent = dpp["answers"][0]["lineage"][-2]
-    quality = f"{dpp['pools'][10]['quality'][parent]:.2f}"
-    assert f"step 10 · candidate {parent}" in card.inner_text() and f"quality {quality}" in card.inner_text()
-    assert "similarity" in card.inner_text() and "parent" in card.inner_text()
+    score = dpp["pools"][11]["score"][dpp["answers"][0]["lineage"][11]]
+    assert card.inner_text().startswith("step 11") and f"score −{-score:.2f}"[:8] in card.inner_text()
+    assert "revealed" in card.inner_text() and "similarity" in card.inner_text()
     page.keyboard.press("Enter")
-    assert page.locator("#scrub").input_value() == "10"
+    assert page.locator("#scrub").input_value() == "11"
     page.keyboard.press("Escape")
     assert not card.is_visible()
-    lineage.scroll_into_view_if_needed()
-    box = lineage.bounding_box()
-    where = page.evaluate("(() => { const v = D5P4.results.lineages()[1]; return [v.where.x(3), v.where.y(3, 2)]; })()")
-    canvas = lineage.locator("canvas").bounding_box()
+    beams.scroll_into_view_if_needed()
+    box = beams.bounding_box()
+    where = page.evaluate(
+        """(() => { const v = D5P4.results.trees()[1];
+          const node = v.column(3)[1]; return [v.where.x(3), v.where.y(node)]; })()"""
+    )
+    canvas = beams.locator("canvas").bounding_box()
     page.mouse.move(canvas["x"] + where[0], canvas["y"] + where[1])
-    assert "step 3 · candidate 2" in card.inner_text()
+    assert card.inner_text().startswith("step 3")
     page.mouse.move(box["x"] - 30, box["y"] - 30)
     assert not card.is_visible()
 
@@ -180,9 +248,8 @@ def test_a_link_brings_the_whole_view_back(visit, server):
     page = visit(color_scheme="light")
     ready(page, server)
     small(page, seed=None, steps=9, k=2)
-    page.get_by_label("β weight of difference").focus()
-    page.keyboard.press("ArrowRight")
-    page.get_by_label("make sure that the answers differ").check()
+    page.get_by_label("beta, run B").fill("120")
+    page.get_by_label("distinct, run B").check()
     page.get_by_role("button", name="light or dark").click()
     run(page)
     page.get_by_role("heading", name="In figures").click()
@@ -205,12 +272,12 @@ def test_a_link_brings_the_whole_view_back(visit, server):
     assert other.locator("#scrub").input_value() == "7"
     assert texts(other, 0) == texts(page, 0) and texts(other, 1) == texts(page, 1)
     assert other.evaluate("document.documentElement.dataset.theme") == "dark"
-    assert not other.locator("#figures").is_visible() and other.locator("#lineage").is_visible()
+    assert not other.locator("#figures").is_visible() and other.locator("#tree").is_visible()
     assert not other.get_by_label("colour", exact=True).is_checked()
-    for name in ("prompt", "k", "w", "steps", "max_tokens", "exact-b", "method-a", "method-b"):
+    for name in ("prompt", "k", "b-w", "b-steps", "max_tokens", "b-beta", "method-a", "method-b"):
         assert other.locator(f"#{name}").input_value() == page.locator(f"#{name}").input_value()
     assert other.locator("#seed").input_value() == str(first[0]["seed"])  # drawn there, given here
-    assert other.get_by_label("make sure that the answers differ").is_checked()
+    assert other.get_by_label("distinct, run B").is_checked()
     assert not any("#" in url or "prompt=" in url for url in asked)  # the view stays in the browser
 
 
@@ -236,7 +303,8 @@ def test_exports(visit, server, tmp_path):
     other = visit()  # brought back, without a run
     ready(other, server)
     other.locator("#open-file").set_input_files(file)
-    finished(other)
+    opened = "D5P4.results.replays().some((replay) => replay.trace.seed === 5)"
+    until(other, opened)
     assert texts(other, 1) == texts(page, 1)
     other.reload()
     other.evaluate(
@@ -247,7 +315,7 @@ def test_exports(visit, server, tmp_path):
         }""",
         file.read_text(encoding="utf-8"),
     )
-    finished(other)
+    until(other, opened)
     assert texts(other, 0) == texts(page, 0)
     bad = tmp_path / "bad.json"
     bad.write_text('{"format": "else"}')
@@ -272,8 +340,7 @@ def read_png(data: bytes) -> tuple[int, int, set[bytes]]:
 def test_stop(visit, server):
     page = visit()
     ready(page, server)
-    page.get_by_label("k answers").fill("6")
-    page.get_by_label("w children of each").fill("8")
+    small(page, steps=36, k=6, w=8)
     page.get_by_role("button", name="Run").click()
     page.locator(".run.busy .mask").first.wait_for()
     page.get_by_role("button", name="Stop").click()

@@ -30,7 +30,7 @@ def test_a_page(cli, models, tmp_path):
     outcome = cli("trace", "-m", models.mdlm, "--gen-length", 6, "-k", 2, "-w", 2, "--methods", "cat", "-o", file, "-q")
     assert (outcome.exit_code, outcome.stdout) == (0, ""), outcome.output
     text = file.read_text(encoding="utf-8")
-    assert text.startswith("<!doctype html>") and '"format":"d5p4-trace/1"' in text
+    assert text.startswith("<!doctype html>") and '"format":"d5p4-trace/2"' in text
     assert [path.name for path in tmp_path.iterdir()] == ["trace.html"]
 
 

@@ -165,6 +165,16 @@ def test_models(client):
     assert about == listed[0].d5p4
     assert {method["name"] for method in about["methods"]} == set(d5p4.METHODS)
     assert about["limits"]["max_queue"] == 256 and about["examples"]
+    assert about["options"]["n"]["python"] == "k" and {rule["name"] for rule in about["reveals"]} == set(d5p4.REVEALS)
+
+
+def test_a_tree_needs_no_other_options(client, server):
+    """The server publishes which options have no meaning for a method, and adds none of them."""
+    (tree,) = [one for one in client.models.retrieve(NAME).d5p4["methods"] if one["name"] == "tree"]
+    assert {"distinct", "quality", "features"} <= set(tree["unused"]) and tree["defaults"]["order"] == "top"
+    reply = client.completions.create(prompt="abc", n=3, extra_body={"method": "tree"}, **SMALL)
+    result = d5p4.generate(server.model, "abc", k=3, method="tree", chat=False, seed=3, gen_length=6)
+    assert [choice.text for choice in reply.choices] == result.texts[0]
 
 
 def test_a_model_named_with_a_slash():

@@ -8,19 +8,16 @@ Row = list[tuple[int, float] | None]  # a piece and its log-probability at each 
 
 
 def pools(trace: dict[str, Any]) -> list[list[Row]]:
-    """The rows of every pool."""
-    rows: list[Row] = [[None] * trace["length"] for _ in trace["pools"][0]["group"]]
-    every_pool = [rows]
-    for before, pool in zip(trace["pools"], trace["pools"][1:], strict=False):
-        parents = [before["chosen"][n // before["children"]] for n in range(len(pool["group"]))]
-        rows = [changed(rows[parent], new) for parent, new in zip(parents, pool["changes"], strict=True)]
-        every_pool.append(rows)
+    """The rows of every pool, and at the end those of the final one."""
+    every_pool: list[list[Row]] = []
+    for pool in (*trace["pools"], trace["final"]):
+        before = [[None] * trace["length"] if at is None else every_pool[at[0]][at[1]] for at in pool["parents"]]
+        every_pool.append([changed(row, new) for row, new in zip(before, pool["changes"], strict=True)])
     return every_pool
 
 
 def answers(trace: dict[str, Any]) -> list[Row]:
-    last = pools(trace)[-1]
-    return [changed(last[answer["lineage"][-1]], answer["changes"]) for answer in trace["answers"]]
+    return [pools(trace)[-1][answer["row"]] for answer in trace["answers"]]
 
 
 def changed(row: Row, changes: list[list[Any]]) -> Row:

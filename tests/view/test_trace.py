@@ -34,18 +34,32 @@ CASES = {
     "unconditional": {"prompt": None},
     "ids": {"prompt": [1, 2, 3]},
     "one": {"k": 1, "w": 1},
+    "tree": {"method": "tree", "temperature": 0, "spare": 2},
+    "tree that draws": {"method": "tree", "w": 4, "diversity": 1.0, "reveal": "threshold", "tau": 0.2},
+    "tree with few answers": {"method": "tree", "temperature": 0, "k": 9, "gen_length": 1},
+    "tree that wakes rows up": {
+        "model": {"vocabulary": 6, "scale": 1.2, "seed": 4},
+        "prompt": "ab",
+        "method": "tree",
+        "k": 2,
+        "w": 4,
+        "temperature": 0,
+        "gen_length": 3,
+    },
+    "tree that fills": {"method": "tree", "temperature": 0, "prompt": "ab" + "l" + "c", "gen_length": 4},
 }
 
 
-def decoded(prompt="abc", carry_over=False, **options):
+def decoded(prompt="abc", carry_over=False, model=None, **options):
     """The trace and the result of the same call, and the model."""
-    model = FakeModel(carry_over=carry_over)
-    options = {"k": 3, "w": 2, "gen_length": 6, "seed": 5, "temperature": 1.3} | options
+    model = FakeModel(carry_over=carry_over, **model or {})
+    options = {"method": "d5p4", "k": 3, "w": 2, "gen_length": 6, "seed": 5, "temperature": 1.3} | options
     result = d5p4.generate(model, prompt, history=True, logprobs=True, **options)
     return trace_of(model, prompt, **options), result, model
 
 
-QUICK = ("d5p4", "best-of-n", "e-smc", "spare", "blocks", "window", "ancestral", "infilling and on", "one")
+QUICK = ("d5p4", "best-of-n", "e-smc", "spare", "blocks", "window", "ancestral", "infilling and on", "one", "tree")
+QUICK += ("tree that draws", "tree with few answers", "tree that wakes rows up")
 ONCE = [case if case in QUICK else pytest.param(case, marks=pytest.mark.full) for case in CASES]
 
 
@@ -59,25 +73,48 @@ def test_a_replayed_trace_is_the_history(case):
 
     history = result.history[0]
     assert len(trace["pools"]) == trace["steps"] == len(history)
-    for pool, rows, step in zip(trace["pools"], pools(trace), history, strict=True):
-        assert [ids(row) for row in rows] == step.tokens.tolist()
-        assert (pool["chosen"], pool["children"]) == (step.parents.tolist(), step.children)
-        assert pool["group"] == step.group.tolist()
-        assert pool["score"] == pytest.approx(step.scores.tolist(), abs=1e-6)
+    shown = []  # per step, the rows that the trace shows: those of a tree that do not sleep
+    for pool, rows, step in zip(trace["pools"], pools(trace), history, strict=False):
+        shown.append(list(range(len(step.group))) if step.awake is None else step.awake.nonzero()[:, 0].tolist())
+        assert [ids(row) for row in rows] == step.tokens[shown[-1]].tolist()
+        assert pool["score"] == pytest.approx(step.scores[shown[-1]].tolist(), abs=1e-6)
+        if step.awake is not None:
+            continue
+        assert pool["chosen"] == step.parents.tolist() and pool["group"] == step.group.tolist()
         assert pool["quality"] == pytest.approx(step.quality.tolist(), abs=1e-6)
         size = len(step.group)
         below = [float(step.similarity[i, j]) for i in range(size) for j in range(i)]
         assert (pool["similarity"] or []) == pytest.approx(below, abs=1e-4)
+    assert len(trace["answers"]) == len(result.texts[0])
     for rank, (answer, row) in enumerate(zip(trace["answers"], answers(trace), strict=True)):
-        assert answer["lineage"] == result.lineage[0][rank].tolist()
+        rows = result.lineage[0][rank].tolist()
+        assert answer["lineage"] == [at.index(row) if row in at else None for at, row in zip(shown, rows, strict=True)]
         assert answer["text"] == result.texts[0][rank]
         assert ids(row)[: answer["end"]] == result.answers[0][rank]
-        assert [chance for _, chance in row][: answer["end"]] == pytest.approx(result.logprobs[0][rank], abs=1e-4)
+        assert [chance for _, chance in row[: answer["end"]]] == pytest.approx(result.logprobs[0][rank], abs=1e-4)
         assert answer["score"] == pytest.approx(float(result.score[0, rank]), abs=1e-6)
+    slept = [answer for answer in trace["answers"] if None in answer["lineage"]]
+    assert bool(slept) == (case == "tree that wakes rows up")
     assert trace["distinct"] == int(result.distinct[0]) and trace["rows"] == int(result.rows[0])
     assert trace["rows_nominal"] == int(result.rows_nominal[0]) and trace["seed"] == 5
-    assert torch.allclose(torch.tensor(trace["similarity"]).double(), result.similarity[0].double(), atol=1e-4)
+    count = len(trace["answers"])
+    similarity = result.similarity[0, :count, :count].double()
+    assert torch.allclose(torch.tensor(trace["similarity"]).double(), similarity, atol=1e-4)
     assert json.loads(json.dumps(trace, allow_nan=False)) == trace  # plain JSON, no NaN
+
+
+def test_the_recording_of_the_playground_is_what_its_command_gives(tmp_path):
+    """By texts, because other machines may round differently."""
+    from d5p4_lab.__main__ import recording
+
+    def texts(file):
+        traces = json.loads(file.read_text(encoding="utf-8"))["traces"]
+        return [(trace["method"], trace["prompt"], [answer["text"] for answer in trace["answers"]]) for trace in traces]
+
+    recording(tmp_path / "recording.json")
+    shipped = texts(view.page_folder() / "recording.json")
+    assert shipped == texts(tmp_path / "recording.json"), "run `make recording`"
+    assert [method for method, _, _ in shipped] == ["tree", "independent"]
 
 
 def test_holes_keep_the_text_around_them():
@@ -100,7 +137,7 @@ def test_the_callers_seed_and_place_count():
         recorder.step(shot, numbers.index(2))
         return [0] if shot.step == 1 else None
 
-    options = {"k": 2, "w": 2, "gen_length": 5, "seed": 3}
+    options = {"method": "d5p4", "k": 2, "w": 2, "gen_length": 5, "seed": 3}
     result = d5p4.generate(model, ["ab", "ac", "ad"], callback=listen, **options)
     trace = recorder.trace("ad", result, 2, 77, 0.5)
     alone = trace_of(model, "ad", **options)
@@ -120,7 +157,7 @@ def test_a_recorder_lets_go_of_every_step():
             gc.collect()
             assert sum(ref() is not None for ref in alive) <= 2  # this step's and at most the one before
 
-    d5p4.generate(FakeModel(), "ab", k=2, w=2, gen_length=4, seed=1, callback=listen)
+    d5p4.generate(FakeModel(), "ab", method="d5p4", k=2, w=2, gen_length=4, seed=1, callback=listen)
     assert len(alive) == 4
 
 
@@ -138,5 +175,5 @@ def test_a_callback_hears_the_steps_and_a_folder_is_named_without_the_path_to_it
     model, heard = FakeModel(), []
     model.name = str(tmp_path / "mine")
     (tmp_path / "mine").mkdir()
-    named = trace_of(model, "ab", k=1, w=1, gen_length=3, seed=1, callback=lambda shot: heard.append(shot.step))
+    named = trace_of(model, "ab", k=1, gen_length=3, seed=1, callback=lambda shot: heard.append(shot.step))
     assert heard == [0, 1, 2] and named["model"]["name"] == "mine"

@@ -31,7 +31,7 @@ def serve(
         list[str] | None, typer.Option(help="Web pages of this origin may use the server; * allows all. Repeatable.")
     ] = None,
     max_queue: Annotated[int, typer.Option(help="Prompts that may wait. Further prompts get status 429.")] = 256,
-    max_pool: Annotated[int, typer.Option(help="Rows per pool that a request may ask for: (n + spare) * w.")] = 256,
+    max_pool: Annotated[int, typer.Option(help="Rows per pool that a request may ask for.")] = 256,
     max_prompt_tokens: Annotated[
         int | None, typer.Option(help="Tokens per prompt (default: the model's limit).")
     ] = None,

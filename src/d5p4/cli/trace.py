@@ -25,7 +25,7 @@ def trace(
         Path, typer.Option("--output", "-o", help="The file to write: .html (a page for a browser) or .json.")
     ] = Path("trace.html"),
     model: ModelName = DEFAULT_MODEL,
-    methods: MethodNames = "independent,d5p4",
+    methods: MethodNames = "tree,independent",
     seed: Seed = None,
     quiet: Quiet = False,
     device: Device = None,
@@ -34,7 +34,7 @@ def trace(
 ) -> None:
     """Write a page that shows how the answers were made.
 
-    The page shows every pool, the rows that were chosen, and how the answers differ.
+    The page shows the beams as a tree: where they part, on which token, and with which probability.
 
     All methods use the same seed. A parameter of a method is passed only to the methods that have it.
 

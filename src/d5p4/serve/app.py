@@ -20,15 +20,17 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..__about__ import __version__
+from ..errors import D5P4Error
 from ..eval.graders import grader_of
-from ..methods import METHODS
+from ..methods import METHODS, NOT_FOR_TREES, Method
+from ..options import Settings, registries
 from ..result import finite
 from ..types import Model
 from ..view import describe, page_folder
 from .engine import Engine, Metrics
 from .errors import ApiError, describe_failure, json_response
 from .limits import Limits
-from .requests import Body, has_template, not_valid, request_models, understand
+from .requests import Body, decoding_fields, has_template, not_valid, request_models, understand
 from .respond import ChatCompletion, Completion, ErrorBody, EventStream, ModelEntry, ModelList, Reply
 
 log = logging.getLogger("d5p4.serve")
@@ -183,30 +185,73 @@ def _add_pages(app: FastAPI, engine: Engine) -> None:
 
 
 def card(model: Model, limits: Limits) -> dict[str, Any]:
-    """Return the field `d5p4` of a model in /v1/models: facts, defaults, methods, limits, and example prompts."""
+    """Return the field `d5p4` of a model in /v1/models: facts, options, methods, limits, and example prompts. Options
+    have the names of the request's fields."""
     chat, defaults = has_template(model), dict(model.generation_defaults)
     own, task = defaults.get("methods", {}), grader_of(model)
     prompts = [] if task is None else [{"label": label, "prompt": prompt} for label, prompt in task.examples]
+    fields = decoding_fields()
+    options = {
+        name: {
+            "python": parameter.name,
+            "help": parameter.option.help,
+            "kind": parameter.kind.__name__,
+            "group": parameter.option.group,
+            "choices": parameter.choices,
+        }
+        for name, (parameter, _) in fields.items()
+    }
     methods = [
         {
             "name": method.name,
             "summary": method.summary,
             "section": method.section,
             "wide": method.branches,
+            "children": method.children,
             "parameters": method.defaults | dict(own.get(method.name, {})),
+            "own": list(method.parameters),
+            "unused": [name for name, (parameter, _) in fields.items() if parameter.name in _unused(method)],
+            "defaults": _defaults(model, method.name),
         }
         for method in METHODS.values()
     ]
+    _, orders, reveals = registries()
     about = {
         "description": None if task is None else task.about,
         "examples": defaults.pop("examples", None) or prompts or (CHAT_EXAMPLES if chat else EXAMPLES),
         "chat": chat,
         "default_order": model.default_order,
+        "default_method": defaults.get("method", Settings.method),
         "defaults": defaults,
+        "options": options,
         "methods": methods,
+        "orders": [
+            {"name": order.name, "draws_first": order.draws_first or order.name == "ancestral"}
+            for order in orders.values()
+        ],
+        "reveals": [
+            {"name": rule.name, "adaptive": rule.adaptive, "own": list(rule.parameters), "parameters": rule.defaults}
+            for rule in reveals.values()
+        ],
         "limits": asdict(limits) | {"max_work": limits.work_allowed(model) / 1e12},
     }
     return finite(describe(model) | about)
+
+
+def _unused(method: Method) -> tuple[str, ...]:
+    """Return the options that have no meaning for a method."""
+    if method.children == "enumerated":
+        return (*NOT_FOR_TREES, "distinct", "stop")
+    return () if method.branches else ("w",)
+
+
+def _defaults(model: Model, method: str) -> dict[str, Any]:
+    """Return the options that a method uses with this model if a request names none."""
+    try:
+        options = Settings.make(model, method=method).options()
+    except D5P4Error:  # the model's defaults do not fit this method
+        return {}
+    return {name: options[field.name] for name, (field, _) in decoding_fields().items() if field.name in options}
 
 
 class Guard:

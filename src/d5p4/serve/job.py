@@ -65,7 +65,8 @@ class Job:
         if not self.ask.body.stream or self.draft is not None or now - self.drafted < DRAFT_SECONDS:
             return
         self.drafted = now
-        draft = {"step": shot.step + 1, "steps": shot.steps, "drafts": drafts(model, shot, place), "text": ""}
+        shown = drafts(model, shot, place, self.window - self.request.append)
+        draft = {"step": shot.step + 1, "steps": shot.steps, "drafts": shown, "text": ""}
         if self.settings.k == 1:
             rows = shot.next_tokens[place]
             rows = rows if shot.next_awake is None else rows[shot.next_awake[place]]

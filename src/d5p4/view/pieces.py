@@ -92,21 +92,22 @@ class Pieces:
         return [self._number[token] for token in self.model.eos_ids if token in self._number]
 
 
-def drafts(model: Model, shot: Snapshot, place: int) -> list[dict[str, Any]]:
-    """Return one draft per chosen parent, made from the parent's first child: {"text", "tokens", "logprobs"}.
+def drafts(model: Model, shot: Snapshot, place: int, holes: int = 0) -> list[dict[str, Any]]:
+    """Return one draft per chosen parent, made from the parent's first child: {"text", "tokens", "logprobs"}. For a
+    tree, these are the rows that are awake.
 
-    A masked token has None in "tokens" and in "logprobs". `place` is the prompt's row in the tensors of the snapshot.
+    A masked token has None in "tokens" and in "logprobs". A draft ends before its first end-of-text token. `place` is
+    the prompt's row in the tensors of the snapshot. The first `holes` positions are holes in the prompt, where
+    end-of-text has no meaning.
     """
-    children = shot.choice.children
-    tokens, logprobs = (x[place, ::children][:MOST_DRAFTS] for x in (shot.next_tokens, shot.next_logprobs))
+    every = slice(None, None, shot.choice.children) if shot.next_awake is None else shot.next_awake[place]
+    tokens, logprobs = (x[place, every][:MOST_DRAFTS] for x in (shot.next_tokens, shot.next_logprobs))
     both = torch.stack([x.to(wide(x.device)) for x in (tokens, logprobs)]).tolist()  # a single transfer
-    return [_draft(model, list(map(int, row)), chances) for row, chances in zip(*both, strict=True)]
+    return [_draft(model, list(map(int, row)), chances, holes) for row, chances in zip(*both, strict=True)]
 
 
-def _draft(model: Model, row: list[int], chances: list[float]) -> dict[str, Any]:
-    end = len(row)
-    while end and row[end - 1] in model.eos_ids:
-        end -= 1
+def _draft(model: Model, row: list[int], chances: list[float], holes: int) -> dict[str, Any]:
+    end = next((i for i in range(holes, len(row)) if row[i] in model.eos_ids), len(row))
     masked = [token == model.mask_id for token in row[:end]]
     texts = spell(None if hidden else piece(model, token) for token, hidden in zip(row, masked, strict=False))
     shown = [None if hidden else finite(round(chance, 4)) for hidden, chance in zip(masked, chances, strict=False)]

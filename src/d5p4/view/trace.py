@@ -1,8 +1,11 @@
 """The trace of a decode: every pool, the rows that were chosen, and the tokens that were revealed, as plain JSON.
 
-The page replays a trace. A row is stored as its difference from its parent. The parent of row i of a pool is row
-`chosen[i // children]` of the previous pool. Pool 0 consists of masks only. Letters in shapes: N rows per pool, m
-chosen parents, L window positions, k answers.
+The page replays a trace. A row is stored as its difference from its parent. `parents[i]` of a pool is [step, row]: row
+i descends from that row of the pool of that step. Pool 0 consists of masks only, and its rows have no parents. `final`
+has the rows after the last step in the same form.
+
+A tree (`methods.tree`) shows only the rows that are awake. A row that slept for some steps has its parent in the pool
+before it fell asleep; the parents of all other rows are in the previous pool.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -18,16 +21,21 @@ from torch import Tensor
 
 from ..eval.graders import grader_of
 from ..generate import generate
+from ..ops.gram import token_kernel
 from ..ops.precision import wide
 from ..prompts import encode
 from ..result import Answers, Result, finite
 from ..types import Callback, Model, Snapshot
 from .pieces import Pieces
 
-FORMAT = "d5p4-trace/1"
+if TYPE_CHECKING:
+    from ..decode.view import Look
+
+FORMAT = "d5p4-trace/2"
 MOST_SIMILARITIES = 3_000_000  # the most similarities in a trace; a longer trace keeps only the matrices of some steps
 
 Change = list[Any]  # [position, number of the piece, logprob]
+Row = tuple[list[int] | None, list[Change]]  # the parent [step, row] in the trace, and what the row has beyond it
 
 
 def trace(model: Model, prompt: Any = None, *, callback: Callback | None = None, **options: Any) -> dict[str, Any]:
@@ -49,41 +57,50 @@ class Recorder:
     def __init__(self, model: Model) -> None:
         self.model, self._pieces = model, Pieces(model)
         self._pools: list[dict[str, Any]] = []
-        self._changes: list[list[Change]] = []  # for each row of the next pool, the tokens that the last step revealed
-        self._final: Tensor | None = None  # [rows, L] the window's tokens in each row after the last step
+        self._numbers: list[dict[int, int]] = []  # per pool, the number in the trace of each row that is shown
+        self._rows: list[Row] = []  # the rows of the next pool, with those that sleep
+        self._final: tuple[Tensor, list[int], list[bool]] | None = None  # tokens, sources and awake rows at the end
 
     def step(self, shot: Snapshot, place: int) -> None:
         """Record a step. `place` is the index of the prompt in the snapshot's tensors. The snapshot is not kept."""
-        view, choice = shot.view, shot.choice
-        size, device = view.size, shot.tokens.device
-        before = shot.tokens[place, choice.parents[place]].repeat_interleave(choice.children, 0)
-        after = shot.next_tokens[place]
-        row, position = (after != before).nonzero(as_tuple=True)
-        parts = [view.raw[place], view.quality[place], shot.next_logprobs[place, row, position]]
-        parts += [view.group[place], choice.parents[place], row, position, after[row, position]]
+        view, device, source = shot.view, shot.tokens.device, shot.source[place]
+        after, step = shot.next_tokens[place], len(self._pools)
+        awake = torch.ones_like(view.group[place], dtype=torch.bool) if shot.awake is None else shot.awake[place]
+        shown = awake.nonzero()[:, 0]
+        row, position = (after != shot.tokens[place, source]).nonzero(as_tuple=True)
+        parts = [view.raw[place, shown], view.quality[place, shown], shot.next_logprobs[place, row, position]]
+        parts += [view.group[place, shown], shot.choice.parents[place], row, position, after[row, position]]
+        parts += [shown, source]
+        size = len(shown)
         stride = -(-size * (size - 1) // 2 * shot.steps // MOST_SIMILARITIES)
         kept = size > 1 and (shot.step % max(1, stride) == 0 or shot.step == shot.steps - 1)
         if kept:
             below = torch.tril_indices(size, size, -1, device=device)
-            parts.append(view.similarity[place, below[0], below[1]])
+            parts.append(_similarity(shot, place, shown)[below[0], below[1]])
         packed = torch.cat([part.to(wide(device)) for part in parts]).cpu()  # one copy, as floats (exact for ids)
         score, quality, logprob, *rest = packed.split([len(part) for part in parts])
-        group, chosen, *revealed = (part.long().tolist() for part in rest[:5])
+        group, chosen, rows, *revealed, listed, sources = (part.long().tolist() for part in rest[:7])
+        tree = shot.awake is not None
+        number = {row: i for i, row in enumerate(listed)}
+        before = self._rows or [(None, []) for _ in awake]
         self._pools.append(
             {
-                "changes": self._changes or [[] for _ in group],
+                "parents": [before[row][0] for row in listed],
+                "changes": [before[row][1] for row in listed],
                 "score": _rounded(score, 6),
-                "quality": _rounded(quality, 6),
-                "group": group,
-                "similarity": _rounded(rest[5].float(), 4) if kept else None,  # the part below the diagonal
-                "chosen": chosen,
-                "children": choice.children,
+                "quality": None if tree else _rounded(quality, 6),
+                "group": list(range(size)) if tree else group,
+                "similarity": _rounded(rest[7].float(), 4) if kept else None,  # the part below the diagonal
+                "chosen": list(range(size)) if tree else chosen,
             }
         )
-        self._changes = [[] for _ in after]
-        for number, place_in_row, token, chance in zip(*revealed, _rounded(logprob, 4), strict=True):
-            self._changes[number].append([place_in_row, self._pieces.index(token), chance])
-        self._final = after
+        self._numbers.append(number)
+        self._rows = [([step, number[row]], []) if row in number else before[row] for row in sources]
+        for row, place_in_row, token, chance in zip(rows, *revealed, _rounded(logprob, 4), strict=True):
+            if sources[row] in number:
+                self._rows[row][1].append([place_in_row, self._pieces.index(token), chance])
+        waking = None if shot.next_awake is None else shot.next_awake[place].tolist()
+        self._final = after, sources, waking or [True] * len(sources)
 
     def trace(self, prompt: Any, result: Result, place: int, seed: int, seconds: float) -> dict[str, Any]:
         """Return the whole trace after the decode with `seed`. `place` is the index of the prompt in the result."""
@@ -93,7 +110,8 @@ class Recorder:
         holes = [i for i, token in enumerate(ids) if token == model.mask_id]
         rows = result.sequences[place][:, result.attention_mask[place]]
         window = rows[:, [*holes, *range(len(ids), rows.shape[1])]].tolist()  # [k][L]
-        listed = self._answers(answers, window, right)
+        length = 0 if self._final is None else self._final[0].shape[1]
+        final, listed = self._answers(answers, window, right)
         frame = [None if token == model.mask_id else self._pieces.index(token) for token in ids] if holes else None
         return {
             "format": FORMAT,
@@ -105,13 +123,14 @@ class Recorder:
             "w": settings.w,
             "seed": seed,
             "settings": finite(settings.to_dict()),
-            "length": 0 if self._final is None else self._final.shape[1],
+            "length": length,
             "steps": len(self._pools),
             "score_kind": result.score_kind,
             "pools": self._pools,
+            "final": final,
             "answers": listed,
             "frame": frame,  # the pieces of a prompt with holes (masked tokens), and None at each hole
-            "similarity": [_rounded(row, 4) for row in result.similarity[place]],
+            "similarity": [_rounded(row[: len(answers)], 4) for row in result.similarity[place][: len(answers)]],
             "distinct": answers.distinct,
             "right": count_right(model, answers.texts, right),
             "rows": answers.rows,
@@ -122,31 +141,46 @@ class Recorder:
             "end": self._pieces.ends(),
         }
 
-    def _answers(self, answers: Answers, window: list[list[int]], right: list[bool] | None) -> list[dict[str, Any]]:
-        result, place, last = answers.result, answers.place, self._pools[-1]
-        final = [] if self._final is None else self._final.tolist()
-        listed = []
+    def _answers(
+        self, answers: Answers, window: list[list[int]], right: list[bool] | None
+    ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Return the rows after the last step, and the answers among them."""
+        result, place = answers.result, answers.place
+        tokens, sources, awake = ([], [], []) if self._final is None else (self._final[0].tolist(), *self._final[1:])
+        listed, places = [], []
         for rank, text in enumerate(answers.texts):
             lineage = result.lineage[place][rank].tolist()
-            # A parent chosen twice may have two equal rows. We take the first, as both have the same log-probabilities.
             end = len(result.answers[place][rank])
-            row = next(
-                n
-                for n, tokens in enumerate(final)
-                if last["chosen"][n // last["children"]] == lineage[-1] and tokens[:end] == window[rank][:end]
-            )
+            ids, ends = window[rank][:end], ([], *([token] for token in self.model.eos_ids))
+            same = [n for n, row in enumerate(tokens) if row[:end] == ids and row[end : end + 1] in ends]
+            same = [n for n in same if sources[n] == lineage[-1]]
+            # A parent chosen twice may have two equal rows. We take the first, as both have the same log-probabilities.
+            places.append(min(same, key=lambda n: not awake[n]))  # a row that sleeps may repeat the text
             listed.append(
                 {
                     "text": text,
                     "score": _round(answers.score[rank], 6),
                     "distance": _round(answers.distance[rank], 6),
-                    "lineage": lineage,
-                    "changes": self._changes[row],
+                    "lineage": [number.get(row) for number, row in zip(self._numbers, lineage, strict=True)],
+                    "row": 0,
                     "end": end,
                     "right": None if right is None else right[rank],
                 }
             )
-        return listed
+        shown = [n for n in range(len(tokens)) if awake[n] or n in places]
+        for answer, n in zip(listed, places, strict=True):
+            answer["row"] = shown.index(n)
+        final = {"parents": [self._rows[n][0] for n in shown], "changes": [self._rows[n][1] for n in shown]}
+        return final, listed
+
+
+def _similarity(shot: Snapshot, place: int, rows: Tensor) -> Tensor:
+    """Return the similarity [n, n] of some rows of a prompt: by the method's features or, for a tree, by tokens."""
+    if shot.awake is None:
+        return shot.view.similarity[place]
+    pool = cast("Look", shot.view).pool
+    tokens = shot.tokens.masked_fill(pool.call.after_end(shot.tokens, pool.appended), pool.call.model.mask_id)
+    return token_kernel(tokens[place, rows][None], pool.call.model.mask_id)[0]
 
 
 def grade(model: Model, prompt: Any, texts: Sequence[str]) -> list[bool] | None:

@@ -83,10 +83,11 @@ def rows_of(results: Mapping[str, Any], section: str) -> list[Row]:
 
 
 def generate(model: Any, prompts: Any = None, **options: Any) -> d5p4.Result:
-    """Call `d5p4.generate` without its warning about equal answers, because the benchmarks count equal answers."""
+    """Call `d5p4.generate` with the paper's method, unless the options name another one, and without the warning about
+    equal answers, because the benchmarks count these."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", d5p4.DuplicateAnswers)
-        return d5p4.generate(model, prompts, **options)
+        return d5p4.generate(model, prompts, **{"method": "d5p4"} | options)
 
 
 def one_line(error: BaseException) -> str:

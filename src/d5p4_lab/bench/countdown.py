@@ -15,7 +15,8 @@ sweep      every method is tuned on --tune other puzzles of four and five number
            answers. Three numbers take the choice of four numbers. Every method reveals per pass what the tree
            reveals: all positions above the threshold 0.99, and one more.
 coverage   the tuned methods on --puzzles committed puzzles and on as many fresh ones, with three seeds if the method is
-           random. The tree is also shown with its default setting (temperature 0, diversity 1).
+           random. The tree is also shown with its default setting (temperature 0, diversity 1), and its rivals on the
+           committed puzzles with the temperatures beside their best one.
 ablations  the tree with K = 8 and one thing changed, on 500 of the puzzles for tuning, with one seed
 schedule   five methods without the threshold, one token per step: tuned in their own order, then on committed puzzles
 """
@@ -26,7 +27,7 @@ import argparse
 import itertools
 import json
 import math
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
@@ -219,16 +220,26 @@ def sweep(
     return choose(lines, tuned)
 
 
-def plan(lines: Mapping[Unit, Row], puzzles: int, tune: int) -> Iterator[Unit]:
-    """Yield all units that are known by now, the most important first. A unit may come twice."""
+Best = dict[tuple[str, int], Unit | None]
+
+
+def sweeps(lines: Mapping[Unit, Row], tune: int) -> Generator[Unit, None, Best]:
+    """Yield the units that tune all methods. Return the best unit of each method and count of numbers."""
     counts = sorted(set(SWEPT.values()))
-    best: dict[tuple[str, int], Unit | None] = {}
+    best: Best = {}
     for name, method in METHODS.items():
         for numbers in counts:
             source = best.get((method.like, numbers))
             first = Unit("sweep", name, numbers, method.rule, tune)
             tuned = (yield from sweep(lines, first, method.heats)) if not method.like else source
             best[name, numbers] = replace(tuned, method=name) if tuned else None
+    return best
+
+
+def plan(lines: Mapping[Unit, Row], puzzles: int, tune: int) -> Iterator[Unit]:
+    """Yield all units that are known by now, the most important first. A unit may come twice."""
+    counts = sorted(set(SWEPT.values()))
+    best = yield from sweeps(lines, tune)
 
     def coverage(seed: int, counts: Sequence[int], cases: str) -> Iterator[Unit]:
         for numbers in counts:
@@ -244,6 +255,12 @@ def plan(lines: Mapping[Unit, Row], puzzles: int, tune: int) -> Iterator[Unit]:
             base = Unit("", BASE, numbers, SURE, 0, **DEFAULT) if "method" not in change else best["d5p4", numbers]
             if base:
                 yield replace(base, stage="ablations", puzzles=min(puzzles, ABLATED), **change)
+    for name, numbers in itertools.product(RIVALS.values(), counts):
+        if unit := best.get((name, numbers)):
+            unit = replace(unit, stage="coverage", puzzles=puzzles, cases=COMMITTED)
+            beside = TOP[unit.order].index(unit.temperature)
+            nearest = TOP[unit.order][max(0, beside - 1) : beside + 2]
+            yield from (replace(unit, temperature=heat) for heat in nearest)
     yield from coverage(0, counts, FRESH)
     yield from coverage(0, (3,), COMMITTED)
     for seed, cases in itertools.product(range(SEEDS), (COMMITTED, FRESH)):
@@ -371,7 +388,7 @@ def summary(lines: Mapping[Unit, Row], puzzles: int, tune: int) -> dict[str, Any
     figure is interpolated between the two rivals with fewer and with more rows, linearly in the logarithm of rows. In
     the stage `ablations`, the others are compared with the base, puzzle by puzzle.
     """
-    units = [unit for unit in dict.fromkeys(plan(lines, puzzles, tune)) if unit in lines]
+    units, tuned = [unit for unit in dict.fromkeys(plan(lines, puzzles, tune)) if unit in lines], _tuned(lines, tune)
     groups: dict[Unit, list[Unit]] = {}
     for unit in units:
         if unit.stage == "ablations" or unit.cases != TUNING:
@@ -381,7 +398,7 @@ def summary(lines: Mapping[Unit, Row], puzzles: int, tune: int) -> dict[str, Any
     for unit, group in groups.items():
         seeds = [measures(lines[seed]) for seed in group]
         means[unit] = {name: np.stack([seed[name] for seed in seeds]).mean(0) for name in seeds[0]}
-        if unit.stage == "coverage" and unit.method in RIVALS.values():
+        if unit.stage == "coverage" and unit.method in RIVALS.values() and _setting(vars(unit)) in tuned(unit):
             rivals.setdefault((unit.numbers, unit.cases), []).append(means[unit])
     rows = []
     for unit, values in means.items():
@@ -393,7 +410,9 @@ def summary(lines: Mapping[Unit, Row], puzzles: int, tune: int) -> dict[str, Any
             base = replace(unit, change="") if unit.method != BASE else replace(unit, rule=SURE, change="", **DEFAULT)
             figures |= {"base": _against(values, means[base])} if base in means and base != unit else {}
             figures |= {name: lines[unit][name] for name in ("spread", "logdet")}
-        rows.append(_identity(unit) | {"seeds": len(groups[unit]), "setting": _setting(vars(unit))} | figures)
+        setting = _setting(vars(unit))
+        figures |= {"tuned": setting in tuned(unit)} if unit.stage == "coverage" else {}
+        rows.append(_identity(unit) | {"seeds": len(groups[unit]), "setting": setting} | figures)
     sweeps = [
         _identity(unit) | {name: lines[unit][name] for name in ("pass@4", "different", "rows")}
         for unit in units
@@ -401,6 +420,23 @@ def summary(lines: Mapping[Unit, Row], puzzles: int, tune: int) -> dict[str, Any
     ]
     origins = {json.dumps(lines[unit]["about"]): lines[unit]["about"] for unit in units}
     return {"about": list(origins.values()), "puzzles": puzzles, "tune": tune, "rows": rows, "sweeps": sweeps}
+
+
+def _tuned(lines: Mapping[Unit, Row], tune: int) -> Callable[[Unit], list[str]]:
+    """Return a function that returns the tuned setting of a unit's method, in a list, or an empty list without one."""
+    left = sweeps(lines, tune)
+    while True:
+        try:
+            next(left)
+        except StopIteration as end:
+            best: Best = end.value
+            break
+
+    def settings(unit: Unit) -> list[str]:
+        tuned = best.get((unit.method, SWEPT[unit.numbers]))
+        return [_setting(vars(tuned))] if tuned else []
+
+    return settings
 
 
 def _figures(values: Values) -> dict[str, list[float]]:
@@ -464,44 +500,52 @@ def _rows(results: Results, stage: str, **fields: Any) -> list[Row]:
 
 def coverage_table(results: Results, numbers: int) -> str:
     """Return all figures on the committed puzzles, and the shares solved of the fresh ones."""
-    fresh = {(row["method"], row["setting"]): row for row in _rows(results, "coverage", numbers=numbers, cases=FRESH)}
+
+    def key(row: Row) -> tuple[Any, ...]:
+        return row["method"], row["setting"], row["rule"]
+
+    fresh = {key(row): row for row in _rows(results, "coverage", numbers=numbers, cases=FRESH)}
     cells = []
     for row in sorted(_rows(results, "coverage", numbers=numbers, cases=COMMITTED), key=_place):
-        other = fresh.get((row["method"], row["setting"]))
-        cells.append([_named(row), row["setting"], *_cells(row, FIGURES), *_cells(other, SOLVED)])
-    header = ["method", "setting", *_headings(FIGURES), *_headings(SOLVED, "fresh: ")]
+        setting = f"**{row['setting']}**" if row["tuned"] else row["setting"]
+        alone = row["rule"] == SURE and row["method"] not in TREES.values()
+        figures = *_cells(row, FIGURES), *_cells(fresh.get(key(row)), SOLVED)
+        cells.append([_named(row), "sure" if alone else "sure and one", setting, *figures])
+    header = ["method", "per pass", "setting", *_headings(FIGURES), *_headings(SOLVED, "fresh: ")]
     return markdown(header, cells) if cells else UNMEASURED
 
 
 def rivals_table(results: Results) -> str:
-    """Return the differences between trees and their fair rivals at equal rows."""
-    rows = [row for row in _rows(results, "coverage") if "rival" in row]
+    """Return the differences between trees with their default setting and their fair rivals at equal rows."""
+    rows = [row for row in _rows(results, "coverage") if "rival" in row and row.items() >= DEFAULT.items()]
     rows.sort(key=lambda row: (list(NUMBERS).index(row["numbers"]), row["cases"], _place(row)))
     cells = []
     for row in rows:
         share = f"{100 * (row['pass@4'][0] - row['rival']['pass@4'][0]):.1f}"
         cost = half_width(row["rows"], 0), half_width(row["pass@4"], 1, 100)
-        which = row["numbers"], row["cases"], row["method"], row["setting"]
+        which = row["numbers"], row["cases"], row["method"]
         cells.append([*which, *cost, share, *_cells(row["rival"], CHANGES)])
-    header = ["numbers", "puzzles", "method", "setting", "rows", "solved %", "rival: solved %"]
+    header = ["numbers", "puzzles", "method", "rows", "solved %", "rival: solved %"]
     return markdown([*header, *_headings(CHANGES, "gain: ")], cells) if cells else UNMEASURED
 
 
 def ablations_table(results: Results, name: str) -> str:
     """Return one entry of ABLATIONS: all figures, and the differences to the base."""
-    rows, cells = _rows(results, "ablations"), []
-    for changes in ({}, *ABLATIONS[name]):
+    rows, cells, spreads = _rows(results, "ablations"), [], name == "diversity"
+    base: list[dict[str, Any]] = [] if name == "positions" else [{}]
+    for changes in (*base, *ABLATIONS[name]):
         fields: Row = {"method": BASE, "rule": SURE, "change": "", **DEFAULT, **changes}
         if fields["method"] != BASE:
             fields = changes
         for numbers in NUMBERS:
             for row in (row for row in rows if row["numbers"] == numbers and row.items() >= fields.items()):
-                figures = [*_cells(row, FIGURES), *_cells(row.get("base"), CHANGES)]
-                cells.append([numbers, row["rule"], row["setting"], *figures, row.get("spread"), row.get("logdet")])
+                setting = row["setting"] if row["rule"] == SURE else f"{row['rule']}; {row['setting']}"
+                figures = [*_cells(row, (*CHANGES, *COST)), *_cells(row.get("base"), SOLVED)]
+                cells.append([numbers, setting, *figures, *([row["spread"], row["logdet"]] if spreads else [])])
     if not cells:
         return UNMEASURED
-    header = ["numbers", "rule", "setting", *_headings(FIGURES), *_headings(CHANGES, "gain: ")]
-    return markdown([*header, "spread of l", "log det S"], cells)
+    header = ["numbers", "setting", *_headings((*CHANGES, *COST)), *_headings(SOLVED, "gain: ")]
+    return markdown([*header, *(["spread of l", "log det S"] if spreads else [])], cells)
 
 
 def sweeps_table(results: Results) -> str:
@@ -523,30 +567,36 @@ def classic_table(results: Results) -> str:
     for numbers in sorted(set(SWEPT.values())):
         for stage in ("schedule", "coverage"):
             for row in _rows(results, stage, numbers=numbers, cases=COMMITTED):
-                if row["method"] in CLASSIC:
+                if row["method"] in CLASSIC and row["rule"] != AS_TREE:
                     figures = _cells(row, (("", "pass@1", 1, 100), *FIGURES))
                     cells.append([numbers, row["rule"], _named(row), row["setting"], *figures])
     return markdown(["numbers", "rule", "method", "setting", "pass@1 %", *_headings(FIGURES)], cells)
 
 
-README = (*CLASSIC, RIVALS[16], *(TREES[width] for width in (4, 8, 16)))
-SHORT: Columns = (*SOLVED, ("different right", "different", 2, 1), ("rows", "rows", 0, 1), ("passes", "nfe", 0, 1))
+README = ("independent", "d5p4", "d5p4, distinct, spare 4", RIVALS[16], *(TREES[width] for width in (4, 8)))
+SHORT: Columns = (*SOLVED, ("different right", "different", 2, 1), ("rows", "rows", 0, 1))
 
 
 def tuned_rows(results: Results, numbers: int) -> list[Row]:
     """Return the rows of the tuned methods on the committed puzzles, the smallest number of rows first."""
-    rows = {}
-    for row in _rows(results, "coverage", numbers=numbers, cases=COMMITTED):
-        if row["method"] not in rows or not row.items() >= DEFAULT.items():
-            rows[row["method"]] = row
-    return sorted(rows.values(), key=lambda row: row["rows"][0])
+    rows = _rows(results, "coverage", numbers=numbers, cases=COMMITTED, tuned=True)
+    return sorted(rows, key=lambda row: row["rows"][0])
+
+
+def named_rows(results: Results, numbers: int) -> dict[str, Row]:
+    """Return one row per method: trees with their default setting, other methods with the rule that solves more."""
+    rows = _rows(results, "coverage", numbers=numbers, cases=COMMITTED)
+    rows = [
+        row for row in rows if (row.items() >= DEFAULT.items() if row["method"] in TREES.values() else row["tuned"])
+    ]
+    return {row["method"]: row for row in sorted(rows, key=lambda row: row["pass@4"][0])}
 
 
 def short_table(results: Results) -> str:
-    """Return the table for the README: the tuned methods, without intervals."""
+    """Return the table for the README, without intervals."""
     cells = []
     for numbers in sorted(set(SWEPT.values())):
-        named = {row["method"]: row for row in tuned_rows(results, numbers)}
+        named = named_rows(results, numbers)
         for name in (name for name in README if name in named):
             figures = [f"{scale * named[name][figure][0]:.{digits}f}" for _, figure, digits, scale in SHORT]
             cells.append([numbers, name, *figures])
@@ -557,7 +607,7 @@ def card_table(results: Results) -> str:
     """Return the table for the model's card: samples, d5p4 without and with its options, and the tree."""
     cells: list[list[str | None]] = []
     for numbers in sorted(set(SWEPT.values())):
-        named = {row["method"]: row for row in tuned_rows(results, numbers)}
+        named = named_rows(results, numbers)
         ways = [named.get(name) for name in ("independent", "d5p4", "d5p4, distinct, spare 4", BASE)]
         solved = [*_cells(ways[0], (("", "pass@1", 1, 100),)), *(_cells(way, SOLVED[:1])[0] for way in ways)]
         cells.append([f"{NUMBERS[numbers]} numbers: solved %", *solved])
@@ -581,7 +631,7 @@ def tables(results: Results) -> Tables:
 CURVES = {  # (colour, methods) of each curve of the figure
     "reveal tree, K = 4 to 32": ("tab:red", tuple(TREES.values())),
     "best of 4 to 64 samples, order top (the fair rival)": ("tab:blue", tuple(RIVALS.values())),
-    "best of 4 to 64 samples, order confidence": (
+    "best of 4 to 32 samples, order confidence": (
         "tab:cyan",
         ("independent", *(f"best-of-{size}" for size in SIZES)),
     ),
@@ -605,13 +655,15 @@ def figure(results: Results, path: Path) -> None:
             rows = tuned_rows(results, numbers)
             for panel, (share, cost, what, against) in zip(panel_row, PANELS, strict=True):
                 for label, (colour, names) in CURVES.items():
-                    points = sorted((row for row in rows if row["method"] in names), key=lambda row: row[cost][0])
-                    if not points:
-                        continue
-                    where = [row[cost][0] for row in points]
-                    mean, low, high = ([100 * row[share][i] for row in points] for i in range(3))
-                    panel.plot(where, mean, "o-", color=colour, markersize=4, label=label)
-                    panel.fill_between(where, low, high, color=colour, alpha=0.15, linewidth=0)
+                    tree = label.startswith("reveal")
+                    for alone in (False,) if tree else (False, True):  # whether only sure positions are revealed
+                        points = [
+                            row for row in rows if row["method"] in names and (tree or alone == (row["rule"] == SURE))
+                        ]
+                        if points:
+                            _curve(
+                                panel, sorted(points, key=lambda row: row[cost][0]), share, cost, colour, label, alone
+                            )
                 panel.axvline(WINDOW[numbers], color="black", linewidth=0.8, linestyle=":")
                 if cost == "rows":
                     panel.set_xscale("log", base=2)
@@ -620,6 +672,14 @@ def figure(results: Results, path: Path) -> None:
                 panel.set(title=f"{NUMBERS[numbers]} numbers", xlabel=against, ylabel=what)
         handles, labels = panels[0][0].get_legend_handles_labels()
         chart.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
+
+
+def _curve(panel: Any, points: list[Row], share: str, cost: str, colour: str, label: str, dashed: bool) -> None:
+    where = [row[cost][0] for row in points]
+    mean, low, high = ([100 * row[share][i] for row in points] for i in range(3))
+    style: Any = {"linestyle": "--", "fillstyle": "none"} if dashed else {"label": label}
+    panel.plot(where, mean, marker="o", color=colour, markersize=4, **style)
+    panel.fill_between(where, low, high, color=colour, alpha=0.05 if dashed else 0.15, linewidth=0)
 
 
 def draw(lines: Mapping[Unit, Row], puzzles: int, tune: int, out: Path) -> str:
@@ -635,7 +695,7 @@ def draw(lines: Mapping[Unit, Row], puzzles: int, tune: int, out: Path) -> str:
 
 
 def _source(row: Row) -> tuple[Any, ...]:
-    return row["stage"], row["method"], row["numbers"], row["cases"]
+    return row["stage"], row["method"], row["numbers"], row["cases"], row["rule"]
 
 
 def _one_per_line(value: Any) -> str:

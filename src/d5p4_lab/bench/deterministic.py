@@ -43,12 +43,12 @@ class Case:
 
 
 CASES = {
-    "countdown": Case("countdown", 64, (1, 4, 64), dict(method="d5p4", k=4, w=4, gen_length=WINDOW[4])),
-    "llada-8b": Case("llada-8b", 16, (1, 4, 16), dict(method="d5p4", k=4, w=4, gen_length=32, steps=8)),
+    "countdown": Case("countdown", 64, (1, 4, 64), dict(k=4, w=4, gen_length=WINDOW[4])),
+    "llada-8b": Case("llada-8b", 16, (1, 4, 16), dict(k=4, w=4, gen_length=32, steps=8)),
 }
 SMALL = {
-    "countdown": Case("countdown", 4, (1, 2, 4), dict(method="d5p4", k=2, w=2, gen_length=WINDOW[4], steps=3)),
-    "llada-8b": Case("llada-8b", 4, (1, 2, 4), dict(method="d5p4", k=2, w=2, gen_length=8, steps=3)),
+    "countdown": Case("countdown", 4, (1, 2, 4), dict(k=2, w=2, gen_length=WINDOW[4], steps=3)),
+    "llada-8b": Case("llada-8b", 4, (1, 2, 4), dict(k=2, w=2, gen_length=8, steps=3)),
 }
 
 
@@ -104,7 +104,7 @@ def run(case: Case, device: torch.device, small: bool) -> dict[str, Any]:
     for name, on in (("plain", False), ("deterministic", True)):
         options = {**case.options, "deterministic": on}
         results[name] = compare([measure(model, prompts, size, options) for size in case.sizes])
-    settings = d5p4.Settings.make(model, **case.options, deterministic=True)
+    settings = d5p4.Settings.make(model, method="d5p4", **case.options, deterministic=True)
     results["max_tokens_per_forward"] = settings.max_tokens_per_forward
     return results
 

@@ -642,8 +642,7 @@ def watch(bench: Bench, model: Counted, steps: int, **options: Any) -> list[Row]
         return snapshot.prompts.tolist() if snapshot.step + 1 >= steps else None
 
     prompt = [(7 * i) % (bench.plan.config["vocab_size"] // 2) for i in range(bench.plan.prompt)]
-    options |= dict(method="d5p4", k=base.k, w=base.w, gen_length=base.length)
-    generate(model, [prompt], seed=0, callback=callback, **options)
+    generate(model, [prompt], k=base.k, w=base.w, gen_length=base.length, seed=0, callback=callback, **options)
     return records
 
 

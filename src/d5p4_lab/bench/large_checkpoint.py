@@ -126,7 +126,7 @@ def main(arguments: Sequence[str]) -> None:
         for steps in (2, 16):  # the call with 2 steps is a warm-up
             if cuda:
                 torch.cuda.reset_peak_memory_stats()
-            settings = dict(method="d5p4", k=4, w=4, gen_length=128, steps=steps, seed=0) | case
+            settings = dict(k=4, w=4, gen_length=128, steps=steps, seed=0) | case
             result, seconds = wall(partial(generate, model, [prompt], **settings), model.device)
         memory = torch.cuda.max_memory_allocated() / 2**30 if cuda else float("nan")
         rows = f"{int(result.rows[0])} of {int(result.rows_nominal[0])} rows, {int(result.distinct[0])} distinct"

@@ -158,11 +158,11 @@ class Bench:
     def puzzle(self) -> dict[str, Any]:
         """The options of `generate` for a puzzle. One token is revealed per step."""
         window = 6 if self.small else WINDOW[NUMBERS]
-        return dict(method="d5p4", k=4, w=4, gen_length=window, steps=window)
+        return dict(k=4, w=4, gen_length=window, steps=window)
 
     @property
     def answer(self) -> dict[str, Any]:
-        return dict(method="d5p4", k=4, w=4, gen_length=self.plan.answer, steps=self.plan.steps)
+        return dict(k=4, w=4, gen_length=self.plan.answer, steps=self.plan.steps)
 
 
 def exchanged(bench: Bench) -> list[Row]:
@@ -251,7 +251,7 @@ def batching(bench: Bench) -> list[Row]:
 def distinct(bench: Bench) -> list[Row]:
     """Measure the share of distinct rows in pools of k = 16, w = 4 that the shipped models decode."""
     plan, window = bench.plan, bench.puzzle["gen_length"]
-    common: dict[str, Any] = dict(method="d5p4", **dict(k=2, w=2) if bench.small else dict(k=16, w=4))
+    common = dict(k=2, w=2) if bench.small else dict(k=16, w=4)
     measured = []
     for tokens in (1, 4):
         options = common | dict(gen_length=window, steps=window // tokens)

@@ -36,7 +36,10 @@ from ..provenance import about
 from ..timing import wall
 from . import RESULTS, Row, generate, make_parser, read, show, table_of, write
 
-OPTIONS: dict[int, dict[str, Any]] = {4: {"k": 4}, 1: {"k": 1}}  # what a request for n answers asks for
+OPTIONS: dict[int, dict[str, Any]] = {  # the options of the requests for n = 4 and for n = 1
+    4: {"k": 4, "method": "d5p4", "w": 4, "distinct": True, "spare": 4},
+    1: {"k": 1, "method": "d5p4", "w": 4},
+}
 CLIENTS = (1, 8, 32)
 PRODUCT = (4096, 320, 832)  # a product of 4096 rows with a matrix of 320 × 832, the model's largest
 Request = tuple[str, int]  # prompt, seed
@@ -106,6 +109,7 @@ async def load(url: str, n: int, requests: Sequence[Request], clients: int, stre
             while todo:
                 number, (prompt, seed) = todo.pop()
                 body = {"prompt": prompt, "seed": seed, "n": n, "stream": stream}
+                body |= {name: value for name, value in OPTIONS[n].items() if name != "k"}
                 start = time.perf_counter()
                 answer = await http.post(f"{url}/v1/completions", json=body)
                 seconds.append(time.perf_counter() - start)

@@ -37,7 +37,7 @@ puzzles = [f"{a},{b},{c},{d}:{t}" for a, b, c, d, t in (
 
 
 def decode(callback=None):
-    options = dict(method="d5p4", seed=0, solver="local-search", max_tokens_per_forward=1 << 18)
+    options = dict(seed=0, method="d5p4", solver="local-search", max_tokens_per_forward=1 << 18)
     return d5p4.generate(model, puzzles, callback=callback, **options)
 
 

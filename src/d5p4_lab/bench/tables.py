@@ -26,7 +26,6 @@ from . import (
     scale_plan,
     serve,
     solver_quality,
-    spare,
 )
 
 
@@ -54,7 +53,6 @@ def pages() -> Iterator[tuple[str, str, Tables]]:
     yield "docs/models.md", "books", texts
     yield "src/d5p4/models/weights/countdown/README.md", "countdown", puzzles
     yield "models/books/README.md", "books", texts
-    yield "docs/serving.md", "spare", {"table": lambda: spare.table(read(RESULTS / "spare.json"))}
     yield "docs/serving.md", "serve", served
 
 

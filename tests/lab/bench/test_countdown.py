@@ -5,11 +5,9 @@ import json
 import re
 import zlib
 from dataclasses import asdict, replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 from rich.console import Console
 
 import d5p4
@@ -83,6 +81,8 @@ def test_every_method_is_tuned_before_it_is_tested(tmp_path):
         name = benchmark.METHODS[unit.method].like or unit.method
         best = benchmark.choose(lines, tuned[name, benchmark.SWEPT[unit.numbers], unit.rule])
         settings = [{field: getattr(u, field) for field in benchmark.DEFAULT} for u in (unit, best)]
+        if unit.method in benchmark.RIVALS.values() and unit.cases == "committed" and unit.seed == 0:
+            settings[0]["temperature"] = best.temperature  # rivals are also shown with the temperatures beside it
         assert unit.puzzles == 8 and (settings[0] == settings[1] or settings[0] == benchmark.DEFAULT)
     assert {u.method for u in covered} == set(benchmark.METHODS)
     assert {(u.numbers, u.cases) for u in covered} == {(n, c) for n in (3, 4, 5) for c in ("committed", "fresh")}
@@ -94,8 +94,8 @@ def test_every_method_is_tuned_before_it_is_tested(tmp_path):
     path = tmp_path / "results.json"
     report = benchmark.draw(lines, 8, 4, path)
     assert path.stat().st_size < 400_000 and benchmark.UNMEASURED not in report
-    assert re.search(r"\| 5 \| fresh \| tree, K = 32 \| top, T ", report)
-    assert "[seeds" not in report
+    assert re.search(r"\| 5 \| fresh \| tree, K = 32 \| ", report)
+    assert all("**" not in row for row in report.splitlines() if "[seeds" in row)  # tuned methods have all seeds
     benchmark.figure(json.loads(path.read_text()), tmp_path / "figure.svg")
     assert "<svg" in (tmp_path / "figure.svg").read_text()
     part = {unit: entry for unit, entry in lines.items() if unit.stage != "coverage"}
@@ -130,6 +130,7 @@ def test_trees_are_compared_with_rivals_at_equal_rows_puzzle_by_puzzle(monkeypat
     base = Unit("ablations", benchmark.BASE, 4, SURE, 4, **benchmark.DEFAULT)
     lines |= {base: line("1100"), replace(base, order="left"): line("1010", rows=7)}
     monkeypatch.setattr(benchmark, "plan", lambda lines, *_: list(lines))
+    monkeypatch.setattr(benchmark, "_tuned", lambda *_: lambda unit: [benchmark._setting(vars(unit))])
     results = benchmark.summary(lines, 4, 4)
     row = results["rows"][0]
     # 20 rows are half-way between 10 and 40 in the logarithm: puzzle by puzzle 1, 3/4, 1/2, 0
@@ -138,8 +139,8 @@ def test_trees_are_compared_with_rivals_at_equal_rows_puzzle_by_puzzle(monkeypat
     changed = results["rows"][-1]
     assert changed["base"]["pass@4"][0] == 0 and changed["base"]["pass@4"][2] > 0 and "base" not in results["rows"][-2]
     drawn = benchmark.tables(results)
-    assert "| 4 | tree, K = 4 | 75.0 | 75.0 | 0.75 | 20 | 36 |" in drawn["readme"]()
-    assert "| 4 | committed | tree, K = 4 | top, T 0, diversity 1 | 20 ± 0 | 75.0 ± " in drawn["rivals"]()
+    assert "| 4 | tree, K = 4 | 75.0 | 75.0 | 0.75 | 20 |" in drawn["readme"]()
+    assert "| 4 | committed | tree, K = 4 | 20 ± 0 | 75.0 ± " in drawn["rivals"]()
     assert drawn["ablation-order"]().count("\n") == 3 and drawn["ablation-rule"]().count("\n") == 2
 
 
@@ -210,22 +211,20 @@ def shown(part, width=100):
 
 
 def test_the_demo_shows_the_committed_result(tmp_path):
-    assert "No figures: spare.json is missing or incomplete" in shown(demo.committed_figures(tmp_path / "spare.json"))
-    results = json.loads((RESULTS / "spare.json").read_text())
-    text = shown(demo.committed_figures(RESULTS / "spare.json"))
-    assert "500 puzzles on NVIDIA H200" in text
-    row = next(row for row in results["rows"] if row["numbers"] == 4 and row["spare"] == 4 and row["method"] == "d5p4")
-    assert text.splitlines()[-1].startswith("d5p4, distinct, spare 4") and f"{row['different'][0]:.1f} ±" in text
-    results["rows"].remove(row)
-    (tmp_path / "spare.json").write_text(json.dumps(results))
-    assert "incomplete" in shown(demo.committed_figures(tmp_path / "spare.json"))
+    path = tmp_path / "countdown.json"
+    assert "No figures: countdown.json is missing or incomplete" in shown(demo.committed_figures(path))
+    results = json.loads((RESULTS / "countdown.json").read_text())
+    text = shown(demo.committed_figures(RESULTS / "countdown.json"))
+    assert "1,000 held-out puzzles, each method at its best, NVIDIA H200" in text
+    row = benchmark.named_rows(results, 4)[benchmark.BASE]
+    assert text.splitlines()[-1].startswith("tree") and f"{row['different'][0]:.2f}" in text
+    results["rows"] = [row for row in results["rows"] if row["method"] != benchmark.BASE]
+    path.write_text(json.dumps(results))
+    assert "incomplete" in shown(demo.committed_figures(path))
 
 
 def test_the_demo_marks_each_answer():
-    result = SimpleNamespace(texts=[[RIGHT, RIGHT, WRONG, OTHER]], rows=torch.tensor([98]))
-    lines = demo.column(PUZZLE, result, 0, 70).plain.splitlines()
-    assert lines[0] == f"✓ {RIGHT}" and lines[1] == f"✓ {RIGHT}  repeated"
+    answers, count = demo.marked(PUZZLE, [RIGHT, RIGHT, WRONG, OTHER])
+    lines = answers.plain.splitlines()
+    assert lines[0] == f"✓ {RIGHT}" and lines[1] == f"✓ {RIGHT}  repeated" and count == "2 of 4"
     assert lines[2].startswith(f"✗ {WRONG}  ") and "96" in lines[2].removeprefix(f"✗ {WRONG}")
-    assert lines[4] == "3 right, 2 different · 98 rows"
-    narrow = demo.column(PUZZLE, result, 0, 36).plain.splitlines()
-    assert narrow[2] == f"✗ {WRONG}"

@@ -66,9 +66,9 @@ D5P4.answers = (() => {
       this.node.classList.remove("busy");
       this.progress.value = 1;
       this.facts.textContent = [
-        parameters(trace),
+        ...parameters(replay),
         `${D5P4.dom.whole(trace.rows)} of ${D5P4.dom.whole(trace.rows_nominal)} rows`,
-        `${number(trace.seconds, trace.seconds < 10 ? 1 : 0)} s`,
+        trace.seconds !== null && `${number(trace.seconds, trace.seconds < 10 ? 1 : 0)} s`,
       ]
         .filter(Boolean)
         .join(" · ");
@@ -155,14 +155,19 @@ D5P4.answers = (() => {
     return { line, notes, copy: copyPlace, node: el("li", {}, badge, el("div", {}, line.node, notes), copyPlace) };
   }
 
-  /** What distinguishes the method's setting, such as "β 100". */
-  function parameters(trace) {
-    const names = { beta: "β", alpha: "α", lam: "λ", score_temperature: "temperature" };
-    return Object.entries(trace.parameters || {})
-      .filter(([name, value]) => name in names && typeof value === "number")
-      .map(([name, value]) => `${names[name]} ${value}`)
-      .join(", ");
+  /** What distinguishes the setting of a run, such as "w 4", "temperature 0" and "diversity 1". */
+  function parameters(replay) {
+    const { settings, parameters: own } = replay.trace;
+    const branches = replay.isTree ? settings.temperature === 0 : replay.widest > settings.k + settings.spare;
+    const numbers = Object.entries(own || {}).filter(([, value]) => typeof value === "number");
+    return [
+      branches && `w ${settings.w}`,
+      settings.spare > 0 && `${settings.spare} spare`,
+      `temperature ${settings.temperature}`,
+      settings.reveal && settings.reveal !== "schedule" && settings.reveal,
+      ...numbers.map(([name, value]) => `${name} ${value}`),
+    ];
   }
 
-  return { Run, parameters };
+  return { Run };
 })();

@@ -75,15 +75,42 @@ D5P4.api = (() => {
     }
   }
 
+  /** The path and the JSON of a request with the form's fields, without those that are not set. */
+  function asked({ prompt, ...rest }, more = {}) {
+    const chat = card && card.chat;
+    const start = chat ? { messages: [{ role: "user", content: prompt }] } : { prompt };
+    const path = chat ? "v1/chat/completions" : "v1/completions";
+    return { path, text: JSON.stringify({ model: card && card.id, ...start, ...rest, ...more }) };
+  }
+
+  /** Shell commands that send the same requests. */
+  function asCurl(bodies) {
+    const quoted = (text) => `'${text.replace(/'/g, "'\\''")}'`;
+    const key = sessionStorage.getItem(KEY) ? ` -H "Authorization: Bearer $D5P4_API_KEY"` : "";
+    return bodies
+      .map((body) => {
+        const { path, text } = asked(body);
+        const address = new URL(path, location.href.split("#")[0]);
+        return `curl ${address} -H 'Content-Type: application/json'${key} -d ${quoted(text)}`;
+      })
+      .join("\n\n");
+  }
+
+  /** Python that decodes the same without a server. */
+  function asPython(bodies) {
+    const written = (value) => (typeof value === "boolean" ? (value ? "True" : "False") : JSON.stringify(value));
+    const calls = bodies.map(({ prompt, ...rest }, i) => {
+      const named = Object.entries(rest).filter(([, value]) => value !== undefined);
+      const python = (name) => (name in card.options ? card.options[name].python : name);
+      const options = named.map(([name, value]) => `${python(name)}=${written(value)}`);
+      return `${"ab"[i]} = d5p4.generate(${[card.name, prompt].map(written).concat(options).join(", ")})`;
+    });
+    return `import d5p4\n\n${calls.join("\n")}`;
+  }
+
   /** Decode and return the trace; `onDraft(step, steps, drafts)` gets the drafts. */
   async function run(body, onDraft, signal) {
-    const chat = card && card.chat;
-    const { prompt, ...rest } = body;
-    const asked = chat
-      ? { messages: [{ role: "user", content: prompt }], logprobs: true, ...rest }
-      : { prompt, logprobs: 0, ...rest };
-    const path = chat ? "v1/chat/completions" : "v1/completions";
-    const text = JSON.stringify({ model: card && card.id, stream: true, history: true, ...asked });
+    const { path, text } = asked(body, { stream: true, history: true, logprobs: card && card.chat ? true : 0 });
     const response = await request(path, { method: "POST", body: text, signal });
     let trace = null;
     for await (const event of events(response)) {
@@ -98,5 +125,5 @@ D5P4.api = (() => {
 
   const useKey = (key) => (key ? sessionStorage.setItem(KEY, key) : sessionStorage.removeItem(KEY));
 
-  return { model, run, useKey, Refusal, card: () => card };
+  return { model, run, asCurl, asPython, useKey, Refusal, card: () => card };
 })();

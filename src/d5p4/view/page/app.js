@@ -115,17 +115,17 @@
     announce(found.join(". "));
   }
 
-  function showFile(replays) {
+  function showFile(replays, step) {
     [asked, seedUsed] = [null, null]; // no run of this server: a link could not bring it back
-    show(replays);
+    show(replays, step);
   }
 
   async function copyLink() {
     const address = D5P4.link.write(asked, seedUsed);
     history.replaceState(null, "", `#${address.split("#")[1]}`);
     const done = await copy(address);
-    const what =
-      asked || D5P4.embedded ? "link copied" : "link copied; it holds only theme and step, so open the file again";
+    const whole = asked || D5P4.embedded || !find("recorded").hidden;
+    const what = whole ? "link copied" : "link copied; it holds only theme and step, so open the file again";
     toast(done ? what : "this browser does not allow copying; the link is in the address bar");
   }
 
@@ -139,12 +139,33 @@
       return;
     }
     complain("");
-    find("run").disabled = false;
     const { asked: wanted, step, look } = D5P4.link.read();
     D5P4.results.look.write(look);
-    if (!wanted) return;
-    D5P4.form.write(wanted);
-    await run(step);
+    if (wanted) D5P4.form.write(wanted);
+    else await showRecording(step);
+    find("run").disabled = false;
+    if (wanted) await run(step);
+  }
+
+  /** The first screen: a recorded run. */
+  async function showRecording(step) {
+    let replays;
+    try {
+      replays = D5P4.trace.read(await (await fetch("page/recording.json")).json());
+    } catch {
+      return; // the form is enough
+    }
+    if (D5P4.results.replays().length) return; // a file was opened before the recording came
+    const { model, prompt, k } = replays[0].trace;
+    const { id, name } = D5P4.api.card();
+    const own = name === model.name;
+    showFile(replays, step);
+    find("recorded").hidden = false;
+    find("recorded").textContent = own
+      ? "A recorded run. Press Run to decode it again, or to decode a prompt of yours."
+      : `An example, recorded with the model ${model.name}. Press Run to ask ${id}.`;
+    const runs = replays.map(({ trace }) => ({ method: trace.method, options: {} }));
+    if (own) D5P4.form.write({ prompt, k, runs });
   }
 
   function wireForm() {
@@ -159,7 +180,8 @@
         run();
       }
     });
-    find("more").addEventListener("toggle", () => find("more").scrollIntoView({ block: "nearest" }));
+    for (const id of ["more", "code"])
+      find(id).addEventListener("toggle", () => find(id).scrollIntoView({ block: "nearest" }));
     find("stop").addEventListener("click", () => abort && abort.abort());
     find("keep-seed").addEventListener("click", () => {
       if (seedUsed !== null) find("seed").value = seedUsed;
@@ -175,7 +197,7 @@
   function start() {
     D5P4.player.wire(D5P4.results.show);
     D5P4.results.wire();
-    D5P4.save.wire(showFile);
+    D5P4.save.wire((replays) => showFile(replays));
     find("theme").addEventListener("click", D5P4.theme.toggle);
     find("copy-link").addEventListener("click", copyLink);
     window.addEventListener("hashchange", () => {

@@ -16,6 +16,7 @@ D5P4.colours = (() => {
       "line",
       "faint",
       "dot",
+      "edge",
       "a",
       "b",
       "c",

@@ -91,5 +91,19 @@ D5P4.dom = (() => {
     node.style.setProperty("top", `${Math.max(8, top)}px`);
   }
 
-  return { el, icon, side, find, number, figure, whole, plural, copy, announce, toast, place };
+  /** A question mark that opens a sentence; `name` is what the mark asks. */
+  const hint = (name, text) =>
+    el("details", { class: "hint" }, el("summary", { "aria-label": name, text: "?" }), el("p", { text }));
+
+  /** Close the hints when something else is used. */
+  function closeHints(event) {
+    for (const open of document.querySelectorAll(".hint[open]")) {
+      if (event.key === "Escape" || !open.contains(event.target)) open.open = false;
+    }
+  }
+  document.addEventListener("click", closeHints);
+  document.addEventListener("focusin", closeHints);
+  document.addEventListener("keydown", (event) => event.key === "Escape" && closeHints(event));
+
+  return { el, icon, hint, side, find, number, figure, whole, plural, copy, announce, toast, place };
 })();

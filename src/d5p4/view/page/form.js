@@ -1,26 +1,36 @@
 "use strict";
-/* The form: what to ask and how, drawn from the model's card. */
+/* The form: what to ask and how. Methods, options, defaults and help come from the model's card. */
 D5P4.form = (() => {
-  const { el, find, whole } = D5P4.dom;
+  const { el, find, hint, whole } = D5P4.dom;
   const RUNS = ["a", "b"];
-  const KNOBS = [
-    { name: "beta", label: "β", low: -1, high: 4, help: "weight of difference" },
-    { name: "alpha", label: "α", low: -1, high: 4, help: "weight of difference" },
-    {
-      name: "score_temperature",
-      label: "score temperature",
-      low: -2,
-      high: 2,
-      help: "higher: quality counts less",
-    },
-    { name: "lam", label: "λ", low: -1, high: 3, help: "higher: certainty counts more" },
-  ];
-  const NUMBERS = ["max_tokens", "steps", "temperature", "guidance", "spare"];
+  const SHARED = ["n", "max_tokens", "method"]; // options that are not set for each run
   let card = null;
-  let knobs = { a: {}, b: {} }; // what was set by hand, by run and parameter
+  const set = { a: {}, b: {} }; // the options that differ from the method's defaults, by run
 
   const method = (run) => card.methods.find((one) => one.name === find(`method-${run}`).value);
-  const knobOf = (run) => KNOBS.find((knob) => knob.name in method(run).parameters);
+  const valueOf = (run, name) => set[run][name] ?? method(run).defaults[name];
+  const rule = (run) => card.reveals.find((one) => one.name === valueOf(run, "reveal"));
+  const isNumber = (name) => name in card.options && ["int", "float"].includes(card.options[name].kind);
+  const fieldOf = (run, name) => find(`${run}-${name}`);
+
+  /** The options of a method: the main ones, which are always seen, and the others. */
+  function optionsOf(chosen) {
+    const rules = card.reveals.flatMap((one) => one.own);
+    const own = chosen.own.filter(isNumber);
+    const main = ["temperature", "reveal", ...rules, ...own, "spare", "w", "distinct"];
+    const basic = Object.keys(card.options).filter((name) => card.options[name].group === "basic");
+    const more = [...basic, ...chosen.own].filter((name) => ![...main, ...SHARED].includes(name));
+    const used = (name) => name in card.options && !chosen.unused.includes(name);
+    return { main: main.filter(used), more: more.filter(used) };
+  }
+
+  /** Whether an option has a meaning together with the others. */
+  function applies(run, name) {
+    const { own, adaptive } = rule(run) || { own: [], adaptive: false };
+    if (card.reveals.some((one) => one.own.includes(name))) return own.includes(name);
+    if (name === "w" && method(run).children === "enumerated") return Number(valueOf(run, "temperature")) === 0;
+    return name !== "steps" || !adaptive;
+  }
 
   /** Fill everything that depends on the model. */
   function build(found) {
@@ -29,29 +39,22 @@ D5P4.form = (() => {
     const facts = [
       card.architecture,
       card.parameters && `${short(card.parameters)} parameters`,
-      card.max_length && `up to ${whole(card.max_length)} tokens`,
+      card.max_length && `≤ ${whole(card.max_length)} tokens`,
       card.chat && "chat",
     ];
     find("model-facts").textContent = facts.filter(Boolean).join(" · ");
     find("model-description").textContent = card.description || "";
     find("examples").replaceChildren(...(card.examples || []).map(example));
+    const names = card.methods.map((one) => one.name);
     for (const run of RUNS) {
-      find(`method-${run}`).replaceChildren(
-        ...card.methods.map((one) => el("option", { value: one.name, text: one.name })),
-      );
+      find(`method-${run}`).replaceChildren(...names.map((name) => el("option", { value: name, text: name })));
     }
-    choose("a", "independent");
-    choose("b", "d5p4");
-    const defaults = card.defaults || {};
-    find("k").value = defaults.k || 4;
-    find("w").value = defaults.w || 4;
-    hint("max_tokens", defaults.length || defaults.gen_length);
-    hint("temperature", defaults.temperature || 1);
-    hint("guidance", defaults.guidance || 1);
-    const order = card.default_order || defaults.order;
-    find("order").options[0].textContent = order ? `the model's default (${order})` : "the model's default";
+    choose("a", card.default_method);
+    choose("b", card.default_method === "independent" ? names[0] : "independent");
+    const { n, max_tokens: length } = method("a").defaults;
+    find("k").value = n || 4;
+    find("max_tokens").setAttribute("placeholder", length || "auto");
     if (card.examples && card.examples.length) use(card.examples[0]);
-    poolNote();
   }
 
   function short(count) {
@@ -64,98 +67,122 @@ D5P4.form = (() => {
     return unit ? `${(count / unit[0]).toPrecision(2)} ${unit[1]}` : String(count);
   }
 
-  const hint = (id, value) => find(id).setAttribute("placeholder", value ?? "auto");
-
   function example(one) {
-    return el("button", {
-      type: "button",
-      class: "chip",
-      title: one.prompt,
-      text: one.label || one.prompt,
-      on: { click: () => use(one) },
-    });
+    const text = one.label || one.prompt;
+    return el("button", { type: "button", class: "chip", title: one.prompt, text, on: { click: () => use(one) } });
   }
 
-  /** Take over an example with the settings it brings. */
+  /** Take over an example with the length that it brings. */
   function use(one) {
     find("prompt").value = one.prompt;
-    for (const name of NUMBERS) find(name).value = one[name] ?? "";
+    find("max_tokens").value = one.max_tokens ?? "";
+    changed();
   }
 
-  function choose(run, name) {
+  /** Choose the method of a run, and some of its options. */
+  function choose(run, name, options = {}) {
     const select = find(`method-${run}`);
     if ([...select.options].some((option) => option.value === name)) select.value = name;
+    set[run] = { ...options };
     methodChanged(run);
   }
 
-  /** The method's own line and its main knob. */
+  /** Make the fields of the method's options. */
   function methodChanged(run) {
     const chosen = method(run);
-    find(`summary-${run}`).textContent = chosen.summary;
-    const knob = knobOf(run);
-    const [slider, exact] = [find(`knob-${run}`), find(`exact-${run}`)];
-    find(`knob-row-${run}`).classList.toggle("off", !knob);
-    slider.disabled = exact.disabled = !knob;
-    if (!knob) return;
-    find(`knob-label-${run}`).textContent = knob.label;
-    find(`knob-help-${run}`).textContent = knob.help;
-    slider.min = knob.low;
-    slider.max = knob.high;
-    setKnob(run, knobs[run][knob.name] ?? chosen.parameters[knob.name], false);
+    const { main, more } = optionsOf(chosen);
+    for (const name of Object.keys(set[run])) if (![...main, ...more].includes(name)) delete set[run][name];
+    find(`method-${run}`).title = chosen.summary;
+    find(`fields-${run}`).replaceChildren(...main.map((name) => field(run, name)));
+    find(`more-${run}`).replaceChildren(...more.map((name) => field(run, name)));
+    changed();
   }
 
-  function setKnob(run, value, byHand = true) {
-    const knob = knobOf(run);
-    if (!knob) return;
-    if (byHand) knobs[run][knob.name] = value;
-    find(`exact-${run}`).value = value;
-    slide(run, value);
+  function field(run, name) {
+    const { help, kind } = card.options[name];
+    const label = name.replace(/_/g, " ");
+    const input = control(run, name);
+    input.id = `${run}-${name}`;
+    input.setAttribute("aria-label", `${label}, run ${run.toUpperCase()}`);
+    input.addEventListener("input", () => {
+      const value = kind === "bool" ? input.checked : input.value.trim();
+      if (value === "" || value === method(run).defaults[name]) delete set[run][name];
+      else set[run][name] = value;
+      changed();
+    });
+    const own = method(run).own.includes(name) || card.reveals.some((one) => one.own.includes(name));
+    return el(
+      "div",
+      { class: "field" },
+      el("label", { for: input.id, title: help, text: label }),
+      own ? hint(`what is ${label}?`, help) : null,
+      input,
+    );
   }
 
-  function slide(run, value) {
-    const knob = knobOf(run);
-    const slider = find(`knob-${run}`);
-    slider.value = value > 0 ? Math.log10(value) : knob.low;
-    slider.setAttribute("aria-valuetext", `${knob.label} ${value}`);
-  }
-
-  /** Take over what is typed beside the slider; what is no number stays there, for `read` to refuse. */
-  function typed(run) {
-    const value = text(`exact-${run}`);
-    const { name } = knobOf(run);
-    if (!value) delete knobs[run][name];
-    else if (Number.isFinite(Number(value))) {
-      knobs[run][name] = Number(value);
-      slide(run, knobs[run][name]);
+  function control(run, name) {
+    const { kind, choices } = card.options[name];
+    const value = valueOf(run, name);
+    if (kind === "bool") {
+      const box = el("input", { type: "checkbox" });
+      box.checked = !!value;
+      return box;
     }
+    if (!choices.length) {
+      const input = el("input", { type: "text", inputmode: kind === "int" ? "numeric" : "decimal" });
+      input.placeholder = method(run).defaults[name] ?? "auto";
+      input.value = set[run][name] ?? "";
+      return input;
+    }
+    const refused = (one) => name === "order" && method(run).children === "enumerated" && drawsFirst(one);
+    const options = choices.filter((one) => !refused(one)).map((one) => el("option", { value: one, text: one }));
+    const select = el("select", {}, options);
+    select.value = value;
+    return select;
   }
 
-  function poolNote() {
-    const size = (Number(find("k").value) + Number(find("spare").value)) * Number(find("w").value);
-    const most = card && card.limits && card.limits.max_pool;
-    const over = most && size > most;
-    const spare = find("distinct").checked && !text("spare") ? "; up to twice as many to make the answers differ" : "";
-    find("pool-note").textContent = Number.isFinite(size)
-      ? `${whole(size)} candidates per step${over ? `; this server takes at most ${whole(most)}` : spare}`
-      : "";
-    find("pool-note").classList.toggle("over", !!over);
+  const drawsFirst = (order) => card.orders.some((one) => one.name === order && one.draws_first);
+
+  /** Show the fields that apply, and the form as code. */
+  function changed() {
+    if (!card) return;
+    for (const run of RUNS) {
+      for (const name of Object.keys(card.options)) {
+        const input = fieldOf(run, name);
+        if (input) input.parentNode.hidden = !applies(run, name);
+      }
+      const off = run === "b" && !find("compare").checked;
+      find(`run-${run}`).classList.toggle("off", off);
+      const inputs = `#method-${run}, #fields-${run} *, #more-${run} *`;
+      for (const node of document.querySelectorAll(inputs)) node.disabled = off;
+    }
+    showCode();
   }
 
-  function text(id) {
-    return find(id).value.trim();
+  function showCode() {
+    let asked;
+    try {
+      const form = read();
+      asked = bodies(form, form.seed);
+    } catch (reason) {
+      find("python").textContent = find("curl").textContent = reason.message;
+      return;
+    }
+    find("python").textContent = D5P4.api.asPython(asked);
+    find("curl").textContent = D5P4.api.asCurl(asked);
   }
 
   /** An error about a field: `point` brings that one into view. */
   const refusal = (field, said) => Object.assign(new Error(said), { field });
 
-  function point(field) {
-    const folded = find(field).closest("details");
+  function point(id) {
+    const folded = find(id).closest("details");
     if (folded) folded.open = true;
-    find(field).focus();
+    find(id).focus();
   }
 
   function numberIn(id, name) {
-    const value = text(id);
+    const value = find(id).value.trim();
     if (find(id).validity.badInput) throw refusal(id, `${name} must be a number`);
     if (!value) return undefined;
     if (!Number.isFinite(Number(value))) throw refusal(id, `${name} must be a number, not “${value}”`);
@@ -167,61 +194,46 @@ D5P4.form = (() => {
     const seed = numberIn("seed", "the seed");
     if (seed !== undefined && !Number.isSafeInteger(seed))
       throw refusal("seed", "the seed must be a whole number below 2^53");
-    const found = { prompt: find("prompt").value, k: numberIn("k", "k"), w: numberIn("w", "w"), seed };
-    for (const name of NUMBERS) found[name] = numberIn(name, name.replace("_", " "));
-    found.order = text("order") || undefined;
-    found.distinct = find("distinct").checked;
+    const found = { prompt: find("prompt").value, k: numberIn("k", "k"), seed };
+    found.max_tokens = numberIn("max_tokens", "tokens");
     found.runs = RUNS.filter((run) => run === "a" || find("compare").checked).map((run) => {
-      const knob = knobOf(run);
-      const own = knob && numberIn(`exact-${run}`, knob.label) !== undefined ? knobs[run][knob.name] : undefined;
-      return { method: method(run).name, parameters: own === undefined ? {} : { [knob.name]: own } };
+      const { main, more } = optionsOf(method(run));
+      const options = {};
+      for (const name of [...main, ...more].filter((one) => applies(run, one))) {
+        if (!(name in set[run])) continue;
+        options[name] = isNumber(name) ? numberIn(`${run}-${name}`, name.replace(/_/g, " ")) : set[run][name];
+      }
+      return { method: method(run).name, options };
     });
     return found;
   }
 
   /** Put values back, as from a link. */
   function write(found) {
-    const put = (id, value) => (find(id).value = value ?? "");
-    put("prompt", found.prompt);
-    for (const name of ["k", "w"]) if (found[name] !== undefined) put(name, found[name]);
-    for (const name of ["seed", "order", ...NUMBERS]) put(name, found[name]);
-    find("distinct").checked = !!found.distinct;
+    for (const name of ["prompt", "max_tokens", "seed"]) find(name).value = found[name] ?? "";
+    if (found.k !== undefined) find("k").value = found.k;
     find("compare").checked = found.runs.length > 1;
-    knobs = { a: {}, b: {} };
-    found.runs.slice(0, 2).forEach((run, i) => {
-      Object.assign(knobs[RUNS[i]], run.parameters);
-      choose(RUNS[i], run.method);
+    found.runs.slice(0, 2).forEach((run, i) => choose(RUNS[i], run.method, run.options));
+    RUNS.slice(0, found.runs.length).forEach((run) => {
+      if (Object.keys(set[run]).some((name) => optionsOf(method(run)).more.includes(name))) find("more").open = true;
     });
-    if (["seed", "order", ...NUMBERS].some((name) => found[name] !== undefined)) find("more").open = true;
-    compareChanged();
-    poolNote();
-  }
-
-  function compareChanged() {
-    find("run-b").classList.toggle("off", !find("compare").checked);
-    for (const node of find("run-b").querySelectorAll("select, input:not(#compare)"))
-      node.disabled = !find("compare").checked;
-    if (find("compare").checked && card) methodChanged("b");
+    changed();
   }
 
   /** The bodies of the requests, one per run, all with the same seed. */
-  function bodies(found, seed) {
-    const { prompt, k, w, runs, max_tokens, steps, temperature, guidance, spare, order, distinct } = found;
-    const shared = { prompt, n: k, w, max_tokens, steps, temperature, guidance, spare, order, distinct, seed };
-    return runs.map((run) => ({ ...shared, method: run.method, ...run.parameters }));
+  function bodies({ prompt, k, max_tokens, runs }, seed) {
+    return runs.map((run) => ({ prompt, method: run.method, n: k, max_tokens, ...run.options, seed }));
   }
 
   function wire() {
-    for (const run of RUNS) {
-      find(`method-${run}`).addEventListener("change", () => methodChanged(run));
-      find(`knob-${run}`).addEventListener("input", (event) => {
-        setKnob(run, Number((10 ** Number(event.target.value)).toPrecision(2)));
+    for (const run of RUNS) find(`method-${run}`).addEventListener("change", () => methodChanged(run));
+    for (const id of ["compare", "prompt", "k", "max_tokens", "seed"]) find(id).addEventListener("input", changed);
+    for (const id of ["python", "curl"]) {
+      find(`copy-${id}`).addEventListener("click", async () => {
+        const done = await D5P4.dom.copy(find(id).textContent);
+        D5P4.dom.toast(done ? `${id} copied` : "copying is not allowed");
       });
-      find(`exact-${run}`).addEventListener("input", () => typed(run));
-      find(`exact-${run}`).addEventListener("change", () => text(`exact-${run}`) || methodChanged(run));
     }
-    find("compare").addEventListener("change", compareChanged);
-    for (const id of ["k", "w", "spare", "distinct"]) find(id).addEventListener("input", poolNote);
   }
 
   return { wire, build, read, write, point, bodies };

@@ -1,5 +1,5 @@
 "use strict";
-/* The similarity matrix of a pool as a heat map; after the last step, that of the answers. */
+/* The similarity matrix of a pool as a heat map; after the last step, that of the answers. One scale for all steps. */
 D5P4.heat = (() => {
   const { el, number, place } = D5P4.dom;
   const EDGE = 16;
@@ -26,25 +26,25 @@ D5P4.heat = (() => {
     return {
       size: pool.group.length,
       value: (i, j) => replay.similarity(kept, i, j),
-      chosen: new Set(pool.chosen),
+      chosen: new Set(replay.isTree ? [] : pool.chosen),
       group: pool.group,
-      names: pool.group.map((_, row) => `candidate ${row}`),
+      names: pool.group.map((_, row) => `${replay.isTree ? "beam" : "candidate"} ${row}`),
       kept,
     };
   }
 
-  /** The smallest value of some matrices: where the scale begins. */
-  function lowest(matrices) {
-    let low = 1;
-    for (const found of matrices.filter(Boolean)) {
-      for (let i = 0; i < found.size; i += 1) {
-        for (let j = 0; j < i; j += 1) {
-          const value = found.value(i, j);
-          if (value !== null && value < low) low = value;
-        }
-      }
-    }
+  /** The smallest value of a run over all its steps. */
+  function lowest(replay) {
+    const kept = replay.trace.pools.flatMap((pool) => pool.similarity || []);
+    const final = replay.trace.similarity.flat();
+    const low = [...kept, ...final].reduce((least, value) => (value === null ? least : Math.min(least, value)), 1);
     return low > 0.9995 ? 0.999 : Math.floor(low * 100) / 100;
+  }
+
+  /** Where the scale of each run begins: the same for all steps, and for all runs that are compared in the same way. */
+  function lows(replays) {
+    const alike = (one) => replays.filter((other) => other.isTree === one.isTree).map(lowest);
+    return replays.map((replay) => Math.min(...alike(replay)));
   }
 
   function draw(context, found, side, low, colours) {
@@ -101,8 +101,8 @@ D5P4.heat = (() => {
   const missing = (replay) => (replay.widest < 2 ? "there is only one candidate" : "no similarities were kept");
 
   class View {
-    constructor(replay, name) {
-      Object.assign(this, { replay, step: 0, low: 0, found: null, side: 0 });
+    constructor(replay, name, low) {
+      Object.assign(this, { replay, step: 0, low, found: null, side: 0 });
       this.canvas = el("canvas", { role: "img", "aria-label": `similarity of the candidates of ${name}` });
       this.card = el("div", { class: "card", hidden: true });
       this.caption = el("p", { class: "caption" });
@@ -123,14 +123,22 @@ D5P4.heat = (() => {
       this.node = el(
         "figure",
         { class: "heat" },
+        el(
+          "p",
+          { class: "help" },
+          replay.isTree ? "by tokens " : "by hidden states ",
+          el("span", { class: "low", text: number(low, low > 0.99 ? 3 : 2) }),
+          el("span", { class: "ramp heat-ramp", "aria-hidden": "true" }),
+          "1",
+        ),
         this.canvas,
         this.card,
         el("figcaption", {}, this.caption, this.table),
       );
     }
 
-    show(step, low) {
-      Object.assign(this, { step, low });
+    show(step) {
+      this.step = step;
       this.found = matrix(this.replay, step);
       this.redraw();
       this.fillTable();
@@ -152,7 +160,7 @@ D5P4.heat = (() => {
       const late = kept === this.step ? "" : " (the last matrix that was kept)";
       this.caption.textContent = final
         ? "similarity of the answers to each other"
-        : `pool of ${size} at step ${kept}${late}; bars mark chosen candidates`;
+        : `pool of ${size} at step ${kept}${late}${this.replay.isTree ? "" : "; bars mark chosen candidates"}`;
     }
 
     point(event) {
@@ -194,5 +202,5 @@ D5P4.heat = (() => {
     }
   }
 
-  return { matrix, lowest, draw, View };
+  return { matrix, lows, draw, View };
 })();

@@ -1,7 +1,8 @@
 "use strict";
 /* The whole view in the part of the address behind #, which browsers keep to themselves. */
 D5P4.link = (() => {
-  const SETTINGS = ["k", "w", "max_tokens", "steps", "temperature", "guidance", "spare", "order"];
+  const SHARED = ["k", "max_tokens", "seed"];
+  const VIEW = ["prompt", "a", "b", "step", "theme", "panels", "differences", "confidence"];
 
   /** `asked`: the form of the run that is shown, or null; with its seed, step, theme and panels. */
   function write(asked, seed) {
@@ -10,10 +11,9 @@ D5P4.link = (() => {
       found.set("prompt", asked.prompt);
       asked.runs.forEach((run, i) => {
         found.set("ab"[i], run.method);
-        for (const [name, value] of Object.entries(run.parameters)) found.set(`${"ab"[i]}.${name}`, value);
+        for (const [name, value] of Object.entries(run.options)) found.set(`${"ab"[i]}.${name}`, value);
       });
-      for (const name of SETTINGS) if (asked[name] !== undefined) found.set(name, asked[name]);
-      if (asked.distinct) found.set("distinct", "1");
+      for (const name of ["k", "max_tokens"]) if (asked[name] !== undefined) found.set(name, asked[name]);
       found.set("seed", seed);
     }
     found.set("step", D5P4.player.now() >= D5P4.player.ofAll() ? "end" : D5P4.player.now());
@@ -27,6 +27,11 @@ D5P4.link = (() => {
 
   const asNumber = (text) => (text !== null && text !== "" && Number.isFinite(Number(text)) ? Number(text) : undefined);
 
+  function asValue(name, text) {
+    if (name === "distinct" || ["true", "false"].includes(text)) return text === "true" || text === "1";
+    return asNumber(text) ?? text;
+  }
+
   /** What the present address says: {asked (with seed) or null, step, look}. */
   function read() {
     const found = new URLSearchParams(location.hash.slice(1));
@@ -37,20 +42,19 @@ D5P4.link = (() => {
     };
     const step = asNumber(found.get("step"));
     if (!found.has("a") || !found.has("prompt")) return { asked: null, step, look };
-    const asked = {
-      prompt: found.get("prompt"),
-      order: found.get("order") || undefined,
-      distinct: found.get("distinct") === "1",
-    };
-    for (const name of [...SETTINGS, "seed"]) if (name !== "order") asked[name] = asNumber(found.get(name));
+    const asked = { prompt: found.get("prompt") };
+    for (const name of SHARED) asked[name] = asNumber(found.get(name));
     asked.runs = ["a", "b"]
       .filter((run) => found.has(run))
       .map((run) => {
-        const parameters = {};
+        const options = {};
         for (const [name, value] of found) {
-          if (name.startsWith(`${run}.`) && asNumber(value) !== undefined) parameters[name.slice(2)] = asNumber(value);
+          const own = name.replace(/^[ab]\./, ""); // an option without a run is one of both
+          if ((own === name && ![...SHARED, ...VIEW].includes(name)) || name === `${run}.${own}`) {
+            options[own] = asValue(own, value);
+          }
         }
-        return { method: found.get(run), parameters };
+        return { method: found.get(run), options };
       });
     return { asked, step, look };
   }

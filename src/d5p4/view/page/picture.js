@@ -1,5 +1,5 @@
 "use strict";
-/* The whole view as one picture: answers, lineage, similarity and scatter of every run. */
+/* The whole view as one picture: the tree, the answers and the similarity of every run, and the scatter. */
 D5P4.picture = (() => {
   const { number, figure, whole } = D5P4.dom;
   const SCALE = 2;
@@ -103,12 +103,16 @@ D5P4.picture = (() => {
     const canvas = document.createElement("canvas");
     const context = canvas.getContext("2d");
     const tallest = Math.max(...replays.map((replay) => answers(null, context, replay, step, 0, 0, colours)));
-    const tree = D5P4.lineage.heightFor(replays);
     const wide = PAD + replays.length * (COLUMN + PAD);
-    const width = Math.max(wide, 3 * PAD + HEAT + 400);
-    const top = { answers: PAD + 92 };
-    top.lineage = top.answers + tallest + 40;
-    top.heat = top.lineage + tree + 50;
+    let width = Math.max(wide, 3 * PAD + HEAT + 400);
+    const sizes = replays.map((replay) => D5P4.tree.plan(replay, context, wide - 2 * PAD, colours));
+    width = Math.max(width, ...sizes.map((size) => size.width + 2 * PAD));
+    const top = { answers: PAD + 92, trees: [] };
+    top.heat = top.answers + tallest + 40;
+    for (const size of sizes) {
+      top.trees.push(top.heat);
+      top.heat += size.height + 40;
+    }
     const height = top.heat + HEAT + PAD + 10;
     canvas.width = width * SCALE;
     canvas.height = height * SCALE;
@@ -127,7 +131,7 @@ D5P4.picture = (() => {
     const shownStep = step >= replays[0].steps ? "finished" : `step ${step}`;
     title(
       context,
-      `${trace.model.name} · seed ${trace.seed} · k ${trace.k} · w ${trace.w} · ${shownStep}`,
+      `${trace.model.name} · seed ${trace.seed} · k ${trace.k} · ${shownStep}`,
       PAD,
       PAD + 36,
       colours,
@@ -135,7 +139,7 @@ D5P4.picture = (() => {
       colours.muted,
     );
     const matrices = replays.map((replay) => D5P4.heat.matrix(replay, Math.min(step, replay.steps)));
-    const low = D5P4.heat.lowest(matrices);
+    const lows = D5P4.heat.lows(replays);
     replays.forEach((replay, i) => {
       const x = PAD + i * (COLUMN + PAD);
       const colour = colours[D5P4.dom.side(i)];
@@ -150,13 +154,13 @@ D5P4.picture = (() => {
       const ends = step < replay.steps ? "ends with " : "";
       context.fillText(`${ends}${different}${right} · ${whole(replay.trace.rows)} rows`, x + COLUMN, PAD + 78);
       answers(context, context, replay, step, x, top.answers, colours);
-      title(context, "lineage", x, top.lineage - 12, colours, 13, colours.muted);
-      shifted(context, x, top.lineage, () =>
-        D5P4.lineage.draw(context, replay, COLUMN, tree, { step: Math.min(step, replay.steps), focus: null, colours }),
-      );
+      const beams = { step: Math.min(step, replay.steps), focus: null, colours };
+      title(context, `beams, ${replay.trace.method}`, PAD, top.trees[i] - 12, colours, 13, colour);
+      shifted(context, PAD, top.trees[i], () => D5P4.tree.draw(context, replay, wide - 2 * PAD, beams));
       const left = PAD + i * (HEAT + PAD);
       title(context, `similarity, ${replay.trace.method}`, left, top.heat - 12, colours, 13, colour);
-      if (matrices[i]) shifted(context, left, top.heat, () => D5P4.heat.draw(context, matrices[i], HEAT, low, colours));
+      const heat = () => D5P4.heat.draw(context, matrices[i], HEAT, lows[i], colours);
+      if (matrices[i]) shifted(context, left, top.heat, heat);
     });
     const rest = PAD + replays.length * (HEAT + PAD);
     title(context, "score over distance of the final answers", rest, top.heat - 12, colours, 13, colours.muted);

@@ -2,10 +2,10 @@
 /* Everything below the form: the runs, and the pictures of how they came about. */
 D5P4.results = (() => {
   const { el, side, find } = D5P4.dom;
-  const PANELS = ["lineage", "similarity", "scatter", "figures"];
+  const PANELS = ["tree", "similarity", "scatter", "figures"];
   let runs = [];
   let replays = [];
-  let views = { lineage: [], heat: [], scatter: null };
+  let views = { tree: [], heat: [], scatter: null };
   const shown = { diff: true, chance: true };
 
   /** Columns for methods that are about to run. */
@@ -16,8 +16,8 @@ D5P4.results = (() => {
     find("runs").replaceChildren(...runs.map((run) => run.node));
     find("runs").dataset.count = runs.length;
     find("results").hidden = false;
-    find("welcome").hidden = true;
-    find("pictures").hidden = true;
+    find("recorded").hidden = true;
+    find("pictures").hidden = find("panel-tree").hidden = true;
     return runs;
   }
 
@@ -25,7 +25,7 @@ D5P4.results = (() => {
     D5P4.player.hide();
     runs = [];
     replays = [];
-    views = { lineage: [], heat: [], scatter: null };
+    views = { tree: [], heat: [], scatter: null };
   }
 
   /** Show finished runs, at a step or at their end. */
@@ -44,33 +44,23 @@ D5P4.results = (() => {
 
   function heading() {
     const { trace } = replays[0];
+    find("score-kind").textContent = trace.score_kind;
     find("asked").textContent = trace.prompt === null ? "unconditional" : trace.prompt;
-    const { spare } = trace.settings;
-    const facts = [
-      trace.model.name,
-      `seed ${trace.seed}`,
-      `k ${trace.k}`,
-      `w ${trace.w}`,
-      spare && `${spare} spare`,
-      `${trace.length} tokens`,
-      `${trace.steps} steps`,
-    ].filter(Boolean);
+    const facts = [trace.model.name, `seed ${trace.seed}`, `k ${trace.k}`, `${trace.length} tokens`];
     find("asked-facts").textContent = facts.join(" · ");
   }
 
   function pictures() {
-    find("pictures").hidden = false;
-    const height = D5P4.lineage.heightFor(replays);
-    views.lineage = replays.map(
-      (replay) => new D5P4.LineageView(replay, replay.trace.method, height, D5P4.player.goTo),
-    );
-    views.heat = replays.map((replay) => new D5P4.heat.View(replay, replay.trace.method));
+    find("pictures").hidden = find("panel-tree").hidden = false;
+    views.tree = replays.map((replay) => new D5P4.tree.View(replay, replay.trace.method, D5P4.player.goTo));
+    const lows = D5P4.heat.lows(replays);
+    views.heat = replays.map((replay, i) => new D5P4.heat.View(replay, replay.trace.method, lows[i]));
     views.scatter = new D5P4.scatter.View(replays);
     const column = (view, i) =>
       el("div", { class: `run-${side(i)}` }, el("h4", { text: replays[i].trace.method }), view.node);
-    find("lineage").replaceChildren(...views.lineage.map(column));
+    find("tree").replaceChildren(...views.tree.map(column));
     find("similarity").replaceChildren(...views.heat.map(column));
-    for (const id of ["lineage", "similarity"]) find(id).dataset.count = replays.length;
+    find("similarity").dataset.count = replays.length;
     find("scatter").replaceChildren(views.scatter.node);
     find("figures").replaceChildren(D5P4.figures.table(replays));
     views.scatter.redraw();
@@ -80,16 +70,13 @@ D5P4.results = (() => {
   function show(step) {
     runs.forEach((run) => run.show(step, shown.diff));
     if (!replays.length) return;
-    views.lineage.forEach((view) => view.show(step));
-    const matrices = replays.map((replay) => D5P4.heat.matrix(replay, Math.min(step, replay.steps)));
-    const low = D5P4.heat.lowest(matrices);
-    views.heat.forEach((view, i) => view.show(Math.min(step, replays[i].steps), low));
-    find("heat-low").textContent = D5P4.dom.number(low, low > 0.99 ? 3 : 2);
+    views.tree.forEach((view) => view.show(step));
+    views.heat.forEach((view, i) => view.show(Math.min(step, replays[i].steps)));
   }
 
   /** Draw again what depends on colours or on the width. */
   function redraw() {
-    views.lineage.forEach((view) => view.redraw());
+    views.tree.forEach((view) => view.redraw());
     views.heat.forEach((view) => view.redraw());
     if (views.scatter) views.scatter.redraw();
   }
@@ -137,6 +124,6 @@ D5P4.results = (() => {
     wire,
     look,
     replays: () => replays,
-    lineages: () => views.lineage,
+    trees: () => views.tree,
   };
 })();

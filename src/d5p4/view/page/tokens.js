@@ -33,6 +33,12 @@ D5P4.tokens = (() => {
     return logprob === null || logprob === undefined ? null : Math.min(1, Math.exp(logprob));
   }
 
+  /** A probability in as few digits as tell it from 0 and 1. */
+  function percent(value) {
+    const digits = value > 0.995 || value < 0.01 ? 1 : 0;
+    return value > 0.9995 ? "100 %" : value < 0.0005 ? "< 0.1 %" : `${(100 * value).toFixed(digits)} %`;
+  }
+
   /** Where a probability lies on the ramp of colours; small ones are spread, for they are the many. */
   const shade = (value) => Math.sqrt(value);
 
@@ -91,5 +97,5 @@ D5P4.tokens = (() => {
     return lengths.length ? lengths.reduce((a, b) => a + b, 0) / lengths.length : 1;
   }
 
-  return { spell, shade, ofDraft, Line, blockWidth };
+  return { spell, percent, shade, ofDraft, Line, blockWidth };
 })();

@@ -1,19 +1,36 @@
 "use strict";
 /* A trace read back: the rows of every pool from what each has that its parent had not. */
 D5P4.trace = (() => {
-  const FORMAT = "d5p4-trace/1";
+  const FORMAT = "d5p4-trace/2";
+  const OLD = "d5p4-trace/1";
 
   /** The traces of a file or an answer of the server; throws a sentence where there are none. */
   function read(value) {
     const traces = Array.isArray(value) ? value : value && Array.isArray(value.traces) ? value.traces : [value];
     if (!traces.length) throw new Error("there is no trace in this file");
     for (const trace of traces) {
-      if (!trace || trace.format !== FORMAT) throw new Error(`this is no trace of d5p4 (format ${FORMAT})`);
+      const known = trace && [FORMAT, OLD].includes(trace.format);
+      if (!known) throw new Error(`this is no trace of d5p4 (format ${FORMAT})`);
       if (!Array.isArray(trace.pools) || !Array.isArray(trace.answers) || !Array.isArray(trace.pieces)) {
         throw new Error("this trace is damaged: pools, answers or pieces are missing");
       }
     }
-    return traces.map((trace) => new Replay(trace));
+    return traces.map((trace) => new Replay(trace.format === OLD ? renewed(trace) : trace));
+  }
+
+  /** A trace of the first format, in which children were counted and parents were not named. */
+  function renewed(trace) {
+    const pools = trace.pools.map((pool, step) => {
+      const before = trace.pools[step - 1];
+      const parent = (_, row) => (step ? [step - 1, before.chosen[Math.floor(row / before.children)]] : null);
+      return { ...pool, parents: pool.group.map(parent) };
+    });
+    const final = {
+      parents: trace.answers.map((answer) => [pools.length - 1, answer.lineage[pools.length - 1]]),
+      changes: trace.answers.map((answer) => answer.changes),
+    };
+    const answers = trace.answers.map((answer, row) => ({ ...answer, row }));
+    return { ...trace, format: FORMAT, pools, final, answers };
   }
 
   class Replay {
@@ -22,38 +39,48 @@ D5P4.trace = (() => {
       this.steps = trace.pools.length;
       this.length = trace.length;
       this.ends = new Set(trace.end);
-      this.timelines = trace.answers.map((answer) => this.timeline(answer));
+      this.holes = trace.frame ? trace.frame.filter((piece) => piece === null).length : 0;
+      this.timelines = trace.answers.map((answer) => this.timeline(this.steps, answer.row));
       this.lines = this.answersOfRows();
+      this.tree = D5P4.tree.plant(this);
+    }
+
+    /** Whether rows are chosen before they are run; such a run has no candidates besides its beams. */
+    get isTree() {
+      return this.trace.pools[0].quality === null;
+    }
+
+    /** The pool before a step; after the last step, the final rows. */
+    pool(step) {
+      return step < this.steps ? this.trace.pools[step] : this.trace.final;
     }
 
     size(step) {
-      return this.trace.pools[step].group.length;
+      return this.pool(step).parents.length;
     }
 
     get widest() {
       return Math.max(...this.trace.pools.map((pool) => pool.group.length));
     }
 
-    /** Row of the pool before that a row comes from; null in the first pool. */
+    /** The rows of a pool that lived on as beams; of a tree all, and after the last step all. */
+    beams(step) {
+      if (step < this.steps) return new Set(this.trace.pools[step].chosen);
+      return this.trace.final.parents.keys();
+    }
+
+    /** The [step, row] that a row comes from; null in the first pool. */
     parent(step, row) {
-      if (step === 0) return null;
-      const before = this.trace.pools[step - 1];
-      return before.chosen[Math.floor(row / before.children)];
+      return this.pool(step).parents[row];
     }
 
-    isChosen(step, row) {
-      return this.trace.pools[step].chosen.includes(row);
-    }
-
-    /** For each position of an answer: [step it is there from, piece, logprob]. */
-    timeline(answer) {
+    /** For each position of a row: [step it is there from, piece, logprob], or null where it is masked. */
+    timeline(step, row) {
       const found = new Array(this.length).fill(null);
-      answer.lineage.forEach((row, step) => {
-        for (const [position, piece, logprob] of this.trace.pools[step].changes[row]) {
-          found[position] = [step, piece, logprob];
-        }
-      });
-      for (const [position, piece, logprob] of answer.changes) found[position] = [this.steps, piece, logprob];
+      for (let at = [step, row]; at; at = this.parent(...at)) {
+        const changes = this.pool(at[0]).changes[at[1]];
+        for (const [position, piece, logprob] of changes) found[position] = [at[0], piece, logprob];
+      }
       return found;
     }
 
@@ -64,27 +91,30 @@ D5P4.trace = (() => {
 
     /** Any row of a pool. */
     row(step, row) {
-      const found = new Array(this.length).fill(null);
-      for (let t = step, r = row; t >= 0; t -= 1) {
-        for (const [position, piece, logprob] of this.trace.pools[t].changes[r]) {
-          if (!found[position]) found[position] = [piece, logprob];
-        }
-        r = this.parent(t, r);
-      }
-      return found;
+      return this.timeline(step, row).map((entry) => entry && [entry[1], entry[2]]);
+    }
+
+    /** Where the text of a row ends: at its first end-of-text behind the holes. */
+    endOf(row) {
+      const end = row.findIndex((entry, position) => entry && position >= this.holes && this.ends.has(entry[0]));
+      return end < 0 ? row.length : end;
+    }
+
+    isComplete(step, row) {
+      const cells = this.row(step, row);
+      return cells.slice(0, this.endOf(cells)).every(Boolean);
     }
 
     /** Per step: which answers descend from a row. */
     answersOfRows() {
-      return this.trace.pools.map((_, step) => {
-        const rows = new Map();
-        this.trace.answers.forEach((answer, rank) => {
-          const row = answer.lineage[step];
-          if (!rows.has(row)) rows.set(row, []);
-          rows.get(row).push(rank);
-        });
-        return rows;
+      const lines = Array.from({ length: this.steps + 1 }, () => new Map());
+      this.trace.answers.forEach((answer, rank) => {
+        for (let at = [this.steps, answer.row]; at; at = this.parent(...at)) {
+          const [step, row] = at;
+          lines[step].set(row, [...(lines[step].get(row) || []), rank]);
+        }
       });
+      return lines;
     }
 
     /** The last step up to this one whose similarity matrix was kept; -1 where there is none. */
@@ -102,7 +132,7 @@ D5P4.trace = (() => {
 
     /** The most similar other row: {row, value}; null where it is not known. */
     nearest(step, row) {
-      if (!this.trace.pools[step].similarity) return null;
+      if (!this.pool(step).similarity) return null;
       let best = null;
       for (let other = 0; other < this.size(step); other += 1) {
         const value = other === row ? null : this.similarity(step, row, other);
@@ -111,11 +141,18 @@ D5P4.trace = (() => {
       return best;
     }
 
-    /** What is shown of a row: [{text, chance, masked, end, given}], without the ends behind the text. */
+    /** A token by itself, as a label. */
+    pieceText(piece) {
+      if (this.ends.has(piece)) return "end";
+      const text = this.trace.pieces[piece];
+      if (Array.isArray(text)) return text.map((byte) => byte.toString(16).padStart(2, "0")).join(" ");
+      return text.trim() || text.replace(/ /g, "␣").replace(/\n/g, "↵") || "∅";
+    }
+
+    /** What is shown of a row: [{text, chance, masked, end, given}] before the end of its text. */
     tokens(row) {
-      let stop = row.length;
-      while (stop > 0 && row[stop - 1] && this.ends.has(row[stop - 1][0])) stop -= 1;
-      const cells = row.slice(0, stop).map((entry) => (entry ? { piece: entry[0], logprob: entry[1] } : null));
+      const shown = row.slice(0, this.endOf(row));
+      const cells = shown.map((entry) => (entry ? { piece: entry[0], logprob: entry[1] } : null));
       return D5P4.tokens.spell(this.framed(cells), this.trace.pieces, this.ends);
     }
 
