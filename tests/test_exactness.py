@@ -88,7 +88,9 @@ def test_first_step_is_one_row_and_unchanged_children_are_free():
     assert int(result.nfe[0]) < 30  # whole steps in which nothing moved
 
 
-@pytest.mark.parametrize("method", ["tree", "d5p4", *(pytest.param(m, marks=full) for m in ("independent", "best-of-n"))])
+@pytest.mark.parametrize(
+    "method", ["tree", "d5p4", *(pytest.param(m, marks=full) for m in ("independent", "best-of-n"))]
+)
 def test_equal_prompts_in_one_call_differ_and_can_be_named(method):
     model = FakeModel()
     twice = run(model, ["abc", "abc"], method, temperature=2.0)
@@ -102,7 +104,9 @@ def test_equal_prompts_in_one_call_differ_and_can_be_named(method):
 def test_many_unconditional_sets_equal_fewer(kind):
     model = FakeModel(**MODELS[kind])
     for options in ({}, {"method": "d5p4", "w": 2}):
-        many, few = (d5p4.generate(model, sets=n, k=2, gen_length=6, seed=3, temperature=2.0, **options) for n in (5, 2))
+        many, few = (
+            d5p4.generate(model, sets=n, k=2, gen_length=6, seed=3, temperature=2.0, **options) for n in (5, 2)
+        )
         assert many.answers[:2] == few.answers
         assert len({str(a) for a in many.answers}) == 5
 
@@ -255,5 +259,7 @@ FROZEN = [
 def test_the_answers_of_a_seed_are_fixed_from_the_first_release():
     for kind, options, texts in FROZEN:
         model = FakeModel(**MODELS[kind])
-        r = run(model, "abc", **{"method": "d5p4", "gen_length": 8, "steps": None, "seed": 5, "temperature": 1.5} | options)
+        r = run(
+            model, "abc", **{"method": "d5p4", "gen_length": 8, "steps": None, "seed": 5, "temperature": 1.5} | options
+        )
         assert r.texts[0] == texts, (kind, options)

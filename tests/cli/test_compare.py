@@ -27,7 +27,9 @@ def test_json_is_what_the_library_returns(cli, models):
     outcome = cli("compare", "two", "-m", models.llada, *ARGUMENTS, *options)
     assert outcome.exit_code == 0, outcome.output
     beam, dpp = map(json.loads, outcome.stdout.splitlines())
-    result = d5p4.generate(d5p4.load(models.llada), "two", method="d5p4", gen_length=6, seed=5, beta=7.0, solver="exact")
+    result = d5p4.generate(
+        d5p4.load(models.llada), "two", method="d5p4", gen_length=6, seed=5, beta=7.0, solver="exact"
+    )
     assert beam["method"] == "diverse-beam" and beam["settings"]["params"]["alpha"] == 3
     assert dpp["answers"] == result.texts[0]
     off = result.similarity[0].clone().fill_diagonal_(0)

@@ -31,7 +31,9 @@ def test_out_of_memory_halves_the_budget_and_goes_on(input, tmp_path):
     whole = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 0.4 * needed) / whole)
     try:
-        report = d5p4.run_file(model, input, tmp_path / "b.jsonl", method="d5p4", max_tokens_per_forward=budget, **OPTIONS)
+        report = d5p4.run_file(
+            model, input, tmp_path / "b.jsonl", method="d5p4", max_tokens_per_forward=budget, **OPTIONS
+        )
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert (tmp_path / "b.jsonl").read_bytes() == (tmp_path / "a.jsonl").read_bytes()

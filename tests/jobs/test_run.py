@@ -146,7 +146,12 @@ def test_a_window_that_has_no_schedule_is_a_line_with_an_error(box):
     """Holes differ between prompts, so one prompt can be at fault; if all prompts are, the run stops."""
     for good, wrong, options, expected in (
         ("abl", "allll", {"steps": 2, "block_length": 1}, "steps=2 is fewer than the 4 blocks"),
-        ("abll", "al", {"method": "d5p4", "temperature": 0.0, "order": "tempered"}, "temperature=0.0 with one step per block"),
+        (
+            "abll",
+            "al",
+            {"method": "d5p4", "temperature": 0.0, "order": "tempered"},
+            "temperature=0.0 with one step per block",
+        ),
     ):
         lines, report = box([{"prompt": good}] * 30 + [{"prompt": wrong}], gen_length=None, **options)
         assert report.failed == 1 and expected in lines[-1]["error"]

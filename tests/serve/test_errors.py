@@ -20,8 +20,16 @@ D5P4 = {"method": "d5p4"}
 BAD = [
     ({"n": 0}, "n", "n=0 must be a whole number from 1 to 2147483648"),
     ({"n": 300}, "n", "n=300; this server takes at most 256"),
-    ({"n": 200, "extra_body": {"spare": 200}}, "n", "n=200 and spare=200 make a pool of 400 rows; this server takes at most"),
-    ({"n": 100, "extra_body": D5P4}, "n", "n=100, w=4 and spare=0 make a pool of 400 rows; this server takes at most 256"),
+    (
+        {"n": 200, "extra_body": {"spare": 200}},
+        "n",
+        "n=200 and spare=200 make a pool of 400 rows; this server takes at most",
+    ),
+    (
+        {"n": 100, "extra_body": D5P4},
+        "n",
+        "n=100, w=4 and spare=0 make a pool of 400 rows; this server takes at most 256",
+    ),
     ({"n": True}, "n", "n=True must be a whole number"),
     ({"temperature": "hot"}, "temperature", "temperature='hot' must be a number"),
     ({"max_tokens": 0}, "max_tokens", "max_tokens=0 must be a whole number from 1"),
@@ -47,7 +55,11 @@ BAD = [
     ),
     ({"n": 2, "extra_body": {"w": 2**30, "method": "independent", "distinct": True}}, "w", "w=1073741824"),
     ({"n": 2, "extra_body": {"w": 100, "method": "best-of-n", "distinct": True}}, "w", "draw 80000 children per step"),
-    ({"n": 2, "extra_body": D5P4 | {"w": 100, "distinct": True, "select_window": [1, 2]}}, "w", "draw 80000 children per step"),
+    (
+        {"n": 2, "extra_body": D5P4 | {"w": 100, "distinct": True, "select_window": [1, 2]}},
+        "w",
+        "draw 80000 children per step",
+    ),
     ({"extra_body": {"guidance_window": [1]}}, "guidance_window", "guidance_window=[1] must be two numbers"),
     ({"prompt": "a" * 20000}, "prompt", "20000 characters"),
     ({"prompt": []}, "prompt", "prompt=[] must be a text, a list of token ids, or"),
