@@ -189,7 +189,7 @@ def test_a_run_without_an_answer_is_not_finished(box, monkeypatch):
     """If all decodes fail, or no prompt of a window or file can be decoded, then no line counts as finished, and a
     corrected run may use the same output."""
     monkeypatch.setattr(module, "WINDOW", 32)
-    message = box.fails([{"prompt": "abc"}] * 30, model=Spoiled(0), max_tokens_per_forward=16)
+    message = box.fails([{"prompt": "abc"}] * 30, model=Spoiled(0))
     assert re.search(r"the first 2\d prompts all failed.*line 1: the model gave logits", message)
     assert not box.output.exists() and json.loads(box.header.read_text())["finished"] is False
     lines, report = box(k=3)  # also with another configuration
