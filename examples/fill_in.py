@@ -10,6 +10,6 @@ import d5p4
 _, folder, text = sys.argv
 model = d5p4.load(folder)
 holes = text.replace("_", model.tokenizer.mask_token)
-result = d5p4.generate(model, holes, k=3, chat=False, distinct=True, spare=4, eos="never", seed=0)
+result = d5p4.generate(model, holes, k=3, chat=False, eos="never", seed=0)
 for text in result.texts[0]:
     print(repr(text))

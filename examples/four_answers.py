@@ -10,7 +10,7 @@ from d5p4.eval.countdown import is_right
 
 _, folder, prompt = sys.argv
 model = d5p4.load(folder)
-result = d5p4.generate(model, prompt, k=4, distinct=True, spare=4, seed=0)
+result = d5p4.generate(model, prompt, seed=0)
 for score, text in zip(result.score[0], result.texts[0], strict=True):
     mark = "" if model.name != "countdown" else "right  " if is_right(prompt, text) else "wrong  "
     print(f"{score:8.3f}  {mark}{text!r}")

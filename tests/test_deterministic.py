@@ -19,7 +19,7 @@ from d5p4.ops.precision import steady_mean, steady_sum
 from d5p4.options import Settings
 from d5p4.prompts import Request, bucket
 from tests.checkpoints import write_dream, write_llada, write_mdlm
-from tests.fake import FakeModel
+from tests.fake import FakeModel, fitting
 
 PROMPTS = ["abc", "ahead" * 12, "c", "bigfee" * 22, "jig" * 30, "add"]
 KEYS = [f"prompt-{i}" for i in range(len(PROMPTS))]
@@ -43,7 +43,7 @@ class Watched(FakeModel):
 
 
 def run(model, which=ALL, **options):
-    options = dict(k=3, w=3, gen_length=7, steps=4, seed=11, temperature=1.5) | options
+    options = fitting(dict(method="d5p4", k=3, w=3, gen_length=7, steps=4, seed=11, temperature=1.5) | options)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", d5p4.DuplicateAnswers)
         return d5p4.generate(model, [PROMPTS[i] for i in which], keys=[KEYS[i] for i in which], **options)
@@ -93,7 +93,8 @@ def test_a_row_longer_than_a_forward_is_a_forward():
 @pytest.mark.parametrize(
     "method, kind, order",
     [
-        ("d5p4", "orders", [1, 0, 5]),  # two lengths of rows
+        ("tree", "orders", [1, 0, 5]),  # two lengths of rows
+        ("d5p4", "orders", [1, 0, 5]),
         ("independent", "ancestral", [1, 0, 5]),
         *[pytest.param(*case, ORDER, marks=full) for case in itertools.product(d5p4.METHODS, KINDS)],
     ],
@@ -134,16 +135,16 @@ def test_half_precision_gives_the_same_answers_and_scores_in_any_batch(write, dt
     """On the CPU too. Similarities are promised on CUDA alone, where kernels make them."""
     model = d5p4.load(write(tmp_path), "cpu", dtype)
     prompts = ["the cat", "a", "two little words", "far away from all of it", "on a mat"]
-    options = dict(k=3, w=2, gen_length=8, seed=2, temperature=1.2, deterministic=True, max_tokens_per_forward=256)
+    options = dict(k=3, gen_length=8, seed=2, temperature=1.2, deterministic=True, max_tokens_per_forward=256)
 
-    def decode(which):
+    def decode(which, **more):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", d5p4.DuplicateAnswers)
-            return d5p4.generate(model, [prompts[i] for i in which], keys=list(which), **options)
+            return d5p4.generate(model, [prompts[i] for i in which], keys=list(which), **options, **more)
 
-    together = decode(range(5))
-    for which in ([0], [3], [4, 2, 1]):
-        other = decode(which)
+    methods = [{"spare": 1, "diversity": 1.0}, {"method": "d5p4", "w": 2}]
+    for more, which in itertools.product(methods, ([0], [3], [4, 2, 1])):
+        together, other = decode(range(5), **more), decode(which, **more)
         assert other.answers == [together.answers[i] for i in which]
         assert other.score.tolist() == together.score[which].tolist()
         torch.testing.assert_close(other.similarity, together.similarity[which], atol=1e-6, rtol=0)
@@ -163,9 +164,10 @@ def call_size(monkeypatch, tokens):
 
 def test_calls_hold_one_row_length_and_as_many_prompts_as_fit(monkeypatch):
     model, asked = FakeModel(max_length=LONGEST), requests(10, 140, 60, 65, 30, 128)
-    settings = Settings.make(model, k=2, w=2, deterministic=True)
+    pool = dict(method="d5p4", k=2, w=2)
+    settings = Settings.make(model, **pool, deterministic=True)
     assert list(batches(model, asked, settings)) == [(7, [0, 4, 2]), (7, [1]), (7, [3, 5])]
-    usual = Settings.make(model, k=2, w=2, max_tokens_per_forward=100)
+    usual = Settings.make(model, **pool, max_tokens_per_forward=100)
     assert usual.max_tokens_per_call == 800
     assert list(batches(model, asked, usual)) == [(7, [0, 4, 2]), (7, [3]), (7, [5]), (7, [1])]
     assert settings.max_tokens_per_call == Settings.make(model).max_tokens_per_call  # small forwards, usual calls
@@ -179,7 +181,7 @@ def test_fewer_prompts_per_call_change_memory_and_nothing_else(monkeypatch):
     for most in (1 << 20, 64 * 9):
         call_size(monkeypatch, most)
         model = Watched()
-        options = dict(k=3, w=3, gen_length=7, temperature=2.0, deterministic=True, max_tokens_per_forward=TOKENS)
+        options = dict(k=3, gen_length=7, temperature=2.0, deterministic=True, max_tokens_per_forward=TOKENS)
         settings = Settings.make(model, **options)
         result = run_requests(model, requests(10, 20, 30), settings, 5)
         outcomes.append(({tuple(tokens.shape) for tokens, _ in model.given}, result.answers))
@@ -200,7 +202,7 @@ def test_the_default_forward_is_smaller_and_a_given_one_counts():
 
 def test_command_line(tmp_path):
     folder = write_llada(tmp_path)
-    words = ["generate", "a", "--model", str(folder), "-k", "2", "-w", "1", "--gen-length", "4", "--seed", "1"]
+    words = ["generate", "a", "--model", str(folder), "-k", "2", "--gen-length", "4", "--seed", "1"]
     result = CliRunner().invoke(build(), [*words, "--device", "cpu", "--dtype", "float64", "--json", "--deterministic"])
     assert result.exit_code == 0, result.output
     assert '"deterministic": true' in result.stdout and '"max_tokens_per_forward": 4096' in result.stdout

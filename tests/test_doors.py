@@ -1,6 +1,6 @@
 """A new option is one entry, and a stranger's method is one dataclass: both then work at every door.
 
-Each test runs a process of its own, because the doors are built from the table and the registry when they are made.
+Most tests run a process of their own, because the doors are built from the table and the registry when they are made.
 """
 
 import json
@@ -8,8 +8,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+
+from fastapi.testclient import TestClient
+from typer.testing import CliRunner
 
 import d5p4
+from d5p4.cli import build
+from d5p4.integrations.lm_eval import D5P4LM
+from d5p4.serve import create_app
 from tests.checkpoints import write_llada
 
 SOURCE = Path(d5p4.__file__).parent
@@ -58,7 +65,7 @@ from d5p4.serve import create_app
 from fastapi.testclient import TestClient
 
 chosen, option, value, folder, flags = json.loads(sys.argv[1])
-shape = {"k": 2, "w": 2, "gen_length": 4, "seed": 1, **chosen}
+shape = {"k": 2, "gen_length": 4, "seed": 1, **chosen}
 model = d5p4.load(folder, "cpu")
 
 
@@ -78,7 +85,7 @@ doors = {}
 result = d5p4.generate(model, "two", **shape | {option: value})
 doors["python"] = of(result.settings.to_dict())
 flag = "--" + option.replace("_", "-")
-base = ["-k", 2, "-w", 2, "--gen-length", 4, "--seed", 1, "-m", folder, "--device", "cpu"]
+base = ["-k", 2, "--gen-length", 4, "--seed", 1, "-m", folder, "--device", "cpu"]
 base += [word for name, value in chosen.items() for word in ("--" + name, value)] + [flag, value]
 doors["command"] = of(json.loads(command("generate", "two", "--json", *base))["settings"])
 doors["help"] = flag in command("generate", "--help-all")
@@ -86,7 +93,7 @@ Path("in.txt").write_text("two")
 command("run", "-i", "in.txt", "-o", f"{option}.jsonl", "--quiet", *base)
 doors["run"] = of(json.loads(Path(f"{option}.run.json").read_text())["configuration"]["settings"])
 with TestClient(create_app(model, name="tiny")) as client:
-    body = {"prompt": "two", "n": 2, "w": 2, "max_tokens": 4, "seed": 1, **chosen}
+    body = {"prompt": "two", "n": 2, "max_tokens": 4, "seed": 1, **chosen}
     while client.get("/readyz").status_code != 200:
         pass
     answer = client.post("/v1/completions", json=body | {option: value})
@@ -121,7 +128,7 @@ def test_one_entry_in_the_table_appears_at_every_door(tmp_path):
     assert text.count(marker) == 1
     (package / "options.py").unlink()
     (package / "options.py").write_text(text.replace(marker, line + marker), encoding="utf-8")
-    doors = through_every_door(tmp_path, [package.parent], {"method": "d5p4"}, "flavour", 7)
+    doors = through_every_door(tmp_path, [package.parent], {}, "flavour", 7)
     assert len(doors.pop("texts")) == 2
     assert doors == {"python": 7, "command": 7, "help": True, "run": 7, "http": True, "schema": True, "lm-eval": 7}
 
@@ -154,6 +161,31 @@ def test_a_module_with_a_method_is_loaded_by_name(tmp_path):
         check=False,
     )
     assert ended.returncode == 0 and json.loads(ended.stdout)["settings"]["params"] == {"child": 1}, ended.stderr
+
+
+def test_without_options_every_door_gives_the_same_texts_which_differ(tmp_path):
+    folder = write_llada(tmp_path / "model", generation={"d5p4": {"length": 6}})
+    model = d5p4.load(folder, "cpu")
+
+    def command(*words):
+        outcome = CliRunner().invoke(build(), [*map(str, words), "-m", str(folder), "--seed", "3", "--device", "cpu"])
+        assert outcome.exit_code == 0, outcome.output
+        return outcome.stdout
+
+    texts = {"python": d5p4.generate(model, "two", seed=3).texts[0]}
+    texts["command"] = json.loads(command("generate", "two", "--json"))["answers"]
+    (tmp_path / "in.txt").write_text("two")
+    command("run", "-i", tmp_path / "in.txt", "-o", tmp_path / "out.jsonl", "--quiet")
+    texts["run"] = json.loads((tmp_path / "out.jsonl").read_text())["answers"]
+    with TestClient(create_app(lambda: model, name="tiny")) as client:
+        while client.get("/readyz").status_code != 200:
+            pass
+        reply = client.post("/v1/completions", json={"prompt": "two", "n": 4, "seed": 3}).json()
+    texts["http"] = [choice["text"] for choice in reply["choices"]]
+    request = SimpleNamespace(args=("two", {}), task_name="task", doc_id=0, idx=0)
+    texts["lm-eval"] = D5P4LM(model, seed=3).generate_until([request] * 4)
+    assert all(answers == texts["python"] for answers in texts.values()), texts
+    assert len(set(texts["python"])) == reply["d5p4"]["distinct"] == 4 and reply["d5p4"]["method"] == "tree"
 
 
 def test_the_page_and_the_docstring_are_written_from_the_table():

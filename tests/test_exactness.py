@@ -88,7 +88,9 @@ def test_first_step_is_one_row_and_unchanged_children_are_free():
     assert int(result.nfe[0]) < 30  # whole steps in which nothing moved
 
 
-@pytest.mark.parametrize("method", ["d5p4", *(pytest.param(m, marks=full) for m in ("independent", "best-of-n"))])
+@pytest.mark.parametrize(
+    "method", ["tree", "d5p4", *(pytest.param(m, marks=full) for m in ("independent", "best-of-n"))]
+)
 def test_equal_prompts_in_one_call_differ_and_can_be_named(method):
     model = FakeModel()
     twice = run(model, ["abc", "abc"], method, temperature=2.0)
@@ -101,19 +103,22 @@ def test_equal_prompts_in_one_call_differ_and_can_be_named(method):
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_unconditional_sets_equal_fewer(kind):
     model = FakeModel(**MODELS[kind])
-    many = d5p4.generate(model, sets=5, k=2, w=2, gen_length=6, seed=3, temperature=2.0)
-    few = d5p4.generate(model, sets=2, k=2, w=2, gen_length=6, seed=3, temperature=2.0)
-    assert many.answers[:2] == few.answers
-    assert len({str(a) for a in many.answers}) == 5
+    for options in ({}, {"method": "d5p4", "w": 2}):
+        many, few = (
+            d5p4.generate(model, sets=n, k=2, gen_length=6, seed=3, temperature=2.0, **options) for n in (5, 2)
+        )
+        assert many.answers[:2] == few.answers
+        assert len({str(a) for a in many.answers}) == 5
 
 
+@pytest.mark.parametrize("method", ["tree", "d5p4"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_infilling_prompts_of_different_schedules_share_a_call(kind):
+def test_infilling_prompts_of_different_schedules_share_a_call(kind, method):
     model = FakeModel(**MODELS[kind])
     mask = model.mask_id
     prompts = [[0, mask, 1, mask], [mask, mask, mask, 2, 3], [4, mask, 5, mask, 6], [mask]]
-    together = run(model, prompts, "d5p4", gen_length=None, steps=None)
-    alone = [run(model, [p], "d5p4", gen_length=None, steps=None) for p in prompts]
+    together = run(model, prompts, method, gen_length=None, steps=None)
+    alone = [run(model, [p], method, gen_length=None, steps=None) for p in prompts]
     assert together.answers == [r.answers[0] for r in alone]
     assert together.texts == [r.texts[0] for r in alone]
     for p, prompt in enumerate(prompts):
@@ -142,6 +147,7 @@ def test_pools_with_equal_groups(method):
 @pytest.mark.parametrize(
     "method, kind, count",
     [
+        ("tree", "orders", 12),
         ("d5p4", "orders", 12),
         ("diverse-beam", "ancestral", 12),
         *[pytest.param(method, kind, 60, marks=full) for method, kind in itertools.product(METHODS, MODELS)],
@@ -253,5 +259,7 @@ FROZEN = [
 def test_the_answers_of_a_seed_are_fixed_from_the_first_release():
     for kind, options, texts in FROZEN:
         model = FakeModel(**MODELS[kind])
-        r = d5p4.generate(model, "abc", k=3, w=3, gen_length=8, seed=5, temperature=1.5, **options)
+        r = run(
+            model, "abc", **{"method": "d5p4", "gen_length": 8, "steps": None, "seed": 5, "temperature": 1.5} | options
+        )
         assert r.texts[0] == texts, (kind, options)

@@ -6,6 +6,7 @@ import json
 import math
 import re
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -16,25 +17,32 @@ import d5p4
 from d5p4 import D5P4Error
 from d5p4.ops.vocab import logits_of
 from tests.checkpoints import write_llada
-from tests.fake import FakeModel
+from tests.fake import FakeModel, fitting
 from tests.refusals import refusal
 
 
 def generate(model, prompts=None, **options):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", d5p4.DuplicateAnswers)
-        return d5p4.generate(model, prompts, **(dict(k=3, w=3, gen_length=8, seed=5) | options))
+        return d5p4.generate(model, prompts, **fitting(dict(method="d5p4", k=3, w=3, gen_length=8, seed=5) | options))
 
 
-def test_fields_and_shapes():
+@pytest.fixture(params=["tree", "d5p4"])
+def decode(request):
+    """`generate` with the default method and with the paper's, for promises that hold whatever the method is."""
+    return partial(generate, method=request.param)
+
+
+def test_fields_and_shapes(decode):
     model = FakeModel()
-    r = generate(model, ["abc", "ahead"], logprobs=True, history=True)
+    r = decode(model, ["abc", "ahead"], logprobs=True, history=True)
     assert [len(a) for a in r.answers] == [3, 3] and [len(t) for t in r.texts] == [3, 3]
     assert r.sequences.shape == (2, 3, 13) and r.attention_mask.sum(-1).tolist() == [11, 13]
     assert r.score.shape == (2, 3) and (r.score.diff(dim=-1) <= 0).all()
     assert r.similarity.shape == (2, 3, 3) and r.logdet.shape == (2,)
-    assert r.seed == 5 and r.nfe.tolist() == [8, 8] and r.rows_nominal.tolist() == [72, 72]
-    assert r.settings.method == "d5p4" and "entropy" in r.score_kind
+    rows = {"tree": 1 + 7 * 3, "d5p4": 8 * 9}[r.settings.method]
+    assert r.seed == 5 and r.nfe.tolist() == [8, 8] and r.rows_nominal.tolist() == [rows, rows]
+    assert "entropy" in r.score_kind
     for p in range(2):
         assert r.distinct[p] == len({tuple(a) for a in r.answers[p]})
         for a, text, lp, reveal in zip(r.answers[p], r.texts[p], r.logprobs[p], r.reveal_step[p], strict=True):
@@ -75,17 +83,17 @@ def test_score_is_the_mean_entropy_of_the_last_forward():
         assert r.score[0, i].item() == pytest.approx(-entropy.item(), abs=1e-9)
 
 
-def test_score_of_a_carrying_model_is_the_mean_log_probability_at_reveal():
+def test_score_of_a_carrying_model_is_the_mean_log_probability_at_reveal(decode):
     model = FakeModel(carry_over=True)
     model.eos_ids = ()
-    r = generate(model, "abc", logprobs=True, steps=5)
+    r = decode(model, "abc", logprobs=True, steps=5)
     for i in range(3):
         assert r.score[0, i].item() == pytest.approx(sum(r.logprobs[0][i]) / 8, abs=1e-9)
 
 
-def test_logprob_is_the_models_own_at_the_reveal():
+def test_logprob_is_the_models_own_at_the_reveal(decode):
     model = FakeModel()
-    r = generate(model, "abc", history=True, logprobs=True, temperature=3.0, eos="free")
+    r = decode(model, "abc", history=True, logprobs=True, temperature=3.0, eos="free")
     answer, reveal, logprob = r.answers[0][0], r.reveal_step[0][0], r.logprobs[0][0]
     for j, token in enumerate(answer):
         before = r.history[0][reveal[j]].tokens[r.lineage[0][0, reveal[j]]]
@@ -94,41 +102,41 @@ def test_logprob_is_the_models_own_at_the_reveal():
         assert logprob[j] == pytest.approx(logits.log_softmax(-1)[0, token].item(), abs=1e-9)
 
 
-def test_same_seed_same_answers_and_a_fresh_one_is_returned():
+def test_same_seed_same_answers_and_a_fresh_one_is_returned(decode):
     model = FakeModel()
-    a = generate(model, "abc", seed=None, temperature=2.0)
-    b = generate(model, "abc", seed=None, temperature=2.0)
+    a = decode(model, "abc", seed=None, temperature=2.0)
+    b = decode(model, "abc", seed=None, temperature=2.0)
     assert a.seed != b.seed
-    assert generate(model, "abc", seed=a.seed, temperature=2.0).answers == a.answers
+    assert decode(model, "abc", seed=a.seed, temperature=2.0).answers == a.answers
 
 
-def test_prompt_forms_agree():
+def test_prompt_forms_agree(decode):
     model = FakeModel()
     ids = [0, 1, 2]
     few = dict(k=1, w=2, gen_length=4)
-    expected = generate(model, "abc", **few).answers
+    expected = decode(model, "abc", **few).answers
     array = np.array(ids)
     for prompt in (["abc"], ids, [ids], torch.tensor(ids), torch.tensor([ids]), array, [array], list(array), ("abc",)):
-        assert generate(model, prompt, **few).answers == expected, prompt
+        assert decode(model, prompt, **few).answers == expected, prompt
 
 
-def test_numpy_numbers_are_numbers():
-    plain = generate(FakeModel(), "abc", k=2, seed=7, keys=[4], temperature=1.5).answers
+def test_numpy_numbers_are_numbers(decode):
+    plain = decode(FakeModel(), "abc", k=2, seed=7, keys=[4], temperature=1.5).answers
     fancy = dict(k=np.int64(2), seed=np.int64(7), keys=np.array([4]), temperature=np.float64(1.5))
-    assert generate(FakeModel(), "abc", **fancy).answers == plain
+    assert decode(FakeModel(), "abc", **fancy).answers == plain
 
 
-def test_no_temperature_leaves_a_mask():
+def test_no_temperature_leaves_a_mask(decode):
     for dtype, temperature in itertools.product((torch.float32, torch.float64), (1e-300, 1e-39, 1e39, 1e300)):
         model = FakeModel(dtype=dtype)
         for options in ({}, dict(order="tempered", order_temperature=temperature)):
-            r = generate(model, "abc", gen_length=4, temperature=temperature, **options)
+            r = decode(model, "abc", gen_length=4, temperature=temperature, **options)
             assert not (r.sequences == 11).any(), (dtype, temperature, options)
 
 
-def test_dropped_prompts_may_come_as_a_tensor_or_a_number():
+def test_dropped_prompts_may_come_as_a_tensor_or_a_number(decode):
     for drop in ([np.int64(1)], [torch.tensor(1)], torch.tensor([1]), np.array([1]), 1, {1}):
-        r = generate(FakeModel(), ["abc", "c"], gen_length=3, callback=lambda shot, drop=drop: drop)
+        r = decode(FakeModel(), ["abc", "c"], gen_length=3, callback=lambda shot, drop=drop: drop)
         assert r.answers[1] == [] and len(r.answers[0]) == 3, drop
         assert r.logdet[1].isnan() and r.score[1].isnan().all()
     assert r[1].score == r[1].distance == [] and "<td>" not in r[1]._repr_html_()
@@ -155,13 +163,13 @@ def test_a_selector_of_ones_own_is_told_what_is_wrong(monkeypatch):
     assert "already a method 'mine'" in refusal(d5p4.register, d5p4.METHODS["mine"])
 
 
-def test_a_result_is_printed_in_one_line():
-    text = repr(generate(FakeModel(), ["abc", "c"]))
+def test_a_result_is_printed_in_one_line(decode):
+    text = repr(decode(FakeModel(), ["abc", "c"]))
     assert text.startswith("Result(2 prompts, 6 answers") and "\n" not in text
 
 
-def test_a_result_has_length_items_and_plain_data():
-    result = generate(FakeModel(), ["abc", "<b>"[1:2]], logprobs=True)
+def test_a_result_has_length_items_and_plain_data(decode):
+    result = decode(FakeModel(), ["abc", "<b>"[1:2]], logprobs=True)
     assert len(result) == 2 and [answers.texts for answers in result] == result.texts
     assert result[-1].texts == result.texts[1] and result[0].distinct == int(result.distinct[0])
     for wrong in (2, -3, "texts"):
@@ -182,15 +190,15 @@ def test_a_name_is_loaded(tmp_path):
     assert d5p4.generate(str(folder), "two", **given).texts == d5p4.generate(d5p4.load(folder), "two", **given).texts
 
 
-def test_a_tokenizers_output_is_a_prompt():
+def test_a_tokenizers_output_is_a_prompt(decode):
     """Also a padded batch, and a list of them; padding on either side is not part of a prompt."""
-    expected = generate(FakeModel(), [[0, 1, 2], [3]]).answers
+    expected = decode(FakeModel(), [[0, 1, 2], [3]]).answers
     batch = {"input_ids": torch.tensor([[0, 1, 2], [9, 9, 3]]), "attention_mask": torch.tensor([[1, 1, 1], [0, 0, 1]])}
-    assert generate(FakeModel(), batch).answers == expected
+    assert decode(FakeModel(), batch).answers == expected
     single = [{"input_ids": [0, 1, 2]}, {"input_ids": [3, 9], "attention_mask": [1, 0]}]
-    assert generate(FakeModel(), single).answers == expected
-    assert "needs 'input_ids'" in refusal(generate, FakeModel(), {"ids": [1]})
-    assert "same shape" in refusal(generate, FakeModel(), batch | {"attention_mask": [[1, 1, 1]]})
+    assert decode(FakeModel(), single).answers == expected
+    assert "needs 'input_ids'" in refusal(decode, FakeModel(), {"ids": [1]})
+    assert "same shape" in refusal(decode, FakeModel(), batch | {"attention_mask": [[1, 1, 1]]})
 
 
 def test_progress_moves_a_bar_and_the_callback(monkeypatch, capsys):
@@ -201,20 +209,20 @@ def test_progress_moves_a_bar_and_the_callback(monkeypatch, capsys):
     assert steps == [0, 1, 2, 3] and out == "" and "step 4 of 4" in err
 
 
-def test_chat_is_applied_where_there_is_a_template():
+def test_chat_is_applied_where_there_is_a_template(decode):
     chatty = FakeModel(template=True)
-    expected = generate(chatty, [0, 1, 1]).answers  # the template adds b
-    assert generate(chatty, "ab").answers == expected
-    assert generate(chatty, [{"role": "user", "content": "ab"}]).answers == expected
+    expected = decode(chatty, [0, 1, 1]).answers  # the template adds b
+    assert decode(chatty, "ab").answers == expected
+    assert decode(chatty, [{"role": "user", "content": "ab"}]).answers == expected
     plain = FakeModel()  # without a template, one message of the user's is the prompt
-    assert generate(plain, [{"role": "user", "content": "ab"}]).answers == generate(plain, "ab").answers
-    assert generate(chatty, "ab", chat=False).answers == generate(chatty, [0, 1]).answers
+    assert decode(plain, [{"role": "user", "content": "ab"}]).answers == decode(plain, "ab").answers
+    assert decode(chatty, "ab", chat=False).answers == decode(chatty, [0, 1]).answers
 
 
-def test_answers_stop_at_the_end_of_text():
+def test_answers_stop_at_the_end_of_text(decode):
     model = FakeModel()
     model.head.bias[10] = 3.0
-    r = generate(model, "abc", gen_length=20, eos="free")
+    r = decode(model, "abc", gen_length=20, eos="free")
     assert any(len(a) < 20 for a in r.answers[0]) and all(10 not in a for a in r.answers[0])
 
 
@@ -228,13 +236,13 @@ def test_end_of_text_last_and_never():
     assert not (never.sequences[..., -12:] == 10).any()
 
 
-def test_infilling_keeps_the_given_text_and_appends_only_when_asked():
+def test_infilling_keeps_the_given_text_and_appends_only_when_asked(decode):
     model = FakeModel()
     hole = [0, 11, 2, 11, 11]
-    r = generate(model, [hole], gen_length=None)
+    r = decode(model, [hole], gen_length=None)
     assert all(len(t) == 5 and t[0] == "a" and t[2] == "c" for t in r.texts[0])
     assert all(len(a) == 3 for a in r.answers[0])
-    r = generate(model, [hole], gen_length=2, eos="never")
+    r = decode(model, [hole], gen_length=2, eos="never")
     assert r.sequences.shape[-1] == 7 and all(len(t) == 7 for t in r.texts[0])
 
 
@@ -253,8 +261,8 @@ def test_any_number_of_steps_fills_everything(order, steps):
     assert all(len(line[0]) == expected for line in r.lineage)
 
 
-def test_blocks_are_decoded_left_to_right():
-    r = generate(FakeModel(), "abc", block_length=3, logprobs=True, eos="never")
+def test_blocks_are_decoded_left_to_right(decode):
+    r = decode(FakeModel(), "abc", block_length=3, logprobs=True, eos="never")
     for reveal in r.reveal_step[0]:
         assert max(reveal[:3]) < min(reveal[3:6]) and max(reveal[3:6]) < min(reveal[6:])
 
@@ -276,10 +284,10 @@ def test_guidance_runs_the_second_half_only_where_it_is_on():
     assert full.answers != off.answers
 
 
-def test_guidance_in_the_loop_is_guidance_on_logits():
+def test_guidance_in_the_loop_is_guidance_on_logits(decode):
     """One step, one row: the draw must follow l_u + g (l_c - l_u)."""
     model, g = FakeModel(), 2.5
-    r = generate(model, "abc", k=1, w=1, gen_length=1, guidance=g, temperature=0)
+    r = decode(model, "abc", k=1, w=1, gen_length=1, guidance=g, temperature=0)
     masked = torch.tensor([[0, 1, 2, 11], [11, 11, 11, 11]])
     states = model.body(masked).states[:, -1]
     conditional, free = states @ model.head.weight.T + model.head.bias
@@ -287,21 +295,21 @@ def test_guidance_in_the_loop_is_guidance_on_logits():
     assert r.sequences[0, 0, -1] == logits.argmax()
 
 
-def test_callback_may_drop_prompts_without_touching_the_others():
+def test_callback_may_drop_prompts_without_touching_the_others(decode):
     model = FakeModel()
     prompts = ["abc", "ahead", "c"]
-    whole = generate(model, prompts)
+    whole = decode(model, prompts)
     steps = []
 
     def drop(shot):
         steps.append(shot.prompts.tolist())
         return [1] if shot.step == 2 else None
 
-    r = generate(model, prompts, callback=drop)
+    r = decode(model, prompts, callback=drop)
     assert [sorted(s) for s in steps] == [[0, 1, 2]] * 3 + [[0, 2]] * 5
     assert r.answers[0] == whole.answers[0] and r.answers[2] == whole.answers[2]
     assert r.answers[1] == [] and r.score[1].isnan().all()
-    nobody = generate(model, prompts, callback=lambda s: [0, 1, 2])
+    nobody = decode(model, prompts, callback=lambda s: [0, 1, 2])
     assert nobody.answers == [[], [], []]
 
 
@@ -367,18 +375,19 @@ def test_logdet_is_of_the_chosen_rows_and_minus_infinity_for_equal_ones():
     assert same.logdet.item() == -math.inf and (same.similarity == 1).all()
 
 
-def test_holes_at_the_end_of_a_prompt_are_not_the_answer():
+def test_holes_at_the_end_of_a_prompt_are_not_the_answer(decode):
     model = FakeModel()
     model.head.bias[10] = 30.0  # end of text everywhere
-    r = generate(model, [[0, 11]], gen_length=3, eos="free")
-    assert all(a == [10] for a in r.answers[0])  # the hole's token stays, what follows is cut
-    assert all(t.startswith("a") and len(t) == 2 for t in r.texts[0])
+    r = decode(model, [[0, 11]], gen_length=3, eos="free")
+    likely = slice(1 if r.settings.method == "tree" else None)  # the other texts of a tree have another token
+    assert all(a == [10] for a in r.answers[0][likely])  # the hole's token stays, what follows is cut
+    assert all(t.startswith("a") and len(t) == 2 for t in r.texts[0][likely])
 
 
-def test_a_tiny_temperature_is_the_most_probable_token():
+def test_a_tiny_temperature_is_the_most_probable_token(decode):
     for dtype in (torch.float32, torch.float64):
         model = FakeModel(dtype=dtype)
-        cold, zero = (generate(model, "abc", k=1, temperature=t) for t in (1e-38, 0))
+        cold, zero = (decode(model, "abc", k=1, temperature=t) for t in (1e-38, 0))
         assert cold.answers == zero.answers
 
 
@@ -386,18 +395,20 @@ def test_batches_hold_prompts_of_like_length():
     model = FakeModel(max_length=2000)
     sizes = []
     prompts = [[1] * 4] * 30 + [[1] * 900]
-    options = dict(k=2, w=2, gen_length=4, steps=1, max_tokens_per_forward=40, seed=0, temperature=5.0)
+    options = dict(method="d5p4", k=2, w=2, gen_length=4, steps=1, max_tokens_per_forward=40, seed=0, temperature=5.0)
     d5p4.generate(model, prompts, callback=lambda s: sizes.append(len(s.prompts)) and None, **options)
     assert sizes == [10, 10, 10, 1]
 
 
 def test_fewer_distinct_answers_than_asked_warn():
     model = FakeModel(scale=20.0)
-    with pytest.warns(
-        d5p4.DuplicateAnswers, match="the 4 answers are only 1 different text; try distinct=True and spare=4"
-    ):
-        r = d5p4.generate(model, "abc", gen_length=2, seed=0, temperature=0.01)
-    assert r.distinct.item() < 4
+    options = dict(gen_length=2, seed=0, temperature=0.01)
+    with pytest.warns(d5p4.DuplicateAnswers, match="the 4 answers are only 1 different text; try method='tree'"):
+        assert d5p4.generate(model, "abc", method="d5p4", **options).distinct.item() < 4
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert d5p4.generate(model, "abc", **options).distinct.item() == 4
+        assert d5p4.generate(model, "abc", top_k=1, **options).distinct.item() == 1  # the model has no other text
 
 
 def test_distinct_finds_more_different_answers():
@@ -407,11 +418,11 @@ def test_distinct_finds_more_different_answers():
     assert distinct.distinct.sum() > plain.distinct.sum()
 
 
-def test_mask_and_banned_ids_never_come_out():
+def test_mask_and_banned_ids_never_come_out(decode):
     model = FakeModel()
     model.head.bias[11], model.head.bias[4] = 50.0, 50.0
     model.head.banned[4] = True
-    r = generate(model, "abc", gen_length=12)
+    r = decode(model, "abc", gen_length=12)
     assert not torch.isin(r.sequences[..., 3:], torch.tensor([4, 11])).any()
 
 
@@ -428,18 +439,18 @@ def test_nan_logits_name_the_step_and_row(carry_over):
         return hidden
 
     model.body = broken
-    for method in ("d5p4", "independent"):
+    for method in ("tree", "d5p4", "independent"):
         calls.clear()
         with pytest.raises(d5p4.NonFiniteLogits, match=r"step 2, prompt 0, row \d"):
             generate(model, "abc", method=method)
 
 
-def test_nan_logits_name_the_prompt_of_the_call():
+def test_nan_logits_name_the_prompt_of_the_call(decode):
     """Batches are sorted by length; the error must still count prompts as the caller does."""
     model = FakeModel()
     model.embedding[9] = math.nan  # only the longest prompt, which is decoded last, holds a j
     with pytest.raises(d5p4.NonFiniteLogits, match="step 0, prompt 0, row 0"):
-        generate(model, ["abcj", "c", "ab"])
+        decode(model, ["abcj", "c", "ab"])
 
 
 BAD = [
@@ -491,11 +502,11 @@ def test_bad_input_is_named():
         assert re.search(message, refusal(generate, FakeModel(), prompts, **options)), (prompts, options)
 
 
-def test_mask_in_a_chat_prompt():
+def test_mask_in_a_chat_prompt(decode):
     with pytest.raises(D5P4Error, match="a chat prompt holds the mask token"):
-        generate(FakeModel(template=True), "al")
+        decode(FakeModel(template=True), "al")
     with pytest.raises(D5P4Error, match="needs 'role' and 'content'"):
-        generate(FakeModel(template=True), [{"role": "user"}])
+        decode(FakeModel(template=True), [{"role": "user"}])
 
 
 def test_ancestral_unmasks_evenly_over_time():

@@ -7,6 +7,7 @@ import torch
 
 import d5p4
 from tests.checkpoints import write_dream, write_llada, write_mdlm
+from tests.fake import fitting
 
 WRITERS = {"llada": write_llada, "dream": write_dream, "mdlm": write_mdlm}
 PROMPTS = ["the cat", "a", "two little words here"]
@@ -21,7 +22,7 @@ def run(model, prompts, method="d5p4", **options):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", d5p4.DuplicateAnswers)
         options = dict(k=3, w=2, gen_length=6, steps=4, seed=2, temperature=1.2, method=method) | options
-        return d5p4.generate(model, prompts, **options)
+        return d5p4.generate(model, prompts, **fitting(options))
 
 
 def check(model, method, **options):
@@ -32,8 +33,9 @@ def check(model, method, **options):
     assert together.answers == run(model, PROMPTS, method, savings=False, **options).answers
 
 
-def test_layouts_keep_the_promise(model):
-    check(model, "d5p4", guidance=2.0)
+@pytest.mark.parametrize("method", ["tree", "d5p4"])
+def test_layouts_keep_the_promise(model, method):
+    check(model, method, guidance=2.0)
 
 
 @pytest.mark.full

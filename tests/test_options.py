@@ -13,27 +13,32 @@ def make(model=None, **given):
     return Settings.make(model or FakeModel(), **given)
 
 
-def test_defaults_are_the_papers():
+def test_defaults_are_the_trees_and_the_papers():
     s = make()
+    assert (s.method, s.k, s.spare, s.temperature, s.order, s.eos, s.stop) == ("tree", 4, 0, 1.0, "top", "last", True)
+    assert s.params == {"diversity": 0.0} and s.reveal == "schedule" and s.guidance == 1
+    s = make(method="d5p4")
     assert (s.method, s.k, s.w, s.temperature, s.order, s.eos) == ("d5p4", 4, 4, 1.0, "confidence", "last")
     assert (s.quality, s.positions, s.normalise, s.features, s.similarity) == (
         "entropy", "all", "minmax", "flatten", "cosine"
     )  # fmt: skip
     assert s.params == {"beta": 20.0, "solver": "full-search"} and s.guidance == 1
-    m = make(FakeModel(carry_over=True))
-    assert (m.order, m.eos) == ("ancestral", "free")
+    m, tree = make(FakeModel(carry_over=True), method="d5p4"), make(FakeModel(carry_over=True))
+    assert (m.order, m.eos, tree.order, tree.eos) == ("ancestral", "free", "top", "free")
 
 
 def test_caller_before_model_before_paper():
     model = FakeModel()
     model.generation_defaults = {"length": 9, "steps": 3, "order": "random", "methods": {"d5p4": {"beta": 7.0}}}
-    s = make(model)
+    s = make(model, method="d5p4")
     assert (s.gen_length, s.steps, s.order, s.params["beta"]) == (9, 3, "random", 7.0)
-    s = make(model, gen_length=5, order="margin", beta=2.0)
+    s = make(model, method="d5p4", gen_length=5, order="margin", beta=2.0)
     assert (s.gen_length, s.steps, s.order, s.params["beta"]) == (5, 3, "margin", 2.0)
     assert make(model, method="d5p4x").params["beta"] == 1.0
-    model.generation_defaults = {"guidance": 3.0}
-    assert make(model, method="d5p4-p").guidance == 3.0
+    model.generation_defaults = {"guidance": 3.0, "method": "independent", "methods": {"tree": {"reveal": "threshold"}}}
+    assert make(model, method="d5p4-p").guidance == 3.0 and make(model).method == "independent"
+    assert make(model, method="tree").reveal == "threshold" and make(model, method="tree").params["tau"] == 0.9
+    assert make(model, method="tree", steps=3).reveal == "schedule"  # the number of steps replaces the model's rule
 
 
 def test_a_models_unknown_default_is_named():
@@ -55,9 +60,10 @@ def test_each_methods_own_parameters():
 def test_aliases():
     assert make(do_sample=False, k=1).temperature == 0 and make(do_sample=True).temperature == 1
     assert make(eos_token_id=10) == make()
-    s = make(num_return_sequences=3, max_new_tokens=9, cfg_scale=0.5, remasking="low_confidence")
+    s = make(num_return_sequences=3, max_new_tokens=9, cfg_scale=0.5, remasking="low_confidence", method="d5p4")
     assert (s.k, s.gen_length, s.guidance, s.order) == (3, 9, 1.5, "confidence")
-    assert make(alg="topk_margin").order == "margin" and make(alg="origin", eos="free").order == "ancestral"
+    assert make(alg="topk_margin").order == "margin"
+    assert make(alg="origin", eos="free", method="d5p4").order == "ancestral"
     with pytest.raises(D5P4Error, match="num_return_sequences and k"):
         make(num_return_sequences=3, k=3)
 
@@ -112,17 +118,18 @@ BAD = [
 
 def test_bad_values_are_named():
     for given, message in BAD:
-        assert re.search(message, refusal(make, **given)), given
+        assert re.search(message, refusal(make, **{"method": "d5p4"} | given)), given
 
 
 def test_temperature_zero_is_fine_where_something_is_random():
-    make(temperature=0, order="tempered")
-    make(temperature=0, k=1)
-    make(FakeModel(carry_over=True), temperature=0)
+    make(temperature=0)  # a tree branches
+    make(temperature=0, order="tempered", method="d5p4")
+    make(temperature=0, k=1, method="d5p4")
+    make(FakeModel(carry_over=True), temperature=0, method="d5p4")
 
 
 def test_every_setting_can_be_written_down():
-    assert json.loads(json.dumps(make(guidance_window=(0, 3)).to_dict()))["params"]["beta"] == 20.0
+    assert json.loads(json.dumps(make(method="d5p4", guidance_window=(0, 3)).to_dict()))["params"]["beta"] == 20.0
 
 
 def test_methods_table_is_complete():
@@ -138,7 +145,7 @@ def test_options_give_the_same_settings_again():
     """Also after they went through JSON."""
     model = FakeModel()
     for given in (
-        {}, {"method": "diverse-beam", "alpha": 3.0, "steps": 3}, {"spare": 2, "beta": 5.0},
+        {}, {"method": "diverse-beam", "alpha": 3.0, "steps": 3}, {"method": "d5p4", "spare": 2, "beta": 5.0},
         {"method": "e-smc", "lam": 2.0, "guidance_window": (0, 2), "guidance": 2.0},
     ):  # fmt: skip
         settings = Settings.make(model, k=3, gen_length=5, **given)

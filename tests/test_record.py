@@ -13,7 +13,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::d5p4.DuplicateAnswers")
 
 
 def answers_with(texts, similarity):
-    result = d5p4.generate(FakeModel(), ["abc"], k=len(texts), w=2, gen_length=6, seed=1)
+    result = d5p4.generate(FakeModel(), ["abc"], k=len(texts), gen_length=6, seed=1)
     return Answers(dataclasses.replace(result, texts=[texts], similarity=torch.tensor([similarity])), 0)
 
 

@@ -31,7 +31,7 @@ def quiet():
 
 
 def run(model, prompts, **options):
-    options = dict(k=3, w=3, gen_length=9, seed=11) | options
+    options = dict(method="d5p4", k=3, w=3, gen_length=9, seed=11) | options
     if options.get("reveal", "schedule") == "schedule":
         options.setdefault("steps", 9)
     return d5p4.generate(model, prompts, **fitting(VALUES.get(options.get("reveal"), {}) | options))
@@ -230,7 +230,8 @@ class Ending(FakeModel):
 
 def test_a_row_stops_at_its_end_of_text_and_a_short_prompt_does_not_wait_for_a_long_one():
     model = Ending()
-    options = dict(k=2, w=2, gen_length=40, seed=1, temperature=0.5, reveal="factor", factor=0.7)
+    common = dict(method="d5p4", k=2, w=2, gen_length=40, seed=1, temperature=0.5)
+    options = common | dict(reveal="factor", factor=0.7)
     delivered = []
     prepared = d5p4.prepare(model, ["b", "jj"], options | {"seed": None})
     from d5p4.generate import run_requests
@@ -250,7 +251,7 @@ def test_a_row_stops_at_its_end_of_text_and_a_short_prompt_does_not_wait_for_a_l
     assert delivered[0][2] == both.texts[0] and [0, 1] in steps and steps[-1] == [1]
     assert set(map(len, both.answers[0])) == {5} and set(map(len, both.answers[1])) == {20}
     assert both.sequences[0].ne(model.mask_id).all()  # what was left masked behind the end is filled
-    by_table = dict(k=2, w=2, gen_length=40, seed=1, temperature=0.5, stop=True)  # all prompts end before the table
+    by_table = common | dict(stop=True)  # all prompts end before the table
     assert [set(map(len, answers)) for answers in d5p4.generate(model, ["b", "jj"], **by_table).answers] == [{5}, {20}]
     longer = d5p4.generate(model, ["b"], **options | {"stop": False})
     assert longer.texts == alone[0].texts and longer.nfe[0] > alone[0].nfe[0]

@@ -90,21 +90,21 @@ def test_countdown_solves_puzzles_of_every_size(countdown, numbers):
 
 
 @pytest.mark.full
-def test_d5p4_finds_more_right_answers_than_independent_sampling(countdown):
+def test_d5p4_and_the_tree_find_more_right_answers_than_independent_sampling(countdown):
     puzzles = problems(40, 4, seed=6)
-    options = {"independent": {}, "d5p4": {}, "d5p4, distinct": {"distinct": True}}
+    options = {"independent": {}, "d5p4": {}, "d5p4, distinct": {"distinct": True}, "tree": {}}
     counts = {
         name: sum(different_right(puzzles, solve(countdown, puzzles, k=4, method=name.split(",")[0], **extra).texts))
         for name, extra in options.items()
     }
     assert counts["d5p4"] > 1.1 * counts["independent"]
-    assert counts["d5p4, distinct"] > 1.1 * counts["independent"]
+    assert counts["tree"] > counts["d5p4, distinct"] > 1.1 * counts["independent"]
 
 
 def test_the_default_length_holds_every_size(countdown):
     """Without gen_length the window is 48: the answer ends by itself, and end-of-text is cut."""
     puzzle = problems(1, 3, seed=2)[0]
-    result = d5p4.generate(countdown, puzzle.prompt, k=1, w=1, steps=24, seed=0)
+    result = d5p4.generate(countdown, puzzle.prompt, k=1, seed=0)
     assert any(is_right(puzzle, answer) for answer in result.texts[0])
     assert result.sequences.shape[-1] == len(puzzle.prompt) + 48
 
@@ -118,7 +118,7 @@ def test_guidance_changes_answers_and_the_prompt_matters(countdown):
     assert different_right(puzzles, guided.texts)[0] > 0
 
     blind = countdown.tokenizer.mask_token * len(puzzles[0].prompt)
-    made_up = d5p4.generate(countdown, blind, k=2, w=2, gen_length=24, steps=8, seed=0, chat=False).texts[0]
+    made_up = d5p4.generate(countdown, blind, k=2, gen_length=24, seed=0, chat=False).texts[0]
     assert not any(is_right(puzzles[0], text) for text in made_up)
 
 
@@ -126,7 +126,7 @@ def test_countdown_fills_in_around_given_steps(countdown):
     puzzle = Problem.parse("86,28,13,31:96")
     hole = countdown.tokenizer.mask_token
     given = f"86,28,13,31:9631-13=18,{hole * 9},{hole * 9}"
-    filled = d5p4.generate(countdown, given, k=2, w=2, distinct=True, eos="never", seed=0).texts[0]
+    filled = d5p4.generate(countdown, given, k=2, eos="never", seed=0).texts[0]
     for text in filled:
         assert text.startswith("86,28,13,31:9631-13=18,") and len(text) == 42 and text[32] == ","
     answers = [text.removeprefix(puzzle.prompt) for text in filled]
@@ -146,14 +146,14 @@ def test_books_takes_a_prompt_without_being_told_a_length(books):
 def test_books_fills_in_around_given_text(books):
     hole = books.tokenizer.mask_token
     given = f"Once upon a time there was{hole * 4} who lived in a{hole * 3}."
-    result = d5p4.generate(books, given, k=3, w=2, steps=7, seed=0)
+    result = d5p4.generate(books, given, k=3, steps=7, seed=0)
     assert len(set(result.texts[0])) == 3
     for text in result.texts[0]:
         assert text.startswith("Once upon a time there was") and " who lived in a" in text and text.endswith(".")
 
 
 def test_books_continues_a_prompt_in_ways_that_differ(books):
-    result = d5p4.generate(books, "The old man looked at the sea and", k=2, w=2, gen_length=12, steps=6, seed=0)
+    result = d5p4.generate(books, "The old man looked at the sea and", k=2, gen_length=12, steps=6, seed=0)
     assert int(result.distinct[0]) == 2
     letters = "".join(result.texts[0])
     assert sum(c.isalpha() or c.isspace() for c in letters) > 0.8 * len(letters)

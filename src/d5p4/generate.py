@@ -84,8 +84,8 @@ def generate(
     order         Which position is revealed next. [the model's]
     reveal        How many positions to reveal per step. [schedule]
     guidance      Scale of classifier-free guidance; 1 is off. [1.0]
-    distinct      Draw more children and keep those that differ (not for tree). [false]
-    spare         Extra beams; the k best answers that differ are returned. [0]
+    distinct      Draw children that differ (not for tree). [false]
+    spare         Extra beams; the k best answers are returned. [0]
     chat          Apply the chat template. [if there is one]
 
     Others, described in docs/options.md: top_k, order_temperature, stop, start, start_temperature, eos,

@@ -333,8 +333,8 @@ class Settings:
     ] = "confidence"
     reveal: Annotated[str, Option("How many positions to reveal per step.", "basic", choices=_names(2))] = "schedule"
     guidance: Annotated[float, Option("Scale of classifier-free guidance; 1 is off.", "basic", 1)] = 1.0
-    distinct: Annotated[bool, Option("Draw more children and keep those that differ (not for tree).", "basic")] = False
-    spare: Annotated[int, Option("Extra beams; the k best answers that differ are returned.", "basic", 0)] = 0
+    distinct: Annotated[bool, Option("Draw children that differ (not for tree).", "basic")] = False
+    spare: Annotated[int, Option("Extra beams; the k best answers are returned.", "basic", 0)] = 0
     chat: Annotated[
         bool | None,
         Option("Apply the chat template.", "basic", unset="if there is one", hidden=("http", "lm-eval")),
@@ -423,6 +423,10 @@ class Settings:
             registries()[place].named(chosen.get(name, getattr(Settings, name)))
             for place, name in ((1, "order"), (2, "reveal"))
         )
+        if reveal.adaptive and "steps" in given and "reveal" not in given:
+            # The caller's number of steps replaces the model's adaptive rule.
+            reveal = registries()[2].named(Settings.reveal)
+            chosen["reveal"] = reveal.name
         if unknown := sorted(set(defaults) - set(table) - set(order.parameters) - set(reveal.parameters)):
             raise D5P4Error(f"generation_config.json has unknown names under 'd5p4': {', '.join(unknown)}")
         # A default of the model for a rule or order that the caller has replaced has no meaning.

@@ -49,6 +49,7 @@ def test_the_model_comes_from_the_environment_or_the_box(cli, models, monkeypatc
     monkeypatch.delenv("D5P4_MODEL")
     shipped = json.loads(cli("generate", "1,2:3", "-k", 1, "--steps", 1, "--json").stdout)
     assert shipped["answers"] and shipped["right"] in ([True], [False])
+    assert shipped["nfe"] == 1  # steps replace the reveal rule of the model
 
 
 def test_ctrl_c_during_the_import_ends_quietly(tmp_path):
@@ -70,7 +71,9 @@ def test_ctrl_c_during_the_import_ends_quietly(tmp_path):
 def test_methods(cli):
     outcome = json.loads(cli("methods", "--json").stdout)
     assert [entry["name"] for entry in outcome] == list(d5p4.METHODS)
-    assert outcome[0]["parameters"] == {"beta": 20.0, "solver": "full-search"} and outcome[0]["section"] == "3.3"
+    tree, paper = outcome[0], outcome[1]
+    assert tree["name"] == Settings.method and tree["parameters"] == {"diversity": 0.0}
+    assert paper["parameters"] == {"beta": 20.0, "solver": "full-search"} and paper["section"] == "3.3"
     shown = cli("methods").stdout
     assert all(name in shown for name in d5p4.METHODS) and "beta 20" in shown
 

@@ -8,11 +8,11 @@ ARGUMENTS = ("--gen-length", 6, "--seed", 5)
 
 
 def test_side_by_side(cli, models):
-    outcome = cli("compare", "two plus two", "-m", models.llada, *ARGUMENTS, "--methods", "independent,d5p4,cat")
+    outcome = cli("compare", "two plus two", "-m", models.llada, *ARGUMENTS, "--methods", "independent,d5p4,tree")
     assert outcome.exit_code == 0, outcome.output
     heading, columns, *_ = outcome.stdout.splitlines()
-    assert heading == "two plus two" and columns.split() == ["#", "independent", "d5p4", "cat"]
-    assert "cosine" in outcome.stdout and "seed 5" in outcome.stdout
+    assert heading == "two plus two" and columns.split() == ["#", "independent", "d5p4", "tree"]
+    assert "apart" in outcome.stdout and "passes" in outcome.stdout and "seed 5" in outcome.stdout
 
 
 def test_many_methods_share_the_width(cli, models):
@@ -27,7 +27,9 @@ def test_json_is_what_the_library_returns(cli, models):
     outcome = cli("compare", "two", "-m", models.llada, *ARGUMENTS, *options)
     assert outcome.exit_code == 0, outcome.output
     beam, dpp = map(json.loads, outcome.stdout.splitlines())
-    result = d5p4.generate(d5p4.load(models.llada), "two", gen_length=6, seed=5, beta=7.0, solver="exact")
+    result = d5p4.generate(
+        d5p4.load(models.llada), "two", method="d5p4", gen_length=6, seed=5, beta=7.0, solver="exact"
+    )
     assert beam["method"] == "diverse-beam" and beam["settings"]["params"]["alpha"] == 3
     assert dpp["answers"] == result.texts[0]
     off = result.similarity[0].clone().fill_diagonal_(0)

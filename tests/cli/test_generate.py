@@ -15,12 +15,12 @@ def records(outcome):
 
 
 def test_json_is_what_the_library_returns(cli, models):
-    options = ("-k", 3, "-w", 2, "--beta", 5, "--quality", "logprob", "--select-window", "0:4", "--logprobs", "--json")
-    [outcome] = records(cli("generate", "two plus two", "-m", models.llada, *SMALL, *options))
+    options = ("--method", "d5p4", "-k", 3, "-w", 2, "--beta", 5, "--quality", "logprob", "--select-window", "0:4")
+    [outcome] = records(cli("generate", "two plus two", "-m", models.llada, *SMALL, *options, "--logprobs", "--json"))
     model = d5p4.load(models.llada)
     result = d5p4.generate(
-        model, "two plus two", k=3, w=2, beta=5.0, quality="logprob", select_window=(0, 4), gen_length=6, seed=5,
-        logprobs=True,
+        model, "two plus two", method="d5p4", k=3, w=2, beta=5.0, quality="logprob", select_window=(0, 4), gen_length=6,
+        seed=5, logprobs=True,
     )  # fmt: skip
     assert outcome["answers"] == result.texts[0]
     assert outcome["tokens"] == result.answers[0]
@@ -79,9 +79,11 @@ def test_file_with_messages_and_model_defaults(cli, models, write):
 
 def test_duplicates_are_one_line_and_infinities_null(cli, models):
     arguments = ("generate", "two", "-m", models.llada, "--gen-length", 2, "--temperature", 0.01, "--seed", 1)
+    assert cli(*arguments).stderr == ""  # the tree
+    arguments += ("--method", "d5p4")
     outcome = cli(*arguments, "--json")
     assert records(outcome)[0]["logdet"] is None
-    assert outcome.stderr.startswith("note: ") and outcome.stderr.count("\n") == 1 and "--distinct" in outcome.stderr
+    assert outcome.stderr.startswith("note: ") and outcome.stderr.count("\n") == 1 and "--method tree" in outcome.stderr
     assert cli(*arguments, "--json", "--quiet").stderr == ""
 
 

@@ -14,7 +14,7 @@ from d5p4.jobs import Pace
 from tests.distributed.ranks import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
-SMALL = ("-k", 2, "-w", 2, "--gen-length", 6, "--seed", 5, "--device", "cpu", "--dtype", "float64")
+SMALL = ("-k", 2, "--gen-length", 6, "--seed", 5, "--device", "cpu", "--dtype", "float64")
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_run(cli, models, input, tmp_path):
     lines = [json.loads(line) for line in output.read_text().splitlines()]
     prompts = [line.get("prompt", line.get("messages")) for line in lines[:-1]]
     model, keys = d5p4.load(models.chat, "cpu", "float64"), [line.get("id") for line in lines[:-1]]
-    result = d5p4.generate(model, prompts, k=2, w=2, gen_length=6, seed=5, keys=keys)
+    result = d5p4.generate(model, prompts, k=2, gen_length=6, seed=5, keys=keys)
     assert [line["answers"] for line in lines[:-1]] == result.texts and "not valid JSON" in lines[-1]["error"]
     assert lines[0]["reference"] == "four" and lines[0]["given"] == {"score": 1}
     first, second = ended.stdout.splitlines()
@@ -54,7 +54,7 @@ def test_run_again(cli, fails, models, input, tmp_path):
     assert again.stderr.count("note") == 1
     assert (report["now"], report["before"], report["failed"], report["seed"]) == (0, 11, 1, 5)
     message = fails(*arguments, *SMALL, "--method", "independent", "--seed", 6)
-    assert 'settings.method was "d5p4" and is "independent"' in message and "seed was 5 and is 6" in message
+    assert 'settings.method was "tree" and is "independent"' in message and "seed was 5 and is 6" in message
     retried = json.loads(cli(*arguments, *SMALL, "--retry-errors", "--json", "--quiet").stdout)
     assert (retried["now"], retried["before"], retried["failed"]) == (1, 10, 1)
 

@@ -50,7 +50,7 @@ def decode(cases: list[dict[str, Any]], mesh: list[int] | None = None) -> list[A
         model = FakeModel(**options.pop("model", {}))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", d5p4.DuplicateAnswers)
-            common = dict(k=4, w=2, gen_length=6, temperature=1.2, seed=3, logprobs=True)
+            common = dict(method="d5p4", k=4, w=2, gen_length=6, temperature=1.2, seed=3, logprobs=True)
             collected.append(answers(d5p4.generate(model, PROMPTS, beams=ranks.beams, **fitting(common | options))))
     ranks.close()
     return collected
@@ -98,7 +98,7 @@ def _no_room(*given: Any) -> Any:
 def break_one(breaks: list[tuple[str, int]], timeout: float = 60) -> list[list[str]]:
     """For each way to fail on a rank: the kind of error each rank meets, and that they can go on together."""
     mesh, outcomes = connect((1, int(os.environ["WORLD_SIZE"])), timeout=timeout), []
-    options: Any = dict(k=2, w=2, gen_length=6, seed=3)
+    options: Any = dict(method="d5p4", k=2, w=2, gen_length=6, seed=3)
     hidden = _watch_hidden_rows()
     for how, rank in breaks:
         if how == "layout" and mesh.rank == rank:  # outside the decode
@@ -171,7 +171,9 @@ def complaints(cases: list[dict[str, Any]]) -> list[str]:
     mesh, messages = connect((1, int(os.environ["WORLD_SIZE"]))), []
     for options in cases:
         try:
-            d5p4.generate(FakeModel(), PROMPTS, beams=mesh.beams, **{"k": 2, "w": 2, "seed": 1, **options})
+            d5p4.generate(
+                FakeModel(), PROMPTS, beams=mesh.beams, **{"method": "d5p4", "k": 2, "w": 2, "seed": 1, **options}
+            )
         except d5p4.D5P4Error as error:
             messages.append(str(error))
     mesh.close()
@@ -185,7 +187,9 @@ def on_one_gpu(model_folder: str, beam: int, cases: list[dict[str, Any]]) -> lis
     for options in cases:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", d5p4.DuplicateAnswers)
-            common = dict(k=4, w=4, gen_length=12, seed=3, temperature=1.2, logprobs=True, deterministic=True)
+            common = dict(
+                method="d5p4", k=4, w=4, gen_length=12, seed=3, temperature=1.2, logprobs=True, deterministic=True
+            )
             result = d5p4.generate(model, GPU_PROMPTS, beams=mesh.beams, **common | options)
         collected.append(answers(result) | {"similarity": result.similarity.tolist()})
     mesh.close()

@@ -8,6 +8,7 @@ import torch
 import d5p4
 from d5p4.ops.vocab import logits_of
 from tests.checkpoints import write_dream, write_llada, write_mdlm
+from tests.fake import fitting
 
 pytestmark = pytest.mark.gpu
 
@@ -24,7 +25,7 @@ def run(model, method="d5p4", **options):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", d5p4.DuplicateAnswers)
         options = dict(k=3, w=3, gen_length=8, seed=2, temperature=1.2, method=method) | options
-        return d5p4.generate(model, PROMPTS, **options)
+        return d5p4.generate(model, PROMPTS, **fitting(options))
 
 
 @pytest.mark.parametrize("guidance", [1.0, 2.0])

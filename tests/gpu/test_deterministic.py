@@ -35,7 +35,7 @@ def scene(request, tmp_path_factory):
 
 def decode(scene, which, **options):
     model, asked, own = scene
-    options = dict(k=4, w=4, seed=3, temperature=1.2, deterministic=True) | own | options
+    options = dict(method="d5p4", k=4, seed=3, temperature=1.2, deterministic=True) | own | options
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", d5p4.DuplicateAnswers)
         return d5p4.generate(model, [asked[i] for i in which], keys=list(which), logprobs=True, **options)
@@ -68,6 +68,8 @@ def shares(scene, **options):
     "options",
     [
         {},
+        {"method": "tree"},
+        {"method": "tree", "temperature": 0.0, "spare": 4, "diversity": 1.0, "reveal": "threshold", "tau": 0.9},
         {"guidance": 1.5},
         {"top_p": 0.9, "temperature": 1.0},
         {"method": "independent"},

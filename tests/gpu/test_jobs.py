@@ -8,7 +8,7 @@ import torch
 import d5p4
 
 pytestmark = pytest.mark.gpu
-OPTIONS = dict(k=4, w=4, gen_length=24, steps=8, seed=5)
+OPTIONS = dict(k=4, gen_length=24, steps=8, seed=5)
 
 
 @pytest.fixture
@@ -25,13 +25,15 @@ def test_out_of_memory_halves_the_budget_and_goes_on(input, tmp_path):
     torch.cuda.empty_cache()
     before, budget = torch.cuda.memory_allocated(), 1 << 17
     torch.cuda.reset_peak_memory_stats()
-    d5p4.run_file(model, input, tmp_path / "a.jsonl", max_tokens_per_forward=budget, **OPTIONS)
+    d5p4.run_file(model, input, tmp_path / "a.jsonl", method="d5p4", max_tokens_per_forward=budget, **OPTIONS)
     needed = torch.cuda.max_memory_allocated() - before
     torch.cuda.empty_cache()
     whole = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 0.4 * needed) / whole)
     try:
-        report = d5p4.run_file(model, input, tmp_path / "b.jsonl", max_tokens_per_forward=budget, **OPTIONS)
+        report = d5p4.run_file(
+            model, input, tmp_path / "b.jsonl", method="d5p4", max_tokens_per_forward=budget, **OPTIONS
+        )
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert (tmp_path / "b.jsonl").read_bytes() == (tmp_path / "a.jsonl").read_bytes()
@@ -40,7 +42,8 @@ def test_out_of_memory_halves_the_budget_and_goes_on(input, tmp_path):
     assert report.failed == 0
 
 
-def test_a_stopped_run_ends_with_the_same_bytes_in_half_precision(input, tmp_path):
+@pytest.mark.parametrize("method", ["tree", "d5p4"])
+def test_a_stopped_run_ends_with_the_same_bytes_in_half_precision(input, tmp_path, method):
     """Batches are planned from the file alone, so that a resumed run regroups nothing."""
     model = d5p4.load("countdown", "cuda", "bfloat16")
 
@@ -51,7 +54,7 @@ def test_a_stopped_run_ends_with_the_same_bytes_in_half_precision(input, tmp_pat
         if pace.now >= 100:
             raise Stopped
 
-    options = OPTIONS | {"max_tokens_per_forward": 2048}
+    options = OPTIONS | {"method": method, "max_tokens_per_forward": 2048}
     d5p4.run_file(model, input, tmp_path / "a.jsonl", **options)
     with pytest.raises(Stopped):
         d5p4.run_file(model, input, tmp_path / "b.jsonl", progress=stop, **options)

@@ -17,6 +17,7 @@ from tests.distributed.ranks import free_port, results
 pytestmark = pytest.mark.gpu
 WRITERS = {"llada": write_llada, "mdlm": write_mdlm}
 CASES = [
+    {"method": "tree"},
     {"method": "d5p4"},
     {"method": "d5p4x", "guidance": 1.5},
     {"method": "diverse-beam", "features": "mean"},

@@ -207,14 +207,14 @@ def test_many_puzzles(tmp_path, countdown):
     text += "  - metric: pass@4\n    aggregation: mean\n    higher_is_better: true\n"
     (tmp_path / "many.yaml").write_text(text)
     reached = {}
-    for method in ("d5p4", "independent"):
-        (metrics, samples), _ = run(D5P4LM(countdown, method=method, gen_length=30, steps=15), tmp_path, "many")
+    for method, steps in (("tree", None), ("d5p4", 15), ("independent", 15)):
+        (metrics, samples), _ = run(D5P4LM(countdown, method=method, gen_length=30, steps=steps), tmp_path, "many")
         answers = [sample["resps"][0] for sample in samples]
         by_hand = [passed(prompt, texts, 4) for prompt, texts in zip(puzzles, answers, strict=True)]
         assert metrics["pass@4,all"] == pytest.approx(sum(by_hand) / len(by_hand))
         reached[method] = metrics["pass@4,all"], sum(len(set(texts)) for texts in answers)
-    assert reached["d5p4"][0] >= reached["independent"][0] > 0.3
-    assert reached["d5p4"][1] > reached["independent"][1]
+    assert min(reached["tree"][0], reached["d5p4"][0]) >= reached["independent"][0] > 0.3
+    assert 4 * len(puzzles) == reached["tree"][1] > reached["d5p4"][1] > reached["independent"][1]
 
 
 # whose settings count
@@ -232,14 +232,18 @@ def test_the_task_decides_only_what_model_args_leave_open_for_one_answer():
         ({}, {"do_sample": True}, {}),
         ({"temperature": 1.3}, {**GREEDY, "order": "random"}, {"temperature": 1.3, "order": "random"}),
         ({"order": "margin", "steps": 3}, {"order": "random"}, {"temperature": 0.0, "order": "margin", "steps": 3}),
-        ({"k": 2, "w": 3}, {**GREEDY, "order": "random", "steps": 2}, {"k": 2, "w": 3}),  # the best of two
+        ({"k": 2}, {**GREEDY, "order": "random", "steps": 2}, {"k": 2}),  # the best of two
+        ({"method": "d5p4", "k": 2, "w": 3}, GREEDY, {"method": "d5p4", "k": 2, "w": 3}),
     ):
         (answer,) = D5P4LM(model, seed=9, **model_args).generate_until(ask(("abc", {"max_gen_toks": 8, **task})))
         wanted = d5p4.generate(model, "abc", gen_length=8, seed=9, **{"k": 1, **settings})
         assert answer == wanted.texts[0][0], (model_args, task)
     request = ask(("abc", {"max_gen_toks": 8, **GREEDY}))
-    answers = D5P4LM(model, k=2, w=3).generate_until(request * 3)  # repeats go before k and before the task
-    assert answers == d5p4.generate(model, "abc", k=3, w=3, gen_length=8, seed=0).texts[0]
+    for options in ({}, {"method": "d5p4", "w": 3}):
+        answers = D5P4LM(model, k=2, **options).generate_until(request * 3)  # repeats go before k and before the task
+        assert answers == d5p4.generate(model, "abc", k=3, gen_length=8, seed=0, **options).texts[0]
+    few = D5P4LM(model, top_k=1).generate_until(request * 3)  # a tree that has one text
+    assert few == [*d5p4.generate(model, "abc", k=3, gen_length=8, seed=0, top_k=1).texts[0], "", ""]
 
 
 def test_an_answer_has_the_length_that_fits(caplog):
@@ -464,7 +468,7 @@ def test_bad_model_args():
         ({"temperature": -1}, "temperature=-1"),
         ({"guidance_window": "early"}, "guidance_window='early'"),
         ({"gen_length": 64}, "gen_length=64 leaves no room for a prompt: the model holds 64"),
-        ({"k": 2, "temperature": 0}, "would give 2 equal answers"),
+        ({"method": "d5p4", "k": 2, "temperature": 0}, "would give 2 equal answers"),
     ):
         with pytest.raises(d5p4.D5P4Error, match=message):
             D5P4LM(FakeModel(), **model_args)

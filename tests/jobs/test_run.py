@@ -56,14 +56,15 @@ def six_digits(value):
     return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
-def test_run_gives_what_generate_gives(box, monkeypatch):
+@pytest.mark.filterwarnings("ignore::d5p4.DuplicateAnswers")
+@pytest.mark.parametrize("method", [{}, {"method": "d5p4", "w": 2}])
+def test_run_gives_what_generate_gives(box, monkeypatch, method):
     """The same seed gives the same answers, with and without ids, whatever the windows and batches."""
     count, entries, seen = 20, prompts(20), []
-    lines, report = box(entries, logprobs=True, progress=seen.append)
+    lines, report = box(entries, logprobs=True, progress=seen.append, **method)
     keys = [entry.get("id") for entry in entries]
-    with pytest.warns(d5p4.DuplicateAnswers):
-        options = SMALL | {"max_tokens_per_forward": None, "keys": keys, "logprobs": True}
-        result = d5p4.generate(FakeModel(), [entry["prompt"] for entry in entries], **options)
+    options = SMALL | {"max_tokens_per_forward": None, "keys": keys, "logprobs": True} | method
+    result = d5p4.generate(FakeModel(), [entry["prompt"] for entry in entries], **options)
     assert [line["answers"] for line in lines] == result.texts
     assert [line["tokens"] for line in lines] == result.answers
     assert [line["rows"] for line in lines] == result.rows.tolist()
@@ -75,6 +76,7 @@ def test_run_gives_what_generate_gives(box, monkeypatch):
     assert (report.prompts, report.now, report.before, report.failed) == (count, count, 0, 0)
     assert report.rows == int(result.rows.sum())
     assert report.distinct == pytest.approx(int(result.distinct.sum()) / (2 * count), abs=1e-6)
+    assert (report.distinct == 1) == (method == {})  # the tree returns no text twice
     assert not box.parts.exists()
 
     assert (seen[-1].now, seen[-1].total, seen[-1].before) == (count, count, 0) and seen[-1].rows > count
@@ -92,7 +94,7 @@ def test_run_gives_what_generate_gives(box, monkeypatch):
 
     monkeypatch.setattr(module, "WINDOW", 7)
     box.another()
-    assert box(logprobs=True)[0] == lines
+    assert box(logprobs=True, **method)[0] == lines
 
 
 def test_fields_of_the_input_are_carried_through(box):
@@ -144,7 +146,12 @@ def test_a_window_that_has_no_schedule_is_a_line_with_an_error(box):
     """Holes differ between prompts, so one prompt can be at fault; if all prompts are, the run stops."""
     for good, wrong, options, expected in (
         ("abl", "allll", {"steps": 2, "block_length": 1}, "steps=2 is fewer than the 4 blocks"),
-        ("abll", "al", {"temperature": 0.0, "order": "tempered"}, "temperature=0.0 with one step per block"),
+        (
+            "abll",
+            "al",
+            {"method": "d5p4", "temperature": 0.0, "order": "tempered"},
+            "temperature=0.0 with one step per block",
+        ),
     ):
         lines, report = box([{"prompt": good}] * 30 + [{"prompt": wrong}], gen_length=None, **options)
         assert report.failed == 1 and expected in lines[-1]["error"]
@@ -306,8 +313,8 @@ def test_too_little_memory_for_one_prompt(box):
 def test_another_configuration_is_refused_with_the_differences(box, tmp_path):
     box(prompts(3))
     before = box.output.read_bytes()
-    message = box.fails(seed=6, k=3, beta=7.0)
-    for part in ("seed was 5 and is 6", "settings.k was 2 and is 3", "settings.params.beta was 20.0 and is 7.0"):
+    message = box.fails(seed=6, k=3, diversity=7.0)
+    for part in ("seed was 5 and is 6", "settings.k was 2 and is 3", "settings.params.diversity was 0.0 and is 7.0"):
         assert part in message
     assert "gen_length" not in message
     assert "model.parameters was" in box.fails(model=FakeModel(seed=1))

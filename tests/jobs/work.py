@@ -23,7 +23,7 @@ from d5p4.jobs import run as run_module
 from tests.distributed import ranks
 from tests.fake import FakeModel
 
-SMALL: dict[str, Any] = dict(k=2, w=2, gen_length=4, temperature=1.3, seed=5, max_tokens_per_forward=32)
+SMALL: dict[str, Any] = dict(k=2, gen_length=4, temperature=1.3, seed=5, max_tokens_per_forward=16)
 """A batch has only a few prompts."""
 STEPS = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir")
 

@@ -91,11 +91,6 @@ def until(true: Callable[[], Any], seconds: float = 60.0) -> Any:
     return value
 
 
-def differing(n: int) -> dict[str, Any]:
-    """What the server asks `d5p4.generate` for, beside what a request says, so that n answers differ."""
-    return {"k": n, "distinct": True, "spare": n} if n > 1 else {"k": n}
-
-
 def request(body: bytes | dict[str, Any], path: str = "/v1/completions", method: str = "POST", **headers: str) -> bytes:
     """An HTTP request as bytes."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()

@@ -9,7 +9,7 @@ import pytest
 import d5p4
 from tests.fake import FakeModel
 from tests.serve.models import Gated
-from tests.serve.running import NAME, differing, running, together, until
+from tests.serve.running import NAME, running, together, until
 
 ASKED = {"model": NAME, "max_tokens": 6, "seed": 1}
 
@@ -87,7 +87,7 @@ def test_the_oldest_is_served_first(gated):
 def test_a_batch_stays_within_the_budget_of_tokens():
     """A row of 8 tokens, pools of one: 16 tokens per forward, and at most 8 forwards' tokens per decode."""
     with running(Gated(), max_tokens_per_forward=16) as server:
-        replies = behind(server, {"prompt": ["abcd"] * 40, "max_tokens": 4, "seed": 1, "w": 1})
+        replies = behind(server, {"prompt": ["abcd"] * 40, "max_tokens": 4, "seed": 1})
         assert replies[0].status_code == 200
         assert batches(server) == (1 + 3, 41)  # 8 * 16 tokens, 8 per row: 16 prompts at a time
         assert max(server.model.calls) <= 2
@@ -148,7 +148,7 @@ def test_many_clients_at_once_each_get_their_own(clients):
     for number, answer in enumerate(replies):
         assert not isinstance(answer, Exception), answer
         shots = []
-        options = {"chat": False, "seed": number, "gen_length": 6} | differing(1 + number % 2)
+        options = {"chat": False, "seed": number, "gen_length": 6, "k": 1 + number % 2}
         options["callback"] = lambda shot, shots=shots: shots.append(d5p4.view.drafts(quick, shot, 0))
         offline = d5p4.generate(quick, prompt(number), **options)
         texts, drafts = answer

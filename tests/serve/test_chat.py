@@ -14,7 +14,7 @@ from d5p4.serve.job import Finished
 from d5p4.serve.respond import Reply
 from tests.checkpoints import write_llada
 from tests.fake import FakeModel
-from tests.serve.running import NAME, differing, running
+from tests.serve.running import NAME, running
 
 TALK = [
     {"role": "system", "content": "be short"},
@@ -36,7 +36,7 @@ def test_a_conversation_is_rendered_by_the_template(talking):
     reply = talking.client().chat.completions.create(
         model="talker", messages=TALK, n=3, seed=5, max_completion_tokens=6, logprobs=True
     )
-    result = d5p4.generate(talking.model, [TALK], seed=5, gen_length=6, logprobs=True, **differing(3))
+    result = d5p4.generate(talking.model, [TALK], seed=5, gen_length=6, logprobs=True, k=3)
     assert [choice.message.content for choice in reply.choices] == result.texts[0]
     assert {choice.message.role for choice in reply.choices} == {"assistant"}
     assert reply.object == "chat.completion" and reply.id.startswith("chatcmpl-")

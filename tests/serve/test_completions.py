@@ -1,7 +1,5 @@
 """The official client gets what `d5p4.generate` gives, in OpenAI's words."""
 
-import warnings
-
 import openai
 import pytest
 
@@ -9,17 +7,15 @@ import d5p4
 from d5p4.result import Answers
 from d5p4.serve.job import cut
 from tests.fake import FakeModel
-from tests.serve.running import NAME, differing, running
+from tests.serve.running import NAME, running
 
 SMALL = {"model": NAME, "max_tokens": 6, "seed": 3}
 
 
 def offline(model, prompts, **options):
-    """What the server should answer with: n > 1 asks for different answers."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", d5p4.DuplicateAnswers)
-        given = {"chat": False, "seed": 3, "gen_length": 6, "logprobs": True} | differing(options.pop("k", 1))
-        return d5p4.generate(model, prompts, **given | options)
+    """What the server should answer with: it adds no options of its own."""
+    given = {"k": 1, "chat": False, "seed": 3, "gen_length": 6, "logprobs": True}
+    return d5p4.generate(model, prompts, **given | options)
 
 
 def test_n_answers_are_different_and_the_best_is_first(client, server):
@@ -43,10 +39,24 @@ def test_n_answers_are_different_and_the_best_is_first(client, server):
 
 def test_the_response_counts_what_differs(client):
     reply = client.completions.create(
-        prompt="abc", n=4, max_tokens=1, model=NAME, temperature=0.05, seed=1, extra_body={"distinct": False}
+        prompt="abc", n=4, max_tokens=1, model=NAME, temperature=0.05, seed=1, extra_body={"method": "d5p4"}
     )
-    assert reply.d5p4["distinct"] == len({choice.text for choice in reply.choices}) < 4
+    assert reply.d5p4["distinct"] == len({choice.text for choice in reply.choices}) < 4 == len(reply.choices)
     assert reply.d5p4["settings"]["distinct"] is False
+
+
+def test_fewer_texts_than_n_are_fewer_choices(client):
+    """The model has two texts of one token. The last indices of each prompt are missing, in a stream, too."""
+    asked = {"model": NAME, "prompt": ["abc", "d"], "n": 4, "max_tokens": 1, "seed": 1, "extra_body": {"top_k": 2}}
+    reply = client.completions.create(**asked)
+    assert [choice.index for choice in reply.choices] == [0, 1, 4, 5]
+    assert reply.d5p4["distinct"] == len(reply.choices) == 4
+    texts, reasons = {}, {}
+    for choice in [choice for chunk in client.completions.create(stream=True, **asked) for choice in chunk.choices]:
+        texts[choice.index] = texts.get(choice.index, "") + choice.text
+        reasons[choice.index] = choice.finish_reason  # of the last chunk of the choice
+    assert texts == {choice.index: choice.text for choice in reply.choices}
+    assert reasons == {choice.index: choice.finish_reason for choice in reply.choices}
 
 
 def test_a_fresh_seed_gives_the_same_answers_again(client):
@@ -109,19 +119,22 @@ def test_what_is_graded_is_the_text_that_is_sent(client):
     texts = ["31-13=18,86-18=68,68+28=96", "86+28=114,114+13=127,127-31=96", "31-13=18,28-18=10,86+10=96"]
     cuts = [cut(text, [","]) for text in texts]
     assert cuts == [("31-13=18", True), ("86+28=114", True), ("31-13=18", True)]
-    reply = client.completions.create(prompt="abc", n=4, max_tokens=8, seed=1, model=NAME, stop=["a", "b", "c"])
+    reply = client.completions.create(prompt="abc", n=4, max_tokens=8, seed=1, model=NAME, stop=["g"])
     assert reply.d5p4["distinct"] == len({choice.text for choice in reply.choices}) < 4
 
 
 def test_repeats_come_last(client):
     """Fewer different texts than asked for: those there are stand first."""
-    reply = client.completions.create(prompt="abc", n=12, max_tokens=1, model=NAME, temperature=0.2, seed=1)
+    ours = {"method": "d5p4", "distinct": True, "spare": 12}
+    reply = client.completions.create(
+        prompt="abc", n=12, max_tokens=1, model=NAME, temperature=0.2, seed=1, extra_body=ours
+    )
     texts = [choice.text for choice in reply.choices]
     assert len(set(texts[: reply.d5p4["distinct"]])) == reply.d5p4["distinct"] < 12
 
 
 def test_an_answer_that_the_model_ends_stops_and_others_reach_their_length(client):
-    ours = {"eos": "free", "w": 1}
+    ours = {"eos": "free"}
     reply = client.completions.create(
         prompt="abc", n=16, max_tokens=8, model=NAME, seed=1, temperature=4, extra_body=ours
     )
@@ -138,7 +151,7 @@ def test_a_length_beyond_the_model_is_refused_and_a_default_gives_way(client):
 def test_history_is_the_trace(client, server):
     reply = client.completions.create(prompt=["abc", "de"], n=2, extra_body={"history": True}, **SMALL)
     for text, sent in zip(("abc", "de"), reply.d5p4["history"], strict=True):
-        own = d5p4.view.trace(server.model, text, chat=False, seed=3, gen_length=6, **differing(2))
+        own = d5p4.view.trace(server.model, text, chat=False, seed=3, gen_length=6, k=2)
         for name in own.keys() - {"seconds", "settings"}:
             assert sent[name] == own[name], name
     plain = client.completions.create(prompt=["abc", "de"], n=2, **SMALL)

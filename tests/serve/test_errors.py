@@ -16,12 +16,20 @@ from tests.serve.running import NAME, running
 
 ASKED = {"model": NAME, "prompt": "abc", "max_tokens": 4}
 CHAT = "/v1/chat/completions"
-
-
+D5P4 = {"method": "d5p4"}
 BAD = [
     ({"n": 0}, "n", "n=0 must be a whole number from 1 to 2147483648"),
     ({"n": 300}, "n", "n=300; this server takes at most 256"),
-    ({"n": 100}, "n", "n=100, w=4 and spare=0 make a pool of 400 rows; this server takes at most 256"),
+    (
+        {"n": 200, "extra_body": {"spare": 200}},
+        "n",
+        "n=200 and spare=200 make a pool of 400 rows; this server takes at most",
+    ),
+    (
+        {"n": 100, "extra_body": D5P4},
+        "n",
+        "n=100, w=4 and spare=0 make a pool of 400 rows; this server takes at most 256",
+    ),
     ({"n": True}, "n", "n=True must be a whole number"),
     ({"temperature": "hot"}, "temperature", "temperature='hot' must be a number"),
     ({"max_tokens": 0}, "max_tokens", "max_tokens=0 must be a whole number from 1"),
@@ -41,13 +49,17 @@ BAD = [
     ({"extra_body": {"user": 5}}, "user", "user=5 must be a text"),
     ({"extra_body": {"metadata": 5}}, "metadata", "metadata=5 must be an object"),
     (
-        {"extra_body": {"history": True, "w": 100, "n": 2}},
+        {"n": 2, "extra_body": D5P4 | {"history": True, "w": 100}},
         "history",
-        "history with a pool of 400 rows; this server takes at most 128",
+        "history with a pool of 200 rows; this server takes at most 128",
     ),
-    ({"n": 2, "extra_body": {"w": 2**30, "method": "independent"}}, "w", "w=1073741824"),
-    ({"n": 2, "extra_body": {"w": 100, "method": "best-of-n"}}, "w", "draw 160000 children per step"),
-    ({"n": 2, "extra_body": {"w": 100, "select_window": [1, 2]}}, "w", "draw 160000 children per step"),
+    ({"n": 2, "extra_body": {"w": 2**30, "method": "independent", "distinct": True}}, "w", "w=1073741824"),
+    ({"n": 2, "extra_body": {"w": 100, "method": "best-of-n", "distinct": True}}, "w", "draw 80000 children per step"),
+    (
+        {"n": 2, "extra_body": D5P4 | {"w": 100, "distinct": True, "select_window": [1, 2]}},
+        "w",
+        "draw 80000 children per step",
+    ),
     ({"extra_body": {"guidance_window": [1]}}, "guidance_window", "guidance_window=[1] must be two numbers"),
     ({"prompt": "a" * 20000}, "prompt", "20000 characters"),
     ({"prompt": []}, "prompt", "prompt=[] must be a text, a list of token ids, or"),
@@ -57,7 +69,8 @@ BAD = [
 ]
 OF_THE_LIBRARY = [
     ({"temperature": -1}, "temperature", "temperature=-1"),
-    ({"temperature": 0, "n": 2}, "temperature", "temperature=0"),
+    ({"temperature": 0, "n": 2, "extra_body": D5P4}, "temperature", "temperature=0"),
+    ({"extra_body": {"w": 2}}, "w", "w=2 has no meaning at a temperature above 0"),
     ({"top_p": 1.5}, "top_p", "top_p=1.5"),
     ({"extra_body": {"method": "beam"}}, "method", "'beam'"),
     ({"extra_body": {"order": "up"}}, "order", "order='up'"),
@@ -172,12 +185,13 @@ def test_limits_of_a_server():
             assert reply.status_code == 400, reply.text
             return reply.json()["error"]
 
-        assert server.post(prompt="abcde", max_tokens=4, n=1, w=6).status_code == 200
+        assert server.post(prompt="abcde", max_tokens=4, n=1, w=6, method="d5p4").status_code == 200
+        assert server.post(prompt="abcde", max_tokens=4, n=6).status_code == 200
         pool = "n=2, w=4 and spare=0 make a pool of 8 rows; this server takes at most 6"
         assert refused(prompt="abcdef")["code"] == "context_length_exceeded"
         assert refused(max_tokens=9, steps=2)["param"] == "max_tokens"
-        assert refused(n=2, w=4)["message"] == pool
-        assert refused(n=7, method="independent")["param"] == "n"
+        assert refused(n=2, w=4, method="d5p4")["message"] == pool
+        assert refused(n=7)["param"] == refused(n=6, spare=1)["param"] == "n"
         assert refused(max_tokens=5)["message"].startswith("this request takes 5 steps")
         assert refused(steps=5, max_tokens=8)["message"] == "steps=5; this server takes at most 4"
         assert refused(prompt=["a"] * 3)["param"] == "prompt"
@@ -186,10 +200,12 @@ def test_limits_of_a_server():
 
 def test_a_request_that_is_too_much_work_is_refused_with_what_fits(monkeypatch):
     """Counted, not timed: rows, steps and tokens times the parameters of the model, two operations per parameter."""
-    model, many = FakeModel(), d5p4.Settings(k=64, spare=64)
-    whole = work(model, many, [(7, 4)])
+    model, many = FakeModel(), d5p4.Settings(method="d5p4", k=64, spare=64)
+    tree = d5p4.Settings(k=64, spare=64, params={"diversity": 1.0})
+    whole = [work(model, settings, [(7, 4)]) for settings in (many, tree)]
     monkeypatch.setattr("d5p4.serve.limits.SELECTION", 0)  # which would hide the forwards of a model this small
-    assert whole - work(model, many, [(7, 4)]) == 4 * 300 * 128**3 * 512  # but counts for large pools
+    forwards = [work(model, settings, [(7, 4)]) for settings in (many, tree)]
+    assert [a - b for a, b in zip(whole, forwards, strict=True)] == [4 * 300 * 128**3 * 512] * 2  # for large pools
     parameters, tokens, steps = model.head.weight.numel(), 3 + 4, 4
     per_row = 2 * parameters * tokens * steps
     with running(model, limits={"max_work": 40 * per_row / 1e12}) as server:
@@ -197,25 +213,26 @@ def test_a_request_that_is_too_much_work_is_refused_with_what_fits(monkeypatch):
         def error(**given):
             return server.post(**{"prompt": "abc", "max_tokens": 4, "seed": 1} | given).json().get("error")
 
-        assert error(n=5) is None  # (5 + 5 spare) beams with 4 children: 40 rows
-        assert error(n=6)["message"].endswith("the largest n that fits is 5") and error(n=6)["param"] == "n"
-        assert error(n=10, distinct=False) is None  # no spare beams
-        assert error(n=40, method="independent", spare=0) is None
-        assert error(n=41, method="independent", spare=0)["message"].endswith("the largest n that fits is 40")
-        assert error(n=3, guidance=1.5)["message"].endswith("the largest n that fits is 2")  # every row twice
-        assert error(prompt=["abc", "abd"], n=3)["message"].endswith("the largest n that fits is 2")
-        alone = error(w=41)
+        assert error(n=40) is None  # the rows of a tree
+        assert error(n=41)["message"].endswith("the largest n that fits is 40") and error(n=41)["param"] == "n"
+        assert error(n=41, spare=5)["message"].endswith("the largest n that fits is 35")
+        assert error(n=5, spare=5, **D5P4) is None  # (5 + 5 spare) beams with 4 children: 40 rows
+        assert error(n=6, spare=5, **D5P4)["message"].endswith("the largest n that fits is 5")
+        assert error(n=21, guidance=1.5)["message"].endswith("the largest n that fits is 20")  # every row twice
+        assert error(prompt=["abc", "abd"], n=21)["message"].endswith("the largest n that fits is 20")
+        alone = error(w=41, **D5P4)
         assert alone["message"].endswith("per request; set steps to 3 or less") and alone["param"] == "steps"
-        assert error(w=41, steps=3) is None
+        assert error(w=41, steps=3, **D5P4) is None
         assert server.client().models.retrieve(NAME).d5p4["limits"]["max_work"] == pytest.approx(40 * per_row / 1e12)
 
 
 def test_the_work_that_a_server_allows_by_itself():
-    """On a CPU n = 64 of the shipped model's size is refused; one answer of the default length never is."""
+    """On a CPU, D5P4 with n = 64 of the shipped model's size is refused; one answer of the default length never is."""
     small = FakeModel(max_length=512)
     assert Limits().work_allowed(small) == 6e12
     small.head = replace(small.head, weight=torch.zeros(1, 10_000_000).expand(1000, -1))  # ten thousand million
     assert Limits().work_allowed(small) == work(small, d5p4.Settings(k=1), [(256, 128)]) > 6e12
     small.head = replace(small.head, weight=torch.zeros(1, 1).expand(1, 10_000_000))
     sizes = [(62, 48)]  # tokens per row and steps of a puzzle
-    assert work(small, d5p4.Settings(k=64, spare=64), sizes) > 6e12 > work(small, d5p4.Settings(k=8, spare=8), sizes)
+    many, few = (work(small, d5p4.Settings(method="d5p4", k=n, spare=n), sizes) for n in (64, 8))
+    assert many > 6e12 > few

@@ -72,7 +72,7 @@ def test_what_was_too_much_for_one_batch_is_not_tried_again():
     counts = []
     with running(model, max_tokens_per_forward=256) as server:
         for _ in range(3):
-            assert server.post(prompt="abc", n=2, w=4, temperature=2.0, **BODY).status_code == 200
+            assert server.post(prompt="abc", n=4, temperature=2.0, **BODY).status_code == 200
             counts.append(len(failed))
     assert 0 < counts[0] == counts[1] == counts[2]
 

@@ -9,7 +9,7 @@ import d5p4
 from d5p4.methods import Identity
 from d5p4.serve.requests import decoding_fields, request_models
 from tests.fake import FakeModel
-from tests.serve.running import NAME, differing, running
+from tests.serve.running import NAME, running
 
 TURNED = {
     "temperature": 0.7,
@@ -41,6 +41,7 @@ TURNED = {
 }
 RULES = {"tau": ("threshold", 0.5), "factor": ("factor", 0.5), "entropy_bound": ("entropy-bound", 0.5)}
 OWN = {
+    "diversity": ("tree", 0.5),
     "beta": ("d5p4", 3.5),
     "kernel": ("k-dpp", "multiplicative"),
     "alpha": ("diverse-beam", 2.5),
@@ -82,18 +83,18 @@ def test_a_method_registered_before_the_server_starts_works_with_its_own_paramet
 
 
 def test_a_setting_arrives(server):
-    plain = server.post(prompt="abc", n=2, max_tokens=4, seed=1).json()["d5p4"]["settings"]
+    body = {"prompt": "abc", "n": 2, "max_tokens": 4, "seed": 1, "method": "d5p4"}
+    plain = server.post(**body).json()["d5p4"]["settings"]
     for name, value in TURNED.items():
-        reply = server.post(prompt="abc", n=2, max_tokens=4, seed=1, **{name: value})
+        reply = server.post(**body | {name: value})
         assert reply.status_code == 200, reply.text
         settings = reply.json()["d5p4"]["settings"]
         name = "stop" if name == "early_stop" else name
         assert settings[name] == value
-        if name != "distinct":
-            assert plain.get(name) != value
-            changed = {key for key in plain | settings if plain.get(key) != settings.get(key)}
-            own = {"method": {"beta", "solver", "alpha", "form", "starts"}, "reveal": {"stop", "tau"}}.get(name, set())
-            assert changed - {"order", "spare"} - own <= {name}
+        assert plain.get(name) != value
+        changed = {key for key in plain | settings if plain.get(key) != settings.get(key)}
+        own = {"method": {"beta", "solver", "alpha", "form", "starts"}, "reveal": {"stop", "tau"}}.get(name, set())
+        assert changed - own == {name}
 
 
 def test_a_method_s_own_parameter_arrives(server):
@@ -111,18 +112,15 @@ def test_a_window_may_be_shares_of_the_positions(server):
     body = dict(prompt="abc", n=2, max_tokens=4, guidance=1.5, guidance_window=[0, 0.5])
     reply = server.post(**body, reveal="threshold")
     assert reply.status_code == 200 and reply.json()["d5p4"]["settings"]["guidance_window"] == [0, 0.5], reply.text
-    refused = server.post(**body)
+    refused = server.post(**body, method="d5p4")
     assert refused.status_code == 400 and "whole numbers" in refused.json()["error"]["message"]
 
 
 def test_every_method_answers_as_offline(client, server):
     for method in d5p4.METHODS:
-        reply = client.completions.create(
-            model=NAME, prompt="abc", n=3, max_tokens=3, seed=7, extra_body={"method": method, "w": 2}
-        )
-        result = d5p4.generate(
-            server.model, "abc", w=2, gen_length=3, seed=7, method=method, chat=False, **differing(3)
-        )
+        ours = {"method": method} | ({} if method == "tree" else {"w": 2, "distinct": True, "spare": 3})
+        reply = client.completions.create(model=NAME, prompt="abc", n=3, max_tokens=3, seed=7, extra_body=ours)
+        result = d5p4.generate(server.model, "abc", k=3, gen_length=3, seed=7, chat=False, **ours)
         assert [choice.text for choice in reply.choices] == result.texts[0], method
         again = d5p4.generate(server.model, "abc", seed=reply.usage.seed, **reply.d5p4["settings"])
         assert again.texts == result.texts, method

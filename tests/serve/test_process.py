@@ -91,7 +91,7 @@ def test_memory_and_threads_stay_what_they_are(command):
     """Rounds of everything that costs: large bodies, histories, streams that are left, errors."""
     client = command.client()
     rounds, port = 40, port_of(command)
-    history = {"prompt": "abc", "n": 4, "w": 4, "max_tokens": 16, "history": True, "seed": 1}
+    history = {"prompt": "abc", "n": 4, "max_tokens": 16, "history": True, "seed": 1}
     big = json.dumps({"prompt": "a" * 500_000}).encode()
 
     def round_of_it():
@@ -116,7 +116,7 @@ def test_memory_and_threads_stay_what_they_are(command):
     assert "d5p4_running_prompts 0.0" in text and "d5p4_waiting_prompts 0.0" in text
 
 
-LONG = {"prompt": "abc", "n": 4, "w": 8, "max_tokens": 200, "seed": 1}
+LONG = {"prompt": "abc", "method": "d5p4", "n": 4, "w": 8, "max_tokens": 200, "seed": 1}
 
 
 def test_a_signal_lets_what_is_here_finish(command):

@@ -78,11 +78,15 @@ def test_settled_text_is_never_taken_back(carry_over, prompt):
     model, grown = FakeModel(carry_over=carry_over), 0
     request = Request(model.tokenizer.encode(prompt), 8)
     for method in d5p4.METHODS:
-        for options in ({"w": 1, "block_length": 2}, {"w": 4}, {"w": 3, "spare": 2, "distinct": True, "eos": "free"}):
+        cases = {"w": 1, "block_length": 2}, {"w": 4}, {"w": 3, "spare": 2, "distinct": True, "eos": "free"}
+        if method == "tree":
+            cases = {"block_length": 2}, {}, {"spare": 2, "eos": "free"}, {"spare": 2, "temperature": 0}
+        for options in cases:
             texts = [""]
 
             def watch(shot, texts=texts):
-                texts.append(settled_text(model, request, shot.next_tokens[0].tolist(), STOPS))
+                rows = shot.next_tokens[0] if shot.next_awake is None else shot.next_tokens[0][shot.next_awake[0]]
+                texts.append(settled_text(model, request, rows.tolist(), STOPS))
 
             asked = {"k": 1, "gen_length": 8, "chat": False, "seed": 2, "method": method} | options
             final = cut(d5p4.generate(model, prompt, callback=watch, **asked).texts[0][0], STOPS)[0]
@@ -136,7 +140,7 @@ def test_one_answer_is_sent_as_it_grows(monkeypatch):
     monkeypatch.setattr("d5p4.serve.job.DRAFT_SECONDS", 0)
     with running(Gated()) as server:
         asked = {"model": NAME, "prompt": "abc", "max_tokens": 10, "seed": 3, "logprobs": 0}
-        ours = {"block_length": 1, "w": 1}
+        ours = {"block_length": 1}
         server.model.turns.release()
 
         def opened(stream):

@@ -78,7 +78,7 @@ def _print(prompt: str, rows: list[Row]) -> None:
     for row in rows:
         answers = row.answers
         marks = [str(sum(row.right))] if row.right is not None else []
-        differ = f"{answers.distinct} of {len(answers.texts)}"
+        differ = f"{answers.distinct} of {answers.result.settings.k}"
         numbers = [number(tokens_apart(answers), 1), number(answers.mean_score), f"{answers.rows:,}"]
         numbers += [str(answers.nfe), number(row.seconds, 1)]
         table.add_row(row.method, differ, *marks, *numbers)

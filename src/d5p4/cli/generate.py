@@ -72,7 +72,7 @@ def _print(line: PromptLine | None, answers: Any, right: Sequence[bool] | None, 
     console = Console()
     print_prompt(console, line.prompt if line else None, line.id if line else None)
     console.print(answers_table(answers, console.width, right))
-    facts = [f"{answers.distinct} of {len(answers.texts)} distinct"]
+    facts = [f"{answers.distinct} of {answers.result.settings.k} distinct"]
     if right is not None:
         facts.append(f"{sum(right)} right")
     facts += [f"{answers.rows:,} of {answers.rows_nominal:,} rows", f"{answers.nfe} forward steps"]

@@ -87,14 +87,17 @@ def side_by_side(columns: list[tuple[str, list[str], Sequence[bool] | None]], co
         for name, _, _ in part:
             table.add_column(name, overflow="fold", ratio=1)
         for rank in range(max(len(texts) for _, texts, _ in part)):
-            table.add_row(str(rank + 1), *(_marked(texts[rank], right, rank) for _, texts, right in part))
+            table.add_row(str(rank + 1), *(_marked(texts, right, rank) for _, texts, right in part))
         tables.append(table)
     return tables
 
 
-def _marked(text: str, right: Sequence[bool] | None, rank: int) -> Text:
-    """Return an answer as the text of a table cell, with "(wrong)" after it if the answer is wrong."""
-    cell = answer_text(text)
+def _marked(texts: list[str], right: Sequence[bool] | None, rank: int) -> Text:
+    """Return an answer as the text of a table cell, with "(wrong)" after it if the answer is wrong. The cell is empty
+    if there are fewer answers."""
+    if rank >= len(texts):
+        return Text()
+    cell = answer_text(texts[rank])
     return cell if right is None or right[rank] else Text.assemble(cell, (" (wrong)", "red"))
 
 

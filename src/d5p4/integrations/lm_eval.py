@@ -1,6 +1,6 @@
 """The model `d5p4` for EleutherAI's lm-evaluation-harness, called the harness below (extra `lm-eval`).
 
-    python -m d5p4.integrations.lm_eval --model d5p4 --model_args pretrained=countdown,k=4,w=4 --tasks ...
+    python -m d5p4.integrations.lm_eval --model d5p4 --model_args pretrained=countdown,k=4 --tasks ...
 
 A task with `repeats: r` asks for r answers to each prompt. One decode with k = r gives these answers. A task without
 repeats gets the best of k answers. This k comes from model_args and is 1 by default. See docs/lm-eval.md.
@@ -131,7 +131,8 @@ class D5P4LM(LM):
     # generation
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """Return one answer per request. Requests that repeat a prompt get the answers of one decode, best first."""
+        """Return one answer per request. Requests that repeat a prompt get the answers of one decode, best first. If
+        a tree has fewer texts than requests, the last answers are empty."""
         questions = _questions(requests)
         self._check_cache(questions)
         groups: dict[str, tuple[dict[str, Any], list[tuple[Question, list[int]]]]] = {}  # grouped by settings

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import D5P4Error
+from ..methods.tree import SHORTLIST
 from ..options import Settings
 from ..prompts import Request, default_length
 from ..types import Model
@@ -98,12 +99,16 @@ def work(model: Model, settings: Settings, prompts: Sequence[tuple[int, int]]) -
 
     prompts: (tokens per row, steps) of each prompt. A forward takes two operations per parameter and token. Guidance
     runs every row twice. A selection of g beams from a pool of N rows takes as long as SELECTION g^2 N s operations.
-    Here s is the number of starts of the selection: N for the solver "full-search", g otherwise.
+    Here s is the number of starts of the selection: N for the solver "full-search", g otherwise. A tree selects only
+    with `diversity`, from the best SHORTLIST g children.
     """
     module: Any = getattr(model, "module", model)
     weights = module.parameters() if isinstance(module, nn.Module) else [model.head.weight]
     rows = settings.pool_size * (1 if settings.guidance == 1 else 2)
     forwards = 2.0 * sum(weight.numel() for weight in weights) * rows * sum(tokens * steps for tokens, steps in prompts)
     starts = settings.pool_size if settings.params.get("solver") == "full-search" else settings.groups
-    selections = settings.spec.branches * SELECTION * settings.groups**2 * settings.pool_size * starts
+    candidates = settings.pool_size if settings.spec.branches else 0
+    if settings.params.get("diversity"):
+        candidates = SHORTLIST * settings.groups
+    selections = SELECTION * settings.groups**2 * candidates * starts
     return forwards + selections * sum(steps for _, steps in prompts)

@@ -64,7 +64,7 @@ def test_countdown_from_nothing_to_answers(trained) -> None:
     out, printed = trained
     assert "countdown: " in printed and "held-out puzzles of 4 numbers" in printed and f"written to {out}" in printed
     assert not (out / STATE).exists()
-    result = d5p4.generate(d5p4.load(out, device="cpu"), "86,28,13,31:96", k=2, w=2, steps=4, seed=1)
+    result = d5p4.generate(d5p4.load(out, device="cpu"), "86,28,13,31:96", k=2, steps=4, seed=1)
     assert len(result.texts[0]) == 2
     assert set("".join(result.texts[0])) <= set("0123456789+-*/=,:")
     assert "| seed | 4 |" in (out / "README.md").read_text()
@@ -97,7 +97,7 @@ def test_books_from_texts_to_text_and_the_user_s_files_stay(cli, fails, texts: P
     assert not list(out.glob("training.*"))
     model = d5p4.load(out, device="cpu")
     assert model.mask_id == 299
-    assert len(d5p4.generate(model, sets=1, k=2, w=2, gen_length=8, steps=2, seed=1).texts[0]) == 2
+    assert len(d5p4.generate(model, sets=1, k=2, gen_length=8, steps=2, seed=1).texts[0]) == 2
 
 
 @pytest.mark.parametrize("name", ["books", pytest.param("judge", marks=pytest.mark.full)])
