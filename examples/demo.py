@@ -72,9 +72,7 @@ def committed_figures(path: Path) -> Table | Text:
     try:
         results = json.loads(path.read_text(encoding="utf-8"))
         table = plain_table("method", "solved, %", "first right, %", "different right", "rows", wide="method")
-        title = (
-            f"{results['puzzles']:,} held-out puzzles, each method at its best, {results['about'][0]['machine']}"
-        )
+        title = f"{results['puzzles']:,} held-out puzzles, each method at its best, {results['about'][0]['machine']}"
         table.title, table.title_justify, table.title_style = title, "left", "none"
         rows = [row for row in results["rows"] if row["stage"] == "coverage" and row["cases"] == "committed"]
         rows = [row for row in rows if row["numbers"] == NUMBERS]

@@ -521,7 +521,9 @@ class Settings:
                 if getattr(self, option) not in usual:
                     raise D5P4Error(chance, option=option, value=getattr(self, option))
         if self.spec.children == "enumerated" and draws_first(self.order):
-            reason = f"draws tokens before positions, but method {self.method} needs another order, such as 'top'"
+            reason = (
+                f"draws tokens before positions, but method {self.method} does not; use order='top', or method='d5p4'"
+            )
             raise D5P4Error(reason, option="order", value=self.order)
         for option in ("guidance_window", "select_window"):
             window = getattr(self, option)

@@ -9,12 +9,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import httpx
 import openai
 from prometheus_client.parser import text_string_to_metric_families
 
-from d5p4.serve import Limits, create_app
+from d5p4.serve import Limits, create_app, engine
 from d5p4.serve.server import Server, bind
 
 NAME = "fake"
@@ -68,18 +69,20 @@ class Running:
 
 
 @contextmanager
-def running(model: Any, **options: Any) -> Iterator[Running]:
-    server = Running(model, **options)
-    server.thread.start()
-    if hasattr(model, "body"):  # the test of a loader looks at that itself
-        until(lambda: server.http.get("/readyz").status_code == 200)
-    try:
-        yield server
-    finally:
-        gate = getattr(model, "gate", None)
-        if gate is not None:
-            gate.set()
-        server.stop()
+def running(model: Any, *, lanes: int | None = None, **options: Any) -> Iterator[Running]:
+    """A server. One with a gated model decodes one batch at a time, so that the test decides what waits."""
+    gate = getattr(model, "gate", None)
+    with mock.patch.object(engine, "LANES", lanes or (1 if gate else engine.LANES)):
+        server = Running(model, **options)
+        server.thread.start()
+        if hasattr(model, "body"):  # the test of a loader looks at that itself
+            until(lambda: server.http.get("/readyz").status_code == 200)
+        try:
+            yield server
+        finally:
+            if gate is not None:
+                gate.set()
+            server.stop()
 
 
 def until(true: Callable[[], Any], seconds: float = 60.0) -> Any:

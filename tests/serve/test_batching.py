@@ -84,6 +84,31 @@ def test_the_oldest_is_served_first(gated):
     assert list(ends) == [1, 6, 5]  # the one that held them up, then by age
 
 
+def test_different_settings_take_turns():
+    """Two requests that share no batch are decoded at the same time, one step each, with the answers of each alone."""
+    bodies = [{"prompt": "abc", "max_tokens": length, "seed": 1, "n": 2} for length in (6, 5)]
+    with running(Gated(), lanes=2) as server:
+        server.model.gate.set()
+        alone = [server.post(**body).json()["choices"] for body in bodies]
+        server.model.gate.clear()
+        lengths, body = [], server.model.body
+
+        def noting(tokens, attention_mask=None):
+            lengths.append(tokens.shape[1])
+            return body(tokens, attention_mask)
+
+        server.model.body = noting
+        asks = [lambda body=body: server.post(**body).json()["choices"] for body in bodies]
+
+        def open_gate():
+            until(lambda: server.metric("d5p4_running_prompts") == 2)
+            server.model.gate.set()
+
+        *replies, _ = together(*asks, open_gate)
+    assert replies == alone
+    assert lengths[1:9] in ([8, 9] * 4, [9, 8] * 4)  # the first step of both is taken when the gate opens
+
+
 def test_a_batch_stays_within_the_budget_of_tokens():
     """A row of 8 tokens, pools of one: 16 tokens per forward, and at most 8 forwards' tokens per decode."""
     with running(Gated(), max_tokens_per_forward=16) as server:

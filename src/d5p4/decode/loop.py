@@ -121,7 +121,7 @@ def decode(
         batch.pool = following
         if callback is not None:
             watch.check()
-            steps = schedule.length if tree else most
+            steps = max(schedule.length, index + 1) if tree else most
             after_step = following.tokens, following.logprob, shares, following.source, pool.awake, following.awake
             shot = Snapshot(index, steps, pool.names, pool.tokens, view, choice, *after_step)
             dropped = prompts_to_drop(callback(shot))
