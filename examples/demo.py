@@ -25,7 +25,7 @@ from d5p4.eval.countdown import WINDOW, Problem, fault, problems  # noqa: E402
 
 FIGURES = Path(__file__).resolve().parent.parent / "src" / "d5p4_lab" / "results" / "bench" / "countdown.json"
 PUZZLES, NUMBERS, K = 3, 4, 4
-METHODS = {"independent": "independent", "d5p4": "d5p4", "tree": "tree, K = 8"}  # and their names among the figures
+METHODS = {"independent": "independent", "d5p4": "d5p4", "tree": "tree, K = 8"}  # method: its name in the results file
 OPENING = (
     '"I have not seen your brother since Tuesday," said the old man. He put down his cup, looked out of the window at '
     "the rain, and"
@@ -68,7 +68,7 @@ def puzzle_table(puzzle: Problem, number: int, results: dict[str, d5p4.Result]) 
 
 
 def committed_figures(path: Path) -> Table | Text:
-    """Return the figures of the committed benchmark for puzzles of as many numbers."""
+    """Return the figures of the committed benchmark for puzzles of NUMBERS numbers."""
     try:
         results = json.loads(path.read_text(encoding="utf-8"))
         table = plain_table("method", "solved, %", "first right, %", "different right", "rows", wide="method")

@@ -71,7 +71,7 @@ def generate(
     beams       `beams` of `d5p4.distributed.connect(...)` spreads each pool over ranks. All ranks make this call with
                 the same seed and get the same result
 
-    Options that are left out come from the model's generation_config.json (key `d5p4`), then from the paper.
+    Options that are left out come from the model's generation_config.json (key `d5p4`). [ ] shows all other defaults.
     <options>
     k             Answers per prompt. [4]
     method        Search method; `d5p4 methods` lists all. [tree]
@@ -139,10 +139,10 @@ def few_answers(result: Result, flag: Callable[[str], str] | None = None) -> str
     if not short:
         return ""
     if settings.reserve:
-        who = (
-            "the search" if len(result.texts) == 1 else f"the search, for {len(short)} of {len(result.texts)} prompts,"
-        )
-        return f"{who} found fewer than {settings.k} different texts: the model has no more, or filters leave no more"
+        fact = f"only {short[0]} of {settings.k} answers were found"
+        if len(result.texts) > 1:
+            fact = f"{len(short)} of {len(result.texts)} prompts have fewer than {settings.k} answers"
+        return f"{fact}: the search found no more different texts (top_k and top_p may leave no more)"
     if len(result.texts) == 1:
         fact = f"the {settings.k} answers are only {short[0]} different text{'s' * (short[0] != 1)}"
     else:

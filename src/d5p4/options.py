@@ -299,7 +299,7 @@ class Settings:
     """All options of a decode, filled in and checked. `params` has the parameters of method, order and reveal rule.
 
     The default of an option is its value in the entry `d5p4` of the model's generation_config.json. If this entry does
-    not have the option, the default comes from the method's presets, and otherwise from the paper.
+    not have the option, the default comes from the method's presets, and otherwise from this table.
     """
 
     k: Annotated[
@@ -429,7 +429,7 @@ class Settings:
             chosen["reveal"] = reveal.name
         if unknown := sorted(set(defaults) - set(table) - set(order.parameters) - set(reveal.parameters)):
             raise D5P4Error(f"generation_config.json has unknown names under 'd5p4': {', '.join(unknown)}")
-        # A default of the model for a rule or order that the caller has replaced has no meaning.
+        # Ignore the model's default for a parameter of a rule or order that the caller has replaced.
         used = {name for item in (method, order, reveal) for name in item.parameters}
         known = registered_parameters()
         own = {

@@ -45,7 +45,8 @@ class Result:
     logprobs        [P][k] log-probability of each token at its reveal; reveal_step [P][k] is the step (logprobs=True)
     history         [P][steps] a HistoryStep for each step (history=True)
     perturbed, logp [P, k] perturbed value and log-probability of each answer, and kappa [P], the threshold that the
-                    answers exceed: for importance weights (method tree with a temperature above 0; docs/tree.md)
+                    answers exceed: for importance weights (docs/tree.md). None unless the method is tree with a
+                    temperature above 0, diversity=0 and spare=0
     settings        the resolved Settings
     """
 

@@ -258,7 +258,7 @@ def add_answers(ledger: Ledger, view: LastLook, finish: Finish | None, select: A
 
 
 def _add_values(result: Result, pool: Pool, keep: Tensor, exists: Tensor, alive: Tensor) -> None:
-    """Add perturbed values, log-probabilities and thresholds to the result of a tree with a temperature above 0."""
+    """Add perturbed values, log-probabilities and thresholds, if the result has these fields."""
     if result.perturbed is None or result.logp is None or result.kappa is None or pool.lost is None:
         return
     late = pool.state["late"] > 0

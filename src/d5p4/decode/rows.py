@@ -127,7 +127,7 @@ class RowRunner:
         first, stored = self._distinct(own_hash, None if complete is None else beams.own(complete), active)
         known = self._known(pool, complete)
         has = None
-        if complete is not None:  # complete rows never run, but one row of every rank does, so that it can be indexed
+        if complete is not None:  # complete rows never run, but every rank runs one row, so that its states have a row
             has = ~complete if known is None else ~complete | (known[1] & _taken(known[0].has, known[2]))
             empty = beams.own(complete if known is None else complete & ~known[1])
             stored = stored & (~empty | (empty.all(-1, keepdim=True) & (first == 0)))

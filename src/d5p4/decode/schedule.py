@@ -121,7 +121,7 @@ class Adaptive:
     length: int
     block: int
     adaptive: bool = True
-    rounds: int = 1  # a tree may go on after its first rows are complete: it then takes up to so many times the steps
+    rounds: int = 1  # at most rounds * length steps: a tree may go on after its first rows are complete
     reveals: tuple[int, ...] = ()  # how many positions a tree reveals per step, given the number of open ones
 
     @property

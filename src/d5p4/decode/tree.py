@@ -1,13 +1,13 @@
 """One step of a tree, and what happens when its rows are complete (`methods.tree`, `project.enumerated`).
 
 The pool of a prompt has K rows that are awake and a reserve of K rows that sleep. At every step, the awake rows are run
-and get children, the method keeps K of these, and the best K of all other rows sleep, but no complete row with the
-tokens of a better one. Sleeping rows are never run. A place without a row has the value -inf.
+and get children. The method keeps K of these. The best K of all other rows sleep, except complete rows that have the
+tokens of a better row. Sleeping rows are never run. A place without a row has the value -inf.
 
 When rows are complete, their texts are compared: an end-of-text token that was revealed later may have cut off the
 difference of two rows, and different tokens may decode to the same text. Of equal texts, the row with the largest
 value stays. A prompt whose complete and running rows are fewer than k goes on with its best sleeping rows. It ends when
-it has k texts or no more rows.
+all awake rows are complete, and there are k texts or no more sleeping rows.
 """
 
 from __future__ import annotations

@@ -92,13 +92,15 @@ class Method(Registered):
 
     def refuse(self, given: Mapping[str, Any], chosen: Mapping[str, Any]) -> None:
         """Raise an error if the caller's options have no meaning for enumerated children."""
-        reasons = dict.fromkeys(NOT_FOR_TREES, "has no meaning here, because rows are chosen before they are run")
-        reasons |= {"distinct": "has no meaning here, because all rows of a tree differ"}
+        reasons = dict.fromkeys(NOT_FOR_TREES, "has no meaning for a tree, which chooses rows before it runs them")
+        reasons |= {"distinct": "has no meaning for a tree, whose rows all differ"}
+        reasons |= {"start_temperature": "has no meaning for a tree, which draws no first token"}
         if chosen.get("temperature", 1) != 0:
             reasons["w"] = "has no meaning at a temperature above 0, at which all tokens compete"
         for name in reasons:
             if name in given and given[name] != parameters_of(Settings)[name].default:
-                raise D5P4Error(f"{reasons[name]} (method {self.name!r}); leave it out", option=name, value=given[name])
+                way = "leave it out, or name another method, such as method='d5p4'"
+                raise D5P4Error(f"{reasons[name]}; {way}", option=name, value=given[name])
         if given.get("stop") is False:
             raise D5P4Error(f"method {self.name!r} always stops at the end of the text", option="stop", value=False)
 

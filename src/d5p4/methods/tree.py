@@ -1,7 +1,7 @@
 """The reveal tree: k different answers, by a search that chooses rows before it runs them.
 
-Children are enumerated (`project.enumerated`), so all rows of the tree differ. Of all children of a prompt, the search
-keeps the set A of K = k + spare rows that maximises
+Children are enumerated (`project.enumerated`), so all rows of the tree differ. A greedy search over the SHORTLIST * K
+best children of a prompt keeps a set A of K = k + spare rows for which this sum is large:
 
     Σ_{i in A} G_i + λ log det S_A,      S_ij = ρ^(d_ij + h_ij / 2)
 

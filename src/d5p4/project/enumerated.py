@@ -1,7 +1,7 @@
 """Enumerated children: the branches of a tree, in which all rows differ.
 
 From one forward, the reveal rule accepts positions, which take their most probable token. The next position of the
-order branches: every child takes another of its tokens. The position depends on the row alone and never on a draw, so
+order branches: each child takes a different token there. The position depends on the row alone, never on a draw, so
 a partial row has one path from the root, and all rows of a tree differ.
 
 Temperature 0: the children take the most probable tokens. Temperature T > 0: every token v of the filtered vocabulary
@@ -14,7 +14,7 @@ So the largest G_v equals G, and the K largest values of all leaves are K draws 
 gives accepted positions their top token and draws the token of the next position. Accepted tokens count as certain:
 they do not change φ. The noise is keyed by the tokens of the child.
 
-Besides, each row has alternatives for the reserve of a prompt: children that take another token at one of their
+In addition, each row has alternatives for the reserve of a prompt: children that take another token at one of their
 accepted positions. The accepted positions before it in the order take their tokens, and those behind it stay masked. At
 T > 0 the law gives these children probability 0. And if the position lies behind an accepted end-of-text token, the
 child most likely has the text of its parent. Either makes a row `late`: it ranks behind all rows that are less late.
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ..decode.schedule import Step
 
 STATE = ("value", "phi", "late")  # what a tree keeps for every row
-LATE = 1e6  # rows with values below minus this have no probability, so that no other row is as low as a late row
+LATE = 1e6  # what a late row loses in rank; the value of every other row is above -LATE
 _CHUNK = 1 << 22  # at most this many numbers are in one temporary tensor
 
 
@@ -127,7 +127,7 @@ def gumbel_noise(stream: Tensor, number: Tensor | int) -> Tensor:
 def _alternatives(parents: Parents, draw: Draw, seen: Candidates, base: Children, stream: Tensor) -> Children:
     """Return the `draw.reserve` most probable alternatives of each row, those behind the end of the text last.
 
-    As many positions are looked at: the accepted ones of which the model is least sure."""
+    Only `draw.reserve` positions are tried: the accepted ones of which the model is least sure."""
     assert seen.accepted is not None
     places, ends = seen.place[:, :, 0], parents.ends(base.tokens).gather(3, seen.place)[:, :, 0]  # [P, m, M]
     end = torch.where(seen.accepted[:, :, 0] & ends, places, base.tokens.shape[-1])  # where a text may end
@@ -172,7 +172,7 @@ def _measure(
 ) -> dict[str, Tensor]:
     """Call measure(logits, given) on the logits at the window positions place [P, m, c] of the parents, in chunks.
 
-    The logits are in the widest float type, in which sums over the vocabulary do not depend on the batch up to 1e-9."""
+    The logits are in the widest float type, in which the batch changes sums over the vocabulary by less than 1e-9."""
     states, head = parents.states[parents.slot[..., None], place].flatten(0, 2), draw.head
 
     def in_parts(logits: Tensor, offset: Tensor | None, given: Tensor) -> dict[str, Tensor]:

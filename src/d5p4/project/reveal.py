@@ -30,7 +30,7 @@ class Sequence:
 
     probability: Tensor
     stats: dict[str, Tensor]  # the statistics that the rule asked for
-    open: Tensor  # bool: False at places that fill up rows with fewer open positions, behind the open ones
+    open: Tensor  # bool: False at the padding that follows the open positions of a row
 
 
 @dataclass(frozen=True)

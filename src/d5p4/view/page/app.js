@@ -125,7 +125,7 @@
     history.replaceState(null, "", `#${address.split("#")[1]}`);
     const done = await copy(address);
     const whole = asked || D5P4.embedded || !find("recorded").hidden;
-    const what = whole ? "link copied" : "link copied; it holds only theme and step, so open the file again";
+    const what = whole ? "link copied" : "link copied; it has only theme and step, so the file must be opened again";
     toast(done ? what : "this browser does not allow copying; the link is in the address bar");
   }
 

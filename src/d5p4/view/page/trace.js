@@ -10,7 +10,7 @@ D5P4.trace = (() => {
     if (!traces.length) throw new Error("there is no trace in this file");
     for (const trace of traces) {
       const known = trace && [FORMAT, OLD].includes(trace.format);
-      if (!known) throw new Error(`this is no trace of d5p4 (format ${FORMAT})`);
+      if (!known) throw new Error(`this file is not a d5p4 trace (format ${FORMAT})`);
       if (!Array.isArray(trace.pools) || !Array.isArray(trace.answers) || !Array.isArray(trace.pieces)) {
         throw new Error("this trace is damaged: pools, answers or pieces are missing");
       }

@@ -57,7 +57,7 @@ D5P4.tree = (() => {
     return nodes.sort((p, q) => q.lives - p.lives || chance(q) - chance(p));
   }
 
-  /** Give every node a lane below its parent's, as near as the lines of its siblings allow. The number of lanes. */
+  /** Give every node a lane below its parent's, as near as its siblings allow. Returns the number of lanes. */
   function arrange(all, roots) {
     const below = new Map(); // per node, the lowest and the highest lane at each step, counted from the node's own
     const join = (into, child, offset, from) => {
@@ -128,7 +128,7 @@ D5P4.tree = (() => {
     return x.map(Math.round);
   }
 
-  /** Draw into a context; `focus` is a node whose ancestors are stressed. Where things were drawn. */
+  /** Draw into a context and return where things are. The ancestors of the node `focus` are stressed. */
   function draw(context, replay, width, { step, focus, colours }) {
     const where = plan(replay, context, width, colours);
     const { all } = replay.tree;
