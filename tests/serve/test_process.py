@@ -112,8 +112,8 @@ def test_memory_and_threads_stay_what_they_are(command):
     print(f"memory {memory} MB, after {rounds} more rounds {grown:+} MB; {threads} threads")
     assert grown < 40
     assert command.threads() <= threads + 2
-    text = client.get("/metrics").text
-    assert "d5p4_running_prompts 0.0" in text and "d5p4_waiting_prompts 0.0" in text
+    for state in ("running", "waiting"):
+        until(lambda state=state: f"d5p4_{state}_prompts 0.0" in client.get("/metrics").text)
 
 
 LONG = {"prompt": "abc", "method": "d5p4", "n": 4, "w": 8, "max_tokens": 200, "seed": 1}
@@ -140,7 +140,7 @@ def test_a_signal_with_little_grace_refuses_cleanly(folder):
         with socket.create_connection(address) as runs, socket.create_connection(address) as waits:
             runs.sendall(request(LONG | {"w": 16}))
             until(lambda: "d5p4_running_prompts 1.0" in client.get("/metrics").text)
-            waits.sendall(request(LONG))
+            waits.sendall(request(LONG | {"w": 16, "seed": 2}))  # the same settings, so that it waits
             until(lambda: "d5p4_waiting_prompts 1.0" in client.get("/metrics").text)
             command.run.send_signal(signal.SIGINT)
             for wire in (runs, waits):

@@ -223,7 +223,8 @@ def ordered(term: Callable[[Set], float]) -> Callable[[Pool], float]:
     def value(pool: Pool) -> float:
         if len(pool.sets) < LEAST:
             return np.nan
-        return spearman([term(one) for one in pool.sets], [one.exact for one in pool.sets], draws=1).value
+        terms, exact = ([round(x(one), 9) for one in pool.sets] for x in (term, lambda one: one.exact))  # ties are ties
+        return spearman(terms, exact, draws=1).value
 
     return value
 
