@@ -465,7 +465,7 @@ BAD = [
     ([{"role": "system", "content": "ab"}], {}, "no chat template"),
     ("abc", {"n": 3}, "n: use k"),
     ("abc", {"torch_dtype": "auto"}, "torch_dtype: it belongs to d5p4.load"),
-    ("abc", {"chat": True}, "no chat template"),
+    ("abc", {"chat": True}, "needs a chat template"),
     ("abc", {"keys": ["a", "b"]}, "keys: there are 2 entries for 1 prompts"),
     (["a", "b"], {"keys": ["x", "x"]}, "key 'x' names two prompts"),
     ("abc", {"seed": "x"}, "seed='x'"),

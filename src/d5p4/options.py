@@ -405,6 +405,7 @@ class Settings:
     @staticmethod
     def make(model: Model, **given: Any) -> Settings:
         """Fill in defaults and check values. Other names must be parameters of method, order or reveal rule."""
+        sampling = given.get("do_sample") is True
         given = translate({name: value for name, value in given.items() if value is not None}, model)
         defaults = {name: value for name, value in model.generation_defaults.items() if name not in CARD}
         if "length" in defaults:
@@ -419,6 +420,8 @@ class Settings:
         if enumerated and draws_first(defaults.get("order", "top")):
             defaults.pop("order")
         chosen = presets | defaults | dict(by_method.get(method.name, {})) | given
+        if sampling and chosen.get("temperature") == 0 and "temperature" not in given:
+            chosen["temperature"] = 1.0
         order, reveal = (
             registries()[place].named(chosen.get(name, getattr(Settings, name)))
             for place, name in ((1, "order"), (2, "reveal"))
@@ -515,16 +518,14 @@ class Settings:
         if self.pool_size > LARGEST_POOL:
             size = f"k={self.k}, w={self.w} and spare={self.spare}" if self.spare else f"k={self.k} and w={self.w}"
             raise D5P4Error(f"{size} make a pool of more than {LARGEST_POOL} rows; lower one of them")
+        if self.spec.children == "enumerated" and draws_first(self.order):
+            reason = f"draws tokens before positions, but method {self.method} does not; use order top, or method d5p4"
+            raise D5P4Error(reason, option="order", value=self.order)
         if self.order == "ancestral":
             chance = "needs another order, such as 'top'; the ancestral order reveals by chance"
             for option, usual in (("eos", ("free", "never")), ("reveal", ("schedule",)), ("start", ("order",))):
                 if getattr(self, option) not in usual:
                     raise D5P4Error(chance, option=option, value=getattr(self, option))
-        if self.spec.children == "enumerated" and draws_first(self.order):
-            reason = (
-                f"draws tokens before positions, but method {self.method} does not; use order='top', or method='d5p4'"
-            )
-            raise D5P4Error(reason, option="order", value=self.order)
         for option in ("guidance_window", "select_window"):
             window = getattr(self, option)
             if window is not None and not self.adaptive and not all(isinstance(x, int) for x in window):

@@ -259,7 +259,7 @@ def _ids_of(model: Model, prompt: Any, chat: bool | None) -> list[int]:
         if rendered is not None:
             return _encode_rendered(model, rendered)
         if chat:
-            raise D5P4Error("this model has no chat template", option="chat", value=True)
+            raise D5P4Error("needs a chat template, which this model does not have", option="chat", value=True)
         return model.tokenizer.encode(prompt)
     if isinstance(prompt, Sequence) and prompt and all(isinstance(part, Mapping) for part in prompt):
         return _encode_chat(model, prompt, chat)

@@ -72,17 +72,17 @@ def _print(prompt: str, rows: list[Row]) -> None:
     for table in side_by_side([(row.method, row.answers.texts, row.right) for row in rows], console):
         console.print(table, "")
     graded = rows[0].right is not None
-    columns = ["method", "differ", *(["right"] if graded else []), "apart", "score", "rows", "passes", "s"]
+    columns = ["method", "differ", *(["right"] if graded else []), "apart", "rows", "passes", "s"]
     table = plain_table(*columns, wide="method")
     table.columns[0].no_wrap = True
     for row in rows:
         answers = row.answers
         marks = [str(sum(row.right))] if row.right is not None else []
         differ = f"{answers.distinct} of {answers.result.settings.k}"
-        numbers = [number(tokens_apart(answers), 1), number(answers.mean_score), f"{answers.rows:,}"]
+        numbers = [number(tokens_apart(answers), 1), f"{answers.rows:,}"]
         numbers += [str(answers.nfe), number(row.seconds, 1)]
         table.add_row(row.method, differ, *marks, *numbers)
     console.print(table)
     seed = rows[0].answers.result.seed
-    legend = f"  apart: tokens that differ between two answers, mean over pairs; score: mean over answers; seed {seed}"
+    legend = f"  apart: tokens that differ between two answers, mean over pairs; seed {seed}"
     console.print(legend, style="dim", highlight=False)

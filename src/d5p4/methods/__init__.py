@@ -99,10 +99,12 @@ class Method(Registered):
             reasons["w"] = "has no meaning at a temperature above 0, at which all tokens compete"
         for name in reasons:
             if name in given and given[name] != parameters_of(Settings)[name].default:
-                way = "leave it out, or name another method, such as method='d5p4'"
+                way = "leave it out, or choose another method, such as d5p4"
                 raise D5P4Error(f"{reasons[name]}; {way}", option=name, value=given[name])
         if given.get("stop") is False:
-            raise D5P4Error(f"method {self.name!r} always stops at the end of the text", option="stop", value=False)
+            raise D5P4Error(
+                "has no meaning for a tree, which always stops at the end of the text", option="stop", value=False
+            )
 
     @property
     def scored(self) -> bool:

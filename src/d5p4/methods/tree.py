@@ -13,7 +13,7 @@ the tokens differ; h_ij counts those at which only one of the rows has. Tokens b
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ..decode.view import PoolView
 
 SHORTLIST = 4  # the DPP chooses K of the SHORTLIST * K best children
+MOST_STARTS = 32  # with more beams, the greedy search has one start instead of K, which would take minutes
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,8 @@ class Tree(Checked):
         least = torch.where(exists, value, torch.inf).amin(-1, keepdim=True).nan_to_num(posinf=0)
         gain = torch.where(exists, value, least - 1e4 * (1 + self.diversity)) / self.diversity
         gain = gain - gain.amax(-1, keepdim=True)
-        chosen = map_inference(similarity, k, gain, None, tie, starts="k", local_search=False)
+        starts: Literal["k", "one"] = "k" if k <= MOST_STARTS else "one"
+        chosen = map_inference(similarity, k, gain, None, tie, starts=starts, local_search=False)
         return order.gather(1, chosen)
 
     def similarity(self, leaves: Leaves, order: Tensor) -> Tensor:

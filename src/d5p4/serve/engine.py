@@ -207,8 +207,8 @@ class Engine:
         self._change.set()
 
     def _running(self) -> int:
-        """Return the number of prompts that are being decoded."""
-        return sum(map(len, self._lanes.values()))
+        """Return the number of prompts that are being decoded and have no outcome yet."""
+        return sum(not job.outcome.done() for jobs in self._lanes.values() for job in jobs)
 
     async def _next_batch(self) -> list[Job]:
         """Wait a moment for more jobs. Then take the oldest job and all jobs that can be decoded together with it. Jobs
