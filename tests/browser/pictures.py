@@ -1,4 +1,4 @@
-"""The pictures of the playground in docs/: `python -m tests.browser.pictures` from the repository's root."""
+"""The picture of the playground in docs/: `python -m tests.browser.pictures` from the repository's root."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from tests.browser.driving import browsing, ready, serving
 
 
 def main() -> None:
-    folder = Path(__file__).parents[2] / "docs"
+    path = Path(__file__).parents[2] / "docs" / "playground.png"
     with serving() as address, browsing() as browser:
-        for theme, name in (("light", "playground.png"),):
-            page = browser.new_page(viewport={"width": 1440, "height": 1500}, color_scheme=theme)
-            ready(page, address)
-            page.wait_for_timeout(600)
-            shot = Image.open(BytesIO(page.screenshot())).convert("RGB")
-            few = shot.quantize(256, method=Image.Quantize.MAXCOVERAGE, kmeans=3, dither=Image.Dither.NONE)
-            few.save(folder / name, optimize=True)
-            print(folder.name, name, f"{(folder / name).stat().st_size:,} bytes")
+        page = browser.new_page(viewport={"width": 1440, "height": 1500}, color_scheme="light")
+        ready(page, address)
+        page.wait_for_timeout(600)
+        shot = Image.open(BytesIO(page.screenshot())).convert("RGB")
+        few = shot.quantize(256, method=Image.Quantize.MAXCOVERAGE, kmeans=3, dither=Image.Dither.NONE)
+        few.save(path, optimize=True)
+        print(path.name, f"{path.stat().st_size:,} bytes")
 
 
 if __name__ == "__main__":
