@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import D5P4Error
-from ..methods.tree import SHORTLIST
+from ..methods.tree import MOST_STARTS, SHORTLIST
 from ..options import Settings
 from ..prompts import Request, default_length
 from ..types import Model
@@ -100,7 +100,7 @@ def work(model: Model, settings: Settings, prompts: Sequence[tuple[int, int]]) -
     prompts: (tokens per row, steps) of each prompt. A forward takes two operations per parameter and token. Guidance
     runs every row twice. A selection of g beams from a pool of N rows takes as long as SELECTION g^2 N s operations.
     Here s is the number of starts of the selection: N for the solver "full-search", g otherwise. A tree selects only
-    with `diversity`, from the best SHORTLIST g children.
+    with `diversity`, from the best SHORTLIST g children, with one start if g is above MOST_STARTS.
     """
     module: Any = getattr(model, "module", model)
     weights = module.parameters() if isinstance(module, nn.Module) else [model.head.weight]
@@ -109,6 +109,6 @@ def work(model: Model, settings: Settings, prompts: Sequence[tuple[int, int]]) -
     starts = settings.pool_size if settings.params.get("solver") == "full-search" else settings.groups
     candidates = settings.pool_size if settings.spec.branches else 0
     if settings.params.get("diversity"):
-        candidates = SHORTLIST * settings.groups
+        candidates, starts = SHORTLIST * settings.groups, settings.groups if settings.groups <= MOST_STARTS else 1
     selections = SELECTION * settings.groups**2 * candidates * starts
     return forwards + selections * sum(steps for _, steps in prompts)
