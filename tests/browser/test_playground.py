@@ -320,7 +320,7 @@ def test_exports(visit, server, tmp_path):
     bad = tmp_path / "bad.json"
     bad.write_text('{"format": "else"}')
     other.locator("#open-file").set_input_files(bad)
-    other.get_by_text("bad.json cannot be shown: this is no trace").first.wait_for()
+    other.get_by_text("bad.json cannot be shown: this file is not a d5p4 trace").first.wait_for()
     assert texts(other, 1) == texts(page, 1)
 
 
