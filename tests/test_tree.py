@@ -398,7 +398,10 @@ def test_defaults_of_a_model_may_name_the_options_of_a_method():
     assert (settings.temperature, settings.reveal, settings.spare, settings.order) == (0.0, "threshold", 3, "top")
     assert settings.params == {"diversity": 0.5, "tau": 0.7}
     assert grow(model, reveal="factor").settings.params == {"diversity": 0.5, "factor": 1.0}
-    assert d5p4.generate(model, "ab", method="independent", gen_length=2).settings.temperature == 1.0
+    assert grow(model, do_sample=True).settings.temperature == 1.0
+    assert grow(model, do_sample=True, temperature=0.5).settings.temperature == 0.5
+    with pytest.warns(d5p4.DuplicateAnswers):
+        assert d5p4.generate(model, "ab", method="independent", gen_length=2).settings.temperature == 1.0
 
 
 def test_history_lineage_and_reveal_steps_follow_the_tree():

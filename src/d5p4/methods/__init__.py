@@ -107,6 +107,13 @@ class Method(Registered):
             )
 
     @property
+    def unused(self) -> tuple[str, ...]:
+        """The options that have no meaning for this method."""
+        if self.children == "enumerated":
+            return (*NOT_FOR_TREES, "distinct", "stop")
+        return () if self.branches else ("w",)
+
+    @property
     def scored(self) -> bool:
         return hasattr(self.selector, "check_scorer")
 

@@ -22,8 +22,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..__about__ import __version__
 from ..errors import D5P4Error
 from ..eval.graders import grader_of
-from ..methods import METHODS, NOT_FOR_TREES, Method
-from ..options import Settings, registries
+from ..methods import METHODS
+from ..options import Settings, draws_first, registries
 from ..result import finite
 from ..types import Model
 from ..view import describe, page_folder
@@ -210,7 +210,7 @@ def card(model: Model, limits: Limits) -> dict[str, Any]:
             "children": method.children,
             "parameters": method.defaults | dict(own.get(method.name, {})),
             "own": list(method.parameters),
-            "unused": [name for name, (parameter, _) in fields.items() if parameter.name in _unused(method)],
+            "unused": [name for name, (parameter, _) in fields.items() if parameter.name in method.unused],
             "defaults": _defaults(model, method.name),
         }
         for method in METHODS.values()
@@ -225,10 +225,7 @@ def card(model: Model, limits: Limits) -> dict[str, Any]:
         "defaults": defaults,
         "options": options,
         "methods": methods,
-        "orders": [
-            {"name": order.name, "draws_first": order.draws_first or order.name == "ancestral"}
-            for order in orders.values()
-        ],
+        "orders": [{"name": name, "draws_first": draws_first(name)} for name in orders],
         "reveals": [
             {"name": rule.name, "adaptive": rule.adaptive, "own": list(rule.parameters), "parameters": rule.defaults}
             for rule in reveals.values()
@@ -236,13 +233,6 @@ def card(model: Model, limits: Limits) -> dict[str, Any]:
         "limits": asdict(limits) | {"max_work": limits.work_allowed(model) / 1e12},
     }
     return finite(describe(model) | about)
-
-
-def _unused(method: Method) -> tuple[str, ...]:
-    """Return the options that have no meaning for a method."""
-    if method.children == "enumerated":
-        return (*NOT_FOR_TREES, "distinct", "stop")
-    return () if method.branches else ("w",)
 
 
 def _defaults(model: Model, method: str) -> dict[str, Any]:

@@ -199,12 +199,13 @@ class Engine:
 
     async def _lane(self, batch: list[Job]) -> None:
         start = time.monotonic()
-        outcomes = await self.workers.do(partial(self._serve, batch))
-        self._seconds = time.monotonic() - start
-        for job, outcome in outcomes:
-            job.settle(outcome)
-        self._lanes = {task: jobs for task, jobs in self._lanes.items() if jobs is not batch}
-        self._change.set()
+        try:
+            for job, outcome in await self.workers.do(partial(self._serve, batch)):
+                job.settle(outcome)
+        finally:
+            self._seconds = time.monotonic() - start
+            self._lanes = {task: jobs for task, jobs in self._lanes.items() if jobs is not batch}
+            self._change.set()
 
     def _running(self) -> int:
         """Return the number of prompts that are being decoded and have no outcome yet."""
