@@ -22,6 +22,30 @@ class Hidden(NamedTuple):
 
     states: Tensor  # [R, T, D] the input of the head; the state at position i predicts the token at position i
     features: Tensor  # [R, T, D] the similarity compares these features; they may be the same tensor as `states`
+    kept: Sequence[tuple[Tensor, Tensor]] | None = None  # per layer, keys and values [R, T, K, d]; see `Context.keep`
+    edge: Tensor | None = None  # [R, D] what a model with shifted states needs to run the next block; see `Context`
+
+
+class Store(NamedTuple):
+    """Keys and values of earlier forwards, and which of them the rows of a forward read.
+
+    Row r reads the positions 0..length[r]-1 of the slot slot[r], except those from hole[r, 0] to hole[r, 1] - 1.
+    """
+
+    kv: Tensor  # [layers, 2, slots, C, K, d] keys (rotated to their positions) and values of C positions
+    slot: Tensor  # [R]
+    length: Tensor  # [R]
+    hole: Tensor | None = None  # [R, 2]
+
+
+class Context(NamedTuple):
+    """What a forward reads besides its own tokens. Given a context with `first`, each row of tokens is a part of a
+    longer row. A token attends to all tokens of its part and to the positions that the stores name."""
+
+    first: Tensor | None = None  # [R] the position of each row's first token; None: whole rows, which may be padded
+    stores: tuple[Store, ...] = ()
+    edge: Tensor | None = None  # [R, D] the `Hidden.edge` of the forward of the tokens before these, if there are any
+    keep: bool = False  # whether the forward returns its keys and values, and the edge of its last token
 
 
 @dataclass(frozen=True)
@@ -71,6 +95,11 @@ class Model(Protocol):
 
     `body` takes left-padded rows. Positions are counted from the first token after the padding, so that padding does
     not change the output of a row.
+
+    A model whose attention is block-causal has the attribute `block`, the number of tokens per block. A token of such a
+    model attends to all tokens of its own block and of earlier blocks, and blocks are counted from the first token after
+    the padding. A model that can continue from stored keys and values has the attribute `cache_shape`, and its `body`
+    takes a third argument, a `Context`.
     """
 
     name: str

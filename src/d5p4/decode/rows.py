@@ -148,7 +148,7 @@ class RowRunner:
             fresh = fresh if known is None else fresh & ~known[1]
         fresh = fresh if complete is None else fresh & ~complete
         ran, slot = None if complete is None else ~complete, slot.gather(1, first).clamp_min(0)
-        self.last = WindowHidden(*hidden, owner, slot, fresh.sum(-1), row_hash, active, ran, has)
+        self.last = WindowHidden(hidden.states, hidden.features, owner, slot, fresh.sum(-1), row_hash, active, ran, has)
         return self.last
 
     def final(self, pool: Pool) -> WindowHidden:
@@ -160,7 +160,7 @@ class RowRunner:
         index, own = slot.flatten(), torch.ones_like(slot, dtype=torch.bool)
         hidden = _change(lambda x: x[index], Hidden(states, features))
         facts = own.nonzero(), _numbers(own), torch.zeros_like(slot[:, 0]), pool.row_hash
-        return WindowHidden(*hidden, *facts, has=_taken(old.has, pool.source))
+        return WindowHidden(hidden.states, hidden.features, *facts, has=_taken(old.has, pool.source))
 
     def _distinct(self, row_hash: Tensor, complete: Tensor | None, active: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the index [P, N] of the row whose states a row uses, and the rows whose states are stored, a bool

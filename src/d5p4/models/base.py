@@ -65,6 +65,8 @@ class NativeModel(WithHead, nn.Module):
     prefix: ClassVar[str]
     head_name: ClassVar[str]  # the head's weight; a checkpoint may store it even if it equals the embedding
     reads_wide: ClassVar[bool] = False  # whether weights are first read in float32 or wider, then converted
+    block: int | None = None  # the number of tokens per block of a model with block-causal attention
+    cache_shape: tuple[int, int, int] | None = None  # layers, key heads and head width, if `body` takes a context
     recordable = True  # `body` never waits for the device, so a CUDA graph can record it
     carry_over = False
     default_order = "confidence"
