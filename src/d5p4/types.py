@@ -124,6 +124,11 @@ class Model(Protocol):
     def body(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Hidden: ...
 
 
+def block_of(model: Model) -> int | None:
+    """Return the number of tokens per block of a block-causal model, or None if the model has full attention."""
+    return getattr(model, "block", None)
+
+
 class Choice(NamedTuple):
     """The m parents that a selector has chosen. The next pool has m * children rows."""
 
