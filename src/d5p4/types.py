@@ -97,7 +97,7 @@ class Model(Protocol):
     not change the output of a row.
 
     A model whose attention is block-causal has the attribute `block`, the number of tokens per block. A token of such a
-    model attends to all tokens of its own block and of earlier blocks, and blocks are counted from the first token after
+    model attends to all tokens of its own block and of earlier blocks. Blocks are counted from the first token after
     the padding. A model that can continue from stored keys and values has the attribute `cache_shape`, and its `body`
     takes a third argument, a `Context`.
     """

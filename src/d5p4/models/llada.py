@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..errors import D5P4Error
 from ..ops.body import silu_gate
-from .base import divides, flag, number, only, whole
+from .base import divides, flag, number, only, rope_theta, whole
 from .layers import Reading, RMSNorm, Transformer, per_head
 
 SUPPORTED = {
@@ -19,6 +19,17 @@ SUPPORTED = {
     "rope": True,
     "layer_norm_with_affine": True,
     "block_group_size": 1,
+}
+SPELLINGS = {  # keys of transformers for keys of LLaDA's config.json; iLLaDA may use either
+    "d_model": "hidden_size",
+    "n_layers": "num_hidden_layers",
+    "n_heads": "num_attention_heads",
+    "n_kv_heads": "num_key_value_heads",
+    "mlp_hidden_size": "intermediate_size",
+    "max_sequence_length": "max_position_embeddings",
+    "weight_tying": "tie_word_embeddings",
+    "activation_type": "hidden_act",
+    "include_qkv_bias": "attention_bias",
 }
 UNUSED = ("alibi", "include_bias", "bias_for_layer_norm", "attention_layer_norm", "input_emb_norm", "scale_logits")
 
@@ -53,12 +64,14 @@ class LLaDA(Transformer):
     """The LLaDA model. The hidden states after its last norm go to the head and also serve as features."""
 
     architecture = "llada"
+    title = "LLaDA"
     prefix = "model.transformer."
     head_name = "ff_out.weight"
 
     def __init__(self, config: Mapping[str, Any]) -> None:
+        config = _own_spelling(config)
         super().__init__(config)
-        only(config, {**SUPPORTED, **dict.fromkeys(UNUSED, False), "clip_qkv": None}, "LLaDA")
+        only(config, {**SUPPORTED, **dict.fromkeys(UNUSED, False), "clip_qkv": None}, self.title)
         width, heads = whole(config, "d_model"), whole(config, "n_heads")
         kv_heads = whole(config, "n_kv_heads", 1 if config.get("multi_query_attention") else heads)
         inner = whole(config, "mlp_hidden_size", whole(config, "mlp_ratio", 4) * width)
@@ -69,9 +82,9 @@ class LLaDA(Transformer):
         eps = number(config, "rms_norm_eps", 1e-5)
         self.head_width = self.rotary_width = divides(config, "n_heads", width, heads)
         divides(config, "n_kv_heads", heads, kv_heads)
-        self.rope_theta = number(config, "rope_theta", 10000.0)
+        self.rope_theta = rope_theta(config, self.title)
         self.max_length = whole(config, "max_sequence_length")
-        self.mask_id = whole(config, "mask_token_id", least=0, most=vocabulary - 1)
+        self.mask_id = whole(config, "mask_token_id", self.default_mask, least=0, most=vocabulary - 1)
 
         self.cache_shape = (whole(config, "n_layers"), kv_heads, self.head_width)
         qkv_bias = flag(config, "include_qkv_bias")
@@ -89,3 +102,17 @@ class LLaDA(Transformer):
 
     def parts(self) -> tuple[nn.Module, Iterable[nn.Module], RMSNorm]:
         return self.wte, self.blocks, self.ln_f
+
+
+class ILLaDA(LLaDA):
+    """iLLaDA: LLaDA with fewer key heads than query heads, and with a head that is its embedding."""
+
+    architecture = "illada"
+    title = "iLLaDA"
+    default_mask = 5
+
+
+def _own_spelling(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config with LLaDA's keys, where it has only those of transformers."""
+    own = {key: config[other] for key, other in SPELLINGS.items() if other in config and config.get(key) is None}
+    return {**config, **own}

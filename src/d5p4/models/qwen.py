@@ -1,4 +1,4 @@
-"""Models with the layers of Qwen2 or Qwen3: Dream, SDAR and Fast-dLLM v2."""
+"""Models with the layers of Qwen2, Qwen3 or Qwen3-MoE: Dream, SDAR, Fast-dLLM v2 and LLaDA-MoE."""
 
 from __future__ import annotations
 
@@ -8,22 +8,9 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from ..errors import D5P4Error
-from ..ops.body import silu_gate
-from .base import block_length, divides, flag, number, only, whole
+from .base import block_length, divides, flag, number, only, rope_theta, whole
+from .experts import MLP, SoftmaxRouter, SparseMLP
 from .layers import Reading, RMSNorm, Transformer, per_head
-
-
-class MLP(nn.Module):
-    """A SwiGLU layer from [..., D] to [..., D] with `inner` hidden units."""
-
-    def __init__(self, width: int, inner: int) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(width, inner, bias=False)
-        self.up_proj = nn.Linear(width, inner, bias=False)
-        self.down_proj = nn.Linear(inner, width, bias=False)
-
-    def forward(self, h: Tensor) -> Tensor:
-        return self.down_proj(silu_gate(self.gate_proj(h), self.up_proj(h)))
 
 
 class Layer(nn.Module):
@@ -81,16 +68,17 @@ class QwenModel(Transformer):
 
     prefix = ""
     head_name = "lm_head.weight"
-    title: ClassVar[str]  # how messages name the model
     bias: ClassVar[bool] = False
-    head_norms: ClassVar[bool] = False
+    head_norms: bool = False
+    eps: ClassVar[float] = 1e-6
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__(config)
         only(config, {"hidden_act": "silu", "use_sliding_window": False, "use_mrope": False}, self.title)
         only(config, {"attention_bias": self.bias}, self.title)
-        sizes = Sizes(config)
-        self.head_width = self.rotary_width = sizes.head_width
+        sizes = Sizes(config, self.eps)
+        self.head_width = sizes.head_width
+        self.rotary_width = rotary_width(config, sizes.head_width)
         self.rope_theta = rope_theta(config, self.title)
         self.cache_shape = (sizes.layers, sizes.kv_heads, sizes.head_width)
         self.block = block_length(config, self.block_keys, self.default_block)
@@ -105,6 +93,7 @@ class QwenModel(Transformer):
         self.ban()
 
     def mlp(self, config: Mapping[str, Any], sizes: Sizes, layer: int) -> nn.Module:
+        """Return the part of a layer that follows the attention."""
         return MLP(sizes.width, whole(config, "intermediate_size"))
 
     @property
@@ -136,6 +125,52 @@ class SDAR(QwenModel):
     default_block = 4
 
 
+class SDARMoE(SDAR):
+    """SDAR with experts: Qwen3-MoE with block-causal attention."""
+
+    architecture = "sdar_moe"
+    title = "SDAR with experts"
+
+    def mlp(self, config: Mapping[str, Any], sizes: Sizes, layer: int) -> nn.Module:
+        dense = config.get("mlp_only_layers") or ()
+        if layer in dense or (layer + 1) % whole(config, "decoder_sparse_step", 1):
+            return super().mlp(config, sizes, layer)
+        return _sparse(config, sizes, whole(config, "moe_intermediate_size"))
+
+
+class LLaDAMoE(QwenModel):
+    """LLaDA-MoE: the layers of Qwen3-MoE with bidirectional attention. Row i predicts token i."""
+
+    architecture = "llada_moe"
+    title = "LLaDA-MoE"
+    eps = 1e-5
+    default_mask = 156895
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        refused = ("clip_qkv", "shared_expert_intermediate_size", "router_num_group", "router_topk_group")
+        only(config, dict.fromkeys(refused), self.title)
+        only(config, {"moe_router_score_function": "softmax", "moe_router_enable_expert_bias": False}, self.title)
+        only(config, {"routed_scaling_factor": 1}, self.title)
+        self.head_norms = flag(config, "qk_layernorm")
+        super().__init__(config)
+
+    def mlp(self, config: Mapping[str, Any], sizes: Sizes, layer: int) -> nn.Module:
+        sparse = config.get("moe_layer_freq") or [1] * sizes.layers
+        if not isinstance(sparse, list) or len(sparse) != sizes.layers:
+            expected = f"which should be a list of {sizes.layers} numbers"
+            raise D5P4Error(f"config.json has moe_layer_freq={sparse!r}, {expected}")
+        if sparse[layer] != 1:
+            return MLP(sizes.width, whole(config, "dense_intermediate_size"))
+        return _sparse(config, sizes, whole(config, "expert_intermediate_size"))
+
+
+def _sparse(config: Mapping[str, Any], sizes: Sizes, inner: int) -> SparseMLP:
+    experts = whole(config, "num_experts")
+    chosen = whole(config, "num_experts_per_tok", most=experts)
+    router = SoftmaxRouter(sizes.width, experts, chosen, flag(config, "norm_topk_prob"))
+    return SparseMLP(router, experts, sizes.width, inner)
+
+
 class FastDLLM(QwenModel):
     """Fast-dLLM v2: Qwen2 with block-causal attention. Row i - 1 of the body predicts token i, also across blocks."""
 
@@ -148,15 +183,14 @@ class FastDLLM(QwenModel):
     default_block = 32
 
 
-def rope_theta(config: Mapping[str, Any], title: str) -> float:
-    """Return the rotary base, from the key that transformers 4 writes or the table that transformers 5 writes."""
-    for key in ("rope_scaling", "rope_parameters"):
-        table = config.get(key) or {}
-        kind = table.get("rope_type", table.get("type", "default")) if isinstance(table, Mapping) else table
-        if kind != "default":
-            raise D5P4Error(
-                f"config.json has {key}={table!r}, but d5p4's {title} implements plain rotary positions only; "
-                "load the model with its own code and pass it to d5p4.wrap instead"
-            )
-    table = config.get("rope_parameters") or {}
-    return number(config if config.get("rope_theta") is not None else table, "rope_theta", 10000.0)
+def rotary_width(config: Mapping[str, Any], head_width: int, default: float = 1.0) -> int:
+    """Return the number of elements of a head that are rotated. Rotations need pairs, so the number is even."""
+    factor = number(config, "partial_rotary_factor", default)
+    width = int(head_width * factor)
+    if width % 2 or not 0 < width <= head_width:
+        raise D5P4Error(
+            f"config.json has partial_rotary_factor={factor:g}, so {width} of the {head_width} elements of a head are "
+            "rotated, but their number should be even and above 0"
+        )
+    only(config, {"rotary_dim": width}, "rotary positions")
+    return width
