@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..errors import D5P4Error
-from ..ops.body import add_rms_norm, rotate
+from ..ops.body import add_rms_norm, norm_rotate
 from ..ops.precision import working_dtype
 
 
@@ -79,7 +79,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, angles: Rotary, keys: Tens
 
     K (key heads) divides H (query heads). A tensor's heads lie side by side in memory, so transposing copies nothing.
     """
-    query, key = (rotate(x, *angles).transpose(1, 2) for x in (query, key))
+    query, key = (norm_rotate(x, None, 0.0, *angles).transpose(1, 2) for x in (query, key))
     value = value.unflatten(-1, (-1, angles.cos.shape[-1])).transpose(1, 2)
     copies = query.shape[1] // key.shape[1]
     shared = copies > 1 and keys is None and _flash_shares_heads(query, key, value)
