@@ -218,8 +218,8 @@ def attend_stored(
 def tile_sizes(tokens: int, copies: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
     """Return TOKENS, PACKED, OWN and STEP. They depend on the shape of one row, never on the number of rows.
 
-    A tile has at most 64 queries (the least for which Hopper's matrix units are fast). A block of 32 tokens then has one
-    tile per query head if heads have their own keys, so that 4 rows of 32 heads fill the GPU.
+    A tile has at most 64 queries (the least for which Hopper's matrix units are fast). If heads have their own keys, a
+    block of 32 tokens has one tile per query head, so that 4 rows of 32 heads fill the GPU.
     """
     most = 64 if dtype != torch.float32 else 32
     own = min(max(16, triton.next_power_of_2(tokens)), most)
