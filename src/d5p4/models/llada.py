@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..errors import D5P4Error
 from ..ops.body import silu_gate
 from .base import divides, flag, number, only, rope_theta, whole
-from .layers import Reading, RMSNorm, Transformer, per_head
+from .layers import Reading, RMSNorm, Transformer
 
 SUPPORTED = {
     "block_type": "llama",
@@ -37,8 +37,7 @@ UNUSED = ("alibi", "include_bias", "bias_for_layer_norm", "attention_layer_norm"
 class Block(nn.Module):
     def __init__(self, width: int, heads: int, kv_heads: int, inner: int, eps: float, qkv_bias: bool) -> None:
         super().__init__()
-        self.head_width = width // heads
-        kv_width = self.head_width * kv_heads
+        kv_width = width // heads * kv_heads
         self.attn_norm = RMSNorm(width, eps)
         self.q_proj = nn.Linear(width, width, bias=qkv_bias)
         self.k_proj = nn.Linear(width, kv_width, bias=qkv_bias)
@@ -54,8 +53,7 @@ class Block(nn.Module):
     ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
         """Return x and delta [R, T, D] after this block, and its keys and values. The next norm adds delta to x."""
         x, h = self.attn_norm(x, delta)
-        query, key, value = (per_head(f(h), self.head_width) for f in (self.q_proj, self.k_proj, self.v_proj))
-        mixed, pair = reading.attend(query, key, value, layer)
+        mixed, pair = reading.attend(self.q_proj(h), self.k_proj(h), self.v_proj(h), layer)
         x, h = self.ff_norm(x, self.attn_out(mixed))
         return x, self.ff_out(silu_gate(self.ff_proj(h), self.up_proj(h))), pair
 

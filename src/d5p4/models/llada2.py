@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..errors import D5P4Error
 from .base import block_length, divides, flag, number, only, rope_theta, whole
 from .experts import MLP, GroupRouter, SparseMLP
-from .layers import Reading, RMSNorm, Transformer, per_head
+from .layers import Reading, RMSNorm, Transformer
 from .qwen import Sizes, rotary_width
 
 SUPPORTED = {
@@ -29,8 +29,8 @@ SUPPORTED = {
 class Layer(nn.Module):
     def __init__(self, sizes: Sizes, head_norms: bool, mlp: nn.Module) -> None:
         super().__init__()
-        self.head_width, self.counts = sizes.head_width, (sizes.heads, sizes.kv_heads, sizes.kv_heads)
-        fused = nn.Linear(sizes.width, sum(self.counts) * sizes.head_width, bias=False)
+        self.outputs = [count * sizes.head_width for count in (sizes.heads, sizes.kv_heads, sizes.kv_heads)]
+        fused = nn.Linear(sizes.width, sum(self.outputs), bias=False)
         dense = nn.Linear(sizes.heads * sizes.head_width, sizes.width, bias=False)
         self.attention: Any = nn.ModuleDict({"query_key_value": fused, "dense": dense})
         if head_norms:
@@ -46,11 +46,9 @@ class Layer(nn.Module):
     ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
         """Return x and delta [R, T, D] after this layer, and its keys and values. The next norm adds delta to x."""
         x, h = self.input_layernorm(x, delta)
-        query, key, value = per_head(self.attention.query_key_value(h), self.head_width).split(self.counts, dim=2)
-        if self.head_norms:
-            query = self.attention.query_layernorm(query, None)[1]
-            key = self.attention.key_layernorm(key, None)[1]
-        mixed, pair = reading.attend(query, key, value, layer)
+        query, key, value = self.attention.query_key_value(h).split(self.outputs, dim=-1)
+        norms = (self.attention.query_layernorm, self.attention.key_layernorm) if self.head_norms else (None, None)
+        mixed, pair = reading.attend(query, key, value, layer, norms)
         x, h = self.post_attention_layernorm(x, self.attention.dense(mixed))
         return x, self.mlp(h), pair
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..errors import D5P4Error
 from .base import block_length, divides, flag, number, only, rope_theta, whole
 from .experts import MLP, SoftmaxRouter, SparseMLP
-from .layers import Reading, RMSNorm, Transformer, per_head
+from .layers import Reading, RMSNorm, Transformer
 
 
 class Layer(nn.Module):
@@ -24,7 +24,7 @@ class Layer(nn.Module):
         self.self_attn: Any = nn.ModuleDict({**linears, "o_proj": nn.Linear(width, sizes.width, bias=False)})
         if head_norms:
             self.self_attn.update({name: RMSNorm(sizes.head_width, sizes.eps) for name in ("q_norm", "k_norm")})
-        self.head_width, self.head_norms = sizes.head_width, head_norms
+        self.head_norms = head_norms
         self.mlp = mlp
         self.input_layernorm = RMSNorm(sizes.width, sizes.eps)
         self.post_attention_layernorm = RMSNorm(sizes.width, sizes.eps)
@@ -36,11 +36,8 @@ class Layer(nn.Module):
         attention = self.self_attn
         x, h = self.input_layernorm(x, delta)
         norms = (attention.q_norm, attention.k_norm) if self.head_norms else (None, None)
-        query, key = (
-            per_head(attention[name](h), self.head_width, norm)
-            for name, norm in zip(("q_proj", "k_proj"), norms, strict=True)
-        )
-        mixed, pair = reading.attend(query, key, per_head(attention.v_proj(h), self.head_width), layer)
+        query, key, value = (attention[name](h) for name in ("q_proj", "k_proj", "v_proj"))
+        mixed, pair = reading.attend(query, key, value, layer, norms)
         x, h = self.post_attention_layernorm(x, attention.o_proj(mixed))
         return x, self.mlp(h), pair
 
