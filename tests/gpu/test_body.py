@@ -76,7 +76,7 @@ def test_norm_rotate(heads, width, turned, dtype):
         normal, plain = both(norm_rotate, x.chunk(3, dim=-1)[1], factor, 1e-6, *angles, width)
         assert normal.is_contiguous() and normal.shape == (5, 83, heads, width) and normal.dtype == dtype
         off = (normal.double() - plain.double()).abs() / plain.double().abs().amax(-1, keepdim=True)
-        assert off.max() <= (2 if dtype in HALF else 8) * torch.finfo(dtype).eps
+        assert off.max() <= (4 if dtype in HALF else 8) * torch.finfo(dtype).eps
         if dtype in HALF:
             assert (normal == plain).float().mean() > 0.99
 

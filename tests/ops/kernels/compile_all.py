@@ -101,7 +101,8 @@ def stored_attention(kind, tokens, copies, width=128, stores=2, masked=True, pre
     if not masked:
         constants |= dict.fromkeys(("own", "hole_0", "hole_1"))
     types = {name: type for name, type in types.items() if name not in constants}
-    build(attention._attend_stored, 4, constants | {"PRECISION": precision}, **types)
+    warps = 8 if kind == "*fp32" else 4
+    build(attention._attend_stored, warps, constants | {"PRECISION": precision}, **types)
 
 
 if __name__ == "__main__":

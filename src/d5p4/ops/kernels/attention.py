@@ -209,7 +209,7 @@ def attend_stored(
             *(query, key, value, own, out, *parts, *[None] * 5 * absent),
             *(*steps, *[0] * 3 * absent, tokens, scale),
             *(key_heads, copies, *widths, *sizes, precision()),
-            num_warps=4,
+            num_warps=8 if query.dtype == torch.float32 else 4,  # exact products of float32 need many registers
             num_stages=3,
         )
     return out
