@@ -84,7 +84,7 @@ class LLaDA(Transformer):
         divides(config, "n_kv_heads", heads, kv_heads)
         self.rope_theta = rope_theta(config, self.title)
         self.max_length = whole(config, "max_sequence_length")
-        self.mask_id = whole(config, "mask_token_id", self.default_mask, least=0, most=vocabulary - 1)
+        self.mask_id = self.read_mask(config, vocabulary)
 
         self.cache_shape = (whole(config, "n_layers"), kv_heads, self.head_width)
         qkv_bias = flag(config, "include_qkv_bias")
