@@ -43,6 +43,7 @@ TRANSFORMERS_KEYS = {
     "mlp_hidden_size": "intermediate_size",
     "max_sequence_length": "max_position_embeddings",
     "weight_tying": "tie_word_embeddings",
+    "activation_type": "hidden_act",
 }
 SPREAD = 1.5  # standard deviation of the logits
 
