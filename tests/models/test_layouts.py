@@ -14,7 +14,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBl
 from d5p4.models import MDLM, load
 from d5p4.models.base import NativeModel
 from d5p4.models.checkpoint import fill, read_json
-from d5p4.models.experts import SoftmaxRouter, SparseMLP
+from d5p4.models.experts import Experts, SoftmaxRouter, SparseMLP
 from tests.checkpoints import WRITERS, write_dream, write_llada, write_mdlm
 from tests.models.references import PlainLLaDA2, PlainMDLM, causal_logits, llama_of, qwen2_of, qwen3_of
 
@@ -102,6 +102,18 @@ def test_experts_equal_those_of_transformers(normalised: bool) -> None:
     wanted = theirs(h)
     assert wanted.abs().max() > 0.1 and (ours(h) - wanted).abs().max() < 1e-6
     assert ours(h[:, :0]).shape == (2, 0, 16) and not ours.experts.recordable
+
+
+@pytest.mark.skipif(not hasattr(torch, "_grouped_mm"), reason="needs a torch with a grouped matrix product")
+def test_the_grouped_product_equals_the_loop() -> None:
+    """On CPU, torch runs the grouped product by a loop of its own; its contract is the same as on CUDA."""
+    torch.manual_seed(0)
+    experts = Experts(8, 16, 24).requires_grad_(False)
+    numbers = torch.tensor([0, 0, 2, 3, 3, 3, 6, 6])  # no tokens for the first, some and the last experts
+    rows = torch.randn(len(numbers), 16)
+    for shift in (0, 1):
+        grouped, looped = experts._grouped(rows, numbers + shift), experts._loop(rows, numbers + shift)
+        assert looped.std() > 0.01 and (grouped - looped).abs().max() < 1e-6
 
 
 def test_llada_with_qkv_bias(tmp_path: Path) -> None:
