@@ -63,17 +63,18 @@ def loglikelihood(
     block: int | None = getattr(model, "block", None)
     if block is None:
         return _bound(model, row, len(before), samples, seed, max_tokens_per_forward)
-    clean = model.body(row[None], None, Context(keep=True)) if getattr(model, "cache_shape", None) else None
+    body: Callable[..., Hidden] = model.body
+    clean = body(row[None], None, Context(keep=True)) if getattr(model, "cache_shape", None) else None
     total, start = 0.0, len(before)
     while start < len(row):
         end = min((start // block + 1) * block, len(row))
-        read = None if clean is None else _after(model, clean, start // block * block)
+        read = None if clean is None else _after(body, clean, start // block * block)
         total += _bound(model, row[:end], start, samples, seed, max_tokens_per_forward, read)
         start = end
     return total
 
 
-def _after(model: Model, clean: Hidden, begin: int) -> Callable[[Tensor], Tensor]:
+def _after(body: Callable[..., Hidden], clean: Hidden, begin: int) -> Callable[[Tensor], Tensor]:
     """Return a function from rows [R, T] to the states [R, T - begin, D] of their tokens from the position `begin`. The
     tokens before are those of a clean forward, whose keys and values are read instead."""
     assert clean.kept is not None
@@ -83,7 +84,7 @@ def _after(model: Model, clean: Hidden, begin: int) -> Callable[[Tensor], Tensor
         first = torch.full((len(tokens),), begin, device=tokens.device)
         stores = (Store(kv, torch.zeros_like(first), first),) if begin else ()
         edge = None if clean.edge is None else clean.states[:, begin].expand(len(tokens), -1)
-        return model.body(tokens[:, begin:], None, Context(first, stores, edge)).states
+        return body(tokens[:, begin:], None, Context(first, stores, edge)).states
 
     return read
 

@@ -18,6 +18,7 @@ from ..ops.vocab import logits_of
 from ..types import Context, Store
 from .base import NativeModel
 from .checkpoint import weight_files
+from .layers import Transformer
 from .load import Undrawn, find, load
 from .tokenizer import Tokenizer
 
@@ -96,7 +97,7 @@ def _stores(model: NativeModel, row: Tensor) -> list[CheckLine]:
     """Run the last tokens of the row again, with the keys and values of all others, and compare."""
     length = row.shape[1]
     start = length - MASKS if model.block is None else (length - 1) // model.block * model.block
-    if model.cache_shape is None or not start:
+    if not isinstance(model, Transformer) or not start:
         return []
     whole = model.body(row, None, Context(keep=True))
     assert whole.kept is not None
@@ -168,7 +169,7 @@ def _remote(name_or_path: str | Path, model: NativeModel, row: Tensor, logits: T
             f"({type(reason).__name__}: {reason}); the public models' code runs under 4.46 and 4.57"
         ) from reason
     theirs = getattr(output, "logits", output)[0]
-    if getattr(model, "shifted", False):
+    if isinstance(model, Transformer) and model.shifted:
         theirs = torch.cat((theirs[:1], theirs[:-1]))
     return _agreement("same as its own code", model, logits, theirs[-MASKS:].to(logits), "one prompt")
 
