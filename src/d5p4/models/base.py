@@ -90,6 +90,11 @@ class NativeModel(WithHead, nn.Module):
         """Return the hidden states of `tokens` [R, T] int64. `attention_mask` [R, T] is False at left padding."""
         raise NotImplementedError
 
+    def read_mask(self, config: Mapping[str, Any], vocabulary: int) -> int:
+        """Return the mask id in config.json, or else the usual id of the architecture if the vocabulary has it."""
+        usual = None if self.default_mask is None or self.default_mask >= vocabulary else self.default_mask
+        return whole(config, "mask_token_id", usual, least=0, most=vocabulary - 1)
+
     @property
     def recordable(self) -> bool:
         """Whether `body` never waits for the device, so that a CUDA graph can record it."""

@@ -67,31 +67,33 @@ class LLaDA(Transformer):
     head_name = "ff_out.weight"
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        config = _own_spelling(config)
         super().__init__(config)
-        only(config, {**SUPPORTED, **dict.fromkeys(UNUSED, False), "clip_qkv": None}, self.title)
-        width, heads = whole(config, "d_model"), whole(config, "n_heads")
-        kv_heads = whole(config, "n_kv_heads", 1 if config.get("multi_query_attention") else heads)
-        inner = whole(config, "mlp_hidden_size", whole(config, "mlp_ratio", 4) * width)
+        key = {own: _spelling(config, own, other) for own, other in SPELLINGS.items()}
+        supported = {key.get(name, name): value for name, value in SUPPORTED.items()}
+        only(config, {**supported, **dict.fromkeys(UNUSED, False), "clip_qkv": None}, self.title)
+        width, heads = whole(config, key["d_model"]), whole(config, key["n_heads"])
+        kv_heads = whole(config, key["n_kv_heads"], 1 if config.get("multi_query_attention") else heads)
+        inner = whole(config, key["mlp_hidden_size"], whole(config, "mlp_ratio", 4) * width)
         vocabulary = whole(config, "vocab_size")
         rows = whole(config, "embedding_size", vocabulary)
         if rows < vocabulary:
             raise D5P4Error(f"config.json has embedding_size={rows}, fewer than its vocab_size={vocabulary}")
         eps = number(config, "rms_norm_eps", 1e-5)
-        self.head_width = self.rotary_width = divides(config, "n_heads", width, heads)
-        divides(config, "n_kv_heads", heads, kv_heads)
+        self.head_width = self.rotary_width = divides(config, key["n_heads"], width, heads)
+        only(config, {"head_dim": self.head_width}, self.title)
+        divides(config, key["n_kv_heads"], heads, kv_heads)
         self.rope_theta = rope_theta(config, self.title)
-        self.max_length = whole(config, "max_sequence_length")
-        self.mask_id = whole(config, "mask_token_id", self.default_mask, least=0, most=vocabulary - 1)
+        self.max_length = whole(config, key["max_sequence_length"])
+        self.mask_id = self.read_mask(config, vocabulary)
 
-        self.cache_shape = (whole(config, "n_layers"), kv_heads, self.head_width)
-        qkv_bias = flag(config, "include_qkv_bias")
+        self.cache_shape = (whole(config, key["n_layers"]), kv_heads, self.head_width)
+        qkv_bias = flag(config, key["include_qkv_bias"])
         self.wte = nn.Embedding(rows, width)
         self.blocks = nn.ModuleList(
             Block(width, heads, kv_heads, inner, eps, qkv_bias) for _ in range(self.cache_shape[0])
         )
         self.ln_f = RMSNorm(width, eps)
-        self.ff_out = None if flag(config, "weight_tying") else nn.Linear(width, rows, bias=False)
+        self.ff_out = None if flag(config, key["weight_tying"]) else nn.Linear(width, rows, bias=False)
         self.ban()
 
     @property
@@ -110,7 +112,6 @@ class ILLaDA(LLaDA):
     default_mask = 5
 
 
-def _own_spelling(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config with LLaDA's keys, where it has only those of transformers."""
-    own = {key: config[other] for key, other in SPELLINGS.items() if other in config and config.get(key) is None}
-    return {**config, **own}
+def _spelling(config: Mapping[str, Any], own: str, other: str) -> str:
+    """Return the key that config.json has: LLaDA's own, or the one of transformers."""
+    return other if config.get(own) is None and config.get(other) is not None else own

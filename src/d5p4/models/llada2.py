@@ -5,25 +5,16 @@ LLaDA2.1 may also replace tokens that it has revealed. That rule is part of its 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
 from ..errors import D5P4Error
-from .base import block_length, divides, flag, number, only, rope_theta, whole
-from .experts import MLP, GroupRouter, SparseMLP
-from .layers import Reading, RMSNorm, Transformer
-from .qwen import Sizes, rotary_width
-
-SUPPORTED = {
-    "hidden_act": "silu",
-    "score_function": "sigmoid",
-    "norm_topk_prob": True,
-    "use_bias": False,
-    "use_qkv_bias": False,
-    "norm_head": False,
-}
+from .base import divides, flag, number, whole
+from .experts import GroupRouter, SparseMLP
+from .layers import Reading, RMSNorm
+from .qwen import QwenModel, Sizes
 
 
 class Layer(nn.Module):
@@ -53,59 +44,45 @@ class Layer(nn.Module):
         return x, self.mlp(h), pair
 
 
-class LLaDA2(Transformer):
-    """The LLaDA2 model. States and features are both the rows after the last norm."""
+class LLaDA2(QwenModel):
+    """The LLaDA2 model. Row i predicts token i."""
 
     architecture = "llada2_moe"
     title = "LLaDA2"
-    prefix = ""
-    head_name = "lm_head.weight"
+    embedding_name = "word_embeddings"
+    supported = {
+        "score_function": "sigmoid",
+        "norm_topk_prob": True,
+        "use_bias": False,
+        "use_qkv_bias": False,
+        "norm_head": False,
+    }
+    rotated_share = 0.5
     wide = ("gate.expert_bias",)
     default_mask = 156895
     block_keys = ("block_length", "block_size")
     default_block = 32
 
     def __init__(self, config: Mapping[str, Any]) -> None:
+        self.head_norms = config.get("use_qk_norm") is None or flag(config, "use_qk_norm")
         super().__init__(config)
-        only(config, SUPPORTED, self.title)
-        sizes = Sizes(config)
-        self.head_width = sizes.head_width
-        self.rotary_width = rotary_width(config, sizes.head_width, 0.5)
-        self.rope_theta = rope_theta(config, self.title)
-        self.cache_shape = (sizes.layers, sizes.kv_heads, sizes.head_width)
-        self.block = block_length(config, self.block_keys, self.default_block)
-        self.max_length = whole(config, "max_position_embeddings")
-        self.mask_id = whole(config, "mask_token_id", self.default_mask, least=0, most=sizes.vocabulary - 1)
 
-        norms = config.get("use_qk_norm") is None or flag(config, "use_qk_norm")
-        layers = [Layer(sizes, norms, _mlp(config, sizes.width, i)) for i in range(sizes.layers)]
-        embedding, norm = nn.Embedding(sizes.vocabulary, sizes.width), RMSNorm(sizes.width, sizes.eps)
-        self.model: Any = nn.ModuleDict({"word_embeddings": embedding, "layers": nn.ModuleList(layers), "norm": norm})
-        tied = flag(config, "tie_word_embeddings")
-        self.lm_head = None if tied else nn.Linear(sizes.width, sizes.vocabulary, bias=False)
-        self.ban()
+    def layer(self, sizes: Sizes, mlp: nn.Module) -> nn.Module:
+        return Layer(sizes, self.head_norms, mlp)
 
-    @property
-    def unembedding(self) -> tuple[Tensor, Tensor | None]:
-        return (self.model.word_embeddings if self.lm_head is None else self.lm_head).weight, None
-
-    def parts(self) -> tuple[nn.Module, Iterable[nn.Module], RMSNorm]:
-        return self.model.word_embeddings, self.model.layers, self.model.norm
-
-
-def _mlp(config: Mapping[str, Any], width: int, layer: int) -> nn.Module:
-    if layer < whole(config, "first_k_dense_replace", 0, least=0):
-        return MLP(width, whole(config, "intermediate_size"))
-    experts, inner = whole(config, "num_experts"), whole(config, "moe_intermediate_size")
-    groups = whole(config, "n_group", 1)
-    best_groups = whole(config, "topk_group", groups, most=groups)
-    size = divides(config, "n_group", experts, groups)
-    chosen = whole(config, "num_experts_per_tok", most=best_groups * size)
-    bias = config.get("moe_router_enable_expert_bias") is None or flag(config, "moe_router_enable_expert_bias")
-    scale = number(config, "routed_scaling_factor", 1.0)
-    shared = whole(config, "num_shared_experts", 0, least=0)
-    if shared and config.get("moe_shared_expert_intermediate_size") not in (None, inner):
-        size = config["moe_shared_expert_intermediate_size"]
-        raise D5P4Error(f"config.json has moe_shared_expert_intermediate_size={size!r}, which should be {inner}")
-    router = GroupRouter(width, experts, chosen, groups, best_groups, scale, bias)
-    return SparseMLP(router, experts, width, inner, shared * inner)
+    def mlp(self, config: Mapping[str, Any], sizes: Sizes, layer: int) -> nn.Module:
+        if layer < whole(config, "first_k_dense_replace", 0, least=0):
+            return super().mlp(config, sizes, layer)
+        experts, inner = whole(config, "num_experts"), whole(config, "moe_intermediate_size")
+        groups = whole(config, "n_group", 1)
+        best_groups = whole(config, "topk_group", groups, most=groups)
+        size = divides(config, "n_group", experts, groups)
+        chosen = whole(config, "num_experts_per_tok", most=best_groups * size)
+        bias = config.get("moe_router_enable_expert_bias") is None or flag(config, "moe_router_enable_expert_bias")
+        scale = number(config, "routed_scaling_factor", 1.0)
+        shared = whole(config, "num_shared_experts", 0, least=0)
+        if shared and config.get("moe_shared_expert_intermediate_size") not in (None, inner):
+            size = config["moe_shared_expert_intermediate_size"]
+            raise D5P4Error(f"config.json has moe_shared_expert_intermediate_size={size!r}, which should be {inner}")
+        router = GroupRouter(sizes.width, experts, chosen, groups, best_groups, scale, bias)
+        return SparseMLP(router, experts, sizes.width, inner, shared * inner)

@@ -61,33 +61,42 @@ class Sizes:
 
 
 class QwenModel(Transformer):
-    """The common parts of the models in this file. States and features are both the rows after the last norm."""
+    """The common parts of models whose config.json has the keys of Qwen2 or Qwen3.
+
+    States and features are both the rows after the last norm.
+    """
 
     prefix = ""
     head_name = "lm_head.weight"
+    embedding_name: ClassVar[str] = "embed_tokens"
+    supported: ClassVar[Mapping[str, Any]] = {}  # the only values of keys that the code implements
     bias: ClassVar[bool] = False
     head_norms: bool = False
+    rotated_share: ClassVar[float] = 1.0  # the share of a head that is rotated, if config.json does not say it
     eps: ClassVar[float] = 1e-6
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__(config)
-        only(config, {"hidden_act": "silu", "use_sliding_window": False, "use_mrope": False}, self.title)
-        only(config, {"attention_bias": self.bias}, self.title)
+        only(config, {"hidden_act": "silu", "use_sliding_window": False, **self.supported}, self.title)
         sizes = Sizes(config, self.eps)
         self.head_width = sizes.head_width
-        self.rotary_width = rotary_width(config, sizes.head_width)
+        self.rotary_width = rotary_width(config, sizes.head_width, self.rotated_share)
         self.rope_theta = rope_theta(config, self.title)
         self.cache_shape = (sizes.layers, sizes.kv_heads, sizes.head_width)
         self.block = block_length(config, self.block_keys, self.default_block)
         self.max_length = whole(config, "max_position_embeddings")
-        self.mask_id = whole(config, "mask_token_id", self.default_mask, least=0, most=sizes.vocabulary - 1)
+        self.mask_id = self.read_mask(config, sizes.vocabulary)
 
-        layers = [Layer(sizes, self.bias, self.head_norms, self.mlp(config, sizes, i)) for i in range(sizes.layers)]
+        layers = [self.layer(sizes, self.mlp(config, sizes, i)) for i in range(sizes.layers)]
         embedding, norm = nn.Embedding(sizes.vocabulary, sizes.width), RMSNorm(sizes.width, sizes.eps)
-        self.model: Any = nn.ModuleDict({"embed_tokens": embedding, "layers": nn.ModuleList(layers), "norm": norm})
+        parts = {self.embedding_name: embedding, "layers": nn.ModuleList(layers), "norm": norm}
+        self.model: Any = nn.ModuleDict(parts)
         tied = flag(config, "tie_word_embeddings")
         self.lm_head = None if tied else nn.Linear(sizes.width, sizes.vocabulary, bias=False)
         self.ban()
+
+    def layer(self, sizes: Sizes, mlp: nn.Module) -> nn.Module:
+        return Layer(sizes, self.bias, self.head_norms, mlp)
 
     def mlp(self, config: Mapping[str, Any], sizes: Sizes, layer: int) -> nn.Module:
         """Return the part of a layer that follows the attention."""
@@ -95,10 +104,10 @@ class QwenModel(Transformer):
 
     @property
     def unembedding(self) -> tuple[Tensor, Tensor | None]:
-        return (self.model.embed_tokens if self.lm_head is None else self.lm_head).weight, None
+        return (self.model[self.embedding_name] if self.lm_head is None else self.lm_head).weight, None
 
     def parts(self) -> tuple[nn.Module, Iterable[nn.Module], RMSNorm]:
-        return self.model.embed_tokens, self.model.layers, self.model.norm
+        return self.model[self.embedding_name], self.model.layers, self.model.norm
 
 
 class Dream(QwenModel):
@@ -106,6 +115,7 @@ class Dream(QwenModel):
 
     architecture = "dream"
     title = "Dream"
+    supported = {"use_mrope": False}
     bias = True
     shifted = True
 
@@ -115,6 +125,7 @@ class SDAR(QwenModel):
 
     architecture = "sdar"
     title = "SDAR"
+    supported = {"attention_bias": False}
     head_norms = True
     mask_text = "<|MASK|>"
     default_mask = 151669
@@ -140,14 +151,20 @@ class LLaDAMoE(QwenModel):
 
     architecture = "llada_moe"
     title = "LLaDA-MoE"
+    supported = {
+        "attention_bias": False,
+        "clip_qkv": None,
+        "shared_expert_intermediate_size": None,
+        "router_num_group": None,
+        "router_topk_group": None,
+        "routed_scaling_factor": 1,
+        "moe_router_score_function": "softmax",
+        "moe_router_enable_expert_bias": False,
+    }
     eps = 1e-5
     default_mask = 156895
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        refused = ("clip_qkv", "shared_expert_intermediate_size", "router_num_group", "router_topk_group")
-        only(config, dict.fromkeys(refused), self.title)
-        only(config, {"moe_router_score_function": "softmax", "moe_router_enable_expert_bias": False}, self.title)
-        only(config, {"routed_scaling_factor": 1}, self.title)
         self.head_norms = flag(config, "qk_layernorm")
         super().__init__(config)
 
@@ -159,13 +176,6 @@ class LLaDAMoE(QwenModel):
         if sparse[layer] != 1:
             return MLP(sizes.width, whole(config, "dense_intermediate_size"))
         return _sparse(config, sizes, whole(config, "expert_intermediate_size"))
-
-
-def _sparse(config: Mapping[str, Any], sizes: Sizes, inner: int) -> SparseMLP:
-    experts = whole(config, "num_experts")
-    chosen = whole(config, "num_experts_per_tok", most=experts)
-    router = SoftmaxRouter(sizes.width, experts, chosen, flag(config, "norm_topk_prob"))
-    return SparseMLP(router, experts, sizes.width, inner)
 
 
 class FastDLLM(QwenModel):
@@ -180,7 +190,14 @@ class FastDLLM(QwenModel):
     default_block = 32
 
 
-def rotary_width(config: Mapping[str, Any], head_width: int, default: float = 1.0) -> int:
+def _sparse(config: Mapping[str, Any], sizes: Sizes, inner: int) -> SparseMLP:
+    experts = whole(config, "num_experts")
+    chosen = whole(config, "num_experts_per_tok", most=experts)
+    router = SoftmaxRouter(sizes.width, experts, chosen, flag(config, "norm_topk_prob"))
+    return SparseMLP(router, experts, sizes.width, inner)
+
+
+def rotary_width(config: Mapping[str, Any], head_width: int, default: float) -> int:
     """Return the number of elements of a head that are rotated. Rotations need pairs, so the number is even."""
     factor = number(config, "partial_rotary_factor", default)
     width = int(head_width * factor)
