@@ -25,6 +25,7 @@ LLADA_SPECIALS = (
     "<|mdm_mask|>",
 )
 DREAM_SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|beginoftext|>", "<|mask|>")
+SDAR_SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|MASK|>")
 LLADA_CHAT = (
     "{{ bos_token }}{% for m in messages %}<|start_header_id|>{{ m['role'] }}<|end_header_id|>\n\n"
     "{{ m['content'] | trim }}<|eot_id|>{% endfor %}"
@@ -109,11 +110,54 @@ def write_dream(
     **overrides: Any,
 ) -> Path:
     """A Dream folder with Qwen2-style tokenizer files; its last two ids have no token."""
-    size = len(TINY_TEXT) + len(DREAM_SPECIALS) + 2
-    ids = {text: len(TINY_TEXT) + i for i, text in enumerate(DREAM_SPECIALS)}
+    names = {"architectures": ["DreamModel"], "model_type": "Dream", "bos_token": "<|beginoftext|>"}
+    return _write_qwen(folder, names, DREAM_SPECIALS, seed, dtype, shards, chat, generation, overrides)
+
+
+def write_sdar(
+    folder: str | Path,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    shards: int = 1,
+    chat: bool = False,
+    generation: dict[str, Any] | None = None,
+    **overrides: Any,
+) -> Path:
+    """An SDAR folder in blocks of 4; as in public ones, neither block length nor mask id need be in config.json."""
+    names = {"architectures": ["SDARForCausalLM"], "model_type": "sdar", "head_dim": 12, "mask_token_id": None}
+    return _write_qwen(folder, names, SDAR_SPECIALS, seed, dtype, shards, chat, generation, overrides)
+
+
+def write_fast_dllm(
+    folder: str | Path,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    shards: int = 1,
+    chat: bool = False,
+    generation: dict[str, Any] | None = None,
+    **overrides: Any,
+) -> Path:
+    """A folder of Fast-dLLM v2 in blocks of 4."""
+    names = {"architectures": ["Fast_dLLM_QwenForCausalLM"], "model_type": "Fast_dLLM_Qwen", "bd_size": 4}
+    return _write_qwen(folder, names, DREAM_SPECIALS, seed, dtype, shards, chat, generation, overrides)
+
+
+def _write_qwen(
+    folder: str | Path,
+    names: dict[str, Any],
+    specials: tuple[str, ...],
+    seed: int,
+    dtype: torch.dtype,
+    shards: int,
+    chat: bool,
+    generation: dict[str, Any] | None,
+    overrides: dict[str, Any],
+) -> Path:
+    size = len(TINY_TEXT) + len(specials) + 2
+    ids = {text: len(TINY_TEXT) + i for i, text in enumerate(specials)}
     config: dict[str, Any] = {
-        "architectures": ["DreamModel"],
-        "model_type": "Dream",
         "hidden_act": "silu",
         "hidden_size": 32,
         "num_hidden_layers": 2,
@@ -128,20 +172,26 @@ def write_dream(
         "sliding_window": None,
         "tie_word_embeddings": False,
         "max_position_embeddings": 128,
-        "mask_token_id": ids["<|mask|>"],
+        "mask_token_id": ids[specials[-1]],
         "eos_token_id": ids["<|endoftext|>"],
         "pad_token_id": ids["<|endoftext|>"],
+        **names,
         **overrides,
     }
     d, f, v = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
-    kv = d // config["num_attention_heads"] * config["num_key_value_heads"]
+    width = config.get("head_dim") or d // config["num_attention_heads"]
+    q, kv = width * config["num_attention_heads"], width * config["num_key_value_heads"]
+    qwen3 = config["model_type"].startswith("sdar")
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (v, d), "model.norm.weight": (d,)}
     for i in range(config["num_hidden_layers"]):
         layer: dict[str, tuple[int, ...]] = {"input_layernorm.weight": (d,), "post_attention_layernorm.weight": (d,)}
-        layer |= {"self_attn.q_proj.weight": (d, d), "self_attn.q_proj.bias": (d,)}
-        layer |= {f"self_attn.{name}_proj.weight": (kv, d) for name in "kv"}
-        layer |= {f"self_attn.{name}_proj.bias": (kv,) for name in "kv"}
-        layer |= {"self_attn.o_proj.weight": (d, d), "mlp.gate_proj.weight": (f, d)}
+        outputs = {"q": q, "k": kv, "v": kv}
+        layer |= {f"self_attn.{name}_proj.weight": (n, d) for name, n in outputs.items()}
+        if qwen3:
+            layer |= {f"self_attn.{name}_norm.weight": (width,) for name in "qk"}
+        else:
+            layer |= {f"self_attn.{name}_proj.bias": (n,) for name, n in outputs.items()}
+        layer |= {"self_attn.o_proj.weight": (d, q), "mlp.gate_proj.weight": (f, d)}
         layer |= {"mlp.up_proj.weight": (f, d), "mlp.down_proj.weight": (d, f)}
         shapes |= {f"model.layers.{i}.{name}": shape for name, shape in layer.items()}
     if not config["tie_word_embeddings"]:
@@ -154,7 +204,8 @@ def write_dream(
     _json(folder / "added_tokens.json", ids)
     decoder = {str(i): {"content": text, "special": True, "normalized": False} for text, i in ids.items()}
     settings: dict[str, Any] = {"tokenizer_class": "DreamTokenizer", "added_tokens_decoder": decoder}
-    settings |= {"eos_token": "<|endoftext|>", "bos_token": "<|beginoftext|>", "mask_token": "<|mask|>"}
+    settings |= {"eos_token": "<|endoftext|>", "mask_token": specials[-1]}
+    settings |= {"bos_token": names["bos_token"]} if "bos_token" in names else {}
     _json(folder / "tokenizer_config.json", settings | ({"chat_template": DREAM_CHAT} if chat else {}))
     return folder
 

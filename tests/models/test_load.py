@@ -109,8 +109,6 @@ def test_unknown_architectures(tmp_path: Path) -> None:
         ("llada_moe", ["LLaDAMoEModelLM"], "LLaDA-MoE"),
         ("llada2_moe", ["LLaDA2MoeModelLM"], "LLaDA2"),
         ("llada", ["LLaDAMoEModel"], "LLaDA-MoE"),
-        ("sdar", ["SDARForCausalLM"], "SDAR, a block-causal diffusion model, which d5p4 does not support yet"),
-        ("Fast_dLLM_Qwen", ["Fast_dLLM_QwenForCausalLM"], "Fast-dLLM v2, a block-causal"),
         ("illada", ["ILLaDAForCausalLM"], "iLLaDA, a diffusion model"),
         ("diffusion_gemma", ["DiffusionGemmaForBlockDiffusion"], "DiffusionGemma, a diffusion model"),
         (None, [], "d5p4 loads MDLM"),

@@ -5,9 +5,7 @@ import json
 import pytest
 import torch
 
-from d5p4.models.dream import Dream
-from d5p4.models.llada import LLaDA
-from d5p4.models.mdlm import MDLM
+from d5p4.models import MDLM, Dream, LLaDA
 
 MDLM_OWT = """{"vocab_size": 50258, "model_length": 1024, "hidden_dim": 768, "cond_dim": 128, "n_blocks": 12,
     "n_heads": 12, "dropout": 0.1, "time_conditioning": false}"""

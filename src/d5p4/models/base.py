@@ -65,6 +65,10 @@ class NativeModel(WithHead, nn.Module):
     prefix: ClassVar[str]
     head_name: ClassVar[str]  # the head's weight; a checkpoint may store it even if it equals the embedding
     reads_wide: ClassVar[bool] = False  # whether weights are first read in float32 or wider, then converted
+    default_mask: ClassVar[int | None] = None  # the mask id, if config.json and the tokenizer do not name it
+    mask_text: ClassVar[str | None] = None  # the string of the mask token, if config.json may lack the mask id
+    block_keys: ClassVar[tuple[str, ...]] = ()  # the keys of config.json for the block length, the strongest first
+    default_block: ClassVar[int | None] = None
     block: int | None = None  # the number of tokens per block of a model with block-causal attention
     cache_shape: tuple[int, int, int] | None = None  # layers, key heads and head width, if `body` takes a context
     recordable = True  # `body` never waits for the device, so a CUDA graph can record it
@@ -154,6 +158,12 @@ def flag(config: Config, key: str) -> bool:
     if not isinstance(value, bool | None):
         raise D5P4Error(f"config.json has {key}={value!r}, which should be true or false")
     return bool(value)
+
+
+def block_length(config: Config, keys: Sequence[str], default: int | None) -> int | None:
+    """Return the number of tokens per block from the first of these keys that is there, or else the default."""
+    key = next((key for key in keys if config.get(key) is not None), None)
+    return default if key is None else whole(config, key)
 
 
 def only(config: Config, supported: Mapping[str, Any], architecture: str) -> None:

@@ -1,12 +1,13 @@
-"""The parts that the three architectures share: norms, rotary positions, and attention over left-padded rows.
+"""The parts that the architectures share: norms, rotary positions, attention, and the body of a transformer.
 
 Norms and rotations run in float32, or in the dtype of the rows if that is wider.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +15,11 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..errors import D5P4Error
+from ..ops.attention import attend_stored
 from ..ops.body import add_rms_norm, rotate
 from ..ops.precision import working_dtype
+from ..types import Context, Hidden
+from .base import NativeModel
 
 
 class RMSNorm(nn.Module):
@@ -38,24 +42,45 @@ class Padding(NamedTuple):
     """The positions and attention masks of a batch whose rows are padded on the left."""
 
     positions: Tensor  # [R or 1, T], counted from the first token that is not padding
-    keys: Tensor | None  # [R, 1, 1, T] bool, True at positions that attention may read; None means all positions
+    keys: Tensor | None  # [R or 1, 1, T or 1, T] bool, True at keys that a query may read; None means all keys
     first: Tensor | None  # [R, T] bool, True at each row's first token that is not padding; None means column 0
 
 
-def read_padding(tokens: Tensor, attention_mask: Tensor | None) -> Padding:
-    """Return the `Padding` of a batch of tokens [R, T], read from attention_mask [R, T]."""
-    if attention_mask is not None:
-        if attention_mask.shape != tokens.shape:
-            shapes = f"{tuple(attention_mask.shape)}, but tokens have {tuple(tokens.shape)}"
-            raise D5P4Error(f"attention_mask has shape {shapes}: give one entry per token")
-        real = attention_mask.to(device=tokens.device, dtype=torch.bool)
-        # On a GPU we assume that there is padding: to read the mask, the CPU would have to wait for the GPU.
-        if real.device.type != "cpu" or not bool(real.all()):
-            count = real.long().cumsum(-1)
-            # A row that is all padding attends to all its positions, because a softmax over no position would be NaN.
-            keys = real | ~real.any(-1, keepdim=True)
-            return Padding((count - 1).clamp_min(0), keys[:, None, None, :], real & (count == 1))
-    return Padding(torch.arange(tokens.shape[1], device=tokens.device)[None], None, None)
+def read_padding(tokens: Tensor, attention_mask: Tensor | None, block: int | None = None) -> Padding:
+    """Return the `Padding` of a batch of tokens [R, T], read from attention_mask [R, T].
+
+    With `block`, a query reads only keys of its own block of so many positions and of earlier blocks.
+    """
+    real = _real(tokens, attention_mask)
+    # On a GPU we assume that there is padding: to read the mask, the CPU would have to wait for the GPU.
+    if real is not None and (real.device.type != "cpu" or not bool(real.all())):
+        count = real.long().cumsum(-1)
+        # A row that is all padding attends to all its positions, because a softmax over no position would be NaN.
+        keys = (real | ~real.any(-1, keepdim=True))[:, None, None, :]
+        padding = Padding((count - 1).clamp_min(0), keys, real & (count == 1))
+    else:
+        padding = Padding(torch.arange(tokens.shape[1], device=tokens.device)[None], None, None)
+    if block is None or block >= tokens.shape[1]:
+        return padding
+    number = padding.positions // block
+    earlier = (number[:, None, :] <= number[:, :, None])[:, None]
+    return padding._replace(keys=earlier if padding.keys is None else earlier & padding.keys)
+
+
+def read_part(tokens: Tensor, attention_mask: Tensor | None, first: Tensor) -> Padding:
+    """Return the `Padding` of tokens [R, S] that are parts of longer rows and start at the positions first [R]."""
+    real = _real(tokens, attention_mask)
+    positions = first[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
+    return Padding(positions, None if real is None else (real | ~real.any(-1, keepdim=True))[:, None, None, :], None)
+
+
+def _real(tokens: Tensor, attention_mask: Tensor | None) -> Tensor | None:
+    if attention_mask is None:
+        return None
+    if attention_mask.shape != tokens.shape:
+        shapes = f"{tuple(attention_mask.shape)}, but tokens have {tuple(tokens.shape)}"
+        raise D5P4Error(f"attention_mask has shape {shapes}: give one entry per token")
+    return attention_mask.to(device=tokens.device, dtype=torch.bool)
 
 
 class Rotary(NamedTuple):
@@ -75,12 +100,17 @@ def rotary(positions: Tensor, width: int, base: float, dtype: torch.dtype) -> Ro
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, angles: Rotary, keys: Tensor | None) -> Tensor:
-    """Return [R, T, H * d], the bidirectional attention of query [R, T, H * d] over key and value [R, T, K * d].
+    """Return [R, T, H * d], the attention of query [R, T, H * d] over key and value [R, T, K * d], after rotation."""
+    query, key = (rotate(x, *angles) for x in (query, key))
+    return attend_rotated(query, key, value.unflatten(-1, (-1, angles.cos.shape[-1])), keys)
+
+
+def attend_rotated(query: Tensor, key: Tensor, value: Tensor, keys: Tensor | None) -> Tensor:
+    """Return [R, T, H * d], the attention of query [R, T, H, d] over key and value [R, T, K, d].
 
     K (key heads) divides H (query heads). A tensor's heads lie side by side in memory, so transposing copies nothing.
     """
-    query, key = (rotate(x, *angles).transpose(1, 2) for x in (query, key))
-    value = value.unflatten(-1, (-1, angles.cos.shape[-1])).transpose(1, 2)
+    query, key, value = (x.transpose(1, 2) for x in (query, key, value))
     copies = query.shape[1] // key.shape[1]
     shared = copies > 1 and keys is None and _flash_shares_heads(query, key, value)
     if copies > 1 and not shared:
@@ -88,6 +118,14 @@ def attend(query: Tensor, key: Tensor, value: Tensor, angles: Rotary, keys: Tens
         key, value = key.repeat_interleave(copies, dim=1), value.repeat_interleave(copies, dim=1)
     mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=keys, enable_gqa=shared)
     return mixed.transpose(1, 2).flatten(2)
+
+
+def rotate_heads(x: Tensor, angles: Rotary) -> Tensor:
+    """Rotate the first elements of every head in x [R, T, H, d], as many elements as the angles have."""
+    width = angles.cos.shape[-1]
+    if width == x.shape[-1]:
+        return rotate(x.flatten(2), *angles)
+    return torch.cat((rotate(x[..., :width].flatten(2), *angles), x[..., width:]), dim=-1)
 
 
 def any_shape() -> AbstractContextManager[None]:
@@ -103,3 +141,87 @@ def _flash_shares_heads(query: Tensor, key: Tensor, value: Tensor) -> bool:
         return False
     params = torch.backends.cuda.SDPAParams(query, key, value, None, 0.0, False, True)
     return torch.backends.cuda.can_use_flash_attention(params)
+
+
+class Reading(NamedTuple):
+    """What the tokens of a forward may read, in all layers."""
+
+    padding: Padding
+    angles: Rotary
+    own: Tensor | None  # [R, T] the attention mask as given
+    context: Context
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Rotate query [R, T, H, d] and key [R, T, K, d]. Return the attention [R, T, H * d], and key and value."""
+        query, key = rotate_heads(query, self.angles), rotate_heads(key, self.angles)
+        if self.context.stores:
+            mixed = attend_stored(query, key, value, self.own, self.context.stores, layer)
+        else:
+            mixed = attend_rotated(query, key, value, self.padding.keys)
+        return mixed, (key, value)
+
+
+class Transformer(NativeModel):
+    """A model whose body is a stack of layers between an embedding and a norm. The subclass sets the attributes.
+
+    A layer is called as `layer(x, delta, reading, number)`, where `delta` is a residual that is not yet added to x. It
+    returns the new x and delta, and its keys and values.
+    """
+
+    shifted: ClassVar[bool] = False  # whether the state of token i - 1 predicts token i
+    head_width: int
+    rotary_width: int  # so many elements of each head are rotated
+    rope_theta: float
+
+    def parts(self) -> tuple[nn.Module, Iterable[nn.Module], RMSNorm]:
+        """Return the embedding, the layers and the last norm."""
+        raise NotImplementedError
+
+    def body(self, tokens: Tensor, attention_mask: Tensor | None = None, context: Context | None = None) -> Hidden:
+        """Return the hidden states of `tokens` [R, T] int64. `attention_mask` [R, T] is False at padding, which is on
+        the left of whole rows, and on the right of parts of rows (see `Context`)."""
+        context = context or Context()
+        if context.first is None:
+            padding = read_padding(tokens, attention_mask, self.block)
+        else:
+            padding = read_part(tokens, attention_mask, context.first)
+        embedding, layers, norm = self.parts()
+        x, delta, kept = embedding(tokens), None, []
+        angles = rotary(padding.positions, self.rotary_width, self.rope_theta, x.dtype)
+        own = None if attention_mask is None else attention_mask.to(device=tokens.device, dtype=torch.bool)
+        reading = Reading(padding, angles, own, context)
+        with any_shape():
+            for number, layer in enumerate(layers):
+                x, delta, pair = layer(x, delta, reading, number)
+                if context.keep:
+                    kept.append(pair)
+        _, x = norm(x, delta)
+        edge = None
+        if self.shifted:
+            edge = _last(x, own) if context.keep else None
+            x = shift_right(x, padding, context)
+        return Hidden(x, x, kept if context.keep else None, edge)
+
+
+def shift_right(x: Tensor, padding: Padding, context: Context | None = None) -> Tensor:
+    """Move the states x [R, T, D] right by one position. The first state after the padding also stays in its place,
+    unless the context has the state before it."""
+    front = x[:, :1]
+    if context is not None and context.first is not None and context.edge is not None:
+        front = torch.where((context.first == 0)[:, None, None], front, context.edge[:, None])
+    shifted = torch.cat((front, x[:, :-1]), dim=1)
+    return shifted if padding.first is None else torch.where(padding.first[..., None], x, shifted)
+
+
+def _last(x: Tensor, own: Tensor | None) -> Tensor:
+    """Return the state [R, D] of the last token of each row that is not padding."""
+    if own is None:
+        return x[:, -1]
+    column = torch.arange(x.shape[1], device=x.device).where(own, 0).amax(-1)
+    return x[torch.arange(len(x), device=x.device), column]
+
+
+def per_head(x: Tensor, width: int, norm: Any = None) -> Tensor:
+    """Split x [R, T, H * d] into heads [R, T, H, d] of this width, and apply the norm to each head."""
+    x = x.unflatten(-1, (-1, width))
+    return x if norm is None else norm(x, None)[1]

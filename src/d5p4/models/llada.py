@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
 from ..errors import D5P4Error
 from ..ops.body import silu_gate
-from ..types import Hidden
-from .base import NativeModel, divides, flag, number, only, whole
-from .layers import Padding, RMSNorm, Rotary, any_shape, attend, read_padding, rotary
+from .base import divides, flag, number, only, whole
+from .layers import Reading, RMSNorm, Transformer, per_head
 
 SUPPORTED = {
     "block_type": "llama",
@@ -27,7 +26,8 @@ UNUSED = ("alibi", "include_bias", "bias_for_layer_norm", "attention_layer_norm"
 class Block(nn.Module):
     def __init__(self, width: int, heads: int, kv_heads: int, inner: int, eps: float, qkv_bias: bool) -> None:
         super().__init__()
-        kv_width = width // heads * kv_heads
+        self.head_width = width // heads
+        kv_width = self.head_width * kv_heads
         self.attn_norm = RMSNorm(width, eps)
         self.q_proj = nn.Linear(width, width, bias=qkv_bias)
         self.k_proj = nn.Linear(width, kv_width, bias=qkv_bias)
@@ -38,15 +38,18 @@ class Block(nn.Module):
         self.up_proj = nn.Linear(width, inner, bias=False)
         self.ff_out = nn.Linear(inner, width, bias=False)
 
-    def forward(self, x: Tensor, delta: Tensor | None, angles: Rotary, padding: Padding) -> tuple[Tensor, Tensor]:
-        """Return x and delta [R, T, D] after this block. `delta` is a residual that is not yet added to x."""
+    def forward(
+        self, x: Tensor, delta: Tensor | None, reading: Reading, layer: int
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+        """Return x and delta [R, T, D] after this block, and its keys and values. The next norm adds delta to x."""
         x, h = self.attn_norm(x, delta)
-        mixed = attend(self.q_proj(h), self.k_proj(h), self.v_proj(h), angles, padding.keys)
+        query, key, value = (per_head(f(h), self.head_width) for f in (self.q_proj, self.k_proj, self.v_proj))
+        mixed, pair = reading.attend(query, key, value, layer)
         x, h = self.ff_norm(x, self.attn_out(mixed))
-        return x, self.ff_out(silu_gate(self.ff_proj(h), self.up_proj(h)))
+        return x, self.ff_out(silu_gate(self.ff_proj(h), self.up_proj(h))), pair
 
 
-class LLaDA(NativeModel):
+class LLaDA(Transformer):
     """The LLaDA model. The hidden states after its last norm go to the head and also serve as features."""
 
     architecture = "llada"
@@ -64,16 +67,17 @@ class LLaDA(NativeModel):
         if rows < vocabulary:
             raise D5P4Error(f"config.json has embedding_size={rows}, fewer than its vocab_size={vocabulary}")
         eps = number(config, "rms_norm_eps", 1e-5)
-        self.head_width = divides(config, "n_heads", width, heads)
+        self.head_width = self.rotary_width = divides(config, "n_heads", width, heads)
         divides(config, "n_kv_heads", heads, kv_heads)
         self.rope_theta = number(config, "rope_theta", 10000.0)
         self.max_length = whole(config, "max_sequence_length")
         self.mask_id = whole(config, "mask_token_id", least=0, most=vocabulary - 1)
 
+        self.cache_shape = (whole(config, "n_layers"), kv_heads, self.head_width)
         qkv_bias = flag(config, "include_qkv_bias")
         self.wte = nn.Embedding(rows, width)
         self.blocks = nn.ModuleList(
-            Block(width, heads, kv_heads, inner, eps, qkv_bias) for _ in range(whole(config, "n_layers"))
+            Block(width, heads, kv_heads, inner, eps, qkv_bias) for _ in range(self.cache_shape[0])
         )
         self.ln_f = RMSNorm(width, eps)
         self.ff_out = None if flag(config, "weight_tying") else nn.Linear(width, rows, bias=False)
@@ -83,12 +87,5 @@ class LLaDA(NativeModel):
     def unembedding(self) -> tuple[Tensor, Tensor | None]:
         return (self.wte if self.ff_out is None else self.ff_out).weight, None
 
-    def body(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Hidden:
-        padding = read_padding(tokens, attention_mask)
-        x, delta = self.wte(tokens), None
-        angles = rotary(padding.positions, self.head_width, self.rope_theta, x.dtype)
-        with any_shape():
-            for block in self.blocks:
-                x, delta = block(x, delta, angles, padding)
-        _, x = self.ln_f(x, delta)
-        return Hidden(x, x)
+    def parts(self) -> tuple[nn.Module, Iterable[nn.Module], RMSNorm]:
+        return self.wte, self.blocks, self.ln_f

@@ -15,17 +15,26 @@ from ..errors import D5P4Error, nearest
 from ..ops.precision import working_dtype
 from .base import NativeModel
 from .checkpoint import fill, read_json, stored_dtype
-from .dream import Dream
 from .llada import LLaDA
 from .mdlm import MDLM
+from .qwen import SDAR, Dream, FastDLLM, QwenModel
 from .tokenizer import FILES, Tokenizer
 
-ARCHITECTURES: dict[str, type[NativeModel]] = {"mdlm": MDLM, "llada": LLaDA, "dream": Dream}
-CLASS_NAMES = {"mdlm": "mdlm", "llada": "llada", "lladamodel": "llada", "lladamodellm": "llada", "dream": "dream"}
-CLASS_NAMES |= {"dreammodel": "dream", "dreambasemodel": "dream"}
+ARCHITECTURES: dict[str, type[NativeModel]] = {kind.architecture: kind for kind in (MDLM, LLaDA, Dream, SDAR, FastDLLM)}
+CLASS_NAMES = {  # model_type and class names in small letters, and the architecture that they mean
+    "mdlm": "mdlm",
+    "llada": "llada",
+    "lladamodel": "llada",
+    "lladamodellm": "llada",
+    "dream": "dream",
+    "dreammodel": "dream",
+    "dreambasemodel": "dream",
+    "sdar": "sdar",
+    "sdarforcausallm": "sdar",
+    "fast_dllm_qwen": "fast_dllm",
+    "fast_dllm_qwenforcausallm": "fast_dllm",
+}
 NOT_YET = {  # the keys are parts of model_type or of a class name, in small letters without "_" and "-"
-    "sdar": "SDAR, a block-causal diffusion model",
-    "fastdllm": "Fast-dLLM v2, a block-causal diffusion model",
     "llada2": "LLaDA2, a block-causal diffusion model with experts",
     "lladamoe": "LLaDA-MoE, a diffusion model with experts",
     "illada": "iLLaDA, a diffusion model that follows LLaDA",
@@ -34,7 +43,7 @@ NOT_YET = {  # the keys are parts of model_type or of a class name, in small let
 }
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DTYPES |= {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-OPTIONS = ("device", "dtype", "tokenizer", "mapped", "torch_dtype", "device_map", "trust_remote_code")
+OPTIONS = ("device", "dtype", "tokenizer", "mapped", "block_length", "torch_dtype", "device_map", "trust_remote_code")
 QUANTISED = ("load_in_4bit", "load_in_8bit", "quantization_config")
 SEVERAL_DEVICES = ("balanced", "balanced_low_0", "sequential")
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja"]
@@ -49,6 +58,7 @@ def load(
     dtype: str | torch.dtype | None = None,
     tokenizer: str | Path | Tokenizer | None = None,
     mapped: bool = False,
+    block_length: int | None = None,
     **others: Any,
 ) -> NativeModel:
     """Load an MDLM, LLaDA or Dream checkpoint from a folder, a hub id or the name of a shipped model.
@@ -59,13 +69,15 @@ def load(
     `mapped`: saves memory when several processes on one host use a checkpoint on the CPU. Weights that are stored in
     the wanted dtype are mapped from their file, and the processes share that memory. Do not overwrite the file while a
     model uses it. MDLM maps only its embedding and head, because loading changes its other weights.
+    `block_length`: the number of tokens per block of a block-causal model, such as 8 for SDAR-8B-Chat-b8. The default is
+    the number in config.json, or else the number at the end of the name, or else the architecture's usual number.
     `others`: keywords of `from_pretrained` in transformers. `torch_dtype` is used if `dtype` is None, and `device_map`
     ("auto" or one device) if `device` is None. `trust_remote_code` has no effect: code of a checkpoint never runs.
     """
     device, dtype = translate(device, dtype, others)
     device = choose_device(device)
     choose_dtype(dtype, device)  # raises an error for a wrong dtype before anything is downloaded
-    model, folder, codec, generation = without_weights(name_or_path, tokenizer)
+    model, folder, codec, generation = without_weights(name_or_path, tokenizer, block_length)
     dtype = choose_dtype(dtype, device, folder)
     fill(model, folder, device, working_dtype(dtype) if model.reads_wide else dtype, mapped)
     model.settle(dtype)
@@ -101,15 +113,44 @@ def _single_device(device_map: Any) -> Any:
 
 
 def without_weights(
-    name_or_path: str | Path, tokenizer: str | Path | Tokenizer | None = None
+    name_or_path: str | Path, tokenizer: str | Path | Tokenizer | None = None, block_length: int | None = None
 ) -> tuple[NativeModel, Path, Tokenizer, dict[str, Any]]:
     """Return a model without weights (on the meta device), its folder, its tokenizer and its generation_config.json."""
     folder = find(name_or_path)
     config = read_json(folder / "config.json")
     generation = read_json(folder / "generation_config.json", missing={})
+    kind = ARCHITECTURES[architecture(config, folder)]
+    config |= choose_block(kind, config, block_length, name_or_path, folder)
+    if kind.mask_text is not None and config.get("mask_token_id") is None:
+        config |= {"mask_token_id": mask_in_tokenizer(kind.mask_text, folder, tokenizer)}
     with torch.device("meta"), Undrawn():
-        model = ARCHITECTURES[architecture(config, folder)](config)
+        model = kind(config)
     return model, folder, find_tokenizer(folder, model, tokenizer), generation
+
+
+def choose_block(
+    kind: type[NativeModel], config: Mapping[str, Any], given: int | None, name_or_path: str | Path, folder: Path
+) -> dict[str, int]:
+    """Return the entry of config.json that sets the block length of a block-causal model, if config.json needs one."""
+    if given is not None:
+        if not kind.block_keys:
+            reason = f"has no meaning here, because {kind.architecture} models have no blocks: leave it out"
+            raise D5P4Error(reason, option="block_length", value=given)
+        if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+            raise D5P4Error("should be a whole number from 1", option="block_length", value=given)
+        return {"block_length": given}
+    if not kind.block_keys or any(config.get(key) is not None for key in kind.block_keys):
+        return {}
+    numbers = [re.search(r"-b(\d+)$", name) for name in (str(name_or_path).rstrip("/"), folder.resolve().name)]
+    return next(({"block_length": int(match[1])} for match in numbers if match is not None), {})
+
+
+def mask_in_tokenizer(text: str, folder: Path, given: str | Path | Tokenizer | None) -> int | None:
+    """Return the id of the mask token with this string in the given tokenizer or in the folder's, or None."""
+    if not isinstance(given, Tokenizer):
+        folder = folder if given is None else find(given)
+        given = Tokenizer.read(folder) if Tokenizer.lies_in(folder) else None
+    return None if given is None else given.token_id(text)
 
 
 class Undrawn(TorchFunctionMode):
@@ -208,7 +249,7 @@ def find_tokenizer(folder: Path, model: NativeModel, given: str | Path | Tokeniz
         except D5P4Error as reason:
             raise D5P4Error(f"{folder} has no tokenizer: put GPT-2's {FILES} there ({reason})") from reason
     # The tokenizer files of Dream need text that is split like Qwen2's, whatever their tokenizer_class says.
-    qwen2 = True if model.architecture == "dream" and given is None else None
+    qwen2 = True if isinstance(model, QwenModel) and given is None else None
     return Tokenizer.read(folder, mask_id=model.mask_id, qwen2=qwen2)
 
 

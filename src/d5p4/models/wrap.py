@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from ..errors import D5P4Error
 from ..types import Hidden, TextCodec
 from .base import WithHead, without_token
-from .dream import shift_right
-from .layers import read_padding
+from .layers import read_padding, shift_right
 from .tokenizer import Tokenizer
 
 HiddenRows = Callable[[Tensor, Tensor, Tensor], Tensor]
