@@ -160,7 +160,7 @@ class _Teller:
         typer.echo(f"{self.label} {100 * share:3.0f} % {text}{left}", err=True)
 
 
-RECIPE_NAMES = "countdown, books or judge; `corpus` only turns texts into token files."
+RECIPE_NAMES = "countdown, programs, books or judge; `corpus` only turns texts into token files."
 
 
 @app.command()

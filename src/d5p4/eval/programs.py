@@ -13,7 +13,7 @@ A task shows examples of a function from lists to lists. The prompt `3 1 2>2 3|5
 | `map +1`, `map -1`, `map *2`, `map *3`           | each number changed                                              |
 | `map neg`, `map abs`, `map sq`                   | the negative, the absolute value, the square of each number      |
 | `map /2`, `map %3`                               | each number divided by 2 and rounded down, or modulo 3 (0, 1, 2) |
-| `keep even`, `keep odd`, `keep >0`, `keep <0`    | the numbers for which this is true                               |
+| `keep even`, `keep odd`, `keep pos`, `keep neg`  | the numbers for which this is true                               |
 | `scan +`, `scan max`, `scan min`                 | the sum, maximum or minimum of all numbers up to each place      |
 
 A program has no result for a list if a number leaves -99..99, or if it takes the sum, maximum or minimum of no numbers.
@@ -155,8 +155,8 @@ TABLE: dict[str, Operation] = {
     "map %3": _map(lambda x: x % 3),
     "keep even": _keep(lambda x: x % 2 == 0),
     "keep odd": _keep(lambda x: x % 2 == 1),
-    "keep >0": _keep(lambda x: x > 0),
-    "keep <0": _keep(lambda x: x < 0),
+    "keep pos": _keep(lambda x: x > 0),
+    "keep neg": _keep(lambda x: x < 0),
     "scan +": _scan(np.add),
     "scan max": _scan(np.maximum),
     "scan min": _scan(np.minimum),
@@ -312,7 +312,7 @@ def rules() -> dict[tuple[str, ...], tuple[str, ...]]:
 
     maps = [name for name in NAMES if name.startswith("map")]
     takes = [name for name in NAMES if name.startswith("take")]
-    signs = ("keep >0", "keep <0")
+    signs = ("keep pos", "keep neg")
     swap(maps, ("reverse", "drop 1", "drop 2", *takes))
     swap(_RISING, ("sort", "max", "min", "scan max", "scan min"))
     swap(("map +1", "map -1", *_LINEAR), ("dedup",))
@@ -334,7 +334,7 @@ def rules() -> dict[tuple[str, ...], tuple[str, ...]]:
     absorb(("map neg",), ("map abs",))
     absorb(("scan max",), ("max",))
     absorb(("scan min",), ("min",))
-    absorb(("map abs",), ("map sq", "map %3", "keep >0"), after=True)
+    absorb(("map abs",), ("map sq", "map %3", "keep pos"), after=True)
     absorb(("sort", "reverse", "dedup", *_FOLDS, *_SCANS, *takes), _FOLDS, after=True)
     absorb(("sort", "reverse", "dedup", *_FOLDS, *_SCANS), ("take 1",), after=True)
     absorb(("sort",), ("scan max",), after=True)
@@ -348,13 +348,13 @@ def rules() -> dict[tuple[str, ...], tuple[str, ...]]:
     table["drop 1", "drop 1"] = ("drop 2",)
     table["sort", "take 1"] = ("min",)
     table["sort", "reverse", "take 1"] = ("max",)
-    table["keep <0", "map abs"] = ("keep <0", "map neg")
+    table["keep neg", "map abs"] = ("keep neg", "map neg")
     for many in (2, 3):
         for few in range(1, many + 1):
             table[f"take {many}", f"take {few}"] = table[f"take {few}", f"take {many}"] = (f"take {few}",)
     for shift in ("map +1", "map -1"):
         table[shift, "keep even"], table[shift, "keep odd"] = ("keep odd", shift), ("keep even", shift)
-    for low, high in (("max", "min"), ("scan max", "scan min"), ("keep >0", "keep <0")):
+    for low, high in (("max", "min"), ("scan max", "scan min"), ("keep pos", "keep neg")):
         table["map neg", low], table["map neg", high] = (high, "map neg"), (low, "map neg")
     return table
 
