@@ -166,13 +166,13 @@ def test_calls_hold_one_row_length_and_as_many_prompts_as_fit(monkeypatch):
     model, asked = FakeModel(max_length=LONGEST), requests(10, 140, 60, 65, 30, 128)
     pool = dict(method="d5p4", k=2, w=2)
     settings = Settings.make(model, **pool, deterministic=True)
-    assert list(batches(model, asked, settings)) == [(7, [0, 4, 2]), (7, [1]), (7, [3, 5])]
+    assert list(batches(model, asked, settings)) == [(7, 0, [0, 4, 2]), (7, 0, [1]), (7, 0, [3, 5])]
     usual = Settings.make(model, **pool, max_tokens_per_forward=100)
     assert usual.max_tokens_per_call == 800
-    assert list(batches(model, asked, usual)) == [(7, [0, 4, 2]), (7, [3]), (7, [5]), (7, [1])]
+    assert list(batches(model, asked, usual)) == [(7, 0, [0, 4, 2]), (7, 0, [3]), (7, 0, [5]), (7, 0, [1])]
     assert settings.max_tokens_per_call == Settings.make(model).max_tokens_per_call  # small forwards, usual calls
     call_size(monkeypatch, 2 * 64 * 4)
-    assert list(batches(model, asked, settings)) == [(7, [0, 4]), (7, [2]), (7, [1]), (7, [3]), (7, [5])]
+    assert list(batches(model, asked, settings)) == [(7, 0, [0, 4]), (7, 0, [2]), (7, 0, [1]), (7, 0, [3]), (7, 0, [5])]
 
 
 @pytest.mark.filterwarnings("ignore::d5p4.DuplicateAnswers")

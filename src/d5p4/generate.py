@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .decode import decode
 from .decode.beams import ALONE, Beams
+from .decode.cache import CACHE_BYTES, bytes_per_token
 from .errors import D5P4Error, DuplicateAnswers
 from .models import load
 from .ops import kernels
@@ -182,8 +183,8 @@ def run_requests(
         _check_steady(model.head.weight, settings)
     with beams.together():  # if one rank fails, all ranks raise its error
         parts: list[tuple[list[int], Result]] = []
-        for length, numbers in batches(model, requests, settings):
-            schedule = schedule_for(length, settings)
+        for length, offset, numbers in batches(model, requests, settings):
+            schedule = schedule_for(length, offset, settings)
             fixed = _row_length(model, requests[numbers[0]], settings) if settings.deterministic else None
             batch = layout([requests[i] for i in numbers], model.mask_id, model.pad_id, device, fixed)
 
@@ -220,27 +221,32 @@ def _check_steady(weight: Tensor, settings: Settings) -> None:
         )
 
 
-def batches(model: Model, requests: Sequence[Request], settings: Settings) -> Iterable[tuple[int, list[int]]]:
-    """Divide requests among decode calls. Yield the window length and the prompt numbers of each call.
+def batches(model: Model, requests: Sequence[Request], settings: Settings) -> Iterable[tuple[int, int, list[int]]]:
+    """Divide requests among decode calls. Yield the window length, the offset and the prompt numbers of each call.
 
-    The pools of a call have at most `settings.max_tokens_per_call` tokens. Prompts of similar length share a call, so
-    that there is little padding. Under `deterministic`, only prompts of the same row length share a call.
+    The pools of a call have at most `settings.max_tokens_per_call` tokens, and its caches have about `CACHE_BYTES`.
+    Prompts of similar length share a call, so that there is little padding. Under `deterministic`, only prompts of the
+    same row length share a call. In a table of steps, the first block of all prompts of a call has the same offset.
     """
     lengths = [_row_length(model, request, settings) for request in requests]
-    alike: dict[tuple[int, int | None], list[int]] = {}
+    alike: dict[tuple[int, int, int | None], list[int]] = {}
     for number, request in enumerate(requests):
         together = lengths[number] if settings.deterministic else None
-        alike.setdefault((len(request.window(model.mask_id)), together), []).append(number)
-    most = settings.max_tokens_per_call // settings.pool_size
-    for (window, _), numbers in alike.items():
+        offset = 0 if settings.adaptive else request.offset(model)
+        alike.setdefault((len(request.window(model.mask_id)), offset, together), []).append(number)
+    most = settings.max_tokens_per_call
+    if settings.cache != "none":
+        most = min(most, CACHE_BYTES // bytes_per_token(model, settings))
+    most //= settings.pool_size
+    for (window, offset, _), numbers in alike.items():
         numbers.sort(key=lambda number: requests[number].length)
         batch: list[int] = []
         for number in numbers:
             if batch and (len(batch) + 1) * lengths[number] > most:
-                yield window, batch
+                yield window, offset, batch
                 batch = []
             batch.append(number)
-        yield window, batch
+        yield window, offset, batch
 
 
 def _row_length(model: Model, request: Request, settings: Settings) -> int:

@@ -389,6 +389,14 @@ class Settings:
             hidden=("http",),
         ),
     ] = 16384
+    cache: Annotated[
+        Literal["none", "exact", "prefix", "dual"],
+        Option(
+            "Keys and values to keep; prefix and dual change the answers.",
+            unset="exact for block-causal models, otherwise none",
+            hidden=("http",),
+        ),
+    ] = "none"
     deterministic: Annotated[
         bool, Option("On a GPU, give results that do not depend on the batch. Slower.", hidden=("http",))
     ] = False
@@ -441,6 +449,7 @@ class Settings:
             if name not in table and (name in used or name in given or name not in known)
         }
         chosen = {name: value for name, value in chosen.items() if name in table}
+        _fit_to_attention(chosen, model)
         if chosen.get("deterministic") is True:
             chosen.setdefault("max_tokens_per_forward", DETERMINISTIC_TOKENS)
         if "eos" not in chosen:
@@ -551,6 +560,31 @@ class Settings:
                 "'random') with several steps, a temperature above 0, or ask for one answer"
             )
             raise D5P4Error(reason, option=option, value=getattr(self, option))
+
+
+def _fit_to_attention(chosen: dict[str, Any], model: Model) -> None:
+    """Set block_length and cache where the attention of the model decides them. Raise an error if they do not fit."""
+    block, cacheable = getattr(model, "block", None), getattr(model, "cache_shape", None) is not None
+    if block and chosen.setdefault("block_length", block) != block:
+        reason = f"does not fit: this model attends in blocks of {block} tokens; leave it out, or give it to d5p4.load"
+        raise D5P4Error(reason, option="block_length", value=chosen["block_length"])
+    fixed = chosen.get("deterministic") is True
+    cache = chosen.setdefault("cache", "exact" if block and cacheable and not fixed else "none")
+    reason = ""
+    if cache == "none":
+        return
+    if fixed:
+        reason = "does not fit: deterministic=True runs whole rows; leave one of them out"
+    elif not cacheable:
+        reason = f"is not possible: {model.name} cannot continue from stored keys and values; use 'none'"
+    elif cache == "exact" and not block:
+        reason = "needs a block-causal model, but this model attends to all positions; use 'prefix', 'dual' or 'none'"
+    elif cache != "exact" and block:
+        reason = "is an approximation, but the cache of a block-causal model is exact; leave it out"
+    elif cache != "exact" and chosen.get("block_length") is None:
+        reason = "needs block_length, because the cache is taken at the start of each block"
+    if reason:
+        raise D5P4Error(reason, option="cache", value=cache)
 
 
 def draws_first(order: str) -> bool:

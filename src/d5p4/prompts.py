@@ -47,6 +47,11 @@ class Request:
         holes = [i for i, token in enumerate(self.ids) if token == mask_id]
         return holes + list(range(len(self.ids), len(self.ids) + self.append))
 
+    def offset(self, model: Model) -> int:
+        """Return the number of prompt tokens in the first block of the window, if the model has blocks of its own."""
+        block = getattr(model, "block", None)
+        return len(self.ids) % block if block else 0
+
 
 class Prepared:
     """The model and the options that all prompts of a call share. `take` turns prompts into requests."""
@@ -60,7 +65,7 @@ class Prepared:
         self.requests: list[Request] = []
         self._taken = 0
         self._seen: Counter[int] = Counter()  # how often each row of token ids came before, by the row's hash
-        self._possible: set[int] = set()  # window lengths for which a schedule is known to exist
+        self._possible: set[tuple[int, int]] = set()  # window lengths and offsets that are known to have a schedule
 
     def take(self, prompts: Sequence[Any], names: Sequence[Name] | None = None) -> list[Request | D5P4Error]:
         """Return a request or an error for each prompt. Equal prompts get different keys, even in different calls."""
@@ -100,7 +105,10 @@ class Prepared:
     def _plan(self, ids: list[int], key: int) -> Request:
         """Return the request of a prompt. After a prompt with holes, masks are added only if a length is given."""
         model, settings = self.model, self.settings
-        holes = model.mask_id in ids
+        holes, block = model.mask_id in ids, getattr(model, "block", None)
+        if holes and (block or settings.cache != "none"):
+            who = f"cache={settings.cache!r}" if not block else "a block-causal model, which reads no later blocks,"
+            raise D5P4Error(f"the prompt has mask tokens to fill in, but {who} can only continue a prompt")
         if holes and not self.length_given:
             append = 0
         elif self.length_given and settings.gen_length is not None:
@@ -115,10 +123,10 @@ class Prepared:
             at_fault = "gen_length" if self.length_given and len(ids) < model.max_length else None
             raise D5P4Error(reason, option=at_fault)
         request = Request(ids, append, key)
-        length = len(request.window(model.mask_id))
-        if length not in self._possible:
-            schedule_for(length, settings)
-            self._possible.add(length)
+        shape = len(request.window(model.mask_id)), request.offset(model)
+        if shape not in self._possible:
+            schedule_for(*shape, settings)
+            self._possible.add(shape)
         return request
 
 
@@ -149,19 +157,20 @@ def default_length(model: Model, settings: Settings) -> int:
     return settings.gen_length or (model.max_length if model.carry_over else 128)
 
 
-def schedule_for(length: int, settings: Settings) -> Policy:
-    """Return the schedule for windows of this length. Raise an error if there is no schedule, or if the schedule would
-    make the k answers equal."""
-    block = min(settings.block_length or length, length)
+def schedule_for(length: int, offset: int, settings: Settings) -> Policy:
+    """Return the schedule for windows of this length, whose first block has `offset` tokens of the prompt. Raise an
+    error if there is no schedule, or if the schedule would make the k answers equal."""
+    block = settings.block_length or length
     if settings.spec.children == "enumerated":
         reveals: tuple[int, ...] = ()
         if not settings.reveal_spec.adaptive:
-            reveals = reveals_of(make_schedule(length, settings.steps, block, False), block)
+            shown = min(block, length)
+            reveals = reveals_of(make_schedule(length, settings.steps, shown, False), shown)
         return Adaptive(length, block, rounds=ROUNDS, reveals=reveals)
     if settings.adaptive:
         return Adaptive(length, block)
     ancestral, stop = settings.order == "ancestral", bool(settings.stop)
-    schedule = make_schedule(length, settings.steps, settings.block_length, ancestral, stop)
+    schedule = make_schedule(length, settings.steps, settings.block_length, ancestral, stop, offset)
     if not schedule.random:
         settings.check_random("one step per block")
     return schedule

@@ -41,7 +41,8 @@ class Result:
     lineage         [P] tensors [k, steps]: index of each answer's ancestor in the pool of every step
     seed            the seed of the random numbers
     nfe             [P] number of steps with a forward; rows [P] is the number of distinct rows in these forwards
-    rows_nominal    [P] number of rows that the paper would count, which includes equal rows
+    rows_nominal    [P] number of rows that the paper would count, which includes equal rows; tokens_run [P] is the
+                    number of positions in the forwards
     logprobs        [P][k] log-probability of each token at its reveal; reveal_step [P][k] is the step (logprobs=True)
     history         [P][steps] a HistoryStep for each step (history=True)
     perturbed, logp [P, k] perturbed value and log-probability of each answer, and kappa [P], the threshold that the
@@ -64,6 +65,7 @@ class Result:
     nfe: Tensor
     rows: Tensor
     rows_nominal: Tensor
+    tokens_run: Tensor
     logprobs: list[list[list[float]]] | None = None
     reveal_step: list[list[list[int]]] | None = None
     history: list[list[HistoryStep]] | None = None
@@ -170,6 +172,10 @@ class Answers:
         return int(self.result.rows_nominal[self.place])
 
     @property
+    def tokens_run(self) -> int:
+        return int(self.result.tokens_run[self.place])
+
+    @property
     def nfe(self) -> int:
         return int(self.result.nfe[self.place])
 
@@ -196,6 +202,7 @@ class Answers:
             "logdet": finite(float(result.logdet[place])),
             "rows": self.rows,
             "rows_nominal": self.rows_nominal,
+            "tokens_run": self.tokens_run,
             "nfe": self.nfe,
             "seed": result.seed,
             "method": result.settings.method,

@@ -43,7 +43,8 @@ class Ledger:
         result, fresh = self.result, view.hidden.fresh
         result.nfe[self.alive] += fresh > 0
         result.rows[self.alive] += fresh
-        result.rows_nominal[self.alive] += nominal * view.hidden.passes
+        result.rows_nominal[self.alive] += nominal * view.hidden.passes + view.hidden.contexts
+        result.tokens_run[self.alive] += view.hidden.tokens
         self.trail.append(source)
         if result.history is not None:
             everything = view.pool.tokens, view.raw, view.quality, view.similarity, view.group, choice.parents
@@ -204,6 +205,7 @@ def empty_result(prompts: Prompts, settings: Settings, model: Model) -> Result:
         nfe=zeros(),
         rows=zeros(),
         rows_nominal=zeros(),
+        tokens_run=zeros(),
         logprobs=[[] for _ in range(total)] if settings.logprobs else None,
         reveal_step=[[] for _ in range(total)] if settings.logprobs else None,
         history=[[] for _ in range(total)] if settings.history else None,

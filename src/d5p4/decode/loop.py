@@ -104,7 +104,7 @@ def decode(
         places = [_places(selecting, wanted, device) for wanted in (True, False)] if len(set(selecting)) > 1 else None
 
         # 2. Run the distinct rows through the body, and apply guidance to the states.
-        hidden = batch.rows.run(pool, guided)
+        hidden = batch.rows.run(pool, step, guided)
 
         # 3. Choose k parents by quality and similarity. Outside the selection window, a prompt keeps all its rows.
         view = Look(pool, hidden, step, batch.state)

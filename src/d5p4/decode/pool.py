@@ -145,14 +145,17 @@ class Pool:
         return torch.full_like(self.key, self.size) if self.awake is None else self.awake.sum(-1)
 
     def facts(self, block: int) -> Tensor:
-        """Return the numbers of `schedule.Facts` for every prompt, [P, 5]."""
+        """Return the numbers of `schedule.Facts` for every prompt, [P, F]. Blocks are counted from the start of the
+        window or, for a block-causal model, from the first token of the row."""
         length = self.tokens.shape[-1]
         place = torch.arange(length, device=self.tokens.device)
         first = torch.where(self.open.any(1), place, length).amin(-1)
-        inside = place // block == (first // block)[:, None]
-        masked = (self.open & inside[:, None]).sum(-1).amax(-1)
+        number = (self.positions if getattr(self.call.model, "block", None) else place.expand(len(first), -1)) // block
+        here = number.gather(1, first.clamp_max(length - 1)[:, None])
+        masked = (self.open & (number == here)[:, None]).sum(-1).amax(-1)
         done = self._rows - self.open.any(-1).sum(-1)
-        return torch.stack([first, masked, self.open.sum((1, 2)), self._rows, done], -1)
+        edges = (number < here).sum(-1), (number <= here).sum(-1)
+        return torch.stack([first, masked, self.open.sum((1, 2)), self._rows, done, *edges], -1)
 
     @property
     def repeats(self) -> Tensor:

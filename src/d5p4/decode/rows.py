@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,8 +27,10 @@ from torch import Tensor
 from ..ops.precision import working_dtype
 from ..ops.ties import first_equal
 from ..types import Hidden, Model
+from .cache import Cache
 from .pool import Call, Pool
 from .replay import Replay
+from .schedule import Step
 
 
 @dataclass(frozen=True)
@@ -75,11 +78,15 @@ class WindowHidden:
     ran: Tensor | None = None  # [P, N] the rows whose states are their own, not those of a parent; None: all
     has: Tensor | None = None  # [P, N] the rows that have states: not those that were complete before the first forward
     passes: Tensor | int = 1  # [P] how often a row goes through the model: twice with guidance
+    tokens: Tensor | int = 0  # [P] how many positions of the whole pool went through the model
+    contexts: Tensor | int = 0  # [P] how many rows the contexts of a cache would cost if equal rows ran apart
+    start: Tensor | None = None  # [P] the start of the block; with a cache, states behind the block have no meaning
 
     def part(self, prompts: Tensor) -> WindowHidden:
         """Return the states for these prompts only. All states are kept, and `slot` has those of the prompts."""
-        active, ran, has = (None if x is None else x[prompts] for x in (self.active, self.ran, self.has))
-        return replace(self, slot=self.slot[prompts], row_hash=self.row_hash[prompts], active=active, ran=ran, has=has)
+        names = ("slot", "row_hash", "active", "ran", "has", "start")
+        parts = {name: value[prompts] for name in names if (value := getattr(self, name)) is not None}
+        return replace(self, **parts)
 
 
 def _needs_mask(prompts: Prompts) -> bool:
@@ -107,25 +114,32 @@ def _numbers(flags: Tensor) -> Tensor:
 class RowRunner:
     """Runs the rows of the pools of a batch of prompts through the body."""
 
-    def __init__(self, model: Model, prompts: Prompts, max_tokens: int, share: bool = True, reuse: bool = True) -> None:
-        """`share`: whether equal rows run only once. `reuse`: whether a row of the previous pool may come again."""
-        self.model, self.max_tokens, self.share, self.reuse = model, max_tokens, share, reuse and share
-        recordable = share and not prompts.fixed and prompts.tokens.is_cuda and getattr(model, "recordable", False)
-        self.body = Replay(model) if recordable else model.body
+    def __init__(self, call: Call, prompts: Prompts, reuse: bool = True) -> None:
+        """`reuse`: whether a row of the previous pool may come again."""
+        model, settings = call.model, call.settings
+        self.model, self.max_tokens, self.share = model, settings.max_tokens_per_forward, settings.savings
+        self.reuse = reuse and self.share
+        recordable = self.share and not prompts.fixed and prompts.tokens.is_cuda and getattr(model, "recordable", False)
+        self.body: Any = Replay(model) if recordable else model.body
         self.prompts, self.masked = prompts, _needs_mask(prompts)
         self.last: WindowHidden | None = None
+        self.cache: Cache | None = None  # made by the first run, because guidance may start late or never
 
-    def run(self, pool: Pool, active: Tensor | None = None, complete: Tensor | None = None) -> WindowHidden:
+    def run(self, pool: Pool, step: Step, active: Tensor | None = None, complete: Tensor | None = None) -> WindowHidden:
         """Return the hidden states of the rows that this rank holds. This method waits for the device, because the
         size of the forward depends on the number of distinct rows.
 
         active [P] bool: the prompts to run (default: all). complete [P, N] bool: the rows that are not run, because
         they keep the states of their last forward (default: none).
         """
-        beams, row_hash = pool.call.beams, pool.row_hash
+        beams, row_hash, settings = pool.call.beams, pool.row_hash, pool.call.settings
+        if self.cache is None and settings.cache != "none":
+            rows = max(1, settings.pool_size // beams.size)
+            self.cache = Cache(self.model, self.prompts, settings, rows, self.body)
+        start = torch.full_like(pool.key, step.start) if step.starts is None else step.starts
         own_hash = beams.own(row_hash)
         first, stored = self._distinct(own_hash, None if complete is None else beams.own(complete), active)
-        known = self._known(pool, complete)
+        known = self._known(pool, complete, start)
         has = None
         if complete is not None:  # complete rows never run, but every rank runs one row, so that its states have a row
             has = ~complete if known is None else ~complete | (known[1] & _taken(known[0].has, known[2]))
@@ -133,7 +147,13 @@ class RowRunner:
             stored = stored & (~empty | (empty.all(-1, keepdim=True) & (first == 0)))
         fresh = stored if known is None else stored & ~beams.own(known[1])
         owner, slot = fresh.nonzero(), _numbers(fresh)
-        hidden = self._forward(pool.tokens, owner)
+        cost = None
+        if self.cache is None:
+            hidden = self._forward(pool.tokens, owner)
+        else:
+            running = torch.ones_like(row_hash, dtype=torch.bool) if complete is None else ~complete
+            running = running if active is None else running & active[:, None]
+            hidden, cost = self.cache.run(pool, start, owner, running)
         if known is not None:
             old, known_rows, source = known
             states, features, old_slot = beams.fetch(old.states, old.features, old.slot, source, known_rows)
@@ -148,7 +168,18 @@ class RowRunner:
             fresh = fresh if known is None else fresh & ~known[1]
         fresh = fresh if complete is None else fresh & ~complete
         ran, slot = None if complete is None else ~complete, slot.gather(1, first).clamp_min(0)
-        self.last = WindowHidden(hidden.states, hidden.features, owner, slot, fresh.sum(-1), row_hash, active, ran, has)
+        count, contexts = fresh.sum(-1), 0
+        if self.cache is None:
+            tokens = count * self.prompts.attention_mask.sum(-1)
+        else:
+            tokens = count * self.cache.positions_per_row(start)
+        if cost is not None and any(cost.nominal):
+            rows, positions, contexts = torch.tensor(cost, device=count.device)
+            count, tokens = count + rows, tokens + positions
+        facts = owner, slot, count, row_hash, active, ran, has
+        self.last = WindowHidden(
+            hidden.states, hidden.features, *facts, tokens=tokens, contexts=contexts, start=start
+        )
         return self.last
 
     def final(self, pool: Pool) -> WindowHidden:
@@ -171,7 +202,9 @@ class RowRunner:
         stored = first == place
         return first, stored if active is None else stored & active[:, None]
 
-    def _known(self, pool: Pool, complete: Tensor | None) -> tuple[WindowHidden, Tensor, Tensor] | None:
+    def _known(
+        self, pool: Pool, complete: Tensor | None, start: Tensor
+    ) -> tuple[WindowHidden, Tensor, Tensor] | None:
         """Return the previous states, which rows [P, N] need no forward, and the rows [P, N] of the previous pool whose
         states they take. Return None if all rows need a forward."""
         last = self.last
@@ -182,6 +215,8 @@ class RowRunner:
         known = equal if self.reuse else torch.zeros_like(equal)
         if last.ran is not None:  # a row that slept has no states of its own, so it must run when it wakes up
             known = known & last.ran.gather(1, source)
+        if self.cache is not None and last.start is not None:  # the states of a cache end with the block
+            known = known & (last.start == start)[:, None]
         if complete is not None:
             # Equal complete rows of one prompt must have equal states, also if their parents differ: they take the
             # states of the equal row in the previous pool or, without one, of the parent of the first equal row.
@@ -215,6 +250,7 @@ class RowRunner:
         runner = copy(self)
         runner.prompts = self.prompts.take(index)
         runner.masked = _needs_mask(runner.prompts)
+        runner.cache = None if self.cache is None else self.cache.part(index, runner.prompts)
         runner.last = None if self.last is None else self.last.part(index)
         return runner
 
@@ -224,13 +260,12 @@ class Rows:
 
     def __init__(self, call: Call, prompts: Prompts, adaptive: bool) -> None:
         """`adaptive`: whether rows may be complete before the last step."""
-        settings, model = call.settings, call.model
+        settings = call.settings
         # An ancestral child can equal its parent. Under adaptive rules, so can a row that waits at the end of a block.
         reuse = adaptive or settings.order == "ancestral"
         self.adaptive = adaptive
         self.conditional, self.unconditional = (
-            RowRunner(model, rows, settings.max_tokens_per_forward, settings.savings, reuse)
-            for rows in (prompts, prompts.without_prompt(model.mask_id))
+            RowRunner(call, rows, reuse) for rows in (prompts, prompts.without_prompt(call.model.mask_id))
         )
         self.scale, self.beams = settings.guidance, call.beams
         self.guided = False  # whether any prompt had guidance at the last step
@@ -240,15 +275,15 @@ class Rows:
     def prompts(self) -> Prompts:
         return self.conditional.prompts
 
-    def run(self, pool: Pool, guided: Sequence[bool]) -> WindowHidden:
+    def run(self, pool: Pool, step: Step, guided: Sequence[bool]) -> WindowHidden:
         """Return the hidden states of a pool. `guided` says which prompts have guidance."""
         self.guided, self.active = any(guided) and self.scale != 1, None
         if self.guided and not all(guided):  # made before the forward, because making a tensor waits for the device
             self.active = torch.tensor(guided, device=pool.tokens.device)
         complete = pool.complete if self.adaptive else None
-        hidden = self.conditional.run(pool, complete=complete)
+        hidden = self.conditional.run(pool, step, complete=complete)
         if self.guided:
-            return self._guide(hidden, self.unconditional.run(pool, self.active, complete))
+            return self._guide(hidden, self.unconditional.run(pool, step, self.active, complete))
         self.unconditional.last = None  # a later pool must not take its states from a pool before this one
         return hidden
 
@@ -267,7 +302,8 @@ class Rows:
             passes = 1 + self.active.long()
         if guided is not None:
             states = torch.where(guided[:, None, None], states, hidden.states)
-        return replace(hidden, states=states, fresh=hidden.fresh + free.fresh, passes=passes)
+        sums = {name: getattr(hidden, name) + getattr(free, name) for name in ("fresh", "tokens", "contexts")}
+        return replace(hidden, states=states, passes=passes, **sums)
 
     def part(self, index: Tensor) -> Rows:
         """Return the rows of these prompts only."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 import torch
@@ -29,11 +30,14 @@ class Step:
     last: bool  # whether the policy knows that no step follows
     masked: int  # the most open positions that a row has in the block
     starts: Tensor | None = None  # [R] the start of the block of each prompt or row, if they are in different blocks
+    stops: Tensor | None = None  # [R] the end of the block of each prompt or row, if there are `starts`
     exact: bool = True  # whether every row has `masked` open positions and reveals `reveal` of them
 
     def of(self, index: Tensor) -> Step:
         """Return the step for chosen prompts, or for rows, given the index of the prompt of each row."""
-        return self if self.starts is None else replace(self, starts=self.starts[index])
+        if self.starts is None or self.stops is None:
+            return self
+        return replace(self, starts=self.starts[index], stops=self.stops[index])
 
     def cut(self, rows: Tensor) -> Tensor:
         """Return the block's positions [R, B, ...] of rows [R, L, ...].
@@ -45,17 +49,18 @@ class Step:
         place = self._places(self.starts).clamp_max(rows.shape[1] - 1)
         return rows.gather(1, place.view(*place.shape, *[1] * (rows.ndim - 2)).expand(*place.shape, *rows.shape[2:]))
 
-    def inside(self, length: int) -> Tensor | None:
+    def inside(self) -> Tensor | None:
         """Return which positions [R, B] of `cut` belong to the block, or None if all of them do."""
-        return None if self.starts is None else self._places(self.starts) < length
+        return None if self.stops is None else self._places(self.starts) < self.stops[:, None]
 
     def block(self, length: int) -> Tensor:
         """Return a bool [R, L] that is True at the window positions of each row's block, if there are `starts`."""
-        assert self.starts is not None
-        place = torch.arange(length, device=self.starts.device) - self.starts[:, None]
-        return (place >= 0) & (place < self.stop - self.start)
+        assert self.starts is not None and self.stops is not None
+        place = torch.arange(length, device=self.starts.device)
+        return (place >= self.starts[:, None]) & (place < self.stops[:, None])
 
-    def _places(self, starts: Tensor) -> Tensor:
+    def _places(self, starts: Tensor | None) -> Tensor:
+        assert starts is not None
         return starts[:, None] + torch.arange(self.stop - self.start, device=starts.device)
 
 
@@ -67,6 +72,8 @@ class Facts(NamedTuple):
     left: int  # the number of open positions of all rows
     rows: int  # the number of rows
     done: int  # the number of rows that have no open position
+    start: int  # the block of that position has the window positions start..stop-1
+    stop: int
 
 
 class Policy(Protocol):
@@ -133,13 +140,14 @@ class Adaptive:
         facts = [fact for fact in facts if fact.first < self.length]
         if not facts:
             return None
-        starts = [fact.first // self.block * self.block for fact in facts]
+        blocks = [(fact.start, fact.stop) for fact in facts]
         masked = max(fact.masked for fact in facts)
-        first, differ = starts[0], None
-        if len(set(starts)) > 1:
-            first, differ = 0, torch.tensor(starts, device=device)
-        stop = min(first + self.block, self.length)
-        return Step(index, first, stop, masked, 1.0, False, masked, differ, exact=False)
+        start, stop = blocks[0]
+        edges = [None, None]
+        if len(set(blocks)) > 1:
+            start, stop = 0, max(stop - start for start, stop in blocks)
+            edges = list(torch.tensor(blocks, device=device).unbind(1))
+        return Step(index, start, stop, masked, 1.0, False, masked, *edges, exact=False)
 
 
 def in_window(window: Sequence[float] | None, index: int, progress: float | None) -> bool:
@@ -163,18 +171,20 @@ def _shares(steps: int, sizes: list[int]) -> list[int]:
 
 
 def make_schedule(
-    length: int, steps: int | None, block_length: int | None, ancestral: bool, stop: bool = False
+    length: int, steps: int | None, block_length: int | None, ancestral: bool, stop: bool = False, offset: int = 0
 ) -> Table:
     """Return the table of a window of `length` positions, with `steps` steps in total spread evenly over its blocks.
+    The first block has `offset` positions before the window.
 
     An order reveals at least one position per step, so there are at most `length` steps. The ancestral order may
     take more steps. In a block of S steps, ancestral step i unmasks each masked position with probability 1/(S - i).
     The diffusion time then falls evenly from 1 to 0, and the last step leaves no mask.
     """
-    block = min(block_length or length, length)
-    starts = list(range(0, length, block))
-    sizes = [min(block, length - start) for start in starts]
+    block = block_length or length
+    edges = [0, *range(block - offset, length, block), length]
+    starts, sizes = edges[:-1], [stop - start for start, stop in pairwise(edges)]
     total = length if steps is None else steps if ancestral else min(steps, length)
+    total = max(total, len(starts)) if offset else total  # the prompt, not the caller, makes one more block
     if total < len(starts):
         reason = f"is fewer than the {len(starts)} blocks of {block} positions; use more steps or longer blocks"
         raise D5P4Error(reason, option="steps", value=total)
@@ -225,7 +235,7 @@ class Watch:
         self.expect(finite, complaint)
 
     def check(self, facts: Tensor | None = None) -> list[Facts] | None:
-        """Raise the error of the first condition that does not hold. Return the facts [P, 5] as Python numbers."""
+        """Raise the error of the first condition that does not hold. Return the facts [P, F] as Python numbers."""
         expected, self._expected = self._expected, []
         numbers = [torch.stack([holds.all() for holds, _ in expected])] if expected else []
         numbers += [facts.flatten()] if facts is not None else []
@@ -235,4 +245,5 @@ class Watch:
         if not all(read[: len(expected)]):
             raise next(complaint(holds) for holds, complaint in expected if not bool(holds.all()))
         rest = read[len(expected) :]
-        return None if facts is None else [Facts(*rest[i : i + 5]) for i in range(0, len(rest), 5)]
+        size = len(Facts._fields)
+        return None if facts is None else [Facts(*rest[i : i + size]) for i in range(0, len(rest), size)]

@@ -211,7 +211,7 @@ class Look(PoolView):
     def _counted(self, shown: bool) -> Tensor | None:
         """Return which positions [U, B] count, or None if all do."""
         if shown not in self._counts:
-            inside = self._block.inside(self.pool.tokens.shape[-1])
+            inside = self._block.inside()
             before = self.pool.call.counted(self.pool.tokens, self.pool.appended, shown)
             if before is not None:
                 inside = self._own(before) if inside is None else self._own(before) & inside

@@ -302,7 +302,7 @@ def plan_work(lines: Iterable[PromptLine | BadLine], prepared: Prepared, bad_fir
             else:
                 items.append(Item(source, request))
         planned = batches(prepared.model, [item.request for item in items], prepared.settings)
-        works = [Work(items=tuple(items[i] for i in numbers)) for _, numbers in planned]
+        works = [Work(items=tuple(items[i] for i in numbers)) for _, _, numbers in planned]
         if bad:
             bad.sort(key=lambda entry: entry.line)
             works.insert(0 if bad_first else len(works), Work(bad=tuple(bad)))

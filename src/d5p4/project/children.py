@@ -185,7 +185,9 @@ def candidates(
     if valid is not None:
         worth = worth.masked_fill(~valid[:, :, None], -torch.inf)
     if start:
-        least_sure = coarse(tables["entropy"]).argmax(-1, keepdim=True)
+        entropy = coarse(tables["entropy"])
+        entropy = entropy if valid is None else entropy.masked_fill(~valid[:, :, None], -torch.inf)
+        least_sure = entropy.argmax(-1, keepdim=True)
         worth = worth.scatter(3, least_sure.expand(*worth.shape[:3], 1), torch.inf)
     best = coarse(worth).sort(dim=-1, descending=True, stable=True).indices[..., : step.reveal]
 

@@ -34,7 +34,7 @@ def _shape(name: str, **fields: Any) -> type[BaseModel]:
     return create_model(name, **table)
 
 
-USAGE = ("prompt_tokens", "completion_tokens", "total_tokens", "rows", "rows_nominal", "nfe", "seed")
+USAGE = ("prompt_tokens", "completion_tokens", "total_tokens", "rows", "rows_nominal", "tokens_run", "nfe", "seed")
 _Usage = _shape("Usage", **dict.fromkeys(USAGE, int))
 _about_set: Object = {"seed": int, "method": str, "distinct": int, "score_kind": str, "settings": Object}
 _Set = _shape("AnswerSet", right=int | None, history=(list[Object] | None, None), **_about_set)
@@ -115,7 +115,7 @@ class Reply:
         asked = sum(len(request.ids) for request in self.ask.requests)
         written = sum(len(ids) for one in finished for ids in one.answers.result.answers[one.answers.place])
         tokens = {"prompt_tokens": asked, "completion_tokens": written, "total_tokens": asked + written}
-        counts = {name: sum(getattr(one.answers, name) for one in finished) for name in ("rows", "rows_nominal", "nfe")}
+        counts = {name: sum(getattr(one.answers, name) for one in finished) for name in ("rows", "rows_nominal", "tokens_run", "nfe")}
         return tokens | counts | {"seed": self.ask.seed}
 
     def about(self, finished: list[Finished]) -> Object:

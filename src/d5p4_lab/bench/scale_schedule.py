@@ -185,7 +185,7 @@ def cut(job: Job, spread: float) -> Cut:
     first, window = [], []
     for number, start in enumerate(range(0, prompts, WINDOW)):
         requests: Any = [Request(length, answer) for length in lengths[start : start + WINDOW].tolist()]
-        for _, numbers in batches(model, requests, settings):
+        for _, _, numbers in batches(model, requests, settings):
             first.append(len(order))
             window.append(number)
             order += [start + i for i in numbers]

@@ -1,0 +1,391 @@
+"""Keeps keys and values of positions that later forwards only read, so that a step runs one block per row.
+
+exact    for block-causal models. A finished block never changes, so its keys and values are exact. The prompt is stored
+         once for all rows of all prompts that are equal, and the finished blocks once for all rows that share them
+prefix   for models with full attention, an approximation: a whole-row forward is made when a block begins, with masks
+         in the block, and the positions before the block keep its keys and values. The rest of the row is run
+dual     as prefix, but all positions outside the block keep their keys and values. Only the block is run
+
+A *context* is what a row reads but does not run. A context depends on the prompt and on the tokens before the block
+(exact) or outside the block (prefix and dual), and its name is a hash of these. Rows with the same context share one
+slot of a store, so inside a block nothing is copied. When a prompt goes to its next block, a child context takes over
+the slot of its parent, and only further children of the same parent copy it. Then one forward of the finished block,
+in which no token is masked, *commits* the block: its keys, values and states are stored. A context that is missing (a
+row of a tree woke up, or a row came from another rank) is computed again, block by block.
+
+A cache belongs to one decode call and to one half of guidance, so it never outlives the weights or mixes the halves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import copy
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import D5P4Error
+from ..options import Settings
+from ..rng import hash_tokens
+from ..types import Context, Hidden, Model, Store
+
+if TYPE_CHECKING:
+    from .pool import Pool
+    from .rows import Prompts
+
+CACHE_BYTES = 8 << 30
+"""About how many bytes the caches of a decode call may have, if it decodes several prompts. A single prompt may need
+more."""
+
+Body = Callable[[Tensor, Tensor | None, Context | None], Hidden]
+
+
+def bytes_per_token(model: Model, settings: Settings) -> int:
+    """Return the bytes that the caches of a call need per token of a row."""
+    layers, heads, width = model.cache_shape  # type: ignore[attr-defined]
+    halves = 1 if settings.guidance == 1 else 2
+    return 2 * layers * heads * width * model.head.weight.element_size() * halves
+
+
+class Cost(NamedTuple):
+    """What the contexts of a step cost, per prompt, counted as if one process had all rows of the prompt."""
+
+    rows: list[int]  # rows that went through the body
+    tokens: list[int]  # positions that went through the body
+    nominal: list[int]  # rows that would have gone through the body if equal rows ran apart
+
+
+class Target(NamedTuple):
+    """A context that is to be computed."""
+
+    prompt: int  # the index of its prompt in the batch
+    row: int  # the index of a row of this process that has the context
+    slot: int
+    done: int  # how many blocks of its slot are already right
+    blocks: int  # how many blocks the context has
+
+
+Name = tuple[int, int]
+"""The name of a context of a prompt: the window position at which the block begins, and a hash of tokens."""
+
+
+class Cache:
+    """The contexts of the rows of a batch of prompts."""
+
+    def __init__(self, model: Model, prompts: Prompts, settings: Settings, rows: int, body: Body) -> None:
+        """rows: the most contexts of a prompt that this process needs at a time."""
+        self.model, self.exact, self.dual = model, settings.cache == "exact", settings.cache == "dual"
+        self.prompts, self.body, self.limit = prompts, body, settings.max_tokens_per_forward
+        self.block = int(settings.block_length or 0)
+        self.padding = (~prompts.attention_mask).sum(-1)  # [P]
+        self.before = prompts.window[:, 0] - self.padding  # [P] the number of tokens of each prompt
+        self.aligned = self.before // self.block * self.block if self.exact else torch.zeros_like(self.before)
+        facts = torch.stack([self.before, self.aligned, prompts.attention_mask.sum(-1)])
+        self.lengths: list[list[int]] = facts.T.tolist()  # per prompt: tokens, aligned tokens, tokens of a row
+        self.numbers = list(range(len(self.lengths)))  # the numbers of these prompts in the whole call
+        self.slots: dict[int, dict[Name, int]] = {}  # by number of the prompt
+        self.known: dict[int, set[Name]] = {}  # the contexts of all ranks, by number of the prompt
+        self.unread = {number: aligned for number, (_, aligned, _) in enumerate(self.lengths)}  # tokens not yet counted
+        total, length = prompts.window.shape
+        longest = max(aligned for _, aligned, _ in self.lengths)
+        columns = prompts.tokens.shape[1]
+        if self.exact:  # the last block is never stored
+            columns = max((end - aligned - 1) // self.block * self.block for _, aligned, end in self.lengths)
+        weight = model.head.weight
+        layers, heads, width = model.cache_shape  # type: ignore[attr-defined]
+        size = 2 * layers * heads * width * (total * rows * columns + total * longest)
+        size += total * rows * (length + 1) * weight.shape[1]
+        _check_memory(size * weight.element_size(), weight.device, total)
+        self.free = list(range(total * rows))
+        self.kv = weight.new_empty(layers, 2, total * rows, columns, heads, width)
+        self.states = weight.new_zeros(total * rows, length, weight.shape[1])
+        self.features: Tensor | None = None  # made when a forward first returns features that are not its states
+        self.edges = weight.new_zeros(total * rows, weight.shape[1])
+        self.prompt_kv: Tensor | None = None  # [layers, 2, distinct prompts, C, K, d]
+        self.prompt_edges: Tensor | None = None
+        self.prompt_slot = torch.zeros_like(self.before)  # [P]
+        if longest:
+            self._read_prompts(longest)
+
+    def part(self, index: Tensor, prompts: Prompts) -> Cache:
+        """Return a cache that continues with these prompts only. Slots of other prompts become free."""
+        cache, chosen = copy(self), index.tolist()
+        cache.prompts = prompts
+        for name in ("padding", "before", "aligned", "prompt_slot"):
+            setattr(cache, name, getattr(self, name)[index])
+        cache.lengths, cache.numbers = ([x[i] for i in chosen] for x in (self.lengths, self.numbers))
+        cache.slots = {number: own for number, own in self.slots.items() if number in cache.numbers}
+        gone = [slot for number, own in self.slots.items() if number not in cache.slots for slot in own.values()]
+        cache.free = self.free + gone
+        return cache
+
+    def run(self, pool: Pool, start: Tensor, chosen: Tensor, running: Tensor) -> tuple[Hidden, Cost]:
+        """Return states and features [R, L, D] of R rows, and the cost of their contexts. (p, i) = chosen[r] is a row
+        of this process. Only positions of the block and those before it have a meaning.
+
+        start [P]: the window position at which the block of each prompt begins.
+        running [P, N] bool: the rows of all ranks that are not complete, whose contexts are kept.
+        """
+        names = pool.call.beams.gather(self._hashes(pool, start))
+        table = torch.cat([start[:, None], names, running.long()], 1).tolist()
+        rows, size = chosen.tolist(), names.shape[1]
+        first_row = pool.call.beams.rank * pool.tokens.shape[1]
+        contexts: list[list[Name]] = [[(begin, name) for name in row[:size]] for begin, *row in table]
+        alive = [[bool(flag) for flag in row[1 + size :]] for row in table]
+        cost = self._count(pool, start, contexts, alive)
+        if not rows:
+            nothing = self.states[:0]
+            return Hidden(nothing, nothing), cost
+        wanted: dict[int, dict[Name, int]] = {}  # by prompt: a row of this process for every context that is needed
+        for p, names_of in enumerate(contexts):
+            own = range(first_row, first_row + pool.tokens.shape[1])
+            wanted[p] = {names_of[i]: i - first_row for i in own if alive[p][i]}
+        for p, i in rows:
+            wanted[p].setdefault(contexts[p][first_row + i], i)
+        self._ensure(pool, start, wanted)
+        slots = [self.slots[self.numbers[p]][contexts[p][first_row + i]] for p, i in rows]
+        width = self.block
+        if not (self.exact or self.dual):
+            width = max(end - before - row[0] for (before, _, end), row in zip(self.lengths, table, strict=True))
+        parts = [
+            self._run_rows(pool, some, own, start, width)
+            for some, own in _split(chosen, torch.tensor(slots, device=chosen.device), most=self.limit // width)
+        ]
+        states = torch.cat([part.states for part in parts])
+        if all(part.features is part.states for part in parts):
+            return Hidden(states, states), cost
+        return Hidden(states, torch.cat([part.features for part in parts])), cost
+
+    def positions_per_row(self, start: Tensor) -> Tensor:
+        """Return how many positions [P] a row runs in the block that begins at the window position start [P]."""
+        first, end = self.before + start, self.prompts.attention_mask.sum(-1)
+        if self.exact:
+            first = first // self.block * self.block
+        return (end - first).clamp_max(self.block) if self.exact or self.dual else end - first
+
+    def _hashes(self, pool: Pool, start: Tensor) -> Tensor:
+        """Return the hashes [P, n] of the contexts of this process's rows in blocks that begin at start [P]."""
+        place = torch.arange(pool.tokens.shape[2], device=start.device)
+        inside = place >= start[:, None]
+        if not self.exact:
+            inside = inside & (place < start[:, None] + self.block)
+        return hash_tokens(pool.tokens.masked_fill(inside[:, None], self.model.mask_id), pool.positions[:, None])
+
+    def _blocks(self, prompt: int, start: int) -> int:
+        """Return how many blocks are between the aligned end of a prompt and the window position `start`."""
+        before, aligned, _ = self.lengths[prompt]
+        return (before + start - aligned) // self.block if self.exact else 0
+
+    def _parents(self, pool: Pool, start: Tensor) -> tuple[list[int], Tensor]:
+        """Return the start of each prompt's previous block, and the hashes [P, n] of the contexts there."""
+        blocks = (self.before + start - self.aligned) // self.block
+        previous = (self.aligned + (blocks - 1) * self.block - self.before).clamp_min(0)
+        return previous.tolist(), self._hashes(pool, previous)
+
+    def _count(self, pool: Pool, start: Tensor, contexts: list[list[Name]], alive: list[list[bool]]) -> Cost:
+        """Return the cost of the contexts that no row of the pool had when a context was last computed."""
+        cost = Cost(*([0] * len(contexts) for _ in Cost._fields))
+        current = [{name: i for i, name in enumerate(names) if alive[p][i]} for p, names in enumerate(contexts)]
+        known = [self.known.get(number, set()) for number in self.numbers]
+        if all(names.keys() <= old for names, old in zip(current, known, strict=True)):
+            return cost
+        begin, hashes = self._parents(pool, start)
+        behind = pool.call.beams.gather(hashes).tolist()
+        for p, (number, names, old) in enumerate(zip(self.numbers, current, known, strict=True)):
+            new = names.keys() - old
+            if not new:
+                continue
+            unread = self.unread.pop(number, 0)
+            cost.rows[p], cost.nominal[p] = (int(unread > 0),) * 2
+            for name in new:
+                blocks = self._blocks(p, name[0]) if self.exact else 1
+                forwards = min(1, blocks) if (begin[p], behind[p][names[name]]) in old else blocks
+                cost.rows[p] += forwards
+                cost.nominal[p] += forwards * sum(x == name for x, yes in zip(contexts[p], alive[p], strict=True) if yes)
+                cost.tokens[p] += forwards * (self.block if self.exact else self.lengths[p][2])
+            cost.tokens[p] += unread
+            self.known[number] = set(names)
+        return cost
+
+    def _ensure(self, pool: Pool, start: Tensor, wanted: dict[int, dict[Name, int]]) -> None:
+        """Compute the contexts that are wanted and have no slot. The prompts of these contexts lose all contexts that
+        are not wanted."""
+        targets, copies = [], []
+        parents: tuple[list[int], list[list[int]]] | None = None
+        for p, names in wanted.items():
+            own = self.slots.setdefault(self.numbers[p], {})
+            missing = [name for name in names if name not in own]
+            if not missing:
+                continue
+            if parents is None:
+                begin, hashes = self._parents(pool, start)
+                parents = begin, hashes.tolist()
+            kept = {name: slot for name, slot in own.items() if name in names}
+            source = {name: own.get((parents[0][p], parents[1][p][names[name]])) for name in missing}
+            source = {name: slot if self._blocks(p, name[0]) else None for name, slot in source.items()}
+            # The first child of a context takes over its slot, and others copy it. Slots without a child become free.
+            heirs = {slot: name for name, slot in reversed(source.items()) if slot is not None}
+            self.free += [slot for name, slot in own.items() if name not in kept and slot not in heirs]
+            for name in missing:
+                parent, blocks = source[name], self._blocks(p, name[0])
+                if parent is not None and heirs[parent] == name and parent not in kept.values():
+                    kept[name] = parent
+                else:
+                    kept[name] = self.free.pop()
+                    copies += [] if parent is None else [(parent, kept[name])]
+                targets.append(Target(p, names[name], kept[name], blocks - 1 if parent is not None else 0, blocks))
+            self.slots[self.numbers[p]] = kept
+        if copies:
+            old, new = torch.tensor(copies, device=start.device).unbind(1)
+            for stored in (self.kv.transpose(0, 2), self.states, self.edges, self.features):
+                if stored is not None:
+                    stored[new] = stored[old]
+        while targets := [target for target in targets if target.done < max(target.blocks, not self.exact)]:
+            numbers = torch.tensor(targets, device=start.device)
+            size = self.limit // (self.block if self.exact else self.prompts.tokens.shape[1])
+            for (some,) in _split(numbers, most=size):
+                self._commit(pool, *some[:, :4].unbind(1)) if self.exact else self._refresh(pool, start, some)
+            targets = [target._replace(done=target.done + 1) for target in targets]
+
+    def _read_prompts(self, longest: int) -> None:
+        """Run the whole blocks of the prompts, and store their keys and values, once for equal prompts."""
+        place = torch.arange(longest, device=self.before.device)
+        # The rows have the aligned prompts, padded on the left to the longest of them.
+        column = (self.padding + self.aligned)[:, None] - longest + place
+        real = place >= longest - self.aligned[:, None]
+        tokens = self.prompts.tokens.gather(1, column.clamp_min(0)).masked_fill(~real, self.model.mask_id)
+        _, self.prompt_slot = torch.unique(torch.cat([tokens, real.long()], 1), dim=0, return_inverse=True)
+        distinct = {slot: p for p, slot in enumerate(self.prompt_slot.tolist())}
+        layers, _, _, _, *shape = self.kv.shape
+        self.prompt_kv = self.kv.new_empty(layers, 2, len(distinct), longest, *shape)
+        self.prompt_edges = self.edges.new_zeros(len(distinct), self.edges.shape[1])
+        read = [p for p in distinct.values() if self.lengths[p][1]]
+        padded = any(self.lengths[p][1] < longest for p in read)
+        for (part,) in _split(torch.tensor(read, device=place.device), most=self.limit // longest):
+            hidden = self.body(tokens[part], real[part] if padded else None, Context(keep=True))
+            taken = (longest - self.aligned[part])[:, None] + place  # positions are stored without the padding
+            _store(self.prompt_kv, self.prompt_slot[part], place.expand_as(taken), hidden, taken)
+            if hidden.edge is not None:
+                self.prompt_edges[self.prompt_slot[part]] = hidden.edge
+
+    def _commit(self, pool: Pool, prompt: Tensor, row: Tensor, slot: Tensor, done: Tensor) -> None:
+        """Run the finished block number `done` of each row, and store its keys, values and states."""
+        first = self.aligned[prompt] + done * self.block
+        tokens, _, place = self._segment(pool, prompt, row, first, self.block)
+        context = Context(first, self._stores(prompt, slot, first), self._edge(prompt, slot, done), keep=True)
+        hidden = self.body(tokens, None, context)
+        column = (done * self.block)[:, None] + torch.arange(self.block, device=slot.device)
+        _store(self.kv, slot, column, hidden)
+        self._keep_states(hidden, slot, place)
+        if hidden.edge is not None:
+            self.edges[slot] = hidden.edge
+
+    def _refresh(self, pool: Pool, start: Tensor, targets: Tensor) -> None:
+        """Run whole rows with masks in the block, and store their keys, values and states."""
+        prompt, row, slot = targets[:, :3].unbind(1)
+        place = torch.arange(pool.tokens.shape[2], device=slot.device).expand(len(slot), -1)
+        begin = start[prompt][:, None]
+        inside = (place >= begin) & (place < begin + self.block)
+        batch = self.prompts.take(prompt)
+        tokens = batch.fill(pool.tokens[prompt, row].masked_fill(inside, self.model.mask_id)[:, None])[:, 0]
+        padded = len({end for _, _, end in self.lengths}) > 1
+        hidden = self.body(tokens, batch.attention_mask if padded else None, Context(keep=True))
+        column = torch.arange(tokens.shape[1], device=slot.device).expand_as(tokens)
+        _store(self.kv, slot, column, hidden, self.padding[prompt][:, None] + column)
+        window = batch.window[:, :, None].expand(-1, -1, hidden.states.shape[-1])
+        states = hidden.states.gather(1, window)
+        features = states if hidden.features is hidden.states else hidden.features.gather(1, window)
+        self._keep_states(Hidden(states, features), slot, place)
+
+    def _run_rows(self, pool: Pool, chosen: Tensor, slot: Tensor, start: Tensor, width: int) -> Hidden:
+        """Run rows from the start of the block on, and return the states and features [R, L, D] of the window."""
+        prompt, row = chosen.unbind(1)
+        begin = start[prompt]
+        first, hole = self.before[prompt] + begin, None
+        edge: Tensor | None = self.states[slot, begin]
+        end = self.prompts.attention_mask.sum(-1)[prompt]
+        if self.exact:
+            done = (first - self.aligned[prompt]) // self.block
+            first, edge = self.aligned[prompt] + done * self.block, self._edge(prompt, slot, done)
+        elif self.dual:
+            hole = torch.stack([first, first + self.block], 1)
+        tokens, own, place = self._segment(pool, prompt, row, first, width)
+        stores = self._stores(prompt, slot, first) if hole is None else (Store(self.kv, slot, end, hole),)
+        hidden = self.body(tokens, own, Context(first, stores, edge))
+        length = self.states.shape[1]
+        target = torch.where((place >= 0) & (place < length), place, length)[..., None]
+        behind = (torch.arange(length + 1, device=slot.device) >= begin[:, None])[..., None]
+
+        def whole(stored: Tensor, values: Tensor) -> Tensor:
+            rows = torch.nn.functional.pad(stored[slot], (0, 0, 0, 1))
+            rows = rows.masked_fill(behind, 0) if self.exact else rows
+            return rows.scatter(1, target.expand(values.shape), values)[:, :length]
+
+        states = whole(self.states, hidden.states)
+        if hidden.features is hidden.states:
+            return Hidden(states, states)
+        return Hidden(states, whole(self.states if self.features is None else self.features, hidden.features))
+
+    def _segment(
+        self, pool: Pool, prompt: Tensor, row: Tensor, first: Tensor, width: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return `width` tokens [R, S] of each row from the position first [R] on, which of them exist, and their
+        window positions, which are negative for tokens of the prompt."""
+        tokens = self.prompts.take(prompt).fill(pool.tokens[prompt, row][:, None])[:, 0]
+        place = first[:, None] + torch.arange(width, device=first.device)
+        column = self.padding[prompt][:, None] + place
+        last = tokens.shape[1] - 1
+        return tokens.gather(1, column.clamp_max(last)), column <= last, place - self.before[prompt][:, None]
+
+    def _stores(self, prompt: Tensor, slot: Tensor, first: Tensor) -> tuple[Store, ...]:
+        """Return the stores of all positions before first [R]."""
+        answer = Store(self.kv, slot, first - self.aligned[prompt])
+        if self.prompt_kv is None:
+            return (answer,)
+        return Store(self.prompt_kv, self.prompt_slot[prompt], self.aligned[prompt]), answer
+
+    def _edge(self, prompt: Tensor, slot: Tensor, done: Tensor) -> Tensor | None:
+        """Return the edges [R, D] of the tokens before the block number `done` behind the aligned prompt."""
+        edge = self.edges[slot]
+        if self.prompt_edges is None:
+            return edge
+        return torch.where((done > 0)[:, None], edge, self.prompt_edges[self.prompt_slot[prompt]])
+
+    def _keep_states(self, hidden: Hidden, slot: Tensor, place: Tensor) -> None:
+        """Store states and features at the window positions place [R, S]. Negative positions are left out."""
+        row, column = (place >= 0).nonzero(as_tuple=True)
+        at = slot[row], place[row, column]
+        self.states[at] = hidden.states[row, column]
+        if hidden.features is not hidden.states:
+            if self.features is None:
+                self.features = torch.zeros_like(self.states, dtype=hidden.features.dtype)
+            self.features[at] = hidden.features[row, column]
+
+
+def _store(kv: Tensor, slot: Tensor, column: Tensor, hidden: Hidden, taken: Tensor | None = None) -> None:
+    """Store the keys and values of a forward in slot [R] at column [R, C]. `taken` [R, C]: which columns of the forward
+    they are; those behind the last one have no meaning."""
+    assert hidden.kept is not None
+    for layer, pair in enumerate(hidden.kept):
+        for half, values in enumerate(pair):
+            if taken is not None:
+                index = taken.clamp_max(values.shape[1] - 1)[:, :, None, None]
+                values = values.gather(1, index.expand(-1, -1, *values.shape[2:]))
+            kv[layer, half, slot[:, None], column] = values
+
+
+def _split(*tensors: Tensor, most: int) -> list[tuple[Tensor, ...]]:
+    return list(zip(*(x.split(max(1, most)) for x in tensors), strict=True))
+
+
+def _check_memory(size: int, device: torch.device, prompts: int) -> None:
+    """Raise an error if a cache of this many bytes does not fit on the device."""
+    if device.type != "cuda":
+        return
+    free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    fact = f"needs {size / 2**30:.1f} GiB, but {free / 2**30:.1f} GiB are free on {device}"
+    if size > free and prompts > 1:  # `jobs` tries again with fewer prompts
+        raise torch.OutOfMemoryError(f"the cache of {prompts} prompts {fact}")
+    if size > free:
+        raise D5P4Error(f"{fact}; use a smaller k, w or gen_length, or cache='none'", option="cache")
