@@ -318,8 +318,9 @@ def start(name: str, device: str | None, dtype: str, tf32: bool, tokens: int | N
 def judge(
     task: str, prompts: Sequence[str], texts: Sequence[Sequence[str]], references: Sequence[Any] | None = None
 ) -> dict[str, str]:
-    """Judge the answers, the texts [P][k or fewer], with the grader of a task. Every returned text has one character per
-    prompt.
+    """Judge the answers, the texts [P][k or fewer], with the grader of a task.
+
+    Every returned text has one character per prompt.
 
     right      bit i of this hexadecimal digit is 1 if answer i is right
     different  the number of right answers with different canonical forms

@@ -42,6 +42,7 @@ _BLANK = -1  # this id marks a place without a token; `align` removes such place
 _LATE = 16  # one row in so many ends at any block of its window, the others at a block with a part of the program
 _ID = {token: i for i, token in enumerate(VOCABULARY)}
 _SPELLED = np.array([[_ID.get(f" {word}", _BLANK) for word in (*name.split(), "")[:2]] for name in NAMES], np.int16)
+FIRST_NUMBERS = (_ID[f"-{LARGEST}"], _ID[f" -{LARGEST}"])  # the ids of the least number, without and with a space
 _FIRST = np.array([_ID[name.split()[0]] for name in NAMES], np.int16)
 
 
@@ -94,10 +95,10 @@ def _cut(
     """
     size = len(lengths)
     any_window = ANSWER + draws.below(LONGEST - ANSWER + 1, size)
-    window = np.where(draws.below(2, size) == 0, WINDOW, any_window)
+    window = np.minimum(np.where(draws.below(2, size) == 0, WINDOW, any_window), ROW - lengths)
     span = np.where(draws.below(_LATE, size) == 0, window, ends)
     token = lengths + draws.below(1 << 30, size) * span // (1 << 30)
-    stop = np.minimum.reduce([(token // BLOCK + 1) * BLOCK, lengths + window, np.full(size, ROW)])
+    stop = np.minimum((token // BLOCK + 1) * BLOCK, lengths + window)
     start = np.maximum(lengths, token // BLOCK * BLOCK)
     place = np.arange(ROW) - (ROW - stop[:, None])  # of each column, counted from the first token of the row
     joined = np.concatenate([prompts, answers], axis=1)
