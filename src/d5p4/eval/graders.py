@@ -193,9 +193,9 @@ register_grader(
     needs="a prompt written like 3 1 2>1 2|5 4>4 5:",
     about="Write a program of list operations that turns each list before a > into the list after it.",
     examples=(
-        ("three operations", "4 -7 2 9>3 5|-3 8 -1 6>0 7|5 -2 7>6 8:"),
-        ("three more", "4 -7 2 9>3 5|-3 8 -1 6>0 7|5 -2 7>6 8:"),
-        ("four operations", "4 -7 2 9>3 5|-3 8 -1 6>0 7|5 -2 7>6 8:"),
-        ("five operations, hard", "4 -7 2 9>3 5|-3 8 -1 6>0 7|5 -2 7>6 8:"),
+        ("two operations", "4 -7 2 9>2 4 9|-3 8 -1 6 1>1 6 8|5 -2 7>5 7:"),
+        ("two more", "3 8 1 6>5 7 5|-2 5 5 9 0>7 0 4 9|7 -1 4>8 5:"),
+        ("three operations", "5 2 9 -4>-3 3|8 -6 1 3 0>-5 1|-1 7 7 2>0 3:"),
+        ("three more", "2 5 -1 8>16 8 7 2|6 -3 4 4 1>18 17 13 9 6|9 0 -5>14 9 9:"),
     ),
 )

@@ -9,17 +9,15 @@ guidance needs.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import tokenizers
 import torch
 from tokenizers import Regex, decoders, models, pre_tokenizers
 from torch import Tensor, nn
 
-from d5p4.eval.programs import LARGEST, is_right, tasks
+from d5p4.eval.programs import is_right, tasks
 from d5p4.models.qwen import SDAR
 
 from . import programs_data as task
@@ -27,7 +25,6 @@ from .folder import write_json
 from .recipe import Card, Recipe, chances, loaded, masks, start_as_identity
 
 DROPPED = 0.05  # the share of rows whose whole prompt is masked
-PERIODS = (2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 12.0, 16.0, 24.0, 32.0, 64.0, 128.0)  # of the first embeddings
 
 
 class Rows(NamedTuple):
@@ -38,35 +35,13 @@ class Rows(NamedTuple):
 
 
 class Tasks(torch.utils.data.Dataset):
-    """The training tasks as a dataset. Item i of the dataset is the batch of step i.
+    """The training tasks as a dataset. Item i of the dataset is the batch of step i."""
 
-    With `parts`, so many batches are drawn together and sorted by length, so that short rows need little padding.
-    """
-
-    def __init__(self, rows: int, seed: int, mix: Mapping[int, float], parts: int = 1) -> None:
-        self.rows, self.parts = rows, parts
-        self.sorted_rows = lru_cache(1)(lambda index: _by_length(task.batch(rows * parts, seed, index, mix)))
+    def __init__(self, rows: int, seed: int, mix: Mapping[int, float]) -> None:
+        self.rows, self.seed, self.mix = rows, seed, mix
 
     def __getitem__(self, index: int) -> Rows:
-        together, part = self.sorted_rows(index // self.parts), index % self.parts
-        return Rows(*(torch.from_numpy(column[self.rows * part : self.rows * (part + 1)]) for column in together))
-
-
-def _by_length(batch: task.Batch) -> task.Batch:
-    order = np.argsort(batch.lengths, kind="stable")
-    return task.Batch(*(column[order] for column in batch))
-
-
-def number_features(width: int, generator: torch.Generator) -> Tensor:
-    """Return embeddings [numbers, width] of the numbers -99..99: random mixtures of what one can say about a number.
-
-    Numbers close to each other, of the same sign, parity or remainder have similar embeddings from the start.
-    """
-    numbers = torch.arange(-LARGEST, LARGEST + 1.0)[:, None]
-    angles = 2 * torch.pi * numbers / torch.tensor(PERIODS)
-    parts = (numbers / 10, numbers.abs() / 10, numbers.sign(), (numbers / 4).tanh(), angles.cos(), angles.sin())
-    features = torch.cat(parts, 1)
-    return nn.functional.normalize(features @ torch.randn(features.shape[1], width, generator=generator))
+        return Rows(*map(torch.from_numpy, task.batch(self.rows, self.seed, index, self.mix)))
 
 
 class Programs(Recipe):
@@ -123,12 +98,7 @@ class Programs(Recipe):
 
     def build(self) -> nn.Module:
         model = SDAR(self.config)
-        table, width = model.unembedding[0], self.config["hidden_size"]  # the table of embeddings is also the head
-        nn.init.normal_(table, std=width**-0.5)
-        numbers = number_features(width, torch.Generator().manual_seed(self.seed))
-        with torch.no_grad():
-            for first in task.FIRST_NUMBERS:
-                table[first : first + len(numbers)].mul_(0.3).add_(numbers)
+        nn.init.normal_(model.unembedding[0], std=self.config["hidden_size"] ** -0.5)  # it is also the head
         start_as_identity(model, ("o_proj.weight", "down_proj.weight"))
         return model
 
@@ -139,7 +109,7 @@ class Programs(Recipe):
     def batches(self, start: int) -> Iterator[Rows]:
         """Yield batches. Worker processes make the batches for a GPU. Without a GPU, this process makes them."""
         on_gpu = self.device.type == "cuda"
-        for rows in loaded(Tasks(self.rows, self.seed, self.mix, 1 if on_gpu else 4), start, 14 if on_gpu else 0):
+        for rows in loaded(Tasks(self.rows, self.seed, self.mix), start, 14 if on_gpu else 0):
             tokens, *sizes = (part.to(self.device, non_blocking=True).long() for part in rows)
             if not on_gpu:  # a GPU gets rows of one length, so that the model is compiled once
                 tokens = tokens[:, -int(sizes[0].max()) :]

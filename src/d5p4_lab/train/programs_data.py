@@ -42,7 +42,6 @@ _BLANK = -1  # this id marks a place without a token; `align` removes such place
 _LATE = 16  # one row in so many ends at any block of its window, the others at a block with a part of the program
 _ID = {token: i for i, token in enumerate(VOCABULARY)}
 _SPELLED = np.array([[_ID.get(f" {word}", _BLANK) for word in (*name.split(), "")[:2]] for name in NAMES], np.int16)
-FIRST_NUMBERS = (_ID[f"-{LARGEST}"], _ID[f" -{LARGEST}"])  # the ids of the least number, without and with a space
 _FIRST = np.array([_ID[name.split()[0]] for name in NAMES], np.int16)
 
 
